@@ -1,0 +1,221 @@
+"""The command line: `quantgate run | candidates | doctor | demo | ui`."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from flows.progress import show_progress
+from tasks.clock import Clock
+from tasks.conclude import conclude_error
+from tasks.settings import prepare_environment, state_folder
+from validators.errors import EXIT_INFRASTRUCTURE, EXIT_NO_VARIANT, EXIT_OK, EXIT_REFUSED, QuantgateError
+from validators.job import Job, read_job
+from validators.result import Result
+
+EXIT_CODES = {
+    "promoted": EXIT_OK,
+    "winner": EXIT_OK,
+    "no_variant": EXIT_NO_VARIANT,
+    "refused": EXIT_REFUSED,
+    "error": EXIT_INFRASTRUCTURE,
+}
+
+app = typer.Typer(
+    name="quantgate",
+    help="Quantize a registered model, judge every variant on the hardware it will run on, promote the best that passes.",
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+)
+out = Console()
+err = Console(stderr=True)
+
+JobFile = Annotated[Path, typer.Argument(metavar="JOB", help="The job file (YAML); examples/text.yaml is one.")]
+
+
+def main() -> None:
+    """The entry point of the console script."""
+    app()
+
+
+@app.command()
+def run(
+    job: JobFile,
+    result: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the result document (JSON) here.")] = None,
+    promote: Annotated[bool, typer.Option(help="Register the winner and move the alias.")] = True,
+) -> None:
+    """Run a job: quantize, judge, promote.
+
+    Exit code 0: promoted (a winner, with --no-promote); 3: no variant wins; 4: calibration data refused; 2: bad job or
+    input; 1: infrastructure.
+
+    Example: quantgate run examples/text.yaml --result result.json
+    """
+    raise typer.Exit(run_job(job, result, promote=promote))
+
+
+@app.command()
+def candidates(job: JobFile) -> None:
+    """Show the candidates that a job would try, with what their names mean.
+
+    Example: quantgate candidates examples/text.yaml
+    """
+    from flows.describe import candidate_rows
+
+    try:
+        rows = candidate_rows(read_job(job))
+    except QuantgateError as error:
+        raise typer.Exit(_fail(error)) from error
+    _print_table(rows)
+
+
+@app.command()
+def doctor() -> None:
+    """Say which targets this machine can run, and what is missing for the others.
+
+    Example: quantgate doctor
+    """
+    from flows.describe import target_rows
+
+    try:
+        facts, rows = target_rows()
+    except QuantgateError as error:
+        raise typer.Exit(_fail(error)) from error
+    for line in facts:
+        out.print(line, highlight=False, markup=False)
+    _print_table(rows)
+
+
+@app.command()
+def demo(
+    image: Annotated[bool, typer.Option("--image", help="The image demo in place of the text demo.")] = False,
+    result: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the result document (JSON) here.")] = None,
+) -> None:
+    """Build a real model from public assets, register it, and run the main job on it.
+
+    Example: quantgate demo
+    """
+    clock = Clock()
+    state = state_folder()
+    prepare_environment(state)
+    try:
+        with show_progress(err):
+            from flows.demo import prepare_demo
+
+            job = prepare_demo(state, image=image, clock=clock)
+    except QuantgateError as error:
+        raise typer.Exit(_fail(error, result)) from error
+    raise typer.Exit(run_job(job, result, promote=True))
+
+
+@app.command()
+def ui(
+    mlflow_port: Annotated[int, typer.Option(help="Port of the MLflow server.")] = 5000,
+    prefect_port: Annotated[int, typer.Option(help="Port of the Prefect server.")] = 4200,
+) -> None:
+    """Start the MLflow and Prefect servers on the embedded state, print their addresses, stop both with Ctrl-C.
+
+    Example: quantgate ui
+    """
+    state = state_folder()
+    prepare_environment(state)
+    from flows.servers import serve_ui
+
+    try:
+        serve_ui(state, mlflow_port, prefect_port, out)
+    except QuantgateError as error:
+        raise typer.Exit(_fail(error)) from error
+
+
+def run_job(path: Path, result_path: Path | None, *, promote: bool) -> int:
+    """Run a job file, print what it came to, write the result document; return the exit code."""
+    started = time.monotonic()
+    clock = Clock()
+    job: Job | None = None
+    try:
+        if result_path is not None and not result_path.resolve().parent.is_dir():
+            raise _no_folder(result_path)
+        job = read_job(path)
+        prepare_environment(state_folder())
+        with show_progress(err):
+            from flows.quantize import quantize
+
+            result = quantize(job, promote=promote)
+    except QuantgateError as error:
+        return _fail(error, result_path, job, clock)
+    seconds = result.seconds
+    total = time.monotonic() - started
+    # The command's own start, and Prefect's, belong to what the user waits for.
+    overhead = seconds.overhead + total - seconds.total
+    seconds = seconds.model_copy(update={"total": round(total, 3), "overhead": round(overhead, 3)})
+    result = result.model_copy(update={"seconds": seconds})
+    _write(result, result_path)
+    _show(result)
+    return EXIT_CODES[result.outcome]
+
+
+def _show(result: Result) -> None:
+    from tasks.reporting.markdown import terminal_rows
+
+    _print_table(terminal_rows(result))
+    out.print(f"{result.outcome.replace('_', ' ')}: {result.reason}", highlight=False, markup=False, soft_wrap=True)
+    if result.champion:
+        uri = f"models:/{result.champion.name}@{result.champion.alias}"
+        out.print(
+            f"champion:  {uri} (version {result.champion.version})", highlight=False, markup=False, soft_wrap=True
+        )
+    if result.report:
+        out.print(f"report:    {result.report}", highlight=False, markup=False, soft_wrap=True)
+    seconds = result.seconds
+    steps = ", ".join(f"{step} {value:.1f}" for step, value in seconds.by_step.items() if value >= 0.05)
+    line = f"seconds:   {seconds.total:.1f} in all, {seconds.overhead:.1f} overhead ({steps})"
+    out.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _print_table(rows: list[tuple[str, ...]]) -> None:
+    """Rows, headings first; off a terminal the table takes the width that it needs."""
+    if not rows:
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for index, heading in enumerate(rows[0]):
+        last = index == len(rows[0]) - 1
+        table.add_column(escape(heading), no_wrap=not last, overflow="fold")
+    for row in rows[1:]:
+        table.add_row(*(escape(cell) for cell in row))
+    console = out if out.is_terminal else Console(file=sys.stdout, width=240)
+    console.print(table)
+
+
+def _fail(
+    error: QuantgateError, result_path: Path | None = None, job: Job | None = None, clock: Clock | None = None
+) -> int:
+    for label in ("found", "expected", "fix"):
+        err.print(f"[bold]{label + ':':<10}[/bold]{escape(getattr(error, label))}", highlight=False, soft_wrap=True)
+    if result_path is not None and result_path.resolve().parent.is_dir():
+        _write(conclude_error(job, error, clock or Clock()), result_path)
+    return error.exit_code
+
+
+def _write(result: Result, path: Path | None) -> None:
+    """Write the document whole or not at all."""
+    if path is None:
+        return
+    temporary = path.with_name(f".{path.name}.writing")
+    temporary.write_text(result.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    temporary.replace(path)
+
+
+def _no_folder(path: Path) -> QuantgateError:
+    from validators.errors import JobError
+
+    return JobError(
+        found=f"--result {path}: no such folder", expected="a folder that exists", fix=f"mkdir -p {path.parent}"
+    )

@@ -1,0 +1,85 @@
+"""What `quantgate candidates` and `quantgate doctor` print."""
+
+from __future__ import annotations
+
+from importlib import metadata, util
+
+from tasks.measure.inventory import take_inventory
+from tasks.ptq.make import refuse_other_targets
+from validators.errors import CandidateRefused
+from validators.job import Job
+from validators.recipe import TARGETS, Candidate, decode
+
+Rows = list[tuple[str, ...]]
+
+
+def candidate_rows(job: Job) -> Rows:
+    """One row a candidate of the job: its name, what it is, and whether this version can make it."""
+    rows: Rows = [("Candidate", "What it is", "Here")]
+    for name in job.candidate_names:
+        candidate = decode(name)
+        try:
+            refuse_other_targets(candidate)
+            here = "numerics only: never promoted" if candidate.is_simulated else "yes"
+        except CandidateRefused as error:
+            here = f"refused: {error.found}; {error.fix}"
+        rows.append((name, describe(candidate), here))
+    return rows
+
+
+def describe(candidate: Candidate) -> str:
+    """A candidate in words.
+
+    >>> describe(decode("int4-g32-rtn@ort-cpu"))
+    'INT4 weights in blocks of 32, symmetric, rounded to nearest'
+    """
+    channels = "per output channel" if candidate.granularity == "pc" else "per tensor"
+    graph = ", on the fused graph" if candidate.fused and candidate.precision != "fp32" else ""
+    match candidate.precision:
+        case "fp32":
+            return "the float model after the runtime's transformer fusions"
+        case "fp16":
+            return "float16 weights and activations" + graph
+        case "int4":
+            return f"INT4 weights in blocks of {candidate.block_size}, symmetric, rounded to nearest{graph}"
+        case "fp8":
+            return f"FP8 E4M3 weights {channels}, activations per tensor, scale = amax / 448{graph}"
+        case "int8" if candidate.dynamic:
+            return f"INT8 weights {channels}, activation ranges at run time{graph}"
+    activations = "INT8" if candidate.signed_activations else "UINT8"
+    scope = "every operator" if candidate.every_operator else "MatMul, Gemm and Conv"
+    return f"INT8 weights {channels}, {activations} activations by {candidate.range_method}, {scope}{graph}"
+
+
+def target_rows() -> tuple[list[str], Rows]:
+    """Facts about this machine, and one row a target: whether it can run here, and why not.
+
+    Raises:
+        InfrastructureError: no ONNX Runtime is installed, or two that overwrite each other.
+    """
+    inventory = take_inventory("ort-cpu")
+    facts = [
+        f"processor  {inventory.cpu}, {inventory.cores} cores, {' '.join(inventory.isa) or 'no integer extensions'}",
+        f"memory     {inventory.memory_bytes / 1e9:.1f} GB",
+        f"platform   {inventory.platform}, Python {inventory.python}",
+        "runtimes   " + ", ".join(f"{name} {version}" for name, version in inventory.runtimes.items()),
+        "packages   "
+        + ", ".join(
+            f"{name} {metadata.version(name)}" for name in ("prefect", "mlflow", "great-expectations", "torch")
+        ),
+        "",
+    ]
+    rows: Rows = [("Target", "Here", "Why, and what to do")]
+    for target in TARGETS:
+        rows.append((target, *_target_state(target, inventory.providers)))
+    return facts, rows
+
+
+def _target_state(target: str, providers: tuple[str, ...]) -> tuple[str, str]:
+    if target == "ort-cpu":
+        return "yes", "ONNX Runtime's CPU provider"
+    if target == "ort-cuda":
+        there = "is" if "CUDAExecutionProvider" in providers else "is not"
+        return "no", f"not built yet; the CUDA provider {there} in the installed runtime (extra `gpu`)"
+    there = "is" if util.find_spec("tensorrt") else "is not"
+    return "no", f"not built yet; tensorrt {there} installed (extra `tensorrt`)"

@@ -1,0 +1,109 @@
+"""The story of a run, in call order. The steps are in `tasks/`; nothing is computed here."""
+
+# No `from __future__ import annotations`: Prefect reads the parameters' types from the signature.
+from dataclasses import replace
+
+from prefect import flow
+from prefect.client.schemas.objects import State
+from prefect.states import Completed, Failed
+from prefect.task_runners import ThreadPoolTaskRunner
+
+from tasks.conclude import Findings, conclude
+from tasks.context import Given, Run, start_run
+from tasks.gather import trial_of
+from tasks.judge import choose_best, judge_trials
+from tasks.judge_calibration import judge_calibration_data
+from tasks.load_data import load_data
+from tasks.make_candidate import make_candidate
+from tasks.measure_baseline import measure_baseline
+from tasks.measure_champion import compare_with_champion, look_up_champion
+from tasks.measure_latency import measure_latency
+from tasks.promote import promote as promote_winner
+from tasks.record import abandon_run, close_run, open_run, record_evidence, record_trials
+from tasks.report import publish_report
+from tasks.resolve_source import resolve_source
+from tasks.take_inventory import take_target_inventory
+from validators.job import Job
+from validators.records import Accuracy, Inventory, Trial
+from validators.result import Result
+
+# Two candidates at a time: while one computes in numpy on one core, the other may run the model.
+CANDIDATES_AT_A_TIME = 2
+
+
+@flow(
+    name="quantize",
+    flow_run_name="{job.source} for {job.target}",
+    task_runner=ThreadPoolTaskRunner(max_workers=CANDIDATES_AT_A_TIME),
+)
+def quantize(job: Job, promote: bool = True) -> State[Result]:
+    """Make quantized versions of a registered model, judge them on this machine, promote the best that passes.
+
+    With `promote` off, a winner is named and nothing is registered.
+    """
+    run = start_run(job)
+    source = resolve_source(run)
+    inventory = take_target_inventory(run)
+    evidence = load_data(run, source)
+    given = Given(source, evidence)
+
+    record = open_run(run)
+    try:
+        calibration = judge_calibration_data(run, evidence)
+        findings = Findings(source=source, inventory=inventory, calibration=calibration)
+        record_evidence(run, record, given, inventory, calibration)
+        if calibration.outcome != "refused":
+            findings = judge_candidates(run, given, findings, promote=promote, record=record)
+            record_trials(run, record, findings.trials)
+        page = publish_report(run, record, findings, conclude(job, findings, run.clock))
+        result = conclude(job, replace(findings, report=page), run.clock)
+        close_run(run, record, result, page)
+    except BaseException:
+        abandon_run(run, record)
+        raise
+    return state_of(result)
+
+
+def judge_candidates(run: Run, given: Given, findings: Findings, *, promote: bool, record: str) -> Findings:
+    """Steps 4 to 8: baseline and champion, candidates made and measured, judged, the best one confirmed and promoted."""
+    assert findings.inventory is not None
+    inventory = findings.inventory
+    baseline = measure_baseline(run, given, inventory)
+    champion = look_up_champion(run, given)
+
+    trials = measured(run, given, inventory, made(run, given, inventory, baseline))
+    trials = judge_trials(run, given, baseline, trials)
+    findings = replace(findings, baseline=baseline, trials=trials, champion_before=champion, promote=promote)
+
+    best = choose_best(run, trials)
+    if best is None:
+        return findings
+    best = compare_with_champion(run, given, inventory, best, champion)
+    if best.outcome == "passed" and promote and not run.job.source_is_file:
+        champion = promote_winner(run, given, inventory, best, champion, record)
+        return replace(findings, best=best, champion=champion)
+    return replace(findings, best=best)
+
+
+def made(run: Run, given: Given, inventory: Inventory, baseline: Accuracy) -> tuple[Trial, ...]:
+    """Every candidate's artifact with coverage and accuracy, several at a time."""
+    futures = {name: make_candidate.submit(run, given, inventory, baseline, name) for name in run.job.candidate_names}
+    return tuple(trial_of(name, future.result(raise_on_failure=False)) for name, future in futures.items())
+
+
+def measured(run: Run, given: Given, inventory: Inventory, trials: tuple[Trial, ...]) -> tuple[Trial, ...]:
+    """Every trial with its latency, one after the other: nothing else of the run computes meanwhile."""
+    return tuple(
+        trial_of(
+            trial.candidate,
+            measure_latency(run, given, inventory, trial, return_state=True).result(raise_on_failure=False),
+        )
+        for trial in trials
+    )
+
+
+def state_of(result: Result) -> State[Result]:
+    """The state that the Prefect UI shows, named like the outcome; refused data is a failure of the run's input."""
+    name = result.outcome.replace("_", " ").title().replace(" ", "")
+    make = Failed if result.outcome == "refused" else Completed
+    return make(name=name, message=result.reason, data=result)

@@ -1,0 +1,176 @@
+"""The result document, from the records of a run."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from tasks.clock import Clock
+from validators.errors import QuantgateError
+from validators.job import Job
+from validators.records import Accuracy, CalibrationVerdict, Champion, Check, Inventory, Source, Trial
+from validators.result import (
+    BaselineResult,
+    CalibrationResult,
+    CandidateResult,
+    ChampionResult,
+    CheckResult,
+    ErrorResult,
+    RefusalResult,
+    Result,
+    RunOutcome,
+    SourceResult,
+)
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What a run found so far; a run that ends early leaves the rest as it is here."""
+
+    source: Source | None = None
+    inventory: Inventory | None = None
+    calibration: CalibrationVerdict | None = None
+    baseline: Accuracy | None = None
+    baseline_bytes: int = 0
+    trials: tuple[Trial, ...] = ()
+    best: Trial | None = None
+    champion_before: Champion | None = None
+    champion: Champion | None = None
+    report: Path | None = None
+    promote: bool = True
+
+
+def conclude(job: Job, findings: Findings, clock: Clock) -> Result:
+    """The result of a run that came to an end."""
+    outcome, reason = _outcome(job, findings)
+    won = findings.best is not None and findings.best.outcome == "passed"
+    return _document(job, findings, clock, outcome, reason).model_copy(
+        update={"chosen": findings.best.candidate if findings.best and won else None}
+    )
+
+
+def conclude_error(job: Job | None, error: QuantgateError, clock: Clock) -> Result:
+    """The result of a run that an error ended."""
+    document = _document(job, Findings(), clock, "error", error.found)
+    detail = ErrorResult(kind=type(error).__name__, found=error.found, expected=error.expected, fix=error.fix)
+    return document.model_copy(update={"error": detail})
+
+
+def _outcome(job: Job, findings: Findings) -> tuple[RunOutcome, str]:
+    calibration, best = findings.calibration, findings.best
+    if calibration is not None and calibration.outcome == "refused":
+        failed = [check for check in calibration.failed if check.severity == "critical"]
+        return "refused", "the calibration data was refused: " + "; ".join(
+            f"{check.name}: found {check.found}, expected {check.expected}; {check.fix}" for check in failed
+        )
+    if best is None:
+        return "no_variant", _why_none(findings.trials)
+    if best.outcome != "passed":
+        verdict = best.verdicts[-1]
+        assert findings.champion_before is not None
+        return "no_variant", (
+            f"{best.candidate} passes every gate but the present champion stays "
+            f"(version {findings.champion_before.version}, {findings.champion_before.candidate}): {verdict.reason}"
+        )
+    assert best.latency and best.drop and best.drop.high is not None and best.accuracy
+    gain = (
+        f"{best.candidate} is {best.latency.speedup.value:.2f}x as fast as the baseline (p50, batch "
+        f"{best.latency.batch_size}) at a {best.accuracy.metric} of {best.accuracy.value:.4g}"
+    )
+    if findings.champion is None:
+        why = "nothing is promoted from a file" if job.source_is_file else "promotion was not asked for"
+        return "winner", f"{gain}; {why}"
+    stays = findings.champion_before is not None and findings.champion_before.version == findings.champion.version
+    return "promoted", f"{gain}, and {'stays' if stays else 'is now'} the champion, version {findings.champion.version}"
+
+
+def _why_none(trials: tuple[Trial, ...]) -> str:
+    """How many candidates ended in which way, and at which gates."""
+    if not trials:
+        return "no variant wins: the job has no candidates"
+    ways = {way: sum(trial.outcome == way for trial in trials) for way in ("failed", "inconclusive", "refused")}
+    gates: dict[str, int] = {}
+    for trial in trials:
+        for verdict in trial.verdicts:
+            if verdict.outcome != "pass":
+                gates[verdict.gate] = gates.get(verdict.gate, 0) + 1
+    counts = ", ".join(f"{count} {way}" for way, count in ways.items() if count)
+    where = ", ".join(f"{gate} {count}x" for gate, count in sorted(gates.items(), key=lambda item: -item[1]))
+    refusals = sorted({trial.refusal.kind for trial in trials if trial.refusal})
+    return (
+        f"no variant wins: of {len(trials)} candidates {counts}"
+        + (f"; gates not passed: {where}" if where else "")
+        + (f"; refusals: {', '.join(refusals)}" if refusals else "")
+    )
+
+
+def _document(job: Job | None, findings: Findings, clock: Clock, outcome: RunOutcome, reason: str) -> Result:
+    source, calibration, champion = findings.source, findings.calibration, findings.champion
+    trials = tuple(
+        findings.best if findings.best and trial.candidate == findings.best.candidate else trial
+        for trial in findings.trials
+    )
+    return Result(
+        outcome=outcome,
+        reason=reason,
+        source=SourceResult(uri=source.uri, name=source.name, version=source.version, digest=source.digest)
+        if source
+        else None,
+        target=job.target if job else None,
+        inventory=asdict(findings.inventory) if findings.inventory else None,
+        calibration=CalibrationResult(
+            outcome=calibration.outcome, failed_checks=[_check(check) for check in calibration.failed]
+        )
+        if calibration
+        else None,
+        baseline=_baseline(findings, trials),
+        candidates=[_candidate(trial) for trial in trials],
+        champion=ChampionResult(
+            name=champion.name, version=champion.version, alias=champion.alias, previous=champion.previous
+        )
+        if champion
+        else None,
+        report=str(findings.report) if findings.report else None,
+        seconds=clock.seconds(),
+    )
+
+
+def _check(check: Check) -> CheckResult:
+    return CheckResult(
+        name=check.name, severity=check.severity, found=check.found, expected=check.expected, fix=check.fix
+    )
+
+
+def _baseline(findings: Findings, trials: tuple[Trial, ...]) -> BaselineResult | None:
+    """The baseline's latency is measured beside each candidate: here is the median of those figures."""
+    if findings.baseline is None:
+        return None
+    p50 = sorted(trial.latency.baseline_p50_ms for trial in trials if trial.latency)
+    p95 = sorted(trial.latency.baseline_p95_ms for trial in trials if trial.latency and trial.latency.baseline_p95_ms)
+    return BaselineResult(
+        metric=findings.baseline.metric,
+        value=findings.baseline.value,
+        latency_p50_ms=p50[len(p50) // 2] if p50 else None,
+        latency_p95_ms=p95[len(p95) // 2] if p95 else None,
+        size_bytes=findings.baseline_bytes,
+    )
+
+
+def _candidate(trial: Trial) -> CandidateResult:
+    latency = trial.latency
+    assert trial.outcome is not None, f"{trial.candidate} was not judged"
+    return CandidateResult(
+        name=trial.candidate,
+        outcome=trial.outcome,
+        refusal=RefusalResult(kind=trial.refusal.kind, reason=trial.refusal.reason) if trial.refusal else None,
+        metric_value=trial.accuracy.value if trial.accuracy else None,
+        metric_drop=trial.drop,
+        speedup_p50=latency.speedup if latency else None,
+        latency_p50_ms=latency.p50_ms if latency else None,
+        latency_p95_ms=latency.p95_ms if latency else None,
+        size_bytes=trial.variant.size_bytes if trial.variant else None,
+        peak_memory_mb=latency.peak_memory_mb if latency else None,
+        coverage_macs=trial.coverage.share if trial.coverage else None,
+        verdicts=list(trial.verdicts),
+        cached=trial.cached,
+    )

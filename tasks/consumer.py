@@ -1,0 +1,66 @@
+"""What a consumer runs: `mlflow.pyfunc.load_model("models:/<name>@champion-<target>").predict({...})`.
+
+MLflow copies this one file beside the variant and runs it where the model is loaded, so that it may import mlflow, numpy
+and onnxruntime and nothing of quantgate.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import mlflow
+import mlflow.pyfunc
+import numpy as np
+
+
+class Champion(mlflow.pyfunc.PythonModel):  # type: ignore[misc,name-defined,unused-ignore]  # mlflow exports it untyped
+    """The promoted variant, under the session settings that it was approved with."""
+
+    def load_context(self, context: Any) -> None:
+        """Check the file against its manifest and open the session.
+
+        Raises:
+            RuntimeError: the file is not the one that was approved, or another provider would run it.
+        """
+        import onnxruntime as ort
+
+        manifest = json.loads(Path(context.artifacts["manifest"]).read_text(encoding="utf-8"))
+        folder = Path(context.artifacts["variant"])
+        for name, digest in manifest["files"].items():
+            with (folder / name).open("rb") as stream:
+                found = hashlib.file_digest(stream, "sha256").hexdigest()
+            if found != digest:
+                raise RuntimeError(f"found {name} with sha256 {found}; expected {digest}; download the version again")
+        if ort.__version__ != manifest["runtime_version"]:
+            warnings.warn(
+                f"found onnxruntime {ort.__version__}; the variant was approved on {manifest['runtime_version']}: "
+                "accuracy and speed may differ; install that version",
+                stacklevel=2,
+            )
+        settings = manifest["session"]
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = settings["threads"]
+        options.graph_optimization_level = getattr(
+            ort.GraphOptimizationLevel, f"ORT_ENABLE_{settings['optimization'].upper()}"
+        )
+        for key, value in settings["entries"].items():
+            options.add_session_config_entry(key, value)
+        self.session = ort.InferenceSession(folder / "model.onnx", options, providers=[settings["provider"]])
+        if self.session.get_providers()[0] != settings["provider"]:
+            raise RuntimeError(f"found providers {self.session.get_providers()}; expected {settings['provider']} first")
+        self.dtypes = manifest["inputs"]
+
+    def predict(self, context: Any, model_input: Any, params: Any = None) -> dict[str, np.ndarray]:
+        """Outputs by name, for inputs by name (a dict of arrays, samples along axis 0) or one array for one input."""
+        if not hasattr(model_input, "keys"):
+            model_input = {next(iter(self.dtypes)): model_input}
+        feed = {name: np.asarray(model_input[name], dtype=dtype) for name, dtype in self.dtypes.items()}
+        names = [output.name for output in self.session.get_outputs()]
+        return dict(zip(names, self.session.run(names, feed), strict=True))
+
+
+mlflow.models.set_model(Champion())

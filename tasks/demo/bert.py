@@ -1,0 +1,155 @@
+"""A BERT encoder in the shape that ONNX Runtime recognizes: attention spelled out, weights as plain right operands."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+# What the original BERT adds to the scores of padding; it survives fp16, where the smallest float32 becomes -inf.
+MASKED_SCORE = -10000.0
+
+
+@dataclass(frozen=True)
+class BertShape:
+    """Sizes of a BERT encoder; the defaults are those of MiniLM-L6."""
+
+    vocabulary: int = 30522
+    positions: int = 512
+    width: int = 384
+    heads: int = 12
+    inner_width: int = 1536
+    layers: int = 6
+    layer_norm_epsilon: float = 1e-12
+
+
+class Dense(nn.Module):
+    """`x @ weight + bias` with the weight as [inputs, outputs], float32.
+
+    `nn.Linear` keeps [outputs, inputs] and would leave a Transpose between the initializer and the MatMul, where
+    quantizers look for the initializer itself.
+    """
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(inputs, outputs))
+        self.bias = nn.Parameter(torch.zeros(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.matmul(x, self.weight) + self.bias
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention with its output projection: [batch, sequence, width] to the same."""
+
+    def __init__(self, shape: BertShape) -> None:
+        super().__init__()
+        self.heads, self.head_width = shape.heads, shape.width // shape.heads
+        self.query = Dense(shape.width, shape.width)
+        self.key = Dense(shape.width, shape.width)
+        self.value = Dense(shape.width, shape.width)
+        self.output = Dense(shape.width, shape.width)
+
+    def forward(self, x: Tensor, score_bias: Tensor) -> Tensor:
+        def split(y: Tensor) -> Tensor:
+            return y.view(y.shape[0], y.shape[1], self.heads, self.head_width)
+
+        query = split(self.query(x)).permute(0, 2, 1, 3)
+        key = split(self.key(x)).permute(0, 2, 3, 1)
+        value = split(self.value(x)).permute(0, 2, 1, 3)
+        scores = torch.matmul(query, key) / self.head_width**0.5 + score_bias
+        mixed = torch.matmul(torch.softmax(scores, dim=-1), value).permute(0, 2, 1, 3)
+        return self.output(mixed.reshape(mixed.shape[0], mixed.shape[1], self.heads * self.head_width))
+
+
+class Layer(nn.Module):
+    """Attention and a GELU feed-forward, each followed by residual and layer norm (post-norm)."""
+
+    def __init__(self, shape: BertShape) -> None:
+        super().__init__()
+        self.attention = Attention(shape)
+        self.attention_norm = nn.LayerNorm(shape.width, eps=shape.layer_norm_epsilon)
+        self.inner = Dense(shape.width, shape.inner_width)
+        self.outer = Dense(shape.inner_width, shape.width)
+        self.norm = nn.LayerNorm(shape.width, eps=shape.layer_norm_epsilon)
+
+    def forward(self, x: Tensor, score_bias: Tensor) -> Tensor:
+        x = self.attention_norm(self.attention(x, score_bias) + x)
+        return self.norm(self.outer(nn.functional.gelu(self.inner(x))) + x)
+
+
+class BertEncoder(nn.Module):
+    """Token ids to one vector a text: BERT, then the mean over the tokens that the mask marks.
+
+    `forward(input_ids, attention_mask)` takes int64 [batch, sequence], mask 1 for a token and 0 for padding, and
+    returns float32 [batch, width].
+    """
+
+    def __init__(self, shape: BertShape) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(shape.vocabulary, shape.width)
+        self.positions = nn.Parameter(torch.zeros(shape.positions, shape.width))
+        self.norm = nn.LayerNorm(shape.width, eps=shape.layer_norm_epsilon)
+        self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.layers))
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        row = attention_mask.unsqueeze(1)
+        score_bias = (1.0 - row.unsqueeze(2).to(torch.float32)) * MASKED_SCORE
+        x = self.norm(self.tokens(input_ids) + self.positions[: input_ids.shape[1]])
+        for layer in self.layers:
+            x = layer(x, score_bias)
+        # `row` has this second reader so that the exporter cannot merge the two Unsqueeze nodes above into one: fusing
+        # attention needs to find both.
+        weight = row.transpose(1, 2).to(torch.float32)
+        return (x * weight).sum(dim=1) / weight.sum(dim=1)
+
+
+class TextClassifier(nn.Module):
+    """The encoder with a linear head: (input_ids, attention_mask) to logits, float32 [batch, classes]."""
+
+    def __init__(self, encoder: BertEncoder, head: Dense) -> None:
+        super().__init__()
+        self.encoder, self.head = encoder, head
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.encoder(input_ids, attention_mask))
+        return logits
+
+
+def encoder_from(tensors: Mapping[str, Tensor], shape: BertShape) -> BertEncoder:
+    """The encoder with the weights of a checkpoint that uses the usual BERT names (its pooler is not used).
+
+    Raises:
+        RuntimeError: a weight has another shape than `shape` says.
+        KeyError: a weight is missing.
+    """
+    state: dict[str, Tensor] = {"tokens.weight": tensors["embeddings.word_embeddings.weight"]}
+    # One text a sample: every token is of type 0, so its embedding is a constant that belongs to the positions.
+    types = tensors["embeddings.token_type_embeddings.weight"]
+    state["positions"] = tensors["embeddings.position_embeddings.weight"] + types[0]
+    state |= _pair(tensors, "norm", "embeddings.LayerNorm")
+    for index in range(shape.layers):
+        ours, theirs = f"layers.{index}", f"encoder.layer.{index}"
+        for name in ("query", "key", "value"):
+            state |= _dense(tensors, f"{ours}.attention.{name}", f"{theirs}.attention.self.{name}")
+        state |= _dense(tensors, f"{ours}.attention.output", f"{theirs}.attention.output.dense")
+        state |= _pair(tensors, f"{ours}.attention_norm", f"{theirs}.attention.output.LayerNorm")
+        state |= _dense(tensors, f"{ours}.inner", f"{theirs}.intermediate.dense")
+        state |= _dense(tensors, f"{ours}.outer", f"{theirs}.output.dense")
+        state |= _pair(tensors, f"{ours}.norm", f"{theirs}.output.LayerNorm")
+    encoder = BertEncoder(shape)
+    encoder.load_state_dict(state)
+    return encoder.eval()
+
+
+def _pair(tensors: Mapping[str, Tensor], ours: str, theirs: str) -> dict[str, Tensor]:
+    return {f"{ours}.{part}": tensors[f"{theirs}.{part}"] for part in ("weight", "bias")}
+
+
+def _dense(tensors: Mapping[str, Tensor], ours: str, theirs: str) -> dict[str, Tensor]:
+    return {
+        f"{ours}.weight": tensors[f"{theirs}.weight"].T.contiguous(),
+        f"{ours}.bias": tensors[f"{theirs}.bias"],
+    }

@@ -1,0 +1,124 @@
+"""Step 3, first half: the job's samples, checked against the model that they are for."""
+
+from __future__ import annotations
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from tasks.context import Evidence, Run, log
+from tasks.measure.accuracy import class_count
+from tasks.runtimes.ort import describe_inputs, describe_outputs, open_session
+from validators.datasets import Samples, TensorSpec, check_evaluation, load_samples
+from validators.errors import DataError, JobError, SourceError
+from validators.gates import check_gates_can_be_met
+from validators.records import SessionSettings, Source
+
+
+@task(name="load data", cache_policy=NO_CACHE)
+def load_data(run: Run, source: Source) -> Evidence:
+    """Read the samples and hold them, the metric and the gates against the model.
+
+    Raises:
+        DataError: a file is unreadable, or its arrays do not fit the model or the metric.
+        JobError: the metric does not fit the output, an axis of the job does not exist, or a gate cannot be met.
+        SourceError: the runtime does not load or run the source.
+    """
+    with run.clock.work("load data"):
+        return _load(run, source)
+
+
+def _load(run: Run, source: Source) -> Evidence:
+    job = run.job
+    settings = SessionSettings("CPUExecutionProvider", job.measurement.threads)
+    with _SourceErrors(source), open_session(source.onnx_path, settings) as session:
+        inputs, outputs = describe_inputs(session), describe_outputs(session)
+        output = _judged_output(job.output, outputs)
+        calibration = load_samples(job.data.calibration, inputs, label=job.data.label, role="calibration")
+        evaluation = load_samples(job.data.evaluation, inputs, label=job.data.label, role="evaluation")
+        traffic = None
+        if job.data.traffic is not None:
+            traffic = load_samples(job.data.traffic, inputs, label=job.data.label, role="traffic")
+        batch_axis = _batch_axis(inputs)
+        _check_fixed_batch(batch_axis, run, calibration, evaluation)
+        probe = session.run([output.name], next(evaluation.batches(batch_axis or 2)))[0]
+    label_shape = None if evaluation.labels is None else evaluation.labels.shape[1:]
+    classes = class_count(job.metric, output, probe.shape, label_shape)
+    check_evaluation(evaluation, metric=job.metric, output=output, classes=classes, label=job.data.label)
+    _check_axes(job.measurement.dims, inputs)
+    check_gates_can_be_met(job.gates, len(evaluation), is_right_or_wrong=classes is not None)
+    log.info("data: %d calibration and %d evaluation samples", len(calibration), len(evaluation))
+    return Evidence(inputs, output, calibration, evaluation, traffic, batch_axis)
+
+
+class _SourceErrors:
+    """Turns a refusal of the runtime into an error of the source: here the model is the user's own."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument, RuntimeException
+
+        from validators.errors import CandidateRefused
+
+        if isinstance(error, CandidateRefused):
+            raise SourceError(
+                found=f"{self._source.uri}: {error.found}",
+                expected="a model that ONNX Runtime loads and runs",
+                fix="check the model in a session of its own first",
+            ) from error
+        if isinstance(error, Fail | InvalidArgument | RuntimeException):
+            raise DataError(
+                found=f"{self._source.uri} fails on the first evaluation samples: {str(error).splitlines()[0][:300]}",
+                expected="samples that the model runs on",
+                fix="check the shapes and values of the evaluation data",
+            ) from error
+
+
+def _judged_output(name: str | None, outputs: tuple[TensorSpec, ...]) -> TensorSpec:
+    if name is None:
+        return outputs[0]
+    for output in outputs:
+        if output.name == name:
+            return output
+    raise JobError(
+        found=f"output {name!r}", expected=f"one of {[output.name for output in outputs]}", fix="correct `output`"
+    )
+
+
+def _batch_axis(inputs: tuple[TensorSpec, ...]) -> int | None:
+    first = inputs[0].shape[0] if inputs[0].shape else None
+    return first if isinstance(first, int) else None
+
+
+def _check_fixed_batch(batch_axis: int | None, run: Run, *files: Samples) -> None:
+    if batch_axis is None:
+        return
+    for samples in files:
+        if len(samples) % batch_axis:
+            raise DataError(
+                found=f"{samples.file.path.name} with {len(samples)} samples for a model of fixed batch size {batch_axis}",
+                expected=f"a multiple of {batch_axis}",
+                fix="leave out the rest, or export the model with a dynamic batch axis",
+            )
+    wrong = [size for size in run.job.measurement.batch_sizes if size != batch_axis]
+    if wrong:
+        raise JobError(
+            found=f"batch sizes {wrong} for a model of fixed batch size {batch_axis}",
+            expected=f"`measurement.batch_sizes: [{batch_axis}]`",
+            fix="correct the batch sizes, or export the model with a dynamic batch axis",
+        )
+
+
+def _check_axes(dims: dict[str, int], inputs: tuple[TensorSpec, ...]) -> None:
+    axes = {axis for spec in inputs for axis in spec.shape[1:] if isinstance(axis, str)}
+    unknown = sorted(set(dims) - axes)
+    if unknown:
+        raise JobError(
+            found=f"`measurement.dims` names {unknown}",
+            expected=f"dynamic axes of the inputs besides the batch: {sorted(axes) or 'there are none'}",
+            fix="correct the names; the inputs are " + "; ".join(str(spec) for spec in inputs),
+        )

@@ -1,0 +1,172 @@
+"""Step 5, first half: one candidate from recipe to artifact, with the kernels that really ran and its accuracy."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from tasks.context import (
+    MAKER_CODE,
+    MEASURE_CODE,
+    RETRIES,
+    RETRY_DELAYS_SECONDS,
+    Evidence,
+    Given,
+    Run,
+    is_infrastructure,
+    log,
+)
+from tasks.measure.inventory import usable_cores
+from tasks.measure_accuracy import measure_accuracy
+from tasks.ptq.calibration import calibrate
+from tasks.ptq.make import Materials, make_variant
+from tasks.ptq.prepare import fuse_graph, prepare_graph
+from tasks.request import request_batch
+from tasks.runtimes.coverage import measure_coverage
+from validators.errors import CandidateRefused
+from validators.recipe import Candidate, RangeMethod, decode
+from validators.records import Accuracy, Coverage, Inventory, Refusal, Trial, Variant
+
+# Calibration holds activations in memory, and is shared: two at a time would double the memory for nothing.
+_CALIBRATION = threading.Lock()
+
+
+@dataclass(frozen=True)
+class _File:
+    """A file of the store that several candidates start from."""
+
+    path: Path
+
+
+@dataclass(frozen=True)
+class _Made:
+    """What the making of a candidate came to: a variant, or a refusal that will not change."""
+
+    variant: Variant | None = None
+    refusal: Refusal | None = None
+
+
+@task(
+    name="make candidate",
+    task_run_name="make {name}",
+    cache_policy=NO_CACHE,
+    retries=RETRIES,
+    retry_delay_seconds=RETRY_DELAYS_SECONDS,
+    retry_condition_fn=is_infrastructure,
+)
+def make_candidate(run: Run, given: Given, inventory: Inventory, baseline: Accuracy, name: str) -> Trial:
+    """The candidate's trial: its variant, coverage and accuracy, or its refusal."""
+    started = time.monotonic()
+    if run.clock.elapsed_seconds > run.job.budgets.seconds:
+        reason = f"the budget of {run.job.budgets.seconds:.0f} s was spent before this candidate was started"
+        return Trial(name, outcome="refused", refusal=Refusal("infrastructure", reason))
+    with run.clock.work("make candidates"):
+        try:
+            trial = _try(run, given, inventory, baseline, decode(name))
+        except CandidateRefused as error:
+            trial = refused(name, error)
+    log.info("made %s: %s", name, _summary(trial))
+    return replace(trial, seconds=time.monotonic() - started)
+
+
+def refused(name: str, error: CandidateRefused) -> Trial:
+    """The trial of a candidate that ended in a refusal."""
+    reason = f"{error.found}; expected {error.expected}; {error.fix}"
+    return Trial(name, outcome="refused", refusal=Refusal(error.kind, reason))
+
+
+def _try(run: Run, given: Given, inventory: Inventory, baseline: Accuracy, candidate: Candidate) -> Trial:
+    made, had_variant = _make(run, given, inventory, candidate)
+    if made.variant is None:
+        return Trial(candidate.name, outcome="refused", refusal=made.refusal, cached=had_variant)
+    variant = made.variant
+    coverage, had_coverage = run.store.make(
+        "coverage",
+        (variant.digest, asdict(variant.session), run.job.measurement.model_dump(), inventory.device_key, MEASURE_CODE),
+        Coverage,
+        lambda _: measure_coverage(
+            variant.path, variant.session, request_batch(run.job, given.evidence, run.job.measurement.batch_sizes[0])
+        ),
+    )
+    accuracy, had_accuracy = measure_accuracy(
+        run, given.evidence, inventory, variant.path, variant.digest, variant.session, baseline
+    )
+    return Trial(
+        candidate.name,
+        variant=variant,
+        coverage=coverage,
+        accuracy=accuracy,
+        cached=had_variant and had_coverage and had_accuracy,
+    )
+
+
+def _make(run: Run, given: Given, inventory: Inventory, candidate: Candidate) -> tuple[_Made, bool]:
+    evidence = given.evidence
+    threads = run.job.measurement.threads or usable_cores()
+    materials = _materials(run, given, inventory)
+    key = (
+        candidate.name,
+        given.source.digest,
+        evidence.calibration.file.digest,
+        threads,
+        sorted(inventory.runtimes.items()),
+        MAKER_CODE,
+    )
+
+    def make(folder: Path) -> _Made:
+        try:
+            return _Made(variant=make_variant(candidate, materials, folder, threads=threads))
+        except CandidateRefused as error:
+            if error.kind == "infrastructure":
+                raise
+            return _Made(refusal=refused(candidate.name, error).refusal)
+
+    return run.store.make("variant", key, _Made, make)
+
+
+def _materials(run: Run, given: Given, inventory: Inventory) -> Materials:
+    """The float graphs and calibration files, each made on first use and kept in the store."""
+    source, evidence = given.source, given.evidence
+    base = (source.digest, sorted(inventory.runtimes.items()), MAKER_CODE)
+
+    def prepared() -> Path:
+        def make(folder: Path) -> _File:
+            prepare_graph(source.onnx_path, folder / "prepared.onnx")
+            return _File(folder / "prepared.onnx")
+
+        return run.store.make("prepared", base, _File, make)[0].path
+
+    def fused() -> Path:
+        def make(folder: Path) -> _File:
+            fuse_graph(source.onnx_path, folder / "fused.onnx")
+            return _File(folder / "fused.onnx")
+
+        return run.store.make("fused", base, _File, make)[0].path
+
+    def ranges(method: RangeMethod) -> Path:
+        def make(folder: Path) -> _File:
+            _calibrate(prepared(), evidence, method, folder / "ranges.json")
+            return _File(folder / "ranges.json")
+
+        key = (*base, evidence.calibration.file.digest, method)
+        return run.store.make("ranges", key, _File, make)[0].path
+
+    return Materials(prepared, fused, ranges)
+
+
+def _calibrate(prepared: Path, evidence: Evidence, method: RangeMethod, ranges: Path) -> None:
+    with _CALIBRATION:
+        calibrate(prepared, evidence.calibration, method, ranges)
+
+
+def _summary(trial: Trial) -> str:
+    if trial.refusal:
+        return f"refused ({trial.refusal.kind})"
+    assert trial.accuracy and trial.coverage
+    text = f"{trial.accuracy.metric} {trial.accuracy.value:.4f}, coverage {trial.coverage.share:.0%}"
+    return text + (" (from the store)" if trial.cached else "")

@@ -1,0 +1,1 @@
+"""Accuracy, latency, memory, inventory. Pure: neither prefect nor mlflow."""

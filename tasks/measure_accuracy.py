@@ -1,0 +1,54 @@
+"""Accuracy of one artifact on the whole evaluation set, kept with its outputs under the digest of all that decides it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+
+from tasks.context import MEASURE_CODE, Evidence, Run
+from tasks.measure.accuracy import EVALUATION_BATCH_SIZE, score_samples
+from tasks.runtimes.ort import open_session, run_batches
+from validators.records import Accuracy, Inventory, SessionSettings
+
+
+def measure_accuracy(
+    run: Run,
+    evidence: Evidence,
+    inventory: Inventory,
+    model: Path,
+    model_digest: str,
+    settings: SessionSettings,
+    baseline: Accuracy | None,
+) -> tuple[Accuracy, bool]:
+    """The metric of a model, and whether it was in the store.
+
+    Raises:
+        CandidateRefused: the runtime does not load or run it.
+    """
+    job = run.job
+    key = (
+        model_digest,
+        asdict(settings),
+        evidence.evaluation.file.digest,
+        job.metric,
+        evidence.output.name,
+        job.data.label,
+        # Integer kernels saturate differently by instruction set: the same file has another accuracy elsewhere.
+        inventory.device_key,
+        str(baseline.outputs_path) if baseline and job.metric == "agreement" else None,
+        MEASURE_CODE,
+    )
+
+    def measure(folder: Path) -> Accuracy:
+        with open_session(model, settings) as session:
+            batches = evidence.evaluation.batches(evidence.batch_axis or EVALUATION_BATCH_SIZE)
+            outputs = run_batches(session, batches, evidence.output.name)
+        reference = np.load(baseline.outputs_path) if baseline else None
+        scores = score_samples(job.metric, outputs, evidence.evaluation.labels, reference)
+        np.save(folder / "outputs.npy", outputs)
+        np.save(folder / "scores.npy", scores)
+        return Accuracy(job.metric, float(scores.mean()), len(scores), folder / "scores.npy", folder / "outputs.npy")
+
+    return run.store.make("accuracy", key, Accuracy, measure)

@@ -1,0 +1,54 @@
+"""Step 4: the source at its own precision on the target. Its latency is measured beside each candidate, in turn."""
+
+from __future__ import annotations
+
+import numpy as np
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from tasks.context import Given, Run, log
+from tasks.measure.inventory import usable_cores
+from tasks.measure_accuracy import measure_accuracy
+from tasks.ptq.graph import model_bytes
+from tasks.ptq.make import CPU_PROVIDER
+from validators.errors import CandidateRefused, SourceError
+from validators.records import Accuracy, Inventory, SessionSettings, Variant
+
+
+def baseline_variant(run: Run, given: Given) -> Variant:
+    """The source described like a variant, so that everything that measures takes it too."""
+    source = given.source
+    threads = run.job.measurement.threads or usable_cores()
+    return Variant(
+        "baseline",
+        source.onnx_path,
+        source.digest,
+        model_bytes(source.onnx_path),
+        SessionSettings(CPU_PROVIDER, threads),
+    )
+
+
+@task(name="measure baseline", cache_policy=NO_CACHE)
+def measure_baseline(run: Run, given: Given, inventory: Inventory) -> Accuracy:
+    """The baseline's metric.
+
+    Raises:
+        SourceError: the source does not run on the target, or its outputs are NaN or Inf throughout.
+    """
+    variant = baseline_variant(run, given)
+    with run.clock.work("measure baseline"):
+        try:
+            accuracy, _ = measure_accuracy(
+                run, given.evidence, inventory, variant.path, variant.digest, variant.session, None
+            )
+        except CandidateRefused as error:
+            raise SourceError(found=error.found, expected=error.expected, fix=error.fix) from error
+        outputs = np.load(accuracy.outputs_path)
+    if not np.isfinite(outputs).any():
+        raise SourceError(
+            found="outputs of the source that are NaN or Inf on every evaluation sample",
+            expected="finite outputs",
+            fix="check the source on the evaluation data first",
+        )
+    log.info("baseline: %s %.4f on %d samples", accuracy.metric, accuracy.value, accuracy.n)
+    return accuracy

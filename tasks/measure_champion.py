@@ -1,0 +1,103 @@
+"""Steps 4 and 7: the present champion beside the one that would follow it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from tasks.context import RETRIES, RETRY_DELAYS_SECONDS, Given, Run, is_infrastructure, log
+from tasks.measure.accuracy import drops
+from tasks.measure_accuracy import measure_accuracy
+from tasks.measure_latency import latency_of
+from tasks.promote import find_champion
+from tasks.ptq.graph import model_bytes
+from tasks.registry import connect, registry_call
+from validators.errors import CandidateRefused
+from validators.gates import drop_interval, judge_against_champion, overall
+from validators.records import Champion, Inventory, SessionSettings, Trial, Variant
+
+
+@task(
+    name="look up champion",
+    cache_policy=NO_CACHE,
+    retries=RETRIES,
+    retry_delay_seconds=RETRY_DELAYS_SECONDS,
+    retry_condition_fn=is_infrastructure,
+)
+def look_up_champion(run: Run, given: Given) -> Champion | None:
+    """The present champion of the source's model on the job's target; None for a source that is a file."""
+    if run.job.source_is_file:
+        return None
+    with run.clock.work("look up champion"):
+        champion = find_champion(run, given)
+    log.info("champion: %s", f"version {champion.version}, {champion.candidate}" if champion else "none yet")
+    return champion
+
+
+@task(
+    name="compare with champion",
+    cache_policy=NO_CACHE,
+    retries=RETRIES,
+    retry_delay_seconds=RETRY_DELAYS_SECONDS,
+    retry_condition_fn=is_infrastructure,
+)
+def compare_with_champion(
+    run: Run, given: Given, inventory: Inventory, best: Trial, champion: Champion | None
+) -> Trial:
+    """The best trial with the verdict on it beside the champion; unchanged where it is the champion, or there is none.
+
+    A champion that no longer loads or runs here has lost already.
+    """
+    assert best.variant is not None and best.accuracy is not None
+    if champion is None or champion.digest == best.variant.digest:
+        return best
+    with run.clock.work("compare with champion"):
+        try:
+            holder = _fetch(run, champion)
+            accuracy, _ = measure_accuracy(
+                run, given.evidence, inventory, holder.path, holder.digest, holder.session, best.accuracy
+            )
+            latency, _ = latency_of(run, given, inventory, holder, best.variant, run.job.measurement.batch_sizes[0])
+        except CandidateRefused as error:
+            log.warning("champion version %s does not run here any more: %s", champion.version, error.found)
+            return best
+        lost = drops(run.job.metric, np.load(accuracy.scores_path), np.load(best.accuracy.scores_path))
+        drop, _ = drop_interval(lost, run.job.gates.confidence, seed=run.job.seed)
+        verdict = judge_against_champion(
+            same_source=champion.source_digest == given.source.digest,
+            drop=drop,
+            speedup=latency.speedup,
+            size_ratio=best.variant.size_bytes / holder.size_bytes,
+            objective=run.job.objective,
+            gates=run.job.gates,
+            n=len(lost),
+        )
+    log.info("beside champion version %s: %s %s", champion.version, verdict.outcome, verdict.reason)
+    verdicts = (*best.verdicts, verdict)
+    return replace(best, verdicts=verdicts, outcome=overall(verdicts))
+
+
+def _fetch(run: Run, champion: Champion) -> Variant:
+    """The champion's artifact, from the registry into the store."""
+
+    def fetch(folder: Path) -> Variant:
+        from mlflow.artifacts import download_artifacts
+
+        uri = f"models:/{champion.name}/{champion.version}"
+        with connect(run.tracking_uri):
+            model = Path(registry_call(download_artifacts, artifact_uri=uri, dst_path=str(folder)))
+        manifest: dict[str, Any] = json.loads(next(model.rglob("manifest.json")).read_text(encoding="utf-8"))
+        path = next(model.rglob("variant/model.onnx"))
+        return Variant(
+            champion.candidate, path, champion.digest, model_bytes(path), SessionSettings(**manifest["session"])
+        )
+
+    return run.store.make(
+        "champion", (run.tracking_uri, champion.name, champion.version, champion.digest), Variant, fetch
+    )[0]

@@ -1,0 +1,154 @@
+"""Small facts and edits of an ONNX graph that several passes need."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import numpy_helper
+
+# A protobuf message ends at 2 GB; weights beyond this go to a file beside the model.
+EXTERNAL_DATA_BYTES = 1_800_000_000
+
+# Operators whose multiply-accumulates are worth low precision, with the index of the weight among the inputs.
+WEIGHT_INPUT = {"MatMul": 1, "Gemm": 1, "Conv": 1}
+
+
+def save_model(model: onnx.ModelProto, path: Path) -> None:
+    """Write a model to one file, or with its weights beside it when a single file cannot hold them."""
+    large = model.ByteSize() > EXTERNAL_DATA_BYTES
+    onnx.save_model(model, path, save_as_external_data=large, location=f"{path.name}.data" if large else None)
+
+
+def model_bytes(path: Path) -> int:
+    """Bytes on disk of a model: its file and, where there is one, the weights beside it."""
+    beside = path.with_name(f"{path.name}.data")
+    return path.stat().st_size + (beside.stat().st_size if beside.exists() else 0)
+
+
+def initializers(graph: onnx.GraphProto) -> dict[str, onnx.TensorProto]:
+    """The constants of a graph by name."""
+    return {tensor.name: tensor for tensor in graph.initializer}
+
+
+def weighted_nodes(graph: onnx.GraphProto) -> list[tuple[onnx.NodeProto, onnx.TensorProto]]:
+    """The MatMul, Gemm and Conv nodes with a constant float32 weight, in graph order, each with that weight."""
+    constants = initializers(graph)
+    found = []
+    for node in graph.node:
+        index = WEIGHT_INPUT.get(node.op_type)
+        weight = constants.get(node.input[index]) if index is not None else None
+        if weight is not None and weight.data_type == onnx.TensorProto.FLOAT and len(weight.dims) >= 2:
+            found.append((node, weight))
+    return found
+
+
+def output_channel_axis(node: onnx.NodeProto, weight: onnx.TensorProto) -> int:
+    """The axis of the weight along which output channels lie: scales along any other axis cannot leave the sum.
+
+    Conv: `(out, in, ...)` gives 0. Gemm: `(K, N)` gives 1, or 0 with transB. MatMul: `(..., K, N)` gives the last.
+    """
+    if node.op_type == "Conv":
+        return 0
+    if node.op_type == "Gemm":
+        return 0 if attribute(node, "transB", 0) else 1
+    return len(weight.dims) - 1
+
+
+def attribute(node: onnx.NodeProto, name: str, default: Any) -> Any:
+    """The value of a node's attribute, or `default`."""
+    return next((onnx.helper.get_attribute_value(item) for item in node.attribute if item.name == name), default)
+
+
+def name_nodes(graph: onnx.GraphProto) -> int:
+    """Give every node a name that no other has; return how many were renamed."""
+    seen: set[str] = set()
+    renamed = 0
+    for index, node in enumerate(graph.node):
+        if not node.name or node.name in seen:
+            node.name = f"{node.op_type}_{index}"
+            renamed += 1
+        seen.add(node.name)
+    return renamed
+
+
+def split_gemm(graph: onnx.GraphProto) -> int:
+    """Rewrite each plain Gemm with a constant 2-D weight as MatMul and Add; return how many.
+
+    Weight-only kernels exist for MatMul alone. A Gemm with alpha, beta or transA set apart from their defaults stays.
+    """
+    constants = initializers(graph)
+    rewritten = 0
+    nodes: list[onnx.NodeProto] = []
+    for node in graph.node:
+        weight = constants.get(node.input[1]) if node.op_type == "Gemm" else None
+        plain = attribute(node, "alpha", 1.0) == 1.0 and attribute(node, "beta", 1.0) == 1.0
+        if weight is None or not plain or attribute(node, "transA", 0):
+            nodes.append(node)
+            continue
+        kernel = node.input[1]
+        if attribute(node, "transB", 0):
+            kernel = f"{node.input[1]}_transposed"
+            if kernel not in constants:
+                tensor = from_array(to_array(weight).T.copy(), kernel)
+                graph.initializer.append(tensor)
+                constants[kernel] = tensor
+        has_bias = len(node.input) > 2 and bool(node.input[2])
+        product = f"{node.output[0]}_product" if has_bias else node.output[0]
+        nodes.append(onnx.helper.make_node("MatMul", [node.input[0], kernel], [product], name=f"{node.name}_MatMul"))
+        if has_bias:
+            nodes.append(
+                onnx.helper.make_node("Add", [product, node.input[2]], [node.output[0]], name=f"{node.name}_Add")
+            )
+        rewritten += 1
+    del graph.node[:]
+    graph.node.extend(nodes)
+    drop_unused_initializers(graph)
+    return rewritten
+
+
+def drop_unused_initializers(graph: onnx.GraphProto) -> int:
+    """Remove the constants that neither a node (of any subgraph) nor an output reads; return how many."""
+    used = {value.name for value in graph.output} | set(_names_read(graph))
+    unused = [tensor for tensor in graph.initializer if tensor.name not in used]
+    for tensor in unused:
+        graph.initializer.remove(tensor)
+    return len(unused)
+
+
+def _names_read(graph: onnx.GraphProto) -> Iterator[str]:
+    for node in graph.node:
+        yield from node.input
+        for item in node.attribute:
+            for subgraph in [item.g, *item.graphs]:
+                yield from _names_read(subgraph)
+
+
+def to_array(tensor: onnx.TensorProto) -> NDArray[Any]:
+    """The content of a constant."""
+    return np.asarray(numpy_helper.to_array(tensor))
+
+
+def from_array(array: NDArray[Any], name: str) -> onnx.TensorProto:
+    """A constant with this content."""
+    return numpy_helper.from_array(array, name)
+
+
+@contextmanager
+def scratch() -> Iterator[Path]:
+    """A temporary folder, with the root logger's warnings held back: ONNX Runtime's tools write advice there."""
+    root = logging.getLogger()
+    level = root.level
+    root.setLevel(logging.ERROR)
+    try:
+        with tempfile.TemporaryDirectory(prefix="quantgate-") as folder:
+            yield Path(folder)
+    finally:
+        root.setLevel(level)

@@ -1,0 +1,80 @@
+"""INT8 for ONNX Runtime's CPU kernels: static (Q/DQ with calibrated ranges) and dynamic (ranges at run time)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+
+from tasks.ptq.graph import WEIGHT_INPUT, scratch
+from validators.errors import CandidateRefused
+from validators.recipe import Candidate
+
+
+def quantize_static(prepared: Path, ranges: Path, candidate: Candidate, variant: Path) -> None:
+    """Write a Q/DQ model of the prepared graph with the calibrated ranges of `ranges`.
+
+    Activations are UINT8 and asymmetric (U8S8, what the VNNI and AVX2 kernels multiply natively) unless the candidate asks
+    for INT8; weights are INT8 and symmetric.
+
+    Raises:
+        CandidateRefused: `unsupported`: the quantizer cannot process the graph.
+    """
+    from onnxruntime.quantization import CalibrationMethod, QuantType
+    from onnxruntime.quantization import quantize_static as ort_quantize_static
+
+    method = {
+        "minmax": CalibrationMethod.MinMax,
+        "percentile": CalibrationMethod.Percentile,
+        "entropy": CalibrationMethod.Entropy,
+    }[candidate.range_method or "minmax"]
+    every = candidate.every_operator
+    with scratch():
+        try:
+            ort_quantize_static(
+                str(prepared),
+                str(variant),
+                calibration_cache_path=ranges,
+                calibrate_method=method,
+                op_types_to_quantize=None if every else list(WEIGHT_INPUT),
+                per_channel=candidate.granularity == "pc",
+                activation_type=QuantType.QInt8 if candidate.signed_activations else QuantType.QUInt8,
+                weight_type=QuantType.QInt8,
+                # A product of two activations (attention scores) needs a range of its own; in the narrow scope it stays float.
+                extra_options={} if every else {"MatMulConstBOnly": True},
+            )
+        except Exception as error:  # the quantizer raises ValueError, KeyError, AttributeError for "not supported"
+            raise _refuse(error) from error
+
+
+def quantize_dynamic(float_model: Path, candidate: Candidate, variant: Path) -> None:
+    """Write a model whose weights are INT8 and whose activations are quantized at run time.
+
+    Raises:
+        CandidateRefused: `unsupported`: the quantizer cannot process the graph.
+    """
+    from onnxruntime.quantization import QuantType
+    from onnxruntime.quantization import quantize_dynamic as ort_quantize_dynamic
+
+    with scratch():
+        try:
+            ort_quantize_dynamic(
+                str(float_model),
+                str(variant),
+                per_channel=candidate.granularity == "pc",
+                weight_type=QuantType.QInt8,
+                # Fused operators have no shape inference in onnx; the quantizer asks for a type to assume.
+                extra_options={"MatMulConstBOnly": True, "DefaultTensorType": onnx.TensorProto.FLOAT},
+            )
+        except Exception as error:  # see quantize_static
+            raise _refuse(error) from error
+
+
+def _refuse(error: Exception) -> CandidateRefused:
+    detail = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return CandidateRefused(
+        kind="unsupported",
+        found=f"ONNX Runtime's quantizer fails: {type(error).__name__}: {detail[:300]}",
+        expected="a graph whose operators the quantizer knows",
+        fix="another scope (without `-all`), the dynamic form, or the unfused graph",
+    )

@@ -1,0 +1,146 @@
+"""From a candidate to its variant: one explicit table from precision to pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+
+from tasks.ptq.fp8 import quantize_fp8
+from tasks.ptq.graph import model_bytes
+from tasks.ptq.int4 import quantize_weights
+from tasks.ptq.int8 import quantize_dynamic, quantize_static
+from validators.digests import digest_file
+from validators.errors import CandidateRefused
+from validators.recipe import Candidate, RangeMethod
+from validators.records import SessionSettings, Variant
+
+CPU_PROVIDER = "CPUExecutionProvider"
+
+
+@dataclass(frozen=True)
+class Materials:
+    """What the passes start from; each is a function that makes its file on first use and returns the path.
+
+    `prepared` is the folded float graph, `fused` the one with the runtime's transformer fusions, `ranges` the calibration
+    file of a method.
+    """
+
+    prepared: Callable[[], Path]
+    fused: Callable[[], Path]
+    ranges: Callable[[RangeMethod], Path]
+
+
+def make_variant(candidate: Candidate, materials: Materials, folder: Path, *, threads: int) -> Variant:
+    """Make the candidate's artifact, `folder/model.onnx`, check it and describe it.
+
+    Raises:
+        CandidateRefused: the target or the model does not allow it, or the pass made an invalid file.
+    """
+    refuse_other_targets(candidate)
+    path = folder / "model.onnx"
+    changes = _PASSES[candidate.precision](candidate, materials, path)
+    try:
+        onnx.checker.check_model(str(path))
+    except onnx.checker.ValidationError as error:
+        raise CandidateRefused(
+            kind="invalid",
+            found=f"the pass made an invalid file: {str(error).splitlines()[0]}",
+            expected="a file that passes onnx.checker",
+            fix="report it with the source model; take another candidate meanwhile",
+        ) from error
+    return Variant(
+        candidate=candidate.name,
+        path=path,
+        digest=digest_file(path),
+        size_bytes=model_bytes(path),
+        session=session_settings(candidate, threads),
+        is_simulated=candidate.is_simulated,
+        changes=changes,
+        notes=("FP8 has no kernels on a CPU: numerics are simulated, latency is not measured",)
+        if candidate.is_simulated
+        else (),
+    )
+
+
+def session_settings(candidate: Candidate, threads: int) -> SessionSettings:
+    """How the runtime must load the candidate's artifact."""
+    if candidate.is_simulated:
+        # At higher levels the CPU provider fuses FP8 Q/DQ into QLinearConv, which does not exist for FP8.
+        return SessionSettings(CPU_PROVIDER, threads, optimization="basic")
+    return SessionSettings(CPU_PROVIDER, threads)
+
+
+def refuse_other_targets(candidate: Candidate) -> None:
+    """Refuse what this version cannot make or run, with the reason.
+
+    Raises:
+        CandidateRefused: `unsupported`.
+    """
+    if candidate.target != "ort-cpu":
+        raise CandidateRefused(
+            kind="unsupported",
+            found=f"target {candidate.target}",
+            expected="ort-cpu, the one target of this version",
+            fix=f"run the job on ort-cpu; support for {candidate.target} is not built yet",
+        )
+    if candidate.precision == "fp16":
+        raise CandidateRefused(
+            kind="unsupported",
+            found="fp16 on ort-cpu",
+            expected="a precision with CPU kernels",
+            fix="ONNX Runtime's CPU provider computes fp16 in fp32: take int8 or fp32-fused",
+        )
+
+
+def _fused_float(candidate: Candidate, materials: Materials, path: Path) -> dict[str, int]:
+    fused = materials.fused()
+    model = onnx.load(fused)
+    onnx.save(model, path)
+    return {}
+
+
+def _int8(candidate: Candidate, materials: Materials, path: Path) -> dict[str, int]:
+    if candidate.dynamic:
+        quantize_dynamic(_float_graph(candidate, materials), candidate, path)
+    elif candidate.fused:
+        raise CandidateRefused(
+            kind="unsupported",
+            found="static INT8 on the fused graph",
+            expected="the unfused graph: ONNX Runtime's static quantizer has no rule for fused attention",
+            fix="leave out +fused, or take int8-dynamic-pc+fused",
+        )
+    else:
+        quantize_static(materials.prepared(), materials.ranges(candidate.range_method or "minmax"), candidate, path)
+    return _count_operators(path)
+
+
+def _int4(candidate: Candidate, materials: Materials, path: Path) -> dict[str, int]:
+    return quantize_weights(_float_graph(candidate, materials), candidate, path)
+
+
+def _fp8(candidate: Candidate, materials: Materials, path: Path) -> dict[str, int]:
+    return quantize_fp8(materials.prepared(), materials.ranges("minmax"), candidate, path)
+
+
+def _float_graph(candidate: Candidate, materials: Materials) -> Path:
+    return materials.fused() if candidate.fused else materials.prepared()
+
+
+def _count_operators(path: Path) -> dict[str, int]:
+    kinds = [node.op_type for node in onnx.load(path, load_external_data=False).graph.node]
+    return {
+        kind: kinds.count(kind)
+        for kind in ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "MatMulInteger", "ConvInteger")
+        if kind in kinds
+    }
+
+
+_PASSES: dict[str, Callable[[Candidate, Materials, Path], dict[str, int]]] = {
+    "fp32": _fused_float,
+    "int8": _int8,
+    "int4": _int4,
+    "fp8": _fp8,
+}

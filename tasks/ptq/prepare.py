@@ -1,0 +1,68 @@
+"""What is done to the float graph before any quantization, once a source."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import onnx
+
+from tasks.ptq.graph import name_nodes, save_model, scratch
+from validators.errors import CandidateRefused
+
+
+def prepare_graph(source: Path, prepared: Path) -> dict[str, int]:
+    """Fold constants, infer shapes and name every node; return what was changed, by description.
+
+    The level is `basic`: it keeps standard operators, which the quantizers know.
+
+    Raises:
+        CandidateRefused: `invalid`: the runtime's tools cannot process the graph.
+    """
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+
+    before = len(onnx.load(source, load_external_data=False).graph.node)
+    with scratch() as folder:
+        folded = folder / "folded.onnx"
+        try:
+            # Symbolic shape inference fails on common exports (Expand, Where over dynamic axes); plain inference does not.
+            quant_pre_process(str(source), str(folded), skip_symbolic_shape=True)
+        except Exception as error:  # a chain of tools, each with exceptions of its own
+            raise CandidateRefused(
+                kind="invalid",
+                found=f"pre-processing fails: {str(error).splitlines()[0] if str(error) else type(error).__name__}",
+                expected="a graph that ONNX Runtime can fold and infer shapes of",
+                fix="export the model again with a newer exporter",
+            ) from error
+        model = onnx.load(folded)
+    renamed = name_nodes(model.graph)
+    save_model(model, prepared)
+    return {"nodes folded": before - len(model.graph.node), "nodes named": renamed}
+
+
+def fuse_graph(source: Path, fused: Path) -> dict[str, int]:
+    """Apply ONNX Runtime's transformer fusions (attention, layer norm, GELU); return how many of each operator they made.
+
+    Raises:
+        CandidateRefused: `unsupported`: nothing could be fused, so that the result would be the baseline again.
+    """
+    from onnxruntime.transformers import optimizer
+
+    with scratch() as folder:
+        copy = folder / "model.onnx"
+        shutil.copyfile(source, copy)
+        # Head count and hidden size of 0 are read from the graph; the tool's own runtime pass (opt_level 1) folds
+        # constants first.
+        optimized = optimizer.optimize_model(str(copy), model_type="bert", num_heads=0, hidden_size=0, opt_level=1)
+        made = {name: count for name, count in optimized.get_fused_operator_statistics().items() if count}
+        model = optimized.model
+    if not made:
+        raise CandidateRefused(
+            kind="unsupported",
+            found="no attention, layer normalization or GELU pattern in the graph",
+            expected="a transformer that ONNX Runtime's fusions recognize",
+            fix="none is needed: for this model the baseline already is what the runtime makes of it",
+        )
+    name_nodes(model.graph)
+    save_model(model, fused)
+    return made

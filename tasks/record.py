@@ -1,0 +1,225 @@
+"""The run in MLflow: one parent run, one nested run a candidate, with params, metrics, pictures, tables and datasets."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from tasks.context import RETRIES, RETRY_DELAYS_SECONDS, Evidence, Given, Run, is_infrastructure
+from tasks.registry import connect, registry_call
+from tasks.settings import artifact_location
+from validators.datasets import Samples
+from validators.records import CalibrationVerdict, Inventory, Trial
+from validators.result import Result
+
+EXPERIMENT = "quantgate"
+
+
+@task(
+    name="open MLflow run",
+    cache_policy=NO_CACHE,
+    retries=RETRIES,
+    retry_delay_seconds=RETRY_DELAYS_SECONDS,
+    retry_condition_fn=is_infrastructure,
+)
+def open_run(run: Run) -> str:
+    """Start the parent run, with the job as its parameters, and return its id.
+
+    Raises:
+        InfrastructureError: the tracking server does not answer.
+    """
+    job = run.job
+    with run.clock.work("record in MLflow"), connect(run.tracking_uri) as client:
+        experiment: Any = registry_call(client.get_experiment_by_name, EXPERIMENT)
+        location = artifact_location(run.state)
+        identifier: str = (
+            experiment.experiment_id
+            if experiment
+            else registry_call(client.create_experiment, EXPERIMENT, artifact_location=location)
+        )
+        tags = {"mlflow.runName": f"{job.source.rsplit(':/', 1)[-1]} on {job.target}", "quantgate.kind": "run"}
+        parent: Any = registry_call(client.create_run, identifier, tags=tags)
+        params = _flat(job.model_dump(mode="json"))
+        registry_call(client.log_batch, parent.info.run_id, params=_params(params))
+    return str(parent.info.run_id)
+
+
+@task(
+    name="record in MLflow",
+    cache_policy=NO_CACHE,
+    retries=RETRIES,
+    retry_delay_seconds=RETRY_DELAYS_SECONDS,
+    retry_condition_fn=is_infrastructure,
+)
+def record_evidence(run: Run, run_id: str, given: Given, inventory: Inventory, calibration: CalibrationVerdict) -> None:
+    """What the run stands on: data sets as inputs, source and inventory as tags, the page on the calibration data."""
+    with run.clock.work("record in MLflow"), connect(run.tracking_uri) as client:
+        registry_call(client.log_inputs, run_id, datasets=_datasets(given.evidence))
+        facts = {
+            "source_uri": given.source.uri,
+            "source_digest": given.source.digest,
+            "device": inventory.device_key,
+            "runtimes": json.dumps(inventory.runtimes),
+        }
+        for key, value in facts.items():
+            registry_call(client.set_tag, run_id, f"quantgate.{key}", value)
+        registry_call(client.set_tag, run_id, "quantgate.calibration", calibration.outcome)
+        registry_call(client.log_artifacts, run_id, str(_site(calibration.page)), "calibration")
+
+
+@task(
+    name="record candidates in MLflow",
+    cache_policy=NO_CACHE,
+    retries=RETRIES,
+    retry_delay_seconds=RETRY_DELAYS_SECONDS,
+    retry_condition_fn=is_infrastructure,
+)
+def record_trials(run: Run, run_id: str, trials: tuple[Trial, ...]) -> None:
+    """A nested run for each candidate: its recipe as params, measurements as metrics, verdicts and raw samples as artifacts."""
+    with run.clock.work("record in MLflow"), connect(run.tracking_uri) as client:
+        experiment = registry_call(client.get_run, run_id).info.experiment_id
+        for trial in trials:
+            tags = {"mlflow.runName": trial.candidate, "mlflow.parentRunId": run_id, "quantgate.kind": "candidate"}
+            nested: Any = registry_call(client.create_run, experiment, tags=tags)
+            _record_trial(client, nested.info.run_id, trial)
+
+
+@task(
+    name="close MLflow run",
+    cache_policy=NO_CACHE,
+    retries=RETRIES,
+    retry_delay_seconds=RETRY_DELAYS_SECONDS,
+    retry_condition_fn=is_infrastructure,
+)
+def close_run(run: Run, run_id: str, result: Result, page: Path) -> None:
+    """The outcome as tags, the result document, the report and its picture as artifacts; the run ends FINISHED."""
+    with run.clock.work("record in MLflow"), connect(run.tracking_uri) as client:
+        registry_call(client.set_tag, run_id, "quantgate.outcome", result.outcome)
+        registry_call(client.set_tag, run_id, "mlflow.note.content", result.reason)
+        if result.chosen:
+            registry_call(client.set_tag, run_id, "quantgate.chosen", result.chosen or "")
+        registry_call(client.log_dict, run_id, result.model_dump(mode="json"), "result.json")
+        registry_call(client.log_table, run_id, _table(result), "candidates.json")
+        for file in sorted(page.parent.iterdir()):
+            registry_call(client.log_artifact, run_id, str(file), "report")
+        metrics = {f"seconds_{step.replace(' ', '_')}": value for step, value in result.seconds.by_step.items()}
+        metrics |= {"seconds_total": result.seconds.total, "seconds_overhead": result.seconds.overhead}
+        registry_call(client.log_batch, run_id, metrics=_metrics(metrics))
+        registry_call(client.set_terminated, run_id, "FINISHED")
+
+
+def abandon_run(run: Run, run_id: str) -> None:
+    """Mark the parent run of a run that an error ended as FAILED, as far as the registry still answers."""
+    with connect(run.tracking_uri) as client, suppress(Exception):
+        client.set_terminated(run_id, "FAILED")
+
+
+def _record_trial(client: Any, run_id: str, trial: Trial) -> None:
+    """In one batch: a call for each value costs a transaction each."""
+    params: dict[str, Any] = {"candidate": trial.candidate}
+    metrics: dict[str, float] = {"seconds": trial.seconds}
+    tags = {"quantgate.outcome": str(trial.outcome), "quantgate.cached": str(trial.cached)}
+    if trial.refusal:
+        tags |= {"quantgate.refusal": trial.refusal.kind, "mlflow.note.content": trial.refusal.reason}
+    if trial.variant:
+        params |= {"variant_digest": trial.variant.digest, **_flat({"session": trial.variant.session.__dict__})}
+        params |= {f"changed.{what}": count for what, count in trial.variant.changes.items()}
+        metrics["size_bytes"] = trial.variant.size_bytes
+    if trial.accuracy:
+        metrics[trial.accuracy.metric] = trial.accuracy.value
+    if trial.drop and trial.drop.high is not None:
+        metrics |= {"metric_drop": trial.drop.value, "metric_drop_upper": trial.drop.high}
+    if trial.coverage:
+        metrics["coverage_macs"] = trial.coverage.share
+    for latency in trial.latencies:
+        metrics |= {
+            f"latency_p50_ms_b{latency.batch_size}": latency.p50_ms,
+            f"speedup_p50_b{latency.batch_size}": latency.speedup.value,
+            f"peak_memory_mb_b{latency.batch_size}": latency.peak_memory_mb,
+        }
+    tags |= {f"quantgate.gate.{verdict.gate}": verdict.outcome for verdict in trial.verdicts}
+    registry_call(client.log_batch, run_id, params=_params(params), metrics=_metrics(metrics), tags=_tags(tags))
+    for path in [trial.accuracy.scores_path] if trial.accuracy else []:
+        registry_call(client.log_artifact, run_id, str(path), "accuracy")
+    for latency in trial.latencies:
+        registry_call(client.log_artifact, run_id, str(latency.samples_path), f"latency/batch_{latency.batch_size}")
+    registry_call(client.set_terminated, run_id, "FAILED" if trial.refusal else "FINISHED")
+
+
+def _datasets(evidence: Evidence) -> list[Any]:
+    from mlflow.entities import Dataset, DatasetInput, InputTag
+
+    def describe(samples: Samples, role: str) -> Any:
+        file = samples.file
+        shapes = {name: [str(array.dtype), *array.shape[1:]] for name, array in samples.inputs.items()}
+        dataset = Dataset(
+            name=file.path.stem,
+            digest=file.digest[:36],
+            source_type="local",
+            source=json.dumps({"uri": file.path.as_uri()}),
+            schema=json.dumps(shapes),
+            profile=json.dumps({"rows": file.rows, "sha256": file.digest}),
+        )
+        return DatasetInput(dataset, [InputTag("mlflow.data.context", role)])
+
+    given = {"calibration": evidence.calibration, "evaluation": evidence.evaluation, "traffic": evidence.traffic}
+    return [describe(samples, role) for role, samples in given.items() if samples is not None]
+
+
+def _table(result: Result) -> dict[str, list[Any]]:
+    """The candidates as columns, for MLflow's table view."""
+    rows = [
+        {
+            "candidate": candidate.name,
+            "outcome": candidate.outcome,
+            "metric": candidate.metric_value,
+            "drop": candidate.metric_drop.value if candidate.metric_drop else None,
+            "speedup_p50": candidate.speedup_p50.value if candidate.speedup_p50 else None,
+            "latency_p50_ms": candidate.latency_p50_ms,
+            "size_bytes": candidate.size_bytes,
+            "coverage_macs": candidate.coverage_macs,
+            "refusal": candidate.refusal.reason if candidate.refusal else None,
+        }
+        for candidate in result.candidates
+    ]
+    keys = list(rows[0]) if rows else ["candidate", "outcome"]
+    return {key: [row[key] for row in rows] for key in keys}
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested keys joined with dots."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat
+
+
+def _params(values: dict[str, Any]) -> list[Any]:
+    from mlflow.entities import Param
+
+    return [Param(key, str(value)) for key, value in values.items()]
+
+
+def _metrics(values: dict[str, float]) -> list[Any]:
+    import time
+
+    from mlflow.entities import Metric
+
+    now = int(time.time() * 1000)
+    return [Metric(key, float(value), now, 0) for key, value in values.items()]
+
+
+def _tags(values: dict[str, str]) -> list[Any]:
+    from mlflow.entities import RunTag
+
+    return [RunTag(key, value) for key, value in values.items()]
+
+
+def _site(page: Path) -> Path:
+    """The folder of the Data Docs site that a page belongs to."""
+    return next((parent for parent in page.parents if (parent / "index.html").exists()), page.parent)

@@ -1,0 +1,59 @@
+"""The MLflow registry: one way to connect, one way to tell "it is not there" from "it does not answer"."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
+
+from validators.errors import InfrastructureError
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+Answer = TypeVar("Answer")
+Arguments = ParamSpec("Arguments")
+
+# What the registry says about the request itself; everything else it raises is about the registry.
+REQUEST_ERRORS = frozenset(
+    {"RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE", "RESOURCE_ALREADY_EXISTS", "NOT_FOUND"}
+)
+
+
+@contextmanager
+def connect(tracking_uri: str) -> Iterator[MlflowClient]:
+    """A client of the registry; MLflow's global URI is set too, for the calls that only know that."""
+    import mlflow
+
+    mlflow.set_tracking_uri(tracking_uri)
+    mlflow.set_registry_uri(tracking_uri)
+    yield mlflow.MlflowClient(tracking_uri, tracking_uri)
+
+
+def registry_call(call: Callable[Arguments, Answer], *args: Arguments.args, **kwargs: Arguments.kwargs) -> Answer:
+    """The answer of one call.
+
+    Raises:
+        MlflowException: the request cannot be met: no such model, version or alias.
+        InfrastructureError: the registry does not answer, or fails.
+    """
+    import requests
+    from mlflow.exceptions import MlflowException
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        return call(*args, **kwargs)
+    except MlflowException as error:
+        if error.error_code in REQUEST_ERRORS:
+            raise
+        raise _down(error) from error
+    except (requests.RequestException, SQLAlchemyError, ConnectionError) as error:
+        raise _down(error) from error
+
+
+def _down(error: Exception) -> InfrastructureError:
+    return InfrastructureError(
+        found=f"the MLflow registry does not answer: {str(error).splitlines()[0][:300]}",
+        expected="an answer",
+        fix="check MLFLOW_TRACKING_URI and that the server runs, then run again: finished work is kept",
+    )

@@ -1,0 +1,35 @@
+"""Step 9: the page, its picture, and the same table as Prefect artifacts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from prefect import task
+from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
+from prefect.cache_policies import NO_CACHE
+
+from tasks.conclude import Findings
+from tasks.context import Run, log
+from tasks.reporting.markdown import artifact_rows, verdict_markdown
+from tasks.reporting.page import render_page
+from tasks.reporting.pictures import pareto_png, pareto_svg
+from validators.result import Result
+
+
+@task(name="publish report", cache_policy=NO_CACHE)
+def publish_report(run: Run, record: str, findings: Findings, result: Result) -> Path:
+    """Write `report.html` and the picture into the state folder and the table to Prefect; return the page's path."""
+    folder = run.state / "reports" / record
+    page = folder / "report.html"
+    with run.clock.work("report"):
+        folder.mkdir(parents=True, exist_ok=True)
+        svg = pareto_svg(result, run.job.gates)
+        page.write_text(render_page(result, run.job, findings.trials, findings.calibration, svg), encoding="utf-8")
+        if result.candidates:
+            (folder / "pareto.png").write_bytes(pareto_png(result, run.job.gates))
+    create_markdown_artifact(verdict_markdown(result), key="verdict", description=result.reason)
+    if rows := artifact_rows(result):
+        create_table_artifact(rows, key="candidates", description="one row a candidate")
+    create_link_artifact(page.as_uri(), key="report", link_text="report.html", description="the whole report")
+    log.info("report: %s", page)
+    return page

@@ -1,0 +1,137 @@
+"""Numbers as a reader sees them: the one place for page, markdown and terminal.
+
+    metric    0.770        drop      +0.85 pt (accuracy-like) or +0.00123 (mse, mae)
+    speedup   1.52x        size      22.9 (MB, 10^6 bytes)
+    latency   1.95 (ms)    share     98.2 (%)
+
+A value that was not measured is an en dash, never a zero.
+"""
+
+from __future__ import annotations
+
+import math
+
+NO_VALUE = "–"
+POINT_METRICS = frozenset({"accuracy", "top5", "agreement"})
+_SIGNS = {"at_most": "≤", "at_least": "≥"}
+
+
+def significant(value: float | None, digits: int = 3) -> str:
+    """A number with at least `digits` significant digits; those before the decimal point are never rounded away.
+
+    >>> significant(0.05149), significant(9.996), significant(1234.4), significant(0.0000123)
+    ('0.0515', '10.0', '1234', '1.23e-05')
+    """
+    if value is None:
+        return NO_VALUE
+    if not math.isfinite(value):
+        return _not_finite(value)
+    if value == 0:
+        return "0"
+    # Rounded first: 9.996 has three digits as 10.0, not as 10.00.
+    magnitude = math.floor(math.log10(abs(float(f"{value:.{digits - 1}e}"))))
+    if magnitude < -4:
+        return f"{value:.{digits - 1}e}"
+    return f"{value:.{max(0, digits - 1 - magnitude)}f}"
+
+
+def metric_value(value: float | None, metric: str) -> str:
+    """A metric in its own units: three decimals for a share, three significant digits for an error.
+
+    >>> metric_value(0.77, "accuracy"), metric_value(0.012345, "mse")
+    ('0.770', '0.0123')
+    """
+    if value is None or metric not in POINT_METRICS or not math.isfinite(value):
+        return significant(value)
+    return f"{value:.3f}"
+
+
+def metric_drop(value: float | None, metric: str) -> str:
+    """How much worse than the baseline: in points (hundredths) for a share, else in the metric's own units.
+
+    >>> metric_drop(0.0085, "accuracy"), metric_drop(-0.0000001, "top5"), metric_drop(0.00123, "mse")
+    ('+0.85 pt', '+0.00 pt', '+0.00123')
+    """
+    if value is None:
+        return NO_VALUE
+    if not math.isfinite(value):
+        return _not_finite(value)
+    if metric not in POINT_METRICS:
+        return ("+" if value > 0 else "") + significant(value)
+    # Adding 0.0 turns the -0.0 that rounding leaves into 0.0, which has no minus sign.
+    return f"{round(value * 100, 2) + 0.0:+.2f} pt"
+
+
+def speedup(value: float | None) -> str:
+    """A ratio of latencies or sizes.
+
+    >>> speedup(1.5163), speedup(None)
+    ('1.52x', '–')
+    """
+    if value is None or not math.isfinite(value):
+        return significant(value)
+    return f"{value:.2f}x"
+
+
+def milliseconds(value: float | None) -> str:
+    """A latency in milliseconds, without the unit: headings carry it."""
+    return significant(value)
+
+
+def megabytes(size_bytes: float | None) -> str:
+    """Bytes as MB of 10^6 bytes, without the unit.
+
+    >>> megabytes(90_234_567), megabytes(412_345_678), megabytes(23_456)
+    ('90.2', '412', '0.0235')
+    """
+    return significant(None if size_bytes is None else size_bytes / 1e6)
+
+
+def percent(share: float | None) -> str:
+    """A share from 0 to 1 as percent with one decimal, without the unit.
+
+    >>> percent(0.9817), percent(1.0)
+    ('98.2', '100.0')
+    """
+    if share is None or not math.isfinite(share):
+        return significant(share)
+    return f"{share * 100:.1f}"
+
+
+def seconds(value: float) -> str:
+    """Wall-clock seconds with one decimal, below ten seconds with two.
+
+    >>> seconds(3.14159), seconds(125.04)
+    ('3.14', '125.0')
+    """
+    return f"{value:.2f}" if value < 10 else f"{value:.1f}"
+
+
+def gate_value(gate: str, value: float | None, metric: str) -> str:
+    """The value that a gate looks at, in the unit that its name tells.
+
+    >>> gate_value("max_drop", 0.0085, "accuracy"), gate_value("min_coverage", 0.982, "accuracy")
+    ('+0.85 pt', '98.2 %')
+    """
+    if value is None:
+        return NO_VALUE
+    if "drop" in gate:
+        return metric_drop(value, metric)
+    if "coverage" in gate:
+        return f"{percent(value)} %"
+    if "speedup" in gate or "ratio" in gate:
+        return speedup(value)
+    return significant(value)
+
+
+def gate_bound(gate: str, bound: float, direction: str, metric: str) -> str:
+    """The bound of a gate with the side on which the value must lie.
+
+    >>> gate_bound("min_speedup", 1.05, "at_least", "accuracy")
+    '≥ 1.05x'
+    """
+    return f"{_SIGNS[direction]} {gate_value(gate, bound, metric)}"
+
+
+def _not_finite(value: float) -> str:
+    return "NaN" if math.isnan(value) else "inf" if value > 0 else "-inf"

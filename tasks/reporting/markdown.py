@@ -1,0 +1,65 @@
+"""The verdict table without a page: markdown text, rows for a table artifact, and plain rows for the terminal."""
+
+from __future__ import annotations
+
+import re
+
+from tasks.reporting.rows import COLUMNS, headings, verdict_rows
+from validators.result import Result
+
+# A terminal has 80 to 200 columns: memory and the tail latency are on the page.
+TERMINAL_COLUMNS = ("name", "outcome", "metric", "drop", "speedup", "p50_ms", "size_mb", "coverage_percent", "reason")
+_NUMERIC = frozenset(column for column, _ in COLUMNS) - {"name", "outcome", "reason"}
+_SPECIAL = re.compile(r"([\\`*_\[\]<>|#~$&])")
+
+
+def verdict_markdown(result: Result) -> str:
+    """The outcome in one sentence and, where candidates were judged, the verdict table as a GitHub-style table."""
+    parts = [f"**{_escape(result.outcome.replace('_', ' '))}**: {_escape(result.reason)}"]
+    if result.champion is not None:
+        champion = result.champion
+        before = f"version {champion.previous}" if champion.previous else "none"
+        parts.append(
+            _escape(
+                f"Champion {champion.name}@{champion.alias}: version {champion.version} (before this run: {before})"
+            )
+        )
+    if result.error is not None:
+        error = result.error
+        parts.append("\n".join(f"- {key}: {_escape(getattr(error, key))}" for key in ("found", "expected", "fix")))
+    if result.calibration is not None and result.calibration.failed_checks:
+        parts.append(
+            "\n".join(
+                f"- {check.severity}: {_escape(check.name)}: found {_escape(check.found)}; "
+                f"expected {_escape(check.expected)}; fix: {_escape(check.fix)}"
+                for check in result.calibration.failed_checks
+            )
+        )
+    if rows := verdict_rows(result):
+        titles = headings(result)
+        lines = [titles.values(), ("---:" if column in _NUMERIC else "---" for column in titles)]
+        lines += [(_escape(row.cell(column)) for column in titles) for row in rows]
+        parts.append("\n".join(f"| {' | '.join(line)} |" for line in lines))
+    return "\n\n".join(parts) + "\n"
+
+
+def artifact_rows(result: Result) -> list[dict[str, str]]:
+    """The verdict table as one dict a row, text by heading: what a Prefect table artifact takes."""
+    titles = headings(result)
+    return [{title: row.cell(column) for column, title in titles.items()} for row in verdict_rows(result)]
+
+
+def terminal_rows(result: Result) -> list[tuple[str, ...]]:
+    """The verdict table for a terminal: headings first, then a tuple of text a row.
+
+    The text is plain: a printer that reads markup, such as rich, must escape it (a reason may hold `[label=3]`).
+    """
+    titles = headings(result)
+    rows = verdict_rows(result)
+    lines = [tuple(titles[column] for column in TERMINAL_COLUMNS)] if rows else []
+    return lines + [tuple(row.cell(column) for column in TERMINAL_COLUMNS) for row in rows]
+
+
+def _escape(text: str) -> str:
+    """Text that markdown shows as it is, on one line: a line break would end a table's row."""
+    return _SPECIAL.sub(r"\\\1", " ".join(text.split()))

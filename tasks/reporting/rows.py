@@ -1,0 +1,161 @@
+"""The verdict table as rows of text, made once and shown by the page, the markdown and the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from statistics import median
+from typing import Literal
+
+from tasks.reporting import formats
+from validators.errors import JobError
+from validators.recipe import decode
+from validators.records import CandidateOutcome, Trial, Verdict
+from validators.result import CandidateResult, Result
+
+RowOutcome = Literal["baseline"] | CandidateOutcome
+
+# Attribute of `Row` and heading, in the order of the table.
+COLUMNS: tuple[tuple[str, str], ...] = (
+    ("name", "Candidate"),
+    ("outcome", "Outcome"),
+    ("metric", "Metric"),
+    ("drop", "Drop"),
+    ("speedup", "Speedup"),
+    ("p50_ms", "p50 ms"),
+    ("p95_ms", "p95 ms"),
+    ("size_mb", "Size MB"),
+    ("peak_memory_mb", "Memory MB"),
+    ("coverage_percent", "Coverage %"),
+    ("reason", "Why"),
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the verdict table, every cell as text in the unit of its heading.
+
+    `drop_upper` and `speedup_lower` are the bounds that gates look at, empty where there is none. `marks` are words such
+    as `chosen`, `simulated` and `from store`.
+    """
+
+    name: str
+    outcome: RowOutcome
+    metric: str
+    drop: str
+    drop_upper: str
+    speedup: str
+    speedup_lower: str
+    p50_ms: str
+    p95_ms: str
+    size_mb: str
+    peak_memory_mb: str
+    coverage_percent: str
+    reason: str
+    marks: tuple[str, ...] = ()
+
+    def cell(self, column: str) -> str:
+        """The text of a column in one line: with marks after the name, and with the bound after drop and speedup."""
+        text = str(getattr(self, column))
+        if column == "name" and self.marks:
+            return f"{text} ({', '.join(self.marks)})"
+        bound = {"drop": self.drop_upper, "speedup": self.speedup_lower}.get(column, "")
+        return f"{text} ({bound})" if bound else text
+
+
+def metric_of(result: Result) -> str:
+    """The metric of a run; `accuracy` for a run that ended before its baseline, where nothing shows it anyway."""
+    return result.baseline.metric if result.baseline else "accuracy"
+
+
+def headings(result: Result) -> dict[str, str]:
+    """Headings by column, with the metric's own name in place of the word."""
+    return {column: metric_of(result).capitalize() if column == "metric" else text for column, text in COLUMNS}
+
+
+def verdict_rows(result: Result, trials: Iterable[Trial] = ()) -> tuple[Row, ...]:
+    """The verdict table: the baseline first if there is one, then the candidates in the order of the result.
+
+    `trials` adds what the result document leaves out: the baseline's peak memory, and whether a variant is simulated
+    by its own record rather than by its name.
+    """
+    by_name = {trial.candidate: trial for trial in trials}
+    rows = [_candidate_row(candidate, result, by_name.get(candidate.name)) for candidate in result.candidates]
+    baseline = result.baseline
+    if baseline is None:
+        return tuple(rows)
+    memory = [trial.latency.baseline_peak_memory_mb for trial in by_name.values() if trial.latency]
+    first = Row(
+        name="baseline",
+        outcome="baseline",
+        metric=formats.metric_value(baseline.value, baseline.metric),
+        drop=formats.NO_VALUE,
+        drop_upper="",
+        speedup=formats.speedup(1.0) if baseline.latency_p50_ms is not None else formats.NO_VALUE,
+        speedup_lower="",
+        p50_ms=formats.milliseconds(baseline.latency_p50_ms),
+        p95_ms=formats.milliseconds(baseline.latency_p95_ms),
+        size_mb=formats.megabytes(baseline.size_bytes),
+        peak_memory_mb=formats.significant(median(memory) if memory else None),
+        coverage_percent=formats.NO_VALUE,
+        reason="the source at its own precision",
+    )
+    return first, *rows
+
+
+def is_simulated(name: str, trial: Trial | None = None) -> bool:
+    """Whether a candidate's target has no kernels for its precision: by the variant's record, else by the name."""
+    if trial is not None and trial.variant is not None:
+        return trial.variant.is_simulated
+    try:
+        return decode(name).is_simulated
+    except JobError:
+        return False
+
+
+def failing(verdicts: Iterable[Verdict]) -> tuple[Verdict, ...]:
+    """The verdicts that keep a candidate from passing, failed ones before inconclusive ones."""
+    return tuple(sorted((v for v in verdicts if v.outcome != "pass"), key=lambda verdict: verdict.outcome != "fail"))
+
+
+def why(candidate: CandidateResult, metric: str) -> str:
+    """Why a candidate has its outcome: the refusal, or the gates that failed or could not be decided."""
+    if candidate.refusal is not None:
+        return f"{candidate.refusal.kind}: {candidate.refusal.reason}"
+    against = failing(candidate.verdicts)
+    if not against:
+        count = len(candidate.verdicts)
+        return f"all {count} gates hold" if candidate.outcome == "passed" and count else ""
+    return "; ".join(f"{verdict.gate}: {verdict.reason or _compare(verdict, metric)}" for verdict in against)
+
+
+def _compare(verdict: Verdict, metric: str) -> str:
+    value = formats.gate_value(verdict.gate, verdict.value, metric)
+    bound = formats.gate_bound(verdict.gate, verdict.bound, verdict.direction, metric)
+    return f"{value}, where {bound} is asked" + (" (inconclusive)" if verdict.outcome == "inconclusive" else "")
+
+
+def _candidate_row(candidate: CandidateResult, result: Result, trial: Trial | None) -> Row:
+    metric = metric_of(result)
+    drop, ratio = candidate.metric_drop, candidate.speedup_p50
+    marks = {
+        "chosen": candidate.name == result.chosen,
+        "simulated": is_simulated(candidate.name, trial),
+        "from store": candidate.cached,
+    }
+    return Row(
+        name=candidate.name,
+        outcome=candidate.outcome,
+        metric=formats.metric_value(candidate.metric_value, metric),
+        drop=formats.metric_drop(drop.value if drop else None, metric),
+        drop_upper=f"≤ {formats.metric_drop(drop.high, metric)}" if drop and drop.high is not None else "",
+        speedup=formats.speedup(ratio.value if ratio else None),
+        speedup_lower=f"≥ {formats.speedup(ratio.low)}" if ratio and ratio.low is not None else "",
+        p50_ms=formats.milliseconds(candidate.latency_p50_ms),
+        p95_ms=formats.milliseconds(candidate.latency_p95_ms),
+        size_mb=formats.megabytes(candidate.size_bytes),
+        peak_memory_mb=formats.significant(candidate.peak_memory_mb),
+        coverage_percent=formats.percent(candidate.coverage_macs),
+        reason=why(candidate, metric),
+        marks=tuple(mark for mark, holds in marks.items() if holds),
+    )

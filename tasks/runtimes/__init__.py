@@ -1,0 +1,1 @@
+"""Where a variant runs: sessions and coverage. Pure: neither prefect nor mlflow."""

@@ -1,0 +1,136 @@
+"""ONNX Runtime sessions: opened as asked for, or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from validators.datasets import Arrays, TensorSpec
+from validators.errors import CandidateRefused, InfrastructureError
+from validators.records import SessionSettings
+
+if TYPE_CHECKING:
+    import onnxruntime as ort
+
+DISTRIBUTIONS = ("onnxruntime", "onnxruntime-gpu")
+DTYPES = {
+    "tensor(float)": "float32",
+    "tensor(float16)": "float16",
+    "tensor(double)": "float64",
+    "tensor(int64)": "int64",
+    "tensor(int32)": "int32",
+    "tensor(int16)": "int16",
+    "tensor(int8)": "int8",
+    "tensor(uint8)": "uint8",
+    "tensor(uint16)": "uint16",
+    "tensor(bool)": "bool",
+}
+
+
+def installed_runtime() -> tuple[str, str]:
+    """Name and version of the one installed ONNX Runtime distribution.
+
+    Raises:
+        InfrastructureError: none is installed, or both are: they overwrite each other's files, and pip does not notice.
+    """
+    found = {}
+    for name in DISTRIBUTIONS:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    if len(found) == 1:
+        return next(iter(found.items()))
+    raise InfrastructureError(
+        found="both onnxruntime and onnxruntime-gpu" if found else "no ONNX Runtime",
+        expected="exactly one of the distributions onnxruntime and onnxruntime-gpu",
+        fix="make a fresh environment with one of the extras `cpu` and `gpu`",
+    )
+
+
+@contextmanager
+def open_session(
+    model: Path, settings: SessionSettings, *, profile_prefix: Path | None = None, optimized_model: Path | None = None
+) -> Iterator[ort.InferenceSession]:
+    """A session of `model` with exactly these settings, released at the end of the block.
+
+    One at a time: the thread pools of sessions that share a process spin against each other.
+
+    Raises:
+        CandidateRefused: the runtime does not load the file (`invalid`), or another provider would run it (`unsupported`).
+    """
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = settings.threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    options.graph_optimization_level = {
+        "basic": ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
+        "all": ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
+    }[settings.optimization]
+    for key, value in settings.entries.items():
+        options.add_session_config_entry(key, value)
+    if profile_prefix is not None:
+        options.enable_profiling = True
+        options.profile_file_prefix = str(profile_prefix)
+    if optimized_model is not None:
+        options.optimized_model_filepath = str(optimized_model)
+    try:
+        session = ort.InferenceSession(model, options, providers=[settings.provider])
+    except Exception as error:  # the bindings raise a dozen unrelated classes, all of them for "cannot load this"
+        raise CandidateRefused(
+            kind="invalid",
+            found=f"ONNX Runtime {ort.__version__} does not load {model.name}: {_first_line(error)}",
+            expected="a model that the runtime loads",
+            fix="another precision or granularity, or a newer runtime",
+        ) from error
+    if session.get_providers()[0] != settings.provider:
+        raise CandidateRefused(
+            kind="unsupported",
+            found=f"providers {session.get_providers()}",
+            expected=f"{settings.provider} first",
+            fix="install the provider's libraries; `quantgate doctor` shows what is missing",
+        )
+    yield session
+
+
+def describe_inputs(session: ort.InferenceSession) -> tuple[TensorSpec, ...]:
+    """The inputs of a session with numpy dtypes."""
+    return tuple(_spec(value) for value in session.get_inputs())
+
+
+def describe_outputs(session: ort.InferenceSession) -> tuple[TensorSpec, ...]:
+    """The outputs of a session with numpy dtypes."""
+    return tuple(_spec(value) for value in session.get_outputs())
+
+
+def run_batches(session: ort.InferenceSession, batches: Iterable[Arrays], output: str) -> NDArray[Any]:
+    """The concatenation along axis 0 of one output over all batches.
+
+    Raises:
+        CandidateRefused: `invalid`: the runtime fails while it runs.
+    """
+    try:
+        return np.concatenate([session.run([output], batch)[0] for batch in batches])
+    except Exception as error:  # see open_session
+        raise CandidateRefused(
+            kind="invalid",
+            found=f"the runtime fails on the model: {_first_line(error)}",
+            expected="a model that runs on every batch",
+            fix="look at the named node; check its shapes against the data's",
+        ) from error
+
+
+def _spec(value: Any) -> TensorSpec:
+    return TensorSpec(value.name, DTYPES.get(value.type, value.type), tuple(value.shape))
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]

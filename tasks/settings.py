@@ -1,0 +1,44 @@
+"""Where a deployment keeps its state, read from the environment when it is asked for."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def state_folder() -> Path:
+    """The folder of everything that quantgate keeps on this machine: `QUANTGATE_STATE`, or `.quantgate` right here."""
+    return Path(os.environ.get("QUANTGATE_STATE", ".quantgate")).resolve()
+
+
+def tracking_uri(state: Path) -> str:
+    """The MLflow tracking and registry URI: `MLFLOW_TRACKING_URI`, or a database in the state folder."""
+    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{state / 'mlflow.db'}"
+
+
+def artifact_location(state: Path) -> str | None:
+    """Where a new experiment keeps artifacts; None leaves it to the server that `MLFLOW_TRACKING_URI` names."""
+    return None if os.environ.get("MLFLOW_TRACKING_URI") else (state / "mlartifacts").as_uri()
+
+
+def prepare_environment(state: Path) -> None:
+    """Set what Prefect and MLflow read once, at import, unless the user set it: embedded state, no telemetry, calm logs.
+
+    Must run before either is imported.
+    """
+    defaults = {
+        "PREFECT_HOME": str(state / "prefect"),
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "true",
+        "PREFECT_CLOUD_ENABLE_ORCHESTRATION_TELEMETRY": "false",
+        "DO_NOT_TRACK": "true",
+        # What a run says reaches the Prefect UI through this logger; the terminal has progress lines of its own.
+        "PREFECT_LOGGING_EXTRA_LOGGERS": "quantgate",
+        "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        # The registry is tried again by the task that needs it, with a delay; seven attempts within each would take minutes.
+        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
+        "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+    }
+    for name, value in defaults.items():
+        os.environ.setdefault(name, value)

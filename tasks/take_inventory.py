@@ -1,0 +1,25 @@
+"""Step 2: what the target consists of."""
+
+from __future__ import annotations
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from tasks.context import Run, log
+from tasks.measure.inventory import take_inventory
+from validators.records import Inventory
+
+
+@task(name="take inventory", cache_policy=NO_CACHE)
+def take_target_inventory(run: Run) -> Inventory:
+    """The inventory of this machine for the job's target."""
+    with run.clock.work("take inventory"):
+        inventory = take_inventory(run.job.target)
+    log.info("inventory: %s", inventory.device_key)
+    if inventory.load_average > inventory.cores / 2:
+        log.warning(
+            "the machine is busy (load %.1f on %d cores): latency will be noisy",
+            inventory.load_average,
+            inventory.cores,
+        )
+    return inventory

@@ -1,0 +1,195 @@
+"""Data files against a model's inputs: names, dtypes, shapes, lengths, labels. Judging what is in them comes later."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from validators.digests import digest_file
+from validators.errors import DataError
+from validators.records import DataFile
+
+Arrays = dict[str, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """A model's input or output: its name, numpy dtype, and shape, where a dynamic axis is its name (or None)."""
+
+    name: str
+    dtype: str
+    shape: tuple[int | str | None, ...]
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.dtype}[{', '.join('?' if axis is None else str(axis) for axis in self.shape)}]"
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Samples that fit a model: `inputs[name]` has shape `(n, ...)`, `labels` shape `(n,)` or is None."""
+
+    file: DataFile
+    inputs: Arrays
+    labels: NDArray[Any] | None
+
+    def __len__(self) -> int:
+        return self.file.rows
+
+    def batches(self, size: int) -> Iterator[Arrays]:
+        """Slices of at most `size` samples along axis 0, in order."""
+        for start in range(0, len(self), size):
+            yield {name: array[start : start + size] for name, array in self.inputs.items()}
+
+
+def load_samples(path: Path, inputs: tuple[TensorSpec, ...], *, label: str, role: str) -> Samples:
+    """Read a data file and check that its arrays fit the model's inputs.
+
+    `role` (calibration, evaluation, traffic) names the file in errors. The label is optional here.
+
+    Raises:
+        DataError: the file is missing, unreadable or empty, or a name, dtype, shape or length does not fit.
+    """
+    arrays = _read(path, role)
+    labels = arrays.pop(label, None)
+    expected = "; ".join(str(spec) for spec in inputs)
+    missing = [spec.name for spec in inputs if spec.name not in arrays]
+    extra = sorted(set(arrays) - {spec.name for spec in inputs})
+    if missing or extra:
+        raise DataError(
+            found=f"{role} data {path.name} with arrays {sorted(arrays)}"
+            + (f", missing {missing}" if missing else "")
+            + (f", not inputs of the model: {extra}" if extra else ""),
+            expected=f"one array for each input ({expected}) and {label!r}",
+            fix="name the arrays like the model's inputs, or set `data.label`",
+        )
+    for spec in inputs:
+        _check_array(arrays[spec.name], spec, path, role)
+    lengths = {name: len(array) for name, array in arrays.items()} | (
+        {label: len(labels)} if labels is not None else {}
+    )
+    if len(set(lengths.values())) > 1:
+        raise DataError(
+            found=f"{role} data {path.name} with lengths {lengths}",
+            expected="the same number of samples in every array",
+            fix="write all arrays from the same samples",
+        )
+    rows = next(iter(lengths.values()))
+    if rows == 0:
+        raise DataError(
+            found=f"{role} data {path.name} with no samples", expected="at least one sample", fix="fill the file"
+        )
+    return Samples(DataFile(path, digest_file(path), rows), arrays, labels)
+
+
+def check_evaluation(samples: Samples, *, metric: str, output: TensorSpec, classes: int | None, label: str) -> None:
+    """Check that labels are there where the metric needs them, fit the output, and that no input value is NaN or Inf.
+
+    `classes` is the size of the output's last axis, when the metric reads class scores.
+
+    Raises:
+        DataError: labels are missing, of the wrong kind, or outside the outputs; or an input is not finite.
+    """
+    name = samples.file.path.name
+    for key, array in samples.inputs.items():
+        if array.dtype.kind == "f" and (bad := int((~np.isfinite(array.reshape(len(array), -1))).any(axis=1).sum())):
+            raise DataError(
+                found=f"evaluation data {name}: NaN or Inf in input {key!r} of {bad} samples",
+                expected="finite values",
+                fix="drop or repair those samples",
+            )
+    if metric == "agreement":
+        return
+    if samples.labels is None:
+        raise DataError(
+            found=f"evaluation data {name} without an array {label!r}",
+            expected=f"labels, which the metric {metric!r} needs",
+            fix="add the labels, set `data.label`, or take the metric `agreement`, which needs none",
+        )
+    if classes is None:
+        _check_targets(samples.labels, name, metric, output)
+        return
+    _check_classes(samples.labels, name, label, classes)
+
+
+def _check_targets(labels: NDArray[Any], name: str, metric: str, output: TensorSpec) -> None:
+    if labels.dtype.kind not in "fiu" or not np.isfinite(labels.astype(np.float64)).all():
+        raise DataError(
+            found=f"evaluation data {name} with labels of dtype {labels.dtype}, not all finite numbers",
+            expected=f"finite numbers for the metric {metric!r} on output {output}",
+            fix="repair the labels",
+        )
+
+
+def _check_classes(labels: NDArray[Any], name: str, label: str, classes: int) -> None:
+    if labels.dtype.kind not in "iu" or labels.ndim != 1:
+        raise DataError(
+            found=f"evaluation data {name}: {label!r} is {labels.dtype} of shape {labels.shape}",
+            expected="one integer class index a sample",
+            fix="write class indices as a one-dimensional integer array",
+        )
+    outside = (labels < 0) | (labels >= classes)
+    if outside.any():
+        raise DataError(
+            found=f"evaluation data {name}: {int(outside.sum())} labels outside the outputs, such as "
+            f"{labels[outside][0]}",
+            expected=f"class indices from 0 to {classes - 1}",
+            fix="map the labels to the model's class order",
+        )
+
+
+def _read(path: Path, role: str) -> Arrays:
+    if not path.is_file():
+        raise DataError(
+            found=f"{role} data {path}: no such file",
+            expected="an .npz or .parquet file",
+            fix="correct the path in `data`",
+        )
+    try:
+        if path.suffix == ".npz":
+            # Pickled object arrays can run code when read; numpy refuses them with allow_pickle=False.
+            with np.load(path, allow_pickle=False) as archive:
+                return {name: archive[name] for name in archive.files}
+        if path.suffix == ".parquet":
+            return _read_parquet(path)
+    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
+        raise DataError(
+            found=f"{role} data {path.name} that cannot be read as {path.suffix[1:]}: {str(error).splitlines()[0]}",
+            expected="an intact file of the kind that its suffix says, without object arrays",
+            fix="write the file again with numpy.savez or a Parquet writer",
+        ) from error
+    raise DataError(
+        found=f"{role} data {path.name} with suffix {path.suffix!r}",
+        expected=".npz or .parquet",
+        fix="convert the file",
+    )
+
+
+def _read_parquet(path: Path) -> Arrays:
+    import pyarrow.parquet  # 0.3 s to import; most jobs use .npz
+
+    table = pyarrow.parquet.read_table(path)
+    return {name: np.array(table.column(name).to_pylist()) for name in table.column_names}
+
+
+def _check_array(array: NDArray[Any], spec: TensorSpec, path: Path, role: str) -> None:
+    if array.dtype != np.dtype(spec.dtype):
+        raise DataError(
+            found=f"{role} data {path.name}: {spec.name} is {array.dtype}",
+            expected=f"{spec}",
+            fix=f"convert the array with .astype({spec.dtype!r})",
+        )
+    fits = array.ndim == len(spec.shape) and all(
+        not isinstance(axis, int) or axis == size for axis, size in zip(spec.shape[1:], array.shape[1:], strict=True)
+    )
+    if not fits:
+        raise DataError(
+            found=f"{role} data {path.name}: {spec.name} of shape {array.shape}",
+            expected=f"{spec}, with samples along axis 0",
+            fix="reshape the array, or export the model with dynamic axes",
+        )

@@ -1,0 +1,41 @@
+"""Content digests: what decides that two things are the same thing."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def digest_file(path: Path) -> str:
+    """The sha256 of a file's bytes, as 64 hexadecimal characters."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def digest_values(*values: Any) -> str:
+    """The sha256 of JSON-like values; equal values give equal digests whatever the order of their keys.
+
+    >>> digest_values({"a": 1, "b": 2}) == digest_values({"b": 2, "a": 1})
+    True
+    """
+    text = json.dumps(values, sort_keys=True, separators=(",", ":"), default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def digest_code(folders: Iterable[Path]) -> str:
+    """The sha256 of all Python files below some folders: the version of the code that makes an artifact."""
+    files = sorted(file for folder in folders for file in folder.rglob("*.py"))
+    return digest_values([(file.name, digest_file(file)) for file in files])
+
+
+def digest_samples(arrays: dict[str, NDArray[Any]]) -> list[str]:
+    """One digest a sample, over all arrays of `arrays` (each of shape `(n, ...)`) at that row."""
+    rows = len(next(iter(arrays.values())))
+    ordered = [np.ascontiguousarray(arrays[name]) for name in sorted(arrays)]
+    return [hashlib.sha256(b"".join(array[row].tobytes() for array in ordered)).hexdigest() for row in range(rows)]

@@ -1,0 +1,90 @@
+"""Every error that quantgate raises on purpose.
+
+    QuantgateError                 found, expected, fix; an exit code
+    ├── JobError               2   the job file, or what the command line said
+    ├── SourceError            2   the model that the job names
+    ├── DataError              2   a data file that the job names
+    ├── CalibrationRefused     4   the calibration data was judged, and is not good evidence
+    ├── InfrastructureError    1   a registry, a disk, a process: worth another try
+    └── CandidateRefused       -   one candidate made no variant; recorded as a refusal, the run goes on
+
+A run that ends without a winner is no error: it is an outcome (exit code 3).
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+RefusalKind = Literal["unsupported", "invalid", "infrastructure"]
+
+EXIT_OK = 0
+EXIT_INFRASTRUCTURE = 1
+EXIT_BAD_INPUT = 2
+EXIT_NO_VARIANT = 3
+EXIT_REFUSED = 4
+
+
+class QuantgateError(Exception):
+    """Something went wrong in a way that its reader can act on.
+
+    `found` is what was there, `expected` what should have been, `fix` what to do about it.
+    """
+
+    exit_code: ClassVar[int] = EXIT_INFRASTRUCTURE
+
+    def __init__(self, *, found: str, expected: str, fix: str) -> None:
+        self.found, self.expected, self.fix = found, expected, fix
+        super().__init__(f"found: {found}\nexpected: {expected}\nfix: {fix}")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Exceptions cross process borders by pickle, which would call __init__ with positional arguments.
+        return _rebuild, (type(self), self.found, self.expected, self.fix)
+
+
+def _rebuild(kind: type[QuantgateError], found: str, expected: str, fix: str) -> QuantgateError:
+    return kind(found=found, expected=expected, fix=fix)
+
+
+class JobError(QuantgateError):
+    """The job cannot be read, or asks for what cannot be."""
+
+    exit_code = EXIT_BAD_INPUT
+
+
+class SourceError(QuantgateError):
+    """The source is not there, not ready, or not a model that quantgate can start from."""
+
+    exit_code = EXIT_BAD_INPUT
+
+
+class DataError(QuantgateError):
+    """A data file is unreadable or does not fit the model."""
+
+    exit_code = EXIT_BAD_INPUT
+
+
+class CalibrationRefused(QuantgateError):
+    """The calibration data failed its checks; nothing was quantized."""
+
+    exit_code = EXIT_REFUSED
+
+
+class InfrastructureError(QuantgateError):
+    """Something outside the job failed: a registry, a disk, a process. Tasks retry on this error alone."""
+
+    exit_code = EXIT_INFRASTRUCTURE
+
+
+class CandidateRefused(QuantgateError):
+    """A candidate made no variant, or the variant could not be measured."""
+
+    def __init__(self, *, kind: RefusalKind, found: str, expected: str, fix: str) -> None:
+        super().__init__(found=found, expected=expected, fix=fix)
+        self.kind = kind
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild_refusal, (self.kind, self.found, self.expected, self.fix)
+
+
+def _rebuild_refusal(kind: RefusalKind, found: str, expected: str, fix: str) -> CandidateRefused:
+    return CandidateRefused(kind=kind, found=found, expected=expected, fix=fix)

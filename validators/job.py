@@ -1,0 +1,219 @@
+"""The job: one YAML file, read once into frozen settings that every step receives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from validators.errors import JobError
+from validators.recipe import DEFAULT_CANDIDATES, Target, decode
+
+MetricName = Literal["accuracy", "top5", "mse", "mae", "agreement"]
+
+
+class Settings(BaseModel):
+    """A frozen part of the job that refuses unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class Data(Settings):
+    """Where the samples are: `.npz` or `.parquet` files, relative to the job file.
+
+    A file holds one array (or column) for each input of the model, named like it, with samples along axis 0, and one
+    for the label.
+    """
+
+    calibration: Path
+    """Samples from which quantization ranges are read; labels are optional and used to judge coverage."""
+    evaluation: Path
+    """Samples on which accuracy is measured; never used for anything else."""
+    traffic: Path | None = None
+    """A sample of recent traffic; calibration data is held against it. Without one, the evaluation inputs stand in."""
+    label: str = "label"
+    """Name of the array or column that holds the label: a class index, or for `mse` and `mae` the target value."""
+
+
+class CalibrationBounds(Settings):
+    """What calibration data must satisfy to be used as evidence."""
+
+    min_samples: Annotated[int, Field(ge=1)] = 64
+    """Fewest samples."""
+    max_psi: Annotated[float, Field(gt=0)] = 0.5
+    """Largest population stability index of a per-sample statistic against the reference (0.25 is read as a shift)."""
+    min_drift_p_value: Annotated[float, Field(ge=0, lt=1)] = 0.001
+    """Smallest p-value of the two-sample Kolmogorov-Smirnov test of a statistic, after Benjamini-Hochberg correction."""
+    min_label_share: Annotated[float, Field(ge=0, le=1)] = 0.25
+    """A label's share of calibration samples must be at least this fraction of its share of the reference."""
+
+
+class Gates(Settings):
+    """What a variant must satisfy to be promoted. A gate that is null is not applied."""
+
+    max_drop: Annotated[float, Field(ge=0)] = 0.02
+    """Largest drop of the metric against the baseline, in the metric's own units (0.02 of accuracy is 2 points)."""
+    confidence: Annotated[float, Field(gt=0.5, lt=1)] = 0.95
+    """One-sided confidence of every gate that rests on samples."""
+    min_speedup: Annotated[float, Field(gt=0)] | None = 1.05
+    """Smallest ratio of the baseline's p50 latency to the variant's, at the first batch size."""
+    min_coverage: Annotated[float, Field(ge=0, le=1)] | None = 0.5
+    """Smallest share of multiply-accumulates in low-precision kernels, for candidates below 16-bit."""
+    max_size_ratio: Annotated[float, Field(gt=0)] | None = 1.05
+    """Largest ratio of the variant's bytes to the baseline's."""
+
+
+class Measurement(Settings):
+    """How latency is measured: baseline and variant in turn, each alone in its process."""
+
+    batch_sizes: Annotated[tuple[Annotated[int, Field(ge=1, le=1024)], ...], Field(min_length=1)] = (1,)
+    """Batch sizes; gates and objective look at the first."""
+    dims: dict[str, Annotated[int, Field(ge=1)]] = {}
+    """Sizes of the model's other dynamic axes by name, such as `sequence: 16`; an axis not named keeps the data's size."""
+    launches: Annotated[int, Field(ge=1, le=20)] = 2
+    """How many times both processes are started afresh."""
+    blocks: Annotated[int, Field(ge=1, le=100)] = 4
+    """Pairs of blocks in each launch; `launches * blocks` pairs give the ratio and its interval."""
+    block_seconds: Annotated[float, Field(gt=0, le=60)] = 0.25
+    """Shortest duration of a block, in seconds."""
+    block_count: Annotated[int, Field(ge=1)] = 20
+    """Fewest requests in a block."""
+    warmup_seconds: Annotated[float, Field(ge=0, le=60)] = 0.3
+    """Requests before the first block of a launch, in seconds, not counted."""
+    threads: Annotated[int, Field(ge=0)] = 0
+    """Threads inside an operator; 0 takes the cores that the process may use."""
+
+    @model_validator(mode="after")
+    def _enough_pairs_for_an_interval(self) -> Measurement:
+        if self.launches * self.blocks < 3:
+            raise ValueError("launches * blocks must be at least 3: fewer pairs give no interval")
+        return self
+
+
+class Budgets(Settings):
+    """What a run may use."""
+
+    seconds: Annotated[float, Field(gt=0)] = 3600.0
+    """After this long no further candidate is started; those left are refused as `infrastructure`."""
+
+
+class Job(Settings):
+    """The frozen description of a run."""
+
+    source: str
+    """`models:/name/version`, `models:/name@alias`, or a path to an ONNX file (then nothing is promoted)."""
+    target: Target = "ort-cpu"
+    """Where the variants will run."""
+    data: Data
+    """The samples."""
+    metric: MetricName = "accuracy"
+    """`accuracy` and `top5` for class indices, `mse` and `mae` for values, `agreement` with the baseline's top-1 class."""
+    output: str | None = None
+    """The output that the metric reads; the model's first when null."""
+    candidates: Literal["default"] | Annotated[tuple[str, ...], Field(min_length=1)] = "default"
+    """`default` for the target's list, or candidate names."""
+    gates: Gates = Gates()
+    """What must hold for a promotion."""
+    calibration: CalibrationBounds = CalibrationBounds()
+    """What must hold for the calibration data."""
+    measurement: Measurement = Measurement()
+    """How latency is measured."""
+    objective: Literal["latency", "size"] = "latency"
+    """What the best of the passing candidates is best at."""
+    budgets: Budgets = Budgets()
+    """Limits of the run."""
+    seed: int = 7
+    """Seed of everything random."""
+
+    @field_validator("candidates")
+    @classmethod
+    def _names_decode(cls, value: object) -> object:
+        if isinstance(value, tuple):
+            for name in value:
+                try:
+                    decode(name)
+                except JobError as error:
+                    raise ValueError(f"{error.found} does not decode; expected {error.expected}") from error
+            if len(set(value)) != len(value):
+                raise ValueError("a candidate is named twice")
+        return value
+
+    @property
+    def candidate_names(self) -> tuple[str, ...]:
+        """The candidates to try, in order, `default` resolved."""
+        return DEFAULT_CANDIDATES[self.target] if self.candidates == "default" else self.candidates
+
+    @property
+    def source_is_file(self) -> bool:
+        """Whether the source is a path rather than a registry URI."""
+        return not self.source.startswith("models:/")
+
+
+def read_job(path: Path) -> Job:
+    """Read a job file; relative paths in it are resolved against its folder.
+
+    Raises:
+        JobError: the file is missing, unreadable, not YAML, or not a job.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise JobError(
+            found=f"job file {path}: {error.strerror if isinstance(error, OSError) else 'not UTF-8 text'}",
+            expected="a readable YAML file",
+            fix="check the path; examples/text.yaml is a job to start from",
+        ) from error
+    try:
+        raw = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise JobError(
+            found=f"job file {path}: {' '.join(str(error).split())}",
+            expected="YAML",
+            fix="mend the syntax at that place",
+        ) from error
+    return parse_job(raw, base=path.resolve().parent, origin=str(path))
+
+
+def parse_job(raw: Any, *, base: Path, origin: str = "the job") -> Job:
+    """Check the content of a job file and resolve its paths against `base`.
+
+    Raises:
+        JobError: an unknown key, a missing one, or a value out of bounds; every fault is named.
+    """
+    if not isinstance(raw, dict):
+        raise JobError(
+            found=f"{origin} holds {type(raw).__name__}",
+            expected="a mapping with `source` and `data`",
+            fix="see examples/text.yaml",
+        )
+    try:
+        job = Job.model_validate(raw)
+    except ValidationError as error:
+        raise JobError(
+            found=f"{origin}: " + "; ".join(_describe(fault) for fault in error.errors()),
+            expected="the keys and bounds of docs/job.schema.json",
+            fix="correct " + ", ".join(f"`{_place(fault['loc'])}`" for fault in error.errors()),
+        ) from error
+    data = Data(
+        calibration=base / job.data.calibration,
+        evaluation=base / job.data.evaluation,
+        traffic=None if job.data.traffic is None else base / job.data.traffic,
+        label=job.data.label,
+    )
+    source = str(base / job.source) if job.source_is_file else job.source
+    return job.model_copy(update={"data": data, "source": source})
+
+
+def _place(location: tuple[int | str, ...]) -> str:
+    return ".".join(str(part) for part in location) or "job"
+
+
+def _describe(fault: Any) -> str:
+    if fault["type"] == "extra_forbidden":
+        return f"unknown key `{_place(fault['loc'])}`"
+    if fault["type"] == "missing":
+        return f"no key `{_place(fault['loc'])}`"
+    given = f" (given {fault['input']!r})" if not isinstance(fault["input"], dict) else ""
+    return f"`{_place(fault['loc'])}`: {fault['msg']}{given}"

@@ -1,0 +1,165 @@
+"""Candidates and their names: `<precision>-<method>...[+fused]@<target>` decodes mechanically, both ways.
+
+fp32-fused@ort-cpu                    the float graph after the runtime's transformer fusions
+fp16@tensorrt                         float16 weights and activations
+int8-static-percentile-pc@ort-cpu     calibrated; per channel; UINT8 activations; MatMul, Gemm and Conv only
+int8-static-minmax-pt-all-s8s8@ort-cpu    per tensor, every operator, INT8 activations: what the runtime does by default
+int8-dynamic-pc+fused@ort-cpu         ranges at run time, on the fused graph
+int4-g32-rtn@ort-cpu                  weight only, blocks of 32, round to nearest
+fp8-amax-pc@ort-cpu                   E4M3, scale = amax / 448
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from validators.errors import JobError
+
+Target = Literal["ort-cpu", "ort-cuda", "tensorrt"]
+Precision = Literal["fp32", "fp16", "int8", "int4", "fp8"]
+RangeMethod = Literal["minmax", "percentile", "entropy"]
+Granularity = Literal["pt", "pc"]
+
+TARGETS: tuple[Target, ...] = get_args(Target)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A recipe for one target.
+
+    `range_method` is set for INT8 static, `granularity` for INT8 and FP8, `block_size` (weights along K) for INT4.
+    `every_operator` quantizes all operators that the runtime can, not just MatMul, Gemm and Conv;
+    `signed_activations` takes INT8 in place of UINT8 activations; `fused` starts from the transformer-fused graph.
+    """
+
+    precision: Precision
+    target: Target
+    dynamic: bool = False
+    range_method: RangeMethod | None = None
+    granularity: Granularity | None = None
+    every_operator: bool = False
+    signed_activations: bool = False
+    block_size: int | None = None
+    fused: bool = False
+
+    @property
+    def name(self) -> str:
+        """The name that `decode` turns back into this candidate.
+
+        >>> Candidate("int4", "ort-cpu", block_size=32).name
+        'int4-g32-rtn@ort-cpu'
+        """
+        parts: list[str] = [self.precision]
+        match self.precision:
+            case "int8" if self.dynamic:
+                parts += ["dynamic", self.granularity or "pt"]
+            case "int8":
+                parts += ["static", self.range_method or "minmax", self.granularity or "pt"]
+                parts += ["all"] * self.every_operator + ["s8s8"] * self.signed_activations
+            case "int4":
+                parts += [f"g{self.block_size}", "rtn"]
+            case "fp8":
+                parts += ["amax", self.granularity or "pc"]
+            case "fp32":
+                parts += ["fused"]
+            case "fp16":
+                pass
+        suffix = "+fused" if self.fused and self.precision != "fp32" else ""
+        return "-".join(parts) + suffix + "@" + self.target
+
+    @property
+    def is_simulated(self) -> bool:
+        """Whether the target has no kernels for the precision, so that only its numerics can be reproduced there."""
+        return self.precision == "fp8" and self.target == "ort-cpu"
+
+
+_GRAMMAR = re.compile(
+    r"(?:(?P<fp32>fp32-fused)"
+    r"|(?P<fp16>fp16)"
+    r"|int8-static-(?P<range_method>minmax|percentile|entropy)-(?P<static_granularity>pt|pc)(?P<all>-all)?(?P<s8s8>-s8s8)?"
+    r"|int8-dynamic-(?P<dynamic_granularity>pt|pc)"
+    r"|int4-g(?P<block_size>16|32|64|128|256)-rtn"
+    r"|fp8-amax-(?P<fp8_granularity>pt|pc))"
+    r"(?P<fused>\+fused)?"
+    r"@(?P<target>" + "|".join(TARGETS) + ")"
+)
+
+
+def decode(name: str) -> Candidate:
+    """Turn a candidate's name into the candidate.
+
+    Raises:
+        JobError: the name does not follow the grammar at the top of this file.
+
+    >>> decode("int8-static-entropy-pc@ort-cpu").range_method
+    'entropy'
+    >>> decode("int8-dynamic-pc+fused@ort-cpu").name
+    'int8-dynamic-pc+fused@ort-cpu'
+    """
+    match = _GRAMMAR.fullmatch(name)
+    if match is None:
+        raise JobError(
+            found=f"candidate {name!r}",
+            expected="<precision>-<method>...@<target>, such as int8-static-percentile-pc@ort-cpu, "
+            "int8-dynamic-pc@ort-cpu, int4-g32-rtn@ort-cpu, fp8-amax-pc@ort-cpu, fp32-fused@ort-cpu, fp16@tensorrt",
+            fix="correct the name, or write `candidates: default`",
+        )
+    part = match.groupdict()
+    target = next(target for target in TARGETS if target == part["target"])
+    fused = part["fused"] is not None
+    if part["fp32"]:
+        if fused:
+            raise JobError(found=f"candidate {name!r}", expected="fp32-fused", fix="leave out +fused")
+        return Candidate("fp32", target, fused=True)
+    if part["fp16"]:
+        return Candidate("fp16", target, fused=fused)
+    if part["block_size"]:
+        return Candidate("int4", target, block_size=int(part["block_size"]), fused=fused)
+    if part["fp8_granularity"]:
+        return Candidate("fp8", target, granularity=_granularity(part["fp8_granularity"]), fused=fused)
+    if part["dynamic_granularity"]:
+        granularity = _granularity(part["dynamic_granularity"])
+        return Candidate("int8", target, dynamic=True, granularity=granularity, fused=fused)
+    return Candidate(
+        "int8",
+        target,
+        range_method=next(method for method in get_args(RangeMethod) if method == part["range_method"]),
+        granularity=_granularity(part["static_granularity"]),
+        every_operator=part["all"] is not None,
+        signed_activations=part["s8s8"] is not None,
+        fused=fused,
+    )
+
+
+def _granularity(text: str) -> Granularity:
+    return "pc" if text == "pc" else "pt"
+
+
+# One explicit table. The CPU list holds the runtime's own default first: what a user would get without looking.
+DEFAULT_CANDIDATES: dict[Target, tuple[str, ...]] = {
+    "ort-cpu": (
+        "fp32-fused@ort-cpu",
+        "int8-static-minmax-pt-all-s8s8@ort-cpu",
+        "int8-static-minmax-pt@ort-cpu",
+        "int8-static-minmax-pc@ort-cpu",
+        "int8-static-minmax-pc-all@ort-cpu",
+        "int8-static-percentile-pc@ort-cpu",
+        "int8-static-percentile-pc-all@ort-cpu",
+        "int8-static-entropy-pc@ort-cpu",
+        "int8-dynamic-pc@ort-cpu",
+        "int8-dynamic-pc+fused@ort-cpu",
+        "int4-g32-rtn@ort-cpu",
+        "int4-g128-rtn@ort-cpu",
+        "fp8-amax-pc@ort-cpu",
+    ),
+    "ort-cuda": ("fp16@ort-cuda", "int4-g32-rtn@ort-cuda", "int4-g128-rtn@ort-cuda"),
+    "tensorrt": (
+        "fp16@tensorrt",
+        "int8-static-minmax-pc@tensorrt",
+        "int8-static-entropy-pc@tensorrt",
+        "fp8-amax-pc@tensorrt",
+        "int4-g128-rtn@tensorrt",
+    ),
+}

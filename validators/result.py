@@ -1,0 +1,124 @@
+"""The result document that `quantgate run --result FILE` writes; its JSON Schema is docs/result.schema.json."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from validators.records import CandidateOutcome, Estimate, Verdict
+
+RunOutcome = Literal["promoted", "winner", "no_variant", "refused", "error"]
+
+
+class _Document(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class SourceResult(_Document):
+    """The source; `version` is null for a file, `digest` is the sha256 of the ONNX file."""
+
+    uri: str
+    name: str
+    version: str | None
+    digest: str
+
+
+class CheckResult(_Document):
+    """A failed check of the calibration data."""
+
+    name: str
+    severity: Literal["critical", "warning"]
+    found: str
+    expected: str
+    fix: str
+
+
+class CalibrationResult(_Document):
+    """How the calibration data was judged."""
+
+    outcome: Literal["accepted", "accepted_with_warnings", "refused"]
+    failed_checks: list[CheckResult]
+
+
+class BaselineResult(_Document):
+    """The source at its own precision on the same target; latencies in milliseconds at the first batch size."""
+
+    metric: str
+    value: float
+    latency_p50_ms: float | None
+    latency_p95_ms: float | None
+    size_bytes: int
+
+
+class RefusalResult(_Document):
+    """Why a candidate made no variant or was not measured."""
+
+    kind: Literal["unsupported", "invalid", "infrastructure"]
+    reason: str
+
+
+class CandidateResult(_Document):
+    """One candidate; what was not measured is null."""
+
+    name: str
+    outcome: CandidateOutcome
+    refusal: RefusalResult | None
+    metric_value: float | None
+    metric_drop: Estimate | None
+    speedup_p50: Estimate | None
+    latency_p50_ms: float | None
+    latency_p95_ms: float | None
+    size_bytes: int | None
+    peak_memory_mb: float | None
+    coverage_macs: float | None
+    verdicts: list[Verdict]
+    cached: bool
+    """Whether everything about it came from the store and nothing was made or measured anew."""
+
+
+class ChampionResult(_Document):
+    """The champion after the run; `previous` is the version that the alias pointed to before it."""
+
+    name: str
+    version: str
+    alias: str
+    previous: str | None
+
+
+class ErrorResult(_Document):
+    """What went wrong."""
+
+    kind: str
+    found: str
+    expected: str
+    fix: str
+
+
+class SecondsResult(_Document):
+    """Wall-clock seconds; `overhead` is the total less the work of the steps."""
+
+    total: float
+    overhead: float
+    by_step: dict[str, float]
+
+
+class Result(_Document):
+    """What a run came to."""
+
+    schema_version: Literal["1"] = "1"
+    outcome: RunOutcome
+    reason: str
+    """The outcome in one sentence."""
+    source: SourceResult | None = None
+    target: str | None = None
+    inventory: dict[str, Any] | None = None
+    calibration: CalibrationResult | None = None
+    baseline: BaselineResult | None = None
+    candidates: list[CandidateResult] = []
+    chosen: str | None = None
+    champion: ChampionResult | None = None
+    report: str | None = None
+    """Path of the HTML report."""
+    error: ErrorResult | None = None
+    seconds: SecondsResult
