@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+import traceback
 from pathlib import Path
 from typing import Annotated
 
@@ -16,7 +17,7 @@ from flows.progress import show_progress
 from tasks.clock import Clock
 from tasks.conclude import conclude_error
 from tasks.settings import prepare_environment, state_folder
-from validators.errors import EXIT_INFRASTRUCTURE, EXIT_NO_VARIANT, EXIT_OK, EXIT_REFUSED, QuantgateError
+from validators.errors import EXIT_INFRASTRUCTURE, EXIT_NO_VARIANT, EXIT_OK, EXIT_REFUSED, InfrastructureError, QuantgateError
 from validators.job import Job, read_job
 from validators.result import Result
 
@@ -103,14 +104,13 @@ def demo(
 
     Example: quantgate demo
     """
-    clock = Clock()
     state = state_folder()
     prepare_environment(state)
     try:
         with show_progress(err):
             from flows.demo import prepare_demo
 
-            job = prepare_demo(state, image=image, clock=clock)
+            job = prepare_demo(state, image=image)
     except QuantgateError as error:
         raise typer.Exit(_fail(error, result)) from error
     raise typer.Exit(run_job(job, result, promote=True))
@@ -151,6 +151,8 @@ def run_job(path: Path, result_path: Path | None, *, promote: bool) -> int:
             result = quantize(job, promote=promote)
     except QuantgateError as error:
         return _fail(error, result_path, job, clock)
+    except Exception as error:
+        return _fail(_unexpected(error), result_path, job, clock)
     seconds = result.seconds
     total = time.monotonic() - started
     # The command's own start, and Prefect's, belong to what the user waits for.
@@ -211,6 +213,18 @@ def _write(result: Result, path: Path | None) -> None:
     temporary = path.with_name(f".{path.name}.writing")
     temporary.write_text(result.model_dump_json(indent=1) + "\n", encoding="utf-8")
     temporary.replace(path)
+
+
+def _unexpected(error: Exception) -> QuantgateError:
+    """A fault that nobody foresaw: its traceback goes to a file, since it helps only who mends quantgate."""
+    log = state_folder() / "logs" / "last-error.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
+    return InfrastructureError(
+        found=f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}",
+        expected="a run to its end",
+        fix=f"run again: finished work is kept; if it stays, report it with {log}",
+    )
 
 
 def _no_folder(path: Path) -> QuantgateError:

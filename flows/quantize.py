@@ -15,7 +15,7 @@ from tasks.judge import choose_best, judge_trials
 from tasks.judge_calibration import judge_calibration_data
 from tasks.load_data import load_data
 from tasks.make_candidate import make_candidate
-from tasks.measure_baseline import measure_baseline
+from tasks.measure_baseline import baseline_variant, measure_baseline
 from tasks.measure_champion import compare_with_champion, look_up_champion
 from tasks.measure_latency import measure_latency
 from tasks.promote import promote as promote_winner
@@ -73,7 +73,13 @@ def judge_candidates(run: Run, given: Given, findings: Findings, *, promote: boo
 
     trials = measured(run, given, inventory, made(run, given, inventory, baseline))
     trials = judge_trials(run, given, baseline, trials)
-    findings = replace(findings, baseline=baseline, trials=trials, champion_before=champion, promote=promote)
+    findings = replace(
+        findings,
+        baseline=baseline,
+        baseline_bytes=baseline_variant(run, given).size_bytes,
+        trials=trials,
+        champion_before=champion,
+    )
 
     best = choose_best(run, trials)
     if best is None:

@@ -37,7 +37,6 @@ class Findings:
     champion_before: Champion | None = None
     champion: Champion | None = None
     report: Path | None = None
-    promote: bool = True
 
 
 def conclude(job: Job, findings: Findings, clock: Clock) -> Result:
@@ -75,7 +74,7 @@ def _outcome(job: Job, findings: Findings) -> tuple[RunOutcome, str]:
     assert best.latency and best.drop and best.drop.high is not None and best.accuracy
     gain = (
         f"{best.candidate} is {best.latency.speedup.value:.2f}x as fast as the baseline (p50, batch "
-        f"{best.latency.batch_size}) at a {best.accuracy.metric} of {best.accuracy.value:.4g}"
+        f"{best.latency.batch_size}), {best.accuracy.metric} {best.accuracy.value:.4g}"
     )
     if findings.champion is None:
         why = "nothing is promoted from a file" if job.source_is_file else "promotion was not asked for"

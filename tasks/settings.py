@@ -30,15 +30,22 @@ def prepare_environment(state: Path) -> None:
         "PREFECT_HOME": str(state / "prefect"),
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "true",
+        # The first start makes the database: 20 s is too short on a busy machine of two cores.
+        "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "180",
         "PREFECT_CLOUD_ENABLE_ORCHESTRATION_TELEMETRY": "false",
         "DO_NOT_TRACK": "true",
+        "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
         # What a run says reaches the Prefect UI through this logger; the terminal has progress lines of its own.
         "PREFECT_LOGGING_EXTRA_LOGGERS": "quantgate",
         "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
         "MLFLOW_DISABLE_TELEMETRY": "true",
+        # At INFO the first use of a database prints its migrations.
+        "MLFLOW_LOGGING_LEVEL": "WARNING",
         # The registry is tried again by the task that needs it, with a delay; seven attempts within each would take minutes.
         "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
         "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     }
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
+    # Prefect makes only the last folder of its path, and without it the embedded server never answers.
+    Path(os.environ["PREFECT_HOME"]).mkdir(parents=True, exist_ok=True)

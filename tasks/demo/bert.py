@@ -61,7 +61,8 @@ class Attention(nn.Module):
         value = split(self.value(x)).permute(0, 2, 1, 3)
         scores = torch.matmul(query, key) / self.head_width**0.5 + score_bias
         mixed = torch.matmul(torch.softmax(scores, dim=-1), value).permute(0, 2, 1, 3)
-        return self.output(mixed.reshape(mixed.shape[0], mixed.shape[1], self.heads * self.head_width))
+        projected: Tensor = self.output(mixed.reshape(mixed.shape[0], mixed.shape[1], self.heads * self.head_width))
+        return projected
 
 
 class Layer(nn.Module):
@@ -77,7 +78,8 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor, score_bias: Tensor) -> Tensor:
         x = self.attention_norm(self.attention(x, score_bias) + x)
-        return self.norm(self.outer(nn.functional.gelu(self.inner(x))) + x)
+        transformed: Tensor = self.norm(self.outer(nn.functional.gelu(self.inner(x))) + x)
+        return transformed
 
 
 class BertEncoder(nn.Module):
@@ -103,7 +105,8 @@ class BertEncoder(nn.Module):
         # `row` has this second reader so that the exporter cannot merge the two Unsqueeze nodes above into one: fusing
         # attention needs to find both.
         weight = row.transpose(1, 2).to(torch.float32)
-        return (x * weight).sum(dim=1) / weight.sum(dim=1)
+        mean: Tensor = (x * weight).sum(dim=1) / weight.sum(dim=1)
+        return mean
 
 
 class TextClassifier(nn.Module):

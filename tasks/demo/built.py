@@ -60,6 +60,8 @@ def build_once(
             notes["build_seconds"] = round(time.monotonic() - begun, 1)
             record = {"digest": sha256_of(scratch / model_file), "notes": notes}
             (scratch / _RECORD_FILE).write_text(json.dumps(record, indent=2, sort_keys=True), encoding="utf-8")
+            # A temporary folder is private to its owner; what others are to read is not.
+            scratch.chmod(0o755)
             _move_into_place(scratch, folder)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)

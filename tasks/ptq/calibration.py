@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -43,8 +45,10 @@ def calibrate(prepared: Path, samples: Samples, method: RangeMethod, ranges: Pat
                 calibrate_method=kind,
                 extra_options={"percentile": PERCENTILE} if method == "percentile" else {},
             )
-            calibrator.collect_data(_Reader(samples.batches(CALIBRATION_BATCH_SIZE)))
-            save_tensors_data(calibrator.compute_data(), ranges)
+            # The calibrators print their progress.
+            with contextlib.redirect_stdout(io.StringIO()):
+                calibrator.collect_data(_Reader(samples.batches(CALIBRATION_BATCH_SIZE)))
+                save_tensors_data(calibrator.compute_data(), ranges)
         except Exception as error:  # the calibrators raise whatever the runtime, numpy or onnx raise
             raise CandidateRefused(
                 kind="invalid",

@@ -143,12 +143,12 @@ def from_array(array: NDArray[Any], name: str) -> onnx.TensorProto:
 
 @contextmanager
 def scratch() -> Iterator[Path]:
-    """A temporary folder, with the root logger's warnings held back: ONNX Runtime's tools write advice there."""
+    """A temporary folder, and no advice from ONNX Runtime's tools meanwhile: they log it to the root logger."""
     root = logging.getLogger()
-    level = root.level
-    root.setLevel(logging.ERROR)
-    try:
-        with tempfile.TemporaryDirectory(prefix="quantgate-") as folder:
-            yield Path(folder)
-    finally:
-        root.setLevel(level)
+    root.addFilter(_no_advice)
+    with tempfile.TemporaryDirectory(prefix="quantgate-") as folder:
+        yield Path(folder)
+
+
+def _no_advice(record: logging.LogRecord) -> bool:
+    return record.levelno >= logging.ERROR or "onnxruntime" not in record.pathname

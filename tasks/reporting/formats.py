@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import math
 
+from validators.records import Verdict
+
 NO_VALUE = "–"
 POINT_METRICS = frozenset({"accuracy", "top5", "agreement"})
 _SIGNS = {"at_most": "≤", "at_least": "≥"}
@@ -46,6 +48,11 @@ def metric_value(value: float | None, metric: str) -> str:
     return f"{value:.3f}"
 
 
+def drop_scale(metric: str) -> float:
+    """What a drop is multiplied with to be shown: 100 for points, 1 for an error in its own units."""
+    return 100.0 if metric in POINT_METRICS else 1.0
+
+
 def metric_drop(value: float | None, metric: str) -> str:
     """How much worse than the baseline: in points (hundredths) for a share, else in the metric's own units.
 
@@ -59,7 +66,7 @@ def metric_drop(value: float | None, metric: str) -> str:
     if metric not in POINT_METRICS:
         return ("+" if value > 0 else "") + significant(value)
     # Adding 0.0 turns the -0.0 that rounding leaves into 0.0, which has no minus sign.
-    return f"{round(value * 100, 2) + 0.0:+.2f} pt"
+    return f"{round(value * drop_scale(metric), 2) + 0.0:+.2f} pt"
 
 
 def speedup(value: float | None) -> str:
@@ -107,30 +114,34 @@ def seconds(value: float) -> str:
     return f"{value:.2f}" if value < 10 else f"{value:.1f}"
 
 
-def gate_value(gate: str, value: float | None, metric: str) -> str:
-    """The value that a gate looks at, in the unit that its name tells.
+def gate_value(verdict: Verdict, value: float | None, metric: str) -> str:
+    """A value of a gate, its bound or its interval's end, in the unit that the gate looks at.
 
-    >>> gate_value("max_drop", 0.0085, "accuracy"), gate_value("min_coverage", 0.982, "accuracy")
-    ('+0.85 pt', '98.2 %')
+    >>> gate_value(Verdict("drop", "pass", 0.0085, 0.02, "at_most"), 0.0085, "accuracy")
+    '+0.85 pt'
+    >>> gate_value(Verdict("coverage", "pass", 0.982, 0.5, "at_least"), 0.982, "accuracy")
+    '98.2 %'
     """
     if value is None:
         return NO_VALUE
-    if "drop" in gate:
+    # The gate beside the champion looks at a drop, a speedup or bytes, and only its method says which.
+    kind = verdict.method if verdict.gate == "beats_champion" else verdict.gate
+    if "drop" in kind:
         return metric_drop(value, metric)
-    if "coverage" in gate:
+    if "coverage" in kind:
         return f"{percent(value)} %"
-    if "speedup" in gate or "ratio" in gate:
+    if any(word in kind for word in ("speedup", "ratio", "p50", "bytes")):
         return speedup(value)
     return significant(value)
 
 
-def gate_bound(gate: str, bound: float, direction: str, metric: str) -> str:
+def gate_bound(verdict: Verdict, metric: str) -> str:
     """The bound of a gate with the side on which the value must lie.
 
-    >>> gate_bound("min_speedup", 1.05, "at_least", "accuracy")
+    >>> gate_bound(Verdict("speedup", "pass", 1.5, 1.05, "at_least"), "accuracy")
     '≥ 1.05x'
     """
-    return f"{_SIGNS[direction]} {gate_value(gate, bound, metric)}"
+    return f"{_SIGNS[verdict.direction]} {gate_value(verdict, verdict.bound, metric)}"
 
 
 def _not_finite(value: float) -> str:

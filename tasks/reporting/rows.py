@@ -126,13 +126,19 @@ def why(candidate: CandidateResult, metric: str) -> str:
     if not against:
         count = len(candidate.verdicts)
         return f"all {count} gates hold" if candidate.outcome == "passed" and count else ""
-    return "; ".join(f"{verdict.gate}: {verdict.reason or _compare(verdict, metric)}" for verdict in against)
+    return "; ".join(_against(verdict, metric) for verdict in against)
 
 
-def _compare(verdict: Verdict, metric: str) -> str:
-    value = formats.gate_value(verdict.gate, verdict.value, metric)
-    bound = formats.gate_bound(verdict.gate, verdict.bound, verdict.direction, metric)
-    return f"{value}, where {bound} is asked" + (" (inconclusive)" if verdict.outcome == "inconclusive" else "")
+def _against(verdict: Verdict, metric: str) -> str:
+    """What speaks against a candidate, short, since value and interval stand in the same row."""
+    gate = verdict.gate.replace("_", " ")
+    if verdict.low is None and verdict.high is None and verdict.reason:
+        return f"{gate}: {verdict.reason}"
+    side = "above" if verdict.direction == "at_most" else "below"
+    bound = formats.gate_value(verdict, verdict.bound, metric)
+    if verdict.outcome == "inconclusive":
+        return f"{gate} may be {side} {bound}: more samples would tell"
+    return f"{gate} {side} {bound}"
 
 
 def _candidate_row(candidate: CandidateResult, result: Result, trial: Trial | None) -> Row:

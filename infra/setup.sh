@@ -1,0 +1,38 @@
+#!/usr/bin/env bash
+# Makes the virtual environment: `infra/setup.sh .venv`. Needs python3 (3.11 or newer) with venv, and a package index.
+set -euo pipefail
+venv=${1:?usage: infra/setup.sh FOLDER}
+python=${PYTHON:-python3}
+cd "$(dirname "$0")/.."
+
+"$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
+  echo "found: $("$python" --version 2>&1); expected: Python 3.11 or newer; fix: install one and set PYTHON" >&2
+  exit 1
+}
+[ -x "$venv/bin/pip" ] || "$python" -m venv "$venv" || {
+  rm -rf "$venv"
+  echo "found: no venv module; expected: python3 with venv; fix: apt-get install python3-venv" >&2
+  exit 1
+}
+pip="$venv/bin/python -m pip --disable-pip-version-check"
+$pip install --quiet --require-hashes -r requirements/uv.txt
+
+# uv installs the lock in seconds where pip takes minutes, but reads no pip configuration: hand it what pip knows.
+setting() { $pip config get "global.$1" 2>/dev/null || true; }
+index=${UV_DEFAULT_INDEX:-${PIP_INDEX_URL:-$(setting index-url)}}
+certificates=${SSL_CERT_FILE:-${PIP_CERT:-$(setting cert)}}
+[ -z "$index" ] || export UV_DEFAULT_INDEX=$index
+[ -z "$certificates" ] || export SSL_CERT_FILE=$certificates
+uv() { VIRTUAL_ENV=$(realpath "$venv") "$venv/bin/uv" pip install --quiet "$@"; }
+
+uv --require-hashes -r requirements/cpu.txt
+if [ -n "${PIP_FIND_LINKS:-}" ]; then
+  links=()
+  for link in $PIP_FIND_LINKS; do links+=(--find-links "$link"); done
+  uv "${links[@]}" -r requirements/torch.txt
+else
+  # The CPU build where it can be had; else the index's own, which brings CUDA libraries.
+  uv --torch-backend cpu -r requirements/torch.txt 2>/dev/null || uv -r requirements/torch.txt
+fi
+uv --no-deps --no-build-isolation -e .
+touch "$venv/.ready"

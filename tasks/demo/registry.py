@@ -1,0 +1,138 @@
+"""The demos in the MLflow registry, put there as their user would have: logged in a run, then registered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tasks.demo.built import Demo
+from tasks.demo.splits import Array
+from tasks.registry import connect, registry_call
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.models import ModelSignature
+
+EXPERIMENT = "quantgate demo"
+DIGEST_TAG = "quantgate.demo_digest"
+_SQLITE = "sqlite:///"
+_EXAMPLE_SAMPLES = 2  # one would make torch.export take the batch size for a constant
+
+
+def register_text(built: Demo, tracking_uri: str) -> str:
+    """The registry's URI of the text demo, such as `models:/sentiment-minilm/1`; an ONNX model.
+
+    A version that was registered from the same model file before is returned as it is.
+
+    Raises:
+        InfrastructureError: the registry does not answer.
+    """
+
+    def log() -> str:
+        import mlflow.onnx
+        import onnx
+
+        inputs = _example(built, ("input_ids", "attention_mask"))
+        signature = _signature(inputs, {"input_ids": (-1, -1), "attention_mask": (-1, -1)}, classes=2)
+        info = mlflow.onnx.log_model(
+            onnx.load(built.model_path),
+            name=built.name,
+            signature=signature,
+            input_example=inputs,
+            # One file: its digest is then the digest that was built.
+            save_as_external_data=False,
+            pip_requirements=_pins("onnx", "onnxruntime"),
+        )
+        return str(info.model_uri)
+
+    return _register(built, tracking_uri, log)
+
+
+def register_image(built: Demo, tracking_uri: str) -> str:
+    """The registry's URI of the image demo, such as `models:/digits-efficientnet-lite0/1`; an exported PyTorch program.
+
+    A version that was registered from the same weights before is returned as it is.
+
+    Raises:
+        InfrastructureError: the registry does not answer.
+    """
+
+    def log() -> str:
+        import mlflow.pytorch
+
+        from tasks.demo.image import load_model
+
+        inputs = _example(built, ("image",))
+        image = inputs["image"]
+        info = mlflow.pytorch.log_model(
+            load_model(built.model_path),
+            name=built.name,
+            signature=_signature(inputs, {"image": (-1, *image.shape[1:])}, classes=10),
+            input_example=image,
+            serialization_format="pt2",
+            pip_requirements=_pins("torch"),
+        )
+        return str(info.model_uri)
+
+    return _register(built, tracking_uri, log)
+
+
+def _register(built: Demo, tracking_uri: str, log: Callable[[], str]) -> str:
+    """Register what `log` logs, unless a version with the same digest is there; return its URI."""
+    import mlflow
+
+    with connect(tracking_uri) as client:
+        if version := _known_version(client, built):
+            return f"models:/{built.name}/{version}"
+        experiment = _experiment(client, tracking_uri)
+        with registry_call(mlflow.start_run, experiment_id=experiment, run_name=built.name):
+            registry_call(mlflow.log_params, dict(built.notes))
+            model_uri = registry_call(log)
+        made: Any = registry_call(mlflow.register_model, model_uri, built.name, tags={DIGEST_TAG: built.digest})
+        return f"models:/{built.name}/{made.version}"
+
+
+def _known_version(client: MlflowClient, built: Demo) -> int | None:
+    # Every version and not the latest alone: what quantgate promotes may be registered under the same name.
+    versions: Any = registry_call(client.search_model_versions, f"name = '{built.name}'")
+    same = [int(item.version) for item in versions if item.tags.get(DIGEST_TAG) == built.digest]
+    return max(same, default=None)
+
+
+def _experiment(client: MlflowClient, tracking_uri: str) -> str:
+    known: Any = registry_call(client.get_experiment_by_name, EXPERIMENT)
+    if known is not None:
+        return str(known.experiment_id)
+    # A server has its own place for artifacts; a database file has none, and MLflow would write into the working folder.
+    location = None
+    if tracking_uri.startswith(_SQLITE):
+        location = (Path(tracking_uri.removeprefix(_SQLITE)).resolve().parent / "mlartifacts").as_uri()
+    return str(registry_call(client.create_experiment, EXPERIMENT, artifact_location=location))
+
+
+def _example(built: Demo, names: tuple[str, ...]) -> dict[str, Array]:
+    with np.load(built.calibration_path) as samples:
+        return {name: samples[name][:_EXAMPLE_SAMPLES] for name in names}
+
+
+def _signature(inputs: dict[str, Array], shapes: dict[str, tuple[int, ...]], *, classes: int) -> ModelSignature:
+    from mlflow.models import ModelSignature
+    from mlflow.types import Schema, TensorSpec
+
+    return ModelSignature(
+        inputs=Schema([TensorSpec(array.dtype, shapes[name], name) for name, array in inputs.items()]),
+        outputs=Schema([TensorSpec(np.dtype(np.float32), (-1, classes), "logits")]),
+    )
+
+
+def _pins(*distributions: str) -> list[str]:
+    # Named and not inferred: MLflow would start a process that loads the model to see what it imports.
+    return [f"{name}=={metadata.version(name)}" for name in distributions if _installed(name)]
+
+
+def _installed(name: str) -> bool:
+    return any(True for _ in metadata.distributions(name=name))

@@ -1,0 +1,223 @@
+"""The page: one HTML file that needs no network and no other file, so that it can be mailed, stored and printed."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import jinja2
+import yaml
+from markupsafe import Markup
+
+from tasks.reporting import formats
+from tasks.reporting.palette import DARK, LIGHT
+from tasks.reporting.rows import failing, headings, is_simulated, metric_of, verdict_rows
+from validators.job import Job
+from validators.records import CalibrationVerdict, Check, Trial
+from validators.result import CandidateResult, Result
+
+TEMPLATE = Path(__file__).with_name("page.html.j2")
+# Progressive: without it the page holds the same, in the order of the run. The baseline stays on top.
+SORT_SCRIPT = """
+for (const head of document.querySelectorAll("table.sortable thead th")) {
+  const button = document.createElement("button");
+  button.type = "button";
+  button.append(...head.childNodes);
+  head.append(button);
+  button.addEventListener("click", () => {
+    const body = head.closest("table").tBodies[0];
+    const down = head.getAttribute("aria-sort") === "ascending";
+    const key = row => {
+      const text = row.cells[head.cellIndex].innerText.trim();
+      const number = parseFloat(text);
+      return head.className === "number" ? (isNaN(number) ? Infinity : number) : text;
+    };
+    const order = (a, b) => {
+      const [x, y] = [key(a), key(b)];
+      if (x === Infinity || y === Infinity) return x === y ? 0 : x === Infinity ? 1 : -1;
+      return (x < y ? -1 : x > y ? 1 : 0) * (down ? -1 : 1);
+    };
+    for (const other of head.parentNode.cells) other.removeAttribute("aria-sort");
+    head.setAttribute("aria-sort", down ? "descending" : "ascending");
+    body.append(...[...body.rows].filter(row => !row.classList.contains("baseline")).sort(order));
+  });
+}
+"""
+_LINK_SCHEMES = ("http", "https")
+_INVENTORY_WORDS = {
+    "target": "target",
+    "cpu": "processor",
+    "isa": "instruction sets",
+    "cores": "cores used",
+    "memory_bytes": "memory",
+    "platform": "platform",
+    "python": "Python",
+    "runtimes": "runtimes",
+    "providers": "providers",
+    "load_average": "load at the start",
+}
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One of the figures at the top: what, how much, and beside it the baseline's or the bound."""
+
+    title: str
+    value: str
+    note: str
+
+
+def render_page(
+    result: Result,
+    job: Job | None,
+    trials: Iterable[Trial] = (),
+    calibration: CalibrationVerdict | None = None,
+    picture_svg: str | None = None,
+    links: Mapping[str, str] | None = None,
+) -> str:
+    """The report as one HTML document.
+
+    `trials` and `calibration` add what the result document leaves out (session settings, notes, passed checks);
+    `picture_svg` is what `pareto_svg` made, and is the only text that is not escaped; `links` maps words to addresses,
+    of which only http and https become links. A run that ended early has no job, no picture or no candidates.
+    """
+    by_name = {trial.candidate: trial for trial in trials}
+    chosen = by_name.get(result.chosen or "")
+    checks: tuple[Any, ...] = calibration.checks if calibration else ()
+    if calibration is None and result.calibration is not None:
+        checks = tuple(Check(passed=False, **check.model_dump()) for check in result.calibration.failed_checks)
+    rows = verdict_rows(result, by_name.values())
+    return _template().render(
+        result=result,
+        job=job,
+        figures=_figures(result, by_name),
+        picture=Markup(picture_svg) if picture_svg else None,  # noqa: S704  # made by pareto_svg, which escapes
+        headings=headings(result),
+        rows=rows,
+        has_simulated=any("simulated" in row.marks for row in rows),
+        candidates=[_details(candidate, by_name.get(candidate.name)) for candidate in result.candidates],
+        checks=sorted(checks, key=lambda check: (check.passed, check.severity)),
+        chosen=chosen,
+        inventory=_inventory(result.inventory or {}),
+        load_code=load_code(result),
+        job_yaml=job_yaml(job, result) if job else None,
+        links={word: _safe(address) for word, address in (links or {}).items()},
+        metric=metric_of(result),
+        formats=formats,
+        light=LIGHT,
+        dark=DARK,
+        script=Markup(SORT_SCRIPT),
+        script_hash=base64.b64encode(hashlib.sha256(SORT_SCRIPT.encode()).digest()).decode(),
+    )
+
+
+def job_yaml(job: Job, result: Result) -> str:
+    """The job as a YAML file that runs again what ran: candidates by name, and the source by its version.
+
+    An alias or a `default` that moves would make another run of it.
+    """
+    document = job.model_dump(mode="json")
+    document["candidates"] = list(job.candidate_names)
+    if not job.source_is_file and result.source is not None and result.source.version is not None:
+        document["source"] = f"models:/{result.source.name}/{result.source.version}"
+    text: str = yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=100)
+    return text
+
+
+def load_code(result: Result) -> str | None:
+    """Python that loads the champion and asks it; None unless the run promoted one."""
+    if result.outcome != "promoted" or result.champion is None:
+        return None
+    uri = json.dumps(f"models:/{result.champion.name}@{result.champion.alias}", ensure_ascii=False)
+    return (
+        "import mlflow\n\n"
+        f"model = mlflow.pyfunc.load_model({uri})\n"
+        "outputs = model.predict({...})  # one array for each input by name, samples along axis 0\n"
+    )
+
+
+@cache
+def _template() -> jinja2.Template:
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    return environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
+
+
+def _figures(result: Result, trials: Mapping[str, Trial]) -> list[Figure]:
+    """Four numbers that tell what the chosen candidate is worth."""
+    chosen = next((candidate for candidate in result.candidates if candidate.name == result.chosen), None)
+    baseline = result.baseline
+    if chosen is None or baseline is None:
+        return []
+    metric, ratio, drop = baseline.metric, chosen.speedup_p50, chosen.metric_drop
+    figures = [
+        Figure(
+            "speedup, p50",
+            formats.speedup(ratio.value if ratio else None),
+            f"at least {formats.speedup(ratio.low)}" if ratio and ratio.low is not None else "",
+        ),
+        Figure(
+            f"drop of {metric}",
+            formats.metric_drop(drop.value if drop else None, metric),
+            f"at most {formats.metric_drop(drop.high, metric)}" if drop and drop.high is not None else "",
+        ),
+        Figure(
+            "latency, p50",
+            f"{formats.milliseconds(chosen.latency_p50_ms)} ms",
+            f"baseline {formats.milliseconds(_beside(trials.get(chosen.name), baseline.latency_p50_ms))} ms",
+        ),
+        Figure(
+            "size",
+            f"{formats.megabytes(chosen.size_bytes)} MB",
+            f"baseline {formats.megabytes(baseline.size_bytes)} MB",
+        ),
+    ]
+    return figures
+
+
+def _beside(trial: Trial | None, fallback: float | None) -> float | None:
+    """The baseline's p50 in milliseconds as measured in turn with this candidate, which its speedup rests on."""
+    return trial.latency.baseline_p50_ms if trial and trial.latency else fallback
+
+
+def _details(candidate: CandidateResult, trial: Trial | None) -> dict[str, Any]:
+    """What the expandable part of a candidate shows beside its row."""
+    against = failing(candidate.verdicts)
+    holding = len(candidate.verdicts) - len(against)
+    summary = f"{holding} of {len(candidate.verdicts)} gates hold" if candidate.verdicts else "not judged"
+    return {
+        "result": candidate,
+        "summary": candidate.refusal.kind if candidate.refusal else summary,
+        "variant": trial.variant if trial else None,
+        "latencies": trial.latencies if trial else (),
+        "float_nodes": trial.coverage.float_nodes if trial and trial.coverage else (),
+        "is_simulated": is_simulated(candidate.name, trial),
+    }
+
+
+def _inventory(inventory: Mapping[str, Any]) -> dict[str, str]:
+    """The inventory as words and text; a key that is new since this was written shows under its own name."""
+    return {_INVENTORY_WORDS.get(key, key.replace("_", " ")): _fact(key, value) for key, value in inventory.items()}
+
+
+def _fact(key: str, value: Any) -> str:
+    if key == "memory_bytes":
+        return f"{value / 1e9:.1f} GB"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {entry}" for name, entry in sorted(value.items())) or formats.NO_VALUE
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value)) or formats.NO_VALUE
+    return f"{value:.2f}" if isinstance(value, float) else str(value)
+
+
+def _safe(address: str) -> str | None:
+    """The address if it is one to follow; None shows the word alone: `javascript:` must never become a link."""
+    return address if urlsplit(address).scheme in _LINK_SCHEMES else None

@@ -1,0 +1,88 @@
+"""The accuracy-latency picture: speedup against drop, gates as lines, the chosen candidate in front."""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from html import escape
+
+import matplotlib
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+
+from tasks.reporting import formats
+from tasks.reporting.drawing import Point, draw
+from tasks.reporting.palette import LIGHT, as_variables
+from tasks.reporting.rows import metric_of
+from validators.job import Gates
+from validators.records import Estimate
+from validators.result import Result
+
+PNG_DPI = 160
+_SVG_FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
+
+
+def pareto_svg(result: Result, gates: Gates) -> str | None:
+    """The picture as an SVG element for a page, or None when no candidate has both a drop and a speedup.
+
+    The ground is transparent and the colours are the page's variables, so that it reads in light and dark.
+    """
+    points = measured_points(result)
+    if not points:
+        return None
+    # Text stays text: it can be searched, and takes the reader's font. A fixed salt makes equal pictures equal bytes.
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "quantgate"}):
+        figure = draw(points, gates, metric_of(result))
+        stream = io.StringIO()
+        FigureCanvasSVG(figure).print_svg(stream, metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    return _inline(stream.getvalue(), describe(result, len(points)))
+
+
+def pareto_png(result: Result, gates: Gates) -> bytes:
+    """The picture as a PNG file on white; where no candidate was measured, it shows the baseline and the gates."""
+    figure = draw(measured_points(result), gates, metric_of(result))
+    figure.patch.set_facecolor(LIGHT["ground"])
+    figure.patch.set_alpha(1.0)
+    figure.set_dpi(PNG_DPI)
+    stream = io.BytesIO()
+    FigureCanvasAgg(figure).print_png(stream)
+    return stream.getvalue()
+
+
+def measured_points(result: Result) -> list[Point]:
+    """The candidates with a finite drop and a positive speedup, in the order of the result; a refused one has neither."""
+    scale = formats.drop_scale(metric_of(result))
+    points = []
+    for candidate in result.candidates:
+        drop, ratio = candidate.metric_drop, candidate.speedup_p50
+        if drop is None or ratio is None or not math.isfinite(drop.value + ratio.value) or ratio.value <= 0:
+            continue
+        kind = "chosen" if candidate.name == result.chosen else candidate.outcome
+        low, high = (None if end is None else end * scale for end in (drop.low, drop.high))
+        points.append(Point(candidate.name, kind, ratio, Estimate(drop.value * scale, low, high)))
+    return points
+
+
+def describe(result: Result, count: int) -> str:
+    """The picture in words, for who does not see it: how many candidates it shows, and where the chosen one lies."""
+    metric = metric_of(result)
+    text = f"Speedup against drop of {metric} for {count} measured candidates and the baseline."
+    for candidate in result.candidates:
+        if candidate.name == result.chosen and candidate.speedup_p50 and candidate.metric_drop:
+            ratio = formats.speedup(candidate.speedup_p50.value)
+            text += f" Chosen: {candidate.name}, {ratio}, {formats.metric_drop(candidate.metric_drop.value, metric)}."
+    return text + " The verdict table holds the same numbers."
+
+
+def _inline(svg: str, description: str) -> str:
+    """An SVG document as an element: no prolog, no addresses, colours as variables, a name for screen readers."""
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg, flags=re.DOTALL)
+    svg = re.sub(r"'DejaVu Sans'[^;\"]*", _SVG_FONT, svg)
+    # Width and height would fix the size; the view box keeps the shape.
+    opening, rest = svg.split(">", 1)
+    opening = re.sub(r' (width|height|version|xmlns:xlink|xmlns)="[^"]*"', "", opening)
+    name = f' role="img" aria-label="{escape(description)}"'
+    namespaces = ' xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
+    return as_variables(f"{opening}{namespaces}{name}>{rest}").strip()

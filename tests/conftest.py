@@ -1,0 +1,85 @@
+"""A small real model with real structure, and the data that it is right on: what most tests run on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+FEATURES, HIDDEN, CLASSES = 64, 128, 4
+
+
+@dataclass(frozen=True)
+class Tiny:
+    """A classifier `x[batch, 64] -> logits[batch, 4]` on disk, with 128 calibration and 2,000 evaluation samples."""
+
+    model: Path
+    calibration: Path
+    evaluation: Path
+    weights: tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]
+
+    def job(self, **changes: object) -> dict[str, object]:
+        """A job on this model, as its YAML would read."""
+        job: dict[str, object] = {
+            "source": str(self.model),
+            "data": {"calibration": str(self.calibration), "evaluation": str(self.evaluation)},
+            "candidates": ["int8-static-minmax-pc@ort-cpu"],
+            "gates": {"min_speedup": None},
+            "measurement": {"launches": 1, "blocks": 3, "block_seconds": 0.02, "warmup_seconds": 0.01},
+        }
+        return job | changes
+
+
+def tiny_weights(seed: int = 3) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
+    """Weights that classify by the nearest of four random centres: right on most samples, unsure near the borders."""
+    rng = np.random.default_rng(seed)
+    first = rng.normal(size=(FEATURES, HIDDEN)).astype(np.float32) / 8
+    bias = rng.normal(size=HIDDEN).astype(np.float32) / 8
+    hidden = np.maximum(centres(seed) @ first + bias, 0)
+    second = (hidden - hidden.mean(axis=0)).T.astype(np.float32)
+    return first, bias, second
+
+
+def centres(seed: int = 3) -> NDArray[np.float32]:
+    """The centre of each class, shape `(4, 64)`."""
+    return np.random.default_rng(seed + 1).normal(size=(CLASSES, FEATURES)).astype(np.float32)
+
+
+def tiny_samples(n: int, seed: int) -> dict[str, NDArray[np.generic]]:
+    """Samples around the centres, and their classes."""
+    rng = np.random.default_rng(seed)
+    label = rng.integers(0, CLASSES, n)
+    return {"x": (centres()[label] + rng.normal(size=(n, FEATURES)) * 2).astype(np.float32), "label": label}
+
+
+def tiny_model(first: NDArray[np.float32], bias: NDArray[np.float32], second: NDArray[np.float32]) -> onnx.ModelProto:
+    """MatMul, Add, Relu, MatMul."""
+    graph = helper.make_graph(
+        [
+            helper.make_node("MatMul", ["x", "first"], ["product"], name="first_matmul"),
+            helper.make_node("Add", ["product", "bias"], ["sum"], name="first_add"),
+            helper.make_node("Relu", ["sum"], ["hidden"], name="relu"),
+            helper.make_node("MatMul", ["hidden", "second"], ["logits"], name="second_matmul"),
+        ],
+        "tiny",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", FEATURES])],
+        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", CLASSES])],
+        [numpy_helper.from_array(array, name) for name, array in (("first", first), ("bias", bias), ("second", second))],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
+    """The small model and its data."""
+    folder = tmp_path_factory.mktemp("tiny")
+    weights = tiny_weights()
+    onnx.save(tiny_model(*weights), folder / "tiny.onnx")
+    np.savez(folder / "calibration.npz", **tiny_samples(128, 11))  # type: ignore[arg-type]
+    np.savez(folder / "evaluation.npz", **tiny_samples(2000, 12))  # type: ignore[arg-type]
+    return Tiny(folder / "tiny.onnx", folder / "calibration.npz", folder / "evaluation.npz", weights)

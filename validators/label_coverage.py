@@ -1,0 +1,61 @@
+"""Whether the labels of the calibration samples cover those of the reference, as far as their number can tell."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from scipy import stats
+
+# The rule of thumb for counts that can be tested (W. G. Cochran, "Some methods for strengthening the common chi-square
+# tests", Biometrics 10, 1954).
+MIN_EXPECTED_COUNT = 5.0
+# The chance, at most, that a random draw of calibration samples is refused for any of its labels.
+MAX_FALSE_ALARM = 0.05
+
+
+@dataclass(frozen=True)
+class ShortLabel:
+    """A label with too few calibration samples: how many there are and must be, and its share of the reference."""
+
+    label: int
+    count: int
+    needed: int
+    reference_share: float
+
+
+def count_required_labels(reference: Mapping[int, int], n: int) -> int:
+    """How many labels of the reference (samples by label) `n` calibration samples must hold: those that 5 are expected of."""
+    return sum(1 for count in reference.values() if n * count / sum(reference.values()) >= MIN_EXPECTED_COUNT)
+
+
+def find_short_labels(
+    counts: Mapping[int, int], reference: Mapping[int, int], min_share: float
+) -> tuple[ShortLabel, ...]:
+    """The labels of the reference that occur in the calibration samples less than they must; both map label to samples.
+
+    A label must occur, with at least `min_share` times the share that it has in the reference. Two rules keep chance out of
+    it. A label of which a random draw of as many samples would hold fewer than 5 is not required: it may well be missing. And
+    a label is called short only if a random draw would hold so few with a probability of at most 5 % divided by the number
+    of required labels (one-sided Fisher exact test; the division is Bonferroni's): with many labels, one of them is always
+    rare by chance. A random draw is therefore refused for its labels in at most 1 of 20 cases, a stratified one never.
+
+    >>> find_short_labels({0: 64, 1: 0}, {0: 500, 1: 500}, min_share=0.25)
+    (ShortLabel(label=1, count=0, needed=8, reference_share=0.5),)
+    >>> find_short_labels({0: 64, 1: 0}, {0: 950, 1: 50}, min_share=0.25)  # 3.2 expected: missing by chance, perhaps
+    ()
+    """
+    n, m = sum(counts.values()), sum(reference.values())
+    required = count_required_labels(reference, n)
+    short = []
+    for label, reference_count in sorted(reference.items()):
+        share, count = reference_count / m, counts.get(label, 0)
+        needed = max(1, math.ceil(min_share * share * n))
+        if n * share < MIN_EXPECTED_COUNT or count >= needed:
+            continue
+        # Given how many of all n + m samples have the label, the number among the n is hypergeometric.
+        by_chance = float(stats.hypergeom.cdf(count, n + m, count + reference_count, n))
+        if by_chance * required <= MAX_FALSE_ALARM:
+            short.append(ShortLabel(label, count, needed, share))
+    return tuple(short)
