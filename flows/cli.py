@@ -17,7 +17,14 @@ from flows.progress import show_progress
 from tasks.clock import Clock
 from tasks.conclude import conclude_error
 from tasks.settings import prepare_environment, state_folder
-from validators.errors import EXIT_INFRASTRUCTURE, EXIT_NO_VARIANT, EXIT_OK, EXIT_REFUSED, InfrastructureError, QuantgateError
+from validators.errors import (
+    EXIT_INFRASTRUCTURE,
+    EXIT_NO_VARIANT,
+    EXIT_OK,
+    EXIT_REFUSED,
+    InfrastructureError,
+    QuantgateError,
+)
 from validators.job import Job, read_job
 from validators.result import Result
 
@@ -233,3 +240,7 @@ def _no_folder(path: Path) -> QuantgateError:
     return JobError(
         found=f"--result {path}: no such folder", expected="a folder that exists", fix=f"mkdir -p {path.parent}"
     )
+
+
+if __name__ == "__main__":
+    main()

@@ -54,7 +54,8 @@ class Champion(mlflow.pyfunc.PythonModel):  # type: ignore[misc,name-defined,unu
             raise RuntimeError(f"found providers {self.session.get_providers()}; expected {settings['provider']} first")
         self.dtypes = manifest["inputs"]
 
-    def predict(self, context: Any, model_input: Any, params: Any = None) -> dict[str, np.ndarray]:
+    # Without type hints: mlflow would take them for a schema of its own kind.
+    def predict(self, context, model_input, params=None):  # type: ignore[no-untyped-def]
         """Outputs by name, for inputs by name (a dict of arrays, samples along axis 0) or one array for one input."""
         if not hasattr(model_input, "keys"):
             model_input = {next(iter(self.dtypes)): model_input}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -35,6 +36,8 @@ def export_program(program: Path, onnx_path: Path, samples: Callable[[tuple[Tens
 
     try:
         exported = torch.export.load(program)
+        # It also logs that torchvision, which no operator here comes from, is not installed.
+        logging.getLogger("torch.onnx").setLevel(logging.ERROR)
         with warnings.catch_warnings():
             # The exporter warns about its own internals (deprecated calls in its passes), which no user can act on.
             warnings.simplefilter("ignore")

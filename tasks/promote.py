@@ -16,7 +16,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from tasks.context import RETRIES, RETRY_DELAYS_SECONDS, Given, Run, is_infrastructure, log
-from tasks.registry import connect, registry_call
+from tasks.registry import connect, quiet_mlflow, registry_call
 from tasks.request import request_batch
 from tasks.runtimes.ort import open_session
 from validators.digests import digest_file
@@ -114,7 +114,7 @@ def _register(
         manifest = Path(folder, "manifest.json")
         manifest.write_text(json.dumps(_manifest(given, inventory, variant), indent=1), encoding="utf-8")
         files = _variant_folder(variant, Path(folder))
-        with mlflow.start_run(run_id=mlflow_run_id, log_system_metrics=False):
+        with mlflow.start_run(run_id=mlflow_run_id, log_system_metrics=False), quiet_mlflow():
             logged = registry_call(
                 mlflow.pyfunc.log_model,
                 name="variant",
@@ -123,9 +123,10 @@ def _register(
                 signature=_signature(variant),
                 pip_requirements=[f"mlflow=={mlflow.__version__}", *_runtime_requirements(inventory)],
             )
-        made = registry_call(
-            mlflow.register_model, logged.model_uri, name, tags=_lineage(run, given, inventory, winner, variant)
-        )
+        with quiet_mlflow():
+            made = registry_call(
+                mlflow.register_model, logged.model_uri, name, tags=_lineage(run, given, inventory, winner, variant)
+            )
     return str(made.version)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -202,7 +203,8 @@ def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 def _params(values: dict[str, Any]) -> list[Any]:
     from mlflow.entities import Param
 
-    return [Param(key, str(value)) for key, value in values.items()]
+    # MLflow refuses a key with any other character.
+    return [Param(re.sub(r"[^\w\-. :/]", "", key), str(value)) for key, value in values.items()]
 
 
 def _metrics(values: dict[str, float]) -> list[Any]:

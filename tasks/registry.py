@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
@@ -49,6 +52,15 @@ def registry_call(call: Callable[Arguments, Answer], *args: Arguments.args, **kw
         raise _down(error) from error
     except (requests.RequestException, SQLAlchemyError, ConnectionError) as error:
         raise _down(error) from error
+
+
+@contextmanager
+def quiet_mlflow() -> Iterator[None]:
+    """Holds back what MLflow prints while it logs and registers; the run says it in its own words."""
+    with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+        # It asks for an input example to check the signature with: the smoke test checks more.
+        warnings.filterwarnings("ignore", message=r"[\s\S]*input example", category=UserWarning)
+        yield
 
 
 def _down(error: Exception) -> InfrastructureError:

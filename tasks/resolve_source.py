@@ -12,16 +12,22 @@ import yaml
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from tasks.context import RETRIES, RETRY_DELAYS_SECONDS, Run, is_infrastructure, log
+from tasks.context import MAKER_CODE, RETRIES, RETRY_DELAYS_SECONDS, Run, is_infrastructure, log
 from tasks.export import export_program
+from tasks.ptq.graph import gather_weights
 from tasks.registry import connect, registry_call
 from validators.datasets import load_samples
-from validators.digests import digest_file
+from validators.digests import digest_file, digest_model, digest_values
 from validators.errors import SourceError
-from validators.onnx_graph import check_source_graph
+from validators.onnx_graph import check_source_graph, external_files
 from validators.records import Source
 
 _URI = re.compile(r"models:/(?P<name>[^/@]+)(?:/(?P<version>\d+)|@(?P<alias>[^/@]+))")
+
+
+_CODE = digest_values(
+    MAKER_CODE, *(digest_file(Path(__file__).with_name(name)) for name in ("resolve_source.py", "export.py"))
+)
 
 
 @dataclass(frozen=True)
@@ -47,21 +53,29 @@ def resolve_source(run: Run) -> Source:
         InfrastructureError: the registry does not answer.
     """
     with run.clock.work("resolve source"):
-        source = _from_file(Path(run.job.source)) if run.job.source_is_file else _from_registry(run)
+        source = _from_file(run) if run.job.source_is_file else _from_registry(run)
         check_source_graph(source.onnx_path)
     log.info("source %s, %s, sha256 %s", source.uri, source.flavor, source.digest[:12])
     return source
 
 
-def _from_file(path: Path) -> Source:
+def _from_file(run: Run) -> Source:
+    path = Path(run.job.source)
     check_source_graph(path)
-    return Source(str(path), path.stem, None, digest_file(path), path, "file")
+
+    def gather(folder: Path) -> Source:
+        gather_weights(path, folder / "model.onnx")
+        digest = digest_model(folder / "model.onnx")
+        return Source(str(path), path.stem, None, digest, folder / "model.onnx", "file")
+
+    files = [path, *external_files(path)]
+    return run.store.make("source", (_CODE, *(digest_file(file) for file in files)), Source, gather)[0]
 
 
 def _from_registry(run: Run) -> Source:
     version = _find_version(run)
     uri = f"models:/{version.name}/{version.version}"
-    key = (run.tracking_uri, uri, version.created)
+    key = (run.tracking_uri, uri, version.created, _CODE)
 
     def fetch(folder: Path) -> Source:
         from mlflow.artifacts import download_artifacts
@@ -113,17 +127,15 @@ def _read_model(model: Path, folder: Path, uri: str, version: _Version, run: Run
     flavors = yaml.safe_load(description.read_text(encoding="utf-8"))["flavors"] if description.exists() else {}
     base = Source(uri, version.name, version.version, "", folder / "model.onnx", "onnx", version.run_id)
     if "onnx" in flavors:
-        # The file stays where it is: it may name external data beside it.
         path = model / flavors["onnx"]["data"]
-        if path.is_dir():
-            path = path / "model.onnx"
-        check_source_graph(path)
-        return replace(base, onnx_path=path, digest=digest_file(path))
+        gather_weights(path / "model.onnx" if path.is_dir() else path, base.onnx_path)
+        shutil.rmtree(model, ignore_errors=True) if model != folder else None
+        return replace(base, digest=digest_model(base.onnx_path))
     if "pytorch" in flavors:
         program = _find_program(model / flavors["pytorch"].get("model_data", "data"), uri)
         parity = export_program(program, base.onnx_path, lambda inputs: _parity_samples(run, inputs))
         shutil.rmtree(model, ignore_errors=True) if model != folder else None
-        return replace(base, flavor="pytorch", digest=digest_file(base.onnx_path), parity_max_abs=parity)
+        return replace(base, flavor="pytorch", digest=digest_model(base.onnx_path), parity_max_abs=parity)
     raise SourceError(
         found=f"{uri} with flavors {sorted(set(flavors) - {'python_function'}) or 'none'}",
         expected="the flavor onnx or pytorch",

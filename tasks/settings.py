@@ -13,12 +13,17 @@ def state_folder() -> Path:
 
 def tracking_uri(state: Path) -> str:
     """The MLflow tracking and registry URI: `MLFLOW_TRACKING_URI`, or a database in the state folder."""
-    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{state / 'mlflow.db'}"
+    return os.environ.get("MLFLOW_TRACKING_URI") or _embedded(state)
 
 
 def artifact_location(state: Path) -> str | None:
-    """Where a new experiment keeps artifacts; None leaves it to the server that `MLFLOW_TRACKING_URI` names."""
-    return None if os.environ.get("MLFLOW_TRACKING_URI") else (state / "mlartifacts").as_uri()
+    """Where a new experiment keeps artifacts: the state folder; None leaves it to the server of another tracking URI."""
+    # Compared, not read from the environment: mlflow.set_tracking_uri sets the variable too.
+    return (state / "mlartifacts").as_uri() if tracking_uri(state) == _embedded(state) else None
+
+
+def _embedded(state: Path) -> str:
+    return f"sqlite:///{state / 'mlflow.db'}"
 
 
 def prepare_environment(state: Path) -> None:

@@ -69,7 +69,10 @@ def tiny_model(first: NDArray[np.float32], bias: NDArray[np.float32], second: ND
         "tiny",
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", FEATURES])],
         [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", CLASSES])],
-        [numpy_helper.from_array(array, name) for name, array in (("first", first), ("bias", bias), ("second", second))],
+        [
+            numpy_helper.from_array(array, name)
+            for name, array in (("first", first), ("bias", bias), ("second", second))
+        ],
     )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import math
+import ast
+import base64
+import hashlib
 import re
 from dataclasses import asdict, replace
 from html.parser import HTMLParser
@@ -11,9 +13,10 @@ from typing import Any
 
 import pytest
 import yaml
+from matplotlib.text import Text
 
-from tasks.reporting import formats, markdown, page, palette, pictures, rows
-from tasks.reporting.labels import Box, place
+from tasks.reporting import drawing, formats, markdown, page, palette, pictures, rows
+from tasks.reporting.labels import Box
 from validators import records
 from validators.job import Data, Job, parse_job
 from validators.recipe import DEFAULT_CANDIDATES
@@ -62,7 +65,9 @@ def bounded(gate: str, estimate: Estimate, bound: float, direction: Any, method:
     low, high = sorted((sign * (estimate.low or 0.0), sign * (estimate.high or 0.0)))
     outcome: Any = "pass" if high <= sign * bound else "inconclusive" if low <= sign * bound else "fail"
     ends = estimate.low, estimate.high, 0.95, 1821
-    return Verdict(gate, outcome, estimate.value, bound, direction, *ends, method, "" if outcome == "pass" else "beyond")
+    return Verdict(
+        gate, outcome, estimate.value, bound, direction, *ends, method, "" if outcome == "pass" else "beyond"
+    )
 
 
 def trial(stem: str) -> Trial:
@@ -169,3 +174,256 @@ NO_VARIANT = RESULT.model_copy(
     update={"outcome": "no_variant", "reason": "no variant wins: of 13 candidates 12 failed", "chosen": None}
     | {"champion": None, "candidates": [c for c in RESULT.candidates if c.outcome != "passed"]}
 )
+
+
+class Reader(HTMLParser):
+    """Checks that tags balance, and keeps what was opened and the text by place."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.first_cells: list[str] = []
+        self.feed(text)
+        self.close()
+        assert not self.open, f"left open: {self.open}"
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+        if tag == "th" and dict(attrs).get("scope") == "row":
+            self.first_cells.append("")
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open and self.open.pop() == tag, f"</{tag}> closes nothing at {self.getpos()}"
+
+    def handle_data(self, data: str) -> None:
+        if "th" in self.open and "tbody" in self.open and "small" not in self.open:
+            self.first_cells[-1] += data.strip()
+
+
+def render(result: Result = RESULT, *, full: bool = True) -> str:
+    svg = pictures.pareto_svg(result, JOB.gates)
+    if not full:
+        return page.render_page(result, None, picture_svg=svg)
+    return page.render_page(result, JOB, TRIALS, CALIBRATION, svg)
+
+
+@pytest.mark.parametrize("result", [RESULT, NO_VARIANT, REFUSED, ERROR, BARE], ids=lambda result: str(result.outcome))
+@pytest.mark.parametrize("full", [True, False])
+def test_every_outcome_gives_a_page_that_parses_and_needs_no_other_file(result: Result, full: bool) -> None:
+    text = render(result, full=full)
+    reader = Reader(text)
+    assert [tag for tag, _ in reader.tags].count("h1") == 1
+    assert result.reason in text
+    for tag, attributes in reader.tags:
+        assert tag not in {"link", "img", "iframe", "object", "base", "source"}
+        for name in ("src", "href", "xlink:href", "data", "srcset", "action"):
+            assert (attributes.get(name) or "#").startswith("#"), f"{tag} {name} leaves the page"
+        for scope in [attributes.get("scope")] if tag == "th" else []:
+            assert scope in {"row", "col"}
+    assert all(target.startswith("#") for target in re.findall(r"url\([\"']?([^)]*)", text))
+    assert "@import" not in text
+    assert ("Load the champion" in text) == (result.outcome == "promoted")
+    assert ("found</dt><dd>no version 9" in text) == (result.outcome == "error")
+
+
+def test_the_script_is_short_and_the_only_one_that_the_policy_allows() -> None:
+    text = render()
+    (script,) = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
+    assert f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'" in text
+    assert len(script.strip().splitlines()) < 30
+
+
+def test_hostile_text_is_escaped_everywhere() -> None:
+    evil = RESULT.candidates[1].model_copy(update={"name": EVIL, "outcome": "refused", "verdicts": []})
+    evil = evil.model_copy(update={"refusal": RefusalResult(kind="invalid", reason=EVIL)})
+    verdict = replace(RESULT.candidates[2].verdicts[0], gate=EVIL, reason=EVIL, method=EVIL)
+    judged = RESULT.candidates[2].model_copy(update={"verdicts": [verdict]})
+    fault = CheckResult(name=EVIL, severity="critical", found=EVIL, expected=EVIL, fix=EVIL)
+    changes: dict[str, Any] = {
+        "reason": EVIL,
+        "candidates": [evil, judged],
+        "inventory": {EVIL: EVIL},
+        "target": EVIL,
+        "chosen": EVIL,
+    }
+    changes |= {"calibration": CalibrationResult(outcome="refused", failed_checks=[fault])}
+    changes |= {"champion": ChampionResult(name=EVIL, version=EVIL, alias=EVIL, previous=EVIL)}
+    changes |= {"source": SourceResult(uri=EVIL, name=EVIL, version=EVIL, digest=EVIL)}
+    changes |= {"error": ErrorResult(kind=EVIL, found=EVIL, expected=EVIL, fix=EVIL)}
+    result = RESULT.model_copy(update=changes)
+    svg = pictures.pareto_svg(result, JOB.gates)
+    assert svg is not None and "alert" in svg
+    text = page.render_page(
+        result, JOB, (), None, svg, {EVIL: "https://example.org/" + EVIL, "x": "javascript:alert(1)"}
+    )
+    assert [tag for tag, _ in Reader(text).tags].count("script") == 1
+    assert "javascript:" not in text
+    assert EVIL not in text and text.count("&lt;script&gt;") > 25
+    assert EVIL not in markdown.verdict_markdown(result)
+
+
+def test_each_candidate_has_one_row_after_the_baseline_and_one_list_of_gates() -> None:
+    text = render()
+    table = text[text.index('<table class="verdicts') : text.index("</table>")]
+    assert Reader(table + "</table>").first_cells == ["baseline", *NAMES]
+    assert tuple(NAMES) == DEFAULT_CANDIDATES["ort-cpu"]
+    assert text.count("<details id=") == len(NAMES)
+    targets = re.findall(r'href="#(candidate-\d+)">([^<]*)', table)
+    for anchor, name in targets:
+        assert re.search(rf'<details id="{anchor}">\s*<summary><code>{re.escape(name)}<', text), name
+    assert len(targets) == len(NAMES)
+
+
+def test_rows_say_what_was_measured_and_why() -> None:
+    by_name = {row.name: row for row in rows.verdict_rows(RESULT, TRIALS)}
+    chosen, broken = by_name[CHOSEN], by_name["int8-static-minmax-pt-all-s8s8@ort-cpu"]
+    assert chosen.marks == ("chosen",) and chosen.reason == "all 4 gates hold"
+    assert [chosen.cell(column) for column, _ in rows.COLUMNS[2:6]] == [
+        "0.763", "+0.70 pt (≤ +1.40 pt)", "1.51x (≥ 1.48x)", "1.29",
+    ]  # fmt: skip
+    assert (chosen.size_mb, chosen.peak_memory_mb, chosen.coverage_percent) == ("22.9", "209", "98.2")
+    assert broken.reason == "drop above +2.00 pt; speedup below 1.05x"
+    assert by_name["int8-static-minmax-pc@ort-cpu"].reason == "drop may be above +2.00 pt: more samples would tell"
+    refused = by_name["int8-static-entropy-pc@ort-cpu"]
+    assert refused.reason.startswith("infrastructure: found 12 GB") and refused.speedup == formats.NO_VALUE
+    assert by_name["fp8-amax-pc@ort-cpu"].marks == ("simulated",)
+    assert by_name["fp32-fused@ort-cpu"].marks == ("from store",)
+    assert (by_name["baseline"].peak_memory_mb, by_name["baseline"].metric) == ("262", "0.770")
+
+
+@pytest.mark.parametrize(
+    ("shown", "expected"),
+    [
+        (formats.metric_value(0.7699, "accuracy"), "0.770"),
+        (formats.metric_value(0.00123456, "mae"), "0.00123"),
+        (formats.metric_value(float("nan"), "accuracy"), "NaN"),
+        (formats.metric_drop(0.0085, "accuracy"), "+0.85 pt"),
+        (formats.metric_drop(-0.0085, "agreement"), "-0.85 pt"),
+        (formats.metric_drop(-0.00001, "top5"), "+0.00 pt"),
+        (formats.metric_drop(0.0085, "mse"), "+0.00850"),
+        (formats.metric_drop(None, "mse"), formats.NO_VALUE),
+        (formats.speedup(1.516), "1.52x"),
+        (formats.speedup(12.0), "12.00x"),
+        (formats.megabytes(90_149_999), "90.1"),
+        (formats.megabytes(999), "0.000999"),
+        (formats.milliseconds(0.09996), "0.100"),
+        (formats.milliseconds(1.954), "1.95"),
+        (formats.milliseconds(153.4), "153"),
+        (formats.milliseconds(12345.6), "12346"),
+        (formats.milliseconds(0.0), "0"),
+        (formats.percent(0.98249), "98.2"),
+        (formats.seconds(9.999), "10.0"),
+        (formats.gate_value(Verdict("size_ratio", "pass", 0.26, 1.05, "at_most"), 0.26, "mse"), "0.26x"),
+        (formats.gate_bound(Verdict("drop", "pass", 0.0, 0.02, "at_most"), "accuracy"), "≤ +2.00 pt"),
+        (formats.gate_bound(Verdict("finite", "pass", 0.0, 0.0, "at_most"), "accuracy"), "≤ 0"),
+        (
+            formats.gate_bound(
+                Verdict("beats_champion", "pass", 1.1, 1.0, "at_least", method="p50 beside the champion"), "accuracy"
+            ),
+            "≥ 1.00x",
+        ),
+    ],
+)
+def test_numbers_read_as_a_hand_would_write_them(shown: str, expected: str) -> None:
+    assert shown == expected
+
+
+def test_the_picture_names_every_measured_candidate_and_no_other() -> None:
+    svg = pictures.pareto_svg(RESULT, JOB.gates)
+    assert svg is not None
+    assert pictures.pareto_svg(RESULT, JOB.gates) == svg, "equal results must give equal bytes"
+    labels = re.findall(r">([^<>]+)</text>", svg)
+    measured = {stem for stem, values in MEASURED.items() if values and values[1]}
+    assert measured | {"baseline"} <= set(labels)
+    assert not {"int8-static-entropy-pc", "fp8-amax-pc (simulated)"} & set(labels)
+    assert "gate: drop at most +2.00 pt" in labels and "gate: at least 1.05x" in labels
+    assert f"Chosen: {CHOSEN}, 1.51x, +0.70 pt." in svg.split(">", 1)[0]
+    named = set(re.findall(r"var\(--([a-z-]+), ", svg))
+    assert named <= set(palette.LIGHT) and not re.findall(r"(?<!, )#[0-9a-f]{6}", svg), (
+        "a colour that dark cannot change"
+    )
+    assert set(palette.LIGHT) == set(palette.DARK)
+
+
+def test_labels_of_a_typical_run_overlap_neither_one_another_nor_the_frame() -> None:
+    figure = drawing.draw(pictures.measured_points(RESULT), JOB.gates, "accuracy")
+    renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]
+    frame = figure.axes[0].get_window_extent(renderer)
+    # Of the text alone: an annotation's own extent includes its line.
+    extents = [Text.get_window_extent(text, renderer) for text in figure.axes[0].texts]
+    boxes = [Box(extent.x0, extent.y0, extent.x1, extent.y1) for extent in extents]
+    assert len(boxes) == 2 + 11 + 1  # gates, measured candidates, baseline
+    for index, box in enumerate(boxes):
+        assert box.overlap(Box(frame.x0, frame.y0, frame.x1, frame.y1)) == pytest.approx(box.area)
+        assert all(box.overlap(other) == 0 for other in boxes[:index])
+
+
+def test_a_run_without_measured_candidates_has_a_png_and_no_svg() -> None:
+    assert pictures.pareto_svg(REFUSED, JOB.gates) is None
+    for result in (RESULT, NO_VARIANT, BARE):
+        assert pictures.pareto_png(result, JOB.gates).startswith(b"\x89PNG")
+
+
+def test_a_point_outside_its_bars_is_still_in_the_frame() -> None:
+    odd = drawing.Point("x$y$z", "failed", Estimate(0.01, 0.0, 0.02), Estimate(50.0, float("-inf"), float("nan")))
+    axes = drawing.draw([odd], JOB.gates, "accuracy").axes[0]
+    assert axes.get_xlim()[0] < 0.01
+    assert axes.get_ylim()[0] > 50.0
+    assert "x$y$z" in [text.get_text() for text in axes.texts]
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance of `#rrggbb` (WCAG 2.2)."""
+    shares = [int(colour[start : start + 2], 16) / 255 for start in (1, 3, 5)]
+    linear = [share / 12.92 if share <= 0.04045 else ((share + 0.055) / 1.055) ** 2.4 for share in shares]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("colours", [palette.LIGHT, palette.DARK], ids=["light", "dark"])
+def test_text_has_a_contrast_of_at_least_four_and_a_half(colours: dict[str, str]) -> None:
+    grounds = ["ground", "surface", *(name for name in colours if name.endswith("-ground"))]
+    pairs = [(ink, ground) for ink in ("ink", "muted") for ground in grounds] + [("accent", "ground")]
+    pairs += [
+        (kind, ground) for kind in ("passed", "failed", "inconclusive") for ground in ("ground", f"{kind}-ground")
+    ]
+    for text, ground in pairs:
+        low, high = sorted((luminance(colours[text]), luminance(colours[ground])))
+        assert (high + 0.05) / (low + 0.05) >= 4.5, (text, ground)
+
+
+def test_the_job_on_the_page_reads_back_as_the_run_that_was() -> None:
+    text = page.job_yaml(JOB, RESULT)
+    again = parse_job(yaml.safe_load(text), base=Path())
+    assert again.source == "models:/text-topics/7" and again.candidates == DEFAULT_CANDIDATES["ort-cpu"]
+    assert again.model_copy(update={"source": JOB.source, "candidates": "default"}) == JOB
+
+
+def test_the_champion_is_loaded_by_its_alias() -> None:
+    code = page.load_code(RESULT)
+    assert code is not None
+    strings = {node.value for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Constant)} - {...}
+    assert strings == {"models:/text-topics-quantized@champion-ort-cpu"}
+    assert page.load_code(RESULT.model_copy(update={"outcome": "winner"})) is None
+
+
+def test_markdown_artifact_and_terminal_hold_the_same_table() -> None:
+    piped = RESULT.candidates[1].model_copy(update={"refusal": RefusalResult(kind="invalid", reason="a|b\nc `d`")})
+    result = RESULT.model_copy(update={"candidates": [piped, *RESULT.candidates[2:]]})
+    lines = [line for line in markdown.verdict_markdown(result).splitlines() if line.startswith("|")]
+    assert len(lines) == 2 + 1 + 12
+    assert {len(re.findall(r"(?<!\\)\|", line)) for line in lines} == {len(rows.COLUMNS) + 1}
+    assert "invalid: a\\|b c \\`d\\`" in lines[3]
+    artifact = markdown.artifact_rows(result)
+    assert [row["Candidate"].split(" ")[0] for row in artifact] == ["baseline", *NAMES[1:]]
+    assert {tuple(row) for row in artifact} == {tuple(rows.headings(result).values())}
+    terminal = markdown.terminal_rows(result)
+    assert {len(row) for row in terminal} == {len(markdown.TERMINAL_COLUMNS)}
+    assert [row[0] for row in terminal[1:]] == [row["Candidate"] for row in artifact]
+    assert markdown.terminal_rows(REFUSED) == [] == markdown.artifact_rows(REFUSED)
+    assert "label 3: 0.4 %" in markdown.verdict_markdown(REFUSED)

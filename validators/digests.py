@@ -18,6 +18,12 @@ def digest_file(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
+def digest_model(path: Path) -> str:
+    """The sha256 of a model: of its file or, where its weights lie beside it (`<name>.data`), of both."""
+    beside = path.with_name(f"{path.name}.data")
+    return digest_values(digest_file(path), digest_file(beside)) if beside.exists() else digest_file(path)
+
+
 def digest_values(*values: Any) -> str:
     """The sha256 of JSON-like values; equal values give equal digests whatever the order of their keys.
 

@@ -91,6 +91,19 @@ def check_source_graph(path: Path) -> onnx.ModelProto:
     return model
 
 
+def external_files(path: Path) -> list[Path]:
+    """The files beside a model that hold its external data, sorted."""
+    model = onnx.load(path, load_external_data=False)
+    names = {
+        entry.value
+        for tensor in model.graph.initializer
+        if tensor.data_location == onnx.TensorProto.EXTERNAL
+        for entry in tensor.external_data
+        if entry.key == "location"
+    }
+    return sorted(path.parent / name for name in names)
+
+
 def _load(path: Path) -> onnx.ModelProto:
     if not path.is_file():
         raise SourceError(found=f"{path}: no such file", expected="an ONNX file", fix="correct `source`")

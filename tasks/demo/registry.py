@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
@@ -45,6 +46,7 @@ def register_text(built: Demo, tracking_uri: str) -> str:
             input_example=inputs,
             # One file: its digest is then the digest that was built.
             save_as_external_data=False,
+            onnx_execution_providers=["CPUExecutionProvider"],
             pip_requirements=_pins("onnx", "onnxruntime"),
         )
         return str(info.model_uri)
@@ -91,7 +93,10 @@ def _register(built: Demo, tracking_uri: str, log: Callable[[], str]) -> str:
         experiment = _experiment(client, tracking_uri)
         with registry_call(mlflow.start_run, experiment_id=experiment, run_name=built.name):
             registry_call(mlflow.log_params, dict(built.notes))
-            model_uri = registry_call(log)
+            with warnings.catch_warnings():
+                # MLflow 3.17 warns about a type hint of its own when its pyfunc flavor is imported.
+                warnings.filterwarnings("ignore", ".*Any type hint is inferred as AnyType", UserWarning)
+                model_uri = registry_call(log)
         made: Any = registry_call(mlflow.register_model, model_uri, built.name, tags={DIGEST_TAG: built.digest})
         return f"models:/{built.name}/{made.version}"
 

@@ -14,6 +14,9 @@ import onnx
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
+from validators.errors import SourceError
+from validators.onnx_graph import check_source_graph
+
 # A protobuf message ends at 2 GB; weights beyond this go to a file beside the model.
 EXTERNAL_DATA_BYTES = 1_800_000_000
 
@@ -25,6 +28,26 @@ def save_model(model: onnx.ModelProto, path: Path) -> None:
     """Write a model to one file, or with its weights beside it when a single file cannot hold them."""
     large = model.ByteSize() > EXTERNAL_DATA_BYTES
     onnx.save_model(model, path, save_as_external_data=large, location=f"{path.name}.data" if large else None)
+
+
+def gather_weights(source: Path, gathered: Path) -> None:
+    """Write a model with all its weights in one file (two when it is too large), whatever files they came in.
+
+    MLflow, for one, puts weights beside the model under a random name: gathered, equal models have equal bytes, and the
+    runtime's tools, which mishandle such files, see a plain one.
+
+    Raises:
+        SourceError: the model is unreadable or invalid, or its weights are not there.
+    """
+    check_source_graph(source)
+    try:
+        save_model(onnx.load(source), gathered)
+    except (ValueError, OSError, onnx.checker.ValidationError) as error:
+        raise SourceError(
+            found=f"{source.name}: its weights cannot be read: {str(error).splitlines()[0]}",
+            expected="every external data file beside the model",
+            fix="copy or log the model again with all its files",
+        ) from error
 
 
 def model_bytes(path: Path) -> int:

@@ -12,7 +12,7 @@ from tasks.ptq.fp8 import quantize_fp8
 from tasks.ptq.graph import model_bytes
 from tasks.ptq.int4 import quantize_weights
 from tasks.ptq.int8 import quantize_dynamic, quantize_static
-from validators.digests import digest_file
+from validators.digests import digest_model
 from validators.errors import CandidateRefused
 from validators.recipe import Candidate, RangeMethod
 from validators.records import SessionSettings, Variant
@@ -54,7 +54,7 @@ def make_variant(candidate: Candidate, materials: Materials, folder: Path, *, th
     return Variant(
         candidate=candidate.name,
         path=path,
-        digest=digest_file(path),
+        digest=digest_model(path),
         size_bytes=model_bytes(path),
         session=session_settings(candidate, threads),
         is_simulated=candidate.is_simulated,

@@ -71,14 +71,16 @@ BASELINE = Point("baseline", "baseline", Estimate(1.0), Estimate(0.0))
 def draw(points: list[Point], gates: Gates, metric: str) -> Figure:
     """The picture on a transparent ground, in light colours."""
     figure = Figure(figsize=SIZE_INCHES, dpi=72)
-    canvas = FigureCanvasAgg(figure)
+    canvas: Any = FigureCanvasAgg(figure)
     figure.patch.set_alpha(0.0)
     axes = figure.add_axes((0.085, 0.115, 0.905, 0.865))
     axes.patch.set_alpha(0.0)
     bound = gates.max_drop * formats.drop_scale(metric)
     shown = [*points, BASELINE]
-    _set_x_axis(axes, [gates.min_speedup or 1.0, *(end for point in shown for end in point.bars[0] if end > 0)])
-    _set_y_axis(axes, [bound, *(end for point in shown for end in point.bars[1])], bound, metric)
+    ratios = [end for point in shown for end in (*point.bars[0], point.speedup.value) if end > 0]
+    drops = [end for point in shown for end in (*point.bars[1], point.drop.value)]
+    _set_x_axis(axes, [gates.min_speedup or 1.0, *ratios])
+    _set_y_axis(axes, [bound, *drops], bound, metric)
     _set_frame(axes)
     in_the_way = _draw_gates(axes, gates, metric)
     front = pareto_front(points)
@@ -207,7 +209,7 @@ def _draw_point(axes: Axes, point: Point) -> None:
     axes.plot([ratio], [drop], linestyle="none", color=style.colour, alpha=style.alpha, zorder=front, **mark)
 
 
-def _label(axes: Axes, canvas: FigureCanvasAgg, points: list[Point], in_the_way: list[Artist]) -> None:
+def _label(axes: Axes, canvas: Any, points: list[Point], in_the_way: list[Artist]) -> None:
     """Every point's name beside it, with a thin line to it where it lies far off."""
     renderer = canvas.get_renderer()
     texts = [_annotation(axes, point) for point in points]

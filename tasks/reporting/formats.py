@@ -13,7 +13,7 @@ import math
 
 from validators.records import Verdict
 
-NO_VALUE = "–"
+NO_VALUE = "\N{EN DASH}"
 POINT_METRICS = frozenset({"accuracy", "top5", "agreement"})
 _SIGNS = {"at_most": "≤", "at_least": "≥"}
 
@@ -72,8 +72,8 @@ def metric_drop(value: float | None, metric: str) -> str:
 def speedup(value: float | None) -> str:
     """A ratio of latencies or sizes.
 
-    >>> speedup(1.5163), speedup(None)
-    ('1.52x', '–')
+    >>> speedup(1.5163)
+    '1.52x'
     """
     if value is None or not math.isfinite(value):
         return significant(value)
@@ -111,7 +111,7 @@ def seconds(value: float) -> str:
     >>> seconds(3.14159), seconds(125.04)
     ('3.14', '125.0')
     """
-    return f"{value:.2f}" if value < 10 else f"{value:.1f}"
+    return f"{value:.2f}" if round(value, 2) < 10 else f"{value:.1f}"
 
 
 def gate_value(verdict: Verdict, value: float | None, metric: str) -> str:

@@ -37,8 +37,8 @@ def verdict_markdown(result: Result) -> str:
         )
     if rows := verdict_rows(result):
         titles = headings(result)
-        lines = [titles.values(), ("---:" if column in _NUMERIC else "---" for column in titles)]
-        lines += [(_escape(row.cell(column)) for column in titles) for row in rows]
+        lines = [list(titles.values()), ["---:" if column in _NUMERIC else "---" for column in titles]]
+        lines += [[_escape(row.cell(column)) for column in titles] for row in rows]
         parts.append("\n".join(f"| {' | '.join(line)} |" for line in lines))
     return "\n\n".join(parts) + "\n"
 

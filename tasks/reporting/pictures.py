@@ -6,6 +6,7 @@ import io
 import math
 import re
 from html import escape
+from typing import Any
 
 import matplotlib
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -33,9 +34,10 @@ def pareto_svg(result: Result, gates: Gates) -> str | None:
         return None
     # Text stays text: it can be searched, and takes the reader's font. A fixed salt makes equal pictures equal bytes.
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "quantgate"}):
-        figure = draw(points, gates, metric_of(result))
+        # Any: matplotlib leaves the printing methods untyped.
+        canvas: Any = FigureCanvasSVG(draw(points, gates, metric_of(result)))
         stream = io.StringIO()
-        FigureCanvasSVG(figure).print_svg(stream, metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+        canvas.print_svg(stream, metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     return _inline(stream.getvalue(), describe(result, len(points)))
 
 
@@ -45,8 +47,9 @@ def pareto_png(result: Result, gates: Gates) -> bytes:
     figure.patch.set_facecolor(LIGHT["ground"])
     figure.patch.set_alpha(1.0)
     figure.set_dpi(PNG_DPI)
+    canvas: Any = FigureCanvasAgg(figure)
     stream = io.BytesIO()
-    FigureCanvasAgg(figure).print_png(stream)
+    canvas.print_png(stream)
     return stream.getvalue()
 
 

