@@ -6,7 +6,7 @@ import sys
 import time
 import traceback
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 from rich.console import Console
@@ -155,7 +155,8 @@ def run_job(path: Path, result_path: Path | None, *, promote: bool) -> int:
         with show_progress(err):
             from flows.quantize import quantize
 
-            result = quantize(job, promote=promote)
+            # The flow returns a state with a name of its own; Prefect hands its data to whoever calls the flow.
+            result = cast(Result, quantize(job, promote=promote))
     except QuantgateError as error:
         return _fail(error, result_path, job, clock)
     except Exception as error:

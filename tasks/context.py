@@ -73,7 +73,8 @@ def is_infrastructure(_task: Any, _task_run: Any, state: Any) -> bool:
     """Prefect's retry condition: only an infrastructure error is worth another try."""
     try:
         state.result()
-    except InfrastructureError:
+    except InfrastructureError as error:
+        log.warning("%s; trying again", error.found)
         return True
     except BaseException:
         return False

@@ -45,8 +45,7 @@ def run_checkpoint(evidence: Evidence, page_folder: Path) -> tuple[list[Result],
     context = gx.get_context(
         mode="ephemeral",
         project_config=DataContextConfig(
-            # Without this argument the context makes a site of its own in the temporary folder.
-            store_backend_defaults=InMemoryStoreBackendDefaults(init_temp_docs_sites=False),
+            store_backend_defaults=InMemoryStoreBackendDefaults(),
             data_docs_sites={NAME: site},
             progress_bars=ProgressBarsConfig(globally=False),
             analytics_enabled=False,

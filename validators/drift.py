@@ -110,7 +110,9 @@ def expect_psi_by_chance(counts: Sequence[int], reference_counts: Sequence[int])
     return (used - 1) * (1 / sum(counts) + 1 / sum(reference_counts))
 
 
-def find_signs(psi_above_chance: float, p_value: float, *, max_psi: float, min_p_value: float) -> tuple[str, ...]:
+def find_signs(
+    counts: Sequence[int], reference_counts: Sequence[int], p_value: float, *, max_psi: float, min_p_value: float
+) -> tuple[str, ...]:
     """The signs of drift, of two: the index less its average by chance is above its bound, the p-value below its own.
 
     Each has a weakness that the other lacks. The index is noisy in small samples: 64 against 2,000 of one distribution have
@@ -118,10 +120,11 @@ def find_signs(psi_above_chance: float, p_value: float, *, max_psi: float, min_p
     by chance in about 1 of 10,000 draws. The p-value is exact about chance, but in large samples it calls shifts that matter
     to no quantization range. One sign is therefore a warning, both are a refusal.
 
-    >>> find_signs(0.6, 0.2, max_psi=0.5, min_p_value=0.001)
+    >>> find_signs((40, 0), (1000, 1000), 0.2, max_psi=0.5, min_p_value=0.001)
     ('PSI',)
     """
-    signs = ("PSI",) if psi_above_chance > max_psi else ()
+    above_chance = measure_psi(counts, reference_counts) - expect_psi_by_chance(counts, reference_counts)
+    signs = ("PSI",) if above_chance > max_psi else ()
     return (*signs, "KS") if p_value < min_p_value else signs
 
 

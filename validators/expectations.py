@@ -60,7 +60,9 @@ class ExpectColumnToFollowReference(ColumnAggregateExpectation):
     def _validate(self, metrics: dict[str, Any], *_: Any, **__: Any) -> Any:
         counts = metrics["column.counts_in_bins"]
         psi, by_chance = measure_psi(counts, self.reference_counts), expect_psi_by_chance(counts, self.reference_counts)
-        signs = find_signs(psi - by_chance, self.p_value, max_psi=self.max_psi, min_p_value=self.min_p_value)
+        signs = find_signs(
+            counts, self.reference_counts, self.p_value, max_psi=self.max_psi, min_p_value=self.min_p_value
+        )
         # Plain Python numbers: numpy's own cannot be written into the page.
         details = {
             "psi": psi,

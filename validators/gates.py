@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal
@@ -200,8 +201,8 @@ def _bounded(
 ) -> Verdict:
     assert estimate.low is not None and estimate.high is not None
     near, far = (estimate.low, estimate.high) if direction == "at_most" else (estimate.high, estimate.low)
-    within = (lambda value: value <= bound) if direction == "at_most" else (lambda value: value >= bound)
-    outcome: Outcome = "pass" if within(far) else "inconclusive" if within(near) else "fail"
+    within = operator.le if direction == "at_most" else operator.ge
+    outcome: Outcome = "pass" if within(far, bound) else "inconclusive" if within(near, bound) else "fail"
     words = {
         "pass": "",
         "fail": "beyond the bound",

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import gzip
 import io
+import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,10 +23,12 @@ NAME = "digits-efficientnet-lite0"
 MODEL_FILE = "model.safetensors"
 CLASSES = 10
 SIZE_PIXELS = 96
-TRAIN_SAMPLES = 3000
+TRAIN_SAMPLES = 3500
 CALIBRATION_SAMPLES = 128
-EVALUATION_SAMPLES = 2000
-HEAD_C = 1.0
+EVALUATION_SAMPLES = 1500
+HEAD_C = 0.1
+# The default of 1e-4 takes ten times as long and changes no digit in a thousand.
+HEAD_TOLERANCE = 1e-3
 
 
 def build(state: Path, *, seed: int = 7) -> Demo:
@@ -105,16 +110,23 @@ def as_images(digits: Array) -> Array:
     return np.ascontiguousarray(resized.expand(-1, 3, -1, -1).numpy())
 
 
-def features(model: EfficientNetLite0, digits: Array, batch_size: int = 50) -> Array:
+def features(model: EfficientNetLite0, digits: Array, batch_size: int = 32) -> Array:
     """What the head reads for each digit (float32 [n, 28, 28]): float32 [n, 1280]."""
     import torch
 
+    # Channels last is twice as fast for this network on a CPU; the copy leaves the model itself as its user has it.
+    fast = copy.deepcopy(model).to(memory_format=torch.channels_last)
+
     def run(batch: Array) -> Array:
         with torch.inference_mode():
-            return np.asarray(model.features(torch.from_numpy(as_images(batch))).numpy())
+            images = torch.from_numpy(as_images(batch)).contiguous(memory_format=torch.channels_last)
+            return np.asarray(fast.features(images).numpy())
 
     batches = np.split(digits, range(batch_size, len(digits), batch_size))
-    return np.concatenate([run(batch) for batch in batches])
+    # One thread an operator (a setting of each thread of the pool) and batches side by side: threads inside an
+    # operator wait for each other on a machine in use.
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0)), initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        return np.concatenate(list(pool.map(run, batches)))
 
 
 def train_head(model: EfficientNetLite0, inputs: Array, label: Array) -> None:
@@ -124,6 +136,6 @@ def train_head(model: EfficientNetLite0, inputs: Array, label: Array) -> None:
 
     # One scale for all features, so that the fit converges soon; the head's weights then undo it.
     scale = float(inputs.std())
-    fitted = LogisticRegression(C=HEAD_C, max_iter=1000).fit(inputs / scale, label)
+    fitted = LogisticRegression(C=HEAD_C, tol=HEAD_TOLERANCE, max_iter=1000).fit(inputs / scale, label)
     model.head.weight.data = torch.from_numpy(np.ascontiguousarray(fitted.coef_ / scale, dtype=np.float32))
     model.head.bias.data = torch.from_numpy(fitted.intercept_.astype(np.float32))

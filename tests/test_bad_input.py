@@ -1,0 +1,168 @@
+"""Bad input, each through the whole command: a clear error, the right exit code, no traceback, nothing left behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from conftest import Tiny, tiny_model
+from driving import Answer, register_models, run_jobs, write_job
+
+pytestmark = pytest.mark.slow
+
+Changes = dict[str, object]
+
+
+def samples(folder: Path, name: str, change: Callable[[dict[str, np.ndarray]], object], of: Path) -> str:
+    """A copy of a data file with a planted fault."""
+    arrays = dict(np.load(of))
+    change(arrays)
+    np.savez(folder / name, **arrays)
+    return str(folder / name)
+
+
+def models(folder: Path, tiny: Tiny) -> dict[str, str]:
+    """Faulty ONNX files by the fault's name."""
+    whole = tiny.model.read_bytes()
+    (folder / "truncated.onnx").write_bytes(whole[: len(whole) // 2])
+    newer, custom, quantized = (tiny_model(*tiny.weights) for _ in range(3))
+    newer.opset_import[0].version = 99
+    custom.graph.node[2].domain, custom.graph.node[2].op_type = "acme", "Swish"
+    custom.opset_import.append(onnx.helper.make_opsetid("acme", 1))
+    scale = onnx.numpy_helper.from_array(np.array(0.1, np.float32), "scale")
+    quantized.graph.initializer.append(scale)
+    quantized.graph.node.insert(0, onnx.helper.make_node("QuantizeLinear", ["x", "scale"], ["q"], name="q"))
+    for name, model in (("newer", newer), ("custom", custom), ("quantized", quantized)):
+        onnx.save(model, folder / f"{name}.onnx")
+    return {name: str(folder / f"{name}.onnx") for name in ("truncated", "newer", "custom", "quantized")}
+
+
+def bad_data(folder: Path, tiny: Tiny) -> dict[str, tuple[Changes, int, str]]:
+    """Data faults: what the job changes, the exit code, and words of the error."""
+    cal, ev = tiny.calibration, tiny.evaluation
+
+    def rename(arrays: dict[str, np.ndarray]) -> None:
+        arrays["pixels"] = arrays.pop("x")
+
+    def shorten(arrays: dict[str, np.ndarray]) -> None:
+        arrays["label"] = arrays["label"][:-5]
+
+    def empty(arrays: dict[str, np.ndarray]) -> None:
+        arrays.update({name: array[:0] for name, array in arrays.items()})
+
+    def poison(arrays: dict[str, np.ndarray]) -> None:
+        arrays["x"][3, 5] = np.nan
+
+    def retype(arrays: dict[str, np.ndarray]) -> None:
+        arrays["x"] = arrays["x"].astype(np.float64)
+
+    def reshape(arrays: dict[str, np.ndarray]) -> None:
+        arrays["x"] = arrays["x"][:, :60]
+
+    def relabel(arrays: dict[str, np.ndarray]) -> None:
+        arrays["label"][0] = 4
+
+    def job(change: Callable[[dict[str, np.ndarray]], object], role: str) -> Changes:
+        path = samples(folder, f"{change.__name__}_{role}.npz", change, cal if role == "calibration" else ev)
+        return {"data": {"calibration": str(cal), "evaluation": str(ev)} | {role: path}}
+
+    (folder / "not_a_zip.npz").write_bytes(b"hello")
+    return {
+        "wrong names": (job(rename, "evaluation"), 2, "missing ['x']"),
+        "wrong dtype": (job(retype, "calibration"), 2, "x is float64"),
+        "wrong shape": (job(reshape, "evaluation"), 2, "of shape (2000, 60)"),
+        "length mismatch": (job(shorten, "evaluation"), 2, "'label': 1995"),
+        "zero rows": (job(empty, "calibration"), 2, "with no samples"),
+        "label outside": (job(relabel, "evaluation"), 2, "class indices from 0 to 3"),
+        "NaN in evaluation": (job(poison, "evaluation"), 2, "NaN or Inf in input 'x' of 1 samples"),
+        "NaN in calibration": (job(poison, "calibration"), 4, "finite"),
+        "unreadable data": (
+            {"data": {"calibration": str(folder / "not_a_zip.npz"), "evaluation": str(ev)}},
+            2,
+            "cannot be read as npz",
+        ),
+        "no data file": ({"data": {"calibration": str(folder / "none.npz"), "evaluation": str(ev)}}, 2, "no such file"),
+    }
+
+
+def bad_sources(folder: Path, tiny: Tiny) -> dict[str, tuple[Changes, int, str]]:
+    """Source and job faults, like `bad_data`."""
+    files = models(folder, tiny)
+    return {
+        "unknown key": ({"speed": 3}, 2, "unknown key `speed`"),
+        "gate that cannot be met": (
+            {"gates": {"max_drop": 0.0001}},
+            2,
+            "even a variant that never differs cannot pass",
+        ),
+        "not in the registry": ({"source": "models:/nobody/1"}, 2, "no models:/nobody/1 in the registry"),
+        "alias not in the registry": ({"source": "models:/tiny@nobody"}, 2, "no models:/tiny@nobody in the registry"),
+        "not ready": ({"source": "models:/tiny-pending/1"}, 2, "in state FAILED_REGISTRATION"),
+        "other flavor": ({"source": "models:/tiny-function/1"}, 2, "the flavor onnx or pytorch"),
+        "pickled": ({"source": "models:/tiny-pickled/1"}, 2, "serialization_format='pt2'"),
+        "malformed URI": ({"source": "models:/tiny"}, 2, "models:/<name>/<version>"),
+        "no such file": ({"source": str(folder / "none.onnx")}, 2, "no such file"),
+        "truncated model": ({"source": files["truncated"]}, 2, "truncated"),
+        "opset too new": ({"source": files["newer"]}, 2, "opset 99"),
+        "custom op": ({"source": files["custom"]}, 2, "acme::Swish"),
+        "already quantized": ({"source": files["quantized"]}, 2, "already quantized: it has QuantizeLinear"),
+        "metric that does not fit": ({"metric": "top5"}, 2, "more than 5 classes"),
+        "unknown output": ({"output": "scores"}, 2, "one of ['logits']"),
+        "unknown axis": ({"measurement": {"dims": {"sequence": 16}}}, 2, "names ['sequence']"),
+    }
+
+
+Seen = dict[str, tuple[int, str, Answer]]
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory, tiny: Tiny) -> tuple[Path, Seen]:
+    """The answer to each bad input, with what was expected of it."""
+    folder = tmp_path_factory.mktemp("bad")
+    state = folder / "state"
+    register_models(state, tiny.model.parent)
+    table = bad_sources(folder, tiny) | bad_data(folder, tiny)
+    calls: list[dict[str, object]] = []
+    for name, (changes, _, _) in table.items():
+        path = write_job(folder / f"{name}.yaml", tiny.job(**({"source": "models:/tiny/1"} | changes)))
+        calls.append({"name": name, "job": str(path)})
+    answers = run_jobs(state, folder / "runs", calls)
+    return state, {name: (code, words, answers[name]) for name, (_, code, words) in table.items()}
+
+
+def test_each_bad_input_is_named_with_its_exit_code(seen: tuple[Path, Seen]) -> None:
+    wrong = {
+        name: answer.said
+        for name, (code, words, answer) in seen[1].items()
+        if answer.code != code or words not in " ".join(answer.said.split()) or "Traceback" in answer.said
+    }
+    assert not wrong, "\n\n".join(f"== {name}\n{said}" for name, said in wrong.items())
+
+
+def test_each_bad_input_says_found_expected_and_fix(seen: tuple[Path, Seen]) -> None:
+    for name, (code, _, answer) in seen[1].items():
+        assert answer.result is not None, name
+        if code == 2:
+            assert answer.result["outcome"] == "error", name
+            assert all(answer.result["error"][key] for key in ("found", "expected", "fix")), name
+            assert all(f"{key}:" in answer.said for key in ("found", "expected", "fix")), name
+
+
+def test_bad_input_registers_nothing_and_leaves_nothing_half_written(seen: tuple[Path, Seen]) -> None:
+    state = seen[0]
+    assert not list(state.rglob("consumer.py"))
+    assert not list((state / "store").rglob(".making-*"))
+    assert not list(state.parent.rglob(".*.writing"))
+
+
+def test_a_registry_that_is_down_is_an_infrastructure_error_after_retries(tiny: Tiny, tmp_path: Path) -> None:
+    job = write_job(tmp_path / "job.yaml", tiny.job(source="models:/tiny/1"))
+    calls: list[dict[str, object]] = [{"name": "down", "job": str(job)}]
+    extra = {"MLFLOW_TRACKING_URI": "http://127.0.0.1:9", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
+    answer = run_jobs(tmp_path / "state", tmp_path / "runs", calls, **extra)["down"]
+    assert answer.code == 1
+    assert "the MLflow registry does not answer" in answer.said
+    assert answer.said.count("trying again") == 2
