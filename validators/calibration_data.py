@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import threading
-import warnings
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -61,8 +57,8 @@ def judge_calibration(
     """
     evidence = gather_evidence(calibration, evaluation, traffic, bounds, seed=seed)
     with _ONE_AT_A_TIME:
-        with _quietly():
-            from validators.checkpoint import run_checkpoint  # imports Great Expectations: 4 s
+        from validators.checkpoint import run_checkpoint  # imports Great Expectations: 4 s
+
         results, page = run_checkpoint(evidence, page_folder)
     checks = describe_checks(evidence, results)
     return CalibrationVerdict(conclude(checks), checks, page)
@@ -113,21 +109,6 @@ def gather_evidence(
         reference_labels=counts,
         bounds=bounds,
     )
-
-
-@contextmanager
-def _quietly() -> Iterator[None]:
-    """Keeps the side effects of importing Great Expectations 1.24 from the rest of the process."""
-    show_warning = warnings.showwarning
-    with warnings.catch_warnings():
-        # It imports sre_constants and sre_parse, which Python 3.11 deprecates, for one annotation.
-        warnings.filterwarnings("ignore", r"module 'sre_\w+' is deprecated", DeprecationWarning)
-        try:
-            yield
-        finally:
-            # It also sends every later warning of the process to logging, where nobody would see it.
-            if warnings.showwarning is not show_warning:
-                logging.captureWarnings(False)
 
 
 def _draw(count: int, seed: int) -> NDArray[np.intp] | None:

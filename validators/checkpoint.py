@@ -10,19 +10,21 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-import great_expectations as gx
-import great_expectations.expectations as built_in
-from great_expectations.checkpoint.actions import UpdateDataDocsAction
-from great_expectations.core.expectation_validation_result import ExpectationSuiteValidationResult
-from great_expectations.data_context.types.base import (
-    DataContextConfig,
-    InMemoryStoreBackendDefaults,
-    ProgressBarsConfig,
-)
-from great_expectations.expectations.expectation import Expectation
-
 from validators.calibration_checks import MAX_DUPLICATE_SHARE, Evidence, Result, Severity
 from validators.expectations import ExpectColumnToCoverLabels, ExpectColumnToFollowReference
+from validators.quiet_import import quiet_import
+
+with quiet_import():
+    import great_expectations as gx
+    import great_expectations.expectations as built_in
+    from great_expectations.checkpoint.actions import UpdateDataDocsAction
+    from great_expectations.core.expectation_validation_result import ExpectationSuiteValidationResult
+    from great_expectations.data_context.types.base import (
+        DataContextConfig,
+        InMemoryStoreBackendDefaults,
+        ProgressBarsConfig,
+    )
+    from great_expectations.expectations.expectation import Expectation
 
 NAME = "calibration"
 # The module exports its classes in a way that strict typing does not see.

@@ -10,17 +10,20 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
-from great_expectations.execution_engine.pandas_execution_engine import PandasExecutionEngine
-from great_expectations.expectations.expectation import ColumnAggregateExpectation
-from great_expectations.expectations.metrics.column_aggregate_metric_provider import (
-    ColumnAggregateMetricProvider,
-    column_aggregate_value,
-)
-from great_expectations.render.components import LegacyDiagnosticRendererType, RenderedGraphContent
-from great_expectations.render.renderer.renderer import renderer
 
 from validators.drift import count_in_bins, expect_psi_by_chance, find_signs, measure_psi
 from validators.label_coverage import find_short_labels
+from validators.quiet_import import quiet_import
+
+with quiet_import():
+    from great_expectations.execution_engine.pandas_execution_engine import PandasExecutionEngine
+    from great_expectations.expectations.expectation import ColumnAggregateExpectation
+    from great_expectations.expectations.metrics.column_aggregate_metric_provider import (
+        ColumnAggregateMetricProvider,
+        column_aggregate_value,
+    )
+    from great_expectations.render.components import LegacyDiagnosticRendererType, RenderedGraphContent
+    from great_expectations.render.renderer.renderer import renderer
 
 
 class ColumnCountsInBins(ColumnAggregateMetricProvider):

@@ -60,7 +60,9 @@ def build_once(
             notes["build_seconds"] = round(time.monotonic() - begun, 1)
             record = {"digest": sha256_of(scratch / model_file), "notes": notes}
             (scratch / _RECORD_FILE).write_text(json.dumps(record, indent=2, sort_keys=True), encoding="utf-8")
-            # A temporary folder is private to its owner; what others are to read is not.
+            # Temporary folders, and files of safetensors, are private to their owner; what others are to read is not.
+            for path in scratch.iterdir():
+                path.chmod(0o644)
             scratch.chmod(0o755)
             _move_into_place(scratch, folder)
         finally:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import gzip
 import io
 import os
@@ -27,7 +26,7 @@ TRAIN_SAMPLES = 3500
 CALIBRATION_SAMPLES = 128
 EVALUATION_SAMPLES = 1500
 HEAD_C = 0.1
-# The default of 1e-4 takes ten times as long and changes no digit in a thousand.
+# The default, 1e-4, gains at most 0.3 points of accuracy and takes several times as long.
 HEAD_TOLERANCE = 1e-3
 
 
@@ -114,13 +113,11 @@ def features(model: EfficientNetLite0, digits: Array, batch_size: int = 32) -> A
     """What the head reads for each digit (float32 [n, 28, 28]): float32 [n, 1280]."""
     import torch
 
-    # Channels last is twice as fast for this network on a CPU; the copy leaves the model itself as its user has it.
-    fast = copy.deepcopy(model).to(memory_format=torch.channels_last)
-
     def run(batch: Array) -> Array:
         with torch.inference_mode():
+            # Channels last takes half the time for this network on a CPU, and the layers pass it on.
             images = torch.from_numpy(as_images(batch)).contiguous(memory_format=torch.channels_last)
-            return np.asarray(fast.features(images).numpy())
+            return np.asarray(model.features(images).numpy())
 
     batches = np.split(digits, range(batch_size, len(digits), batch_size))
     # One thread an operator (a setting of each thread of the pool) and batches side by side: threads inside an

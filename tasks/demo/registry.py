@@ -17,6 +17,7 @@ from tasks.registry import connect, registry_call
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.models import ModelSignature
+    from mlflow.types import TensorSpec
 
 EXPERIMENT = "quantgate demo"
 DIGEST_TAG = "quantgate.demo_digest"
@@ -36,9 +37,10 @@ def register_text(built: Demo, tracking_uri: str) -> str:
     def log() -> str:
         import mlflow.onnx
         import onnx
+        from mlflow.types import TensorSpec
 
         inputs = _example(built, ("input_ids", "attention_mask"))
-        signature = _signature(inputs, {"input_ids": (-1, -1), "attention_mask": (-1, -1)}, classes=2)
+        signature = _signature([TensorSpec(array.dtype, (-1, -1), name) for name, array in inputs.items()], classes=2)
         info = mlflow.onnx.log_model(
             onnx.load(built.model_path),
             name=built.name,
@@ -65,15 +67,16 @@ def register_image(built: Demo, tracking_uri: str) -> str:
 
     def log() -> str:
         import mlflow.pytorch
+        from mlflow.types import TensorSpec
 
         from tasks.demo.image import load_model
 
-        inputs = _example(built, ("image",))
-        image = inputs["image"]
+        image = _example(built, ("image",))["image"]
         info = mlflow.pytorch.log_model(
             load_model(built.model_path),
             name=built.name,
-            signature=_signature(inputs, {"image": (-1, *image.shape[1:])}, classes=10),
+            # Without a name: MLflow's PyTorch flavor predicts on an array, and cannot on a dictionary.
+            signature=_signature([TensorSpec(image.dtype, (-1, *image.shape[1:]))], classes=10),
             input_example=image,
             serialization_format="pt2",
             pip_requirements=_pins("torch"),
@@ -124,14 +127,12 @@ def _example(built: Demo, names: tuple[str, ...]) -> dict[str, Array]:
         return {name: samples[name][:_EXAMPLE_SAMPLES] for name in names}
 
 
-def _signature(inputs: dict[str, Array], shapes: dict[str, tuple[int, ...]], *, classes: int) -> ModelSignature:
+def _signature(inputs: list[TensorSpec], *, classes: int) -> ModelSignature:
     from mlflow.models import ModelSignature
     from mlflow.types import Schema, TensorSpec
 
-    return ModelSignature(
-        inputs=Schema([TensorSpec(array.dtype, shapes[name], name) for name, array in inputs.items()]),
-        outputs=Schema([TensorSpec(np.dtype(np.float32), (-1, classes), "logits")]),
-    )
+    outputs = [TensorSpec(np.dtype(np.float32), (-1, classes), "logits")]
+    return ModelSignature(inputs=Schema([*inputs]), outputs=Schema([*outputs]))
 
 
 def _pins(*distributions: str) -> list[str]:

@@ -49,6 +49,8 @@ def calibrate(prepared: Path, samples: Samples, method: RangeMethod, ranges: Pat
             with contextlib.redirect_stdout(io.StringIO()):
                 calibrator.collect_data(_Reader(samples.batches(CALIBRATION_BATCH_SIZE)))
                 save_tensors_data(calibrator.compute_data(), ranges)
+        except OSError:
+            raise  # a disk or a file, which says nothing about the graph
         except Exception as error:  # the calibrators raise whatever the runtime, numpy or onnx raise
             raise CandidateRefused(
                 kind="invalid",

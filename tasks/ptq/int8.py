@@ -32,7 +32,8 @@ def quantize_static(prepared: Path, ranges: Path, candidate: Candidate, variant:
     with scratch():
         try:
             ort_quantize_static(
-                str(prepared),
+                # As a model, not a path: beside a path the tool writes a file of a fixed name, and two candidates collide.
+                onnx.load(prepared),
                 str(variant),
                 calibration_cache_path=ranges,
                 calibrate_method=method,
@@ -43,6 +44,8 @@ def quantize_static(prepared: Path, ranges: Path, candidate: Candidate, variant:
                 # A product of two activations (attention scores) needs a range of its own; in the narrow scope it stays float.
                 extra_options={} if every else {"MatMulConstBOnly": True},
             )
+        except OSError:
+            raise  # a disk or a file, which says nothing about the candidate
         except Exception as error:  # the quantizer raises ValueError, KeyError, AttributeError for "not supported"
             raise _refuse(error) from error
 
@@ -59,13 +62,15 @@ def quantize_dynamic(float_model: Path, candidate: Candidate, variant: Path) -> 
     with scratch():
         try:
             ort_quantize_dynamic(
-                str(float_model),
+                onnx.load(float_model),
                 str(variant),
                 per_channel=candidate.granularity == "pc",
                 weight_type=QuantType.QInt8,
                 # Fused operators have no shape inference in onnx; the quantizer asks for a type to assume.
                 extra_options={"MatMulConstBOnly": True, "DefaultTensorType": onnx.TensorProto.FLOAT},
             )
+        except OSError:
+            raise
         except Exception as error:  # see quantize_static
             raise _refuse(error) from error
 

@@ -27,6 +27,8 @@ def prepare_graph(source: Path, prepared: Path) -> dict[str, int]:
         try:
             # Symbolic shape inference fails on common exports (Expand, Where over dynamic axes); plain inference does not.
             quant_pre_process(str(source), str(folded), skip_symbolic_shape=True)
+        except OSError:
+            raise  # a disk or a file, which says nothing about the graph
         except Exception as error:  # a chain of tools, each with exceptions of its own
             raise CandidateRefused(
                 kind="invalid",
