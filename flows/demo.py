@@ -43,18 +43,18 @@ def prepare_demo(state: Path, *, image: bool) -> Path:
 
 
 def _build(state: Path, *, image: bool) -> tuple[Demo, str]:
-    from tasks.demo import registry
+    from tasks.demo.registry import register_image, register_text
 
     uri = tracking_uri(state)
     if image:
         from tasks.demo.image import build as build_image
 
         built = build_image(state)
-        return built, registry.register_image(built, uri)
+        return built, register_image(built, uri)
     from tasks.demo.text import build as build_text
 
     built = build_text(state)
-    return built, registry.register_text(built, uri)
+    return built, register_text(built, uri)
 
 
 def _link(link: Path, folder: Path) -> None:

@@ -27,7 +27,7 @@ from validators.job import Job
 from validators.records import Accuracy, Inventory, Trial
 from validators.result import Result
 
-# Two candidates at a time: while one computes in numpy on one core, the other may run the model.
+# Two candidates at a time, with half of the threads each: quantizers compute on one core.
 CANDIDATES_AT_A_TIME = 2
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
-from validators.calibration_data import judge_calibration
 
 from tasks.context import Evidence, Run, log
 from validators import calibration_data
+from validators.calibration_data import judge_calibration
 from validators.digests import digest_code
 from validators.records import CalibrationVerdict
 

@@ -4,11 +4,10 @@
     ├── JobError               2   the job file, or what the command line said
     ├── SourceError            2   the model that the job names
     ├── DataError              2   a data file that the job names
-    ├── CalibrationRefused     4   the calibration data was judged, and is not good evidence
     ├── InfrastructureError    1   a registry, a disk, a process: worth another try
     └── CandidateRefused       -   one candidate made no variant; recorded as a refusal, the run goes on
 
-A run that ends without a winner is no error: it is an outcome (exit code 3).
+A run without a winner (exit code 3) and refused calibration data (4) are no errors: they are outcomes.
 """
 
 from __future__ import annotations
@@ -61,12 +60,6 @@ class DataError(QuantgateError):
     """A data file is unreadable or does not fit the model."""
 
     exit_code = EXIT_BAD_INPUT
-
-
-class CalibrationRefused(QuantgateError):
-    """The calibration data failed its checks; nothing was quantized."""
-
-    exit_code = EXIT_REFUSED
 
 
 class InfrastructureError(QuantgateError):

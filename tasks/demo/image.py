@@ -130,9 +130,12 @@ def train_head(model: EfficientNetLite0, inputs: Array, label: Array) -> None:
     """Fit a logistic regression on `inputs` (float32 [n, 1280]) and `label` (int64 [n]), and set it as the head."""
     import torch
     from sklearn.linear_model import LogisticRegression
+    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
     # One scale for all features, so that the fit converges soon; the head's weights then undo it.
     scale = float(inputs.std())
-    fitted = LogisticRegression(C=HEAD_C, tol=HEAD_TOLERANCE, max_iter=1000).fit(inputs / scale, label)
+    # The matrices are small: a second thread costs more than it gives, and on a machine in use several times as much.
+    with threadpool_limits(1):
+        fitted = LogisticRegression(C=HEAD_C, tol=HEAD_TOLERANCE, max_iter=1000).fit(inputs / scale, label)
     model.head.weight.data = torch.from_numpy(np.ascontiguousarray(fitted.coef_ / scale, dtype=np.float32))
     model.head.bias.data = torch.from_numpy(fitted.intercept_.astype(np.float32))

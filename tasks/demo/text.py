@@ -236,8 +236,11 @@ def train_head(embeddings: Array, label: Array, model: TextClassifier, proto: Mo
     import onnx
     import torch
     from sklearn.linear_model import LogisticRegression
+    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
-    fitted = LogisticRegression(C=HEAD_C, max_iter=1000).fit(embeddings, label)
+    # The matrices are small: a second thread costs more than it gives, and on a machine in use several times as much.
+    with threadpool_limits(1):
+        fitted = LogisticRegression(C=HEAD_C, max_iter=1000).fit(embeddings, label)
     # Half of the decision with either sign: the softmax of the two logits is then the fitted probability.
     weight = np.stack([-fitted.coef_[0], fitted.coef_[0]], axis=1).astype(np.float32) / 2
     bias = np.array([-fitted.intercept_[0], fitted.intercept_[0]], dtype=np.float32) / 2
