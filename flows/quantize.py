@@ -24,6 +24,7 @@ from tasks.report import publish_report
 from tasks.resolve_source import resolve_source
 from tasks.take_inventory import take_target_inventory
 from validators.job import Job
+from validators.recipe import decode
 from validators.records import Accuracy, Inventory, Trial
 from validators.result import Result
 
@@ -93,8 +94,10 @@ def judge_candidates(run: Run, given: Given, findings: Findings, *, promote: boo
 
 def made(run: Run, given: Given, inventory: Inventory, baseline: Accuracy) -> tuple[Trial, ...]:
     """Every candidate's artifact with coverage and accuracy, several at a time."""
-    futures = {name: make_candidate.submit(run, given, inventory, baseline, name) for name in run.job.candidate_names}
-    return tuple(trial_of(name, future.result(raise_on_failure=False)) for name, future in futures.items())
+    # Simulations take longest: started last, they would keep one core waiting for the other.
+    by_length = sorted(run.job.candidate_names, key=lambda name: not decode(name).is_simulated)
+    futures = {name: make_candidate.submit(run, given, inventory, baseline, name) for name in by_length}
+    return tuple(trial_of(name, futures[name].result(raise_on_failure=False)) for name in run.job.candidate_names)
 
 
 def measured(run: Run, given: Given, inventory: Inventory, trials: tuple[Trial, ...]) -> tuple[Trial, ...]:

@@ -63,7 +63,7 @@ def _commands(state: Path, mlflow_port: int, prefect_port: int) -> list[tuple[st
     store = tracking_uri(state)
     mlflow = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", store, "--host", HOST]
     mlflow += ["--port", str(mlflow_port), "--workers", "1"]
-    if location := artifact_location(state):
+    if location := artifact_location(store):
         mlflow += ["--default-artifact-root", location]
     prefect = [sys.executable, "-m", "prefect", "server", "start", "--host", HOST, "--port", str(prefect_port)]
     return [("MLflow", mlflow_port, mlflow), ("Prefect", prefect_port, prefect)]

@@ -21,8 +21,12 @@ def measure_accuracy(
     model_digest: str,
     settings: SessionSettings,
     baseline: Accuracy | None,
+    *,
+    alone: bool = False,
 ) -> tuple[Accuracy, bool]:
     """The metric of a model, and whether it was in the store.
+
+    `alone` says that nothing else of the run computes meanwhile, so that all threads of the settings may.
 
     Raises:
         CandidateRefused: the runtime does not load or run it.
@@ -42,7 +46,9 @@ def measure_accuracy(
     )
 
     def measure(folder: Path) -> Accuracy:
-        with open_session(model, _shared(settings)) as session:
+        with open_session(
+            model, _considerate(settings, threads=settings.threads if alone else settings.threads // 2)
+        ) as session:
             batches = evidence.evaluation.batches(evidence.batch_axis or EVALUATION_BATCH_SIZE)
             outputs = run_batches(session, batches, evidence.output.name)
         reference = np.load(baseline.outputs_path) if baseline else None
@@ -54,11 +60,11 @@ def measure_accuracy(
     return run.store.make("accuracy", key, Accuracy, measure)
 
 
-def _shared(settings: SessionSettings) -> SessionSettings:
-    """The settings for a session beside another candidate's: half of the threads, none of them spinning.
+def _considerate(settings: SessionSettings, *, threads: int) -> SessionSettings:
+    """The settings with this many threads, none of them spinning: another candidate's session may run beside this one.
 
     Threads decide who computes a sum, not in which order its terms are added, so the outputs are the same to the bit (a test
     holds this). With all threads spinning, two sessions on two cores took more than twice as long.
     """
     entries = settings.entries | {"session.intra_op.allow_spinning": "0"}
-    return replace(settings, threads=max(1, settings.threads // 2), entries=entries)
+    return replace(settings, threads=max(1, threads), entries=entries)

@@ -39,7 +39,7 @@ def measure_baseline(run: Run, given: Given, inventory: Inventory) -> Accuracy:
     with run.clock.work("measure baseline"):
         try:
             accuracy, _ = measure_accuracy(
-                run, given.evidence, inventory, variant.path, variant.digest, variant.session, None
+                run, given.evidence, inventory, variant.path, variant.digest, variant.session, None, alone=True
             )
         except CandidateRefused as error:
             raise SourceError(found=error.found, expected=error.expected, fix=error.fix) from error

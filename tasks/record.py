@@ -12,8 +12,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from tasks.context import RETRIES, RETRY_DELAYS_SECONDS, Evidence, Given, Run, is_infrastructure
-from tasks.registry import connect, registry_call
-from tasks.settings import artifact_location
+from tasks.registry import connect, experiment_id, registry_call
 from validators.datasets import Samples
 from validators.records import CalibrationVerdict, Inventory, Trial
 from validators.result import Result
@@ -36,13 +35,7 @@ def open_run(run: Run) -> str:
     """
     job = run.job
     with run.clock.work("record in MLflow"), connect(run.tracking_uri) as client:
-        experiment: Any = registry_call(client.get_experiment_by_name, EXPERIMENT)
-        location = artifact_location(run.state)
-        identifier: str = (
-            experiment.experiment_id
-            if experiment
-            else registry_call(client.create_experiment, EXPERIMENT, artifact_location=location)
-        )
+        identifier = experiment_id(client, EXPERIMENT, run.tracking_uri)
         tags = {"mlflow.runName": f"{job.source.rsplit(':/', 1)[-1]} on {job.target}", "quantgate.kind": "run"}
         parent: Any = registry_call(client.create_run, identifier, tags=tags)
         params = _flat(job.model_dump(mode="json"))

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
+from tasks.settings import artifact_location
 from validators.errors import InfrastructureError
 
 if TYPE_CHECKING:
@@ -52,6 +53,18 @@ def registry_call(call: Callable[Arguments, Answer], *args: Arguments.args, **kw
         raise _down(error) from error
     except (requests.RequestException, SQLAlchemyError, ConnectionError) as error:
         raise _down(error) from error
+
+
+def experiment_id(client: MlflowClient, name: str, tracking_uri: str) -> str:
+    """The id of an experiment, which is made when it is not there.
+
+    Raises:
+        InfrastructureError: the registry does not answer.
+    """
+    known = registry_call(client.get_experiment_by_name, name)
+    if known is not None:
+        return str(known.experiment_id)
+    return str(registry_call(client.create_experiment, name, artifact_location=artifact_location(tracking_uri)))
 
 
 @contextmanager

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+_SQLITE = "sqlite:///"
+
 
 def state_folder() -> Path:
     """The folder of everything that quantgate keeps on this machine: `QUANTGATE_STATE`, or `.quantgate` right here."""
@@ -13,17 +15,17 @@ def state_folder() -> Path:
 
 def tracking_uri(state: Path) -> str:
     """The MLflow tracking and registry URI: `MLFLOW_TRACKING_URI`, or a database in the state folder."""
-    return os.environ.get("MLFLOW_TRACKING_URI") or _embedded(state)
+    return os.environ.get("MLFLOW_TRACKING_URI") or f"{_SQLITE}{state / 'mlflow.db'}"
 
 
-def artifact_location(state: Path) -> str | None:
-    """Where a new experiment keeps artifacts: the state folder; None leaves it to the server of another tracking URI."""
-    # Compared, not read from the environment: mlflow.set_tracking_uri sets the variable too.
-    return (state / "mlartifacts").as_uri() if tracking_uri(state) == _embedded(state) else None
+def artifact_location(uri: str) -> str | None:
+    """Where a new experiment keeps its artifacts: beside a database file, which has no place for them; else the server's.
 
-
-def _embedded(state: Path) -> str:
-    return f"sqlite:///{state / 'mlflow.db'}"
+    Left to itself, MLflow writes them into the folder that the process happens to run in.
+    """
+    return (
+        (Path(uri.removeprefix(_SQLITE)).resolve().parent / "mlartifacts").as_uri() if uri.startswith(_SQLITE) else None
+    )
 
 
 def prepare_environment(state: Path) -> None:

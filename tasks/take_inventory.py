@@ -16,7 +16,7 @@ def take_target_inventory(run: Run) -> Inventory:
     with run.clock.work("take inventory"):
         inventory = take_inventory(run.job.target)
     log.info("inventory: %s", inventory.device_key)
-    if inventory.load_average > inventory.cores / 2:
+    if inventory.load_average > inventory.cores:
         log.warning(
             "the machine is busy (load %.1f on %d cores): latency will be noisy",
             inventory.load_average,

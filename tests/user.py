@@ -40,7 +40,7 @@ def main(folder: Path) -> None:
     """Registers `tiny`, `tiny-torch` (pt2), `tiny-pickled`, `tiny-function` and `tiny-pending` (not READY)."""
     state = state_folder()
     mlflow.set_tracking_uri(tracking_uri(state))
-    mlflow.set_experiment(experiment_id=mlflow.create_experiment("user", artifact_location(state)))
+    mlflow.set_experiment(experiment_id=mlflow.create_experiment("user", artifact_location(tracking_uri(state))))
     model = onnx.load(folder / "tiny.onnx")
     example = np.zeros((2, 64), np.float32)
     signature = infer_signature({"x": example}, {"logits": np.zeros((2, 4), np.float32)})

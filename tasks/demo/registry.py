@@ -5,14 +5,13 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from importlib import metadata
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tasks.demo.built import Demo
 from tasks.demo.splits import Array
-from tasks.registry import connect, registry_call
+from tasks.registry import connect, experiment_id, quiet_mlflow, registry_call
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
 
 EXPERIMENT = "quantgate demo"
 DIGEST_TAG = "quantgate.demo_digest"
-_SQLITE = "sqlite:///"
 _EXAMPLE_SAMPLES = 2  # one would make torch.export take the batch size for a constant
 
 
@@ -93,14 +91,15 @@ def _register(built: Demo, tracking_uri: str, log: Callable[[], str]) -> str:
     with connect(tracking_uri) as client:
         if version := _known_version(client, built):
             return f"models:/{built.name}/{version}"
-        experiment = _experiment(client, tracking_uri)
+        experiment = experiment_id(client, EXPERIMENT, tracking_uri)
         with registry_call(mlflow.start_run, experiment_id=experiment, run_name=built.name):
             registry_call(mlflow.log_params, dict(built.notes))
             with warnings.catch_warnings():
                 # MLflow 3.17 warns about a type hint of its own when its pyfunc flavor is imported.
                 warnings.filterwarnings("ignore", ".*Any type hint is inferred as AnyType", UserWarning)
                 model_uri = registry_call(log)
-        made: Any = registry_call(mlflow.register_model, model_uri, built.name, tags={DIGEST_TAG: built.digest})
+        with quiet_mlflow():
+            made: Any = registry_call(mlflow.register_model, model_uri, built.name, tags={DIGEST_TAG: built.digest})
         return f"models:/{built.name}/{made.version}"
 
 
@@ -109,17 +108,6 @@ def _known_version(client: MlflowClient, built: Demo) -> int | None:
     versions: Any = registry_call(client.search_model_versions, f"name = '{built.name}'")
     same = [int(item.version) for item in versions if item.tags.get(DIGEST_TAG) == built.digest]
     return max(same, default=None)
-
-
-def _experiment(client: MlflowClient, tracking_uri: str) -> str:
-    known: Any = registry_call(client.get_experiment_by_name, EXPERIMENT)
-    if known is not None:
-        return str(known.experiment_id)
-    # A server has its own place for artifacts; a database file has none, and MLflow would write into the working folder.
-    location = None
-    if tracking_uri.startswith(_SQLITE):
-        location = (Path(tracking_uri.removeprefix(_SQLITE)).resolve().parent / "mlartifacts").as_uri()
-    return str(registry_call(client.create_experiment, EXPERIMENT, artifact_location=location))
 
 
 def _example(built: Demo, names: tuple[str, ...]) -> dict[str, Array]:

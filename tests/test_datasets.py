@@ -1,0 +1,181 @@
+"""Data files: what does not fit the model is refused with its name, what fits is the same from either format."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from validators.datasets import Samples, TensorSpec, check_evaluation, load_samples
+from validators.digests import digest_file
+from validators.errors import DataError
+from validators.records import DataFile
+
+Arrays = dict[str, NDArray[Any]]
+SPECS = (TensorSpec("x", "float32", ("batch", 4)), TensorSpec("ids", "int64", ("batch", "sequence")))
+OUTPUT = TensorSpec("logits", "float32", ("batch", 3))
+ROWS = 6
+
+
+def arrays() -> Arrays:
+    """Samples that fit `SPECS`."""
+    rng = np.random.default_rng(0)
+    return {
+        "x": rng.normal(size=(ROWS, 4)).astype(np.float32),
+        "ids": rng.integers(0, 9, (ROWS, 5)),
+        "label": np.arange(ROWS) % 3,
+    }
+
+
+def load(path: Path) -> Samples:
+    return load_samples(path, SPECS, label="label", role="evaluation")
+
+
+def npz(**changes: Any) -> bytes:
+    """The bytes of a data file with some arrays changed; None leaves one out."""
+    stream = io.BytesIO()
+    changed = {name: array for name, array in (arrays() | changes).items() if array is not None}
+    np.savez(stream, **changed)
+    return stream.getvalue()
+
+
+BAD_FILES: dict[str, tuple[str, bytes, str]] = {
+    "wrong suffix": ("data.csv", b"x,y\n1,2\n", "with suffix '.csv'"),
+    "npy under no suffix": ("data", npz(), "with suffix ''"),
+    "empty file": ("data.npz", b"", "cannot be read as npz"),
+    "text": ("data.npz", b"hello", "cannot be read as npz"),
+    "parquet that is npz": ("data.parquet", npz(), "cannot be read as parquet"),
+    "wrong names": (
+        "data.npz",
+        npz(x=None, pixels=arrays()["x"]),
+        "missing ['x'], not inputs of the model: ['pixels']",
+    ),
+    "missing array": ("data.npz", npz(ids=None), "missing ['ids']"),
+    "extra array": ("data.npz", npz(mask=np.ones((ROWS, 5))), "not inputs of the model: ['mask']"),
+    "wrong dtype": ("data.npz", npz(x=arrays()["x"].astype(np.float64)), "x is float64"),
+    "wrong integer dtype": ("data.npz", npz(ids=arrays()["ids"].astype(np.int32)), "ids is int32"),
+    "wrong rank": ("data.npz", npz(x=arrays()["x"][:, :, None]), "x of shape (6, 4, 1)"),
+    "no rank": ("data.npz", npz(x=np.float32(1)), "x of shape ()"),
+    "wrong shape": ("data.npz", npz(x=arrays()["x"][:, :3]), "x of shape (6, 3)"),
+    "length mismatch": ("data.npz", npz(ids=arrays()["ids"][:4]), "lengths {'x': 6, 'ids': 4, 'label': 6}"),
+    "labels of another length": ("data.npz", npz(label=np.arange(5)), "lengths {'x': 6, 'ids': 6, 'label': 5}"),
+    "no rows": ("data.npz", npz(**{name: array[:0] for name, array in arrays().items()}), "with no samples"),
+    "pickled objects": ("data.npz", npz(x=np.array([None] * ROWS, dtype=object)), "Object arrays cannot be loaded"),
+}
+
+
+@pytest.mark.parametrize("fault", BAD_FILES)
+def test_a_bad_file_is_refused_with_what_is_wrong(tmp_path: Path, fault: str) -> None:
+    """Each planted fault is named; found, expected and fix are there, and the role and the file."""
+    name, content, words = BAD_FILES[fault]
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(DataError) as caught:
+        load(path)
+    error = caught.value
+    assert words in error.found
+    assert "evaluation data" in error.found and name in error.found
+    assert error.expected and error.fix and error.exit_code == 2
+
+
+def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
+    """The path is named."""
+    for path in (tmp_path / "none.npz", tmp_path):
+        with pytest.raises(DataError, match="no such file") as caught:
+            load(path)
+        assert str(path) in caught.value.found
+
+
+def test_a_good_file_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    """Arrays, labels, digest and length; and the batches are its rows in order."""
+    path = tmp_path / "data.npz"
+    path.write_bytes(npz())
+    samples = load(path)
+    assert len(samples) == ROWS
+    assert samples.file == DataFile(path, digest_file(path), ROWS)
+    assert set(samples.inputs) == {"x", "ids"}
+    for name, array in arrays().items():
+        read = samples.labels if name == "label" else samples.inputs[name]
+        assert read is not None
+        np.testing.assert_array_equal(read, array, strict=True)
+    batches = list(samples.batches(4))
+    assert [len(batch["x"]) for batch in batches] == [4, 2]
+    np.testing.assert_array_equal(np.concatenate([batch["ids"] for batch in batches]), arrays()["ids"])
+
+
+def test_labels_are_optional_in_a_file_and_may_have_another_name(tmp_path: Path) -> None:
+    """A file without labels loads with none; a label of the name that the job gives is found."""
+    path = tmp_path / "data.npz"
+    path.write_bytes(npz(label=None))
+    assert load(path).labels is None
+    path.write_bytes(npz(label=None, target=np.arange(ROWS)))
+    samples = load_samples(path, SPECS, label="target", role="calibration")
+    np.testing.assert_array_equal(samples.labels, np.arange(ROWS))  # type: ignore[arg-type]
+
+
+def samples(labels: NDArray[Any] | None, **inputs: NDArray[Any]) -> Samples:
+    """Samples in memory."""
+    given = {"x": arrays()["x"]} | inputs
+    return Samples(DataFile(Path("evaluation.npz"), "0" * 64, ROWS), given, labels)
+
+
+def poisoned(value: float) -> NDArray[np.float32]:
+    x = arrays()["x"]
+    x[4, 2] = value
+    return x
+
+
+CLASSES = np.arange(ROWS) % 3
+BAD_EVALUATION: dict[str, tuple[Callable[[], Samples], str, str]] = {
+    "NaN": (lambda: samples(CLASSES, x=poisoned(np.nan)), "accuracy", "NaN or Inf in input 'x' of 1 samples"),
+    "Inf": (lambda: samples(None, x=poisoned(np.inf)), "agreement", "NaN or Inf in input 'x' of 1 samples"),
+    "no labels": (lambda: samples(None), "accuracy", "without an array 'label'"),
+    "no targets": (lambda: samples(None), "mse", "without an array 'label'"),
+    "float labels": (lambda: samples(CLASSES.astype(np.float32)), "accuracy", "'label' is float32 of shape (6,)"),
+    "one-hot labels": (lambda: samples(np.eye(3, dtype=int)[CLASSES]), "accuracy", "int64 of shape (6, 3)"),
+    "label too large": (lambda: samples(CLASSES + 1), "accuracy", "2 labels outside the outputs, such as 3"),
+    "negative label": (lambda: samples(CLASSES - 1), "top5", "2 labels outside the outputs, such as -1"),
+    "text labels": (lambda: samples(np.array(list("abcabc"))), "accuracy", "'label' is <U1"),
+    "text targets": (lambda: samples(np.array(list("abcabc"))), "mae", "labels of dtype <U1"),
+    "NaN targets": (lambda: samples(np.full(ROWS, np.nan)), "mse", "not all finite numbers"),
+}
+
+
+@pytest.mark.parametrize("fault", BAD_EVALUATION)
+def test_evaluation_data_that_cannot_be_scored_is_refused(fault: str) -> None:
+    """Each planted fault is named before anything is measured."""
+    make, metric, words = BAD_EVALUATION[fault]
+    classes = None if metric in ("mse", "mae") else 3
+    with pytest.raises(DataError) as caught:
+        check_evaluation(make(), metric=metric, output=OUTPUT, classes=classes, label="label")
+    assert words in caught.value.found
+    assert caught.value.expected and caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("labels", "metric"),
+    [
+        (CLASSES, "accuracy"),
+        (CLASSES.astype(np.uint8), "accuracy"),
+        (None, "agreement"),
+        (np.array([9, -9, 0, 0, 0, 0]), "agreement"),
+        (np.linspace(-2, 2, ROWS), "mse"),
+        (np.arange(ROWS), "mae"),
+        (np.ones((ROWS, 3), np.float32), "mse"),
+    ],
+)
+def test_evaluation_data_that_can_be_scored_is_let_through(labels: NDArray[Any] | None, metric: str) -> None:
+    """The twins of the faults pass."""
+    classes = None if metric in ("mse", "mae") else 3
+    ids = np.zeros((ROWS, 2), np.int64)
+    check_evaluation(samples(labels, ids=ids), metric=metric, output=OUTPUT, classes=classes, label="label")
+
+
+def test_a_spec_reads_as_a_declaration() -> None:
+    """What errors print: dynamic axes by name, those without one as a question mark."""
+    assert str(TensorSpec("x", "float32", ("batch", None, 4))) == "x: float32[batch, ?, 4]"

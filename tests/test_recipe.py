@@ -1,0 +1,139 @@
+"""Candidate names: every recipe encodes to one name, which decodes to that recipe, and nothing else decodes."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from validators.errors import JobError
+from validators.recipe import DEFAULT_CANDIDATES, TARGETS, Candidate, Granularity, RangeMethod, decode
+
+GRANULARITIES = st.sampled_from(get_args(Granularity))
+TARGET = st.sampled_from(TARGETS)
+BLOCK_SIZES = (16, 32, 64, 128, 256)
+
+CANDIDATES = st.one_of(
+    st.builds(Candidate, st.just("fp32"), TARGET, fused=st.just(True)),
+    st.builds(Candidate, st.just("fp16"), TARGET, fused=st.booleans()),
+    st.builds(
+        Candidate,
+        st.just("int8"),
+        TARGET,
+        range_method=st.sampled_from(get_args(RangeMethod)),
+        granularity=GRANULARITIES,
+        every_operator=st.booleans(),
+        signed_activations=st.booleans(),
+        fused=st.booleans(),
+    ),
+    st.builds(
+        Candidate, st.just("int8"), TARGET, dynamic=st.just(True), granularity=GRANULARITIES, fused=st.booleans()
+    ),
+    st.builds(Candidate, st.just("int4"), TARGET, block_size=st.sampled_from(BLOCK_SIZES), fused=st.booleans()),
+    st.builds(Candidate, st.just("fp8"), TARGET, granularity=GRANULARITIES, fused=st.booleans()),
+)
+# Pieces of names in any order: most of what they make is no name, some of it nearly one.
+PIECES = st.lists(
+    st.sampled_from(
+        ["fp32", "fp16", "int8", "int4", "fp8", "-static", "-dynamic", "-fused", "-minmax", "-entropy", "-pt", "-pc"]
+        + ["-all", "-s8s8", "-g32", "-g33", "-rtn", "-amax", "+fused", "@ort-cpu", "@tensorrt", "@gpu", "\n", " "]
+    ),
+    max_size=8,
+).map("".join)
+
+TABLE = {
+    "fp32-fused@ort-cpu": Candidate("fp32", "ort-cpu", fused=True),
+    "fp16@tensorrt": Candidate("fp16", "tensorrt"),
+    "int8-static-minmax-pt-all-s8s8@ort-cpu": Candidate(
+        "int8", "ort-cpu", range_method="minmax", granularity="pt", every_operator=True, signed_activations=True
+    ),
+    "int8-static-percentile-pc@ort-cuda": Candidate("int8", "ort-cuda", range_method="percentile", granularity="pc"),
+    "int8-dynamic-pc+fused@ort-cpu": Candidate("int8", "ort-cpu", dynamic=True, granularity="pc", fused=True),
+    "int4-g128-rtn@tensorrt": Candidate("int4", "tensorrt", block_size=128),
+    "fp8-amax-pt@ort-cpu": Candidate("fp8", "ort-cpu", granularity="pt"),
+}
+
+NO_NAMES = (
+    "",
+    "int8",
+    "int8-static-minmax-pc",
+    "int8-static-minmax-pc@gpu",
+    "INT8-static-minmax-pc@ort-cpu",
+    "int8-static-minmax-pc-s8s8-all@ort-cpu",
+    "int8-static-minmax@ort-cpu",
+    "int8-dynamic@ort-cpu",
+    "int8-dynamic-pc-all@ort-cpu",
+    "int4-g33-rtn@ort-cpu",
+    "int4-rtn@ort-cpu",
+    "fp8-amax@ort-cpu",
+    "fp32@ort-cpu",
+    "fp32-fused+fused@ort-cpu",
+    "fp16@tensorrt\n",
+    " fp16@tensorrt",
+    "fp16@tensorrt@tensorrt",
+)
+
+
+@pytest.mark.parametrize("name", sorted({name for names in DEFAULT_CANDIDATES.values() for name in names}))
+def test_every_default_name_encodes_to_itself(name: str) -> None:
+    """A name of the tables decodes, and what it decodes to has that name."""
+    assert decode(name).name == name
+
+
+def test_every_target_has_candidates_of_its_own_and_none_twice() -> None:
+    """The default list of a target names that target alone, each candidate once."""
+    assert set(DEFAULT_CANDIDATES) == set(TARGETS)
+    for target, names in DEFAULT_CANDIDATES.items():
+        assert {decode(name).target for name in names} == {target}
+        assert len(set(names)) == len(names) > 0
+
+
+@pytest.mark.parametrize(("name", "candidate"), TABLE.items())
+def test_names_and_candidates_of_a_table(name: str, candidate: Candidate) -> None:
+    """Names written by hand mean the candidates written by hand."""
+    assert decode(name) == candidate
+    assert candidate.name == name
+
+
+@given(CANDIDATES)
+@settings(deadline=None, derandomize=True, database=None, max_examples=300)
+def test_every_candidate_of_the_grammar_comes_back(candidate: Candidate) -> None:
+    """Encoding and decoding lose nothing, whatever the parts."""
+    assert decode(candidate.name) == candidate
+
+
+@given(PIECES)
+@settings(deadline=None, derandomize=True, database=None, max_examples=500)
+def test_text_is_refused_or_is_the_name(text: str) -> None:
+    """No text decodes to a candidate of another name: there are no aliases."""
+    try:
+        candidate = decode(text)
+    except JobError as error:
+        assert repr(text) in error.found
+    else:
+        assert candidate.name == text
+
+
+@pytest.mark.parametrize("name", NO_NAMES)
+def test_a_bad_name_is_refused_and_named(name: str) -> None:
+    """The error shows the name that was found, and says what to do."""
+    with pytest.raises(JobError) as caught:
+        decode(name)
+    assert repr(name) in caught.value.found
+    assert caught.value.expected and caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("name", "simulated"),
+    [
+        ("fp8-amax-pc@ort-cpu", True),
+        ("fp8-amax-pc@tensorrt", False),
+        ("int8-dynamic-pc@ort-cpu", False),
+        ("fp16@ort-cpu", False),
+    ],
+)
+def test_only_fp8_on_a_cpu_is_simulated(name: str, simulated: bool) -> None:
+    """The one precision that a CPU can only compute the numbers of."""
+    assert decode(name).is_simulated is simulated
