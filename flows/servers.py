@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -35,6 +36,9 @@ def serve_ui(state: Path, mlflow_port: int, prefect_port: int, console: Console)
     logs = state / "logs"
     logs.mkdir(exist_ok=True)
     started: list[subprocess.Popen[bytes]] = []
+    # A service manager ends it by SIGTERM; a shell that starts it in the background lets SIGINT be ignored.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
     try:
         for name, port, command in _commands(state, mlflow_port, prefect_port):
             with (logs / f"{name.lower()}.log").open("ab") as log:

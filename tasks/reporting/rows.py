@@ -133,7 +133,8 @@ def _against(verdict: Verdict, metric: str) -> str:
     """What speaks against a candidate, short, since value and interval stand in the same row."""
     gate = verdict.gate.replace("_", " ")
     if verdict.low is None and verdict.high is None and verdict.reason:
-        return f"{gate}: {verdict.reason}"
+        # Its first clause: the rest (which nodes ran in float, say) stands in the candidate's details.
+        return f"{gate}: {verdict.reason.partition(';')[0]}"
     side = "above" if verdict.direction == "at_most" else "below"
     bound = formats.gate_value(verdict, verdict.bound, metric)
     if verdict.outcome == "inconclusive":
