@@ -31,6 +31,9 @@ class _Lines(logging.Handler):
 @contextmanager
 def show_progress(console: Console) -> Iterator[None]:
     """Print the project's log records during the block; on a terminal, a spinner shows that the run lives."""
+    # ONNX Runtime's tools log through the root logger, and the first such call would make Python print every library's
+    # records: not where the root logger has a handler.
+    logging.getLogger().addHandler(logging.NullHandler())
     logger = logging.getLogger("quantgate")
     handler = _Lines(console)
     level = logger.level

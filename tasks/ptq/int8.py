@@ -6,7 +6,7 @@ from pathlib import Path
 
 import onnx
 
-from tasks.ptq.graph import WEIGHT_INPUT, scratch
+from tasks.ptq.graph import WEIGHT_INPUT, scratch, split_gemm
 from validators.errors import CandidateRefused
 from validators.recipe import Candidate
 
@@ -59,10 +59,13 @@ def quantize_dynamic(float_model: Path, candidate: Candidate, variant: Path) -> 
     from onnxruntime.quantization import QuantType
     from onnxruntime.quantization import quantize_dynamic as ort_quantize_dynamic
 
+    model = onnx.load(float_model)
+    # The tool turns Gemm into MatMul too, but leaves the shape of the weight before its transposition in the graph.
+    split_gemm(model.graph)
     with scratch():
         try:
             ort_quantize_dynamic(
-                onnx.load(float_model),
+                model,
                 str(variant),
                 per_channel=candidate.granularity == "pc",
                 weight_type=QuantType.QInt8,

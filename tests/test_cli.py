@@ -1,0 +1,102 @@
+"""The command line as a process: help, usage errors, and what needs no server."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from conftest import Tiny
+from driving import environment, write_job
+
+from flows.cli import app
+from validators.job import parse_job
+from validators.recipe import DEFAULT_CANDIDATES
+
+ROOT = Path(__file__).parent.parent
+
+
+def quantgate(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """One call of the console script's module, with a state folder of its own."""
+    command = [sys.executable, "-m", "flows.cli", *arguments]
+    env = environment(tmp_path / "state", COLUMNS="200", NO_COLOR="1", TERM="dumb")
+    return subprocess.run(command, env=env, capture_output=True, text=True, cwd=tmp_path, check=False)
+
+
+def commands() -> list[str]:
+    """The names of all commands."""
+    return [str(command.name or command.callback.__name__) for command in app.registered_commands if command.callback]
+
+
+def test_each_command_has_help_with_an_example_that_fits_a_screen(tmp_path: Path) -> None:
+    for name in commands():
+        done = quantgate(tmp_path, name, "--help")
+        assert done.returncode == 0
+        assert f"Example: quantgate {name}" in done.stdout
+        assert len(done.stdout.splitlines()) <= 40
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("run", "none.yaml"), "none.yaml: No such file or directory"),
+        (("run", "."), "Is a directory"),
+        (("candidates", "none.yaml"), "none.yaml: No such file or directory"),
+        (("run", "job.yaml", "--result", "nowhere/result.json"), "nowhere/result.json: no such folder"),
+        (("run",), "Missing argument 'JOB'"),
+        (("walk",), "No such command 'walk'"),
+    ],
+)
+def test_usage_errors_end_with_2_and_name_what_is_wrong(tmp_path: Path, arguments: tuple[str, ...], words: str) -> None:
+    done = quantgate(tmp_path, *arguments)
+    assert done.returncode == 2, done.stderr
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_bad_job_writes_an_error_document(tmp_path: Path, tiny: Tiny) -> None:
+    write_job(tmp_path / "job.yaml", tiny.job(speed=3))
+    done = quantgate(tmp_path, "run", "job.yaml", "--result", "result.json")
+    assert done.returncode == 2
+    document = (tmp_path / "result.json").read_text()
+    assert '"outcome": "error"' in document
+    assert "unknown key `speed`" in document
+    assert not (tmp_path / "state").exists(), "a bad job must not start anything"
+
+
+def test_candidates_names_all_and_says_what_cannot_run_here(tmp_path: Path, tiny: Tiny) -> None:
+    write_job(tmp_path / "job.yaml", tiny.job(candidates="default", target="tensorrt"))
+    done = quantgate(tmp_path, "candidates", "job.yaml")
+    assert done.returncode == 0
+    for name in DEFAULT_CANDIDATES["tensorrt"]:
+        assert re.search(rf"^{re.escape(name)}\s.*refused: target tensorrt", done.stdout, re.MULTILINE)
+
+
+def test_doctor_names_every_target_and_the_runtime(tmp_path: Path) -> None:
+    done = quantgate(tmp_path, "doctor")
+    assert done.returncode == 0
+    assert re.search(r"^ort-cpu\s+yes", done.stdout, re.MULTILINE)
+    assert re.search(r"^tensorrt\s+no", done.stdout, re.MULTILINE)
+    assert "onnxruntime 1.31.1" in done.stdout
+
+
+def test_the_readme_names_commands_that_exist_and_a_job_that_reads() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```(\w+)\n(.*?)```", text, re.DOTALL)
+    named = {match for kind, block in blocks if kind == "bash" for match in re.findall(r"quantgate (\w+)", block)}
+    assert named
+    assert named <= set(commands())
+    targets = {
+        match for kind, block in blocks if kind == "bash" for match in re.findall(r"^make ([\w-]+)", block, re.M)
+    }
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert {"demo", "test"} <= targets
+    assert all(f"\n{target}:" in makefile for target in targets)
+    for kind, block in blocks:
+        if kind == "yaml":
+            assert parse_job(yaml.safe_load(block), base=Path("/data")).gates.max_drop == 0.02
+    links = re.findall(r"\]\((?!https?:)([^)#]+)\)", text)
+    assert [link for link in links if not (ROOT / link).exists()] == []

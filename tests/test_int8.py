@@ -1,0 +1,344 @@
+"""INT8: calibrated ranges, scales, zero points, weights and outputs against a reference in numpy alone.
+
+The reference knows the tiny model (product and bias, Relu, product) and the rules of affine quantization: a scale of the range
+over the steps, zero inside every range, round half to even, saturate. It computes in float64.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import onnx
+import pytest
+from conftest import Tiny, tiny_model
+from numpy.typing import NDArray
+from onnx import numpy_helper
+
+from tasks.ptq.calibration import PERCENTILE, calibrate
+from tasks.ptq.int8 import quantize_dynamic, quantize_static
+from tasks.ptq.prepare import prepare_graph
+from tasks.runtimes.ort import open_session, run_batches
+from validators.datasets import Samples, TensorSpec, load_samples
+from validators.errors import CandidateRefused
+from validators.recipe import decode
+from validators.records import SessionSettings
+
+Floats = NDArray[np.float64]
+Ranges = dict[str, tuple[float, float]]
+ROWS = 400
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """The prepared tiny model with its ranges files."""
+
+    tiny: Tiny
+    folder: Path
+    samples: Samples
+    evaluation: NDArray[np.float32]
+
+    @property
+    def prepared(self) -> Path:
+        return self.folder / "prepared.onnx"
+
+    def ranges(self, method: str) -> Path:
+        return self.folder / f"{method}.json"
+
+
+@pytest.fixture(scope="module")
+def calibrated(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Calibrated:
+    folder = tmp_path_factory.mktemp("int8")
+    spec = (TensorSpec("x", "float32", ("batch", 64)),)
+    samples = load_samples(tiny.calibration, spec, label="label", role="calibration")
+    made = Calibrated(tiny, folder, samples, np.load(tiny.evaluation)["x"][:ROWS])
+    prepare_graph(tiny.model, made.prepared)
+    calibrate(made.prepared, samples, "minmax", made.ranges("minmax"))
+    calibrate(made.prepared, samples, "percentile", made.ranges("percentile"))
+    calibrate(made.prepared, samples, "entropy", made.ranges("entropy"))
+    return made
+
+
+def read_ranges(path: Path) -> Ranges:
+    """The ranges of a calibration file, by its format."""
+
+    def number(value: Any) -> float:
+        # A number, or an array of one number.
+        return float(np.ravel(value["data"])[0] if isinstance(value, dict) else value)
+
+    entries = json.loads(path.read_text())["data"]
+    return {name: (number(entry["lowest"]), number(entry["highest"])) for name, entry in entries.items()}
+
+
+def activations(tiny: Tiny, x: NDArray[np.float32]) -> dict[str, Floats]:
+    """The float activations by tensor name."""
+    first, bias, second = (array.astype(np.float64) for array in tiny.weights)
+    total = x.astype(np.float64) @ first + bias
+    hidden = np.maximum(total, 0)
+    return {"x": x.astype(np.float64), "sum": total, "hidden": hidden, "logits": hidden @ second}
+
+
+# The reference
+
+
+@dataclass(frozen=True)
+class Affine:
+    """real = scale * (stored - zero), stored in `low` to `high`."""
+
+    scale: Floats
+    zero: Floats
+    low: int
+    high: int
+
+    def store(self, real: Floats) -> Floats:
+        return np.clip(np.rint(real / self.scale) + self.zero, self.low, self.high)
+
+    def read(self, stored: Floats) -> Floats:
+        return (stored - self.zero) * self.scale
+
+
+def of_activation(low: float, high: float, *, signed: bool) -> Affine:
+    """Asymmetric over the range, which is made to hold zero."""
+    bottom, top = (-128, 127) if signed else (0, 255)
+    low, high = min(low, 0.0), max(high, 0.0)
+    scale = np.float64(np.float32((high - low) / 255))
+    return Affine(np.asarray(scale), np.rint(bottom - low / scale), bottom, top)
+
+
+def of_weight(weight: Floats, axis: int | None) -> Affine:
+    """Symmetric over the largest absolute value, of the whole weight or of each slice along an axis."""
+    others = None if axis is None else tuple(i for i in range(weight.ndim) if i != axis)
+    amax = np.abs(weight).max(axis=others)
+    return Affine((amax / 127).astype(np.float32).astype(np.float64), np.zeros_like(amax), -127, 127)
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The tiny model in INT8."""
+
+    weights: tuple[Floats, Floats, Floats]
+    ranges: Ranges
+    signed: bool
+    axis: int | None
+    every: bool
+
+    def activation(self, name: str) -> Affine:
+        return of_activation(*self.ranges[name], signed=self.signed)
+
+    def bias(self) -> tuple[Floats, Floats]:
+        """INT32 at the scale of the product that it is added to, and that scale."""
+        scale = self.activation("x").scale * of_weight(self.weights[0], self.axis).scale
+        return np.rint(self.weights[1] / scale), scale
+
+    def outputs(self, x: NDArray[np.float32]) -> Floats:
+        inputs, hidden = self.activation("x"), self.activation("hidden")
+        first, second = (of_weight(self.weights[i], self.axis) for i in (0, 2))
+        bias, scale = self.bias()
+        accumulated = (inputs.store(x.astype(np.float64)) - inputs.zero) @ first.store(self.weights[0]) + bias
+        real = accumulated * scale
+        if not self.every:
+            # The narrow scope quantizes the product's output before the Relu; the wide one drops the Relu, as the range of
+            # its output begins at zero and saturation does the same.
+            total = self.activation("sum")
+            real = np.maximum(total.read(total.store(real)), 0)
+        stored = hidden.store(real)
+        product = (stored - hidden.zero) @ second.store(self.weights[2]) * (hidden.scale * second.scale)
+        logits = self.activation("logits")
+        return logits.read(logits.store(product))
+
+
+def run(model: Path, x: NDArray[np.float32], optimization: Literal["basic", "all"] = "all") -> Floats:
+    with open_session(model, SessionSettings("CPUExecutionProvider", 1, optimization)) as session:
+        return run_batches(session, [{"x": x}], "logits").astype(np.float64)
+
+
+def constants(model: Path) -> dict[str, NDArray[Any]]:
+    return {tensor.name: numpy_helper.to_array(tensor) for tensor in onnx.load(model).graph.initializer}
+
+
+STATIC = [
+    "int8-static-minmax-pc@ort-cpu",
+    "int8-static-minmax-pt@ort-cpu",
+    "int8-static-minmax-pc-s8s8@ort-cpu",
+    "int8-static-minmax-pt-all-s8s8@ort-cpu",
+    "int8-static-minmax-pc-all@ort-cpu",
+    "int8-static-percentile-pc@ort-cpu",
+    "int8-static-entropy-pt-s8s8@ort-cpu",
+]
+
+
+@pytest.mark.parametrize("name", STATIC)
+def test_a_static_variant_is_what_the_reference_computes(calibrated: Calibrated, tmp_path: Path, name: str) -> None:
+    """Scales, zero points and stored weights as the rules give them; outputs within one step of the output's scale."""
+    candidate = decode(name)
+    method = candidate.range_method or ""
+    variant = tmp_path / "variant.onnx"
+    quantize_static(calibrated.prepared, calibrated.ranges(method), candidate, variant)
+
+    first, bias, second = (array.astype(np.float64) for array in calibrated.tiny.weights)
+    reference = Reference(
+        (first, bias, second),
+        read_ranges(calibrated.ranges(method)),
+        signed=candidate.signed_activations,
+        axis=1 if candidate.granularity == "pc" else None,
+        every=candidate.every_operator,
+    )
+    stored = constants(variant)
+    for tensor in ("x", "hidden", "logits") + (() if reference.every else ("sum",)):
+        expected = reference.activation(tensor)
+        np.testing.assert_allclose(stored[f"{tensor}_scale"], expected.scale, rtol=1e-6, err_msg=tensor)
+        assert stored[f"{tensor}_zero_point"] == expected.zero, tensor
+        assert stored[f"{tensor}_zero_point"].dtype == (np.int8 if reference.signed else np.uint8)
+    for tensor, weight in (("first", first), ("second", second)):
+        expected = of_weight(weight, reference.axis)
+        np.testing.assert_allclose(stored[f"{tensor}_scale"], expected.scale, rtol=1e-6, err_msg=tensor)
+        np.testing.assert_array_equal(stored[f"{tensor}_zero_point"], expected.zero)
+        assert stored[f"{tensor}_quantized"].dtype == np.int8
+        np.testing.assert_array_equal(stored[f"{tensor}_quantized"], expected.store(weight), err_msg=tensor)
+    np.testing.assert_array_equal(stored["bias_quantized"], reference.bias()[0])
+
+    outputs = reference.outputs(calibrated.evaluation)
+    step = float(reference.activation("logits").scale)
+    # Without fusions the runtime computes the same sums in float32: a value halfway between two steps may fall on either.
+    assert np.abs(run(variant, calibrated.evaluation, "basic") - outputs).max() <= 1.001 * step
+    # With them it multiplies integers. Where the processor adds pairs of products in 16 bits (AVX2 without VNNI) a few
+    # sums of UINT8 times INT8 saturate: that is a property of the machine, not of the file.
+    apart = np.abs(run(variant, calibrated.evaluation, "all") - outputs) / step
+    assert np.quantile(apart, 0.99) <= 1.001
+    # The reference would notice a variant that was not quantized at all.
+    floats = activations(calibrated.tiny, calibrated.evaluation)["logits"]
+    assert np.abs(floats - outputs).max() > 2 * step
+
+
+@pytest.mark.parametrize("granularity", ["pc", "pt"])
+def test_a_dynamic_variant_is_what_the_reference_computes(
+    calibrated: Calibrated, tmp_path: Path, granularity: str
+) -> None:
+    """Ranges of each request, for the whole tensor: outputs depend on the batch, in the way that the reference says."""
+    candidate = decode(f"int8-dynamic-{granularity}@ort-cpu")
+    variant = tmp_path / "variant.onnx"
+    quantize_dynamic(calibrated.prepared, candidate, variant)
+    first, bias, second = (array.astype(np.float64) for array in calibrated.tiny.weights)
+    axis = 1 if granularity == "pc" else None
+    stored = constants(variant)
+    weights = {"first": of_weight(first, axis), "second": of_weight(second, axis)}
+    for tensor, weight in (("first", first), ("second", second)):
+        np.testing.assert_allclose(stored[f"{tensor}_scale"], weights[tensor].scale, rtol=1e-6)
+        np.testing.assert_array_equal(stored[f"{tensor}_quantized"], weights[tensor].store(weight))
+
+    def product(values: Floats, weight: Floats, name: str) -> tuple[Floats, Affine]:
+        inputs = of_activation(float(values.min()), float(values.max()), signed=False)
+        sums = (inputs.store(values) - inputs.zero) @ weights[name].store(weight)
+        return sums * inputs.scale * weights[name].scale, inputs
+
+    seen = {}
+    for rows in (1, 7, ROWS):
+        x = calibrated.evaluation[:rows]
+        total, _ = product(x.astype(np.float64), first, "first")
+        outputs, inputs = product(np.maximum(total + bias, 0), second, "second")
+        # A hidden value halfway between two steps may fall on either; more than two of 128 in one row do not.
+        allowed = 2 * float(inputs.scale) * np.abs(second).max()
+        assert np.abs(run(variant, x, "basic") - outputs).max() <= allowed
+        assert np.quantile(np.abs(run(variant, x, "all") - outputs), 0.99) <= allowed
+        assert np.abs(activations(calibrated.tiny, x)["logits"] - outputs).max() > allowed
+        seen[rows] = outputs[0]
+    assert not np.allclose(seen[1], seen[ROWS])
+
+
+# Calibration
+
+
+def test_minmax_ranges_are_the_extremes(calibrated: Calibrated) -> None:
+    """Over all calibration samples, of the input, the output and every activation between."""
+    ranges = read_ranges(calibrated.ranges("minmax"))
+    expected = activations(calibrated.tiny, calibrated.samples.inputs["x"])
+    assert set(ranges) == set(expected)
+    for name, values in expected.items():
+        np.testing.assert_allclose(ranges[name], (values.min(), values.max()), rtol=1e-5, err_msg=name)
+
+
+def test_percentile_ranges_hold_that_share_of_absolute_values(calibrated: Calibrated) -> None:
+    """The bound of numpy's percentile, within a bin of 2,048, and never beyond the extremes."""
+    ranges = read_ranges(calibrated.ranges("percentile"))
+    for name, values in activations(calibrated.tiny, calibrated.samples.inputs["x"]).items():
+        magnitudes = np.abs(values)
+        bound = np.percentile(magnitudes, PERCENTILE, method="inverted_cdf")
+        expected = (max(-bound, values.min()), min(bound, values.max()))
+        np.testing.assert_allclose(ranges[name], expected, atol=1.5 * magnitudes.max() / 2048, err_msg=name)
+
+
+def test_entropy_ranges_cut_no_more_than_they_must(calibrated: Calibrated) -> None:
+    """Within the extremes (a bin of 128 apart), and with nearly all values inside."""
+    ranges = read_ranges(calibrated.ranges("entropy"))
+    for name, values in activations(calibrated.tiny, calibrated.samples.inputs["x"]).items():
+        low, high = ranges[name]
+        width = 2 * np.abs(values).max() / 128
+        assert values.min() - width <= low < high <= values.max() + width
+        assert ((values >= low - width) & (values <= high + width)).mean() > 0.95, name
+
+
+def test_a_graph_that_cannot_run_is_refused(calibrated: Calibrated, tmp_path: Path) -> None:
+    """Calibration of a broken graph is a refusal of kind invalid, and writes nothing."""
+    broken = tiny_model(*calibrated.tiny.weights)
+    broken.graph.initializer[0].CopyFrom(numpy_helper.from_array(np.ones((63, 128), np.float32), "first"))
+    onnx.save(broken, tmp_path / "broken.onnx")
+    with pytest.raises(CandidateRefused, match="minmax calibration fails") as caught:
+        calibrate(tmp_path / "broken.onnx", calibrated.samples, "minmax", tmp_path / "ranges.json")
+    assert caught.value.kind == "invalid" and caught.value.expected and caught.value.fix
+    assert not (tmp_path / "ranges.json").exists()
+
+
+# Refusals, scope, side effects
+
+
+def test_what_the_quantizer_cannot_do_is_refused(calibrated: Calibrated, tmp_path: Path) -> None:
+    """A missing range is a refusal of kind unsupported that names the tool's reason, and no file is left."""
+    ranges = json.loads(calibrated.ranges("minmax").read_text())
+    del ranges["data"]["hidden"]
+    (tmp_path / "ranges.json").write_text(json.dumps(ranges))
+    with pytest.raises(CandidateRefused, match="ONNX Runtime's quantizer fails") as caught:
+        quantize_static(calibrated.prepared, tmp_path / "ranges.json", decode(STATIC[0]), tmp_path / "variant.onnx")
+    assert caught.value.kind == "unsupported"
+    assert not (tmp_path / "variant.onnx").exists()
+
+
+def test_the_wide_scope_quantizes_operators_that_the_narrow_one_leaves_in_float(
+    calibrated: Calibrated, tmp_path: Path
+) -> None:
+    """A Sigmoid behind a product: its output is quantized in the wide scope alone, the product in both."""
+    model = tiny_model(*calibrated.tiny.weights)
+    model.graph.node[2].op_type = "Sigmoid"
+    onnx.save(model, tmp_path / "model.onnx")
+    calibrate(tmp_path / "model.onnx", calibrated.samples, "minmax", tmp_path / "ranges.json")
+
+    def quantized(name: str) -> set[str]:
+        """The tensors that a QuantizeLinear reads: those that integer kernels can make or take."""
+        quantize_static(tmp_path / "model.onnx", tmp_path / "ranges.json", decode(name), tmp_path / "variant.onnx")
+        nodes = onnx.load(tmp_path / "variant.onnx").graph.node
+        return {
+            node.input[0].removesuffix("_QuantizeLinear_Input") for node in nodes if node.op_type == "QuantizeLinear"
+        }
+
+    # The narrow scope has the inputs and outputs of both products; the wide one also has the sum between.
+    assert quantized("int8-static-minmax-pc@ort-cpu") == {"x", "product", "hidden", "logits"}
+    assert quantized("int8-static-minmax-pc-all@ort-cpu") == {"x", "product", "sum", "hidden", "logits"}
+
+
+def test_nothing_is_left_beside_the_source_or_the_variant(calibrated: Calibrated, tmp_path: Path) -> None:
+    """The tools' own files lie elsewhere: two candidates at a time cannot meet on them."""
+    before = {path: path.read_bytes() for path in calibrated.folder.iterdir()}
+    quantize_static(calibrated.prepared, calibrated.ranges("minmax"), decode(STATIC[0]), tmp_path / "a.onnx")
+    quantize_dynamic(calibrated.prepared, decode("int8-dynamic-pc@ort-cpu"), tmp_path / "b.onnx")
+    assert {path: path.read_bytes() for path in calibrated.folder.iterdir()} == before
+    assert {path.name for path in tmp_path.iterdir()} == {"a.onnx", "b.onnx"}
+
+
+def test_the_same_recipe_makes_the_same_bytes(calibrated: Calibrated, tmp_path: Path) -> None:
+    """A variant is identified by its digest: making it again must not change it."""
+    for name in (STATIC[0], STATIC[3]):
+        for path in (tmp_path / "one.onnx", tmp_path / "two.onnx"):
+            quantize_static(calibrated.prepared, calibrated.ranges("minmax"), decode(name), path)
+        assert (tmp_path / "one.onnx").read_bytes() == (tmp_path / "two.onnx").read_bytes()

@@ -1,0 +1,47 @@
+"""Sessions for accuracy may have fewer threads than the variant's own: the outputs are the same to the bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import Tiny
+
+from tasks.measure_accuracy import _considerate
+from tasks.ptq.calibration import calibrate
+from tasks.ptq.make import CPU_PROVIDER, Materials, make_variant
+from tasks.ptq.prepare import prepare_graph
+from tasks.runtimes.ort import describe_inputs, open_session
+from validators.datasets import load_samples
+from validators.recipe import RangeMethod, decode
+from validators.records import SessionSettings
+
+
+@pytest.fixture(scope="module")
+def materials(tmp_path_factory: pytest.TempPathFactory, tiny: Tiny) -> Materials:
+    """What variants of the tiny model are made from."""
+    folder = tmp_path_factory.mktemp("materials")
+    prepare_graph(tiny.model, folder / "prepared.onnx")
+    with open_session(tiny.model, SessionSettings(CPU_PROVIDER, 1)) as session:
+        samples = load_samples(tiny.calibration, describe_inputs(session), label="label", role="calibration")
+
+    def ranges(method: RangeMethod) -> Path:
+        calibrate(folder / "prepared.onnx", samples, method, folder / f"{method}.json")
+        return folder / f"{method}.json"
+
+    return Materials(lambda: folder / "prepared.onnx", lambda: folder / "prepared.onnx", ranges)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["int8-static-minmax-pc@ort-cpu", "int8-dynamic-pc@ort-cpu", "int4-g32-rtn@ort-cpu", "fp8-amax-pc@ort-cpu"],
+)
+def test_fewer_threads_give_the_same_bits(name: str, materials: Materials, tiny: Tiny, tmp_path: Path) -> None:
+    variant = make_variant(decode(name), materials, tmp_path, threads=4)
+    feed = {"x": np.load(tiny.evaluation)["x"]}
+    outputs = []
+    for settings in (variant.session, _considerate(variant.session, threads=1)):
+        with open_session(variant.path, settings) as session:
+            outputs.append(session.run(None, feed)[0])
+    np.testing.assert_array_equal(*outputs)
