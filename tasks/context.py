@@ -5,14 +5,12 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from tasks.clock import Clock
 from tasks.settings import state_folder, tracking_uri
 from tasks.store import Store
 from validators.datasets import Samples, TensorSpec
 from validators.digests import digest_code
-from validators.errors import InfrastructureError
 from validators.job import Job
 from validators.records import Source
 
@@ -22,10 +20,6 @@ _TASKS = Path(__file__).parent
 # A change in what makes artifacts makes them anew; the same for what measures.
 MAKER_CODE = digest_code([_TASKS / "ptq", _TASKS / "runtimes"])
 MEASURE_CODE = digest_code([_TASKS / "measure", _TASKS / "runtimes"])
-
-# Every step of the story retries on infrastructure errors alone, with these settings.
-RETRIES = 2
-RETRY_DELAYS_SECONDS = [1.0, 4.0]
 
 
 @dataclass(frozen=True)
@@ -67,15 +61,3 @@ class Given:
 
     source: Source
     evidence: Evidence
-
-
-def is_infrastructure(_task: Any, _task_run: Any, state: Any) -> bool:
-    """Prefect's retry condition: only an infrastructure error is worth another try."""
-    try:
-        state.result()
-    except InfrastructureError as error:
-        log.warning("%s; trying again", error.found)
-        return True
-    except BaseException:
-        return False
-    return False

@@ -7,12 +7,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from prefect import task
-from prefect.cache_policies import NO_CACHE
 
 from tasks.context import Given, Run, log
 from tasks.measure.accuracy import drops
 from tasks.ptq.graph import model_bytes
+from tasks.step import step
 from validators.gates import (
     drop_interval,
     judge_coverage,
@@ -27,7 +26,7 @@ from validators.job import Job
 from validators.records import Accuracy, Trial, Verdict
 
 
-@task(name="judge candidates", cache_policy=NO_CACHE)
+@step("judge candidates", retried=False)
 def judge_trials(run: Run, given: Given, baseline: Accuracy, trials: tuple[Trial, ...]) -> tuple[Trial, ...]:
     """Every trial with its verdicts and outcome; a refused one stays as it is."""
     with run.clock.work("judge candidates"):
@@ -57,7 +56,7 @@ def judge_trial(job: Job, trial: Trial, baseline: Accuracy, baseline_bytes: int)
     return replace(trial, drop=drop, verdicts=given, outcome=overall(given))
 
 
-@task(name="choose the best", cache_policy=NO_CACHE)
+@step("choose the best", retried=False)
 def choose_best(run: Run, trials: tuple[Trial, ...]) -> Trial | None:
     """The passing trial that is best by the job's objective; the other measure breaks ties."""
     passing = [trial for trial in trials if trial.outcome == "passed" and trial.latency and trial.variant]

@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from pathlib import Path
 
-from prefect import task
-from prefect.cache_policies import NO_CACHE
-
 from tasks.context import Evidence, Run, log
+from tasks.step import step
 from validators import calibration_data
 from validators.calibration_data import judge_calibration
 from validators.digests import digest_code
@@ -17,7 +15,7 @@ from validators.records import CalibrationVerdict
 CHECK_CODE = digest_code([Path(calibration_data.__file__).parent])
 
 
-@task(name="judge calibration data", cache_policy=NO_CACHE)
+@step("judge calibration data", retried=False)
 def judge_calibration_data(run: Run, evidence: Evidence) -> CalibrationVerdict:
     """The verdict on the calibration data, with the Data Docs page of its checkpoint in the store."""
     job = run.job

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from prefect import task
-from prefect.cache_policies import NO_CACHE
-
 from tasks.context import Evidence, Run, log
 from tasks.measure.accuracy import class_count
 from tasks.runtimes.ort import describe_inputs, describe_outputs, open_session
+from tasks.step import step
 from validators.datasets import Samples, TensorSpec, check_evaluation, load_samples
 from validators.errors import DataError, JobError, SourceError
 from validators.gates import check_gates_can_be_met
 from validators.records import SessionSettings, Source
 
 
-@task(name="load data", cache_policy=NO_CACHE)
+@step("load data", retried=False)
 def load_data(run: Run, source: Source) -> Evidence:
     """Read the samples and hold them, the metric and the gates against the model.
 

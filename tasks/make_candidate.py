@@ -7,20 +7,7 @@ import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from prefect import task
-from prefect.cache_policies import NO_CACHE
-
-from tasks.context import (
-    MAKER_CODE,
-    MEASURE_CODE,
-    RETRIES,
-    RETRY_DELAYS_SECONDS,
-    Evidence,
-    Given,
-    Run,
-    is_infrastructure,
-    log,
-)
+from tasks.context import MAKER_CODE, MEASURE_CODE, Evidence, Given, Run, log
 from tasks.measure.inventory import usable_cores
 from tasks.measure_accuracy import measure_accuracy
 from tasks.ptq.calibration import calibrate
@@ -28,6 +15,7 @@ from tasks.ptq.make import Materials, make_variant
 from tasks.ptq.prepare import fuse_graph, prepare_graph
 from tasks.request import request_batch
 from tasks.runtimes.coverage import measure_coverage
+from tasks.step import step
 from validators.errors import CandidateRefused
 from validators.recipe import Candidate, RangeMethod, decode
 from validators.records import Accuracy, Coverage, Inventory, Refusal, Trial, Variant
@@ -51,14 +39,7 @@ class _Made:
     refusal: Refusal | None = None
 
 
-@task(
-    name="make candidate",
-    task_run_name="make {name}",
-    cache_policy=NO_CACHE,
-    retries=RETRIES,
-    retry_delay_seconds=RETRY_DELAYS_SECONDS,
-    retry_condition_fn=is_infrastructure,
-)
+@step("make candidate", run_name="make {name}")
 def make_candidate(run: Run, given: Given, inventory: Inventory, baseline: Accuracy, name: str) -> Trial:
     """The candidate's trial: its variant, coverage and accuracy, or its refusal."""
     started = time.monotonic()

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-from prefect import task
-from prefect.cache_policies import NO_CACHE
 
 from tasks.context import Given, Run, log
 from tasks.measure.inventory import usable_cores
 from tasks.measure_accuracy import measure_accuracy
 from tasks.ptq.graph import model_bytes
 from tasks.ptq.make import CPU_PROVIDER
+from tasks.step import step
 from validators.errors import CandidateRefused, SourceError
 from validators.records import Accuracy, Inventory, SessionSettings, Variant
 
@@ -28,7 +27,7 @@ def baseline_variant(run: Run, given: Given) -> Variant:
     )
 
 
-@task(name="measure baseline", cache_policy=NO_CACHE)
+@step("measure baseline", retried=False)
 def measure_baseline(run: Run, given: Given, inventory: Inventory) -> Accuracy:
     """The baseline's metric.
 

@@ -8,28 +8,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from prefect import task
-from prefect.cache_policies import NO_CACHE
 
-from tasks.context import RETRIES, RETRY_DELAYS_SECONDS, Given, Run, is_infrastructure, log
+from tasks.context import Given, Run, log
 from tasks.measure.accuracy import drops
 from tasks.measure_accuracy import measure_accuracy
 from tasks.measure_latency import latency_of
 from tasks.promote import find_champion
 from tasks.ptq.graph import model_bytes
 from tasks.registry import connect, registry_call
+from tasks.step import step
 from validators.errors import CandidateRefused
 from validators.gates import drop_interval, judge_against_champion, overall
 from validators.records import Champion, Inventory, SessionSettings, Trial, Variant
 
 
-@task(
-    name="look up champion",
-    cache_policy=NO_CACHE,
-    retries=RETRIES,
-    retry_delay_seconds=RETRY_DELAYS_SECONDS,
-    retry_condition_fn=is_infrastructure,
-)
+@step("look up champion")
 def look_up_champion(run: Run, given: Given) -> Champion | None:
     """The present champion of the source's model on the job's target; None for a source that is a file."""
     if run.job.source_is_file:
@@ -40,13 +33,7 @@ def look_up_champion(run: Run, given: Given) -> Champion | None:
     return champion
 
 
-@task(
-    name="compare with champion",
-    cache_policy=NO_CACHE,
-    retries=RETRIES,
-    retry_delay_seconds=RETRY_DELAYS_SECONDS,
-    retry_condition_fn=is_infrastructure,
-)
+@step("compare with champion")
 def compare_with_champion(
     run: Run, given: Given, inventory: Inventory, best: Trial, champion: Champion | None
 ) -> Trial:

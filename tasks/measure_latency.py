@@ -5,34 +5,17 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from prefect import task
-from prefect.cache_policies import NO_CACHE
-
-from tasks.context import (
-    MEASURE_CODE,
-    RETRIES,
-    RETRY_DELAYS_SECONDS,
-    Given,
-    Run,
-    is_infrastructure,
-    log,
-)
+from tasks.context import MEASURE_CODE, Given, Run, log
 from tasks.make_candidate import refused
 from tasks.measure.latency import Contestant, compare_latency
 from tasks.measure_baseline import baseline_variant
 from tasks.request import request_batch
+from tasks.step import step
 from validators.errors import CandidateRefused
 from validators.records import Inventory, Latency, Trial, Variant
 
 
-@task(
-    name="measure latency",
-    task_run_name="measure {trial.candidate}",
-    cache_policy=NO_CACHE,
-    retries=RETRIES,
-    retry_delay_seconds=RETRY_DELAYS_SECONDS,
-    retry_condition_fn=is_infrastructure,
-)
+@step("measure latency", run_name="measure {trial.candidate}")
 def measure_latency(run: Run, given: Given, inventory: Inventory, trial: Trial) -> Trial:
     """The trial with its latencies, one for each batch size of the job; unchanged when there is nothing to measure."""
     if trial.variant is None or trial.variant.is_simulated:

@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from prefect import task
-from prefect.cache_policies import NO_CACHE
 
-from tasks.context import RETRIES, RETRY_DELAYS_SECONDS, Given, Run, is_infrastructure, log
+from tasks.context import Given, Run, log
 from tasks.registry import connect, quiet_mlflow, registry_call
 from tasks.request import request_batch
 from tasks.runtimes.ort import open_session
+from tasks.step import step
 from validators.digests import digest_file
 from validators.errors import InfrastructureError
 from validators.records import Champion, Inventory, Trial, Variant
@@ -58,13 +57,7 @@ def find_champion(run: Run, given: Given) -> Champion | None:
     )
 
 
-@task(
-    name="promote",
-    cache_policy=NO_CACHE,
-    retries=RETRIES,
-    retry_delay_seconds=RETRY_DELAYS_SECONDS,
-    retry_condition_fn=is_infrastructure,
-)
+@step("promote")
 def promote(
     run: Run, given: Given, inventory: Inventory, winner: Trial, champion: Champion | None, mlflow_run_id: str
 ) -> Champion:

@@ -8,11 +8,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from prefect import task
-from prefect.cache_policies import NO_CACHE
-
-from tasks.context import RETRIES, RETRY_DELAYS_SECONDS, Evidence, Given, Run, is_infrastructure
+from tasks.context import Evidence, Given, Run
 from tasks.registry import connect, experiment_id, registry_call
+from tasks.step import step
 from validators.datasets import Samples
 from validators.records import CalibrationVerdict, Inventory, Trial
 from validators.result import Result
@@ -20,13 +18,7 @@ from validators.result import Result
 EXPERIMENT = "quantgate"
 
 
-@task(
-    name="open MLflow run",
-    cache_policy=NO_CACHE,
-    retries=RETRIES,
-    retry_delay_seconds=RETRY_DELAYS_SECONDS,
-    retry_condition_fn=is_infrastructure,
-)
+@step("open MLflow run")
 def open_run(run: Run) -> str:
     """Start the parent run, with the job as its parameters, and return its id.
 
@@ -43,13 +35,7 @@ def open_run(run: Run) -> str:
     return str(parent.info.run_id)
 
 
-@task(
-    name="record in MLflow",
-    cache_policy=NO_CACHE,
-    retries=RETRIES,
-    retry_delay_seconds=RETRY_DELAYS_SECONDS,
-    retry_condition_fn=is_infrastructure,
-)
+@step("record in MLflow")
 def record_evidence(run: Run, run_id: str, given: Given, inventory: Inventory, calibration: CalibrationVerdict) -> None:
     """What the run stands on: data sets as inputs, source and inventory as tags, the page on the calibration data."""
     with run.clock.work("record in MLflow"), connect(run.tracking_uri) as client:
@@ -57,6 +43,7 @@ def record_evidence(run: Run, run_id: str, given: Given, inventory: Inventory, c
         facts = {
             "source_uri": given.source.uri,
             "source_digest": given.source.digest,
+            "parity_max_abs": str(given.source.parity_max_abs),
             "device": inventory.device_key,
             "runtimes": json.dumps(inventory.runtimes),
         }
@@ -66,13 +53,7 @@ def record_evidence(run: Run, run_id: str, given: Given, inventory: Inventory, c
         registry_call(client.log_artifacts, run_id, str(_site(calibration.page)), "calibration")
 
 
-@task(
-    name="record candidates in MLflow",
-    cache_policy=NO_CACHE,
-    retries=RETRIES,
-    retry_delay_seconds=RETRY_DELAYS_SECONDS,
-    retry_condition_fn=is_infrastructure,
-)
+@step("record candidates in MLflow")
 def record_trials(run: Run, run_id: str, trials: tuple[Trial, ...]) -> None:
     """A nested run for each candidate: its recipe as params, measurements as metrics, verdicts and raw samples as artifacts."""
     with run.clock.work("record in MLflow"), connect(run.tracking_uri) as client:
@@ -83,13 +64,7 @@ def record_trials(run: Run, run_id: str, trials: tuple[Trial, ...]) -> None:
             _record_trial(client, nested.info.run_id, trial)
 
 
-@task(
-    name="close MLflow run",
-    cache_policy=NO_CACHE,
-    retries=RETRIES,
-    retry_delay_seconds=RETRY_DELAYS_SECONDS,
-    retry_condition_fn=is_infrastructure,
-)
+@step("close MLflow run")
 def close_run(run: Run, run_id: str, result: Result, page: Path) -> None:
     """The outcome as tags, the result document, the report and its picture as artifacts; the run ends FINISHED."""
     with run.clock.work("record in MLflow"), connect(run.tracking_uri) as client:

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from prefect import task
 from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
-from prefect.cache_policies import NO_CACHE
 
 from tasks.conclude import Findings
 from tasks.context import Run, log
 from tasks.reporting.markdown import artifact_rows, verdict_markdown
 from tasks.reporting.page import render_page
 from tasks.reporting.pictures import pareto_png, pareto_svg
+from tasks.step import step
 from validators.result import Result
 
 
-@task(name="publish report", cache_policy=NO_CACHE)
+@step("publish report", retried=False)
 def publish_report(run: Run, record: str, findings: Findings, result: Result) -> Path:
     """Write `report.html` and the picture into the state folder and the table to Prefect; return the page's path."""
     folder = run.state / "reports" / record

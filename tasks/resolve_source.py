@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from prefect import task
-from prefect.cache_policies import NO_CACHE
 
-from tasks.context import MAKER_CODE, RETRIES, RETRY_DELAYS_SECONDS, Run, is_infrastructure, log
+from tasks.context import MAKER_CODE, Run, log
 from tasks.export import export_program
 from tasks.ptq.graph import gather_weights
 from tasks.registry import connect, registry_call
+from tasks.step import step
 from validators.datasets import load_samples
 from validators.digests import digest_file, digest_model, digest_values
 from validators.errors import SourceError
@@ -38,13 +37,7 @@ class _Version:
     created: int
 
 
-@task(
-    name="resolve source",
-    cache_policy=NO_CACHE,
-    retries=RETRIES,
-    retry_delay_seconds=RETRY_DELAYS_SECONDS,
-    retry_condition_fn=is_infrastructure,
-)
+@step("resolve source")
 def resolve_source(run: Run) -> Source:
     """The source of the job.
 

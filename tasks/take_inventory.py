@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from prefect import task
-from prefect.cache_policies import NO_CACHE
-
 from tasks.context import Run, log
 from tasks.measure.inventory import take_inventory
+from tasks.step import step
 from validators.records import Inventory
 
 
-@task(name="take inventory", cache_policy=NO_CACHE)
+@step("take inventory", retried=False)
 def take_target_inventory(run: Run) -> Inventory:
     """The inventory of this machine for the job's target."""
     with run.clock.work("take inventory"):

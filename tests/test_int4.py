@@ -81,12 +81,12 @@ def round_to_nearest(weight: Floats, block: int) -> tuple[NDArray[np.int64], Flo
 def test_a_table_by_hand(tmp_path: Path) -> None:
     """Two columns of one block: scale -0.5 from the largest value 4, and 0.25 from the largest value -2."""
     weight = np.zeros((16, 2), np.float32)
-    weight[:6, 0] = [4.0, -3.5, 0.5, 0.2, 0.3, -4.0]
+    weight[:6, 0] = [4.0, -3.5, 0.5, 0.2, 0.3, -3.9]
     weight[:6, 1] = [-2.0, 1.75, 2.0, 0.25, -0.1, -0.2]
     quantize_weights(save_product(tmp_path / "model.onnx", weight), candidate(16), tmp_path / "variant.onnx")
     codes, scales, _ = unpack(tmp_path / "variant.onnx")["w"]
     assert scales[0].tolist() == [-0.5, 0.25]
-    # 4 / -0.5 = -8 -> 0; -3.5 -> 7 -> 15; 0.5 -> -1 -> 7; 0.2 -> -0.4 -> 8; 0.3 -> -0.6 -> 7; -4 -> 8 saturates at 15.
+    # 4 / -0.5 = -8 -> 0; -3.5 -> 7 -> 15; 0.5 -> -1 -> 7; 0.2 -> -0.4 -> 8; 0.3 -> -0.6 -> 7; -3.9 -> 7.8 saturates at 15.
     assert codes[:6, 0].tolist() == [0, 15, 7, 8, 7, 15]
     # -2 / 0.25 = -8 -> 0; 1.75 -> 7 -> 15; 2 -> 8 saturates at 15; 0.25 -> 9; -0.1 -> -0.4 -> 8; -0.2 -> -0.8 -> 7.
     assert codes[:6, 1].tolist() == [0, 15, 15, 9, 8, 7]

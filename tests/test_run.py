@@ -48,6 +48,11 @@ def world(tmp_path_factory: pytest.TempPathFactory, tiny: Tiny) -> tuple[Path, d
         {"name": "refused", "job": job("refused", data=data)},
         {"name": "file", "job": job("file", source=str(tiny.model))},
         {"name": "torch", "job": job("torch", source="models:/tiny-torch/1")},
+        {
+            "name": "challenger",
+            "job": job("challenger", source="models:/tiny-torch/1", candidates=[INT4], objective="size"),
+        },
+        {"name": "weaker", "job": job("weaker", source="models:/tiny-torch/1", candidates=[STATIC], objective="size")},
         {"name": "elsewhere", "job": job("elsewhere", target="tensorrt", candidates="default")},
     ]
     return state, run_jobs(state, root / "runs", calls)
@@ -76,6 +81,8 @@ def test_every_result_follows_the_published_schema(world: tuple[Path, dict[str, 
         ("refused", 4, "refused"),
         ("file", 0, "winner"),
         ("torch", 0, "promoted"),
+        ("challenger", 0, "promoted"),
+        ("weaker", 3, "no_variant"),
         ("elsewhere", 3, "no_variant"),
     ],
 )
@@ -144,6 +151,19 @@ def test_mlflow_holds_a_parent_run_with_one_nested_run_a_candidate(world: tuple[
     assert {"report.html", "pareto.png", "result.json", "candidates.json", "index.html"} <= kept
 
 
+def test_the_champion_gives_way_to_a_better_variant_alone(world: tuple[Path, dict[str, Answer]]) -> None:
+    state, answers = world
+    challenger, weaker = answers["challenger"].result, answers["weaker"].result
+    assert challenger is not None
+    assert weaker is not None
+    assert (challenger["champion"]["previous"], challenger["champion"]["version"]) == ("1", "2")
+    assert "the present champion stays" in weaker["reason"]
+    verdict = weaker["candidates"][0]["verdicts"][-1]
+    assert (verdict["gate"], verdict["outcome"]) == ("beats_champion", "fail")
+    aliases = registry(state, "SELECT version FROM registered_model_aliases WHERE name = 'tiny-torch-quantized'")
+    assert aliases == [(2,)]
+
+
 def test_refused_data_leaves_a_page_and_says_what_to_do(world: tuple[Path, dict[str, Answer]]) -> None:
     result = world[1]["refused"].result
     assert result is not None
@@ -176,7 +196,11 @@ def test_a_consumer_without_quantgate_loads_the_champion(
     state, answers = world
     result = answers["first"].result
     assert result is not None
-    model = next((state / "mlartifacts").rglob("consumer.py")).parent
+    manifests = (state / "mlartifacts").rglob("manifest.json")
+    model = next(
+        path for path in manifests if json.loads(path.read_text())["source_digest"] == result["source"]["digest"]
+    )
+    model = model.parent.parent
     venv = tmp_path / "venv"
     uv = str(Path(sys.executable).with_name("uv"))
     lock = Path(__file__).parent.parent / "requirements" / "cpu.txt"

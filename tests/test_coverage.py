@@ -1,0 +1,307 @@
+"""Coverage: multiply-accumulates counted by hand, and float kernels found behind INT8 labels; sessions that refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from conftest import Tiny, tiny_model
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+from tasks.ptq.calibration import calibrate
+from tasks.ptq.int4 import quantize_weights
+from tasks.ptq.int8 import quantize_dynamic, quantize_static
+from tasks.ptq.prepare import prepare_graph
+from tasks.runtimes.coverage import LOW_PRECISION_KERNELS, MAC_RULES, measure_coverage
+from tasks.runtimes.ort import describe_inputs, describe_outputs, installed_runtime, open_session, run_batches
+from validators.datasets import Samples, TensorSpec, load_samples
+from validators.errors import CandidateRefused
+from validators.recipe import decode
+from validators.records import Coverage, SessionSettings
+
+FLOAT = TensorProto.FLOAT
+CPU = "CPUExecutionProvider"
+ALL, BASIC = SessionSettings(CPU, 1), SessionSettings(CPU, 1, optimization="basic")
+Array = NDArray[Any]
+Model = tuple[list[onnx.NodeProto], dict[str, Array], dict[str, Array]]
+
+
+def draw(*shape: int) -> NDArray[np.float32]:
+    return np.random.default_rng(len(shape)).normal(size=shape).astype(np.float32)
+
+
+def save(path: Path, nodes: list[onnx.NodeProto], constants: dict[str, Array], batch: dict[str, Array]) -> Path:
+    """A model whose inputs are those of a batch and whose output is `y`."""
+    inputs = [
+        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
+        for name, array in batch.items()
+    ]
+    output = helper.make_tensor_value_info("y", FLOAT, None)
+    weights = [numpy_helper.from_array(np.asarray(array), name) for name, array in constants.items()]
+    graph = helper.make_graph(nodes, "graph", inputs, [output], weights)
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=10), path)
+    return path
+
+
+def matmul(left: tuple[int, ...], right: tuple[int, ...], *, constant: str = "") -> Model:
+    """A product of two activations, or with one of them a constant."""
+    arrays = {"a": draw(*left), "b": draw(*right)}
+    node = helper.make_node("MatMul", ["a", "b"], ["y"], name="product")
+    constants = {name: arrays.pop(name) for name in constant}
+    return [node], constants, arrays
+
+
+def gemm(trans_a: int, trans_b: int) -> Model:
+    """3 x 8 times 8 x 5."""
+    node = helper.make_node("Gemm", ["a", "w", "bias"], ["y"], name="product", transA=trans_a, transB=trans_b)
+    weights = {"w": draw(5, 8) if trans_b else draw(8, 5), "bias": draw(5)}
+    return [node], weights, {"a": draw(8, 3) if trans_a else draw(3, 8)}
+
+
+def conv(group: int, stride: int, *, relu: bool = False, dims: int = 2) -> Model:
+    """4 channels to 6 over 8 positions in each direction, kernel 3, padding 1."""
+    padding = {"pads": [1] * 2 * dims, "strides": [stride] * dims, "group": group}
+    nodes = [helper.make_node("Conv", ["x", "w"], ["c" if relu else "y"], name="conv", **padding)]
+    if relu:
+        nodes.append(helper.make_node("Relu", ["c"], ["y"], name="relu"))
+    return nodes, {"w": draw(6, 4 // group, *[3] * dims)}, {"x": draw(1, 4, *[8] * dims)}
+
+
+def quantized_conv() -> Model:
+    """A Conv between Q/DQ pairs: 4 channels to 6 in two groups over 8 x 8 positions, stride 2."""
+    scale, zero = np.float32(0.02), np.uint8(128)
+    node = helper.make_node
+    nodes = [
+        node("QuantizeLinear", ["x", "scale", "zero"], ["xq"], name="q"),
+        node("DequantizeLinear", ["xq", "scale", "zero"], ["xd"], name="d"),
+        node("DequantizeLinear", ["w", "w_scale", "w_zero"], ["wd"], name="w_d", axis=0),
+        node("Conv", ["xd", "wd"], ["c"], name="conv", group=2, strides=[2, 2], pads=[1, 1, 1, 1]),
+        node("QuantizeLinear", ["c", "scale", "zero"], ["cq"], name="c_q"),
+        node("DequantizeLinear", ["cq", "scale", "zero"], ["y"], name="c_d"),
+    ]
+    weight = np.random.default_rng(0).integers(-127, 128, (6, 2, 3, 3)).astype(np.int8)
+    constants = {"w": weight, "w_scale": np.full(6, 0.01, np.float32), "w_zero": np.zeros(6, np.int8)}
+    return nodes, constants | {"scale": scale, "zero": zero}, {"x": draw(1, 4, 8, 8)}
+
+
+def attention() -> Model:
+    """A fused attention of 2 sequences of 5 tokens, 12 features in, 8 out in 2 heads."""
+    node = helper.make_node(
+        "Attention", ["x", "w", "bias"], ["y"], name="attention", num_heads=2, domain="com.microsoft"
+    )
+    return [node], {"w": draw(12, 24), "bias": draw(24)}, {"x": draw(2, 5, 12)}
+
+
+# By hand: elements of the output times the length of the sum behind each.
+COUNTED: dict[str, tuple[Callable[[], Model], dict[str, int]]] = {
+    "matmul": (lambda: matmul((3, 8), (8, 5), constant="b"), {"MatMul": 3 * 5 * 8}),
+    "matmul with leading axes": (lambda: matmul((2, 7, 3, 8), (8, 5), constant="b"), {"MatMul": 2 * 7 * 3 * 5 * 8}),
+    "matmul of two activations": (lambda: matmul((2, 3, 8), (2, 8, 5)), {"MatMul": 2 * 3 * 5 * 8}),
+    "matmul that broadcasts": (lambda: matmul((4, 1, 3, 8), (2, 8, 5)), {"MatMul": 4 * 2 * 3 * 5 * 8}),
+    "matmul, weight on the left": (lambda: matmul((3, 8), (8, 5), constant="a"), {"MatMul": 3 * 5 * 8}),
+    "matmul, vector": (lambda: matmul((8,), (8, 5), constant="b"), {"MatMul": 5 * 8}),
+    "gemm": (lambda: gemm(0, 0), {"Gemm": 3 * 5 * 8}),
+    "gemm, transA": (lambda: gemm(1, 0), {"Gemm": 3 * 5 * 8}),
+    "gemm, transB": (lambda: gemm(0, 1), {"Gemm": 3 * 5 * 8}),
+    "gemm, both": (lambda: gemm(1, 1), {"Gemm": 3 * 5 * 8}),
+    "conv, groups": (lambda: conv(2, 1), {"Conv": 6 * 8 * 8 * 2 * 3 * 3}),
+    "conv, groups and stride": (lambda: conv(2, 2), {"Conv": 6 * 4 * 4 * 2 * 3 * 3}),
+    "conv, one dimension": (lambda: conv(1, 2, dims=1), {"Conv": 6 * 4 * 4 * 3}),
+    "fused conv": (lambda: conv(2, 2, relu=True), {"FusedConv": 6 * 4 * 4 * 2 * 3 * 3}),
+    "quantized conv": (quantized_conv, {"QLinearConv": 6 * 4 * 4 * 2 * 3 * 3}),
+    "attention": (attention, {"Attention": 2 * 5 * 12 * 24 + 2 * (2 * 5 * 5 * 8)}),
+}
+
+
+@pytest.mark.parametrize("case", COUNTED)
+def test_multiply_accumulates_are_those_counted_by_hand(tmp_path: Path, case: str) -> None:
+    """By the kernel that ran, whichever operand is the weight, with groups, strides and leading axes."""
+    make, expected = COUNTED[case]
+    nodes, constants, batch = make()
+    seen = measure_coverage(save(tmp_path / "model.onnx", nodes, constants, batch), ALL, batch)
+    assert seen.macs_by_kernel == expected
+    assert seen.providers == (CPU,)
+    low = set(expected) <= LOW_PRECISION_KERNELS
+    assert seen.share == (1.0 if low else 0.0)
+    assert bool(seen.float_nodes) != low
+
+
+@pytest.fixture(scope="module")
+def ready(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Samples]:
+    """The prepared tiny model, its ranges, and its calibration samples."""
+    folder = tmp_path_factory.mktemp("coverage")
+    spec = (TensorSpec("x", "float32", ("batch", 64)),)
+    samples = load_samples(tiny.calibration, spec, label="label", role="calibration")
+    prepare_graph(tiny.model, folder / "prepared.onnx")
+    calibrate(folder / "prepared.onnx", samples, "minmax", folder / "ranges.json")
+    return folder / "prepared.onnx", folder / "ranges.json", samples
+
+
+FIRST, SECOND, ROWS = 64 * 128, 128 * 4, 3
+
+
+def quantized(ready: tuple[Path, Path, Samples], name: str, path: Path) -> Path:
+    prepared, ranges, _ = ready
+    candidate = decode(name)
+    if candidate.precision == "int4":
+        quantize_weights(prepared, candidate, path)
+    elif candidate.dynamic:
+        quantize_dynamic(prepared, candidate, path)
+    else:
+        quantize_static(prepared, ranges, candidate, path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("int8-static-minmax-pc@ort-cpu", {"QGemm": ROWS * FIRST, "QLinearMatMul": ROWS * SECOND}),
+        ("int8-dynamic-pc@ort-cpu", {"DynamicQuantizeMatMul": ROWS * (FIRST + SECOND)}),
+        ("int4-g32-rtn@ort-cpu", {"MatMulNBits": ROWS * (FIRST + SECOND)}),
+    ],
+)
+def test_a_variant_whose_kernels_are_integer_is_covered_whole(
+    ready: tuple[Path, Path, Samples], tmp_path: Path, name: str, expected: dict[str, int]
+) -> None:
+    """The tiny model's two products, for three rows, by the kernels that the runtime made of each recipe."""
+    path = quantized(ready, name, tmp_path / "variant.onnx")
+    seen = measure_coverage(path, ALL, {"x": ready[2].inputs["x"][:ROWS]})
+    assert seen.macs_by_kernel == expected
+    assert (seen.share, seen.float_nodes) == (1.0, ())
+    assert seen.low_precision == tuple(sorted(expected))
+
+
+def test_the_float_model_covers_nothing(tiny: Tiny, ready: tuple[Path, Path, Samples]) -> None:
+    """Both products are named, the larger first."""
+    seen = measure_coverage(ready[0], ALL, {"x": ready[2].inputs["x"][:ROWS]})
+    assert sum(seen.macs_by_kernel.values()) == ROWS * (FIRST + SECOND)
+    assert seen.share == 0.0 and seen.low_precision == ()
+    assert len(seen.float_nodes) == 2
+    assert "first_matmul" in seen.float_nodes[0] and "second_matmul" in seen.float_nodes[1]
+
+
+def test_an_int8_file_that_runs_float_kernels_is_found_out(ready: tuple[Path, Path, Samples], tmp_path: Path) -> None:
+    """At the level basic nothing fuses Q/DQ pairs: the file is INT8, its products are not."""
+    path = quantized(ready, "int8-static-minmax-pc@ort-cpu", tmp_path / "variant.onnx")
+    assert {"QuantizeLinear", "DequantizeLinear"} <= {node.op_type for node in onnx.load(path).graph.node}
+    seen = measure_coverage(path, BASIC, {"x": ready[2].inputs["x"][:ROWS]})
+    assert seen.share == 0.0
+    assert seen.float_nodes == ("first_matmul/MatMulAddFusion", "second_matmul")
+    assert seen.macs_by_kernel == {"Gemm": ROWS * FIRST, "MatMul": ROWS * SECOND}
+
+
+def test_one_side_in_float_is_a_float_kernel(tmp_path: Path) -> None:
+    """Activations through a Q/DQ pair, weights in float: the file has the operators, no product is of integers."""
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "scale", "zero"], ["q"], name="q"),
+        helper.make_node("DequantizeLinear", ["q", "scale", "zero"], ["d"], name="d"),
+        helper.make_node("MatMul", ["d", "w"], ["y"], name="product"),
+    ]
+    constants = {"w": draw(8, 5), "scale": np.float32(0.02), "zero": np.uint8(128)}
+    batch = {"x": draw(3, 8)}
+    seen = measure_coverage(save(tmp_path / "model.onnx", nodes, constants, batch), ALL, batch)
+    assert (seen.share, seen.macs_by_kernel, seen.float_nodes) == (0.0, {"MatMul": 120}, ("product",))
+
+
+def test_a_half_quantized_model_is_covered_by_its_share(
+    tiny: Tiny, ready: tuple[Path, Path, Samples], tmp_path: Path
+) -> None:
+    """A float product beside the quantized ones: shares add up to the multiply-accumulates of all three."""
+    path = quantized(ready, "int8-static-minmax-pc@ort-cpu", tmp_path / "variant.onnx")
+    model = onnx.load(path)
+    model.graph.initializer.append(numpy_helper.from_array(draw(64, 50), "beside"))
+    model.graph.node.append(helper.make_node("MatMul", ["x", "beside"], ["z"], name="float_product"))
+    model.graph.output.append(helper.make_tensor_value_info("z", FLOAT, ["batch", 50]))
+    onnx.save(model, path)
+    seen = measure_coverage(path, ALL, {"x": ready[2].inputs["x"][:ROWS]})
+    floats, whole = 64 * 50, FIRST + SECOND + 64 * 50
+    assert sum(seen.macs_by_kernel.values()) == ROWS * whole
+    assert seen.share == pytest.approx(1 - floats / whole)
+    assert seen.float_nodes == ("float_product",)
+
+
+def test_shares_of_a_table() -> None:
+    """The share is that of the kernels named as low precision; a model without any product covers nothing."""
+    kernels = {"QGemm": 60, "MatMul": 30, "MatMulNBits": 10}
+    assert Coverage(kernels, ("QGemm", "MatMulNBits"), ("m",), ()).share == 0.7
+    assert Coverage(kernels, (), ("m",), ()).share == 0.0
+    assert Coverage({}, (), (), ()).share == 0.0
+
+
+def test_every_low_precision_kernel_has_a_rule() -> None:
+    """One without a rule would count nothing where it ran."""
+    assert set(MAC_RULES) >= LOW_PRECISION_KERNELS
+
+
+# Sessions
+
+
+def test_a_session_says_what_the_model_takes_and_gives(tiny: Tiny) -> None:
+    """Names, numpy dtypes, and dynamic axes by name."""
+    with open_session(tiny.model, ALL) as session:
+        assert describe_inputs(session) == (TensorSpec("x", "float32", ("batch", 64)),)
+        assert describe_outputs(session) == (TensorSpec("logits", "float32", ("batch", 4)),)
+        x = draw(7, 64)
+        outputs = run_batches(session, [{"x": x[:5]}, {"x": x[5:]}], "logits")
+    first, bias, second = tiny.weights
+    np.testing.assert_allclose(outputs, np.maximum(x @ first + bias, 0) @ second, rtol=1e-4, atol=1e-4)
+
+
+def test_a_file_that_does_not_load_is_refused(tmp_path: Path) -> None:
+    """Kind invalid, with the runtime's reason in one line."""
+    (tmp_path / "model.onnx").write_bytes(b"no model")
+    with (
+        pytest.raises(CandidateRefused, match=r"does not load model\.onnx") as caught,
+        open_session(tmp_path / "model.onnx", ALL),
+    ):
+        pass
+    assert caught.value.kind == "invalid" and "\n" not in caught.value.found
+
+
+def test_samples_that_do_not_run_are_refused(tiny: Tiny) -> None:
+    """Kind invalid, when the runtime fails while it runs."""
+    with (
+        open_session(tiny.model, ALL) as session,
+        pytest.raises(CandidateRefused, match="fails on the model") as caught,
+    ):
+        run_batches(session, [{"x": draw(2, 63)}], "logits")
+    assert caught.value.kind == "invalid"
+
+
+@pytest.mark.filterwarnings("ignore:Specified provider:UserWarning")
+def test_another_provider_than_asked_for_is_refused(tiny: Tiny) -> None:
+    """The runtime falls back to the CPU in silence: that is a refusal of kind unsupported, not a session."""
+    with (
+        pytest.raises(CandidateRefused, match="CPUExecutionProvider") as caught,
+        open_session(tiny.model, SessionSettings("NoSuchExecutionProvider", 1)),
+    ):
+        pass
+    assert caught.value.kind == "unsupported" and "NoSuchExecutionProvider" in caught.value.expected
+
+
+def test_settings_reach_the_session(tmp_path: Path, tiny: Tiny) -> None:
+    """The level decides what the runtime makes of the graph, threads and entries are those given."""
+    onnx.save(tiny_model(*tiny.weights), tmp_path / "model.onnx")
+    settings = SessionSettings(CPU, 1, "basic", {"session.intra_op.allow_spinning": "0"})
+    with open_session(tmp_path / "model.onnx", settings, optimized_model=tmp_path / "optimized.onnx") as session:
+        options = session.get_session_options()
+        assert options.intra_op_num_threads == 1 and options.inter_op_num_threads == 1
+        assert options.get_session_config_entry("session.intra_op.allow_spinning") == "0"
+    kinds = [node.op_type for node in onnx.load(tmp_path / "optimized.onnx").graph.node]
+    assert kinds == ["Gemm", "Relu", "MatMul"]
+    with open_session(tmp_path / "model.onnx", ALL, optimized_model=tmp_path / "optimized.onnx"):
+        pass
+    assert "FusedGemm" in {node.op_type for node in onnx.load(tmp_path / "optimized.onnx").graph.node}
+
+
+def test_the_installed_runtime_is_the_one_that_runs() -> None:
+    """Name and version as the module itself says."""
+    import onnxruntime as ort
+
+    assert installed_runtime() == ("onnxruntime", ort.__version__)

@@ -1,0 +1,238 @@
+"""Latency: the arithmetic against numpy, scipy and brute force; the measuring processes as the machine shows them.
+
+No test asserts a time: the machine is shared.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from conftest import Tiny, tiny_model
+from scipy import stats
+
+from tasks.measure.latency import Contestant, Worker, compare_latency, percentile, ratio_estimate, samples_needed
+from validators.errors import CandidateRefused, InfrastructureError
+from validators.job import Measurement
+from validators.records import Estimate, SessionSettings
+
+CPU = SessionSettings("CPUExecutionProvider", 1)
+QUICK = Measurement(launches=2, blocks=3, block_seconds=0.01, block_count=25, warmup_seconds=0.0)
+
+
+@pytest.fixture
+def inputs(tmp_path: Path) -> Path:
+    """One request for the tiny model."""
+    np.savez(tmp_path / "batch.npz", x=np.ones((1, 64), np.float32))
+    return tmp_path / "batch.npz"
+
+
+def compare(baseline: Path, variant: Path, folder: Path, *, settings: SessionSettings = CPU, **batch: Any) -> Any:
+    """Both models on one request, quickly."""
+    return compare_latency(
+        Contestant(baseline, CPU),
+        Contestant(variant, settings),
+        batch or {"x": np.ones((3, 64), np.float32)},
+        QUICK,
+        confidence=0.95,
+        samples_path=folder / "samples.npz",
+    )
+
+
+# The arithmetic
+
+
+@pytest.mark.parametrize(("quantile", "count"), [(0.99, 662), (0.999, 6636), (0.95, 130), (0.5, 11)])
+def test_a_percentile_needs_so_many_samples(quantile: float, count: int) -> None:
+    """The smallest count of which, 99 times in 100, two or more lie beyond: by the sum over none and one."""
+
+    def at_most_one_beyond(n: int) -> float:
+        return sum(math.comb(n, k) * (1 - quantile) ** k * quantile ** (n - k) for k in (0, 1))
+
+    assert samples_needed(quantile) == count
+    assert at_most_one_beyond(count) <= 0.01
+    assert all(at_most_one_beyond(n) > 0.01 for n in range(1, count))
+
+
+def test_a_percentile_that_the_count_cannot_support_is_not_given() -> None:
+    """p99 of 100 samples, and of 661; from 662 on it is numpy's."""
+    samples = np.random.default_rng(0).exponential(size=700)
+    assert percentile(samples[:100], 0.99) is None
+    assert percentile(samples[:661], 0.99) is None
+    assert percentile(samples[:662], 0.99) == np.quantile(samples[:662], 0.99)
+    assert percentile(samples, 0.95) == np.quantile(samples, 0.95)
+    assert percentile(samples[:100], 0.95) is None
+
+
+def test_the_ratio_of_a_hand_computed_table() -> None:
+    """Ratios 1, 2, 4: logarithms 0, 1, 2 of base 2; mean 1, standard error 1 / sqrt(3), t of 2 degrees 2.920 at 95 %."""
+    half = 2.919986 / math.sqrt(3)
+    estimate = ratio_estimate([1.0, 2.0, 4.0], 0.95)
+    assert estimate.value == pytest.approx(2.0, rel=1e-9)
+    assert estimate.low == pytest.approx(2 ** (1 - half), rel=1e-5)
+    assert estimate.high == pytest.approx(2 ** (1 + half), rel=1e-5)
+
+
+@pytest.mark.parametrize("confidence", [0.8, 0.95, 0.99])
+def test_the_ratio_is_the_student_interval_of_logarithms(confidence: float) -> None:
+    """scipy's two-sided t interval at twice the one-sided error."""
+    ratios = np.random.default_rng(3).lognormal(0.3, 0.1, 8).tolist()
+    logs = np.log(ratios)
+    low, high = stats.ttest_1samp(logs, 0).confidence_interval(2 * confidence - 1)
+    estimate = ratio_estimate(ratios, confidence)
+    assert estimate == Estimate(
+        pytest.approx(stats.gmean(ratios)), pytest.approx(math.exp(low)), pytest.approx(math.exp(high))
+    )
+
+
+# The processes
+
+
+def test_a_comparison_reports_what_its_raw_samples_say(tiny: Tiny, tmp_path: Path) -> None:
+    """Every number of the record again from the samples file: pooled percentiles, counts, pairs, and the ratio."""
+    latency = compare(tiny.model, tiny.model, tmp_path)
+    assert latency.samples_path == tmp_path / "samples.npz"
+    with np.load(latency.samples_path) as archive:
+        raw = {name: archive[name] for name in archive.files}
+    assert set(raw) == {"baseline", "baseline_block", "variant", "variant_block"}
+    pairs = QUICK.launches * QUICK.blocks
+    medians = {}
+    for side, p50, p95, p99 in (
+        ("variant", latency.p50_ms, latency.p95_ms, latency.p99_ms),
+        ("baseline", latency.baseline_p50_ms, latency.baseline_p95_ms, latency.baseline_p99_ms),
+    ):
+        samples, block = raw[side], raw[f"{side}_block"]
+        assert (samples > 0).all() and len(samples) == len(block)
+        assert sorted(set(block.tolist())) == list(range(pairs))
+        assert min(np.bincount(block)) >= QUICK.block_count
+        assert p50 == np.median(samples)
+        assert p95 == (np.quantile(samples, 0.95) if len(samples) >= 130 else None)
+        assert p99 == (np.quantile(samples, 0.99) if len(samples) >= 662 else None)
+        medians[side] = [np.median(samples[block == index]) for index in range(pairs)]
+    assert latency.count == len(raw["variant"]) >= pairs * QUICK.block_count
+    assert latency.pairs == pairs and latency.batch_size == 3
+    ratios = [a / b for a, b in zip(medians["baseline"], medians["variant"], strict=True)]
+    assert latency.speedup == ratio_estimate(ratios, 0.95)
+    low, value, high = latency.speedup.low, latency.speedup.value, latency.speedup.high
+    assert all(map(math.isfinite, (low, value, high))) and 0 < low < value < high
+    for amount in (latency.load_ms, latency.baseline_load_ms):
+        assert amount > 0
+    for megabytes in (latency.peak_memory_mb, latency.baseline_peak_memory_mb):
+        # A Python process with numpy and the runtime is tens of megabytes; one in kilobytes or bytes would be far outside.
+        assert 20 < megabytes < 5000
+
+
+def test_a_model_that_does_not_load_is_refused(tiny: Tiny, tmp_path: Path) -> None:
+    """A candidate's fault, of kind invalid, with the runtime's last line and no traceback."""
+    (tmp_path / "broken.onnx").write_bytes(tiny.model.read_bytes()[:5000])
+    with pytest.raises(CandidateRefused, match=r"the runtime fails on broken\.onnx") as caught:
+        compare(tiny.model, tmp_path / "broken.onnx", tmp_path)
+    assert caught.value.kind == "invalid" and "\n" not in caught.value.found
+    assert not (tmp_path / "samples.npz").exists()
+
+
+def test_a_model_that_does_not_run_is_refused(tiny: Tiny, tmp_path: Path) -> None:
+    """It loads, and fails on the first request."""
+    with pytest.raises(CandidateRefused, match=r"the runtime fails on tiny\.onnx") as caught:
+        compare(tiny.model, tiny.model, tmp_path, x=np.ones((1, 63), np.float32))
+    assert caught.value.kind == "invalid"
+
+
+def test_a_fallback_to_another_provider_is_refused(tiny: Tiny, tmp_path: Path) -> None:
+    """A measurement of the CPU under the name of another provider is none: kind unsupported."""
+    with pytest.raises(CandidateRefused, match="CPUExecutionProvider") as caught:
+        compare(tiny.model, tiny.model, tmp_path, settings=SessionSettings("CUDAExecutionProvider", 1))
+    assert caught.value.kind == "unsupported" and "CUDAExecutionProvider" in caught.value.expected
+
+
+def test_a_killed_process_is_an_infrastructure_error(tiny: Tiny, inputs: Path) -> None:
+    """Killed between its blocks, as by a lack of memory: worth another try, and the signal is named."""
+    with Worker(Contestant(tiny.model, CPU), inputs) as worker:
+        assert len(worker.block(0.0, 5)) == 5
+        os.kill(worker._process.pid, signal.SIGKILL)
+        with pytest.raises(InfrastructureError, match="ended by signal 9"):
+            worker.block(0.0, 5)
+
+
+def state_of(pid: int) -> tuple[str, int]:
+    """State and processor ticks of a process with all its threads, from /proc."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return fields[0], int(fields[11]) + int(fields[12])
+
+
+def wait_until_stopped(worker: Worker) -> int:
+    """The ticks of a worker once the signal that stops it has arrived."""
+    for _ in range(10**6):
+        state, ticks = state_of(worker._process.pid)
+        if state == "T":
+            return ticks
+    raise AssertionError(f"the worker is not stopped but in state {state}")
+
+
+def test_a_process_computes_nothing_while_another_measures(tiny: Tiny, inputs: Path) -> None:
+    """Stopped from its start and between its blocks: not one tick passes for it during a block of the other.
+
+    With two threads, as the runtime's pool spins between requests: the trap that this is about.
+    """
+    settings = SessionSettings("CPUExecutionProvider", 2)
+    with Worker(Contestant(tiny.model, settings), inputs) as one, Worker(Contestant(tiny.model, CPU), inputs) as other:
+        for worker in (one, other):
+            wait_until_stopped(worker)
+        one.block(0.02, 20)
+        before = wait_until_stopped(one)
+        other.block(0.2, 20)
+        assert state_of(one._process.pid) == ("T", before)
+        wait_until_stopped(other)
+        one.block(0.3, 20)
+        assert wait_until_stopped(one) > before
+
+
+def test_no_process_is_left(tiny: Tiny, inputs: Path, tmp_path: Path) -> None:
+    """Neither after a block nor after an error: a stopped process would stay for ever."""
+    with Worker(Contestant(tiny.model, CPU), inputs) as worker:
+        worker.block(0.0, 1)
+        pid = worker._process.pid
+    assert not Path(f"/proc/{pid}").exists()
+    before = children()
+    (tmp_path / "broken.onnx").write_bytes(b"no model")
+    with pytest.raises(CandidateRefused):
+        compare(tiny.model, tmp_path / "broken.onnx", tmp_path)
+    assert children() == before
+
+
+def children() -> set[int]:
+    """The processes that this one started and that are still there."""
+    tasks = Path("/proc/self/task").iterdir()
+    return {int(pid) for task in tasks for pid in (task / "children").read_text().split()}
+
+
+def test_a_block_lasts_until_both_duration_and_count_are_reached(tiny: Tiny, inputs: Path) -> None:
+    """Few requests asked for: as many as the duration holds. A duration of none: as many as asked for, exactly."""
+    with Worker(Contestant(tiny.model, CPU), inputs) as worker:
+        assert len(worker.block(0.0, 37)) == 37
+        assert len(worker.block(0.2, 1)) > 1
+        assert worker.peak_memory_mb > 0 and worker.load_ms > 0
+
+
+def test_settings_reach_the_measured_session(tiny: Tiny, inputs: Path) -> None:
+    """An entry that the runtime refuses is refused here too: the process loads with the variant's own settings."""
+    bad = SessionSettings("CPUExecutionProvider", 1, "all", {"session.disable_cpu_ep_fallback": "1"})
+    with pytest.raises(CandidateRefused) as caught, Worker(Contestant(tiny.model, bad), inputs):
+        pass
+    assert caught.value.kind == "invalid" and "Conflicting session configuration" in caught.value.found
+
+
+def test_larger_work_takes_longer(tiny: Tiny, tmp_path: Path) -> None:
+    """The ratio has the right side up: a model with a thousand times the work is slower beyond doubt."""
+    wide = np.random.default_rng(0).normal(size=(64, 8192)).astype(np.float32)
+    model = tiny_model(wide, np.zeros(8192, np.float32), np.ones((8192, 4), np.float32))
+    onnx.save(model, tmp_path / "wide.onnx")
+    latency = compare(tiny.model, tmp_path / "wide.onnx", tmp_path, x=np.ones((32, 64), np.float32))
+    assert latency.speedup.high is not None and latency.speedup.high < 1
+    assert latency.p50_ms > latency.baseline_p50_ms

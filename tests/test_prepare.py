@@ -1,0 +1,241 @@
+"""From source to variant: the prepared and the fused graph compute what the source does; every precision has its pass."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from conftest import Tiny
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+from tasks.ptq.calibration import calibrate
+from tasks.ptq.graph import model_bytes
+from tasks.ptq.make import Materials, make_variant, refuse_other_targets
+from tasks.ptq.prepare import fuse_graph, prepare_graph
+from validators.datasets import TensorSpec, load_samples
+from validators.digests import digest_file
+from validators.errors import CandidateRefused
+from validators.recipe import DEFAULT_CANDIDATES, RangeMethod, decode
+from validators.records import SessionSettings
+
+FLOAT = TensorProto.FLOAT
+
+
+def run(model: Path, x: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The first output, computed without any optimization."""
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.intra_op_num_threads = 1
+    session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    outputs: NDArray[np.float32] = session.run(None, {"x": x})[0]
+    return outputs
+
+
+def draw(*shape: int, seed: int = 0) -> NDArray[np.float32]:
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def save_block(path: Path) -> Path:
+    """A block as transformers have it, of plain operators: projection, GELU by Erf, projection, sum, layer norm.
+
+    Most nodes have no name, and one weight is computed from constants.
+    """
+    constants = {
+        "up_half": draw(8, 16),
+        "two": np.float32(2),
+        "down": draw(16, 8, seed=1),
+        "root": np.float32(math.sqrt(2)),
+        "one": np.float32(1),
+        "half": np.float32(0.5),
+        "epsilon": np.float32(1e-5),
+        "gamma": np.ones(8, np.float32) * 1.5,
+        "beta": np.ones(8, np.float32) * 0.1,
+    }
+    node = helper.make_node
+    nodes = [
+        node("Mul", ["up_half", "two"], ["up"], name="weight"),
+        node("MatMul", ["x", "up"], ["p"], name="up_product"),
+        node("Div", ["p", "root"], ["e0"]),
+        node("Erf", ["e0"], ["e1"]),
+        node("Add", ["e1", "one"], ["e2"]),
+        node("Mul", ["p", "e2"], ["e3"]),
+        node("Mul", ["e3", "half"], ["g"]),
+        node("MatMul", ["g", "down"], ["q"]),
+        node("Add", ["q", "x"], ["r"]),
+        node("ReduceMean", ["r"], ["m"], axes=[-1], keepdims=1),
+        node("Sub", ["r", "m"], ["c"]),
+        node("Pow", ["c", "two"], ["c2"]),
+        node("ReduceMean", ["c2"], ["v"], axes=[-1], keepdims=1),
+        node("Add", ["v", "epsilon"], ["ve"]),
+        node("Sqrt", ["ve"], ["s"]),
+        node("Div", ["c", "s"], ["n"]),
+        node("Mul", ["n", "gamma"], ["ng"]),
+        node("Add", ["ng", "beta"], ["y"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "block",
+        [helper.make_tensor_value_info("x", FLOAT, ["batch", 5, 8])],
+        [helper.make_tensor_value_info("y", FLOAT, ["batch", 5, 8])],
+        [numpy_helper.from_array(np.asarray(array), name) for name, array in constants.items()],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
+def test_a_prepared_graph_is_folded_named_and_the_same_function(tmp_path: Path) -> None:
+    """Constants are computed, shapes known, every node has a name of its own; the outputs stay."""
+    source = save_block(tmp_path / "source.onnx")
+    before = source.read_bytes()
+    changes = prepare_graph(source, tmp_path / "prepared.onnx")
+    model = onnx.load(tmp_path / "prepared.onnx")
+    names = [node.name for node in model.graph.node]
+    assert all(names) and len(set(names)) == len(names)
+    assert changes["nodes folded"] == 18 - len(names) >= 1
+    assert "up_half" not in {item.name for item in model.graph.initializer}
+    weights = {item.name: numpy_helper.to_array(item) for item in model.graph.initializer}
+    projection = next(node for node in model.graph.node if node.op_type == "MatMul")
+    np.testing.assert_array_equal(weights[projection.input[1]], draw(8, 16) * 2)
+    assert {value.name for value in model.graph.value_info} >= {projection.output[0]}
+    x = draw(3, 5, 8, seed=9)
+    np.testing.assert_allclose(run(tmp_path / "prepared.onnx", x), run(source, x), rtol=1e-5, atol=1e-5)
+    assert source.read_bytes() == before
+    assert {path.name for path in tmp_path.iterdir()} == {"source.onnx", "prepared.onnx"}
+
+
+def test_preparing_twice_gives_the_same_bytes(tiny: Tiny, tmp_path: Path) -> None:
+    """What is made from the graph is found again by its digest."""
+    for name in ("one", "two"):
+        prepare_graph(tiny.model, tmp_path / name)
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+    x = np.load(tiny.evaluation)["x"][:50]
+    np.testing.assert_allclose(run(tmp_path / "one", x), run(tiny.model, x), rtol=1e-5, atol=1e-4)
+
+
+def test_a_fused_graph_has_the_fusions_and_is_the_same_function(tmp_path: Path) -> None:
+    """GELU and layer norm of ten nodes become two operators; the count says so."""
+    source = save_block(tmp_path / "source.onnx")
+    made = fuse_graph(source, tmp_path / "fused.onnx")
+    kinds = [node.op_type for node in onnx.load(tmp_path / "fused.onnx").graph.node]
+    assert made and all(kinds.count(name) == count for name, count in made.items())
+    assert any("Gelu" in name for name in made) and any("LayerNormalization" in name for name in made)
+    assert "Erf" not in kinds and "Sqrt" not in kinds
+    x = draw(3, 5, 8, seed=9)
+    np.testing.assert_allclose(run(tmp_path / "fused.onnx", x), run(source, x), rtol=1e-4, atol=1e-4)
+
+
+def test_a_model_without_such_patterns_is_refused(tiny: Tiny, tmp_path: Path) -> None:
+    """Its fused form would be the baseline under another name."""
+    with pytest.raises(CandidateRefused, match="no attention, layer normalization or GELU") as caught:
+        fuse_graph(tiny.model, tmp_path / "fused.onnx")
+    assert caught.value.kind == "unsupported" and not (tmp_path / "fused.onnx").exists()
+
+
+@dataclass
+class Workshop:
+    """Materials of the tiny model, which count how often each is asked for."""
+
+    tiny: Tiny
+    folder: Path
+    asked: list[str] = field(default_factory=list)
+
+    def prepared(self) -> Path:
+        self.asked.append("prepared")
+        return self.folder / "prepared.onnx"
+
+    def fused(self) -> Path:
+        self.asked.append("fused")
+        raise CandidateRefused(kind="unsupported", found="no pattern", expected="one", fix="none")
+
+    def ranges(self, method: RangeMethod) -> Path:
+        self.asked.append(method)
+        return self.folder / f"{method}.json"
+
+    @property
+    def materials(self) -> Materials:
+        return Materials(self.prepared, self.fused, self.ranges)
+
+
+@pytest.fixture(scope="module")
+def folder(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The prepared tiny model and its ranges by every method."""
+    folder = tmp_path_factory.mktemp("materials")
+    prepare_graph(tiny.model, folder / "prepared.onnx")
+    spec = (TensorSpec("x", "float32", ("batch", 64)),)
+    samples = load_samples(tiny.calibration, spec, label="label", role="calibration")
+    for method in ("minmax", "percentile", "entropy"):
+        calibrate(folder / "prepared.onnx", samples, method, folder / f"{method}.json")  # type: ignore[arg-type]
+    return folder
+
+
+MADE = {
+    "int8-static-minmax-pc@ort-cpu": (["prepared", "minmax"], "all", {"QuantizeLinear": 4}),
+    "int8-static-entropy-pc@ort-cpu": (["prepared", "entropy"], "all", {"QuantizeLinear": 4}),
+    "int8-static-percentile-pc-all@ort-cpu": (["prepared", "percentile"], "all", {"QuantizeLinear": 3}),
+    "int8-dynamic-pc@ort-cpu": (["prepared"], "all", {"DynamicQuantizeLinear": 2, "MatMulInteger": 2}),
+    "int4-g32-rtn@ort-cpu": (["prepared"], "all", {"MatMul in INT4": 2}),
+    "fp8-amax-pc@ort-cpu": (["prepared", "minmax"], "basic", {"MatMul, Gemm and Conv in FP8 E4M3": 2}),
+}
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_a_candidate_becomes_the_variant_of_its_recipe(tiny: Tiny, tmp_path: Path, folder: Path, name: str) -> None:
+    """From the right materials, by the right pass, with the settings it must be loaded with, described as it is."""
+    workshop = Workshop(tiny, folder)
+    variant = make_variant(decode(name), workshop.materials, tmp_path, threads=2)
+    asked, optimization, changes = MADE[name]
+    assert workshop.asked == asked
+    assert variant.changes.items() >= changes.items()
+    assert variant.candidate == name and variant.path == tmp_path / "model.onnx"
+    assert (variant.digest, variant.size_bytes) == (digest_file(variant.path), model_bytes(variant.path))
+    assert variant.session == SessionSettings("CPUExecutionProvider", 2, optimization)  # type: ignore[arg-type]
+    assert variant.is_simulated == bool(variant.notes) == name.startswith("fp8")
+    # It still is the tiny model: wrong on a tenth at most of what the float model gets right.
+    x, label = (np.load(tiny.evaluation)[key][:300] for key in ("x", "label"))
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    options.intra_op_num_threads = 1
+    outputs = ort.InferenceSession(variant.path, options, providers=["CPUExecutionProvider"]).run(None, {"x": x})[0]
+    assert (outputs.argmax(axis=1) == label).mean() > 0.9 * (run(tiny.model, x).argmax(axis=1) == label).mean()
+
+
+def test_every_default_candidate_of_the_cpu_is_made_or_refused(tiny: Tiny, tmp_path: Path, folder: Path) -> None:
+    """None fails in another way, and those that need fusions say so on a model that has none."""
+    refused = {}
+    for index, name in enumerate(DEFAULT_CANDIDATES["ort-cpu"]):
+        (tmp_path / str(index)).mkdir()
+        try:
+            variant = make_variant(decode(name), Workshop(tiny, folder).materials, tmp_path / str(index), threads=1)
+        except CandidateRefused as error:
+            refused[name] = error.kind
+        else:
+            assert variant.candidate == name
+    assert refused == {"fp32-fused@ort-cpu": "unsupported", "int8-dynamic-pc+fused@ort-cpu": "unsupported"}
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("int8-static-minmax-pc@tensorrt", "target tensorrt"),
+        ("fp16@ort-cuda", "target ort-cuda"),
+        ("fp16@ort-cpu", "fp16 on ort-cpu"),
+        ("int8-static-minmax-pc+fused@ort-cpu", "fused"),
+    ],
+)
+def test_what_this_version_cannot_do_is_refused_before_anything_is_made(
+    tiny: Tiny, tmp_path: Path, folder: Path, name: str, words: str
+) -> None:
+    """A refusal of kind unsupported, with the reason, without any material asked for."""
+    workshop = Workshop(tiny, folder)
+    with pytest.raises(CandidateRefused) as caught:
+        make_variant(decode(name), workshop.materials, tmp_path, threads=1)
+    error = caught.value
+    assert error.kind == "unsupported" and words in f"{error.found} {error.expected} {error.fix}"
+    assert workshop.asked == [] and not list(tmp_path.iterdir())
+    refuse_other_targets(decode("int8-dynamic-pc@ort-cpu"))
