@@ -30,7 +30,13 @@ class Tiny:
             "data": {"calibration": str(self.calibration), "evaluation": str(self.evaluation)},
             "candidates": ["int8-static-minmax-pc@ort-cpu"],
             "gates": {"min_speedup": None},
-            "measurement": {"launches": 1, "blocks": 3, "block_seconds": 0.02, "warmup_seconds": 0.01},
+            "measurement": {
+                "launches": 1,
+                "blocks": 3,
+                "block_seconds": 0.02,
+                "warmup_seconds": 0.01,
+                "max_other_load": None,
+            },
         }
         return job | changes
 

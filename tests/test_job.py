@@ -133,7 +133,7 @@ def test_every_fault_of_a_job_is_named_at_once() -> None:
 def test_relative_paths_are_those_of_the_jobs_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Relative paths follow the job file, absolute ones and registry URIs stay, wherever the reader stands."""
     (tmp_path / "jobs").mkdir()
-    job = WHOLE | {"data": {"calibration": "../c.npz", "evaluation": "/data/e.npz", "traffic": "t.parquet"}}
+    job = WHOLE | {"data": {"calibration": "../c.npz", "evaluation": "deep/e.npz", "traffic": "t.parquet"}}
     path = written(tmp_path / "jobs", job)
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
@@ -141,10 +141,12 @@ def test_relative_paths_are_those_of_the_jobs_folder(tmp_path: Path, monkeypatch
     for given in (path, Path("..", "jobs", "job.yaml")):
         read = read_job(given)
         assert read.data.calibration.resolve() == tmp_path / "c.npz"
-        assert read.data.evaluation == Path("/data/e.npz")
+        assert read.data.evaluation == tmp_path / "jobs" / "deep" / "e.npz"
         assert read.data.traffic == tmp_path / "jobs" / "t.parquet"
         assert read.source == str(tmp_path / "jobs" / "model.onnx") and read.source_is_file
-    registered = read_job(written(tmp_path, WHOLE | {"source": "models:/name@alias"}))
+    absolute = {"calibration": "/data/c.npz", "evaluation": "/data/e.npz"}
+    registered = read_job(written(tmp_path, {"source": "models:/name@alias", "data": absolute}))
+    assert (registered.data.calibration, registered.data.evaluation) == (Path("/data/c.npz"), Path("/data/e.npz"))
     assert registered.source == "models:/name@alias" and not registered.source_is_file
     assert registered.data.traffic is None
 

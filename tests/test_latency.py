@@ -23,7 +23,7 @@ from validators.job import Measurement
 from validators.records import Estimate, SessionSettings
 
 CPU = SessionSettings("CPUExecutionProvider", 1)
-QUICK = Measurement(launches=2, blocks=3, block_seconds=0.01, block_count=25, warmup_seconds=0.0)
+QUICK = Measurement(launches=2, blocks=3, block_seconds=0.01, block_count=25, warmup_seconds=0.0, max_other_load=None)
 
 
 @pytest.fixture

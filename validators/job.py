@@ -82,6 +82,9 @@ class Measurement(Settings):
     """Fewest requests in a block."""
     warmup_seconds: Annotated[float, Field(ge=0, le=60)] = 0.3
     """Requests before the first block of a launch, in seconds, not counted."""
+    max_other_load: Annotated[float, Field(gt=0)] | None = 0.15
+    """Share of the usable cores that other processes may keep busy during a block; beyond it the block is measured again,
+    and after three tries the candidate's latency is refused. null measures whatever else runs."""
     threads: Annotated[int, Field(ge=0)] = 0
     """Threads inside an operator; 0 takes the cores that the process may use."""
 

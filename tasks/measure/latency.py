@@ -23,6 +23,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tasks.measure.disturbance import OtherLoad
+from tasks.measure.inventory import usable_cores
 from validators.datasets import Arrays
 from validators.errors import CandidateRefused, InfrastructureError
 from validators.job import Measurement
@@ -31,6 +33,8 @@ from validators.records import Estimate, Latency, SessionSettings
 WORKER = Path(__file__).with_name("latency_worker.py")
 # Longest silence of a worker, in seconds, beyond the block it was asked for.
 PATIENCE_SECONDS = 300.0
+# How often a pair of blocks is measured before a busy machine is given up.
+TRIES = 3
 Samples = NDArray[np.float64]
 
 
@@ -67,7 +71,7 @@ def compare_latency(
 
     Raises:
         CandidateRefused: `invalid` when a session does not load or run, `unsupported` when another provider would run it.
-        InfrastructureError: a measuring process died or fell silent.
+        InfrastructureError: a measuring process died or fell silent, or others kept the machine busy in three tries.
     """
     sides = (_Side(), _Side())
     with tempfile.TemporaryDirectory(prefix="quantgate-") as folder:
@@ -81,14 +85,39 @@ def compare_latency(
                     side.load_ms.append(worker.load_ms)
                 for block in range(measurement.blocks):
                     # The order alternates, so that a machine that slows down steadily favours neither.
-                    for index in (0, 1) if (launch + block) % 2 == 0 else (1, 0):
-                        sides[index].blocks.append(
-                            workers[index].block(measurement.block_seconds, measurement.block_count)
-                        )
+                    order = (0, 1) if (launch + block) % 2 == 0 else (1, 0)
+                    for side, samples in zip(sides, _quiet_pair(workers, order, measurement), strict=True):
+                        side.blocks.append(samples)
                 for worker, side in zip(workers, sides, strict=True):
                     side.peak_memory_mb.append(worker.peak_memory_mb)
     _save(samples_path, sides)
     return _summarise(sides, len(next(iter(batch.values()))), confidence, samples_path)
+
+
+def _quiet_pair(
+    workers: tuple[Worker, Worker], order: tuple[int, int], measurement: Measurement
+) -> tuple[Samples, Samples]:
+    """A block of each worker, in this order, during which nothing else computed; tried again when something did.
+
+    A busy machine does not slow both sides alike: threads that wait for one another lose most, so that the ratio itself is
+    wrong (2.4 in place of 1.6 was seen), and no average mends it.
+    """
+    limit = None if measurement.max_other_load is None else measurement.max_other_load * usable_cores()
+    cores = 0.0
+    for _ in range(TRIES):
+        blocks: dict[int, Samples] = {}
+        cores = 0.0
+        for index in order:
+            others = OtherLoad(workers[index].pid)
+            blocks[index] = workers[index].block(measurement.block_seconds, measurement.block_count)
+            cores = max(cores, others.cores())
+        if limit is None or cores <= limit:
+            return blocks[0], blocks[1]
+    raise InfrastructureError(
+        found=f"other processes kept {cores:.2f} cores busy while latency was measured, in {TRIES} tries",
+        expected=f"at most {limit:.2f} cores (`measurement.max_other_load` of {usable_cores()})",
+        fix="run again when the machine is quiet; what is measured is kept",
+    )
 
 
 def _summarise(sides: tuple[_Side, _Side], batch_size: int, confidence: float, samples_path: Path) -> Latency:
@@ -180,6 +209,7 @@ class Worker:
             # OpenMP and BLAS pools of numpy would be threads beside the session's.
             env=os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
         )
+        self.pid = self._process.pid
         self.peak_memory_mb = 0.0
         try:
             ready = self._answer(PATIENCE_SECONDS)

@@ -1,0 +1,259 @@
+"""Judging: constructed scores, outputs and measurements give the verdicts that they must, and the best is chosen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tasks.clock import Clock
+from tasks.context import Run
+from tasks.gather import trial_of
+from tasks.judge import choose_best, judge_trial
+from tasks.store import StorageFull, Store
+from validators.errors import InfrastructureError
+from validators.job import Job, parse_job
+from validators.records import Accuracy, Coverage, Estimate, Latency, Refusal, SessionSettings, Trial, Variant
+
+NAME = "int8-static-minmax-pc@ort-cpu"
+N, BASELINE_BYTES = 1000, 1000
+GATES = {"max_drop": 0.02, "min_speedup": 1.2, "min_coverage": 0.5, "max_size_ratio": 1.0}
+
+
+def make_job(**changes: Any) -> Job:
+    """A job whose gates are those of this file."""
+    data = {"calibration": "c.npz", "evaluation": "e.npz"}
+    return parse_job({"source": "m.onnx", "data": data, "gates": GATES} | changes, base=Path("/jobs"))
+
+
+@dataclass
+class Bench:
+    """Files of scores and outputs in a folder of their own."""
+
+    folder: Path
+    made: int = 0
+
+    def accuracy(self, scores: Any, *, bad_rows: tuple[int, ...] = (), metric: str = "accuracy") -> Accuracy:
+        """The accuracy with these scores; `bad_rows` are samples whose outputs are not finite."""
+        self.made += 1
+        scores_path, outputs_path = (self.folder / f"{kind}_{self.made}.npy" for kind in ("scores", "outputs"))
+        scores = np.asarray(scores, dtype=np.float64)
+        outputs = np.zeros((len(scores), 3), np.float32)
+        outputs[list(bad_rows), 1] = [np.nan, np.inf][self.made % 2]
+        np.save(scores_path, scores)
+        np.save(outputs_path, outputs)
+        return Accuracy(metric, float(scores.mean()), len(scores), scores_path, outputs_path)
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+def right(count: int, n: int = N) -> Any:
+    """Scores of which the first `count` are right."""
+    return np.arange(n) < count
+
+
+def latency(speedup: Estimate, *, p50_ms: float = 1.0) -> Latency:
+    return Latency(
+        batch_size=1,
+        p50_ms=p50_ms,
+        p95_ms=p50_ms * 1.2,
+        p99_ms=None,
+        count=160,
+        baseline_p50_ms=p50_ms * speedup.value,
+        baseline_p95_ms=p50_ms * speedup.value * 1.2,
+        baseline_p99_ms=None,
+        speedup=speedup,
+        pairs=8,
+        load_ms=5.0,
+        peak_memory_mb=80.0,
+        baseline_load_ms=9.0,
+        baseline_peak_memory_mb=120.0,
+        samples_path=Path("samples.npz"),
+    )
+
+
+def good_trial(accuracy: Accuracy, name: str = NAME, **changes: Any) -> Trial:
+    """A trial that passes every gate when its accuracy does."""
+    variant = Variant(name, Path("model.onnx"), "0" * 64, 260, SessionSettings("CPUExecutionProvider", 2))
+    trial = Trial(
+        name,
+        variant=variant,
+        accuracy=accuracy,
+        coverage=Coverage({"QGemm": 90, "Gemm": 10}, ("QGemm",), ("head",), ("CPUExecutionProvider",)),
+        latencies=(latency(Estimate(1.5, 1.45, 1.55)),),
+    )
+    return replace(trial, **changes)
+
+
+def outcomes(trial: Trial) -> dict[str, str]:
+    return {verdict.gate: verdict.outcome for verdict in trial.verdicts}
+
+
+PASSING = dict.fromkeys(("drop", "finite", "speedup", "coverage", "size_ratio"), "pass")
+
+
+def test_a_trial_that_is_good_passes_with_all_its_verdicts(bench: Bench) -> None:
+    """The drop is that of pairs: 5 lost and 3 gained of 1,000, with its bounds and method."""
+    baseline, variant = right(770), right(770)
+    variant[:5], variant[900:903] = False, True
+    judged = judge_trial(make_job(), good_trial(bench.accuracy(variant)), bench.accuracy(baseline), BASELINE_BYTES)
+    assert judged.outcome == "passed" and outcomes(judged) == PASSING
+    assert judged.drop is not None and judged.drop.value == pytest.approx(0.002)
+    assert judged.drop.low is not None and judged.drop.high is not None
+    assert judged.drop.low < 0 < judged.drop.value < judged.drop.high < 0.02
+    drop = judged.verdicts[0]
+    assert (drop.n, drop.bound, drop.low, drop.high) == (N, 0.02, judged.drop.low, judged.drop.high)
+    assert drop.method == "paired score interval (Tango)"
+    size = next(verdict for verdict in judged.verdicts if verdict.gate == "size_ratio")
+    assert size.value == pytest.approx(0.26)
+
+
+def simulated(trial: Trial) -> Trial:
+    assert trial.variant is not None
+    return replace(trial, variant=replace(trial.variant, is_simulated=True), latencies=())
+
+
+def large(trial: Trial) -> Trial:
+    assert trial.variant is not None
+    return replace(trial, variant=replace(trial.variant, size_bytes=1001))
+
+
+def slow(trial: Trial) -> Trial:
+    return replace(trial, latencies=(latency(Estimate(0.26, 0.25, 0.27)), *trial.latencies))
+
+
+def unsure(trial: Trial) -> Trial:
+    return replace(trial, latencies=(latency(Estimate(1.25, 1.1, 1.4)),))
+
+
+def uncovered(trial: Trial) -> Trial:
+    return replace(trial, coverage=Coverage({"Gemm": 100}, (), ("all",), ("CPUExecutionProvider",)))
+
+
+@pytest.mark.parametrize(
+    ("plant", "outcome", "verdicts"),
+    [
+        (simulated, "failed", {"real_kernels": "fail"}),
+        (large, "failed", {"size_ratio": "fail"}),
+        (slow, "failed", {"speedup": "fail"}),
+        (unsure, "inconclusive", {"speedup": "inconclusive"}),
+        (uncovered, "failed", {"coverage": "fail"}),
+    ],
+)
+def test_each_planted_fault_is_the_one_verdict_that_does_not_pass(
+    bench: Bench, plant: Any, outcome: str, verdicts: dict[str, str]
+) -> None:
+    """All other gates go on passing; the first batch size decides on speed."""
+    trial = plant(good_trial(bench.accuracy(right(770))))
+    judged = judge_trial(make_job(), trial, bench.accuracy(right(770)), BASELINE_BYTES)
+    assert judged.outcome == outcome
+    assert {gate: seen for gate, seen in outcomes(judged).items() if seen != "pass"} == verdicts
+
+
+@pytest.mark.parametrize(("correct", "outcome"), [(770, "passed"), (752, "inconclusive"), (700, "failed")])
+def test_accuracy_decides_by_its_bounds(bench: Bench, correct: int, outcome: str) -> None:
+    """No drop passes, 1.8 points of 1,000 samples are in doubt, 7 points are beyond it."""
+    judged = judge_trial(
+        make_job(), good_trial(bench.accuracy(right(correct))), bench.accuracy(right(770)), BASELINE_BYTES
+    )
+    assert judged.outcome == outcome
+
+
+def test_outputs_that_are_not_finite_fail_only_where_the_baselines_are(bench: Bench) -> None:
+    """NaN or Inf of the variant on rows where the baseline is finite count; those of both do not."""
+    baseline = bench.accuracy(right(770), bad_rows=(4, 5))
+    same = judge_trial(make_job(), good_trial(bench.accuracy(right(770), bad_rows=(4, 5))), baseline, BASELINE_BYTES)
+    assert outcomes(same)["finite"] == "pass"
+    more = judge_trial(make_job(), good_trial(bench.accuracy(right(770), bad_rows=(4, 7, 9))), baseline, BASELINE_BYTES)
+    assert outcomes(more)["finite"] == "fail" and more.outcome == "failed"
+    verdict = next(verdict for verdict in more.verdicts if verdict.gate == "finite")
+    assert (verdict.value, verdict.n) == (2.0, N)
+
+
+def test_an_error_that_grows_is_a_drop(bench: Bench) -> None:
+    """For mse the variant's larger score is the worse one, and the interval is a bootstrap."""
+    rng = np.random.default_rng(0)
+    error = rng.gamma(2.0, 0.1, 300)
+    job = make_job(metric="mse")
+    worse = good_trial(bench.accuracy(error + rng.gamma(2.0, 0.05, 300), metric="mse"))
+    judged = judge_trial(job, worse, bench.accuracy(error, metric="mse"), BASELINE_BYTES)
+    assert outcomes(judged)["drop"] == "fail" and judged.verdicts[0].method == "BCa bootstrap"
+    better = good_trial(bench.accuracy(error * 0.5, metric="mse"))
+    judged = judge_trial(job, better, bench.accuracy(error, metric="mse"), BASELINE_BYTES)
+    assert judged.outcome == "passed" and judged.drop is not None and judged.drop.value < 0
+
+
+def test_gates_that_are_not_set_give_no_verdict(bench: Bench) -> None:
+    """A slow, large variant of float kernels passes a job that asks for accuracy alone."""
+    job = make_job(gates={"min_speedup": None, "min_coverage": None, "max_size_ratio": None})
+    trial = uncovered(large(slow(good_trial(bench.accuracy(right(770))))))
+    judged = judge_trial(job, trial, bench.accuracy(right(770)), BASELINE_BYTES)
+    assert judged.outcome == "passed" and set(outcomes(judged)) == {"drop", "finite"}
+
+
+def test_a_refused_trial_is_not_judged(bench: Bench) -> None:
+    """It stays as it is."""
+    trial = Trial(NAME, outcome="refused", refusal=Refusal("unsupported", "because"))
+    assert judge_trial(make_job(), trial, bench.accuracy(right(770)), BASELINE_BYTES) is trial
+
+
+# The choice
+
+
+def make_run(tmp_path: Path, objective: str) -> Run:
+    return Run(make_job(objective=objective), tmp_path, "sqlite://", Store(tmp_path / "store"), Clock())
+
+
+@pytest.mark.parametrize(("objective", "best"), [("latency", "fast"), ("size", "small")])
+def test_the_best_is_that_of_the_objective_among_those_that_pass(
+    bench: Bench, tmp_path: Path, objective: str, best: str
+) -> None:
+    """The other measure breaks ties; what did not pass is out, however fast and small."""
+    accuracy = bench.accuracy(right(770))
+
+    def trial(name: str, speedup: float, size: int, outcome: Any = "passed") -> Trial:
+        made = good_trial(accuracy, name, latencies=(latency(Estimate(speedup, speedup, speedup)),), outcome=outcome)
+        assert made.variant is not None
+        return replace(made, variant=replace(made.variant, size_bytes=size))
+
+    trials = (
+        trial("fast_but_larger", 1.6, 300),
+        trial("failed", 9.0, 1, "failed"),
+        trial("small_but_slower", 1.3, 200),
+        trial("fast", 1.6, 280),
+        trial("small", 1.4, 200),
+        trial("inconclusive", 9.0, 1, "inconclusive"),
+        Trial("refused", outcome="refused", refusal=Refusal("invalid", "because")),
+    )
+    chosen = choose_best.fn(make_run(tmp_path, objective), trials)
+    assert chosen is not None and chosen.candidate == best
+    assert choose_best.fn(make_run(tmp_path, objective), tuple(t for t in trials if t.outcome != "passed")) is None
+
+
+# What a task came to
+
+
+def test_what_a_task_came_to_becomes_a_trial(bench: Bench) -> None:
+    """A trial stays; an error after all retries, expected or not, is a refusal that names it."""
+    trial = good_trial(bench.accuracy(right(770)))
+    assert trial_of(NAME, trial) is trial
+    lost = trial_of(NAME, InfrastructureError(found="a dead disk", expected="a disk", fix="replace it"))
+    assert lost.outcome == "refused" and lost.refusal is not None and lost.refusal.kind == "infrastructure"
+    assert all(words in lost.refusal.reason for words in ("a dead disk", "a disk", "replace it"))
+    odd = trial_of(NAME, ZeroDivisionError("division by zero"))
+    assert odd.refusal is not None and odd.refusal.reason == "unexpected ZeroDivisionError: division by zero"
+
+
+@pytest.mark.parametrize(
+    "error", [StorageFull(found="no space", expected="space", fix="free some"), KeyboardInterrupt()]
+)
+def test_what_would_end_every_candidate_ends_the_run(error: BaseException) -> None:
+    """A full disk and an interrupt are no refusals of one candidate."""
+    with pytest.raises(type(error)):
+        trial_of(NAME, error)

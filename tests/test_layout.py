@@ -1,0 +1,128 @@
+"""The floors: what each folder may import, by its syntax and in a fresh interpreter, and where records may live."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib import metadata, util
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("flows", "tasks", "validators")
+# Folders of the tasks floor that know nothing of orchestration or tracking.
+PURE = ("tasks/ptq", "tasks/runtimes", "tasks/measure", "tasks/reporting", "validators")
+
+
+def modules(folder: str) -> list[Path]:
+    """The Python files of a folder, with those below it."""
+    found = sorted((ROOT / folder).rglob("*.py"))
+    assert found, f"nothing in {folder}: the test would prove nothing"
+    return found
+
+
+def imports(path: Path) -> set[str]:
+    """Every module that a file imports, wherever in it, with all its parents: `a.b` and `from a import b` give a, a.b."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0 and node.module, f"{path}: imports are absolute"
+            names |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return {name.rsplit(".", depth)[0] for name in names for depth in range(name.count(".") + 1)}
+
+
+def shell() -> set[str]:
+    """The modules of the steps: `tasks/*.py`."""
+    return {f"tasks.{path.stem}" for path in (ROOT / "tasks").glob("*.py") if path.stem != "__init__"}
+
+
+def test_the_reader_of_imports_sees_all_forms(tmp_path: Path) -> None:
+    """The tests below rest on it: plain, dotted, renamed, from, and inside a function."""
+    (tmp_path / "x.py").write_text(
+        "import a.b as c, d\nfrom e.f import g\ndef h():\n    from i import j\n    if True:\n        import k.l.m\n"
+    )
+    expected = {"a", "a.b", "d", "e", "e.f", "e.f.g", "i", "i.j", "k", "k.l", "k.l.m"}
+    assert imports(tmp_path / "x.py") == expected
+
+
+@pytest.mark.parametrize("folder", PURE)
+def test_pure_folders_name_neither_prefect_nor_mlflow(folder: str) -> None:
+    """By syntax, functions and all."""
+    seen = {str(path): imports(path) & {"prefect", "mlflow"} for path in modules(folder)}
+    assert {path: names for path, names in seen.items() if names} == {}
+
+
+def test_pure_folders_load_neither_prefect_nor_mlflow() -> None:
+    """In a fresh interpreter that imports every module of them, and through whatever they import."""
+    names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for folder in PURE for path in modules(folder)]
+    lines = [f"import {name.removesuffix('.__init__')}" for name in names]
+    # Great Expectations imports what Python 3.11 deprecates; the product hides that, and here it does not matter.
+    code = "\n".join(
+        ["import sys", *lines, "print(sorted({'prefect', 'mlflow'} & set(sys.modules)), 'tasks' in sys.modules)"]
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.splitlines()[-1] == "[] True"
+
+
+def upward() -> Iterator[tuple[str, str]]:
+    """Every import of a floor from a floor above it, as (file, module)."""
+    forbidden = {
+        "validators": {"tasks", "flows"},
+        "tasks": {"flows"},
+        **{folder: shell() for folder in PURE if folder.startswith("tasks/")},
+    }
+    for folder, above in forbidden.items():
+        for path in modules(folder):
+            yield from ((str(path.relative_to(ROOT)), name) for name in imports(path) & above)
+
+
+def test_no_floor_imports_from_one_above_it() -> None:
+    """Validators nothing of tasks and flows, tasks nothing of flows, the pure folders nothing of the steps."""
+    assert len(shell()) > 10
+    assert sorted(upward()) == []
+
+
+def test_flows_define_no_records_and_no_tasks() -> None:
+    """What crosses a process border by pickle, or runs as a task, has its home one floor down."""
+    faults = []
+    for path in modules("flows"):
+        if "prefect.task" in imports(path):
+            faults.append(f"{path.name}: imports prefect.task")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            decorators = {
+                name.id for item in node.decorator_list for name in ast.walk(item) if isinstance(name, ast.Name)
+            }
+            bases = {ast.unparse(base) for base in node.bases} if isinstance(node, ast.ClassDef) else set()
+            if decorators & {"dataclass", "task"} or bases & {"BaseModel", "NamedTuple", "TypedDict", "Enum"}:
+                faults.append(f"{path.name}: {node.name}")
+    assert faults == []
+
+
+def test_files_of_flows_are_not_named_like_libraries() -> None:
+    """Loaded by file path, Prefect puts flows/ first on the path: a file there would shadow a library of its name."""
+    libraries = set(sys.stdlib_module_names) | set(metadata.packages_distributions())
+    assert {path.stem for path in modules("flows") if path.stem != "__init__"} & libraries == set()
+
+
+def test_no_foreign_distribution_has_our_packages_names() -> None:
+    """Only quantgate provides flows, tasks and validators, and what is imported is this checkout."""
+    provided = metadata.packages_distributions()
+    for package in PACKAGES:
+        assert set(provided.get(package, [])) <= {"quantgate"}, package
+        spec = util.find_spec(package)
+        assert spec is not None and spec.origin is not None
+        assert Path(spec.origin).resolve() == ROOT / package / "__init__.py"
+
+
+def test_the_measuring_process_imports_little() -> None:
+    """The standard library, numpy and onnxruntime: whatever else lives in the process could compute while it measures."""
+    tops = {name.partition(".")[0] for name in imports(ROOT / "tasks" / "measure" / "latency_worker.py")}
+    assert tops - set(sys.stdlib_module_names) - {"__future__"} == {"numpy", "onnxruntime"}
