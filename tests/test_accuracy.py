@@ -41,9 +41,10 @@ def test_scores_of_a_table(metric: MetricName, outputs: Any, labels: Any, baseli
 
 
 def test_values_are_compared_in_float64() -> None:
-    """Differences that the outputs' own dtype cannot hold: 2,048 - 0.5 in float16 would be 2,048."""
-    outputs, targets = np.array([[2048.0]], np.float16), np.array([[0.5]], np.float32)
-    assert score_samples("mae", outputs, targets, None).tolist() == [2047.5]
+    """Differences that the outputs' own dtype cannot hold: in float16, 2,048 - 0.5 is 2,048 and 300 squared is infinite."""
+    outputs, targets = np.array([[2048.0], [300.0]], np.float16), np.array([[0.5], [0.0]], np.float16)
+    assert score_samples("mae", outputs, targets, None).tolist() == [2047.5, 300.0]
+    assert score_samples("mse", outputs, targets, None).tolist() == [2047.5**2, 90000.0]
 
 
 @pytest.mark.parametrize(

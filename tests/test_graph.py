@@ -64,7 +64,6 @@ def draw(*shape: int, seed: int = 0) -> NDArray[np.float32]:
         (["a", "b", "c"], ["a", "b", "c"], 0),
         (["", "", ""], ["Relu_0", "Relu_1", "Relu_2"], 3),
         (["a", "a", "a"], ["a", "Relu_1", "Relu_2"], 2),
-        (["", "Relu_0", "b"], ["Relu_0", "Relu_1", "b"], 2),
     ],
 )
 def test_every_node_gets_a_name_of_its_own(names: list[str], expected: list[str], renamed: int) -> None:

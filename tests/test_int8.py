@@ -16,7 +16,7 @@ import onnx
 import pytest
 from conftest import Tiny, tiny_model
 from numpy.typing import NDArray
-from onnx import numpy_helper
+from onnx import helper, numpy_helper
 
 from tasks.ptq.calibration import PERCENTILE, calibrate
 from tasks.ptq.int8 import quantize_dynamic, quantize_static
@@ -246,6 +246,25 @@ def test_a_dynamic_variant_is_what_the_reference_computes(
         assert np.abs(activations(calibrated.tiny, x)["logits"] - outputs).max() > allowed
         seen[rows] = outputs[0]
     assert not np.allclose(seen[1], seen[ROWS])
+
+
+def test_a_dynamic_gemm_of_either_layout_is_quantized_by_output_channel(calibrated: Calibrated, tmp_path: Path) -> None:
+    """Weights as (N, K) with transB, as linear layers are exported, give the numbers of weights as (K, N)."""
+    first, bias, second = calibrated.tiny.weights
+    x = calibrated.evaluation[:50]
+    seen = []
+    for transposed in (0, 1):
+        model = tiny_model(np.ascontiguousarray(first.T) if transposed else first, bias, second)
+        product = model.graph.node[0]
+        product.CopyFrom(helper.make_node("Gemm", list(product.input), ["product"], name="gemm", transB=transposed))
+        onnx.save(model, tmp_path / "model.onnx")
+        quantize_dynamic(tmp_path / "model.onnx", decode("int8-dynamic-pc@ort-cpu"), tmp_path / "variant.onnx")
+        onnx.checker.check_model(tmp_path / "variant.onnx", full_check=True)
+        assert [node.op_type for node in onnx.load(tmp_path / "variant.onnx").graph.node].count("MatMulInteger") == 2
+        seen.append(run(tmp_path / "variant.onnx", x))
+    np.testing.assert_array_equal(seen[0], seen[1])
+    floats = activations(calibrated.tiny, x)["logits"]
+    assert 0 < np.abs(seen[1] - floats).mean() < 0.02 * floats.std()
 
 
 # Calibration
