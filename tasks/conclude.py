@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+import math
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from tasks.clock import Clock
@@ -162,14 +163,22 @@ def _candidate(trial: Trial) -> CandidateResult:
         name=trial.candidate,
         outcome=trial.outcome,
         refusal=RefusalResult(kind=trial.refusal.kind, reason=trial.refusal.reason) if trial.refusal else None,
-        metric_value=trial.accuracy.value if trial.accuracy else None,
-        metric_drop=trial.drop,
+        metric_value=_finite(trial.accuracy.value) if trial.accuracy else None,
+        metric_drop=trial.drop if trial.drop and math.isfinite(trial.drop.value) else None,
         speedup_p50=latency.speedup if latency else None,
         latency_p50_ms=latency.p50_ms if latency else None,
         latency_p95_ms=latency.p95_ms if latency else None,
         size_bytes=trial.variant.size_bytes if trial.variant else None,
         peak_memory_mb=latency.peak_memory_mb if latency else None,
         coverage_macs=trial.coverage.share if trial.coverage else None,
-        verdicts=list(trial.verdicts),
+        verdicts=[
+            replace(verdict, value=_finite(verdict.value), low=_finite(verdict.low), high=_finite(verdict.high))
+            for verdict in trial.verdicts
+        ],
         cached=trial.cached,
     )
+
+
+def _finite(value: float | None) -> float | None:
+    """JSON has neither NaN nor Inf: what is not finite is absent, and the verdict's reason says why."""
+    return value if value is not None and math.isfinite(value) else None

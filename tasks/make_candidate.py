@@ -10,7 +10,7 @@ from pathlib import Path
 from tasks.context import MAKER_CODE, MEASURE_CODE, Evidence, Given, Run, log
 from tasks.measure.inventory import usable_cores
 from tasks.measure_accuracy import measure_accuracy
-from tasks.ptq.calibration import calibrate
+from tasks.ptq.calibration import CALIBRATION_BATCH_SIZE, calibrate
 from tasks.ptq.make import Materials, make_variant
 from tasks.ptq.prepare import fuse_graph, prepare_graph
 from tasks.request import request_batch
@@ -142,7 +142,13 @@ def _materials(run: Run, given: Given, inventory: Inventory) -> Materials:
 
 def _calibrate(prepared: Path, evidence: Evidence, method: RangeMethod, ranges: Path) -> None:
     with _CALIBRATION:
-        calibrate(prepared, evidence.calibration, method, ranges)
+        calibrate(
+            prepared,
+            evidence.calibration,
+            method,
+            ranges,
+            batch_size=evidence.batch_axis or CALIBRATION_BATCH_SIZE,
+        )
 
 
 def _summary(trial: Trial) -> str:

@@ -63,9 +63,10 @@ class Store:
         try:
             place.parent.mkdir(parents=True, exist_ok=True)
             folder = Path(tempfile.mkdtemp(dir=place.parent, prefix=".making-"))
-            record = TypeAdapter(record_type).dump_json(maker(folder), indent=1).decode()
-            # As JSON strings, since a path may hold characters that JSON escapes.
-            text = record.replace(json.dumps(str(folder))[1:-1], _HERE)
+            record = TypeAdapter(record_type).dump_python(maker(folder), mode="json")
+            # As JSON strings, since a path may hold characters that JSON escapes. By this module and not by pydantic, which
+            # escapes other characters and writes NaN, a finding like any other, as null.
+            text = json.dumps(record, indent=1).replace(json.dumps(str(folder))[1:-1], _HERE)
             (folder / RECORD_FILE).write_text(text, encoding="utf-8")
             folder.rename(place)
         except OSError as error:

@@ -306,3 +306,18 @@ def test_the_schema_is_not_one_that_accepts_anything() -> None:
     for change in ({"more": 1}, {"outcome": "fine"}, {"seconds": None}, {"candidates": [{"name": FAST}]}):
         assert not broken.is_valid(whole | change)
     assert not broken.is_valid({key: value for key, value in whole.items() if key != "outcome"})
+
+
+def test_numbers_that_are_not_finite_are_absent_in_the_document() -> None:
+    """JSON has no NaN: a variant that computes it has no value, no drop, and the verdicts that say so."""
+    nan = float("nan")
+    broken = replace(
+        FAILED,
+        accuracy=accuracy(nan),
+        drop=Estimate(nan, nan, nan),
+        verdicts=(Verdict("drop", "fail", nan, 0.02, "at_most", nan, nan, 0.95, 2000, "none", "NaN"),),
+    )
+    written = document(conclude(make_job(), replace(FINDINGS, trials=(broken,)), Clock()))
+    shown = written["candidates"][0]
+    assert (shown["outcome"], shown["metric_value"], shown["metric_drop"]) == ("failed", None, None)
+    assert (shown["verdicts"][0]["value"], shown["verdicts"][0]["low"]) == (None, None)

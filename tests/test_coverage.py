@@ -305,3 +305,70 @@ def test_the_installed_runtime_is_the_one_that_runs() -> None:
     import onnxruntime as ort
 
     assert installed_runtime() == ("onnxruntime", ort.__version__)
+
+
+def branch(name: str) -> onnx.GraphProto:
+    node = helper.make_node("MatMul", ["x", "w"], [name], name=f"product_{name}")
+    return helper.make_graph([node], name, [], [helper.make_tensor_value_info(name, FLOAT, None)])
+
+
+def test_products_in_a_branch_count(tmp_path: Path) -> None:
+    """The branch that ran, 2 x 8 times 8 x 5: a float product does not hide in it."""
+    nodes = [helper.make_node("If", ["yes"], ["y"], name="if", then_branch=branch("a"), else_branch=branch("b"))]
+    batch = {"x": draw(2, 8), "yes": np.array(True)}
+    path = save(tmp_path / "model.onnx", nodes, {"w": draw(8, 5)}, batch)
+    seen = measure_coverage(path, ALL, batch)
+    assert seen.macs_by_kernel == {"MatMul": 80} and seen.float_nodes == ("product_a",)
+
+
+@pytest.mark.parametrize(("shape", "heads"), [((1, 2, 6, 8), {}), ((1, 6, 16), {"q_num_heads": 2, "kv_num_heads": 2})])
+def test_standard_attention_counts(tmp_path: Path, shape: tuple[int, ...], heads: dict[str, int]) -> None:
+    """Opset 23's Attention has no projection: 2 heads, 6 queries, 6 keys, 8 features; scores and context."""
+    nodes = [helper.make_node("Attention", ["q", "k", "v"], ["y"], name="attention", **heads)]
+    batch = {name: draw(*shape) for name in "qkv"}
+    path = save(tmp_path / "model.onnx", nodes, {}, batch)
+    model = onnx.load(path)
+    model.opset_import[0].version = 23
+    onnx.save(model, path)
+    seen = measure_coverage(path, ALL, batch)
+    assert seen.macs_by_kernel == {"Attention": 2 * (2 * 6 * 6 * 8)}
+
+
+@pytest.mark.parametrize(("channels", "out", "group"), [(3, 6, 1), (16, 20, 1), (8, 8, 8), (16, 32, 1)])
+def test_channels_that_the_runtime_pads_count_once(tmp_path: Path, channels: int, out: int, group: int) -> None:
+    """ONNX Runtime stores float channels in blocks of 8 or 16; what is counted is the convolution, not the padding."""
+    node = helper.make_node("Conv", ["x", "w"], ["y"], name="conv", group=group, strides=[2, 2], pads=[1, 1, 1, 1])
+    batch = {"x": draw(1, channels, 8, 8)}
+    weight = draw(out, channels // group, 3, 3)
+    path = save(tmp_path / "model.onnx", [node], {"w": weight}, batch)
+    seen = measure_coverage(path, ALL, batch)
+    assert sum(seen.macs_by_kernel.values()) == out * 4 * 4 * (channels // group) * 3 * 3
+
+
+def test_a_transposed_convolution_counts(tmp_path: Path) -> None:
+    """4 channels of 8 x 8 positions, each meeting 5 kernels of 3 x 3."""
+    node = helper.make_node("ConvTranspose", ["x", "w"], ["y"], name="conv")
+    batch = {"x": draw(1, 4, 8, 8)}
+    path = save(tmp_path / "model.onnx", [node], {"w": draw(4, 5, 3, 3)}, batch)
+    assert sum(measure_coverage(path, ALL, batch).macs_by_kernel.values()) == 4 * 8 * 8 * 5 * 3 * 3
+
+
+def test_a_variant_that_loads_and_does_not_run_is_refused(tmp_path: Path) -> None:
+    """Scales along K: ONNX Runtime fuses the product, loads the file, and fails at the first request."""
+    node = helper.make_node
+    nodes = [
+        node("QuantizeLinear", ["x", "s", "z"], ["xq"], name="q"),
+        node("DequantizeLinear", ["xq", "s", "z"], ["xd"], name="d"),
+        node("DequantizeLinear", ["w", "ws", "wz"], ["wd"], name="wd", axis=0),
+        node("MatMul", ["xd", "wd"], ["t"], name="product"),
+        node("QuantizeLinear", ["t", "s", "z"], ["tq"], name="tq"),
+        node("DequantizeLinear", ["tq", "s", "z"], ["y"], name="td"),
+    ]
+    weight = np.random.default_rng(0).integers(-127, 128, (16, 8)).astype(np.int8)
+    constants = {"w": weight, "ws": np.linspace(0.01, 0.1, 16, dtype=np.float32), "wz": np.zeros(16, np.int8)}
+    constants |= {"s": np.float32(0.02), "z": np.uint8(128)}
+    batch = {"x": draw(4, 16)}
+    path = save(tmp_path / "model.onnx", nodes, constants, batch)
+    with pytest.raises(CandidateRefused, match=r"fails on the model.*QLinearMatMul") as caught:
+        measure_coverage(path, ALL, batch)
+    assert caught.value.kind == "invalid"

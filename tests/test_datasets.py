@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import io
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
 import pytest
 from numpy.typing import NDArray
 
@@ -179,3 +182,128 @@ def test_evaluation_data_that_can_be_scored_is_let_through(labels: NDArray[Any] 
 def test_a_spec_reads_as_a_declaration() -> None:
     """What errors print: dynamic axes by name, those without one as a question mark."""
     assert str(TensorSpec("x", "float32", ("batch", None, 4))) == "x: float32[batch, ?, 4]"
+
+
+@pytest.mark.parametrize("share", [0.01, 0.2, 0.5, 0.8, 0.99])
+def test_a_truncated_file_is_refused(tmp_path: Path, share: float) -> None:
+    """A file cut anywhere does not load as fewer samples, and is not left open."""
+    whole = npz()
+    path = tmp_path / "data.npz"
+    path.write_bytes(whole[: int(len(whole) * share)])
+    with pytest.raises(DataError, match="cannot be read as npz"):
+        load(path)
+
+
+def damaged_compressed() -> bytes:
+    stream = io.BytesIO()
+    np.savez_compressed(stream, x=np.random.default_rng(0).normal(size=(600, 4)).astype(np.float32))
+    whole = bytearray(stream.getvalue())
+    whole[200:260] = b"\xff" * 60
+    return bytes(whole)
+
+
+def plain_array() -> bytes:
+    stream = io.BytesIO()
+    np.save(stream, arrays()["x"])
+    return stream.getvalue()
+
+
+def text_member() -> bytes:
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as archive:
+        archive.writestr("x", "hello")
+    return stream.getvalue()
+
+
+def flipped(position: int) -> bytes:
+    whole = bytearray(npz())
+    whole[position] ^= 0xFF
+    return bytes(whole)
+
+
+@pytest.mark.parametrize("make", [damaged_compressed, plain_array, text_member, lambda: flipped(29)])
+def test_a_damaged_file_is_refused(tmp_path: Path, make: Callable[[], bytes]) -> None:
+    """Damage that zlib, zipfile or numpy report in their own ways, and files of another make under the suffix."""
+    path = tmp_path / "data.npz"
+    path.write_bytes(make())
+    with pytest.raises(DataError, match="cannot be read as npz"):
+        load(path)
+
+
+def test_a_file_with_any_byte_changed_loads_or_is_refused(tmp_path: Path) -> None:
+    """Nothing but a DataError comes of damage, wherever it is."""
+    path = tmp_path / "data.npz"
+    size = len(npz())
+    for position in range(0, size, 3):
+        path.write_bytes(flipped(position))
+        try:
+            load(path)
+        except DataError:
+            continue
+
+
+def test_a_label_that_is_one_number_is_refused(tmp_path: Path) -> None:
+    """A label of no axis belongs to no sample."""
+    path = tmp_path / "data.npz"
+    path.write_bytes(npz(label=np.array(3)))
+    with pytest.raises(DataError, match="'label' is a single value"):
+        load(path)
+
+
+@pytest.mark.parametrize("kind", ["list", "fixed-size list"])
+def test_parquet_gives_what_npz_gives(tmp_path: Path, kind: str) -> None:
+    """The same samples from either format are equal, dtypes included, in several row groups too."""
+    given = arrays()
+
+    def column(array: NDArray[Any]) -> pa.Array:
+        if array.ndim == 1:
+            return pa.array(array)
+        if kind == "list":
+            return pa.array(array.tolist(), pa.list_(pa.from_numpy_dtype(array.dtype)))
+        return pa.FixedSizeListArray.from_arrays(pa.array(array.reshape(-1)), array.shape[1])
+
+    table = pa.table({name: column(array) for name, array in given.items()})
+    pyarrow.parquet.write_table(table, tmp_path / "data.parquet", row_group_size=2)
+    (tmp_path / "data.npz").write_bytes(npz())
+    parquet, other = load(tmp_path / "data.parquet"), load(tmp_path / "data.npz")
+    assert set(parquet.inputs) == set(other.inputs) and len(parquet) == len(other)
+    for name, array in other.inputs.items():
+        np.testing.assert_array_equal(parquet.inputs[name], array, strict=True)
+    assert parquet.labels is not None and other.labels is not None
+    np.testing.assert_array_equal(parquet.labels, other.labels, strict=True)
+
+
+def test_parquet_keeps_every_dtype_and_rank(tmp_path: Path) -> None:
+    """Scalars of several widths, and lists of lists."""
+    columns = {
+        "f": pa.array([1.5, 2.5], pa.float32()),
+        "i": pa.array([1, 2], pa.int32()),
+        "u": pa.array([1, 2], pa.uint8()),
+        "b": pa.array([True, False]),
+        "n": pa.array([[[1.0, 2.0], [3.0, 4.0]], [[5.0, 6.0], [7.0, 8.0]]], pa.list_(pa.list_(pa.float32()))),
+    }
+    pyarrow.parquet.write_table(pa.table(columns), tmp_path / "data.parquet")
+    specs = tuple(
+        TensorSpec(name, dtype, ("batch", *shape))
+        for name, dtype, shape in (
+            ("f", "float32", ()),
+            ("i", "int32", ()),
+            ("u", "uint8", ()),
+            ("b", "bool", ()),
+            ("n", "float32", (2, 2)),
+        )
+    )
+    samples = load_samples(tmp_path / "data.parquet", specs, label="label", role="evaluation")
+    assert samples.inputs["n"].tolist() == [[[1, 2], [3, 4]], [[5, 6], [7, 8]]]
+    assert samples.inputs["b"].tolist() == [True, False] and samples.inputs["f"].tolist() == [1.5, 2.5]
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [([[1.0, 2.0], [3.0]], "lists of lengths"), ([[1.0, None, 2.0, 3.0]], "1 nulls"), ([None], "1 nulls")],
+)
+def test_ragged_lists_and_nulls_are_refused(tmp_path: Path, values: list[Any], words: str) -> None:
+    """They are no array."""
+    pyarrow.parquet.write_table(pa.table({"x": pa.array(values, pa.list_(pa.float32()))}), tmp_path / "data.parquet")
+    with pytest.raises(DataError, match=words):
+        load(tmp_path / "data.parquet")

@@ -201,3 +201,9 @@ def test_a_model_without_constant_weights_is_refused(tiny: Tiny, tmp_path: Path)
     with pytest.raises(CandidateRefused, match="no MatMul, Gemm or Conv") as caught:
         quantize_fp8(tmp_path / "r.onnx", ranges, PER_CHANNEL, tmp_path / "variant.onnx")
     assert caught.value.kind == "unsupported" and not (tmp_path / "variant.onnx").exists()
+
+
+def test_a_scale_that_float32_cannot_hold_is_one() -> None:
+    """A channel of 1e-44: its scale would be zero, and its values NaN."""
+    scales = weight_scales(np.array([[1e-44, 0.0], [448.0, 0.0]], np.float32), 0)
+    assert scales.tolist() == [1.0, 1.0]

@@ -401,3 +401,14 @@ def test_no_number_of_samples_shows_a_drop_of_nothing() -> None:
     with pytest.raises(JobError, match="infinitely many"):
         check_gates_can_be_met(Gates(max_drop=0.0), 10**6, is_right_or_wrong=True)
     check_gates_can_be_met(Gates(max_drop=0.0), 10, is_right_or_wrong=False)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_drops_that_are_not_finite_have_no_interval_and_do_not_pass(bad: float) -> None:
+    """One sample is enough, and nothing is resampled."""
+    drops = np.random.default_rng(0).normal(size=50) - 9
+    drops[7] = bad
+    estimate, method = drop_interval(drops, 0.95, seed=1)
+    assert math.isnan(estimate.value) and "NaN or Inf" in method
+    assert judge_drop(estimate, GATES, n=50, method=method).outcome == "fail"

@@ -248,3 +248,30 @@ def test_a_large_model_is_saved_in_two_files(tiny: Tiny, tmp_path: Path, monkeyp
     assert model_bytes(large) == large.stat().st_size + weights
     x = draw(5, 64)
     np.testing.assert_array_equal(run(onnx.load(large), x=x)[0], run(onnx.load(small), x=x)[0])
+
+
+@pytest.mark.parametrize(
+    "names", [["Relu_2", "k", ""], ["Relu_1", "", ""], ["", "Relu_0", "Relu_0"], ["", "a", "Relu_0"]]
+)
+def test_a_made_name_is_never_one_that_is_there(names: list[str]) -> None:
+    """ONNX Runtime does not load a graph in which two nodes share a name."""
+    nodes = [helper.make_node("Relu", [f"t{i}"], [f"t{i + 1}"], name=name) for i, name in enumerate(names)]
+    graph = helper.make_graph(nodes, "graph", [], [])
+    name_nodes(graph)
+    made = [node.name for node in graph.node]
+    assert len(set(made)) == 3 and all(made)
+    assert all(new == old for new, old in zip(made, names, strict=True) if names.count(old) == 1 and old)
+
+
+def test_a_constant_that_has_the_name_of_a_transposed_weight_is_not_taken_for_it() -> None:
+    """The numbers stay, whatever the model's constants are called."""
+    weight, other = draw(5, 8), draw(5, seed=1)
+    nodes = [
+        helper.make_node("Gemm", ["x", "w"], ["p"], name="gemm", transB=1),
+        helper.make_node("Add", ["p", "w_transposed"], ["y"], name="add"),
+    ]
+    model = make_model(nodes, {"x": [3, 8]}, ["y"], {"w": weight, "w_transposed": other})
+    x = draw(3, 8, seed=2)
+    before = run(model, x=x)[0]
+    assert split_gemm(model.graph) == 1
+    np.testing.assert_allclose(run(model, x=x)[0], before, rtol=1e-5, atol=1e-5)

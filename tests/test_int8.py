@@ -365,3 +365,32 @@ def test_the_same_recipe_makes_the_same_bytes(calibrated: Calibrated, tmp_path: 
         for path in (tmp_path / "one.onnx", tmp_path / "two.onnx"):
             quantize_static(calibrated.prepared, calibrated.ranges("minmax"), decode(name), path)
         assert (tmp_path / "one.onnx").read_bytes() == (tmp_path / "two.onnx").read_bytes()
+
+
+SPEC = (TensorSpec("x", "float32", ("batch", 64)),)
+
+
+@pytest.mark.parametrize("method", ["minmax", "percentile", "entropy"])
+@pytest.mark.parametrize("n", [100, 5, 9])
+def test_any_number_of_samples_calibrates(tiny: Tiny, tmp_path: Path, method: Any, n: int) -> None:
+    """A last batch that is not full is used too: the extreme is planted in the last sample."""
+    x = np.load(tiny.calibration)["x"][:n].copy()
+    x[-1, 0] = 50.0
+    np.savez(tmp_path / "x.npz", x=x)
+    samples = load_samples(tmp_path / "x.npz", SPEC, label="label", role="calibration")
+    calibrate(tiny.model, samples, method, tmp_path / "ranges.json")
+    high = json.loads((tmp_path / "ranges.json").read_text())["data"]["x"]["highest"]
+    if method == "minmax":
+        assert high["data"] == [50.0]
+
+
+@pytest.mark.parametrize("method", ["minmax", "percentile"])
+def test_a_model_of_a_fixed_batch_size_calibrates(tiny: Tiny, tmp_path: Path, method: Any) -> None:
+    """Exports of batch size 1 are common."""
+    model = tiny_model(*tiny.weights)
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_value = 1
+    onnx.save(model, tmp_path / "model.onnx")
+    samples = load_samples(tiny.calibration, SPEC, label="label", role="calibration")
+    calibrate(tmp_path / "model.onnx", samples, method, tmp_path / "ranges.json", batch_size=1)
+    assert (tmp_path / "ranges.json").exists()

@@ -178,3 +178,47 @@ def test_a_gate_may_be_left_out_and_a_job_cannot_be_changed() -> None:
     assert gates == Gates(min_speedup=None, min_coverage=None)
     with pytest.raises(ValueError, match="frozen"):
         gates.max_drop = 1.0  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"source: 2024-13-45\n",
+        b"seed: !!int abc\n",
+        b"seed: !!float x\n",
+        b"seed: !!bool x\n",
+        b"a: !!timestamp x\n",
+        b"[" * 6000,
+    ],
+)
+def test_yaml_that_cannot_be_built_is_refused(tmp_path: Path, text: bytes) -> None:
+    """Well-formed text whose scalars have no value, or that is too deep."""
+    (tmp_path / "job.yaml").write_bytes(text)
+    assert caught(tmp_path / "job.yaml").expected == "YAML"
+
+
+def test_a_key_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+    """Which of two gates counts would be a matter of their order."""
+    (tmp_path / "job.yaml").write_text(
+        "source: a\ndata: {calibration: a, evaluation: b}\ngates:\n  max_drop: 0.01\n  max_drop: 0.5\n"
+    )
+    assert "'max_drop' is there twice" in caught(tmp_path / "job.yaml").found
+    # What a merged mapping holds may be replaced: that is what merging is for.
+    (tmp_path / "job.yaml").write_text(
+        "source: a\ndata:\n  <<: &files {calibration: a, evaluation: b, label: x}\n  label: y\n"
+    )
+    assert read_job(tmp_path / "job.yaml").data.label == "y"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"seed": -1}, "`seed`"),
+        ({"gates": {"min_speedup": float("inf")}}, "`gates.min_speedup`"),
+        ({"gates": {"max_drop": float("inf")}}, "`gates.max_drop`"),
+        ({"budgets": {"seconds": float("inf")}}, "`budgets.seconds`"),
+    ],
+)
+def test_more_bad_jobs(tmp_path: Path, change: dict[str, Any], words: str) -> None:
+    """A seed that numpy refuses minutes later; gates that nothing passes or everything does."""
+    assert words in caught(written(tmp_path, WHOLE | change)).found

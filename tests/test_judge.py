@@ -257,3 +257,14 @@ def test_what_would_end_every_candidate_ends_the_run(error: BaseException) -> No
     """A full disk and an interrupt are no refusals of one candidate."""
     with pytest.raises(type(error)):
         trial_of(NAME, error)
+
+
+def test_an_error_that_is_nan_fails(bench: Bench) -> None:
+    """One sample on which the variant computes NaN: the drop is not known, and not finite outputs fail as well."""
+    error = np.random.default_rng(0).gamma(2.0, 0.1, 300)
+    broken = error.copy()
+    broken[3] = np.nan
+    trial = good_trial(bench.accuracy(broken, bad_rows=(3,), metric="mse"))
+    judged = judge_trial(make_job(metric="mse"), trial, bench.accuracy(error, metric="mse"), BASELINE_BYTES)
+    assert judged.outcome == "failed"
+    assert (outcomes(judged)["drop"], outcomes(judged)["finite"]) == ("fail", "fail")

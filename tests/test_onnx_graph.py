@@ -245,3 +245,30 @@ def test_weights_beside_the_model_are_named_and_must_be_there(tiny: Tiny, tmp_pa
     check_source_graph(path)
     (tmp_path / "weights.bin").unlink()
     assert "weights.bin" in caught(path).found
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ([("acme", "Swish")], "custom operators: acme::Swish"),
+        ([("", "DynamicQuantizeLinear")], "already quantized: it has DequantizeLinear, DynamicQuantizeLinear"),
+    ],
+)
+def test_functions_are_looked_into(tiny: Tiny, tmp_path: Path, body: list[tuple[str, str]], words: str) -> None:
+    """What is refused in the graph is refused in a function that it calls."""
+
+    def define(model: onnx.ModelProto) -> None:
+        node = model.graph.node[2]
+        node.op_type, node.domain = "Mine", "mine"
+        use(model, "mine")
+        use(model, "acme")
+        domain, kind = body[0]
+        outputs = ["b"] if domain else ["q", "s", "z"]
+        inner = [helper.make_node(kind, ["a"], outputs, domain=domain)]
+        if not domain:
+            inner.append(helper.make_node("DequantizeLinear", outputs, ["b"]))
+        opsets = [helper.make_opsetid("", 21), helper.make_opsetid("acme", 1)]
+        model.functions.append(helper.make_function("mine", "Mine", ["a"], ["b"], inner, opsets))
+
+    path = planted(tiny, tmp_path / "model.onnx", define)
+    assert words in caught(path).found

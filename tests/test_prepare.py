@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from conftest import Tiny
+from conftest import Tiny, tiny_model
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
@@ -239,3 +239,13 @@ def test_what_this_version_cannot_do_is_refused_before_anything_is_made(
     assert error.kind == "unsupported" and words in f"{error.found} {error.expected} {error.fix}"
     assert workshop.asked == [] and not list(tmp_path.iterdir())
     refuse_other_targets(decode("int8-dynamic-pc@ort-cpu"))
+
+
+def test_a_graph_that_cannot_be_processed_is_refused(tiny: Tiny, tmp_path: Path) -> None:
+    """Shapes that contradict each other: a refusal of kind invalid, and no file."""
+    broken = tiny_model(*tiny.weights)
+    broken.graph.initializer[0].CopyFrom(numpy_helper.from_array(np.ones((63, 128), np.float32), "first"))
+    onnx.save(broken, tmp_path / "broken.onnx")
+    with pytest.raises(CandidateRefused) as caught:
+        prepare_graph(tmp_path / "broken.onnx", tmp_path / "prepared.onnx")
+    assert caught.value.kind == "invalid" and not (tmp_path / "prepared.onnx").exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -16,6 +17,7 @@ import pytest
 
 from tasks.store import RECORD_FILE, StorageFull, Store
 from validators.errors import InfrastructureError
+from validators.records import Estimate
 
 ROOT = Path(__file__).parents[1]
 
@@ -243,3 +245,22 @@ def test_records_come_back_as_they_were(tmp_path: Path, record: Thing) -> None:
     """Types survive the file: paths, tuples, numbers, text."""
     make: Callable[[Path], Thing] = lambda _: record  # noqa: E731
     assert Store(tmp_path).make("thing", ("a",), Thing, make)[0] == record
+
+
+@pytest.mark.parametrize("name", ["josé", "模型", "with space", 'quo"te'])
+def test_a_store_may_lie_in_a_folder_of_any_name(tmp_path: Path, name: str) -> None:
+    """The record points to the entry, not to the folder in which it was made."""
+    store, maker = Store(tmp_path / name), Maker()
+    for was_there in (False, True):
+        thing, seen = store.make("thing", ("a",), Thing, maker)
+        assert seen is was_there
+        assert thing.path.is_relative_to(tmp_path / name) and thing.path.read_bytes() == b"content"
+    assert maker.calls == 1
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_numbers_that_are_not_finite_are_kept(tmp_path: Path, value: float) -> None:
+    """The accuracy of a variant that computes NaN is a finding, and must be readable again."""
+    for was_there in (False, True):
+        made, seen = Store(tmp_path).make("estimate", ("a",), Estimate, lambda _: Estimate(value, None, value))
+        assert seen is was_there and repr(made) == repr(Estimate(value, None, value))

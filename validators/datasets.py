@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,6 +69,12 @@ def load_samples(path: Path, inputs: tuple[TensorSpec, ...], *, label: str, role
         )
     for spec in inputs:
         _check_array(arrays[spec.name], spec, path, role)
+    if labels is not None and labels.ndim == 0:
+        raise DataError(
+            found=f"{role} data {path.name}: {label!r} is a single value",
+            expected="one label a sample, along axis 0",
+            fix="write the labels as an array",
+        )
     lengths = {name: len(array) for name, array in arrays.items()} | (
         {label: len(labels)} if labels is not None else {}
     )
@@ -150,31 +155,60 @@ def _read(path: Path, role: str) -> Arrays:
             expected="an .npz or .parquet file",
             fix="correct the path in `data`",
         )
-    try:
-        if path.suffix == ".npz":
-            # Pickled object arrays can run code when read; numpy refuses them with allow_pickle=False.
-            with np.load(path, allow_pickle=False) as archive:
-                return {name: archive[name] for name in archive.files}
-        if path.suffix == ".parquet":
-            return _read_parquet(path)
-    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
+    readers = {".npz": _read_npz, ".parquet": _read_parquet}
+    if path.suffix not in readers:
         raise DataError(
-            found=f"{role} data {path.name} that cannot be read as {path.suffix[1:]}: {str(error).splitlines()[0]}",
+            found=f"{role} data {path.name} with suffix {path.suffix!r}",
+            expected=".npz or .parquet",
+            fix="convert the file",
+        )
+    try:
+        return readers[path.suffix](path)
+    except Exception as error:  # numpy, zipfile, zlib and pyarrow raise a dozen unrelated classes for a damaged file
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise DataError(
+            found=f"{role} data {path.name} that cannot be read as {path.suffix[1:]}: {reason}",
             expected="an intact file of the kind that its suffix says, without object arrays",
             fix="write the file again with numpy.savez or a Parquet writer",
         ) from error
-    raise DataError(
-        found=f"{role} data {path.name} with suffix {path.suffix!r}",
-        expected=".npz or .parquet",
-        fix="convert the file",
-    )
+
+
+def _read_npz(path: Path) -> Arrays:
+    # Opened here: numpy leaves a file that it opened itself open when the archive is damaged.
+    with path.open("rb") as stream:
+        # Pickled object arrays can run code when read; numpy refuses them with allow_pickle=False.
+        archive = np.load(stream, allow_pickle=False)
+        if not isinstance(archive, np.lib.npyio.NpzFile):
+            raise ValueError("one array, not an archive of named arrays")
+        arrays = {name: archive[name] for name in archive.files}
+    # numpy gives a member that is no array as its bytes.
+    foreign = sorted(name for name, array in arrays.items() if not isinstance(array, np.ndarray))
+    if foreign:
+        raise ValueError(f"members that are no arrays: {foreign}")
+    return arrays
 
 
 def _read_parquet(path: Path) -> Arrays:
     import pyarrow.parquet  # 0.3 s to import; most jobs use .npz
 
     table = pyarrow.parquet.read_table(path)
-    return {name: np.array(table.column(name).to_pylist()) for name in table.column_names}
+    return {name: _column(table.column(name).combine_chunks()) for name in table.column_names}
+
+
+def _column(array: Any) -> NDArray[Any]:
+    """An Arrow array with its own dtype; lists of one length become further axes."""
+    from pyarrow import compute, types
+
+    if array.null_count:
+        raise ValueError(f"{array.null_count} nulls")
+    kind = array.type
+    if not (types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)):
+        return np.asarray(array.to_numpy(zero_copy_only=False))
+    lengths = compute.list_value_length(array).unique().to_pylist()
+    if len(lengths) > 1:
+        raise ValueError(f"lists of lengths {sorted(lengths)[:5]}")
+    inner = _column(array.flatten())
+    return inner.reshape(len(array), *(lengths or [0]), *inner.shape[1:])
 
 
 def _check_array(array: NDArray[Any], spec: TensorSpec, path: Path, role: str) -> None:

@@ -25,9 +25,12 @@ def drop_interval(drops: Drops, confidence: float, *, seed: int) -> tuple[Estima
     """The mean of paired drops (shape `(n,)`, positive is worse) with a one-sided bound on either side, and the method.
 
     Drops of right/wrong outcomes (-1, 0, 1) get Tango's score interval for a difference of paired proportions; any others
-    the bias-corrected and accelerated bootstrap (Efron 1987; scipy.stats.bootstrap).
+    the bias-corrected and accelerated bootstrap (Efron 1987; scipy.stats.bootstrap). Drops that are not all finite have no
+    interval: NaN, which no gate lets pass.
     """
     mean = float(drops.mean())
+    if not np.isfinite(drops).all():
+        return Estimate(math.nan, math.nan, math.nan), "none: the metric is NaN or Inf on some samples"
     if np.isin(drops, (-1.0, 0.0, 1.0)).all():
         low, high = tango_interval(int((drops == 1).sum()), int((drops == -1).sum()), len(drops), confidence)
         return Estimate(mean, low, high), "paired score interval (Tango)"

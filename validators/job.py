@@ -17,7 +17,7 @@ MetricName = Literal["accuracy", "top5", "mse", "mae", "agreement"]
 class Settings(BaseModel):
     """A frozen part of the job that refuses unknown keys."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
 
 class Data(Settings):
@@ -127,7 +127,7 @@ class Job(Settings):
     """What the best of the passing candidates is best at."""
     budgets: Budgets = Budgets()
     """Limits of the run."""
-    seed: int = 7
+    seed: Annotated[int, Field(ge=0)] = 7
     """Seed of everything random."""
 
     @field_validator("candidates")
@@ -154,6 +154,17 @@ class Job(Settings):
         return not self.source.startswith("models:/")
 
 
+class _Loader(yaml.SafeLoader):
+    """YAML that refuses a key which is there twice: PyYAML keeps the last one in silence."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value if not key.tag.endswith(":merge")]
+        twice = next((key for index, key in enumerate(keys) if key in keys[:index]), None)
+        if twice is not None:
+            raise yaml.constructor.ConstructorError(None, None, f"key {twice!r} is there twice", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
 def read_job(path: Path) -> Job:
     """Read a job file; relative paths in it are resolved against its folder.
 
@@ -169,8 +180,9 @@ def read_job(path: Path) -> Job:
             fix="check the path; examples/text.yaml is a job to start from",
         ) from error
     try:
-        raw = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+        raw = yaml.load(text, Loader=_Loader)  # noqa: S506  # a SafeLoader
+    # PyYAML raises ValueError, KeyError and AttributeError for a scalar that its tag does not fit, and runs out of stack.
+    except (yaml.YAMLError, ValueError, KeyError, AttributeError, RecursionError) as error:
         raise JobError(
             found=f"job file {path}: {' '.join(str(error).split())}",
             expected="YAML",

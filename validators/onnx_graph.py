@@ -57,7 +57,7 @@ def check_source_graph(path: Path) -> onnx.ModelProto:
             expected=f"opset {OLDEST_OPSET} to {NEWEST_OPSET}",
             fix="export again with opset 21, or upgrade the file with onnx.version_converter",
         )
-    nodes = list(_nodes(model.graph))
+    nodes = [*_nodes(model.graph), *(node for function in model.functions for node in _nodes(function))]
     quantized = sorted({node.op_type for node in nodes} & QUANTIZED_OPERATORS)
     if quantized:
         raise SourceError(
@@ -124,7 +124,7 @@ def _load(path: Path) -> onnx.ModelProto:
     return model
 
 
-def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+def _nodes(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.NodeProto]:
     for node in graph.node:
         yield node
         for attribute in node.attribute:

@@ -18,8 +18,12 @@ CALIBRATION_BATCH_SIZE = 8
 PERCENTILE = 99.99
 
 
-def calibrate(prepared: Path, samples: Samples, method: RangeMethod, ranges: Path) -> None:
+def calibrate(
+    prepared: Path, samples: Samples, method: RangeMethod, ranges: Path, *, batch_size: int = CALIBRATION_BATCH_SIZE
+) -> None:
     """Run the calibration samples through the prepared graph and write the range of every float activation to `ranges`.
+
+    `batch_size` is that of a model whose batch axis is fixed.
 
     The file is ONNX Runtime's calibration cache (JSON), which covers all operators, so that every static candidate of the
     same method shares it. `minmax` takes the extremes, `percentile` the 99.99th of absolute values, `entropy` the range of
@@ -47,7 +51,11 @@ def calibrate(prepared: Path, samples: Samples, method: RangeMethod, ranges: Pat
             )
             # The calibrators print their progress.
             with contextlib.redirect_stdout(io.StringIO()):
-                calibrator.collect_data(_Reader(samples.batches(CALIBRATION_BATCH_SIZE)))
+                whole = list(samples.batches(batch_size))
+                # The histogram calibrators stack the batches of one call: a smaller last one must come by itself.
+                last = [whole.pop()] if len(samples) % batch_size else []
+                for batches in filter(None, (whole, last)):
+                    calibrator.collect_data(_Reader(iter(batches)))
                 save_tensors_data(calibrator.compute_data(), ranges)
         except OSError:
             raise  # a disk or a file, which says nothing about the graph

@@ -34,7 +34,9 @@ def weight_scales(weight: NDArray[np.float32], channel_axis: int | None) -> Scal
         amax = np.abs(weight).max()
     else:
         amax = np.abs(weight).max(axis=tuple(axis for axis in range(weight.ndim) if axis != channel_axis))
-    return np.where(amax > 0, amax / E4M3_MAX, 1.0).astype(np.float32)
+    # Compared as the float32 that it becomes: the smallest weights have a scale that is none.
+    scales = np.asarray(amax / E4M3_MAX, np.float32)
+    return np.where(scales > 0, scales, np.float32(1.0))
 
 
 def quantize_fp8(prepared: Path, ranges: Path, candidate: Candidate, variant: Path) -> dict[str, int]:
@@ -112,7 +114,7 @@ def _weight_pair(
 
 def _activation_pair(activation: str, amax: float, constants: dict[str, onnx.TensorProto]) -> list[onnx.NodeProto]:
     scale, zero = f"{activation}_scale", "fp8_zero_point"
-    constants[scale] = onnx.numpy_helper.from_array(np.array(amax / E4M3_MAX if amax > 0 else 1.0, np.float32), scale)
+    constants[scale] = onnx.numpy_helper.from_array(weight_scales(np.array([amax], np.float32), None), scale)
     constants[zero] = helper.make_tensor(zero, TensorProto.FLOAT8E4M3FN, [], b"\0", raw=True)
     middle, end = f"{activation}_fp8", f"{activation}_dequantized"
     return [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -92,14 +92,23 @@ def attribute(node: onnx.NodeProto, name: str, default: Any) -> Any:
 
 def name_nodes(graph: onnx.GraphProto) -> int:
     """Give every node a name that no other has; return how many were renamed."""
+    taken = {node.name for node in graph.node}
     seen: set[str] = set()
     renamed = 0
     for index, node in enumerate(graph.node):
         if not node.name or node.name in seen:
-            node.name = f"{node.op_type}_{index}"
+            node.name = _free_name(f"{node.op_type}_{index}", taken)
+            taken.add(node.name)
             renamed += 1
         seen.add(node.name)
     return renamed
+
+
+def _free_name(name: str, taken: Container[str]) -> str:
+    """The name, with underscores behind it until it is not taken."""
+    while name in taken:
+        name += "_"
+    return name
 
 
 def split_gemm(graph: onnx.GraphProto) -> int:
@@ -108,6 +117,8 @@ def split_gemm(graph: onnx.GraphProto) -> int:
     Weight-only kernels exist for MatMul alone. A Gemm with alpha, beta or transA set apart from their defaults stays.
     """
     constants = initializers(graph)
+    taken = set(constants) | {name for node in graph.node for name in (*node.input, *node.output)}
+    transposed: dict[str, str] = {}
     rewritten = 0
     nodes: list[onnx.NodeProto] = []
     for node in graph.node:
@@ -118,11 +129,10 @@ def split_gemm(graph: onnx.GraphProto) -> int:
             continue
         kernel = node.input[1]
         if attribute(node, "transB", 0):
-            kernel = f"{node.input[1]}_transposed"
-            if kernel not in constants:
-                tensor = from_array(to_array(weight).T.copy(), kernel)
-                graph.initializer.append(tensor)
-                constants[kernel] = tensor
+            if kernel not in transposed:
+                transposed[kernel] = _free_name(f"{kernel}_transposed", taken)
+                graph.initializer.append(from_array(to_array(weight).T.copy(), transposed[kernel]))
+            kernel = transposed[kernel]
         has_bias = len(node.input) > 2 and bool(node.input[2])
         product = f"{node.output[0]}_product" if has_bias else node.output[0]
         nodes.append(onnx.helper.make_node("MatMul", [node.input[0], kernel], [product], name=f"{node.name}_MatMul"))

@@ -15,7 +15,8 @@ def quantize_static(prepared: Path, ranges: Path, candidate: Candidate, variant:
     """Write a Q/DQ model of the prepared graph with the calibrated ranges of `ranges`.
 
     Activations are UINT8 and asymmetric (U8S8, what the VNNI and AVX2 kernels multiply natively) unless the candidate asks
-    for INT8; weights are INT8 and symmetric.
+    for INT8; weights are INT8 and symmetric. The narrow scope takes in products of two
+    activations (attention scores): the tool has no option in Q/DQ form that leaves them out.
 
     Raises:
         CandidateRefused: `unsupported`: the quantizer cannot process the graph.
@@ -41,8 +42,6 @@ def quantize_static(prepared: Path, ranges: Path, candidate: Candidate, variant:
                 per_channel=candidate.granularity == "pc",
                 activation_type=QuantType.QInt8 if candidate.signed_activations else QuantType.QUInt8,
                 weight_type=QuantType.QInt8,
-                # A product of two activations (attention scores) needs a range of its own; in the narrow scope it stays float.
-                extra_options={} if every else {"MatMulConstBOnly": True},
             )
         except OSError:
             raise  # a disk or a file, which says nothing about the candidate

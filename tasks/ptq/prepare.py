@@ -8,7 +8,9 @@ from pathlib import Path
 import onnx
 
 from tasks.ptq.graph import name_nodes, save_model, scratch
+from tasks.runtimes.ort import open_session
 from validators.errors import CandidateRefused
+from validators.records import SessionSettings
 
 
 def prepare_graph(source: Path, prepared: Path) -> dict[str, int]:
@@ -19,24 +21,15 @@ def prepare_graph(source: Path, prepared: Path) -> dict[str, int]:
     Raises:
         CandidateRefused: `invalid`: the runtime's tools cannot process the graph.
     """
-    from onnxruntime.quantization.shape_inference import quant_pre_process
-
     before = len(onnx.load(source, load_external_data=False).graph.node)
     with scratch() as folder:
         folded = folder / "folded.onnx"
-        try:
-            # Symbolic shape inference fails on common exports (Expand, Where over dynamic axes); plain inference does not.
-            quant_pre_process(str(source), str(folded), skip_symbolic_shape=True)
-        except OSError:
-            raise  # a disk or a file, which says nothing about the graph
-        except Exception as error:  # a chain of tools, each with exceptions of its own
-            raise CandidateRefused(
-                kind="invalid",
-                found=f"pre-processing fails: {str(error).splitlines()[0] if str(error) else type(error).__name__}",
-                expected="a graph that ONNX Runtime can fold and infer shapes of",
-                fix="export the model again with a newer exporter",
-            ) from error
-        model = onnx.load(folded)
+        # Not quant_pre_process: where the runtime fails to fold, it logs that and goes on with the graph as it was.
+        with open_session(source, SessionSettings("CPUExecutionProvider", 1, "basic"), optimized_model=folded):
+            pass
+        # Plain inference: the symbolic one fails on common exports (Expand, Where over dynamic axes).
+        onnx.shape_inference.infer_shapes_path(str(folded), str(folder / "inferred.onnx"))
+        model = onnx.load(folder / "inferred.onnx")
     renamed = name_nodes(model.graph)
     save_model(model, prepared)
     return {"nodes folded": before - len(model.graph.node), "nodes named": renamed}

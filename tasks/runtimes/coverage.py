@@ -6,19 +6,19 @@ import json
 import math
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import onnx
 
-from tasks.runtimes.ort import open_session
+from tasks.runtimes.ort import open_session, run_batches
 from validators.datasets import Arrays
 from validators.records import Coverage, SessionSettings
 
 Shape = tuple[int, ...]
-# (node, shape of its first input, shapes of all initializers, shape of its output) -> multiply-accumulates
-MacRule = Callable[[onnx.NodeProto, Shape, dict[str, Shape], Shape], int]
+# (node, shapes of its inputs, shapes of all initializers, shape of its output) -> multiply-accumulates
+MacRule = Callable[[onnx.NodeProto, list[Shape], dict[str, Shape], Shape], int]
 
 # Kernels of ONNX Runtime that multiply 8-bit or 4-bit operands (or 4-bit weights, in MatMulNBits). The names are those of
 # the operators in the optimized graph, as its profile prints them.
@@ -48,13 +48,19 @@ def measure_coverage(model: Path, settings: SessionSettings, batch: Arrays) -> C
     with tempfile.TemporaryDirectory() as folder:
         optimized = Path(folder, "optimized.onnx")
         with open_session(
-            model, settings, profile_prefix=Path(folder, "profile"), optimized_model=optimized
+            model,
+            settings,
+            profile_prefix=Path(folder, "profile"),
+            optimized_model=optimized,
+            # It pads the channels of float convolutions to blocks of 8 or 16: the padding would be counted too.
+            without=("NchwcTransformer",),
         ) as session:
-            session.run(None, batch)
+            run_batches(session, [batch], session.get_outputs()[0].name)
             events = json.loads(Path(session.end_profiling()).read_text())
         graph = onnx.load(optimized, load_external_data=False).graph
-    nodes = {node.name: node for node in graph.node}
-    weights = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
+    graphs = list(_graphs(graph))
+    nodes = {node.name: node for part in graphs for node in part.node}
+    weights = {tensor.name: tuple(tensor.dims) for part in graphs for tensor in part.initializer}
     by_kernel: Counter[str] = Counter()
     in_float: Counter[str] = Counter()
     providers: set[str] = set()
@@ -78,39 +84,63 @@ def measure_coverage(model: Path, settings: SessionSettings, batch: Arrays) -> C
     )
 
 
+def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    """The graph and all bodies of If, Loop and Scan in it."""
+    yield graph
+    for node in graph.node:
+        for attribute in node.attribute:
+            for body in [attribute.g, *attribute.graphs]:
+                yield from _graphs(body)
+
+
 def _count_macs(node: onnx.NodeProto, args: dict[str, Any], weights: dict[str, Shape]) -> int:
     """MACs of one node: product of the output's shape times the length of the sum behind each element."""
     # The profile's list leaves out absent optional inputs and prepacked weights, so that only its first entry has a known
     # place; a weight's shape is looked up in the graph.
-    first = weights.get(node.input[0]) or _first_shape(args["input_type_shape"])
-    return MAC_RULES[node.op_type](node, first, weights, _first_shape(args["output_type_shape"]))
+    inputs = _shapes(args["input_type_shape"])
+    if node.input[0] in weights:
+        inputs = [weights[node.input[0]], *inputs[1:]]
+    outputs = _shapes(args["output_type_shape"])
+    return MAC_RULES[node.op_type](node, inputs, weights, outputs[0]) if inputs and outputs else 0
 
 
-def _first_shape(entries: Sequence[dict[str, list[int]]]) -> Shape:
-    return tuple(next(iter(entries[0].values()))) if entries else ()
+def _shapes(entries: Sequence[dict[str, list[int]]]) -> list[Shape]:
+    return [tuple(next(iter(entry.values()))) for entry in entries]
 
 
-def _matmul(node: onnx.NodeProto, first: Shape, weights: dict[str, Shape], output: Shape) -> int:
+def _matmul(node: onnx.NodeProto, inputs: list[Shape], weights: dict[str, Shape], output: Shape) -> int:
     transposed = any(attribute.name == "transA" and attribute.i for attribute in node.attribute)
-    return math.prod(output) * first[-2 if transposed else -1] if first else 0
+    return math.prod(output) * inputs[0][-2 if transposed else -1]
 
 
-def _matmul_nbits(node: onnx.NodeProto, first: Shape, weights: dict[str, Shape], output: Shape) -> int:
+def _matmul_nbits(node: onnx.NodeProto, inputs: list[Shape], weights: dict[str, Shape], output: Shape) -> int:
     depth: int = next(attribute.i for attribute in node.attribute if attribute.name == "K")
     return math.prod(output) * depth
 
 
 def _conv(weight_input: int) -> MacRule:
-    def count(node: onnx.NodeProto, first: Shape, weights: dict[str, Shape], output: Shape) -> int:
+    def count(node: onnx.NodeProto, inputs: list[Shape], weights: dict[str, Shape], output: Shape) -> int:
         weight = weights.get(node.input[weight_input], ())
         return math.prod(output) * math.prod(weight[1:]) if weight else 0
 
     return count
 
 
-def _attention(node: onnx.NodeProto, first: Shape, weights: dict[str, Shape], output: Shape) -> int:
-    """Input projection (B*S*D x 3H) plus scores and context (2 * B * S * S * H), H = hidden size of the output."""
-    batch, length, depth = first
+def _conv_transpose(node: onnx.NodeProto, inputs: list[Shape], weights: dict[str, Shape], output: Shape) -> int:
+    """Each element of the input meets the whole kernel of each output channel of its group."""
+    weight = weights.get(node.input[1], ())
+    return math.prod(inputs[0]) * math.prod(weight[1:]) if weight else 0
+
+
+def _attention(node: onnx.NodeProto, inputs: list[Shape], weights: dict[str, Shape], output: Shape) -> int:
+    """Scores and context. ONNX Runtime's own operator (com.microsoft) also has the input projection, B*S*D x 3H.
+
+    The standard one (opset 23) takes queries, keys and values of shape (B, heads, S, D) or (B, S, heads*D).
+    """
+    if node.domain != "com.microsoft":
+        length = inputs[1][-2]
+        return math.prod(inputs[0]) * length + math.prod(output) * length
+    batch, length, depth = inputs[0]
     hidden = output[-1]
     return batch * length * depth * 3 * hidden + 2 * batch * length * length * hidden
 
@@ -131,6 +161,7 @@ MAC_RULES: dict[str, MacRule] = {
     "NhwcFusedConv": _conv(1),
     "ConvInteger": _conv(1),
     "QLinearConv": _conv(3),
+    "ConvTranspose": _conv_transpose,
     "Attention": _attention,
     "QAttention": _attention,
 }

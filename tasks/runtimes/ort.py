@@ -56,9 +56,16 @@ def installed_runtime() -> tuple[str, str]:
 
 @contextmanager
 def open_session(
-    model: Path, settings: SessionSettings, *, profile_prefix: Path | None = None, optimized_model: Path | None = None
+    model: Path,
+    settings: SessionSettings,
+    *,
+    profile_prefix: Path | None = None,
+    optimized_model: Path | None = None,
+    without: tuple[str, ...] = (),
 ) -> Iterator[ort.InferenceSession]:
     """A session of `model` with exactly these settings, released at the end of the block.
+
+    `without` names optimizers of the runtime that it must not apply.
 
     One at a time: the thread pools of sessions that share a process spin against each other.
 
@@ -83,7 +90,7 @@ def open_session(
     if optimized_model is not None:
         options.optimized_model_filepath = str(optimized_model)
     try:
-        session = ort.InferenceSession(model, options, providers=[settings.provider])
+        session = ort.InferenceSession(model, options, providers=[settings.provider], disabled_optimizers=without)
     except Exception as error:  # the bindings raise a dozen unrelated classes, all of them for "cannot load this"
         raise CandidateRefused(
             kind="invalid",
