@@ -1,5 +1,5 @@
 # One worker for the target ort-cpu. Build: docker build -t quantgate .
-# Run a job: docker run --rm -v "$PWD:/work" quantgate run /work/job.yaml --result /work/result.json
+# Run a job: docker run --rm -v "$PWD:/jobs" quantgate run /jobs/job.yaml --result /jobs/result.json
 FROM python:3.11-slim-bookworm AS build
 WORKDIR /opt/quantgate
 ENV PIP_NO_CACHE_DIR=1 UV_NO_CACHE=1 UV_LINK_MODE=copy
@@ -20,7 +20,7 @@ COPY --from=build /opt/venv /opt/venv
 COPY --from=build /opt/quantgate /opt/quantgate
 RUN useradd --create-home --uid 10001 quantgate && mkdir /state && chown quantgate /state
 USER quantgate
-WORKDIR /work
+WORKDIR /jobs
 ENV PATH=/opt/venv/bin:$PATH QUANTGATE_STATE=/state PYTHONUNBUFFERED=1
 VOLUME /state
 HEALTHCHECK --interval=5m --timeout=60s CMD ["quantgate", "doctor"]

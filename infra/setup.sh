@@ -18,8 +18,8 @@ pip="$venv/bin/python -m pip --disable-pip-version-check"
 $pip install --quiet --require-hashes -r requirements/uv.txt
 
 # uv installs the lock in seconds where pip takes minutes, but reads no pip configuration: hand it what pip knows.
-setting() { $pip config get "global.$1" 2>/dev/null || true; }
-index=${UV_DEFAULT_INDEX:-${PIP_INDEX_URL:-$(setting index-url)}}
+setting() { $pip config list 2>/dev/null | sed -n "s/^global\.$1='\(.*\)'\$/\1/p" | head -n 1; }
+index=${UV_DEFAULT_INDEX:-${PIP_INDEX_URL:-$(setting 'index.url')}}
 certificates=${SSL_CERT_FILE:-${PIP_CERT:-$(setting cert)}}
 [ -z "$index" ] || export UV_DEFAULT_INDEX=$index
 [ -z "$certificates" ] || export SSL_CERT_FILE=$certificates
