@@ -32,7 +32,10 @@ if [ -n "${PIP_FIND_LINKS:-}" ]; then
   uv "${links[@]}" -r requirements/torch.txt
 else
   # The CPU build where it can be had; else the index's own, which brings CUDA libraries.
-  uv --torch-backend cpu -r requirements/torch.txt 2>/dev/null || uv -r requirements/torch.txt
+  uv --torch-backend cpu -r requirements/torch.txt 2>/dev/null || {
+    echo "no CPU build of torch can be had here: taking the package index's own, with its CUDA libraries (several GB)" >&2
+    uv -r requirements/torch.txt
+  }
 fi
 uv --no-deps --no-build-isolation -e .
 touch "$venv/.ready"

@@ -89,6 +89,6 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
     folder = tmp_path_factory.mktemp("tiny")
     weights = tiny_weights()
     onnx.save(tiny_model(*weights), folder / "tiny.onnx")
-    np.savez(folder / "calibration.npz", **tiny_samples(128, 11))  # type: ignore[arg-type]
-    np.savez(folder / "evaluation.npz", **tiny_samples(2000, 12))  # type: ignore[arg-type]
+    np.savez(folder / "calibration.npz", **tiny_samples(128, 11))
+    np.savez(folder / "evaluation.npz", **tiny_samples(2000, 12))
     return Tiny(folder / "tiny.onnx", folder / "calibration.npz", folder / "evaluation.npz", weights)

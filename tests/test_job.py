@@ -177,7 +177,7 @@ def test_a_gate_may_be_left_out_and_a_job_cannot_be_changed() -> None:
     gates = parse_job(WHOLE | {"gates": {"min_speedup": None, "min_coverage": None}}, base=Path()).gates
     assert gates == Gates(min_speedup=None, min_coverage=None)
     with pytest.raises(ValueError, match="frozen"):
-        gates.max_drop = 1.0  # type: ignore[misc]
+        gates.max_drop = 1.0
 
 
 @pytest.mark.parametrize(

@@ -170,7 +170,7 @@ def folder(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Path:
     spec = (TensorSpec("x", "float32", ("batch", 64)),)
     samples = load_samples(tiny.calibration, spec, label="label", role="calibration")
     for method in ("minmax", "percentile", "entropy"):
-        calibrate(folder / "prepared.onnx", samples, method, folder / f"{method}.json")  # type: ignore[arg-type]
+        calibrate(folder / "prepared.onnx", samples, method, folder / f"{method}.json")
     return folder
 
 
@@ -194,7 +194,7 @@ def test_a_candidate_becomes_the_variant_of_its_recipe(tiny: Tiny, tmp_path: Pat
     assert variant.changes.items() >= changes.items()
     assert variant.candidate == name and variant.path == tmp_path / "model.onnx"
     assert (variant.digest, variant.size_bytes) == (digest_file(variant.path), model_bytes(variant.path))
-    assert variant.session == SessionSettings("CPUExecutionProvider", 2, optimization)  # type: ignore[arg-type]
+    assert variant.session == SessionSettings("CPUExecutionProvider", 2, optimization)
     assert variant.is_simulated == bool(variant.notes) == name.startswith("fp8")
     # It still is the tiny model: wrong on a tenth at most of what the float model gets right.
     x, label = (np.load(tiny.evaluation)[key][:300] for key in ("x", "label"))

@@ -353,7 +353,7 @@ def test_the_picture_names_every_measured_candidate_and_no_other() -> None:
 
 def test_labels_of_a_typical_run_overlap_neither_one_another_nor_the_frame() -> None:
     figure = drawing.draw(pictures.measured_points(RESULT), JOB.gates, "accuracy")
-    renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]
+    renderer = figure.canvas.get_renderer()
     frame = figure.axes[0].get_window_extent(renderer)
     # Of the text alone: an annotation's own extent includes its line.
     extents = [Text.get_window_extent(text, renderer) for text in figure.axes[0].texts]

@@ -121,7 +121,7 @@ def test_runs_without_promotion_register_nothing(world: tuple[Path, dict[str, An
     state, answers = world
     for name in ("trial", "none", "refused", "file", "elsewhere"):
         assert answers[name].result is not None
-        assert answers[name].result["champion"] is None  # type: ignore[index]
+        assert answers[name].result["champion"] is None
     names = {name for (name,) in registry(state, "SELECT name FROM registered_models")}
     assert {name for name in names if name.endswith("-quantized")} == {"tiny-quantized", "tiny-torch-quantized"}
 

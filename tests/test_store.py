@@ -243,7 +243,7 @@ def test_processes_that_race_end_with_one_entry(tmp_path: Path, order: tuple[int
 @pytest.mark.parametrize("record", [Thing(Path("/x"), 1), Thing(Path("relative"), -3, ("ü", '"'), {"k": 0})])
 def test_records_come_back_as_they_were(tmp_path: Path, record: Thing) -> None:
     """Types survive the file: paths, tuples, numbers, text."""
-    make: Callable[[Path], Thing] = lambda _: record  # noqa: E731
+    make: Callable[[Path], Thing] = lambda _: record  # noqa: E731  # annotated, which a def in one line cannot be so briefly
     assert Store(tmp_path).make("thing", ("a",), Thing, make)[0] == record
 
 

@@ -18,10 +18,10 @@ from mlflow.models import infer_signature
 from tasks.settings import artifact_location, state_folder, tracking_uri
 
 
-class Doubler(mlflow.pyfunc.PythonModel):  # type: ignore[misc,name-defined]
+class Doubler(mlflow.pyfunc.PythonModel):
     """A model of the flavor python_function alone."""
 
-    def predict(self, context, model_input, params=None):  # type: ignore[no-untyped-def]
+    def predict(self, context, model_input, params=None):
         return model_input
 
 

@@ -33,7 +33,7 @@ class ColumnCountsInBins(ColumnAggregateMetricProvider):
     value_keys = ("edges",)
 
     @column_aggregate_value(engine=PandasExecutionEngine)
-    def _pandas(cls, column: pd.Series[float], edges: list[float], **_: Any) -> list[int]:  # noqa: N805
+    def _pandas(cls, column: pd.Series[float], edges: list[float], **_: Any) -> list[int]:  # noqa: N805  # the decorator makes it a class method
         return list(count_in_bins(np.asarray(column, dtype=np.float64), edges))
 
 

@@ -130,7 +130,7 @@ def train_head(model: EfficientNetLite0, inputs: Array, label: Array) -> None:
     """Fit a logistic regression on `inputs` (float32 [n, 1280]) and `label` (int64 [n]), and set it as the head."""
     import torch
     from sklearn.linear_model import LogisticRegression
-    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+    from threadpoolctl import threadpool_limits
 
     # One scale for all features, so that the fit converges soon; the head's weights then undo it.
     scale = float(inputs.std())

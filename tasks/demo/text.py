@@ -236,7 +236,7 @@ def train_head(embeddings: Array, label: Array, model: TextClassifier, proto: Mo
     import onnx
     import torch
     from sklearn.linear_model import LogisticRegression
-    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+    from threadpoolctl import threadpool_limits
 
     # The matrices are small: a second thread costs more than it gives, and on a machine in use several times as much.
     with threadpool_limits(1):
