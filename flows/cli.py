@@ -1,12 +1,13 @@
-"""The command line: `quantgate run | candidates | doctor | demo | ui`."""
+"""The command line: `quantgate run | validate | suggest-calibration | candidates | doctor | demo | ui`."""
 
 from __future__ import annotations
 
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated, Any, cast
 
 import typer
 from rich.console import Console
@@ -31,6 +32,7 @@ from validators.result import Result
 EXIT_CODES = {
     "promoted": EXIT_OK,
     "winner": EXIT_OK,
+    "accepted": EXIT_OK,
     "no_variant": EXIT_NO_VARIANT,
     "refused": EXIT_REFUSED,
     "error": EXIT_INFRASTRUCTURE,
@@ -47,6 +49,7 @@ out = Console()
 err = Console(stderr=True)
 
 JobFile = Annotated[Path, typer.Argument(metavar="JOB", help="The job file (YAML); examples/text.yaml is one.")]
+ResultFile = Annotated[Path | None, typer.Option(metavar="FILE", help="Write the result document (JSON) here.")]
 
 
 def main() -> None:
@@ -57,7 +60,7 @@ def main() -> None:
 @app.command()
 def run(
     job: JobFile,
-    result: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the result document (JSON) here.")] = None,
+    result: ResultFile = None,
     promote: Annotated[bool, typer.Option(help="Register the winner and move the alias.")] = True,
 ) -> None:
     """Run a job: quantize, judge, promote.
@@ -68,6 +71,36 @@ def run(
     Example: quantgate run examples/text.yaml --result result.json
     """
     raise typer.Exit(run_job(job, result, promote=promote))
+
+
+@app.command()
+def validate(job: JobFile, result: ResultFile = None) -> None:
+    """Judge the calibration data of a job, and nothing else: the same checks that `run` starts with.
+
+    Exit code 0: accepted, with warnings or without; 4: refused; 2: bad job or input; 1: infrastructure.
+
+    Example: quantgate validate examples/text.yaml
+    """
+    raise typer.Exit(validate_job(job, result))
+
+
+@app.command()
+def suggest_calibration(
+    job: JobFile,
+    pool: Annotated[Path, typer.Option("--from", metavar="POOL", help="Samples to pick from (.npz or .parquet).")],
+    size: Annotated[int, typer.Option(min=2, help="How many samples to pick.")],
+    path: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="FILE", help="Where to write them; the job's calibration file by default."),
+    ] = None,
+) -> None:
+    """Pick a calibration set from a pool: each label in its share, and near to all that the pool (or the traffic) holds.
+
+    Samples of the evaluation data, and what is nearly the same as one, are left out.
+
+    Example: quantgate suggest-calibration job.yaml --from pool.npz --size 128
+    """
+    raise typer.Exit(suggest(job, pool, size, path))
 
 
 @app.command()
@@ -105,7 +138,7 @@ def doctor() -> None:
 @app.command()
 def demo(
     image: Annotated[bool, typer.Option("--image", help="The image demo in place of the text demo.")] = False,
-    result: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the result document (JSON) here.")] = None,
+    result: ResultFile = None,
 ) -> None:
     """Build a real model from public assets, register it, and run the main job on it.
 
@@ -144,6 +177,28 @@ def ui(
 
 def run_job(path: Path, result_path: Path | None, *, promote: bool) -> int:
     """Run a job file, print what it came to, write the result document; return the exit code."""
+
+    def run(job: Job) -> Any:
+        from flows.quantize import quantize
+
+        return quantize(job, promote=promote)
+
+    return _follow(path, result_path, run)
+
+
+def validate_job(path: Path, result_path: Path | None) -> int:
+    """Judge the calibration data of a job file, print and write what it came to; return the exit code."""
+
+    def run(job: Job) -> Any:
+        from flows.quantize import validate
+
+        return validate(job)
+
+    return _follow(path, result_path, run)
+
+
+def _follow(path: Path, result_path: Path | None, flow: Callable[[Job], Any]) -> int:
+    """Run a flow on a job file to its result document, whatever comes of it; return the exit code."""
     started = time.monotonic()
     clock = Clock()
     job: Job | None = None
@@ -153,10 +208,8 @@ def run_job(path: Path, result_path: Path | None, *, promote: bool) -> int:
         job = read_job(path)
         prepare_environment(state_folder())
         with show_progress(err):
-            from flows.quantize import quantize
-
             # The flow returns a state with a name of its own; Prefect hands its data to whoever calls the flow.
-            result = cast(Result, quantize(job, promote=promote))
+            result = cast(Result, flow(job))
     except QuantgateError as error:
         return _fail(error, result_path, job, clock)
     except Exception as error:
@@ -172,16 +225,42 @@ def run_job(path: Path, result_path: Path | None, *, promote: bool) -> int:
     return EXIT_CODES[result.outcome]
 
 
-def _show(result: Result) -> None:
-    from tasks.reporting.markdown import terminal_rows
+def suggest(path: Path, pool: Path, size: int, target: Path | None) -> int:
+    """Pick a calibration set for a job file, print what was picked; return the exit code."""
+    try:
+        job = read_job(path)
+        prepare_environment(state_folder())
+        with show_progress(err):
+            from flows.quantize import suggest_calibration as pick
 
-    _print_table(terminal_rows(result))
+            picked = pick(job, pool, size, target or job.data.calibration)
+    except QuantgateError as error:
+        return _fail(error)
+    except Exception as error:
+        return _fail(_unexpected(error))
+    lines = [
+        f"wrote {len(picked.rows)} samples of {pool.name} to {picked.path}",
+        f"covers {picked.coverage:.1%}; a random draw of as many {picked.random_coverage:.1%}",
+        *(f"left out: {count} {reason}" for reason, count in picked.left_out.items() if count),
+    ]
+    for line in lines:
+        out.print(line, highlight=False, markup=False, soft_wrap=True)
+    return EXIT_OK
+
+
+def _show(result: Result) -> None:
+    from tasks.reporting.markdown import check_rows, terminal_rows
+
+    # Before candidates are built, or without any, the checks are all there is to see.
+    _print_table(terminal_rows(result) or check_rows(result))
     out.print(f"{result.outcome.replace('_', ' ')}: {result.reason}", highlight=False, markup=False, soft_wrap=True)
     if result.champion:
         uri = f"models:/{result.champion.name}@{result.champion.alias}"
         out.print(
             f"champion:  {uri} (version {result.champion.version})", highlight=False, markup=False, soft_wrap=True
         )
+    if result.calibration and result.calibration.page:
+        out.print(f"checks:    {result.calibration.page}", highlight=False, markup=False, soft_wrap=True)
     if result.report:
         out.print(f"report:    {result.report}", highlight=False, markup=False, soft_wrap=True)
     seconds = result.seconds

@@ -1,14 +1,15 @@
-"""The story of a run, in call order. The steps are in `tasks/`; nothing is computed here."""
+"""The story of a run, in call order, and its first part alone. The steps are in `tasks/`; nothing is computed here."""
 
 # No `from __future__ import annotations`: Prefect reads the parameters' types from the signature.
 from dataclasses import replace
+from pathlib import Path
 
 from prefect import flow
 from prefect.client.schemas.objects import State
 from prefect.states import Completed
 from prefect.task_runners import ThreadPoolTaskRunner
 
-from tasks.conclude import Findings, conclude
+from tasks.conclude import Findings, conclude, conclude_validation
 from tasks.context import Given, Run, start_run
 from tasks.gather import trial_of
 from tasks.judge import choose_best, judge_trials
@@ -18,10 +19,12 @@ from tasks.make_candidate import make_candidate
 from tasks.measure_baseline import baseline_variant, measure_baseline
 from tasks.measure_champion import compare_with_champion, look_up_champion
 from tasks.measure_latency import measure_latency
+from tasks.measure_saturation import measure_saturation
 from tasks.promote import promote as promote_winner
-from tasks.record import abandon_run, close_run, open_run, record_evidence, record_trials
+from tasks.record import close_run, record_evidence, record_trials, recorded
 from tasks.report import publish_report
 from tasks.resolve_source import resolve_source
+from tasks.suggest_calibration import Suggestion, suggest_calibration_data
 from tasks.take_inventory import take_target_inventory
 from validators.job import Job
 from validators.recipe import decode
@@ -43,26 +46,51 @@ def quantize(job: Job, promote: bool = True) -> State[Result]:
     With `promote` off, a winner is named and nothing is registered.
     """
     run = start_run(job)
-    source = resolve_source(run)
-    inventory = take_target_inventory(run)
-    evidence = load_data(run, source)
-    given = Given(source, evidence)
-
-    record = open_run(run)
-    try:
-        calibration = judge_calibration_data(run, evidence)
-        findings = Findings(source=source, inventory=inventory, calibration=calibration)
-        record_evidence(run, record, given, inventory, calibration)
-        if calibration.outcome != "refused":
+    given, inventory = gather_given(run)
+    with recorded(run, "run") as record:
+        findings = judge_evidence(run, given, inventory, record)
+        assert findings.calibration is not None
+        if findings.calibration.outcome != "refused":
             findings = judge_candidates(run, given, findings, promote=promote, record=record)
             record_trials(run, record, findings.trials)
         page = publish_report(run, record, findings, conclude(job, findings, run.clock))
         result = conclude(job, replace(findings, report=page), run.clock)
         close_run(run, record, result, page)
-    except BaseException:
-        abandon_run(run, record)
-        raise
     return state_of(result)
+
+
+@flow(name="validate", flow_run_name="{job.source}: calibration data")
+def validate(job: Job) -> State[Result]:
+    """Judge the calibration data of a job, and nothing else: steps 1 to 3 and the report."""
+    run = start_run(job)
+    given, inventory = gather_given(run)
+    with recorded(run, "validation") as record:
+        findings = judge_evidence(run, given, inventory, record)
+        page = publish_report(run, record, findings, conclude_validation(job, findings, run.clock))
+        result = conclude_validation(job, replace(findings, report=page), run.clock)
+        close_run(run, record, result, page)
+    return state_of(result)
+
+
+@flow(name="suggest calibration", flow_run_name="{job.source}: {size} of {pool}")
+def suggest_calibration(job: Job, pool: Path, size: int, target: Path) -> Suggestion:
+    """Pick a calibration set of `size` samples from a pool and write it to `target`."""
+    run = start_run(job)
+    return suggest_calibration_data(run, resolve_source(run), pool, size, target)
+
+
+def gather_given(run: Run) -> tuple[Given, Inventory]:
+    """Steps 1 to 3, first half: the source, the target, the samples."""
+    source = resolve_source(run)
+    inventory = take_target_inventory(run)
+    return Given(source, load_data(run, source)), inventory
+
+
+def judge_evidence(run: Run, given: Given, inventory: Inventory, record: str) -> Findings:
+    """Step 3, second half: the calibration data, judged before any candidate is built."""
+    calibration = judge_calibration_data(run, given)
+    record_evidence(run, record, given, inventory, calibration)
+    return Findings(source=given.source, inventory=inventory, calibration=calibration)
 
 
 def judge_candidates(run: Run, given: Given, findings: Findings, *, promote: bool, record: str) -> Findings:
@@ -72,7 +100,8 @@ def judge_candidates(run: Run, given: Given, findings: Findings, *, promote: boo
     baseline = measure_baseline(run, given, inventory)
     champion = look_up_champion(run, given)
 
-    trials = measured(run, given, inventory, made(run, given, inventory, baseline))
+    trials = measure_saturation(run, given, inventory, made(run, given, inventory, baseline))
+    trials = measured(run, given, inventory, trials)
     trials = judge_trials(run, given, baseline, trials)
     findings = replace(
         findings,

@@ -49,6 +49,13 @@ def conclude(job: Job, findings: Findings, clock: Clock) -> Result:
     )
 
 
+def conclude_validation(job: Job, findings: Findings, clock: Clock) -> Result:
+    """The result of judging the calibration data alone."""
+    assert findings.calibration is not None
+    outcome: RunOutcome = "refused" if findings.calibration.outcome == "refused" else "accepted"
+    return _document(job, findings, clock, outcome, _tell_calibration(findings.calibration))
+
+
 def conclude_error(job: Job | None, error: QuantgateError, clock: Clock) -> Result:
     """The result of a run that an error ended."""
     document = _document(job, Findings(), clock, "error", error.found)
@@ -59,10 +66,7 @@ def conclude_error(job: Job | None, error: QuantgateError, clock: Clock) -> Resu
 def _outcome(job: Job, findings: Findings) -> tuple[RunOutcome, str]:
     calibration, best = findings.calibration, findings.best
     if calibration is not None and calibration.outcome == "refused":
-        failed = [check for check in calibration.failed if check.severity == "critical"]
-        return "refused", "the calibration data was refused: " + "; ".join(
-            f"{check.name}: found {check.found}, expected {check.expected}; {check.fix}" for check in failed
-        )
+        return "refused", _tell_calibration(calibration)
     if best is None:
         return "no_variant", _why_none(findings.trials)
     if best.outcome != "passed":
@@ -82,6 +86,17 @@ def _outcome(job: Job, findings: Findings) -> tuple[RunOutcome, str]:
         return "winner", f"{gain}; {why}"
     stays = findings.champion_before is not None and findings.champion_before.version == findings.champion.version
     return "promoted", f"{gain}, and {'stays' if stays else 'is now'} the champion, version {findings.champion.version}"
+
+
+def _tell_calibration(calibration: CalibrationVerdict) -> str:
+    """The verdict on the calibration data with what decided it."""
+    if not calibration.failed:
+        return f"the calibration data was accepted: {len(calibration.checks)} checks passed"
+    refused = calibration.outcome == "refused"
+    told = [check for check in calibration.failed if check.severity == "critical" or not refused]
+    return f"the calibration data was {'refused' if refused else 'accepted with warnings'}: " + "; ".join(
+        f"{check.name}: found {check.found}, expected {check.expected}; {check.fix}" for check in told
+    )
 
 
 def _why_none(trials: tuple[Trial, ...]) -> str:
@@ -119,7 +134,11 @@ def _document(job: Job | None, findings: Findings, clock: Clock, outcome: RunOut
         target=job.target if job else None,
         inventory=asdict(findings.inventory) if findings.inventory else None,
         calibration=CalibrationResult(
-            outcome=calibration.outcome, failed_checks=[_check(check) for check in calibration.failed]
+            outcome=calibration.outcome,
+            failed_checks=[_check(check) for check in calibration.failed],
+            passed_checks=[_check(check) for check in calibration.checks if check.passed],
+            figures=calibration.figures,
+            page=str(calibration.page),
         )
         if calibration
         else None,
@@ -171,6 +190,7 @@ def _candidate(trial: Trial) -> CandidateResult:
         size_bytes=trial.variant.size_bytes if trial.variant else None,
         peak_memory_mb=latency.peak_memory_mb if latency else None,
         coverage_macs=trial.coverage.share if trial.coverage else None,
+        saturation_max=trial.saturation.worst.share if trial.saturation and trial.saturation.worst else None,
         verdicts=[
             replace(verdict, value=_finite(verdict.value), low=_finite(verdict.low), high=_finite(verdict.high))
             for verdict in trial.verdicts

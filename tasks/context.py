@@ -54,6 +54,11 @@ class Evidence:
     traffic: Samples | None
     batch_axis: int | None
 
+    @property
+    def reference(self) -> Samples:
+        """What calibration data should be like: the traffic, or the evaluation inputs in its place."""
+        return self.traffic or self.evaluation
+
 
 @dataclass(frozen=True)
 class Given:

@@ -5,40 +5,107 @@ from __future__ import annotations
 from dataclasses import asdict
 from pathlib import Path
 
-from tasks.context import Evidence, Run, log
+from prefect.artifacts import create_link_artifact
+
+from tasks.context import MEASURE_CODE, Given, Run, log
+from tasks.measure.activations import find_taps, open_tapped, view_samples
+from tasks.measure.inventory import usable_cores
+from tasks.ptq.make import CPU_PROVIDER
 from tasks.step import step
 from validators import calibration_data
 from validators.calibration_data import judge_calibration
 from validators.digests import digest_code
-from validators.records import CalibrationVerdict
+from validators.errors import CandidateRefused, DataError
+from validators.model_view import ModelView
+from validators.records import CalibrationVerdict, SessionSettings
 
 CHECK_CODE = digest_code([Path(calibration_data.__file__).parent])
 
 
 @step("judge calibration data", retried=False)
-def judge_calibration_data(run: Run, evidence: Evidence) -> CalibrationVerdict:
-    """The verdict on the calibration data, with the Data Docs page of its checkpoint in the store."""
-    job = run.job
+def judge_calibration_data(run: Run, given: Given) -> CalibrationVerdict:
+    """The verdict on the calibration data, with the Data Docs page of its checkpoint in the store.
+
+    Raises:
+        DataError: the source fails on the samples.
+        JobError: `calibration.representation` is no tensor of the source.
+    """
+    job, evidence = run.job, given.evidence
     files = [evidence.calibration, evidence.evaluation] + ([evidence.traffic] if evidence.traffic else [])
     key = (
         [samples.file.digest for samples in files],
+        given.source.digest,
+        evidence.output.name,
+        job.data.label,
+        job.data.slices,
         job.calibration.model_dump(),
         job.seed,
         [asdict(spec) for spec in evidence.inputs],
         CHECK_CODE,
+        MEASURE_CODE,
     )
     with run.clock.work("judge calibration data"):
         verdict, _ = run.store.make(
-            "calibration-verdict",
-            key,
-            CalibrationVerdict,
-            lambda folder: judge_calibration(
-                evidence.calibration, evidence.evaluation, evidence.traffic, job.calibration, folder, seed=job.seed
-            ),
+            "calibration-verdict", key, CalibrationVerdict, lambda folder: _judge(run, given, folder)
         )
+    create_link_artifact(
+        verdict.page.as_uri(),
+        key="calibration-data",
+        link_text="the checks of the calibration data",
+        description=_tell(verdict),
+    )
     log.info("calibration data %s", verdict.outcome.replace("_", " "))
     for check in verdict.failed:
         log.warning(
             "calibration: %s (%s): found %s, expected %s", check.name, check.severity, check.found, check.expected
         )
     return verdict
+
+
+def _judge(run: Run, given: Given, folder: Path) -> CalibrationVerdict:
+    evidence = given.evidence
+    view = _view(run, given) if run.job.calibration.model_samples else None
+    return judge_calibration(
+        evidence.calibration,
+        evidence.evaluation,
+        evidence.traffic,
+        view,
+        run.job.calibration,
+        folder,
+        seed=run.job.seed,
+    )
+
+
+def _view(run: Run, given: Given) -> ModelView | None:
+    """What the source makes of some calibration and reference samples; None when there is no sound one on either side."""
+    job, evidence = run.job, given.evidence
+    calibration, reference = evidence.calibration, evidence.reference
+    settings = SessionSettings(CPU_PROVIDER, job.measurement.threads or usable_cores())
+    try:
+        with open_tapped(
+            given.source.onnx_path,
+            settings,
+            lambda graph: find_taps(graph, evidence.output.name, job.calibration.representation),
+        ) as watch:
+            return view_samples(
+                watch,
+                calibration,
+                reference,
+                most=job.calibration.model_samples,
+                fixed_batch=evidence.batch_axis,
+                seed=job.seed,
+            )
+    except CandidateRefused as error:
+        raise DataError(
+            found=f"{given.source.uri} fails on samples of {calibration.file.path.name} or {reference.file.path.name}: "
+            f"{error.found}",
+            expected="samples that the model runs on",
+            fix="check the values (a token beyond the vocabulary, an axis of another size), or set "
+            "`calibration.model_samples: 0` to leave the model out",
+        ) from error
+
+
+def _tell(verdict: CalibrationVerdict) -> str:
+    """The verdict in one line, for who sees the link."""
+    failed = ", ".join(f"{check.name} ({check.severity})" for check in verdict.failed)
+    return verdict.outcome.replace("_", " ") + (f": {failed}" if failed else f": {len(verdict.checks)} checks passed")

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
 from tasks.context import Evidence, Run, log
 from tasks.measure.accuracy import class_count
+from tasks.ptq.make import CPU_PROVIDER
 from tasks.runtimes.ort import describe_inputs, describe_outputs, open_session
 from tasks.step import step
 from validators.datasets import Samples, TensorSpec, check_evaluation, load_samples
 from validators.errors import DataError, JobError, SourceError
 from validators.gates import check_gates_can_be_met
+from validators.job import Job
 from validators.records import SessionSettings, Source
+
+if TYPE_CHECKING:
+    import onnxruntime as ort
+
+Role = Literal["calibration", "evaluation", "traffic", "pool"]
 
 
 @step("load data", retried=False)
@@ -27,16 +37,12 @@ def load_data(run: Run, source: Source) -> Evidence:
 
 def _load(run: Run, source: Source) -> Evidence:
     job = run.job
-    settings = SessionSettings("CPUExecutionProvider", job.measurement.threads)
+    settings = SessionSettings(CPU_PROVIDER, job.measurement.threads)
     with _SourceErrors(source), open_session(source.onnx_path, settings) as session:
-        inputs, outputs = describe_inputs(session), describe_outputs(session)
-        output = _judged_output(job.output, outputs)
-        calibration = load_samples(job.data.calibration, inputs, label=job.data.label, role="calibration")
-        evaluation = load_samples(job.data.evaluation, inputs, label=job.data.label, role="evaluation")
-        traffic = None
-        if job.data.traffic is not None:
-            traffic = load_samples(job.data.traffic, inputs, label=job.data.label, role="traffic")
-        batch_axis = _batch_axis(inputs)
+        inputs, output, batch_axis = _describe(job, session)
+        calibration = load_file(run, "calibration", job.data.calibration, inputs)
+        evaluation = load_file(run, "evaluation", job.data.evaluation, inputs)
+        traffic = load_file(run, "traffic", job.data.traffic, inputs) if job.data.traffic else None
         _check_fixed_batch(batch_axis, run, calibration, evaluation)
         probe = session.run([output.name], next(evaluation.batches(batch_axis or 2)))[0]
     label_shape = None if evaluation.labels is None else evaluation.labels.shape[1:]
@@ -46,6 +52,41 @@ def _load(run: Run, source: Source) -> Evidence:
     check_gates_can_be_met(job.gates, len(evaluation), is_right_or_wrong=classes is not None)
     log.info("data: %d calibration and %d evaluation samples", len(calibration), len(evaluation))
     return Evidence(inputs, output, calibration, evaluation, traffic, batch_axis)
+
+
+def describe_source(run: Run, source: Source) -> tuple[tuple[TensorSpec, ...], TensorSpec, int | None]:
+    """Inputs and judged output of a source, and the fixed size of its batch axis, if it is fixed.
+
+    Raises:
+        JobError: the output does not exist.
+        SourceError: the runtime does not load the source.
+    """
+    with _SourceErrors(source), open_session(source.onnx_path, SessionSettings(CPU_PROVIDER, 1)) as session:
+        return _describe(run.job, session)
+
+
+def _describe(job: Job, session: ort.InferenceSession) -> tuple[tuple[TensorSpec, ...], TensorSpec, int | None]:
+    inputs = describe_inputs(session)
+    return inputs, _judged_output(job.output, describe_outputs(session)), _batch_axis(inputs)
+
+
+def load_file(run: Run, role: Role, path: Path, inputs: tuple[TensorSpec, ...]) -> Samples:
+    """One data file of the job, or a pool for one, with its slices.
+
+    Raises:
+        DataError: the file is unreadable, does not fit the model, or lacks a slice that the job names.
+    """
+    data = run.job.data
+    samples = load_samples(path, inputs, label=data.label, role=role, slices=data.slices)
+    missing = sorted(set(data.slices) - set(samples.slices))
+    # Requests come as they are: traffic without groups is held against in other ways.
+    if missing and role != "traffic":
+        raise DataError(
+            found=f"{role} data {path.name} without {missing}, which `data.slices` names",
+            expected="an array (or column) for each slice in calibration and evaluation data",
+            fix="add the groups, or take their names out of `data.slices`",
+        )
+    return samples
 
 
 class _SourceErrors:

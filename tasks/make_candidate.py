@@ -89,7 +89,7 @@ def _try(run: Run, given: Given, inventory: Inventory, baseline: Accuracy, candi
 def _make(run: Run, given: Given, inventory: Inventory, candidate: Candidate) -> tuple[_Made, bool]:
     evidence = given.evidence
     threads = run.job.measurement.threads or usable_cores()
-    materials = _materials(run, given, inventory)
+    materials = materials_of(run, given, inventory)
     key = (
         candidate.name,
         given.source.digest,
@@ -110,7 +110,7 @@ def _make(run: Run, given: Given, inventory: Inventory, candidate: Candidate) ->
     return run.store.make("variant", key, _Made, make)
 
 
-def _materials(run: Run, given: Given, inventory: Inventory) -> Materials:
+def materials_of(run: Run, given: Given, inventory: Inventory) -> Materials:
     """The float graphs and calibration files, each made on first use and kept in the store."""
     source, evidence = given.source, given.evidence
     base = (source.digest, sorted(inventory.runtimes.items()), MAKER_CODE)

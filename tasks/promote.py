@@ -20,7 +20,7 @@ from tasks.runtimes.ort import open_session
 from tasks.step import step
 from validators.digests import digest_file
 from validators.errors import InfrastructureError
-from validators.records import Champion, Inventory, Trial, Variant
+from validators.records import Champion, Inventory, Saturation, Trial, Variant
 
 CONSUMER = Path(__file__).with_name("consumer.py")
 TAG = "quantgate."
@@ -105,7 +105,9 @@ def _register(
 
     with tempfile.TemporaryDirectory(prefix="quantgate-") as folder:
         manifest = Path(folder, "manifest.json")
-        manifest.write_text(json.dumps(_manifest(given, inventory, variant), indent=1), encoding="utf-8")
+        manifest.write_text(
+            json.dumps(_manifest(given, inventory, variant, winner.saturation), indent=1), encoding="utf-8"
+        )
         files = _variant_folder(variant, Path(folder))
         with mlflow.start_run(run_id=mlflow_run_id, log_system_metrics=False), quiet_mlflow():
             logged = registry_call(
@@ -143,8 +145,11 @@ def _artifact_files(variant: Variant) -> list[Path]:
     return [variant.path] + ([beside] if beside.exists() else [])
 
 
-def _manifest(given: Given, inventory: Inventory, variant: Variant) -> dict[str, Any]:
-    """What the consumer checks and needs: digests, session settings, and what the approval is tied to."""
+def _manifest(given: Given, inventory: Inventory, variant: Variant, saturation: Saturation | None) -> dict[str, Any]:
+    """What the consumer checks and needs: digests, session settings, and what the approval is tied to.
+
+    `ranges` is what to watch in production: the ends of each fixed range, and the share of values that lay outside of it here.
+    """
     runtime = next(name for name in inventory.runtimes if name.startswith("onnxruntime"))
     return {
         "candidate": variant.candidate,
@@ -155,6 +160,10 @@ def _manifest(given: Given, inventory: Inventory, variant: Variant) -> dict[str,
         "runtime": runtime,
         "runtime_version": inventory.runtimes[runtime],
         "device": inventory.device_key,
+        "ranges": {
+            tensor.tensor: {"low": tensor.low, "high": tensor.high, "share_outside": tensor.share}
+            for tensor in (saturation.tensors if saturation else ())
+        },
     }
 
 
@@ -204,9 +213,18 @@ def _lineage(run: Run, given: Given, inventory: Inventory, winner: Trial, varian
         "metric_drop_upper": f"{winner.drop.high:.6g}",
         "speedup_p50": f"{winner.latency.speedup.value:.4g}",
         "coverage_macs": f"{winner.coverage.share:.4g}",
+        "saturation": _saturation(winner.saturation),
         "verdicts": json.dumps({verdict.gate: verdict.outcome for verdict in winner.verdicts}),
     }
     return {f"{TAG}{key}": value for key, value in facts.items()}
+
+
+def _saturation(saturation: Saturation | None) -> str:
+    """The tensor that loses most, in words: the figure to watch in production."""
+    if saturation is None or saturation.worst is None:
+        return "no range is fixed"
+    worst = saturation.worst
+    return f"{worst.share:.4g} of the values of {worst.place} outside its range, at most ({saturation.samples} samples)"
 
 
 def _smoke_test(run: Run, given: Given, variant: Variant, uri: str) -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tasks.context import Evidence, Given, Run
 from tasks.registry import connect, experiment_id, registry_call
 from tasks.step import step
+from validators.calibration_data import RANGES_FILE
 from validators.datasets import Samples
 from validators.records import CalibrationVerdict, Inventory, Trial
 from validators.result import Result
@@ -18,8 +20,19 @@ from validators.result import Result
 EXPERIMENT = "quantgate"
 
 
+@contextmanager
+def recorded(run: Run, kind: Literal["run", "validation"]) -> Iterator[str]:
+    """The id of a new parent run in MLflow, which fails when the block does; `close_run` ends it otherwise."""
+    record = open_run(run, kind)
+    try:
+        yield record
+    except BaseException:
+        _abandon(run, record)
+        raise
+
+
 @step("open MLflow run")
-def open_run(run: Run) -> str:
+def open_run(run: Run, kind: str) -> str:
     """Start the parent run, with the job as its parameters, and return its id.
 
     Raises:
@@ -28,7 +41,7 @@ def open_run(run: Run) -> str:
     job = run.job
     with run.clock.work("record in MLflow"), connect(run.tracking_uri) as client:
         identifier = experiment_id(client, EXPERIMENT, run.tracking_uri)
-        tags = {"mlflow.runName": f"{job.source.rsplit(':/', 1)[-1]} on {job.target}", "quantgate.kind": "run"}
+        tags = {"mlflow.runName": f"{job.source.rsplit(':/', 1)[-1]} on {job.target}", "quantgate.kind": kind}
         parent: Any = registry_call(client.create_run, identifier, tags=tags)
         params = _flat(job.model_dump(mode="json"))
         registry_call(client.log_batch, parent.info.run_id, params=_params(params))
@@ -50,7 +63,13 @@ def record_evidence(run: Run, run_id: str, given: Given, inventory: Inventory, c
         for key, value in facts.items():
             registry_call(client.set_tag, run_id, f"quantgate.{key}", value)
         registry_call(client.set_tag, run_id, "quantgate.calibration", calibration.outcome)
-        registry_call(client.log_artifacts, run_id, str(_site(calibration.page)), "calibration")
+        failed = {f"quantgate.calibration.{check.name}": str(check.severity) for check in calibration.failed}
+        figures = {f"calibration_{name}": value for name, value in calibration.figures.items()}
+        registry_call(client.log_batch, run_id, metrics=_metrics(figures), tags=_tags(failed))
+        # The page as one file: what lies beside it in the store does not come along into MLflow's preview.
+        for file in (calibration.page, calibration.page.with_name(RANGES_FILE)):
+            if file.exists():
+                registry_call(client.log_artifact, run_id, str(file), "calibration")
 
 
 @step("record candidates in MLflow")
@@ -82,7 +101,7 @@ def close_run(run: Run, run_id: str, result: Result, page: Path) -> None:
         registry_call(client.set_terminated, run_id, "FINISHED")
 
 
-def abandon_run(run: Run, run_id: str) -> None:
+def _abandon(run: Run, run_id: str) -> None:
     """Mark the parent run of a run that an error ended as FAILED, as far as the registry still answers."""
     with connect(run.tracking_uri) as client, suppress(Exception):
         client.set_terminated(run_id, "FAILED")
@@ -105,6 +124,9 @@ def _record_trial(client: Any, run_id: str, trial: Trial) -> None:
         metrics |= {"metric_drop": trial.drop.value, "metric_drop_upper": trial.drop.high}
     if trial.coverage:
         metrics["coverage_macs"] = trial.coverage.share
+    if trial.saturation and trial.saturation.worst:
+        metrics["saturation_max"] = trial.saturation.worst.share
+        tags["quantgate.saturation_worst"] = trial.saturation.worst.place
     for latency in trial.latencies:
         metrics |= {
             f"latency_p50_ms_b{latency.batch_size}": latency.p50_ms,
@@ -188,8 +210,3 @@ def _tags(values: dict[str, str]) -> list[Any]:
     from mlflow.entities import RunTag
 
     return [RunTag(key, value) for key, value in values.items()]
-
-
-def _site(page: Path) -> Path:
-    """The folder of the Data Docs site that a page belongs to."""
-    return next((parent for parent in page.parents if (parent / "index.html").exists()), page.parent)

@@ -151,4 +151,7 @@ def _find_program(data: Path, uri: str) -> Path:
 
 
 def _parity_samples(run: Run, inputs: Any) -> Any:
-    return load_samples(run.job.data.calibration, inputs, label=run.job.data.label, role="calibration")
+    data = run.job.data
+    # Where a calibration set is still to be picked, there is none yet.
+    role = "calibration" if data.calibration.exists() else "evaluation"
+    return load_samples(getattr(data, role), inputs, label=data.label, role=role, slices=data.slices)

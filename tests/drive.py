@@ -10,18 +10,29 @@ import io
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 from flows import cli
 
 
+def answer(call: dict[str, Any], result: Path) -> int:
+    """The exit code of one call: a run unless it asks for another command."""
+    job = Path(call["job"])
+    if call.get("command") == "validate":
+        return cli.validate_job(job, result)
+    if call.get("command") == "suggest":
+        return cli.suggest(job, Path(call["pool"]), call["size"], None)
+    return cli.run_job(job, result, promote=call.get("promote", True))
+
+
 def main(calls: Path, answers: Path) -> None:
-    """`CALLS` holds a list of {"name", "job", "promote"}; `ANSWERS` maps each name to exit code, output and result."""
+    """`CALLS` holds a list of {"name", "job", ...}; `ANSWERS` maps each name to exit code, output and result."""
     given = {}
     for call in json.loads(calls.read_text()):
         result = answers.parent / f"{call['name']}.result.json"
         said = io.StringIO()
         with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-            code = cli.run_job(Path(call["job"]), result, promote=call.get("promote", True))
+            code = answer(call, result)
         document = json.loads(result.read_text()) if result.exists() else None
         given[call["name"]] = {"code": code, "said": said.getvalue(), "result": document}
     answers.write_text(json.dumps(given))

@@ -47,7 +47,7 @@ def write_job(path: Path, job: dict[str, object]) -> Path:
 
 
 def run_jobs(state: Path, folder: Path, calls: list[dict[str, object]], **extra: str) -> dict[str, Answer]:
-    """Run jobs in one process; each call has a name, the job's path and, when it differs, `promote`."""
+    """Run jobs in one process; each call has a name, the job's path and what `drive.answer` reads of the rest."""
     folder.mkdir(parents=True, exist_ok=True)
     asked, answers = folder / "calls.json", folder / "answers.json"
     asked.write_text(json.dumps(calls))

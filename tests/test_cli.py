@@ -28,7 +28,11 @@ def quantgate(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[st
 
 def commands() -> list[str]:
     """The names of all commands."""
-    return [str(command.name or command.callback.__name__) for command in app.registered_commands if command.callback]
+    return [
+        str(command.name or command.callback.__name__).replace("_", "-")
+        for command in app.registered_commands
+        if command.callback
+    ]
 
 
 def test_each_command_has_help_with_an_example_that_fits_a_screen(tmp_path: Path) -> None:
@@ -86,7 +90,7 @@ def test_doctor_names_every_target_and_the_runtime(tmp_path: Path) -> None:
 def test_the_readme_names_commands_that_exist_and_a_job_that_reads() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```(\w+)\n(.*?)```", text, re.DOTALL)
-    named = {match for kind, block in blocks if kind == "bash" for match in re.findall(r"quantgate (\w+)", block)}
+    named = {match for kind, block in blocks if kind == "bash" for match in re.findall(r"quantgate ([\w-]+)", block)}
     assert named
     assert named <= set(commands())
     targets = {

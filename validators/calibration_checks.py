@@ -4,40 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from validators.drift import Comparison
-from validators.job import CalibrationBounds
+from validators.calibration_evidence import Evidence
 from validators.label_coverage import MIN_EXPECTED_COUNT, count_required_labels
-from validators.records import Check
-
-if TYPE_CHECKING:
-    import pandas as pd
+from validators.records import Check, worst_first
+from validators.words import SHOWN, and_more, count, name_rows, percent
 
 Severity = Literal["critical", "warning"]
 Words = tuple[str, str, str]
-MAX_DUPLICATE_SHARE = 0.05
-SHOWN = 5  # rows, statistics or labels named in a text; the page has them all
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """What the checks read: `table` has one row a calibration sample, the rest says what its columns are held against.
-
-    Columns of `table`: `digest` (of the inputs), `in evaluation` (0 or 1), `label` (if labels are judged), and by input
-    `input.differs from first` (0 or 1), `input.not finite` (a count, float inputs only) and `input.statistic`.
-    `reference_labels` maps each label of the reference to its samples; None when labels are not judged. `medians` holds for
-    each statistic the median over the calibration and over the reference.
-    """
-
-    table: pd.DataFrame
-    float_inputs: tuple[str, ...]
-    other_inputs: tuple[str, ...]
-    comparisons: tuple[Comparison, ...]
-    medians: dict[str, tuple[float, float]]
-    reference: str
-    reference_labels: dict[int, int] | None
-    bounds: CalibrationBounds
+WORST_TENSORS = 3  # named in a text; the page has ten, `ranges.csv` all
 
 
 @dataclass(frozen=True)
@@ -60,7 +36,7 @@ def describe_checks(evidence: Evidence, results: Sequence[Result]) -> tuple[Chec
     checks = []
     for name, describe in DESCRIPTIONS.items():
         own = [result for result in results if result.check == name]
-        if name == "labels_covered" and not own:
+        if name in OPTIONAL and not own:
             continue
         failed = [result for result in own if not result.passed]
         grave: Severity = "critical"
@@ -112,11 +88,19 @@ def _describe_varies(evidence: Evidence, results: Sequence[Result]) -> Words:
 
 
 def _describe_leakage(evidence: Evidence, _: Sequence[Result]) -> Words:
-    rows = [int(row) for row in evidence.table.index[evidence.table["in evaluation"] > 0]]
+    table, leaks = evidence.table, evidence.leaks
+    copies = [int(row) for row in table.index[table["in evaluation"] > 0]]
+    near = [int(row) for row in table.index[table["near evaluation"] > 0]]
+    found = [f"{len(copies)} of {len(table)} samples in the evaluation data as well"]
+    if near:
+        places = [f"{row} like its {leaks.near[row]}" for row in near]
+        found.append(f"{len(near)} nearly the same as one there ({', '.join(places[:SHOWN])}{and_more(places)})")
+    leaked = copies + (near if len(near) > leaks.allowed else [])
     return (
-        f"{len(rows)} of {len(evidence.table)} samples in the evaluation data as well",
-        "no calibration sample in the evaluation data",
-        f"remove {name_rows(rows)} from the calibration data, or the same samples from the evaluation data",
+        ", ".join(found),
+        "no calibration sample in the evaluation data, and at most "
+        f"{leaks.allowed} nearly the same (evaluation samples among themselves: {leaks.natural_share:.1%})",
+        f"remove {name_rows(sorted(leaked))} from the calibration data, or the same samples from the evaluation data",
     )
 
 
@@ -125,23 +109,25 @@ def _describe_duplicates(evidence: Evidence, results: Sequence[Result]) -> Words
     copies = round(n * (1 - results[0].values["observed_value"]))
     return (
         f"{copies} of {n} samples ({copies / n:.1%}) repeat an earlier one",
-        f"at most {MAX_DUPLICATE_SHARE:.0%} repeated samples",
+        f"at most {evidence.bounds.max_duplicates:.0%} repeated samples",
         f"remove {count(copies, 'repeated sample')}, or put others in their place",
     )
 
 
-def _describe_labels(evidence: Evidence, results: Sequence[Result]) -> Words:
-    reference = evidence.reference_labels or {}
-    required = count_required_labels(reference, len(evidence.table))
-    short = results[0].values["details"]["short"]
-    found = [
-        f"label {s['label']}: {s['count']} samples, {s['reference_share']:.1%} of the reference" for s in short[:SHOWN]
-    ]
-    fixes = [f"{s['needed'] - s['count']} of label {s['label']}" for s in short]
-    fine = f"none of the {required} labels that must occur is too rare" if required else "no label that must occur"
+def _describe_groups(evidence: Evidence, results: Sequence[Result]) -> Words:
+    """Labels, or the groups of all slices: each result is about one column of the table."""
+    required, found, fixes = 0, [], []
+    for result in results:
+        required += count_required_labels(evidence.groups[result.subject], len(evidence.table))
+        for short in result.values["details"]["short"]:
+            name = f"{result.subject.removeprefix('slice.')} {short['label']}"
+            found.append(f"{name}: {short['count']} samples, {short['reference_share']:.1%} of the reference")
+            fixes.append(f"{short['needed'] - short['count']} of {name}")
+    noun = "labels" if results[0].subject == "label" else "groups"
+    fine = f"none of the {required} {noun} that must occur is too rare" if required else f"no {noun} that must occur"
     return (
-        "; ".join(found) + and_more(short) or fine,
-        f"each label of which {MIN_EXPECTED_COUNT:.0f} samples or more are expected: present, with at least "
+        "; ".join(found[:SHOWN]) + and_more(found) or fine,
+        f"each of the {noun} of which {MIN_EXPECTED_COUNT:.0f} samples or more are expected: present, with at least "
         f"{evidence.bounds.min_label_share:g} times its share of the reference ({evidence.reference})",
         "add at least as many samples: " + ", ".join(fixes),
     )
@@ -174,37 +160,65 @@ def _describe_drift(evidence: Evidence, name: str, observed: dict[str, Any]) -> 
     )
 
 
-def name_rows(rows: Sequence[int]) -> str:
-    """Rows, counted from 0, for a person to find.
-
-    >>> name_rows([3, 17]), name_rows(range(100))
-    ('samples 3, 17', '100 samples (0, 1, 2, 3, 4 and 95 more)')
-    """
-    if len(rows) <= SHOWN:
-        return f"{'sample' if len(rows) == 1 else 'samples'} {', '.join(map(str, rows))}"
-    return f"{len(rows)} samples ({', '.join(map(str, rows[:SHOWN]))}{and_more(rows)})"
-
-
-def and_more(items: Sequence[object]) -> str:
-    """The end of a list of which `SHOWN` items are written out."""
-    return f" and {len(items) - SHOWN} more" if len(items) > SHOWN else ""
+def _describe_representation(evidence: Evidence, _: Sequence[Result]) -> Words:
+    seen = evidence.seen
+    assert seen is not None  # without it there is no such check
+    bounds, likeness = evidence.bounds, seen.likeness
+    return (
+        f"squared discrepancy {likeness.mmd:.3g}, p-value {likeness.p_value:.2g}, in {seen.view.tensor} "
+        f"({len(seen.view.calibration)} against {len(seen.view.reference)} samples)",
+        f"a squared maximum mean discrepancy of at most {bounds.max_mmd:g} from {evidence.reference} in what the model makes "
+        f"of the samples, or a p-value of at least {bounds.min_drift_p_value:g}",
+        f"look for a source, language or kind of sample that {evidence.reference} and the calibration data do not share; "
+        "draw the calibration samples at random from the same source",
+    )
 
 
-def count(number: int, noun: str) -> str:
-    """A number with its noun.
+def _describe_cover(evidence: Evidence, _: Sequence[Result]) -> Words:
+    seen = evidence.seen
+    assert seen is not None
+    regions = [f"sample {region.row} (stands for {region.samples})" for region in seen.cover.regions]
+    return (
+        f"{seen.cover.share:.1%} of {count(len(seen.view.reference), 'sample')} of {evidence.reference} have a calibration "
+        "sample near them",
+        f"at least {evidence.bounds.min_embedding_coverage:.0%}; near is as near as 95 % of calibration samples have another",
+        f"add at least {count(len(regions), 'sample')} like these of {evidence.reference}: "
+        + ", ".join(regions[:SHOWN])
+        + and_more(regions),
+    )
 
-    >>> count(1, "sample"), count(2, "sample")
-    ('1 sample', '2 samples')
-    """
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+def _describe_ranges(evidence: Evidence, _: Sequence[Result]) -> Words:
+    seen, bounds = evidence.seen, evidence.bounds
+    assert seen is not None
+    worst = [tensor for tensor in worst_first(seen.view.clipping)[:WORST_TENSORS] if tensor.share]
+    found = ", ".join(f"{percent(tensor.share)} of {tensor.place}" for tensor in worst) or "no value"
+    by_samples = max(seen.view.clipping, key=lambda tensor: tensor.sample_share, default=None)
+    most = (
+        f"; samples with such values: up to {percent(by_samples.sample_share)}, in {by_samples.place}"
+        if by_samples and worst
+        else ""
+    )
+    return (
+        f"values outside the range of the calibration samples: {found}{most}",
+        f"at most {percent(bounds.max_saturation)} of the values of each tensor that {evidence.reference} bring, in at most "
+        f"{percent(bounds.max_clipped_samples)} of the samples",
+        f"add samples that reach as far as {evidence.reference} (the longest, the brightest, the rarest), in the share that "
+        "they have there",
+    )
 
 
+OPTIONAL = frozenset({"labels_covered", "slices_covered", "same_representation", "reference_covered", "ranges_hold"})
 DESCRIPTIONS: dict[str, Callable[[Evidence, Sequence[Result]], Words]] = {
     "enough_samples": _describe_enough,
     "finite": _describe_finite,
     "varies": _describe_varies,
     "no_leakage": _describe_leakage,
     "no_duplicates": _describe_duplicates,
-    "labels_covered": _describe_labels,
+    "labels_covered": _describe_groups,
+    "slices_covered": _describe_groups,
     "same_distribution": _describe_distribution,
+    "same_representation": _describe_representation,
+    "reference_covered": _describe_cover,
+    "ranges_hold": _describe_ranges,
 }

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
+import csv
 import threading
-from collections import Counter
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
-from validators.calibration_checks import Evidence, describe_checks
+from validators.calibration_checks import describe_checks
+from validators.calibration_evidence import Evidence, gather_evidence
 from validators.datasets import Samples
-from validators.digests import digest_samples
-from validators.drift import Vector, compare
-from validators.errors import DataError
 from validators.job import CalibrationBounds
-from validators.records import CalibrationVerdict, Check
-from validators.sample_statistics import align, count_nonfinite, differs_from_first, measure_samples
+from validators.model_view import ModelView
+from validators.records import CalibrationVerdict, Check, worst_first
 
-# Statistics of more reference samples than this would take longer and change no verdict: chance in the calibration samples,
-# of which there are fewer, is what limits the comparison.
-MAX_REFERENCE_SAMPLES = 5000
+RANGES_FILE = "ranges.csv"
 # Great Expectations keeps the current context, and Python the warning filters, in one place for the whole process.
 _ONE_AT_A_TIME = threading.Lock()
 
@@ -30,6 +23,7 @@ def judge_calibration(
     calibration: Samples,
     evaluation: Samples,
     traffic: Samples | None,
+    view: ModelView | None,
     bounds: CalibrationBounds,
     page_folder: Path,
     *,
@@ -38,30 +32,48 @@ def judge_calibration(
     """The verdict of one Great Expectations checkpoint on the calibration samples, its Data Docs site in `page_folder`.
 
     The reference, which the calibration samples should be like, is `traffic`, or the inputs of `evaluation` without it. All
-    `inputs[name]` have shape `(n, ...)`; `seed` draws the reference samples when there are more than 5,000. The checks:
+    `inputs[name]` have shape `(n, ...)`; `view` is what the model makes of both; `seed` draws the reference samples when there
+    are more than 5,000, and what is run through the model. The checks, with the bound's name in the job and its default:
 
-    - `enough_samples` (critical): at least `bounds.min_samples` distinct ones; copies add no evidence.
+    - `enough_samples` (critical): at least `min_samples` (64) distinct ones; copies add no evidence. The number comes from how
+      ranges converge: of n + 1 samples of one distribution each is as likely as the others to hold the largest value of a
+      tensor, so that the next request leaves the range of n samples, to either side, with a probability of 2 / (n + 1),
+      whatever the distribution. 64 samples make that 3 %, and another 64 gain 1.5 points; 12 leave it at 15 %.
     - `finite` (critical): no NaN or Inf in a float input.
     - `varies` (critical; a warning for inputs that are not float): no input is the same in all samples.
-    - `no_leakage` (critical): no sample is in the evaluation data, by the digest of its inputs. An exact copy is found, one
-      with other padding or rounding is not.
-    - `no_duplicates` (warning): at most 5 % of the samples repeat an earlier one.
-    - `labels_covered` (critical; absent unless calibration and reference have class indices): no label of the reference is
-      missing or rare. `validators.label_coverage.find_short_labels` says how chance is kept out of it.
+    - `no_leakage` (critical): no sample is in the evaluation data, by the digest of its inputs; and no more are nearly the same
+      as an evaluation sample than evaluation samples are among themselves (`min_leak_p_value`, 0.001).
+      `validators.near_duplicates` says what nearly the same means.
+    - `no_duplicates` (warning): at most `max_duplicates` (5 %) of the samples repeat an earlier one.
+    - `labels_covered`, `slices_covered` (critical; absent unless calibration and reference have class indices, or slices): no
+      group of the reference is missing or rare (`min_label_share`, 0.25 of its share there).
+      `validators.label_coverage.find_short_labels` says how chance is kept out of it.
     - `same_distribution` (critical with both signs of drift, a warning with one): mean, std, min, max and share of zeros of
-      each float input, mean, share of zeros and length (entries that are not zero) of each integer input, by population
-      stability index above chance and by corrected Kolmogorov-Smirnov p-value. `validators.drift` has formulas and sources.
+      each magnitude, mean, share of zeros and length of each index or mask, surprisal and share of unseen tokens of each index,
+      by population stability index above chance (`max_psi`, 0.5) and by corrected Kolmogorov-Smirnov p-value
+      (`min_drift_p_value`, 0.001). `validators.drift` and `validators.token_frequencies` have formulas and sources.
+    - `same_representation` (critical with both signs, a warning with the p-value alone): maximum mean discrepancy of the
+      model's own representation (`max_mmd`, 0.02) and its p-value by permutation (`min_drift_p_value`).
+    - `reference_covered` (critical): at least `min_embedding_coverage` (80 %; a random draw has 95 % on average) of reference
+      samples have a calibration sample near them in that representation. `validators.representation` has formulas and sources.
+    - `ranges_hold` (critical; a warning for samples): in no tensor that would be quantized do more than `max_saturation` (1 %)
+      of the reference's values lie outside the range of the calibration samples, nor do more than `max_clipped_samples` (25 %)
+      of the reference samples have such a value in it.
+
+    The last three are absent without `view`. Beside the page lies `ranges.csv`, one row a tensor.
 
     Raises:
         DataError: an input of the reference has a finite value in no sample, so that nothing can be compared with it.
     """
-    evidence = gather_evidence(calibration, evaluation, traffic, bounds, seed=seed)
+    evidence = gather_evidence(calibration, evaluation, traffic, view, bounds, seed=seed)
     with _ONE_AT_A_TIME:
         from validators.checkpoint import run_checkpoint  # imports Great Expectations: 4 s
 
         results, page = run_checkpoint(evidence, page_folder)
+    if view is not None:
+        _write_ranges(view, page_folder / RANGES_FILE)
     checks = describe_checks(evidence, results)
-    return CalibrationVerdict(conclude(checks), checks, page)
+    return CalibrationVerdict(conclude(checks), checks, page, measure_figures(evidence))
 
 
 def conclude(checks: tuple[Check, ...]) -> Literal["accepted", "accepted_with_warnings", "refused"]:
@@ -72,65 +84,27 @@ def conclude(checks: tuple[Check, ...]) -> Literal["accepted", "accepted_with_wa
     return "accepted_with_warnings" if failed else "accepted"
 
 
-def gather_evidence(
-    calibration: Samples, evaluation: Samples, traffic: Samples | None, bounds: CalibrationBounds, *, seed: int
-) -> Evidence:
-    """All that the checks read of the samples, as one table and what its columns are held against.
-
-    Raises:
-        DataError: an input of the reference has a finite value in no sample.
-    """
-    import pandas as pd  # 1 s to import
-
-    reference = evaluation if traffic is None else traffic
-    statistics, reference_statistics = align(
-        measure_samples(calibration.inputs), measure_samples(reference.inputs, _draw(len(reference), seed))
-    )
-    _check_reference(reference, reference_statistics)
-    digests, known = digest_samples(calibration.inputs), set(digest_samples(evaluation.inputs))
-    columns: dict[str, Any] = {"digest": digests, "in evaluation": [int(digest in known) for digest in digests]}
-    labels, reference_labels = calibration.labels, reference.labels
-    counts = None
-    if labels is not None and reference_labels is not None and _are_classes(labels) and _are_classes(reference_labels):
-        columns["label"] = labels
-        counts = {int(label): number for label, number in Counter(reference_labels.tolist()).items()}
-    is_float = {name: array.dtype.kind == "f" for name, array in calibration.inputs.items()}
-    for name, array in calibration.inputs.items():
-        columns[f"{name}.differs from first"] = differs_from_first(array)
-        if is_float[name]:
-            columns[f"{name}.not finite"] = count_nonfinite(array)
-    return Evidence(
-        table=pd.DataFrame(columns | statistics),
-        float_inputs=tuple(name for name in is_float if is_float[name]),
-        other_inputs=tuple(name for name in is_float if not is_float[name]),
-        comparisons=compare(statistics, reference_statistics),
-        medians={name: (_median(values), _median(reference_statistics[name])) for name, values in statistics.items()},
-        reference="the evaluation inputs" if traffic is None else "the traffic",
-        reference_labels=counts,
-        bounds=bounds,
-    )
+def measure_figures(evidence: Evidence) -> dict[str, float]:
+    """The numbers that are worth watching from run to run, by name; shares from 0 to 1."""
+    figures: dict[str, float] = {
+        "samples": len(evidence.table),
+        "distinct_samples": int(evidence.table["digest"].nunique()),
+        "leaked_samples": int(evidence.table["in evaluation"].sum() + evidence.table["near evaluation"].sum()),
+    }
+    if evidence.comparisons:
+        figures["min_drift_p_value"] = min(comparison.p_value for comparison in evidence.comparisons)
+    if seen := evidence.seen:
+        figures |= {"mmd": seen.likeness.mmd, "mmd_p_value": seen.likeness.p_value}
+        figures["embedding_coverage"] = seen.cover.share
+        figures["saturation_max"] = max((tensor.share for tensor in seen.view.clipping), default=0.0)
+    return figures
 
 
-def _draw(count: int, seed: int) -> NDArray[np.intp] | None:
-    if count <= MAX_REFERENCE_SAMPLES:
-        return None
-    return np.sort(np.random.default_rng(seed).choice(count, MAX_REFERENCE_SAMPLES, replace=False))
-
-
-def _are_classes(labels: NDArray[Any]) -> bool:
-    return labels.ndim == 1 and labels.dtype.kind in "iu"
-
-
-def _median(values: Vector) -> float:
-    finite = values[np.isfinite(values)]
-    return float(np.median(finite)) if finite.size else float("nan")
-
-
-def _check_reference(reference: Samples, statistics: dict[str, Vector]) -> None:
-    empty = sorted({name.rpartition(".")[0] for name, values in statistics.items() if not np.isfinite(values).any()})
-    if empty:
-        raise DataError(
-            found=f"{reference.file.path.name}: NaN or Inf in input {empty[0]!r} of every sample",
-            expected="samples with finite values, to hold the calibration data against",
-            fix="repair the file, or leave out `data.traffic`",
-        )
+def _write_ranges(view: ModelView, path: Path) -> None:
+    with path.open("w", encoding="utf-8", newline="") as stream:
+        writer = csv.writer(stream)
+        writer.writerow(["tensor", "nodes", "low", "high", "share of values outside", "share of samples outside"])
+        for tensor in worst_first(view.clipping):
+            writer.writerow(
+                [tensor.tensor, " ".join(tensor.nodes), tensor.low, tensor.high, tensor.share, tensor.sample_share]
+            )

@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from html import escape
 from pathlib import Path
-from typing import Any
 
-from validators.calibration_checks import MAX_DUPLICATE_SHARE, Evidence, Result, Severity
-from validators.expectations import ExpectColumnToCoverLabels, ExpectColumnToFollowReference
+from validators.calibration_checks import Result, Severity
+from validators.calibration_evidence import Evidence
+from validators.calibration_suite import list_expectations
+from validators.offline_pages import make_offline, write_alone
 from validators.quiet_import import quiet_import
 
 with quiet_import():
     import great_expectations as gx
-    import great_expectations.expectations as built_in
     from great_expectations.checkpoint.actions import UpdateDataDocsAction
     from great_expectations.core.expectation_validation_result import ExpectationSuiteValidationResult
     from great_expectations.data_context.types.base import (
@@ -24,15 +24,15 @@ with quiet_import():
         InMemoryStoreBackendDefaults,
         ProgressBarsConfig,
     )
-    from great_expectations.expectations.expectation import Expectation
 
 NAME = "calibration"
-# The module exports its classes in a way that strict typing does not see.
-gxe: Any = built_in
+PAGE = "calibration.html"
 
 
 def run_checkpoint(evidence: Evidence, page_folder: Path) -> tuple[list[Result], Path]:
     """Judge the table of the evidence, write the Data Docs site into `page_folder`, and return results and page.
+
+    The page, `calibration.html`, is that of the site as one file.
 
     Everything but the site stays in memory: no project folder, no progress bars, nothing sent anywhere.
 
@@ -58,7 +58,7 @@ def run_checkpoint(evidence: Evidence, page_folder: Path) -> tuple[list[Result],
     batch = (
         context.data_sources.add_pandas(NAME).add_dataframe_asset("samples").add_batch_definition_whole_dataframe("all")
     )
-    suite = context.suites.add(gx.ExpectationSuite(name=NAME, expectations=list(_list_expectations(evidence))))
+    suite = context.suites.add(gx.ExpectationSuite(name=NAME, expectations=list(list_expectations(evidence))))
     validation = context.validation_definitions.add(gx.ValidationDefinition(name=NAME, data=batch, suite=suite))
     action = UpdateDataDocsAction(name="write the page", site_names=[NAME])
     checkpoint = context.checkpoints.add(
@@ -69,8 +69,10 @@ def run_checkpoint(evidence: Evidence, page_folder: Path) -> tuple[list[Result],
     pages = _find_pages(page_folder) - before
     if len(pages) != 1 or not (page_folder / "index.html").is_file():
         raise RuntimeError(f"Great Expectations wrote no page into {page_folder}; its log says why")
+    make_offline(page_folder)
+    write_alone(pages.pop(), page_folder / PAGE)
     (result,) = run.run_results.values()
-    return list(_read_results(result)), pages.pop()
+    return list(_read_results(result)), page_folder / PAGE
 
 
 def _find_pages(folder: Path) -> set[Path]:
@@ -93,95 +95,3 @@ def _read_results(suite_result: ExpectationSuiteValidationResult) -> Iterator[Re
                 )
         severity: Severity = "critical" if config.severity.value == "critical" else "warning"
         yield Result(config.meta["check"], config.meta["subject"], bool(result.success), severity, dict(result.result))
-
-
-def _list_expectations(evidence: Evidence) -> Iterator[Expectation]:
-    bounds = evidence.bounds
-    yield gxe.ExpectColumnUniqueValueCountToBeBetween(
-        column="digest",
-        min_value=bounds.min_samples,
-        **_tell("enough_samples", "", "critical", f"there are at least {bounds.min_samples} distinct samples"),
-    )
-    for name in evidence.float_inputs:
-        yield gxe.ExpectColumnMaxToBeBetween(
-            column=escape(f"{name}.not finite"),
-            max_value=0,
-            **_tell(
-                "finite",
-                name,
-                "critical",
-                "no sample holds values that are NaN or Inf (observed: the most in a sample)",
-            ),
-        )
-    for name in (*evidence.float_inputs, *evidence.other_inputs):
-        yield gxe.ExpectColumnSumToBeBetween(
-            column=escape(f"{name}.differs from first"),
-            min_value=1,
-            **_tell(
-                "varies",
-                name,
-                "critical" if name in evidence.float_inputs else "warning",
-                "the input is not the same in all samples (observed: samples that differ from the first)",
-            ),
-        )
-    yield gxe.ExpectColumnSumToBeBetween(
-        column="in evaluation",
-        max_value=0,
-        **_tell("no_leakage", "", "critical", "no sample is in the evaluation data (observed: samples that are)"),
-    )
-    yield gxe.ExpectColumnProportionOfUniqueValuesToBeBetween(
-        column="digest",
-        min_value=1 - MAX_DUPLICATE_SHARE,
-        **_tell("no_duplicates", "", "warning", f"at least {1 - MAX_DUPLICATE_SHARE:.0%} of the samples are distinct"),
-    )
-    if evidence.reference_labels is not None:
-        yield _expect_labels(evidence, evidence.reference_labels)
-    yield from _expect_distributions(evidence)
-
-
-def _expect_labels(evidence: Evidence, reference: dict[int, int]) -> Expectation:
-    share = evidence.bounds.min_label_share
-    return ExpectColumnToCoverLabels(
-        column="label",
-        labels=list(reference),
-        reference_counts=list(reference.values()),
-        min_share=share,
-        **_tell(
-            "labels_covered",
-            "",
-            "critical",
-            f"each label of {evidence.reference} that must occur does, with at least {share:g} times its share there",
-        ),
-    )
-
-
-def _expect_distributions(evidence: Evidence) -> Iterator[Expectation]:
-    bounds = evidence.bounds
-    limits = f"PSI at most {bounds.max_psi:g} above chance, corrected KS p-value at least {bounds.min_drift_p_value:g}"
-    for comparison in evidence.comparisons:
-        severities: tuple[tuple[int, Severity], ...] = ((1, "critical"), (0, "warning"))
-        for max_signs, severity in severities:
-            yield ExpectColumnToFollowReference(
-                column=escape(comparison.statistic),
-                edges=list(comparison.edges),
-                reference_counts=list(comparison.reference_counts),
-                p_value=comparison.p_value,
-                max_psi=bounds.max_psi,
-                min_p_value=bounds.min_drift_p_value,
-                max_signs=max_signs,
-                **_tell(
-                    "same_distribution",
-                    comparison.statistic,
-                    severity,
-                    f"distributed like {evidence.reference}: {'either' if max_signs else 'both'} of {limits}",
-                ),
-            )
-
-
-def _tell(check: str, subject: str, severity: Severity, text: str) -> dict[str, Any]:
-    """What the page and the verdict need to know of an expectation. The page shows `description`."""
-    return {
-        "severity": severity,
-        "description": f"{check} ({severity}): {text}",
-        "meta": {"check": check, "subject": subject},
-    }

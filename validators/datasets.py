@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +31,15 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class Samples:
-    """Samples that fit a model: `inputs[name]` has shape `(n, ...)`, `labels` shape `(n,)` or is None."""
+    """Samples that fit a model: `inputs[name]` has shape `(n, ...)`, `labels` shape `(n,)` or is None.
+
+    `slices[name]` (integers, booleans or text of shape `(n,)`) tells each sample's group.
+    """
 
     file: DataFile
     inputs: Arrays
     labels: NDArray[Any] | None
+    slices: Arrays = field(default_factory=dict)
 
     def __len__(self) -> int:
         return self.file.rows
@@ -46,16 +50,19 @@ class Samples:
             yield {name: array[start : start + size] for name, array in self.inputs.items()}
 
 
-def load_samples(path: Path, inputs: tuple[TensorSpec, ...], *, label: str, role: str) -> Samples:
+def load_samples(
+    path: Path, inputs: tuple[TensorSpec, ...], *, label: str, role: str, slices: tuple[str, ...] = ()
+) -> Samples:
     """Read a data file and check that its arrays fit the model's inputs.
 
-    `role` (calibration, evaluation, traffic) names the file in errors. The label is optional here.
+    `role` (calibration, evaluation, traffic) names the file in errors. The label is optional here, and so are slices.
 
     Raises:
         DataError: the file is missing, unreadable or empty, or a name, dtype, shape or length does not fit.
     """
     arrays = _read(path, role)
     labels = arrays.pop(label, None)
+    groups = {name: _as_groups(arrays.pop(name), name, path, role) for name in slices if name in arrays}
     expected = "; ".join(str(spec) for spec in inputs)
     missing = [spec.name for spec in inputs if spec.name not in arrays]
     extra = sorted(set(arrays) - {spec.name for spec in inputs})
@@ -65,7 +72,7 @@ def load_samples(path: Path, inputs: tuple[TensorSpec, ...], *, label: str, role
             + (f", missing {missing}" if missing else "")
             + (f", not inputs of the model: {extra}" if extra else ""),
             expected=f"one array for each input ({expected}) and {label!r}",
-            fix="name the arrays like the model's inputs, or set `data.label`",
+            fix="name the arrays like the model's inputs, or set `data.label` and `data.slices`",
         )
     for spec in inputs:
         _check_array(arrays[spec.name], spec, path, role)
@@ -75,9 +82,8 @@ def load_samples(path: Path, inputs: tuple[TensorSpec, ...], *, label: str, role
             expected="one label a sample, along axis 0",
             fix="write the labels as an array",
         )
-    lengths = {name: len(array) for name, array in arrays.items()} | (
-        {label: len(labels)} if labels is not None else {}
-    )
+    others = groups | ({label: labels} if labels is not None else {})
+    lengths = {name: len(array) for name, array in (arrays | others).items()}
     if len(set(lengths.values())) > 1:
         raise DataError(
             found=f"{role} data {path.name} with lengths {lengths}",
@@ -89,7 +95,7 @@ def load_samples(path: Path, inputs: tuple[TensorSpec, ...], *, label: str, role
         raise DataError(
             found=f"{role} data {path.name} with no samples", expected="at least one sample", fix="fill the file"
         )
-    return Samples(DataFile(path, digest_file(path), rows), arrays, labels)
+    return Samples(DataFile(path, digest_file(path), rows), arrays, labels, groups)
 
 
 def check_evaluation(samples: Samples, *, metric: str, output: TensorSpec, classes: int | None, label: str) -> None:
@@ -209,6 +215,19 @@ def _column(array: Any) -> NDArray[Any]:
         raise ValueError(f"lists of lengths {sorted(lengths)[:5]}")
     inner = _column(array.flatten())
     return inner.reshape(len(array), *(lengths or [0]), *inner.shape[1:])
+
+
+def _as_groups(array: NDArray[Any], name: str, path: Path, role: str) -> NDArray[Any]:
+    """A slice as an array of integers, booleans or text; Parquet gives text as Python objects."""
+    if array.dtype.kind == "O" and all(isinstance(value, str) for value in array.flat):
+        array = array.astype(str)
+    if array.ndim != 1 or array.dtype.kind not in "iubU":
+        raise DataError(
+            found=f"{role} data {path.name}: slice {name!r} is {array.dtype} of shape {array.shape}",
+            expected="one integer, boolean or text a sample",
+            fix="write the groups as a one-dimensional array, or take the name out of `data.slices`",
+        )
+    return array
 
 
 def _check_array(array: NDArray[Any], spec: TensorSpec, path: Path, role: str) -> None:

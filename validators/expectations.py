@@ -6,11 +6,13 @@ Importing this module imports Great Expectations (4 s): import it inside the fun
 from __future__ import annotations
 
 from dataclasses import asdict
+from html import escape
 from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
 
+from validators.charts import draw_shares, graph_content
 from validators.drift import count_in_bins, expect_psi_by_chance, find_signs, measure_psi
 from validators.label_coverage import find_short_labels
 from validators.quiet_import import quiet_import
@@ -22,7 +24,7 @@ with quiet_import():
         ColumnAggregateMetricProvider,
         column_aggregate_value,
     )
-    from great_expectations.render.components import LegacyDiagnosticRendererType, RenderedGraphContent
+    from great_expectations.render.components import LegacyDiagnosticRendererType
     from great_expectations.render.renderer.renderer import renderer
 
 
@@ -83,18 +85,19 @@ class ExpectColumnToFollowReference(ColumnAggregateExpectation):
         text = cls._get_observed_value_from_evr(result=result)
         if not result or "counts" not in (result.result.get("details") or {}):
             return text
-        kwargs = result.expectation_config.kwargs
-        chart = _draw_shares(kwargs["edges"], result.result["details"]["counts"], kwargs["reference_counts"])
-        return [
-            text,
-            RenderedGraphContent(content_block_type="graph", graph=chart, styling={"classes": ["col-12", "p-0"]}),
-        ]
+        kwargs, details = result.expectation_config.kwargs, result.result["details"]
+        # A column has two rows, which allow one sign and none. The chart stands once: in the first row that failed, which the
+        # page shows even when it hides what succeeded, or else in the first.
+        if kwargs["max_signs"] != (0 if len(details["signs"]) == 1 else 1):
+            return text
+        chart = draw_shares(kwargs["edges"], details["counts"], kwargs["reference_counts"])
+        return [text, graph_content(chart)]
 
 
 class ExpectColumnToCoverLabels(ColumnAggregateExpectation):
     """Each label of a reference, given by its samples, occurs with at least `min_share` times its share there."""
 
-    labels: list[int]
+    labels: list[int | str]
     reference_counts: list[int]
     min_share: float
 
@@ -102,43 +105,13 @@ class ExpectColumnToCoverLabels(ColumnAggregateExpectation):
     success_keys: ClassVar[tuple[str, ...]] = ("labels", "reference_counts", "min_share")
 
     def _validate(self, metrics: dict[str, Any], *_: Any, **__: Any) -> Any:
-        counts = {int(label): int(count) for label, count in metrics["column.value_counts"].items()}
+        found = metrics["column.value_counts"]
+        counts = {label if isinstance(label, str) else int(label): int(count) for label, count in found.items()}
         reference = dict(zip(self.labels, self.reference_counts, strict=True))
         short = find_short_labels(counts, reference, self.min_share)
-        missing = "; ".join(f"label {s.label}: {s.count}, needs {s.needed}" for s in short[:20])
-        observed = f"{len(counts)} labels; {missing or 'none too rare'}"
+        missing = "; ".join(f"{escape(str(s.label))}: {s.count}, needs {s.needed}" for s in short[:20])
+        observed = f"{len(counts)} values; {missing or 'none too rare'}"
         return {
             "success": not short,
             "result": {"observed_value": observed, "details": {"short": [asdict(label) for label in short]}},
         }
-
-
-def _draw_shares(edges: list[float], counts: list[int], reference_counts: list[int]) -> dict[str, Any]:
-    """A Vega-Lite chart of the share of samples in each bin, with strings and numbers only.
-
-    Data Docs writes the chart as a Python literal into JavaScript, where True, False and None are not defined.
-    """
-    names = [f"up to {edge:.6g}" for edge in edges] + [f"above {edges[-1]:.6g}"]
-    bars = [
-        {"bin": f"{place}: {name}", "samples": who, "share": count / sum(column)}
-        for who, column in (("calibration", counts), ("reference", reference_counts))
-        for place, (name, count) in enumerate(zip(names, column, strict=True), start=1)
-    ]
-    return {
-        "$schema": "https://vega.github.io/schema/vega-lite/v5.json",
-        "data": {"values": bars},
-        "mark": "bar",
-        "width": 400,
-        "height": 160,
-        "encoding": {
-            "x": {
-                "field": "bin",
-                "type": "ordinal",
-                "title": "value",
-                "sort": [bar["bin"] for bar in bars[: len(names)]],
-            },
-            "xOffset": {"field": "samples"},
-            "y": {"field": "share", "type": "quantitative", "title": "share of samples"},
-            "color": {"field": "samples", "title": "samples"},
-        },
-    }

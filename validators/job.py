@@ -35,19 +35,48 @@ class Data(Settings):
     """A sample of recent traffic; calibration data is held against it. Without one, the evaluation inputs stand in."""
     label: str = "label"
     """Name of the array or column that holds the label: a class index, or for `mse` and `mae` the target value."""
+    slices: tuple[str, ...] = ()
+    """Names of arrays or columns that sort samples into groups, such as language or customer: integers or text. Calibration
+    data must cover each group of the reference."""
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> Data:
+        names = (self.label, *self.slices)
+        if len(set(names)) < len(names):
+            raise ValueError("the label and each slice have names of their own")
+        return self
 
 
 class CalibrationBounds(Settings):
     """What calibration data must satisfy to be used as evidence."""
 
     min_samples: Annotated[int, Field(ge=1)] = 64
-    """Fewest samples."""
+    """Fewest distinct samples."""
+    max_duplicates: Annotated[float, Field(ge=0, le=1)] = 0.05
+    """Largest share of samples that repeat an earlier one."""
+    min_leak_p_value: Annotated[float, Field(ge=0, lt=1)] = 0.001
+    """Near-duplicates of evaluation samples are a leak when this many have a smaller chance than this, going by how many the
+    evaluation samples have among themselves."""
     max_psi: Annotated[float, Field(gt=0)] = 0.5
     """Largest population stability index of a per-sample statistic against the reference (0.25 is read as a shift)."""
     min_drift_p_value: Annotated[float, Field(ge=0, lt=1)] = 0.001
-    """Smallest p-value of the two-sample Kolmogorov-Smirnov test of a statistic, after Benjamini-Hochberg correction."""
+    """Smallest p-value of a test for drift: Kolmogorov-Smirnov of each statistic after Benjamini-Hochberg correction, and
+    maximum mean discrepancy of the representation."""
+    max_mmd: Annotated[float, Field(gt=0)] = 0.02
+    """Largest squared maximum mean discrepancy between calibration and reference in the model's representation."""
     min_label_share: Annotated[float, Field(ge=0, le=1)] = 0.25
-    """A label's share of calibration samples must be at least this fraction of its share of the reference."""
+    """A label's share of calibration samples must be at least this fraction of its share of the reference; slices too."""
+    min_embedding_coverage: Annotated[float, Field(ge=0, le=1)] = 0.8
+    """Smallest share of reference samples that have a calibration sample near them in the model's representation."""
+    max_saturation: Annotated[float, Field(ge=0, le=1)] = 0.01
+    """Largest share of a tensor's values on the reference that lie outside the range of the calibration samples."""
+    max_clipped_samples: Annotated[float, Field(ge=0, le=1)] = 0.25
+    """Share of reference samples with such a value in one tensor, beyond which there is a warning."""
+    model_samples: Annotated[int, Field(ge=0)] = 384
+    """Most samples, of calibration data and of the reference each, that are run through the model for the checks that look at
+    its tensors; 0 leaves those checks out."""
+    representation: str | None = None
+    """The tensor that stands for a sample in them; what the last layer with weights reads when null."""
 
 
 class Gates(Settings):
@@ -211,12 +240,8 @@ def parse_job(raw: Any, *, base: Path, origin: str = "the job") -> Job:
             expected="the keys and bounds of docs/job.schema.json",
             fix="correct " + ", ".join(f"`{_place(fault['loc'])}`" for fault in error.errors()),
         ) from error
-    data = Data(
-        calibration=base / job.data.calibration,
-        evaluation=base / job.data.evaluation,
-        traffic=None if job.data.traffic is None else base / job.data.traffic,
-        label=job.data.label,
-    )
+    files = {name: getattr(job.data, name) for name in ("calibration", "evaluation", "traffic")}
+    data = job.data.model_copy(update={name: base / path for name, path in files.items() if path is not None})
     source = str(base / job.source) if job.source_is_file else job.source
     return job.model_copy(update={"data": data, "source": source})
 

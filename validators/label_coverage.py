@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from scipy import stats
 
+Label = int | str
 # The rule of thumb for counts that can be tested (W. G. Cochran, "Some methods for strengthening the common chi-square
 # tests", Biometrics 10, 1954).
 MIN_EXPECTED_COUNT = 5.0
@@ -19,19 +20,19 @@ MAX_FALSE_ALARM = 0.05
 class ShortLabel:
     """A label with too few calibration samples: how many there are and must be, and its share of the reference."""
 
-    label: int
+    label: Label
     count: int
     needed: int
     reference_share: float
 
 
-def count_required_labels(reference: Mapping[int, int], n: int) -> int:
+def count_required_labels(reference: Mapping[Label, int], n: int) -> int:
     """How many labels of the reference (samples by label) `n` calibration samples must hold: those that 5 are expected of."""
     return sum(1 for count in reference.values() if n * count / sum(reference.values()) >= MIN_EXPECTED_COUNT)
 
 
 def find_short_labels(
-    counts: Mapping[int, int], reference: Mapping[int, int], min_share: float
+    counts: Mapping[Label, int], reference: Mapping[Label, int], min_share: float
 ) -> tuple[ShortLabel, ...]:
     """The labels of the reference that occur in the calibration samples less than they must; both map label to samples.
 

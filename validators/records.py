@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -196,16 +197,60 @@ class Check:
 
 @dataclass(frozen=True)
 class CalibrationVerdict:
-    """What the checks of the calibration data came to; `page` is the Data Docs page of the checkpoint."""
+    """What the checks of the calibration data came to; `page` is the Data Docs page of the checkpoint.
+
+    `figures` are the numbers behind the checks that are worth watching from run to run.
+    """
 
     outcome: Literal["accepted", "accepted_with_warnings", "refused"]
     checks: tuple[Check, ...]
     page: Path
+    figures: dict[str, float] = field(default_factory=dict)
 
     @property
     def failed(self) -> tuple[Check, ...]:
         """The checks that did not pass, critical ones first."""
         return tuple(sorted((c for c in self.checks if not c.passed), key=lambda check: check.severity))
+
+
+@dataclass(frozen=True)
+class Clipping:
+    """How much of one tensor a range cuts off.
+
+    `low` and `high` are the ends of the range, `share` is the share of the tensor's values outside it, `sample_share` that
+    of the samples with any such value, both 0 to 1. `nodes` are those that read the tensor.
+    """
+
+    tensor: str
+    nodes: tuple[str, ...]
+    low: float
+    high: float
+    share: float
+    sample_share: float
+
+    @property
+    def place(self) -> str:
+        """The tensor and who reads it, in words."""
+        more = f" and {len(self.nodes) - 1} more" if len(self.nodes) > 1 else ""
+        return f"{self.tensor} (into {self.nodes[0]}{more})" if self.nodes else self.tensor
+
+
+def worst_first(clipping: Iterable[Clipping]) -> tuple[Clipping, ...]:
+    """The tensors by the share of values that their range cuts off, then by that of samples, most first."""
+    return tuple(sorted(clipping, key=lambda tensor: (-tensor.share, -tensor.sample_share)))
+
+
+@dataclass(frozen=True)
+class Saturation:
+    """What the fixed ranges of a variant cut off, worst tensor first, over `samples` samples of the reference."""
+
+    tensors: tuple[Clipping, ...]
+    samples: int
+
+    @property
+    def worst(self) -> Clipping | None:
+        """The tensor that loses the largest share of its values; None for a variant that fixes no range."""
+        return self.tensors[0] if self.tensors else None
 
 
 @dataclass(frozen=True)
@@ -219,6 +264,7 @@ class Trial:
     accuracy: Accuracy | None = None
     drop: Estimate | None = None
     coverage: Coverage | None = None
+    saturation: Saturation | None = None
     latencies: tuple[Latency, ...] = ()
     verdicts: tuple[Verdict, ...] = ()
     cached: bool = False

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict
 
 from validators.records import CandidateOutcome, Estimate, Verdict
 
-RunOutcome = Literal["promoted", "winner", "no_variant", "refused", "error"]
+RunOutcome = Literal["promoted", "winner", "no_variant", "accepted", "refused", "error"]
 
 
 class _Document(BaseModel):
@@ -25,7 +25,7 @@ class SourceResult(_Document):
 
 
 class CheckResult(_Document):
-    """A failed check of the calibration data."""
+    """A check of the calibration data; `fix` is empty for one that passed."""
 
     name: str
     severity: Literal["critical", "warning"]
@@ -39,6 +39,11 @@ class CalibrationResult(_Document):
 
     outcome: Literal["accepted", "accepted_with_warnings", "refused"]
     failed_checks: list[CheckResult]
+    passed_checks: list[CheckResult] = []
+    figures: dict[str, float] = {}
+    """The numbers behind the checks, by name; shares from 0 to 1."""
+    page: str | None = None
+    """Path of the page with all checks."""
 
 
 class BaselineResult(_Document):
@@ -72,6 +77,8 @@ class CandidateResult(_Document):
     size_bytes: int | None
     peak_memory_mb: float | None
     coverage_macs: float | None
+    saturation_max: float | None = None
+    """The largest share of a tensor's values on the reference that its fixed range cuts off; null where none is fixed."""
     verdicts: list[Verdict]
     cached: bool
     """Whether everything about it came from the store and nothing was made or measured anew."""

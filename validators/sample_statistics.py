@@ -10,30 +10,33 @@ from numpy.typing import NDArray
 
 from validators.datasets import Arrays
 from validators.drift import Vector
+from validators.input_kinds import kind_of
 
 # Values held as float64 at a time: 1 MB, which a core's cache holds. Blocks four times as large took four times as long.
 BLOCK_VALUES = 2**17
 # Two values of a statistic that differ by less than this fraction of the input's usual size are rounding, no difference.
 RESOLUTION = 1e-5
-FLOAT_STATISTICS = ("mean", "std", "min", "max", "share of zeros")
-INTEGER_STATISTICS = ("mean", "share of zeros", "length")
+MAGNITUDE_STATISTICS = ("mean", "std", "min", "max", "share of zeros")
+COUNT_STATISTICS = ("mean", "share of zeros", "length")
 
 
 def measure_samples(inputs: Arrays, rows: NDArray[np.intp] | None = None) -> dict[str, Vector]:
     """Statistics of each sample by `input.statistic`, as float64 of shape `(n,)`, or `(len(rows),)` for some rows.
 
-    Float inputs: mean, std (of the population), min, max, share of zeros. Integer and boolean inputs: mean, share of zeros,
-    and length, the number of entries that are not zero. Inputs of other kinds, or without entries, have none. Where a sample
-    holds NaN or Inf, or a statistic overflows, its values are NaN.
+    Magnitudes (`validators.input_kinds`): mean, std (of the population), min, max, share of zeros. Indices and masks: mean,
+    share of zeros, and length, the number of entries that are not zero. Inputs of other kinds, or without entries, have none.
+    Where a sample holds NaN or Inf, or a statistic overflows, its values are NaN.
 
     >>> measure_samples({"ids": np.array([[5, 7, 0, 0]])})
     {'ids.mean': array([3.]), 'ids.share of zeros': array([0.5]), 'ids.length': array([2.])}
     """
     table: dict[str, Vector] = {}
     for name, array in inputs.items():
-        names = FLOAT_STATISTICS if array.dtype.kind == "f" else INTEGER_STATISTICS if array.dtype.kind in "iub" else ()
-        if names and array[0].size:
-            measure = _measure_floats if array.dtype.kind == "f" else _measure_integers
+        kind = kind_of(array)
+        if kind != "other" and array[0].size:
+            magnitude = kind == "magnitude"
+            names = MAGNITUDE_STATISTICS if magnitude else COUNT_STATISTICS
+            measure = _measure_magnitudes if magnitude else _measure_counts
             columns = np.concatenate([measure(block) for block in _blocks(array, rows)], axis=1)
             table |= {f"{name}.{statistic}": column for statistic, column in zip(names, columns, strict=True)}
     return table
@@ -57,7 +60,7 @@ def differs_from_first(array: NDArray[Any]) -> NDArray[np.int64]:
 def align(
     calibration: Mapping[str, Vector], reference: Mapping[str, Vector]
 ) -> tuple[dict[str, Vector], dict[str, Vector]]:
-    """Both tables with the statistics of float inputs rounded to one grid, about 1e-5 of the input's size in the reference.
+    """Both tables with the statistics of magnitudes rounded to one grid, about 1e-5 of the input's size in the reference.
 
     Many inputs are normalized sample by sample, so that their mean is zero and their std one but for rounding. Unrounded,
     files written by two programs would then differ in every sample, by nothing that a model could see. The size of an input
@@ -87,7 +90,7 @@ def _blocks(array: NDArray[Any], rows: NDArray[np.intp] | None) -> Iterator[NDAr
         yield block.reshape(len(block), -1)
 
 
-def _measure_floats(block: NDArray[Any]) -> Vector:
+def _measure_magnitudes(block: NDArray[Any]) -> Vector:
     with np.errstate(invalid="ignore", over="ignore"):
         values = block.astype(np.float64)
         columns = np.stack(
@@ -103,6 +106,6 @@ def _measure_floats(block: NDArray[Any]) -> Vector:
     return columns
 
 
-def _measure_integers(block: NDArray[Any]) -> Vector:
+def _measure_counts(block: NDArray[Any]) -> Vector:
     used = np.count_nonzero(block, axis=1)
     return np.stack([block.mean(axis=1, dtype=np.float64), 1 - used / block.shape[1], used.astype(np.float64)])

@@ -60,6 +60,19 @@ def terminal_rows(result: Result) -> list[tuple[str, ...]]:
     return lines + [tuple(row.cell(column) for column in TERMINAL_COLUMNS) for row in rows]
 
 
+def check_rows(result: Result) -> list[tuple[str, ...]]:
+    """The checks of the calibration data for a terminal, failed ones first; plain text, like `terminal_rows`."""
+    calibration = result.calibration
+    if calibration is None:
+        return []
+    failed = [
+        (check.name, "warning" if check.severity == "warning" else "failed", check.found)
+        for check in calibration.failed_checks
+    ]
+    passed = [(check.name, "passed", check.found) for check in calibration.passed_checks]
+    return [("Check", "Outcome", "Found"), *failed, *passed]
+
+
 def _escape(text: str) -> str:
     """Text that markdown shows as it is, on one line: a line break would end a table's row."""
     return _SPECIAL.sub(r"\\\1", " ".join(text.split()))

@@ -22,6 +22,7 @@ from tasks.reporting.rows import failing, headings, is_simulated, metric_of, ver
 from validators.job import Job
 from validators.records import CalibrationVerdict, Check, Trial
 from validators.result import CandidateResult, Result
+from validators.words import percent
 
 TEMPLATE = Path(__file__).with_name("page.html.j2")
 # Progressive: without it the page holds the same, in the order of the run. The baseline stays on top.
@@ -50,6 +51,7 @@ for (const head of document.querySelectorAll("table.sortable thead th")) {
   });
 }
 """
+SHOWN_TENSORS = 3
 _LINK_SCHEMES = ("http", "https")
 _INVENTORY_WORDS = {
     "target": "target",
@@ -197,9 +199,19 @@ def _details(candidate: CandidateResult, trial: Trial | None) -> dict[str, Any]:
         "summary": candidate.refusal.kind if candidate.refusal else summary,
         "variant": trial.variant if trial else None,
         "latencies": trial.latencies if trial else (),
+        "saturation": _saturation(trial),
         "float_nodes": trial.coverage.float_nodes if trial and trial.coverage else (),
         "is_simulated": is_simulated(candidate.name, trial),
     }
+
+
+def _saturation(trial: Trial | None) -> str:
+    """The tensors of which a variant's fixed ranges cut off most, in words; empty for one without fixed ranges."""
+    if trial is None or trial.saturation is None or trial.saturation.worst is None:
+        return ""
+    worst = [tensor for tensor in trial.saturation.tensors[:SHOWN_TENSORS] if tensor.share]
+    told = "; ".join(f"{percent(tensor.share)} of {tensor.place}" for tensor in worst) or "no value"
+    return f"{told}, of {trial.saturation.samples} samples"
 
 
 def _inventory(inventory: Mapping[str, Any]) -> dict[str, str]:

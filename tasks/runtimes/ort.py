@@ -122,10 +122,26 @@ def run_batches(session: ort.InferenceSession, batches: Iterable[Arrays], output
     """The concatenation along axis 0 of one output over all batches.
 
     Raises:
+        CandidateRefused: `invalid`: the runtime fails while it runs, or batches give outputs of different shapes.
+    """
+    with _failures_refused():
+        return np.concatenate([session.run([output], batch)[0] for batch in batches])
+
+
+def run_outputs(session: ort.InferenceSession, batch: Arrays, outputs: list[str]) -> list[NDArray[Any]]:
+    """Some outputs for one batch, in the order of their names.
+
+    Raises:
         CandidateRefused: `invalid`: the runtime fails while it runs.
     """
+    with _failures_refused():
+        return list(session.run(outputs, batch))
+
+
+@contextmanager
+def _failures_refused() -> Iterator[None]:
     try:
-        return np.concatenate([session.run([output], batch)[0] for batch in batches])
+        yield
     except Exception as error:  # see open_session
         raise CandidateRefused(
             kind="invalid",

@@ -1,0 +1,317 @@
+"""What a model makes of samples: the values that a quantizer would fix a range for, and one embedding a sample."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Container, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from tasks.ptq.graph import WEIGHT_INPUT, save_model, scratch
+from tasks.runtimes.ort import open_session, run_outputs
+from validators.datasets import Samples
+from validators.errors import JobError
+from validators.model_view import Embeddings, ModelView, draw_rows, usable_rows
+from validators.records import Clipping, SessionSettings
+
+if TYPE_CHECKING:
+    import onnxruntime as ort
+
+# What the watched tensors of one batch may take: all of them live until the batch is done, unlike in a plain run.
+WATCHED_BYTES = 200_000_000
+MAX_BATCH_SIZE = 8
+
+
+@dataclass(frozen=True)
+class Tap:
+    """A float activation that a quantizer would fix a range for, and the nodes that read it."""
+
+    tensor: str
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Taps:
+    """The activations to watch, and the tensor whose values stand for a sample.
+
+    The features of `representation` lie along `channel_axis`; over other axes but the first it is averaged.
+    """
+
+    watched: tuple[Tap, ...]
+    representation: str
+    channel_axis: int
+
+
+@dataclass(frozen=True)
+class Ranges:
+    """Least and greatest value of each watched tensor: float64 of shape `(tensors,)`, NaN for one that has no range."""
+
+    low: NDArray[np.float64]
+    high: NDArray[np.float64]
+
+
+@dataclass
+class Counts:
+    """What lay outside of given ranges, by watched tensor: values, values in all, samples; int64 of shape `(tensors,)`."""
+
+    outside: NDArray[np.int64]
+    values: NDArray[np.int64]
+    samples: NDArray[np.int64]
+    rows: int = 0
+
+    @classmethod
+    def none(cls, tensors: int) -> Counts:
+        """Nothing counted yet."""
+        return cls(np.zeros(tensors, np.int64), np.zeros(tensors, np.int64), np.zeros(tensors, np.int64))
+
+
+def find_taps(graph: onnx.GraphProto, output: str, representation: str | None) -> Taps:
+    """What to watch in a float graph: the inputs of MatMul, Gemm and Conv that depend on the graph's inputs.
+
+    The representation is what the last layer with weights before `output` reads, unless the job names another tensor: the
+    layer that decides reads all that the model knows of a sample. A graph without such a layer is known by its output.
+
+    Raises:
+        JobError: `representation` is no tensor of the graph.
+    """
+    depends = _dependent(graph)
+    inputs = [name for node in graph.node if node.op_type in WEIGHT_INPUT for name in node.input[:2]]
+    watched = _tap(graph, [name for name in inputs if name in depends], WEIGHT_INPUT)
+    if representation is None:
+        return Taps(watched, *_last_weighted_input(graph, output, depends))
+    if representation not in depends:
+        raise JobError(
+            found=f"`calibration.representation` {representation!r}",
+            expected="a tensor of the model that depends on its inputs",
+            fix="name a tensor of the ONNX graph, or leave the key out",
+        )
+    return Taps(watched, representation, _channel_axis(graph, representation))
+
+
+def taps_of(graph: onnx.GraphProto, output: str, tensors: Iterable[str]) -> Taps:
+    """The given tensors to watch, as far as the graph has them; the output stands for a sample."""
+    depends = _dependent(graph)
+    return Taps(_tap(graph, [name for name in tensors if name in depends]), output, -1)
+
+
+def _tap(graph: onnx.GraphProto, tensors: Iterable[str], kinds: Container[str] | None = None) -> tuple[Tap, ...]:
+    """Each tensor once, with the nodes (of some kinds) that read it."""
+    readers: dict[str, list[str]] = {name: [] for name in tensors}
+    for place, node in enumerate(graph.node):
+        if kinds is None or node.op_type in kinds:
+            for name in dict.fromkeys(node.input):
+                if name in readers:
+                    readers[name].append(node.name or f"{node.op_type}_{place}")
+    return tuple(Tap(tensor, tuple(nodes)) for tensor, nodes in readers.items())
+
+
+@contextmanager
+def open_tapped(model: Path, settings: SessionSettings, choose: Callable[[onnx.GraphProto], Taps]) -> Iterator[Watch]:
+    """A session of the model with the tensors as outputs that `choose` finds in its graph.
+
+    Raises:
+        CandidateRefused: the runtime does not load the file.
+    """
+    proto = onnx.load(model)
+    taps = choose(proto.graph)
+    given = {value.name for value in proto.graph.input}
+    present = {value.name for value in proto.graph.output} | given
+    for name in dict.fromkeys([tap.tensor for tap in taps.watched] + [taps.representation]):
+        if name not in present:
+            # Without a type: the runtime infers it, and it is the one that knows.
+            proto.graph.output.append(onnx.ValueInfoProto(name=name))
+    with scratch() as folder:
+        save_model(proto, folder / "tapped.onnx")
+        del proto
+        with open_session(folder / "tapped.onnx", settings) as session:
+            yield Watch(session, taps, frozenset(given))
+
+
+class Watch:
+    """A tapped session, and what can be asked of it."""
+
+    def __init__(self, session: ort.InferenceSession, taps: Taps, given: frozenset[str]) -> None:
+        self.taps = taps
+        self._session = session
+        self._given = given
+        self._names = [
+            name
+            for name in dict.fromkeys([tap.tensor for tap in taps.watched] + [taps.representation])
+            if name not in given
+        ]
+
+    def ranges(self, samples: Samples, rows: NDArray[np.intp], fixed_batch: int | None) -> tuple[Ranges, Vectors]:
+        """The extremes of each watched tensor over some samples, and one vector a sample.
+
+        Raises:
+            CandidateRefused: `invalid`: the runtime fails on the samples.
+        """
+        low = np.full(len(self.taps.watched), np.inf)
+        high = np.full(len(self.taps.watched), -np.inf)
+        vectors = []
+        for size, tensors in self._run(samples, rows, fixed_batch):
+            for place, tap in enumerate(self.taps.watched):
+                values = _finite(tensors[tap.tensor])
+                if values.size:
+                    low[place] = min(low[place], float(values.min()))
+                    high[place] = max(high[place], float(values.max()))
+            vectors.append(_pool(tensors[self.taps.representation], size, self.taps.channel_axis))
+        seen = low <= high
+        return Ranges(np.where(seen, low, np.nan), np.where(seen, high, np.nan)), np.concatenate(vectors)
+
+    def count_outside(
+        self, samples: Samples, rows: NDArray[np.intp], fixed_batch: int | None, ranges: Iterable[Ranges]
+    ) -> tuple[list[Counts], Vectors]:
+        """What lies outside of each of some ranges, in one pass over some samples; and one vector a sample.
+
+        Raises:
+            CandidateRefused: `invalid`: the runtime fails on the samples.
+        """
+        asked = list(ranges)
+        counts = [Counts.none(len(self.taps.watched)) for _ in asked]
+        vectors = []
+        for size, tensors in self._run(samples, rows, fixed_batch):
+            for place, tap in enumerate(self.taps.watched):
+                values = tensors[tap.tensor]
+                least, most = (values.min(), values.max()) if values.size else (0.0, 0.0)
+                for range_, count in zip(asked, counts, strict=True):
+                    _count(values, size, float(least), float(most), range_, place, count)
+            for count in counts:
+                count.rows += size
+            vectors.append(_pool(tensors[self.taps.representation], size, self.taps.channel_axis))
+        return counts, np.concatenate(vectors)
+
+    def _run(
+        self, samples: Samples, rows: NDArray[np.intp], fixed_batch: int | None
+    ) -> Iterator[tuple[int, dict[str, NDArray[Any]]]]:
+        """Batches of samples as (size, tensors by name); the first one small, to see what a sample takes."""
+        size, start = fixed_batch or 1, 0
+        while start < len(rows):
+            chosen = rows[start : start + size]
+            feeds = {name: array[chosen] for name, array in samples.inputs.items()}
+            outputs = run_outputs(self._session, feeds, self._names) if self._names else []
+            tensors = dict(zip(self._names, outputs, strict=True))
+            yield len(chosen), tensors | {name: feeds[name] for name in self._given & set(feeds)}
+            start += len(chosen)
+            taken = sum(array.nbytes for array in tensors.values()) / len(chosen)
+            size = fixed_batch or int(np.clip(WATCHED_BYTES // max(taken, 1), 1, MAX_BATCH_SIZE))
+
+
+Vectors = NDArray[np.float32]
+
+
+def view_samples(
+    watch: Watch, calibration: Samples, reference: Samples, *, most: int, fixed_batch: int | None, seed: int
+) -> ModelView | None:
+    """What the model makes of at most `most` samples of each, drawn by the seed; None when one side has no sound sample.
+
+    Raises:
+        CandidateRefused: `invalid`: the runtime fails on the samples.
+    """
+    ours, theirs = (
+        draw_rows(usable_rows(samples.inputs), most, fixed_batch or 1, seed) for samples in (calibration, reference)
+    )
+    if not len(ours) or not len(theirs):
+        return None
+    ranges, vectors = watch.ranges(calibration, ours, fixed_batch)
+    (counts,), reference_vectors = watch.count_outside(reference, theirs, fixed_batch, [ranges])
+    return ModelView(
+        watch.taps.representation,
+        Embeddings(vectors, ours),
+        Embeddings(reference_vectors, theirs),
+        describe_clipping(watch.taps, ranges, counts),
+    )
+
+
+def describe_clipping(taps: Taps, ranges: Ranges, counts: Counts) -> tuple[Clipping, ...]:
+    """The counts as shares, for each watched tensor that has a range and values."""
+    return tuple(
+        Clipping(
+            tap.tensor,
+            tap.nodes,
+            float(ranges.low[place]),
+            float(ranges.high[place]),
+            int(counts.outside[place]) / int(counts.values[place]),
+            int(counts.samples[place]) / counts.rows,
+        )
+        for place, tap in enumerate(taps.watched)
+        if counts.values[place]
+    )
+
+
+def _count(
+    values: NDArray[Any], size: int, least: float, most: float, ranges: Ranges, place: int, count: Counts
+) -> None:
+    low, high = ranges.low[place], ranges.high[place]
+    if values.dtype.kind != "f" or np.isnan(low):
+        return
+    count.values[place] += values.size
+    # Most batches lie inside: their extremes tell, in a tenth of the time. NaN is outside of every range.
+    if low <= least and most <= high:
+        return
+    outside = ~((values >= low) & (values <= high))
+    count.outside[place] += np.count_nonzero(outside)
+    # A tensor whose first axis is not the batch's counts as one: all of its samples, or none.
+    by_sample = outside.reshape(size, -1) if len(values) % size == 0 else outside.reshape(1, -1).repeat(size, axis=0)
+    count.samples[place] += int(by_sample.any(axis=1).sum())
+
+
+def _finite(values: NDArray[Any]) -> NDArray[Any]:
+    """The values to take extremes of: none if they are not floats, all of them if they are finite."""
+    if values.dtype.kind != "f":
+        return values.reshape(-1)[:0]
+    with np.errstate(invalid="ignore", over="ignore"):
+        # The sum of a large tensor is not finite if a value is not, and is found without a copy.
+        return values if np.isfinite(values.min(initial=0) + values.max(initial=0)) else values[np.isfinite(values)]
+
+
+def _pool(values: NDArray[Any], size: int, channel_axis: int) -> Vectors:
+    """One vector a sample, shape `(size, features)`: the mean over all axes but the first and the features'."""
+    if not values.ndim or len(values) != size:
+        # What the layer reads has lost the batch axis: nothing of one sample can be told from it.
+        return np.full((size, 1), np.nan, np.float32)
+    if values.ndim == 1:
+        return values.astype(np.float32)[:, None]
+    axis = channel_axis % values.ndim
+    others = tuple(place for place in range(1, values.ndim) if place != axis)
+    return np.asarray(values.mean(axis=others, dtype=np.float32) if others else values, np.float32)
+
+
+def _dependent(graph: onnx.GraphProto) -> set[str]:
+    """The tensors that depend on the graph's inputs; what does not is a weight, however it is computed."""
+    constants = {tensor.name for tensor in graph.initializer}
+    depends = {value.name for value in graph.input if value.name not in constants}
+    for node in graph.node:  # in topological order, as the format demands
+        bodies = [body for item in node.attribute for body in [item.g, *item.graphs] if body.node]
+        # A body reads outer tensors by name: a node with one may depend on anything.
+        if bodies or depends.intersection(node.input):
+            depends.update(name for name in node.output if name)
+    return depends
+
+
+def _last_weighted_input(graph: onnx.GraphProto, output: str, depends: set[str]) -> tuple[str, int]:
+    """What the weighted layer nearest before the output reads, and its channel axis."""
+    makers = {name: node for node in graph.node for name in node.output}
+    waiting, seen = deque([output]), {output}
+    while waiting:
+        node = makers.get(waiting.popleft())
+        if node is None:
+            continue
+        active = [name for name in node.input if name in depends]
+        if node.op_type in WEIGHT_INPUT and node.input[1] not in depends and active:
+            return node.input[0], 1 if node.op_type == "Conv" else -1
+        waiting.extend(name for name in active if name not in seen)
+        seen.update(active)
+    return output, -1
+
+
+def _channel_axis(graph: onnx.GraphProto, tensor: str) -> int:
+    """1 for what a convolution reads or makes, else the last."""
+    beside = [node for node in graph.node if tensor in (*node.input, *node.output)]
+    return 1 if any(node.op_type == "Conv" for node in beside) else -1

@@ -1,0 +1,208 @@
+"""What the checks of the calibration data look at: one table with a row a sample, and what its columns are held against."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from validators.datasets import Samples
+from validators.digests import digest_samples
+from validators.drift import Comparison, Vector, compare
+from validators.errors import DataError
+from validators.input_kinds import kind_of
+from validators.job import CalibrationBounds
+from validators.label_coverage import Label
+from validators.model_view import ModelView
+from validators.near_duplicates import allow_by_chance, find_near_duplicates, find_near_duplicates_within
+from validators.representation import MIN_SAMPLES, Cover, Likeness, measure_cover, measure_likeness
+from validators.sample_statistics import align, count_nonfinite, differs_from_first, measure_samples
+from validators.token_frequencies import measure_tokens
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+# Statistics of more reference samples than this would take longer and change no verdict: chance in the calibration samples,
+# of which there are fewer, is what limits the comparison.
+MAX_REFERENCE_SAMPLES = 5000
+
+
+@dataclass(frozen=True)
+class Leaks:
+    """Calibration samples that are nearly the same as an evaluation sample.
+
+    `near` (shape `(n,)`) is the row of that evaluation sample, -1 where there is none; exact copies are not among them.
+    `natural_share` is the share of evaluation samples that have such a neighbour among the others, and `allowed` the most
+    that as many new samples would have by chance.
+    """
+
+    near: NDArray[np.intp]
+    natural_share: float
+    allowed: int
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the model's view of the samples came to."""
+
+    view: ModelView
+    likeness: Likeness
+    cover: Cover
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What the checks read: `table` has one row a calibration sample, the rest says what its columns are held against.
+
+    Columns of `table`: `digest` (of the inputs), `in evaluation` and `near evaluation` (0 or 1), `label` and
+    `slice.name` (if they are judged), `nearest other` (distance in the representation, NaN for what was not run through the
+    model), `representation` (its place along the first component there), and by input `input.differs from first` (0 or 1),
+    `input.not finite` (a count, float inputs only) and `input.statistic`. `groups` maps `label` and each `slice.name` to the
+    samples that the reference has of each of its values. `medians` holds for each statistic the median over the calibration
+    and over the reference. `seen` is None when too few samples were run through the model.
+    """
+
+    table: pd.DataFrame
+    float_inputs: tuple[str, ...]
+    other_inputs: tuple[str, ...]
+    comparisons: tuple[Comparison, ...]
+    medians: dict[str, tuple[float, float]]
+    reference: str
+    groups: dict[str, dict[Label, int]]
+    leaks: Leaks
+    seen: Seen | None
+    bounds: CalibrationBounds
+
+
+def gather_evidence(
+    calibration: Samples,
+    evaluation: Samples,
+    traffic: Samples | None,
+    view: ModelView | None,
+    bounds: CalibrationBounds,
+    *,
+    seed: int,
+) -> Evidence:
+    """All that the checks read of the samples, and of what the model makes of them.
+
+    Raises:
+        DataError: an input of the reference has a finite value in no sample.
+    """
+    import pandas as pd  # 1 s to import
+
+    reference = evaluation if traffic is None else traffic
+    statistics, reference_statistics = _measure(calibration, reference, seed)
+    digests, known = digest_samples(calibration.inputs), set(digest_samples(evaluation.inputs))
+    copies = np.array([digest in known for digest in digests])
+    leaks = _find_leaks(calibration, evaluation, copies, bounds)
+    groups = _groups(calibration, reference)
+    columns: dict[str, Any] = {"digest": digests, "in evaluation": copies.astype(int)}
+    columns["near evaluation"] = (leaks.near >= 0).astype(int)
+    columns |= {name: _group_columns(calibration)[name] for name in groups}
+    is_float = {name: array.dtype.kind == "f" for name, array in calibration.inputs.items()}
+    for name, array in calibration.inputs.items():
+        columns[f"{name}.differs from first"] = differs_from_first(array)
+        if is_float[name]:
+            columns[f"{name}.not finite"] = count_nonfinite(array)
+    seen = None if view is None else _see(view, bounds, seed)
+    if seen is not None:
+        rows = seen.view.calibration.rows
+        columns["nearest other"] = _spread(seen.cover.among, rows, len(calibration))
+        columns["representation"] = _spread(seen.cover.along, rows, len(calibration))
+    return Evidence(
+        table=pd.DataFrame(columns | statistics),
+        float_inputs=tuple(name for name in is_float if is_float[name]),
+        other_inputs=tuple(name for name in is_float if not is_float[name]),
+        comparisons=compare(statistics, reference_statistics),
+        medians={name: (_median(values), _median(reference_statistics[name])) for name, values in statistics.items()},
+        reference="the evaluation inputs" if traffic is None else "the traffic",
+        groups=groups,
+        leaks=leaks,
+        seen=seen,
+        bounds=bounds,
+    )
+
+
+def _measure(calibration: Samples, reference: Samples, seed: int) -> tuple[dict[str, Vector], dict[str, Vector]]:
+    """The statistics of each sample on either side, those of tokens with them."""
+    rows = _draw(len(reference), seed)
+    ours, theirs = align(measure_samples(calibration.inputs), measure_samples(reference.inputs, rows))
+    _check_reference(reference, theirs)
+    for name, array in calibration.inputs.items():
+        drawn = reference.inputs[name] if rows is None else reference.inputs[name][rows]
+        if array[0].size and drawn[0].size and "index" in (kind_of(array), kind_of(drawn)):
+            for table, tokens in zip((ours, theirs), measure_tokens(array, drawn), strict=True):
+                table |= {f"{name}.{statistic}": values for statistic, values in tokens.items()}
+    return ours, theirs
+
+
+def _find_leaks(
+    calibration: Samples, evaluation: Samples, copies: NDArray[np.bool_], bounds: CalibrationBounds
+) -> Leaks:
+    near = find_near_duplicates(calibration.inputs, evaluation.inputs)
+    near[copies] = -1
+    natural, m = int(np.count_nonzero(find_near_duplicates_within(evaluation.inputs) >= 0)), len(evaluation)
+    allowed = allow_by_chance(int(np.count_nonzero(~copies)), natural, m, bounds.min_leak_p_value)
+    return Leaks(near, natural / m, allowed)
+
+
+def _see(view: ModelView, bounds: CalibrationBounds, seed: int) -> Seen | None:
+    """What the embeddings tell, of the samples that have finite ones."""
+    ours, theirs = view.calibration.finite(), view.reference.finite()
+    if min(len(ours), len(theirs)) < MIN_SAMPLES:
+        return None
+    likeness = measure_likeness(ours.vectors, theirs.vectors, min_p_value=bounds.min_drift_p_value, seed=seed)
+    cover = measure_cover(ours.vectors, theirs.vectors, theirs.rows, bounds.min_embedding_coverage)
+    return Seen(ModelView(view.tensor, ours, theirs, view.clipping), likeness, cover)
+
+
+def _spread(values: Vector, rows: NDArray[np.intp], count: int) -> Vector:
+    """A column with these values in these rows, NaN elsewhere."""
+    column = np.full(count, np.nan)
+    column[rows] = values
+    return column
+
+
+def _draw(count: int, seed: int) -> NDArray[np.intp] | None:
+    if count <= MAX_REFERENCE_SAMPLES:
+        return None
+    return np.sort(np.random.default_rng(seed).choice(count, MAX_REFERENCE_SAMPLES, replace=False))
+
+
+def _group_columns(samples: Samples) -> dict[str, NDArray[Any]]:
+    """What sorts the samples: class indices, and slices."""
+    labels = samples.labels
+    # A yes or no is counted as 1 or 0, so that both sides name it alike.
+    columns = {
+        f"slice.{name}": groups.astype(int) if groups.dtype.kind == "b" else groups
+        for name, groups in samples.slices.items()
+    }
+    if labels is not None and labels.ndim == 1 and labels.dtype.kind in "iu":
+        columns["label"] = labels
+    return columns
+
+
+def _groups(calibration: Samples, reference: Samples) -> dict[str, dict[Label, int]]:
+    """How many reference samples each group has, for what sorts both sides."""
+    ours, theirs = _group_columns(calibration), _group_columns(reference)
+    counts: Mapping[str, Counter[Any]] = {name: Counter(theirs[name].tolist()) for name in ours if name in theirs}
+    return {name: dict(counts[name]) for name in sorted(counts)}
+
+
+def _median(values: Vector) -> float:
+    finite = values[np.isfinite(values)]
+    return float(np.median(finite)) if finite.size else float("nan")
+
+
+def _check_reference(reference: Samples, statistics: dict[str, Vector]) -> None:
+    empty = sorted({name.rpartition(".")[0] for name, values in statistics.items() if not np.isfinite(values).any()})
+    if empty:
+        raise DataError(
+            found=f"{reference.file.path.name}: NaN or Inf in input {empty[0]!r} of every sample",
+            expected="samples with finite values, to hold the calibration data against",
+            fix="repair the file, or leave out `data.traffic`",
+        )

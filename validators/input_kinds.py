@@ -1,0 +1,31 @@
+"""What the numbers of an input mean, as far as dtype and values tell: it decides which statistics describe a sample."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from numpy.typing import NDArray
+
+Kind = Literal["magnitude", "index", "mask", "other"]
+
+
+def kind_of(array: NDArray[Any]) -> Kind:
+    """What an input (shape `(n, ...)`) holds.
+
+    - `magnitude`: floats, and 8-bit integers, which are pixels or sound: near values mean nearly the same.
+    - `mask`: booleans, and integers that are all 0 or 1: they say which entries of another input count.
+    - `index`: other integers, such as tokens or categories: 0 is read as padding, and near values mean nothing.
+    - `other`: what no model computes with, such as strings.
+
+    >>> import numpy as np
+    >>> kind_of(np.array([[3, 0]], np.uint8)), kind_of(np.array([[3, 0]])), kind_of(np.array([[1, 0]]))
+    ('magnitude', 'index', 'mask')
+    """
+    kind, size = array.dtype.kind, array.dtype.itemsize
+    if kind == "f" or (kind in "iu" and size == 1):
+        return "magnitude"
+    if kind == "b":
+        return "mask"
+    if kind in "iu":
+        return "mask" if not array.size or (array.min() >= 0 and array.max() <= 1) else "index"
+    return "other"
