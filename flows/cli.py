@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -10,13 +9,10 @@ from pathlib import Path
 from typing import Annotated, Any, cast
 
 import typer
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
+from flows.console import err, fail, out, print_table, show_result, write_result
 from flows.progress import show_progress
 from tasks.clock import Clock
-from tasks.conclude import conclude_error
 from tasks.settings import prepare_environment, state_folder
 from validators.errors import (
     EXIT_INFRASTRUCTURE,
@@ -45,9 +41,6 @@ app = typer.Typer(
     add_completion=True,
     pretty_exceptions_enable=False,
 )
-out = Console()
-err = Console(stderr=True)
-
 JobFile = Annotated[Path, typer.Argument(metavar="JOB", help="The job file (YAML); examples/text.yaml is one.")]
 ResultFile = Annotated[Path | None, typer.Option(metavar="FILE", help="Write the result document (JSON) here.")]
 
@@ -114,8 +107,8 @@ def candidates(job: JobFile) -> None:
     try:
         rows = candidate_rows(read_job(job))
     except QuantgateError as error:
-        raise typer.Exit(_fail(error)) from error
-    _print_table(rows)
+        raise typer.Exit(fail(error)) from error
+    print_table(rows)
 
 
 @app.command()
@@ -129,10 +122,10 @@ def doctor() -> None:
     try:
         facts, rows = target_rows()
     except QuantgateError as error:
-        raise typer.Exit(_fail(error)) from error
+        raise typer.Exit(fail(error)) from error
     for line in facts:
         out.print(line, highlight=False, markup=False)
-    _print_table(rows)
+    print_table(rows)
 
 
 @app.command()
@@ -152,7 +145,7 @@ def demo(
 
             job = prepare_demo(state, image=image)
     except QuantgateError as error:
-        raise typer.Exit(_fail(error, result)) from error
+        raise typer.Exit(fail(error, result)) from error
     raise typer.Exit(run_job(job, result, promote=True))
 
 
@@ -172,7 +165,7 @@ def ui(
     try:
         serve_ui(state, mlflow_port, prefect_port, out)
     except QuantgateError as error:
-        raise typer.Exit(_fail(error)) from error
+        raise typer.Exit(fail(error)) from error
 
 
 def run_job(path: Path, result_path: Path | None, *, promote: bool) -> int:
@@ -211,17 +204,17 @@ def _follow(path: Path, result_path: Path | None, flow: Callable[[Job], Any]) ->
             # The flow returns a state with a name of its own; Prefect hands its data to whoever calls the flow.
             result = cast(Result, flow(job))
     except QuantgateError as error:
-        return _fail(error, result_path, job, clock)
+        return fail(error, result_path, job, clock)
     except Exception as error:
-        return _fail(_unexpected(error), result_path, job, clock)
+        return fail(_unexpected(error), result_path, job, clock)
     seconds = result.seconds
     total = time.monotonic() - started
     # The command's own start, and Prefect's, belong to what the user waits for.
     overhead = seconds.overhead + total - seconds.total
     seconds = seconds.model_copy(update={"total": round(total, 3), "overhead": round(overhead, 3)})
     result = result.model_copy(update={"seconds": seconds})
-    _write(result, result_path)
-    _show(result)
+    write_result(result, result_path)
+    show_result(result)
     return EXIT_CODES[result.outcome]
 
 
@@ -235,9 +228,9 @@ def suggest(path: Path, pool: Path, size: int, target: Path | None) -> int:
 
             picked = pick(job, pool, size, target or job.data.calibration)
     except QuantgateError as error:
-        return _fail(error)
+        return fail(error)
     except Exception as error:
-        return _fail(_unexpected(error))
+        return fail(_unexpected(error))
     lines = [
         f"wrote {len(picked.rows)} samples of {pool.name} to {picked.path}",
         f"covers {picked.coverage:.1%}; a random draw of as many {picked.random_coverage:.1%}",
@@ -246,60 +239,6 @@ def suggest(path: Path, pool: Path, size: int, target: Path | None) -> int:
     for line in lines:
         out.print(line, highlight=False, markup=False, soft_wrap=True)
     return EXIT_OK
-
-
-def _show(result: Result) -> None:
-    from tasks.reporting.markdown import check_rows, terminal_rows
-
-    # Before candidates are built, or without any, the checks are all there is to see.
-    _print_table(terminal_rows(result) or check_rows(result))
-    out.print(f"{result.outcome.replace('_', ' ')}: {result.reason}", highlight=False, markup=False, soft_wrap=True)
-    if result.champion:
-        uri = f"models:/{result.champion.name}@{result.champion.alias}"
-        out.print(
-            f"champion:  {uri} (version {result.champion.version})", highlight=False, markup=False, soft_wrap=True
-        )
-    if result.calibration and result.calibration.page:
-        out.print(f"checks:    {result.calibration.page}", highlight=False, markup=False, soft_wrap=True)
-    if result.report:
-        out.print(f"report:    {result.report}", highlight=False, markup=False, soft_wrap=True)
-    seconds = result.seconds
-    steps = ", ".join(f"{step} {value:.1f}" for step, value in seconds.by_step.items() if value >= 0.05)
-    line = f"seconds:   {seconds.total:.1f} in all, {seconds.overhead:.1f} overhead ({steps})"
-    out.print(line, highlight=False, markup=False, soft_wrap=True)
-
-
-def _print_table(rows: list[tuple[str, ...]]) -> None:
-    """Rows, headings first; off a terminal the table takes the width that it needs."""
-    if not rows:
-        return
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for index, heading in enumerate(rows[0]):
-        last = index == len(rows[0]) - 1
-        table.add_column(escape(heading), no_wrap=not last, overflow="fold")
-    for row in rows[1:]:
-        table.add_row(*(escape(cell) for cell in row))
-    console = out if out.is_terminal else Console(file=sys.stdout, width=240)
-    console.print(table)
-
-
-def _fail(
-    error: QuantgateError, result_path: Path | None = None, job: Job | None = None, clock: Clock | None = None
-) -> int:
-    for label in ("found", "expected", "fix"):
-        err.print(f"[bold]{label + ':':<10}[/bold]{escape(getattr(error, label))}", highlight=False, soft_wrap=True)
-    if result_path is not None and result_path.resolve().parent.is_dir():
-        _write(conclude_error(job, error, clock or Clock()), result_path)
-    return error.exit_code
-
-
-def _write(result: Result, path: Path | None) -> None:
-    """Write the document whole or not at all."""
-    if path is None:
-        return
-    temporary = path.with_name(f".{path.name}.writing")
-    temporary.write_text(result.model_dump_json(indent=1) + "\n", encoding="utf-8")
-    temporary.replace(path)
 
 
 def _unexpected(error: Exception) -> QuantgateError:

@@ -8,8 +8,9 @@ from pathlib import Path
 from prefect.artifacts import create_link_artifact
 
 from tasks.context import MEASURE_CODE, Given, Run, log
-from tasks.measure.activations import find_taps, open_tapped, view_samples
+from tasks.measure.activations import open_tapped, view_samples
 from tasks.measure.inventory import usable_cores
+from tasks.measure.taps import find_taps
 from tasks.ptq.make import CPU_PROVIDER
 from tasks.step import step
 from validators import calibration_data

@@ -9,8 +9,9 @@ import numpy as np
 
 from tasks.context import MAKER_CODE, MEASURE_CODE, Given, Run, log
 from tasks.make_candidate import materials_of
-from tasks.measure.activations import Ranges, describe_clipping, open_tapped, taps_of
+from tasks.measure.activations import Ranges, describe_clipping, open_tapped
 from tasks.measure.inventory import usable_cores
+from tasks.measure.taps import taps_of
 from tasks.ptq.fixed_ranges import read_fixed_ranges
 from tasks.ptq.make import CPU_PROVIDER
 from tasks.step import step

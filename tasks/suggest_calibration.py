@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from tasks.context import Run, log
 from tasks.load_data import describe_source, load_file
-from tasks.measure.activations import Taps, Watch, find_taps, open_tapped
+from tasks.measure.activations import Watch, open_tapped
 from tasks.measure.inventory import usable_cores
+from tasks.measure.taps import Taps, find_taps
 from tasks.ptq.make import CPU_PROVIDER
 from tasks.ptq.selection import choose_samples
 from tasks.step import step

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from demo_pools import Pool, image_pool, other_domain, text_pool
 from numpy.typing import NDArray
 
-from tasks.measure.activations import Watch, find_taps, open_tapped, view_samples
+from tasks.demo.pools import Pool, image_pool, other_domain, text_pool
+from tasks.measure.activations import Watch, open_tapped, view_samples
+from tasks.measure.taps import find_taps
 from validators.calibration_data import judge_calibration
 from validators.datasets import Samples, TensorSpec, load_samples
 from validators.errors import DataError

@@ -126,6 +126,26 @@ def test_runs_without_promotion_register_nothing(world: tuple[Path, dict[str, An
     assert {name for name in names if name.endswith("-quantized")} == {"tiny-quantized", "tiny-torch-quantized"}
 
 
+def test_what_the_fixed_ranges_cut_off_goes_with_the_variant(world: tuple[Path, dict[str, Answer]], tiny: Tiny) -> None:
+    """The figure to watch in production: in the result, in words at the version, and by tensor in the manifest."""
+    state, answers = world
+    result = answers["torch"].result
+    assert result is not None and result["chosen"] == STATIC
+    (chosen,) = result["candidates"]
+    manifests = [json.loads(path.read_text()) for path in (state / "mlartifacts").rglob("manifest.json")]
+    ours = (result["source"]["digest"], STATIC)
+    (ranges,) = [m["ranges"] for m in manifests if (m["source_digest"], m["candidate"]) == ours]
+    tags = "SELECT value FROM model_version_tags WHERE key = 'quantgate.saturation' AND name = 'tiny-torch-quantized'"
+    ((told,),) = registry(state, f"{tags} AND version = {result['champion']['version']}")
+    worst = max(ranges, key=lambda name: ranges[name]["share_outside"])
+    assert chosen["saturation_max"] == ranges[worst]["share_outside"] > 0
+    assert f"of the values of {worst} " in told
+    evaluation = np.load(tiny.evaluation)["x"]
+    outside = (evaluation < ranges["x"]["low"]) | (evaluation > ranges["x"]["high"])
+    # Of 384 of the 2,000 samples: near the share of all.
+    assert ranges["x"]["share_outside"] == pytest.approx(outside.mean(), abs=3e-4)
+
+
 def test_lineage_tags_tie_the_variant_to_source_data_and_hardware(world: tuple[Path, dict[str, Answer]]) -> None:
     state, answers = world
     result = answers["first"].result

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +12,10 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from tasks.ptq.graph import WEIGHT_INPUT, save_model, scratch
+from tasks.measure.taps import Taps
+from tasks.ptq.graph import save_model, scratch
 from tasks.runtimes.ort import open_session, run_outputs
 from validators.datasets import Samples
-from validators.errors import JobError
 from validators.model_view import Embeddings, ModelView, draw_rows, usable_rows
 from validators.records import Clipping, SessionSettings
 
@@ -26,26 +25,6 @@ if TYPE_CHECKING:
 # What the watched tensors of one batch may take: all of them live until the batch is done, unlike in a plain run.
 WATCHED_BYTES = 200_000_000
 MAX_BATCH_SIZE = 8
-
-
-@dataclass(frozen=True)
-class Tap:
-    """A float activation that a quantizer would fix a range for, and the nodes that read it."""
-
-    tensor: str
-    nodes: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Taps:
-    """The activations to watch, and the tensor whose values stand for a sample.
-
-    The features of `representation` lie along `channel_axis`; over other axes but the first it is averaged.
-    """
-
-    watched: tuple[Tap, ...]
-    representation: str
-    channel_axis: int
 
 
 @dataclass(frozen=True)
@@ -69,46 +48,6 @@ class Counts:
     def none(cls, tensors: int) -> Counts:
         """Nothing counted yet."""
         return cls(np.zeros(tensors, np.int64), np.zeros(tensors, np.int64), np.zeros(tensors, np.int64))
-
-
-def find_taps(graph: onnx.GraphProto, output: str, representation: str | None) -> Taps:
-    """What to watch in a float graph: the inputs of MatMul, Gemm and Conv that depend on the graph's inputs.
-
-    The representation is what the last layer with weights before `output` reads, unless the job names another tensor: the
-    layer that decides reads all that the model knows of a sample. A graph without such a layer is known by its output.
-
-    Raises:
-        JobError: `representation` is no tensor of the graph.
-    """
-    depends = _dependent(graph)
-    inputs = [name for node in graph.node if node.op_type in WEIGHT_INPUT for name in node.input[:2]]
-    watched = _tap(graph, [name for name in inputs if name in depends], WEIGHT_INPUT)
-    if representation is None:
-        return Taps(watched, *_last_weighted_input(graph, output, depends))
-    if representation not in depends:
-        raise JobError(
-            found=f"`calibration.representation` {representation!r}",
-            expected="a tensor of the model that depends on its inputs",
-            fix="name a tensor of the ONNX graph, or leave the key out",
-        )
-    return Taps(watched, representation, _channel_axis(graph, representation))
-
-
-def taps_of(graph: onnx.GraphProto, output: str, tensors: Iterable[str]) -> Taps:
-    """The given tensors to watch, as far as the graph has them; the output stands for a sample."""
-    depends = _dependent(graph)
-    return Taps(_tap(graph, [name for name in tensors if name in depends]), output, -1)
-
-
-def _tap(graph: onnx.GraphProto, tensors: Iterable[str], kinds: Container[str] | None = None) -> tuple[Tap, ...]:
-    """Each tensor once, with the nodes (of some kinds) that read it."""
-    readers: dict[str, list[str]] = {name: [] for name in tensors}
-    for place, node in enumerate(graph.node):
-        if kinds is None or node.op_type in kinds:
-            for name in dict.fromkeys(node.input):
-                if name in readers:
-                    readers[name].append(node.name or f"{node.op_type}_{place}")
-    return tuple(Tap(tensor, tuple(nodes)) for tensor, nodes in readers.items())
 
 
 @contextmanager
@@ -281,37 +220,3 @@ def _pool(values: NDArray[Any], size: int, channel_axis: int) -> Vectors:
     axis = channel_axis % values.ndim
     others = tuple(place for place in range(1, values.ndim) if place != axis)
     return np.asarray(values.mean(axis=others, dtype=np.float32) if others else values, np.float32)
-
-
-def _dependent(graph: onnx.GraphProto) -> set[str]:
-    """The tensors that depend on the graph's inputs; what does not is a weight, however it is computed."""
-    constants = {tensor.name for tensor in graph.initializer}
-    depends = {value.name for value in graph.input if value.name not in constants}
-    for node in graph.node:  # in topological order, as the format demands
-        bodies = [body for item in node.attribute for body in [item.g, *item.graphs] if body.node]
-        # A body reads outer tensors by name: a node with one may depend on anything.
-        if bodies or depends.intersection(node.input):
-            depends.update(name for name in node.output if name)
-    return depends
-
-
-def _last_weighted_input(graph: onnx.GraphProto, output: str, depends: set[str]) -> tuple[str, int]:
-    """What the weighted layer nearest before the output reads, and its channel axis."""
-    makers = {name: node for node in graph.node for name in node.output}
-    waiting, seen = deque([output]), {output}
-    while waiting:
-        node = makers.get(waiting.popleft())
-        if node is None:
-            continue
-        active = [name for name in node.input if name in depends]
-        if node.op_type in WEIGHT_INPUT and node.input[1] not in depends and active:
-            return node.input[0], 1 if node.op_type == "Conv" else -1
-        waiting.extend(name for name in active if name not in seen)
-        seen.update(active)
-    return output, -1
-
-
-def _channel_axis(graph: onnx.GraphProto, tensor: str) -> int:
-    """1 for what a convolution reads or makes, else the last."""
-    beside = [node for node in graph.node if tensor in (*node.input, *node.output)]
-    return 1 if any(node.op_type == "Conv" for node in beside) else -1

@@ -1,4 +1,4 @@
-"""The pools that the demos draw from, and their models, for tests and benchmarks on real data."""
+"""All samples that the demos draw from, with their models: for tests and benchmarks on real data."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from validators.records import DataFile
 
 DIGITS_USED = 2400  # all 5,000 take half a gigabyte
 # Assets are checked by digest, so that the folder may be shared with `make demo`.
-STATE = Path(__file__).parents[1] / ".quantgate"
+STATE = Path(__file__).parents[2] / ".quantgate"
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def text_pool(folder: Path) -> Pool:
 
 
 def other_domain(name: str) -> dict[str, NDArray[Any]]:
-    """Texts of another kind from the same study, as tokens: tweets, amazonReviewSnippets or nytEditorialSnippets."""
+    """Texts of another kind from the same study, as tokens int64 [n, 48]: `tweets`, for one."""
     from tokenizers import Tokenizer
 
     archive = read_tar(fetch(REVIEWS, STATE), "vaderSentiment-2.5/additional_resources/hutto_ICWSM_2014.tar.gz")
@@ -92,7 +92,7 @@ def image_pool(folder: Path) -> Pool:
     program = torch.export.export(model, (torch.from_numpy(images[:2]),), dynamic_shapes=({0: batch},))
     torch.export.save(program, folder / "image.pt2")
     pool = Pool({"image": images}, labels[:DIGITS_USED], folder / "image.onnx", "linear")
-    export_program(folder / "image.pt2", pool.model, lambda inputs: pool.take(np.arange(16)))
+    export_program(folder / "image.pt2", pool.model, lambda _: pool.take(np.arange(16)))
     return pool
 
 
