@@ -149,6 +149,35 @@ BAD_EVALUATION: dict[str, tuple[Callable[[], Samples], str, str]] = {
 }
 
 
+SLICES: dict[str, NDArray[Any]] = {
+    "numbers": np.arange(ROWS) % 2,
+    "flags": np.arange(ROWS) > 2,
+    "text": np.array(["here", "there"])[np.arange(ROWS) % 2],
+}
+
+
+@pytest.mark.parametrize("kind", SLICES)
+@pytest.mark.parametrize("suffix", ["npz", "parquet"])
+def test_slices_are_groups_and_no_inputs(tmp_path: Path, kind: str, suffix: str) -> None:
+    path = tmp_path / f"data.{suffix}"
+    columns = {"x": arrays()["x"], "ids": arrays()["ids"], "place": SLICES[kind]}
+    if suffix == "npz":
+        path.write_bytes(npz(place=SLICES[kind]))
+    else:
+        table = {name: list(array) if array.ndim > 1 else array for name, array in columns.items()}
+        pyarrow.parquet.write_table(pa.table(table), path)
+    found = load_samples(path, SPECS, label="label", role="evaluation", slices=("place", "not there"))
+    assert list(found.slices) == ["place"] and found.slices["place"].tolist() == SLICES[kind].tolist()
+    assert list(found.inputs) == ["x", "ids"]
+
+
+@pytest.mark.parametrize("groups", [np.linspace(0, 1, ROWS), np.zeros((ROWS, 2), int)])
+def test_slices_that_sort_nothing_are_refused(tmp_path: Path, groups: NDArray[Any]) -> None:
+    (tmp_path / "data.npz").write_bytes(npz(place=groups))
+    with pytest.raises(DataError, match="slice 'place' is"):
+        load_samples(tmp_path / "data.npz", SPECS, label="label", role="evaluation", slices=("place",))
+
+
 @pytest.mark.parametrize("fault", BAD_EVALUATION)
 def test_evaluation_data_that_cannot_be_scored_is_refused(fault: str) -> None:
     """Each planted fault is named before anything is measured."""

@@ -31,3 +31,7 @@ def test_a_label_is_short_below_its_share_and_beyond_chance() -> None:
     assert find_short_labels(dict.fromkeys(range(1, 100), 5) | {1: 10}, many, 0.25) == ()
     # Without a bound on the share a label must still occur.
     assert find_short_labels({0: 600, 1: 400}, reference, 0.0) == (ShortLabel(2, 0, 1, 0.05),)
+
+
+def test_groups_may_be_text() -> None:
+    assert find_short_labels({"en": 128}, {"en": 500, "de": 500}, 0.25) == (ShortLabel("de", 0, 16, 0.5),)

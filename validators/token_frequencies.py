@@ -36,7 +36,8 @@ def measure_tokens(calibration: NDArray[Any], reference: NDArray[Any]) -> tuple[
     ours = _count(places[:split].reshape(len(calibration), -1), len(tokens), padding)
     theirs = _count(places[split:].reshape(len(reference), -1), len(tokens), padding)
     totals = np.asarray(theirs.sum(axis=0), np.float64).ravel()
-    return _measure(ours, totals, own=False), _measure(theirs, totals, own=True)
+    prior = PRIOR_COUNT * (len(tokens) - (padding >= 0))
+    return _measure(ours, totals, prior, own=False), _measure(theirs, totals, prior, own=True)
 
 
 def _count(places: NDArray[np.intp], tokens: int, padding: int) -> sparse.csr_array[Any]:
@@ -46,13 +47,13 @@ def _count(places: NDArray[np.intp], tokens: int, padding: int) -> sparse.csr_ar
     return sparse.csr_array(counts)
 
 
-def _measure(counts: sparse.csr_array[Any], totals: Vector, *, own: bool) -> dict[str, Vector]:
+def _measure(counts: sparse.csr_array[Any], totals: Vector, prior: float, *, own: bool) -> dict[str, Vector]:
     lengths = np.asarray(counts.sum(axis=1), np.float64).ravel()
     entry_lengths = np.repeat(lengths, np.diff(counts.indptr))
     # What the reference holds of each entry's token, and of tokens in all, without the sample itself where it is in it.
     known = totals[counts.indices] - (counts.data if own else 0)
     all_known = totals.sum() - (entry_lengths if own else 0)
-    share = (known + PRIOR_COUNT) / (all_known + PRIOR_COUNT * len(totals))
+    share = (known + PRIOR_COUNT) / (all_known + prior)
 
     def mean(values: Vector) -> Vector:
         weighted = sparse.csr_array((counts.data * values, counts.indices, counts.indptr), shape=counts.shape)

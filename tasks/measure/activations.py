@@ -208,7 +208,7 @@ def _finite(values: NDArray[Any]) -> NDArray[Any]:
     if values.dtype.kind != "f":
         return values.reshape(-1)[:0]
     with np.errstate(invalid="ignore", over="ignore"):
-        # The sum of a large tensor is not finite if a value is not, and is found without a copy.
+        # Both extremes of a tensor are finite if all of it is: found without a copy.
         return values if np.isfinite(values.min(initial=0) + values.max(initial=0)) else values[np.isfinite(values)]
 
 
