@@ -76,12 +76,15 @@ def suggest_calibration_data(run: Run, source: Source, pool_path: Path, size: in
         embedded = _embed(watch, pool, rows, batch_axis)
         reference = embedded.vectors
         if traffic is not None:
-            held = draw_rows(usable_rows(traffic.inputs), MAX_POOL_SAMPLES, batch_axis or 1, run.job.seed)
-            reference = _embed(watch, traffic, held, batch_axis).vectors
+            seen = draw_rows(usable_rows(traffic.inputs), MAX_POOL_SAMPLES, batch_axis or 1, run.job.seed)
+            reference = _embed(watch, traffic, seen, batch_axis).vectors
     with run.clock.work("choose"):
         strata = _strata(pool, embedded.rows)
-        chosen = choose_samples(embedded.vectors, size, strata=strata, reference=reference, seed=run.job.seed)
-        coverage, random_coverage = _compare(embedded.vectors, chosen, reference, run.job.seed)
+        # Along the components that the coverage is judged in: chosen in all dimensions, where distances say little, a set
+        # covered hardly more than a random draw.
+        _, places, held = project(np.concatenate([embedded.vectors, reference]), embedded.vectors, reference)
+        chosen = choose_samples(places, size, strata=strata, reference=held, seed=run.job.seed)
+        coverage, random_coverage = _compare(places, chosen, held, run.job.seed)
     picked = embedded.rows[chosen]
     _write(pool, picked, path, run.job.data.label)
     log.info("wrote %d samples to %s", size, path)
@@ -126,13 +129,12 @@ def _strata(pool: Samples, rows: NDArray[np.intp]) -> NDArray[Any] | None:
 
 
 def _compare(
-    pool: NDArray[np.float32], chosen: NDArray[np.intp], reference: NDArray[np.float32], seed: int
+    pool: NDArray[np.float64], chosen: NDArray[np.intp], reference: NDArray[np.float64], seed: int
 ) -> tuple[float, float]:
     """The coverage of the choice and of a random draw of its size, both within the radius that the draw has."""
     drawn = np.random.default_rng(seed).choice(len(pool), len(chosen), replace=False)
-    held, ours, random = project(reference, pool[chosen], pool[drawn])
-    among, distances = measure_distances(random, held)
-    return covered_share(among, measure_distances(ours, held)[1]), covered_share(among, distances)
+    among, distances = measure_distances(pool[drawn], reference)
+    return covered_share(among, measure_distances(pool[chosen], reference)[1]), covered_share(among, distances)
 
 
 def _write(pool: Samples, rows: NDArray[np.intp], path: Path, label: str) -> None:

@@ -13,11 +13,13 @@ from numpy.typing import NDArray
 from tasks.demo.pools import Pool, image_pool, other_domain, text_pool
 from tasks.measure.activations import Watch, open_tapped, view_samples
 from tasks.measure.taps import find_taps
+from tasks.ptq.selection import choose_samples
 from validators.calibration_data import judge_calibration
 from validators.datasets import Samples, TensorSpec, load_samples
 from validators.errors import DataError
 from validators.job import CalibrationBounds
 from validators.records import CalibrationVerdict, SessionSettings
+from validators.representation import measure_distances, project
 
 pytestmark = pytest.mark.slow
 
@@ -41,6 +43,10 @@ class Bench:
     def take(self, rows: Rows, **changes: NDArray[np.generic]) -> Pair:
         """Calibration samples from these rows of the pool, and the evaluation samples."""
         return self.pool.take(rows, **changes), self.evaluation
+
+    def embed(self, samples: Samples) -> NDArray[np.float32]:
+        """What the model makes of each sample."""
+        return self._watch.ranges(samples, np.arange(len(samples)), None)[1]
 
     def judge(self, pair: Pair) -> CalibrationVerdict:
         """The verdict of the whole check."""
@@ -226,3 +232,24 @@ def test_a_file_that_is_no_data_is_an_error_of_the_file(
     with pytest.raises(DataError) as caught:
         load_samples(tmp_path / "calibration.npz", INPUTS, label="label", role="calibration")
     assert words in caught.value.found and caught.value.expected and caught.value.fix
+
+
+def test_a_suggested_set_covers_more_than_random_draws_and_is_accepted(texts: Bench) -> None:
+    """Of 128 from 1,000 reviews; the coverage is that of reviews which were not in the pool."""
+    pool = texts.rest[:1000]
+    vectors = texts.embed(texts.pool.take(pool))
+    held = texts.embed(texts.pool.take(texts.evaluation_rows[:600]))
+    places = project(np.concatenate([vectors, held]), vectors, held)[1:]
+    chosen = choose_samples(places[0], CALIBRATION, strata=texts.pool.labels[pool], seed=SEED)
+
+    def distances(rows: Rows) -> NDArray[np.float64]:
+        return measure_distances(places[0][rows], places[1])[1]
+
+    draws = [np.random.default_rng(seed).choice(len(pool), CALIBRATION, replace=False) for seed in range(20)]
+    # One radius for all: a set that is spread wider has a larger one, and would cover more by that alone.
+    radius = np.mean([np.quantile(measure_distances(places[0][rows], places[1])[0], 0.95) for rows in draws])
+    random = [float((distances(rows) <= radius).mean()) for rows in draws]
+    assert (distances(chosen) <= radius).mean() > np.mean(random)
+    assert distances(chosen).mean() < min(distances(rows).mean() for rows in draws)
+    verdict = texts.judge(texts.take(pool[chosen]))
+    assert verdict.outcome == "accepted", [(check.name, check.found) for check in verdict.failed]

@@ -100,6 +100,8 @@ def test_draws_of_one_distribution_cover_each_other_and_a_cluster_that_is_missin
 
 def test_regions_are_not_named_where_enough_is_covered() -> None:
     assert measure_cover(draw(128, 1), draw(300, 2), np.arange(300), 0.8).regions == ()
+    all_covered = measure_cover(draw(128, 1), draw(128, 1)[:40], np.arange(40), 0.8)
+    assert all_covered.share == 1 and all_covered.regions == ()
 
 
 def test_projection_keeps_the_widest_directions_of_the_basis() -> None:

@@ -158,6 +158,8 @@ def _find_regions(
 
     open_rows = np.flatnonzero(distances > radius)
     missing = len(open_rows) - math.floor((1 - min_share) * len(distances))
+    if missing <= 0:
+        return []
     near = euclidean_distances(places[open_rows]) <= radius
     np.fill_diagonal(near, val=True)
     regions: list[Region] = []

@@ -28,7 +28,7 @@ MAX_REFERENCE = 4_000
 MAX_DISTANCES = MAX_CANDIDATES * MAX_REFERENCE
 BLOCK = 512
 
-Matrix = NDArray[np.float32]
+Matrix = NDArray[np.floating[Any]]
 Places = NDArray[np.intp]
 
 

@@ -1,0 +1,126 @@
+"""What the benchmarks judge: clean draws from a demo's pool, and draws with a planted drift of a given strength."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tasks.demo.pools import Pool, image_pool, other_domain, text_pool
+from tasks.demo.splits import split_indices
+from tasks.measure.activations import Watch, open_tapped, view_samples
+from tasks.measure.inventory import usable_cores
+from tasks.measure.taps import find_taps
+from validators.calibration_data import judge_calibration
+from validators.datasets import Samples
+from validators.job import CalibrationBounds
+from validators.records import CalibrationVerdict, SessionSettings
+
+BOUNDS = CalibrationBounds()
+CALIBRATION, EVALUATION = 128, 2000
+SHARES = (0.05, 0.1, 0.25, 0.5, 1.0)
+# A random draw takes a fifth from the shortest fifth.
+SHORT_SHARES = (0.3, 0.4, 0.5, 0.7, 1.0)
+FACTORS = (1.02, 1.05, 1.1, 1.2, 1.5)
+
+Rows = NDArray[np.intp]
+# From the pool, the rows that are free for calibration in random order, and a generator.
+Plant = Callable[[Pool, Rows, np.random.Generator], Samples]
+
+
+@dataclass(frozen=True)
+class Drift:
+    """A way in which calibration data goes wrong, at some strengths; `title` is the axis of its picture."""
+
+    name: str
+    title: str
+    make: Callable[[Path], Pool]
+    strengths: tuple[float, ...]
+    plant: Callable[[float], Plant]
+
+
+class Judge:
+    """A pool, its model in one session, and verdicts of the whole check, whose pages are thrown away."""
+
+    def __init__(self, pool: Pool, watch: Watch) -> None:
+        self.pool, self._watch = pool, watch
+
+    def split(self, seed: int, size: int, *, stratified: bool = False) -> tuple[Rows, Samples, Rows]:
+        """Rows for calibration, evaluation samples, and the rows that are left; all disjoint."""
+        n = len(self.pool.labels)
+        evaluation = min(EVALUATION, n - 2 * size)
+        if stratified:  # as the demos split
+            parts = split_indices(self.pool.labels, n - evaluation, size, evaluation, seed)
+            left = np.setdiff1d(parts.train, parts.calibration)
+            return parts.calibration, self.pool.take(parts.evaluation), left
+        order = np.random.default_rng(seed).permutation(n)
+        return order[:size], self.pool.take(order[size : size + evaluation]), order[size + evaluation :]
+
+    def __call__(self, calibration: Samples, evaluation: Samples, seed: int) -> CalibrationVerdict:
+        view = view_samples(
+            self._watch, calibration, evaluation, most=BOUNDS.model_samples, fixed_batch=None, seed=seed
+        )
+        with tempfile.TemporaryDirectory() as folder:
+            return judge_calibration(calibration, evaluation, None, view, BOUNDS, Path(folder), seed=seed)
+
+
+@contextmanager
+def open_judge(make: Callable[[Path], Pool]) -> Iterator[Judge]:
+    """A judge of the pool that `make` builds; its session lives until the end of the block."""
+    with tempfile.TemporaryDirectory() as folder:
+        pool = make(Path(folder))
+        settings = SessionSettings("CPUExecutionProvider", usable_cores())
+        with open_tapped(pool.model, settings, lambda graph: find_taps(graph, pool.output, None)) as watch:
+            yield Judge(pool, watch)
+
+
+def _mix(domain: str) -> Callable[[float], Plant]:
+    def of_share(share: float) -> Plant:
+        # One of each text: copies would be caught as copies, which is not what is measured here.
+        other: dict[str, NDArray[Any]] = other_domain(domain)
+        first = np.unique(other["input_ids"], axis=0, return_index=True)[1]
+        count = round(share * CALIBRATION)
+
+        def plant(pool: Pool, free: Rows, rng: np.random.Generator) -> Samples:
+            chosen, kept = rng.choice(first, count, replace=False), free[: CALIBRATION - count]
+            mixed = {name: np.concatenate([array[kept], other[name][chosen]]) for name, array in pool.inputs.items()}
+            # The labels stay those of reviews: they are not what drifts.
+            return pool.take(free[:CALIBRATION], **mixed)
+
+        return plant
+
+    return of_share
+
+
+def _shorten(share: float) -> Plant:
+    def plant(pool: Pool, free: Rows, rng: np.random.Generator) -> Samples:
+        by_length = free[np.argsort(pool.inputs["attention_mask"][free].sum(axis=1), kind="stable")]
+        short, longer = np.split(by_length, [len(free) // 5])
+        count = round(share * CALIBRATION)
+        rows = [rng.choice(short, count, replace=False), rng.choice(longer, CALIBRATION - count, replace=False)]
+        return pool.take(np.concatenate(rows))
+
+    return plant
+
+
+def _scale(factor: float) -> Plant:
+    def plant(pool: Pool, free: Rows, _: np.random.Generator) -> Samples:
+        rows = free[:CALIBRATION]
+        return pool.take(rows, image=pool.inputs["image"][rows] * np.float32(factor))
+
+    return plant
+
+
+DRIFTS = (
+    Drift("tweets", "share of tweets", text_pool, SHARES, _mix("tweets")),
+    Drift("amazon", "share of product reviews", text_pool, SHARES, _mix("amazonReviewSnippets")),
+    Drift("nyt", "share of editorials", text_pool, SHARES, _mix("nytEditorialSnippets")),
+    Drift("short", "share from the shortest fifth", text_pool, SHORT_SHARES, _shorten),
+    Drift("scale", "digits multiplied by", image_pool, FACTORS, _scale),
+)
