@@ -168,7 +168,7 @@ def test_mlflow_holds_a_parent_run_with_one_nested_run_a_candidate(world: tuple[
     assert len(nested) == len(result["candidates"])
     assert registry(state, f"SELECT COUNT(*) FROM inputs WHERE destination_id = '{parent}'") == [(2,)]
     kept = {path.name for path in (state / "mlartifacts" / parent / "artifacts").rglob("*") if path.is_file()}
-    assert {"report.html", "pareto.png", "result.json", "candidates.json", "index.html"} <= kept
+    assert {"report.html", "pareto.png", "result.json", "candidates.json", "calibration.html", "ranges.csv"} <= kept
 
 
 def test_the_champion_gives_way_to_a_better_variant_alone(world: tuple[Path, dict[str, Answer]]) -> None:
