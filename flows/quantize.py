@@ -22,6 +22,7 @@ from tasks.measure_latency import measure_latency
 from tasks.measure_saturation import measure_saturation
 from tasks.promote import promote as promote_winner
 from tasks.record import close_run, record_evidence, record_trials, recorded
+from tasks.recover import recover_trials
 from tasks.report import publish_report
 from tasks.resolve_source import resolve_source
 from tasks.suggest_calibration import Suggestion, suggest_calibration_data
@@ -94,7 +95,7 @@ def judge_evidence(run: Run, given: Given, inventory: Inventory, record: str) ->
 
 
 def judge_candidates(run: Run, given: Given, findings: Findings, *, promote: bool, record: str) -> Findings:
-    """Steps 4 to 8: baseline and champion, candidates made and measured, judged, the best one confirmed and promoted."""
+    """Steps 4 to 8: baseline and champion, candidates made, measured, judged and recovered, the best one promoted."""
     assert findings.inventory is not None
     inventory = findings.inventory
     baseline = measure_baseline(run, given, inventory)
@@ -103,6 +104,7 @@ def judge_candidates(run: Run, given: Given, findings: Findings, *, promote: boo
     trials = measure_saturation(run, given, inventory, made(run, given, inventory, baseline))
     trials = measured(run, given, inventory, trials)
     trials = judge_trials(run, given, baseline, trials)
+    trials += recover_trials(run, given, inventory, baseline, trials)
     findings = replace(
         findings,
         baseline=baseline,

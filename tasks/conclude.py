@@ -191,6 +191,7 @@ def _candidate(trial: Trial) -> CandidateResult:
         peak_memory_mb=latency.peak_memory_mb if latency else None,
         coverage_macs=trial.coverage.share if trial.coverage else None,
         saturation_max=trial.saturation.worst.share if trial.saturation and trial.saturation.worst else None,
+        changes=trial.variant.changes if trial.variant else {},
         verdicts=[
             replace(verdict, value=_finite(verdict.value), low=_finite(verdict.low), high=_finite(verdict.high))
             for verdict in trial.verdicts

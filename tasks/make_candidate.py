@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+
+import onnx
 
 from tasks.context import MAKER_CODE, MEASURE_CODE, Evidence, Given, Run, log
 from tasks.measure.inventory import usable_cores
 from tasks.measure_accuracy import measure_accuracy
 from tasks.ptq.calibration import CALIBRATION_BATCH_SIZE, calibrate
-from tasks.ptq.make import Materials, make_variant
+from tasks.ptq.graph import WEIGHT_INPUT
+from tasks.ptq.int8 import quantize_static
+from tasks.ptq.make import CPU_PROVIDER, Materials, make_variant
 from tasks.ptq.prepare import fuse_graph, prepare_graph
+from tasks.ptq.sensitivity import Sensitivity, find_parts, rank_parts
 from tasks.request import request_batch
 from tasks.runtimes.coverage import measure_coverage
 from tasks.step import step
 from validators.errors import CandidateRefused
 from validators.recipe import Candidate, RangeMethod, decode
-from validators.records import Accuracy, Coverage, Inventory, Refusal, Trial, Variant
+from validators.records import Accuracy, Coverage, Inventory, Refusal, SessionSettings, Trial, Variant
 
 # Calibration holds activations in memory, and is shared: two at a time would double the memory for nothing.
 _CALIBRATION = threading.Lock()
@@ -29,6 +35,13 @@ class _File:
     """A file of the store that several candidates start from."""
 
     path: Path
+
+
+@dataclass(frozen=True)
+class _Ranking:
+    """The parts of a model, the most sensitive first."""
+
+    parts: tuple[Sensitivity, ...]
 
 
 @dataclass(frozen=True)
@@ -137,7 +150,32 @@ def materials_of(run: Run, given: Given, inventory: Inventory) -> Materials:
         key = (*base, evidence.calibration.file.digest, method)
         return run.store.make("ranges", key, _File, make)[0].path
 
-    return Materials(prepared, fused, ranges)
+    def ranking(candidate: Candidate) -> tuple[Sensitivity, ...]:
+        def quantize(keep_float: Collection[str], path: Path) -> None:
+            method = candidate.range_method or "minmax"
+            quantize_static(prepared(), ranges(method), candidate, path, keep_float=keep_float)
+
+        def make(_: Path) -> _Ranking:
+            kinds = None if candidate.every_operator else WEIGHT_INPUT
+            parts = find_parts(onnx.load(prepared(), load_external_data=False).graph, kinds)
+            settings = SessionSettings(CPU_PROVIDER, usable_cores(), entries={"session.intra_op.allow_spinning": "0"})
+            with run.clock.work("rank parts"):
+                return _Ranking(
+                    rank_parts(
+                        prepared(),
+                        parts,
+                        quantize,
+                        evidence.calibration,
+                        evidence.output.name,
+                        settings,
+                        fixed_batch=evidence.batch_axis,
+                    )
+                )
+
+        key = (*base, candidate.name, evidence.calibration.file.digest, evidence.output.name)
+        return run.store.make("ranking", key, _Ranking, make)[0].parts
+
+    return Materials(prepared, fused, ranges, ranking)
 
 
 def _calibrate(prepared: Path, evidence: Evidence, method: RangeMethod, ranges: Path) -> None:

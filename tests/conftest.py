@@ -92,3 +92,76 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
     np.savez(folder / "calibration.npz", **tiny_samples(128, 11))
     np.savez(folder / "evaluation.npz", **tiny_samples(2000, 12))
     return Tiny(folder / "tiny.onnx", folder / "calibration.npz", folder / "evaluation.npz", weights)
+
+
+@dataclass(frozen=True)
+class Hard:
+    """A classifier with outlier channels behind its first layer, and `easy`, the same function without them.
+
+    Both are `x[batch, 64] -> logits[batch, 4]`, of MatMul, Add and Relu; the layers are called first, second, third and head.
+    """
+
+    model: Path
+    easy: Path
+    calibration: Path
+    evaluation: Path
+
+    def job(self, model: Path) -> dict[str, object]:
+        """A job that promotes INT8 static if it loses no more than 1 %."""
+        return {
+            "source": str(model),
+            "data": {"calibration": str(self.calibration), "evaluation": str(self.evaluation)},
+            "candidates": ["int8-static-minmax-pc@ort-cpu"],
+            "gates": {"min_speedup": None, "max_drop": 0.01},
+            "measurement": {
+                "launches": 1,
+                "blocks": 3,
+                "block_seconds": 0.02,
+                "warmup_seconds": 0.01,
+                "max_other_load": None,
+            },
+        }
+
+
+@pytest.fixture(scope="session")
+def hard(tmp_path_factory: pytest.TempPathFactory) -> Hard:
+    """Three channels hundreds of times as large as the others, which the next layer makes small again.
+
+    Relu commutes with positive factors, so that the outputs are the same: what large models have of themselves (T. Dettmers et
+    al., "LLM.int8()", NeurIPS 2022).
+    """
+    folder = tmp_path_factory.mktemp("hard")
+    rng = np.random.default_rng(17)
+    widths = {"first": (FEATURES, 128), "second": (128, 128), "third": (128, 512)}
+    weights = {name: rng.normal(size=shape).astype(np.float32) / np.sqrt(shape[0]) for name, shape in widths.items()}
+    hidden = centres()
+    for name in weights:
+        hidden = np.maximum(hidden @ weights[name], 0)
+    weights["head"] = (hidden - hidden.mean(axis=0)).T.astype(np.float32)
+    onnx.save(_layers(weights), folder / "easy.onnx")
+    outliers = np.ones(128, np.float32)
+    outliers[[5, 40, 99]] = 300, 500, 800
+    weights["first"], weights["second"] = weights["first"] * outliers, weights["second"] / outliers[:, None]
+    onnx.save(_layers(weights), folder / "hard.onnx")
+    np.savez(folder / "calibration.npz", **tiny_samples(128, 11))
+    np.savez(folder / "evaluation.npz", **tiny_samples(2000, 12))
+    return Hard(*(folder / name for name in ("hard.onnx", "easy.onnx", "calibration.npz", "evaluation.npz")))
+
+
+def _layers(weights: dict[str, NDArray[np.float32]]) -> onnx.ModelProto:
+    """MatMul after MatMul, with Relu between."""
+    nodes, tensor = [], "x"
+    for name in weights:
+        last = name == list(weights)[-1]
+        nodes.append(helper.make_node("MatMul", [tensor, name], ["logits" if last else f"{name}_product"], name=name))
+        tensor = f"{name}_out"
+        if not last:
+            nodes.append(helper.make_node("Relu", [f"{name}_product"], [tensor], name=f"{name}_relu"))
+    graph = helper.make_graph(
+        nodes,
+        "layers",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", FEATURES])],
+        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", CLASSES])],
+        [numpy_helper.from_array(np.ascontiguousarray(array, np.float32), name) for name, array in weights.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)

@@ -27,6 +27,7 @@ CANDIDATES = st.one_of(
         granularity=GRANULARITIES,
         every_operator=st.booleans(),
         signed_activations=st.booleans(),
+        kept_parts=st.integers(0, 99),
         fused=st.booleans(),
     ),
     st.builds(
@@ -40,7 +41,22 @@ PIECES = st.lists(
     st.sampled_from(
         (
             *("fp32", "fp16", "int8", "int4", "fp8", "-static", "-dynamic", "-fused", "-minmax", "-entropy", "-pt"),
-            *("-pc", "-all", "-s8s8", "-g32", "-g33", "-rtn", "-amax", "+fused", "@ort-cpu", "@tensorrt", "@gpu", "\n"),
+            *(
+                "-pc",
+                "-all",
+                "-s8s8",
+                "-keep3",
+                "-keep0",
+                "-g32",
+                "-g33",
+                "-rtn",
+                "-amax",
+                "+fused",
+                "@ort-cpu",
+                "@tensorrt",
+                "@gpu",
+                "\n",
+            ),
         )
     ),
     max_size=8,
@@ -51,6 +67,9 @@ TABLE = {
     "fp16@tensorrt": Candidate("fp16", "tensorrt"),
     "int8-static-minmax-pt-all-s8s8@ort-cpu": Candidate(
         "int8", "ort-cpu", range_method="minmax", granularity="pt", every_operator=True, signed_activations=True
+    ),
+    "int8-static-entropy-pc-all-keep12@ort-cpu": Candidate(
+        "int8", "ort-cpu", range_method="entropy", granularity="pc", every_operator=True, kept_parts=12
     ),
     "int8-static-percentile-pc@ort-cuda": Candidate("int8", "ort-cuda", range_method="percentile", granularity="pc"),
     "int8-dynamic-pc+fused@ort-cpu": Candidate("int8", "ort-cpu", dynamic=True, granularity="pc", fused=True),

@@ -4,6 +4,7 @@ fp32-fused@ort-cpu                    the float graph after the runtime's transf
 fp16@tensorrt                         float16 weights and activations
 int8-static-percentile-pc@ort-cpu     calibrated; per channel; UINT8 activations; MatMul, Gemm and Conv only
 int8-static-minmax-pt-all-s8s8@ort-cpu    per tensor, every operator, INT8 activations: what the runtime does by default
+int8-static-minmax-pc-all-keep2@ort-cpu   the two parts of the model that lose most are left in float
 int8-dynamic-pc+fused@ort-cpu         ranges at run time, on the fused graph
 int4-g32-rtn@ort-cpu                  weight only, blocks of 32, round to nearest
 fp8-amax-pc@ort-cpu                   E4M3, scale = amax / 448
@@ -31,7 +32,8 @@ class Candidate:
 
     `range_method` is set for INT8 static, `granularity` for INT8 and FP8, `block_size` (weights along K) for INT4.
     `every_operator` quantizes all operators that the runtime can, not just MatMul, Gemm and Conv;
-    `signed_activations` takes INT8 in place of UINT8 activations; `fused` starts from the transformer-fused graph.
+    `signed_activations` takes INT8 in place of UINT8 activations; `fused` starts from the transformer-fused graph. Of INT8
+    static, the `kept_parts` most sensitive parts (`tasks.ptq.sensitivity`) stay in float.
     """
 
     precision: Precision
@@ -41,6 +43,7 @@ class Candidate:
     granularity: Granularity | None = None
     every_operator: bool = False
     signed_activations: bool = False
+    kept_parts: int = 0
     block_size: int | None = None
     fused: bool = False
 
@@ -58,6 +61,7 @@ class Candidate:
             case "int8":
                 parts += ["static", self.range_method or "minmax", self.granularity or "pt"]
                 parts += ["all"] * self.every_operator + ["s8s8"] * self.signed_activations
+                parts += [f"keep{self.kept_parts}"] * (self.kept_parts > 0)
             case "int4":
                 parts += [f"g{self.block_size}", "rtn"]
             case "fp8":
@@ -79,6 +83,7 @@ _GRAMMAR = re.compile(
     r"(?:(?P<fp32>fp32-fused)"
     r"|(?P<fp16>fp16)"
     r"|int8-static-(?P<range_method>minmax|percentile|entropy)-(?P<static_granularity>pt|pc)(?P<all>-all)?(?P<s8s8>-s8s8)?"
+    r"(?:-keep(?P<keep>[1-9][0-9]?))?"
     r"|int8-dynamic-(?P<dynamic_granularity>pt|pc)"
     r"|int4-g(?P<block_size>16|32|64|128|256)-rtn"
     r"|fp8-amax-(?P<fp8_granularity>pt|pc))"
@@ -129,6 +134,7 @@ def decode(name: str) -> Candidate:
         granularity=_granularity(part["static_granularity"]),
         every_operator=part["all"] is not None,
         signed_activations=part["s8s8"] is not None,
+        kept_parts=int(part["keep"] or 0),
         fused=fused,
     )
 

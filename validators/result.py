@@ -79,6 +79,8 @@ class CandidateResult(_Document):
     coverage_macs: float | None
     saturation_max: float | None = None
     """The largest share of a tensor's values on the reference that its fixed range cuts off; null where none is fixed."""
+    changes: dict[str, int] = {}
+    """What the pass did to the graph, with counts; the parts that recovery left in float are among it."""
     verdicts: list[Verdict]
     cached: bool
     """Whether everything about it came from the store and nothing was made or measured anew."""

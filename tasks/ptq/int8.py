@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 import onnx
@@ -11,8 +12,10 @@ from validators.errors import CandidateRefused
 from validators.recipe import Candidate
 
 
-def quantize_static(prepared: Path, ranges: Path, candidate: Candidate, variant: Path) -> None:
-    """Write a Q/DQ model of the prepared graph with the calibrated ranges of `ranges`.
+def quantize_static(
+    prepared: Path, ranges: Path, candidate: Candidate, variant: Path, *, keep_float: Collection[str] = ()
+) -> None:
+    """Write a Q/DQ model of the prepared graph with the calibrated ranges of `ranges`; the nodes `keep_float` stay in float.
 
     Activations are UINT8 and asymmetric (U8S8, what the VNNI and AVX2 kernels multiply natively) unless the candidate asks
     for INT8; weights are INT8 and symmetric. The narrow scope takes in products of two
@@ -39,6 +42,7 @@ def quantize_static(prepared: Path, ranges: Path, candidate: Candidate, variant:
                 calibration_cache_path=ranges,
                 calibrate_method=method,
                 op_types_to_quantize=None if every else list(WEIGHT_INPUT),
+                nodes_to_exclude=sorted(keep_float),
                 per_channel=candidate.granularity == "pc",
                 activation_type=QuantType.QInt8 if candidate.signed_activations else QuantType.QUInt8,
                 weight_type=QuantType.QInt8,

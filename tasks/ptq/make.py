@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import onnx
@@ -12,6 +12,7 @@ from tasks.ptq.fp8 import quantize_fp8
 from tasks.ptq.graph import model_bytes
 from tasks.ptq.int4 import quantize_weights
 from tasks.ptq.int8 import quantize_dynamic, quantize_static
+from tasks.ptq.sensitivity import Sensitivity
 from validators.digests import digest_model
 from validators.errors import CandidateRefused
 from validators.recipe import Candidate, RangeMethod
@@ -25,12 +26,13 @@ class Materials:
     """What the passes start from; each is a function that makes its file on first use and returns the path.
 
     `prepared` is the folded float graph, `fused` the one with the runtime's transformer fusions, `ranges` the calibration
-    file of a method.
+    file of a method; `ranking` the parts of the model, the most sensitive first, for a candidate of INT8 static.
     """
 
     prepared: Callable[[], Path]
     fused: Callable[[], Path]
     ranges: Callable[[RangeMethod], Path]
+    ranking: Callable[[Candidate], tuple[Sensitivity, ...]]
 
 
 def make_variant(candidate: Candidate, materials: Materials, folder: Path, *, threads: int) -> Variant:
@@ -113,8 +115,17 @@ def _int8(candidate: Candidate, materials: Materials, path: Path) -> dict[str, i
             fix="leave out +fused, or take int8-dynamic-pc+fused",
         )
     else:
-        quantize_static(materials.prepared(), materials.ranges(candidate.range_method or "minmax"), candidate, path)
+        return _int8_static(candidate, materials, path)
     return _count_operators(path)
+
+
+def _int8_static(candidate: Candidate, materials: Materials, path: Path) -> dict[str, int]:
+    ranges = materials.ranges(candidate.range_method or "minmax")
+    kept = materials.ranking(replace(candidate, kept_parts=0))[: candidate.kept_parts] if candidate.kept_parts else ()
+    nodes = [node for sensitivity in kept for node in sensitivity.part.nodes]
+    quantize_static(materials.prepared(), ranges, candidate, path, keep_float=nodes)
+    left = {f"left in float: {sensitivity.part.name}": len(sensitivity.part.nodes) for sensitivity in kept}
+    return _count_operators(path) | left
 
 
 def _int4(candidate: Candidate, materials: Materials, path: Path) -> dict[str, int]:

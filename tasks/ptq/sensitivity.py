@@ -1,0 +1,114 @@
+"""Which parts of a model lose most when they are quantized: what recovery leaves in float.
+
+Each part is quantized alone, all others in float, and the outputs are held against those of the float model. The noise of the
+parts adds up where each is small (Y. Zhou et al., "Adaptive Quantization for Deep Neural Network", AAAI 2018, section 3), so
+that the parts with the most noise are those to keep; leaving one part out of a model that is quantized everywhere tells less:
+where two parts each destroy the output, keeping either one changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from tasks.ptq.graph import WEIGHT_INPUT, initializers, scratch
+from tasks.runtimes.ort import open_session, run_batches
+from validators.datasets import Samples
+from validators.records import SessionSettings
+
+# Samples that are run for each part. With 16 in place of 64 the seven noisiest parts of the text demo were the same ones.
+SAMPLES = 16
+BATCH_SIZE = 8
+
+# Writes a variant in which the nodes with these names are left in float.
+Quantize = Callable[[Collection[str], Path], None]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Nodes that are kept in float together: one with weights, or all without weights that have the same role."""
+
+    name: str
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """What a part costs when it alone is quantized: `noise` is the power of the output's error over that of the output."""
+
+    part: Part
+    noise: float
+
+
+def find_parts(graph: onnx.GraphProto, kinds: Collection[str] | None) -> tuple[Part, ...]:
+    """The parts of a float graph whose nodes are named: of these operators, or of all.
+
+    Each MatMul, Gemm and Conv with a constant weight is a part of its own. The other nodes, which are many and cheap, are a
+    part for each role: the same operator between the same operators, as it comes again in each layer of a network.
+    """
+    constants = initializers(graph)
+    makers = {name: node.op_type for node in graph.node for name in node.output}
+    readers: dict[str, set[str]] = {}
+    for node in graph.node:
+        for name in node.input:
+            readers.setdefault(name, set()).add(node.op_type)
+    parts: dict[str, list[str]] = {}
+    for node in graph.node:
+        if kinds is not None and node.op_type not in kinds:
+            continue
+        place = WEIGHT_INPUT.get(node.op_type)
+        if place is not None and node.input[place] in constants:
+            name = node.name
+        else:
+            before = sorted({makers[name] for name in node.input if name in makers})
+            after = sorted(set().union(*(readers.get(name, set()) for name in node.output)))
+            name = f"{node.op_type} ({', '.join(before) or 'input'} to {', '.join(after) or 'output'})"
+        parts.setdefault(name, []).append(node.name)
+    return tuple(Part(name, tuple(nodes)) for name, nodes in parts.items())
+
+
+def rank_parts(
+    model: Path,
+    parts: Sequence[Part],
+    quantize: Quantize,
+    samples: Samples,
+    output: str,
+    settings: SessionSettings,
+    *,
+    fixed_batch: int | None = None,
+) -> tuple[Sensitivity, ...]:
+    """The parts by the noise that each brings when it alone is quantized, the worst first.
+
+    `model` is the float graph, `output` the one that is judged. NaN or Inf, which a part may make, count as infinite noise.
+
+    Raises:
+        CandidateRefused: a file with one part quantized cannot be made or run.
+    """
+    nodes = {node for part in parts for node in part.nodes}
+    reference = _run(model, samples, output, settings, fixed_batch)
+    power = float(np.square(reference).mean()) or 1.0
+    found = []
+    with scratch() as folder:
+        for part in parts:
+            path = folder / "alone.onnx"
+            quantize(nodes - set(part.nodes), path)
+            error = _run(path, samples, output, settings, fixed_batch) - reference
+            noise = float(np.square(error).mean()) / power
+            found.append(Sensitivity(part, noise if np.isfinite(noise) else float("inf")))
+            path.unlink()
+            path.with_name(f"{path.name}.data").unlink(missing_ok=True)
+    return tuple(sorted(found, key=lambda sensitivity: -sensitivity.noise))
+
+
+def _run(
+    model: Path, samples: Samples, output: str, settings: SessionSettings, fixed_batch: int | None
+) -> NDArray[np.float64]:
+    size = fixed_batch or BATCH_SIZE
+    batches = [batch for _, batch in zip(range(-(-SAMPLES // size)), samples.batches(size), strict=False)]
+    with open_session(model, settings) as session:
+        return run_batches(session, batches, output).astype(np.float64)

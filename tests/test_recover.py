@@ -1,0 +1,90 @@
+"""Recovery: what fails on accuracy alone comes back with its worst parts in float; what would gain nothing is left alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from conftest import Hard
+from driving import Answer, run_jobs, write_job
+from test_judge import latency
+
+from tasks.recover import choose_recovered
+from tasks.runtimes.ort import open_session, run_batches
+from validators.records import Estimate, SessionSettings, Trial, Verdict
+
+STATIC, DYNAMIC = "int8-static-minmax-pc@ort-cpu", "int8-dynamic-pc@ort-cpu"
+
+
+def trial(name: str, speedup: float, outcome: str, *, failing: tuple[str, ...] = ("drop",)) -> Trial:
+    """A trial with this speedup and these gates not passed."""
+    verdicts = tuple(Verdict(gate, "fail", 1.0, 0.5, "at_most") for gate in failing) if outcome != "passed" else ()
+    return Trial(
+        name,
+        outcome=outcome,  # type: ignore[arg-type]
+        latencies=(latency(Estimate(speedup, speedup, speedup)),),
+        verdicts=(*verdicts, Verdict("size_ratio", "pass", 0.5, 1.0, "at_most")),
+    )
+
+
+def test_the_fastest_static_trial_that_fails_on_accuracy_alone_is_recovered() -> None:
+    slower, faster = trial(STATIC, 1.5, "failed"), trial(STATIC.replace("pc", "pc-all"), 2.0, "inconclusive")
+    assert choose_recovered((slower, faster)) is faster
+    assert choose_recovered((slower, faster, trial(DYNAMIC, 1.9, "passed"))) is faster
+    assert choose_recovered((slower, faster, trial(DYNAMIC, 2.1, "passed"))) is None
+
+
+def test_what_recovery_cannot_mend_is_left_alone() -> None:
+    assert choose_recovered(()) is None
+    assert choose_recovered((trial(DYNAMIC, 2.0, "failed"),)) is None  # no ranges, no parts
+    assert choose_recovered((trial(STATIC, 2.0, "failed", failing=("drop", "speedup")),)) is None
+    assert choose_recovered((trial(STATIC, 2.0, "failed", failing=("coverage",)),)) is None
+    assert choose_recovered((trial("int8-static-minmax-pc-keep2@ort-cpu", 2.0, "failed"),)) is None
+    assert choose_recovered((Trial(STATIC, outcome="refused"),)) is None
+
+
+def test_the_hard_model_is_the_easy_one_in_float(hard: Hard) -> None:
+    x = np.load(hard.evaluation)["x"]
+    outputs = []
+    for path in (hard.model, hard.easy):
+        with open_session(path, SessionSettings("CPUExecutionProvider", 1)) as session:
+            outputs.append(run_batches(session, [{"x": x}], "logits"))
+    np.testing.assert_allclose(outputs[0], outputs[1], rtol=1e-3, atol=1e-3 * np.abs(outputs[1]).max())
+    assert (outputs[0].argmax(axis=1) == outputs[1].argmax(axis=1)).mean() > 0.999
+
+
+@pytest.fixture(scope="module")
+def answers(hard: Hard, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Answer]:
+    folder = tmp_path_factory.mktemp("recover")
+    jobs = {"hard": hard.job(hard.model), "easy": hard.job(hard.easy)}
+    calls: list[dict[str, object]] = [
+        {"name": name, "job": str(write_job(folder / f"{name}.yaml", job))} for name, job in jobs.items()
+    ]
+    return run_jobs(folder / "state", folder / "runs", calls)
+
+
+@pytest.mark.slow
+def test_outlier_channels_break_int8_and_recovery_mends_it(answers: dict[str, Answer]) -> None:
+    result = answers["hard"].result
+    assert result is not None, answers["hard"].said
+    candidates = {candidate["name"]: candidate for candidate in result["candidates"]}
+    assert candidates[STATIC]["outcome"] == "failed"
+    assert candidates[STATIC]["metric_drop"]["low"] > 0.01  # beyond the gate of 1 %, and not by chance
+    rescued = candidates[result["chosen"]]
+    assert rescued["name"] == "int8-static-minmax-pc-keep2@ort-cpu" and rescued["outcome"] == "passed"
+    assert rescued["metric_drop"]["high"] <= 0.01
+    kept = {what.removeprefix("left in float: ") for what in rescued["changes"] if what.startswith("left in float")}
+    assert kept == {"first", "second"}
+    # The third layer and the head, 128 x 512 and 512 x 4, are still in integers: 74 % of the arithmetic.
+    assert rescued["coverage_macs"] == pytest.approx(
+        (128 * 512 + 512 * 4) / (64 * 128 + 128 * 128 + 128 * 512 + 512 * 4)
+    )
+    assert rescued["speedup_p50"]["value"] > 0  # the speed that is left, whatever this machine makes of it
+    assert f"{rescued['speedup_p50']['value']:.2f}x" in answers["hard"].said
+
+
+@pytest.mark.slow
+def test_where_int8_passes_nothing_is_recovered(answers: dict[str, Answer]) -> None:
+    result = answers["easy"].result
+    assert result is not None, answers["easy"].said
+    assert [candidate["name"] for candidate in result["candidates"]] == [STATIC]
+    assert result["candidates"][0]["outcome"] == "passed"

@@ -1,0 +1,90 @@
+"""Which parts lose most when quantized: on a model with outlier channels, where it is known which they are."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from conftest import Hard
+from onnx import TensorProto, helper, numpy_helper
+
+from tasks.ptq.calibration import calibrate
+from tasks.ptq.int8 import quantize_static
+from tasks.ptq.prepare import prepare_graph
+from tasks.ptq.sensitivity import Part, Sensitivity, find_parts, rank_parts
+from tasks.runtimes.ort import open_session, run_batches
+from validators.datasets import TensorSpec, load_samples
+from validators.recipe import decode
+from validators.records import SessionSettings
+
+SETTINGS = SessionSettings("CPUExecutionProvider", 1)
+CANDIDATE = decode("int8-static-minmax-pc@ort-cpu")
+
+
+def test_layers_with_weights_are_parts_and_so_is_each_role_of_the_others() -> None:
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["a"], name="query"),
+        helper.make_node("Add", ["a", "b"], ["c"], name="bias"),
+        helper.make_node("MatMul", ["c", "w"], ["d"], name="key"),
+        helper.make_node("Add", ["d", "b"], ["e"], name="bias again"),
+        helper.make_node("MatMul", ["e", "c"], ["f"], name="product"),
+        helper.make_node("Add", ["f", "x"], ["y"], name="residual"),
+    ]
+    ends = [[helper.make_tensor_value_info(name, TensorProto.FLOAT, [4, 4])] for name in "xy"]
+    weights = [numpy_helper.from_array(np.eye(4, dtype=np.float32), name) for name in "wb"]
+    graph = helper.make_graph(nodes, "some", *ends, weights)
+    assert find_parts(graph, None) == (
+        Part("query", ("query",)),
+        Part("Add (MatMul to MatMul)", ("bias", "bias again")),
+        Part("key", ("key",)),
+        Part("MatMul (Add to Add)", ("product",)),
+        Part("Add (MatMul to output)", ("residual",)),
+    )
+    assert [part.name for part in find_parts(graph, ("MatMul",))] == ["query", "key", "MatMul (Add to Add)"]
+
+
+@pytest.fixture(scope="module")
+def ranked(hard: Hard, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, tuple[Sensitivity, ...]]:
+    """The prepared hard model, its ranges, and its parts in order."""
+    folder = tmp_path_factory.mktemp("sensitivity")
+    prepared, ranges = folder / "prepared.onnx", folder / "ranges.json"
+    samples = load_samples(
+        hard.calibration, (TensorSpec("x", "float32", ("batch", 64)),), label="label", role="calibration"
+    )
+    prepare_graph(hard.model, prepared)
+    calibrate(prepared, samples, "minmax", ranges)
+
+    def quantize(keep_float: Collection[str], path: Path) -> None:
+        quantize_static(prepared, ranges, CANDIDATE, path, keep_float=keep_float)
+
+    parts = find_parts(onnx.load(prepared).graph, ("MatMul",))
+    return prepared, ranges, rank_parts(prepared, parts, quantize, samples, "logits", SETTINGS)
+
+
+def test_the_parts_beside_the_outlier_channels_come_first(
+    ranked: tuple[Path, Path, tuple[Sensitivity, ...]],
+) -> None:
+    _, _, found = ranked
+    noises = {sensitivity.part.name: sensitivity.noise for sensitivity in found}
+    assert [sensitivity.noise for sensitivity in found] == sorted(noises.values(), reverse=True)
+    # What makes the outlier channels and what reads them, a hundred times above the others.
+    assert {sensitivity.part.name for sensitivity in found[:2]} == {"first", "second"}
+    assert min(noises["first"], noises["second"]) > 100 * noises["third"]
+
+
+def test_noise_is_the_power_of_the_error_over_that_of_the_output(
+    hard: Hard, ranked: tuple[Path, Path, tuple[Sensitivity, ...]], tmp_path: Path
+) -> None:
+    prepared, ranges, found = ranked
+    quantize_static(prepared, ranges, CANDIDATE, tmp_path / "third.onnx", keep_float=("first", "second", "head"))
+    x = np.load(hard.calibration)["x"][:16]
+    outputs = []
+    for path in (prepared, tmp_path / "third.onnx"):
+        with open_session(path, SETTINGS) as session:
+            outputs.append(run_batches(session, [{"x": x[:8]}, {"x": x[8:]}], "logits").astype(np.float64))
+    expected = ((outputs[1] - outputs[0]) ** 2).sum() / (outputs[0] ** 2).sum()
+    noise = next(sensitivity.noise for sensitivity in found if sensitivity.part.name == "third")
+    assert noise == pytest.approx(expected, rel=1e-6) and noise > 0
