@@ -13,17 +13,17 @@ import onnx
 from tasks.context import MAKER_CODE, MEASURE_CODE, Evidence, Given, Run, log
 from tasks.measure.inventory import usable_cores
 from tasks.measure_accuracy import measure_accuracy
-from tasks.ptq.calibration import CALIBRATION_BATCH_SIZE, calibrate
+from tasks.ptq.calibration import calibrate
 from tasks.ptq.graph import WEIGHT_INPUT
 from tasks.ptq.int8 import quantize_static
-from tasks.ptq.make import CPU_PROVIDER, Materials, make_variant
+from tasks.ptq.make import CPU_PROVIDER, Materials, make_variant, ranges_for
 from tasks.ptq.prepare import fuse_graph, prepare_graph
 from tasks.ptq.sensitivity import Sensitivity, find_parts, rank_parts
 from tasks.request import request_batch
 from tasks.runtimes.coverage import measure_coverage
 from tasks.step import step
 from validators.errors import CandidateRefused
-from validators.recipe import Candidate, RangeMethod, decode
+from validators.recipe import Candidate, decode
 from validators.records import Accuracy, Coverage, Inventory, Refusal, SessionSettings, Trial, Variant
 
 # Calibration holds activations in memory, and is shared: two at a time would double the memory for nothing.
@@ -142,20 +142,20 @@ def materials_of(run: Run, given: Given, inventory: Inventory) -> Materials:
 
         return run.store.make("fused", base, _File, make)[0].path
 
-    def ranges(method: RangeMethod) -> Path:
+    def statistics() -> Path:
         def make(folder: Path) -> _File:
-            _calibrate(prepared(), evidence, method, folder / "ranges.json")
-            return _File(folder / "ranges.json")
+            _calibrate(run, prepared(), evidence, folder / "statistics.npz")
+            return _File(folder / "statistics.npz")
 
-        key = (*base, evidence.calibration.file.digest, method)
-        return run.store.make("ranges", key, _File, make)[0].path
+        return run.store.make("statistics", (*base, evidence.calibration.file.digest), _File, make)[0].path
 
     def ranking(candidate: Candidate) -> tuple[Sensitivity, ...]:
-        def quantize(keep_float: Collection[str], path: Path) -> None:
-            method = candidate.range_method or "minmax"
-            quantize_static(prepared(), ranges(method), candidate, path, keep_float=keep_float)
-
         def make(_: Path) -> _Ranking:
+            ranges = ranges_for(candidate, statistics())
+
+            def quantize(keep_float: Collection[str], path: Path) -> None:
+                quantize_static(prepared(), ranges, candidate, path, keep_float=keep_float)
+
             kinds = None if candidate.every_operator else WEIGHT_INPUT
             parts = find_parts(onnx.load(prepared(), load_external_data=False).graph, kinds)
             settings = SessionSettings(CPU_PROVIDER, usable_cores(), entries={"session.intra_op.allow_spinning": "0"})
@@ -175,18 +175,20 @@ def materials_of(run: Run, given: Given, inventory: Inventory) -> Materials:
         key = (*base, candidate.name, evidence.calibration.file.digest, evidence.output.name)
         return run.store.make("ranking", key, _Ranking, make)[0].parts
 
-    return Materials(prepared, fused, ranges, ranking)
+    return Materials(prepared, fused, statistics, ranking)
 
 
-def _calibrate(prepared: Path, evidence: Evidence, method: RangeMethod, ranges: Path) -> None:
+def _calibrate(run: Run, prepared: Path, evidence: Evidence, statistics: Path) -> None:
     with _CALIBRATION:
-        calibrate(
+        told = calibrate(
             prepared,
             evidence.calibration,
-            method,
-            ranges,
-            batch_size=evidence.batch_axis or CALIBRATION_BATCH_SIZE,
+            statistics,
+            threads=run.job.measurement.threads or usable_cores(),
+            max_memory_mb=run.job.calibration.max_memory_mb,
+            fixed_batch=evidence.batch_axis,
         )
+    log.info("calibrated: %s", ", ".join(f"{name} {value:.0f}" for name, value in told.items()))
 
 
 def _summary(trial: Trial) -> str:

@@ -11,6 +11,9 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
+from tasks.ptq.calibration import calibrate
+from validators.datasets import TensorSpec, load_samples
+
 FEATURES, HIDDEN, CLASSES = 64, 128, 4
 
 
@@ -165,3 +168,12 @@ def _layers(weights: dict[str, NDArray[np.float32]]) -> onnx.ModelProto:
         [numpy_helper.from_array(np.ascontiguousarray(array, np.float32), name) for name, array in weights.items()],
     )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+
+
+def statistics_of(prepared: Path, calibration: Path) -> Path:
+    """The statistics of a graph with the input `x[batch, 64]` on the samples of a file, beside the graph."""
+    spec = (TensorSpec("x", "float32", ("batch", FEATURES)),)
+    samples = load_samples(calibration, spec, label="label", role="calibration")
+    path = prepared.with_suffix(".statistics.npz")
+    calibrate(prepared, samples, path, threads=1, max_memory_mb=500)
+    return path

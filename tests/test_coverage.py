@@ -9,14 +9,15 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from conftest import Tiny, tiny_model
+from conftest import Tiny, statistics_of, tiny_model
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from tasks.ptq.calibration import calibrate
+from tasks.ptq.calibration import read_ranges
 from tasks.ptq.int4 import quantize_weights
 from tasks.ptq.int8 import quantize_dynamic, quantize_static
 from tasks.ptq.prepare import prepare_graph
+from tasks.ptq.range_methods import Range
 from tasks.runtimes.coverage import LOW_PRECISION_KERNELS, MAC_RULES, measure_coverage
 from tasks.runtimes.ort import describe_inputs, describe_outputs, installed_runtime, open_session, run_batches
 from validators.datasets import Samples, TensorSpec, load_samples
@@ -132,21 +133,25 @@ def test_multiply_accumulates_are_those_counted_by_hand(tmp_path: Path, case: st
     assert bool(seen.float_nodes) != low
 
 
+# The prepared tiny model, its ranges, and its calibration samples.
+Ready = tuple[Path, dict[str, Range], Samples]
+
+
 @pytest.fixture(scope="module")
-def ready(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Samples]:
+def ready(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Ready:
     """The prepared tiny model, its ranges, and its calibration samples."""
     folder = tmp_path_factory.mktemp("coverage")
     spec = (TensorSpec("x", "float32", ("batch", 64)),)
     samples = load_samples(tiny.calibration, spec, label="label", role="calibration")
     prepare_graph(tiny.model, folder / "prepared.onnx")
-    calibrate(folder / "prepared.onnx", samples, "minmax", folder / "ranges.json")
-    return folder / "prepared.onnx", folder / "ranges.json", samples
+    statistics = statistics_of(folder / "prepared.onnx", tiny.calibration)
+    return folder / "prepared.onnx", read_ranges(statistics, "minmax", symmetric=False), samples
 
 
 FIRST, SECOND, ROWS = 64 * 128, 128 * 4, 3
 
 
-def quantized(ready: tuple[Path, Path, Samples], name: str, path: Path) -> Path:
+def quantized(ready: Ready, name: str, path: Path) -> Path:
     prepared, ranges, _ = ready
     candidate = decode(name)
     if candidate.precision == "int4":
@@ -167,7 +172,7 @@ def quantized(ready: tuple[Path, Path, Samples], name: str, path: Path) -> Path:
     ],
 )
 def test_a_variant_whose_kernels_are_integer_is_covered_whole(
-    ready: tuple[Path, Path, Samples], tmp_path: Path, name: str, expected: dict[str, int]
+    ready: Ready, tmp_path: Path, name: str, expected: dict[str, int]
 ) -> None:
     """The tiny model's two products, for three rows, by the kernels that the runtime made of each recipe."""
     path = quantized(ready, name, tmp_path / "variant.onnx")
@@ -177,7 +182,7 @@ def test_a_variant_whose_kernels_are_integer_is_covered_whole(
     assert seen.low_precision == tuple(sorted(expected))
 
 
-def test_the_float_model_covers_nothing(tiny: Tiny, ready: tuple[Path, Path, Samples]) -> None:
+def test_the_float_model_covers_nothing(tiny: Tiny, ready: Ready) -> None:
     """Both products are named, the larger first."""
     seen = measure_coverage(ready[0], ALL, {"x": ready[2].inputs["x"][:ROWS]})
     assert sum(seen.macs_by_kernel.values()) == ROWS * (FIRST + SECOND)
@@ -186,7 +191,7 @@ def test_the_float_model_covers_nothing(tiny: Tiny, ready: tuple[Path, Path, Sam
     assert "first_matmul" in seen.float_nodes[0] and "second_matmul" in seen.float_nodes[1]
 
 
-def test_an_int8_file_that_runs_float_kernels_is_found_out(ready: tuple[Path, Path, Samples], tmp_path: Path) -> None:
+def test_an_int8_file_that_runs_float_kernels_is_found_out(ready: Ready, tmp_path: Path) -> None:
     """At the level basic nothing fuses Q/DQ pairs: the file is INT8, its products are not."""
     path = quantized(ready, "int8-static-minmax-pc@ort-cpu", tmp_path / "variant.onnx")
     assert {"QuantizeLinear", "DequantizeLinear"} <= {node.op_type for node in onnx.load(path).graph.node}
@@ -209,9 +214,7 @@ def test_one_side_in_float_is_a_float_kernel(tmp_path: Path) -> None:
     assert (seen.share, seen.macs_by_kernel, seen.float_nodes) == (0.0, {"MatMul": 120}, ("product",))
 
 
-def test_a_half_quantized_model_is_covered_by_its_share(
-    tiny: Tiny, ready: tuple[Path, Path, Samples], tmp_path: Path
-) -> None:
+def test_a_half_quantized_model_is_covered_by_its_share(tiny: Tiny, ready: Ready, tmp_path: Path) -> None:
     """A float product beside the quantized ones: shares add up to the multiply-accumulates of all three."""
     path = quantized(ready, "int8-static-minmax-pc@ort-cpu", tmp_path / "variant.onnx")
     model = onnx.load(path)

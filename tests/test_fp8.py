@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +9,15 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
-from conftest import Tiny, tiny_model
+from conftest import Tiny, statistics_of, tiny_model
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from tasks.ptq.calibration import calibrate
-from tasks.ptq.fp8 import E4M3_MAX, activation_amax, quantize_fp8, weight_scales
-from tasks.ptq.make import session_settings
+from tasks.ptq.fp8 import E4M3_MAX, quantize_fp8, weight_scales
+from tasks.ptq.make import ranges_for, session_settings
 from tasks.ptq.prepare import prepare_graph
+from tasks.ptq.range_methods import Range
 from tasks.runtimes.ort import open_session, run_batches
-from validators.datasets import TensorSpec, load_samples
 from validators.errors import CandidateRefused
 from validators.recipe import decode
 
@@ -88,14 +86,15 @@ def run(model: Path, x: NDArray[np.float32]) -> Floats:
         return run_batches(session, [{"x": x}], "logits").astype(np.float64)
 
 
-def prepare(model: onnx.ModelProto, tiny: Tiny, folder: Path) -> tuple[Path, Path]:
+def prepare(model: onnx.ModelProto, tiny: Tiny, folder: Path) -> tuple[Path, dict[str, Range]]:
     """The prepared graph and its minmax ranges."""
     onnx.save(model, folder / "model.onnx")
     prepare_graph(folder / "model.onnx", folder / "prepared.onnx")
-    spec = (TensorSpec("x", "float32", ("batch", 64)),)
-    samples = load_samples(tiny.calibration, spec, label="label", role="calibration")
-    calibrate(folder / "prepared.onnx", samples, "minmax", folder / "ranges.json")
-    return folder / "prepared.onnx", folder / "ranges.json"
+    return folder / "prepared.onnx", minmax(folder / "prepared.onnx", tiny)
+
+
+def minmax(prepared: Path, tiny: Tiny) -> dict[str, Range]:
+    return ranges_for(PER_CHANNEL, statistics_of(prepared, tiny.calibration))
 
 
 @pytest.mark.parametrize("candidate", [PER_CHANNEL, PER_TENSOR], ids=["per channel", "per tensor"])
@@ -156,18 +155,12 @@ def test_values_beyond_the_calibrated_range_saturate(tiny: Tiny, tmp_path: Path)
     np.testing.assert_array_equal(far, run(tmp_path / "variant.onnx", x.astype(np.float32)))
 
 
-def test_amax_is_the_larger_of_both_ends(tmp_path: Path) -> None:
-    """Of every tensor in a calibration file, with numbers stored plainly or as arrays."""
-
-    def stored(value: float) -> dict[str, Any]:
-        return {"data": [value], "dtype": "float32", "CLS": "numpy.array"}
-
-    entries = {
-        "a": {"lowest": stored(-3.0), "highest": stored(2.0), "CLS": "TensorData"},
-        "b": {"lowest": -1.0, "highest": {"data": 2.5, "dtype": "float32"}, "CLS": "TensorData"},
-    }
-    (tmp_path / "ranges.json").write_text(json.dumps({"CLS": "TensorsData", "data": entries}))
-    assert activation_amax(tmp_path / "ranges.json") == {"a": 3.0, "b": 2.5}
+def test_scales_come_from_the_larger_of_both_ends(tiny: Tiny, tmp_path: Path) -> None:
+    prepared, ranges = prepare(tiny_model(*tiny.weights), tiny, tmp_path)
+    quantize_fp8(prepared, ranges | {"x": (-3.0, 2.0), "hidden": (-1.0, 2.5)}, PER_TENSOR, tmp_path / "variant.onnx")
+    constants = {tensor.name: tensor for tensor in onnx.load(tmp_path / "variant.onnx").graph.initializer}
+    scales = {name: float(numpy_helper.to_array(constants[f"{name}_scale"])) for name in ("x", "hidden")}
+    assert scales == pytest.approx({"x": 3.0 / E4M3_MAX, "hidden": 2.5 / E4M3_MAX})
 
 
 def test_a_weight_and_an_input_of_two_products_are_quantized_once(tiny: Tiny, tmp_path: Path) -> None:
@@ -179,10 +172,8 @@ def test_a_weight_and_an_input_of_two_products_are_quantized_once(tiny: Tiny, tm
     graph.output.append(helper.make_tensor_value_info("twice", TensorProto.FLOAT, ["batch", 128]))
     graph.output.append(helper.make_tensor_value_info("thrice", TensorProto.FLOAT, ["batch", 4]))
     onnx.save(model, tmp_path / "model.onnx")
-    spec = (TensorSpec("x", "float32", ("batch", 64)),)
-    samples = load_samples(tiny.calibration, spec, label="label", role="calibration")
-    calibrate(tmp_path / "model.onnx", samples, "minmax", tmp_path / "ranges.json")
-    done = quantize_fp8(tmp_path / "model.onnx", tmp_path / "ranges.json", PER_CHANNEL, tmp_path / "variant.onnx")
+    ranges = minmax(tmp_path / "model.onnx", tiny)
+    done = quantize_fp8(tmp_path / "model.onnx", ranges, PER_CHANNEL, tmp_path / "variant.onnx")
     assert done == {"MatMul, Gemm and Conv in FP8 E4M3": 4}
     kinds = [node.op_type for node in onnx.load(tmp_path / "variant.onnx").graph.node]
     assert (kinds.count("QuantizeLinear"), kinds.count("DequantizeLinear")) == (2, 4)

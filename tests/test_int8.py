@@ -6,10 +6,9 @@ over the steps, zero inside every range, round half to even, saturate. It comput
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import onnx
@@ -18,13 +17,13 @@ from conftest import Tiny, tiny_model
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from tasks.ptq.calibration import PERCENTILE, calibrate
+from tasks.ptq.calibration import calibrate, read_ranges
 from tasks.ptq.int8 import quantize_dynamic, quantize_static
 from tasks.ptq.prepare import prepare_graph
 from tasks.runtimes.ort import open_session, run_batches
 from validators.datasets import Samples, TensorSpec, load_samples
 from validators.errors import CandidateRefused
-from validators.recipe import decode
+from validators.recipe import RangeMethod, decode
 from validators.records import SessionSettings
 
 Floats = NDArray[np.float64]
@@ -45,8 +44,12 @@ class Calibrated:
     def prepared(self) -> Path:
         return self.folder / "prepared.onnx"
 
-    def ranges(self, method: str) -> Path:
-        return self.folder / f"{method}.json"
+    @property
+    def statistics(self) -> Path:
+        return self.folder / "statistics.npz"
+
+    def ranges(self, method: RangeMethod) -> Ranges:
+        return read_ranges(self.statistics, method, symmetric=False)
 
 
 @pytest.fixture(scope="module")
@@ -56,21 +59,8 @@ def calibrated(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Calibrat
     samples = load_samples(tiny.calibration, spec, label="label", role="calibration")
     made = Calibrated(tiny, folder, samples, np.load(tiny.evaluation)["x"][:ROWS])
     prepare_graph(tiny.model, made.prepared)
-    calibrate(made.prepared, samples, "minmax", made.ranges("minmax"))
-    calibrate(made.prepared, samples, "percentile", made.ranges("percentile"))
-    calibrate(made.prepared, samples, "entropy", made.ranges("entropy"))
+    calibrate(made.prepared, samples, made.statistics, threads=1, max_memory_mb=500)
     return made
-
-
-def read_ranges(path: Path) -> Ranges:
-    """The ranges of a calibration file, by its format."""
-
-    def number(value: Any) -> float:
-        # A number, or an array of one number.
-        return float(np.ravel(value["data"])[0] if isinstance(value, dict) else value)
-
-    entries = json.loads(path.read_text())["data"]
-    return {name: (number(entry["lowest"]), number(entry["highest"])) for name, entry in entries.items()}
 
 
 def activations(tiny: Tiny, x: NDArray[np.float32]) -> dict[str, Floats]:
@@ -167,6 +157,8 @@ STATIC = [
     "int8-static-minmax-pc-all@ort-cpu",
     "int8-static-percentile-pc@ort-cpu",
     "int8-static-entropy-pt-s8s8@ort-cpu",
+    "int8-static-mse-pc@ort-cpu",
+    "int8-static-p99.9-pc-all@ort-cpu",
 ]
 
 
@@ -174,14 +166,15 @@ STATIC = [
 def test_a_static_variant_is_what_the_reference_computes(calibrated: Calibrated, tmp_path: Path, name: str) -> None:
     """Scales, zero points and stored weights as the rules give them; outputs within one step of the output's scale."""
     candidate = decode(name)
-    method = candidate.range_method or ""
+    assert candidate.range_method
+    ranges = calibrated.ranges(candidate.range_method)
     variant = tmp_path / "variant.onnx"
-    quantize_static(calibrated.prepared, calibrated.ranges(method), candidate, variant)
+    quantize_static(calibrated.prepared, ranges, candidate, variant)
 
     first, bias, second = (array.astype(np.float64) for array in calibrated.tiny.weights)
     reference = Reference(
         (first, bias, second),
-        read_ranges(calibrated.ranges(method)),
+        ranges,
         signed=candidate.signed_activations,
         axis=1 if candidate.granularity == "pc" else None,
         every=candidate.every_operator,
@@ -276,31 +269,38 @@ def test_a_dynamic_gemm_of_either_layout_is_quantized_by_output_channel(calibrat
 
 def test_minmax_ranges_are_the_extremes(calibrated: Calibrated) -> None:
     """Over all calibration samples, of the input, the output and every activation between."""
-    ranges = read_ranges(calibrated.ranges("minmax"))
+    ranges = calibrated.ranges("minmax")
     expected = activations(calibrated.tiny, calibrated.samples.inputs["x"])
-    assert set(ranges) == set(expected)
+    assert set(ranges) >= set(expected)
     for name, values in expected.items():
-        np.testing.assert_allclose(ranges[name], (values.min(), values.max()), rtol=1e-5, err_msg=name)
+        held = min(values.min(), 0), max(values.max(), 0)
+        np.testing.assert_allclose(ranges[name], held, rtol=1e-5, err_msg=name)
 
 
-def test_percentile_ranges_hold_that_share_of_absolute_values(calibrated: Calibrated) -> None:
-    """The bound of numpy's percentile, within a bin of 2,048, and never beyond the extremes."""
-    ranges = read_ranges(calibrated.ranges("percentile"))
+@pytest.mark.parametrize(("method", "share"), [("p99.9", 0.999), ("percentile", 0.9999), ("p99.999", 0.99999)])
+def test_percentile_ranges_leave_out_that_share_of_the_values(
+    calibrated: Calibrated, method: RangeMethod, share: float
+) -> None:
+    """Half of it at either end, within a bin of the histogram."""
+    ranges = calibrated.ranges(method)
     for name, values in activations(calibrated.tiny, calibrated.samples.inputs["x"]).items():
-        magnitudes = np.abs(values)
-        bound = np.percentile(magnitudes, PERCENTILE, method="inverted_cdf")
-        expected = (max(-bound, values.min()), min(bound, values.max()))
-        np.testing.assert_allclose(ranges[name], expected, atol=1.5 * magnitudes.max() / 2048, err_msg=name)
+        expected = np.quantile(values, [(1 - share) / 2, (1 + share) / 2], method="inverted_cdf")
+        bound = min(expected[0], 0), max(expected[1], 0)
+        np.testing.assert_allclose(ranges[name], bound, atol=np.abs(values).max() / 2048 * 1.5, err_msg=name)
 
 
-def test_entropy_ranges_cut_no_more_than_they_must(calibrated: Calibrated) -> None:
-    """Within the extremes (a bin of 128 apart), and with nearly all values inside."""
-    ranges = read_ranges(calibrated.ranges("entropy"))
+@pytest.mark.parametrize("method", ["entropy", "mse"])
+def test_ranges_that_cut_keep_nearly_all_values(calibrated: Calibrated, method: RangeMethod) -> None:
     for name, values in activations(calibrated.tiny, calibrated.samples.inputs["x"]).items():
-        low, high = ranges[name]
-        width = 2 * np.abs(values).max() / 128
-        assert values.min() - width <= low < high <= values.max() + width
-        assert ((values >= low - width) & (values <= high + width)).mean() > 0.95, name
+        low, high = calibrated.ranges(method)[name]
+        assert min(values.min(), 0) <= low + 1e-6 and high - 1e-6 <= max(values.max(), 0) and low < high
+        assert ((values >= low) & (values <= high)).mean() > 0.95, name
+
+
+def test_symmetric_ranges_reach_as_far_to_either_side(calibrated: Calibrated) -> None:
+    for method in get_args(RangeMethod):
+        for low, high in read_ranges(calibrated.statistics, method, symmetric=True).values():
+            assert low == -high < 0
 
 
 def test_a_graph_that_cannot_run_is_refused(calibrated: Calibrated, tmp_path: Path) -> None:
@@ -308,10 +308,12 @@ def test_a_graph_that_cannot_run_is_refused(calibrated: Calibrated, tmp_path: Pa
     broken = tiny_model(*calibrated.tiny.weights)
     broken.graph.initializer[0].CopyFrom(numpy_helper.from_array(np.ones((63, 128), np.float32), "first"))
     onnx.save(broken, tmp_path / "broken.onnx")
-    with pytest.raises(CandidateRefused, match="minmax calibration fails") as caught:
-        calibrate(tmp_path / "broken.onnx", calibrated.samples, "minmax", tmp_path / "ranges.json")
+    with pytest.raises(CandidateRefused) as caught:
+        calibrate(
+            tmp_path / "broken.onnx", calibrated.samples, tmp_path / "statistics.npz", threads=1, max_memory_mb=500
+        )
     assert caught.value.kind == "invalid" and caught.value.expected and caught.value.fix
-    assert not (tmp_path / "ranges.json").exists()
+    assert not (tmp_path / "statistics.npz").exists()
 
 
 # Refusals, scope, side effects
@@ -319,11 +321,10 @@ def test_a_graph_that_cannot_run_is_refused(calibrated: Calibrated, tmp_path: Pa
 
 def test_what_the_quantizer_cannot_do_is_refused(calibrated: Calibrated, tmp_path: Path) -> None:
     """A missing range is a refusal of kind unsupported that names the tool's reason, and no file is left."""
-    ranges = json.loads(calibrated.ranges("minmax").read_text())
-    del ranges["data"]["hidden"]
-    (tmp_path / "ranges.json").write_text(json.dumps(ranges))
+    ranges = calibrated.ranges("minmax")
+    del ranges["hidden"]
     with pytest.raises(CandidateRefused, match="ONNX Runtime's quantizer fails") as caught:
-        quantize_static(calibrated.prepared, tmp_path / "ranges.json", decode(STATIC[0]), tmp_path / "variant.onnx")
+        quantize_static(calibrated.prepared, ranges, decode(STATIC[0]), tmp_path / "variant.onnx")
     assert caught.value.kind == "unsupported"
     assert not (tmp_path / "variant.onnx").exists()
 
@@ -335,11 +336,12 @@ def test_the_wide_scope_quantizes_operators_that_the_narrow_one_leaves_in_float(
     model = tiny_model(*calibrated.tiny.weights)
     model.graph.node[2].op_type = "Sigmoid"
     onnx.save(model, tmp_path / "model.onnx")
-    calibrate(tmp_path / "model.onnx", calibrated.samples, "minmax", tmp_path / "ranges.json")
+    calibrate(tmp_path / "model.onnx", calibrated.samples, tmp_path / "s.npz", threads=1, max_memory_mb=500)
+    ranges = read_ranges(tmp_path / "s.npz", "minmax", symmetric=False)
 
     def quantized(name: str) -> set[str]:
         """The tensors that a QuantizeLinear reads: those that integer kernels can make or take."""
-        quantize_static(tmp_path / "model.onnx", tmp_path / "ranges.json", decode(name), tmp_path / "variant.onnx")
+        quantize_static(tmp_path / "model.onnx", ranges, decode(name), tmp_path / "variant.onnx")
         nodes = onnx.load(tmp_path / "variant.onnx").graph.node
         return {
             node.input[0].removesuffix("_QuantizeLinear_Input") for node in nodes if node.op_type == "QuantizeLinear"
@@ -370,27 +372,25 @@ def test_the_same_recipe_makes_the_same_bytes(calibrated: Calibrated, tmp_path: 
 SPEC = (TensorSpec("x", "float32", ("batch", 64)),)
 
 
-@pytest.mark.parametrize("method", ["minmax", "percentile", "entropy"])
 @pytest.mark.parametrize("n", [100, 5, 9])
-def test_any_number_of_samples_calibrates(tiny: Tiny, tmp_path: Path, method: Any, n: int) -> None:
+def test_any_number_of_samples_calibrates(tiny: Tiny, tmp_path: Path, n: int) -> None:
     """A last batch that is not full is used too: the extreme is planted in the last sample."""
     x = np.load(tiny.calibration)["x"][:n].copy()
     x[-1, 0] = 50.0
     np.savez(tmp_path / "x.npz", x=x)
     samples = load_samples(tmp_path / "x.npz", SPEC, label="label", role="calibration")
-    calibrate(tiny.model, samples, method, tmp_path / "ranges.json")
-    high = json.loads((tmp_path / "ranges.json").read_text())["data"]["x"]["highest"]
-    if method == "minmax":
-        assert high["data"] == [50.0]
+    told = calibrate(tiny.model, samples, tmp_path / "s.npz", threads=1, max_memory_mb=500)
+    assert told["samples"] == n and told["passes"] == 1
+    assert read_ranges(tmp_path / "s.npz", "minmax", symmetric=False)["x"][1] == 50
 
 
-@pytest.mark.parametrize("method", ["minmax", "percentile"])
-def test_a_model_of_a_fixed_batch_size_calibrates(tiny: Tiny, tmp_path: Path, method: Any) -> None:
+def test_a_model_of_a_fixed_batch_size_calibrates(tiny: Tiny, tmp_path: Path) -> None:
     """Exports of batch size 1 are common."""
     model = tiny_model(*tiny.weights)
     for value in (*model.graph.input, *model.graph.output):
         value.type.tensor_type.shape.dim[0].dim_value = 1
     onnx.save(model, tmp_path / "model.onnx")
     samples = load_samples(tiny.calibration, SPEC, label="label", role="calibration")
-    calibrate(tmp_path / "model.onnx", samples, method, tmp_path / "ranges.json", batch_size=1)
-    assert (tmp_path / "ranges.json").exists()
+    calibrate(tmp_path / "model.onnx", samples, tmp_path / "s.npz", threads=1, max_memory_mb=500, fixed_batch=1)
+    x = samples.inputs["x"]
+    assert read_ranges(tmp_path / "s.npz", "minmax", symmetric=False)["x"] == (float(x.min()), float(x.max()))

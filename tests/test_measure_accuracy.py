@@ -6,16 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import Tiny
+from conftest import Tiny, statistics_of
 
 from tasks.measure_accuracy import _considerate
-from tasks.ptq.calibration import calibrate
-from tasks.ptq.make import CPU_PROVIDER, Materials, make_variant
+from tasks.ptq.make import Materials, make_variant
 from tasks.ptq.prepare import prepare_graph
-from tasks.runtimes.ort import describe_inputs, open_session
-from validators.datasets import load_samples
-from validators.recipe import RangeMethod, decode
-from validators.records import SessionSettings
+from tasks.runtimes.ort import open_session
+from validators.recipe import decode
 
 
 @pytest.fixture(scope="module")
@@ -23,14 +20,10 @@ def materials(tmp_path_factory: pytest.TempPathFactory, tiny: Tiny) -> Materials
     """What variants of the tiny model are made from."""
     folder = tmp_path_factory.mktemp("materials")
     prepare_graph(tiny.model, folder / "prepared.onnx")
-    with open_session(tiny.model, SessionSettings(CPU_PROVIDER, 1)) as session:
-        samples = load_samples(tiny.calibration, describe_inputs(session), label="label", role="calibration")
-
-    def ranges(method: RangeMethod) -> Path:
-        calibrate(folder / "prepared.onnx", samples, method, folder / f"{method}.json")
-        return folder / f"{method}.json"
-
-    return Materials(lambda: folder / "prepared.onnx", lambda: folder / "prepared.onnx", ranges)
+    statistics = statistics_of(folder / "prepared.onnx", tiny.calibration)
+    return Materials(
+        lambda: folder / "prepared.onnx", lambda: folder / "prepared.onnx", lambda: statistics, lambda _: ()
+    )
 
 
 @pytest.mark.parametrize(

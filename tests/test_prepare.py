@@ -10,18 +10,17 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from conftest import Tiny, tiny_model
+from conftest import Tiny, statistics_of, tiny_model
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from tasks.ptq.calibration import calibrate
 from tasks.ptq.graph import model_bytes
 from tasks.ptq.make import Materials, make_variant, refuse_other_targets
 from tasks.ptq.prepare import fuse_graph, prepare_graph
-from validators.datasets import TensorSpec, load_samples
+from tasks.ptq.sensitivity import Part, Sensitivity
 from validators.digests import digest_file
 from validators.errors import CandidateRefused
-from validators.recipe import DEFAULT_CANDIDATES, RangeMethod, decode
+from validators.recipe import DEFAULT_CANDIDATES, Candidate, decode
 from validators.records import SessionSettings
 
 FLOAT = TensorProto.FLOAT
@@ -153,34 +152,40 @@ class Workshop:
         self.asked.append("fused")
         raise CandidateRefused(kind="unsupported", found="no pattern", expected="one", fix="none")
 
-    def ranges(self, method: RangeMethod) -> Path:
-        self.asked.append(method)
-        return self.folder / f"{method}.json"
+    def statistics(self) -> Path:
+        self.asked.append("statistics")
+        return self.folder / "prepared.statistics.npz"
+
+    def ranking(self, candidate: Candidate) -> tuple[Sensitivity, ...]:
+        self.asked.append(candidate.name)
+        return tuple(Sensitivity(Part(name, (name,)), 0.1) for name in ("second_matmul", "first_matmul"))
 
     @property
     def materials(self) -> Materials:
-        return Materials(self.prepared, self.fused, self.ranges)
+        return Materials(self.prepared, self.fused, self.statistics, self.ranking)
 
 
 @pytest.fixture(scope="module")
 def folder(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The prepared tiny model and its ranges by every method."""
+    """The prepared tiny model and its statistics."""
     folder = tmp_path_factory.mktemp("materials")
     prepare_graph(tiny.model, folder / "prepared.onnx")
-    spec = (TensorSpec("x", "float32", ("batch", 64)),)
-    samples = load_samples(tiny.calibration, spec, label="label", role="calibration")
-    for method in ("minmax", "percentile", "entropy"):
-        calibrate(folder / "prepared.onnx", samples, method, folder / f"{method}.json")
+    statistics_of(folder / "prepared.onnx", tiny.calibration)
     return folder
 
 
 MADE = {
-    "int8-static-minmax-pc@ort-cpu": (["prepared", "minmax"], "all", {"QuantizeLinear": 4}),
-    "int8-static-entropy-pc@ort-cpu": (["prepared", "entropy"], "all", {"QuantizeLinear": 4}),
-    "int8-static-percentile-pc-all@ort-cpu": (["prepared", "percentile"], "all", {"QuantizeLinear": 3}),
+    "int8-static-minmax-pc@ort-cpu": (["statistics", "prepared"], "all", {"QuantizeLinear": 4}),
+    "int8-static-entropy-pc@ort-cpu": (["statistics", "prepared"], "all", {"QuantizeLinear": 4}),
+    "int8-static-percentile-pc-all@ort-cpu": (["statistics", "prepared"], "all", {"QuantizeLinear": 3}),
+    "int8-static-minmax-pc-keep1@ort-cpu": (
+        ["statistics", "int8-static-minmax-pc@ort-cpu", "prepared"],
+        "all",
+        {"QuantizeLinear": 2, "left in float: second_matmul": 1},
+    ),
     "int8-dynamic-pc@ort-cpu": (["prepared"], "all", {"DynamicQuantizeLinear": 2, "MatMulInteger": 2}),
     "int4-g32-rtn@ort-cpu": (["prepared"], "all", {"MatMul in INT4": 2}),
-    "fp8-amax-pc@ort-cpu": (["prepared", "minmax"], "basic", {"MatMul, Gemm and Conv in FP8 E4M3": 2}),
+    "fp8-amax-pc@ort-cpu": (["prepared", "statistics"], "basic", {"MatMul, Gemm and Conv in FP8 E4M3": 2}),
 }
 
 

@@ -8,12 +8,13 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from conftest import Hard
+from conftest import Hard, statistics_of
 from onnx import TensorProto, helper, numpy_helper
 
-from tasks.ptq.calibration import calibrate
+from tasks.ptq.calibration import read_ranges
 from tasks.ptq.int8 import quantize_static
 from tasks.ptq.prepare import prepare_graph
+from tasks.ptq.range_methods import Range
 from tasks.ptq.sensitivity import Part, Sensitivity, find_parts, rank_parts
 from tasks.runtimes.ort import open_session, run_batches
 from validators.datasets import TensorSpec, load_samples
@@ -47,15 +48,17 @@ def test_layers_with_weights_are_parts_and_so_is_each_role_of_the_others() -> No
 
 
 @pytest.fixture(scope="module")
-def ranked(hard: Hard, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, tuple[Sensitivity, ...]]:
+def ranked(
+    hard: Hard, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, dict[str, Range], tuple[Sensitivity, ...]]:
     """The prepared hard model, its ranges, and its parts in order."""
     folder = tmp_path_factory.mktemp("sensitivity")
-    prepared, ranges = folder / "prepared.onnx", folder / "ranges.json"
+    prepared = folder / "prepared.onnx"
     samples = load_samples(
         hard.calibration, (TensorSpec("x", "float32", ("batch", 64)),), label="label", role="calibration"
     )
     prepare_graph(hard.model, prepared)
-    calibrate(prepared, samples, "minmax", ranges)
+    ranges = read_ranges(statistics_of(prepared, hard.calibration), "minmax", symmetric=False)
 
     def quantize(keep_float: Collection[str], path: Path) -> None:
         quantize_static(prepared, ranges, CANDIDATE, path, keep_float=keep_float)
@@ -65,7 +68,7 @@ def ranked(hard: Hard, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, 
 
 
 def test_the_parts_beside_the_outlier_channels_come_first(
-    ranked: tuple[Path, Path, tuple[Sensitivity, ...]],
+    ranked: tuple[Path, dict[str, Range], tuple[Sensitivity, ...]],
 ) -> None:
     _, _, found = ranked
     noises = {sensitivity.part.name: sensitivity.noise for sensitivity in found}
@@ -76,7 +79,7 @@ def test_the_parts_beside_the_outlier_channels_come_first(
 
 
 def test_noise_is_the_power_of_the_error_over_that_of_the_output(
-    hard: Hard, ranked: tuple[Path, Path, tuple[Sensitivity, ...]], tmp_path: Path
+    hard: Hard, ranked: tuple[Path, dict[str, Range], tuple[Sensitivity, ...]], tmp_path: Path
 ) -> None:
     prepared, ranges, found = ranked
     quantize_static(prepared, ranges, CANDIDATE, tmp_path / "third.onnx", keep_float=("first", "second", "head"))

@@ -77,6 +77,9 @@ class CalibrationBounds(Settings):
     its tensors; 0 leaves those checks out."""
     representation: str | None = None
     """The tensor that stands for a sample in them; what the last layer with weights reads when null."""
+    max_memory_mb: Annotated[float, Field(gt=0)] = 2000.0
+    """Most memory that activations may take while ranges are calibrated, beyond the loaded model; what does not fit is looked
+    at in several passes."""
 
 
 class Gates(Settings):

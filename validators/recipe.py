@@ -3,6 +3,7 @@
 fp32-fused@ort-cpu                    the float graph after the runtime's transformer fusions
 fp16@tensorrt                         float16 weights and activations
 int8-static-percentile-pc@ort-cpu     calibrated; per channel; UINT8 activations; MatMul, Gemm and Conv only
+int8-static-p99.9-pc@ort-cpu          the same with another percentile: `percentile` is the 99.99th
 int8-static-minmax-pt-all-s8s8@ort-cpu    per tensor, every operator, INT8 activations: what the runtime does by default
 int8-static-minmax-pc-all-keep2@ort-cpu   the two parts of the model that lose most are left in float
 int8-dynamic-pc+fused@ort-cpu         ranges at run time, on the fused graph
@@ -20,7 +21,7 @@ from validators.errors import JobError
 
 Target = Literal["ort-cpu", "ort-cuda", "tensorrt"]
 Precision = Literal["fp32", "fp16", "int8", "int4", "fp8"]
-RangeMethod = Literal["minmax", "percentile", "entropy"]
+RangeMethod = Literal["minmax", "p99.9", "percentile", "p99.999", "entropy", "mse"]
 Granularity = Literal["pt", "pc"]
 
 TARGETS: tuple[Target, ...] = get_args(Target)
@@ -82,7 +83,9 @@ class Candidate:
 _GRAMMAR = re.compile(
     r"(?:(?P<fp32>fp32-fused)"
     r"|(?P<fp16>fp16)"
-    r"|int8-static-(?P<range_method>minmax|percentile|entropy)-(?P<static_granularity>pt|pc)(?P<all>-all)?(?P<s8s8>-s8s8)?"
+    r"|int8-static-(?P<range_method>"
+    + "|".join(map(re.escape, get_args(RangeMethod)))
+    + r")-(?P<static_granularity>pt|pc)(?P<all>-all)?(?P<s8s8>-s8s8)?"
     r"(?:-keep(?P<keep>[1-9][0-9]?))?"
     r"|int8-dynamic-(?P<dynamic_granularity>pt|pc)"
     r"|int4-g(?P<block_size>16|32|64|128|256)-rtn"

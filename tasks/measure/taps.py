@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import onnx
 
-from tasks.ptq.graph import WEIGHT_INPUT
+from tasks.ptq.graph import WEIGHT_INPUT, dependent_tensors
 from validators.errors import JobError
 
 
@@ -41,7 +41,7 @@ def find_taps(graph: onnx.GraphProto, output: str, representation: str | None) -
     Raises:
         JobError: `representation` is no tensor of the graph.
     """
-    depends = _dependent(graph)
+    depends = dependent_tensors(graph)
     inputs = [name for node in graph.node if node.op_type in WEIGHT_INPUT for name in node.input[:2]]
     watched = _tap(graph, [name for name in inputs if name in depends], WEIGHT_INPUT)
     if representation is None:
@@ -57,7 +57,7 @@ def find_taps(graph: onnx.GraphProto, output: str, representation: str | None) -
 
 def taps_of(graph: onnx.GraphProto, output: str, tensors: Iterable[str]) -> Taps:
     """The given tensors to watch, as far as the graph has them; the output stands for a sample."""
-    depends = _dependent(graph)
+    depends = dependent_tensors(graph)
     return Taps(_tap(graph, [name for name in tensors if name in depends]), output, -1)
 
 
@@ -72,19 +72,7 @@ def _tap(graph: onnx.GraphProto, tensors: Iterable[str], kinds: Container[str] |
     return tuple(Tap(tensor, tuple(nodes)) for tensor, nodes in readers.items())
 
 
-def _dependent(graph: onnx.GraphProto) -> set[str]:
-    """The tensors that depend on the graph's inputs; what does not is a weight, however it is computed."""
-    constants = {tensor.name for tensor in graph.initializer}
-    depends = {value.name for value in graph.input if value.name not in constants}
-    for node in graph.node:  # in topological order, as the format demands
-        bodies = [body for item in node.attribute for body in [item.g, *item.graphs] if body.node]
-        # A body reads outer tensors by name: a node with one may depend on anything.
-        if bodies or depends.intersection(node.input):
-            depends.update(name for name in node.output if name)
-    return depends
-
-
-def _last_weighted_input(graph: onnx.GraphProto, output: str, depends: set[str]) -> tuple[str, int]:
+def _last_weighted_input(graph: onnx.GraphProto, output: str, depends: Container[str]) -> tuple[str, int]:
     """What the weighted layer nearest before the output reads, and its channel axis."""
     makers = {name: node for node in graph.node for name in node.output}
     waiting, seen = deque([output]), {output}

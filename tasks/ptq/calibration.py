@@ -1,78 +1,63 @@
-"""Ranges of activations, read from calibration samples by ONNX Runtime's calibrators and kept in one file a method."""
+"""What calibration leaves for all candidates: statistics of every activation, in one file, and the ranges read from them."""
 
 from __future__ import annotations
 
-import contextlib
-import io
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from tasks.ptq.graph import scratch
-from validators.datasets import Arrays, Samples
-from validators.errors import CandidateRefused
+from tasks.ptq.collect import collect_statistics
+from tasks.ptq.range_methods import Method, Range, find_range
+from tasks.ptq.statistics import load_statistics, save_statistics
+from validators.datasets import Samples
 from validators.recipe import RangeMethod
 
-# Histogram calibrators keep every activation of every batch until the end: small batches bound what one step needs.
-CALIBRATION_BATCH_SIZE = 8
-PERCENTILE = 99.99
+# How a range is found, and which share of the values it keeps, in percent, where that matters.
+METHODS: dict[RangeMethod, tuple[Method, float]] = {
+    "minmax": ("minmax", 100.0),
+    "p99.9": ("percentile", 99.9),
+    "percentile": ("percentile", 99.99),
+    "p99.999": ("percentile", 99.999),
+    "entropy": ("entropy", 100.0),
+    "mse": ("mse", 100.0),
+}
+# Of 8-bit integers: symmetric ones leave out -128, so that both signs reach as far.
+LEVELS, SYMMETRIC_LEVELS = 256, 255
 
 
 def calibrate(
-    prepared: Path, samples: Samples, method: RangeMethod, ranges: Path, *, batch_size: int = CALIBRATION_BATCH_SIZE
-) -> None:
-    """Run the calibration samples through the prepared graph and write the range of every float activation to `ranges`.
+    prepared: Path,
+    samples: Samples,
+    statistics: Path,
+    *,
+    threads: int,
+    max_memory_mb: float,
+    fixed_batch: int | None = None,
+) -> dict[str, float]:
+    """Run the calibration samples through the prepared graph and write the statistics of its activations to one file.
 
-    `batch_size` is that of a model whose batch axis is fixed.
-
-    The file is ONNX Runtime's calibration cache (JSON), which covers all operators, so that every static candidate of the
-    same method shares it. `minmax` takes the extremes, `percentile` the 99.99th of absolute values, `entropy` the range of
-    least Kullback-Leibler divergence.
+    Every method of finding ranges reads them from there. Returns what the run was: `passes`, `samples`, and `predicted_mb`,
+    the memory that it was expected to take beyond its loaded session.
 
     Raises:
-        CandidateRefused: `invalid`: the runtime cannot run the graph with its activations as outputs.
+        CandidateRefused: `invalid`: the runtime cannot run the graph with its activations as outputs; `infrastructure`: one
+            sample with one of them takes more than `max_memory_mb`.
     """
-    from onnxruntime.quantization import CalibrationMethod, create_calibrator, save_tensors_data
-    from onnxruntime.quantization.registry import QDQRegistry, QLinearOpsRegistry
-
-    kind = {
-        "minmax": CalibrationMethod.MinMax,
-        "percentile": CalibrationMethod.Percentile,
-        "entropy": CalibrationMethod.Entropy,
-    }[method]
-    with scratch() as folder:
-        try:
-            calibrator = create_calibrator(
-                prepared,
-                sorted({*QLinearOpsRegistry, *QDQRegistry}),
-                augmented_model_path=str(folder / "augmented.onnx"),
-                calibrate_method=kind,
-                extra_options={"percentile": PERCENTILE} if method == "percentile" else {},
-            )
-            # The calibrators print their progress.
-            with contextlib.redirect_stdout(io.StringIO()):
-                whole = list(samples.batches(batch_size))
-                # The histogram calibrators stack the batches of one call: a smaller last one must come by itself.
-                last = [whole.pop()] if len(samples) % batch_size else []
-                for batches in filter(None, (whole, last)):
-                    calibrator.collect_data(_Reader(iter(batches)))
-                save_tensors_data(calibrator.compute_data(), ranges)
-        except OSError:
-            raise  # a disk or a file, which says nothing about the graph
-        except Exception as error:  # the calibrators raise whatever the runtime, numpy or onnx raise
-            raise CandidateRefused(
-                kind="invalid",
-                found=f"{method} calibration fails: {str(error).splitlines()[0] if str(error) else type(error).__name__}",
-                expected="a graph whose activations can all be read",
-                fix="another range method, or a newer export",
-            ) from error
+    collected = collect_statistics(
+        prepared, None, samples.batches, threads=threads, max_memory_mb=max_memory_mb, fixed_batch=fixed_batch
+    )
+    save_statistics(statistics, collected.statistics)
+    return {"passes": collected.passes, "samples": collected.samples, "predicted_mb": collected.predicted_mb}
 
 
-class _Reader:
-    """What ONNX Runtime calls a calibration data reader: one batch a call, then None."""
+def read_ranges(statistics: Path, method: RangeMethod, *, symmetric: bool) -> dict[str, Range]:
+    """The range of each activation by a method, for 8-bit integers; without tensors that never had a finite value.
 
-    def __init__(self, batches: Iterator[Arrays]) -> None:
-        self._batches = batches
-
-    def get_next(self) -> dict[str, Any] | None:
-        return next(self._batches, None)
+    Raises:
+        CandidateRefused: `invalid`: the file is damaged.
+    """
+    levels = SYMMETRIC_LEVELS if symmetric else LEVELS
+    how, percent = METHODS[method]
+    return {
+        name: find_range(one, how, levels=levels, symmetric=symmetric, percent=percent)
+        for name, one in load_statistics(statistics).items()
+        if one.finite
+    }

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from tasks.ptq.graph import drop_unused_initializers, output_channel_axis, save_model, to_array, weighted_nodes
+from tasks.ptq.range_methods import Range
 from validators.errors import CandidateRefused
 from validators.recipe import Candidate
 
@@ -39,15 +40,15 @@ def weight_scales(weight: NDArray[np.float32], channel_axis: int | None) -> Scal
     return np.where(scales > 0, scales, np.float32(1.0))
 
 
-def quantize_fp8(prepared: Path, ranges: Path, candidate: Candidate, variant: Path) -> dict[str, int]:
-    """Write the Q/DQ model; activation scales come from the minmax ranges, per tensor.
+def quantize_fp8(prepared: Path, ranges: Mapping[str, Range], candidate: Candidate, variant: Path) -> dict[str, int]:
+    """Write the Q/DQ model; activation scales come from their minmax `ranges`, per tensor.
 
     Raises:
         CandidateRefused: `unsupported`: no node of the model could be quantized.
     """
     model = onnx.load(prepared)
     graph = model.graph
-    amax = activation_amax(ranges)
+    amax = {name: max(-low, high) for name, (low, high) in ranges.items()}
     pairs: dict[str, list[onnx.NodeProto]] = {}
     constants: dict[str, onnx.TensorProto] = {}
     quantized = 0
@@ -76,20 +77,6 @@ def quantize_fp8(prepared: Path, ranges: Path, candidate: Candidate, variant: Pa
     onnx.checker.check_model(model)
     save_model(model, variant)
     return {"MatMul, Gemm and Conv in FP8 E4M3": quantized}
-
-
-def activation_amax(ranges: Path) -> dict[str, float]:
-    """The largest absolute value of every activation in a calibration file."""
-    data = json.loads(ranges.read_text())["data"]
-    return {
-        name: max(abs(_scalar(entry["lowest"])), abs(_scalar(entry["highest"])))
-        for name, entry in ((name, entry.get("data", entry)) for name, entry in data.items())
-    }
-
-
-def _scalar(value: object) -> float:
-    content = value["data"] if isinstance(value, dict) else value
-    return float(np.asarray(content, dtype=np.float64).reshape(-1)[0])
 
 
 def _weight_pair(

@@ -149,19 +149,30 @@ def split_gemm(graph: onnx.GraphProto) -> int:
 
 def drop_unused_initializers(graph: onnx.GraphProto) -> int:
     """Remove the constants that neither a node (of any subgraph) nor an output reads; return how many."""
-    used = {value.name for value in graph.output} | set(_names_read(graph))
+    used = {value.name for value in graph.output} | {name for node in graph.node for name in names_read(node)}
     unused = [tensor for tensor in graph.initializer if tensor.name not in used]
     for tensor in unused:
         graph.initializer.remove(tensor)
     return len(unused)
 
 
-def _names_read(graph: onnx.GraphProto) -> Iterator[str]:
-    for node in graph.node:
-        yield from node.input
-        for item in node.attribute:
-            for subgraph in [item.g, *item.graphs]:
-                yield from _names_read(subgraph)
+def names_read(node: onnx.NodeProto) -> Iterator[str]:
+    """What a node reads, itself and in its bodies, which read outer tensors by name."""
+    yield from node.input
+    for item in node.attribute:
+        for body in (item.g, *item.graphs):
+            for inner in body.node:
+                yield from names_read(inner)
+
+
+def dependent_tensors(graph: onnx.GraphProto) -> dict[str, None]:
+    """The tensors of the graph itself that depend on its inputs, in order; what does not is a weight, however computed."""
+    constants = initializers(graph)
+    depends = {value.name: None for value in graph.input if value.name not in constants}
+    for node in graph.node:  # in topological order, as the format demands
+        if any(name in depends for name in names_read(node)):
+            depends.update((name, None) for name in node.output if name)
+    return depends
 
 
 def to_array(tensor: onnx.TensorProto) -> NDArray[Any]:

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
+import numpy as np
 import onnx
 
 from tasks.ptq.graph import WEIGHT_INPUT, scratch, split_gemm
+from tasks.ptq.range_methods import Range
 from validators.errors import CandidateRefused
 from validators.recipe import Candidate
 
 
 def quantize_static(
-    prepared: Path, ranges: Path, candidate: Candidate, variant: Path, *, keep_float: Collection[str] = ()
+    prepared: Path,
+    ranges: Mapping[str, Range],
+    candidate: Candidate,
+    variant: Path,
+    *,
+    keep_float: Collection[str] = (),
 ) -> None:
-    """Write a Q/DQ model of the prepared graph with the calibrated ranges of `ranges`; the nodes `keep_float` stay in float.
+    """Write a Q/DQ model of the prepared graph with these ranges of its activations; the nodes `keep_float` stay in float.
 
     Activations are UINT8 and asymmetric (U8S8, what the VNNI and AVX2 kernels multiply natively) unless the candidate asks
     for INT8; weights are INT8 and symmetric. The narrow scope takes in products of two
@@ -24,23 +31,21 @@ def quantize_static(
     Raises:
         CandidateRefused: `unsupported`: the quantizer cannot process the graph.
     """
-    from onnxruntime.quantization import CalibrationMethod, QuantType
+    from onnxruntime.quantization import CalibrationMethod, QuantType, save_tensors_data
     from onnxruntime.quantization import quantize_static as ort_quantize_static
+    from onnxruntime.quantization.calibrate import TensorsData
 
-    method = {
-        "minmax": CalibrationMethod.MinMax,
-        "percentile": CalibrationMethod.Percentile,
-        "entropy": CalibrationMethod.Entropy,
-    }[candidate.range_method or "minmax"]
+    ends = {name: tuple(np.array(end, np.float32) for end in found) for name, found in ranges.items()}
     every = candidate.every_operator
-    with scratch():
+    with scratch() as folder:
+        save_tensors_data(TensorsData(CalibrationMethod.MinMax, ends), folder / "ranges.json")
         try:
             ort_quantize_static(
                 # As a model, not a path: beside a path the tool writes a file of a fixed name, and two candidates collide.
                 onnx.load(prepared),
                 str(variant),
-                calibration_cache_path=ranges,
-                calibrate_method=method,
+                calibration_cache_path=folder / "ranges.json",
+                calibrate_method=CalibrationMethod.MinMax,  # what the file holds, however it was found
                 op_types_to_quantize=None if every else list(WEIGHT_INPUT),
                 nodes_to_exclude=sorted(keep_float),
                 per_channel=candidate.granularity == "pc",

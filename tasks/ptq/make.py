@@ -8,14 +8,16 @@ from pathlib import Path
 
 import onnx
 
+from tasks.ptq.calibration import read_ranges
 from tasks.ptq.fp8 import quantize_fp8
 from tasks.ptq.graph import model_bytes
 from tasks.ptq.int4 import quantize_weights
 from tasks.ptq.int8 import quantize_dynamic, quantize_static
+from tasks.ptq.range_methods import Range
 from tasks.ptq.sensitivity import Sensitivity
 from validators.digests import digest_model
 from validators.errors import CandidateRefused
-from validators.recipe import Candidate, RangeMethod
+from validators.recipe import Candidate
 from validators.records import SessionSettings, Variant
 
 CPU_PROVIDER = "CPUExecutionProvider"
@@ -25,13 +27,13 @@ CPU_PROVIDER = "CPUExecutionProvider"
 class Materials:
     """What the passes start from; each is a function that makes its file on first use and returns the path.
 
-    `prepared` is the folded float graph, `fused` the one with the runtime's transformer fusions, `ranges` the calibration
-    file of a method; `ranking` the parts of the model, the most sensitive first, for a candidate of INT8 static.
+    `prepared` is the folded float graph, `fused` the one with the runtime's transformer fusions, `statistics` what calibration
+    saw of its activations; `ranking` the parts of the model, the most sensitive first, for a candidate of INT8 static.
     """
 
     prepared: Callable[[], Path]
     fused: Callable[[], Path]
-    ranges: Callable[[RangeMethod], Path]
+    statistics: Callable[[], Path]
     ranking: Callable[[Candidate], tuple[Sensitivity, ...]]
 
 
@@ -120,7 +122,7 @@ def _int8(candidate: Candidate, materials: Materials, path: Path) -> dict[str, i
 
 
 def _int8_static(candidate: Candidate, materials: Materials, path: Path) -> dict[str, int]:
-    ranges = materials.ranges(candidate.range_method or "minmax")
+    ranges = ranges_for(candidate, materials.statistics())
     kept = materials.ranking(replace(candidate, kept_parts=0))[: candidate.kept_parts] if candidate.kept_parts else ()
     nodes = [node for sensitivity in kept for node in sensitivity.part.nodes]
     quantize_static(materials.prepared(), ranges, candidate, path, keep_float=nodes)
@@ -133,7 +135,12 @@ def _int4(candidate: Candidate, materials: Materials, path: Path) -> dict[str, i
 
 
 def _fp8(candidate: Candidate, materials: Materials, path: Path) -> dict[str, int]:
-    return quantize_fp8(materials.prepared(), materials.ranges("minmax"), candidate, path)
+    return quantize_fp8(materials.prepared(), ranges_for(candidate, materials.statistics()), candidate, path)
+
+
+def ranges_for(candidate: Candidate, statistics: Path) -> dict[str, Range]:
+    """The range of each activation as the candidate asks for it; FP8, which has a sign, takes the extremes."""
+    return read_ranges(statistics, candidate.range_method or "minmax", symmetric=candidate.precision == "fp8")
 
 
 def _float_graph(candidate: Candidate, materials: Materials) -> Path:
