@@ -31,6 +31,12 @@ Batches = Callable[[int], Iterator[Batch]]
 MAX_BATCH_SIZE = 8
 
 FLOAT_BYTES = {"tensor(float16)": 2, "tensor(float)": 4, "tensor(double)": 8}
+# By the number that a graph declares them with.
+FLOAT_TYPES: dict[int, str] = {
+    onnx.TensorProto.FLOAT16: "tensor(float16)",
+    onnx.TensorProto.FLOAT: "tensor(float)",
+    onnx.TensorProto.DOUBLE: "tensor(double)",
+}
 
 # What `add` takes beside its values: of a block the scaled values, their bins, and which are negative.
 _BLOCK_BYTES = 13 * BLOCK_VALUES
@@ -72,7 +78,7 @@ def collect_statistics(
     graph = onnx.load(model, load_external_data=False).graph
     _check_names(graph, tensors)
     largest, samples = _largest_unit(batches, fixed_batch)
-    sizes = _measure(model, list(dependent_tensors(graph)), largest, threads)
+    sizes = _measure(model, graph, largest, threads)
     found = {name: empty(bins) for name in sizes if tensors is None or name in set(tensors)}
     overhead = _BLOCK_BYTES + len(found) * bins * 8
     budget = max_memory_mb * 1e6 - overhead
@@ -138,16 +144,34 @@ def _add_batch(
     return sum(array.nbytes for array in values.values())
 
 
-def _measure(model: Path, tensors: list[str], batch: Batch, threads: int) -> dict[str, int]:
+def _measure(model: Path, graph: onnx.GraphProto, batch: Batch, threads: int) -> dict[str, int]:
     """The bytes of each float tensor for one batch, told by the runtime while it holds no more than a plain run does."""
-    with _open_edited(model, lambda proto: _expose(proto, tensors), threads) as session:
-        kinds = {value.name: value.type for value in [*session.get_inputs(), *session.get_outputs()]}
+    kinds = _types(model, graph, threads)
     # A tensor that is no float, or no tensor but a sequence, is of another type.
-    floats = [name for name in tensors if kinds[name] in FLOAT_BYTES]
+    floats = [name for name in dependent_tensors(graph) if kinds[name] in FLOAT_BYTES]
     counted = {f"{name}/values": name for name in floats}
     with _open_edited(model, lambda proto: _expose_counts(proto, counted), threads) as session:
         counts = run_outputs(session, dict(batch), list(counted)) if counted else []
     return {name: int(count) * FLOAT_BYTES[kinds[name]] for name, count in zip(floats, counts, strict=True)}
+
+
+def _types(model: Path, graph: onnx.GraphProto, threads: int) -> dict[str, str]:
+    """The type of each tensor that depends on the inputs: as the graph declares it, else as the runtime infers it."""
+    declared = [*graph.input, *graph.output, *graph.value_info]
+    kinds = {
+        value.name: FLOAT_TYPES.get(value.type.tensor_type.elem_type, "") for value in declared if _is_typed(value)
+    }
+    unknown = [name for name in dependent_tensors(graph) if name not in kinds]
+    if unknown:
+        with _open_edited(model, lambda proto: _expose(proto, unknown), threads) as session:
+            kinds |= {value.name: value.type for value in [*session.get_inputs(), *session.get_outputs()]}
+    return kinds
+
+
+def _is_typed(value: onnx.ValueInfoProto) -> bool:
+    return bool(value.type.WhichOneof("value")) and (
+        value.type.WhichOneof("value") != "tensor_type" or value.type.tensor_type.elem_type != 0
+    )
 
 
 def _expose(proto: onnx.ModelProto, tensors: list[str]) -> None:
