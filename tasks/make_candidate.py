@@ -11,12 +11,10 @@ from pathlib import Path
 import onnx
 
 from tasks.context import MAKER_CODE, MEASURE_CODE, Evidence, Given, Run, log
-from tasks.measure.inventory import usable_cores
+from tasks.measure.inventory import adds_pairs_in_16_bits, usable_cores
 from tasks.measure_accuracy import measure_accuracy
 from tasks.ptq.calibration import calibrate
-from tasks.ptq.graph import WEIGHT_INPUT
-from tasks.ptq.int8 import quantize_static
-from tasks.ptq.make import CPU_PROVIDER, Materials, make_variant, ranges_for
+from tasks.ptq.make import CPU_PROVIDER, Materials, make_variant, quantize_static
 from tasks.ptq.prepare import fuse_graph, prepare_graph
 from tasks.ptq.sensitivity import Sensitivity, find_parts, rank_parts
 from tasks.request import request_batch
@@ -109,6 +107,7 @@ def _make(run: Run, given: Given, inventory: Inventory, candidate: Candidate) ->
         evidence.calibration.file.digest,
         threads,
         sorted(inventory.runtimes.items()),
+        materials.reduced_range,
         MAKER_CODE,
     )
 
@@ -127,6 +126,7 @@ def materials_of(run: Run, given: Given, inventory: Inventory) -> Materials:
     """The float graphs and calibration files, each made on first use and kept in the store."""
     source, evidence = given.source, given.evidence
     base = (source.digest, sorted(inventory.runtimes.items()), MAKER_CODE)
+    reduced = adds_pairs_in_16_bits(inventory)
 
     def prepared() -> Path:
         def make(folder: Path) -> _File:
@@ -150,20 +150,18 @@ def materials_of(run: Run, given: Given, inventory: Inventory) -> Materials:
         return run.store.make("statistics", (*base, evidence.calibration.file.digest), _File, make)[0].path
 
     def ranking(candidate: Candidate) -> tuple[Sensitivity, ...]:
-        def make(_: Path) -> _Ranking:
-            ranges = ranges_for(candidate, statistics())
-
+        def make(folder: Path) -> _Ranking:
             def quantize(keep_float: Collection[str], path: Path) -> None:
-                quantize_static(prepared(), ranges, candidate, path, keep_float=keep_float)
+                quantize_static(candidate, materials, path, keep_float=keep_float)
 
-            kinds = None if candidate.every_operator else WEIGHT_INPUT
-            parts = find_parts(onnx.load(prepared(), load_external_data=False).graph, kinds)
+            everything = quantize_static(candidate, materials, folder / "all.onnx")
+            graph = onnx.load(prepared(), load_external_data=False).graph
             settings = SessionSettings(CPU_PROVIDER, usable_cores(), entries={"session.intra_op.allow_spinning": "0"})
             with run.clock.work("rank parts"):
                 return _Ranking(
                     rank_parts(
                         prepared(),
-                        parts,
+                        find_parts(graph, everything.quantized),
                         quantize,
                         evidence.calibration,
                         evidence.output.name,
@@ -172,10 +170,12 @@ def materials_of(run: Run, given: Given, inventory: Inventory) -> Materials:
                     )
                 )
 
-        key = (*base, candidate.name, evidence.calibration.file.digest, evidence.output.name)
+        key = (*base, candidate.name, evidence.calibration.file.digest, evidence.output.name, reduced)
         return run.store.make("ranking", key, _Ranking, make)[0].parts
 
-    return Materials(prepared, fused, statistics, ranking)
+    # Known to `ranking` by its name, which is why it has one.
+    materials = Materials(prepared, fused, statistics, ranking, reduced)
+    return materials
 
 
 def _calibrate(run: Run, prepared: Path, evidence: Evidence, statistics: Path) -> None:

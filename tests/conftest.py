@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from tasks.ptq.calibration import calibrate
+from tasks.ptq.qdq import Report, quantize_qdq
+from tasks.ptq.range_methods import Range
 from validators.datasets import TensorSpec, load_samples
 
 FEATURES, HIDDEN, CLASSES = 64, 128, 4
@@ -177,3 +180,20 @@ def statistics_of(prepared: Path, calibration: Path) -> Path:
     path = prepared.with_suffix(".statistics.npz")
     calibrate(prepared, samples, path, threads=1, max_memory_mb=500)
     return path
+
+
+def static_int8(
+    prepared: Path, ranges: Mapping[str, Range], path: Path, *, every: bool = False, keep_float: Collection[str] = ()
+) -> Report:
+    """INT8 static for the CPU with these ranges, per channel, UINT8 activations."""
+    return quantize_qdq(
+        prepared,
+        path,
+        ranges,
+        target="ort-cpu",
+        every_operator=every,
+        per_channel=True,
+        activation="uint8",
+        weight_bits=8,
+        keep_float=keep_float,
+    )

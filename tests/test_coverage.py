@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from conftest import Tiny, statistics_of, tiny_model
+from conftest import Tiny, static_int8, statistics_of, tiny_model
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from tasks.ptq.calibration import read_ranges
 from tasks.ptq.int4 import quantize_weights
-from tasks.ptq.int8 import quantize_dynamic, quantize_static
+from tasks.ptq.int8 import quantize_dynamic
 from tasks.ptq.prepare import prepare_graph
 from tasks.ptq.range_methods import Range
 from tasks.runtimes.coverage import LOW_PRECISION_KERNELS, MAC_RULES, measure_coverage
@@ -159,14 +159,14 @@ def quantized(ready: Ready, name: str, path: Path) -> Path:
     elif candidate.dynamic:
         quantize_dynamic(prepared, candidate, path)
     else:
-        quantize_static(prepared, ranges, candidate, path)
+        static_int8(prepared, ranges, path)
     return path
 
 
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("int8-static-minmax-pc@ort-cpu", {"QGemm": ROWS * FIRST, "QLinearMatMul": ROWS * SECOND}),
+        ("int8-static-minmax-pc@ort-cpu", {"QGemm": ROWS * FIRST, "MatMulIntegerToFloat": ROWS * SECOND}),
         ("int8-dynamic-pc@ort-cpu", {"DynamicQuantizeMatMul": ROWS * (FIRST + SECOND)}),
         ("int4-g32-rtn@ort-cpu", {"MatMulNBits": ROWS * (FIRST + SECOND)}),
     ],

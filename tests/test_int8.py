@@ -13,12 +13,12 @@ from typing import Any, Literal, get_args
 import numpy as np
 import onnx
 import pytest
-from conftest import Tiny, tiny_model
+from conftest import Tiny, static_int8, tiny_model
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from tasks.ptq.calibration import calibrate, read_ranges
-from tasks.ptq.int8 import quantize_dynamic, quantize_static
+from tasks.ptq.int8 import quantize_dynamic
 from tasks.ptq.prepare import prepare_graph
 from tasks.runtimes.ort import open_session, run_batches
 from validators.datasets import Samples, TensorSpec, load_samples
@@ -105,41 +105,6 @@ def of_weight(weight: Floats, axis: int | None) -> Affine:
     return Affine((amax / 127).astype(np.float32).astype(np.float64), np.zeros_like(amax), -127, 127)
 
 
-@dataclass(frozen=True)
-class Reference:
-    """The tiny model in INT8."""
-
-    weights: tuple[Floats, Floats, Floats]
-    ranges: Ranges
-    signed: bool
-    axis: int | None
-    every: bool
-
-    def activation(self, name: str) -> Affine:
-        return of_activation(*self.ranges[name], signed=self.signed)
-
-    def bias(self) -> tuple[Floats, Floats]:
-        """INT32 at the scale of the product that it is added to, and that scale."""
-        scale = self.activation("x").scale * of_weight(self.weights[0], self.axis).scale
-        return np.rint(self.weights[1] / scale), scale
-
-    def outputs(self, x: NDArray[np.float32]) -> Floats:
-        inputs, hidden = self.activation("x"), self.activation("hidden")
-        first, second = (of_weight(self.weights[i], self.axis) for i in (0, 2))
-        bias, scale = self.bias()
-        accumulated = (inputs.store(x.astype(np.float64)) - inputs.zero) @ first.store(self.weights[0]) + bias
-        real = accumulated * scale
-        if not self.every:
-            # The narrow scope quantizes the product's output before the Relu; the wide one drops the Relu, as the range of
-            # its output begins at zero and saturation does the same.
-            total = self.activation("sum")
-            real = np.maximum(total.read(total.store(real)), 0)
-        stored = hidden.store(real)
-        product = (stored - hidden.zero) @ second.store(self.weights[2]) * (hidden.scale * second.scale)
-        logits = self.activation("logits")
-        return logits.read(logits.store(product))
-
-
 def run(model: Path, x: NDArray[np.float32], optimization: Literal["basic", "all"] = "all") -> Floats:
     with open_session(model, SessionSettings("CPUExecutionProvider", 1, optimization)) as session:
         return run_batches(session, [{"x": x}], "logits").astype(np.float64)
@@ -147,63 +112,6 @@ def run(model: Path, x: NDArray[np.float32], optimization: Literal["basic", "all
 
 def constants(model: Path) -> dict[str, NDArray[Any]]:
     return {tensor.name: numpy_helper.to_array(tensor) for tensor in onnx.load(model).graph.initializer}
-
-
-STATIC = [
-    "int8-static-minmax-pc@ort-cpu",
-    "int8-static-minmax-pt@ort-cpu",
-    "int8-static-minmax-pc-s8s8@ort-cpu",
-    "int8-static-minmax-pt-all-s8s8@ort-cpu",
-    "int8-static-minmax-pc-all@ort-cpu",
-    "int8-static-percentile-pc@ort-cpu",
-    "int8-static-entropy-pt-s8s8@ort-cpu",
-    "int8-static-mse-pc@ort-cpu",
-    "int8-static-p99.9-pc-all@ort-cpu",
-]
-
-
-@pytest.mark.parametrize("name", STATIC)
-def test_a_static_variant_is_what_the_reference_computes(calibrated: Calibrated, tmp_path: Path, name: str) -> None:
-    """Scales, zero points and stored weights as the rules give them; outputs within one step of the output's scale."""
-    candidate = decode(name)
-    assert candidate.range_method
-    ranges = calibrated.ranges(candidate.range_method)
-    variant = tmp_path / "variant.onnx"
-    quantize_static(calibrated.prepared, ranges, candidate, variant)
-
-    first, bias, second = (array.astype(np.float64) for array in calibrated.tiny.weights)
-    reference = Reference(
-        (first, bias, second),
-        ranges,
-        signed=candidate.signed_activations,
-        axis=1 if candidate.granularity == "pc" else None,
-        every=candidate.every_operator,
-    )
-    stored = constants(variant)
-    for tensor in ("x", "hidden", "logits") + (() if reference.every else ("sum",)):
-        expected = reference.activation(tensor)
-        np.testing.assert_allclose(stored[f"{tensor}_scale"], expected.scale, rtol=1e-6, err_msg=tensor)
-        assert stored[f"{tensor}_zero_point"] == expected.zero, tensor
-        assert stored[f"{tensor}_zero_point"].dtype == (np.int8 if reference.signed else np.uint8)
-    for tensor, weight in (("first", first), ("second", second)):
-        expected = of_weight(weight, reference.axis)
-        np.testing.assert_allclose(stored[f"{tensor}_scale"], expected.scale, rtol=1e-6, err_msg=tensor)
-        np.testing.assert_array_equal(stored[f"{tensor}_zero_point"], expected.zero)
-        assert stored[f"{tensor}_quantized"].dtype == np.int8
-        np.testing.assert_array_equal(stored[f"{tensor}_quantized"], expected.store(weight), err_msg=tensor)
-    np.testing.assert_array_equal(stored["bias_quantized"], reference.bias()[0])
-
-    outputs = reference.outputs(calibrated.evaluation)
-    step = float(reference.activation("logits").scale)
-    # Without fusions the runtime computes the same sums in float32: a value halfway between two steps may fall on either.
-    assert np.abs(run(variant, calibrated.evaluation, "basic") - outputs).max() <= 1.001 * step
-    # With them it multiplies integers. Where the processor adds pairs of products in 16 bits (AVX2 without VNNI) a few
-    # sums of UINT8 times INT8 saturate: that is a property of the machine, not of the file.
-    apart = np.abs(run(variant, calibrated.evaluation, "all") - outputs) / step
-    assert np.quantile(apart, 0.99) <= 1.001
-    # The reference would notice a variant that was not quantized at all.
-    floats = activations(calibrated.tiny, calibrated.evaluation)["logits"]
-    assert np.abs(floats - outputs).max() > 2 * step
 
 
 @pytest.mark.parametrize("granularity", ["pc", "pt"])
@@ -319,54 +227,21 @@ def test_a_graph_that_cannot_run_is_refused(calibrated: Calibrated, tmp_path: Pa
 # Refusals, scope, side effects
 
 
-def test_what_the_quantizer_cannot_do_is_refused(calibrated: Calibrated, tmp_path: Path) -> None:
-    """A missing range is a refusal of kind unsupported that names the tool's reason, and no file is left."""
-    ranges = calibrated.ranges("minmax")
-    del ranges["hidden"]
-    with pytest.raises(CandidateRefused, match="ONNX Runtime's quantizer fails") as caught:
-        quantize_static(calibrated.prepared, ranges, decode(STATIC[0]), tmp_path / "variant.onnx")
-    assert caught.value.kind == "unsupported"
-    assert not (tmp_path / "variant.onnx").exists()
-
-
-def test_the_wide_scope_quantizes_operators_that_the_narrow_one_leaves_in_float(
-    calibrated: Calibrated, tmp_path: Path
-) -> None:
-    """A Sigmoid behind a product: its output is quantized in the wide scope alone, the product in both."""
-    model = tiny_model(*calibrated.tiny.weights)
-    model.graph.node[2].op_type = "Sigmoid"
-    onnx.save(model, tmp_path / "model.onnx")
-    calibrate(tmp_path / "model.onnx", calibrated.samples, tmp_path / "s.npz", threads=1, max_memory_mb=500)
-    ranges = read_ranges(tmp_path / "s.npz", "minmax", symmetric=False)
-
-    def quantized(name: str) -> set[str]:
-        """The tensors that a QuantizeLinear reads: those that integer kernels can make or take."""
-        quantize_static(tmp_path / "model.onnx", ranges, decode(name), tmp_path / "variant.onnx")
-        nodes = onnx.load(tmp_path / "variant.onnx").graph.node
-        return {
-            node.input[0].removesuffix("_QuantizeLinear_Input") for node in nodes if node.op_type == "QuantizeLinear"
-        }
-
-    # The narrow scope has the inputs and outputs of both products; the wide one also has the sum between.
-    assert quantized("int8-static-minmax-pc@ort-cpu") == {"x", "product", "hidden", "logits"}
-    assert quantized("int8-static-minmax-pc-all@ort-cpu") == {"x", "product", "sum", "hidden", "logits"}
-
-
 def test_nothing_is_left_beside_the_source_or_the_variant(calibrated: Calibrated, tmp_path: Path) -> None:
     """The tools' own files lie elsewhere: two candidates at a time cannot meet on them."""
     before = {path: path.read_bytes() for path in calibrated.folder.iterdir()}
-    quantize_static(calibrated.prepared, calibrated.ranges("minmax"), decode(STATIC[0]), tmp_path / "a.onnx")
+    static_int8(calibrated.prepared, calibrated.ranges("minmax"), tmp_path / "a.onnx")
     quantize_dynamic(calibrated.prepared, decode("int8-dynamic-pc@ort-cpu"), tmp_path / "b.onnx")
     assert {path: path.read_bytes() for path in calibrated.folder.iterdir()} == before
     assert {path.name for path in tmp_path.iterdir()} == {"a.onnx", "b.onnx"}
 
 
-def test_the_same_recipe_makes_the_same_bytes(calibrated: Calibrated, tmp_path: Path) -> None:
+@pytest.mark.parametrize("every", [False, True])
+def test_the_same_recipe_makes_the_same_bytes(calibrated: Calibrated, tmp_path: Path, every: bool) -> None:
     """A variant is identified by its digest: making it again must not change it."""
-    for name in (STATIC[0], STATIC[3]):
-        for path in (tmp_path / "one.onnx", tmp_path / "two.onnx"):
-            quantize_static(calibrated.prepared, calibrated.ranges("minmax"), decode(name), path)
-        assert (tmp_path / "one.onnx").read_bytes() == (tmp_path / "two.onnx").read_bytes()
+    for path in (tmp_path / "one.onnx", tmp_path / "two.onnx"):
+        static_int8(calibrated.prepared, calibrated.ranges("mse"), path, every=every)
+    assert (tmp_path / "one.onnx").read_bytes() == (tmp_path / "two.onnx").read_bytes()
 
 
 SPEC = (TensorSpec("x", "float32", ("batch", 64)),)

@@ -175,13 +175,13 @@ def folder(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 MADE = {
-    "int8-static-minmax-pc@ort-cpu": (["statistics", "prepared"], "all", {"QuantizeLinear": 4}),
-    "int8-static-entropy-pc@ort-cpu": (["statistics", "prepared"], "all", {"QuantizeLinear": 4}),
-    "int8-static-percentile-pc-all@ort-cpu": (["statistics", "prepared"], "all", {"QuantizeLinear": 3}),
+    "int8-static-minmax-pc@ort-cpu": (["prepared", "statistics"], "all", {"nodes in INT8": 2}),
+    "int8-static-entropy-pc@ort-cpu": (["prepared", "statistics"], "all", {"nodes in INT8": 2}),
+    "int8-static-percentile-pc-all@ort-cpu": (["prepared", "statistics"], "all", {"nodes in INT8": 2}),
     "int8-static-minmax-pc-keep1@ort-cpu": (
-        ["statistics", "int8-static-minmax-pc@ort-cpu", "prepared"],
+        ["int8-static-minmax-pc@ort-cpu", "prepared", "statistics"],
         "all",
-        {"QuantizeLinear": 2, "left in float: second_matmul": 1},
+        {"nodes in INT8": 1, "kept in float: second_matmul": 1},
     ),
     "int8-dynamic-pc@ort-cpu": (["prepared"], "all", {"DynamicQuantizeLinear": 2, "MatMulInteger": 2}),
     "int4-g32-rtn@ort-cpu": (["prepared"], "all", {"MatMul in INT4": 2}),

@@ -31,6 +31,15 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
+def adds_pairs_in_16_bits(inventory: Inventory) -> bool:
+    """Whether INT8 products are added by vpmaddubsw, which saturates: on x86 without VNNI or AMX.
+
+    ONNX Runtime documentation, "Quantize ONNX models", on U8S8 with AVX2 and AVX512.
+    """
+    isa = set(inventory.isa)
+    return "avx2" in isa and not isa & {"avx512_vnni", "avx_vnni", "amx_int8"}
+
+
 def take_inventory(target: Target) -> Inventory:
     """The inventory of this machine for a target.
 

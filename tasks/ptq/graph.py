@@ -157,10 +157,11 @@ def drop_unused_initializers(graph: onnx.GraphProto) -> int:
 
 
 def names_read(node: onnx.NodeProto) -> Iterator[str]:
-    """What a node reads, itself and in its bodies, which read outer tensors by name."""
+    """What a node reads, itself and in its bodies, which read and give back outer tensors by name."""
     yield from node.input
     for item in node.attribute:
         for body in (item.g, *item.graphs):
+            yield from (value.name for value in body.output)
             for inner in body.node:
                 yield from names_read(inner)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,7 +12,8 @@ from tasks.ptq.calibration import read_ranges
 from tasks.ptq.fp8 import quantize_fp8
 from tasks.ptq.graph import model_bytes
 from tasks.ptq.int4 import quantize_weights
-from tasks.ptq.int8 import quantize_dynamic, quantize_static
+from tasks.ptq.int8 import quantize_dynamic
+from tasks.ptq.qdq import Report, quantize_qdq
 from tasks.ptq.range_methods import Range
 from tasks.ptq.sensitivity import Sensitivity
 from validators.digests import digest_model
@@ -29,12 +30,14 @@ class Materials:
 
     `prepared` is the folded float graph, `fused` the one with the runtime's transformer fusions, `statistics` what calibration
     saw of its activations; `ranking` the parts of the model, the most sensitive first, for a candidate of INT8 static.
+    `reduced_range` says that the processor adds pairs of products in 16 bits, so that weights must leave it a bit.
     """
 
     prepared: Callable[[], Path]
     fused: Callable[[], Path]
     statistics: Callable[[], Path]
     ranking: Callable[[Candidate], tuple[Sensitivity, ...]]
+    reduced_range: bool = False
 
 
 def make_variant(candidate: Candidate, materials: Materials, folder: Path, *, threads: int) -> Variant:
@@ -63,10 +66,16 @@ def make_variant(candidate: Candidate, materials: Materials, folder: Path, *, th
         session=session_settings(candidate, threads),
         is_simulated=candidate.is_simulated,
         changes=changes,
-        notes=("FP8 has no kernels on a CPU: numerics are simulated, latency is not measured",)
-        if candidate.is_simulated
-        else (),
+        notes=_notes(candidate, materials),
     )
+
+
+def _notes(candidate: Candidate, materials: Materials) -> tuple[str, ...]:
+    if candidate.is_simulated:
+        return ("FP8 has no kernels on a CPU: numerics are simulated, latency is not measured",)
+    if candidate.range_method and materials.reduced_range:
+        return ("this processor adds pairs of INT8 products in 16 bits: weights have 7 bits, so that no sum saturates",)
+    return ()
 
 
 def session_settings(candidate: Candidate, threads: int) -> SessionSettings:
@@ -122,12 +131,35 @@ def _int8(candidate: Candidate, materials: Materials, path: Path) -> dict[str, i
 
 
 def _int8_static(candidate: Candidate, materials: Materials, path: Path) -> dict[str, int]:
-    ranges = ranges_for(candidate, materials.statistics())
     kept = materials.ranking(replace(candidate, kept_parts=0))[: candidate.kept_parts] if candidate.kept_parts else ()
     nodes = [node for sensitivity in kept for node in sensitivity.part.nodes]
-    quantize_static(materials.prepared(), ranges, candidate, path, keep_float=nodes)
-    left = {f"left in float: {sensitivity.part.name}": len(sensitivity.part.nodes) for sensitivity in kept}
-    return _count_operators(path) | left
+    report = quantize_static(candidate, materials, path, keep_float=nodes)
+    reasons = [reason for node, reason in report.left.items() if node not in nodes]
+    changes = {"nodes in INT8": len(report.quantized)}
+    changes |= {f"nodes left in float: {reason}": reasons.count(reason) for reason in dict.fromkeys(reasons)}
+    changes |= {"weights of 7 bits": 1} if materials.reduced_range else {}
+    return changes | {f"kept in float: {sensitivity.part.name}": len(sensitivity.part.nodes) for sensitivity in kept}
+
+
+def quantize_static(
+    candidate: Candidate, materials: Materials, path: Path, *, keep_float: Collection[str] = ()
+) -> Report:
+    """Write the Q/DQ form that a candidate of INT8 static asks for; the nodes `keep_float` stay in float.
+
+    Raises:
+        CandidateRefused: the target or the model does not allow it.
+    """
+    return quantize_qdq(
+        materials.prepared(),
+        path,
+        ranges_for(candidate, materials.statistics()),
+        target="ort-cpu",
+        every_operator=candidate.every_operator,
+        per_channel=candidate.granularity == "pc",
+        activation="int8" if candidate.signed_activations else "uint8",
+        weight_bits=7 if materials.reduced_range else 8,
+        keep_float=keep_float,
+    )
 
 
 def _int4(candidate: Candidate, materials: Materials, path: Path) -> dict[str, int]:

@@ -45,8 +45,8 @@ class Sensitivity:
     noise: float
 
 
-def find_parts(graph: onnx.GraphProto, kinds: Collection[str] | None) -> tuple[Part, ...]:
-    """The parts of a float graph whose nodes are named: of these operators, or of all.
+def find_parts(graph: onnx.GraphProto, quantized: Collection[str]) -> tuple[Part, ...]:
+    """The parts of a float graph whose nodes are named, of the nodes that a candidate quantizes.
 
     Each MatMul, Gemm and Conv with a constant weight is a part of its own. The other nodes, which are many and cheap, are a
     part for each role: the same operator between the same operators, as it comes again in each layer of a network.
@@ -59,7 +59,7 @@ def find_parts(graph: onnx.GraphProto, kinds: Collection[str] | None) -> tuple[P
             readers.setdefault(name, set()).add(node.op_type)
     parts: dict[str, list[str]] = {}
     for node in graph.node:
-        if kinds is not None and node.op_type not in kinds:
+        if node.name not in quantized:
             continue
         place = WEIGHT_INPUT.get(node.op_type)
         if place is not None and node.input[place] in constants:

@@ -1,0 +1,149 @@
+"""Affine quantization of numbers: real = scale * (stored - zero point).
+
+ONNX QuantizeLinear: stored = saturate(round(real / scale) + zero point), halves to the even neighbour. Ranges to scales as in
+B. Jacob et al., "Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only Inference", CVPR 2018,
+section 2.1 and 3 (zero is always a stored number, so that padding is exact); symmetric weights as in H. Wu et al., "Integer
+Quantization for Deep Learning Inference", 2020, section 3.1.2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, DTypeLike, NDArray
+
+ActivationType = Literal["uint8", "int8"]
+WeightBits = Literal[7, 8]
+
+# The largest finite number of E4M3 (P. Micikevicius et al., "FP8 Formats for Deep Learning", 2022, table 1).
+E4M3_MAX = 448.0
+# -128 is left out, so that a weight and its negative are stored alike. With 7 bits a pair of products still fits 16 bits, in
+# which AVX2 without VNNI adds it (vpmaddubsw): 2 * 255 * 64 = 32,640 < 32,768, while 2 * 255 * 65 is beyond.
+WEIGHT_LIMIT: dict[int, int] = {8: 127, 7: 64}
+# INT32 with a factor of two to spare: the kernel adds the products to a bias.
+BIAS_LIMIT = 2**30
+
+
+@dataclass(frozen=True)
+class Affine:
+    """Scale (shape `()`, float32 or float16) and zero point of one activation that is stored as `kind`."""
+
+    scale: NDArray[Any]
+    zero: int
+    kind: ActivationType
+
+    def store(self, real: ArrayLike) -> NDArray[Any]:
+        """Stored numbers, in the shape of `real`.
+
+        >>> fit_range(0.0, 25.5, "uint8").store([-1.0, 0.05, 0.15, 30.0]).tolist()
+        [0, 0, 2, 255]
+        """
+        limits = np.iinfo(self.kind)
+        rounded = np.rint(np.asarray(real, np.float32) / self.scale.astype(np.float32)) + self.zero
+        return np.asarray(np.clip(rounded, limits.min, limits.max), self.kind)
+
+    def read(self, stored: ArrayLike) -> NDArray[np.float32]:
+        """The real numbers that these stored ones stand for."""
+        return np.asarray((np.asarray(stored, np.int32) - self.zero) * self.scale, np.float32)
+
+
+def fit_range(
+    low: float, high: float, kind: ActivationType, *, symmetric: bool = False, dtype: DTypeLike = np.float32
+) -> Affine:
+    """Scale and zero point of an activation from its range, which is stretched to hold zero.
+
+    Asymmetric: all 256 numbers over [low, high]. Symmetric: zero in the middle (0 of int8, 128 of uint8) and 127 steps to the
+    larger end. `dtype` is that of the scale. A range of zero width gets scale 1: a zero scale makes NaN of it.
+
+    >>> fit_range(-1.0, 3.0, "uint8").zero, fit_range(-1.0, 3.0, "int8").zero
+    (64, -64)
+
+    Raises:
+        ValueError: an end is not finite, or `low` is above `high`.
+    """
+    if not (np.isfinite(low) and np.isfinite(high)) or low > high:
+        raise ValueError(f"a range from {low} to {high}: expected finite ends in order")
+    low, high = min(low, 0.0), max(high, 0.0)
+    limits = np.iinfo(kind)
+    if symmetric:
+        return Affine(_as_scale(max(-low, high) / 127, dtype), 128 if kind == "uint8" else 0, kind)
+    # Halved first: the width of the widest float range is no float.
+    scale = _as_scale((high / 2 - low / 2) / 127.5, dtype)
+    # From the scale as it is stored: in float16 it is another number.
+    zero = np.clip(np.rint(limits.min - low / float(scale)), limits.min, limits.max)
+    return Affine(scale, int(zero), kind)
+
+
+def fit_weight(
+    weight: NDArray[Any], channel_axis: int | None, bits: WeightBits = 8, *, smallest: ArrayLike = 0.0
+) -> NDArray[Any]:
+    """Symmetric INT8 scales, in the weight's dtype: amax / 127 (amax / 64 with 7 bits) of the whole weight (shape `()`) or of
+    each slice along `channel_axis` (shape `(channels,)`), and nowhere below `smallest` (of the same shape, or one number).
+
+    >>> fit_weight(np.array([[127.0, 1.0], [-254.0, 0.0]], np.float32), 0).tolist()
+    [1.0, 2.0]
+    """
+    others = None if channel_axis is None else tuple(axis for axis in range(weight.ndim) if axis != channel_axis)
+    amax = np.abs(weight.astype(np.float64)).max(axis=others, initial=0.0)
+    return _as_scale(np.maximum(amax / WEIGHT_LIMIT[bits], smallest), weight.dtype)
+
+
+def store_weight(
+    weight: NDArray[Any], scales: NDArray[Any], channel_axis: int | None, bits: WeightBits = 8
+) -> NDArray[np.int8]:
+    """The weight as INT8 with these scales, in its shape; zero point 0."""
+    limit = WEIGHT_LIMIT[bits]
+    rounded = np.rint(weight.astype(np.float32) / _along(scales, weight.ndim, channel_axis).astype(np.float32))
+    return np.clip(rounded, -limit, limit).astype(np.int8)
+
+
+def read_weight(stored: NDArray[np.int8], scales: NDArray[Any], channel_axis: int | None) -> NDArray[Any]:
+    """The weight that an INT8 one stands for, in the dtype of its scales."""
+    return np.asarray(stored * _along(scales, stored.ndim, channel_axis), scales.dtype)
+
+
+def smallest_weight_scale(bias: NDArray[Any], input_scale: NDArray[Any]) -> NDArray[np.float64]:
+    """What the scales of a weight must not be below, so that its bias fits INT32 at `input_scale * weight scale`.
+
+    A channel whose weights are zero, or nearly, would otherwise have its bias saturated. Shape as `bias`.
+    """
+    return np.asarray(np.abs(bias.astype(np.float64)) / (float(input_scale) * BIAS_LIMIT))
+
+
+def store_bias(bias: NDArray[Any], scales: NDArray[Any]) -> NDArray[np.int32]:
+    """A bias as INT32 with these scales (shape `(channels,)` or `()`), zero point 0.
+
+    >>> store_bias(np.array([0.25, -0.75]), np.array(0.5)).tolist()
+    [0, -2]
+    """
+    limits = np.iinfo(np.int32)
+    rounded = np.rint(bias.astype(np.float64) / scales.astype(np.float64))
+    return np.clip(rounded, limits.min, limits.max).astype(np.int32)
+
+
+def fit_e4m3(amax: ArrayLike, dtype: DTypeLike = np.float32) -> NDArray[Any]:
+    """FP8 E4M3 scales, amax / 448, in the shape of `amax`; 1 where it is zero.
+
+    >>> fit_e4m3([448.0, 0.0]).tolist()
+    [1.0, 1.0]
+    """
+    return _as_scale(np.asarray(amax, np.float64) / E4M3_MAX, dtype)
+
+
+def _as_scale(value: ArrayLike, dtype: DTypeLike) -> NDArray[Any]:
+    """As the dtype of scales: 1 in place of zero, and within the normal numbers (kernels may flush others to zero)."""
+    exact = np.asarray(value, np.float64)
+    limits = np.finfo(np.dtype(dtype))
+    bounded = np.clip(exact, float(limits.smallest_normal), float(limits.max))
+    return np.asarray(np.where(exact > 0, bounded, 1.0), dtype)
+
+
+def _along(scales: NDArray[Any], rank: int, channel_axis: int | None) -> NDArray[Any]:
+    """Scales in a shape that broadcasts against the weight."""
+    if channel_axis is None:
+        return scales
+    shape = [1] * rank
+    shape[channel_axis] = -1
+    return scales.reshape(shape)

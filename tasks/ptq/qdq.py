@@ -1,0 +1,348 @@
+"""INT8 static: QuantizeLinear and DequantizeLinear pairs where the target's kernels want them.
+
+What goes where is decided in `placement.py`, what numbers it gets in `affine.py`; here the graph is rewritten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import helper
+
+from tasks.ptq.affine import (
+    ActivationType,
+    Affine,
+    WeightBits,
+    fit_range,
+    fit_weight,
+    smallest_weight_scale,
+    store_bias,
+    store_weight,
+)
+from tasks.ptq.graph import (
+    EXTERNAL_DATA_BYTES,
+    WEIGHT_INPUT,
+    attribute,
+    drop_unused_initializers,
+    from_array,
+    name_nodes,
+    output_channel_axis,
+    save_model,
+    to_array,
+)
+from tasks.ptq.placement import FLOATS, GraphView, Placement, QdqTarget, fuse_bias, place
+from tasks.ptq.range_methods import Range
+from validators.errors import CandidateRefused, RefusalKind
+
+# Per channel DequantizeLinear came with opset 13, float16 scales with 19; TensorRT is given 21.
+LEAST_OPSET, FLOAT16_OPSET = 13, 21
+_QUANTIZED = (
+    "QuantizeLinear",
+    "DequantizeLinear",
+    "DynamicQuantize",
+    "QLinear",
+    "QGemm",
+    "MatMulInteger",
+    "ConvInteger",
+)
+
+
+@dataclass(frozen=True)
+class Report:
+    """Names of the `quantized` nodes in graph order; of those left in float, with the reason."""
+
+    quantized: tuple[str, ...]
+    left: dict[str, str]
+
+
+def quantize_qdq(
+    model: Path,
+    variant: Path,
+    ranges: Mapping[str, Range],
+    *,
+    target: QdqTarget,
+    every_operator: bool,
+    per_channel: bool,
+    activation: ActivationType,
+    weight_bits: WeightBits,
+    keep_float: Collection[str] = (),
+) -> Report:
+    """Write a Q/DQ form of a float model for one target.
+
+    `ranges` are (low, high) of activations by tensor; `keep_float` names nodes that stay as they are. Weights are symmetric
+    INT8; activations asymmetric for `ort-cpu`, symmetric for `tensorrt`.
+
+    Raises:
+        CandidateRefused: `unsupported`: the model is quantized already, has no node to quantize, or the target does not take
+            such activations; `invalid`: `keep_float` names no node, or the result is not a valid model of the same interface.
+    """
+    proto = onnx.load(model)
+    name_nodes(proto.graph)
+    _refuse(proto, target, activation, keep_float)
+    interface = _interface(proto.graph)
+    types, ranks = _describe(proto)
+    if target == "ort-cpu":
+        fuse_bias(proto.graph, ranks, keep_float)
+    plan = place(proto.graph, ranges, target=target, every_operator=every_operator, keep_float=keep_float)
+    if not plan.nodes:
+        found = f"no node to quantize: {next(iter(plan.left.items()), 'no Conv, MatMul or Gemm')}"
+        _raise(("unsupported", found, "a weighted node with calibrated ranges", "check the export and the calibration"))
+    view = GraphView(proto.graph)
+    _Rewriter(view, plan, ranges, target, activation, weight_bits, per_channel, types, _weight_type(view)).rewrite()
+    save_model(proto, variant)
+    _check(variant, interface)
+    return Report(plan.nodes, plan.left)
+
+
+@dataclass
+class _Rewriter:
+    """One rewriting of one graph; `pairs` go behind the node that makes their tensor, `first` before all nodes."""
+
+    view: GraphView
+    plan: Placement
+    ranges: Mapping[str, Range]
+    target: QdqTarget
+    activation: ActivationType
+    bits: WeightBits
+    per_channel: bool
+    types: Mapping[str, int]
+    default_type: int
+    affine: dict[str, Affine] = field(default_factory=dict)
+    constants: dict[str, onnx.TensorProto] = field(default_factory=dict)
+    first: dict[str, onnx.NodeProto] = field(default_factory=dict)
+    pairs: dict[str, list[onnx.NodeProto]] = field(default_factory=dict)
+
+    def rewrite(self) -> None:
+        graph = self.view.graph
+        nodes = {node.name: node for node in graph.node}
+        quantized = [nodes[name] for name in self.plan.nodes]
+        # Weights first: what they need of the activations is known by the names that the float graph has.
+        for node in quantized:
+            self._weigh(node)
+        for tensor, places in self.plan.inputs.items():
+            end = self._pair(tensor, f"{tensor}_dequantized")
+            for name, index in places:
+                nodes[name].input[index] = end
+        for tensor in sorted(self.plan.outputs):
+            self._quantize_output(tensor)
+        self._order()
+        graph.initializer.extend(self.constants.values())
+        drop_unused_initializers(graph)
+
+    def parameters(self, tensor: str) -> Affine:
+        """Scale and zero point of an activation: its own, or those of the tensor that it is a copy of."""
+        if tensor in self.plan.shares:
+            return self.parameters(self.plan.shares[tensor])
+        if tensor not in self.affine:
+            low, high = self.ranges[tensor]
+            least, most = self.view.bounds(tensor)
+            low, high = (min(max(end, least), most) for end in (low, high))
+            dtype = helper.tensor_dtype_to_np_dtype(self.types.get(tensor, self.default_type))
+            symmetric = self.target == "tensorrt"
+            self.affine[tensor] = fit_range(low, high, self.activation, symmetric=symmetric, dtype=dtype)
+        return self.affine[tensor]
+
+    def _weigh(self, node: onnx.NodeProto) -> None:
+        """Give a node its stored weight (and bias), or a KERNELS node its stored constants."""
+        constants = [index for index, name in enumerate(node.input) if name in self.view.constants]
+        if node.op_type in WEIGHT_INPUT and 1 in constants:
+            self._store_weight_and_bias(node)
+        elif node.op_type in ("Add", "Mul", "Concat"):
+            for index in constants:
+                node.input[index] = self._store_operand(node.input[index])
+
+    def _store_weight_and_bias(self, node: onnx.NodeProto) -> None:
+        weight = self.view.constants[node.input[1]]
+        values = to_array(weight)
+        axis = self._channel_axis(node, weight)
+        bias_name = node.input[2] if len(node.input) > 2 and self.target == "ort-cpu" else ""
+        bias: NDArray[Any] | None = None
+        smallest: NDArray[Any] = np.zeros(())
+        if node.op_type == "Gemm" and self.target == "ort-cpu":
+            values = values * np.asarray(_take(node, "alpha"), values.dtype)
+        if bias_name:
+            bias = to_array(self.view.constants[bias_name]).reshape(-1)
+            if node.op_type == "Gemm":
+                bias = bias * np.asarray(_take(node, "beta"), bias.dtype)
+            per_bias = smallest_weight_scale(bias, self.parameters(node.input[0]).scale)
+            smallest = per_bias if axis is not None else np.asarray(per_bias.max())
+        scales = fit_weight(values, axis, self.bits, smallest=smallest)
+        stored = store_weight(values, scales, axis, self.bits)
+        node.input[1] = self._dequantize(weight.name, stored, scales, np.zeros(scales.shape, np.int8), axis)
+        if bias is not None:
+            total = np.asarray(self.parameters(node.input[0]).scale * scales, scales.dtype)
+            # Shapes of scales: one number a channel, or one for all.
+            node.input[2] = self._dequantize(
+                bias_name, store_bias(bias, total), total, None, 0 if total.shape else None
+            )
+
+    def _channel_axis(self, node: onnx.NodeProto, weight: onnx.TensorProto) -> int | None:
+        stacked = node.op_type == "MatMul" and len(weight.dims) > 2
+        return output_channel_axis(node, weight) if self.per_channel and not stacked else None
+
+    def _store_operand(self, name: str) -> str:
+        """A constant that is added or multiplied: quantized like an activation, which is what the kernel takes."""
+        values = to_array(self.view.constants[name])
+        fit = fit_range(float(values.min()), float(values.max()), self.activation, dtype=values.dtype)
+        return self._dequantize(name, fit.store(values), fit.scale, np.array(fit.zero, self.activation), None)
+
+    def _dequantize(
+        self, name: str, stored: NDArray[Any], scales: NDArray[Any], zero: NDArray[Any] | None, axis: int | None
+    ) -> str:
+        """The output of a DequantizeLinear of a stored constant; nodes that store it alike share it."""
+        label, tries = name, 0
+        while f"{label}_quantized" in self.constants and not (
+            np.array_equal(to_array(self.constants[f"{label}_scale"]), scales)
+            and np.array_equal(to_array(self.constants[f"{label}_quantized"]), stored)
+        ):
+            tries += 1
+            label = f"{name}_{tries}"
+        inputs = [f"{label}_quantized", f"{label}_scale"]
+        self.constants[inputs[0]] = from_array(stored, inputs[0])
+        self.constants[inputs[1]] = from_array(scales, inputs[1])
+        if zero is not None:
+            inputs.append(f"{label}_zero_point")
+            self.constants[inputs[2]] = from_array(zero, inputs[2])
+        options: dict[str, Any] = {} if axis is None else {"axis": axis}
+        end = f"{label}_dequantized"
+        self.first[end] = helper.make_node("DequantizeLinear", inputs, [end], name=f"{label}_dequantize", **options)
+        return end
+
+    def _pair(self, tensor: str, end: str) -> str:
+        """Quantize and dequantize an activation into the tensor `end`."""
+        fit = self.parameters(tensor)
+        scale, zero, middle = f"{tensor}_scale", f"{tensor}_zero_point", f"{tensor}_quantized"
+        self.constants[scale] = from_array(fit.scale, scale)
+        self.constants[zero] = from_array(np.array(fit.zero, fit.kind), zero)
+        self.pairs[tensor] = [
+            helper.make_node("QuantizeLinear", [tensor, scale, zero], [middle], name=f"{tensor}_quantize"),
+            helper.make_node("DequantizeLinear", [middle, scale, zero], [end], name=f"{tensor}_dequantize"),
+        ]
+        return end
+
+    def _quantize_output(self, tensor: str) -> None:
+        """Quantize a tensor where it is made; a folded activation gives its place to the node before it."""
+        node = self.view.producer[tensor]
+        if node.name in self.plan.folded:
+            source = self.view.producer[node.input[0]]
+            self.view.graph.node.remove(node)
+            source.output[0] = tensor
+            node = source
+        if tensor in self.view.pinned:
+            # Other graphs and callers know the tensor by its name: what is made gets another one.
+            made = f"{tensor}_float"
+            node.output[list(node.output).index(tensor)] = made
+            self._pair(tensor, tensor)
+            self.pairs[made] = self.pairs.pop(tensor)
+            self.pairs[made][0].input[0] = made
+            return
+        end = self._pair(tensor, f"{tensor}_dequantized")
+        for reader, index in self.view.readers.get(tensor, []):
+            reader.input[index] = end
+
+    def _order(self) -> None:
+        graph = self.view.graph
+        rest = dict(self.pairs)
+        nodes = []
+        for node in graph.node:
+            nodes.append(node)
+            for output in node.output:
+                nodes.extend(rest.pop(output, []))
+        before = [*self.first.values(), *(node for pair in rest.values() for node in pair)]
+        ordered = [onnx.NodeProto.FromString(node.SerializeToString()) for node in [*before, *nodes]]
+        del graph.node[:]
+        graph.node.extend(ordered)
+
+
+def _take(node: onnx.NodeProto, name: str) -> float:
+    """The factor alpha or beta of a Gemm, removed from it: integer kernels are for those of 1."""
+    value = float(attribute(node, name, 1.0))
+    for item in [item for item in node.attribute if item.name == name]:
+        node.attribute.remove(item)
+    return value
+
+
+def _describe(proto: onnx.ModelProto) -> tuple[dict[str, int], dict[str, int]]:
+    """Element types and ranks of the float tensors, as far as shape inference knows them."""
+    # Beyond a protobuf's size there is no inference in memory: types then are those of the weights.
+    graph = (proto if proto.ByteSize() > EXTERNAL_DATA_BYTES else onnx.shape_inference.infer_shapes(proto)).graph
+    values = {value.name: value.type.tensor_type for value in [*graph.value_info, *graph.input, *graph.output]}
+    types = {name: kind.elem_type for name, kind in values.items() if kind.elem_type in FLOATS}
+    return types, {name: len(values[name].shape.dim) for name in types if values[name].HasField("shape")}
+
+
+def _weight_type(view: GraphView) -> int:
+    """The type of the weights, which is that of activations behind a custom operator, where inference knows none."""
+    weights = [view.constants.get(node.input[1]) for node in view.graph.node if node.op_type in WEIGHT_INPUT]
+    return next((item.data_type for item in weights if item and item.data_type in FLOATS), onnx.TensorProto.FLOAT)
+
+
+def _refuse(proto: onnx.ModelProto, target: QdqTarget, activation: ActivationType, keep_float: Collection[str]) -> None:
+    """What is wrong with the model or the options, before anything is done."""
+    nodes = proto.graph.node
+    quantized = next((node.op_type for node in nodes if node.op_type.startswith(_QUANTIZED)), "")
+    half = any(tensor.data_type == onnx.TensorProto.FLOAT16 for tensor in proto.graph.initializer)
+    least = FLOAT16_OPSET if half or target == "tensorrt" else LEAST_OPSET
+    opset = next((item.version for item in proto.opset_import if item.domain in ("", "ai.onnx")), 0)
+    unknown = sorted(set(keep_float) - {node.name for node in nodes})
+    problem: tuple[RefusalKind, str, str, str] | None = None
+    if quantized:
+        problem = (
+            "unsupported",
+            f"a model that is quantized already: {quantized}",
+            "a float model",
+            "register that one",
+        )
+    elif opset < least:
+        problem = ("unsupported", f"opset {opset}", f"opset {least} or above", "export the model with a newer opset")
+    elif target == "tensorrt" and activation != "int8":
+        problem = (
+            "unsupported",
+            f"{activation} for TensorRT",
+            "int8: it parses no zero point but 0",
+            "take int8 activations",
+        )
+    elif half and target == "ort-cpu":
+        problem = (
+            "unsupported",
+            "float16 weights on ort-cpu",
+            "float32: its kernels have no others",
+            "take the float32 model",
+        )
+    elif unknown:
+        problem = (
+            "invalid",
+            f"nodes to keep in float {unknown}",
+            "names of nodes of the graph",
+            "read them from the graph",
+        )
+    _raise(problem)
+
+
+def _check(variant: Path, before: list[bytes]) -> None:
+    """The file is valid, and its inputs and outputs are those of the source."""
+    try:
+        onnx.checker.check_model(str(variant), full_check=True)
+        same = _interface(onnx.load(variant, load_external_data=False).graph) == before
+        found = "" if same else "other inputs or outputs than the source"
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        found = str(error).splitlines()[0]
+    _raise(
+        ("invalid", found, "a valid model of the same interface", "report it with the source model") if found else None
+    )
+
+
+def _raise(problem: tuple[RefusalKind, str, str, str] | None) -> None:
+    if problem is not None:
+        kind, found, expected, fix = problem
+        raise CandidateRefused(kind=kind, found=found, expected=expected, fix=fix)
+
+
+def _interface(graph: onnx.GraphProto) -> list[bytes]:
+    return [value.SerializeToString(deterministic=True) for value in [*graph.input, *graph.output]]
