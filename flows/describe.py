@@ -48,8 +48,11 @@ def describe(candidate: Candidate) -> str:
             return f"INT8 weights {channels}, activation ranges at run time{graph}"
     activations = "INT8" if candidate.signed_activations else "UINT8"
     scope = "every operator" if candidate.every_operator else "MatMul, Gemm and Conv"
+    steps = (", smoothed" if candidate.smooth else "") + (", biases corrected" if candidate.bias_corrected else "")
     kept = f", the {candidate.kept_parts} most sensitive parts left in float" if candidate.kept_parts else ""
-    return f"INT8 weights {channels}, {activations} activations by {candidate.range_method}, {scope}{kept}{graph}"
+    return (
+        f"INT8 weights {channels}, {activations} activations by {candidate.range_method}, {scope}{steps}{kept}{graph}"
+    )
 
 
 def target_rows() -> tuple[list[str], Rows]:

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 import onnx
@@ -17,15 +18,21 @@ from tasks.ptq.calibration import calibrate
 from tasks.ptq.make import CPU_PROVIDER, Materials, make_variant, quantize_static
 from tasks.ptq.prepare import fuse_graph, prepare_graph
 from tasks.ptq.sensitivity import Sensitivity, find_parts, rank_parts
+from tasks.ptq.smooth import SmoothedGraph, read_channels, smooth
 from tasks.request import request_batch
 from tasks.runtimes.coverage import measure_coverage
 from tasks.step import step
+from validators.datasets import Arrays
 from validators.errors import CandidateRefused
 from validators.recipe import Candidate, decode
 from validators.records import Accuracy, Coverage, Inventory, Refusal, SessionSettings, Trial, Variant
 
 # Calibration holds activations in memory, and is shared: two at a time would double the memory for nothing.
 _CALIBRATION = threading.Lock()
+
+
+# Passes over the graph that look at one layer after the other take so many calibration samples, in batches of this size.
+PASS_SAMPLES, PASS_BATCH_SIZE = 64, 8
 
 
 @dataclass(frozen=True)
@@ -142,12 +149,27 @@ def materials_of(run: Run, given: Given, inventory: Inventory) -> Materials:
 
         return run.store.make("fused", base, _File, make)[0].path
 
-    def statistics() -> Path:
+    def batches() -> list[Arrays]:
+        size = evidence.batch_axis or PASS_BATCH_SIZE
+        return list(islice(evidence.calibration.batches(size), max(1, PASS_SAMPLES // size)))
+
+    def smoothed() -> SmoothedGraph:
+        def make(folder: Path) -> SmoothedGraph:
+            seen = read_channels(prepared(), batches(), seed=run.job.seed)
+            done = [one.way for one in smooth(prepared(), folder / "smoothed.onnx", seen, symmetric=False).values()]
+            return SmoothedGraph(folder / "smoothed.onnx", done.count("folded"), done.count("multiplied"))
+
+        key = (*base, evidence.calibration.file.digest, run.job.seed)
+        return run.store.make("smoothed", key, SmoothedGraph, make)[0]
+
+    def statistics(of_smoothed: bool) -> Path:
         def make(folder: Path) -> _File:
-            _calibrate(run, prepared(), evidence, folder / "statistics.npz")
+            graph = smoothed().path if of_smoothed else prepared()
+            _calibrate(run, graph, evidence, folder / "statistics.npz")
             return _File(folder / "statistics.npz")
 
-        return run.store.make("statistics", (*base, evidence.calibration.file.digest), _File, make)[0].path
+        key = (*base, evidence.calibration.file.digest, of_smoothed, run.job.seed)
+        return run.store.make("statistics", key, _File, make)[0].path
 
     def ranking(candidate: Candidate) -> tuple[Sensitivity, ...]:
         def make(folder: Path) -> _Ranking:
@@ -155,12 +177,13 @@ def materials_of(run: Run, given: Given, inventory: Inventory) -> Materials:
                 quantize_static(candidate, materials, path, keep_float=keep_float)
 
             everything = quantize_static(candidate, materials, folder / "all.onnx")
-            graph = onnx.load(prepared(), load_external_data=False).graph
+            float_model = smoothed().path if candidate.smooth else prepared()
+            graph = onnx.load(float_model, load_external_data=False).graph
             settings = SessionSettings(CPU_PROVIDER, usable_cores(), entries={"session.intra_op.allow_spinning": "0"})
             with run.clock.work("rank parts"):
                 return _Ranking(
                     rank_parts(
-                        prepared(),
+                        float_model,
                         find_parts(graph, everything.quantized),
                         quantize,
                         evidence.calibration,
@@ -174,7 +197,7 @@ def materials_of(run: Run, given: Given, inventory: Inventory) -> Materials:
         return run.store.make("ranking", key, _Ranking, make)[0].parts
 
     # Known to `ranking` by its name, which is why it has one.
-    materials = Materials(prepared, fused, statistics, ranking, reduced)
+    materials = Materials(prepared, fused, smoothed, statistics, ranking, batches, reduced)
     return materials
 
 

@@ -11,6 +11,7 @@ from conftest import Tiny, statistics_of
 from tasks.measure_accuracy import _considerate
 from tasks.ptq.make import Materials, make_variant
 from tasks.ptq.prepare import prepare_graph
+from tasks.ptq.smooth import SmoothedGraph
 from tasks.runtimes.ort import open_session
 from validators.recipe import decode
 
@@ -21,8 +22,14 @@ def materials(tmp_path_factory: pytest.TempPathFactory, tiny: Tiny) -> Materials
     folder = tmp_path_factory.mktemp("materials")
     prepare_graph(tiny.model, folder / "prepared.onnx")
     statistics = statistics_of(folder / "prepared.onnx", tiny.calibration)
+    prepared = folder / "prepared.onnx"
     return Materials(
-        lambda: folder / "prepared.onnx", lambda: folder / "prepared.onnx", lambda: statistics, lambda _: ()
+        lambda: prepared,
+        lambda: prepared,
+        lambda: SmoothedGraph(prepared, 0, 0),
+        lambda _: statistics,
+        lambda _: (),
+        lambda: (),
     )
 
 

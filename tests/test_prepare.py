@@ -18,6 +18,8 @@ from tasks.ptq.graph import model_bytes
 from tasks.ptq.make import Materials, make_variant, refuse_other_targets
 from tasks.ptq.prepare import fuse_graph, prepare_graph
 from tasks.ptq.sensitivity import Part, Sensitivity
+from tasks.ptq.smooth import SmoothedGraph
+from validators.datasets import Arrays
 from validators.digests import digest_file
 from validators.errors import CandidateRefused
 from validators.recipe import DEFAULT_CANDIDATES, Candidate, decode
@@ -152,7 +154,15 @@ class Workshop:
         self.asked.append("fused")
         raise CandidateRefused(kind="unsupported", found="no pattern", expected="one", fix="none")
 
-    def statistics(self) -> Path:
+    def smoothed(self) -> SmoothedGraph:
+        self.asked.append("smoothed")
+        return SmoothedGraph(self.folder / "prepared.onnx", 0, 0)
+
+    def batches(self) -> list[Arrays]:
+        self.asked.append("batches")
+        return [{"x": np.load(self.tiny.calibration)["x"][:8]}]
+
+    def statistics(self, of_smoothed: bool) -> Path:
         self.asked.append("statistics")
         return self.folder / "prepared.statistics.npz"
 
@@ -162,7 +172,7 @@ class Workshop:
 
     @property
     def materials(self) -> Materials:
-        return Materials(self.prepared, self.fused, self.statistics, self.ranking)
+        return Materials(self.prepared, self.fused, self.smoothed, self.statistics, self.ranking, self.batches)
 
 
 @pytest.fixture(scope="module")
@@ -182,6 +192,12 @@ MADE = {
         ["int8-static-minmax-pc@ort-cpu", "prepared", "statistics"],
         "all",
         {"nodes in INT8": 1, "kept in float: second_matmul": 1},
+    ),
+    "int8-static-mse-pc-smooth@ort-cpu": (["smoothed", "statistics", "smoothed"], "all", {"nodes in INT8": 2}),
+    "int8-static-mse-pc-bc@ort-cpu": (
+        ["prepared", "statistics", "prepared", "batches"],
+        "all",
+        {"nodes in INT8": 2, "biases corrected": 1},
     ),
     "int8-dynamic-pc@ort-cpu": (["prepared"], "all", {"DynamicQuantizeLinear": 2, "MatMulInteger": 2}),
     "int4-g32-rtn@ort-cpu": (["prepared"], "all", {"MatMul in INT4": 2}),

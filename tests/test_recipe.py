@@ -27,6 +27,8 @@ CANDIDATES = st.one_of(
         granularity=GRANULARITIES,
         every_operator=st.booleans(),
         signed_activations=st.booleans(),
+        smooth=st.booleans(),
+        bias_corrected=st.booleans(),
         kept_parts=st.integers(0, 99),
         fused=st.booleans(),
     ),
@@ -70,6 +72,9 @@ TABLE = {
     ),
     "int8-static-entropy-pc-all-keep12@ort-cpu": Candidate(
         "int8", "ort-cpu", range_method="entropy", granularity="pc", every_operator=True, kept_parts=12
+    ),
+    "int8-static-mse-pc-smooth-bc-keep1@ort-cpu": Candidate(
+        "int8", "ort-cpu", range_method="mse", granularity="pc", smooth=True, bias_corrected=True, kept_parts=1
     ),
     "int8-static-percentile-pc@ort-cuda": Candidate("int8", "ort-cuda", range_method="percentile", granularity="pc"),
     "int8-dynamic-pc+fused@ort-cpu": Candidate("int8", "ort-cpu", dynamic=True, granularity="pc", fused=True),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import onnx
 
+from tasks.ptq.bias_correction import correct_bias
 from tasks.ptq.calibration import read_ranges
 from tasks.ptq.fp8 import quantize_fp8
 from tasks.ptq.graph import model_bytes
@@ -16,6 +17,8 @@ from tasks.ptq.int8 import quantize_dynamic
 from tasks.ptq.qdq import Report, quantize_qdq
 from tasks.ptq.range_methods import Range
 from tasks.ptq.sensitivity import Sensitivity
+from tasks.ptq.smooth import SmoothedGraph
+from validators.datasets import Arrays
 from validators.digests import digest_model
 from validators.errors import CandidateRefused
 from validators.recipe import Candidate
@@ -28,15 +31,18 @@ CPU_PROVIDER = "CPUExecutionProvider"
 class Materials:
     """What the passes start from; each is a function that makes its file on first use and returns the path.
 
-    `prepared` is the folded float graph, `fused` the one with the runtime's transformer fusions, `statistics` what calibration
-    saw of its activations; `ranking` the parts of the model, the most sensitive first, for a candidate of INT8 static.
+    `prepared` is the folded float graph, `smoothed` that after SmoothQuant, `fused` the one with the runtime's transformer
+    fusions; `statistics` is what calibration saw of the activations of the prepared graph, or of the smoothed one; `ranking`
+    the parts of the model, the most sensitive first, for a candidate of INT8 static; `batches` are calibration samples.
     `reduced_range` says that the processor adds pairs of products in 16 bits, so that weights must leave it a bit.
     """
 
     prepared: Callable[[], Path]
     fused: Callable[[], Path]
-    statistics: Callable[[], Path]
+    smoothed: Callable[[], SmoothedGraph]
+    statistics: Callable[[bool], Path]
     ranking: Callable[[Candidate], tuple[Sensitivity, ...]]
+    batches: Callable[[], Sequence[Arrays]]
     reduced_range: bool = False
 
 
@@ -131,13 +137,23 @@ def _int8(candidate: Candidate, materials: Materials, path: Path) -> dict[str, i
 
 
 def _int8_static(candidate: Candidate, materials: Materials, path: Path) -> dict[str, int]:
-    kept = materials.ranking(replace(candidate, kept_parts=0))[: candidate.kept_parts] if candidate.kept_parts else ()
+    # Parts are ranked before biases are corrected: that takes many times as long.
+    plain = replace(candidate, kept_parts=0, bias_corrected=False)
+    kept = materials.ranking(plain)[: candidate.kept_parts] if candidate.kept_parts else ()
     nodes = [node for sensitivity in kept for node in sensitivity.part.nodes]
     report = quantize_static(candidate, materials, path, keep_float=nodes)
     reasons = [reason for node, reason in report.left.items() if node not in nodes]
     changes = {"nodes in INT8": len(report.quantized)}
     changes |= {f"nodes left in float: {reason}": reasons.count(reason) for reason in dict.fromkeys(reasons)}
-    changes |= {"weights of 7 bits": 1} if materials.reduced_range else {}
+    if candidate.smooth:
+        smoothed = materials.smoothed()
+        changes |= {
+            "tensors smoothed where they are made": smoothed.folded,
+            "tensors smoothed by a Mul": smoothed.multiplied,
+        }
+    if candidate.bias_corrected:
+        corrected = correct_bias(_static_graph(candidate, materials), path, path, materials.batches())
+        changes["biases corrected"] = len(corrected.largest)
     return changes | {f"kept in float: {sensitivity.part.name}": len(sensitivity.part.nodes) for sensitivity in kept}
 
 
@@ -150,9 +166,9 @@ def quantize_static(
         CandidateRefused: the target or the model does not allow it.
     """
     return quantize_qdq(
-        materials.prepared(),
+        _static_graph(candidate, materials),
         path,
-        ranges_for(candidate, materials.statistics()),
+        ranges_for(candidate, materials.statistics(candidate.smooth)),
         target="ort-cpu",
         every_operator=candidate.every_operator,
         per_channel=candidate.granularity == "pc",
@@ -162,12 +178,16 @@ def quantize_static(
     )
 
 
+def _static_graph(candidate: Candidate, materials: Materials) -> Path:
+    return materials.smoothed().path if candidate.smooth else materials.prepared()
+
+
 def _int4(candidate: Candidate, materials: Materials, path: Path) -> dict[str, int]:
     return quantize_weights(_float_graph(candidate, materials), candidate, path)
 
 
 def _fp8(candidate: Candidate, materials: Materials, path: Path) -> dict[str, int]:
-    return quantize_fp8(materials.prepared(), ranges_for(candidate, materials.statistics()), candidate, path)
+    return quantize_fp8(materials.prepared(), ranges_for(candidate, materials.statistics(False)), candidate, path)
 
 
 def ranges_for(candidate: Candidate, statistics: Path) -> dict[str, Range]:

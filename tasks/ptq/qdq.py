@@ -25,8 +25,8 @@ from tasks.ptq.affine import (
     store_bias,
     store_weight,
 )
+from tasks.ptq.fuse_bias import fuse_bias
 from tasks.ptq.graph import (
-    EXTERNAL_DATA_BYTES,
     WEIGHT_INPUT,
     attribute,
     drop_unused_initializers,
@@ -36,21 +36,16 @@ from tasks.ptq.graph import (
     save_model,
     to_array,
 )
-from tasks.ptq.placement import FLOATS, GraphView, Placement, QdqTarget, fuse_bias, place
-from tasks.ptq.range_methods import Range
-from validators.errors import CandidateRefused, RefusalKind
-
-# Per channel DequantizeLinear came with opset 13, float16 scales with 19; TensorRT is given 21.
-LEAST_OPSET, FLOAT16_OPSET = 13, 21
-_QUANTIZED = (
-    "QuantizeLinear",
-    "DequantizeLinear",
-    "DynamicQuantize",
-    "QLinear",
-    "QGemm",
-    "MatMulInteger",
-    "ConvInteger",
+from tasks.ptq.placement import GraphView, Placement, QdqTarget, place
+from tasks.ptq.qdq_checks import (
+    check_variant,
+    describe_tensors,
+    interface_of,
+    raise_problem,
+    refuse_model,
+    weight_type,
 )
+from tasks.ptq.range_methods import Range
 
 
 @dataclass(frozen=True)
@@ -84,19 +79,21 @@ def quantize_qdq(
     """
     proto = onnx.load(model)
     name_nodes(proto.graph)
-    _refuse(proto, target, activation, keep_float)
-    interface = _interface(proto.graph)
-    types, ranks = _describe(proto)
+    refuse_model(proto, target, activation, keep_float)
+    interface = interface_of(proto.graph)
+    types, ranks = describe_tensors(proto)
     if target == "ort-cpu":
         fuse_bias(proto.graph, ranks, keep_float)
     plan = place(proto.graph, ranges, target=target, every_operator=every_operator, keep_float=keep_float)
     if not plan.nodes:
         found = f"no node to quantize: {next(iter(plan.left.items()), 'no Conv, MatMul or Gemm')}"
-        _raise(("unsupported", found, "a weighted node with calibrated ranges", "check the export and the calibration"))
+        raise_problem(
+            ("unsupported", found, "a weighted node with calibrated ranges", "check the export and the calibration")
+        )
     view = GraphView(proto.graph)
-    _Rewriter(view, plan, ranges, target, activation, weight_bits, per_channel, types, _weight_type(view)).rewrite()
+    _Rewriter(view, plan, ranges, target, activation, weight_bits, per_channel, types, weight_type(view)).rewrite()
     save_model(proto, variant)
-    _check(variant, interface)
+    check_variant(variant, interface)
     return Report(plan.nodes, plan.left)
 
 
@@ -266,83 +263,3 @@ def _take(node: onnx.NodeProto, name: str) -> float:
     for item in [item for item in node.attribute if item.name == name]:
         node.attribute.remove(item)
     return value
-
-
-def _describe(proto: onnx.ModelProto) -> tuple[dict[str, int], dict[str, int]]:
-    """Element types and ranks of the float tensors, as far as shape inference knows them."""
-    # Beyond a protobuf's size there is no inference in memory: types then are those of the weights.
-    graph = (proto if proto.ByteSize() > EXTERNAL_DATA_BYTES else onnx.shape_inference.infer_shapes(proto)).graph
-    values = {value.name: value.type.tensor_type for value in [*graph.value_info, *graph.input, *graph.output]}
-    types = {name: kind.elem_type for name, kind in values.items() if kind.elem_type in FLOATS}
-    return types, {name: len(values[name].shape.dim) for name in types if values[name].HasField("shape")}
-
-
-def _weight_type(view: GraphView) -> int:
-    """The type of the weights, which is that of activations behind a custom operator, where inference knows none."""
-    weights = [view.constants.get(node.input[1]) for node in view.graph.node if node.op_type in WEIGHT_INPUT]
-    return next((item.data_type for item in weights if item and item.data_type in FLOATS), onnx.TensorProto.FLOAT)
-
-
-def _refuse(proto: onnx.ModelProto, target: QdqTarget, activation: ActivationType, keep_float: Collection[str]) -> None:
-    """What is wrong with the model or the options, before anything is done."""
-    nodes = proto.graph.node
-    quantized = next((node.op_type for node in nodes if node.op_type.startswith(_QUANTIZED)), "")
-    half = any(tensor.data_type == onnx.TensorProto.FLOAT16 for tensor in proto.graph.initializer)
-    least = FLOAT16_OPSET if half or target == "tensorrt" else LEAST_OPSET
-    opset = next((item.version for item in proto.opset_import if item.domain in ("", "ai.onnx")), 0)
-    unknown = sorted(set(keep_float) - {node.name for node in nodes})
-    problem: tuple[RefusalKind, str, str, str] | None = None
-    if quantized:
-        problem = (
-            "unsupported",
-            f"a model that is quantized already: {quantized}",
-            "a float model",
-            "register that one",
-        )
-    elif opset < least:
-        problem = ("unsupported", f"opset {opset}", f"opset {least} or above", "export the model with a newer opset")
-    elif target == "tensorrt" and activation != "int8":
-        problem = (
-            "unsupported",
-            f"{activation} for TensorRT",
-            "int8: it parses no zero point but 0",
-            "take int8 activations",
-        )
-    elif half and target == "ort-cpu":
-        problem = (
-            "unsupported",
-            "float16 weights on ort-cpu",
-            "float32: its kernels have no others",
-            "take the float32 model",
-        )
-    elif unknown:
-        problem = (
-            "invalid",
-            f"nodes to keep in float {unknown}",
-            "names of nodes of the graph",
-            "read them from the graph",
-        )
-    _raise(problem)
-
-
-def _check(variant: Path, before: list[bytes]) -> None:
-    """The file is valid, and its inputs and outputs are those of the source."""
-    try:
-        onnx.checker.check_model(str(variant), full_check=True)
-        same = _interface(onnx.load(variant, load_external_data=False).graph) == before
-        found = "" if same else "other inputs or outputs than the source"
-    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
-        found = str(error).splitlines()[0]
-    _raise(
-        ("invalid", found, "a valid model of the same interface", "report it with the source model") if found else None
-    )
-
-
-def _raise(problem: tuple[RefusalKind, str, str, str] | None) -> None:
-    if problem is not None:
-        kind, found, expected, fix = problem
-        raise CandidateRefused(kind=kind, found=found, expected=expected, fix=fix)
-
-
-def _interface(graph: onnx.GraphProto) -> list[bytes]:
-    return [value.SerializeToString(deterministic=True) for value in [*graph.input, *graph.output]]

@@ -1,0 +1,152 @@
+"""Bias correction: what quantization shifts the mean of a layer's outputs by is taken from the layer's bias.
+
+M. Nagel, M. van Baalen, T. Blankevoort, M. Welling, "Data-Free Quantization Through Weight Equalization and Bias Correction",
+ICCV 2019, section 4.2 and the empirical form of appendix D: E[y] of the quantized model less E[y] of the float one, per output
+channel, layer after layer, so that a layer is measured on what the corrected ones before it give.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import helper
+
+from tasks.ptq.fuse_bias import bias_behind
+from tasks.ptq.graph import WEIGHT_INPUT, from_array, name_nodes, save_model, scratch, to_array
+from tasks.ptq.placement import GraphView
+from tasks.runtimes.ort import open_session, run_outputs
+from validators.datasets import Arrays
+from validators.records import SessionSettings
+
+# Without fusions: a tensor that is watched cannot vanish into a kernel, and integers are computed as their real numbers.
+WATCHING = SessionSettings("CPUExecutionProvider", 2, "basic")
+
+
+@dataclass(frozen=True)
+class Corrections:
+    """The largest shift of each corrected node's bias, in units of its output, and why others were left as they are."""
+
+    largest: dict[str, float]
+    left: dict[str, str]
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """A quantized node, its output with the bias in the variant and in the source, and where the bias is stored."""
+
+    node: str
+    output: str
+    source_output: str
+    bias: str
+    scale: str | None
+    channel_axis: int
+
+
+def correct_bias(source: Path, variant: Path, corrected: Path, batches: Sequence[Arrays]) -> Corrections:
+    """Write the variant with shifted biases. `variant` is what `quantize_qdq` made of `source`; a batch maps input to array.
+
+    One pass over the batches for each layer, as a layer's shift depends on the corrections before it.
+
+    Raises:
+        CandidateRefused: `invalid`: the runtime does not run one of the models.
+    """
+    float_model, model = onnx.load(source), onnx.load(variant)
+    name_nodes(float_model.graph)
+    layers, left = _find_layers(GraphView(float_model.graph), GraphView(model.graph))
+    outputs = list(dict.fromkeys(layer.source_output for layer in layers))
+    axes = {layer.source_output: layer.channel_axis for layer in layers}
+    expected = mean_by_channel(float_model, axes, batches) if outputs else {}
+    largest = {}
+    for layer in layers:
+        found = mean_by_channel(model, {layer.output: layer.channel_axis}, batches)[layer.output]
+        shift = found - expected[layer.source_output]
+        _shift_bias(model.graph, layer, shift)
+        largest[layer.node] = float(np.abs(shift).max())
+    save_model(model, corrected)
+    return Corrections(largest, left)
+
+
+def watch(
+    model: onnx.ModelProto, tensors: Iterable[str], batches: Iterable[Arrays]
+) -> Iterator[dict[str, NDArray[Any]]]:
+    """The values of some tensors of a graph, batch by batch."""
+    names = list(tensors)
+    watched = onnx.ModelProto()
+    watched.CopyFrom(model)
+    types = {value.name: value for value in [*model.graph.output, *model.graph.value_info, *model.graph.input]}
+    del watched.graph.output[:]
+    watched.graph.output.extend(
+        types.get(name, helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None)) for name in names
+    )
+    with scratch() as folder:
+        save_model(watched, folder / "watched.onnx")
+        with open_session(folder / "watched.onnx", WATCHING) as session:
+            read = {value.name for value in session.get_inputs()}
+            for batch in batches:
+                inputs = {name: array for name, array in batch.items() if name in read}
+                yield dict(zip(names, run_outputs(session, inputs, names), strict=True))
+
+
+def mean_by_channel(
+    model: onnx.ModelProto, channel_axes: dict[str, int], batches: Iterable[Arrays]
+) -> dict[str, NDArray[np.float64]]:
+    """The mean of each tensor over all values of a channel, shape `(channels,)`."""
+    sums: dict[str, NDArray[np.float64]] = {}
+    counts = dict.fromkeys(channel_axes, 0)
+    for values in watch(model, channel_axes, batches):
+        for name, array in values.items():
+            rows = np.moveaxis(array, channel_axes[name], -1).reshape(-1, array.shape[channel_axes[name]])
+            sums[name] = sums.get(name, np.zeros(rows.shape[1])) + rows.sum(axis=0, dtype=np.float64)
+            counts[name] += len(rows)
+    return {name: sums[name] / counts[name] for name in sums}
+
+
+def _find_layers(source: GraphView, variant: GraphView) -> tuple[list[_Layer], dict[str, str]]:
+    """The quantized nodes with a bias, in graph order, and the reason why others are none."""
+    float_nodes = {node.name: node for node in source.graph.node}
+    layers, left = [], {}
+    for node in variant.graph.node:
+        origin = float_nodes.get(node.name)
+        weight = variant.producer.get(node.input[1]) if node.op_type in WEIGHT_INPUT else None
+        if (
+            origin is None
+            or weight is None
+            or weight.op_type != "DequantizeLinear"
+            or weight.input[0] not in variant.constants
+        ):
+            continue
+        behind, before = bias_behind(variant, node), bias_behind(source, origin)
+        bias = node.input[2] if len(node.input) > 2 else ""
+        if behind is not None:
+            bias = next(name for name in behind.input if name in variant.constants)
+        stored, scale = bias, None
+        if bias in variant.producer:
+            stored, scale = variant.producer[bias].input[:2]
+        if stored not in variant.constants:
+            left[node.name] = "has no bias"
+            continue
+        output = (behind or node).output[0]
+        axis = 1 if node.op_type == "Conv" else -1
+        merged = origin.op_type == "MatMul" and before is not None
+        layers.append(
+            _Layer(node.name, output, (before if merged and before else origin).output[0], stored, scale, axis)
+        )
+    return layers, left
+
+
+def _shift_bias(graph: onnx.GraphProto, layer: _Layer, shift: NDArray[np.float64]) -> None:
+    constants = {tensor.name: tensor for tensor in graph.initializer}
+    stored = to_array(constants[layer.bias])
+    if layer.scale is None:
+        shifted = (stored - shift.reshape(stored.shape)).astype(stored.dtype)
+    else:
+        limits = np.iinfo(stored.dtype)
+        steps = np.rint(shift / to_array(constants[layer.scale]).astype(np.float64)).reshape(stored.shape)
+        shifted = np.clip(stored - steps, limits.min, limits.max).astype(stored.dtype)
+    constants[layer.bias].CopyFrom(from_array(shifted, layer.bias))
