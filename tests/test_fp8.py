@@ -13,7 +13,8 @@ from conftest import Tiny, statistics_of, tiny_model
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from tasks.ptq.fp8 import E4M3_MAX, quantize_fp8, weight_scales
+from tasks.ptq.affine import E4M3_MAX
+from tasks.ptq.fp8 import quantize_fp8, weight_scales
 from tasks.ptq.make import ranges_for, session_settings
 from tasks.ptq.prepare import prepare_graph
 from tasks.ptq.range_methods import Range
@@ -194,7 +195,7 @@ def test_a_model_without_constant_weights_is_refused(tiny: Tiny, tmp_path: Path)
     assert caught.value.kind == "unsupported" and not (tmp_path / "variant.onnx").exists()
 
 
-def test_a_scale_that_float32_cannot_hold_is_one() -> None:
+def test_a_scale_that_float32_cannot_hold_is_its_smallest() -> None:
     """A channel of 1e-44: its scale would be zero, and its values NaN."""
     scales = weight_scales(np.array([[1e-44, 0.0], [448.0, 0.0]], np.float32), 0)
-    assert scales.tolist() == [1.0, 1.0]
+    assert scales.tolist() == [np.finfo(np.float32).smallest_normal, 1.0]

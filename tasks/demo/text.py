@@ -150,7 +150,7 @@ def exported(model: TextClassifier) -> ModelProto:
     auto = torch.export.Dim.AUTO
     # Only the first input names the axes: the second one's are the same, and naming them twice is a warning.
     axes = {"input_ids": {0: "batch", 1: "sequence"}, "attention_mask": {0: auto, 1: auto}}
-    with _quiet_exporter():
+    with quiet_exporter():
         program = torch.onnx.export(
             model,
             (ids, mask),
@@ -163,12 +163,12 @@ def exported(model: TextClassifier) -> ModelProto:
         )
     assert program is not None  # None is what the older exporter returns
     proto: ModelProto = program.model_proto
-    _tidy(proto)
+    tidy(proto)
     onnx.checker.check_model(proto, full_check=True)
     return proto
 
 
-def _tidy(proto: ModelProto) -> None:
+def tidy(proto: ModelProto) -> None:
     """Name each linear layer's MatMul like its weight, and drop the exporter's notes (they hold paths of this disk)."""
     graph = proto.graph
     for item in (proto, graph, *graph.node, *graph.initializer, *graph.input, *graph.output, *graph.value_info):
@@ -182,7 +182,7 @@ def _tidy(proto: ModelProto) -> None:
 
 
 @contextlib.contextmanager
-def _quiet_exporter() -> Iterator[None]:
+def quiet_exporter() -> Iterator[None]:
     log = logging.getLogger("torch.onnx._internal.exporter._registration")
     level = log.level
     # It reports, at warning level, that torchvision is not installed: nothing here uses it.

@@ -8,9 +8,10 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
+from tasks.ptq.affine import E4M3_MAX
 from tasks.ptq.graph import initializers, to_array
 
-E4M3_LIMITS = (-448.0, 448.0)
+E4M3_LIMITS = (-E4M3_MAX, E4M3_MAX)
 
 
 def read_fixed_ranges(model: Path) -> dict[str, tuple[float, float]]:

@@ -1,7 +1,4 @@
-"""FP8 E4M3: weights and the inputs of MatMul, Gemm and Conv through Q/DQ pairs with scale = amax / 448.
-
-448 is the largest finite E4M3 value (Micikevicius et al., "FP8 Formats for Deep Learning", 2022, table 1).
-"""
+"""FP8 E4M3: weights and the inputs of MatMul, Gemm and Conv through Q/DQ pairs with scale = amax / 448."""
 
 from __future__ import annotations
 
@@ -14,12 +11,12 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
+from tasks.ptq.affine import fit_e4m3
 from tasks.ptq.graph import drop_unused_initializers, output_channel_axis, save_model, to_array, weighted_nodes
 from tasks.ptq.range_methods import Range
 from validators.errors import CandidateRefused
 from validators.recipe import Candidate
 
-E4M3_MAX = 448.0
 Scales = NDArray[np.float32]
 
 
@@ -35,9 +32,7 @@ def weight_scales(weight: NDArray[np.float32], channel_axis: int | None) -> Scal
         amax = np.abs(weight).max()
     else:
         amax = np.abs(weight).max(axis=tuple(axis for axis in range(weight.ndim) if axis != channel_axis))
-    # Compared as the float32 that it becomes: the smallest weights have a scale that is none.
-    scales = np.asarray(amax / E4M3_MAX, np.float32)
-    return np.where(scales > 0, scales, np.float32(1.0))
+    return fit_e4m3(amax)
 
 
 def quantize_fp8(prepared: Path, ranges: Mapping[str, Range], candidate: Candidate, variant: Path) -> dict[str, int]:
