@@ -41,7 +41,14 @@ def describe(candidate: Candidate) -> str:
         case "fp16":
             return "float16 weights and activations" + graph
         case "int4":
-            return f"INT4 weights in blocks of {candidate.block_size}, symmetric, rounded to nearest{graph}"
+            how = {
+                "rtn": "rounded to nearest",
+                "hqq": "by half-quadratic splitting",
+                "gptq": "by GPTQ",
+                "awq": "by AWQ",
+            }[candidate.weight_method or "rtn"]
+            symmetry = "asymmetric" if candidate.asymmetric else "symmetric"
+            return f"INT4 weights in blocks of {candidate.block_size}, {symmetry}, {how}{graph}"
         case "fp8":
             return f"FP8 E4M3 weights {channels}, activations per tensor, scale = amax / 448{graph}"
         case "int8" if candidate.dynamic:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -15,6 +15,7 @@ from tasks.context import MAKER_CODE, MEASURE_CODE, Evidence, Given, Run, log
 from tasks.measure.inventory import adds_pairs_in_16_bits, usable_cores
 from tasks.measure_accuracy import measure_accuracy
 from tasks.ptq.calibration import calibrate
+from tasks.ptq.grams import Gram, collect_grams, tensors_to_collect
 from tasks.ptq.make import CPU_PROVIDER, Materials, make_variant, quantize_static
 from tasks.ptq.prepare import fuse_graph, prepare_graph
 from tasks.ptq.sensitivity import Sensitivity, find_parts, rank_parts
@@ -196,8 +197,19 @@ def materials_of(run: Run, given: Given, inventory: Inventory) -> Materials:
         key = (*base, candidate.name, evidence.calibration.file.digest, evidence.output.name, reduced)
         return run.store.make("ranking", key, _Ranking, make)[0].parts
 
+    def grams(candidate: Candidate, float_model: Path) -> Mapping[str, Gram]:
+        size = evidence.batch_axis or PASS_BATCH_SIZE
+        with _CALIBRATION:
+            return collect_grams(
+                float_model,
+                tensors_to_collect(float_model, block_size=candidate.block_size or 32),
+                lambda: evidence.calibration.batches(size),
+                max_memory_mb=run.job.calibration.max_memory_mb,
+                threads=run.job.measurement.threads or usable_cores(),
+            )
+
     # Known to `ranking` by its name, which is why it has one.
-    materials = Materials(prepared, fused, smoothed, statistics, ranking, batches, reduced)
+    materials = Materials(prepared, fused, smoothed, statistics, ranking, batches, grams, reduced)
     return materials
 
 

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from tasks.ptq.calibration import read_ranges
-from tasks.ptq.int4 import quantize_weights
 from tasks.ptq.int8 import quantize_dynamic
 from tasks.ptq.prepare import prepare_graph
 from tasks.ptq.range_methods import Range
+from tasks.ptq.weight_only import quantize_weights
 from tasks.runtimes.coverage import LOW_PRECISION_KERNELS, MAC_RULES, measure_coverage
 from tasks.runtimes.ort import describe_inputs, describe_outputs, installed_runtime, open_session, run_batches
 from validators.datasets import Samples, TensorSpec, load_samples
@@ -155,7 +155,7 @@ def quantized(ready: Ready, name: str, path: Path) -> Path:
     prepared, ranges, _ = ready
     candidate = decode(name)
     if candidate.precision == "int4":
-        quantize_weights(prepared, candidate, path)
+        quantize_weights(prepared, path, block_size=32, symmetric=True, method="rtn")
     elif candidate.dynamic:
         quantize_dynamic(prepared, candidate, path)
     else:

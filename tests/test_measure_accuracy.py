@@ -30,6 +30,7 @@ def materials(tmp_path_factory: pytest.TempPathFactory, tiny: Tiny) -> Materials
         lambda _: statistics,
         lambda _: (),
         lambda: (),
+        lambda *_: {},
     )
 
 

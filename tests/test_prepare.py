@@ -14,6 +14,7 @@ from conftest import Tiny, statistics_of, tiny_model
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
+from tasks.ptq.grams import Gram, collect_grams, tensors_to_collect
 from tasks.ptq.graph import model_bytes
 from tasks.ptq.make import Materials, make_variant, refuse_other_targets
 from tasks.ptq.prepare import fuse_graph, prepare_graph
@@ -162,6 +163,12 @@ class Workshop:
         self.asked.append("batches")
         return [{"x": np.load(self.tiny.calibration)["x"][:8]}]
 
+    def grams(self, candidate: Candidate, float_model: Path) -> dict[str, Gram]:
+        self.asked.append("grams")
+        tensors = tensors_to_collect(float_model, block_size=candidate.block_size or 32)
+        x = np.load(self.tiny.calibration)["x"]
+        return collect_grams(float_model, tensors, lambda: [{"x": x}], max_memory_mb=500)
+
     def statistics(self, of_smoothed: bool) -> Path:
         self.asked.append("statistics")
         return self.folder / "prepared.statistics.npz"
@@ -172,7 +179,9 @@ class Workshop:
 
     @property
     def materials(self) -> Materials:
-        return Materials(self.prepared, self.fused, self.smoothed, self.statistics, self.ranking, self.batches)
+        return Materials(
+            self.prepared, self.fused, self.smoothed, self.statistics, self.ranking, self.batches, self.grams
+        )
 
 
 @pytest.fixture(scope="module")
@@ -201,6 +210,9 @@ MADE = {
     ),
     "int8-dynamic-pc@ort-cpu": (["prepared"], "all", {"DynamicQuantizeLinear": 2, "MatMulInteger": 2}),
     "int4-g32-rtn@ort-cpu": (["prepared"], "all", {"MatMul in INT4": 2}),
+    "int4-g64-gptq-asym@ort-cpu": (["prepared", "grams"], "all", {"MatMul in INT4": 2}),
+    "int4-g32-awq@ort-cpu": (["prepared", "grams"], "all", {"MatMul in INT4": 2}),
+    "int4-g32-hqq-asym@ort-cpu": (["prepared"], "all", {"MatMul in INT4": 2}),
     "fp8-amax-pc@ort-cpu": (["prepared", "statistics"], "basic", {"MatMul, Gemm and Conv in FP8 E4M3": 2}),
 }
 

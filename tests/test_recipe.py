@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from validators.errors import JobError
-from validators.recipe import DEFAULT_CANDIDATES, TARGETS, Candidate, Granularity, RangeMethod, decode
+from validators.recipe import DEFAULT_CANDIDATES, TARGETS, Candidate, Granularity, RangeMethod, WeightMethod, decode
 
 GRANULARITIES = st.sampled_from(get_args(Granularity))
 TARGET = st.sampled_from(TARGETS)
@@ -35,7 +35,15 @@ CANDIDATES = st.one_of(
     st.builds(
         Candidate, st.just("int8"), TARGET, dynamic=st.just(True), granularity=GRANULARITIES, fused=st.booleans()
     ),
-    st.builds(Candidate, st.just("int4"), TARGET, block_size=st.sampled_from(BLOCK_SIZES), fused=st.booleans()),
+    st.builds(
+        Candidate,
+        st.just("int4"),
+        TARGET,
+        block_size=st.sampled_from(BLOCK_SIZES),
+        weight_method=st.sampled_from(get_args(WeightMethod)),
+        asymmetric=st.booleans(),
+        fused=st.booleans(),
+    ),
     st.builds(Candidate, st.just("fp8"), TARGET, granularity=GRANULARITIES, fused=st.booleans()),
 )
 # Pieces of names in any order: most of what they make is no name, some of it nearly one.
@@ -78,7 +86,8 @@ TABLE = {
     ),
     "int8-static-percentile-pc@ort-cuda": Candidate("int8", "ort-cuda", range_method="percentile", granularity="pc"),
     "int8-dynamic-pc+fused@ort-cpu": Candidate("int8", "ort-cpu", dynamic=True, granularity="pc", fused=True),
-    "int4-g128-rtn@tensorrt": Candidate("int4", "tensorrt", block_size=128),
+    "int4-g128-rtn@tensorrt": Candidate("int4", "tensorrt", block_size=128, weight_method="rtn"),
+    "int4-g64-hqq-asym@ort-cpu": Candidate("int4", "ort-cpu", block_size=64, weight_method="hqq", asymmetric=True),
     "fp8-amax-pt@ort-cpu": Candidate("fp8", "ort-cpu", granularity="pt"),
 }
 

@@ -9,7 +9,8 @@ int8-static-mse-pc-smooth@ort-cpu     large channels of activations handed to th
 int8-static-mse-pc-bc@ort-cpu         biases shifted by what quantization moves the mean of a channel by
 int8-static-minmax-pc-all-keep2@ort-cpu   the two parts of the model that lose most are left in float
 int8-dynamic-pc+fused@ort-cpu         ranges at run time, on the fused graph
-int4-g32-rtn@ort-cpu                  weight only, blocks of 32, round to nearest
+int4-g32-rtn@ort-cpu                  weight only, blocks of 32, round to nearest, symmetric
+int4-g64-gptq-asym@ort-cpu            by GPTQ (or awq, or hqq), with a zero point for each block
 fp8-amax-pc@ort-cpu                   E4M3, scale = amax / 448
 """
 
@@ -24,6 +25,7 @@ from validators.errors import JobError
 Target = Literal["ort-cpu", "ort-cuda", "tensorrt"]
 Precision = Literal["fp32", "fp16", "int8", "int4", "fp8"]
 RangeMethod = Literal["minmax", "p99.9", "percentile", "p99.999", "entropy", "mse"]
+WeightMethod = Literal["rtn", "hqq", "gptq", "awq"]
 Granularity = Literal["pt", "pc"]
 
 TARGETS: tuple[Target, ...] = get_args(Target)
@@ -33,7 +35,8 @@ TARGETS: tuple[Target, ...] = get_args(Target)
 class Candidate:
     """A recipe for one target.
 
-    `range_method` is set for INT8 static, `granularity` for INT8 and FP8, `block_size` (weights along K) for INT4.
+    `range_method` is set for INT8 static, `granularity` for INT8 and FP8, `block_size` (weights along K) and
+    `weight_method` for INT4, `asymmetric` if its blocks have a zero point.
     `every_operator` quantizes all operators that the runtime can, not just MatMul, Gemm and Conv with weights;
     `signed_activations` takes INT8 in place of UINT8 activations; `fused` starts from the transformer-fused graph. Of INT8
     static, `smooth` starts from the graph after SmoothQuant, `bias_corrected` shifts biases, and the `kept_parts` most
@@ -51,13 +54,15 @@ class Candidate:
     bias_corrected: bool = False
     kept_parts: int = 0
     block_size: int | None = None
+    weight_method: WeightMethod | None = None
+    asymmetric: bool = False
     fused: bool = False
 
     @property
     def name(self) -> str:
         """The name that `decode` turns back into this candidate.
 
-        >>> Candidate("int4", "ort-cpu", block_size=32).name
+        >>> Candidate("int4", "ort-cpu", block_size=32, weight_method="rtn").name
         'int4-g32-rtn@ort-cpu'
         """
         parts: list[str] = [self.precision]
@@ -70,7 +75,7 @@ class Candidate:
                 parts += ["smooth"] * self.smooth + ["bc"] * self.bias_corrected
                 parts += [f"keep{self.kept_parts}"] * (self.kept_parts > 0)
             case "int4":
-                parts += [f"g{self.block_size}", "rtn"]
+                parts += [f"g{self.block_size}", self.weight_method or "rtn"] + ["asym"] * self.asymmetric
             case "fp8":
                 parts += ["amax", self.granularity or "pc"]
             case "fp32":
@@ -94,7 +99,7 @@ _GRAMMAR = re.compile(
     + r")-(?P<static_granularity>pt|pc)(?P<all>-all)?(?P<s8s8>-s8s8)?"
     r"(?P<smooth>-smooth)?(?P<bc>-bc)?(?:-keep(?P<keep>[1-9][0-9]?))?"
     r"|int8-dynamic-(?P<dynamic_granularity>pt|pc)"
-    r"|int4-g(?P<block_size>16|32|64|128|256)-rtn"
+    r"|int4-g(?P<block_size>16|32|64|128|256)-(?P<weight_method>rtn|hqq|gptq|awq)(?P<asym>-asym)?"
     r"|fp8-amax-(?P<fp8_granularity>pt|pc))"
     r"(?P<fused>\+fused)?"
     r"@(?P<target>" + "|".join(TARGETS) + ")"
@@ -130,7 +135,14 @@ def decode(name: str) -> Candidate:
     if part["fp16"]:
         return Candidate("fp16", target, fused=fused)
     if part["block_size"]:
-        return Candidate("int4", target, block_size=int(part["block_size"]), fused=fused)
+        return Candidate(
+            "int4",
+            target,
+            block_size=int(part["block_size"]),
+            weight_method=next(method for method in get_args(WeightMethod) if method == part["weight_method"]),
+            asymmetric=part["asym"] is not None,
+            fused=fused,
+        )
     if part["fp8_granularity"]:
         return Candidate("fp8", target, granularity=_granularity(part["fp8_granularity"]), fused=fused)
     if part["dynamic_granularity"]:
@@ -168,7 +180,7 @@ DEFAULT_CANDIDATES: dict[Target, tuple[str, ...]] = {
         "int8-dynamic-pc@ort-cpu",
         "int8-dynamic-pc+fused@ort-cpu",
         "int4-g32-rtn@ort-cpu",
-        "int4-g128-rtn@ort-cpu",
+        "int4-g32-gptq@ort-cpu",
         "fp8-amax-pc@ort-cpu",
     ),
     "ort-cuda": ("fp16@ort-cuda", "int4-g32-rtn@ort-cuda", "int4-g128-rtn@ort-cuda"),

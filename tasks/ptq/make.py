@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,13 +11,14 @@ import onnx
 from tasks.ptq.bias_correction import correct_bias
 from tasks.ptq.calibration import read_ranges
 from tasks.ptq.fp8 import quantize_fp8
+from tasks.ptq.grams import Gram
 from tasks.ptq.graph import model_bytes
-from tasks.ptq.int4 import quantize_weights
 from tasks.ptq.int8 import quantize_dynamic
 from tasks.ptq.qdq import Report, quantize_qdq
 from tasks.ptq.range_methods import Range
 from tasks.ptq.sensitivity import Sensitivity
 from tasks.ptq.smooth import SmoothedGraph
+from tasks.ptq.weight_only import quantize_weights
 from validators.datasets import Arrays
 from validators.digests import digest_model
 from validators.errors import CandidateRefused
@@ -33,7 +34,8 @@ class Materials:
 
     `prepared` is the folded float graph, `smoothed` that after SmoothQuant, `fused` the one with the runtime's transformer
     fusions; `statistics` is what calibration saw of the activations of the prepared graph, or of the smoothed one; `ranking`
-    the parts of the model, the most sensitive first, for a candidate of INT8 static; `batches` are calibration samples.
+    the parts of the model, the most sensitive first, for a candidate of INT8 static; `batches` are calibration samples,
+    `grams` sums over all of them for a candidate of INT4 weights and the float graph that it starts from.
     `reduced_range` says that the processor adds pairs of products in 16 bits, so that weights must leave it a bit.
     """
 
@@ -43,6 +45,7 @@ class Materials:
     statistics: Callable[[bool], Path]
     ranking: Callable[[Candidate], tuple[Sensitivity, ...]]
     batches: Callable[[], Sequence[Arrays]]
+    grams: Callable[[Candidate, Path], Mapping[str, Gram]]
     reduced_range: bool = False
 
 
@@ -183,7 +186,22 @@ def _static_graph(candidate: Candidate, materials: Materials) -> Path:
 
 
 def _int4(candidate: Candidate, materials: Materials, path: Path) -> dict[str, int]:
-    return quantize_weights(_float_graph(candidate, materials), candidate, path)
+    float_model = _float_graph(candidate, materials)
+    method = candidate.weight_method or "rtn"
+    report = quantize_weights(
+        float_model,
+        path,
+        block_size=candidate.block_size or 32,
+        symmetric=not candidate.asymmetric,
+        method=method,
+        grams=materials.grams(candidate, float_model) if method in ("gptq", "awq") else None,
+    )
+    reasons = [reason for _, reason in report.left]
+    changes = {"Gemm split into MatMul and Add": report.gemm_split, "MatMul in INT4": len(report.quantized)}
+    changes |= {f"MatMul left in float: {reason}": reasons.count(reason) for reason in dict.fromkeys(reasons)}
+    if report.factors_folded or report.factors_inserted:
+        changes |= {"factors folded": report.factors_folded, "factors multiplied in": report.factors_inserted}
+    return changes
 
 
 def _fp8(candidate: Candidate, materials: Materials, path: Path) -> dict[str, int]:
