@@ -34,7 +34,7 @@ def evaluate(model: Path, samples: Samples) -> str:
     from tasks.measure.accuracy import EVALUATION_BATCH_SIZE, score_samples
     from tasks.runtimes.ort import open_session, run_batches
 
-    settings = SessionSettings("CPUExecutionProvider", usable_cores(), entries={"session.intra_op.allow_spinning": "0"})
+    settings = SessionSettings("CPUExecutionProvider", usable_cores()).without_spinning()
     with open_session(model, settings) as session:
         outputs = run_batches(session, samples.batches(EVALUATION_BATCH_SIZE), OUTPUT)
     return f"accuracy {score_samples('accuracy', outputs, samples.labels, None).mean():.4f}"

@@ -43,7 +43,7 @@ app = typer.Typer(add_completion=False, help=__doc__)
 
 @app.command()
 def run(
-    samples: Annotated[list[int], typer.Option(help="numbers of samples, multiples of 8")] = [64, 256, 1024],  # noqa: B006
+    samples: Annotated[list[int], typer.Option(help="numbers of samples, multiples of 8")] = [64, 256, 1024],  # noqa: B006  # typer copies it
     rounds: Annotated[int, typer.Option(help="processes of each kind, in turn")] = 3,
     most_kept: Annotated[int, typer.Option(help="the most samples for Entropy and Percentile of ONNX Runtime")] = 256,
 ) -> None:

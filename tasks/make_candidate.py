@@ -180,7 +180,7 @@ def materials_of(run: Run, given: Given, inventory: Inventory) -> Materials:
             everything = quantize_static(candidate, materials, folder / "all.onnx")
             float_model = smoothed().path if candidate.smooth else prepared()
             graph = onnx.load(float_model, load_external_data=False).graph
-            settings = SessionSettings(CPU_PROVIDER, usable_cores(), entries={"session.intra_op.allow_spinning": "0"})
+            settings = SessionSettings(CPU_PROVIDER, usable_cores()).without_spinning()
             with run.clock.work("rank parts"):
                 return _Ranking(
                     rank_parts(

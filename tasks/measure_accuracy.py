@@ -66,5 +66,4 @@ def _considerate(settings: SessionSettings, *, threads: int) -> SessionSettings:
     Threads decide who computes a sum, not in which order its terms are added, so the outputs are the same to the bit (a test
     holds this). With all threads spinning, two sessions on two cores took more than twice as long.
     """
-    entries = settings.entries | {"session.intra_op.allow_spinning": "0"}
-    return replace(settings, threads=max(1, threads), entries=entries)
+    return replace(settings, threads=max(1, threads)).without_spinning()

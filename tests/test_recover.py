@@ -20,7 +20,7 @@ def trial(name: str, speedup: float, outcome: str, *, failing: tuple[str, ...] =
     verdicts = tuple(Verdict(gate, "fail", 1.0, 0.5, "at_most") for gate in failing) if outcome != "passed" else ()
     return Trial(
         name,
-        outcome=outcome,  # type: ignore[arg-type]
+        outcome=outcome,  # type: ignore[arg-type]  # one of the literals, as the calls below show
         latencies=(latency(Estimate(speedup, speedup, speedup)),),
         verdicts=(*verdicts, Verdict("size_ratio", "pass", 0.5, 1.0, "at_most")),
     )

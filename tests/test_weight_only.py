@@ -19,8 +19,9 @@ from tasks.ptq.gptq import gptq
 from tasks.ptq.grams import Gram, collect_grams, tensors_to_collect
 from tasks.ptq.int4_grid import round_to_nearest
 from tasks.ptq.prepare import prepare_graph
-from tasks.ptq.weight_only import Method, quantize_weights
+from tasks.ptq.weight_only import quantize_weights
 from validators.errors import CandidateRefused
+from validators.recipe import WeightMethod
 
 Arrays = dict[str, NDArray[Any]]
 K = 32
@@ -64,7 +65,7 @@ def operators(path: Path) -> list[str]:
 
 
 def quantized(
-    model: Path, method: Method = "rtn", *, x: NDArray[Any] | None = None, symmetric: bool = True, **options: Any
+    model: Path, method: WeightMethod = "rtn", *, x: NDArray[Any] | None = None, symmetric: bool = True, **options: Any
 ) -> tuple[Path, Any]:
     """The variant in blocks of 16 at accuracy level 0, with Gram matrices of x, and the report."""
     grams = None
@@ -81,7 +82,7 @@ def quantized(
     ("method", "symmetric"),
     [("rtn", True), ("rtn", False), ("hqq", False), ("gptq", True), ("gptq", False), ("awq", True), ("awq", False)],
 )
-def test_a_whole_model(tiny: Tiny, tmp_path: Path, method: Method, symmetric: bool) -> None:
+def test_a_whole_model(tiny: Tiny, tmp_path: Path, method: WeightMethod, symmetric: bool) -> None:
     """Its Gemm is split, both products run in INT4, outputs are near, and the report says what is in the file."""
     prepare_graph(tiny.model, tmp_path / "m.onnx")
     assert "Gemm" in operators(tmp_path / "m.onnx")
@@ -127,7 +128,7 @@ def test_the_codes_are_those_of_the_method(tmp_path: Path) -> None:
         "awq": clipped(scaled, **options).dequantized() * factors[:, None],
     }
     for method, other in expected.items():
-        variant, _ = quantized(model, method, x=x)  # type: ignore[arg-type]
+        variant, _ = quantized(model, method, x=x)  # type: ignore[arg-type]  # the parameters are literals
         outputs = wide @ other
         np.testing.assert_allclose(run(variant, x), outputs, atol=1e-5 * np.abs(outputs).max())
 
@@ -190,7 +191,7 @@ def test_a_weight_that_callers_may_replace_is_left_alone(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("method", ["rtn", "gptq", "awq"])
-def test_a_shared_weight_is_quantized_once(tmp_path: Path, method: Method) -> None:
+def test_a_shared_weight_is_quantized_once(tmp_path: Path, method: WeightMethod) -> None:
     """For both activations: GPTQ's codes are those of the sum of their Gram matrices; the other user reads the same bytes."""
     weight, x = normal(K, K), normal(200, K) * (LOUD if method == "awq" else 1)
     model = save(
@@ -235,7 +236,7 @@ def test_tied_embeddings(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["rtn", "gptq", "awq"])
-def test_float16(tmp_path: Path, method: Method) -> None:
+def test_float16(tmp_path: Path, method: WeightMethod) -> None:
     """Scales, zero points' companions and AWQ's factors are float16 as well; the outputs are near."""
     x = (normal(100, K) * np.geomspace(0.05, 5, K)).astype(np.float16)
     nodes = [node("MatMul", "x w", "a"), node("Tanh", "a", "b"), node("MatMul", "b v", "y")]

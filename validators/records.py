@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -66,6 +66,10 @@ class SessionSettings:
     threads: int
     optimization: Literal["basic", "all"] = "all"
     entries: dict[str, str] = field(default_factory=dict)
+
+    def without_spinning(self) -> SessionSettings:
+        """The same, with threads that sleep when they wait: for what is not timed, and must leave the cores to others."""
+        return replace(self, entries=self.entries | {"session.intra_op.allow_spinning": "0"})
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,8 +69,7 @@ def open_tapped(model: Path, settings: SessionSettings, choose: Callable[[onnx.G
         save_model(proto, folder / "tapped.onnx")
         del proto
         # Nothing is timed here, and threads that spin would take the cores from whatever else runs.
-        calm = replace(settings, entries=settings.entries | {"session.intra_op.allow_spinning": "0"})
-        with open_session(folder / "tapped.onnx", calm) as session:
+        with open_session(folder / "tapped.onnx", settings.without_spinning()) as session:
             yield Watch(session, taps, frozenset(given))
 
 

@@ -164,7 +164,7 @@ def collect_grams(
     """
     if not tensors:
         return {}
-    settings = SessionSettings("CPUExecutionProvider", threads, entries={"session.intra_op.allow_spinning": "0"})
+    settings = SessionSettings("CPUExecutionProvider", threads).without_spinning()
     shapes = _shapes(model, tensors, next(iter(batches())), settings)
     found: dict[str, Gram] = {}
     for group in plan_passes(tensors, shapes, max_memory_mb):

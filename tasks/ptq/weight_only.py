@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 import onnx
@@ -28,8 +28,7 @@ from tasks.ptq.graph import drop_unused_initializers, from_array, initializers, 
 from tasks.ptq.hqq import hqq
 from tasks.ptq.int4_grid import Floats, Packed, Quantized, pack, round_to_nearest
 from validators.errors import CandidateRefused
-
-Method = Literal["rtn", "hqq", "gptq", "awq"]
+from validators.recipe import WeightMethod
 
 DOMAIN = "com.microsoft"
 BLOCK_SIZES = (16, 32, 64, 128, 256)
@@ -68,7 +67,7 @@ class Report:
 class Recipe:
     """How each weight is rounded."""
 
-    method: Method
+    method: WeightMethod
     block_size: int
     symmetric: bool
 
@@ -80,7 +79,7 @@ def quantize_weights(
     bits: int = 4,
     block_size: int,
     symmetric: bool,
-    method: Method,
+    method: WeightMethod,
     grams: Mapping[str, Gram] | None = None,
     exclude: Collection[str] = (),
     accuracy_level: int = 4,
@@ -121,14 +120,14 @@ def quantize_weights(
     return Report(nodes, plan.left, plan.gemm_split, level, counts.count("folded"), counts.count("inserted"))
 
 
-def _check_settings(bits: int, block_size: int, symmetric: bool, method: Method) -> None:
+def _check_settings(bits: int, block_size: int, symmetric: bool, method: WeightMethod) -> None:
     wrong = None
     if bits != 4:
         wrong = f"{bits} bits", "4"
     elif block_size not in BLOCK_SIZES:
         wrong = f"blocks of {block_size}", f"one of {BLOCK_SIZES}, which the kernel knows"
-    elif method not in get_args(Method):
-        wrong = f"method {method!r}", f"one of {get_args(Method)}"
+    elif method not in get_args(WeightMethod):
+        wrong = f"method {method!r}", f"one of {get_args(WeightMethod)}"
     elif method == "hqq" and symmetric:
         wrong = "symmetric HQQ", "asymmetric: HQQ chooses zero points, and a symmetric grid has none to choose"
     if wrong:
