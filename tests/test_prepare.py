@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +16,11 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tasks.ptq.grams import Gram, collect_grams, tensors_to_collect
 from tasks.ptq.graph import model_bytes
-from tasks.ptq.make import Materials, make_variant, refuse_other_targets
+from tasks.ptq.make import SLOW_FUSION, Materials, make_variant, refuse_other_targets, session_settings
 from tasks.ptq.prepare import fuse_graph, prepare_graph
 from tasks.ptq.sensitivity import Part, Sensitivity
 from tasks.ptq.smooth import SmoothedGraph
+from tasks.runtimes.ort import open_session
 from validators.datasets import Arrays
 from validators.digests import digest_file
 from validators.errors import CandidateRefused
@@ -132,6 +133,73 @@ def test_a_fused_graph_has_the_fusions_and_is_the_same_function(tmp_path: Path) 
     np.testing.assert_allclose(run(tmp_path / "fused.onnx", x), run(source, x), rtol=1e-4, atol=1e-4)
 
 
+def test_the_sum_before_a_layer_norm_runs_by_itself(tmp_path: Path) -> None:
+    """The runtime would fuse the two into a slow kernel; with the variant's settings it does not, in either graph."""
+    source = save_block(tmp_path / "source.onnx")
+    fuse_graph(source, tmp_path / "fused.onnx")
+
+    def kinds(model: Path, settings: SessionSettings) -> set[str]:
+        with open_session(model, settings, optimized_model=tmp_path / "optimized.onnx"):
+            pass
+        return {node.op_type for node in onnx.load(tmp_path / "optimized.onnx").graph.node}
+
+    settings = session_settings(decode("fp32-fused@ort-cpu"), 1)
+    for model in (source, tmp_path / "fused.onnx"):
+        assert "SkipLayerNormalization" in kinds(model, replace(settings, entries={}))
+        assert kinds(model, settings) >= {"Add", "LayerNormalization"}
+        assert "SkipLayerNormalization" not in kinds(model, settings)
+
+
+def test_a_graph_whose_patterns_are_fused_already_is_refused(tmp_path: Path) -> None:
+    """A LayerNormalization that was there before is nothing that was made."""
+    fuse_graph(save_block(tmp_path / "source.onnx"), tmp_path / "fused.onnx")
+    with pytest.raises(CandidateRefused, match="no attention, layer normalization or GELU"):
+        fuse_graph(tmp_path / "fused.onnx", tmp_path / "again.onnx")
+
+
+def save_mean(path: Path, rank: int, axes: list[int], *, keepdims: int = 1, opset: int = 18) -> Path:
+    """A mean over axes of `x` with a dynamic batch; its axes are an attribute before opset 18."""
+    shape = ["batch", 3, 4, 5, 2][:rank]
+    node = helper.make_node("ReduceMean", ["x", "axes"], ["y"], keepdims=keepdims)
+    if opset < 18:
+        node = helper.make_node("ReduceMean", ["x"], ["y"], keepdims=keepdims, axes=axes)
+    graph = helper.make_graph(
+        [node],
+        "mean",
+        [helper.make_tensor_value_info("x", FLOAT, shape)],
+        [helper.make_tensor_value_info("y", FLOAT, None)],
+        [numpy_helper.from_array(np.array(axes, np.int64), "axes")] if opset >= 18 else [],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8), path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("rank", "axes", "keepdims", "opset", "made"),
+    [
+        (4, [2, 3], 1, 18, 1),
+        (4, [-1, -2], 1, 13, 1),
+        (3, [2], 1, 18, 1),
+        (5, [2, 3, 4], 1, 18, 1),
+        (4, [2, 3], 0, 18, 0),
+        (4, [3], 1, 18, 0),
+        (4, [1, 2], 1, 18, 0),
+        (3, [1], 1, 13, 0),
+        (2, [], 1, 18, 0),
+    ],
+)
+def test_a_mean_over_all_positions_becomes_a_pooling(
+    tmp_path: Path, rank: int, axes: list[int], keepdims: int, opset: int, made: int
+) -> None:
+    """And no other; the values stay."""
+    source = save_mean(tmp_path / "source.onnx", rank, axes, keepdims=keepdims, opset=opset)
+    assert prepare_graph(source, tmp_path / "prepared.onnx")["means made GlobalAveragePool"] == made
+    kinds = [node.op_type for node in onnx.load(tmp_path / "prepared.onnx").graph.node]
+    assert kinds == ["GlobalAveragePool" if made else "ReduceMean"]
+    x = draw(*[2, 3, 4, 5, 2][:rank])
+    np.testing.assert_allclose(run(tmp_path / "prepared.onnx", x), run(source, x), rtol=1e-6, atol=1e-6)
+
+
 def test_a_model_without_such_patterns_is_refused(tiny: Tiny, tmp_path: Path) -> None:
     """Its fused form would be the baseline under another name."""
     with pytest.raises(CandidateRefused, match="no attention, layer normalization or GELU") as caught:
@@ -227,7 +295,8 @@ def test_a_candidate_becomes_the_variant_of_its_recipe(tiny: Tiny, tmp_path: Pat
     assert variant.changes.items() >= changes.items()
     assert variant.candidate == name and variant.path == tmp_path / "model.onnx"
     assert (variant.digest, variant.size_bytes) == (digest_file(variant.path), model_bytes(variant.path))
-    assert variant.session == SessionSettings("CPUExecutionProvider", 2, optimization)
+    entries = {} if variant.is_simulated else SLOW_FUSION
+    assert variant.session == SessionSettings("CPUExecutionProvider", 2, optimization, entries)
     assert variant.is_simulated == bool(variant.notes) == name.startswith("fp8")
     # It still is the tiny model: wrong on a tenth at most of what the float model gets right.
     x, label = (np.load(tiny.evaluation)[key][:300] for key in ("x", "label"))

@@ -26,6 +26,9 @@ from validators.recipe import Candidate
 from validators.records import SessionSettings, Variant
 
 CPU_PROVIDER = "CPUExecutionProvider"
+# The kernel that adds and normalizes at once works number by number: five to six times the time of Add and
+# LayerNormalization in ONNX Runtime 1.31.1 (`benchmarks/README.md`), and the runtime makes it of them when it loads.
+SLOW_FUSION = {"optimization.disable_specified_optimizers": "SkipLayerNormFusion"}
 
 
 @dataclass(frozen=True)
@@ -92,7 +95,7 @@ def session_settings(candidate: Candidate, threads: int) -> SessionSettings:
     if candidate.is_simulated:
         # At higher levels the CPU provider fuses FP8 Q/DQ into QLinearConv, which does not exist for FP8.
         return SessionSettings(CPU_PROVIDER, threads, optimization="basic")
-    return SessionSettings(CPU_PROVIDER, threads)
+    return SessionSettings(CPU_PROVIDER, threads, entries=dict(SLOW_FUSION))
 
 
 def refuse_other_targets(candidate: Candidate) -> None:

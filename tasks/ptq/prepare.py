@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import onnx
 
 from tasks.ptq.graph import name_nodes, save_model, scratch
+from tasks.ptq.pool_means import pool_means
 from tasks.runtimes.ort import open_session
 from validators.errors import CandidateRefused
 from validators.records import SessionSettings
@@ -30,27 +32,37 @@ def prepare_graph(source: Path, prepared: Path) -> dict[str, int]:
         # Plain inference: the symbolic one fails on common exports (Expand, Where over dynamic axes).
         onnx.shape_inference.infer_shapes_path(str(folded), str(folder / "inferred.onnx"))
         model = onnx.load(folder / "inferred.onnx")
-    renamed = name_nodes(model.graph)
+    changes = {"nodes folded": before - len(model.graph.node), "nodes named": name_nodes(model.graph)}
+    changes["means made GlobalAveragePool"] = pool_means(model.graph)
     save_model(model, prepared)
-    return {"nodes folded": before - len(model.graph.node), "nodes named": renamed}
+    return changes
 
 
 def fuse_graph(source: Path, fused: Path) -> dict[str, int]:
-    """Apply ONNX Runtime's transformer fusions (attention, layer norm, GELU); return how many of each operator they made.
+    """Apply ONNX Runtime's transformer fusions (attention, GELU, layer norm); return how many of each operator they made.
+
+    The sum before a layer norm stays a node of its own: the one that is fused with it runs several times slower
+    (`tasks.ptq.make.SLOW_FUSION`).
 
     Raises:
         CandidateRefused: `unsupported`: nothing could be fused, so that the result would be the baseline again.
     """
     from onnxruntime.transformers import optimizer
+    from onnxruntime.transformers.fusion_options import FusionOptions
 
+    options = FusionOptions("bert")
+    options.enable_skip_layer_norm = options.enable_bias_skip_layer_norm = False
     with scratch() as folder:
         copy = folder / "model.onnx"
         shutil.copyfile(source, copy)
         # Head count and hidden size of 0 are read from the graph; the tool's own runtime pass (opt_level 1) folds
         # constants first.
-        optimized = optimizer.optimize_model(str(copy), model_type="bert", num_heads=0, hidden_size=0, opt_level=1)
-        made = {name: count for name, count in optimized.get_fused_operator_statistics().items() if count}
+        optimized = optimizer.optimize_model(
+            str(copy), model_type="bert", num_heads=0, hidden_size=0, optimization_options=options, opt_level=1
+        )
         model = optimized.model
+    before = Counter(node.op_type for node in onnx.load(source, load_external_data=False).graph.node)
+    made = {name: count for name, count in optimized.get_fused_operator_statistics().items() if count > before[name]}
     if not made:
         raise CandidateRefused(
             kind="unsupported",
