@@ -12,13 +12,14 @@ import yaml
 
 from tasks.context import MAKER_CODE, Run, log
 from tasks.export import export_program
-from tasks.ptq.graph import gather_weights
+from tasks.ptq.graph import gather_weights, notes_of, scratch
+from tasks.ptq.upgrade import upgrade_opset
 from tasks.registry import connect, registry_call
 from tasks.step import step
 from validators.datasets import load_samples
 from validators.digests import digest_file, digest_model, digest_values
 from validators.errors import SourceError
-from validators.onnx_graph import check_source_graph, external_files
+from validators.onnx_graph import LEAST_OPSET, check_source_graph, external_files, opset_of
 from validators.records import Source
 
 _URI = re.compile(r"models:/(?P<name>[^/@]+)(?:/(?P<version>\d+)|@(?P<alias>[^/@]+))")
@@ -48,6 +49,8 @@ def resolve_source(run: Run) -> Source:
     with run.clock.work("resolve source"):
         source = _from_file(run) if run.job.source_is_file else _from_registry(run)
         check_source_graph(source.onnx_path)
+    for about, note in notes_of(source.onnx_path).items():
+        log.info("the source was %s %s", about, note)
     log.info("source %s, %s, sha256 %s", source.uri, source.flavor, source.digest[:12])
     return source
 
@@ -57,9 +60,9 @@ def _from_file(run: Run) -> Source:
     check_source_graph(path)
 
     def gather(folder: Path) -> Source:
-        gather_weights(path, folder / "model.onnx")
+        parity = _gather(run, path, folder / "model.onnx")
         digest = digest_model(folder / "model.onnx")
-        return Source(str(path), path.stem, None, digest, folder / "model.onnx", "file")
+        return Source(str(path), path.stem, None, digest, folder / "model.onnx", "file", parity_max_abs=parity)
 
     files = [path, *external_files(path)]
     return run.store.make("source", (_CODE, *(digest_file(file) for file in files)), Source, gather)[0]
@@ -121,9 +124,9 @@ def _read_model(model: Path, folder: Path, uri: str, version: _Version, run: Run
     base = Source(uri, version.name, version.version, "", folder / "model.onnx", "onnx", version.run_id)
     if "onnx" in flavors:
         path = model / flavors["onnx"]["data"]
-        gather_weights(path / "model.onnx" if path.is_dir() else path, base.onnx_path)
+        parity = _gather(run, path / "model.onnx" if path.is_dir() else path, base.onnx_path)
         shutil.rmtree(model, ignore_errors=True) if model != folder else None
-        return replace(base, digest=digest_model(base.onnx_path))
+        return replace(base, digest=digest_model(base.onnx_path), parity_max_abs=parity)
     if "pytorch" in flavors:
         program = _find_program(model / flavors["pytorch"].get("model_data", "data"), uri)
         parity = export_program(program, base.onnx_path, lambda inputs: _parity_samples(run, inputs))
@@ -134,6 +137,16 @@ def _read_model(model: Path, folder: Path, uri: str, version: _Version, run: Run
         expected="the flavor onnx or pytorch",
         fix="log the model with mlflow.onnx.log_model or mlflow.pytorch.log_model(..., serialization_format='pt2')",
     )
+
+
+def _gather(run: Run, path: Path, gathered: Path) -> float | None:
+    """Write the model in one piece, in operators that the passes read; how far its outputs moved if it had to be upgraded."""
+    if opset_of(check_source_graph(path)) >= LEAST_OPSET:
+        gather_weights(path, gathered)
+        return None
+    with scratch() as folder:
+        gather_weights(path, folder / "model.onnx")
+        return upgrade_opset(folder / "model.onnx", gathered, lambda inputs: _parity_samples(run, inputs))
 
 
 def _find_program(data: Path, uri: str) -> Path:

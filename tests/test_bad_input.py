@@ -28,16 +28,20 @@ def models(folder: Path, tiny: Tiny) -> dict[str, str]:
     """Faulty ONNX files by the fault's name."""
     whole = tiny.model.read_bytes()
     (folder / "truncated.onnx").write_bytes(whole[: len(whole) // 2])
-    newer, custom, quantized = (tiny_model(*tiny.weights) for _ in range(3))
-    newer.opset_import[0].version = 99
+    newer, older, stuck, custom, quantized = (tiny_model(*tiny.weights) for _ in range(5))
+    newer.opset_import[0].version, older.opset_import[0].version = 99, 6
+    # Of opset 11, in which it takes all axes from its own on as one: onnx upgrades it to another function.
+    stuck.graph.node[2].op_type, stuck.opset_import[0].version = "Hardmax", 11
+    stuck.graph.node[2].attribute.append(onnx.helper.make_attribute("axis", 0))
     custom.graph.node[2].domain, custom.graph.node[2].op_type = "acme", "Swish"
     custom.opset_import.append(onnx.helper.make_opsetid("acme", 1))
     scale = onnx.numpy_helper.from_array(np.array(0.1, np.float32), "scale")
     quantized.graph.initializer.append(scale)
     quantized.graph.node.insert(0, onnx.helper.make_node("QuantizeLinear", ["x", "scale"], ["q"], name="q"))
-    for name, model in (("newer", newer), ("custom", custom), ("quantized", quantized)):
+    faulty = {"newer": newer, "older": older, "stuck": stuck, "custom": custom, "quantized": quantized}
+    for name, model in faulty.items():
         onnx.save(model, folder / f"{name}.onnx")
-    return {name: str(folder / f"{name}.onnx") for name in ("truncated", "newer", "custom", "quantized")}
+    return {name: str(folder / f"{name}.onnx") for name in ("truncated", *faulty)}
 
 
 def bad_data(folder: Path, tiny: Tiny) -> dict[str, tuple[Changes, int, str]]:
@@ -107,6 +111,8 @@ def bad_sources(folder: Path, tiny: Tiny) -> dict[str, tuple[Changes, int, str]]
         "no such file": ({"source": str(folder / "none.onnx")}, 2, "no such file"),
         "truncated model": ({"source": files["truncated"]}, 2, "truncated"),
         "opset too new": ({"source": files["newer"]}, 2, "opset 99"),
+        "opset too old": ({"source": files["older"]}, 2, "opset 6"),
+        "opset that cannot be upgraded": ({"source": files["stuck"]}, 2, "upgraded, its output 'logits' differs"),
         "custom op": ({"source": files["custom"]}, 2, "acme::Swish"),
         "already quantized": ({"source": files["quantized"]}, 2, "already quantized: it has QuantizeLinear"),
         "metric that does not fit": ({"metric": "top5"}, 2, "more than 5 classes"),
@@ -166,3 +172,31 @@ def test_a_registry_that_is_down_is_an_infrastructure_error_after_retries(tiny: 
     assert answer.code == 1
     assert "the MLflow registry does not answer" in answer.said
     assert answer.said.count("trying again") == 2
+
+
+def test_an_old_opset_and_half_precision_are_promoted_like_others(tiny: Tiny, tmp_path: Path) -> None:
+    """Opset 11 is upgraded, float16 computes in float32; inputs and outputs of the variant are those of the source."""
+    old, half = tiny_model(*tiny.weights), tiny_model(*tiny.weights)
+    old.opset_import[0].version, old.ir_version = 11, 6
+    for tensor in half.graph.initializer:
+        tensor.CopyFrom(
+            onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(tensor).astype(np.float16), tensor.name)
+        )
+    for value in [*half.graph.input, *half.graph.output]:
+        value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT16
+    data: dict[str, dict[str, str]] = {"old": {}, "half": {}}
+    for role in ("calibration", "evaluation"):
+        data["old"][role] = str(getattr(tiny, role))
+        arrays = dict(np.load(data["old"][role]))
+        np.savez(tmp_path / f"{role}.npz", **(arrays | {"x": arrays["x"].astype(np.float16)}))
+        data["half"][role] = str(tmp_path / f"{role}.npz")
+    calls: list[dict[str, object]] = []
+    for name, model in {"old": old, "half": half}.items():
+        onnx.save(model, tmp_path / f"{name}.onnx")
+        candidates = ["int8-static-minmax-pc@ort-cpu", "int8-dynamic-pc@ort-cpu", "int4-g32-rtn@ort-cpu"]
+        job = tiny.job(source=str(tmp_path / f"{name}.onnx"), data=data[name], candidates=candidates)
+        calls.append({"name": name, "job": str(write_job(tmp_path / f"{name}.yaml", job)), "promote": False})
+    answers = run_jobs(tmp_path / "state", tmp_path / "runs", calls)
+    for name, answer in answers.items():
+        assert answer.code == 0 and answer.result is not None, (name, answer.said)
+        assert [one["refusal"] for one in answer.result["candidates"]] == [None] * 3, answer.said

@@ -83,7 +83,7 @@ def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("opset", "ir_version", "words"),
-    [(27, 10, "opset 27"), (99, 10, "opset 99"), (21, 14, "IR version 14"), (12, 7, "opset 12"), (9, 4, "opset 9")],
+    [(27, 10, "opset 27"), (99, 10, "opset 99"), (21, 14, "IR version 14"), (6, 4, "opset 6"), (1, 3, "opset 1")],
 )
 def test_versions_outside_what_the_runtime_reads_are_refused(
     tiny: Tiny, tmp_path: Path, opset: int, ir_version: int, words: str
@@ -96,7 +96,7 @@ def test_versions_outside_what_the_runtime_reads_are_refused(
     assert words in caught(planted(tiny, tmp_path / "model.onnx", change)).found
 
 
-@pytest.mark.parametrize(("opset", "ir_version"), [(13, 8), (26, 13), (21, 10)])
+@pytest.mark.parametrize(("opset", "ir_version"), [(7, 4), (11, 6), (13, 8), (26, 13), (21, 10)])
 def test_the_oldest_and_newest_versions_are_accepted(tiny: Tiny, tmp_path: Path, opset: int, ir_version: int) -> None:
     """The bounds themselves are inside."""
 
@@ -165,7 +165,51 @@ def in_a_branch(inner: onnx.NodeProto) -> Callable[[onnx.ModelProto], None]:
     return change
 
 
+def contrib(kind: str) -> Callable[[onnx.ModelProto], None]:
+    """Makes the last node an operator of ONNX Runtime's own."""
+
+    def change(model: onnx.ModelProto) -> None:
+        use(model, "com.microsoft")
+        node = model.graph.node[3]
+        node.op_type, node.domain = kind, "com.microsoft"
+
+    return change
+
+
+def eight_bit_float(model: onnx.ModelProto) -> None:
+    """FP8 Q/DQ around the input, as `fp8.py` writes it."""
+    model.graph.initializer.append(numpy_helper.from_array(np.array(0.1, np.float32), "scale"))
+    model.graph.initializer.append(helper.make_tensor("zero", TensorProto.FLOAT8E4M3FN, [], b"\0", raw=True))
+    pair = [("QuantizeLinear", "x", "q"), ("DequantizeLinear", "q", "d")]
+    for kind, name, output in pair[::-1]:
+        model.graph.node.insert(0, helper.make_node(kind, [name, "scale", "zero"], [output], name=output))
+    model.graph.node[2].input[0] = "d"
+
+
+def stored_with_few_bits(kind: int, where: str) -> Callable[[onnx.ModelProto], None]:
+    """A weight of a type that no float model has, behind a Cast and nothing more."""
+    size = 2 if kind == TensorProto.INT4 else 4
+
+    def change(model: onnx.ModelProto) -> None:
+        tensor = helper.make_tensor("w", kind, [4], b"\0" * size, raw=True)
+        if where == "initializer":
+            model.graph.initializer.append(tensor)
+        else:
+            model.graph.node.insert(0, helper.make_node("Constant", [], ["w"], value=tensor))
+        model.graph.node.insert(1, helper.make_node("Cast", ["w"], ["wide"], to=FLOAT))
+
+    return change
+
+
 QUANTIZED = {
+    **{
+        kind: contrib(kind)
+        for kind in ("QLinearAdd", "QGemm", "DynamicQuantizeMatMul", "MatMulBnb4", "MatMulFpQ4", "GemmFloat8")
+    },
+    **{kind: contrib(kind) for kind in ("QMoE", "QOrderedMatMul", "GatherBlockQuantized", "MatMulNBitsMlp")},
+    "DequantizeLinear, QuantizeLinear, weights of type FLOAT8E4M3FN": eight_bit_float,
+    "weights of type INT4": stored_with_few_bits(TensorProto.INT4, "initializer"),
+    "weights of type FLOAT8E5M2": stored_with_few_bits(TensorProto.FLOAT8E5M2, "attribute"),
     "QuantizeLinear": quantize_input,
     "DynamicQuantizeLinear": dynamic_input,
     "MatMulNBits": four_bit_weight,
@@ -186,6 +230,22 @@ def test_branches_of_float_operators_are_accepted(tiny: Tiny, tmp_path: Path) ->
     """The twin of the hidden operator: the same nested branches around a float one."""
     inner = helper.make_node("Relu", ["hidden"], ["deep_q"], name="r")
     check_source_graph(planted(tiny, tmp_path / "model.onnx", in_a_branch(inner)))
+
+
+@pytest.mark.parametrize("kind", ["QuickGelu", "FastGelu", "FusedMatMul"])
+def test_a_float_operator_of_the_runtime_is_no_quantized_one(tiny: Tiny, tmp_path: Path, kind: str) -> None:
+    """Also where its name begins with a Q."""
+    check_source_graph(planted(tiny, tmp_path / "model.onnx", contrib(kind)))
+
+
+def test_half_precision_is_not_quantized(tiny: Tiny, tmp_path: Path) -> None:
+    """Weights of float16 and of bfloat16 are weights of a float model."""
+
+    def change(model: onnx.ModelProto) -> None:
+        model.graph.initializer.append(numpy_helper.from_array(np.ones(2, np.float16), "half"))
+        model.graph.initializer.append(helper.make_tensor("brain", TensorProto.BFLOAT16, [2], b"\0" * 4, raw=True))
+
+    check_source_graph(planted(tiny, tmp_path / "model.onnx", change))
 
 
 def swish(model: onnx.ModelProto) -> None:
@@ -245,6 +305,24 @@ def test_weights_beside_the_model_are_named_and_must_be_there(tiny: Tiny, tmp_pa
     check_source_graph(path)
     (tmp_path / "weights.bin").unlink()
     assert "weights.bin" in caught(path).found
+
+
+def test_weights_of_attributes_and_bodies_beside_the_model_are_named(tiny: Tiny, tmp_path: Path) -> None:
+    """A file that changes there changes the source."""
+    model = tiny_model(*tiny.weights)
+    in_a_branch(helper.make_node("Add", ["hidden", "shift"], ["deep_q"], name="a"))(model)
+    shift = numpy_helper.from_array(np.ones(128, np.float32), "shift")
+    outer = next(node for node in model.graph.node if node.op_type == "If")
+    nested = next(item for item in outer.attribute if item.name == "then_branch").g.node[0].attribute[0].g
+    nested.initializer.append(shift)
+    model.graph.node.insert(0, helper.make_node("Constant", [], ["one"], value=shift))
+    for tensor, name in ((nested.initializer[0], "body.bin"), (model.graph.node[0].attribute[0].t, "attribute.bin")):
+        (tmp_path / name).write_bytes(tensor.raw_data)
+        tensor.ClearField("raw_data")
+        tensor.data_location = TensorProto.EXTERNAL
+        tensor.external_data.add(key="location", value=name)
+    (tmp_path / "model.onnx").write_bytes(model.SerializeToString())
+    assert external_files(tmp_path / "model.onnx") == [tmp_path / "attribute.bin", tmp_path / "body.bin"]
 
 
 @pytest.mark.parametrize(

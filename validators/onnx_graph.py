@@ -10,30 +10,23 @@ from google.protobuf.message import DecodeError
 
 from validators.errors import SourceError
 
-# ONNX Runtime 1.31 reads up to these.
-NEWEST_OPSET = 26
-NEWEST_IR_VERSION = 13
-# Below this, quantization operators with an axis do not exist, and ONNX Runtime's quantizer rewrites little.
-OLDEST_OPSET = 13
+# ONNX Runtime 1.31 reads these, and onnx's converter upgrades from the oldest of them.
+NEWEST_OPSET, NEWEST_IR_VERSION = 26, 13
+OLDEST_OPSET = 7
+# Below this, quantization operators with an axis do not exist: such a source is upgraded.
+LEAST_OPSET = 13
 
 # The default domain, its old name, and ONNX Runtime's own operators.
 KNOWN_DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml", "com.microsoft"})
-QUANTIZED_OPERATORS = frozenset(
-    {
-        "QuantizeLinear",
-        "DequantizeLinear",
-        "DynamicQuantizeLinear",
-        "QLinearMatMul",
-        "QLinearConv",
-        "MatMulInteger",
-        "ConvInteger",
-        "MatMulNBits",
-        "QAttention",
-        "QGemm",
-        "DynamicQuantizeMatMul",
-        "MatMulIntegerToFloat",
-    }
+# How operators of these domains that compute with fewer bits, or store them, begin. QuickGelu is none of them.
+QUANTIZED_OPERATORS = (
+    *("QuantizeLinear", "DequantizeLinear", "DynamicQuantize", "QLinear", "MatMulInteger", "ConvInteger"),
+    *("QAttention", "QGemm", "QMoE", "QEmbedLayerNormalization", "QOrdered", "MulInteger", "ReduceSumInteger"),
+    *("MatMulNBits", "MatMulBnb4", "MatMulFpQ4", "MatMulBlockQuantized", "GatherBlockQuantized", "GemmFloat8"),
+    *("QuantizeBFP", "DequantizeBFP", "QuantizeWithOrder", "DequantizeWithOrder"),
 )
+# How the types begin that only quantized weights are stored in; INT8 may be data. Half precision is no quantization.
+LOW_BIT_TYPES = ("FLOAT8", "FLOAT4", "INT4", "UINT4", "INT2", "UINT2")
 
 
 def check_source_graph(path: Path) -> onnx.ModelProto:
@@ -44,7 +37,28 @@ def check_source_graph(path: Path) -> onnx.ModelProto:
             or fails `onnx.checker`.
     """
     model = _load(path)
-    opset = next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 0)
+    _check_versions(path, model)
+    nodes = [*_nodes(model.graph), *(node for function in model.functions for node in _nodes(function))]
+    _check_operators(path, model, nodes)
+    try:
+        # By path, so that external data beside the file is checked too and 2 GB are no limit.
+        onnx.checker.check_model(str(path))
+    except onnx.checker.ValidationError as error:
+        raise SourceError(
+            found=f"{path.name} fails onnx.checker: {str(error).splitlines()[0]}",
+            expected="a valid ONNX model",
+            fix="export the model again",
+        ) from error
+    return model
+
+
+def opset_of(model: onnx.ModelProto) -> int:
+    """The version of the standard operators that a model is written in; 0 if it names none."""
+    return next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 0)
+
+
+def _check_versions(path: Path, model: onnx.ModelProto) -> None:
+    opset = opset_of(model)
     if opset > NEWEST_OPSET or model.ir_version > NEWEST_IR_VERSION:
         raise SourceError(
             found=f"{path.name} of opset {opset}, IR version {model.ir_version}",
@@ -55,10 +69,15 @@ def check_source_graph(path: Path) -> onnx.ModelProto:
         raise SourceError(
             found=f"{path.name} of opset {opset}",
             expected=f"opset {OLDEST_OPSET} to {NEWEST_OPSET}",
-            fix="export again with opset 21, or upgrade the file with onnx.version_converter",
+            fix="export again with opset 21",
         )
-    nodes = [*_nodes(model.graph), *(node for function in model.functions for node in _nodes(function))]
-    quantized = sorted({node.op_type for node in nodes} & QUANTIZED_OPERATORS)
+
+
+def _check_operators(path: Path, model: onnx.ModelProto, nodes: list[onnx.NodeProto]) -> None:
+    known = [node for node in nodes if node.domain in KNOWN_DOMAINS]
+    quantized = sorted({node.op_type for node in known if node.op_type.startswith(QUANTIZED_OPERATORS)})
+    types = {onnx.TensorProto.DataType.Name(tensor.data_type) for tensor in _tensors(model)}
+    quantized += sorted(f"weights of type {name}" for name in types if name.startswith(LOW_BIT_TYPES))
     if quantized:
         raise SourceError(
             found=f"{path.name} is already quantized: it has {', '.join(quantized)}",
@@ -76,27 +95,17 @@ def check_source_graph(path: Path) -> onnx.ModelProto:
     if custom:
         raise SourceError(
             found=f"{path.name} with custom operators: {', '.join(custom)}",
-            expected="operators of the ONNX standard and of ONNX Runtime",
-            fix="export without the custom operators, or rewrite them in standard ones",
+            expected="operators of the ONNX standard, of ONNX Runtime, or functions that the file defines",
+            fix="export without the custom operators, or define them in the file as functions of standard ones; libraries of"
+            " custom operators are not loaded",
         )
-    try:
-        # By path, so that external data beside the file is checked too and 2 GB are no limit.
-        onnx.checker.check_model(str(path))
-    except onnx.checker.ValidationError as error:
-        raise SourceError(
-            found=f"{path.name} fails onnx.checker: {str(error).splitlines()[0]}",
-            expected="a valid ONNX model",
-            fix="export the model again",
-        ) from error
-    return model
 
 
 def external_files(path: Path) -> list[Path]:
     """The files beside a model that hold its external data, sorted."""
-    model = onnx.load(path, load_external_data=False)
     names = {
         entry.value
-        for tensor in model.graph.initializer
+        for tensor in _tensors(onnx.load(path, load_external_data=False))
         if tensor.data_location == onnx.TensorProto.EXTERNAL
         for entry in tensor.external_data
         if entry.key == "location"
@@ -130,3 +139,13 @@ def _nodes(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.NodePro
         for attribute in node.attribute:
             for subgraph in [attribute.g, *attribute.graphs]:
                 yield from _nodes(subgraph)
+
+
+def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    """The constants of a model: of its graph, of the bodies in it, and those that are attributes."""
+    yield from model.graph.initializer
+    for node in [*_nodes(model.graph), *(node for function in model.functions for node in _nodes(function))]:
+        for attribute in node.attribute:
+            yield from [attribute.t, *attribute.tensors]
+            for body in [attribute.g, *attribute.graphs]:
+                yield from body.initializer

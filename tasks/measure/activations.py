@@ -6,21 +6,17 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
 
 from tasks.measure.taps import Taps
-from tasks.ptq.graph import save_model, scratch
-from tasks.runtimes.ort import open_session, run_outputs
+from tasks.ptq.watched import Watched, open_watched
 from validators.datasets import Samples
 from validators.model_view import Embeddings, ModelView, draw_rows, usable_rows
 from validators.records import Clipping, SessionSettings
-
-if TYPE_CHECKING:
-    import onnxruntime as ort
 
 # What the watched tensors of one batch may take: all of them live until the batch is done, unlike in a plain run.
 WATCHED_BYTES = 200_000_000
@@ -57,34 +53,18 @@ def open_tapped(model: Path, settings: SessionSettings, choose: Callable[[onnx.G
     Raises:
         CandidateRefused: the runtime does not load the file.
     """
-    proto = onnx.load(model)
-    taps = choose(proto.graph)
-    given = {value.name for value in proto.graph.input}
-    present = {value.name for value in proto.graph.output} | given
-    for name in dict.fromkeys([tap.tensor for tap in taps.watched] + [taps.representation]):
-        if name not in present:
-            # Without a type: the runtime infers it, and it is the one that knows.
-            proto.graph.output.append(onnx.ValueInfoProto(name=name))
-    with scratch() as folder:
-        save_model(proto, folder / "tapped.onnx")
-        del proto
-        # Nothing is timed here, and threads that spin would take the cores from whatever else runs.
-        with open_session(folder / "tapped.onnx", settings.without_spinning()) as session:
-            yield Watch(session, taps, frozenset(given))
+    taps = choose(onnx.load(model, load_external_data=False).graph)
+    tensors = [*(tap.tensor for tap in taps.watched), taps.representation]
+    with open_watched(model, tensors, settings) as watched:
+        yield Watch(watched, taps)
 
 
 class Watch:
     """A tapped session, and what can be asked of it."""
 
-    def __init__(self, session: ort.InferenceSession, taps: Taps, given: frozenset[str]) -> None:
+    def __init__(self, watched: Watched, taps: Taps) -> None:
         self.taps = taps
-        self._session = session
-        self._given = given
-        self._names = [
-            name
-            for name in dict.fromkeys([tap.tensor for tap in taps.watched] + [taps.representation])
-            if name not in given
-        ]
+        self._watched = watched
 
     def ranges(self, samples: Samples, rows: NDArray[np.intp], fixed_batch: int | None) -> tuple[Ranges, Vectors]:
         """The extremes of each watched tensor over some samples, and one vector a sample.
@@ -135,11 +115,10 @@ class Watch:
         while start < len(rows):
             chosen = rows[start : start + size]
             feeds = {name: array[chosen] for name, array in samples.inputs.items()}
-            outputs = run_outputs(self._session, feeds, self._names) if self._names else []
-            tensors = dict(zip(self._names, outputs, strict=True))
-            yield len(chosen), tensors | {name: feeds[name] for name in self._given & set(feeds)}
+            tensors = self._watched.run(feeds)
+            yield len(chosen), tensors
             start += len(chosen)
-            taken = sum(array.nbytes for array in tensors.values()) / len(chosen)
+            taken = sum(array.nbytes for name, array in tensors.items() if name not in feeds) / len(chosen)
             size = fixed_batch or int(np.clip(WATCHED_BYTES // max(taken, 1), 1, MAX_BATCH_SIZE))
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Container, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 
 import onnx
 
-from tasks.ptq.graph import WEIGHT_INPUT, dependent_tensors
+from tasks.ptq.graph import dependent_tensors, weight_input
 from validators.errors import JobError
 
 
@@ -42,8 +42,8 @@ def find_taps(graph: onnx.GraphProto, output: str, representation: str | None) -
         JobError: `representation` is no tensor of the graph.
     """
     depends = dependent_tensors(graph)
-    inputs = [name for node in graph.node if node.op_type in WEIGHT_INPUT for name in node.input[:2]]
-    watched = _tap(graph, [name for name in inputs if name in depends], WEIGHT_INPUT)
+    inputs = [name for node in graph.node if weight_input(node) for name in node.input[:2]]
+    watched = _tap(graph, [name for name in inputs if name in depends], weight_input)
     if representation is None:
         return Taps(watched, *_last_weighted_input(graph, output, depends))
     if representation not in depends:
@@ -61,11 +61,13 @@ def taps_of(graph: onnx.GraphProto, output: str, tensors: Iterable[str]) -> Taps
     return Taps(_tap(graph, [name for name in tensors if name in depends]), output, -1)
 
 
-def _tap(graph: onnx.GraphProto, tensors: Iterable[str], kinds: Container[str] | None = None) -> tuple[Tap, ...]:
-    """Each tensor once, with the nodes (of some kinds) that read it."""
+def _tap(
+    graph: onnx.GraphProto, tensors: Iterable[str], reads: Callable[[onnx.NodeProto], object] | None = None
+) -> tuple[Tap, ...]:
+    """Each tensor once, with the nodes (of some that count) that read it."""
     readers: dict[str, list[str]] = {name: [] for name in tensors}
     for place, node in enumerate(graph.node):
-        if kinds is None or node.op_type in kinds:
+        if reads is None or reads(node):
             for name in dict.fromkeys(node.input):
                 if name in readers:
                     readers[name].append(node.name or f"{node.op_type}_{place}")
@@ -81,7 +83,7 @@ def _last_weighted_input(graph: onnx.GraphProto, output: str, depends: Container
         if node is None:
             continue
         active = [name for name in node.input if name in depends]
-        if node.op_type in WEIGHT_INPUT and node.input[1] not in depends and active:
+        if weight_input(node) and node.input[1] not in depends and active:
             return node.input[0], 1 if node.op_type == "Conv" else -1
         waiting.extend(name for name in active if name not in seen)
         seen.update(active)

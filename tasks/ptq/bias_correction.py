@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import helper
+from onnx.external_data_helper import load_external_data_for_model
 
 from tasks.ptq.fuse_bias import bias_behind
-from tasks.ptq.graph import WEIGHT_INPUT, from_array, name_nodes, save_model, scratch, to_array
+from tasks.ptq.graph import from_array, initializers, name_nodes, save_model, to_array, weight_input
 from tasks.ptq.placement import GraphView
-from tasks.runtimes.ort import open_session, run_outputs
+from tasks.ptq.watched import open_watched
 from validators.datasets import Arrays
 from validators.records import SessionSettings
 
@@ -56,50 +56,39 @@ def correct_bias(source: Path, variant: Path, corrected: Path, batches: Sequence
     Raises:
         CandidateRefused: `invalid`: the runtime does not run one of the models.
     """
-    float_model, model = onnx.load(source), onnx.load(variant)
+    # Weights beside the files stay there: none is read but the biases.
+    float_model, model = (onnx.load(path, load_external_data=False) for path in (source, variant))
     name_nodes(float_model.graph)
     layers, left = _find_layers(GraphView(float_model.graph), GraphView(model.graph))
-    outputs = list(dict.fromkeys(layer.source_output for layer in layers))
     axes = {layer.source_output: layer.channel_axis for layer in layers}
-    expected = mean_by_channel(float_model, axes, batches) if outputs else {}
+    expected = mean_by_channel(float_model, axes, batches, source) if axes else {}
     largest = {}
     for layer in layers:
-        found = mean_by_channel(model, {layer.output: layer.channel_axis}, batches)[layer.output]
+        found = mean_by_channel(model, {layer.output: layer.channel_axis}, batches, variant)[layer.output]
         shift = found - expected[layer.source_output]
-        _shift_bias(model.graph, layer, shift)
+        _shift_bias(model.graph, variant.parent, layer, shift)
         largest[layer.node] = float(np.abs(shift).max())
+    load_external_data_for_model(model, str(variant.parent))
     save_model(model, corrected)
     return Corrections(largest, left)
 
 
 def watch(
-    model: onnx.ModelProto, tensors: Iterable[str], batches: Iterable[Arrays]
+    model: onnx.ModelProto, tensors: Iterable[str], batches: Iterable[Arrays], path: Path = Path()
 ) -> Iterator[dict[str, NDArray[Any]]]:
-    """The values of some tensors of a graph, batch by batch."""
-    names = list(tensors)
-    watched = onnx.ModelProto()
-    watched.CopyFrom(model)
-    types = {value.name: value for value in [*model.graph.output, *model.graph.value_info, *model.graph.input]}
-    del watched.graph.output[:]
-    watched.graph.output.extend(
-        types.get(name, helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None)) for name in names
-    )
-    with scratch() as folder:
-        save_model(watched, folder / "watched.onnx")
-        with open_session(folder / "watched.onnx", WATCHING) as session:
-            read = {value.name for value in session.get_inputs()}
-            for batch in batches:
-                inputs = {name: array for name, array in batch.items() if name in read}
-                yield dict(zip(names, run_outputs(session, inputs, names), strict=True))
+    """The values of some tensors of a graph, batch by batch. Weights that `model` does not hold lie beside `path`."""
+    with open_watched(path, tensors, WATCHING, proto=model) as watched:
+        for batch in batches:
+            yield watched.run(batch)
 
 
 def mean_by_channel(
-    model: onnx.ModelProto, channel_axes: dict[str, int], batches: Iterable[Arrays]
+    model: onnx.ModelProto, channel_axes: dict[str, int], batches: Iterable[Arrays], path: Path
 ) -> dict[str, NDArray[np.float64]]:
-    """The mean of each tensor over all values of a channel, shape `(channels,)`."""
+    """The mean of each tensor over all values of a channel, shape `(channels,)`; `model` and `path` as in `watch`."""
     sums: dict[str, NDArray[np.float64]] = {}
     counts = dict.fromkeys(channel_axes, 0)
-    for values in watch(model, channel_axes, batches):
+    for values in watch(model, channel_axes, batches, path):
         for name, array in values.items():
             rows = np.moveaxis(array, channel_axes[name], -1).reshape(-1, array.shape[channel_axes[name]])
             sums[name] = sums.get(name, np.zeros(rows.shape[1])) + rows.sum(axis=0, dtype=np.float64)
@@ -113,7 +102,7 @@ def _find_layers(source: GraphView, variant: GraphView) -> tuple[list[_Layer], d
     layers, left = [], {}
     for node in variant.graph.node:
         origin = float_nodes.get(node.name)
-        weight = variant.producer.get(node.input[1]) if node.op_type in WEIGHT_INPUT else None
+        weight = variant.producer.get(node.input[1]) if weight_input(node) else None
         if (
             origin is None
             or weight is None
@@ -140,13 +129,13 @@ def _find_layers(source: GraphView, variant: GraphView) -> tuple[list[_Layer], d
     return layers, left
 
 
-def _shift_bias(graph: onnx.GraphProto, layer: _Layer, shift: NDArray[np.float64]) -> None:
-    constants = {tensor.name: tensor for tensor in graph.initializer}
-    stored = to_array(constants[layer.bias])
+def _shift_bias(graph: onnx.GraphProto, folder: Path, layer: _Layer, shift: NDArray[np.float64]) -> None:
+    constants = initializers(graph)
+    stored = to_array(constants[layer.bias], folder)
     if layer.scale is None:
         shifted = (stored - shift.reshape(stored.shape)).astype(stored.dtype)
     else:
         limits = np.iinfo(stored.dtype)
-        steps = np.rint(shift / to_array(constants[layer.scale]).astype(np.float64)).reshape(stored.shape)
+        steps = np.rint(shift / to_array(constants[layer.scale], folder).astype(np.float64)).reshape(stored.shape)
         shifted = np.clip(stored - steps, limits.min, limits.max).astype(stored.dtype)
     constants[layer.bias].CopyFrom(from_array(shifted, layer.bias))

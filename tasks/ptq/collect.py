@@ -7,22 +7,20 @@ passes, each of which exposes a group of tensors and goes through all samples.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import onnx
 from numpy.typing import NDArray
 
-from tasks.ptq.graph import dependent_tensors, initializers, names_read, save_model, scratch
+from tasks.ptq.graph import dependent_tensors, initializers, names_read
 from tasks.ptq.statistics import BLOCK_VALUES, DEFAULT_BINS, TensorStatistics, add, empty
-from tasks.runtimes.ort import run_outputs
+from tasks.ptq.watched import Watched, open_watched, split_by_memory
 from validators.errors import CandidateRefused
-
-if TYPE_CHECKING:
-    import onnxruntime as ort
+from validators.records import SessionSettings
 
 Batch = Mapping[str, NDArray[Any]]
 # Given a size, all samples in batches of at most that many, along axis 0 of every array.
@@ -119,26 +117,22 @@ class _Pass:
 
 def _run_pass(model: Path, plan: _Pass, batches: Batches, found: dict[str, TensorStatistics], threads: int) -> None:
     """Add the values of the plan's tensors over all samples to what was found."""
-    with _open_edited(model, lambda proto: _expose(proto, plan.tensors), threads) as session:
+    with open_watched(model, plan.tensors, _settings(threads), as_written=True) as watched:
         for batch in batches(plan.fixed_batch or plan.units):
             start = 0
             while start < _rows(batch):
                 stop = start + (plan.fixed_batch or plan.units)
                 piece = {name: array[start:stop] for name, array in batch.items()}
-                held = _add_batch(session, plan.tensors, piece, found)
+                held = _add_batch(watched, piece, found)
                 # Sizes may depend on the data: one that is larger than was foreseen makes the batches smaller.
                 unit = held if plan.fixed_batch else held / _rows(piece)
                 plan = replace(plan, held=max(plan.held, unit))
                 start = stop
 
 
-def _add_batch(
-    session: ort.InferenceSession, tensors: list[str], batch: Batch, found: dict[str, TensorStatistics]
-) -> int:
+def _add_batch(watched: Watched, batch: Batch, found: dict[str, TensorStatistics]) -> int:
     """Add the values of one batch; return the bytes of the tensors, none of which outlives the call."""
-    asked = [name for name in tensors if name not in batch]
-    outputs = run_outputs(session, dict(batch), asked) if asked else []
-    values = dict(zip(asked, outputs, strict=True)) | {name: batch[name] for name in tensors if name in batch}
+    values = watched.run(batch)
     for name, array in values.items():
         found[name] = add(found[name], array)
     return sum(array.nbytes for array in values.values())
@@ -149,10 +143,9 @@ def _measure(model: Path, graph: onnx.GraphProto, batch: Batch, threads: int) ->
     kinds = _types(model, graph, threads)
     # A tensor that is no float, or no tensor but a sequence, is of another type.
     floats = [name for name in dependent_tensors(graph) if kinds[name] in FLOAT_BYTES]
-    counted = {f"{name}/values": name for name in floats}
-    with _open_edited(model, lambda proto: _expose_counts(proto, counted), threads) as session:
-        counts = run_outputs(session, dict(batch), list(counted)) if counted else []
-    return {name: int(count) * FLOAT_BYTES[kinds[name]] for name, count in zip(floats, counts, strict=True)}
+    with open_watched(model, floats, _settings(threads), shapes=True, as_written=True) as watched:
+        shapes = watched.run(batch)
+    return {name: math.prod(shapes[name].tolist()) * FLOAT_BYTES[kinds[name]] for name in floats}
 
 
 def _types(model: Path, graph: onnx.GraphProto, threads: int) -> dict[str, str]:
@@ -163,8 +156,8 @@ def _types(model: Path, graph: onnx.GraphProto, threads: int) -> dict[str, str]:
     }
     unknown = [name for name in dependent_tensors(graph) if name not in kinds]
     if unknown:
-        with _open_edited(model, lambda proto: _expose(proto, unknown), threads) as session:
-            kinds |= {value.name: value.type for value in [*session.get_inputs(), *session.get_outputs()]}
+        with open_watched(model, unknown, _settings(threads), as_written=True) as watched:
+            kinds |= watched.types
     return kinds
 
 
@@ -174,55 +167,8 @@ def _is_typed(value: onnx.ValueInfoProto) -> bool:
     )
 
 
-def _expose(proto: onnx.ModelProto, tensors: list[str]) -> None:
-    """Make outputs of tensors, without a type: the runtime infers it, and it is the one that knows."""
-    present = {value.name for value in [*proto.graph.input, *proto.graph.output]}
-    proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in tensors if name not in present)
-
-
-def _expose_counts(proto: onnx.ModelProto, counted: Mapping[str, str]) -> None:
-    """Make an output of the number of values of each tensor, named by the output."""
-    for output, tensor in counted.items():
-        proto.graph.node.append(onnx.helper.make_node("Size", [tensor], [output]))
-        proto.graph.output.append(onnx.helper.make_tensor_value_info(output, onnx.TensorProto.INT64, []))
-    if not any(opset.domain in ("", "ai.onnx") for opset in proto.opset_import):
-        proto.opset_import.append(onnx.helper.make_opsetid("", 13))
-
-
-@contextmanager
-def _open_edited(model: Path, edit: Callable[[onnx.ModelProto], None], threads: int) -> Iterator[ort.InferenceSession]:
-    """A session of the edited model on the CPU, as the graph is written.
-
-    With optimizations, values would depend on what is exposed: a tensor that is an output keeps its node from being fused.
-
-    Raises:
-        CandidateRefused: `invalid`: the runtime does not load the graph.
-    """
-    import onnxruntime as ort
-
-    proto = onnx.load(model)
-    edit(proto)
-    options = ort.SessionOptions()
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.intra_op_num_threads = threads
-    options.inter_op_num_threads = 1
-    options.log_severity_level = 3
-    # Its arena grows by doubling and keeps what it has: up to twice what the tensors take.
-    options.enable_cpu_mem_arena = False
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    with scratch() as folder:
-        save_model(proto, folder / "edited.onnx")
-        del proto
-        try:
-            session = ort.InferenceSession(folder / "edited.onnx", options, providers=["CPUExecutionProvider"])
-        except Exception as error:  # the bindings raise a dozen unrelated classes, all of them for "cannot load this"
-            raise CandidateRefused(
-                kind="invalid",
-                found=f"ONNX Runtime does not load {model.name}: {str(error).splitlines()[0][:300]}",
-                expected="a float graph whose activations can all be read",
-                fix="a newer export, or a newer runtime",
-            ) from error
-        yield session
+def _settings(threads: int) -> SessionSettings:
+    return SessionSettings("CPUExecutionProvider", threads)
 
 
 def _split(tensors: list[str], sizes: Mapping[str, int], passing: float, budget: float) -> list[list[str]]:
@@ -231,22 +177,16 @@ def _split(tensors: list[str], sizes: Mapping[str, int], passing: float, budget:
     Raises:
         CandidateRefused: `infrastructure`: one does not.
     """
-    groups: list[list[str]] = []
-    held = 0
-    for name in tensors:
-        if sizes[name] + passing > budget:
-            raise CandidateRefused(
-                kind="infrastructure",
-                found=f"{max(budget, 0) / 1e6:.1f} MB for the activations of calibration",
-                expected=f"{(sizes[name] + passing) / 1e6:.1f} MB, which one sample takes with {name!r} exposed",
-                fix="allow calibration more memory, or leave the tensor out",
-            )
-        if not groups or held + sizes[name] + passing > budget:
-            groups.append([])
-            held = 0
-        groups[-1].append(name)
-        held += sizes[name]
-    return groups
+
+    def refuse(name: str, needed: float) -> CandidateRefused:
+        return CandidateRefused(
+            kind="infrastructure",
+            found=f"{max(budget, 0) / 1e6:.1f} MB for the activations of calibration",
+            expected=f"{needed / 1e6:.1f} MB, which one sample takes with {name!r} exposed",
+            fix="allow calibration more memory, or leave the tensor out",
+        )
+
+    return split_by_memory({name: sizes[name] for name in tensors}, dict.fromkeys(tensors, passing), budget, refuse)
 
 
 def _bytes_in_passing(graph: onnx.GraphProto, sizes: Mapping[str, int]) -> int:

@@ -20,28 +20,42 @@ from validators.onnx_graph import check_source_graph
 # A protobuf message ends at 2 GB; weights beyond this go to a file beside the model.
 EXTERNAL_DATA_BYTES = 1_800_000_000
 
+# The metadata properties of a model that say what was done to it.
+NOTE_PREFIX = "quantgate."
+
 # Operators whose multiply-accumulates are worth low precision, with the index of the weight among the inputs.
 WEIGHT_INPUT = {"MatMul": 1, "Gemm": 1, "Conv": 1}
 
 
 def save_model(model: onnx.ModelProto, path: Path) -> None:
     """Write a model to one file, or with its weights beside it when a single file cannot hold them."""
-    large = model.ByteSize() > EXTERNAL_DATA_BYTES
+    large = message_bytes(model) > EXTERNAL_DATA_BYTES
+    # onnx would write behind what an older file has.
+    path.with_name(f"{path.name}.data").unlink(missing_ok=True)
     onnx.save_model(model, path, save_as_external_data=large, location=f"{path.name}.data" if large else None)
 
 
+def message_bytes(model: onnx.ModelProto) -> int:
+    """About the bytes of a model with all that it holds in memory; `ByteSize` fails on one that no message can hold."""
+    parts = [*model.graph.initializer, *model.graph.node, *model.functions]
+    return sum(part.ByteSize() for part in parts)
+
+
 def gather_weights(source: Path, gathered: Path) -> None:
-    """Write a model with all its weights in one file (two when it is too large), whatever files they came in.
+    """Write a model with all its weights in one file (two when it is too large), whatever files they came in, as constants.
 
     MLflow, for one, puts weights beside the model under a random name: gathered, equal models have equal bytes, and the
-    runtime's tools, which mishandle such files, see a plain one.
+    runtime's tools, which mishandle such files, see a plain one. Weights that are also inputs, as in old files all are, could
+    be replaced by any caller: the runtime does not prepare them, and no pass may change them. None is an input here.
 
     Raises:
         SourceError: the model is unreadable or invalid, or its weights are not there.
     """
     check_source_graph(source)
     try:
-        save_model(onnx.load(source), gathered)
+        model = onnx.load(source)
+        _fix_constants(model)
+        save_model(model, gathered)
     except (ValueError, OSError, onnx.checker.ValidationError) as error:
         raise SourceError(
             found=f"{source.name}: its weights cannot be read: {str(error).splitlines()[0]}",
@@ -50,10 +64,29 @@ def gather_weights(source: Path, gathered: Path) -> None:
         ) from error
 
 
+def _fix_constants(model: onnx.ModelProto) -> None:
+    """Take the inputs that are constants from the list of inputs."""
+    constants = initializers(model.graph)
+    for value in [value for value in model.graph.input if value.name in constants]:
+        model.graph.input.remove(value)
+        model.ir_version = max(model.ir_version, 4)  # the first in which a constant need not be an input
+
+
 def model_bytes(path: Path) -> int:
     """Bytes on disk of a model: its file and, where there is one, the weights beside it."""
     beside = path.with_name(f"{path.name}.data")
     return path.stat().st_size + (beside.stat().st_size if beside.exists() else 0)
+
+
+def add_note(model: onnx.ModelProto, about: str, text: str) -> None:
+    """Write into the file what was done to it; it stays there, whatever is made of the model later."""
+    model.metadata_props.add(key=f"{NOTE_PREFIX}{about}", value=text)
+
+
+def notes_of(path: Path) -> dict[str, str]:
+    """The notes in a file."""
+    properties = onnx.load(path, load_external_data=False).metadata_props
+    return {item.key.removeprefix(NOTE_PREFIX): item.value for item in properties if item.key.startswith(NOTE_PREFIX)}
 
 
 def initializers(graph: onnx.GraphProto) -> dict[str, onnx.TensorProto]:
@@ -66,11 +99,21 @@ def weighted_nodes(graph: onnx.GraphProto) -> list[tuple[onnx.NodeProto, onnx.Te
     constants = initializers(graph)
     found = []
     for node in graph.node:
-        index = WEIGHT_INPUT.get(node.op_type)
+        index = weight_input(node)
         weight = constants.get(node.input[index]) if index is not None else None
         if weight is not None and weight.data_type == onnx.TensorProto.FLOAT and len(weight.dims) >= 2:
             found.append((node, weight))
     return found
+
+
+def weight_input(node: onnx.NodeProto) -> int | None:
+    """The index of the weight among the inputs of a standard MatMul, Gemm or Conv; None for any other operator.
+
+    >>> weight_input(onnx.helper.make_node("Gemm", ["x", "w"], ["y"]))
+    1
+    >>> weight_input(onnx.helper.make_node("Gemm", ["x", "w"], ["y"], domain="com.acme"))
+    """
+    return WEIGHT_INPUT.get(node.op_type) if node.domain in ("", "ai.onnx") else None
 
 
 def output_channel_axis(node: onnx.NodeProto, weight: onnx.TensorProto) -> int:
@@ -97,15 +140,19 @@ def name_nodes(graph: onnx.GraphProto) -> int:
     renamed = 0
     for index, node in enumerate(graph.node):
         if not node.name or node.name in seen:
-            node.name = _free_name(f"{node.op_type}_{index}", taken)
+            node.name = free_name(f"{node.op_type}_{index}", taken)
             taken.add(node.name)
             renamed += 1
         seen.add(node.name)
     return renamed
 
 
-def _free_name(name: str, taken: Container[str]) -> str:
-    """The name, with underscores behind it until it is not taken."""
+def free_name(name: str, taken: Container[str]) -> str:
+    """The name, with underscores behind it until it is not taken.
+
+    >>> free_name("a", {"a", "a_"})
+    'a__'
+    """
     while name in taken:
         name += "_"
     return name
@@ -122,7 +169,7 @@ def split_gemm(graph: onnx.GraphProto) -> int:
     rewritten = 0
     nodes: list[onnx.NodeProto] = []
     for node in graph.node:
-        weight = constants.get(node.input[1]) if node.op_type == "Gemm" else None
+        weight = constants.get(node.input[1]) if node.op_type == "Gemm" and weight_input(node) else None
         plain = attribute(node, "alpha", 1.0) == 1.0 and attribute(node, "beta", 1.0) == 1.0
         if weight is None or not plain or attribute(node, "transA", 0):
             nodes.append(node)
@@ -130,7 +177,7 @@ def split_gemm(graph: onnx.GraphProto) -> int:
         kernel = node.input[1]
         if attribute(node, "transB", 0):
             if kernel not in transposed:
-                transposed[kernel] = _free_name(f"{kernel}_transposed", taken)
+                transposed[kernel] = free_name(f"{kernel}_transposed", taken)
                 graph.initializer.append(from_array(to_array(weight).T.copy(), transposed[kernel]))
             kernel = transposed[kernel]
         has_bias = len(node.input) > 2 and bool(node.input[2])
@@ -166,6 +213,27 @@ def names_read(node: onnx.NodeProto) -> Iterator[str]:
                 yield from names_read(inner)
 
 
+def sort_nodes(graph: onnx.GraphProto) -> None:
+    """Put each node behind those that make what it, or a body in it, reads; otherwise the order stays.
+
+    ONNX Runtime's quantizers sort by the inputs alone, so that an If may come before what its bodies read.
+    """
+    makers = {name: place for place, node in enumerate(graph.node) for name in node.output if name}
+    needs = [sorted({makers[name] for name in names_read(node) if name in makers}) for node in graph.node]
+    order: dict[int, None] = {}
+    waiting = list(range(len(graph.node)))[::-1]
+    while waiting:
+        place = waiting[-1]
+        missing = [need for need in needs[place] if need not in order]
+        if missing:
+            waiting.extend(reversed(missing))
+        else:
+            order.setdefault(waiting.pop())
+    nodes = [onnx.NodeProto.FromString(graph.node[place].SerializeToString()) for place in order]
+    graph.ClearField("node")
+    graph.node.extend(nodes)
+
+
 def dependent_tensors(graph: onnx.GraphProto) -> dict[str, None]:
     """The tensors of the graph itself that depend on its inputs, in order; what does not is a weight, however computed."""
     constants = initializers(graph)
@@ -176,9 +244,9 @@ def dependent_tensors(graph: onnx.GraphProto) -> dict[str, None]:
     return depends
 
 
-def to_array(tensor: onnx.TensorProto) -> NDArray[Any]:
-    """The content of a constant."""
-    return np.asarray(numpy_helper.to_array(tensor))
+def to_array(tensor: onnx.TensorProto, folder: Path = Path()) -> NDArray[Any]:
+    """The content of a constant; `folder` has the file that it is in, where it is external data."""
+    return np.asarray(numpy_helper.to_array(tensor, str(folder)))
 
 
 def from_array(array: NDArray[Any], name: str) -> onnx.TensorProto:

@@ -2,32 +2,44 @@
 
 from __future__ import annotations
 
-import shutil
 from collections import Counter
 from pathlib import Path
 
 import onnx
 
-from tasks.ptq.graph import name_nodes, save_model, scratch
+from tasks.ptq.graph import add_note, name_nodes, save_model, scratch
 from tasks.ptq.pool_means import pool_means
+from tasks.ptq.widen import has_half, widen
 from tasks.runtimes.ort import open_session
 from validators.errors import CandidateRefused
 from validators.records import SessionSettings
 
+# Whatever its size: a protobuf message ends at 2 GB, and the runtime writes one unless weights go elsewhere.
+FOLDING = SessionSettings(
+    "CPUExecutionProvider",
+    1,
+    "basic",
+    {"session.optimized_model_external_initializers_file_name": "folded.onnx.data"},
+)
+
 
 def prepare_graph(source: Path, prepared: Path) -> dict[str, int]:
-    """Fold constants, infer shapes and name every node; return what was changed, by description.
+    """Fold constants, compute in float32, infer shapes and name every node; return what was changed, by description.
 
     The level is `basic`: it keeps standard operators, which the quantizers know.
 
     Raises:
-        CandidateRefused: `invalid`: the runtime's tools cannot process the graph.
+        CandidateRefused: `invalid`: the runtime's tools cannot process the graph; `unsupported`: it has no float32 form.
     """
-    before = len(onnx.load(source, load_external_data=False).graph.node)
     with scratch() as folder:
+        plain, widened = source, None
+        model = onnx.load(source, load_external_data=False)
+        if has_half(model):
+            plain, widened = folder / "float32.onnx", _copy_widened(source, folder / "float32.onnx")
+        before = len(model.graph.node)
         folded = folder / "folded.onnx"
         # Not quant_pre_process: where the runtime fails to fold, it logs that and goes on with the graph as it was.
-        with open_session(source, SessionSettings("CPUExecutionProvider", 1, "basic"), optimized_model=folded):
+        with open_session(plain, FOLDING, optimized_model=folded):
             pass
         # Plain inference: the symbolic one fails on common exports (Expand, Where over dynamic axes).
         onnx.shape_inference.infer_shapes_path(str(folded), str(folder / "inferred.onnx"))
@@ -35,7 +47,7 @@ def prepare_graph(source: Path, prepared: Path) -> dict[str, int]:
     changes = {"nodes folded": before - len(model.graph.node), "nodes named": name_nodes(model.graph)}
     changes["means made GlobalAveragePool"] = pool_means(model.graph)
     save_model(model, prepared)
-    return changes
+    return changes | ({"constants widened to float32": widened} if widened is not None else {})
 
 
 def fuse_graph(source: Path, fused: Path) -> dict[str, int]:
@@ -54,7 +66,7 @@ def fuse_graph(source: Path, fused: Path) -> dict[str, int]:
     options.enable_skip_layer_norm = options.enable_bias_skip_layer_norm = False
     with scratch() as folder:
         copy = folder / "model.onnx"
-        shutil.copyfile(source, copy)
+        _copy_widened(source, copy)
         # Head count and hidden size of 0 are read from the graph; the tool's own runtime pass (opt_level 1) folds
         # constants first.
         optimized = optimizer.optimize_model(
@@ -73,3 +85,14 @@ def fuse_graph(source: Path, fused: Path) -> dict[str, int]:
     name_nodes(model.graph)
     save_model(model, fused)
     return made
+
+
+def _copy_widened(source: Path, copy: Path) -> int | None:
+    """Write the source, in float32 and with a note if anything of it is float16; return how many constants were widened."""
+    model = onnx.load(source)
+    widened = None
+    if has_half(model):
+        widened = widen(model)
+        add_note(model, "widened", f"from float16 to float32, which CPU kernels compute in; {widened} constants")
+    save_model(model, copy)
+    return widened

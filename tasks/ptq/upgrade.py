@@ -1,0 +1,102 @@
+"""Sources written in old operators: brought to an opset that every pass reads, if they compute the same there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx.external_data_helper import load_external_data_for_model
+
+from tasks.ptq.graph import add_note, save_model
+from tasks.runtimes.ort import describe_inputs, open_session, run_outputs
+from validators.datasets import Samples, TensorSpec
+from validators.errors import CandidateRefused, SourceError
+from validators.onnx_graph import LEAST_OPSET, opset_of
+from validators.records import SessionSettings
+
+# The newest opset that every part of the pinned runtimes reads, with the IR version that belongs to it.
+OPSET, IR_VERSION = 21, 10
+SAMPLES = 16
+# The same kernels run for nearly all operators; a wrong conversion differs by far more than another order of the same sums.
+TOLERANCE = 1e-4
+
+GetSamples = Callable[[tuple[TensorSpec, ...]], Samples]
+
+
+def upgrade_opset(source: Path, upgraded: Path, samples: GetSamples) -> float:
+    """Write the source in operators of `OPSET`; return the largest absolute difference of the outputs of both.
+
+    `samples(inputs)` gives the samples to compare on, for the inputs that the source has. What was done stands in the file,
+    as a note of it (`add_note`).
+
+    Raises:
+        SourceError: onnx has no way to upgrade an operator, or the result does not run, or computes something else.
+        DataError: the samples do not fit the inputs.
+    """
+    old = onnx.load(source, load_external_data=False)
+    try:
+        # It looks at attributes and small constants alone: weights may stay in their file meanwhile.
+        new = onnx.version_converter.convert_version(old, OPSET)
+    except (
+        Exception
+    ) as error:  # the converter raises RuntimeError, ConvertError and what its bindings make of assertions
+        raise _refuse(old, f"onnx cannot upgrade it: {str(error).splitlines()[0][:300]}") from error
+    new.ir_version = IR_VERSION
+    load_external_data_for_model(new, str(source.parent))
+    add_note(new, "upgraded", f"from opset {opset_of(old)} to {OPSET}, which the passes need")
+    save_model(new, upgraded)
+    try:
+        onnx.checker.check_model(str(upgraded))
+        return _check_parity(old, source, upgraded, samples)
+    except onnx.checker.ValidationError as error:
+        raise _refuse(old, f"upgraded, it fails onnx.checker: {str(error).splitlines()[0]}") from error
+    except CandidateRefused as error:
+        raise _refuse(old, error.found) from error
+
+
+def _check_parity(old: onnx.ModelProto, source: Path, upgraded: Path, samples: GetSamples) -> float:
+    settings = SessionSettings("CPUExecutionProvider", 0, "basic").without_spinning()
+    with open_session(source, settings) as session:
+        inputs = describe_inputs(session)
+        names = [value.name for value in session.get_outputs()]
+        fixed = inputs[0].shape[0] if inputs[0].shape else None
+        batch = next(samples(inputs).batches(fixed if isinstance(fixed, int) else SAMPLES))
+        before = run_outputs(session, batch, names)
+    with open_session(upgraded, settings) as session:
+        after = run_outputs(session, batch, names)
+    worst = 0.0
+    for name, one, other in zip(names, before, after, strict=True):
+        distance, scale = _distance(one, other), max(1.0, _largest(one))
+        if not distance <= TOLERANCE * scale:
+            raise _refuse(
+                old, f"upgraded, its output {name!r} differs by {distance:.3g}, where its largest is {scale:.3g}"
+            )
+        worst = max(worst, distance)
+    return worst
+
+
+def _distance(one: NDArray[Any], other: NDArray[Any]) -> float:
+    """The largest absolute difference, infinite where shapes, types or what is no number differ."""
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return np.inf
+    if one.dtype.kind != "f":
+        return 0.0 if np.array_equal(one, other) else np.inf
+    unequal = ~((one == other) | (np.isnan(one) & np.isnan(other)))
+    differences = np.abs(one[unequal].astype(np.float64) - other[unequal])
+    return float(np.where(np.isnan(differences), np.inf, differences).max(initial=0))
+
+
+def _largest(values: NDArray[Any]) -> float:
+    return float(np.abs(values[np.isfinite(values)]).max(initial=0)) if values.dtype.kind == "f" else 0.0
+
+
+def _refuse(old: onnx.ModelProto, found: str) -> SourceError:
+    return SourceError(
+        found=f"a model of opset {opset_of(old)}; {found}",
+        expected=f"opset {LEAST_OPSET} or above, or operators that can be upgraded",
+        fix=f"export again with opset {OPSET}",
+    )
