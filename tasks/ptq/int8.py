@@ -6,7 +6,7 @@ from pathlib import Path
 
 import onnx
 
-from tasks.ptq.graph import scratch, split_gemm
+from tasks.ptq.graph import EXTERNAL_DATA_BYTES, message_bytes, save_model, scratch, sort_nodes, split_gemm
 from validators.errors import CandidateRefused
 from validators.recipe import Candidate
 
@@ -23,11 +23,13 @@ def quantize_dynamic(float_model: Path, candidate: Candidate, variant: Path) -> 
     model = onnx.load(float_model)
     # The tool turns Gemm into MatMul too, but leaves the shape of the weight before its transposition in the graph.
     split_gemm(model.graph)
-    with scratch():
+    with scratch() as folder:
+        made = folder / "dynamic.onnx"
         try:
             ort_quantize_dynamic(
                 model,
-                str(variant),
+                str(made),
+                use_external_data_format=message_bytes(model) > EXTERNAL_DATA_BYTES,
                 per_channel=candidate.granularity == "pc",
                 weight_type=QuantType.QInt8,
                 # Fused operators have no shape inference in onnx; the quantizer asks for a type to assume.
@@ -37,6 +39,9 @@ def quantize_dynamic(float_model: Path, candidate: Candidate, variant: Path) -> 
             raise  # a disk or a file, which says nothing about the candidate
         except Exception as error:  # the quantizer raises ValueError, KeyError, AttributeError for "not supported"
             raise _refuse(error) from error
+        quantized = onnx.load(made)
+    sort_nodes(quantized.graph)
+    save_model(quantized, variant)
 
 
 def _refuse(error: Exception) -> CandidateRefused:

@@ -12,7 +12,7 @@ from tasks.ptq.bias_correction import correct_bias
 from tasks.ptq.calibration import read_ranges
 from tasks.ptq.fp8 import quantize_fp8
 from tasks.ptq.grams import Gram
-from tasks.ptq.graph import model_bytes
+from tasks.ptq.graph import model_bytes, notes_of, save_model
 from tasks.ptq.int8 import quantize_dynamic
 from tasks.ptq.qdq import Report, quantize_qdq
 from tasks.ptq.range_methods import Range
@@ -78,7 +78,7 @@ def make_variant(candidate: Candidate, materials: Materials, folder: Path, *, th
         session=session_settings(candidate, threads),
         is_simulated=candidate.is_simulated,
         changes=changes,
-        notes=_notes(candidate, materials),
+        notes=(*_notes(candidate, materials), *(f"{about} {note}" for about, note in notes_of(path).items())),
     )
 
 
@@ -122,8 +122,7 @@ def refuse_other_targets(candidate: Candidate) -> None:
 
 def _fused_float(candidate: Candidate, materials: Materials, path: Path) -> dict[str, int]:
     fused = materials.fused()
-    model = onnx.load(fused)
-    onnx.save(model, path)
+    save_model(onnx.load(fused), path)
     return {}
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import onnx
 
 from tasks.ptq.affine import ActivationType
-from tasks.ptq.graph import EXTERNAL_DATA_BYTES, WEIGHT_INPUT
+from tasks.ptq.graph import EXTERNAL_DATA_BYTES, WEIGHT_INPUT, message_bytes
 from tasks.ptq.placement import FLOATS, GraphView, QdqTarget
 from validators.errors import CandidateRefused, RefusalKind
 
@@ -28,7 +28,7 @@ _QUANTIZED = (
 def describe_tensors(proto: onnx.ModelProto) -> tuple[dict[str, int], dict[str, int]]:
     """Element types and ranks of the float tensors, as far as shape inference knows them."""
     # Beyond a protobuf's size there is no inference in memory: types then are those of the weights.
-    graph = (proto if proto.ByteSize() > EXTERNAL_DATA_BYTES else onnx.shape_inference.infer_shapes(proto)).graph
+    graph = (proto if message_bytes(proto) > EXTERNAL_DATA_BYTES else onnx.shape_inference.infer_shapes(proto)).graph
     values = {value.name: value.type.tensor_type for value in [*graph.value_info, *graph.input, *graph.output]}
     types = {name: kind.elem_type for name, kind in values.items() if kind.elem_type in FLOATS}
     return types, {name: len(values[name].shape.dim) for name in types if values[name].HasField("shape")}

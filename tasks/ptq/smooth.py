@@ -68,7 +68,7 @@ def read_channels(model: Path, batches: Iterable[Arrays], *, seed: int = 0) -> d
 
     Rows are a seeded draw of equal size from each batch.
     """
-    proto = onnx.load(model)
+    proto = onnx.load(model, load_external_data=False)
     tensors = list(_layers_by_input(GraphView(proto.graph)))
     batches = list(batches)
     rng = np.random.default_rng(seed)
@@ -76,7 +76,7 @@ def read_channels(model: Path, batches: Iterable[Arrays], *, seed: int = 0) -> d
     lows: dict[str, NDArray[Any]] = {}
     highs: dict[str, NDArray[Any]] = {}
     drawn: dict[str, list[NDArray[np.float32]]] = {name: [] for name in tensors}
-    for values in watch(proto, tensors, batches) if tensors else ():
+    for values in watch(proto, tensors, batches, model) if tensors else ():
         for name, array in values.items():
             rows = array.reshape(-1, array.shape[-1]).astype(np.float32)
             low, high = rows.min(axis=0), rows.max(axis=0)
@@ -116,8 +116,8 @@ def smooth(
             )
         done[tensor] = result
     drop_unused_initializers(proto.graph)
-    onnx.checker.check_model(proto)
     save_model(proto, smoothed)
+    onnx.checker.check_model(str(smoothed))  # by path: 2 GB are no limit
     return done
 
 
