@@ -72,11 +72,11 @@ def test_a_bad_job_writes_an_error_document(tmp_path: Path, tiny: Tiny) -> None:
 
 
 def test_candidates_names_all_and_says_what_cannot_run_here(tmp_path: Path, tiny: Tiny) -> None:
-    write_job(tmp_path / "job.yaml", tiny.job(candidates="default", target="tensorrt"))
+    write_job(tmp_path / "job.yaml", tiny.job(candidates="default", target="ort-cuda"))
     done = quantgate(tmp_path, "candidates", "job.yaml")
     assert done.returncode == 0
-    for name in DEFAULT_CANDIDATES["tensorrt"]:
-        assert re.search(rf"^{re.escape(name)}\s.*refused: target tensorrt", done.stdout, re.MULTILINE)
+    for name in DEFAULT_CANDIDATES["ort-cuda"]:
+        assert re.search(rf"^{re.escape(name)}\s.*refused: target ort-cuda", done.stdout, re.MULTILINE)
 
 
 def test_doctor_names_every_target_and_the_runtime(tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from tasks.ptq.affine import E4M3_MAX
-from tasks.ptq.fp8 import quantize_fp8, weight_scales
+from tasks.ptq.e4m3 import E4M3, store_e4m3, weight_scales
+from tasks.ptq.fp8 import quantize_fp8
 from tasks.ptq.make import ranges_for, session_settings
 from tasks.ptq.prepare import prepare_graph
 from tasks.ptq.range_methods import Range
@@ -103,7 +104,7 @@ def test_the_variant_computes_what_the_simulation_does(tiny: Tiny, tmp_path: Pat
     """Weights stored as the format rounds them; outputs as float arithmetic on rounded weights and inputs gives them."""
     prepared, ranges = prepare(tiny_model(*tiny.weights), tiny, tmp_path)
     done = quantize_fp8(prepared, ranges, candidate, tmp_path / "variant.onnx")
-    assert done == {"MatMul, Gemm and Conv in FP8 E4M3": 2}
+    assert len(done.quantized) == 2 and not done.left
 
     first, bias, second = (array.astype(np.float64) for array in tiny.weights)
     axis = 1 if candidate.granularity == "pc" else None
@@ -111,11 +112,11 @@ def test_the_variant_computes_what_the_simulation_does(tiny: Tiny, tmp_path: Pat
     constants = {item.name: item for item in onnx.load(tmp_path / "variant.onnx").graph.initializer}
     weights = {}
     for name, weight in (("first", first), ("second", second)):
-        assert constants[f"{name}_fp8"].data_type == TensorProto.FLOAT8E4M3FN and name not in constants
+        assert constants[f"{name}_quantized"].data_type == TensorProto.FLOAT8E4M3FN and name not in constants
         scale = (np.abs(weight).max(axis=others) / 448).astype(np.float32)
         np.testing.assert_allclose(numpy_helper.to_array(constants[f"{name}_scale"]), scale, rtol=1e-6)
         weights[name] = dequantized(weight, numpy_helper.to_array(constants[f"{name}_scale"]))
-        stored = numpy_helper.to_array(constants[f"{name}_fp8"]).astype(np.float64)
+        stored = numpy_helper.to_array(constants[f"{name}_quantized"]).astype(np.float64)
         np.testing.assert_array_equal(stored * scale.astype(np.float64), weights[name])
 
     calibration = np.load(tiny.calibration)["x"].astype(np.float64)
@@ -175,7 +176,7 @@ def test_a_weight_and_an_input_of_two_products_are_quantized_once(tiny: Tiny, tm
     onnx.save(model, tmp_path / "model.onnx")
     ranges = minmax(tmp_path / "model.onnx", tiny)
     done = quantize_fp8(tmp_path / "model.onnx", ranges, PER_CHANNEL, tmp_path / "variant.onnx")
-    assert done == {"MatMul, Gemm and Conv in FP8 E4M3": 4}
+    assert len(done.quantized) == 4
     kinds = [node.op_type for node in onnx.load(tmp_path / "variant.onnx").graph.node]
     assert (kinds.count("QuantizeLinear"), kinds.count("DequantizeLinear")) == (2, 4)
 
@@ -190,7 +191,7 @@ def test_a_model_without_constant_weights_is_refused(tiny: Tiny, tmp_path: Path)
         [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", 64])],
     )
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), tmp_path / "r.onnx")
-    with pytest.raises(CandidateRefused, match="no MatMul, Gemm or Conv") as caught:
+    with pytest.raises(CandidateRefused, match="no node to quantize: no Conv, MatMul or Gemm") as caught:
         quantize_fp8(tmp_path / "r.onnx", ranges, PER_CHANNEL, tmp_path / "variant.onnx")
     assert caught.value.kind == "unsupported" and not (tmp_path / "variant.onnx").exists()
 
@@ -199,3 +200,18 @@ def test_a_scale_that_float32_cannot_hold_is_its_smallest() -> None:
     """A channel of 1e-44: its scale would be zero, and its values NaN."""
     scales = weight_scales(np.array([[1e-44, 0.0], [448.0, 0.0]], np.float32), 0)
     assert scales.tolist() == [np.finfo(np.float32).smallest_normal, 1.0]
+
+
+def test_weights_in_float16_are_rounded_on_float16_scales() -> None:
+    """The quotient of a scale that float16 rounds down is above 448, and is the largest number, not NaN."""
+    weight = np.array([[1.0, 0.3], [0.001, 0.0007]], np.float16)
+    scales = weight_scales(weight, 0)
+    assert scales.dtype == np.float16
+    exact = np.abs(weight.astype(np.float64)).max(axis=1) / 448
+    expected = np.maximum(exact.astype(np.float16), np.finfo(np.float16).smallest_normal)
+    np.testing.assert_array_equal(scales, expected)
+    assert weight[0, 0] / np.float64(scales[0]) > 448
+    stored = store_e4m3(weight, scales, 0)
+    assert stored.dtype == E4M3 and stored.shape == weight.shape
+    wide = weight.astype(np.float64) / scales.astype(np.float64)[:, None]
+    np.testing.assert_array_equal(stored.astype(np.float64), round_e4m3(wide))

@@ -324,7 +324,7 @@ def test_every_default_candidate_of_the_cpu_is_made_or_refused(tiny: Tiny, tmp_p
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("int8-static-minmax-pc@tensorrt", "target tensorrt"),
+        ("int8-dynamic-pc@tensorrt", "at run time"),
         ("fp16@ort-cuda", "target ort-cuda"),
         ("fp16@ort-cpu", "fp16 on ort-cpu"),
         ("int8-static-minmax-pc+fused@ort-cpu", "fused"),

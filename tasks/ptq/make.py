@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from tasks.ptq.qdq import Report, quantize_qdq
 from tasks.ptq.range_methods import Range
 from tasks.ptq.sensitivity import Sensitivity
 from tasks.ptq.smooth import SmoothedGraph
+from tasks.ptq.tensorrt_forms import make_form, refuse_recipe
 from tasks.ptq.weight_only import quantize_weights
 from validators.datasets import Arrays
 from validators.digests import digest_model
@@ -29,6 +31,8 @@ CPU_PROVIDER = "CPUExecutionProvider"
 # The kernel that adds and normalizes at once works number by number: five to six times the time of Add and
 # LayerNormalization in ONNX Runtime 1.31.1 (`benchmarks/README.md`), and the runtime makes it of them when it loads.
 SLOW_FUSION = {"optimization.disable_specified_optimizers": "SkipLayerNormFusion"}
+# The runtime itself, not ONNX Runtime's provider of that name, which takes another version of it.
+TENSORRT_PROVIDER = "TensorRT"
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,8 @@ def make_variant(candidate: Candidate, materials: Materials, folder: Path, *, th
     """
     refuse_other_targets(candidate)
     path = folder / "model.onnx"
-    changes = _PASSES[candidate.precision](candidate, materials, path)
+    make = _tensorrt if candidate.target == "tensorrt" else _PASSES[candidate.precision]
+    changes = make(candidate, materials, path)
     try:
         onnx.checker.check_model(str(path))
     except onnx.checker.ValidationError as error:
@@ -85,33 +90,52 @@ def make_variant(candidate: Candidate, materials: Materials, folder: Path, *, th
 def _notes(candidate: Candidate, materials: Materials) -> tuple[str, ...]:
     if candidate.is_simulated:
         return ("FP8 has no kernels on a CPU: numerics are simulated, latency is not measured",)
-    if candidate.range_method and materials.reduced_range:
+    if candidate.range_method and materials.reduced_range and candidate.target == "ort-cpu":
         return ("this processor adds pairs of INT8 products in 16 bits: weights have 7 bits, so that no sum saturates",)
     return ()
 
 
 def session_settings(candidate: Candidate, threads: int) -> SessionSettings:
     """How the runtime must load the candidate's artifact."""
+    if candidate.target == "tensorrt":
+        return SessionSettings(TENSORRT_PROVIDER, threads)
     if candidate.is_simulated:
         # At higher levels the CPU provider fuses FP8 Q/DQ into QLinearConv, which does not exist for FP8.
         return SessionSettings(CPU_PROVIDER, threads, optimization="basic")
     return SessionSettings(CPU_PROVIDER, threads, entries=dict(SLOW_FUSION))
 
 
-def refuse_other_targets(candidate: Candidate) -> None:
-    """Refuse what this version cannot make or run, with the reason.
+def refuse_unmeasured(variant: Variant) -> None:
+    """Refuse to go on with a variant that was made and checked, but that no runtime on this worker runs.
 
     Raises:
         CandidateRefused: `unsupported`.
     """
-    if candidate.target != "ort-cpu":
+    if variant.session.provider == TENSORRT_PROVIDER:
+        raise CandidateRefused(
+            kind="unsupported",
+            found=f"no TensorRT on this worker: {variant.path} was made and checked, and not measured",
+            expected="a worker with TensorRT, and a version of quantgate that runs it",
+            fix="build an engine from the file by hand, or take candidates for ort-cpu",
+        )
+
+
+def refuse_other_targets(candidate: Candidate) -> None:
+    """Refuse what this version cannot make, with the reason.
+
+    Raises:
+        CandidateRefused: `unsupported`.
+    """
+    if candidate.target == "ort-cuda":
         raise CandidateRefused(
             kind="unsupported",
             found=f"target {candidate.target}",
-            expected="ort-cpu, the one target of this version",
+            expected="ort-cpu or tensorrt, the targets of this version",
             fix=f"run the job on ort-cpu; support for {candidate.target} is not built yet",
         )
-    if candidate.precision == "fp16":
+    if candidate.target == "tensorrt":
+        refuse_recipe(candidate)
+    if candidate.precision == "fp16" and candidate.target == "ort-cpu":
         raise CandidateRefused(
             kind="unsupported",
             found="fp16 on ort-cpu",
@@ -207,7 +231,14 @@ def _int4(candidate: Candidate, materials: Materials, path: Path) -> dict[str, i
 
 
 def _fp8(candidate: Candidate, materials: Materials, path: Path) -> dict[str, int]:
-    return quantize_fp8(materials.prepared(), ranges_for(candidate, materials.statistics(False)), candidate, path)
+    report = quantize_fp8(materials.prepared(), ranges_for(candidate, materials.statistics(False)), candidate, path)
+    return {"MatMul, Gemm and Conv in FP8 E4M3": len(report.quantized)} | {
+        f"nodes left in float: {reason}": count for reason, count in Counter(report.left.values()).items()
+    }
+
+
+def _tensorrt(candidate: Candidate, materials: Materials, path: Path) -> dict[str, int]:
+    return make_form(candidate, _static_graph(candidate, materials), materials.statistics(candidate.smooth), path)
 
 
 def ranges_for(candidate: Candidate, statistics: Path) -> dict[str, Range]:

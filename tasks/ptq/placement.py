@@ -17,9 +17,17 @@ node a time:
 - MaxPool, Reshape, ... (`PASS_THROUGH`), which only move numbers: the output has the scale and zero point of the input.
 - Relu and Clip: saturation does their work when the range of the output ends where they cut, so that they are left out.
 
-`tensorrt`: symmetric INT8 on both inputs of Conv, MatMul and Gemm, weights per output channel (NVIDIA TensorRT documentation,
-"Working with Quantized Types", explicit quantization); nothing on outputs, as a Q between Conv and Relu adds a step, nothing on
-biases, which its parser refuses in INT32, and no range is shared.
+`tensorrt`: symmetric INT8 or FP8 on both inputs of Conv, MatMul and Gemm, and nothing else (NVIDIA TensorRT documentation,
+"Working with Quantized Types", explicit quantization). What its parser and its builder make of it was read from the layers of
+engines that TensorRT-RTX 1.7.1 built ahead of time, of one pattern a time and of an encoder and a CNN:
+
+- Both inputs or none: with a float one on either side the product runs in float. Weights have scales per output channel or one
+  for all; along K, or on activations by channel, the product silently runs in float.
+- Zero points are 0, biases stay float (INT32 ones are refused). Convolutions of one and two axes, grouped or depthwise, Gemm
+  with alpha, beta, transA or transB, and batches of matrices (one scale for all) then run in integers.
+- Nothing on outputs: Q between Conv and Relu adds a step, while one behind both is fused with them.
+- No range is shared: before a product, the residual sum or the concatenation is computed in float by the kernel that quantizes
+  its result, and reads what the products before it give in float.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""INT8 static: QuantizeLinear and DequantizeLinear pairs where the target's kernels want them.
+"""INT8 static and FP8: QuantizeLinear and DequantizeLinear pairs where the target's kernels want them.
 
 What goes where is decided in `placement.py`, what numbers it gets in `affine.py`; here the graph is rewritten.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import onnx
@@ -19,12 +19,14 @@ from tasks.ptq.affine import (
     ActivationType,
     Affine,
     WeightBits,
+    fit_e4m3,
     fit_range,
     fit_weight,
     smallest_weight_scale,
     store_bias,
     store_weight,
 )
+from tasks.ptq.e4m3 import E4M3, store_e4m3, weight_scales
 from tasks.ptq.fuse_bias import fuse_bias
 from tasks.ptq.graph import (
     WEIGHT_INPUT,
@@ -47,6 +49,8 @@ from tasks.ptq.qdq_checks import (
 )
 from tasks.ptq.range_methods import Range
 
+QuantizedType = Literal["uint8", "int8", "e4m3"]
+
 
 @dataclass(frozen=True)
 class Report:
@@ -64,14 +68,15 @@ def quantize_qdq(
     target: QdqTarget,
     every_operator: bool,
     per_channel: bool,
-    activation: ActivationType,
+    activation: QuantizedType,
     weight_bits: WeightBits,
     keep_float: Collection[str] = (),
 ) -> Report:
     """Write a Q/DQ form of a float model for one target.
 
     `ranges` are (low, high) of activations by tensor; `keep_float` names nodes that stay as they are. Weights are symmetric
-    INT8; activations asymmetric for `ort-cpu`, symmetric for `tensorrt`.
+    INT8; activations asymmetric for `ort-cpu`, symmetric for `tensorrt`. With `e4m3` both are FP8, placed for either target as
+    `tensorrt` wants it: on a CPU, which has no such kernels, that reproduces its numbers.
 
     Raises:
         CandidateRefused: `unsupported`: the model is quantized already, has no node to quantize, or the target does not take
@@ -79,19 +84,20 @@ def quantize_qdq(
     """
     proto = onnx.load(model)
     name_nodes(proto.graph)
-    refuse_model(proto, target, activation, keep_float)
+    refuse_model(proto, target, "int8" if activation == "e4m3" else activation, keep_float)
     interface = interface_of(proto.graph)
     types, ranks = describe_tensors(proto)
-    if target == "ort-cpu":
+    rules: QdqTarget = "tensorrt" if activation == "e4m3" else target
+    if rules == "ort-cpu":
         fuse_bias(proto.graph, ranks, keep_float)
-    plan = place(proto.graph, ranges, target=target, every_operator=every_operator, keep_float=keep_float)
+    plan = place(proto.graph, ranges, target=rules, every_operator=every_operator, keep_float=keep_float)
     if not plan.nodes:
         found = f"no node to quantize: {next(iter(plan.left.items()), 'no Conv, MatMul or Gemm')}"
         raise_problem(
             ("unsupported", found, "a weighted node with calibrated ranges", "check the export and the calibration")
         )
     view = GraphView(proto.graph)
-    _Rewriter(view, plan, ranges, target, activation, weight_bits, per_channel, types, weight_type(view)).rewrite()
+    _Rewriter(view, plan, ranges, rules, activation, weight_bits, per_channel, types, weight_type(view)).rewrite()
     save_model(proto, variant)
     check_variant(variant, interface)
     return Report(plan.nodes, plan.left)
@@ -99,13 +105,13 @@ def quantize_qdq(
 
 @dataclass
 class _Rewriter:
-    """One rewriting of one graph; `pairs` go behind the node that makes their tensor, `first` before all nodes."""
+    """One rewriting by the rules of `target`; `pairs` go behind the node that makes their tensor, `first` before all nodes."""
 
     view: GraphView
     plan: Placement
     ranges: Mapping[str, Range]
     target: QdqTarget
-    activation: ActivationType
+    activation: QuantizedType
     bits: WeightBits
     per_channel: bool
     types: Mapping[str, int]
@@ -140,10 +146,17 @@ class _Rewriter:
             low, high = self.ranges[tensor]
             least, most = self.view.bounds(tensor)
             low, high = (min(max(end, least), most) for end in (low, high))
-            dtype = helper.tensor_dtype_to_np_dtype(self.types.get(tensor, self.default_type))
             symmetric = self.target == "tensorrt"
-            self.affine[tensor] = fit_range(low, high, self.activation, symmetric=symmetric, dtype=dtype)
+            self.affine[tensor] = fit_range(low, high, self.integer, symmetric=symmetric, dtype=self._float_of(tensor))
         return self.affine[tensor]
+
+    @property
+    def integer(self) -> ActivationType:
+        """The type of activations that are integers."""
+        return "uint8" if self.activation == "uint8" else "int8"
+
+    def _float_of(self, tensor: str) -> np.dtype[Any]:
+        return helper.tensor_dtype_to_np_dtype(self.types.get(tensor, self.default_type))
 
     def _weigh(self, node: onnx.NodeProto) -> None:
         """Give a node its stored weight (and bias), or a KERNELS node its stored constants."""
@@ -169,9 +182,13 @@ class _Rewriter:
                 bias = bias * np.asarray(_take(node, "beta"), bias.dtype)
             per_bias = smallest_weight_scale(bias, self.parameters(node.input[0]).scale)
             smallest = per_bias if axis is not None else np.asarray(per_bias.max())
-        scales = fit_weight(values, axis, self.bits, smallest=smallest)
-        stored = store_weight(values, scales, axis, self.bits)
-        node.input[1] = self._dequantize(weight.name, stored, scales, np.zeros(scales.shape, np.int8), axis)
+        if self.activation == "e4m3":
+            scales = weight_scales(values, axis)
+            stored = store_e4m3(values, scales, axis)
+        else:
+            scales = fit_weight(values, axis, self.bits, smallest=smallest)
+            stored = store_weight(values, scales, axis, self.bits)
+        node.input[1] = self._dequantize(weight.name, stored, scales, np.zeros(scales.shape, stored.dtype), axis)
         if bias is not None:
             total = np.asarray(self.parameters(node.input[0]).scale * scales, scales.dtype)
             # Shapes of scales: one number a channel, or one for all.
@@ -186,8 +203,8 @@ class _Rewriter:
     def _store_operand(self, name: str) -> str:
         """A constant that is added or multiplied: quantized like an activation, which is what the kernel takes."""
         values = to_array(self.view.constants[name])
-        fit = fit_range(float(values.min()), float(values.max()), self.activation, dtype=values.dtype)
-        return self._dequantize(name, fit.store(values), fit.scale, np.array(fit.zero, self.activation), None)
+        fit = fit_range(float(values.min()), float(values.max()), self.integer, dtype=values.dtype)
+        return self._dequantize(name, fit.store(values), fit.scale, np.array(fit.zero, fit.kind), None)
 
     def _dequantize(
         self, name: str, stored: NDArray[Any], scales: NDArray[Any], zero: NDArray[Any] | None, axis: int | None
@@ -213,15 +230,22 @@ class _Rewriter:
 
     def _pair(self, tensor: str, end: str) -> str:
         """Quantize and dequantize an activation into the tensor `end`."""
-        fit = self.parameters(tensor)
+        scale_value, zero_value = self._scale_and_zero(tensor)
         scale, zero, middle = f"{tensor}_scale", f"{tensor}_zero_point", f"{tensor}_quantized"
-        self.constants[scale] = from_array(fit.scale, scale)
-        self.constants[zero] = from_array(np.array(fit.zero, fit.kind), zero)
+        self.constants[scale] = from_array(scale_value, scale)
+        self.constants[zero] = from_array(zero_value, zero)
         self.pairs[tensor] = [
             helper.make_node("QuantizeLinear", [tensor, scale, zero], [middle], name=f"{tensor}_quantize"),
             helper.make_node("DequantizeLinear", [middle, scale, zero], [end], name=f"{tensor}_dequantize"),
         ]
         return end
+
+    def _scale_and_zero(self, tensor: str) -> tuple[NDArray[Any], NDArray[Any]]:
+        if self.activation == "e4m3":
+            low, high = self.ranges[tensor]
+            return fit_e4m3(max(-low, high), self._float_of(tensor)), np.zeros((), E4M3)
+        fit = self.parameters(tensor)
+        return fit.scale, np.array(fit.zero, fit.kind)
 
     def _quantize_output(self, tensor: str) -> None:
         """Quantize a tensor where it is made; a folded activation gives its place to the node before it."""

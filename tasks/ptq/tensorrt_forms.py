@@ -1,0 +1,92 @@
+"""The files of the `tensorrt` target: float16, and INT8, FP8 or INT4 over it.
+
+TensorRT 11 takes every type from the file, so that each form is one of the whole graph: first all is float16 that can be, then
+Q/DQ pairs go into that, with scales in the type of the tensor that they are for (another one is a type mismatch to its parser).
+What goes where is in `fp16_rules.py` and, for the pairs, in `placement.py`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+from tasks.ptq.calibration import read_ranges
+from tasks.ptq.fp8 import quantize_fp8
+from tasks.ptq.fp16 import convert_to_float16
+from tasks.ptq.graph import scratch
+from tasks.ptq.int4_blocks import BLOCK_SIZES, quantize_blocks
+from tasks.ptq.qdq import quantize_qdq
+from tasks.ptq.range_methods import Range
+from validators.errors import CandidateRefused
+from validators.recipe import Candidate
+
+
+def make_form(candidate: Candidate, graph: Path, statistics: Path, path: Path) -> dict[str, int]:
+    """Write the candidate's form of a float graph to `path`, given what calibration saw; return what was changed.
+
+    Raises:
+        CandidateRefused: the model does not allow it, or the result is not valid.
+    """
+    with scratch() as folder:
+        base = path if candidate.precision == "fp16" else folder / "float16.onnx"
+        half = convert_to_float16(graph, base, read_ranges(statistics, "minmax", symmetric=False))
+        changes = {"nodes in float16": len(half.converted)} | _count("nodes left in float32", half.left.values())
+        if candidate.precision == "fp16":
+            return changes
+        if candidate.precision == "int4":
+            blocks = quantize_blocks(base, path, block_size=candidate.block_size or BLOCK_SIZES[-1])
+            changes |= {"Gemm split into MatMul and Add": blocks.gemm_split, "MatMul in INT4": len(blocks.quantized)}
+            return changes | _count("MatMul left in float16", blocks.left.values())
+        ranges = half.with_carried(read_ranges(statistics, candidate.range_method or "minmax", symmetric=True))
+        return changes | _quantize(candidate, base, ranges, path)
+
+
+def _quantize(candidate: Candidate, base: Path, ranges: dict[str, Range], path: Path) -> dict[str, int]:
+    if candidate.precision == "fp8":
+        report, precision = quantize_fp8(base, ranges, candidate, path), "FP8 E4M3"
+    else:
+        precision = "INT8"
+        report = quantize_qdq(
+            base,
+            path,
+            ranges,
+            target="tensorrt",
+            every_operator=candidate.every_operator,
+            per_channel=candidate.granularity == "pc",
+            activation="int8",
+            weight_bits=8,
+        )
+    return {f"nodes in {precision}": len(report.quantized)} | _count("nodes not quantized", report.left.values())
+
+
+def _count(what: str, reasons: Iterable[str]) -> dict[str, int]:
+    return {f"{what}: {reason}": count for reason, count in Counter(reasons).items()}
+
+
+def refuse_recipe(candidate: Candidate) -> None:
+    """Refuse a recipe that has no form for TensorRT.
+
+    Raises:
+        CandidateRefused: `unsupported`.
+    """
+    wrong = {
+        "the fused graph": (candidate.fused, "the plain one: fused operators are no ONNX"),
+        "INT8 with ranges at run time": (candidate.dynamic, "int8-static: it has no such kernels"),
+        "INT4 with zero points": (candidate.asymmetric, "symmetric blocks: it parses no zero point but 0"),
+        f"INT4 in blocks of {candidate.block_size}": (
+            candidate.block_size not in (None, *BLOCK_SIZES),
+            "64 or 128, which it fuses with the product",
+        ),
+        f"INT4 by {candidate.weight_method}": (
+            candidate.weight_method not in (None, "rtn"),
+            "rtn: the other methods have scales below zero, which it does not take",
+        ),
+        "corrected biases": (candidate.bias_corrected, "no -bc: corrections are measured on the CPU's integers"),
+        "parts kept in float": (candidate.kept_parts > 0, "no -keep: parts are ranked on the CPU's integers"),
+    }
+    for found, (is_so, expected) in wrong.items():
+        if is_so:
+            raise CandidateRefused(
+                kind="unsupported", found=f"{found} for tensorrt", expected=expected, fix="take another candidate"
+            )

@@ -1,0 +1,387 @@
+"""The files for TensorRT: what its parser refuses, or silently runs in float, is in none of them; numbers against numpy."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+from conftest import Tiny, statistics_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+from tasks.ptq.calibration import calibrate
+from tasks.ptq.collect import collect_statistics
+from tasks.ptq.graph import model_bytes
+from tasks.ptq.int4_blocks import dequantize_blocks, positive_scales, quantize_blocks, round_blocks
+from tasks.ptq.make import Materials, make_variant, refuse_other_targets, refuse_unmeasured
+from tasks.ptq.prepare import prepare_graph
+from tasks.ptq.smooth import SmoothedGraph
+from tasks.ptq.statistics import save_statistics
+from tasks.ptq.tensorrt_forms import make_form
+from tasks.runtimes.ort import open_session, run_batches
+from validators.errors import CandidateRefused
+from validators.recipe import DEFAULT_CANDIDATES, decode
+from validators.records import SessionSettings
+
+BASIC = SessionSettings("CPUExecutionProvider", 2, "basic")
+# ONNX Runtime 1.31.1 would store the float16 biases of convolutions as INT32 with scales that float16 rounds to zero.
+EXCEPT = ("WeightBiasQuantization",)
+Array = NDArray[Any]
+Floats = NDArray[np.float64]
+FORMS = ("fp16", "int8-static-minmax-pc", "int8-static-mse-pt", "fp8-amax-pc", "int4-g64-rtn")
+STORED = {"int8": np.dtype(np.int8), "fp8": np.dtype(ml_dtypes.float8_e4m3fn), "int4": np.dtype(ml_dtypes.int4)}
+
+
+def draw(*shape: int, seed: int = 0) -> NDArray[np.float32]:
+    return np.random.default_rng([seed, *shape]).normal(size=shape).astype(np.float32)
+
+
+def op(kind: str, inputs: str, output: str, **attributes: Any) -> onnx.NodeProto:
+    return helper.make_node(kind, inputs.split(), [output], name=output, **attributes)
+
+
+def check_form(path: Path, precision: str) -> Counter[str]:
+    """Every rule of the parser and of the builder, as assertions over the file; returns its operators."""
+    onnx.checker.check_model(str(path), full_check=True)
+    proto = onnx.load(path)
+    graph = onnx.shape_inference.infer_shapes(proto, strict_mode=True).graph
+    types = {value.name: value.type.tensor_type.elem_type for value in [*graph.value_info, *graph.input, *graph.output]}
+    stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    types |= {tensor.name: tensor.data_type for tensor in graph.initializer}
+    made = {name: node for node in graph.node for name in node.output}
+    assert not {TensorProto.UINT4, TensorProto.INT16, TensorProto.FLOAT8E5M2, TensorProto.UINT8} & {*types.values()}
+    assert [item.domain for item in proto.opset_import] == [""] and proto.opset_import[0].version >= 21
+    for node in graph.node:
+        if node.op_type in ("QuantizeLinear", "DequantizeLinear"):
+            scale = stored[node.input[1]]
+            assert np.isfinite(scale).all() and (scale > 0).all()
+            # Floats on either side have the type of the scale.
+            outside = node.input[0] if node.op_type == "QuantizeLinear" else node.output[0]
+            assert types[outside] == types[node.input[1]]
+            if len(node.input) > 2:
+                assert not stored[node.input[2]].astype(np.float32).any()
+                assert stored[node.input[2]].dtype == STORED[precision]
+        elif node.op_type in ("Conv", "MatMul", "Gemm"):
+            check_product(node, made, stored, precision)
+        else:
+            # Nothing else reads integers: residual sums, concatenations, activations, biases.
+            assert not any(name in made and made[name].op_type == "DequantizeLinear" for name in node.input)
+    return Counter(node.op_type for node in graph.node)
+
+
+def check_product(
+    node: onnx.NodeProto, made: dict[str, onnx.NodeProto], stored: dict[str, Array], precision: str
+) -> None:
+    sources = [made.get(name) for name in node.input]
+    pairs = [source is not None and source.op_type == "DequantizeLinear" for source in sources]
+    assert not any(pairs[2:]), "a quantized bias"
+    if not any(pairs):
+        return
+    weight = sources[1]
+    assert weight is not None and pairs == [precision != "int4", True, *pairs[2:]], "one side only"
+    codes, scale = stored[weight.input[0]], stored[weight.input[1]]
+    assert codes.dtype == STORED[precision]
+    attributes = {item.name: helper.get_attribute_value(item) for item in weight.attribute}
+    if precision == "int4":
+        assert attributes["axis"] == 0 and attributes["block_size"] in (64, 128) and len(weight.input) == 2
+        assert (codes.shape[0], codes.shape[1]) == (scale.shape[0] * attributes["block_size"], scale.shape[1])
+        return
+    trans = any(item.name == "transB" and item.i for item in node.attribute)
+    channel_axis = 0 if node.op_type == "Conv" or trans else codes.ndim - 1
+    assert scale.shape == () or (scale.shape == (codes.shape[channel_axis],) and attributes["axis"] == channel_axis)
+    data = sources[0]
+    assert data is not None and stored[data.input[1]].shape == () and made[data.input[0]].op_type == "QuantizeLinear"
+    assert list(data.input[1:]) == list(made[data.input[0]].input[1:])
+
+
+def patterns(folder: Path) -> tuple[Path, Path, NDArray[np.float32]]:
+    """Two convolutions with a residual sum, a concatenation, MatMul, Gemm of both orders, a product of two activations.
+
+    Returns the graph, its statistics and samples `[64, 4, 8, 8]`.
+    """
+    constants: dict[str, Array] = {"w": draw(8, 4, 3, 3) / 4, "b": draw(8), "w2": draw(8, 1, 1, 1), "b2": draw(8)}
+    constants |= {"shape": np.array([0, -1]), "w3": draw(1024, 64) / 30, "w4": draw(64, 64) / 8, "b4": draw(64)}
+    constants |= {"w5": draw(128, 64) / 8, "b5": draw(128), "w6": draw(100, 8) / 8, "end": np.array([100])}
+    constants |= {"start": np.array([0]), "axes": np.array([1])}
+    nodes = [
+        op("Conv", "x w b", "c", pads=[1, 1, 1, 1]),
+        op("Relu", "c", "r"),
+        op("Conv", "r w2 b2", "d", group=8),
+        op("Add", "d r", "s"),
+        op("Concat", "s r", "k", axis=1),
+        op("Reshape", "k shape", "f"),
+        op("MatMul", "f w3", "m"),
+        op("Gemm", "m w4 b4", "g"),
+        op("Gemm", "g w5 b5", "h", transB=1),
+        op("Slice", "h start end axes", "l"),
+        op("MatMul", "l w6", "y"),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "patterns",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 4, 8, 8])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 8])],
+        [numpy_helper.from_array(array, name) for name, array in constants.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    onnx.save(onnx.shape_inference.infer_shapes(model), folder / "patterns.onnx")
+    x = draw(64, 4, 8, 8, seed=1)
+    found = collect_statistics(
+        folder / "patterns.onnx",
+        None,
+        lambda size: iter([{"x": x}]),
+        threads=1,
+        max_memory_mb=500,
+        fixed_batch=None,
+    )
+    save_statistics(folder / "patterns.npz", found.statistics)
+    return folder / "patterns.onnx", folder / "patterns.npz", x
+
+
+def sqnr_db(exact: Array, found: Array) -> float:
+    exact = exact.astype(np.float64)
+    return float(10 * np.log10(np.square(exact).sum() / np.square(found - exact).sum()))
+
+
+LEAST_DB = {"fp16": 55, "int8-static-minmax-pc": 25, "int8-static-mse-pt": 22, "fp8-amax-pc": 22, "int4-g64-rtn": 14}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_form_breaks_no_rule_and_keeps_the_function(tmp_path: Path, name: str) -> None:
+    model, statistics, x = patterns(tmp_path)
+    candidate = decode(f"{name}@tensorrt")
+    changes = make_form(candidate, model, statistics, tmp_path / "form.onnx")
+    kinds = check_form(tmp_path / "form.onnx", candidate.precision)
+    assert changes["nodes in float16"] == 11 and kinds["Cast"] == 2
+    pairs = {"fp16": (0, 0), "int8": (6, 12), "fp8": (6, 12), "int4": (0, 3)}[candidate.precision]
+    assert (kinds["QuantizeLinear"], kinds["DequantizeLinear"]) == pairs
+    if candidate.precision == "int4":
+        assert changes["MatMul in INT4"] == 3
+        assert changes["MatMul left in float16: blocks of 64 do not divide its 100 channels"] == 1
+    exact, found = (
+        np.asarray(ReferenceEvaluator(onnx.load(path)).run(None, {"x": x})[0])
+        for path in (model, tmp_path / "form.onnx")
+    )
+    assert found.dtype == np.float32
+    assert LEAST_DB[name] < sqnr_db(exact, found) < LEAST_DB[name] + 12
+
+
+def half(values: Array) -> Floats:
+    """Rounded to float16."""
+    return values.astype(np.float16).astype(np.float64)
+
+
+def test_int8_and_fp8_products_are_what_numpy_computes(tiny: Tiny, tmp_path: Path) -> None:
+    """Two layers by hand: float16 weights, scales in float16, codes by rounding, sums in float64."""
+    prepare_graph(tiny.model, tmp_path / "prepared.onnx")
+    statistics = statistics_of(tmp_path / "prepared.onnx", tiny.calibration)
+    x = np.load(tiny.evaluation)["x"][:200]
+    seen = np.load(tiny.calibration)["x"]
+    first, bias, second = (half(array) for array in tiny.weights)
+    for name, largest in (("int8-static-minmax-pc", 127.0), ("fp8-amax-pc", 448.0)):
+        make_form(decode(f"{name}@tensorrt"), tmp_path / "prepared.onnx", statistics, tmp_path / "form.onnx")
+
+        def fake(values: Floats, amax: Any, most: float = largest) -> Floats:
+            scale = (np.asarray(amax) / most).astype(np.float16).astype(np.float64)
+            # The reference divides in the type of the scale.
+            codes = np.clip(half(half(values) / scale), -most, most)
+            rounded = np.rint(codes) if most == 127 else codes.astype(ml_dtypes.float8_e4m3fn).astype(np.float64)
+            return half(rounded * scale)
+
+        weights = [fake(weight, np.abs(weight).max(axis=0)) for weight in (first, second)]
+        hidden = np.maximum(seen @ tiny.weights[0] + tiny.weights[1], 0)
+        inputs = fake(x.astype(np.float64), np.abs(seen).max())
+        layer = np.maximum(half(inputs @ weights[0]) + bias, 0)
+        expected = fake(layer, hidden.max()) @ weights[1]
+        found = np.asarray(ReferenceEvaluator(onnx.load(tmp_path / "form.onnx")).run(None, {"x": x})[0])
+        floats = np.maximum(x @ tiny.weights[0] + tiny.weights[1], 0) @ tiny.weights[2]
+        # The reference also adds in float16, which moves some hidden values to the next code.
+        assert sqnr_db(expected, found) > sqnr_db(floats, found) + 6
+
+
+# INT4 blocks
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "scale"),
+    [(-8.0, 7.0, 1.0), (-8.0, 14.0, 2.0), (-16.0, 7.0, 2.0), (-1.0, 0.0, 0.125), (3.0, 3.5, 0.5), (0.0, 0.0, 0.0)],
+)
+def test_positive_scales_by_hand(low: float, high: float, scale: float) -> None:
+    assert positive_scales(np.array(low), np.array(high)).tolist() == scale
+
+
+@settings(deadline=None, derandomize=True, database=None, max_examples=50)
+@given(st.integers(0, 2**32 - 1), st.sampled_from([np.float16, np.float32]), st.sampled_from([64, 128]))
+def test_blocks_are_read_back_as_the_nearest_numbers_of_their_grid(seed: int, dtype: Any, block_size: int) -> None:
+    """The file's bytes through ONNX's own reader and DequantizeLinear, against rounding in float64."""
+    rng = np.random.default_rng(seed)
+    weight = (rng.normal(size=(256, 5)) * rng.lognormal(size=5)).astype(dtype)
+    weight[:block_size, 0] = 0
+    blocked = dequantize_blocks(round_blocks(weight, block_size), dtype, ("q", "s", "w"), "dq")
+    scales = numpy_helper.to_array(blocked.scales)
+    assert scales.dtype == dtype and (scales > 0).all() and blocked.codes.data_type == TensorProto.INT4
+    by_row = np.repeat(scales.astype(np.float64), block_size, axis=0)
+    expected = np.clip(np.rint(weight.astype(np.float64) / by_row), -8, 7)
+    np.testing.assert_array_equal(numpy_helper.to_array(blocked.codes).astype(np.float64), expected)
+    # No value is cut, but by what the scale lost in its own rounding.
+    loss = np.abs(expected * by_row - weight.astype(np.float64))
+    assert (loss <= by_row * (0.5 + 8 * np.finfo(dtype).eps)).all()
+    graph = helper.make_graph(
+        [blocked.node],
+        "g",
+        [],
+        [helper.make_tensor_value_info("w", blocked.scales.data_type, [256, 5])],
+        [blocked.codes, blocked.scales],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    read = np.asarray(ReferenceEvaluator(model).run(None, {})[0])
+    np.testing.assert_array_equal(read, (expected * by_row).astype(dtype))
+
+
+def test_blocks_that_the_format_cannot_hold_are_an_error() -> None:
+    """Scales below zero, as MatMulNBits has them, and blocks that K does not fill."""
+    good = round_blocks(draw(128, 4), 64)
+    negative = replace(good, grid=replace(good.grid, scales=-good.grid.scales))
+    for bad in (negative, replace(good, codes=good.codes[:100]), replace(good, symmetric=False)):
+        with pytest.raises(ValueError, match="expected symmetric ones"):
+            dequantize_blocks(bad, np.float32, ("q", "s", "w"), "dq")
+
+
+def test_a_shared_weight_is_stored_once_and_a_transposed_one_leaves_nothing(tmp_path: Path) -> None:
+    constants = {"w": draw(128, 128), "t": draw(64, 128)}
+    nodes = [op("MatMul", "x w", "a"), op("MatMul", "a w", "b"), op("Transpose", "t", "k", perm=[1, 0])]
+    nodes += [op("MatMul", "b k", "y")]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 128])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 64])],
+        [numpy_helper.from_array(array, name) for name, array in constants.items()],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), tmp_path / "m.onnx")
+    report = quantize_blocks(tmp_path / "m.onnx", tmp_path / "v.onnx", block_size=64)
+    kinds = check_form(tmp_path / "v.onnx", "int4")
+    assert len(report.quantized) == 3 and kinds == {"MatMul": 3, "DequantizeLinear": 2}
+    assert model_bytes(tmp_path / "v.onnx") < model_bytes(tmp_path / "m.onnx") / 5
+
+
+# From the candidate to the file
+
+
+@pytest.fixture(scope="module")
+def folder(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The prepared tiny model and its statistics."""
+    folder = tmp_path_factory.mktemp("materials")
+    prepare_graph(tiny.model, folder / "prepared.onnx")
+    statistics_of(folder / "prepared.onnx", tiny.calibration)
+    return folder
+
+
+def materials(folder: Path) -> Materials:
+    def no(*_: object) -> Any:
+        raise AssertionError("not needed for this target")
+
+    return Materials(
+        prepared=lambda: folder / "prepared.onnx",
+        fused=no,
+        smoothed=lambda: SmoothedGraph(folder / "prepared.onnx", 0, 0),
+        statistics=lambda of_smoothed: folder / "prepared.statistics.npz",
+        ranking=no,
+        batches=no,
+        grams=no,
+        reduced_range=True,
+    )
+
+
+@pytest.mark.parametrize(
+    "name", [*DEFAULT_CANDIDATES["tensorrt"], "int8-static-mse-pt-smooth@tensorrt", "fp8-amax-pt@tensorrt"]
+)
+def test_a_candidate_is_made_and_then_not_measured(tiny: Tiny, tmp_path: Path, folder: Path, name: str) -> None:
+    """The file is there, valid, smaller, and nearly as right; the refusal behind it says so, and why."""
+    variant = make_variant(decode(name), materials(folder), tmp_path, threads=2)
+    check_form(variant.path, decode(name).precision)
+    assert variant.path == tmp_path / "model.onnx" and variant.size_bytes == model_bytes(variant.path)
+    assert variant.session == SessionSettings("TensorRT", 2) and not variant.is_simulated and not variant.notes
+    assert variant.size_bytes < 0.75 * model_bytes(folder / "prepared.onnx")
+    x, label = (np.load(tiny.evaluation)[key][:300] for key in ("x", "label"))
+    right = {}
+    for path in (tiny.model, variant.path):
+        with open_session(path, BASIC, without=EXCEPT) as session:
+            right[path] = (run_batches(session, [{"x": x}], "logits").argmax(axis=1) == label).mean()
+    assert right[variant.path] > 0.9 * right[tiny.model]
+    with pytest.raises(CandidateRefused, match=r"no TensorRT on this worker: .* was made and checked") as caught:
+        refuse_unmeasured(variant)
+    assert caught.value.kind == "unsupported"
+
+
+def test_a_variant_of_the_cpu_is_measured(tiny: Tiny, tmp_path: Path, folder: Path) -> None:
+    refuse_unmeasured(make_variant(decode("int8-static-minmax-pc@ort-cpu"), materials(folder), tmp_path, threads=1))
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("fp32-fused@tensorrt", "fused graph"),
+        ("int8-static-minmax-pc+fused@tensorrt", "fused graph"),
+        ("int8-dynamic-pc@tensorrt", "at run time"),
+        ("int4-g128-rtn-asym@tensorrt", "zero point"),
+        ("int4-g256-rtn@tensorrt", "blocks of 256"),
+        ("int4-g32-rtn@tensorrt", "blocks of 32"),
+        ("int4-g128-gptq@tensorrt", "gptq"),
+        ("int8-static-mse-pc-bc@tensorrt", "corrected biases"),
+        ("int8-static-mse-pc-keep2@tensorrt", "kept in float"),
+        ("fp16@ort-cuda", "target ort-cuda"),
+        ("fp16@ort-cpu", "fp16 on ort-cpu"),
+    ],
+)
+def test_a_recipe_without_a_form_is_refused(name: str, words: str) -> None:
+    with pytest.raises(CandidateRefused, match=words) as caught:
+        refuse_other_targets(decode(name))
+    assert caught.value.kind == "unsupported" and caught.value.fix
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("pool_name", "products", "least_db"),
+    [
+        ("text", 37, {"fp16": 50, "int8-static-mse-pt": 7, "fp8-amax-pc": 20, "int4-g64-rtn": 7}),
+        ("image", 50, {"fp16": 40, "int8-static-minmax-pc": 12, "fp8-amax-pc": -5, "int4-g64-rtn": 18}),
+    ],
+)
+def test_the_demo_models(tmp_path: Path, pool_name: str, products: int, least_db: dict[str, float]) -> None:
+    """All products are quantized, no rule is broken, and the numbers are those of the precision."""
+    from tasks.demo.pools import image_pool, text_pool
+
+    pool = {"image": image_pool, "text": text_pool}[pool_name](tmp_path)
+    model = onnx.load(pool.model)
+    for tensor in model.graph.initializer:
+        if tensor.name.endswith("head.weight"):  # zeros in the pools, which any quantization leaves exact
+            tensor.CopyFrom(numpy_helper.from_array(draw(*tensor.dims) / 20, tensor.name))
+    onnx.save(model, pool.model)
+    rows = np.random.default_rng(0).permutation(len(pool.labels))
+    prepare_graph(pool.model, tmp_path / "prepared.onnx")
+    calibrate(tmp_path / "prepared.onnx", pool.take(rows[:32]), tmp_path / "s.npz", threads=2, max_memory_mb=1000)
+    batch = pool.take(rows[32:40]).inputs
+
+    def outputs(path: Path) -> Array:
+        with open_session(path, BASIC, without=EXCEPT) as session:
+            return run_batches(session, [batch], pool.output)
+
+    exact = outputs(tmp_path / "prepared.onnx")
+    for name, least in least_db.items():
+        candidate = decode(f"{name}@tensorrt")
+        changes = make_form(candidate, tmp_path / "prepared.onnx", tmp_path / "s.npz", tmp_path / "form.onnx")
+        check_form(tmp_path / "form.onnx", candidate.precision)
+        key = {"int8": "nodes in INT8", "fp8": "nodes in FP8 E4M3", "int4": "MatMul in INT4"}.get(candidate.precision)
+        if key:
+            assert changes[key] == (1 if (pool_name, key) == ("image", "MatMul in INT4") else products)
+        assert sqnr_db(exact, outputs(tmp_path / "form.onnx")) > least
