@@ -1,34 +1,86 @@
 """What INT4 weights cost a language model in perplexity: SmolLM2-135M on Wikipedia articles.
 
     python benchmarks/int4_language.py build /tmp/language
-    python benchmarks/int4_language.py rtn /tmp/language --block-size 32
-    python benchmarks/int4_language.py rtn /tmp/language --block-size 64 --symmetric
+    python benchmarks/int4_language.py table /tmp/language
     python benchmarks/int4_language.py perplexity /tmp/language/*.onnx --windows 12
 
-`build` makes the float32 program and its windows (540 MB, one time), `rtn` a variant with ONNX Runtime's own
-round-to-nearest, `perplexity` compares any files with the same inputs and outputs, each in a process of its own.
+`build` makes the float32 program and its windows (540 MB, one time). `table` makes each variant with quantgate's own pass,
+scores it in a process of its own, removes it, and writes `benchmarks/results/int4_language.json` after every row; rows that
+are there already are not measured again. `perplexity` compares any files with the same inputs and outputs.
 """
 
 from __future__ import annotations
 
 import json
-import logging
+import platform
 import subprocess
 import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import typer
 
-from tasks.demo.language import language_pool, open_scorer, perplexity, window_losses
+from tasks.demo.language import language_pool, open_scorer, window_losses
 from tasks.measure.inventory import usable_cores
+from tasks.measure.perplexity import perplexity
+from tasks.ptq.grams import Gram, collect_grams, tensors_to_collect
+from tasks.ptq.tied import TableBits
+from tasks.ptq.weight_only import quantize_weights
+from validators.recipe import WeightMethod
 
-WINDOWS_FILE = "evaluation.npy"
+MODEL, WINDOWS_FILE, CALIBRATION_FILE = "language.onnx", "evaluation.npy", "calibration.npy"
+RESULTS = Path(__file__).parent / "results" / "int4_language.json"
+# Calibration windows, and how many of them run at once: 16,384 rows for each Gram matrix.
+CALIBRATION_WINDOWS, BATCH, GRAM_MEMORY_MB = 32, 4, 4000.0
+
+Losses = np.ndarray[tuple[int], np.dtype[np.float64]]
 
 app = typer.Typer(add_completion=False, help=__doc__)
 Models = Annotated[list[Path], typer.Argument(exists=True, dir_okay=False, help="ONNX files beside their windows.")]
+Folder = Annotated[Path, typer.Argument(exists=True, file_okay=False, help="What `build` made.")]
 Count = Annotated[int, typer.Option("--windows", min=2, help="Evaluation windows of 512 tokens.")]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A row of the table: the layers' method and blocks (None is float32), and the bits of embedding and head."""
+
+    method: WeightMethod | None
+    block_size: int = 32
+    symmetric: bool = False
+    embedding: TableBits | None = None
+    head: TableBits | None = None
+    accuracy_level: int = 0
+
+    @property
+    def name(self) -> str:
+        """As the table calls it."""
+        layers = f"{self.method}-g{self.block_size}-{'sym' if self.symmetric else 'asym'}" if self.method else "fp32"
+        level = f", accuracy_level {self.accuracy_level}" if self.accuracy_level else ""
+        return f"{layers}, embedding {self.embedding or 'fp32'}, head {self.head or 'fp32'}{level}"
+
+
+FLOAT = Variant(None)
+LAYERS = tuple(
+    Variant(method, size, symmetric)
+    for size in (32, 64)
+    for method in ("rtn", "hqq", "gptq", "awq")
+    for symmetric in ((False,) if method == "hqq" else (False, True))
+)
+TIED = tuple(
+    Variant(None, 32, embedding=embedding, head=head)
+    for embedding, head in ((None, 8), (None, 4), (8, None), (4, None), (8, 8), (8, 4), (4, 8), (4, 4))
+)
+WHOLE = (
+    Variant("rtn", 32, accuracy_level=4),
+    Variant("gptq", 32, embedding=8, head=8),
+    Variant("gptq", 32, embedding=8, head=8, accuracy_level=4),
+)
 
 
 @app.command()
@@ -37,29 +89,91 @@ def build(folder: Annotated[Path, typer.Argument(help="Where the program and its
     folder.mkdir(parents=True, exist_ok=True)
     pool = language_pool(folder)
     np.save(folder / WINDOWS_FILE, pool.evaluation)
-    np.save(folder / "calibration.npy", pool.calibration)
+    np.save(folder / CALIBRATION_FILE, pool.calibration)
     print(f"{pool.model}: {len(pool.calibration)} calibration and {len(pool.evaluation)} evaluation windows")
 
 
 @app.command()
-def rtn(
-    folder: Annotated[Path, typer.Argument(exists=True, file_okay=False, help="What `build` made.")],
-    block_size: Annotated[int, typer.Option(help="Weights along K that share a scale.")] = 32,
-    symmetric: Annotated[bool, typer.Option("--symmetric", help="Without zero points.")] = False,
-) -> None:
-    """Quantize the layers' weights with ONNX Runtime's MatMulNBitsQuantizer: round to nearest, float arithmetic."""
-    import onnx
-    from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
+def table(folder: Folder, windows: Count = 12) -> None:
+    """Measure every variant that the results file lacks."""
+    rows: dict[str, Any] = json.loads(RESULTS.read_text(encoding="utf-8"))["rows"] if RESULTS.exists() else {}
+    missing = [variant for variant in (FLOAT, *LAYERS, *TIED, *WHOLE) if variant.name not in rows]
+    grams = _grams(folder) if any(variant.method in ("gptq", "awq") for variant in missing) else {}
+    for variant in missing:
+        path = folder / MODEL if variant == FLOAT else _make(variant, folder, grams)
+        losses = _losses(path, windows)
+        rows[variant.name] = {"size_bytes": path.stat().st_size, "losses": losses.tolist()}
+        if path.name != MODEL:
+            path.unlink()
+        _save(rows, windows)
 
-    model = onnx.load(folder / "language.onnx")
-    # Two lines for each of the program's 1,400 nodes otherwise.
-    logging.getLogger(MatMulNBitsQuantizer.__module__).setLevel(logging.WARNING)
-    quantizer = MatMulNBitsQuantizer(model, block_size=block_size, is_symmetric=symmetric, accuracy_level=0)
-    quantizer.process()
-    path = folder / f"rtn-g{block_size}-{'symmetric' if symmetric else 'asymmetric'}.onnx"
-    onnx.save_model(quantizer.model.model, path)
-    count = sum(node.op_type == "MatMulNBits" for node in quantizer.model.model.graph.node)
-    print(f"{path}: {count} MatMulNBits, {path.stat().st_size / 1e6:.0f} MB")
+
+def _grams(folder: Path) -> Mapping[str, Gram]:
+    model, samples = folder / MODEL, np.load(folder / CALIBRATION_FILE)[:CALIBRATION_WINDOWS]
+    tensors = tensors_to_collect(model, block_size=32, exclude=[_head_of(model)])
+    starts = range(0, len(samples), BATCH)
+    return collect_grams(
+        model,
+        tensors,
+        lambda: ({"input_ids": samples[start : start + BATCH]} for start in starts),
+        max_memory_mb=GRAM_MEMORY_MB,
+        threads=usable_cores(),
+    )
+
+
+def _head_of(model: Path) -> str:
+    import onnx
+
+    nodes = onnx.load(model, load_external_data=False).graph.node
+    return str(next(node.name for node in nodes if "logits" in node.output))
+
+
+def _make(variant: Variant, folder: Path, grams: Mapping[str, Gram]) -> Path:
+    import onnx
+
+    model, path = folder / MODEL, folder / "variant.onnx"
+    head = _head_of(model)
+    excluded = [] if variant.head or variant.embedding else [head]
+    if variant.method is None:
+        nodes = onnx.load(model, load_external_data=False).graph.node
+        excluded = [node.name for node in nodes if node.op_type == "MatMul" and node.name != head]
+    quantize_weights(
+        model,
+        path,
+        block_size=variant.block_size,
+        symmetric=variant.symmetric,
+        method=variant.method or "rtn",
+        grams=grams,
+        exclude=excluded,
+        accuracy_level=variant.accuracy_level,
+        embedding_bits=variant.embedding,
+        head_bits=variant.head,
+    )
+    return path
+
+
+def _save(rows: dict[str, Any], windows: int) -> None:
+    """Write the rows with perplexities and their ratios to that of the float model, and print the last one."""
+    float32 = np.array(rows[FLOAT.name]["losses"])
+    for row in rows.values():
+        loss = np.array(row["losses"])
+        low, high = _interval(loss - float32)
+        row |= {
+            "perplexity": perplexity(loss),
+            "ratio": float(np.exp((loss - float32).mean())),
+            "interval": [low, high],
+        }
+    figures = {
+        "windows": windows,
+        "calibration_windows": CALIBRATION_WINDOWS,
+        "date": time.strftime("%Y-%m-%d"),
+        "machine": platform.processor() or platform.machine(),
+        "versions": {part: metadata.version(part) for part in ("numpy", "onnx", "onnxruntime")},
+        "rows": rows,
+    }
+    RESULTS.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    name, row = list(rows.items())[-1]
+    print(f"{name:60} {row['perplexity']:8.2f} {row['size_bytes'] / 1e6:6.0f} MB", flush=True)
 
 
 @app.command(name="perplexity")
@@ -82,7 +196,7 @@ def score(model: Path, windows: int) -> None:
         print(json.dumps(window_losses(scorer, data).tolist()))
 
 
-def _losses(model: Path, windows: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def _losses(model: Path, windows: int) -> Losses:
     # A process for each file: threads of sessions that share one spin against each other, and memory goes back.
     command = [sys.executable, __file__, "score", str(model), str(windows)]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -91,10 +205,12 @@ def _losses(model: Path, windows: int) -> np.ndarray[tuple[int], np.dtype[np.flo
     return np.array(json.loads(run.stdout.splitlines()[-1]))
 
 
-def _interval(differences: np.ndarray[tuple[int], np.dtype[np.float64]]) -> tuple[float, float]:
+def _interval(differences: Losses) -> tuple[float, float]:
     """95 % interval of exp(mean difference), by Student's t over the windows."""
     from scipy import stats
 
+    if not differences.any():
+        return 1.0, 1.0
     half = stats.t.ppf(0.975, len(differences) - 1) * stats.sem(differences)
     mean = differences.mean()
     return float(np.exp(mean - half)), float(np.exp(mean + half))

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tasks.context import MEASURE_CODE, Evidence, Run
-from tasks.measure.accuracy import EVALUATION_BATCH_SIZE, score_samples
-from tasks.runtimes.ort import open_session, run_batches
+from tasks.measure.accuracy import EVALUATION_BATCH_SIZE, score_samples, value_of
+from tasks.measure.perplexity import WINDOWS_AT_ONCE, score_batches
+from tasks.runtimes.ort import open_session, run_batches, run_outputs
+from validators.job import MetricName
 from validators.records import Accuracy, Inventory, SessionSettings
+
+if TYPE_CHECKING:
+    import onnxruntime as ort
 
 
 def measure_accuracy(
@@ -30,6 +37,7 @@ def measure_accuracy(
 
     Raises:
         CandidateRefused: the runtime does not load or run it.
+        DataError: the samples have no targets for the metric `perplexity`.
     """
     job = run.job
     key = (
@@ -49,15 +57,29 @@ def measure_accuracy(
         with open_session(
             model, _considerate(settings, threads=settings.threads if alone else settings.threads // 2)
         ) as session:
-            batches = evidence.evaluation.batches(evidence.batch_axis or EVALUATION_BATCH_SIZE)
-            outputs = run_batches(session, batches, evidence.output.name)
-        reference = np.load(baseline.outputs_path) if baseline else None
-        scores = score_samples(job.metric, outputs, evidence.evaluation.labels, reference)
+            reference = np.load(baseline.outputs_path) if baseline else None
+            outputs, scores = _score(session, evidence, job.metric, reference)
         np.save(folder / "outputs.npy", outputs)
         np.save(folder / "scores.npy", scores)
-        return Accuracy(job.metric, float(scores.mean()), len(scores), folder / "scores.npy", folder / "outputs.npy")
+        value = value_of(job.metric, scores)
+        return Accuracy(job.metric, value, len(scores), folder / "scores.npy", folder / "outputs.npy")
 
     return run.store.make("accuracy", key, Accuracy, measure)
+
+
+def _score(
+    session: ort.InferenceSession, evidence: Evidence, metric: MetricName, reference: NDArray[Any] | None
+) -> tuple[NDArray[Any], NDArray[np.float64]]:
+    """What is kept of the outputs, `(n, ...)`, and one score a sample."""
+    samples, output = evidence.evaluation, evidence.output.name
+    if metric == "perplexity":
+        batches = samples.batches(evidence.batch_axis or WINDOWS_AT_ONCE)
+        logits = (run_outputs(session, batch, [output])[0] for batch in batches)
+        losses = score_batches(logits, samples, evidence.output)
+        # The logits of all windows fit nowhere; their losses, finite where they are, stand for them from here on.
+        return losses, losses
+    outputs = run_batches(session, samples.batches(evidence.batch_axis or EVALUATION_BATCH_SIZE), output)
+    return outputs, score_samples(metric, outputs, samples.labels, reference)
 
 
 def _considerate(settings: SessionSettings, *, threads: int) -> SessionSettings:

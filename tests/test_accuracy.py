@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tasks.measure.accuracy import class_count, drops, higher_is_better, score_samples
+from tasks.measure.accuracy import class_count, drops, higher_is_better, score_samples, value_of
 from validators.datasets import TensorSpec
 from validators.errors import JobError
 from validators.job import MetricName
@@ -55,6 +55,7 @@ def test_values_are_compared_in_float64() -> None:
         ("agreement", [1, 1], [1, 0], [0, 1]),
         ("mse", [0.5, 2.0], [1.0, 1.0], [0.5, -1.0]),
         ("mae", [0.5, 2.0], [0.5, 3.0], [0.0, 1.0]),
+        ("perplexity", [0.5, 2.0], [0.5, 3.0], [0.0, 1.0]),
     ],
 )
 def test_a_drop_is_positive_where_the_variant_is_worse(
@@ -62,7 +63,13 @@ def test_a_drop_is_positive_where_the_variant_is_worse(
 ) -> None:
     """Whichever way the metric runs."""
     assert drops(metric, np.array(baseline, float), np.array(variant, float)).tolist() == lost
-    assert higher_is_better(metric) == (metric not in ("mse", "mae"))
+    assert higher_is_better(metric) == (metric not in ("mse", "mae", "perplexity"))
+
+
+def test_the_metric_is_the_mean_of_the_scores() -> None:
+    """And exp of it for perplexity, whose scores are nats: 3 and 12 to the half are 6."""
+    assert value_of("mae", np.array([0.5, 1.0])) == 0.75
+    assert value_of("perplexity", np.log([3.0, 12.0])) == pytest.approx(6.0)
 
 
 LOGITS = TensorSpec("logits", "float32", ("batch", None))
@@ -78,6 +85,7 @@ LOGITS = TensorSpec("logits", "float32", ("batch", None))
         ("mse", (8, 3), (3,), None),
         ("mae", (8, 2, 2), (4,), None),
         ("mae", (8,), (), None),
+        ("perplexity", (1, 16, 50), None, None),
     ],
 )
 def test_the_number_of_classes(
@@ -97,6 +105,9 @@ def test_the_number_of_classes(
         ("top5", (8, 5), (), "more than 5 classes"),
         ("mse", (8, 3), (), "targets of shape ()"),
         ("mae", (8, 3), (4,), "targets of shape (4,)"),
+        ("perplexity", (8, 50), None, "(samples, tokens, vocabulary)"),
+        ("perplexity", (8, 1, 50), None, "2 tokens or more"),
+        ("perplexity", (8, 16, 1), None, "(samples, tokens, vocabulary)"),
     ],
 )
 def test_a_metric_that_does_not_fit_the_output_is_refused(

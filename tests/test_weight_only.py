@@ -214,25 +214,24 @@ def test_a_shared_weight_is_quantized_once(tmp_path: Path, method: WeightMethod)
         assert np.median(np.abs(run(variant, x) - shared)) < 1e-4
 
 
-def test_tied_embeddings(tmp_path: Path) -> None:
-    """A table that is gathered from, and transposed is the last weight: gathered in float, multiplied in INT4."""
+def test_a_table_that_is_not_only_a_tied_embedding(tmp_path: Path) -> None:
+    """One whose mean is taken as well: gathered in float, multiplied in INT4."""
     table = normal(48, K)
-    model = save(
-        tmp_path / "m.onnx",
-        [
-            node("Gather", "table ids", "rows"),
-            node("Add", "x rows", "a"),
-            node("Transpose", "table", "head", perm=[1, 0]),
-            node("MatMul", "a head", "y"),
-        ],
-        {"table": table, "ids": np.array([7], np.int64)},
-    )
-    variant, report = quantized(model)
-    assert operators(variant) == ["Gather", "Add", "MatMulNBits"] and report.quantized[0].channels_out == 48
+    nodes = [
+        node("Gather", "table ids", "rows"),
+        node("Add", "x rows", "s"),
+        node("ReduceMean", "table axes", "mean"),
+        node("Add", "s mean", "a"),
+        node("Transpose", "table", "head", perm=[1, 0]),
+        node("MatMul", "a head", "y"),
+    ]
+    constants = {"table": table, "ids": np.array([7], np.int64), "axes": np.array([0], np.int64)}
+    variant, report = quantized(save(tmp_path / "m.onnx", nodes, constants))
+    assert operators(variant) == ["Gather", "Add", "ReduceMean", "Add", "MatMulNBits"] and report.tied == ()
     np.testing.assert_array_equal(constants_of(variant)["table"], table)
     x = normal(5, K)
     weight = round_to_nearest(table.T, block_size=16, symmetric=True, dtype=np.float32).dequantized()
-    np.testing.assert_allclose(run(variant, x), (x + table[7]) @ weight, atol=1e-4)
+    np.testing.assert_allclose(run(variant, x), (x + table[7] + table.mean(axis=0)) @ weight, atol=1e-4)
 
 
 @pytest.mark.parametrize("method", ["rtn", "gptq", "awq"])

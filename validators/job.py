@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from validators.errors import JobError
 from validators.recipe import DEFAULT_CANDIDATES, Target, decode
 
-MetricName = Literal["accuracy", "top5", "mse", "mae", "agreement"]
+MetricName = Literal["accuracy", "top5", "mse", "mae", "agreement", "perplexity"]
 
 
 class Settings(BaseModel):
@@ -34,7 +34,8 @@ class Data(Settings):
     traffic: Path | None = None
     """A sample of recent traffic; calibration data is held against it. Without one, the evaluation inputs stand in."""
     label: str = "label"
-    """Name of the array or column that holds the label: a class index, or for `mse` and `mae` the target value."""
+    """Name of the array or column that holds the label: a class index, for `mse` and `mae` the target value, for `perplexity`
+    the token ids of the window itself, -100 where one does not count."""
     slices: tuple[str, ...] = ()
     """Names of arrays or columns that sort samples into groups, such as language or customer: integers or text. Calibration
     data must cover each group of the reference."""
@@ -86,7 +87,8 @@ class Gates(Settings):
     """What a variant must satisfy to be promoted. A gate that is null is not applied."""
 
     max_drop: Annotated[float, Field(ge=0)] = 0.02
-    """Largest drop of the metric against the baseline, in the metric's own units (0.02 of accuracy is 2 points)."""
+    """Largest drop of the metric against the baseline, in the metric's own units (0.02 of accuracy is 2 points). For perplexity
+    it is a rise of the loss in nats a token: 0.02 allows exp(0.02), 2 % more perplexity."""
     confidence: Annotated[float, Field(gt=0.5, lt=1)] = 0.95
     """One-sided confidence of every gate that rests on samples."""
     min_speedup: Annotated[float, Field(gt=0)] | None = 1.05
@@ -144,7 +146,8 @@ class Job(Settings):
     data: Data
     """The samples."""
     metric: MetricName = "accuracy"
-    """`accuracy` and `top5` for class indices, `mse` and `mae` for values, `agreement` with the baseline's top-1 class."""
+    """`accuracy` and `top5` for class indices, `mse` and `mae` for values, `agreement` with the baseline's top-1 class,
+    `perplexity` of the next token for a language model."""
     output: str | None = None
     """The output that the metric reads; the model's first when null."""
     candidates: Literal["default"] | Annotated[tuple[str, ...], Field(min_length=1)] = "default"

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from tasks.demo.assets import Asset, fetch, read_tar, read_wheel
 from tasks.demo.pools import STATE
+from tasks.measure.perplexity import score_windows
 from validators.errors import SourceError
 from validators.records import SessionSettings
 
@@ -227,18 +228,7 @@ def window_losses(score: Callable[[Windows], Floats], windows: Windows) -> NDArr
     >>> window_losses(lambda ids: np.zeros((1, ids.shape[1], 4), np.float32), np.array([[0, 1, 3]])).round(4)
     array([1.3863])
     """
-    losses = np.empty(len(windows))
-    for row, ids in enumerate(windows):
-        logits = score(ids[None])[0, :-1]
-        highest = logits.max(axis=-1, keepdims=True)
-        log_total = np.log(np.exp(logits - highest).sum(axis=-1, dtype=np.float64)) + highest[:, 0]
-        losses[row] = (log_total - logits[np.arange(len(logits)), ids[1:]]).mean()
-    return losses
-
-
-def perplexity(losses: NDArray[np.float64]) -> float:
-    """exp of the mean loss of windows of one length, in nats a token (Jelinek et al. 1977)."""
-    return float(np.exp(losses.mean()))
+    return np.concatenate([score_windows(score(ids[None]), ids[None]) for ids in windows])
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tasks.measure.perplexity import perplexity
 from validators.datasets import TensorSpec
 from validators.errors import JobError
 from validators.job import MetricName
@@ -22,10 +23,11 @@ Scores = NDArray[np.float64]
 def score_samples(
     metric: MetricName, outputs: Outputs, labels: NDArray[Any] | None, baseline: Outputs | None
 ) -> Scores:
-    """One score a sample, shape `(n,)`; the metric is their mean.
+    """One score a sample, shape `(n,)`; `value_of` makes the metric of them.
 
     `outputs` has shape `(n, classes)` for accuracy, top5 and agreement, `(n, ...)` for mse and mae. `agreement` compares
-    with the baseline's outputs of the same shape and needs no labels.
+    with the baseline's outputs of the same shape and needs no labels. Perplexity, whose outputs are too large to hold, is
+    scored by `tasks.measure.perplexity` instead.
 
     >>> score_samples("accuracy", np.array([[0.1, 0.9], [0.8, 0.2]]), np.array([1, 1]), None).tolist()
     [1.0, 0.0]
@@ -37,13 +39,25 @@ def score_samples(
     return _SCORES[metric](outputs, labels)
 
 
+def value_of(metric: MetricName, scores: Scores) -> float:
+    """The metric of all samples: the mean of their scores, and for perplexity exp of that.
+
+    >>> value_of("accuracy", np.array([1.0, 0.0])), round(value_of("perplexity", np.log([2.0, 8.0])), 9)
+    (0.5, 4.0)
+    """
+    return perplexity(scores) if metric == "perplexity" else float(scores.mean())
+
+
 def higher_is_better(metric: MetricName) -> bool:
     """Whether a larger value of the metric is a better one."""
-    return metric not in ("mse", "mae")
+    return metric not in ("mse", "mae", "perplexity")
 
 
 def drops(metric: MetricName, baseline: Scores, variant: Scores) -> Scores:
-    """What each sample loses against the baseline, shape `(n,)`: positive is worse, in the metric's own units."""
+    """What each sample loses against the baseline, shape `(n,)`: positive is worse, in the metric's own units.
+
+    For perplexity these are nats a token: 0.02 more are 2 % more perplexity, whatever the model's own.
+    """
     return baseline - variant if higher_is_better(metric) else variant - baseline
 
 
@@ -61,6 +75,10 @@ def class_count(
         if label_shape is not None and np.prod(shape[1:], dtype=int) != np.prod(label_shape, dtype=int):
             raise _misfit(metric, output, shape, f"targets of shape {label_shape} a sample, like the output")
         return None
+    if metric == "perplexity":
+        if len(shape) != 3 or shape[1] < 2 or shape[2] < 2:
+            raise _misfit(metric, output, shape, "logits of shape (samples, tokens, vocabulary), 2 tokens or more")
+        return None
     if len(shape) != 2 or shape[1] < 2:
         raise _misfit(metric, output, shape, "an output of shape (samples, classes) with at least 2 classes")
     if metric == "top5" and shape[1] <= 5:
@@ -72,7 +90,7 @@ def _misfit(metric: str, output: TensorSpec, shape: tuple[int, ...], expected: s
     return JobError(
         found=f"metric {metric!r} on output {output.name!r} of shape {shape}",
         expected=expected,
-        fix="take a metric that fits (accuracy, top5, mse, mae, agreement), or name another `output`",
+        fix="take a metric that fits (accuracy, top5, mse, mae, agreement, perplexity), or name another `output`",
     )
 
 

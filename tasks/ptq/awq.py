@@ -17,6 +17,7 @@ import numpy as np
 import onnx
 from numpy.typing import DTypeLike, NDArray
 
+from tasks.ptq.clipping import best_ratios
 from tasks.ptq.grams import Gram, Site
 from tasks.ptq.graph import attribute, from_array, initializers, names_read, to_array
 from tasks.ptq.int4_grid import (
@@ -24,7 +25,6 @@ from tasks.ptq.int4_grid import (
     Quantized,
     as_blocks,
     column_chunks,
-    encode,
     fit_grid,
     join_columns,
     quantize_on,
@@ -33,9 +33,8 @@ from tasks.ptq.int4_grid import (
 
 Placed = Literal["none", "folded", "inserted"]
 
-# Exponents tried, and shares of a block's range kept: grids of 20 as the authors' code has them, alpha with its end.
+# Exponents tried: a grid of 20 as the authors' code has it, with its end.
 ALPHAS = tuple(step / 20 for step in range(21))
-RATIOS = tuple(1 - step / 20 for step in range(11))
 # Channels below this share of the loudest count as that loud: float16 holds factors of 1e-2 to 1e2 well.
 QUIETEST = 1e-4
 
@@ -101,7 +100,7 @@ def clipped(layer: Layer, *, block_size: int, symmetric: bool, dtype: DTypeLike)
     for columns in column_chunks(layer.weight.shape[1]):
         part = layer.weight[:, columns].astype(np.float64)
         plain = round_to_nearest(part, block_size=block_size, symmetric=symmetric, dtype=dtype)
-        shrink = _best_ratios(part, layer.gram, block_size, symmetric, dtype)
+        shrink = best_ratios(part, layer.gram, block_size, symmetric, dtype)
         narrow = _with_ratios(part, shrink, block_size, symmetric, dtype)
         helps = output_error(narrow.dequantized() - part, layer.gram) < output_error(
             plain.dequantized() - part, layer.gram
@@ -113,30 +112,6 @@ def clipped(layer: Layer, *, block_size: int, symmetric: bool, dtype: DTypeLike)
 def _with_ratios(part: Floats, shrink: Floats, block_size: int, symmetric: bool, dtype: DTypeLike) -> Quantized:
     grid = fit_grid(as_blocks(part, block_size), symmetric=symmetric, dtype=dtype, shrink=shrink)
     return quantize_on(grid, part, block_size, symmetric=symmetric)
-
-
-def _best_ratios(part: Floats, gram: Floats, block_size: int, symmetric: bool, dtype: DTypeLike) -> Floats:
-    """The share of each block's range that leaves the least error, float64 `[blocks, N]`."""
-    blocks = as_blocks(part, block_size)
-    own = _diagonal_blocks(gram, block_size)
-    best, least = np.ones((len(blocks), part.shape[1])), np.full((len(blocks), part.shape[1]), np.inf)
-    for ratio in RATIOS:
-        grid = fit_grid(blocks, symmetric=symmetric, dtype=dtype, shrink=ratio)
-        zeros = grid.zero_points[:, None]
-        difference = (encode(blocks, grid.scales[:, None], zeros) - zeros) * grid.scales[:, None] - blocks
-        error = ((own @ difference) * difference).sum(axis=1)
-        best = np.where(error < least, ratio, best)
-        least = np.minimum(error, least)
-    return best
-
-
-def _diagonal_blocks(gram: Floats, block_size: int) -> Floats:
-    """The Gram matrix of each block's channels, `[blocks, block_size, block_size]`; zeros for what pads the last."""
-    blocks = -(-len(gram) // block_size)
-    padded = np.zeros((blocks * block_size,) * 2)
-    padded[: len(gram), : len(gram)] = gram
-    cut = padded.reshape(blocks, block_size, blocks, block_size)
-    return cut[np.arange(blocks), :, np.arange(blocks), :]
 
 
 def _rounded_error(

@@ -12,6 +12,7 @@ import numpy as np
 import scipy.linalg
 from numpy.typing import DTypeLike, NDArray
 
+from tasks.ptq.clipping import best_ratios
 from tasks.ptq.int4_grid import (
     Floats,
     Grid,
@@ -40,10 +41,12 @@ def gptq(
     """Quantize a weight `[K, N]` for inputs X with this Gram matrix, `X^T X` (float64 `[K, K]`).
 
     With `activation_order` channels come by falling diagonal of the Gram matrix, so that the errors of the heaviest find the
-    most channels to carry them; blocks stay where they are (MatMulNBits has no use for others), and their scales are those
-    of the weights as given. On MiniLM-L6 this leaves 4 % to 40 % less error, on the samples seen, than the order of the
-    file. Without it, a block's scales are found when its first channel is reached, from its weights as the errors so far
-    have changed them.
+    most channels to carry them; blocks stay where they are (MatMulNBits has no use for others), and their scales are found
+    beforehand from the weights as given, the range of each block narrowed as far as that lessens the error of rounding to
+    nearest. On MiniLM-L6 the order leaves 4 % to 40 % less error, on the samples seen, than that of the file; on SmolLM2-135M
+    (blocks of 32, asymmetric, 12 windows) narrowing takes perplexity from 21.50 to 20.18, where float32 has 18.58 and
+    rounding to nearest 25.06. Without `activation_order`, a block's scales are found when its first channel is reached, from
+    its weights as the errors so far have changed them.
     A channel that was never active is rounded to nearest.
 
     Raises:
@@ -55,12 +58,18 @@ def gptq(
     parts = []
     for columns in column_chunks(weight.shape[1]):
         part = weight[:, columns].astype(np.float64)
-        fixed = fit_grid(as_blocks(part, block_size), symmetric=symmetric, dtype=dtype) if activation_order else None
+        fixed = _narrowed(part, gram, block_size, symmetric, dtype) if activation_order else None
         codes, grid = _compensated(part[order], factor, order, fixed, block_size, symmetric=symmetric, dtype=dtype)
         given_order = np.empty_like(codes)
         given_order[order] = codes
         parts.append(Quantized(given_order, grid, block_size, symmetric))
     return join_columns(parts)
+
+
+def _narrowed(part: Floats, gram: Floats, block_size: int, symmetric: bool, dtype: DTypeLike) -> Grid:
+    """The grid of the weights as given, the range of each block as narrow as rounding to nearest would have it."""
+    ratios = best_ratios(part, gram, block_size, symmetric, dtype)
+    return fit_grid(as_blocks(part, block_size), symmetric=symmetric, dtype=dtype, shrink=ratios)
 
 
 def inverse_factor(gram: Floats) -> Floats:

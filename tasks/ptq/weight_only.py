@@ -5,6 +5,7 @@ hqq    zero points by half-quadratic splitting: no data, asymmetric, zero points
 gptq   errors carried from channel to channel by the Gram matrix of the activations
 awq    channels scaled, ranges narrowed, by the Gram matrix; one multiplication an activation where it cannot be folded
 
+A tied embedding, which tokens are looked up in as well, is INT8 for both, rounded to nearest (see `tasks.ptq.tied`).
 GPTQ and AWQ take each layer by itself, with activations of the float model: those after layers already quantized, which
 differ a little, are not collected again.
 """
@@ -27,6 +28,7 @@ from tasks.ptq.grams import Gram, Plan, Site, find_sites
 from tasks.ptq.graph import drop_unused_initializers, from_array, initializers, names_read, save_model
 from tasks.ptq.hqq import hqq
 from tasks.ptq.int4_grid import Floats, Packed, Quantized, pack, round_to_nearest
+from tasks.ptq.tied import TableBits, find_tables, quantize_table
 from validators.errors import CandidateRefused
 from validators.recipe import WeightMethod
 
@@ -51,8 +53,9 @@ class QuantizedNode:
 class Report:
     """What the pass did.
 
-    `left`: (node, reason) for every MatMul that stays in float. `accuracy_level` is the one in the file: 0 where zero points
-    are fractions, for which the kernel has no INT8 arithmetic whatever level it is given.
+    `left`: (node, reason) for every MatMul that stays in float. `tied`: the constants of tied embeddings. `accuracy_level` is
+    the one in the file: 0 where zero points are fractions, for which the kernel has no INT8 arithmetic whatever level it is
+    given.
     """
 
     quantized: tuple[QuantizedNode, ...]
@@ -61,6 +64,7 @@ class Report:
     accuracy_level: int
     factors_folded: int
     factors_inserted: int
+    tied: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -83,12 +87,15 @@ def quantize_weights(
     grams: Mapping[str, Gram] | None = None,
     exclude: Collection[str] = (),
     accuracy_level: int = 4,
+    embedding_bits: TableBits | None = 8,
+    head_bits: TableBits | None = 8,
 ) -> Report:
     """Write a variant whose MatMul and Gemm nodes with a constant weight multiply in INT4.
 
     `exclude` names nodes that stay in float (a Gemm by its own name). `grams` are those of the activations that
     `tensors_to_collect` names. A weight that several nodes read is quantized once, for all their inputs together; one that is
-    also read elsewhere (tied embeddings) keeps its float form for that.
+    also read elsewhere keeps its float form for that, unless it is a tied embedding: its look-up gets `embedding_bits`, its
+    head `head_bits`, rounded to nearest, None being float.
 
     Raises:
         CandidateRefused: `unsupported`: no node can be quantized, or the settings exclude each other; `invalid`: the model
@@ -100,13 +107,20 @@ def quantize_weights(
     before = _signature(proto)
     plan = find_sites(proto.graph, block_size=block_size, exclude=exclude)
     _check_any(plan)
-    seen = _grams_of(plan.sites, grams or {}) if method in ("gptq", "awq") else {}
+    tables = find_tables(proto.graph, plan.sites, block_size=block_size)
+    heads = {site.node.name for table in tables for site in table.sites}
+    sites = tuple(site for site in plan.sites if site.node.name not in heads)
+    seen = _grams_of(sites, grams or {}) if method in ("gptq", "awq") else {}
     recipe = Recipe(method, block_size, symmetric)
     scaling = Scaling()
     if method == "awq":
-        scaling = scale_channels(proto.graph, plan.sites, seen, block_size=block_size, symmetric=symmetric)
+        scaling = scale_channels(proto.graph, sites, seen, block_size=block_size, symmetric=symmetric)
     level = 0 if method == "hqq" else accuracy_level
-    _replace(proto, plan.sites, seen, scaling, recipe, level)
+    tied_bits: dict[str, Any] = {"embedding_bits": embedding_bits, "head_bits": head_bits}
+    new: dict[str, list[onnx.NodeProto]] = {}
+    for table in tables:
+        new |= quantize_table(proto.graph, table, **tied_bits, block_size=block_size, accuracy_level=level)
+    _replace(proto, sites, seen, scaling, recipe, level, new)
     if _signature(proto) != before:
         raise _invalid(
             "other inputs or outputs after the pass", "the same as before", "report it with the source model"
@@ -114,10 +128,11 @@ def quantize_weights(
     save_model(proto, variant)
     _check_valid(variant, "the variant", "report it with the source model; take another candidate meanwhile")
     nodes = tuple(
-        QuantizedNode(site.node.name, *site.shape, scaling.placed.get(site.activation, "none")) for site in plan.sites
+        QuantizedNode(site.node.name, *site.shape, scaling.placed.get(site.activation, "none")) for site in sites
     )
     counts = list(scaling.placed.values())
-    return Report(nodes, plan.left, plan.gemm_split, level, counts.count("folded"), counts.count("inserted"))
+    tied = tuple(table.constant for table in tables if embedding_bits or head_bits)
+    return Report(nodes, plan.left, plan.gemm_split, level, counts.count("folded"), counts.count("inserted"), tied)
 
 
 def _check_settings(bits: int, block_size: int, symmetric: bool, method: WeightMethod) -> None:
@@ -202,14 +217,17 @@ def _replace(
     scaling: Scaling,
     recipe: Recipe,
     accuracy_level: int,
+    new: dict[str, list[onnx.NodeProto]],
 ) -> None:
-    """Put MatMulNBits in place of the sites, and a Mul where factors must be inserted; drop what is not read any more."""
+    """Put MatMulNBits in place of the sites, and a Mul where factors must be inserted; drop what is not read any more.
+
+    `new` has what takes the place of other nodes, by their names.
+    """
     graph = proto.graph
     constants = initializers(graph)
     taken = set(constants) | {name for node in graph.node for name in (node.name, *node.input, *node.output)}
     weights: dict[tuple[str, bool], list[str]] = {}
     scaled: dict[str, str] = {}
-    new: dict[str, list[onnx.NodeProto]] = {}
     for site in sites:
         weight = weight_of(constants, site.key)
         if site.key not in weights:

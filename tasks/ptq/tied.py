@@ -1,0 +1,178 @@
+"""Tied embeddings: one table that tokens are looked up in and that, transposed, is the weight of the head, in INT8 or INT4.
+
+Quantizing the head alone makes a file larger, since the look-up keeps the float table. Here GatherBlockQuantized and
+MatMulNBits (both com.microsoft, ONNX Runtime's ContribOperators.md) read the same bytes, the latter through a Reshape:
+
+    codes        uint8 [tokens, K * bits / 8]            as MatMulNBits has them: [tokens, blocks, block_size * bits / 8]
+    scales       float [tokens, blocks]                                           [tokens * blocks]
+    zero points  uint8 [tokens, ceil(blocks * bits / 8)]                          flat
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx.helper import make_node
+
+from tasks.ptq.graph import attribute, from_array, initializers, names_read, to_array
+
+if TYPE_CHECKING:
+    from tasks.ptq.grams import Site
+
+TableBits = Literal[4, 8]
+DOMAIN = "com.microsoft"
+# Output rows of the table at a time: float64 of 49,152 tokens would take 226 MB.
+ROWS_AT_ONCE = 4096
+
+Bytes = NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A constant `[tokens, K]` that nothing but Gather nodes (along axis 0) and the transpositions of some sites read."""
+
+    constant: str
+    gathers: tuple[str, ...]
+    sites: tuple[Site, ...]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A table by blocks of its rows: `codes`, `scales` and `zero_points` as at the top of this file."""
+
+    codes: Bytes
+    scales: NDArray[Any]
+    zero_points: Bytes
+
+
+def find_tables(graph: onnx.GraphProto, sites: Sequence[Site], *, block_size: int) -> tuple[Table, ...]:
+    """The tied embeddings among the weights of the sites whose rows are whole blocks. Nodes have names."""
+    tables = []
+    for name in dict.fromkeys(site.constant for site in sites if site.transposed):
+        readers = [node for node in graph.node if name in names_read(node)]
+        gathers = [node for node in readers if node.op_type == "Gather" and attribute(node, "axis", 0) == 0]
+        of_table = tuple(site for site in sites if site.constant == name)
+        others = len(readers) - len(gathers) - sum(node.op_type == "Transpose" for node in readers)
+        whole = all(site.transposed and site.shape[0] % block_size == 0 for site in of_table)
+        if gathers and not others and whole and all(node.input[0] == name for node in gathers):
+            tables.append(Table(name, tuple(node.name for node in gathers), of_table))
+    return tuple(tables)
+
+
+def round_rows(table: NDArray[Any], *, bits: TableBits, block_size: int) -> Rows:
+    """Each row's blocks rounded to nearest, with a zero point a block: `2^bits - 1` steps from the least value to the greatest.
+
+    `table` is float `[tokens, K]`, K a multiple of `block_size`; zero is in every range, and exact.
+
+    >>> rows = round_rows(np.array([[-1.0] + [2.0] * 15], np.float32), bits=4, block_size=16)
+    >>> rows.codes[0, :2].tolist(), rows.scales.round(3).tolist(), rows.zero_points.tolist()  # 0 | 15 << 4, 15 | 15 << 4
+    ([240, 255], [[0.2]], [[5]])
+    """
+    parts = [_round(table[at : at + ROWS_AT_ONCE], bits, block_size) for at in range(0, len(table), ROWS_AT_ONCE)]
+    return Rows(
+        np.concatenate([part.codes for part in parts]),
+        np.concatenate([part.scales for part in parts]),
+        np.concatenate([part.zero_points for part in parts]),
+    )
+
+
+def _round(part: NDArray[Any], bits: TableBits, block_size: int) -> Rows:
+    top = 2**bits - 1
+    blocks = part.reshape(len(part), -1, block_size).astype(np.float64)
+    low, high = np.minimum(blocks.min(axis=2), 0), np.maximum(blocks.max(axis=2), 0)
+    scales = ((high - low) / top).astype(part.dtype)
+    scales[scales == 0] = 1  # a block of zeros, or one whose scale float16 has not
+    steps = scales.astype(np.float64)
+    zeros = np.clip(np.rint(-low / steps), 0, top)
+    codes = np.clip(np.rint(blocks / steps[..., None]) + zeros[..., None], 0, top)
+    return Rows(_stored(codes.reshape(len(part), -1), bits), scales, _stored(zeros, bits))
+
+
+def _stored(codes: NDArray[np.float64], bits: TableBits) -> Bytes:
+    """Codes of 8 bits as they are, those of 4 two to a byte, the earlier one low, each row in bytes of its own."""
+    whole = codes.astype(np.uint8)
+    if bits == 8:
+        return whole
+    even = np.pad(whole, ((0, 0), (0, whole.shape[1] % 2)))
+    return np.ascontiguousarray(even[:, 0::2] | (even[:, 1::2] << 4))
+
+
+def quantize_table(
+    graph: onnx.GraphProto,
+    table: Table,
+    *,
+    embedding_bits: TableBits | None,
+    head_bits: TableBits | None,
+    block_size: int,
+    accuracy_level: int,
+) -> dict[str, list[onnx.NodeProto]]:
+    """Add a table's bytes to the graph's constants; return what takes the place of each node, by its name.
+
+    None leaves the look-up, or the head, in float. Bits that are the same are stored once.
+    """
+    weight = to_array(initializers(graph)[table.constant])
+    stored: dict[TableBits, list[str]] = {}
+    for bits in dict.fromkeys(bits for bits in (embedding_bits, head_bits) if bits):
+        rows = round_rows(weight, bits=bits, block_size=block_size)
+        named = {"codes": rows.codes, "scales": rows.scales, "zero_points": rows.zero_points}
+        stored[bits] = [f"{table.constant}_{part}{bits}" for part in named]
+        graph.initializer.extend(from_array(named[part], f"{table.constant}_{part}{bits}") for part in named)
+    new: dict[str, list[onnx.NodeProto]] = {}
+    if embedding_bits:
+        for node in (node for node in graph.node if node.name in table.gathers):
+            codes, scales, zeros = stored[embedding_bits]
+            inputs = [codes, node.input[1], scales, zeros]
+            new[node.name] = [_look_up(node, inputs, embedding_bits, block_size)]
+    if head_bits:
+        flat = _flattened(graph, table, stored[head_bits], block_size)
+        for index, site in enumerate(table.sites):
+            product = _head(site, [flat[name] for name in stored[head_bits]], head_bits, block_size, accuracy_level)
+            shared = [
+                make_node("Reshape", [name, f"{name}_shape"], [flat[name]], name=f"{name}_reshape")
+                for name in stored[head_bits]
+            ]
+            new[site.node.name] = [*(shared if index == 0 else []), product]
+    return new
+
+
+def _flattened(graph: onnx.GraphProto, table: Table, names: Sequence[str], block_size: int) -> dict[str, str]:
+    """Names of the bytes in the shapes that MatMulNBits reads; these shapes are added to the constants."""
+    width, tokens = table.sites[0].shape
+    for name, shape in zip(names, ([tokens, width // block_size, -1], [-1], [-1]), strict=True):
+        graph.initializer.append(from_array(np.array(shape, np.int64), f"{name}_shape"))
+    return {name: f"{name}_flat" for name in names}
+
+
+def _look_up(node: onnx.NodeProto, inputs: list[str], bits: TableBits, block_size: int) -> onnx.NodeProto:
+    return make_node(
+        "GatherBlockQuantized",
+        inputs,
+        list(node.output),
+        name=node.name,
+        domain=DOMAIN,
+        bits=bits,
+        block_size=block_size,
+        gather_axis=0,
+        quantize_axis=1,
+    )
+
+
+def _head(site: Site, weight: list[str], bits: TableBits, block_size: int, accuracy_level: int) -> onnx.NodeProto:
+    width, tokens = site.shape
+    return make_node(
+        "MatMulNBits",
+        [site.activation, *weight],
+        list(site.node.output),
+        name=site.node.name,
+        domain=DOMAIN,
+        K=width,
+        N=tokens,
+        bits=bits,
+        block_size=block_size,
+        accuracy_level=accuracy_level,
+    )

@@ -1,0 +1,128 @@
+"""Tied embeddings: bytes by hand, look-up and head against a loop in float64, one copy of what both read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from numpy.typing import NDArray
+from onnx import helper
+from test_weight_only import K, constants_of, node, normal, operators, run, save
+
+from tasks.ptq.tied import TableBits, round_rows
+from tasks.ptq.weight_only import quantize_weights
+
+TOKENS, BLOCK = 48, 16
+
+
+def test_bytes_by_hand() -> None:
+    """Steps of 0.5 from -2: codes 0, 4, 15; and of a sixteenth for 8 bits, with -2 at code 0 and zero at 32."""
+    row = np.zeros((1, 32), np.float32)
+    row[0, :3], row[0, 16] = [-2.0, 0.0, 5.5], -1.5
+    four = round_rows(row, bits=4, block_size=16)
+    # 0 | 4 << 4, then 15 | 4 << 4, then zeros (4); the second block has 15 steps of 0.1 from -1.5: codes 0 and 15.
+    assert four.codes.tolist() == [[64, 79, *[68] * 6, 240, *[255] * 7]]
+    np.testing.assert_array_equal(four.scales, np.array([[0.5, 0.1]], np.float32))
+    assert four.zero_points.tolist() == [[4 | 15 << 4]]
+    row[0, 2] = 255 / 16 - 2
+    eight = round_rows(row, bits=8, block_size=16)
+    assert eight.codes[0, :4].tolist() == [0, 32, 255, 32] and eight.zero_points.tolist() == [[32, 255]]
+    assert eight.scales[0, 0] == 1 / 16
+
+
+def test_a_row_of_zeros_stays_one() -> None:
+    rows = round_rows(np.zeros((2, 32), np.float16), bits=4, block_size=16)
+    assert (rows.scales == 1).all() and not rows.codes.any() and not rows.zero_points.any()
+
+
+def one_by_one(table: NDArray[Any], bits: int) -> NDArray[np.float64]:
+    """The table as its codes stand for it, a block at a time."""
+    made, top = np.empty(table.shape), 2**bits - 1
+    for token in range(len(table)):
+        for start in range(0, K, BLOCK):
+            block = table[token, start : start + BLOCK].astype(np.float64)
+            low, high = min(block.min(), 0.0), max(block.max(), 0.0)
+            scale = float(np.float32((high - low) / top))
+            zero = round(-low / scale)
+            codes = [min(max(round(value / scale) + zero, 0), top) for value in block]
+            made[token, start : start + BLOCK] = [(code - zero) * scale for code in codes]
+    return made
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """Row 7 of a table is added to x, and the sum multiplied with the table, transposed."""
+    nodes = [
+        node("Gather", "table ids", "rows"),
+        node("Add", "x rows", "a"),
+        node("Transpose", "table", "head", perm=[1, 0]),
+        node("MatMul", "a head", "y"),
+    ]
+    return save(tmp_path / "m.onnx", nodes, {"table": normal(TOKENS, K), "ids": np.array([7], np.int64)})
+
+
+CHOICES: list[tuple[TableBits | None, TableBits | None]] = [
+    (8, 8),
+    (4, 4),
+    (8, 4),
+    (4, 8),
+    (None, 8),
+    (8, None),
+    (None, 4),
+]
+
+
+@pytest.mark.parametrize(("embedding", "head"), CHOICES)
+def test_look_up_and_head(embedding: TableBits | None, head: TableBits | None, model: Path, tmp_path: Path) -> None:
+    """Each in its own bits, or in float."""
+    report = quantize_weights(
+        model,
+        tmp_path / "v.onnx",
+        block_size=BLOCK,
+        symmetric=True,
+        method="rtn",
+        accuracy_level=0,
+        embedding_bits=embedding,
+        head_bits=head,
+    )
+    assert report.tied == ("table",) and report.quantized == () and report.left == ()
+    table = normal(TOKENS, K)
+    looked_up, multiplied = (table if bits is None else one_by_one(table, bits) for bits in (embedding, head))
+    x = normal(5, K)
+    np.testing.assert_allclose(run(tmp_path / "v.onnx", x), (x + looked_up[7]) @ multiplied.T, atol=1e-4)
+
+
+def test_both_read_one_copy(model: Path, tmp_path: Path) -> None:
+    """INT8 for both is what happens unasked: no float table is left, and its codes are there once."""
+    quantize_weights(model, tmp_path / "v.onnx", block_size=BLOCK, symmetric=True, method="rtn")
+    made = constants_of(tmp_path / "v.onnx")
+    assert operators(tmp_path / "v.onnx") == ["GatherBlockQuantized", "Add", *["Reshape"] * 3, "MatMulNBits"]
+    large = {name: array.nbytes for name, array in made.items() if array.nbytes > 64}
+    assert large == {"table_codes8": TOKENS * K, "table_scales8": TOKENS * 2 * 4, "table_zero_points8": TOKENS * 2}
+    head = next(made for made in onnx.load(tmp_path / "v.onnx").graph.node if made.op_type == "MatMulNBits")
+    attributes = {item.name: helper.get_attribute_value(item) for item in head.attribute}
+    assert attributes == {"K": K, "N": TOKENS, "bits": 8, "block_size": BLOCK, "accuracy_level": 4}
+
+
+@pytest.mark.parametrize("why", ["gathered along another axis", "rows that are no whole blocks", "excluded"])
+def test_what_is_no_tied_embedding_is_left_alone(why: str, model: Path, tmp_path: Path) -> None:
+    proto, block_size, exclude = onnx.load(model), BLOCK, ()
+    if why == "gathered along another axis":
+        proto.graph.node[0].attribute.append(helper.make_attribute("axis", 1))
+    elif why == "rows that are no whole blocks":
+        block_size = 64
+    else:
+        exclude = ("y_MatMul",)
+    onnx.save(proto, model)
+    if why == "excluded":
+        proto.graph.node.append(helper.make_node("MatMul", ["a", "w"], ["other"], name="other"))
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(normal(K, K), "w"))
+        onnx.save(proto, model)
+    report = quantize_weights(
+        model, tmp_path / "v.onnx", block_size=block_size, symmetric=True, method="rtn", exclude=exclude
+    )
+    assert report.tied == () and "table" in constants_of(tmp_path / "v.onnx")
+    assert "Gather" in operators(tmp_path / "v.onnx")
