@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from onnx import helper
 from test_weight_only import K, constants_of, node, normal, operators, run, save
 
-from tasks.ptq.tied import TableBits, round_rows
+from tasks.ptq.tied import TableBits, retie, round_rows
 from tasks.ptq.weight_only import quantize_weights
 
 TOKENS, BLOCK = 48, 16
@@ -105,6 +105,28 @@ def test_both_read_one_copy(model: Path, tmp_path: Path) -> None:
     head = next(made for made in onnx.load(tmp_path / "v.onnx").graph.node if made.op_type == "MatMulNBits")
     attributes = {item.name: helper.get_attribute_value(item) for item in head.attribute}
     assert attributes == {"K": K, "N": TOKENS, "bits": 8, "block_size": BLOCK, "accuracy_level": 4}
+
+
+def test_a_copy_of_the_table_is_tied_again(model: Path, tmp_path: Path) -> None:
+    """Folding computes the transposition, and leaves two constants; any other weight of that shape is none of it."""
+    nodes = [node("Gather", "table ids", "rows"), node("Add", "x rows", "a"), node("MatMul", "a copy", "y")]
+    table = normal(TOKENS, K)
+    save(tmp_path / "folded.onnx", nodes, {"table": table, "copy": table.T.copy(), "ids": np.array([7], np.int64)})
+    for path in (model, tmp_path / "folded.onnx"):
+        quantize_weights(path, tmp_path / f"v-{path.name}", block_size=BLOCK, symmetric=True, method="rtn")
+    x = normal(5, K)
+    one, two = (run(tmp_path / f"v-{path}", x) for path in ("m.onnx", "folded.onnx"))
+    np.testing.assert_array_equal(one, two)
+    assert operators(tmp_path / "v-folded.onnx") == operators(tmp_path / "v-m.onnx")
+
+    other = onnx.load(tmp_path / "folded.onnx")
+    head = next(node.input[1] for node in other.graph.node if node.op_type == "MatMul")
+    weight = next(item for item in other.graph.initializer if item.name == head)
+    values = onnx.numpy_helper.to_array(weight).copy()
+    values[0, 0] += 1
+    weight.CopyFrom(onnx.numpy_helper.from_array(values, head))
+    before = [node.op_type for node in other.graph.node]
+    assert retie(other.graph) == 0 and [node.op_type for node in other.graph.node] == before
 
 
 @pytest.mark.parametrize("why", ["gathered along another axis", "rows that are no whole blocks", "excluded"])

@@ -223,7 +223,8 @@ def _int4(candidate: Candidate, materials: Materials, path: Path) -> dict[str, i
         grams=materials.grams(candidate, float_model) if method in ("gptq", "awq") else None,
     )
     reasons = [reason for _, reason in report.left]
-    changes = {"Gemm split into MatMul and Add": report.gemm_split, "MatMul in INT4": len(report.quantized)}
+    changes = {"embedding and head as one table in INT8": len(report.tied)} if report.tied else {}
+    changes |= {"Gemm split into MatMul and Add": report.gemm_split, "MatMul in INT4": len(report.quantized)}
     changes |= {f"MatMul left in float: {reason}": reasons.count(reason) for reason in dict.fromkeys(reasons)}
     if report.factors_folded or report.factors_inserted:
         changes |= {"factors folded": report.factors_folded, "factors multiplied in": report.factors_inserted}

@@ -19,7 +19,15 @@ import onnx
 from numpy.typing import NDArray
 from onnx.helper import make_node
 
-from tasks.ptq.graph import attribute, from_array, initializers, names_read, to_array
+from tasks.ptq.graph import (
+    attribute,
+    drop_unused_initializers,
+    free_name,
+    from_array,
+    initializers,
+    names_read,
+    to_array,
+)
 
 if TYPE_CHECKING:
     from tasks.ptq.grams import Site
@@ -48,6 +56,32 @@ class Rows:
     codes: Bytes
     scales: NDArray[Any]
     zero_points: Bytes
+
+
+def retie(graph: onnx.GraphProto) -> int:
+    """Let a head read the table again that its weight is a transposed copy of, through a Transpose; return how many do.
+
+    Folding constants makes such copies: a runtime would hold both, and quantization could no longer share one.
+    """
+    constants = initializers(graph)
+    looked_up = [
+        constants[node.input[0]] for node in graph.node if node.op_type == "Gather" and node.input[0] in constants
+    ]
+    tables = {table.name: to_array(table) for table in looked_up if len(table.dims) == 2}
+    made = 0
+    for node in list(graph.node):
+        weight = constants.get(node.input[1]) if node.op_type == "MatMul" else None
+        if weight is None:
+            continue
+        for name, table in tables.items():
+            if list(weight.dims) == [*reversed(table.shape)] and np.array_equal(to_array(weight).T, table):
+                node.input[1] = free_name(f"{name}_transposed", {item for other in graph.node for item in other.output})
+                made_by = make_node("Transpose", [name], [node.input[1]], name=f"{node.name}_table", perm=[1, 0])
+                graph.node.insert(list(graph.node).index(node), made_by)
+                made += 1
+                break
+    drop_unused_initializers(graph)
+    return made
 
 
 def find_tables(graph: onnx.GraphProto, sites: Sequence[Site], *, block_size: int) -> tuple[Table, ...]:

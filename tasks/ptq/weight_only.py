@@ -28,7 +28,7 @@ from tasks.ptq.grams import Gram, Plan, Site, find_sites
 from tasks.ptq.graph import drop_unused_initializers, from_array, initializers, names_read, save_model
 from tasks.ptq.hqq import hqq
 from tasks.ptq.int4_grid import Floats, Packed, Quantized, pack, round_to_nearest
-from tasks.ptq.tied import TableBits, find_tables, quantize_table
+from tasks.ptq.tied import TableBits, find_tables, quantize_table, retie
 from validators.errors import CandidateRefused
 from validators.recipe import WeightMethod
 
@@ -105,6 +105,7 @@ def quantize_weights(
     _check_valid(model, "the float graph", "export the model again")
     proto = onnx.load(model)
     before = _signature(proto)
+    retie(proto.graph)
     plan = find_sites(proto.graph, block_size=block_size, exclude=exclude)
     _check_any(plan)
     tables = find_tables(proto.graph, plan.sites, block_size=block_size)

@@ -1,0 +1,78 @@
+"""The models of `variants_cpu.py`, each as jobs: one for each shape of a request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import yaml
+
+from flows.demo import prepare_demo
+from validators.job import Job, parse_job, read_job
+
+LANGUAGE_WINDOWS = 32  # of 512 tokens; a window takes the float32 model half a second
+LANGUAGE_CALIBRATION = 64
+LANGUAGE_CANDIDATES = (
+    "int8-static-mse-pc@ort-cpu",
+    "int8-static-mse-pc-smooth@ort-cpu",
+    "int8-dynamic-pc@ort-cpu",
+    "int4-g32-rtn@ort-cpu",
+    "int4-g32-gptq@ort-cpu",
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A job whose first batch size, and dims, are the shape of a request."""
+
+    label: str
+    job: Job
+
+
+def text(state: Path) -> Iterator[Case]:
+    """The demo's sentence encoder with its sentiment head: 2,000 reviews."""
+    job = read_job(prepare_demo(state, image=False))
+    for batch, length in ((1, 16), (1, 48), (16, 48)):
+        yield Case(f"batch {batch}, {length} tokens", _shaped(job, batch, {"sequence": length}))
+
+
+def image(state: Path) -> Iterator[Case]:
+    """The demo's EfficientNet-Lite0 with its digits head."""
+    job = read_job(prepare_demo(state, image=True))
+    for batch in (1, 4, 16):
+        yield Case(f"batch {batch}", _shaped(job, batch, {}))
+
+
+def language(state: Path) -> Iterator[Case]:
+    """SmolLM2-135M-Instruct on Wikipedia articles; its gains are folded, so that its weights lie on no grid."""
+    from tasks.demo.language import language_pool
+
+    folder = state / "benchmark-language"
+    if not (folder / "evaluation.npz").exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        pool = language_pool(folder)
+        np.savez(folder / "calibration.npz", input_ids=pool.calibration[:LANGUAGE_CALIBRATION].astype(np.int64))
+        np.savez(folder / "evaluation.npz", input_ids=pool.evaluation[:LANGUAGE_WINDOWS].astype(np.int64))
+    raw = {
+        "source": str(folder / "language.onnx"),
+        "data": {"calibration": "calibration.npz", "evaluation": "evaluation.npz"},
+        "metric": "perplexity",
+        "gates": {"max_drop": 0.05},
+        "candidates": list(LANGUAGE_CANDIDATES),
+        "measurement": {"block_count": 5},
+    }
+    job = parse_job(yaml.safe_load(yaml.safe_dump(raw)), base=folder)
+    for batch, length in ((1, 16), (1, 128), (4, 128)):
+        yield Case(f"batch {batch}, {length} tokens", _shaped(job, batch, {"sequence": length}))
+
+
+def _shaped(job: Job, batch: int, dims: dict[str, int]) -> Job:
+    """The job at one shape, with the target's default candidates unless it is the language model's."""
+    candidates = job.candidates if job.metric == "perplexity" else "default"
+    measurement = job.measurement.model_copy(update={"batch_sizes": (batch,), "dims": dims})
+    return job.model_copy(update={"measurement": measurement, "candidates": candidates})
+
+
+MODELS: dict[str, Callable[[Path], Iterator[Case]]] = {"text": text, "image": image, "language": language}
