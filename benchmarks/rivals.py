@@ -4,12 +4,12 @@ gives them for AVX512-VNNI. Each takes the source, calibration batches and the p
 
 from __future__ import annotations
 
-import contextlib
-import io
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 from onnxruntime.quantization import QuantType, quant_pre_process, quantize_dynamic, quantize_static
 from onnxruntime.quantization.calibrate import CalibrationDataReader
 
@@ -91,17 +91,30 @@ RIVALS: dict[str, Callable[[Path, Batches, Path], None]] = {
 }
 
 
-def make(name: str, source: Path, batches: Batches, path: Path) -> str | None:
-    """Write the rival's file; return why it could not, if so."""
-    try:
-        # The calibrators print their progress.
-        with contextlib.redirect_stdout(io.StringIO()):
-            RIVALS[name](source, batches, path)
-    except Exception as error:  # whatever it raises is what its user would see
-        return f"{type(error).__name__}: {_first_line(error)}"
-    return None
+def make(name: str, source: Path, calibration: Path, batch_size: int, path: Path) -> str | None:
+    """Write the rival's file, in a process of its own: some take all memory. Return why it could not, if so.
+
+    `calibration` is a `.npz` with the model's inputs, samples along axis 0.
+    """
+    command = [sys.executable, __file__, name, str(source), str(calibration), str(batch_size), str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode < 0:
+        return f"ended by signal {-done.returncode}"
+    lines = done.stderr.strip().splitlines()
+    return None if done.returncode == 0 else (lines[-1][:200] if lines else f"exit code {done.returncode}")
 
 
-def _first_line(error: Exception) -> str:
-    lines: list[Any] = str(error).strip().splitlines()
-    return str(lines[0])[:200] if lines else ""
+def main(name: str, source: str, calibration: str, batch_size: str, path: str) -> None:
+    """One rival."""
+    size = int(batch_size)
+    with np.load(calibration) as archive:
+        arrays = {key: archive[key] for key in archive.files if key != "label"}
+    count = len(next(iter(arrays.values())))
+    batches = [{key: array[at : at + size] for key, array in arrays.items()} for at in range(0, count, size)]
+    # The first to go when memory runs out, rather than whoever measures.
+    Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+    RIVALS[name](Path(source), batches, Path(path))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -45,7 +45,6 @@ from validators.digests import digest_model  # noqa: E402
 from validators.errors import CandidateRefused  # noqa: E402
 from validators.records import Accuracy, Estimate, Inventory, Refusal, Trial, Variant  # noqa: E402
 
-CALIBRATION_BATCH = 16
 RESULTS = Path(__file__).parent / "results"
 
 app = typer.Typer(add_completion=False, help=__doc__)
@@ -72,16 +71,15 @@ def main(
     with tempfile.TemporaryDirectory(prefix="quantgate-rivals-") as folder:
         for name in names:
             for case in MODELS[name](state_folder()):
-                figures.setdefault(name, {})[case.label] = told = describe(compare(case, Path(folder, name)))
-                print(name, case.label, told["choice"], told["against_best_rival"], flush=True)
-    ratios = [
-        told["against_best_rival"]["value"]
-        for shapes in figures.values()
-        for told in shapes.values()
-        if told["against_best_rival"]
-    ]
-    figures["geometric_mean_against_best_rival"] = float(np.exp(np.log(ratios).mean())) if ratios else None
-    save(results, "variants_cpu", figures)
+                figures.setdefault(name, {})[case.label] = describe(compare(case, Path(folder, name)))
+                save(results, "variants_cpu", figures | {"geometric_mean": geometric_mean(figures)})
+
+
+def geometric_mean(figures: dict[str, Any]) -> float | None:
+    """Of the ratios to the best rival over all models and shapes that have a choice."""
+    found = [told["against_best_rival"] for shapes in figures.values() for told in shapes.values()]
+    ratios = [ratio["value"] for ratio in found if ratio]
+    return float(np.exp(np.log(ratios).mean())) if ratios else None
 
 
 @flow(name="variants on a CPU")
@@ -97,7 +95,7 @@ def compare(case: Case, folder: Path) -> Shape:
     # A rival need be no smaller, and nothing is asked of its kernels: it only has to be right, and fast.
     gates = run.job.gates.model_copy(update={"min_speedup": None, "min_coverage": None, "max_size_ratio": None})
     eased = replace(run, job=run.job.model_copy(update={"gates": gates}))
-    rivals = tuple(rival(eased, given, inventory, baseline, name, folder) for name in RIVALS)
+    rivals = tuple(rival(eased, given, inventory, baseline, name, folder, case.calibration_batch) for name in RIVALS)
     rivals = judge_trials(eased, given, baseline, measured(eased, given, inventory, rivals))
     against = {}
     if choice is not None and choice.variant is not None:
@@ -109,14 +107,15 @@ def compare(case: Case, folder: Path) -> Shape:
     return Shape(trials, rivals, choice, against, rows)
 
 
-def rival(run: Run, given: Given, inventory: Inventory, baseline: Accuracy, name: str, folder: Path) -> Trial:
+def rival(
+    run: Run, given: Given, inventory: Inventory, baseline: Accuracy, name: str, folder: Path, calibration_batch: int
+) -> Trial:
     """A rival's trial up to its accuracy; its file is made once for all shapes."""
     place = folder / name.replace(" ", "-").replace(",", "")
     path = place / "model.onnx"
     if not path.exists():
         place.mkdir(parents=True)
-        batches = list(given.evidence.calibration.batches(CALIBRATION_BATCH))
-        reason = make(name, given.source.onnx_path, batches, path)
+        reason = make(name, given.source.onnx_path, run.job.data.calibration, calibration_batch, path)
         if reason:
             return Trial(name, outcome="refused", refusal=Refusal("unsupported", reason))
     session = baseline_variant(run, given).session
