@@ -114,7 +114,7 @@ def rival(
     place = folder / name.replace(" ", "-").replace(",", "")
     path = place / "model.onnx"
     if not path.exists():
-        place.mkdir(parents=True)
+        place.mkdir(parents=True, exist_ok=True)
         reason = make(name, given.source.onnx_path, run.job.data.calibration, calibration_batch, path)
         if reason:
             return Trial(name, outcome="refused", refusal=Refusal("unsupported", reason))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -223,3 +224,15 @@ def test_a_layer_without_bias_is_named(tmp_path: Path) -> None:
     done = correct_bias(case.path, variant, tmp_path / "corrected.onnx", [{"x": case.x}])
     assert done.left == {"y": "has no bias"} and not done.largest
     np.testing.assert_array_equal(run(tmp_path / "corrected.onnx", case.x), run(variant, case.x))
+
+
+def test_factors_that_help_only_the_rows_that_set_them_are_left(tmp_path: Path) -> None:
+    """Few rows of even noise, many channels: factors fit the rows, and make others worse."""
+    width = 256
+    case = build(tmp_path, [op("MatMul", "x w", "y")], {"w": draw(width, 64)}, (width,))
+    x = np.random.default_rng(3).normal(size=(8, width)).astype(np.float32)
+    done = smooth(case.path, tmp_path / "s.onnx", read_channels(case.path, [{"x": x}]), symmetric=False)
+    assert done["x"].alpha is None
+    # Without halves the search judges factors on the rows that they are made of.
+    whole = {name: replace(seen, halves=()) for name, seen in read_channels(case.path, [{"x": x}]).items()}
+    assert smooth(case.path, tmp_path / "s.onnx", whole, symmetric=False)["x"].alpha is not None

@@ -8,7 +8,7 @@ folded into what makes X where that is exact, and is a Mul of its own otherwise.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -36,11 +36,12 @@ Edit = tuple[onnx.NodeProto, int, NDArray[Any]]
 @dataclass(frozen=True)
 class ChannelStatistics:
     """What calibration saw of a tensor: `low` and `high` of each channel of its last axis, shape `(channels,)`, and `rows`
-    of it, float32 `(n, channels)`, to try factors on."""
+    of it, float32 `(n, channels)`, to try factors on; `halves` are the same of either half of what was seen."""
 
     low: NDArray[np.float32]
     high: NDArray[np.float32]
     rows: NDArray[np.float32]
+    halves: tuple[ChannelStatistics, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -66,24 +67,31 @@ class SmoothedGraph:
 def read_channels(model: Path, batches: Iterable[Arrays], *, seed: int = 0) -> dict[str, ChannelStatistics]:
     """Statistics of every tensor that `smooth` could change: the inputs of products with constant weights.
 
-    Rows are a seeded draw of equal size from each batch.
+    Rows are a seeded draw of equal size from each batch; its first rows are one half, the others the other.
     """
     proto = onnx.load(model, load_external_data=False)
     tensors = list(_layers_by_input(GraphView(proto.graph)))
     batches = list(batches)
     rng = np.random.default_rng(seed)
-    share = -(-ROWS // max(1, len(batches)))
-    lows: dict[str, NDArray[Any]] = {}
-    highs: dict[str, NDArray[Any]] = {}
-    drawn: dict[str, list[NDArray[np.float32]]] = {name: [] for name in tensors}
+    share = -(-ROWS // max(1, 2 * len(batches)))
+    seen: dict[str, tuple[list[ChannelStatistics], list[ChannelStatistics]]] = {}
     for values in watch(proto, tensors, batches, model) if tensors else ():
         for name, array in values.items():
             rows = array.reshape(-1, array.shape[-1]).astype(np.float32)
-            low, high = rows.min(axis=0), rows.max(axis=0)
-            lows[name] = np.minimum(lows.get(name, low), low)
-            highs[name] = np.maximum(highs.get(name, high), high)
-            drawn[name].append(rows[rng.permutation(len(rows))[:share]])
-    return {name: ChannelStatistics(lows[name], highs[name], np.concatenate(drawn[name])) for name in lows}
+            for half, part in zip(seen.setdefault(name, ([], [])), np.array_split(rows, 2), strict=True):
+                if len(part):
+                    drawn = part[rng.permutation(len(part))[:share]]
+                    half.append(ChannelStatistics(part.min(axis=0), part.max(axis=0), drawn))
+    joined = {name: tuple(_joined(half) for half in halves if half) for name, halves in seen.items()}
+    return {name: replace(_joined(halves), halves=halves) for name, halves in joined.items() if halves}
+
+
+def _joined(parts: Sequence[ChannelStatistics]) -> ChannelStatistics:
+    return ChannelStatistics(
+        np.min([part.low for part in parts], axis=0),
+        np.max([part.high for part in parts], axis=0),
+        np.concatenate([part.rows for part in parts]),
+    )
 
 
 def smooth(
@@ -97,8 +105,9 @@ def smooth(
     """Write an equal float model whose products are easier to quantize; return what was done to each tensor in `seen`.
 
     Factors are shared by all products that read a tensor. Of `alphas`, each tensor gets the one with the least error of its
-    products with INT8 activations per tensor (`symmetric` or not) and weights per output channel, if that is less by a
-    twentieth than without. Ranges of activations have to be calibrated again: folded factors change those of the tensors.
+    products with INT8 activations per tensor (`symmetric` or not) and weights per output channel, on rows that did not set
+    it, if that is less by a twentieth than without. Ranges of activations have to be calibrated again: folded factors change
+    those of the tensors.
     """
     proto = onnx.load(model)
     done = {}
@@ -159,18 +168,28 @@ def output_error(
 def _search(
     seen: ChannelStatistics, weights: list[NDArray[Any]], symmetric: bool, alphas: Sequence[float]
 ) -> tuple[Vector, Smoothing]:
-    activation_amax = np.maximum(np.abs(seen.low), np.abs(seen.high)).astype(np.float64)
+    """The factors that help most, by the error on rows of one half with factors and ranges of the other, both ways round.
+
+    On the rows that set them, any factors help where there are few.
+    """
     weight_amax = np.max([np.abs(weight).max(axis=1) for weight in weights], axis=0).astype(np.float64)
-    ones = np.ones(len(activation_amax))
-    before = output_error(seen, weights, ones, symmetric=symmetric)
-    tried = []
-    for alpha in alphas:
-        factors = smoothing_factors(activation_amax, weight_amax, alpha)
-        tried.append((output_error(seen, weights, factors, symmetric=symmetric), alpha, factors))
-    error, alpha, factors = min(tried, key=lambda item: item[0])
-    if error >= (1 - LEAST_GAIN) * before:
-        return ones, Smoothing(None, "left", before, before)
-    return factors, Smoothing(alpha, "left", before, error)
+    one, other = seen.halves if len(seen.halves) == 2 else (seen, seen)
+
+    def factors_of(part: ChannelStatistics, alpha: float | None) -> Vector:
+        activation_amax = np.maximum(np.abs(part.low), np.abs(part.high)).astype(np.float64)
+        return np.ones(len(weight_amax)) if alpha is None else smoothing_factors(activation_amax, weight_amax, alpha)
+
+    def error(alpha: float | None) -> float:
+        pairs = ((replace(one, rows=other.rows), one), (replace(other, rows=one.rows), other))
+        return (
+            sum(output_error(held, weights, factors_of(part, alpha), symmetric=symmetric) for held, part in pairs) / 2
+        )
+
+    before = error(None)
+    least, alpha = min((error(alpha), alpha) for alpha in alphas)
+    if least >= (1 - LEAST_GAIN) * before:
+        return factors_of(seen, None), Smoothing(None, "left", before, before)
+    return factors_of(seen, alpha), Smoothing(alpha, "left", before, least)
 
 
 def _layers_by_input(view: GraphView) -> dict[str, list[onnx.NodeProto]]:
