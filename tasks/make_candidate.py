@@ -16,7 +16,7 @@ from tasks.measure.inventory import adds_pairs_in_16_bits, usable_cores
 from tasks.measure_accuracy import measure_accuracy
 from tasks.ptq.calibration import calibrate
 from tasks.ptq.grams import Gram, collect_grams, tensors_to_collect
-from tasks.ptq.make import CPU_PROVIDER, Materials, make_variant, quantize_static, refuse_unmeasured
+from tasks.ptq.make import CPU_PROVIDER, Materials, make_variant, quantize_static, why_unmeasured
 from tasks.ptq.prepare import fuse_graph, prepare_graph
 from tasks.ptq.sensitivity import Sensitivity, find_parts, rank_parts
 from tasks.ptq.smooth import SmoothedGraph, read_channels, smooth
@@ -85,7 +85,9 @@ def _try(run: Run, given: Given, inventory: Inventory, baseline: Accuracy, candi
     if made.variant is None:
         return Trial(candidate.name, outcome="refused", refusal=made.refusal, cached=had_variant)
     variant = made.variant
-    refuse_unmeasured(variant)
+    unmeasured = why_unmeasured(variant)
+    if unmeasured is not None:
+        return replace(refused(candidate.name, unmeasured), cached=had_variant)
     coverage, had_coverage = run.store.make(
         "coverage",
         (variant.digest, asdict(variant.session), run.job.measurement.model_dump(), inventory.device_key, MEASURE_CODE),

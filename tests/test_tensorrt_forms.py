@@ -22,7 +22,7 @@ from tasks.ptq.calibration import calibrate
 from tasks.ptq.collect import collect_statistics
 from tasks.ptq.graph import model_bytes
 from tasks.ptq.int4_blocks import dequantize_blocks, positive_scales, quantize_blocks, round_blocks
-from tasks.ptq.make import Materials, make_variant, refuse_other_targets, refuse_unmeasured
+from tasks.ptq.make import Materials, make_variant, refuse_other_targets, why_unmeasured
 from tasks.ptq.prepare import prepare_graph
 from tasks.ptq.smooth import SmoothedGraph
 from tasks.ptq.statistics import save_statistics
@@ -318,13 +318,14 @@ def test_a_candidate_is_made_and_then_not_measured(tiny: Tiny, tmp_path: Path, f
         with open_session(path, BASIC, without=EXCEPT) as session:
             right[path] = (run_batches(session, [{"x": x}], "logits").argmax(axis=1) == label).mean()
     assert right[variant.path] > 0.9 * right[tiny.model]
-    with pytest.raises(CandidateRefused, match=r"no TensorRT on this worker: .* was made and checked") as caught:
-        refuse_unmeasured(variant)
-    assert caught.value.kind == "unsupported"
+    refusal = why_unmeasured(variant)
+    assert refusal is not None and refusal.kind == "unsupported"
+    assert refusal.found == f"no TensorRT on this worker: {variant.path} was made and checked, and not measured"
 
 
 def test_a_variant_of_the_cpu_is_measured(tiny: Tiny, tmp_path: Path, folder: Path) -> None:
-    refuse_unmeasured(make_variant(decode("int8-static-minmax-pc@ort-cpu"), materials(folder), tmp_path, threads=1))
+    variant = make_variant(decode("int8-static-minmax-pc@ort-cpu"), materials(folder), tmp_path, threads=1)
+    assert why_unmeasured(variant) is None
 
 
 @pytest.mark.parametrize(

@@ -105,19 +105,16 @@ def session_settings(candidate: Candidate, threads: int) -> SessionSettings:
     return SessionSettings(CPU_PROVIDER, threads, entries=dict(SLOW_FUSION))
 
 
-def refuse_unmeasured(variant: Variant) -> None:
-    """Refuse to go on with a variant that was made and checked, but that no runtime on this worker runs.
-
-    Raises:
-        CandidateRefused: `unsupported`.
-    """
-    if variant.session.provider == TENSORRT_PROVIDER:
-        raise CandidateRefused(
-            kind="unsupported",
-            found=f"no TensorRT on this worker: {variant.path} was made and checked, and not measured",
-            expected="a worker with TensorRT, and a version of quantgate that runs it",
-            fix="build an engine from the file by hand, or take candidates for ort-cpu",
-        )
+def why_unmeasured(variant: Variant) -> CandidateRefused | None:
+    """Why a variant that was made and checked is not measured, if no runtime on this worker runs it."""
+    if variant.session.provider != TENSORRT_PROVIDER:
+        return None
+    return CandidateRefused(
+        kind="unsupported",
+        found=f"no TensorRT on this worker: {variant.path} was made and checked, and not measured",
+        expected="a worker with TensorRT, and a version of quantgate that runs it",
+        fix="build an engine from the file by hand, or take candidates for ort-cpu",
+    )
 
 
 def refuse_other_targets(candidate: Candidate) -> None:

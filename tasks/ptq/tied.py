@@ -104,8 +104,8 @@ def round_rows(table: NDArray[Any], *, bits: TableBits, block_size: int) -> Rows
     `table` is float `[tokens, K]`, K a multiple of `block_size`; zero is in every range, and exact.
 
     >>> rows = round_rows(np.array([[-1.0] + [2.0] * 15], np.float32), bits=4, block_size=16)
-    >>> rows.codes[0, :2].tolist(), rows.scales.round(3).tolist(), rows.zero_points.tolist()  # 0 | 15 << 4, 15 | 15 << 4
-    ([240, 255], [[0.2]], [[5]])
+    >>> rows.codes[0, :2].tolist(), rows.scales.astype(str).tolist(), rows.zero_points.tolist()  # 0 | 15 << 4, 15 | 15 << 4
+    ([240, 255], [['0.2']], [[5]])
     """
     parts = [_round(table[at : at + ROWS_AT_ONCE], bits, block_size) for at in range(0, len(table), ROWS_AT_ONCE)]
     return Rows(
