@@ -12,61 +12,33 @@ again. The language model is fetched and exported first (120 MB, then 540 MB on 
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from calibration_figures import save
 
 from tasks.settings import prepare_environment, state_folder
-
-# Read once, when Prefect and MLflow are imported.
-os.environ.setdefault("QUANTGATE_STATE", str(Path(".quantgate/benchmarks").resolve()))
-prepare_environment(state_folder())
-
-import tempfile  # noqa: E402
-from dataclasses import dataclass, replace  # noqa: E402
-from typing import Annotated, Any  # noqa: E402
-
-import numpy as np  # noqa: E402
-import typer  # noqa: E402
-from calibration_figures import save  # noqa: E402
-from prefect import flow  # noqa: E402
-from rivals import RIVALS, make  # noqa: E402
-from variants_models import MODELS, Case  # noqa: E402
-
-from flows.quantize import gather_given, made, measured  # noqa: E402
-from tasks.context import Given, Run, start_run  # noqa: E402
-from tasks.judge import choose_best, judge_trials  # noqa: E402
-from tasks.measure_accuracy import measure_accuracy  # noqa: E402
-from tasks.measure_baseline import baseline_variant, measure_baseline  # noqa: E402
-from tasks.measure_latency import latency_of  # noqa: E402
-from tasks.ptq.graph import model_bytes  # noqa: E402
-from tasks.recover import recover_trials  # noqa: E402
-from tasks.request import request_batch  # noqa: E402
-from tasks.runtimes.coverage import measure_coverage  # noqa: E402
-from validators.digests import digest_model  # noqa: E402
-from validators.errors import CandidateRefused  # noqa: E402
-from validators.records import Accuracy, Estimate, Inventory, Refusal, Trial, Variant  # noqa: E402
 
 RESULTS = Path(__file__).parent / "results"
 
 app = typer.Typer(add_completion=False, help=__doc__)
 
 
-@dataclass(frozen=True)
-class Shape:
-    """All that was found of one model at one shape."""
-
-    trials: tuple[Trial, ...]
-    rivals: tuple[Trial, ...]
-    choice: Trial | None
-    against: dict[str, Estimate]
-    rows: list[dict[str, Any]]
-
-
 @app.command()
 def main(
-    names: Annotated[list[str], typer.Argument(help=f"Of {', '.join(MODELS)}.")],
+    names: Annotated[list[str], typer.Argument(help="Of text, image, language.")],
     results: Annotated[Path, typer.Option(help="Where the figures go.")] = RESULTS,
 ) -> None:
     """Measure, and write `variants_cpu.json`."""
+    os.environ.setdefault("QUANTGATE_STATE", str(Path(".quantgate/benchmarks").resolve()))
+    prepare_environment(state_folder())
+    # Prefect and MLflow read the environment when they are imported.
+    from variants_compare import compare, describe
+    from variants_models import MODELS
+
     figures: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="quantgate-rivals-") as folder:
         for name in names:
@@ -80,102 +52,6 @@ def geometric_mean(figures: dict[str, Any]) -> float | None:
     found = [told["against_best_rival"] for shapes in figures.values() for told in shapes.values()]
     ratios = [ratio["value"] for ratio in found if ratio]
     return float(np.exp(np.log(ratios).mean())) if ratios else None
-
-
-@flow(name="variants on a CPU")
-def compare(case: Case, folder: Path) -> Shape:
-    """Candidates and rivals of one model at one shape."""
-    run = start_run(case.job)
-    given, inventory = gather_given(run)
-    baseline = measure_baseline(run, given, inventory)
-    trials = judge_trials(run, given, baseline, measured(run, given, inventory, made(run, given, inventory, baseline)))
-    trials += recover_trials(run, given, inventory, baseline, trials)
-    choice = choose_best(run, trials)
-
-    # A rival need be no smaller, and nothing is asked of its kernels: it only has to be right, and fast.
-    gates = run.job.gates.model_copy(update={"min_speedup": None, "min_coverage": None, "max_size_ratio": None})
-    eased = replace(run, job=run.job.model_copy(update={"gates": gates}))
-    rivals = tuple(rival(eased, given, inventory, baseline, name, folder, case.calibration_batch) for name in RIVALS)
-    rivals = judge_trials(eased, given, baseline, measured(eased, given, inventory, rivals))
-    against = {}
-    if choice is not None and choice.variant is not None:
-        against["fp32"] = versus(run, given, inventory, baseline_variant(run, given), choice.variant)
-        for one in rivals:
-            if one.outcome == "passed" and one.variant:
-                against[one.candidate] = versus(run, given, inventory, one.variant, choice.variant)
-    rows = [row(baseline, trial) for trial in (*rivals, *trials)]
-    return Shape(trials, rivals, choice, against, rows)
-
-
-def rival(
-    run: Run, given: Given, inventory: Inventory, baseline: Accuracy, name: str, folder: Path, calibration_batch: int
-) -> Trial:
-    """A rival's trial up to its accuracy; its file is made once for all shapes."""
-    place = folder / name.replace(" ", "-").replace(",", "")
-    path = place / "model.onnx"
-    if not path.exists():
-        place.mkdir(parents=True, exist_ok=True)
-        reason = make(name, given.source.onnx_path, run.job.data.calibration, calibration_batch, path)
-        if reason:
-            return Trial(name, outcome="refused", refusal=Refusal("unsupported", reason))
-    session = baseline_variant(run, given).session
-    variant = Variant(name, path, digest_model(path), model_bytes(path), session)
-    batch = request_batch(run.job, given.evidence, run.job.measurement.batch_sizes[0])
-    try:
-        coverage = measure_coverage(path, session, batch)
-        accuracy, _ = measure_accuracy(run, given.evidence, inventory, path, variant.digest, session, baseline)
-    except CandidateRefused as error:
-        return Trial(name, outcome="refused", refusal=Refusal(error.kind, error.found))
-    return Trial(name, variant=variant, coverage=coverage, accuracy=accuracy)
-
-
-def versus(run: Run, given: Given, inventory: Inventory, rival: Variant, choice: Variant) -> Estimate:
-    """How many times faster the choice is, the two in turn."""
-    latency, _ = latency_of(run, given, inventory, rival, choice, run.job.measurement.batch_sizes[0])
-    return latency.speedup
-
-
-def row(baseline: Accuracy, trial: Trial) -> dict[str, Any]:
-    """One line of the table."""
-    if trial.refusal or trial.variant is None or trial.accuracy is None:
-        return {"name": trial.candidate, "refused": trial.refusal.reason if trial.refusal else "not made"}
-    return {
-        "name": trial.candidate,
-        "metric": trial.accuracy.value,
-        "drop": _interval(trial.drop),
-        "sqnr_db": sqnr_db(baseline, trial.accuracy),
-        "size_mb": trial.variant.size_bytes / 1e6,
-        "low_precision_macs": trial.coverage.share if trial.coverage else None,
-        "speedup": _interval(trial.latency.speedup) if trial.latency else None,
-        "p50_ms": trial.latency.p50_ms if trial.latency else None,
-        "outcome": trial.outcome,
-        "failed": [verdict.gate for verdict in trial.verdicts if verdict.outcome != "pass"],
-    }
-
-
-def describe(shape: Shape) -> dict[str, Any]:
-    """The figures of one model at one shape. The result is the ratio to the rival that the choice leads by least."""
-    best = min(shape.against, key=lambda name: shape.against[name].value, default=None)
-    return {
-        "choice": shape.choice.candidate if shape.choice else None,
-        "best_rival": best,
-        "against_best_rival": _interval(shape.against[best]) if best else None,
-        "against": {name: _interval(ratio) for name, ratio in shape.against.items()},
-        "rows": shape.rows,
-    }
-
-
-def sqnr_db(baseline: Accuracy, variant: Accuracy) -> float | None:
-    """Signal to noise of the outputs on the evaluation samples, in dB; None where only losses are kept of them."""
-    if variant.metric == "perplexity":
-        return None
-    reference, outputs = (np.load(one.outputs_path).astype(np.float64) for one in (baseline, variant))
-    noise = float(((outputs - reference) ** 2).sum())
-    return float(10 * np.log10(float((reference**2).sum()) / noise)) if noise else None
-
-
-def _interval(estimate: Estimate | None) -> dict[str, float | None] | None:
-    return None if estimate is None else {"value": estimate.value, "low": estimate.low, "high": estimate.high}
 
 
 if __name__ == "__main__":

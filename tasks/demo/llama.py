@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from tasks.demo.bert import MASKED_SCORE
-from tasks.demo.text import OPSET, quiet_exporter, tidy
+from tasks.demo.text import to_onnx
 from validators.errors import SourceError
 
 if TYPE_CHECKING:
@@ -270,21 +270,4 @@ def exported(model: Llama) -> ModelProto:
     Raises:
         onnx.checker.ValidationError: the exporter made an invalid program.
     """
-    import onnx
-
-    with quiet_exporter():
-        program = torch.onnx.export(
-            model,
-            (torch.ones(2, 16, dtype=torch.int64),),
-            dynamo=True,
-            opset_version=OPSET,
-            input_names=["input_ids"],
-            output_names=["logits"],
-            dynamic_shapes={"input_ids": {0: "batch", 1: "sequence"}},
-            verbose=False,
-        )
-    assert program is not None  # None is what the older exporter returns
-    proto: ModelProto = program.model_proto
-    tidy(proto)
-    onnx.checker.check_model(proto, full_check=True)
-    return proto
+    return to_onnx(model, (torch.ones(2, 16, dtype=torch.int64),), {"input_ids": {0: "batch", 1: "sequence"}})

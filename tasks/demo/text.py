@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,6 +21,8 @@ from validators.errors import InfrastructureError
 
 if TYPE_CHECKING:
     from onnx import ModelProto
+    from torch import Tensor
+    from torch.nn import Module
 
     from tasks.demo.bert import TextClassifier
 
@@ -141,8 +143,7 @@ def read_reviews(archive: Path, tokenizer_json: bytes) -> Reviews:
 
 
 def exported(model: TextClassifier) -> ModelProto:
-    """The classifier as an ONNX program (opset 21, IR 10) with dynamic axes `batch` and `sequence`."""
-    import onnx
+    """The classifier as an ONNX program with dynamic axes `batch` and `sequence`."""
     import torch
 
     # Two tensors: the exporter takes one object given twice for one input.
@@ -150,13 +151,25 @@ def exported(model: TextClassifier) -> ModelProto:
     auto = torch.export.Dim.AUTO
     # Only the first input names the axes: the second one's are the same, and naming them twice is a warning.
     axes = {"input_ids": {0: "batch", 1: "sequence"}, "attention_mask": {0: auto, 1: auto}}
+    return to_onnx(model, (ids, mask), axes)
+
+
+def to_onnx(model: Module, inputs: tuple[Tensor, ...], axes: dict[str, dict[int, Any]]) -> ModelProto:
+    """A module as an ONNX program (opset 21, IR 10) that gives `logits`; `axes` are the dynamic ones of each input, by name.
+
+    Raises:
+        onnx.checker.ValidationError: the exporter made an invalid program.
+    """
+    import onnx
+    import torch
+
     with quiet_exporter():
         program = torch.onnx.export(
             model,
-            (ids, mask),
+            inputs,
             dynamo=True,
             opset_version=OPSET,
-            input_names=["input_ids", "attention_mask"],
+            input_names=list(axes),
             output_names=["logits"],
             dynamic_shapes=axes,
             verbose=False,

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from onnx import helper
 
 from tasks.ptq.graph import free_name
-from tasks.runtimes.ort import run_outputs
+from tasks.runtimes.ort import open_session, run_outputs
 from validators.errors import CandidateRefused
 from validators.records import SessionSettings
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 # Of the version in which Shape is what it is today, for a graph that has no standard operator.
 SHAPE_OPSET = 13
-EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
 
 
 class Watched:
@@ -78,9 +77,9 @@ def open_watched(
         name: free_name(f"{name}/shape", taken) if shapes else name for name in names if shapes or name not in given
     }
     content = _with_outputs(proto, outputs, shapes)
-    yield Watched(
-        _load(content, model, settings, as_written), outputs, tuple(name for name in names if name not in outputs)
-    )
+    # Nothing is timed here, and threads that spin would take the cores from whatever else runs.
+    with open_session(model, settings.without_spinning(), content=content, as_written=as_written) as session:
+        yield Watched(session, outputs, tuple(name for name in names if name not in outputs))
 
 
 def _with_outputs(proto: onnx.ModelProto, outputs: Mapping[str, str], shapes: bool) -> bytes:
@@ -103,33 +102,6 @@ def _with_outputs(proto: onnx.ModelProto, outputs: Mapping[str, str], shapes: bo
     graph.output.extend(before)
     del graph.node[nodes:], proto.opset_import[opsets:]
     return content
-
-
-def _load(content: bytes, model: Path, settings: SessionSettings, as_written: bool) -> ort.InferenceSession:
-    import onnxruntime as ort
-
-    levels = {"basic": ort.GraphOptimizationLevel.ORT_ENABLE_BASIC, "all": ort.GraphOptimizationLevel.ORT_ENABLE_ALL}
-    options = ort.SessionOptions()
-    options.graph_optimization_level = (
-        ort.GraphOptimizationLevel.ORT_DISABLE_ALL if as_written else levels[settings.optimization]
-    )
-    options.intra_op_num_threads = settings.threads
-    options.inter_op_num_threads = 1
-    options.log_severity_level = 3
-    # The arena grows by doubling and keeps what it has: up to twice what the tensors take.
-    options.enable_cpu_mem_arena = not as_written
-    # Nothing is timed here, and threads that spin would take the cores from whatever else runs.
-    for key, value in (settings.without_spinning().entries | {EXTERNAL_FOLDER: str(model.parent.resolve())}).items():
-        options.add_session_config_entry(key, value)
-    try:
-        return ort.InferenceSession(content, options, providers=[settings.provider])
-    except Exception as error:  # the bindings raise a dozen unrelated classes, all of them for "cannot load this"
-        raise CandidateRefused(
-            kind="invalid",
-            found=f"ONNX Runtime does not load {model.name}: {str(error).splitlines()[0][:300]}",
-            expected="a graph whose activations can all be read",
-            fix="a newer export, or a newer runtime",
-        ) from error
 
 
 def split_by_memory(

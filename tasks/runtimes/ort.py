@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     import onnxruntime as ort
 
 DISTRIBUTIONS = ("onnxruntime", "onnxruntime-gpu")
+# Where the weights of a model lie that is given as bytes.
+EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
 DTYPES = {
     "tensor(float)": "float32",
     "tensor(float16)": "float16",
@@ -62,10 +64,14 @@ def open_session(
     profile_prefix: Path | None = None,
     optimized_model: Path | None = None,
     without: tuple[str, ...] = (),
+    content: bytes | None = None,
+    as_written: bool = False,
 ) -> Iterator[ort.InferenceSession]:
     """A session of `model` with exactly these settings, released at the end of the block.
 
-    `without` names optimizers of the runtime that it must not apply.
+    `without` names optimizers of the runtime that it must not apply. `content` is a serialized model to load in place of the
+    one in the file, whose external weights it may use. `as_written` keeps the runtime from optimizing, whatever the level of
+    the settings, and from hoarding memory: its arena grows by doubling and keeps what it has.
 
     One at a time: the thread pools of sessions that share a process spin against each other.
 
@@ -82,15 +88,22 @@ def open_session(
         "basic": ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
         "all": ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
     }[settings.optimization]
+    if as_written:
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+        options.enable_cpu_mem_arena = False
     for key, value in settings.entries.items():
         options.add_session_config_entry(key, value)
+    if content is not None:
+        options.add_session_config_entry(EXTERNAL_FOLDER, str(model.parent.resolve()))
     if profile_prefix is not None:
         options.enable_profiling = True
         options.profile_file_prefix = str(profile_prefix)
     if optimized_model is not None:
         options.optimized_model_filepath = str(optimized_model)
     try:
-        session = ort.InferenceSession(model, options, providers=[settings.provider], disabled_optimizers=without)
+        session = ort.InferenceSession(
+            model if content is None else content, options, providers=[settings.provider], disabled_optimizers=without
+        )
     except Exception as error:  # the bindings raise a dozen unrelated classes, all of them for "cannot load this"
         raise CandidateRefused(
             kind="invalid",

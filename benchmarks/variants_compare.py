@@ -1,0 +1,131 @@
+"""One model at one shape: what a run chooses, and the rivals, judged and measured alike. See `variants_cpu.py`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from prefect import flow
+from rivals import RIVALS, make
+from variants_models import Case
+
+from flows.quantize import gather_given, made, measured
+from tasks.context import Given, Run, start_run
+from tasks.judge import choose_best, judge_trials
+from tasks.measure_accuracy import measure_accuracy
+from tasks.measure_baseline import baseline_variant, measure_baseline
+from tasks.measure_latency import latency_of
+from tasks.ptq.graph import model_bytes
+from tasks.recover import recover_trials
+from tasks.request import request_batch
+from tasks.runtimes.coverage import measure_coverage
+from validators.digests import digest_model
+from validators.errors import CandidateRefused
+from validators.records import Accuracy, Estimate, Inventory, Refusal, Trial, Variant
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What was found of one model at one shape: the choice, its ratio to each rival that passes, and the table."""
+
+    choice: Trial | None
+    against: dict[str, Estimate]
+    rows: list[dict[str, Any]]
+
+
+@flow(name="variants on a CPU")
+def compare(case: Case, folder: Path) -> Shape:
+    """Candidates and rivals of one model at one shape."""
+    run = start_run(case.job)
+    given, inventory = gather_given(run)
+    baseline = measure_baseline(run, given, inventory)
+    trials = judge_trials(run, given, baseline, measured(run, given, inventory, made(run, given, inventory, baseline)))
+    trials += recover_trials(run, given, inventory, baseline, trials)
+    choice = choose_best(run, trials)
+
+    # A rival need be no smaller, and nothing is asked of its kernels: it only has to be right, and fast.
+    gates = run.job.gates.model_copy(update={"min_speedup": None, "min_coverage": None, "max_size_ratio": None})
+    eased = replace(run, job=run.job.model_copy(update={"gates": gates}))
+    rivals = tuple(rival(eased, given, inventory, baseline, name, folder, case.calibration_batch) for name in RIVALS)
+    rivals = judge_trials(eased, given, baseline, measured(eased, given, inventory, rivals))
+    against = {}
+    if choice is not None and choice.variant is not None:
+        against["fp32"] = versus(run, given, inventory, baseline_variant(run, given), choice.variant)
+        for one in rivals:
+            if one.outcome == "passed" and one.variant:
+                against[one.candidate] = versus(run, given, inventory, one.variant, choice.variant)
+    rows = [row(baseline, trial) for trial in (*rivals, *trials)]
+    return Shape(choice, against, rows)
+
+
+def rival(
+    run: Run, given: Given, inventory: Inventory, baseline: Accuracy, name: str, folder: Path, calibration_batch: int
+) -> Trial:
+    """A rival's trial up to its accuracy; its file is made once for all shapes."""
+    place = folder / name.replace(" ", "-").replace(",", "")
+    path = place / "model.onnx"
+    if not path.exists():
+        place.mkdir(parents=True, exist_ok=True)
+        reason = make(name, given.source.onnx_path, run.job.data.calibration, calibration_batch, path)
+        if reason:
+            return Trial(name, outcome="refused", refusal=Refusal("unsupported", reason))
+    session = baseline_variant(run, given).session
+    variant = Variant(name, path, digest_model(path), model_bytes(path), session)
+    batch = request_batch(run.job, given.evidence, run.job.measurement.batch_sizes[0])
+    try:
+        coverage = measure_coverage(path, session, batch)
+        accuracy, _ = measure_accuracy(run, given.evidence, inventory, path, variant.digest, session, baseline)
+    except CandidateRefused as error:
+        return Trial(name, outcome="refused", refusal=Refusal(error.kind, error.found))
+    return Trial(name, variant=variant, coverage=coverage, accuracy=accuracy)
+
+
+def versus(run: Run, given: Given, inventory: Inventory, rival: Variant, choice: Variant) -> Estimate:
+    """How many times faster the choice is, the two in turn."""
+    latency, _ = latency_of(run, given, inventory, rival, choice, run.job.measurement.batch_sizes[0])
+    return latency.speedup
+
+
+def row(baseline: Accuracy, trial: Trial) -> dict[str, Any]:
+    """One line of the table."""
+    if trial.refusal or trial.variant is None or trial.accuracy is None:
+        return {"name": trial.candidate, "refused": trial.refusal.reason if trial.refusal else "not made"}
+    return {
+        "name": trial.candidate,
+        "metric": trial.accuracy.value,
+        "drop": _interval(trial.drop),
+        "sqnr_db": sqnr_db(baseline, trial.accuracy),
+        "size_mb": trial.variant.size_bytes / 1e6,
+        "low_precision_macs": trial.coverage.share if trial.coverage else None,
+        "speedup": _interval(trial.latency.speedup) if trial.latency else None,
+        "p50_ms": trial.latency.p50_ms if trial.latency else None,
+        "outcome": trial.outcome,
+        "failed": [verdict.gate for verdict in trial.verdicts if verdict.outcome != "pass"],
+    }
+
+
+def describe(shape: Shape) -> dict[str, Any]:
+    """The figures of one model at one shape. The result is the ratio to the rival that the choice leads by least."""
+    best = min(shape.against, key=lambda name: shape.against[name].value, default=None)
+    return {
+        "choice": shape.choice.candidate if shape.choice else None,
+        "best_rival": best,
+        "against_best_rival": _interval(shape.against[best]) if best else None,
+        "against": {name: _interval(ratio) for name, ratio in shape.against.items()},
+        "rows": shape.rows,
+    }
+
+
+def sqnr_db(baseline: Accuracy, variant: Accuracy) -> float | None:
+    """Signal to noise of the outputs on the evaluation samples, in dB; None where only losses are kept of them."""
+    if variant.metric == "perplexity":
+        return None
+    reference, outputs = (np.load(one.outputs_path).astype(np.float64) for one in (baseline, variant))
+    noise = float(((outputs - reference) ** 2).sum())
+    return float(10 * np.log10(float((reference**2).sum()) / noise)) if noise else None
+
+
+def _interval(estimate: Estimate | None) -> dict[str, float | None] | None:
+    return None if estimate is None else {"value": estimate.value, "low": estimate.low, "high": estimate.high}
