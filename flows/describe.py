@@ -51,12 +51,12 @@ def describe(candidate: Candidate) -> str:
             return f"INT4 weights in blocks of {candidate.block_size}, {symmetry}, {how}{graph}"
         case "fp8":
             return f"FP8 E4M3 weights {channels}, activations per tensor, scale = amax / 448{graph}"
-        case "int8" if candidate.dynamic:
-            return f"INT8 weights {channels}, activation ranges at run time{graph}"
-    activations = "INT8" if candidate.signed_activations else "UINT8"
-    scope = "every operator" if candidate.every_operator else "MatMul, Gemm and Conv"
     steps = (", smoothed" if candidate.smooth else "") + (", biases corrected" if candidate.bias_corrected else "")
     kept = f", the {candidate.kept_parts} most sensitive parts left in float" if candidate.kept_parts else ""
+    if candidate.dynamic:
+        return f"INT8 weights {channels}, activation ranges at run time{steps}{kept}{graph}"
+    activations = "INT8" if candidate.signed_activations else "UINT8"
+    scope = "every operator" if candidate.every_operator else "MatMul, Gemm and Conv"
     return (
         f"INT8 weights {channels}, {activations} activations by {candidate.range_method}, {scope}{steps}{kept}{graph}"
     )

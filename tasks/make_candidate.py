@@ -16,7 +16,7 @@ from tasks.measure.inventory import adds_pairs_in_16_bits, usable_cores
 from tasks.measure_accuracy import measure_accuracy
 from tasks.ptq.calibration import calibrate
 from tasks.ptq.grams import Gram, collect_grams, tensors_to_collect
-from tasks.ptq.make import CPU_PROVIDER, Materials, make_variant, quantize_static, why_unmeasured
+from tasks.ptq.make import CPU_PROVIDER, Materials, float_graph, make_variant, quantize_int8, why_unmeasured
 from tasks.ptq.prepare import fuse_graph, prepare_graph
 from tasks.ptq.sensitivity import Sensitivity, find_parts, rank_parts
 from tasks.ptq.smooth import SmoothedGraph, read_channels, smooth
@@ -178,17 +178,17 @@ def materials_of(run: Run, given: Given, inventory: Inventory) -> Materials:
     def ranking(candidate: Candidate) -> tuple[Sensitivity, ...]:
         def make(folder: Path) -> _Ranking:
             def quantize(keep_float: Collection[str], path: Path) -> None:
-                quantize_static(candidate, materials, path, keep_float=keep_float)
+                quantize_int8(candidate, materials, path, keep_float=keep_float)
 
-            everything = quantize_static(candidate, materials, folder / "all.onnx")
-            float_model = smoothed().path if candidate.smooth else prepared()
+            everything = quantize_int8(candidate, materials, folder / "all.onnx")
+            float_model = float_graph(candidate, materials)
             graph = onnx.load(float_model, load_external_data=False).graph
             settings = SessionSettings(CPU_PROVIDER, usable_cores()).without_spinning()
             with run.clock.work("rank parts"):
                 return _Ranking(
                     rank_parts(
                         float_model,
-                        find_parts(graph, everything.quantized),
+                        find_parts(graph, everything.quantized, by_input=candidate.dynamic),
                         quantize,
                         evidence.calibration,
                         evidence.output.name,

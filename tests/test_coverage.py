@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from tasks.ptq.calibration import read_ranges
-from tasks.ptq.int8 import quantize_dynamic
+from tasks.ptq.dynamic import quantize_dynamic
 from tasks.ptq.prepare import prepare_graph
 from tasks.ptq.range_methods import Range
 from tasks.ptq.weight_only import quantize_weights
@@ -157,7 +157,7 @@ def quantized(ready: Ready, name: str, path: Path) -> Path:
     if candidate.precision == "int4":
         quantize_weights(prepared, path, block_size=32, symmetric=True, method="rtn")
     elif candidate.dynamic:
-        quantize_dynamic(prepared, candidate, path)
+        quantize_dynamic(prepared, path, per_channel=candidate.granularity == "pc")
     else:
         static_int8(prepared, ranges, path)
     return path

@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from tasks.ptq.calibration import calibrate, read_ranges
-from tasks.ptq.int8 import quantize_dynamic
+from tasks.ptq.dynamic import quantize_dynamic
 from tasks.ptq.prepare import prepare_graph
 from tasks.runtimes.ort import open_session, run_batches
 from validators.datasets import Samples, TensorSpec, load_samples
 from validators.errors import CandidateRefused
-from validators.recipe import RangeMethod, decode
+from validators.recipe import RangeMethod
 from validators.records import SessionSettings
 
 Floats = NDArray[np.float64]
@@ -119,16 +119,15 @@ def test_a_dynamic_variant_is_what_the_reference_computes(
     calibrated: Calibrated, tmp_path: Path, granularity: str
 ) -> None:
     """Ranges of each request, for the whole tensor: outputs depend on the batch, in the way that the reference says."""
-    candidate = decode(f"int8-dynamic-{granularity}@ort-cpu")
     variant = tmp_path / "variant.onnx"
-    quantize_dynamic(calibrated.prepared, candidate, variant)
+    quantize_dynamic(calibrated.prepared, variant, per_channel=granularity == "pc")
     first, bias, second = (array.astype(np.float64) for array in calibrated.tiny.weights)
     axis = 1 if granularity == "pc" else None
     stored = constants(variant)
     weights = {"first": of_weight(first, axis), "second": of_weight(second, axis)}
     for tensor, weight in (("first", first), ("second", second)):
         np.testing.assert_allclose(stored[f"{tensor}_scale"], weights[tensor].scale, rtol=1e-6)
-        np.testing.assert_array_equal(stored[f"{tensor}_quantized"], weights[tensor].store(weight))
+        np.testing.assert_array_equal(stored[f"{tensor}_int8"], weights[tensor].store(weight))
 
     def product(values: Floats, weight: Floats, name: str) -> tuple[Floats, Affine]:
         inputs = of_activation(float(values.min()), float(values.max()), signed=False)
@@ -163,9 +162,10 @@ def test_a_dynamic_gemm_of_either_layout_is_quantized_by_output_channel(calibrat
             helper.make_tensor_value_info("first", TensorProto.FLOAT, model.graph.initializer[0].dims)
         )
         onnx.save(model, tmp_path / "model.onnx")
-        quantize_dynamic(tmp_path / "model.onnx", decode("int8-dynamic-pc@ort-cpu"), tmp_path / "variant.onnx")
+        quantize_dynamic(tmp_path / "model.onnx", tmp_path / "variant.onnx", per_channel=True)
         onnx.checker.check_model(tmp_path / "variant.onnx", full_check=True)
-        assert [node.op_type for node in onnx.load(tmp_path / "variant.onnx").graph.node].count("MatMulInteger") == 2
+        operators = [node.op_type for node in onnx.load(tmp_path / "variant.onnx").graph.node]
+        assert operators.count("DynamicQuantizeMatMul") == 2
         seen.append(run(tmp_path / "variant.onnx", x))
     np.testing.assert_array_equal(seen[0], seen[1])
     floats = activations(calibrated.tiny, x)["logits"]
@@ -231,7 +231,7 @@ def test_nothing_is_left_beside_the_source_or_the_variant(calibrated: Calibrated
     """The tools' own files lie elsewhere: two candidates at a time cannot meet on them."""
     before = {path: path.read_bytes() for path in calibrated.folder.iterdir()}
     static_int8(calibrated.prepared, calibrated.ranges("minmax"), tmp_path / "a.onnx")
-    quantize_dynamic(calibrated.prepared, decode("int8-dynamic-pc@ort-cpu"), tmp_path / "b.onnx")
+    quantize_dynamic(calibrated.prepared, tmp_path / "b.onnx", per_channel=True)
     assert {path: path.read_bytes() for path in calibrated.folder.iterdir()} == before
     assert {path.name for path in tmp_path.iterdir()} == {"a.onnx", "b.onnx"}
 

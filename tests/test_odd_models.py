@@ -26,7 +26,7 @@ from tasks.ptq.calibration import calibrate
 from tasks.ptq.collect import collect_statistics
 from tasks.ptq.grams import Gram, collect_grams, tensors_to_collect
 from tasks.ptq.graph import gather_weights, notes_of, split_gemm, weighted_nodes
-from tasks.ptq.make import Materials, make_variant, quantize_static
+from tasks.ptq.make import Materials, make_variant, quantize_int8
 from tasks.ptq.prepare import prepare_graph
 from tasks.ptq.sensitivity import Sensitivity, find_parts, rank_parts
 from tasks.ptq.smooth import SmoothedGraph, read_channels, smooth
@@ -262,11 +262,11 @@ class Odd:
         return collect_grams(float_model, tensors, self.batches, max_memory_mb=200)
 
     def ranking(self, candidate: Candidate) -> tuple[Sensitivity, ...]:
-        everything = quantize_static(candidate, self.materials, self.folder / "everything.onnx")
+        everything = quantize_int8(candidate, self.materials, self.folder / "everything.onnx")
         parts = find_parts(onnx.load(self.prepared).graph, everything.quantized)
 
         def quantize(kept: Any, path: Path) -> None:
-            quantize_static(candidate, self.materials, path, keep_float=kept)
+            quantize_int8(candidate, self.materials, path, keep_float=kept)
 
         return rank_parts(self.prepared, parts, quantize, self.samples, "y", SETTINGS)
 
@@ -393,7 +393,7 @@ LEFT = {
 def test_operators_of_other_domains_are_left_in_float_and_listed(made: Callable[[str], Odd], name: str) -> None:
     """With what they are, beside the two layers that are quantized around them."""
     odd = made(name)
-    report = quantize_static(decode("int8-static-minmax-pc@ort-cpu"), odd.materials, odd.folder / "static.onnx")
+    report = quantize_int8(decode("int8-static-minmax-pc@ort-cpu"), odd.materials, odd.folder / "static.onnx")
     assert len(report.quantized) == 2
     assert report.left == LEFT[name]
 

@@ -276,7 +276,12 @@ MADE = {
         "all",
         {"nodes in INT8": 2, "biases corrected": 1},
     ),
-    "int8-dynamic-pc@ort-cpu": (["prepared"], "all", {"DynamicQuantizeLinear": 2, "MatMulInteger": 2}),
+    "int8-dynamic-pc@ort-cpu": (["prepared"], "all", {"nodes in INT8": 2}),
+    "int8-dynamic-pc-smooth-keep1@ort-cpu": (
+        ["int8-dynamic-pc-smooth@ort-cpu", "smoothed", "smoothed"],
+        "all",
+        {"nodes in INT8": 1, "kept in float: second_matmul": 1},
+    ),
     "int4-g32-rtn@ort-cpu": (["prepared"], "all", {"MatMul in INT4": 2}),
     "int4-g64-gptq-asym@ort-cpu": (["prepared", "grams"], "all", {"MatMul in INT4": 2}),
     "int4-g32-awq@ort-cpu": (["prepared", "grams"], "all", {"MatMul in INT4": 2}),
@@ -328,6 +333,7 @@ def test_every_default_candidate_of_the_cpu_is_made_or_refused(tiny: Tiny, tmp_p
         ("fp16@ort-cuda", "target ort-cuda"),
         ("fp16@ort-cpu", "fp16 on ort-cpu"),
         ("int8-static-minmax-pc+fused@ort-cpu", "fused"),
+        ("int8-dynamic-pc-smooth+fused@ort-cpu", "SmoothQuant on the fused graph"),
     ],
 )
 def test_what_this_version_cannot_do_is_refused_before_anything_is_made(

@@ -86,6 +86,9 @@ TABLE = {
     ),
     "int8-static-percentile-pc@ort-cuda": Candidate("int8", "ort-cuda", range_method="percentile", granularity="pc"),
     "int8-dynamic-pc+fused@ort-cpu": Candidate("int8", "ort-cpu", dynamic=True, granularity="pc", fused=True),
+    "int8-dynamic-pt-smooth-keep120@ort-cpu": Candidate(
+        "int8", "ort-cpu", dynamic=True, granularity="pt", smooth=True, kept_parts=120
+    ),
     "int4-g128-rtn@tensorrt": Candidate("int4", "tensorrt", block_size=128, weight_method="rtn"),
     "int4-g64-hqq-asym@ort-cpu": Candidate("int4", "ort-cpu", block_size=64, weight_method="hqq", asymmetric=True),
     "fp8-amax-pt@ort-cpu": Candidate("fp8", "ort-cpu", granularity="pt"),

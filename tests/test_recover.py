@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from conftest import Hard
 from driving import Answer, run_jobs, write_job
+from hypothesis import given
+from hypothesis import strategies as st
 from test_judge import latency
 
-from tasks.recover import choose_recovered
+from tasks.recover import choose_recovered, fewest_parts
 from tasks.runtimes.ort import open_session, run_batches
 from validators.records import Estimate, SessionSettings, Trial, Verdict
 
@@ -31,11 +35,41 @@ def test_the_fastest_static_trial_that_fails_on_accuracy_alone_is_recovered() ->
     assert choose_recovered((slower, faster)) is faster
     assert choose_recovered((slower, faster, trial(DYNAMIC, 1.9, "passed"))) is faster
     assert choose_recovered((slower, faster, trial(DYNAMIC, 2.1, "passed"))) is None
+    assert choose_recovered((faster, trial(DYNAMIC, 3.0, "failed"))).candidate == DYNAMIC  # type: ignore[union-attr]
+
+
+def test_of_two_that_are_nearly_as_fast_the_one_that_loses_less_is_recovered() -> None:
+    rough = replace(trial(DYNAMIC, 2.0, "failed"), drop=Estimate(0.5, 0.4, 0.6))
+    smooth = replace(trial("int8-dynamic-pc-smooth@ort-cpu", 1.85, "failed"), drop=Estimate(0.05, 0.04, 0.06))
+    assert choose_recovered((rough, smooth)) is smooth
+    slow = replace(smooth, latencies=(latency(Estimate(1.7, 1.7, 1.7)),))
+    assert choose_recovered((rough, slow)) is rough
+
+
+@given(st.integers(1, 200), st.integers(0, 20))
+def test_the_fewest_parts_are_found_in_twice_the_logarithm(enough: int, budget: int) -> None:
+    asked: list[int] = []
+
+    def attempt(kept: int) -> bool:
+        asked.append(kept)
+        return kept >= enough
+
+    found = fewest_parts(attempt, budget)
+    assert len(asked) == len(set(asked)) <= budget
+    assert found is None or (found in asked and found >= enough)
+    if budget >= 2 * (enough - 1).bit_length() + 1:
+        assert found == enough
+        assert len(asked) <= 2 * (enough - 1).bit_length() + 1
+
+
+def test_the_search_ends_where_nothing_more_can_be_kept() -> None:
+    assert fewest_parts(lambda kept: None if kept > 4 else False, 20) is None
+    assert fewest_parts(lambda kept: True, 0) is None
 
 
 def test_what_recovery_cannot_mend_is_left_alone() -> None:
     assert choose_recovered(()) is None
-    assert choose_recovered((trial(DYNAMIC, 2.0, "failed"),)) is None  # no ranges, no parts
+    assert choose_recovered((trial("int4-g32-rtn@ort-cpu", 2.0, "failed"),)) is None
     assert choose_recovered((trial(STATIC, 2.0, "failed", failing=("drop", "speedup")),)) is None
     assert choose_recovered((trial(STATIC, 2.0, "failed", failing=("coverage",)),)) is None
     assert choose_recovered((trial("int8-static-minmax-pc-keep2@ort-cpu", 2.0, "failed"),)) is None

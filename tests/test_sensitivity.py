@@ -44,6 +44,21 @@ def test_layers_with_weights_are_parts_and_so_is_each_role_of_the_others() -> No
     assert [part.name for part in find_parts(graph, ("query", "bias again"))] == ["query", "Add (MatMul to MatMul)"]
 
 
+def test_layers_that_read_the_same_activation_can_be_one_part() -> None:
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["a"], name="query"),
+        helper.make_node("MatMul", ["x", "w"], ["b"], name="key"),
+        helper.make_node("Attention", ["a", "w", "v"], ["c"], name="attention", domain="com.microsoft"),
+    ]
+    ends = [[helper.make_tensor_value_info(name, TensorProto.FLOAT, [4, 4])] for name in "xc"]
+    weights = [numpy_helper.from_array(np.eye(4, dtype=np.float32), name) for name in "wv"]
+    graph = helper.make_graph(nodes, "some", *ends, weights)
+    assert [part.nodes for part in find_parts(graph, ("query", "key", "attention"), by_input=True)] == [
+        ("query", "key"),
+        ("attention",),
+    ]
+
+
 @pytest.fixture(scope="module")
 def ranked(
     hard: Hard, tmp_path_factory: pytest.TempPathFactory

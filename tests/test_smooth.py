@@ -90,6 +90,14 @@ def after_gelu(folder: Path) -> Case:
     return build(folder, nodes, {"w1": w1, "w2": w2}, (3, 16))
 
 
+def behind_a_gate(folder: Path) -> Case:
+    """A product of two activations, of which the plain one is divided (as in SwiGLU)."""
+    w1, w2 = plant(draw(16, WIDTH), draw(WIDTH, 8))
+    nodes = [op("MatMul", "x wg", "g"), op("Sigmoid", "g", "s"), op("Mul", "g s", "gate"), op("MatMul", "x w1", "up")]
+    nodes += [op("Mul", "gate up", "h"), op("MatMul", "h w2", "y")]
+    return build(folder, nodes, {"wg": draw(16, WIDTH), "w1": w1, "w2": w2}, (3, 16))
+
+
 PLANTED: dict[str, tuple[Callable[[Path], Case], str]] = {
     "layer normalization": (after_layer_norm, "folded"),
     "decomposed normalization": (after_decomposed_norm, "folded"),
@@ -97,6 +105,7 @@ PLANTED: dict[str, tuple[Callable[[Path], Case], str]] = {
     "MatMul, Add and Relu": (after_linear_and_add, "folded"),
     "residual connection": (with_two_readers, "multiplied"),
     "GELU": (after_gelu, "multiplied"),
+    "gate": (behind_a_gate, "folded"),
 }
 
 

@@ -134,6 +134,9 @@ class Budgets(Settings):
 
     seconds: Annotated[float, Field(gt=0)] = 3600.0
     """After this long no further candidate is started; those left are refused as `infrastructure`."""
+    recovery: Annotated[int, Field(ge=0)] = 12
+    """How many variants of a candidate that fails on accuracy alone are made and evaluated, with some of it left in float; 0
+    for none."""
 
 
 class Job(Settings):

@@ -9,6 +9,7 @@ int8-static-mse-pc-smooth@ort-cpu     large channels of activations handed to th
 int8-static-mse-pc-bc@ort-cpu         biases shifted by what quantization moves the mean of a channel by
 int8-static-minmax-pc-all-keep2@ort-cpu   the two parts of the model that lose most are left in float
 int8-dynamic-pc+fused@ort-cpu         ranges at run time, on the fused graph
+int8-dynamic-pc-smooth-keep4@ort-cpu  the same after SmoothQuant, with the four parts that lose most in float
 int4-g32-rtn@ort-cpu                  weight only, blocks of 32, round to nearest, symmetric
 int4-g64-gptq-asym@ort-cpu            by GPTQ (or awq, or hqq), with a zero point for each block
 fp8-amax-pc@ort-cpu                   E4M3, scale = amax / 448
@@ -38,9 +39,9 @@ class Candidate:
     `range_method` is set for INT8 static, `granularity` for INT8 and FP8, `block_size` (weights along K) and
     `weight_method` for INT4, `asymmetric` if its blocks have a zero point.
     `every_operator` quantizes all operators that the runtime can, not just MatMul, Gemm and Conv with weights;
-    `signed_activations` takes INT8 in place of UINT8 activations; `fused` starts from the transformer-fused graph. Of INT8
-    static, `smooth` starts from the graph after SmoothQuant, `bias_corrected` shifts biases, and the `kept_parts` most
-    sensitive parts (`tasks.ptq.sensitivity`) stay in float.
+    `signed_activations` takes INT8 in place of UINT8 activations; `fused` starts from the transformer-fused graph. Of INT8,
+    `smooth` starts from the graph after SmoothQuant, and the `kept_parts` most sensitive parts (`tasks.ptq.sensitivity`) stay
+    in float; `bias_corrected`, of INT8 static, shifts biases.
     """
 
     precision: Precision
@@ -69,6 +70,7 @@ class Candidate:
         match self.precision:
             case "int8" if self.dynamic:
                 parts += ["dynamic", self.granularity or "pt"]
+                parts += ["smooth"] * self.smooth + [f"keep{self.kept_parts}"] * (self.kept_parts > 0)
             case "int8":
                 parts += ["static", self.range_method or "minmax", self.granularity or "pt"]
                 parts += ["all"] * self.every_operator + ["s8s8"] * self.signed_activations
@@ -97,8 +99,9 @@ _GRAMMAR = re.compile(
     r"|int8-static-(?P<range_method>"
     + "|".join(map(re.escape, get_args(RangeMethod)))
     + r")-(?P<static_granularity>pt|pc)(?P<all>-all)?(?P<s8s8>-s8s8)?"
-    r"(?P<smooth>-smooth)?(?P<bc>-bc)?(?:-keep(?P<keep>[1-9][0-9]?))?"
-    r"|int8-dynamic-(?P<dynamic_granularity>pt|pc)"
+    r"(?P<smooth>-smooth)?(?P<bc>-bc)?(?:-keep(?P<keep>[1-9][0-9]{0,2}))?"
+    r"|int8-dynamic-(?P<dynamic_granularity>pt|pc)(?P<dynamic_smooth>-smooth)?"
+    r"(?:-keep(?P<dynamic_keep>[1-9][0-9]{0,2}))?"
     r"|int4-g(?P<block_size>16|32|64|128|256)-(?P<weight_method>rtn|hqq|gptq|awq)(?P<asym>-asym)?"
     r"|fp8-amax-(?P<fp8_granularity>pt|pc))"
     r"(?P<fused>\+fused)?"
@@ -147,7 +150,15 @@ def decode(name: str) -> Candidate:
         return Candidate("fp8", target, granularity=_granularity(part["fp8_granularity"]), fused=fused)
     if part["dynamic_granularity"]:
         granularity = _granularity(part["dynamic_granularity"])
-        return Candidate("int8", target, dynamic=True, granularity=granularity, fused=fused)
+        return Candidate(
+            "int8",
+            target,
+            dynamic=True,
+            granularity=granularity,
+            smooth=part["dynamic_smooth"] is not None,
+            kept_parts=int(part["dynamic_keep"] or 0),
+            fused=fused,
+        )
     return Candidate(
         "int8",
         target,

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import onnx
 
+from tasks.ptq.affine import WeightBits
 from tasks.ptq.bias_correction import correct_bias
 from tasks.ptq.calibration import read_ranges
+from tasks.ptq.dynamic import quantize_dynamic
 from tasks.ptq.fp8 import quantize_fp8
 from tasks.ptq.grams import Gram
 from tasks.ptq.graph import model_bytes, notes_of, save_model
-from tasks.ptq.int8 import quantize_dynamic
 from tasks.ptq.qdq import Report, quantize_qdq
 from tasks.ptq.range_methods import Range
 from tasks.ptq.sensitivity import Sensitivity
@@ -41,7 +42,7 @@ class Materials:
 
     `prepared` is the folded float graph, `smoothed` that after SmoothQuant, `fused` the one with the runtime's transformer
     fusions; `statistics` is what calibration saw of the activations of the prepared graph, or of the smoothed one; `ranking`
-    the parts of the model, the most sensitive first, for a candidate of INT8 static; `batches` are calibration samples,
+    the parts of the model, the most sensitive first, for a candidate of INT8; `batches` are calibration samples,
     `grams` sums over all of them for a candidate of INT4 weights and the float graph that it starts from.
     `reduced_range` says that the processor adds pairs of products in 16 bits, so that weights must leave it a bit.
     """
@@ -90,7 +91,7 @@ def make_variant(candidate: Candidate, materials: Materials, folder: Path, *, th
 def _notes(candidate: Candidate, materials: Materials) -> tuple[str, ...]:
     if candidate.is_simulated:
         return ("FP8 has no kernels on a CPU: numerics are simulated, latency is not measured",)
-    if candidate.range_method and materials.reduced_range and candidate.target == "ort-cpu":
+    if candidate.precision == "int8" and materials.reduced_range and candidate.target == "ort-cpu":
         return ("this processor adds pairs of INT8 products in 16 bits: weights have 7 bits, so that no sum saturates",)
     return ()
 
@@ -148,26 +149,11 @@ def _fused_float(candidate: Candidate, materials: Materials, path: Path) -> dict
 
 
 def _int8(candidate: Candidate, materials: Materials, path: Path) -> dict[str, int]:
-    if candidate.dynamic:
-        quantize_dynamic(_float_graph(candidate, materials), candidate, path)
-    elif candidate.fused:
-        raise CandidateRefused(
-            kind="unsupported",
-            found="static INT8 on the fused graph",
-            expected="the unfused graph: ONNX Runtime's static quantizer has no rule for fused attention",
-            fix="leave out +fused, or take int8-dynamic-pc+fused",
-        )
-    else:
-        return _int8_static(candidate, materials, path)
-    return _count_operators(path)
-
-
-def _int8_static(candidate: Candidate, materials: Materials, path: Path) -> dict[str, int]:
     # Parts are ranked before biases are corrected: that takes many times as long.
     plain = replace(candidate, kept_parts=0, bias_corrected=False)
     kept = materials.ranking(plain)[: candidate.kept_parts] if candidate.kept_parts else ()
     nodes = [node for sensitivity in kept for node in sensitivity.part.nodes]
-    report = quantize_static(candidate, materials, path, keep_float=nodes)
+    report = quantize_int8(candidate, materials, path, keep_float=nodes)
     reasons = [reason for node, reason in report.left.items() if node not in nodes]
     changes = {"nodes in INT8": len(report.quantized)}
     changes |= {f"nodes left in float: {reason}": reasons.count(reason) for reason in dict.fromkeys(reasons)}
@@ -178,38 +164,64 @@ def _int8_static(candidate: Candidate, materials: Materials, path: Path) -> dict
             "tensors smoothed by a Mul": smoothed.multiplied,
         }
     if candidate.bias_corrected:
-        corrected = correct_bias(_static_graph(candidate, materials), path, path, materials.batches())
+        corrected = correct_bias(float_graph(candidate, materials), path, path, materials.batches())
         changes["biases corrected"] = len(corrected.largest)
     return changes | {f"kept in float: {sensitivity.part.name}": len(sensitivity.part.nodes) for sensitivity in kept}
 
 
-def quantize_static(
+def quantize_int8(
     candidate: Candidate, materials: Materials, path: Path, *, keep_float: Collection[str] = ()
 ) -> Report:
-    """Write the Q/DQ form that a candidate of INT8 static asks for; the nodes `keep_float` stay in float.
+    """Write the form that a candidate of INT8 asks for; the nodes `keep_float` of its float graph stay in float.
 
     Raises:
         CandidateRefused: the target or the model does not allow it.
     """
+    model, per_channel = float_graph(candidate, materials), candidate.granularity == "pc"
+    # With pairs of products in 16 bits, weights must leave a bit.
+    bits: WeightBits = 7 if materials.reduced_range else 8
+    if candidate.dynamic:
+        return quantize_dynamic(model, path, per_channel=per_channel, weight_bits=bits, keep_float=keep_float)
     return quantize_qdq(
-        _static_graph(candidate, materials),
+        model,
         path,
         ranges_for(candidate, materials.statistics(candidate.smooth)),
         target="ort-cpu",
         every_operator=candidate.every_operator,
-        per_channel=candidate.granularity == "pc",
+        per_channel=per_channel,
         activation="int8" if candidate.signed_activations else "uint8",
-        weight_bits=7 if materials.reduced_range else 8,
+        weight_bits=bits,
         keep_float=keep_float,
     )
 
 
-def _static_graph(candidate: Candidate, materials: Materials) -> Path:
-    return materials.smoothed().path if candidate.smooth else materials.prepared()
+def float_graph(candidate: Candidate, materials: Materials) -> Path:
+    """The float model that a candidate is made from.
+
+    Raises:
+        CandidateRefused: `unsupported`: it asks for two that exclude each other.
+    """
+    if candidate.fused and candidate.precision == "int8" and not candidate.dynamic:
+        raise CandidateRefused(
+            kind="unsupported",
+            found="static INT8 on the fused graph",
+            expected="the unfused graph: no integer kernel with fixed ranges takes the place of fused attention",
+            fix="leave out +fused, or take int8-dynamic-pc+fused",
+        )
+    if candidate.fused and candidate.smooth:
+        raise CandidateRefused(
+            kind="unsupported",
+            found="SmoothQuant on the fused graph",
+            expected="the unfused graph, whose activations it watches",
+            fix="leave out +fused, or -smooth",
+        )
+    if candidate.smooth:
+        return materials.smoothed().path
+    return materials.fused() if candidate.fused else materials.prepared()
 
 
 def _int4(candidate: Candidate, materials: Materials, path: Path) -> dict[str, int]:
-    float_model = _float_graph(candidate, materials)
+    float_model = float_graph(candidate, materials)
     method = candidate.weight_method or "rtn"
     report = quantize_weights(
         float_model,
@@ -236,25 +248,12 @@ def _fp8(candidate: Candidate, materials: Materials, path: Path) -> dict[str, in
 
 
 def _tensorrt(candidate: Candidate, materials: Materials, path: Path) -> dict[str, int]:
-    return make_form(candidate, _static_graph(candidate, materials), materials.statistics(candidate.smooth), path)
+    return make_form(candidate, float_graph(candidate, materials), materials.statistics(candidate.smooth), path)
 
 
 def ranges_for(candidate: Candidate, statistics: Path) -> dict[str, Range]:
     """The range of each activation as the candidate asks for it; FP8, which has a sign, takes the extremes."""
     return read_ranges(statistics, candidate.range_method or "minmax", symmetric=candidate.precision == "fp8")
-
-
-def _float_graph(candidate: Candidate, materials: Materials) -> Path:
-    return materials.fused() if candidate.fused else materials.prepared()
-
-
-def _count_operators(path: Path) -> dict[str, int]:
-    kinds = [node.op_type for node in onnx.load(path, load_external_data=False).graph.node]
-    return {
-        kind: kinds.count(kind)
-        for kind in ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "MatMulInteger", "ConvInteger")
-        if kind in kinds
-    }
 
 
 _PASSES: dict[str, Callable[[Candidate, Materials, Path], dict[str, int]]] = {

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -18,12 +19,15 @@ from numpy.typing import NDArray
 
 from tasks.ptq.graph import WEIGHT_INPUT, initializers, scratch
 from tasks.runtimes.ort import open_session, run_batches
-from validators.datasets import Samples
+from validators.datasets import Arrays, Samples
 from validators.records import SessionSettings
 
 # Samples that are run for each part. With 16 in place of 64 the seven noisiest parts of the text demo were the same ones.
 SAMPLES = 16
 BATCH_SIZE = 8
+# Numbers of the output that are kept of them: a window of 512 tokens has as many logits.
+OUTPUT_NUMBERS = 2**25
+WEIGHTED = frozenset({*WEIGHT_INPUT, "Attention", "LSTM"})
 
 # Writes a variant in which the nodes with these names are left in float.
 Quantize = Callable[[Collection[str], Path], None]
@@ -45,11 +49,12 @@ class Sensitivity:
     noise: float
 
 
-def find_parts(graph: onnx.GraphProto, quantized: Collection[str]) -> tuple[Part, ...]:
+def find_parts(graph: onnx.GraphProto, quantized: Collection[str], *, by_input: bool = False) -> tuple[Part, ...]:
     """The parts of a float graph whose nodes are named, of the nodes that a candidate quantizes.
 
-    Each MatMul, Gemm and Conv with a constant weight is a part of its own. The other nodes, which are many and cheap, are a
-    part for each role: the same operator between the same operators, as it comes again in each layer of a network.
+    Each node with a constant matrix or kernel as its weight is a part of its own, or, `by_input`, together with the others
+    that read the same activation. The other nodes, which are many and cheap, are a part for each role: the same operator
+    between the same operators, as it comes again in each layer of a network.
     """
     constants = initializers(graph)
     makers = {name: node.op_type for node in graph.node for name in node.output}
@@ -57,19 +62,20 @@ def find_parts(graph: onnx.GraphProto, quantized: Collection[str]) -> tuple[Part
     for node in graph.node:
         for name in node.input:
             readers.setdefault(name, set()).add(node.op_type)
-    parts: dict[str, list[str]] = {}
+    parts: dict[tuple[str, str], list[str]] = {}
     for node in graph.node:
         if node.name not in quantized:
             continue
-        place = WEIGHT_INPUT.get(node.op_type)
-        if place is not None and node.input[place] in constants:
-            name = node.name
+        if node.op_type in WEIGHTED and node.input[1] in constants:
+            key = ("weights", node.input[0] if by_input else node.name)
         else:
             before = sorted({makers[name] for name in node.input if name in makers})
             after = sorted(set().union(*(readers.get(name, set()) for name in node.output)))
-            name = f"{node.op_type} ({', '.join(before) or 'input'} to {', '.join(after) or 'output'})"
-        parts.setdefault(name, []).append(node.name)
-    return tuple(Part(name, tuple(nodes)) for name, nodes in parts.items())
+            key = ("role", f"{node.op_type} ({', '.join(before) or 'input'} to {', '.join(after) or 'output'})")
+        parts.setdefault(key, []).append(node.name)
+    return tuple(
+        Part(key if kind == "role" else ", ".join(nodes), tuple(nodes)) for (kind, key), nodes in parts.items()
+    )
 
 
 def rank_parts(
@@ -90,14 +96,15 @@ def rank_parts(
         CandidateRefused: a file with one part quantized cannot be made or run.
     """
     nodes = {node for part in parts for node in part.nodes}
-    reference = _run(model, samples, output, settings, fixed_batch)
+    batches = _first_batches(model, samples, output, settings, fixed_batch)
+    reference = _run(model, batches, output, settings)
     power = float(np.square(reference).mean()) or 1.0
     found = []
     with scratch() as folder:
         for part in parts:
             path = folder / "alone.onnx"
             quantize(nodes - set(part.nodes), path)
-            error = _run(path, samples, output, settings, fixed_batch) - reference
+            error = _run(path, batches, output, settings) - reference
             noise = float(np.square(error).mean()) / power
             found.append(Sensitivity(part, noise if np.isfinite(noise) else float("inf")))
             path.unlink()
@@ -105,10 +112,18 @@ def rank_parts(
     return tuple(sorted(found, key=lambda sensitivity: -sensitivity.noise))
 
 
-def _run(
+def _first_batches(
     model: Path, samples: Samples, output: str, settings: SessionSettings, fixed_batch: int | None
-) -> NDArray[np.float64]:
-    size = fixed_batch or BATCH_SIZE
-    batches = [batch for _, batch in zip(range(-(-SAMPLES // size)), samples.batches(size), strict=False)]
+) -> list[Arrays]:
+    """The samples that are run for each part: fewer where one alone has a long output."""
+    size = fixed_batch or 1
+    with open_session(model, settings) as session:
+        numbers = run_batches(session, islice(samples.batches(size), 1), output).size
+    count = min(SAMPLES, max(size, OUTPUT_NUMBERS * size // numbers))
+    size = fixed_batch or min(BATCH_SIZE, count)
+    return list(islice(samples.batches(size), -(-count // size)))
+
+
+def _run(model: Path, batches: Sequence[Arrays], output: str, settings: SessionSettings) -> NDArray[np.float64]:
     with open_session(model, settings) as session:
         return run_batches(session, batches, output).astype(np.float64)

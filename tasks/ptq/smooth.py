@@ -238,7 +238,7 @@ def _fold(view: GraphView, tensor: str, factors: Vector) -> list[Edit] | None:
         case "Mul" | "Add":
             index = next((index for index in (0, 1) if node.input[index] in view.constants), None)
             if index is None:
-                return None
+                return _fold_either(view, node, factors) if node.op_type == "Mul" else None
             edits = _divide(view, node, [index], factors)
             if node.op_type == "Mul" or edits is None:
                 return edits
@@ -256,6 +256,12 @@ def _fold(view: GraphView, tensor: str, factors: Vector) -> list[Edit] | None:
 
 def _fold_alone(view: GraphView, tensor: str, factors: Vector) -> list[Edit] | None:
     return _fold(view, tensor, factors) if len(view.readers.get(tensor, [])) == 1 else None
+
+
+def _fold_either(view: GraphView, product: onnx.NodeProto, factors: Vector) -> list[Edit] | None:
+    """Of a product of activations, as of a gate and what it lets through: dividing one of them divides it."""
+    folds = (_fold_alone(view, name, factors) for name in dict.fromkeys(product.input))
+    return next((edits for edits in folds if edits is not None), None)
 
 
 def _divide(view: GraphView, node: onnx.NodeProto, indices: Iterable[int], factors: Vector) -> list[Edit] | None:

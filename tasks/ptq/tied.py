@@ -36,6 +36,8 @@ TableBits = Literal[4, 8]
 DOMAIN = "com.microsoft"
 # Output rows of the table at a time: float64 of 49,152 tokens would take 226 MB.
 ROWS_AT_ONCE = 4096
+# Sizes of blocks for a table that need not share them with anything: larger ones cost less and lose more.
+TABLE_BLOCKS = (128, 64, 32, 16)
 
 Bytes = NDArray[np.uint8]
 
@@ -149,19 +151,14 @@ def quantize_table(
 
     None leaves the look-up, or the head, in float. Bits that are the same are stored once.
     """
-    weight = to_array(initializers(graph)[table.constant])
-    stored: dict[TableBits, list[str]] = {}
-    for bits in dict.fromkeys(bits for bits in (embedding_bits, head_bits) if bits):
-        rows = round_rows(weight, bits=bits, block_size=block_size)
-        named = {"codes": rows.codes, "scales": rows.scales, "zero_points": rows.zero_points}
-        stored[bits] = [f"{table.constant}_{part}{bits}" for part in named]
-        graph.initializer.extend(from_array(named[part], f"{table.constant}_{part}{bits}") for part in named)
+    stored = {
+        bits: store_table(graph, table.constant, bits=bits, block_size=block_size)
+        for bits in dict.fromkeys(bits for bits in (embedding_bits, head_bits) if bits)
+    }
     new: dict[str, list[onnx.NodeProto]] = {}
     if embedding_bits:
         for node in (node for node in graph.node if node.name in table.gathers):
-            codes, scales, zeros = stored[embedding_bits]
-            inputs = [codes, node.input[1], scales, zeros]
-            new[node.name] = [_look_up(node, inputs, embedding_bits, block_size)]
+            new[node.name] = [look_up(node, stored[embedding_bits], embedding_bits, block_size)]
     if head_bits:
         flat = _flattened(graph, table, stored[head_bits], block_size)
         for index, site in enumerate(table.sites):
@@ -174,6 +171,14 @@ def quantize_table(
     return new
 
 
+def store_table(graph: onnx.GraphProto, constant: str, *, bits: TableBits, block_size: int) -> list[str]:
+    """Add the rounded rows of a table to the constants; return the names of codes, scales and zero points."""
+    rows = round_rows(to_array(initializers(graph)[constant]), bits=bits, block_size=block_size)
+    named = {"codes": rows.codes, "scales": rows.scales, "zero_points": rows.zero_points}
+    graph.initializer.extend(from_array(array, f"{constant}_{part}{bits}") for part, array in named.items())
+    return [f"{constant}_{part}{bits}" for part in named]
+
+
 def _flattened(graph: onnx.GraphProto, table: Table, names: Sequence[str], block_size: int) -> dict[str, str]:
     """Names of the bytes in the shapes that MatMulNBits reads; these shapes are added to the constants."""
     width, tokens = table.sites[0].shape
@@ -182,10 +187,12 @@ def _flattened(graph: onnx.GraphProto, table: Table, names: Sequence[str], block
     return {name: f"{name}_flat" for name in names}
 
 
-def _look_up(node: onnx.NodeProto, inputs: list[str], bits: TableBits, block_size: int) -> onnx.NodeProto:
+def look_up(node: onnx.NodeProto, names: Sequence[str], bits: TableBits, block_size: int) -> onnx.NodeProto:
+    """The Gather along axis 0 of a table that is stored under these names (see `store_table`)."""
+    codes, scales, zeros = names
     return make_node(
         "GatherBlockQuantized",
-        inputs,
+        [codes, node.input[1], scales, zeros],
         list(node.output),
         name=node.name,
         domain=DOMAIN,
