@@ -27,6 +27,7 @@ CANDIDATES = (
 )
 LANGUAGE_CANDIDATES = (
     "int8-dynamic-pc@ort-cpu",
+    "int8-dynamic-pc-smooth@ort-cpu",
     "int4-g32-rtn@ort-cpu",
     "int4-g32-gptq-asym@ort-cpu",
 )

@@ -18,6 +18,7 @@ from tasks.ptq.calibration import calibrate
 from tasks.ptq.grams import Gram, collect_grams, tensors_to_collect
 from tasks.ptq.make import CPU_PROVIDER, Materials, float_graph, make_variant, quantize_int8, why_unmeasured
 from tasks.ptq.prepare import fuse_graph, prepare_graph
+from tasks.ptq.qdq import Report
 from tasks.ptq.sensitivity import Sensitivity, find_parts, rank_parts
 from tasks.ptq.smooth import SmoothedGraph, read_channels, smooth
 from tasks.request import request_batch
@@ -177,11 +178,11 @@ def materials_of(run: Run, given: Given, inventory: Inventory) -> Materials:
 
     def ranking(candidate: Candidate) -> tuple[Sensitivity, ...]:
         def make(folder: Path) -> _Ranking:
-            def quantize(keep_float: Collection[str], path: Path) -> None:
-                quantize_int8(candidate, materials, path, keep_float=keep_float)
+            def quantize(model: Path, keep_float: Collection[str], path: Path) -> Report:
+                return quantize_int8(candidate, materials, model, path, keep_float=keep_float)
 
-            everything = quantize_int8(candidate, materials, folder / "all.onnx")
             float_model = float_graph(candidate, materials)
+            everything = quantize(float_model, (), folder / "all.onnx")
             graph = onnx.load(float_model, load_external_data=False).graph
             settings = SessionSettings(CPU_PROVIDER, usable_cores()).without_spinning()
             with run.clock.work("rank parts"):

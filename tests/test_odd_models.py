@@ -28,6 +28,7 @@ from tasks.ptq.grams import Gram, collect_grams, tensors_to_collect
 from tasks.ptq.graph import gather_weights, notes_of, split_gemm, weighted_nodes
 from tasks.ptq.make import Materials, make_variant, quantize_int8
 from tasks.ptq.prepare import prepare_graph
+from tasks.ptq.qdq import Report
 from tasks.ptq.sensitivity import Sensitivity, find_parts, rank_parts
 from tasks.ptq.smooth import SmoothedGraph, read_channels, smooth
 from tasks.runtimes.coverage import measure_coverage
@@ -262,11 +263,11 @@ class Odd:
         return collect_grams(float_model, tensors, self.batches, max_memory_mb=200)
 
     def ranking(self, candidate: Candidate) -> tuple[Sensitivity, ...]:
-        everything = quantize_int8(candidate, self.materials, self.folder / "everything.onnx")
-        parts = find_parts(onnx.load(self.prepared).graph, everything.quantized)
+        def quantize(model: Path, kept: Any, path: Path) -> Report:
+            return quantize_int8(candidate, self.materials, model, path, keep_float=kept)
 
-        def quantize(kept: Any, path: Path) -> None:
-            quantize_int8(candidate, self.materials, path, keep_float=kept)
+        everything = quantize(self.prepared, (), self.folder / "everything.onnx")
+        parts = find_parts(onnx.load(self.prepared).graph, everything.quantized)
 
         return rank_parts(self.prepared, parts, quantize, self.samples, "y", SETTINGS)
 
@@ -393,7 +394,9 @@ LEFT = {
 def test_operators_of_other_domains_are_left_in_float_and_listed(made: Callable[[str], Odd], name: str) -> None:
     """With what they are, beside the two layers that are quantized around them."""
     odd = made(name)
-    report = quantize_int8(decode("int8-static-minmax-pc@ort-cpu"), odd.materials, odd.folder / "static.onnx")
+    report = quantize_int8(
+        decode("int8-static-minmax-pc@ort-cpu"), odd.materials, odd.prepared, odd.folder / "static.onnx"
+    )
     assert len(report.quantized) == 2
     assert report.left == LEFT[name]
 

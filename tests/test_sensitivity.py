@@ -72,8 +72,8 @@ def ranked(
     prepare_graph(hard.model, prepared)
     ranges = read_ranges(statistics_of(prepared, hard.calibration), "minmax", symmetric=False)
 
-    def without(keep_float: Collection[str], path: Path) -> None:
-        static_int8(prepared, ranges, path, keep_float=keep_float)
+    def without(model: Path, keep_float: Collection[str], path: Path) -> None:
+        static_int8(model, ranges, path, keep_float=keep_float)
 
     parts = find_parts(onnx.load(prepared).graph, ("first", "second", "third", "head"))
     return prepared, ranges, rank_parts(prepared, parts, without, samples, "logits", SETTINGS)

@@ -183,12 +183,12 @@ DEFAULT_CANDIDATES: dict[Target, tuple[str, ...]] = {
     "ort-cpu": (
         "fp32-fused@ort-cpu",
         "int8-static-minmax-pc@ort-cpu",
-        "int8-static-percentile-pc@ort-cpu",
         "int8-static-mse-pc@ort-cpu",
         "int8-static-mse-pc-all@ort-cpu",
         "int8-static-mse-pc-smooth@ort-cpu",
         "int8-static-mse-pc-bc@ort-cpu",
         "int8-dynamic-pc@ort-cpu",
+        "int8-dynamic-pc-smooth@ort-cpu",
         "int8-dynamic-pc+fused@ort-cpu",
         "int4-g32-rtn@ort-cpu",
         "int4-g32-gptq@ort-cpu",

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import onnx
 from numpy.typing import NDArray
+from onnx.external_data_helper import load_external_data_for_model
 from onnx.helper import make_node, make_opsetid
 
 from tasks.ptq.affine import WeightBits, fit_weight, store_weight
@@ -42,6 +43,7 @@ class _Pass:
     """A graph on the way: its nodes in order, and what was made once for several of them."""
 
     view: GraphView
+    folder: Path  # of the weights that lie beside the file
     per_channel: bool
     bits: WeightBits
     readers_in_int8: dict[str, int]
@@ -62,12 +64,14 @@ def quantize_dynamic(
 ) -> Report:
     """Write a form of a float model, whose nodes have names, with INT8 weights and ranges at run time.
 
-    Weights are symmetric, by output channel or as a whole. The nodes that `keep_float` names stay as they are.
+    Weights are symmetric, by output channel or as a whole. The nodes that `keep_float` names stay as they are. A variant in
+    the folder of a model whose weights lie in a file beside it goes on reading those that stay.
 
     Raises:
         CandidateRefused: `unsupported`: nothing of the model can be quantized so.
     """
-    proto = onnx.load(float_model)
+    # Its weights one by one, as they are needed: whether they lie in the file or beside it.
+    proto = onnx.load(float_model, load_external_data=False)
     view = GraphView(proto.graph)
     left = {node.name: why for node in proto.graph.node if (why := _why_left(view, node, keep_float))}
     chosen = [node for node in proto.graph.node if node.name not in left and _kind(node) in _MAKERS]
@@ -78,7 +82,7 @@ def quantize_dynamic(
         if _kind(node) in ("MatMul", "Gemm", "Attention"):
             readers[node.input[0]] = readers.get(node.input[0], 0) + 1
     taken = set(view.constants) | {name for node in proto.graph.node for name in (node.name, *node.input, *node.output)}
-    work = _Pass(view, per_channel, weight_bits, readers, taken=taken)
+    work = _Pass(view, float_model.parent, per_channel, weight_bits, readers, taken=taken)
     names = {node.name for node in chosen}
     for node in proto.graph.node:
         if node.name in names:
@@ -91,6 +95,9 @@ def quantize_dynamic(
     drop_unused_initializers(proto.graph)
     if not any(opset.domain == DOMAIN for opset in proto.opset_import):
         proto.opset_import.append(make_opsetid(DOMAIN, 1))
+    # Beside its source a variant shares what it does not change.
+    if variant.parent != float_model.parent:
+        load_external_data_for_model(proto, str(float_model.parent))
     save_model(proto, variant)
     return Report(tuple(node.name for node in chosen), left)
 
@@ -199,7 +206,7 @@ def _lstm(work: _Pass, node: onnx.NodeProto) -> list[onnx.NodeProto]:
     stored: list[str] = []
     parts: list[str] = []
     for name in node.input[1:3]:
-        weight = to_array(work.view.constants[name])
+        weight = to_array(work.view.constants[name], work.folder)
         axis = 0 if work.per_channel else None  # of one direction
         scales = np.stack([fit_weight(one, axis, work.bits) for one in weight])
         codes = np.stack([store_weight(*pair, axis, work.bits) for pair in zip(weight, scales, strict=True)])
@@ -219,14 +226,14 @@ def _table(work: _Pass, node: onnx.NodeProto) -> list[onnx.NodeProto]:
     constant = work.view.constants[node.input[0]]
     size = _block_of(constant.dims[1])
     assert size is not None  # otherwise it is left
-    names = store_table(work.view.graph, node.input[0], bits=8, block_size=size)
+    names = store_table(work.view.graph, node.input[0], bits=8, block_size=size, folder=work.folder)
     return [look_up(node, names, 8, size)]
 
 
 def _weight(work: _Pass, name: str, transposed: bool) -> tuple[str, str, str]:
     """Names of a matrix `[K, N]` in INT8, its scales and its zero points, which are zero; made once."""
     if (name, transposed) not in work.weights:
-        matrix = to_array(work.view.constants[name])
+        matrix = to_array(work.view.constants[name], work.folder)
         matrix = np.ascontiguousarray(matrix.T) if transposed else matrix
         axis = 1 if work.per_channel else None
         scales = fit_weight(matrix, axis, work.bits)

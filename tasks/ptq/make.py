@@ -153,7 +153,7 @@ def _int8(candidate: Candidate, materials: Materials, path: Path) -> dict[str, i
     plain = replace(candidate, kept_parts=0, bias_corrected=False)
     kept = materials.ranking(plain)[: candidate.kept_parts] if candidate.kept_parts else ()
     nodes = [node for sensitivity in kept for node in sensitivity.part.nodes]
-    report = quantize_int8(candidate, materials, path, keep_float=nodes)
+    report = quantize_int8(candidate, materials, float_graph(candidate, materials), path, keep_float=nodes)
     reasons = [reason for node, reason in report.left.items() if node not in nodes]
     changes = {"nodes in INT8": len(report.quantized)}
     changes |= {f"nodes left in float: {reason}": reasons.count(reason) for reason in dict.fromkeys(reasons)}
@@ -170,14 +170,14 @@ def _int8(candidate: Candidate, materials: Materials, path: Path) -> dict[str, i
 
 
 def quantize_int8(
-    candidate: Candidate, materials: Materials, path: Path, *, keep_float: Collection[str] = ()
+    candidate: Candidate, materials: Materials, model: Path, path: Path, *, keep_float: Collection[str] = ()
 ) -> Report:
-    """Write the form that a candidate of INT8 asks for; the nodes `keep_float` of its float graph stay in float.
+    """Write the form of its float graph that a candidate of INT8 asks for; the nodes `keep_float` stay in float.
 
     Raises:
         CandidateRefused: the target or the model does not allow it.
     """
-    model, per_channel = float_graph(candidate, materials), candidate.granularity == "pc"
+    per_channel = candidate.granularity == "pc"
     # With pairs of products in 16 bits, weights must leave a bit.
     bits: WeightBits = 7 if materials.reduced_range else 8
     if candidate.dynamic:

@@ -29,8 +29,8 @@ BATCH_SIZE = 8
 OUTPUT_NUMBERS = 2**25
 WEIGHTED = frozenset({*WEIGHT_INPUT, "Attention", "LSTM"})
 
-# Writes a variant in which the nodes with these names are left in float.
-Quantize = Callable[[Collection[str], Path], None]
+# From a float model, writes a variant in which the nodes with these names are left in float.
+Quantize = Callable[[Path, Collection[str], Path], object]
 
 
 @dataclass(frozen=True)
@@ -101,9 +101,12 @@ def rank_parts(
     power = float(np.square(reference).mean()) or 1.0
     found = []
     with scratch() as folder:
+        # Weights in a file of their own: a variant beside it need not hold all those that stay as they are.
+        float_model = folder / "float.onnx"
+        onnx.save_model(onnx.load(model), float_model, save_as_external_data=True, location="float.onnx.data")
         for part in parts:
             path = folder / "alone.onnx"
-            quantize(nodes - set(part.nodes), path)
+            quantize(float_model, nodes - set(part.nodes), path)
             error = _run(path, batches, output, settings) - reference
             noise = float(np.square(error).mean()) / power
             found.append(Sensitivity(part, noise if np.isfinite(noise) else float("inf")))

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -171,9 +172,14 @@ def quantize_table(
     return new
 
 
-def store_table(graph: onnx.GraphProto, constant: str, *, bits: TableBits, block_size: int) -> list[str]:
-    """Add the rounded rows of a table to the constants; return the names of codes, scales and zero points."""
-    rows = round_rows(to_array(initializers(graph)[constant]), bits=bits, block_size=block_size)
+def store_table(
+    graph: onnx.GraphProto, constant: str, *, bits: TableBits, block_size: int, folder: Path = Path()
+) -> list[str]:
+    """Add the rounded rows of a table to the constants; return the names of codes, scales and zero points.
+
+    `folder` has the file that the table is in, where it is external data.
+    """
+    rows = round_rows(to_array(initializers(graph)[constant], folder), bits=bits, block_size=block_size)
     named = {"codes": rows.codes, "scales": rows.scales, "zero_points": rows.zero_points}
     graph.initializer.extend(from_array(array, f"{constant}_{part}{bits}") for part, array in named.items())
     return [f"{constant}_{part}{bits}" for part in named]
