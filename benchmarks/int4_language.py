@@ -28,7 +28,8 @@ import typer
 from tasks.demo.language import language_pool, open_scorer, window_losses
 from tasks.measure.inventory import usable_cores
 from tasks.measure.perplexity import perplexity
-from tasks.ptq.grams import Gram, collect_grams, tensors_to_collect
+from tasks.ptq.grams import Gram, collect_grams
+from tasks.ptq.sites import tensors_to_collect
 from tasks.ptq.tied import TableBits
 from tasks.ptq.weight_only import quantize_weights
 from validators.recipe import WeightMethod

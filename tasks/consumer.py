@@ -7,8 +7,10 @@ and onnxruntime and nothing of quantgate.
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import warnings
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,8 @@ class Champion(mlflow.pyfunc.PythonModel):  # type: ignore[misc,name-defined,unu
         """Check the file against its manifest and open the session.
 
         Raises:
-            RuntimeError: the file is not the one that was approved, or another provider would run it.
+            RuntimeError: the file is not the one that was approved, another provider would run it, or a library of custom
+                operators is missing.
         """
         import onnxruntime as ort
 
@@ -49,6 +52,8 @@ class Champion(mlflow.pyfunc.PythonModel):  # type: ignore[misc,name-defined,unu
         )
         for key, value in settings["entries"].items():
             options.add_session_config_entry(key, value)
+        for library in manifest["libraries"]:
+            options.register_custom_ops_library(_find_library(library, folder))
         self.session = ort.InferenceSession(folder / "model.onnx", options, providers=[settings["provider"]])
         if self.session.get_providers()[0] != settings["provider"]:
             raise RuntimeError(f"found providers {self.session.get_providers()}; expected {settings['provider']} first")
@@ -61,6 +66,25 @@ class Champion(mlflow.pyfunc.PythonModel):  # type: ignore[misc,name-defined,unu
         feed = {name: np.asarray(given[name], dtype=dtype) for name, dtype in self.dtypes.items()}
         names = [output.name for output in self.session.get_outputs()]
         return dict(zip(names, self.session.run(names, feed), strict=True))
+
+
+def _find_library(library: dict[str, str], folder: Path) -> str:
+    """A library of custom operators: a file beside the model, its digest checked with the others, or an installed package's."""
+    if "file" in library:
+        return str(folder / library["file"])
+    package, wanted = library["package"], f"{library['distribution']}=={library['version']}"
+    try:
+        path = str(importlib.import_module(package).get_library_path())
+    except ImportError as error:
+        raise RuntimeError(f"found no package {package}; expected {wanted}, which has custom operators") from error
+    found = metadata.version(library["distribution"])
+    if found != library["version"]:
+        warnings.warn(
+            f"found {library['distribution']} {found}; the variant was approved with {wanted}: accuracy and speed may "
+            "differ; install that version",
+            stacklevel=2,
+        )
+    return path
 
 
 mlflow.models.set_model(Champion())

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+import shutil
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tasks.clock import Clock
+from tasks.runtimes.libraries import find_library
 from tasks.settings import state_folder, tracking_uri
 from tasks.store import Store
 from validators.datasets import Samples, TensorSpec
 from validators.digests import digest_code
-from validators.job import Job
+from validators.job import Job, OperatorLibrary
+from validators.libraries import Libraries, Library
 from validators.records import Source
 
 log = logging.getLogger("quantgate")
@@ -31,13 +34,32 @@ class Run:
     tracking_uri: str
     store: Store
     clock: Clock
+    libraries: Libraries = ()
 
 
 def start_run(job: Job) -> Run:
-    """The run of a job on this machine's state."""
+    """The run of a job on this machine's state.
+
+    Raises:
+        JobError: a library of custom operators that the job names cannot be loaded.
+    """
     state = state_folder()
     state.mkdir(parents=True, exist_ok=True)
-    return Run(job, state, tracking_uri(state), Store(state / "store"), Clock())
+    store = Store(state / "store")
+    libraries = tuple(_keep_library(store, named) for named in job.operator_libraries)
+    return Run(job, state, tracking_uri(state), store, Clock(), libraries)
+
+
+def _keep_library(store: Store, named: OperatorLibrary) -> Library:
+    """The library; a file of the user's as a copy in the store, since the original may be built anew while the run lasts."""
+    found = find_library(named)
+    if found.package is not None:
+        return found
+
+    def copy(folder: Path) -> Library:
+        return replace(found, path=Path(shutil.copy(found.path, folder)))
+
+    return store.make("library", (found.path.name, found.digest), Library, copy)[0]
 
 
 @dataclass(frozen=True)

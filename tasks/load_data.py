@@ -37,7 +37,7 @@ def load_data(run: Run, source: Source) -> Evidence:
 
 def _load(run: Run, source: Source) -> Evidence:
     job = run.job
-    settings = SessionSettings(CPU_PROVIDER, job.measurement.threads)
+    settings = SessionSettings(CPU_PROVIDER, job.measurement.threads, libraries=run.libraries)
     with _SourceErrors(source), open_session(source.onnx_path, settings) as session:
         inputs, output, batch_axis = _describe(job, session)
         calibration = load_file(run, "calibration", job.data.calibration, inputs)
@@ -61,7 +61,8 @@ def describe_source(run: Run, source: Source) -> tuple[tuple[TensorSpec, ...], T
         JobError: the output does not exist.
         SourceError: the runtime does not load the source.
     """
-    with _SourceErrors(source), open_session(source.onnx_path, SessionSettings(CPU_PROVIDER, 1)) as session:
+    settings = SessionSettings(CPU_PROVIDER, 1, libraries=run.libraries)
+    with _SourceErrors(source), open_session(source.onnx_path, settings) as session:
         return _describe(run.job, session)
 
 

@@ -15,11 +15,12 @@ from tasks.context import MAKER_CODE, MEASURE_CODE, Evidence, Given, Run, log
 from tasks.measure.inventory import adds_pairs_in_16_bits, usable_cores
 from tasks.measure_accuracy import measure_accuracy
 from tasks.ptq.calibration import calibrate
-from tasks.ptq.grams import Gram, collect_grams, tensors_to_collect
+from tasks.ptq.grams import Gram, collect_grams
 from tasks.ptq.make import CPU_PROVIDER, Materials, float_graph, make_variant, quantize_int8, why_unmeasured
 from tasks.ptq.prepare import fuse_graph, prepare_graph
 from tasks.ptq.qdq import Report
 from tasks.ptq.sensitivity import Sensitivity, find_parts, rank_parts
+from tasks.ptq.sites import tensors_to_collect
 from tasks.ptq.smooth import SmoothedGraph, read_channels, smooth
 from tasks.request import request_batch
 from tasks.runtimes.coverage import measure_coverage
@@ -120,6 +121,7 @@ def _make(run: Run, given: Given, inventory: Inventory, candidate: Candidate) ->
         threads,
         sorted(inventory.runtimes.items()),
         materials.reduced_range,
+        [asdict(library) for library in run.libraries],
         MAKER_CODE,
     )
 
@@ -142,14 +144,14 @@ def materials_of(run: Run, given: Given, inventory: Inventory) -> Materials:
 
     def prepared() -> Path:
         def make(folder: Path) -> _File:
-            prepare_graph(source.onnx_path, folder / "prepared.onnx")
+            prepare_graph(source.onnx_path, folder / "prepared.onnx", run.libraries)
             return _File(folder / "prepared.onnx")
 
         return run.store.make("prepared", base, _File, make)[0].path
 
     def fused() -> Path:
         def make(folder: Path) -> _File:
-            fuse_graph(source.onnx_path, folder / "fused.onnx")
+            fuse_graph(source.onnx_path, folder / "fused.onnx", run.libraries)
             return _File(folder / "fused.onnx")
 
         return run.store.make("fused", base, _File, make)[0].path
@@ -160,7 +162,7 @@ def materials_of(run: Run, given: Given, inventory: Inventory) -> Materials:
 
     def smoothed() -> SmoothedGraph:
         def make(folder: Path) -> SmoothedGraph:
-            seen = read_channels(prepared(), batches(), seed=run.job.seed)
+            seen = read_channels(prepared(), batches(), seed=run.job.seed, libraries=run.libraries)
             done = [one.way for one in smooth(prepared(), folder / "smoothed.onnx", seen, symmetric=False).values()]
             return SmoothedGraph(folder / "smoothed.onnx", done.count("folded"), done.count("multiplied"))
 
@@ -184,7 +186,7 @@ def materials_of(run: Run, given: Given, inventory: Inventory) -> Materials:
             float_model = float_graph(candidate, materials)
             everything = quantize(float_model, (), folder / "all.onnx")
             graph = onnx.load(float_model, load_external_data=False).graph
-            settings = SessionSettings(CPU_PROVIDER, usable_cores()).without_spinning()
+            settings = SessionSettings(CPU_PROVIDER, usable_cores(), libraries=run.libraries).without_spinning()
             with run.clock.work("rank parts"):
                 return _Ranking(
                     rank_parts(
@@ -210,10 +212,13 @@ def materials_of(run: Run, given: Given, inventory: Inventory) -> Materials:
                 lambda: evidence.calibration.batches(size),
                 max_memory_mb=run.job.calibration.max_memory_mb,
                 threads=run.job.measurement.threads or usable_cores(),
+                libraries=run.libraries,
             )
 
     # Known to `ranking` by its name, which is why it has one.
-    materials = Materials(prepared, fused, smoothed, statistics, ranking, batches, grams, reduced)
+    materials = Materials(
+        prepared, fused, smoothed, statistics, ranking, batches, grams, reduced, libraries=run.libraries
+    )
     return materials
 
 
@@ -226,6 +231,7 @@ def _calibrate(run: Run, prepared: Path, evidence: Evidence, statistics: Path) -
             threads=run.job.measurement.threads or usable_cores(),
             max_memory_mb=run.job.calibration.max_memory_mb,
             fixed_batch=evidence.batch_axis,
+            libraries=run.libraries,
         )
     log.info("calibrated: %s", ", ".join(f"{name} {value:.0f}" for name, value in told.items()))
 

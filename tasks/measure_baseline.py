@@ -23,7 +23,7 @@ def baseline_variant(run: Run, given: Given) -> Variant:
         source.onnx_path,
         source.digest,
         model_bytes(source.onnx_path),
-        SessionSettings(CPU_PROVIDER, threads),
+        SessionSettings(CPU_PROVIDER, threads, libraries=run.libraries),
     )
 
 

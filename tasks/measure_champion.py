@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,16 @@ from tasks.registry import connect, registry_call
 from tasks.step import step
 from validators.errors import CandidateRefused
 from validators.gates import drop_interval, judge_against_champion, overall
+from validators.libraries import Libraries
 from validators.records import Champion, Inventory, SessionSettings, Trial, Variant
+
+
+@dataclass(frozen=True)
+class _Fetched:
+    """The champion's artifact and its manifest, as they came from the registry."""
+
+    model: Path
+    manifest: Path
 
 
 @step("look up champion")
@@ -73,18 +82,36 @@ def compare_with_champion(
 def _fetch(run: Run, champion: Champion) -> Variant:
     """The champion's artifact, from the registry into the store."""
 
-    def fetch(folder: Path) -> Variant:
+    def fetch(folder: Path) -> _Fetched:
         from mlflow.artifacts import download_artifacts
 
         uri = f"models:/{champion.name}/{champion.version}"
         with connect(run.tracking_uri):
             model = Path(registry_call(download_artifacts, artifact_uri=uri, dst_path=str(folder)))
-        manifest: dict[str, Any] = json.loads(next(model.rglob("manifest.json")).read_text(encoding="utf-8"))
-        path = next(model.rglob("variant/model.onnx"))
-        return Variant(
-            champion.candidate, path, champion.digest, model_bytes(path), SessionSettings(**manifest["session"])
-        )
+        return _Fetched(next(model.rglob("variant/model.onnx")), next(model.rglob("manifest.json")))
 
-    return run.store.make(
-        "champion", (run.tracking_uri, champion.name, champion.version, champion.digest), Variant, fetch
-    )[0]
+    key = (run.tracking_uri, champion.name, champion.version, champion.digest)
+    fetched = run.store.make("champion", key, _Fetched, fetch)[0]
+    manifest: dict[str, Any] = json.loads(fetched.manifest.read_text(encoding="utf-8"))
+    path = fetched.model
+    settings = SessionSettings(**manifest["session"], libraries=_libraries_of(run, manifest.get("libraries", [])))
+    return Variant(champion.candidate, path, champion.digest, model_bytes(path), settings)
+
+
+def _libraries_of(run: Run, described: list[dict[str, str]]) -> Libraries:
+    """The libraries that a manifest describes, as the job names them: no code is loaded because a registry says so.
+
+    Raises:
+        CandidateRefused: `unsupported`: the job does not name one of them, or another build of it.
+    """
+    ours = {library.digest: library for library in run.libraries}
+    for library in described:
+        if library["sha256"] not in ours:
+            name = library.get("file") or f"{library['distribution']} {library['version']}"
+            raise CandidateRefused(
+                kind="unsupported",
+                found=f"operator library {name}, sha256 {library['sha256'][:12]}, which the job does not name",
+                expected="the libraries of the job's `operator_libraries`",
+                fix="name that build of it to hold candidates against the champion",
+            )
+    return tuple(ours[library["sha256"]] for library in described)

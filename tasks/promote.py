@@ -16,6 +16,7 @@ import numpy as np
 from tasks.context import Given, Run, log
 from tasks.registry import connect, quiet_mlflow, registry_call
 from tasks.request import request_batch
+from tasks.runtimes.libraries import describe_library
 from tasks.runtimes.ort import open_session
 from tasks.step import step
 from validators.digests import digest_file
@@ -116,7 +117,7 @@ def _register(
                 python_model=str(CONSUMER),
                 artifacts={"variant": str(files), "manifest": str(manifest)},
                 signature=_signature(variant),
-                pip_requirements=[f"mlflow=={mlflow.__version__}", *_runtime_requirements(inventory)],
+                pip_requirements=[f"mlflow=={mlflow.__version__}", *_runtime_requirements(inventory, variant)],
             )
         with quiet_mlflow():
             made = registry_call(
@@ -142,7 +143,8 @@ def _same_disk(path: Path, folder: Path) -> bool:
 
 def _artifact_files(variant: Variant) -> list[Path]:
     beside = variant.path.with_name(f"{variant.path.name}.data")
-    return [variant.path] + ([beside] if beside.exists() else [])
+    libraries = [library.path for library in variant.session.libraries if library.package is None]
+    return [variant.path, *([beside] if beside.exists() else []), *libraries]
 
 
 def _manifest(given: Given, inventory: Inventory, variant: Variant, saturation: Saturation | None) -> dict[str, Any]:
@@ -155,7 +157,8 @@ def _manifest(given: Given, inventory: Inventory, variant: Variant, saturation: 
         "candidate": variant.candidate,
         "source_digest": given.source.digest,
         "files": {path.name: digest_file(path) for path in _artifact_files(variant)},
-        "session": asdict(variant.session),
+        "session": {key: value for key, value in asdict(variant.session).items() if key != "libraries"},
+        "libraries": [describe_library(library) for library in variant.session.libraries],
         "inputs": {spec.name: spec.dtype for spec in given.evidence.inputs},
         "runtime": runtime,
         "runtime_version": inventory.runtimes[runtime],
@@ -167,9 +170,10 @@ def _manifest(given: Given, inventory: Inventory, variant: Variant, saturation: 
     }
 
 
-def _runtime_requirements(inventory: Inventory) -> list[str]:
+def _runtime_requirements(inventory: Inventory, variant: Variant) -> list[str]:
     runtimes = [f"{name}=={version}" for name, version in inventory.runtimes.items() if name.startswith("onnxruntime")]
-    return [*runtimes, f"numpy=={np.__version__}"]
+    packages = [f"{one.distribution}=={one.version}" for one in variant.session.libraries if one.package]
+    return [*runtimes, *packages, f"numpy=={np.__version__}"]
 
 
 def _signature(variant: Variant) -> Any:

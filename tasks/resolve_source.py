@@ -48,7 +48,11 @@ def resolve_source(run: Run) -> Source:
     """
     with run.clock.work("resolve source"):
         source = _from_file(run) if run.job.source_is_file else _from_registry(run)
-        check_source_graph(source.onnx_path)
+        check_source_graph(source.onnx_path, custom_operators=bool(run.libraries))
+    if run.libraries:
+        # What is made from a source, and how well it does, depends on what its operators compute.
+        digest = digest_values(source.digest, [library.digest for library in run.libraries])
+        source = replace(source, digest=digest)
     for about, note in notes_of(source.onnx_path).items():
         log.info("the source was %s %s", about, note)
     log.info("source %s, %s, sha256 %s", source.uri, source.flavor, source.digest[:12])
@@ -57,7 +61,7 @@ def resolve_source(run: Run) -> Source:
 
 def _from_file(run: Run) -> Source:
     path = Path(run.job.source)
-    check_source_graph(path)
+    check_source_graph(path, custom_operators=bool(run.libraries))
 
     def gather(folder: Path) -> Source:
         parity = _gather(run, path, folder / "model.onnx")
@@ -141,12 +145,15 @@ def _read_model(model: Path, folder: Path, uri: str, version: _Version, run: Run
 
 def _gather(run: Run, path: Path, gathered: Path) -> float | None:
     """Write the model in one piece, in operators that the passes read; how far its outputs moved if it had to be upgraded."""
-    if opset_of(check_source_graph(path)) >= LEAST_OPSET:
-        gather_weights(path, gathered)
+    custom = bool(run.libraries)
+    if opset_of(check_source_graph(path, custom_operators=custom)) >= LEAST_OPSET:
+        gather_weights(path, gathered, custom_operators=custom)
         return None
     with scratch() as folder:
-        gather_weights(path, folder / "model.onnx")
-        return upgrade_opset(folder / "model.onnx", gathered, lambda inputs: _parity_samples(run, inputs))
+        gather_weights(path, folder / "model.onnx", custom_operators=custom)
+        return upgrade_opset(
+            folder / "model.onnx", gathered, lambda inputs: _parity_samples(run, inputs), run.libraries
+        )
 
 
 def _find_program(data: Path, uri: str) -> Path:

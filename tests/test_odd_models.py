@@ -1,154 +1,36 @@
-"""Odd models through every pass: half precision, contrib operators, functions, branches, loops, sizes that depend on the data.
-
-Each variant is held against the source on other samples than calibration saw, as ONNX Runtime computes both.
-"""
+"""Odd models through every pass: branches, loops, sizes that depend on the data, constants that are inputs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 from conftest import static_int8
-from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
+from odd import (
+    CANDIDATES,
+    FLOAT,
+    GetOdd,
+    check_pass,
+    check_prepared,
+    check_viewed,
+    distance,
+    draw,
+    gathered,
+    info,
+    layers,
+    model_of,
+    node,
+    run,
+    weights,
+)
+from onnx import TensorProto, helper
 
-from tasks.measure.activations import open_tapped, view_samples
-from tasks.measure.taps import find_taps
 from tasks.ptq.bias_correction import correct_bias
-from tasks.ptq.calibration import calibrate
 from tasks.ptq.collect import collect_statistics
-from tasks.ptq.grams import Gram, collect_grams, tensors_to_collect
-from tasks.ptq.graph import gather_weights, notes_of, split_gemm, weighted_nodes
-from tasks.ptq.make import Materials, make_variant, quantize_int8
+from tasks.ptq.grams import collect_grams
 from tasks.ptq.prepare import prepare_graph
-from tasks.ptq.qdq import Report
-from tasks.ptq.sensitivity import Sensitivity, find_parts, rank_parts
-from tasks.ptq.smooth import SmoothedGraph, read_channels, smooth
-from tasks.runtimes.coverage import measure_coverage
-from validators.datasets import Arrays, Samples
-from validators.onnx_graph import check_source_graph
-from validators.recipe import Candidate, decode
-from validators.records import DataFile, SessionSettings
-
-FLOAT, HALF = TensorProto.FLOAT, TensorProto.FLOAT16
-SETTINGS = SessionSettings("CPUExecutionProvider", 1).without_spinning()
-node = helper.make_node
-
-
-def draw(*shape: int, seed: int = 0) -> NDArray[np.float32]:
-    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
-
-
-def info(name: str, kind: int = FLOAT, shape: list[Any] | None = None) -> onnx.ValueInfoProto:
-    return helper.make_tensor_value_info(name, kind, shape)
-
-
-def weights(dtype: type = np.float32) -> dict[str, NDArray[Any]]:
-    """Two layers, 64 to 128 to 64."""
-    constants = {"w1": draw(64, 128, seed=1) / 8, "b1": draw(128, seed=2) / 4, "w2": draw(128, 64, seed=3) / 11}
-    return {name: array.astype(dtype) for name, array in constants.items()}
-
-
-def model_of(
-    nodes: list[onnx.NodeProto],
-    constants: dict[str, NDArray[Any]],
-    *,
-    kind: int = FLOAT,
-    domains: tuple[str, ...] = (),
-    functions: tuple[onnx.FunctionProto, ...] = (),
-    opset: int = 21,
-) -> onnx.ModelProto:
-    """A model of `x[batch, 64]` to `y`."""
-    graph = helper.make_graph(
-        nodes,
-        "odd",
-        [info("x", kind, ["batch", 64])],
-        [info("y", kind, ["batch", 64])],
-        [numpy_helper.from_array(np.asarray(array), name) for name, array in constants.items()],
-    )
-    opsets = [helper.make_opsetid("", opset), *(helper.make_opsetid(domain, 1) for domain in domains)]
-    return helper.make_model(graph, opset_imports=opsets, ir_version=10, functions=functions)
-
-
-def layers(*between: onnx.NodeProto) -> list[onnx.NodeProto]:
-    """MatMul, Add, what makes `h` of `s`, and MatMul."""
-    return [
-        node("MatMul", ["x", "w1"], ["p"], name="first"),
-        node("Add", ["p", "b1"], ["s"], name="add"),
-        *between,
-        node("MatMul", ["h", "w2"], ["y"], name="second"),
-    ]
-
-
-def half() -> onnx.ModelProto:
-    """All of it float16, with a Cast to float32 and back inside, as exporters put around what overflows."""
-    inside = [
-        node("Cast", ["s"], ["s32"], to=FLOAT),
-        node("Softplus", ["s32"], ["t32"]),
-        node("Cast", ["t32"], ["t"], to=HALF),
-        node("Constant", [], ["one"], value=numpy_helper.from_array(np.float16(1))),
-        node("Sub", ["t", "one"], ["h"]),
-    ]
-    return model_of(layers(*inside), weights(np.float16), kind=HALF)
-
-
-def half_weights() -> onnx.ModelProto:
-    """Weights in float16, each behind a Cast to float32: nothing else is."""
-    casts = [node("Cast", [f"{name}_half"], [name], to=FLOAT) for name in weights()]
-    constants = {f"{name}_half": array for name, array in weights(np.float16).items()}
-    return model_of([*casts, *layers(node("Relu", ["s"], ["h"]))], constants)
-
-
-def contrib() -> onnx.ModelProto:
-    """Operators of ONNX Runtime's own."""
-    nodes = [
-        node("MatMul", ["x", "w1"], ["p"], name="first"),
-        node("BiasGelu", ["p", "b1"], ["g"], domain="com.microsoft", name="bias_gelu"),
-        node("FastGelu", ["g"], ["h"], domain="com.microsoft", name="fast_gelu"),
-        node("MatMul", ["h", "w2"], ["q"], name="second"),
-        node("Unsqueeze", ["q", "axis"], ["q3"]),
-        node("Unsqueeze", ["x", "axis"], ["x3"]),
-        node("SkipLayerNormalization", ["q3", "x3", "gamma"], ["n3"], domain="com.microsoft", name="norm"),
-        node("Squeeze", ["n3", "axis"], ["y"]),
-    ]
-    constants = weights() | {"gamma": np.ones(64, np.float32), "axis": np.array([1])}
-    return model_of(nodes, constants, domains=("com.microsoft",))
-
-
-def machine_learning() -> onnx.ModelProto:
-    """An operator of ai.onnx.ml."""
-    scaler = node("Scaler", ["s"], ["h0"], domain="ai.onnx.ml", name="scaler", offset=[0.5] * 128, scale=[1.5] * 128)
-    return model_of(layers(scaler, node("Relu", ["h0"], ["h"])), weights(), domains=("ai.onnx.ml",))
-
-
-def functions() -> onnx.ModelProto:
-    """Functions of the file's own domain; one has the name of a standard operator and does something else."""
-    opsets = [helper.make_opsetid("", 21)]
-    swish = helper.make_function(
-        "acme", "Swish", ["a"], ["b"], [node("Sigmoid", ["a"], ["c"]), node("Mul", ["a", "c"], ["b"])], opsets
-    )
-    product = helper.make_function(
-        "acme",
-        "MatMul",
-        ["a", "b"],
-        ["c"],
-        [node("Transpose", ["b"], ["t"]), node("MatMul", ["a", "t"], ["c"])],
-        opsets,
-    )
-    nodes = [
-        *layers(node("Swish", ["s"], ["h"], domain="acme", name="swish"))[:-1],
-        node("MatMul", ["h", "w2_turned"], ["y"], domain="acme", name="second"),
-    ]
-    constants = weights()
-    constants["w2_turned"] = np.ascontiguousarray(constants.pop("w2").T)
-    return model_of(nodes, constants, domains=("acme",), functions=(swish, product))
 
 
 def branch() -> onnx.ModelProto:
@@ -207,213 +89,31 @@ def constants_as_inputs() -> onnx.ModelProto:
     return model
 
 
-ODD = {
-    made.__name__: made
-    for made in (
-        half,
-        half_weights,
-        contrib,
-        machine_learning,
-        functions,
-        branch,
-        loop,
-        dependent,
-        constants_as_inputs,
-    )
-}
-
-
-@dataclass(frozen=True)
-class Odd:
-    """A source as it is after step 1, and all that passes start from."""
-
-    source: Path
-    folder: Path
-    dtype: type
-
-    def batch(self, rows: int, seed: int) -> Arrays:
-        return {"x": draw(rows, 64, seed=seed).astype(self.dtype)}
-
-    @cached_property
-    def samples(self) -> Samples:
-        return Samples(DataFile(self.source, "", 512), self.batch(512, 5), None, {})
-
-    def batches(self) -> list[Arrays]:
-        return list(self.samples.batches(8))
-
-    @cached_property
-    def prepared(self) -> Path:
-        prepare_graph(self.source, self.folder / "prepared.onnx")
-        return self.folder / "prepared.onnx"
-
-    @cached_property
-    def smoothed(self) -> SmoothedGraph:
-        seen = read_channels(self.prepared, self.batches())
-        ways = [one.way for one in smooth(self.prepared, self.folder / "smoothed.onnx", seen, symmetric=False).values()]
-        return SmoothedGraph(self.folder / "smoothed.onnx", ways.count("folded"), ways.count("multiplied"))
-
-    def statistics(self, of_smoothed: bool) -> Path:
-        graph = self.smoothed.path if of_smoothed else self.prepared
-        path = graph.with_suffix(".npz")
-        calibrate(graph, self.samples, path, threads=1, max_memory_mb=200)
-        return path
-
-    def grams(self, candidate: Candidate, float_model: Path) -> dict[str, Gram]:
-        tensors = tensors_to_collect(float_model, block_size=candidate.block_size or 32)
-        return collect_grams(float_model, tensors, self.batches, max_memory_mb=200)
-
-    def ranking(self, candidate: Candidate) -> tuple[Sensitivity, ...]:
-        def quantize(model: Path, kept: Any, path: Path) -> Report:
-            return quantize_int8(candidate, self.materials, model, path, keep_float=kept)
-
-        everything = quantize(self.prepared, (), self.folder / "everything.onnx")
-        parts = find_parts(onnx.load(self.prepared).graph, everything.quantized)
-
-        return rank_parts(self.prepared, parts, quantize, self.samples, "y", SETTINGS)
-
-    @property
-    def materials(self) -> Materials:
-        return Materials(
-            prepared=lambda: self.prepared,
-            fused=lambda: self.prepared,
-            smoothed=lambda: self.smoothed,
-            statistics=self.statistics,
-            ranking=self.ranking,
-            batches=self.batches,
-            grams=self.grams,
-        )
-
-
-def run(model: Path, batch: Arrays, optimization: str = "all") -> NDArray[Any]:
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = 1
-    options.log_severity_level = 3
-    if optimization == "basic":
-        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
-    outputs: NDArray[Any] = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"]).run(["y"], batch)[
-        0
-    ]
-    return outputs
-
-
-def distance(one: NDArray[Any], other: NDArray[Any]) -> float:
-    """The root of the mean squared difference, in units of the first."""
-    a, b = one.astype(np.float64), other.astype(np.float64)
-    return float(np.sqrt(np.square(a - b).mean() / np.square(a).mean()))
+ODD = {made.__name__: made for made in (branch, loop, dependent, constants_as_inputs)}
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Odd]:
-    """Each odd source once, gathered as step 1 does."""
-    seen: dict[str, Odd] = {}
-
-    def get(name: str) -> Odd:
-        if name not in seen:
-            folder = tmp_path_factory.mktemp(name)
-            onnx.save(ODD[name](), folder / "registered.onnx")
-            check_source_graph(folder / "registered.onnx")
-            gather_weights(folder / "registered.onnx", folder / "source.onnx")
-            seen[name] = Odd(folder / "source.onnx", folder, np.float16 if name == "half" else np.float32)
-        return seen[name]
-
-    return get
+def made(tmp_path_factory: pytest.TempPathFactory) -> GetOdd:
+    return gathered(ODD, tmp_path_factory)
 
 
 @pytest.mark.parametrize("name", ODD)
-def test_an_odd_source_is_prepared_to_the_same_function(made: Callable[[str], Odd], name: str) -> None:
-    """Rounding apart; half precision rounds itself, by 2^-11 a value."""
-    odd = made(name)
-    batch = odd.batch(32, 9)
-    before, after = run(odd.source, batch), run(odd.prepared, batch)
-    assert before.dtype == after.dtype == odd.dtype
-    assert distance(before, after) < (2e-3 if name == "half" else 1e-6)
-
-
-# The bounds are what INT8, INT4 and FP8 of random weights and values lose: 2^-8, 2^-4 and 2^-4 of a range, over two layers.
-CANDIDATES = {
-    "int8-static-minmax-pc@ort-cpu": 0.04,
-    "int8-static-minmax-pc-all@ort-cpu": 0.06,
-    "int8-static-mse-pc-smooth@ort-cpu": 0.08,
-    "int8-static-mse-pc-bc@ort-cpu": 0.06,
-    "int8-static-minmax-pc-keep1@ort-cpu": 0.04,
-    "int8-dynamic-pc@ort-cpu": 0.04,
-    "int4-g32-rtn@ort-cpu": 0.25,
-    "int4-g32-gptq@ort-cpu": 0.25,
-    "int4-g32-awq@ort-cpu": 0.25,
-    "fp8-amax-pc@ort-cpu": 0.1,
-}
+def test_an_odd_source_is_prepared_to_the_same_function(made: GetOdd, name: str) -> None:
+    check_prepared(made(name))
 
 
 @pytest.mark.parametrize("candidate", CANDIDATES)
 @pytest.mark.parametrize("name", ODD)
-def test_an_odd_source_goes_through_every_pass(
-    made: Callable[[str], Odd], tmp_path: Path, name: str, candidate: str
-) -> None:
-    """The variant runs low-precision kernels, is not the source, and computes nearly the same."""
-    odd = made(name)
-    batch = odd.batch(32, 9)
-    variant = make_variant(decode(candidate), odd.materials, tmp_path, threads=1)
-    lost = distance(run(odd.source, batch), run(variant.path, batch, variant.session.optimization))
-    assert 1e-4 < lost < CANDIDATES[candidate]
-    coverage = measure_coverage(variant.path, variant.session, batch)
-    assert sum(coverage.macs_by_kernel.values()) >= 32 * 64 * 128
-    assert variant.is_simulated or coverage.share > 0
+def test_an_odd_source_goes_through_every_pass(made: GetOdd, tmp_path: Path, name: str, candidate: str) -> None:
+    check_pass(made(name), candidate, tmp_path)
 
 
 @pytest.mark.parametrize("name", ODD)
-def test_an_odd_source_is_viewed(made: Callable[[str], Odd], name: str) -> None:
-    """What the checks of calibration data look at: finite ranges of what the layers read, a vector a sample."""
-    odd = made(name)
-    other = Samples(DataFile(odd.source, "", 64), odd.batch(64, 6), None, {})
-    with open_tapped(odd.source, SETTINGS, lambda graph: find_taps(graph, "y", None)) as watch:
-        view = view_samples(watch, odd.samples, other, most=32, fixed_batch=None, seed=0)
-    assert view is not None and np.isfinite(view.reference.vectors).all()
-    assert len(view.clipping) >= 1 and all(np.isfinite([one.low, one.high]).all() for one in view.clipping)
+def test_an_odd_source_is_viewed(made: GetOdd, name: str) -> None:
+    check_viewed(made(name))
 
 
-def test_half_precision_is_noted_in_the_file_and_nothing_else_is(made: Callable[[str], Odd]) -> None:
-    assert notes_of(made("half").prepared) == {
-        "widened": "from float16 to float32, which CPU kernels compute in; 4 constants"
-    }
-    assert notes_of(made("half_weights").prepared).keys() == {"widened"}
-    assert notes_of(made("contrib").prepared) == {}
-
-
-LEFT = {
-    "contrib": {
-        "bias_gelu": "custom operator com.microsoft:BiasGelu",
-        "fast_gelu": "custom operator com.microsoft:FastGelu",
-        "norm": "custom operator com.microsoft:SkipLayerNormalization",
-    },
-    "machine_learning": {"scaler": "custom operator ai.onnx.ml:Scaler"},
-    "functions": {},  # the runtime puts their bodies in their place, and those are quantized
-}
-
-
-@pytest.mark.parametrize("name", LEFT)
-def test_operators_of_other_domains_are_left_in_float_and_listed(made: Callable[[str], Odd], name: str) -> None:
-    """With what they are, beside the two layers that are quantized around them."""
-    odd = made(name)
-    report = quantize_int8(
-        decode("int8-static-minmax-pc@ort-cpu"), odd.materials, odd.prepared, odd.folder / "static.onnx"
-    )
-    assert len(report.quantized) == 2
-    assert report.left == LEFT[name]
-
-
-def test_products_of_another_domain_are_no_products(tmp_path: Path) -> None:
-    """An operator that has the name of a standard one is neither split, nor rounded, nor taken for a layer."""
-    nodes = [
-        node("MatMul", ["x", "w1"], ["p"], domain="acme", name="first"),
-        node("Gemm", ["p", "w2"], ["y"], domain="acme", name="second", transB=0),
-    ]
-    graph = model_of(nodes, weights(), domains=("acme",)).graph
-    assert weighted_nodes(graph) == [] and split_gemm(graph) == 0
-    assert [one.op_type for one in graph.node] == ["MatMul", "Gemm"]
-    assert find_taps(graph, "y", None).watched == () and find_taps(graph, "y", None).representation == "y"
-
-
-def test_constants_that_are_inputs_are_constants_alone(made: Callable[[str], Odd]) -> None:
+def test_constants_that_are_inputs_are_constants_alone(made: GetOdd) -> None:
     """In what step 1 makes of the source, so that every pass may store them as it likes."""
     assert [value.name for value in onnx.load(made("constants_as_inputs").source).graph.input] == ["x"]
 

@@ -258,9 +258,17 @@ def swish(model: onnx.ModelProto) -> None:
     "fault", [swish, in_a_branch(helper.make_node("Swish", ["hidden"], ["s"], domain="acme", name="s"))]
 )
 def test_a_custom_operator_is_refused(tiny: Tiny, tmp_path: Path, fault: Callable[[onnx.ModelProto], None]) -> None:
-    """It is named with its domain, in the graph and in a branch."""
-    found = caught(planted(tiny, tmp_path / "model.onnx", fault)).found
-    assert "custom operators: acme::Swish" in found
+    """It is named with its domain, in the graph and in a branch, and the job's field that would help."""
+    error = caught(planted(tiny, tmp_path / "model.onnx", fault))
+    assert "custom operators: acme::Swish" in error.found and "`operator_libraries`" in error.fix
+
+
+def test_a_custom_operator_is_accepted_where_a_library_may_have_it(tiny: Tiny, tmp_path: Path) -> None:
+    """What else the checks hold against a source, they hold against this one."""
+    check_source_graph(planted(tiny, tmp_path / "model.onnx", swish), custom_operators=True)
+    path = planted(tiny, tmp_path / "model.onnx", QUANTIZED["QLinearAdd"])
+    with pytest.raises(SourceError, match="already quantized"):
+        check_source_graph(path, custom_operators=True)
 
 
 def test_a_function_that_the_model_brings_is_no_custom_operator(tiny: Tiny, tmp_path: Path) -> None:

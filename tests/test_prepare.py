@@ -14,11 +14,12 @@ from conftest import Tiny, statistics_of, tiny_model
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from tasks.ptq.grams import Gram, collect_grams, tensors_to_collect
+from tasks.ptq.grams import Gram, collect_grams
 from tasks.ptq.graph import model_bytes
 from tasks.ptq.make import SLOW_FUSION, Materials, make_variant, refuse_other_targets, session_settings
 from tasks.ptq.prepare import fuse_graph, prepare_graph
 from tasks.ptq.sensitivity import Part, Sensitivity
+from tasks.ptq.sites import tensors_to_collect
 from tasks.ptq.smooth import SmoothedGraph
 from tasks.runtimes.ort import open_session
 from validators.datasets import Arrays
@@ -272,7 +273,7 @@ MADE = {
     ),
     "int8-static-mse-pc-smooth@ort-cpu": (["smoothed", "statistics", "smoothed"], "all", {"nodes in INT8": 2}),
     "int8-static-mse-pc-bc@ort-cpu": (
-        ["prepared", "statistics", "prepared", "batches"],
+        ["prepared", "statistics", "batches"],
         "all",
         {"nodes in INT8": 2, "biases corrected": 1},
     ),

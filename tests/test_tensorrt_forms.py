@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +10,14 @@ import numpy as np
 import onnx
 import pytest
 from conftest import Tiny, statistics_of
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
+from tensorrt_rules import Array, check_form, draw, op
 
 from tasks.ptq.calibration import calibrate
 from tasks.ptq.collect import collect_statistics
 from tasks.ptq.graph import model_bytes
-from tasks.ptq.int4_blocks import dequantize_blocks, positive_scales, quantize_blocks, round_blocks
 from tasks.ptq.make import Materials, make_variant, refuse_other_targets, why_unmeasured
 from tasks.ptq.prepare import prepare_graph
 from tasks.ptq.smooth import SmoothedGraph
@@ -35,72 +31,8 @@ from validators.records import SessionSettings
 BASIC = SessionSettings("CPUExecutionProvider", 2, "basic")
 # ONNX Runtime 1.31.1 would store the float16 biases of convolutions as INT32 with scales that float16 rounds to zero.
 EXCEPT = ("WeightBiasQuantization",)
-Array = NDArray[Any]
 Floats = NDArray[np.float64]
 FORMS = ("fp16", "int8-static-minmax-pc", "int8-static-mse-pt", "fp8-amax-pc", "int4-g64-rtn")
-STORED = {"int8": np.dtype(np.int8), "fp8": np.dtype(ml_dtypes.float8_e4m3fn), "int4": np.dtype(ml_dtypes.int4)}
-
-
-def draw(*shape: int, seed: int = 0) -> NDArray[np.float32]:
-    return np.random.default_rng([seed, *shape]).normal(size=shape).astype(np.float32)
-
-
-def op(kind: str, inputs: str, output: str, **attributes: Any) -> onnx.NodeProto:
-    return helper.make_node(kind, inputs.split(), [output], name=output, **attributes)
-
-
-def check_form(path: Path, precision: str) -> Counter[str]:
-    """Every rule of the parser and of the builder, as assertions over the file; returns its operators."""
-    onnx.checker.check_model(str(path), full_check=True)
-    proto = onnx.load(path)
-    graph = onnx.shape_inference.infer_shapes(proto, strict_mode=True).graph
-    types = {value.name: value.type.tensor_type.elem_type for value in [*graph.value_info, *graph.input, *graph.output]}
-    stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
-    types |= {tensor.name: tensor.data_type for tensor in graph.initializer}
-    made = {name: node for node in graph.node for name in node.output}
-    assert not {TensorProto.UINT4, TensorProto.INT16, TensorProto.FLOAT8E5M2, TensorProto.UINT8} & {*types.values()}
-    assert [item.domain for item in proto.opset_import] == [""] and proto.opset_import[0].version >= 21
-    for node in graph.node:
-        if node.op_type in ("QuantizeLinear", "DequantizeLinear"):
-            scale = stored[node.input[1]]
-            assert np.isfinite(scale).all() and (scale > 0).all()
-            # Floats on either side have the type of the scale.
-            outside = node.input[0] if node.op_type == "QuantizeLinear" else node.output[0]
-            assert types[outside] == types[node.input[1]]
-            if len(node.input) > 2:
-                assert not stored[node.input[2]].astype(np.float32).any()
-                assert stored[node.input[2]].dtype == STORED[precision]
-        elif node.op_type in ("Conv", "MatMul", "Gemm"):
-            check_product(node, made, stored, precision)
-        else:
-            # Nothing else reads integers: residual sums, concatenations, activations, biases.
-            assert not any(name in made and made[name].op_type == "DequantizeLinear" for name in node.input)
-    return Counter(node.op_type for node in graph.node)
-
-
-def check_product(
-    node: onnx.NodeProto, made: dict[str, onnx.NodeProto], stored: dict[str, Array], precision: str
-) -> None:
-    sources = [made.get(name) for name in node.input]
-    pairs = [source is not None and source.op_type == "DequantizeLinear" for source in sources]
-    assert not any(pairs[2:]), "a quantized bias"
-    if not any(pairs):
-        return
-    weight = sources[1]
-    assert weight is not None and pairs == [precision != "int4", True, *pairs[2:]], "one side only"
-    codes, scale = stored[weight.input[0]], stored[weight.input[1]]
-    assert codes.dtype == STORED[precision]
-    attributes = {item.name: helper.get_attribute_value(item) for item in weight.attribute}
-    if precision == "int4":
-        assert attributes["axis"] == 0 and attributes["block_size"] in (64, 128) and len(weight.input) == 2
-        assert (codes.shape[0], codes.shape[1]) == (scale.shape[0] * attributes["block_size"], scale.shape[1])
-        return
-    trans = any(item.name == "transB" and item.i for item in node.attribute)
-    channel_axis = 0 if node.op_type == "Conv" or trans else codes.ndim - 1
-    assert scale.shape == () or (scale.shape == (codes.shape[channel_axis],) and attributes["axis"] == channel_axis)
-    data = sources[0]
-    assert data is not None and stored[data.input[1]].shape == () and made[data.input[0]].op_type == "QuantizeLinear"
-    assert list(data.input[1:]) == list(made[data.input[0]].input[1:])
 
 
 def patterns(folder: Path) -> tuple[Path, Path, NDArray[np.float32]]:
@@ -209,69 +141,6 @@ def test_int8_and_fp8_products_are_what_numpy_computes(tiny: Tiny, tmp_path: Pat
 
 
 # INT4 blocks
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "scale"),
-    [(-8.0, 7.0, 1.0), (-8.0, 14.0, 2.0), (-16.0, 7.0, 2.0), (-1.0, 0.0, 0.125), (3.0, 3.5, 0.5), (0.0, 0.0, 0.0)],
-)
-def test_positive_scales_by_hand(low: float, high: float, scale: float) -> None:
-    assert positive_scales(np.array(low), np.array(high)).tolist() == scale
-
-
-@settings(deadline=None, derandomize=True, database=None, max_examples=50)
-@given(st.integers(0, 2**32 - 1), st.sampled_from([np.float16, np.float32]), st.sampled_from([64, 128]))
-def test_blocks_are_read_back_as_the_nearest_numbers_of_their_grid(seed: int, dtype: Any, block_size: int) -> None:
-    """The file's bytes through ONNX's own reader and DequantizeLinear, against rounding in float64."""
-    rng = np.random.default_rng(seed)
-    weight = (rng.normal(size=(256, 5)) * rng.lognormal(size=5)).astype(dtype)
-    weight[:block_size, 0] = 0
-    blocked = dequantize_blocks(round_blocks(weight, block_size), dtype, ("q", "s", "w"), "dq")
-    scales = numpy_helper.to_array(blocked.scales)
-    assert scales.dtype == dtype and (scales > 0).all() and blocked.codes.data_type == TensorProto.INT4
-    by_row = np.repeat(scales.astype(np.float64), block_size, axis=0)
-    expected = np.clip(np.rint(weight.astype(np.float64) / by_row), -8, 7)
-    np.testing.assert_array_equal(numpy_helper.to_array(blocked.codes).astype(np.float64), expected)
-    # No value is cut, but by what the scale lost in its own rounding.
-    loss = np.abs(expected * by_row - weight.astype(np.float64))
-    assert (loss <= by_row * (0.5 + 8 * np.finfo(dtype).eps)).all()
-    graph = helper.make_graph(
-        [blocked.node],
-        "g",
-        [],
-        [helper.make_tensor_value_info("w", blocked.scales.data_type, [256, 5])],
-        [blocked.codes, blocked.scales],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
-    read = np.asarray(ReferenceEvaluator(model).run(None, {})[0])
-    np.testing.assert_array_equal(read, (expected * by_row).astype(dtype))
-
-
-def test_blocks_that_the_format_cannot_hold_are_an_error() -> None:
-    """Scales below zero, as MatMulNBits has them, and blocks that K does not fill."""
-    good = round_blocks(draw(128, 4), 64)
-    negative = replace(good, grid=replace(good.grid, scales=-good.grid.scales))
-    for bad in (negative, replace(good, codes=good.codes[:100]), replace(good, symmetric=False)):
-        with pytest.raises(ValueError, match="expected symmetric ones"):
-            dequantize_blocks(bad, np.float32, ("q", "s", "w"), "dq")
-
-
-def test_a_shared_weight_is_stored_once_and_a_transposed_one_leaves_nothing(tmp_path: Path) -> None:
-    constants = {"w": draw(128, 128), "t": draw(64, 128)}
-    nodes = [op("MatMul", "x w", "a"), op("MatMul", "a w", "b"), op("Transpose", "t", "k", perm=[1, 0])]
-    nodes += [op("MatMul", "b k", "y")]
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 128])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 64])],
-        [numpy_helper.from_array(array, name) for name, array in constants.items()],
-    )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), tmp_path / "m.onnx")
-    report = quantize_blocks(tmp_path / "m.onnx", tmp_path / "v.onnx", block_size=64)
-    kinds = check_form(tmp_path / "v.onnx", "int4")
-    assert len(report.quantized) == 3 and kinds == {"MatMul": 3, "DequantizeLinear": 2}
-    assert model_bytes(tmp_path / "v.onnx") < model_bytes(tmp_path / "m.onnx") / 5
 
 
 # From the candidate to the file

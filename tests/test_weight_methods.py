@@ -16,9 +16,10 @@ from tasks.demo.pools import text_pool
 from tasks.ptq.awq import ALPHAS, Layer, clipped, factors_for, output_error, search_factors
 from tasks.ptq.clipping import RATIOS
 from tasks.ptq.gptq import DAMPING, gptq
-from tasks.ptq.grams import Gram, collect_grams, plan_passes, tensors_to_collect
+from tasks.ptq.grams import Gram, collect_grams, plan_passes
 from tasks.ptq.hqq import BETA, BETA_GROWTH, ITERATIONS, NORM, hqq, shrink
 from tasks.ptq.int4_grid import Grid, Quantized, as_blocks, fit_grid, quantize_on, round_to_nearest
+from tasks.ptq.sites import tensors_to_collect
 from validators.datasets import Arrays
 from validators.errors import CandidateRefused
 

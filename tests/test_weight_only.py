@@ -16,9 +16,10 @@ from onnx import TensorProto, helper, numpy_helper
 from tasks.ptq import graph as graph_module
 from tasks.ptq.awq import Layer, clipped, fold, search_factors
 from tasks.ptq.gptq import gptq
-from tasks.ptq.grams import Gram, collect_grams, tensors_to_collect
+from tasks.ptq.grams import Gram, collect_grams
 from tasks.ptq.int4_grid import round_to_nearest
 from tasks.ptq.prepare import prepare_graph
+from tasks.ptq.sites import tensors_to_collect
 from tasks.ptq.weight_only import quantize_weights
 from validators.errors import CandidateRefused
 from validators.recipe import WeightMethod

@@ -20,6 +20,21 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
 
+class OperatorLibrary(Settings):
+    """A library of custom operators that the source needs: code, which every session of the run and each consumer runs."""
+
+    file: Path | None = None
+    """A shared library, relative to the job file; a promoted variant has a copy of it."""
+    package: str | None = None
+    """An installed Python package whose `get_library_path()` says where its library is; consumers need it installed too."""
+
+    @model_validator(mode="after")
+    def _is_one_of_both(self) -> OperatorLibrary:
+        if (self.file is None) == (self.package is None):
+            raise ValueError("either `file` or `package`")
+        return self
+
+
 class Data(Settings):
     """Where the samples are: `.npz` or `.parquet` files, relative to the job file.
 
@@ -144,6 +159,8 @@ class Job(Settings):
 
     source: str
     """`models:/name/version`, `models:/name@alias`, or a path to an ONNX file (then nothing is promoted)."""
+    operator_libraries: tuple[OperatorLibrary, ...] = ()
+    """Libraries of the custom operators in the source, which are left in float; without one, such a source is refused."""
     target: Target = "ort-cpu"
     """Where the variants will run."""
     data: Data
@@ -179,6 +196,14 @@ class Job(Settings):
                     raise ValueError(f"{error.found} does not decode; expected {error.expected}") from error
             if len(set(value)) != len(value):
                 raise ValueError("a candidate is named twice")
+        return value
+
+    @field_validator("operator_libraries")
+    @classmethod
+    def _names_of_files_differ(cls, value: tuple[OperatorLibrary, ...]) -> tuple[OperatorLibrary, ...]:
+        names = [library.file.name if library.file else library.package for library in value]
+        if len(set(names)) < len(names):
+            raise ValueError("a library is named twice, or two files have one name: they are kept in one folder")
         return value
 
     @property
@@ -252,7 +277,11 @@ def parse_job(raw: Any, *, base: Path, origin: str = "the job") -> Job:
     files = {name: getattr(job.data, name) for name in ("calibration", "evaluation", "traffic")}
     data = job.data.model_copy(update={name: base / path for name, path in files.items() if path is not None})
     source = str(base / job.source) if job.source_is_file else job.source
-    return job.model_copy(update={"data": data, "source": source})
+    libraries = tuple(
+        library.model_copy(update={"file": base / library.file}) if library.file else library
+        for library in job.operator_libraries
+    )
+    return job.model_copy(update={"data": data, "source": source, "operator_libraries": libraries})
 
 
 def _place(location: tuple[int | str, ...]) -> str:

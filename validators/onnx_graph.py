@@ -29,8 +29,11 @@ QUANTIZED_OPERATORS = (
 LOW_BIT_TYPES = ("FLOAT8", "FLOAT4", "INT4", "UINT4", "INT2", "UINT2")
 
 
-def check_source_graph(path: Path) -> onnx.ModelProto:
+def check_source_graph(path: Path, *, custom_operators: bool = False) -> onnx.ModelProto:
     """Load and check a source model; return it without its external data.
+
+    `custom_operators` says that sessions register libraries of custom operators, so that a model may have some; whether the
+    libraries have them is seen when a session loads it.
 
     Raises:
         SourceError: the file is unreadable or truncated, too new or too old, already quantized, uses a custom operator,
@@ -40,6 +43,8 @@ def check_source_graph(path: Path) -> onnx.ModelProto:
     _check_versions(path, model)
     nodes = [*_nodes(model.graph), *(node for function in model.functions for node in _nodes(function))]
     _check_operators(path, model, nodes)
+    if not custom_operators:
+        _refuse_custom(path, model, nodes)
     try:
         # By path, so that external data beside the file is checked too and 2 GB are no limit.
         onnx.checker.check_model(str(path))
@@ -84,6 +89,9 @@ def _check_operators(path: Path, model: onnx.ModelProto, nodes: list[onnx.NodePr
             expected="a float model",
             fix="register the model as it was before quantization",
         )
+
+
+def _refuse_custom(path: Path, model: onnx.ModelProto, nodes: list[onnx.NodeProto]) -> None:
     local = {(function.domain, function.name) for function in model.functions}
     custom = sorted(
         {
@@ -96,8 +104,8 @@ def _check_operators(path: Path, model: onnx.ModelProto, nodes: list[onnx.NodePr
         raise SourceError(
             found=f"{path.name} with custom operators: {', '.join(custom)}",
             expected="operators of the ONNX standard, of ONNX Runtime, or functions that the file defines",
-            fix="export without the custom operators, or define them in the file as functions of standard ones; libraries of"
-            " custom operators are not loaded",
+            fix="name the library that has them in `operator_libraries` of the job, export without them, or define them in the"
+            " file as functions of standard ones",
         )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from validators.errors import RefusalKind
+from validators.libraries import Libraries
 
 Outcome = Literal["pass", "fail", "inconclusive"]
 CandidateOutcome = Literal["passed", "failed", "inconclusive", "refused"]
@@ -66,6 +67,7 @@ class SessionSettings:
     threads: int
     optimization: Literal["basic", "all"] = "all"
     entries: dict[str, str] = field(default_factory=dict)
+    libraries: Libraries = ()
 
     def without_spinning(self) -> SessionSettings:
         """The same, with threads that sleep when they wait: for what is not timed, and must leave the cores to others."""

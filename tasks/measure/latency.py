@@ -197,8 +197,9 @@ class Worker:
     """A measuring process: running during its blocks, stopped between them, ended at the end."""
 
     def __init__(self, contestant: Contestant, inputs: Path) -> None:
-        settings = asdict(contestant.settings)
-        config = {"model": str(contestant.model), "inputs": str(inputs), **settings}
+        settings = contestant.settings
+        libraries = [str(library.path) for library in settings.libraries]
+        config = {"model": str(contestant.model), "inputs": str(inputs), **asdict(settings), "libraries": libraries}
         self._name = contestant.model.name
         self._process = subprocess.Popen(
             [sys.executable, "-P", str(WORKER), json.dumps(config)],

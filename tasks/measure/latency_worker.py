@@ -35,6 +35,8 @@ def main() -> None:
     )
     for key, value in config["entries"].items():
         options.add_session_config_entry(key, value)
+    for library in config["libraries"]:
+        options.register_custom_ops_library(library)
     started = time.perf_counter_ns()
     session = ort.InferenceSession(config["model"], options, providers=[config["provider"]])
     load_ms = (time.perf_counter_ns() - started) / 1e6

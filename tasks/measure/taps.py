@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import onnx
 
-from tasks.ptq.graph import dependent_tensors, weight_input
+from tasks.ptq.graph import dependent_tensors, operator_of, weight_input
 from validators.errors import JobError
 
 
@@ -93,4 +93,4 @@ def _last_weighted_input(graph: onnx.GraphProto, output: str, depends: Container
 def _channel_axis(graph: onnx.GraphProto, tensor: str) -> int:
     """1 for what a convolution reads or makes, else the last."""
     beside = [node for node in graph.node if tensor in (*node.input, *node.output)]
-    return 1 if any(node.op_type == "Conv" for node in beside) else -1
+    return 1 if any(operator_of(node) == "Conv" for node in beside) else -1

@@ -18,8 +18,8 @@ import onnx
 from numpy.typing import DTypeLike, NDArray
 
 from tasks.ptq.clipping import best_ratios
-from tasks.ptq.grams import Gram, Site
-from tasks.ptq.graph import attribute, from_array, initializers, names_read, to_array
+from tasks.ptq.grams import Gram
+from tasks.ptq.graph import attribute, from_array, initializers, names_read, operator_of, to_array
 from tasks.ptq.int4_grid import (
     Floats,
     Quantized,
@@ -30,6 +30,7 @@ from tasks.ptq.int4_grid import (
     quantize_on,
     round_to_nearest,
 )
+from tasks.ptq.sites import Site
 
 Placed = Literal["none", "folded", "inserted"]
 
@@ -218,17 +219,18 @@ def _constants_behind(
         return _constants_behind(name, 1, channels, makers, reads, constants)
 
     given = [name for name in node.input if name]
-    if node.op_type in SCALED_BY and attribute(node, "axis", -1) == -1:
-        held = [node.input[index] for index in SCALED_BY[node.op_type] if index < len(given)]
+    operator = operator_of(node)
+    if operator in SCALED_BY and attribute(node, "axis", -1) == -1:
+        held = [node.input[index] for index in SCALED_BY[operator] if index < len(given)]
         return held if all(map(is_vector, held)) else None
-    if node.op_type == "Relu":
+    if operator == "Relu":
         return behind(given[0])
-    if node.op_type == "MatMul" and given[1] in constants and reads[given[1]] == 1:
+    if operator == "MatMul" and given[1] in constants and reads[given[1]] == 1:
         dims = constants[given[1]].dims
         return [given[1]] if len(dims) == 2 and dims[1] == channels else None
     vectors = [name for name in given if is_vector(name)]
-    if node.op_type in ("Mul", "Add") and len(vectors) == 1:
-        if node.op_type == "Mul":
+    if operator in ("Mul", "Add") and len(vectors) == 1:
+        if operator == "Mul":
             return vectors
         before = behind(next(name for name in given if name != vectors[0]))
         return None if before is None else [*before, *vectors]

@@ -8,7 +8,7 @@ channel, layer after layer, so that a layer is measured on what the corrected on
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 from onnx.external_data_helper import load_external_data_for_model
 
 from tasks.ptq.fuse_bias import bias_behind
-from tasks.ptq.graph import from_array, initializers, name_nodes, save_model, to_array, weight_input
+from tasks.ptq.graph import from_array, initializers, name_nodes, operator_of, save_model, to_array, weight_input
 from tasks.ptq.placement import GraphView
 from tasks.ptq.watched import open_watched
 from validators.datasets import Arrays
+from validators.libraries import Libraries
 from validators.records import SessionSettings
 
 # Without fusions: a tensor that is watched cannot vanish into a kernel, and integers are computed as their real numbers.
@@ -48,7 +49,9 @@ class _Layer:
     channel_axis: int
 
 
-def correct_bias(source: Path, variant: Path, corrected: Path, batches: Sequence[Arrays]) -> Corrections:
+def correct_bias(
+    source: Path, variant: Path, corrected: Path, batches: Sequence[Arrays], libraries: Libraries = ()
+) -> Corrections:
     """Write the variant with shifted biases. `variant` is what `quantize_qdq` made of `source`; a batch maps input to array.
 
     One pass over the batches for each layer, as a layer's shift depends on the corrections before it.
@@ -61,11 +64,11 @@ def correct_bias(source: Path, variant: Path, corrected: Path, batches: Sequence
     name_nodes(float_model.graph)
     layers, left = _find_layers(GraphView(float_model.graph), GraphView(model.graph))
     axes = {layer.source_output: layer.channel_axis for layer in layers}
-    expected = mean_by_channel(float_model, axes, batches, source) if axes else {}
+    expected = mean_by_channel(float_model, axes, batches, source, libraries) if axes else {}
     largest = {}
     for layer in layers:
-        found = mean_by_channel(model, {layer.output: layer.channel_axis}, batches, variant)[layer.output]
-        shift = found - expected[layer.source_output]
+        found = mean_by_channel(model, {layer.output: layer.channel_axis}, batches, variant, libraries)
+        shift = found[layer.output] - expected[layer.source_output]
         _shift_bias(model.graph, variant.parent, layer, shift)
         largest[layer.node] = float(np.abs(shift).max())
     load_external_data_for_model(model, str(variant.parent))
@@ -74,21 +77,29 @@ def correct_bias(source: Path, variant: Path, corrected: Path, batches: Sequence
 
 
 def watch(
-    model: onnx.ModelProto, tensors: Iterable[str], batches: Iterable[Arrays], path: Path = Path()
+    model: onnx.ModelProto,
+    tensors: Iterable[str],
+    batches: Iterable[Arrays],
+    path: Path = Path(),
+    libraries: Libraries = (),
 ) -> Iterator[dict[str, NDArray[Any]]]:
     """The values of some tensors of a graph, batch by batch. Weights that `model` does not hold lie beside `path`."""
-    with open_watched(path, tensors, WATCHING, proto=model) as watched:
+    with open_watched(path, tensors, replace(WATCHING, libraries=libraries), proto=model) as watched:
         for batch in batches:
             yield watched.run(batch)
 
 
 def mean_by_channel(
-    model: onnx.ModelProto, channel_axes: dict[str, int], batches: Iterable[Arrays], path: Path
+    model: onnx.ModelProto,
+    channel_axes: dict[str, int],
+    batches: Iterable[Arrays],
+    path: Path,
+    libraries: Libraries = (),
 ) -> dict[str, NDArray[np.float64]]:
     """The mean of each tensor over all values of a channel, shape `(channels,)`; `model` and `path` as in `watch`."""
     sums: dict[str, NDArray[np.float64]] = {}
     counts = dict.fromkeys(channel_axes, 0)
-    for values in watch(model, channel_axes, batches, path):
+    for values in watch(model, channel_axes, batches, path, libraries):
         for name, array in values.items():
             rows = np.moveaxis(array, channel_axes[name], -1).reshape(-1, array.shape[channel_axes[name]])
             sums[name] = sums.get(name, np.zeros(rows.shape[1])) + rows.sum(axis=0, dtype=np.float64)
@@ -106,7 +117,7 @@ def _find_layers(source: GraphView, variant: GraphView) -> tuple[list[_Layer], d
         if (
             origin is None
             or weight is None
-            or weight.op_type != "DequantizeLinear"
+            or operator_of(weight) != "DequantizeLinear"
             or weight.input[0] not in variant.constants
         ):
             continue

@@ -8,6 +8,7 @@ from tasks.ptq.collect import collect_statistics
 from tasks.ptq.range_methods import Method, Range, find_range
 from tasks.ptq.statistics import load_statistics, save_statistics
 from validators.datasets import Samples
+from validators.libraries import Libraries
 from validators.recipe import RangeMethod
 
 # How a range is found, and which share of the values it keeps, in percent, where that matters.
@@ -31,6 +32,7 @@ def calibrate(
     threads: int,
     max_memory_mb: float,
     fixed_batch: int | None = None,
+    libraries: Libraries = (),
 ) -> dict[str, float]:
     """Run the calibration samples through the prepared graph and write the statistics of its activations to one file.
 
@@ -42,7 +44,13 @@ def calibrate(
             sample with one of them takes more than `max_memory_mb`.
     """
     collected = collect_statistics(
-        prepared, None, samples.batches, threads=threads, max_memory_mb=max_memory_mb, fixed_batch=fixed_batch
+        prepared,
+        None,
+        samples.batches,
+        threads=threads,
+        max_memory_mb=max_memory_mb,
+        fixed_batch=fixed_batch,
+        libraries=libraries,
     )
     save_statistics(statistics, collected.statistics)
     return {"passes": collected.passes, "samples": collected.samples, "predicted_mb": collected.predicted_mb}

@@ -20,6 +20,7 @@ from tasks.ptq.graph import dependent_tensors, initializers, names_read
 from tasks.ptq.statistics import BLOCK_VALUES, DEFAULT_BINS, TensorStatistics, add, empty
 from tasks.ptq.watched import Watched, open_watched, split_by_memory
 from validators.errors import CandidateRefused
+from validators.libraries import Libraries
 from validators.records import SessionSettings
 
 Batch = Mapping[str, NDArray[Any]]
@@ -62,6 +63,7 @@ def collect_statistics(
     max_memory_mb: float,
     fixed_batch: int | None,
     bins: int = DEFAULT_BINS,
+    libraries: Libraries = (),
 ) -> Collected:
     """Run all samples through the graph as it is written, without optimizations, and count the values of its tensors.
 
@@ -73,10 +75,11 @@ def collect_statistics(
         CandidateRefused: `invalid`: the graph lacks a tensor, there is no sample, or the runtime fails on the model;
             `infrastructure`: not even one tensor of one sample fits into `max_memory_mb`.
     """
+    settings = SessionSettings("CPUExecutionProvider", threads, libraries=libraries)
     graph = onnx.load(model, load_external_data=False).graph
     _check_names(graph, tensors)
     largest, samples = _largest_unit(batches, fixed_batch)
-    sizes = _measure(model, graph, largest, threads)
+    sizes = _measure(model, graph, largest, settings)
     found = {name: empty(bins) for name in sizes if tensors is None or name in set(tensors)}
     overhead = _BLOCK_BYTES + len(found) * bins * 8
     budget = max_memory_mb * 1e6 - overhead
@@ -86,7 +89,7 @@ def collect_statistics(
         others = {name: size for name, size in sizes.items() if name not in set(group)}
         plan = _Pass(group, sum(sizes[name] for name in group), _bytes_in_passing(graph, others), budget, fixed_batch)
         predicted = max(predicted, overhead + plan.bytes_at_once)
-        _run_pass(model, plan, batches, found, threads)
+        _run_pass(model, plan, batches, found, settings)
     return Collected(found, predicted / 1e6, len(groups), samples)
 
 
@@ -115,9 +118,11 @@ class _Pass:
         return self.units * (self.held + self.passing)
 
 
-def _run_pass(model: Path, plan: _Pass, batches: Batches, found: dict[str, TensorStatistics], threads: int) -> None:
+def _run_pass(
+    model: Path, plan: _Pass, batches: Batches, found: dict[str, TensorStatistics], settings: SessionSettings
+) -> None:
     """Add the values of the plan's tensors over all samples to what was found."""
-    with open_watched(model, plan.tensors, _settings(threads), as_written=True) as watched:
+    with open_watched(model, plan.tensors, settings, as_written=True) as watched:
         for batch in batches(plan.fixed_batch or plan.units):
             start = 0
             while start < _rows(batch):
@@ -138,17 +143,17 @@ def _add_batch(watched: Watched, batch: Batch, found: dict[str, TensorStatistics
     return sum(array.nbytes for array in values.values())
 
 
-def _measure(model: Path, graph: onnx.GraphProto, batch: Batch, threads: int) -> dict[str, int]:
+def _measure(model: Path, graph: onnx.GraphProto, batch: Batch, settings: SessionSettings) -> dict[str, int]:
     """The bytes of each float tensor for one batch, told by the runtime while it holds no more than a plain run does."""
-    kinds = _types(model, graph, threads)
+    kinds = _types(model, graph, settings)
     # A tensor that is no float, or no tensor but a sequence, is of another type.
     floats = [name for name in dependent_tensors(graph) if kinds[name] in FLOAT_BYTES]
-    with open_watched(model, floats, _settings(threads), shapes=True, as_written=True) as watched:
+    with open_watched(model, floats, settings, shapes=True, as_written=True) as watched:
         shapes = watched.run(batch)
     return {name: math.prod(shapes[name].tolist()) * FLOAT_BYTES[kinds[name]] for name in floats}
 
 
-def _types(model: Path, graph: onnx.GraphProto, threads: int) -> dict[str, str]:
+def _types(model: Path, graph: onnx.GraphProto, settings: SessionSettings) -> dict[str, str]:
     """The type of each tensor that depends on the inputs: as the graph declares it, else as the runtime infers it."""
     declared = [*graph.input, *graph.output, *graph.value_info]
     kinds = {
@@ -156,7 +161,7 @@ def _types(model: Path, graph: onnx.GraphProto, threads: int) -> dict[str, str]:
     }
     unknown = [name for name in dependent_tensors(graph) if name not in kinds]
     if unknown:
-        with open_watched(model, unknown, _settings(threads), as_written=True) as watched:
+        with open_watched(model, unknown, settings, as_written=True) as watched:
             kinds |= watched.types
     return kinds
 
@@ -165,10 +170,6 @@ def _is_typed(value: onnx.ValueInfoProto) -> bool:
     return bool(value.type.WhichOneof("value")) and (
         value.type.WhichOneof("value") != "tensor_type" or value.type.tensor_type.elem_type != 0
     )
-
-
-def _settings(threads: int) -> SessionSettings:
-    return SessionSettings("CPUExecutionProvider", threads)
 
 
 def _split(tensors: list[str], sizes: Mapping[str, int], passing: float, budget: float) -> list[list[str]]:

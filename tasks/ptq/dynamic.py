@@ -26,14 +26,23 @@ from onnx.external_data_helper import load_external_data_for_model
 from onnx.helper import make_node, make_opsetid
 
 from tasks.ptq.affine import WeightBits, fit_weight, store_weight
-from tasks.ptq.graph import attribute, drop_unused_initializers, free_name, from_array, save_model, to_array
+from tasks.ptq.graph import (
+    attribute,
+    custom_operators,
+    drop_unused_initializers,
+    free_name,
+    from_array,
+    operator_of,
+    save_model,
+    to_array,
+)
 from tasks.ptq.placement import KEPT, GraphView
 from tasks.ptq.qdq import Report
 from tasks.ptq.tied import TABLE_BLOCKS, look_up, store_table
 from validators.errors import CandidateRefused
 
 DOMAIN = "com.microsoft"
-STANDARD = ("", "ai.onnx")
+ATTENTION = f"{DOMAIN}:Attention"
 # Which attributes of Attention its quantized form has too.
 ATTENTION_ATTRIBUTES = {"num_heads", "unidirectional", "scale", "mask_filter_value"}
 
@@ -74,19 +83,20 @@ def quantize_dynamic(
     proto = onnx.load(float_model, load_external_data=False)
     view = GraphView(proto.graph)
     left = {node.name: why for node in proto.graph.node if (why := _why_left(view, node, keep_float))}
-    chosen = [node for node in proto.graph.node if node.name not in left and _kind(node) in _MAKERS]
+    chosen = [node for node in proto.graph.node if node.name not in left and operator_of(node) in _MAKERS]
+    names = {node.name for node in chosen}
+    left |= {name: why for name, why in custom_operators(proto.graph).items() if name not in {*names, *left}}
     if not chosen:
         raise _nothing(left)
     readers: dict[str, int] = {}
     for node in chosen:
-        if _kind(node) in ("MatMul", "Gemm", "Attention"):
+        if operator_of(node) in ("MatMul", "Gemm", ATTENTION):
             readers[node.input[0]] = readers.get(node.input[0], 0) + 1
     taken = set(view.constants) | {name for node in proto.graph.node for name in (node.name, *node.input, *node.output)}
     work = _Pass(view, float_model.parent, per_channel, weight_bits, readers, taken=taken)
-    names = {node.name for node in chosen}
     for node in proto.graph.node:
         if node.name in names:
-            work.nodes.extend(_MAKERS[_kind(node)](work, node))
+            work.nodes.extend(_MAKERS[operator_of(node)](work, node))
         elif node.name not in work.folded:
             work.nodes.append(node)
     nodes = [onnx.NodeProto.FromString(node.SerializeToString()) for node in work.nodes]
@@ -102,24 +112,18 @@ def quantize_dynamic(
     return Report(tuple(node.name for node in chosen), left)
 
 
-def _kind(node: onnx.NodeProto) -> str:
-    """The operator, as the tables below call it; empty for one of another domain that bears a known name."""
-    known = node.domain in STANDARD if node.op_type != "Attention" else node.domain == DOMAIN
-    return node.op_type if known else ""
-
-
 def _why_left(view: GraphView, node: onnx.NodeProto, keep_float: Collection[str]) -> str | None:
     """Why a node that multiplies stays in float; None for all others, and for those that can be quantized."""
     if node.name in keep_float:
         return KEPT
-    kind = _kind(node)
+    kind = operator_of(node)
     if any(body.node for item in node.attribute for body in (item.g, *item.graphs)):
         return "bodies of control flow are not looked into"
     if kind in ("Conv", "ConvTranspose"):
         return "convolutions are slower with ranges at run time"
     if kind in ("MatMul", "Gemm"):
         return _why_no_product(view, node)
-    if kind == "Attention":
+    if kind == ATTENTION:
         extra = any(node.input[4:]) or {item.name for item in node.attribute} - ATTENTION_ATTRIBUTES
         plain = not extra and node.input[2] and _is_matrix(view, node.input[1])
         return None if plain else "attention in a form that has no quantized one"
@@ -182,7 +186,7 @@ def _bias(work: _Pass, node: onnx.NodeProto) -> tuple[str, str, list[onnx.NodePr
         name = _free(work, f"{node.name}_Add")
         return product, "", [make_node("Add", [product, node.input[2]], [output], name=name)]
     readers = view.readers.get(output, [])
-    if len(readers) != 1 or output in view.pinned or _kind(readers[0][0]) != "Add":
+    if len(readers) != 1 or output in view.pinned or operator_of(readers[0][0]) != "Add":
         return output, "", []
     reader, place = readers[0]
     if not is_row(reader.input[1 - place]):
@@ -277,4 +281,4 @@ def _nothing(left: dict[str, str]) -> CandidateRefused:
     )
 
 
-_MAKERS = {"MatMul": _product, "Gemm": _product, "Attention": _attention, "LSTM": _lstm, "Gather": _table}
+_MAKERS = {"MatMul": _product, "Gemm": _product, ATTENTION: _attention, "LSTM": _lstm, "Gather": _table}

@@ -9,7 +9,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from tasks.ptq.affine import E4M3_MAX
-from tasks.ptq.graph import initializers, to_array
+from tasks.ptq.graph import initializers, operator_of, to_array
 
 E4M3_LIMITS = (-E4M3_MAX, E4M3_MAX)
 
@@ -24,7 +24,7 @@ def read_fixed_ranges(model: Path) -> dict[str, tuple[float, float]]:
     constants = initializers(graph)
     found = {}
     for node in graph.node:
-        if node.op_type != "QuantizeLinear" or node.input[0] in constants or node.input[1] not in constants:
+        if operator_of(node) != "QuantizeLinear" or node.input[0] in constants or node.input[1] not in constants:
             continue
         scale = to_array(constants[node.input[1]]).astype(np.float64)
         zero = constants.get(node.input[2]) if len(node.input) > 2 else None

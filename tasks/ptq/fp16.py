@@ -15,7 +15,15 @@ import onnx
 from onnx import TensorProto, helper
 
 from tasks.ptq.fp16_rules import MASK, Floats, Rules, find_rules, slots_of
-from tasks.ptq.graph import attribute, drop_unused_initializers, from_array, name_nodes, save_model, to_array
+from tasks.ptq.graph import (
+    attribute,
+    custom_operators,
+    drop_unused_initializers,
+    from_array,
+    name_nodes,
+    save_model,
+    to_array,
+)
 from tasks.ptq.placement import GraphView
 from tasks.ptq.qdq_checks import check_variant, describe_tensors, interface_of, raise_problem, refuse_model
 from tasks.ptq.range_methods import Range
@@ -71,10 +79,11 @@ def convert_to_float16(model: Path, variant: Path, ranges: Mapping[str, Range]) 
 
 
 def _refuse_custom(graph: onnx.GraphProto) -> None:
-    custom = next((node for node in graph.node if node.domain not in ("", "ai.onnx")), None)
+    custom = next(iter(custom_operators(graph).values()), None)
     if custom is not None:
-        found = f"custom operator {custom.domain}:{custom.op_type}"
-        raise_problem(("unsupported", found, "operators of ONNX alone", "take the unfused graph for this target"))
+        expected = "operators of ONNX alone: TensorRT builds no kernel of an ONNX Runtime library"
+        fix = "take the unfused graph, or candidates for ort-cpu where the source itself has the operator"
+        raise_problem(("unsupported", custom, expected, fix))
 
 
 def _float32_tensors(proto: onnx.ModelProto) -> frozenset[str]:

@@ -41,17 +41,18 @@ def message_bytes(model: onnx.ModelProto) -> int:
     return sum(part.ByteSize() for part in parts)
 
 
-def gather_weights(source: Path, gathered: Path) -> None:
+def gather_weights(source: Path, gathered: Path, *, custom_operators: bool = False) -> None:
     """Write a model with all its weights in one file (two when it is too large), whatever files they came in, as constants.
 
     MLflow, for one, puts weights beside the model under a random name: gathered, equal models have equal bytes, and the
     runtime's tools, which mishandle such files, see a plain one. Weights that are also inputs, as in old files all are, could
     be replaced by any caller: the runtime does not prepare them, and no pass may change them. None is an input here.
+    `custom_operators` as in `check_source_graph`.
 
     Raises:
         SourceError: the model is unreadable or invalid, or its weights are not there.
     """
-    check_source_graph(source)
+    check_source_graph(source, custom_operators=custom_operators)
     try:
         model = onnx.load(source)
         _fix_constants(model)
@@ -106,6 +107,23 @@ def weighted_nodes(graph: onnx.GraphProto) -> list[tuple[onnx.NodeProto, onnx.Te
     return found
 
 
+def operator_of(node: onnx.NodeProto) -> str:
+    """The name of a node's operator, with its domain if that is not ONNX's own: there a MatMul may be anything.
+
+    >>> operator_of(onnx.helper.make_node("MatMul", ["a", "b"], ["c"]))
+    'MatMul'
+    >>> operator_of(onnx.helper.make_node("MatMul", ["a", "b"], ["c"], domain="com.acme"))
+    'com.acme:MatMul'
+    """
+    return node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}:{node.op_type}"
+
+
+def custom_operators(graph: onnx.GraphProto) -> dict[str, str]:
+    """The nodes whose operators are not ONNX's own, by name, with the reason why every pass leaves them in float."""
+    operators = ((node, operator_of(node)) for node in graph.node)
+    return {node.name: f"custom operator {operator}" for node, operator in operators if operator != node.op_type}
+
+
 def weight_input(node: onnx.NodeProto) -> int | None:
     """The index of the weight among the inputs of a standard MatMul, Gemm or Conv; None for any other operator.
 
@@ -113,7 +131,7 @@ def weight_input(node: onnx.NodeProto) -> int | None:
     1
     >>> weight_input(onnx.helper.make_node("Gemm", ["x", "w"], ["y"], domain="com.acme"))
     """
-    return WEIGHT_INPUT.get(node.op_type) if node.domain in ("", "ai.onnx") else None
+    return WEIGHT_INPUT.get(operator_of(node))
 
 
 def output_channel_axis(node: onnx.NodeProto, weight: onnx.TensorProto) -> int:
@@ -169,7 +187,7 @@ def split_gemm(graph: onnx.GraphProto) -> int:
     rewritten = 0
     nodes: list[onnx.NodeProto] = []
     for node in graph.node:
-        weight = constants.get(node.input[1]) if node.op_type == "Gemm" and weight_input(node) else None
+        weight = constants.get(node.input[1]) if operator_of(node) == "Gemm" else None
         plain = attribute(node, "alpha", 1.0) == 1.0 and attribute(node, "beta", 1.0) == 1.0
         if weight is None or not plain or attribute(node, "transA", 0):
             nodes.append(node)

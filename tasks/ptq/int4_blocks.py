@@ -17,8 +17,7 @@ from numpy.typing import DTypeLike, NDArray
 from onnx import TensorProto, helper
 
 from tasks.ptq.awq import weight_of
-from tasks.ptq.grams import find_sites
-from tasks.ptq.graph import drop_unused_initializers, from_array, initializers, names_read, save_model
+from tasks.ptq.graph import drop_unused_initializers, from_array, initializers, names_read, operator_of, save_model
 from tasks.ptq.int4_grid import (
     MIDDLE_CODE,
     Floats,
@@ -30,6 +29,7 @@ from tasks.ptq.int4_grid import (
     quantize_on,
 )
 from tasks.ptq.qdq_checks import check_variant, interface_of, raise_problem, refuse_model
+from tasks.ptq.sites import find_sites
 
 BLOCK_SIZES = (64, 128)
 
@@ -139,7 +139,7 @@ def quantize_blocks(model: Path, variant: Path, *, block_size: int) -> BlocksRep
     del graph.node[:]
     graph.node.extend(one.node for one in made.values())
     # A weight that came through a Transpose leaves that behind.
-    graph.node.extend(node for node in nodes if node.op_type != "Transpose" or node.output[0] in read)
+    graph.node.extend(node for node in nodes if operator_of(node) != "Transpose" or node.output[0] in read)
     drop_unused_initializers(graph)
     save_model(proto, variant)
     check_variant(variant, interface)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from tasks.ptq.calibration import read_ranges
 from tasks.ptq.dynamic import quantize_dynamic
 from tasks.ptq.fp8 import quantize_fp8
 from tasks.ptq.grams import Gram
-from tasks.ptq.graph import model_bytes, notes_of, save_model
+from tasks.ptq.graph import custom_operators, model_bytes, notes_of, save_model
 from tasks.ptq.qdq import Report, quantize_qdq
 from tasks.ptq.range_methods import Range
 from tasks.ptq.sensitivity import Sensitivity
@@ -23,8 +23,9 @@ from tasks.ptq.smooth import SmoothedGraph
 from tasks.ptq.tensorrt_forms import make_form, refuse_recipe
 from tasks.ptq.weight_only import quantize_weights
 from validators.datasets import Arrays
-from validators.digests import digest_model
+from validators.digests import digest_model, digest_values
 from validators.errors import CandidateRefused
+from validators.libraries import Libraries
 from validators.recipe import Candidate
 from validators.records import SessionSettings, Variant
 
@@ -44,7 +45,8 @@ class Materials:
     fusions; `statistics` is what calibration saw of the activations of the prepared graph, or of the smoothed one; `ranking`
     the parts of the model, the most sensitive first, for a candidate of INT8; `batches` are calibration samples,
     `grams` sums over all of them for a candidate of INT4 weights and the float graph that it starts from.
-    `reduced_range` says that the processor adds pairs of products in 16 bits, so that weights must leave it a bit.
+    `reduced_range` says that the processor adds pairs of products in 16 bits, so that weights must leave it a bit; `libraries`
+    have the custom operators of the source.
     """
 
     prepared: Callable[[], Path]
@@ -55,6 +57,7 @@ class Materials:
     batches: Callable[[], Sequence[Arrays]]
     grams: Callable[[Candidate, Path], Mapping[str, Gram]]
     reduced_range: bool = False
+    libraries: Libraries = ()
 
 
 def make_variant(candidate: Candidate, materials: Materials, folder: Path, *, threads: int) -> Variant:
@@ -79,13 +82,19 @@ def make_variant(candidate: Candidate, materials: Materials, folder: Path, *, th
     return Variant(
         candidate=candidate.name,
         path=path,
-        digest=digest_model(path),
+        digest=_digest(path, materials.libraries),
         size_bytes=model_bytes(path),
-        session=session_settings(candidate, threads),
+        session=session_settings(candidate, threads, materials.libraries),
         is_simulated=candidate.is_simulated,
         changes=changes,
         notes=(*_notes(candidate, materials), *(f"{about} {note}" for about, note in notes_of(path).items())),
     )
+
+
+def _digest(path: Path, libraries: Libraries) -> str:
+    """That of the model and, where there are some, of the libraries that it is approved with."""
+    digest = digest_model(path)
+    return digest_values(digest, [library.digest for library in libraries]) if libraries else digest
 
 
 def _notes(candidate: Candidate, materials: Materials) -> tuple[str, ...]:
@@ -96,14 +105,14 @@ def _notes(candidate: Candidate, materials: Materials) -> tuple[str, ...]:
     return ()
 
 
-def session_settings(candidate: Candidate, threads: int) -> SessionSettings:
+def session_settings(candidate: Candidate, threads: int, libraries: Libraries = ()) -> SessionSettings:
     """How the runtime must load the candidate's artifact."""
     if candidate.target == "tensorrt":
         return SessionSettings(TENSORRT_PROVIDER, threads)
     if candidate.is_simulated:
         # At higher levels the CPU provider fuses FP8 Q/DQ into QLinearConv, which does not exist for FP8.
-        return SessionSettings(CPU_PROVIDER, threads, optimization="basic")
-    return SessionSettings(CPU_PROVIDER, threads, entries=dict(SLOW_FUSION))
+        return SessionSettings(CPU_PROVIDER, threads, optimization="basic", libraries=libraries)
+    return SessionSettings(CPU_PROVIDER, threads, entries=dict(SLOW_FUSION), libraries=libraries)
 
 
 def why_unmeasured(variant: Variant) -> CandidateRefused | None:
@@ -143,9 +152,12 @@ def refuse_other_targets(candidate: Candidate) -> None:
 
 
 def _fused_float(candidate: Candidate, materials: Materials, path: Path) -> dict[str, int]:
-    fused = materials.fused()
-    save_model(onnx.load(fused), path)
-    return {}
+    model = onnx.load(materials.fused())
+    save_model(model, path)
+    # Of those that the fusions made, none was left.
+    before = custom_operators(onnx.load(materials.prepared(), load_external_data=False).graph).values()
+    left = Counter(before) & Counter(custom_operators(model.graph).values())
+    return _left(left.elements())
 
 
 def _int8(candidate: Candidate, materials: Materials, path: Path) -> dict[str, int]:
@@ -153,10 +165,10 @@ def _int8(candidate: Candidate, materials: Materials, path: Path) -> dict[str, i
     plain = replace(candidate, kept_parts=0, bias_corrected=False)
     kept = materials.ranking(plain)[: candidate.kept_parts] if candidate.kept_parts else ()
     nodes = [node for sensitivity in kept for node in sensitivity.part.nodes]
-    report = quantize_int8(candidate, materials, float_graph(candidate, materials), path, keep_float=nodes)
-    reasons = [reason for node, reason in report.left.items() if node not in nodes]
+    float_model = float_graph(candidate, materials)
+    report = quantize_int8(candidate, materials, float_model, path, keep_float=nodes)
     changes = {"nodes in INT8": len(report.quantized)}
-    changes |= {f"nodes left in float: {reason}": reasons.count(reason) for reason in dict.fromkeys(reasons)}
+    changes |= _left(reason for node, reason in report.left.items() if node not in nodes)
     if candidate.smooth:
         smoothed = materials.smoothed()
         changes |= {
@@ -164,7 +176,7 @@ def _int8(candidate: Candidate, materials: Materials, path: Path) -> dict[str, i
             "tensors smoothed by a Mul": smoothed.multiplied,
         }
     if candidate.bias_corrected:
-        corrected = correct_bias(float_graph(candidate, materials), path, path, materials.batches())
+        corrected = correct_bias(float_model, path, path, materials.batches(), materials.libraries)
         changes["biases corrected"] = len(corrected.largest)
     return changes | {f"kept in float: {sensitivity.part.name}": len(sensitivity.part.nodes) for sensitivity in kept}
 
@@ -231,10 +243,9 @@ def _int4(candidate: Candidate, materials: Materials, path: Path) -> dict[str, i
         method=method,
         grams=materials.grams(candidate, float_model) if method in ("gptq", "awq") else None,
     )
-    reasons = [reason for _, reason in report.left]
     changes = {"embedding and head as one table in INT8": len(report.tied)} if report.tied else {}
     changes |= {"Gemm split into MatMul and Add": report.gemm_split, "MatMul in INT4": len(report.quantized)}
-    changes |= {f"MatMul left in float: {reason}": reasons.count(reason) for reason in dict.fromkeys(reasons)}
+    changes |= _left(reason for _, reason in report.left)
     if report.factors_folded or report.factors_inserted:
         changes |= {"factors folded": report.factors_folded, "factors multiplied in": report.factors_inserted}
     return changes
@@ -242,9 +253,7 @@ def _int4(candidate: Candidate, materials: Materials, path: Path) -> dict[str, i
 
 def _fp8(candidate: Candidate, materials: Materials, path: Path) -> dict[str, int]:
     report = quantize_fp8(materials.prepared(), ranges_for(candidate, materials.statistics(False)), candidate, path)
-    return {"MatMul, Gemm and Conv in FP8 E4M3": len(report.quantized)} | {
-        f"nodes left in float: {reason}": count for reason, count in Counter(report.left.values()).items()
-    }
+    return {"MatMul, Gemm and Conv in FP8 E4M3": len(report.quantized)} | _left(report.left.values())
 
 
 def _tensorrt(candidate: Candidate, materials: Materials, path: Path) -> dict[str, int]:
@@ -254,6 +263,10 @@ def _tensorrt(candidate: Candidate, materials: Materials, path: Path) -> dict[st
 def ranges_for(candidate: Candidate, statistics: Path) -> dict[str, Range]:
     """The range of each activation as the candidate asks for it; FP8, which has a sign, takes the extremes."""
     return read_ranges(statistics, candidate.range_method or "minmax", symmetric=candidate.precision == "fp8")
+
+
+def _left(reasons: Iterable[str]) -> dict[str, int]:
+    return {f"nodes left in float: {reason}": count for reason, count in Counter(reasons).items()}
 
 
 _PASSES: dict[str, Callable[[Candidate, Materials, Path], dict[str, int]]] = {

@@ -42,6 +42,7 @@ import onnx
 from tasks.ptq.graph import (
     WEIGHT_INPUT,
     attribute,
+    custom_operators,
     initializers,
     names_read,
     to_array,
@@ -145,8 +146,7 @@ def place(
     and whose output something reads as integers. Elsewhere they would turn float into integers only for themselves.
     """
     view = GraphView(graph)
-    custom = [node for node in graph.node if node.domain not in ("", "ai.onnx")]
-    left = {node.name: f"custom operator {node.domain}:{node.op_type}" for node in custom}
+    left = custom_operators(graph)
     products = []
     for node in [node for node in graph.node if node.op_type in WEIGHT_INPUT and node.name not in left]:
         reason = _why_not(view, node, ranges, target, every_operator, keep_float)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx
 
-from tasks.ptq.graph import attribute, initializers, to_array
+from tasks.ptq.graph import attribute, initializers, operator_of, to_array
 
 FEATURE_AXES = 2  # batch and channels come before the positions
 
@@ -24,7 +24,7 @@ def pool_means(graph: onnx.GraphProto) -> int:
     }
     made = 0
     for node in graph.node:
-        if node.op_type == "ReduceMean" and _positions(node, constants, ranks.get(node.input[0])):
+        if operator_of(node) == "ReduceMean" and _positions(node, constants, ranks.get(node.input[0])):
             node.op_type = "GlobalAveragePool"
             del node.input[1:], node.attribute[:]
             made += 1

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import onnx
 
-from tasks.ptq.graph import add_note, name_nodes, save_model, scratch
+from tasks.ptq.graph import add_note, name_nodes, operator_of, save_model, scratch
 from tasks.ptq.pool_means import pool_means
 from tasks.ptq.widen import has_half, widen
 from tasks.runtimes.ort import open_session
 from validators.errors import CandidateRefused
+from validators.libraries import Libraries
+from validators.onnx_graph import KNOWN_DOMAINS
 from validators.records import SessionSettings
 
 # Whatever its size: a protobuf message ends at 2 GB, and the runtime writes one unless weights go elsewhere.
@@ -23,7 +26,7 @@ FOLDING = SessionSettings(
 )
 
 
-def prepare_graph(source: Path, prepared: Path) -> dict[str, int]:
+def prepare_graph(source: Path, prepared: Path, libraries: Libraries = ()) -> dict[str, int]:
     """Fold constants, compute in float32, infer shapes and name every node; return what was changed, by description.
 
     The level is `basic`: it keeps standard operators, which the quantizers know.
@@ -39,7 +42,7 @@ def prepare_graph(source: Path, prepared: Path) -> dict[str, int]:
         before = len(model.graph.node)
         folded = folder / "folded.onnx"
         # Not quant_pre_process: where the runtime fails to fold, it logs that and goes on with the graph as it was.
-        with open_session(plain, FOLDING, optimized_model=folded):
+        with open_session(plain, replace(FOLDING, libraries=libraries), optimized_model=folded):
             pass
         # Plain inference: the symbolic one fails on common exports (Expand, Where over dynamic axes).
         onnx.shape_inference.infer_shapes_path(str(folded), str(folder / "inferred.onnx"))
@@ -50,14 +53,15 @@ def prepare_graph(source: Path, prepared: Path) -> dict[str, int]:
     return changes | ({"constants widened to float32": widened} if widened is not None else {})
 
 
-def fuse_graph(source: Path, fused: Path) -> dict[str, int]:
+def fuse_graph(source: Path, fused: Path, libraries: Libraries = ()) -> dict[str, int]:
     """Apply ONNX Runtime's transformer fusions (attention, GELU, layer norm); return how many of each operator they made.
 
     The sum before a layer norm stays a node of its own: the one that is fused with it runs several times slower
     (`tasks.ptq.make.SLOW_FUSION`).
 
     Raises:
-        CandidateRefused: `unsupported`: nothing could be fused, so that the result would be the baseline again.
+        CandidateRefused: `unsupported`: nothing could be fused, so that the result would be the baseline again, or a custom
+            operator has the name of a standard one.
     """
     from onnxruntime.transformers import optimizer
     from onnxruntime.transformers.fusion_options import FusionOptions
@@ -65,12 +69,16 @@ def fuse_graph(source: Path, fused: Path) -> dict[str, int]:
     options = FusionOptions("bert")
     options.enable_skip_layer_norm = options.enable_bias_skip_layer_norm = False
     with scratch() as folder:
-        copy = folder / "model.onnx"
+        copy, folded = folder / "model.onnx", folder / "folded.onnx"
         _copy_widened(source, copy)
-        # Head count and hidden size of 0 are read from the graph; the tool's own runtime pass (opt_level 1) folds
-        # constants first.
+        # As the tool's own runtime pass (opt_level 1) would, but for libraries of custom operators, which it cannot load.
+        folding = replace(FOLDING, libraries=libraries)
+        with open_session(copy, folding, optimized_model=folded, without=("ConstantSharing",)):
+            pass
+        _refuse_namesakes(folded)
+        # Head count and hidden size of 0 are read from the graph.
         optimized = optimizer.optimize_model(
-            str(copy), model_type="bert", num_heads=0, hidden_size=0, optimization_options=options, opt_level=1
+            str(folded), model_type="bert", num_heads=0, hidden_size=0, optimization_options=options, opt_level=0
         )
         model = optimized.model
     before = Counter(node.op_type for node in onnx.load(source, load_external_data=False).graph.node)
@@ -85,6 +93,19 @@ def fuse_graph(source: Path, fused: Path) -> dict[str, int]:
     name_nodes(model.graph)
     save_model(model, fused)
     return made
+
+
+def _refuse_namesakes(model: Path) -> None:
+    """Refuse operators of other domains that are called like one of ONNX's own: the fusions look at the name alone."""
+    nodes = onnx.load(model, load_external_data=False).graph.node
+    found = [operator_of(node) for node in nodes if node.domain not in KNOWN_DOMAINS and onnx.defs.has(node.op_type)]
+    if found:
+        raise CandidateRefused(
+            kind="unsupported",
+            found=f"custom operator {found[0]}, which ONNX Runtime's fusions would take for {found[0].rpartition(':')[2]}",
+            expected="custom operators with names of their own",
+            fix="take a candidate on the plain graph, or rename the operator",
+        )
 
 
 def _copy_widened(source: Path, copy: Path) -> int | None:

@@ -8,9 +8,10 @@ from pathlib import Path
 import onnx
 
 from tasks.ptq.affine import ActivationType
-from tasks.ptq.graph import EXTERNAL_DATA_BYTES, WEIGHT_INPUT, message_bytes
+from tasks.ptq.graph import EXTERNAL_DATA_BYTES, message_bytes, weight_input
 from tasks.ptq.placement import FLOATS, GraphView, QdqTarget
 from validators.errors import CandidateRefused, RefusalKind
+from validators.onnx_graph import KNOWN_DOMAINS
 
 # Per channel DequantizeLinear came with opset 13, float16 scales with 19; TensorRT is given 21.
 LEAST_OPSET, FLOAT16_OPSET = 13, 21
@@ -36,7 +37,7 @@ def describe_tensors(proto: onnx.ModelProto) -> tuple[dict[str, int], dict[str, 
 
 def weight_type(view: GraphView) -> int:
     """The type of the weights, which is that of activations behind a custom operator, where inference knows none."""
-    weights = [view.constants.get(node.input[1]) for node in view.graph.node if node.op_type in WEIGHT_INPUT]
+    weights = [view.constants.get(node.input[1]) for node in view.graph.node if weight_input(node)]
     return next((item.data_type for item in weights if item and item.data_type in FLOATS), onnx.TensorProto.FLOAT)
 
 
@@ -45,7 +46,9 @@ def refuse_model(
 ) -> None:
     """What is wrong with the model or the options, before anything is done."""
     nodes = proto.graph.node
-    quantized = next((node.op_type for node in nodes if node.op_type.startswith(_QUANTIZED)), "")
+    quantized = next(
+        (node.op_type for node in nodes if node.domain in KNOWN_DOMAINS and node.op_type.startswith(_QUANTIZED)), ""
+    )
     half = any(tensor.data_type == onnx.TensorProto.FLOAT16 for tensor in proto.graph.initializer)
     least = FLOAT16_OPSET if half or target == "tensorrt" else LEAST_OPSET
     opset = next((item.version for item in proto.opset_import if item.domain in ("", "ai.onnx")), 0)

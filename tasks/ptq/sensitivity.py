@@ -17,7 +17,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from tasks.ptq.graph import WEIGHT_INPUT, initializers, scratch
+from tasks.ptq.graph import WEIGHT_INPUT, initializers, operator_of, scratch
 from tasks.runtimes.ort import open_session, run_batches
 from validators.datasets import Arrays, Samples
 from validators.records import SessionSettings
@@ -27,7 +27,7 @@ SAMPLES = 16
 BATCH_SIZE = 8
 # Numbers of the output that are kept of them: a window of 512 tokens has as many logits.
 OUTPUT_NUMBERS = 2**25
-WEIGHTED = frozenset({*WEIGHT_INPUT, "Attention", "LSTM"})
+WEIGHTED = frozenset({*WEIGHT_INPUT, "com.microsoft:Attention", "LSTM"})
 
 # From a float model, writes a variant in which the nodes with these names are left in float.
 Quantize = Callable[[Path, Collection[str], Path], object]
@@ -57,21 +57,21 @@ def find_parts(graph: onnx.GraphProto, quantized: Collection[str], *, by_input: 
     between the same operators, as it comes again in each layer of a network.
     """
     constants = initializers(graph)
-    makers = {name: node.op_type for node in graph.node for name in node.output}
+    makers = {name: operator_of(node) for node in graph.node for name in node.output}
     readers: dict[str, set[str]] = {}
     for node in graph.node:
         for name in node.input:
-            readers.setdefault(name, set()).add(node.op_type)
+            readers.setdefault(name, set()).add(operator_of(node))
     parts: dict[tuple[str, str], list[str]] = {}
     for node in graph.node:
         if node.name not in quantized:
             continue
-        if node.op_type in WEIGHTED and node.input[1] in constants:
+        if operator_of(node) in WEIGHTED and node.input[1] in constants:
             key = ("weights", node.input[0] if by_input else node.name)
         else:
             before = sorted({makers[name] for name in node.input if name in makers})
             after = sorted(set().union(*(readers.get(name, set()) for name in node.output)))
-            key = ("role", f"{node.op_type} ({', '.join(before) or 'input'} to {', '.join(after) or 'output'})")
+            key = ("role", f"{operator_of(node)} ({', '.join(before) or 'input'} to {', '.join(after) or 'output'})")
         parts.setdefault(key, []).append(node.name)
     return tuple(
         Part(key if kind == "role" else ", ".join(nodes), tuple(nodes)) for (kind, key), nodes in parts.items()

@@ -19,9 +19,10 @@ from onnx import helper
 
 from tasks.ptq.affine import fit_range, fit_weight, read_weight, store_weight
 from tasks.ptq.bias_correction import watch
-from tasks.ptq.graph import attribute, drop_unused_initializers, from_array, save_model, to_array
+from tasks.ptq.graph import attribute, drop_unused_initializers, from_array, operator_of, save_model, to_array
 from tasks.ptq.placement import FLOATS, GraphView
 from validators.datasets import Arrays
+from validators.libraries import Libraries
 
 # The paper takes 0.5 for most models and up to 0.9 for those with the largest outliers (section 4 and figure 10).
 ALPHAS: tuple[float, ...] = tuple(step / 20 for step in range(4, 20))
@@ -64,7 +65,9 @@ class SmoothedGraph:
     multiplied: int
 
 
-def read_channels(model: Path, batches: Iterable[Arrays], *, seed: int = 0) -> dict[str, ChannelStatistics]:
+def read_channels(
+    model: Path, batches: Iterable[Arrays], *, seed: int = 0, libraries: Libraries = ()
+) -> dict[str, ChannelStatistics]:
     """Statistics of every tensor that `smooth` could change: the inputs of products with constant weights.
 
     Rows are a seeded draw of equal size from each batch; its first rows are one half, the others the other.
@@ -75,7 +78,7 @@ def read_channels(model: Path, batches: Iterable[Arrays], *, seed: int = 0) -> d
     rng = np.random.default_rng(seed)
     share = -(-ROWS // max(1, 2 * len(batches)))
     seen: dict[str, tuple[list[ChannelStatistics], list[ChannelStatistics]]] = {}
-    for values in watch(proto, tensors, batches, model) if tensors else ():
+    for values in watch(proto, tensors, batches, model, libraries) if tensors else ():
         for name, array in values.items():
             rows = array.reshape(-1, array.shape[-1]).astype(np.float32)
             for half, part in zip(seen.setdefault(name, ([], [])), np.array_split(rows, 2), strict=True):
@@ -196,7 +199,7 @@ def _layers_by_input(view: GraphView) -> dict[str, list[onnx.NodeProto]]:
     """The MatMul and Gemm nodes with a constant matrix, by the tensor that they read."""
     found: dict[str, list[onnx.NodeProto]] = {}
     for node in view.graph.node:
-        weight = view.constants.get(node.input[1]) if node.op_type in ("MatMul", "Gemm") and not node.domain else None
+        weight = view.constants.get(node.input[1]) if operator_of(node) in ("MatMul", "Gemm") else None
         plain = weight is not None and len(weight.dims) == 2 and weight.data_type in FLOATS
         if plain and node.input[0] not in view.constants and not attribute(node, "transA", 0):
             found.setdefault(node.input[0], []).append(node)
@@ -228,9 +231,9 @@ def _apply(view: GraphView, tensor: str, layers: list[onnx.NodeProto], factors: 
 def _fold(view: GraphView, tensor: str, factors: Vector) -> list[Edit] | None:
     """The constants to replace so that a tensor comes out divided by `factors` along its last axis; None where none do."""
     node = view.producer.get(tensor)
-    if node is None or node.domain or tensor in view.pinned:
+    if node is None or tensor in view.pinned:
         return None
-    match node.op_type:
+    match operator_of(node):
         case "Relu" | "LeakyRelu":  # of a positive factor: f(x / s) = f(x) / s
             return _fold_alone(view, node.input[0], factors)
         case "LayerNormalization":

@@ -27,11 +27,12 @@ from tasks.ptq.graph import (
     from_array,
     initializers,
     names_read,
+    operator_of,
     to_array,
 )
 
 if TYPE_CHECKING:
-    from tasks.ptq.grams import Site
+    from tasks.ptq.sites import Site
 
 TableBits = Literal[4, 8]
 DOMAIN = "com.microsoft"
@@ -68,12 +69,12 @@ def retie(graph: onnx.GraphProto) -> int:
     """
     constants = initializers(graph)
     looked_up = [
-        constants[node.input[0]] for node in graph.node if node.op_type == "Gather" and node.input[0] in constants
+        constants[node.input[0]] for node in graph.node if operator_of(node) == "Gather" and node.input[0] in constants
     ]
     tables = {table.name: to_array(table) for table in looked_up if len(table.dims) == 2}
     made = 0
     for node in list(graph.node):
-        weight = constants.get(node.input[1]) if node.op_type == "MatMul" else None
+        weight = constants.get(node.input[1]) if operator_of(node) == "MatMul" else None
         if weight is None:
             continue
         for name, table in tables.items():
@@ -92,9 +93,9 @@ def find_tables(graph: onnx.GraphProto, sites: Sequence[Site], *, block_size: in
     tables = []
     for name in dict.fromkeys(site.constant for site in sites if site.transposed):
         readers = [node for node in graph.node if name in names_read(node)]
-        gathers = [node for node in readers if node.op_type == "Gather" and attribute(node, "axis", 0) == 0]
+        gathers = [node for node in readers if operator_of(node) == "Gather" and attribute(node, "axis", 0) == 0]
         of_table = tuple(site for site in sites if site.constant == name)
-        others = len(readers) - len(gathers) - sum(node.op_type == "Transpose" for node in readers)
+        others = len(readers) - len(gathers) - sum(operator_of(node) == "Transpose" for node in readers)
         whole = all(site.transposed and site.shape[0] % block_size == 0 for site in of_table)
         if gathers and not others and whole and all(node.input[0] == name for node in gathers):
             tables.append(Table(name, tuple(node.name for node in gathers), of_table))

@@ -15,6 +15,7 @@ from tasks.ptq.graph import add_note, save_model
 from tasks.runtimes.ort import describe_inputs, open_session, run_outputs
 from validators.datasets import Samples, TensorSpec
 from validators.errors import CandidateRefused, SourceError
+from validators.libraries import Libraries
 from validators.onnx_graph import LEAST_OPSET, opset_of
 from validators.records import SessionSettings
 
@@ -27,11 +28,11 @@ TOLERANCE = 1e-4
 GetSamples = Callable[[tuple[TensorSpec, ...]], Samples]
 
 
-def upgrade_opset(source: Path, upgraded: Path, samples: GetSamples) -> float:
+def upgrade_opset(source: Path, upgraded: Path, samples: GetSamples, libraries: Libraries = ()) -> float:
     """Write the source in operators of `OPSET`; return the largest absolute difference of the outputs of both.
 
-    `samples(inputs)` gives the samples to compare on, for the inputs that the source has. What was done stands in the file,
-    as a note of it (`add_note`).
+    `samples(inputs)` gives the samples to compare on, for the inputs that the source has; `libraries` have its custom
+    operators, which stay as they are. What was done stands in the file, as a note of it (`add_note`).
 
     Raises:
         SourceError: onnx has no way to upgrade an operator, or the result does not run, or computes something else.
@@ -51,15 +52,17 @@ def upgrade_opset(source: Path, upgraded: Path, samples: GetSamples) -> float:
     save_model(new, upgraded)
     try:
         onnx.checker.check_model(str(upgraded))
-        return _check_parity(old, source, upgraded, samples)
+        return _check_parity(old, source, upgraded, samples, libraries)
     except onnx.checker.ValidationError as error:
         raise _refuse(old, f"upgraded, it fails onnx.checker: {str(error).splitlines()[0]}") from error
     except CandidateRefused as error:
         raise _refuse(old, error.found) from error
 
 
-def _check_parity(old: onnx.ModelProto, source: Path, upgraded: Path, samples: GetSamples) -> float:
-    settings = SessionSettings("CPUExecutionProvider", 0, "basic").without_spinning()
+def _check_parity(
+    old: onnx.ModelProto, source: Path, upgraded: Path, samples: GetSamples, libraries: Libraries
+) -> float:
+    settings = SessionSettings("CPUExecutionProvider", 0, "basic", libraries=libraries).without_spinning()
     with open_session(source, settings) as session:
         inputs = describe_inputs(session)
         names = [value.name for value in session.get_outputs()]

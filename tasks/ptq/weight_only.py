@@ -24,10 +24,11 @@ from onnx.helper import make_node, make_opsetid
 
 from tasks.ptq.awq import Layer, Placed, Scaling, clipped, gram_of, scale_channels, weight_of
 from tasks.ptq.gptq import gptq
-from tasks.ptq.grams import Gram, Plan, Site, find_sites
-from tasks.ptq.graph import drop_unused_initializers, from_array, initializers, names_read, save_model
+from tasks.ptq.grams import Gram
+from tasks.ptq.graph import drop_unused_initializers, from_array, initializers, names_read, operator_of, save_model
 from tasks.ptq.hqq import hqq
 from tasks.ptq.int4_grid import Floats, Packed, Quantized, pack, round_to_nearest
+from tasks.ptq.sites import Plan, Site, find_sites
 from tasks.ptq.tied import TableBits, find_tables, quantize_table, retie
 from validators.errors import CandidateRefused
 from validators.recipe import WeightMethod
@@ -53,9 +54,9 @@ class QuantizedNode:
 class Report:
     """What the pass did.
 
-    `left`: (node, reason) for every MatMul that stays in float. `tied`: the constants of tied embeddings. `accuracy_level` is
-    the one in the file: 0 where zero points are fractions, for which the kernel has no INT8 arithmetic whatever level it is
-    given.
+    `left`: (node, reason) for every MatMul and custom operator that stays in float. `tied`: the constants of tied embeddings.
+    `accuracy_level` is the one in the file: 0 where zero points are fractions, for which the kernel has no INT8 arithmetic
+    whatever level it is given.
     """
 
     quantized: tuple[QuantizedNode, ...]
@@ -281,7 +282,7 @@ def _set_nodes(graph: onnx.GraphProto, nodes: list[onnx.NodeProto]) -> None:
     del graph.node[:]
     graph.node.extend(nodes)
     reads = {name for node in graph.node for name in names_read(node)} | {value.name for value in graph.output}
-    kept = [node for node in nodes if node.op_type != "Transpose" or node.output[0] in reads]
+    kept = [node for node in nodes if operator_of(node) != "Transpose" or node.output[0] in reads]
     del graph.node[:]
     graph.node.extend(kept)
     drop_unused_initializers(graph)

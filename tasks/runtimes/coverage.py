@@ -14,6 +14,7 @@ import onnx
 
 from tasks.runtimes.ort import open_session, run_batches
 from validators.datasets import Arrays
+from validators.onnx_graph import KNOWN_DOMAINS
 from validators.records import Coverage, SessionSettings
 
 Shape = tuple[int, ...]
@@ -35,12 +36,15 @@ LOW_PRECISION_KERNELS = frozenset(
         "MatMulNBits",
     }
 )
+# Of what is not an operator of a library that was registered: with those that the runtime lays out anew for its kernels.
+RUNTIME_DOMAINS = KNOWN_DOMAINS | {"com.microsoft.nchwc", "com.ms.internal.nhwc"}
 
 
 def measure_coverage(model: Path, settings: SessionSettings, batch: Arrays) -> Coverage:
     """Run one request under the profiler and count multiply-accumulates by kernel.
 
-    Shapes of activations come from the profile, shapes of weights from the optimized graph that the session wrote.
+    Shapes of activations come from the profile, shapes of weights from the optimized graph that the session wrote. What a
+    custom operator multiplies is not known, and not counted.
 
     Raises:
         CandidateRefused: the runtime does not load or run the model.
@@ -70,7 +74,7 @@ def measure_coverage(model: Path, settings: SessionSettings, batch: Arrays) -> C
         name = event["name"].removesuffix("_kernel_time")
         kernel = event["args"]["op_name"]
         providers.add(event["args"]["provider"])
-        if name not in nodes or kernel not in MAC_RULES:
+        if name not in nodes or kernel not in MAC_RULES or nodes[name].domain not in RUNTIME_DOMAINS:
             continue
         macs = _count_macs(nodes[name], event["args"], weights)
         by_kernel[kernel] += macs

@@ -101,6 +101,8 @@ def open_session(
     if optimized_model is not None:
         options.optimized_model_filepath = str(optimized_model)
     try:
+        for library in settings.libraries:
+            options.register_custom_ops_library(str(library.path))
         session = ort.InferenceSession(
             model if content is None else content, options, providers=[settings.provider], disabled_optimizers=without
         )

@@ -1,0 +1,80 @@
+"""Libraries of custom operators: found as the job names them, tried once, and described for whoever loads the variant.
+
+A library is code that every session runs. It comes from the job, whose author answers for it, and never from a model file.
+"""
+
+from __future__ import annotations
+
+import importlib
+from importlib import metadata
+from pathlib import Path
+
+from validators.digests import digest_file
+from validators.errors import JobError
+from validators.job import OperatorLibrary
+from validators.libraries import Library
+
+
+def find_library(named: OperatorLibrary) -> Library:
+    """The library that a job names.
+
+    Raises:
+        JobError: the file is not there, the package is not installed or offers no library, or ONNX Runtime does not load it.
+    """
+    library = _from_package(named.package) if named.package else _from_file(named.file or Path())
+    _check_loads(library)
+    return library
+
+
+def describe_library(library: Library) -> dict[str, str]:
+    """What a manifest says of a library: the file beside the variant's model, or the package to install."""
+    if library.package is None:
+        return {"file": library.path.name, "sha256": library.digest}
+    return {
+        "package": library.package,
+        "distribution": str(library.distribution),
+        "version": str(library.version),
+        "sha256": library.digest,
+    }
+
+
+def _from_file(path: Path) -> Library:
+    if not path.is_file():
+        raise JobError(
+            found=f"operator library {path}: no such file",
+            expected="a shared library of custom operators",
+            fix="correct the path in `operator_libraries`; it is relative to the job file",
+        )
+    return Library(path.resolve(), digest_file(path))
+
+
+def _from_package(package: str) -> Library:
+    distributions = metadata.packages_distributions().get(package.partition(".")[0], [])
+    try:
+        path = Path(importlib.import_module(package).get_library_path())
+    except (ImportError, AttributeError) as error:
+        raise JobError(
+            found=f"operator library of package {package!r}: {error}",
+            expected="an installed Python package with a function `get_library_path()`",
+            fix="install the package where the job runs, or name the library by its `file`",
+        ) from error
+    if not distributions:
+        raise JobError(
+            found=f"package {package!r} of no installed distribution",
+            expected="a package with a version, which consumers can install too",
+            fix="install it with pip, or name the library by its `file`",
+        )
+    return Library(path, digest_file(path), package, distributions[0], metadata.version(distributions[0]))
+
+
+def _check_loads(library: Library) -> None:
+    import onnxruntime as ort
+
+    try:
+        ort.SessionOptions().register_custom_ops_library(str(library.path))
+    except Exception as error:  # the bindings raise a class of their own for each reason that the loader has
+        raise JobError(
+            found=f"ONNX Runtime {ort.__version__} does not load {library.path.name}: {str(error).splitlines()[0][:300]}",
+            expected="a library of custom operators (with `RegisterCustomOps`) for this platform and runtime",
+            fix="build it for this platform, with the headers of a runtime that is no newer",
+        ) from error
