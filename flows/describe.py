@@ -6,6 +6,7 @@ from importlib import metadata, util
 
 from tasks.measure.inventory import take_inventory
 from tasks.ptq.make import refuse_other_targets
+from tasks.runtimes import openvino
 from validators.errors import CandidateRefused
 from validators.job import Job
 from validators.recipe import TARGETS, Candidate, decode
@@ -20,6 +21,8 @@ def candidate_rows(job: Job) -> Rows:
         candidate = decode(name)
         try:
             refuse_other_targets(candidate)
+            if candidate.target == "ort-openvino":
+                openvino.find_device()
             here = "numerics only: never promoted" if candidate.is_simulated else "yes"
         except CandidateRefused as error:
             here = f"refused: {error.found}; {error.fix}"
@@ -36,6 +39,8 @@ def describe(candidate: Candidate) -> str:
     channels = "per output channel" if candidate.granularity == "pc" else "per tensor"
     graph = ", on the fused graph" if candidate.fused and candidate.precision != "fp32" else ""
     match candidate.precision:
+        case "fp32" if candidate.target == "ort-openvino":
+            return "the float model as OpenVINO fuses it when it loads, computed in float32"
         case "fp32":
             return "the float model after the runtime's transformer fusions"
         case "fp16":
@@ -55,7 +60,8 @@ def describe(candidate: Candidate) -> str:
     kept = f", the {candidate.kept_parts} most sensitive parts left in float" if candidate.kept_parts else ""
     if candidate.dynamic:
         return f"INT8 weights {channels}, activation ranges at run time{steps}{kept}{graph}"
-    activations = "INT8" if candidate.signed_activations else "UINT8"
+    plain = "INT8 or UINT8" if candidate.target == "ort-openvino" else "UINT8"
+    activations = "INT8" if candidate.signed_activations else plain
     scope = "every operator" if candidate.every_operator else "MatMul, Gemm and Conv"
     return (
         f"INT8 weights {channels}, {activations} activations by {candidate.range_method}, {scope}{steps}{kept}{graph}"
@@ -89,6 +95,11 @@ def target_rows() -> tuple[list[str], Rows]:
 def _target_state(target: str, providers: tuple[str, ...]) -> tuple[str, str]:
     if target == "ort-cpu":
         return "yes", "ONNX Runtime's CPU provider"
+    if target == "ort-openvino":
+        missing = openvino.why_missing()
+        if missing:
+            return "no", f"{missing.found}; expected {missing.expected}; {missing.fix}"
+        return "yes", f"the OpenVINO provider, {openvino.DISTRIBUTION} {openvino.installed_version()}"
     if target == "ort-cuda":
         there = "is" if "CUDAExecutionProvider" in providers else "is not"
         return "no", f"not built yet; the CUDA provider {there} in the installed runtime (extra `gpu`)"

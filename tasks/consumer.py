@@ -7,16 +7,50 @@ and onnxruntime and nothing of quantgate.
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
 import warnings
-from importlib import metadata
+from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
 
 import mlflow
 import mlflow.pyfunc
 import numpy as np
+
+
+def _plugin_device(provider: str, plugin: dict[str, Any]) -> Any:
+    """The processor as a provider knows it that comes in a package of its own; registers the provider once a process.
+
+    Raises:
+        RuntimeError: the package is not installed, or takes no processor of this machine.
+    """
+    import onnxruntime as ort
+
+    needed = f"{plugin['distribution']}=={plugin['version']}"
+    try:
+        found = metadata.version(plugin["distribution"])
+        library = import_module(plugin["module"]).get_library_path()
+    except (ImportError, OSError) as error:
+        raise RuntimeError(f"found {error}; the variant runs on {provider} alone; install {needed}") from error
+    if found != plugin["version"]:
+        warnings.warn(
+            f"found {plugin['distribution']} {found}; the variant was approved on {plugin['version']}: accuracy and speed "
+            "may differ; install that version",
+            stacklevel=2,
+        )
+    try:
+        ort.register_execution_provider_library(provider, library)
+    except Exception as error:  # the bindings raise a dozen unrelated classes; another champion may have registered it
+        if "already registered" not in str(error):
+            raise RuntimeError(f"found {error}; expected a library that loads; install {needed}") from error
+    cpu = ort.OrtHardwareDeviceType.CPU
+    devices = [one for one in ort.get_ep_devices() if one.ep_name == provider and one.device.type == cpu]
+    if not devices:
+        raise RuntimeError(
+            f"found {plugin['distribution']} {found} without a device for this processor; expected one of the maker that the "
+            f"variant was approved on ({provider}); load it there, or take the champion of ort-cpu"
+        )
+    return devices[0]
 
 
 class Champion(mlflow.pyfunc.PythonModel):  # type: ignore[misc,name-defined,unused-ignore]  # mlflow exports it untyped
@@ -54,7 +88,13 @@ class Champion(mlflow.pyfunc.PythonModel):  # type: ignore[misc,name-defined,unu
             options.add_session_config_entry(key, value)
         for library in manifest["libraries"]:
             options.register_custom_ops_library(_find_library(library, folder))
-        self.session = ort.InferenceSession(folder / "model.onnx", options, providers=[settings["provider"]])
+        providers: list[str] | None = [settings["provider"]]
+        if manifest["plugin"]:
+            options.add_provider_for_devices(
+                [_plugin_device(settings["provider"], manifest["plugin"])], manifest["plugin"]["options"]
+            )
+            providers = None  # a list of names would put the device aside
+        self.session = ort.InferenceSession(folder / "model.onnx", options, providers=providers)
         if self.session.get_providers()[0] != settings["provider"]:
             raise RuntimeError(f"found providers {self.session.get_providers()}; expected {settings['provider']} first")
         self.dtypes = manifest["inputs"]
@@ -74,7 +114,7 @@ def _find_library(library: dict[str, str], folder: Path) -> str:
         return str(folder / library["file"])
     package, wanted = library["package"], f"{library['distribution']}=={library['version']}"
     try:
-        path = str(importlib.import_module(package).get_library_path())
+        path = str(import_module(package).get_library_path())
     except ImportError as error:
         raise RuntimeError(f"found no package {package}; expected {wanted}, which has custom operators") from error
     found = metadata.version(library["distribution"])

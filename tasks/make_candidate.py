@@ -24,6 +24,7 @@ from tasks.ptq.sites import tensors_to_collect
 from tasks.ptq.smooth import SmoothedGraph, read_channels, smooth
 from tasks.request import request_batch
 from tasks.runtimes.coverage import measure_coverage
+from tasks.runtimes.openvino import find_device
 from tasks.step import step
 from validators.datasets import Arrays
 from validators.errors import CandidateRefused
@@ -83,6 +84,8 @@ def refused(name: str, error: CandidateRefused) -> Trial:
 
 
 def _try(run: Run, given: Given, inventory: Inventory, baseline: Accuracy, candidate: Candidate) -> Trial:
+    if candidate.target == "ort-openvino":
+        find_device()  # its variants are of no use where nothing can run them
     made, had_variant = _make(run, given, inventory, candidate)
     if made.variant is None:
         return Trial(candidate.name, outcome="refused", refusal=made.refusal, cached=had_variant)

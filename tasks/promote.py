@@ -16,8 +16,9 @@ import numpy as np
 from tasks.context import Given, Run, log
 from tasks.registry import connect, quiet_mlflow, registry_call
 from tasks.request import request_batch
+from tasks.runtimes import openvino
 from tasks.runtimes.libraries import describe_library
-from tasks.runtimes.ort import open_session
+from tasks.runtimes.ort import DISTRIBUTIONS, open_session
 from tasks.step import step
 from validators.digests import digest_file
 from validators.errors import InfrastructureError
@@ -152,13 +153,15 @@ def _manifest(given: Given, inventory: Inventory, variant: Variant, saturation: 
 
     `ranges` is what to watch in production: the ends of each fixed range, and the share of values that lay outside of it here.
     """
-    runtime = next(name for name in inventory.runtimes if name.startswith("onnxruntime"))
+    plugin = variant.session.provider == openvino.OPENVINO_PROVIDER
+    runtime = next(name for name in inventory.runtimes if name in DISTRIBUTIONS)
     return {
         "candidate": variant.candidate,
         "source_digest": given.source.digest,
         "files": {path.name: digest_file(path) for path in _artifact_files(variant)},
         "session": {key: value for key, value in asdict(variant.session).items() if key != "libraries"},
         "libraries": [describe_library(library) for library in variant.session.libraries],
+        "plugin": openvino.describe_plugin(variant.session.threads) if plugin else None,
         "inputs": {spec.name: spec.dtype for spec in given.evidence.inputs},
         "runtime": runtime,
         "runtime_version": inventory.runtimes[runtime],
@@ -171,7 +174,12 @@ def _manifest(given: Given, inventory: Inventory, variant: Variant, saturation: 
 
 
 def _runtime_requirements(inventory: Inventory, variant: Variant) -> list[str]:
-    runtimes = [f"{name}=={version}" for name, version in inventory.runtimes.items() if name.startswith("onnxruntime")]
+    plugin = variant.session.provider == openvino.OPENVINO_PROVIDER
+    runtimes = [
+        f"{name}=={version}"
+        for name, version in inventory.runtimes.items()
+        if name.startswith("onnxruntime") and (plugin or name != openvino.DISTRIBUTION)
+    ]
     packages = [f"{one.distribution}=={one.version}" for one in variant.session.libraries if one.package]
     return [*runtimes, *packages, f"numpy=={np.__version__}"]
 

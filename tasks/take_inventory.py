@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tasks.context import Run, log
 from tasks.measure.inventory import take_inventory
+from tasks.runtimes import openvino
 from tasks.step import step
 from validators.records import Inventory
 
@@ -14,6 +15,9 @@ def take_target_inventory(run: Run) -> Inventory:
     with run.clock.work("take inventory"):
         inventory = take_inventory(run.job.target)
     log.info("inventory: %s", inventory.device_key)
+    missing = openvino.why_missing() if run.job.target == "ort-openvino" else None
+    if missing:
+        log.warning("target ort-openvino: %s; expected %s; %s", missing.found, missing.expected, missing.fix)
     if inventory.load_average > inventory.cores:
         log.warning(
             "the machine is busy (load %.1f on %d cores): latency will be noisy",

@@ -2,6 +2,7 @@
 
 fp32-fused@ort-cpu                    the float graph after the runtime's transformer fusions
 fp16@tensorrt                         float16 weights and activations
+int8-static-mse-pc-all@ort-openvino   by the OpenVINO provider: its own placement, activations with zero points of 0
 int8-static-percentile-pc@ort-cpu     calibrated; per channel; UINT8 activations; MatMul, Gemm and Conv only
 int8-static-p99.9-pc@ort-cpu          the same with another percentile: `percentile` is the 99.99th
 int8-static-minmax-pt-all-s8s8@ort-cpu    per tensor, every operator, INT8 activations
@@ -23,7 +24,7 @@ from typing import Literal, get_args
 
 from validators.errors import JobError
 
-Target = Literal["ort-cpu", "ort-cuda", "tensorrt"]
+Target = Literal["ort-cpu", "ort-openvino", "ort-cuda", "tensorrt"]
 Precision = Literal["fp32", "fp16", "int8", "int4", "fp8"]
 RangeMethod = Literal["minmax", "p99.9", "percentile", "p99.999", "entropy", "mse"]
 WeightMethod = Literal["rtn", "hqq", "gptq", "awq"]
@@ -193,6 +194,19 @@ DEFAULT_CANDIDATES: dict[Target, tuple[str, ...]] = {
         "int4-g32-rtn@ort-cpu",
         "int4-g32-gptq@ort-cpu",
         "fp8-amax-pc@ort-cpu",
+    ),
+    # A worker with the plugin has the CPU provider as well: the choice is over both.
+    "ort-openvino": (
+        "fp32-fused@ort-openvino",
+        "int8-static-minmax-pc@ort-openvino",
+        "int8-static-mse-pc@ort-openvino",
+        "int8-static-mse-pc-all@ort-openvino",
+        "int8-static-mse-pc-smooth@ort-openvino",
+        "int4-g32-gptq@ort-openvino",
+        "int8-static-mse-pc@ort-cpu",
+        "int8-static-mse-pc-all@ort-cpu",
+        "int8-dynamic-pc@ort-cpu",
+        "int8-dynamic-pc+fused@ort-cpu",
     ),
     "ort-cuda": ("fp16@ort-cuda", "int4-g32-rtn@ort-cuda", "int4-g128-rtn@ort-cuda"),
     "tensorrt": (

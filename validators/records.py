@@ -10,6 +10,9 @@ from typing import Literal
 from validators.errors import RefusalKind
 from validators.libraries import Libraries
 
+# In `Coverage.macs_by_kernel`: kernels that the runtime does not tell of.
+UNNAMED = "not named by the provider"
+
 Outcome = Literal["pass", "fail", "inconclusive"]
 CandidateOutcome = Literal["passed", "failed", "inconclusive", "refused"]
 
@@ -128,8 +131,16 @@ class Coverage:
         >>> Coverage({"MatMulIntegerToFloat": 300, "MatMul": 100}, ("MatMulIntegerToFloat",), ("scores",), ()).share
         0.75
         """
+        return self._share(self.low_precision)
+
+    @property
+    def unknown(self) -> float:
+        """The share of MACs, 0 to 1, in kernels of unknown precision: `share` is as much higher at most."""
+        return self._share((UNNAMED,))
+
+    def _share(self, kernels: Iterable[str]) -> float:
         total = sum(self.macs_by_kernel.values())
-        return sum(self.macs_by_kernel[kernel] for kernel in self.low_precision) / total if total else 0.0
+        return sum(self.macs_by_kernel.get(kernel, 0) for kernel in kernels) / total if total else 0.0
 
 
 @dataclass(frozen=True)

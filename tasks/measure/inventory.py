@@ -7,6 +7,7 @@ import platform
 from importlib import metadata
 from pathlib import Path
 
+from tasks.runtimes import openvino
 from tasks.runtimes.ort import installed_runtime
 from validators.recipe import Target
 from validators.records import Inventory
@@ -49,6 +50,8 @@ def take_inventory(target: Target) -> Inventory:
     import onnxruntime as ort
 
     name, version = installed_runtime()
+    # Where no session can be opened with it the plugin changes nothing, installed or not.
+    plugin = {} if openvino.why_missing() else {openvino.DISTRIBUTION: openvino.installed_version() or ""}
     cpu = _cpu_info()
     flags = set((cpu.get("flags") or cpu.get("Features") or "").split())
     return Inventory(
@@ -59,7 +62,7 @@ def take_inventory(target: Target) -> Inventory:
         memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         platform=f"{platform.system()} {platform.release()} {platform.machine()}",
         python=platform.python_version(),
-        runtimes={name: version, "onnx": metadata.version("onnx")},
+        runtimes={name: version, "onnx": metadata.version("onnx"), **plugin},
         providers=tuple(ort.get_available_providers()),
         load_average=os.getloadavg()[0],
     )

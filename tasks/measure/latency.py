@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from tasks.measure.disturbance import OtherLoad
 from tasks.measure.inventory import usable_cores
+from tasks.runtimes.openvino import OPENVINO_PROVIDER, library_path, provider_options
 from validators.datasets import Arrays
 from validators.errors import CandidateRefused, InfrastructureError
 from validators.job import Measurement
@@ -200,6 +201,8 @@ class Worker:
         settings = contestant.settings
         libraries = [str(library.path) for library in settings.libraries]
         config = {"model": str(contestant.model), "inputs": str(inputs), **asdict(settings), "libraries": libraries}
+        if settings.provider == OPENVINO_PROVIDER:
+            config["plugin"] = {"library": library_path(), "options": provider_options(settings.threads)}
         self._name = contestant.model.name
         self._process = subprocess.Popen(
             [sys.executable, "-P", str(WORKER), json.dumps(config)],

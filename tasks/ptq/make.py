@@ -9,6 +9,7 @@ from pathlib import Path
 
 import onnx
 
+from tasks.ptq import openvino_forms
 from tasks.ptq.affine import WeightBits
 from tasks.ptq.bias_correction import correct_bias
 from tasks.ptq.calibration import read_ranges
@@ -22,6 +23,7 @@ from tasks.ptq.sensitivity import Sensitivity
 from tasks.ptq.smooth import SmoothedGraph
 from tasks.ptq.tensorrt_forms import make_form, refuse_recipe
 from tasks.ptq.weight_only import quantize_weights
+from tasks.runtimes.openvino import OPENVINO_PROVIDER
 from validators.datasets import Arrays
 from validators.digests import digest_model, digest_values
 from validators.errors import CandidateRefused
@@ -100,7 +102,7 @@ def _digest(path: Path, libraries: Libraries) -> str:
 def _notes(candidate: Candidate, materials: Materials) -> tuple[str, ...]:
     if candidate.is_simulated:
         return ("FP8 has no kernels on a CPU: numerics are simulated, latency is not measured",)
-    if candidate.precision == "int8" and materials.reduced_range and candidate.target == "ort-cpu":
+    if candidate.precision == "int8" and materials.reduced_range and candidate.target != "tensorrt":
         return ("this processor adds pairs of INT8 products in 16 bits: weights have 7 bits, so that no sum saturates",)
     return ()
 
@@ -109,6 +111,8 @@ def session_settings(candidate: Candidate, threads: int, libraries: Libraries = 
     """How the runtime must load the candidate's artifact."""
     if candidate.target == "tensorrt":
         return SessionSettings(TENSORRT_PROVIDER, threads)
+    if candidate.target == "ort-openvino":
+        return SessionSettings(OPENVINO_PROVIDER, threads, libraries=libraries)
     if candidate.is_simulated:
         # At higher levels the CPU provider fuses FP8 Q/DQ into QLinearConv, which does not exist for FP8.
         return SessionSettings(CPU_PROVIDER, threads, optimization="basic", libraries=libraries)
@@ -137,11 +141,13 @@ def refuse_other_targets(candidate: Candidate) -> None:
         raise CandidateRefused(
             kind="unsupported",
             found=f"target {candidate.target}",
-            expected="ort-cpu or tensorrt, the targets of this version",
+            expected="ort-cpu, ort-openvino or tensorrt, the targets of this version",
             fix=f"run the job on ort-cpu; support for {candidate.target} is not built yet",
         )
     if candidate.target == "tensorrt":
         refuse_recipe(candidate)
+    if candidate.target == "ort-openvino":
+        openvino_forms.refuse_recipe(candidate)
     if candidate.precision == "fp16" and candidate.target == "ort-cpu":
         raise CandidateRefused(
             kind="unsupported",
@@ -152,7 +158,8 @@ def refuse_other_targets(candidate: Candidate) -> None:
 
 
 def _fused_float(candidate: Candidate, materials: Materials, path: Path) -> dict[str, int]:
-    model = onnx.load(materials.fused())
+    # OpenVINO fuses the plain graph itself when it loads.
+    model = onnx.load(materials.prepared() if candidate.target == "ort-openvino" else materials.fused())
     save_model(model, path)
     # Of those that the fusions made, none was left.
     before = custom_operators(onnx.load(materials.prepared(), load_external_data=False).graph).values()
@@ -198,7 +205,7 @@ def quantize_int8(
         model,
         path,
         ranges_for(candidate, materials.statistics(candidate.smooth)),
-        target="ort-cpu",
+        target="ort-openvino" if candidate.target == "ort-openvino" else "ort-cpu",
         every_operator=candidate.every_operator,
         per_channel=per_channel,
         activation="int8" if candidate.signed_activations else "uint8",
@@ -262,6 +269,8 @@ def _tensorrt(candidate: Candidate, materials: Materials, path: Path) -> dict[st
 
 def ranges_for(candidate: Candidate, statistics: Path) -> dict[str, Range]:
     """The range of each activation as the candidate asks for it; FP8, which has a sign, takes the extremes."""
+    if candidate.target == "ort-openvino":
+        return openvino_forms.ranges_for_openvino(statistics, candidate.range_method or "minmax")
     return read_ranges(statistics, candidate.range_method or "minmax", symmetric=candidate.precision == "fp8")
 
 

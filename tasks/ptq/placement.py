@@ -28,6 +28,8 @@ engines that TensorRT-RTX 1.7.1 built ahead of time, of one pattern a time and o
 - Nothing on outputs: Q between Conv and Relu adds a step, while one behind both is fused with them.
 - No range is shared: before a product, the residual sum or the concatenation is computed in float by the kernel that quantizes
   its result, and reads what the products before it give in float.
+
+`ort-openvino`: see `openvino_forms.py`.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ from tasks.ptq.graph import (
 )
 from tasks.ptq.range_methods import Range
 
-QdqTarget = Literal["ort-cpu", "tensorrt"]
+QdqTarget = Literal["ort-cpu", "ort-openvino", "tensorrt"]
 FLOATS = frozenset({onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16})
 
 # Operators of ONNX Runtime's CPU provider with an integer kernel of any scales, and those that move numbers unchanged.
@@ -135,7 +137,7 @@ def place(
     graph: onnx.GraphProto,
     ranges: Mapping[str, Range],
     *,
-    target: QdqTarget,
+    target: Literal["ort-cpu", "tensorrt"],
     every_operator: bool,
     keep_float: Collection[str] = (),
 ) -> Placement:
@@ -149,19 +151,19 @@ def place(
     left = custom_operators(graph)
     products = []
     for node in [node for node in graph.node if node.op_type in WEIGHT_INPUT and node.name not in left]:
-        reason = _why_not(view, node, ranges, target, every_operator, keep_float)
+        reason = why_not(view, node, ranges, target, every_operator, keep_float)
         if reason:
             left[node.name] = reason
         else:
             products.append(node)
     if target == "tensorrt":
         return Placement(
-            tuple(node.name for node in products), left, frozenset(), _read_places(view, products, ()), {}, frozenset()
+            tuple(node.name for node in products), left, frozenset(), read_places(view, products, ()), {}, frozenset()
         )
     return _place_for_ort(view, products, left, ranges, every_operator, keep_float)
 
 
-def _why_not(
+def why_not(
     view: GraphView,
     node: onnx.NodeProto,
     ranges: Mapping[str, Range],
@@ -207,7 +209,7 @@ def _is_bias(view: GraphView, node: onnx.NodeProto) -> bool:
     return list(bias.dims) in ([channels], [1, channels])
 
 
-def _read_places(
+def read_places(
     view: GraphView, nodes: Collection[onnx.NodeProto], outputs: Collection[str]
 ) -> dict[str, set[tuple[str, int]]]:
     """Where quantized nodes read tensors that are not quantized where they are made."""
@@ -251,7 +253,7 @@ def _place_for_ort(
         nodes=tuple(node.name for node in view.graph.node if node.name in integer),
         left=left,
         outputs=frozenset(outputs),
-        inputs=_read_places(view, products, outputs),
+        inputs=read_places(view, products, outputs),
         shares={name: node.input[0] for node in chain if node.op_type in PASS_THROUGH for name in node.output},
         folded=frozenset(activation for tensor, activation in found.values() if activation and tensor in outputs),
     )

@@ -38,6 +38,7 @@ from tasks.ptq.graph import (
     save_model,
     to_array,
 )
+from tasks.ptq.openvino_forms import place_for_openvino
 from tasks.ptq.placement import GraphView, Placement, QdqTarget, place
 from tasks.ptq.qdq_checks import (
     check_variant,
@@ -75,7 +76,8 @@ def quantize_qdq(
     """Write a Q/DQ form of a float model for one target.
 
     `ranges` are (low, high) of activations by tensor; `keep_float` names nodes that stay as they are. Weights are symmetric
-    INT8; activations asymmetric for `ort-cpu`, symmetric for `tensorrt`. With `e4m3` both are FP8, placed for either target as
+    INT8; activations asymmetric for `ort-cpu`, symmetric for `tensorrt`; for `ort-openvino` UINT8 becomes symmetric INT8 where
+    a range reaches below zero. With `e4m3` both are FP8, placed for either target as
     `tensorrt` wants it: on a CPU, which has no such kernels, that reproduces its numbers.
 
     Raises:
@@ -90,7 +92,10 @@ def quantize_qdq(
     rules: QdqTarget = "tensorrt" if activation == "e4m3" else target
     if rules == "ort-cpu":
         fuse_bias(proto.graph, ranks, keep_float)
-    plan = place(proto.graph, ranges, target=rules, every_operator=every_operator, keep_float=keep_float)
+    if rules == "ort-openvino":
+        plan = place_for_openvino(proto.graph, ranges, every_operator=every_operator, keep_float=keep_float)
+    else:
+        plan = place(proto.graph, ranges, target=rules, every_operator=every_operator, keep_float=keep_float)
     if not plan.nodes:
         found = f"no node to quantize: {next(iter(plan.left.items()), 'no Conv, MatMul or Gemm')}"
         raise_problem(
@@ -146,8 +151,9 @@ class _Rewriter:
             low, high = self.ranges[tensor]
             least, most = self.view.bounds(tensor)
             low, high = (min(max(end, least), most) for end in (low, high))
-            symmetric = self.target == "tensorrt"
-            self.affine[tensor] = fit_range(low, high, self.integer, symmetric=symmetric, dtype=self._float_of(tensor))
+            kind: ActivationType = "int8" if self.target == "ort-openvino" and low < 0 else self.integer
+            symmetric = self.target == "tensorrt" or (self.target == "ort-openvino" and kind == "int8")
+            self.affine[tensor] = fit_range(low, high, kind, symmetric=symmetric, dtype=self._float_of(tensor))
         return self.affine[tensor]
 
     @property

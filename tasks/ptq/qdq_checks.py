@@ -70,10 +70,10 @@ def refuse_model(
             "int8: it parses no zero point but 0",
             "take int8 activations",
         )
-    elif half and target == "ort-cpu":
+    elif half and target != "tensorrt":
         problem = (
             "unsupported",
-            "float16 weights on ort-cpu",
+            f"float16 weights on {target}",
             "float32: its kernels have no others",
             "take the float32 model",
         )

@@ -12,10 +12,12 @@ from typing import Any
 
 import onnx
 
+from tasks.runtimes.openvino import OPENVINO_PROVIDER
+from tasks.runtimes.openvino_kernels import Kernel, kernels_by_node, products_behind
 from tasks.runtimes.ort import open_session, run_batches
 from validators.datasets import Arrays
 from validators.onnx_graph import KNOWN_DOMAINS
-from validators.records import Coverage, SessionSettings
+from validators.records import UNNAMED, Coverage, SessionSettings
 
 Shape = tuple[int, ...]
 # (node, shapes of its inputs, shapes of all initializers, shape of its output) -> multiply-accumulates
@@ -49,42 +51,82 @@ def measure_coverage(model: Path, settings: SessionSettings, batch: Arrays) -> C
     Raises:
         CandidateRefused: the runtime does not load or run the model.
     """
+    if settings.provider == OPENVINO_PROVIDER:
+        return _measure_openvino(model, settings, batch)
     with tempfile.TemporaryDirectory() as folder:
         optimized = Path(folder, "optimized.onnx")
-        with open_session(
-            model,
-            settings,
-            profile_prefix=Path(folder, "profile"),
-            optimized_model=optimized,
-            # It pads the channels of float convolutions to blocks of 8 or 16: the padding would be counted too.
-            without=("NchwcTransformer",),
-        ) as session:
-            run_batches(session, [batch], session.get_outputs()[0].name)
-            events = json.loads(Path(session.end_profiling()).read_text())
+        # It pads the channels of float convolutions to blocks of 8 or 16: the padding would be counted too.
+        events = _profile(model, settings, batch, optimized_model=optimized, without=("NchwcTransformer",))
         graph = onnx.load(optimized, load_external_data=False).graph
+    return _sum_up(
+        [(name, macs, Kernel(kernel, kernel in LOW_PRECISION_KERNELS)) for name, kernel, macs in _macs(graph, events)],
+        events,
+    )
+
+
+def _measure_openvino(model: Path, settings: SessionSettings, batch: Arrays) -> Coverage:
+    """Multiply-accumulates of the nodes as written, by the kernels that the provider names for them.
+
+    Nodes that it left to the CPU provider are counted under the kernels of that one.
+    """
+    written = _profile(model, SessionSettings("CPUExecutionProvider", settings.threads), batch, as_written=True)
+    graph = onnx.load(model, load_external_data=False).graph
+    counted = [(name, macs) for name, _, macs in _macs(graph, written)]
+    events = _profile(model, settings, batch)
+    kernels = kernels_by_node(events, products_behind(graph, {name for name, _ in counted}))
+    for name, event in _node_events(events):
+        if event["args"]["provider"] != settings.provider:
+            kernel = event["args"]["op_name"]
+            kernels[name] = Kernel(kernel, kernel in LOW_PRECISION_KERNELS)
+    unnamed = Kernel(UNNAMED, is_low_precision=False)
+    return _sum_up([(name, macs, kernels.get(name, unnamed)) for name, macs in counted], events)
+
+
+def _profile(model: Path, settings: SessionSettings, batch: Arrays, **options: Any) -> list[dict[str, Any]]:
+    """The events of one request under the profiler; `options` are those of `open_session`."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        open_session(model, settings, profile_prefix=Path(folder, "profile"), **options) as session,
+    ):
+        run_batches(session, [batch], session.get_outputs()[0].name)
+        events: list[dict[str, Any]] = json.loads(Path(session.end_profiling()).read_text())
+    return events
+
+
+def _node_events(events: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each node that ran, by name."""
+    for event in events:
+        if event.get("cat") == "Node" and event["name"].endswith("_kernel_time"):
+            yield event["name"].removesuffix("_kernel_time"), event
+
+
+def _macs(graph: onnx.GraphProto, events: list[dict[str, Any]]) -> Iterator[tuple[str, str, int]]:
+    """Name, kernel and multiply-accumulates of each node of a graph that has any, from the profile of one request."""
     graphs = list(_graphs(graph))
     nodes = {node.name: node for part in graphs for node in part.node}
     weights = {tensor.name: tuple(tensor.dims) for part in graphs for tensor in part.initializer}
+    # Dequantized as written, weights are activations.
+    stored = [node for node in nodes.values() if node.op_type == "DequantizeLinear" and node.input[0] in weights]
+    weights |= {node.output[0]: weights[node.input[0]] for node in stored}
+    for name, event in _node_events(events):
+        kernel = event["args"]["op_name"]
+        if name in nodes and kernel in MAC_RULES and nodes[name].domain in RUNTIME_DOMAINS:
+            yield name, kernel, _count_macs(nodes[name], event["args"], weights)
+
+
+def _sum_up(counted: list[tuple[str, int, Kernel]], events: list[dict[str, Any]]) -> Coverage:
+    """The coverage of nodes with their multiply-accumulates and kernels; `events` tell which providers ran any node."""
     by_kernel: Counter[str] = Counter()
     in_float: Counter[str] = Counter()
-    providers: set[str] = set()
-    for event in events:
-        if event.get("cat") != "Node" or not event["name"].endswith("_kernel_time"):
-            continue
-        name = event["name"].removesuffix("_kernel_time")
-        kernel = event["args"]["op_name"]
-        providers.add(event["args"]["provider"])
-        if name not in nodes or kernel not in MAC_RULES or nodes[name].domain not in RUNTIME_DOMAINS:
-            continue
-        macs = _count_macs(nodes[name], event["args"], weights)
-        by_kernel[kernel] += macs
-        if kernel not in LOW_PRECISION_KERNELS:
+    for name, macs, kernel in counted:
+        by_kernel[kernel.name] += macs
+        if not kernel.is_low_precision and kernel.name != UNNAMED:
             in_float[name] += macs
     return Coverage(
         macs_by_kernel=dict(by_kernel),
-        low_precision=tuple(sorted(LOW_PRECISION_KERNELS & set(by_kernel))),
+        low_precision=tuple(sorted({kernel.name for _, _, kernel in counted if kernel.is_low_precision})),
         float_nodes=tuple(name for name, macs in in_float.most_common() if macs),
-        providers=tuple(sorted(providers)),
+        providers=tuple(sorted({event["args"]["provider"] for _, event in _node_events(events)})),
     )
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tasks.runtimes.openvino import OPENVINO_PROVIDER, find_device, provider_options
 from validators.datasets import Arrays, TensorSpec
 from validators.errors import CandidateRefused, InfrastructureError
 from validators.records import SessionSettings
@@ -100,11 +101,16 @@ def open_session(
         options.profile_file_prefix = str(profile_prefix)
     if optimized_model is not None:
         options.optimized_model_filepath = str(optimized_model)
+    providers: list[str] | None = [settings.provider]
+    if settings.provider == OPENVINO_PROVIDER:
+        # A plugin's device comes with the options, and a list of names would put it aside.
+        options.add_provider_for_devices([find_device()], provider_options(settings.threads))
+        providers = None
     try:
         for library in settings.libraries:
             options.register_custom_ops_library(str(library.path))
         session = ort.InferenceSession(
-            model if content is None else content, options, providers=[settings.provider], disabled_optimizers=without
+            model if content is None else content, options, providers=providers, disabled_optimizers=without
         )
     except Exception as error:  # the bindings raise a dozen unrelated classes, all of them for "cannot load this"
         raise CandidateRefused(

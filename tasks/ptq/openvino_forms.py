@@ -1,0 +1,130 @@
+"""The files of the `ort-openvino` target: which recipes have one, and where its INT8 kernels want Q/DQ pairs.
+
+OpenVINO's low precision transformations make an operator compute in integers when QuantizeLinear and DequantizeLinear stand
+on its inputs; outputs need none (OpenVINO documentation, "Low Precision Transformations"; "Quantized models compute and
+restrictions"). The rules are those of its own quantizer for CPUs (NNCF, `hardware/configs/cpu.json` and "Post-training
+quantization": symmetric preset), as far as what the provider ran said the same: the kernels that its version 1.8.1 names in a
+profile, of an encoder and of a CNN.
+
+- Both inputs of Conv, MatMul and Gemm with constant weights; weights symmetric INT8, per output channel.
+- Zero points are 0: UINT8 for what is never negative, INT8 from -127 for the rest. With other zero points the inputs of
+  products of two activations are made float again by three operators, and the products run in float.
+- Biases stay float: they are added to the sums in the kernel.
+- `-all`: products of two activations, which then run in integers with the softmax between them; and sums and concatenations of
+  what integer kernels made, for those to come: both inputs of a residual sum, each with a scale of its own.
+- Gelu, SiLU, Sigmoid, Softmax, normalizations, and sums that they read, stay in float.
+- Weights have 7 bits on processors that add pairs of products in 16 bits, as its quantizer has it (NNCF, `OverflowFix`).
+
+Not taken: DynamicQuantizeLinear and MatMulInteger, which ran as float products between conversions, slower than the float
+model; the runtime's fused operators, since it fuses attention, sums and normalizations itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+import onnx
+
+from tasks.ptq.calibration import read_ranges
+from tasks.ptq.graph import WEIGHT_INPUT
+from tasks.ptq.placement import FOLDED, KEPT, PASS_THROUGH, GraphView, Placement, read_places, why_not
+from tasks.ptq.range_methods import Range
+from validators.errors import CandidateRefused
+from validators.recipe import Candidate, RangeMethod
+
+SUMS = frozenset({"Add", "Concat"})
+# Integers pass through these as they are: saturated, or in another place.
+CARRIERS = FOLDED | PASS_THROUGH
+
+
+def place_for_openvino(
+    graph: onnx.GraphProto,
+    ranges: Mapping[str, Range],
+    *,
+    every_operator: bool,
+    keep_float: Collection[str] = (),
+) -> Placement:
+    """The plan for a float graph whose nodes all have names of their own; arguments as in `placement.place`."""
+    view = GraphView(graph)
+    left = {
+        node.name: f"custom operator {node.domain}:{node.op_type}"
+        for node in graph.node
+        if node.domain not in ("", "ai.onnx")
+    }
+    products = []
+    for node in [node for node in graph.node if node.op_type in WEIGHT_INPUT and node.name not in left]:
+        reason = why_not(view, node, ranges, "ort-openvino", every_operator, keep_float)
+        if reason:
+            left[node.name] = reason
+        else:
+            products.append(node)
+    sums = _sums(view, products, ranges, keep_float) if every_operator else []
+    integer = {node.name for node in [*products, *sums]}
+    if every_operator:
+        for node in graph.node:
+            if node.op_type in SUMS and node.name not in integer and node.output[0] in ranges:
+                left.setdefault(node.name, KEPT if node.name in keep_float else "not between integer kernels")
+    return Placement(
+        nodes=tuple(node.name for node in graph.node if node.name in integer),
+        left=left,
+        outputs=frozenset(),
+        inputs=read_places(view, [*products, *sums], ()),
+        shares={},
+        folded=frozenset(),
+    )
+
+
+def _sums(
+    view: GraphView, products: list[onnx.NodeProto], ranges: Mapping[str, Range], keep_float: Collection[str]
+) -> list[onnx.NodeProto]:
+    """The nodes of `SUMS` that add what integer kernels made, and that such a kernel reads."""
+    made = {node.output[0] for node in products}
+    candidates = set()
+    for node in view.graph.node:
+        if node.domain:
+            continue
+        if node.op_type in CARRIERS and node.input[0] in made:
+            made.update(node.output)
+        elif node.op_type in SUMS and node.name not in keep_float and set(node.input) <= made & ranges.keys():
+            candidates.add(node.name)
+            made.update(node.output)
+    read = {node.input[index] for node in products for index in view.activations(node)}
+    kept = []
+    for node in reversed(view.graph.node):
+        if node.name in candidates and node.output[0] in read:
+            kept.append(node)
+            read.update(node.input)
+        elif not node.domain and node.op_type in CARRIERS and read.intersection(node.output):
+            read.add(node.input[0])
+    return kept[::-1]
+
+
+def ranges_for_openvino(statistics: Path, method: RangeMethod) -> dict[str, Range]:
+    """The range of each activation: from zero for what is never negative, even on both sides of it for the rest."""
+    plain = read_ranges(statistics, method, symmetric=False)
+    even = read_ranges(statistics, method, symmetric=True)
+    return {name: (low, high) if low >= 0 else even[name] for name, (low, high) in plain.items()}
+
+
+def refuse_recipe(candidate: Candidate) -> None:
+    """Refuse a recipe that has no form for OpenVINO.
+
+    Raises:
+        CandidateRefused: `unsupported`.
+    """
+    wrong = {
+        "INT8 with ranges at run time": (candidate.dynamic, "int8-static: it computes those operators in float"),
+        "the fused graph": (
+            candidate.fused and candidate.precision != "fp32",
+            "the plain one: it fuses attention, sums and normalizations itself",
+        ),
+        "signed activations": (candidate.signed_activations, "no -s8s8: activations have a sign where they need one"),
+        "FP8": (candidate.precision == "fp8", "int8: it has no FP8 kernels for a CPU"),
+        "float16": (candidate.precision == "fp16", "int8 or fp32-fused: its float kernels are asked for float32"),
+    }
+    for found, (is_so, expected) in wrong.items():
+        if is_so:
+            raise CandidateRefused(
+                kind="unsupported", found=f"{found} for ort-openvino", expected=expected, fix="take another candidate"
+            )

@@ -1,0 +1,153 @@
+"""The OpenVINO provider of ONNX Runtime, a plugin in a package of its own: is it there, does it take this processor, how is it
+asked to compute.
+
+The plugin is registered once a process (ONNX Runtime documentation, "Plugin Execution Provider Libraries"); a session then
+names one of the devices that it offers. Up to version 1.8.1 it offers none on processors of other makers than Intel: it
+compares the vendor's id with 0x8086 (onnxruntime pull request 31981).
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from dataclasses import dataclass
+from importlib import import_module, metadata, util
+from typing import TYPE_CHECKING, Any
+
+from validators.errors import CandidateRefused
+
+if TYPE_CHECKING:
+    import onnxruntime as ort
+
+OPENVINO_PROVIDER = "OpenVINOExecutionProvider"
+DISTRIBUTION = "onnxruntime-ep-openvino"
+MODULE = "onnxruntime_ep_openvino"
+VERSION = "1.8.1"
+
+_REGISTERING = threading.Lock()
+# What ONNX Runtime says of a library that this process registered before: it has no way to ask.
+REGISTERED = "already registered"
+
+
+@dataclass(frozen=True)
+class Missing:
+    """Why the provider cannot be used here, and what to do about it."""
+
+    found: str
+    expected: str
+    fix: str
+
+
+def installed_version() -> str | None:
+    """The version of the installed plugin, or None."""
+    if util.find_spec(MODULE) is None:
+        return None
+    try:
+        return metadata.version(DISTRIBUTION)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def library_path() -> str:
+    """Where the plugin's library is.
+
+    Raises:
+        CandidateRefused: `unsupported`: it is not installed, or its library is not where it should be.
+    """
+    if installed_version() is None:
+        raise _refuse(
+            Missing(
+                f"no {DISTRIBUTION} is installed",
+                f"the OpenVINO provider for ONNX Runtime, version {VERSION}",
+                "install the extra `openvino`, or take candidates for ort-cpu",
+            )
+        )
+    try:
+        return str(import_module(MODULE).get_library_path())
+    except (ImportError, OSError) as error:
+        raise _refuse(
+            Missing(f"{DISTRIBUTION} without its library: {error}", "a whole installation", "install it again")
+        ) from error
+
+
+def find_device() -> ort.OrtEpDevice:
+    """The processor as the plugin's device, for `SessionOptions.add_provider_for_devices`; registers the plugin first.
+
+    Raises:
+        CandidateRefused: `unsupported`: it is not installed, does not load, or offers no device for this processor.
+    """
+    import onnxruntime as ort
+
+    path = library_path()
+    with _REGISTERING:
+        if not _offered():
+            try:
+                ort.register_execution_provider_library(OPENVINO_PROVIDER, path)
+            except Exception as error:  # the bindings raise a dozen unrelated classes
+                if REGISTERED not in str(error):
+                    raise _refuse(_not_loaded(error)) from error
+    offered = _offered()
+    if offered:
+        return offered[0]
+    cpu = ort.OrtHardwareDeviceType.CPU
+    devices = [one.device for one in ort.get_ep_devices() if one.device.type == cpu]
+    makers = sorted({device.vendor or hex(device.vendor_id) for device in devices})
+    raise _refuse(
+        Missing(
+            f"{DISTRIBUTION} {installed_version()} offers no device for this processor, made by "
+            + (", ".join(makers) or "nobody known"),
+            "a processor made by Intel: the plugin takes no other",
+            "run the job on one, or take candidates for ort-cpu",
+        )
+    )
+
+
+def _offered() -> list[ort.OrtEpDevice]:
+    """The plugin's devices that are processors; empty before it is registered."""
+    import onnxruntime as ort
+
+    cpu = ort.OrtHardwareDeviceType.CPU
+    return [one for one in ort.get_ep_devices() if one.ep_name == OPENVINO_PROVIDER and one.device.type == cpu]
+
+
+def _not_loaded(error: Exception) -> Missing:
+    reason = str(error).strip().partition("\n")[0][:300]
+    return Missing(
+        f"ONNX Runtime does not load {DISTRIBUTION} {installed_version()}: {reason}",
+        "a plugin that was made for this version of ONNX Runtime",
+        f"install {DISTRIBUTION}=={VERSION} beside onnxruntime==1.31.1",
+    )
+
+
+def why_missing() -> Missing | None:
+    """Why no session can be opened with the provider here; None when one can."""
+    try:
+        find_device()
+    except CandidateRefused as error:
+        return Missing(error.found, error.expected, error.fix)
+    return None
+
+
+def provider_options(threads: int) -> dict[str, str]:
+    """How the provider computes: with so many threads, one request at a time, and in float32 where not in integers.
+
+    Left alone it takes all cores, whatever the session's options say, and computes float layers in bfloat16 on processors
+    that have it, in silence (OpenVINO documentation, "CPU Device", "Floating Point Data Types Specifics";
+    `ov::hint::inference_precision`, `ov::inference_num_threads`, `ov::num_streams`).
+    """
+    config = {"INFERENCE_NUM_THREADS": str(threads), "NUM_STREAMS": "1", "INFERENCE_PRECISION_HINT": "f32"}
+    return {"load_config": json.dumps({"CPU": config})}
+
+
+def describe_plugin(threads: int) -> dict[str, Any]:
+    """What a consumer, which imports nothing of quantgate, needs to open a session with the provider."""
+    return {
+        "distribution": DISTRIBUTION,
+        "version": installed_version(),
+        "module": MODULE,
+        "options": provider_options(threads),
+    }
+
+
+def _refuse(missing: Missing) -> CandidateRefused:
+    return CandidateRefused(kind="unsupported", found=missing.found, expected=missing.expected, fix=missing.fix)

@@ -1,0 +1,242 @@
+"""The files for OpenVINO: where pairs stand in graphs made by hand, their numbers against float64, what has no form."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from conftest import Tiny, statistics_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+from tasks.ptq.calibration import read_ranges
+from tasks.ptq.make import refuse_other_targets, session_settings
+from tasks.ptq.openvino_forms import place_for_openvino, ranges_for_openvino
+from tasks.ptq.qdq import Report, quantize_qdq
+from tasks.runtimes.openvino import OPENVINO_PROVIDER
+from tasks.runtimes.ort import open_session, run_batches
+from validators.errors import CandidateRefused
+from validators.recipe import DEFAULT_CANDIDATES, decode
+from validators.records import SessionSettings
+
+BASIC = SessionSettings("CPUExecutionProvider", 1, "basic")
+Array = NDArray[Any]
+Ranges = dict[str, tuple[float, float]]
+
+
+def op(kind: str, inputs: str, output: str, **attributes: Any) -> onnx.NodeProto:
+    return helper.make_node(kind, inputs.split(), [output], name=output, **attributes)
+
+
+def draw(*shape: int) -> NDArray[np.float32]:
+    return np.random.default_rng(shape).normal(size=shape).astype(np.float32)
+
+
+def graph_of(nodes: list[onnx.NodeProto], constants: Mapping[str, Array], *shape: int) -> onnx.GraphProto:
+    """A graph from `x[n, *shape]` to `y` of the same rank."""
+    ends = [
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, dims)]
+        for name, dims in (("x", ["n", *shape]), ("y", None))
+    ]
+    stored = [numpy_helper.from_array(np.asarray(array), name) for name, array in constants.items()]
+    return helper.make_graph(nodes, "g", *ends, stored)
+
+
+def residual() -> onnx.GraphProto:
+    """Two convolutions with a sum around the second, and one that reads the sum."""
+    nodes = [
+        op("Conv", "x w b", "first", pads=[1, 1, 1, 1]),
+        op("Relu", "first", "relu"),
+        op("Conv", "relu w", "second", pads=[1, 1, 1, 1]),
+        op("Add", "second relu", "sum"),
+        op("Clip", "sum", "clipped"),
+        op("Add", "clipped offset", "shifted"),
+        op("Conv", "clipped w", "third", pads=[1, 1, 1, 1]),
+        op("Add", "third clipped", "last"),
+        op("Add", "last shifted", "y"),
+    ]
+    return graph_of(nodes, {"w": draw(4, 4, 3, 3), "b": draw(4), "offset": draw(4, 1, 1)}, 4, 8, 8)
+
+
+def attention() -> onnx.GraphProto:
+    """Scores of queries and keys, a softmax, and their product with the input."""
+    nodes = [
+        op("MatMul", "x w", "queries"),
+        op("Transpose", "x", "keys", perm=[0, 2, 1]),
+        op("MatMul", "queries keys", "scores"),
+        op("Softmax", "scores", "weights"),
+        op("MatMul", "weights x", "y"),
+    ]
+    return graph_of(nodes, {"w": draw(8, 8)}, 5, 8)
+
+
+def known(graph: onnx.GraphProto) -> Ranges:
+    """Some range for every activation."""
+    return {name: (-1.0, 2.0) for node in graph.node for name in [*node.input, *node.output]}
+
+
+def places(graph: onnx.GraphProto, **options: Any) -> set[tuple[str, str]]:
+    """(node, tensor) wherever a node reads integers."""
+    plan = place_for_openvino(graph, options.pop("ranges", known(graph)), **options)
+    assert not plan.outputs and not plan.folded and not plan.shares
+    return {(node, tensor) for tensor, readers in plan.inputs.items() for node, _ in readers}
+
+
+CONVOLUTIONS = {("first", "x"), ("second", "relu"), ("third", "clipped")}
+
+
+def test_products_with_constant_weights_read_integers() -> None:
+    """Inputs alone, whatever the bias; nothing where they write."""
+    assert places(residual(), every_operator=False) == CONVOLUTIONS
+    assert places(attention(), every_operator=False) == {("queries", "x")}
+
+
+def test_a_residual_sum_reads_integers_on_both_sides_if_one_is_made_of_it() -> None:
+    """The first sum does; not those of a constant, or that no integer kernel reads."""
+    assert places(residual(), every_operator=True) == CONVOLUTIONS | {("sum", "second"), ("sum", "relu")}
+
+
+def test_a_sum_with_what_no_integer_kernel_made_stays_float() -> None:
+    """The input itself is one side of it."""
+    nodes = [op("Conv", "x w", "first"), op("Add", "first x", "sum"), op("Conv", "sum w", "y")]
+    graph = graph_of(nodes, {"w": draw(4, 4, 1, 1)}, 4, 8, 8)
+    assert places(graph, every_operator=True) == {("first", "x"), ("y", "sum")}
+
+
+def test_products_of_activations_read_integers_with_all() -> None:
+    expected = {("queries", "x"), ("scores", "queries"), ("scores", "keys"), ("y", "weights"), ("y", "x")}
+    assert places(attention(), every_operator=True) == expected
+
+
+def test_what_is_kept_or_has_no_range_stays_float_with_the_reason() -> None:
+    graph = residual()
+    ranges = {name: ends for name, ends in known(graph).items() if name != "relu"}
+    plan = place_for_openvino(graph, ranges, every_operator=True, keep_float=["third"])
+    assert plan.nodes == ("first",)
+    assert plan.left["second"] == "no calibrated range of 'relu'"
+    assert plan.left["third"] == "kept in float as asked"
+    assert plan.left["sum"] == "not between integer kernels"
+
+
+def quantize(model: Path, ranges: Mapping[str, tuple[float, float]], path: Path, *, every: bool = False) -> Report:
+    return quantize_qdq(
+        model,
+        path,
+        ranges,
+        target="ort-openvino",
+        every_operator=every,
+        per_channel=True,
+        activation="uint8",
+        weight_bits=8,
+    )
+
+
+def fake(values: Array, low: float, high: float) -> Array:
+    """As 256 numbers from zero, or 127 on each side of it."""
+    ends = (0, 255) if low >= 0 else (-127, 127)
+    scale = float(np.float32(high / 255 if low >= 0 else max(-low, high) / 127))
+    return np.clip(np.rint(values / scale), *ends) * scale
+
+
+def fake_weight(weight: Array) -> Array:
+    scale = (np.abs(weight).max(axis=0) / 127).astype(np.float64)
+    return np.rint(weight / scale) * scale
+
+
+def test_the_numbers_of_a_small_model(tiny: Tiny, tmp_path: Path) -> None:
+    """Against float64: `x` with a sign, what leaves Relu without, weights per channel, the bias untouched."""
+    ranges = ranges_for_openvino(statistics_of_copy(tiny, tmp_path), "minmax")
+    report = quantize(tmp_path / "tiny.onnx", ranges, tmp_path / "variant.onnx")
+    assert report.quantized == ("first_matmul", "second_matmul")
+    first, bias, second = (np.asarray(weight, np.float64) for weight in tiny.weights)
+    x = np.load(tiny.evaluation)["x"][:64]
+    hidden = np.maximum(fake(x.astype(np.float64), *ranges["x"]) @ fake_weight(first) + bias, 0)
+    expected = fake(hidden, *ranges["hidden"]) @ fake_weight(second)
+    with open_session(tmp_path / "variant.onnx", BASIC) as session:
+        found = run_batches(session, [{"x": x}], "logits")
+    assert np.abs(found - expected).max() < 1e-3 * np.abs(expected).max()
+    assert np.abs(expected - np.maximum(x @ first + bias, 0) @ second).max() < 0.05 * np.abs(expected).max()
+
+
+def statistics_of_copy(tiny: Tiny, folder: Path) -> Path:
+    (folder / "tiny.onnx").write_bytes(tiny.model.read_bytes())
+    return statistics_of(folder / "tiny.onnx", tiny.calibration)
+
+
+def test_ranges_have_two_even_sides_or_one(tiny: Tiny, tmp_path: Path) -> None:
+    statistics = statistics_of_copy(tiny, tmp_path)
+    found = ranges_for_openvino(statistics, "percentile")
+    assert found["x"] == read_ranges(statistics, "percentile", symmetric=True)["x"]
+    assert found["hidden"] == read_ranges(statistics, "percentile", symmetric=False)["hidden"]
+    assert found["hidden"][0] >= 0 and found["x"][0] == -found["x"][1]
+
+
+FINITE = st.floats(-1e3, 1e3, allow_nan=False, width=32)
+
+
+@given(ends=st.tuples(FINITE, FINITE).map(sorted))
+@settings(deadline=None, derandomize=True, database=None, max_examples=30)
+def test_zero_is_stored_as_zero_whatever_the_range(tiny: Tiny, tmp_path_factory: Any, ends: list[float]) -> None:
+    path = tmp_path_factory.mktemp("form") / "variant.onnx"
+    low, high = ends
+    quantize(tiny.model, {"x": (low, high), "hidden": (0.0, 1.0)}, path)
+    graph = onnx.load(path).graph
+    stored = {tensor.name: tensor for tensor in graph.initializer}
+    zero = stored["x_zero_point"]
+    assert not numpy_helper.to_array(zero).any()
+    assert zero.data_type == (TensorProto.UINT8 if low >= 0 else TensorProto.INT8)
+    assert all(tensor.data_type != TensorProto.INT32 for tensor in graph.initializer), "a bias became integers"
+
+
+@pytest.mark.parametrize("graph", [residual(), attention()], ids=["residual", "attention"])
+@pytest.mark.parametrize("every", [False, True])
+def test_graphs_keep_their_function(graph: onnx.GraphProto, every: bool, tmp_path: Path) -> None:
+    """Within what 8 bits leave, by calibrated ranges; the CPU provider computes the pairs as numbers."""
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    onnx.save(onnx.shape_inference.infer_shapes(model), tmp_path / "float.onnx")
+    shape = [axis.dim_value or 16 for axis in graph.input[0].type.tensor_type.shape.dim]
+    x = draw(*shape)
+    tensors = [node.output[0] for node in graph.node]
+    watched = onnx.load(tmp_path / "float.onnx")
+    del watched.graph.output[:]
+    watched.graph.output.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in tensors)
+    onnx.save(watched, tmp_path / "watched.onnx")
+    with open_session(tmp_path / "watched.onnx", BASIC) as session:
+        values = dict(zip(tensors, session.run(tensors, {"x": x}), strict=True)) | {"x": x}
+    ranges = {name: (float(array.min()), float(array.max())) for name, array in values.items()}
+    quantize(tmp_path / "float.onnx", ranges, tmp_path / "variant.onnx", every=every)
+    with open_session(tmp_path / "variant.onnx", BASIC) as session:
+        found = run_batches(session, [{"x": x}], "y")
+    error_db = 10 * np.log10(np.square(values["y"]).sum() / np.square(found - values["y"]).sum())
+    assert 25 < error_db < 60, "8 bits leave some 6 dB a bit, less what several products add"
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("int8-dynamic-pc@ort-openvino", "at run time"),
+        ("int8-static-mse-pc+fused@ort-openvino", "the fused graph"),
+        ("int4-g32-rtn+fused@ort-openvino", "the fused graph"),
+        ("int8-static-mse-pc-s8s8@ort-openvino", "signed activations"),
+        ("fp8-amax-pc@ort-openvino", "FP8"),
+        ("fp16@ort-openvino", "float16"),
+    ],
+)
+def test_a_recipe_without_a_form_is_refused(name: str, words: str) -> None:
+    with pytest.raises(CandidateRefused, match=words) as caught:
+        refuse_other_targets(decode(name))
+    assert caught.value.kind == "unsupported" and caught.value.fix
+
+
+def test_the_default_list_has_forms_and_runs_on_both_providers() -> None:
+    providers = set()
+    for name in DEFAULT_CANDIDATES["ort-openvino"]:
+        refuse_other_targets(decode(name))
+        providers.add(session_settings(decode(name), 2).provider)
+    assert providers == {OPENVINO_PROVIDER, "CPUExecutionProvider"}
