@@ -104,12 +104,14 @@ def judge_candidates(run: Run, given: Given, findings: Findings, *, promote: boo
     trials = measure_saturation(run, given, inventory, made(run, given, inventory, baseline))
     trials = measured(run, given, inventory, trials)
     trials = judge_trials(run, given, baseline, trials)
-    trials += recover_trials(run, given, inventory, baseline, trials)
+    recovered = recover_trials(run, given, inventory, baseline, trials)
+    trials += recovered.trials
     findings = replace(
         findings,
         baseline=baseline,
         baseline_bytes=baseline_variant(run, given).size_bytes,
         trials=trials,
+        recovery=recovered.recovery,
         champion_before=champion,
     )
 

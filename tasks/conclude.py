@@ -10,6 +10,7 @@ from tasks.clock import Clock
 from validators.errors import QuantgateError
 from validators.job import Job
 from validators.records import Accuracy, CalibrationVerdict, Champion, Check, Inventory, Source, Trial
+from validators.recovery import Recovery
 from validators.result import (
     BaselineResult,
     CalibrationResult,
@@ -34,6 +35,7 @@ class Findings:
     baseline: Accuracy | None = None
     baseline_bytes: int = 0
     trials: tuple[Trial, ...] = ()
+    recovery: Recovery | None = None
     best: Trial | None = None
     champion_before: Champion | None = None
     champion: Champion | None = None
@@ -68,7 +70,7 @@ def _outcome(job: Job, findings: Findings) -> tuple[RunOutcome, str]:
     if calibration is not None and calibration.outcome == "refused":
         return "refused", _tell_calibration(calibration)
     if best is None:
-        return "no_variant", _why_none(findings.trials)
+        return "no_variant", _why_none(findings.trials) + _tell_recovery(findings)
     if best.outcome != "passed":
         verdict = best.verdicts[-1]
         assert findings.champion_before is not None
@@ -119,6 +121,23 @@ def _why_none(trials: tuple[Trial, ...]) -> str:
     )
 
 
+def _tell_recovery(findings: Findings) -> str:
+    """Why recovery did not save the run."""
+    recovery = findings.recovery
+    if recovery is None:
+        return ""
+    if recovery.recovered is None:
+        return (
+            f"; recovery of {recovery.candidate} did not pass within {recovery.attempts} of at most "
+            f"{recovery.allowed} attempts"
+        )
+    kept = sum(part.kept for part in recovery.parts)
+    trial = next(trial for trial in findings.trials if trial.candidate == recovery.recovered)
+    against = ", ".join(verdict.gate for verdict in trial.verdicts if verdict.outcome != "pass")
+    why = f"does not pass {against}" if against else "could not be measured"
+    return f"; {recovery.candidate} with {kept} parts in float ({recovery.recovered}) passes in accuracy and {why}"
+
+
 def _document(job: Job | None, findings: Findings, clock: Clock, outcome: RunOutcome, reason: str) -> Result:
     source, calibration, champion = findings.source, findings.calibration, findings.champion
     trials = tuple(
@@ -144,6 +163,7 @@ def _document(job: Job | None, findings: Findings, clock: Clock, outcome: RunOut
         else None,
         baseline=_baseline(findings, trials),
         candidates=[_candidate(trial) for trial in trials],
+        recovery=findings.recovery,
         champion=ChampionResult(
             name=champion.name, version=champion.version, alias=champion.alias, previous=champion.previous
         )

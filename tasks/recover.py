@@ -2,34 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
-from tasks.context import Given, Run, log
+import onnx
+
+from tasks.context import MEASURE_CODE, Given, Run, log
 from tasks.gather import trial_of
 from tasks.judge import judge_trial
-from tasks.make_candidate import make_candidate
+from tasks.make_candidate import make_candidate, materials_of
 from tasks.measure_latency import measure_latency
 from tasks.measure_saturation import measure_saturation
 from tasks.ptq.graph import model_bytes
+from tasks.ptq.make import ranked_form
+from tasks.ptq.sensitivity import Sensitivity
+from tasks.request import request_batch
+from tasks.runtimes.kernel_times import kernel_times, node_times
+from validators.errors import CandidateRefused
 from validators.recipe import decode
-from validators.records import Accuracy, Inventory, Trial
+from validators.records import Accuracy, Inventory, Trial, Variant
+from validators.recovery import RankedPart, Recovery
 
 # Of two candidates that are nearly as fast, the one with less to mend is recovered.
 NEARLY_AS_FAST = 0.9
 
 
+@dataclass(frozen=True)
+class Recovered:
+    """Further trials, and what was found on the way; no record where there was nothing to recover, or no attempt allowed."""
+
+    trials: tuple[Trial, ...] = ()
+    recovery: Recovery | None = None
+
+
+@dataclass(frozen=True)
+class _KernelTimes:
+    """Microseconds a request under the profiler: of the nodes of which a kernel is known, and of all kernels."""
+
+    by_node: dict[str, float]
+    total: float
+
+
 def recover_trials(
     run: Run, given: Given, inventory: Inventory, baseline: Accuracy, trials: tuple[Trial, ...]
-) -> tuple[Trial, ...]:
+) -> Recovered:
     """Further trials: of the candidate that is worth recovering, with as few parts in float as its accuracy passes with.
 
     Each is a candidate with a name of its own, `...-keep4@ort-cpu`. Given back are those that fail, and the one that passes
     with the fewest parts, which alone is timed: with more it is only slower.
     """
     chosen = choose_recovered(trials)
-    if chosen is None:
-        return ()
+    if chosen is None or not run.job.budgets.recovery:
+        return Recovered()
     candidate = decode(chosen.candidate)
     log.info("recovering %s: its accuracy alone does not pass", candidate.name)
     size = model_bytes(given.source.onnx_path)
@@ -43,17 +69,19 @@ def recover_trials(
         return None if trial.refusal else trial.outcome == "passed"
 
     fewest = fewest_parts(attempt, run.job.budgets.recovery)
+    ranking = _ranking(run, given, inventory, chosen, tuple(attempts.values()))
+    recovery = Recovery(chosen.candidate, _ranked_parts(ranking, fewest or 0), len(attempts), run.job.budgets.recovery)
     failed = tuple(trial for _, trial in sorted(attempts.items()) if trial.outcome != "passed")
     if fewest is None:
         log.info("nothing was recovered in %d attempts", len(attempts))
-        return failed
+        return Recovered(failed, recovery)
     log.info("%s passes with %d parts in float, found in %d attempts", candidate.name, fewest, len(attempts))
     # So far by accuracy: what is fast enough is seen once it is timed.
     (trial,) = measure_saturation(run, given, inventory, (attempts[fewest],))
     state = measure_latency(run, given, inventory, trial, return_state=True)
-    return *failed, judge_trial(
-        run.job, trial_of(trial.candidate, state.result(raise_on_failure=False)), baseline, size
-    )
+    timed = judge_trial(run.job, trial_of(trial.candidate, state.result(raise_on_failure=False)), baseline, size)
+    recovery = _with_costs(run, given, inventory, chosen.variant, trial.variant, recovery)
+    return Recovered((*failed, timed), replace(recovery, recovered=timed.candidate))
 
 
 def fewest_parts(attempt: Callable[[int], bool | None], budget: int) -> int | None:
@@ -112,3 +140,84 @@ def _fails_on_accuracy_alone(trial: Trial) -> bool:
 def _is_recoverable(name: str) -> bool:
     candidate = decode(name)
     return candidate.precision == "int8" and candidate.target == "ort-cpu" and not candidate.kept_parts
+
+
+def _ranking(
+    run: Run, given: Given, inventory: Inventory, chosen: Trial, attempts: tuple[Trial, ...]
+) -> tuple[Sensitivity, ...]:
+    """The parts as the attempts took them, from the store; none where no attempt came so far."""
+    if all(trial.refusal and trial.refusal.kind == "infrastructure" for trial in attempts):
+        return ()
+    try:
+        return materials_of(run, given, inventory).ranking(ranked_form(decode(chosen.candidate)))
+    except CandidateRefused:  # as the attempts were
+        return ()
+
+
+def _ranked_parts(ranking: tuple[Sensitivity, ...], kept: int) -> tuple[RankedPart, ...]:
+    return tuple(
+        RankedPart(
+            one.part.name,
+            one.part.nodes,
+            one.noise if math.isfinite(one.noise) else None,
+            one.weight_outlier_ratio,
+            one.activation_outlier_ratio,
+            kept=rank < kept,
+        )
+        for rank, one in enumerate(ranking)
+    )
+
+
+def _with_costs(
+    run: Run,
+    given: Given,
+    inventory: Inventory,
+    quantized: Variant | None,
+    recovered: Variant | None,
+    recovery: Recovery,
+) -> Recovery:
+    """The same with what the kept parts cost, where both variants can be profiled."""
+    if quantized is None or recovered is None:
+        return recovery
+    try:
+        before, after = (_kernel_times(run, given, inventory, variant) for variant in (quantized, recovered))
+    except CandidateRefused as error:
+        log.info("kept parts were not profiled: %s", error.found)
+        return recovery
+    parts = tuple(
+        replace(part, cost_us=part_cost(part.nodes, before.by_node, after.by_node)) if part.kept else part
+        for part in recovery.parts
+    )
+    other = after.total - before.total - sum(part.cost_us for part in parts if part.cost_us is not None)
+    return replace(recovery, parts=parts, other_us=other)
+
+
+def part_cost(nodes: tuple[str, ...], quantized: Mapping[str, float], in_float: Mapping[str, float]) -> float | None:
+    """What the nodes take in float more than in INT8, given both times by node; None where one is not known.
+
+    >>> part_cost(("a", "b"), {"a": 3.0, "b": 4.0}, {"a": 9.0, "b": 5.0}), part_cost(("a",), {"a": 3.0}, {})
+    (7.0, None)
+    """
+    if any(node not in times for node in nodes for times in (quantized, in_float)):
+        return None
+    return sum(in_float[node] - quantized[node] for node in nodes)
+
+
+def _kernel_times(run: Run, given: Given, inventory: Inventory, variant: Variant) -> _KernelTimes:
+    """One request shape of the job, under the settings that the variant is measured with."""
+    batch_size = run.job.measurement.batch_sizes[0]
+
+    def measure(_: Path) -> _KernelTimes:
+        with run.clock.work("profile kept parts"):
+            times = kernel_times(variant.path, variant.session, request_batch(run.job, given.evidence, batch_size))
+        graph = onnx.load(variant.path, load_external_data=False).graph
+        return _KernelTimes(node_times(graph, times), sum(times.values()))
+
+    key = (
+        variant.digest,
+        asdict(variant.session),
+        run.job.measurement.model_dump(),
+        inventory.device_key,
+        MEASURE_CODE,
+    )
+    return run.store.make("kernel-times", key, _KernelTimes, measure)[0]

@@ -10,7 +10,7 @@ from tasks.conclude import Findings
 from tasks.context import Run, log
 from tasks.reporting.markdown import artifact_rows, verdict_markdown
 from tasks.reporting.page import render_page
-from tasks.reporting.pictures import pareto_png, pareto_svg
+from tasks.reporting.pictures import noise_svg, pareto_png, pareto_svg
 from tasks.step import step
 from validators.result import Result
 
@@ -23,7 +23,8 @@ def publish_report(run: Run, record: str, findings: Findings, result: Result) ->
     with run.clock.work("report"):
         folder.mkdir(parents=True, exist_ok=True)
         svg = pareto_svg(result, run.job.gates)
-        page.write_text(render_page(result, run.job, findings.trials, findings.calibration, svg), encoding="utf-8")
+        text = render_page(result, run.job, findings.trials, findings.calibration, svg, noise_svg=noise_svg(result))
+        page.write_text(text, encoding="utf-8")
         if result.candidates:
             (folder / "pareto.png").write_bytes(pareto_png(result, run.job.gates))
     create_markdown_artifact(verdict_markdown(result), key="verdict", description=result.reason)

@@ -31,6 +31,7 @@ from validators.records import (
     Variant,
     Verdict,
 )
+from validators.recovery import RankedPart, Recovery
 from validators.result import Result
 
 SCHEMA = json.loads((Path(__file__).parents[1] / "docs" / "result.schema.json").read_text(encoding="utf-8"))
@@ -115,6 +116,13 @@ FINDINGS = Findings(
     trials=(GOOD, UNSURE, FAILED, REFUSED),
     report=Path("/state/report.html"),
 )
+KEPT = "int8-static-minmax-pt-keep1@ort-cpu"
+RANKED = (
+    RankedPart("first", ("first",), None, 780.5, 1.5, kept=True, cost_us=12.5),
+    RankedPart("Add (MatMul to Relu)", ("one", "two"), 0.01, None, None),
+)
+LOST = Recovery(BAD, tuple(replace(part, kept=False, cost_us=None) for part in RANKED), attempts=2, allowed=2)
+SLOW = trial(KEPT, 1.0, verdict("drop", "pass"), verdict("speedup", "fail"))
 OLD = Champion("tiny-quantized", "4", "champion-ort-cpu", "b" * 64, "a" * 64, BAD, previous="2")
 NEW = Champion("tiny-quantized", "5", "champion-ort-cpu", "1" * 64, "a" * 64, FAST, previous="4")
 CHECKS = (
@@ -194,6 +202,31 @@ ENDS: dict[str, tuple[str, Findings, str, str | None, list[str]]] = {
         None,
         ["of 1 candidates 1 refused; refusals: unsupported"],
     ),
+    "nothing was recovered": (
+        "models:/tiny/3",
+        replace(FINDINGS, trials=(FAILED,), recovery=LOST),
+        "no_variant",
+        None,
+        ["of 1 candidates 1 failed", f"; recovery of {BAD} did not pass within 2 of at most 2 attempts"],
+    ),
+    "what was recovered is too slow": (
+        "models:/tiny/3",
+        replace(FINDINGS, trials=(FAILED, SLOW), recovery=Recovery(BAD, RANKED, 1, 12, KEPT, 3.5)),
+        "no_variant",
+        None,
+        [f"; {BAD} with 1 parts in float ({KEPT}) passes in accuracy and does not pass speedup"],
+    ),
+    "what was recovered cannot be timed": (
+        "models:/tiny/3",
+        replace(
+            FINDINGS,
+            trials=(FAILED, replace(SLOW, outcome="refused", verdicts=(), latencies=())),
+            recovery=Recovery(BAD, RANKED, 1, 12, KEPT),
+        ),
+        "no_variant",
+        None,
+        [f"({KEPT}) passes in accuracy and could not be measured"],
+    ),
     "calibration refused": (
         "models:/tiny/3",
         replace(FINDINGS, calibration=CalibrationVerdict("refused", CHECKS, Path("p.html")), baseline=None, trials=()),
@@ -248,6 +281,39 @@ def test_the_document_holds_what_was_measured() -> None:
     assert written["source"] == {"uri": "models:/tiny/3", "name": "tiny", "version": "3", "digest": "a" * 64}
     assert written["inventory"]["runtimes"] == {"onnxruntime": "1.31.1"}
     assert written["report"] == "/state/report.html" and written["target"] == "ort-cpu"
+
+
+def test_a_recovery_is_in_the_document_as_it_was_found() -> None:
+    """Whole, with nulls where there is no number; null where there was none."""
+    found = replace(FINDINGS, best=GOOD, recovery=Recovery(BAD, RANKED, 3, 12, KEPT, -1.5))
+    assert document(conclude(make_job(), found, Clock()))["recovery"] == {
+        "candidate": BAD,
+        "parts": [
+            {
+                "name": "first",
+                "nodes": ["first"],
+                "noise": None,
+                "weight_outlier_ratio": 780.5,
+                "activation_outlier_ratio": 1.5,
+                "kept": True,
+                "cost_us": 12.5,
+            },
+            {
+                "name": "Add (MatMul to Relu)",
+                "nodes": ["one", "two"],
+                "noise": 0.01,
+                "weight_outlier_ratio": None,
+                "activation_outlier_ratio": None,
+                "kept": False,
+                "cost_us": None,
+            },
+        ],
+        "attempts": 3,
+        "allowed": 12,
+        "recovered": KEPT,
+        "other_us": -1.5,
+    }
+    assert document(conclude(make_job(), FINDINGS, Clock()))["recovery"] is None
 
 
 def test_the_baselines_latency_is_the_middle_of_those_measured_beside_candidates() -> None:

@@ -17,6 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tasks.ptq.affine import fit_range, fit_weight, read_weight, store_weight
 from tasks.ptq.dynamic import quantize_dynamic
+from tasks.runtimes.coverage import measure_coverage
 from tasks.runtimes.ort import open_session, run_outputs
 from validators.errors import CandidateRefused
 from validators.records import SessionSettings
@@ -211,6 +212,10 @@ def test_an_lstm_has_a_quantized_form(tmp_path: Path, per_channel: bool, directi
     model, variant = save(tmp_path, nodes, constants), tmp_path / "variant.onnx"
     assert quantize_dynamic(model, variant, per_channel=per_channel).quantized == ("lstm",)
     x = weight(5, 3, WIDTH)
+    macs = 5 * 3 * ways * 4 * hidden * (WIDTH + hidden)
+    for path, kernel, share in ((model, "LSTM", 0.0), (variant, "DynamicQuantizeLSTM", 1.0)):
+        coverage = measure_coverage(path, SessionSettings("CPUExecutionProvider", 1), {"x": x})
+        assert (coverage.macs_by_kernel, coverage.share) == ({kernel: macs}, share)
     exact, quantized = run(model, x), run(variant, x)
     assert 1e-6 < np.square(quantized - exact).mean() / np.square(exact).mean() < 2e-3
 

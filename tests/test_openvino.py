@@ -235,12 +235,12 @@ def test_steps_that_are_no_products_are_not_kernels_of_one() -> None:
 
 def profiled(monkeypatch: pytest.MonkeyPatch, events: list[dict[str, Any]]) -> None:
     """Let the profile of the provider be these events; that of the model as written stays what the runtime gives."""
-    real = coverage._profile
+    real = coverage.profile
 
     def profile(model: Path, settings: SessionSettings, *rest: Any, **options: Any) -> list[dict[str, Any]]:
         return events if settings.provider == openvino.OPENVINO_PROVIDER else real(model, settings, *rest, **options)
 
-    monkeypatch.setattr(coverage, "_profile", profile)
+    monkeypatch.setattr(coverage, "profile", profile)
 
 
 def quantized(tiny: Tiny, folder: Path) -> Path:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import isfinite
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -90,6 +92,8 @@ def test_the_hard_model_is_the_easy_one_in_float(hard: Hard) -> None:
 def answers(hard: Hard, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Answer]:
     folder = tmp_path_factory.mktemp("recover")
     jobs = {"hard": hard.job(hard.model), "easy": hard.job(hard.easy)}
+    # Two parts are needed, and one attempt tells what one brings.
+    jobs["hopeless"] = hard.job(hard.model) | {"budgets": {"recovery": 1}}
     calls: list[dict[str, object]] = [
         {"name": name, "job": str(write_job(folder / f"{name}.yaml", job))} for name, job in jobs.items()
     ]
@@ -117,8 +121,45 @@ def test_outlier_channels_break_int8_and_recovery_mends_it(answers: dict[str, An
 
 
 @pytest.mark.slow
+def test_what_loses_most_is_told_with_what_keeping_it_costs(answers: dict[str, Answer]) -> None:
+    result = answers["hard"].result
+    assert result is not None, answers["hard"].said
+    recovery = result["recovery"]
+    assert (recovery["candidate"], recovery["recovered"]) == (STATIC, result["chosen"])
+    assert (recovery["attempts"], recovery["allowed"]) == (2, 12)  # one part and two
+    parts = recovery["parts"]
+    assert [part["noise"] for part in parts] == sorted((part["noise"] for part in parts), reverse=True)
+    assert {part["name"] for part in parts[:2]} == {"first", "second"} == {p["name"] for p in parts if p["kept"]}
+    ratios = {part["name"]: (part["weight_outlier_ratio"], part["activation_outlier_ratio"]) for part in parts}
+    # 128 channels, of which three are made 300 to 800 times as large by the first layer's weight.
+    assert 500 < ratios["first"][0] < 1200 and 500 < ratios["second"][1] < 1200
+    assert max(ratios["second"][0], ratios["third"][0], ratios["first"][1], ratios["third"][1]) < 5
+    assert all(isfinite(part["cost_us"]) for part in parts[:2]) and isfinite(recovery["other_us"])
+    assert [part["cost_us"] for part in parts[2:]] == [None] * (len(parts) - 2)
+    page = Path(result["report"]).read_text(encoding="utf-8")
+    assert "What loses most" in page
+
+
+@pytest.mark.slow
+def test_a_job_that_nothing_rescues_ends_within_its_attempts_with_the_table(answers: dict[str, Answer]) -> None:
+    result = answers["hopeless"].result
+    assert result is not None, answers["hopeless"].said
+    assert (result["outcome"], result["chosen"]) == ("no_variant", None)
+    recovery = result["recovery"]
+    assert recovery["attempts"] == recovery["allowed"] == 1 and recovery["recovered"] is None
+    made = [candidate["name"] for candidate in result["candidates"]]
+    assert made == [STATIC, STATIC.replace("@", "-keep1@")]
+    assert {part["name"] for part in recovery["parts"][:2]} == {"first", "second"}
+    assert not any(part["kept"] or part["cost_us"] is not None for part in recovery["parts"])
+    assert f"recovery of {STATIC} did not pass within 1 of at most 1 attempts" in result["reason"]
+    assert "What loses most" in Path(result["report"]).read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
 def test_where_int8_passes_nothing_is_recovered(answers: dict[str, Answer]) -> None:
     result = answers["easy"].result
     assert result is not None, answers["easy"].said
     assert [candidate["name"] for candidate in result["candidates"]] == [STATIC]
     assert result["candidates"][0]["outcome"] == "passed"
+    assert result["recovery"] is None
+    assert "What loses most" not in Path(result["report"]).read_text(encoding="utf-8")

@@ -13,14 +13,16 @@ from typing import Any
 
 import pytest
 import yaml
+from matplotlib.colors import to_rgb
 from matplotlib.text import Text
 
-from tasks.reporting import drawing, formats, markdown, page, palette, pictures, rows
+from tasks.reporting import bars, drawing, formats, markdown, page, palette, parts, pictures, rows
 from tasks.reporting.labels import Box
 from validators import records
 from validators.job import Data, Job, parse_job
 from validators.recipe import DEFAULT_CANDIDATES
 from validators.records import CalibrationVerdict, Check, Estimate, Latency, SessionSettings, Trial, Variant, Verdict
+from validators.recovery import RankedPart, Recovery
 from validators.result import (
     BaselineResult,
     CalibrationResult,
@@ -170,6 +172,15 @@ REFUSED = RESULT.model_copy(
 )
 FAULT = ErrorResult(kind="SourceError", found="no version 9", expected="an existing one", fix="list the versions")
 ERROR = BARE.model_copy(update={"outcome": "error", "reason": "no version 9", "error": FAULT})
+LAYERS = tuple(f"/model/encoder/layer.0/attention/self/{name}/MatMul" for name in ("query", "key", "value"))
+RANKED = (
+    RankedPart("classifier", ("classifier",), None, 12.5, 300.2, kept=True, cost_us=12.4),
+    RankedPart(", ".join(LAYERS), LAYERS, 1.9, 3.1, 120.4, kept=True, cost_us=-3.6),
+    RankedPart("Add (MatMul to Reshape)", ("a", "b", "c"), 0.01, None, None, kept=True),
+    *(RankedPart(f"/layer.{i}/MatMul", (f"/layer.{i}/MatMul",), 0.001 / 2**i, 2.0, 5.0) for i in range(20)),
+)
+RECOVERY = Recovery(NAMES[3], RANKED, 5, 12, CHOSEN, 41.2)
+RECOVERED = RESULT.model_copy(update={"recovery": RECOVERY})
 NO_VARIANT = RESULT.model_copy(
     update={"outcome": "no_variant", "reason": "no variant wins: of 13 candidates 12 failed", "chosen": None}
     | {"champion": None, "candidates": [c for c in RESULT.candidates if c.outcome != "passed"]}
@@ -239,6 +250,68 @@ def test_the_script_is_short_and_the_only_one_that_the_policy_allows() -> None:
     assert len(script.strip().splitlines()) < 30
 
 
+def render_recovered(result: Result = RECOVERED) -> str:
+    return page.render_page(result, JOB, TRIALS, CALIBRATION, noise_svg=pictures.noise_svg(result))
+
+
+def test_the_page_ranks_what_loses_most_after_a_recovery_and_only_then() -> None:
+    assert "What loses most" not in render()
+    text = render_recovered()
+    Reader(text)
+    section = text[text.index("What loses most") : text.index("Gates, candidate by candidate")]
+    told = f"{NAMES[3]} fails on accuracy alone; with its 3 noisiest parts in float, as {CHOSEN}, it passes every gate"
+    assert f"{told} (found in 5 of at most 12 attempts)." in section
+    table = section[section.index('<table class="parts') :]
+    assert [name.removesuffix("left in float") for name in Reader(table[: table.index("</table>") + 8]).first_cells] == [
+        "classifier", f"{LAYERS[0]} +2",
+        "Add (MatMul to Reshape)", *(f"/layer.{i}/MatMul" for i in range(17)),
+    ]  # fmt: skip
+    assert section.count("left in float</span>") == 3 and "and 3 more, each with less noise" in section
+    cells = re.findall(r'<td class="number">([^<]*)</td>', table)
+    assert cells[:10] == ["1", "not finite", "12.5", "300", "+12", "2", "+2.8", "3.10", "120", "-4"]
+    assert cells[10:15] == ["3", "-20.0", formats.NO_VALUE, formats.NO_VALUE, formats.NO_VALUE]
+    assert "takes +41 µs" in section and f'title="{", ".join(LAYERS)}"' in section
+
+
+def test_a_recovery_that_came_to_nothing_says_so() -> None:
+    lost = Recovery(NAMES[3], tuple(replace(part, kept=False, cost_us=None) for part in RANKED), 2, 2)
+    text = render_recovered(NO_VARIANT.model_copy(update={"recovery": lost}))
+    assert "did not pass within 2 of at most 2 attempts" in text
+    assert "left in float</span>" not in text and "Cost is what" not in text
+    slow = RECOVERED.model_copy(update={"recovery": replace(RECOVERY, recovered="int8-static-minmax-pt@ort-cpu")})
+    assert "it passes in accuracy, though not every other gate" in render_recovered(slow)
+    unknown = render_recovered(RESULT.model_copy(update={"recovery": replace(lost, parts=())}))
+    assert "What loses most" in unknown and '<table class="parts' not in unknown
+
+
+def test_the_picture_of_noise_shows_the_worst_in_order_and_what_was_kept() -> None:
+    svg = pictures.noise_svg(RECOVERED)
+    assert svg is not None and pictures.noise_svg(RECOVERED) == svg, "equal results must give equal bytes"
+    labels = re.findall(r">([^<>]+)</text>", svg)
+    names = [text for text in labels if re.match(r"\d+\. ", text)]
+    assert len(names) == 20 and names[0] == "1. classifier" and names[1].endswith("query/MatMul +2")
+    assert max(map(len, names)) <= len("20. ") + bars.LABEL_LENGTH
+    assert {"not finite", "+2.8", "-20.0"} <= set(labels)
+    assert "20 parts" in svg.split(">", 1)[0] and "classifier, not finite. 3 of" in svg.split(">", 1)[0]
+    assert not re.findall(r"(?<!, )#[0-9a-f]{6}", svg), "a colour that dark cannot change"
+    patches = bars.draw_noise(RANKED[:20]).axes[0].patches
+    accent = [patch.get_facecolor()[:3] == to_rgb(palette.LIGHT["accent"]) for patch in patches]
+    assert accent == [True] * 3 + [False] * 17
+    ends = [patch.get_x() + patch.get_width() for patch in patches]
+    assert ends == sorted(ends, reverse=True) and ends[1:] == pytest.approx([part.noise for part in RANKED[1:20]])
+    assert pictures.noise_svg(RESULT) is None
+    silent = replace(RECOVERY, parts=(replace(RANKED[0], noise=0.0),))
+    assert pictures.noise_svg(RESULT.model_copy(update={"recovery": silent})) is None
+
+
+@pytest.mark.parametrize("length", [10, 38, 60])
+def test_a_long_name_keeps_its_end_and_takes_no_more_than_its_room(length: int) -> None:
+    whole = "/model/" + "deep/" * 40 + "layer.11/MatMul"
+    short = parts.label(RankedPart(whole, (whole,), 0.1, None, None), length)
+    assert len(short) == length and short.endswith("MatMul"[-4:]) and short.startswith("/mo") and "…" in short
+    assert parts.label(RankedPart(whole, (whole,), 0.1, None, None), len(whole)) == whole
+
+
 def test_hostile_text_is_escaped_everywhere() -> None:
     evil = RESULT.candidates[1].model_copy(update={"name": EVIL, "outcome": "refused", "verdicts": []})
     evil = evil.model_copy(update={"refusal": RefusalResult(kind="invalid", reason=EVIL)})
@@ -266,6 +339,10 @@ def test_hostile_text_is_escaped_everywhere() -> None:
     assert "javascript:" not in text
     assert EVIL not in text and text.count("&lt;script&gt;") > 25
     assert EVIL not in markdown.verdict_markdown(result)
+    lost = Recovery(EVIL, (RankedPart(EVIL, (EVIL, EVIL), 0.1, None, None, kept=True),), 1, 1, EVIL)
+    told = result.model_copy(update={"recovery": lost})
+    page_of = render_recovered(told)
+    assert EVIL not in page_of + markdown.verdict_markdown(told) and "What loses most" in page_of
 
 
 def test_each_candidate_has_one_row_after_the_baseline_and_one_list_of_gates() -> None:
@@ -421,6 +498,13 @@ def test_markdown_artifact_and_terminal_hold_the_same_table() -> None:
     artifact = markdown.artifact_rows(result)
     assert [row["Candidate"].split(" ")[0] for row in artifact] == ["baseline", *NAMES[1:]]
     assert {tuple(row) for row in artifact} == {tuple(rows.headings(result).values())}
+    recovered = markdown.verdict_markdown(RECOVERED)
+    told = [line for line in recovered[recovered.index("What loses most") :].splitlines() if line.startswith("|")]
+    assert len(told) == 2 + 5 and {len(re.findall(r"(?<!\\)\|", line)) for line in told} == {
+        len(parts.PART_COLUMNS) + 2
+    }
+    assert [("left in float" in line) for line in told[2:]] == [True, True, True, False, False]
+    assert "What loses most" not in markdown.verdict_markdown(RESULT)
     terminal = markdown.terminal_rows(result)
     assert {len(row) for row in terminal} == {len(markdown.TERMINAL_COLUMNS)}
     assert [row[0] for row in terminal[1:]] == [row["Candidate"] for row in artifact]

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from validators.records import CandidateOutcome, Estimate, Verdict
+from validators.recovery import Recovery
 
 RunOutcome = Literal["promoted", "winner", "no_variant", "accepted", "refused", "error"]
 
@@ -125,6 +126,8 @@ class Result(_Document):
     calibration: CalibrationResult | None = None
     baseline: BaselineResult | None = None
     candidates: list[CandidateResult] = []
+    recovery: Recovery | None = None
+    """What was tried for the fastest candidate that failed on accuracy alone; null where there was no such attempt."""
     chosen: str | None = None
     champion: ChampionResult | None = None
     report: str | None = None

@@ -168,9 +168,7 @@ def _fused_float(candidate: Candidate, materials: Materials, path: Path) -> dict
 
 
 def _int8(candidate: Candidate, materials: Materials, path: Path) -> dict[str, int]:
-    # Parts are ranked before biases are corrected: that takes many times as long.
-    plain = replace(candidate, kept_parts=0, bias_corrected=False)
-    kept = materials.ranking(plain)[: candidate.kept_parts] if candidate.kept_parts else ()
+    kept = materials.ranking(ranked_form(candidate))[: candidate.kept_parts] if candidate.kept_parts else ()
     nodes = [node for sensitivity in kept for node in sensitivity.part.nodes]
     float_model = float_graph(candidate, materials)
     report = quantize_int8(candidate, materials, float_model, path, keep_float=nodes)
@@ -186,6 +184,11 @@ def _int8(candidate: Candidate, materials: Materials, path: Path) -> dict[str, i
         corrected = correct_bias(float_model, path, path, materials.batches(), materials.libraries)
         changes["biases corrected"] = len(corrected.largest)
     return changes | {f"kept in float: {sensitivity.part.name}": len(sensitivity.part.nodes) for sensitivity in kept}
+
+
+def ranked_form(candidate: Candidate) -> Candidate:
+    """The candidate whose parts are ranked for one of INT8: before biases are corrected, which takes many times as long."""
+    return replace(candidate, kept_parts=0, bias_corrected=False)
 
 
 def quantize_int8(

@@ -17,7 +17,8 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from tasks.ptq.graph import WEIGHT_INPUT, initializers, operator_of, scratch
+from tasks.ptq.graph import initializers, operator_of, scratch
+from tasks.ptq.outliers import Outliers, find_outliers, has_weight
 from tasks.runtimes.ort import open_session, run_batches
 from validators.datasets import Arrays, Samples
 from validators.records import SessionSettings
@@ -27,7 +28,6 @@ SAMPLES = 16
 BATCH_SIZE = 8
 # Numbers of the output that are kept of them: a window of 512 tokens has as many logits.
 OUTPUT_NUMBERS = 2**25
-WEIGHTED = frozenset({*WEIGHT_INPUT, "com.microsoft:Attention", "LSTM"})
 
 # From a float model, writes a variant in which the nodes with these names are left in float.
 Quantize = Callable[[Path, Collection[str], Path], object]
@@ -43,10 +43,16 @@ class Part:
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """What a part costs when it alone is quantized: `noise` is the power of the output's error over that of the output."""
+    """What a part costs when it alone is quantized: `noise` is the power of the output's error over that of the output.
+
+    Outlier ratios (`outliers.py`) are those of its weights and of what they meet, the largest where it has several; None for a
+    part without weights, and where there is no ratio.
+    """
 
     part: Part
     noise: float
+    weight_outlier_ratio: float | None = None
+    activation_outlier_ratio: float | None = None
 
 
 def find_parts(graph: onnx.GraphProto, quantized: Collection[str], *, by_input: bool = False) -> tuple[Part, ...]:
@@ -66,7 +72,7 @@ def find_parts(graph: onnx.GraphProto, quantized: Collection[str], *, by_input: 
     for node in graph.node:
         if node.name not in quantized:
             continue
-        if operator_of(node) in WEIGHTED and node.input[1] in constants:
+        if has_weight(node, constants):
             key = ("weights", node.input[0] if by_input else node.name)
         else:
             before = sorted({makers[name] for name in node.input if name in makers})
@@ -88,7 +94,7 @@ def rank_parts(
     *,
     fixed_batch: int | None = None,
 ) -> tuple[Sensitivity, ...]:
-    """The parts by the noise that each brings when it alone is quantized, the worst first.
+    """The parts by the noise that each brings when it alone is quantized, the worst first, with their outlier ratios.
 
     `model` is the float graph, `output` the one that is judged. NaN or Inf, which a part may make, count as infinite noise.
 
@@ -99,6 +105,10 @@ def rank_parts(
     batches = _first_batches(model, samples, output, settings, fixed_batch)
     reference = _run(model, batches, output, settings)
     power = float(np.square(reference).mean()) or 1.0
+    # One sample at a time, as all activations of the graph are held at once.
+    size = fixed_batch or 1
+    seen = islice(samples.batches(size), max(1, SAMPLES // size))
+    outliers = find_outliers(model, nodes, seen, settings.libraries)
     found = []
     with scratch() as folder:
         # Weights in a file of their own: a variant beside it need not hold all those that stay as they are.
@@ -109,10 +119,19 @@ def rank_parts(
             quantize(float_model, nodes - set(part.nodes), path)
             error = _run(path, batches, output, settings) - reference
             noise = float(np.square(error).mean()) / power
-            found.append(Sensitivity(part, noise if np.isfinite(noise) else float("inf")))
+            ratios = _largest_ratios([outliers[node] for node in part.nodes if node in outliers])
+            found.append(Sensitivity(part, noise if np.isfinite(noise) else float("inf"), *ratios))
             path.unlink()
             path.with_name(f"{path.name}.data").unlink(missing_ok=True)
     return tuple(sorted(found, key=lambda sensitivity: -sensitivity.noise))
+
+
+def _largest_ratios(outliers: Sequence[Outliers]) -> tuple[float | None, float | None]:
+    """Of the weights and of the activations."""
+    return (
+        max((node.weight for node in outliers if node.weight is not None), default=None),
+        max((node.activation for node in outliers if node.activation is not None), default=None),
+    )
 
 
 def _first_batches(

@@ -81,7 +81,7 @@ def draw(points: list[Point], gates: Gates, metric: str) -> Figure:
     drops = [end for point in shown for end in (*point.bars[1], point.drop.value)]
     _set_x_axis(axes, [gates.min_speedup or 1.0, *ratios])
     _set_y_axis(axes, [bound, *drops], bound, metric)
-    _set_frame(axes)
+    set_frame(axes)
     in_the_way = _draw_gates(axes, gates, metric)
     front = pareto_front(points)
     axes.plot(*zip(*front, strict=True), color=LIGHT["muted"], linewidth=0.9, linestyle=(0, (1, 2.5)), zorder=1.5)
@@ -166,7 +166,8 @@ def _set_y_axis(axes: Axes, drops: list[float], bound: float, metric: str) -> No
     axes.set_ylabel(f"drop of {metric}{beyond} (better →)")
 
 
-def _set_frame(axes: Axes) -> None:
+def set_frame(axes: Axes) -> None:
+    """Axes, ticks and grid in the quiet style that pictures share."""
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_ticks([], minor=True)
         axis.set_tick_params(colors=LIGHT["muted"], labelsize=FONT_POINTS, length=0, pad=5)

@@ -2,6 +2,7 @@
 
     metric    0.770        drop      +0.85 pt (accuracy-like) or +0.00123 (mse, mae)
     speedup   1.52x        size      22.9 (MB, 10^6 bytes)
+    noise     -17.2 (dB of the output's power)
     latency   1.95 (ms)    share     98.2 (%)
 
 A value that was not measured is an en dash, never a zero.
@@ -103,6 +104,18 @@ def percent(share: float | None) -> str:
     if share is None or not math.isfinite(share):
         return significant(share)
     return f"{share * 100:.1f}"
+
+
+def decibels(share: float | None) -> str:
+    """A share of a power in decibels, without the unit; a share that is absent because it was not finite says so.
+
+    >>> decibels(0.01), decibels(1.9), decibels(0.0), decibels(None)
+    ('-20.0', '+2.8', '-inf', 'not finite')
+    """
+    if share is None:
+        return "not finite"
+    # Adding 0.0 turns -0.0 into 0.0.
+    return f"{round(10 * math.log10(share), 1) + 0.0:+.1f}" if share > 0 else "-inf"
 
 
 def seconds(value: float) -> str:

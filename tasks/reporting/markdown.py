@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import re
 
+from tasks.reporting.parts import PART_COLUMNS, part_rows, tell_recovery
 from tasks.reporting.rows import COLUMNS, headings, verdict_rows
 from validators.result import Result
 
 # A terminal has 80 to 200 columns: memory and the tail latency are on the page.
 TERMINAL_COLUMNS = ("name", "outcome", "metric", "drop", "speedup", "p50_ms", "size_mb", "coverage_percent", "reason")
 _NUMERIC = frozenset(column for column, _ in COLUMNS) - {"name", "outcome", "reason"}
+# On the page are more.
+NOISIEST_PARTS = 5
 _SPECIAL = re.compile(r"([\\`*_\[\]<>|#~$&])")
 
 
 def verdict_markdown(result: Result) -> str:
-    """The outcome in one sentence and, where candidates were judged, the verdict table as a GitHub-style table."""
+    """The outcome in one sentence and, where candidates were judged, the verdict table as a GitHub-style table; where one was
+    recovered, the noisiest parts too."""
     parts = [f"**{_escape(result.outcome.replace('_', ' '))}**: {_escape(result.reason)}"]
     if result.champion is not None:
         champion = result.champion
@@ -37,10 +41,31 @@ def verdict_markdown(result: Result) -> str:
         )
     if rows := verdict_rows(result):
         titles = headings(result)
-        lines = [list(titles.values()), ["---:" if column in _NUMERIC else "---" for column in titles]]
-        lines += [[_escape(row.cell(column)) for column in titles] for row in rows]
-        parts.append("\n".join(f"| {' | '.join(line)} |" for line in lines))
+        numeric = [column in _NUMERIC for column in titles]
+        parts.append(_table([[row.cell(column) for column in titles] for row in rows], list(titles.values()), numeric))
+    parts += _recovery(result)
     return "\n\n".join(parts) + "\n"
+
+
+def _recovery(result: Result) -> list[str]:
+    """What was tried, and the noisiest parts; nothing without a recovery."""
+    if result.recovery is None:
+        return []
+    rows = part_rows(result.recovery, NOISIEST_PARTS)
+    cells = [[*(str(getattr(row, name)) for name, _ in PART_COLUMNS), "left in float" * row.kept] for row in rows]
+    titles = [*(title for _, title in PART_COLUMNS), ""]
+    numeric = [*(name != "label" for name, _ in PART_COLUMNS), False]
+    return [_escape(f"What loses most: {tell_recovery(result)}"), *([_table(cells, titles, numeric)] if rows else [])]
+
+
+def _table(rows: list[list[str]], titles: list[str], numeric: list[bool]) -> str:
+    """A GitHub-style table."""
+    lines = [
+        titles,
+        ["---:" if right else "---" for right in numeric],
+        *([_escape(cell) for cell in row] for row in rows),
+    ]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def artifact_rows(result: Result) -> list[dict[str, str]]:

@@ -18,6 +18,7 @@ from markupsafe import Markup
 
 from tasks.reporting import formats
 from tasks.reporting.palette import DARK, LIGHT
+from tasks.reporting.parts import PART_COLUMNS, part_rows, tell_recovery
 from tasks.reporting.rows import failing, headings, is_simulated, metric_of, verdict_rows
 from validators.job import Job
 from validators.records import CalibrationVerdict, Check, Trial
@@ -83,12 +84,14 @@ def render_page(
     calibration: CalibrationVerdict | None = None,
     picture_svg: str | None = None,
     links: Mapping[str, str] | None = None,
+    noise_svg: str | None = None,
 ) -> str:
     """The report as one HTML document.
 
     `trials` and `calibration` add what the result document leaves out (session settings, notes, passed checks);
-    `picture_svg` is what `pareto_svg` made, and is the only text that is not escaped; `links` maps words to addresses,
-    of which only http and https become links. A run that ended early has no job, no picture or no candidates.
+    `picture_svg` is what `pareto_svg` made and `noise_svg` what the function of that name in `pictures.py` made: they are the
+    only text that is not escaped; `links` maps words to addresses, of which only http and https become links. A run that
+    ended early has no job, no pictures or no candidates.
     """
     by_name = {trial.candidate: trial for trial in trials}
     chosen = by_name.get(result.chosen or "")
@@ -101,6 +104,10 @@ def render_page(
         job=job,
         figures=_figures(result, by_name),
         picture=Markup(picture_svg) if picture_svg else None,  # noqa: S704  # made by pareto_svg, which escapes
+        noise_picture=Markup(noise_svg) if noise_svg else None,  # noqa: S704  # the same
+        recovery_told=tell_recovery(result),
+        part_columns=PART_COLUMNS,
+        parts=part_rows(result.recovery) if result.recovery else (),
         headings=headings(result),
         rows=rows,
         has_simulated=any("simulated" in row.marks for row in rows),

@@ -1,20 +1,24 @@
-"""The accuracy-latency picture: speedup against drop, gates as lines, the chosen candidate in front."""
+"""The pictures: speedup against drop, with gates as lines and the chosen candidate in front; noise by part of the model."""
 
 from __future__ import annotations
 
 import io
 import math
 import re
+from collections.abc import Callable
 from html import escape
 from typing import Any
 
 import matplotlib
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
 
 from tasks.reporting import formats
+from tasks.reporting.bars import draw_noise
 from tasks.reporting.drawing import Point, draw
 from tasks.reporting.palette import LIGHT, as_variables
+from tasks.reporting.parts import SHOWN_PARTS
 from tasks.reporting.rows import metric_of
 from validators.job import Gates
 from validators.records import Estimate
@@ -32,13 +36,31 @@ def pareto_svg(result: Result, gates: Gates) -> str | None:
     points = measured_points(result)
     if not points:
         return None
+    return _svg(lambda: draw(points, gates, metric_of(result)), describe(result, len(points)))
+
+
+def noise_svg(result: Result) -> str | None:
+    """Bars of the noise that the worst parts bring, as an SVG element for a page; None without any that can be drawn."""
+    parts = result.recovery.parts[:SHOWN_PARTS] if result.recovery else ()
+    if not any(part.noise for part in parts):
+        return None
+    worst, kept = parts[0], sum(part.kept for part in parts)
+    unit = "" if worst.noise is None else " dB"
+    description = (
+        f"Noise in the output by part, for {len(parts)} parts quantized alone, the noisiest first: {worst.name}, "
+        f"{formats.decibels(worst.noise)}{unit}. {kept} of them are left in float. The table holds the same numbers."
+    )
+    return _svg(lambda: draw_noise(parts), description)
+
+
+def _svg(drawn: Callable[[], Figure], description: str) -> str:
     # Text stays text: it can be searched, and takes the reader's font. A fixed salt makes equal pictures equal bytes.
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "quantgate"}):
         # Any: matplotlib leaves the printing methods untyped.
-        canvas: Any = FigureCanvasSVG(draw(points, gates, metric_of(result)))
+        canvas: Any = FigureCanvasSVG(drawn())
         stream = io.StringIO()
         canvas.print_svg(stream, metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
-    return _inline(stream.getvalue(), describe(result, len(points)))
+    return _inline(stream.getvalue(), description)
 
 
 def pareto_png(result: Result, gates: Gates) -> bytes:

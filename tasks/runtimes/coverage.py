@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import math
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import onnx
 
+from tasks.runtimes.kernel_times import kernel_events, profile
 from tasks.runtimes.openvino import OPENVINO_PROVIDER
 from tasks.runtimes.openvino_kernels import Kernel, kernels_by_node, products_behind
-from tasks.runtimes.ort import open_session, run_batches
 from validators.datasets import Arrays
 from validators.onnx_graph import KNOWN_DOMAINS
 from validators.records import UNNAMED, Coverage, SessionSettings
@@ -34,6 +34,7 @@ LOW_PRECISION_KERNELS = frozenset(
         "MatMulInteger",
         "MatMulIntegerToFloat",
         "DynamicQuantizeMatMul",
+        "DynamicQuantizeLSTM",
         "ConvInteger",
         "MatMulNBits",
     }
@@ -56,7 +57,7 @@ def measure_coverage(model: Path, settings: SessionSettings, batch: Arrays) -> C
     with tempfile.TemporaryDirectory() as folder:
         optimized = Path(folder, "optimized.onnx")
         # It pads the channels of float convolutions to blocks of 8 or 16: the padding would be counted too.
-        events = _profile(model, settings, batch, optimized_model=optimized, without=("NchwcTransformer",))
+        events = profile(model, settings, batch, optimized_model=optimized, without=("NchwcTransformer",))
         graph = onnx.load(optimized, load_external_data=False).graph
     return _sum_up(
         [(name, macs, Kernel(kernel, kernel in LOW_PRECISION_KERNELS)) for name, kernel, macs in _macs(graph, events)],
@@ -69,35 +70,17 @@ def _measure_openvino(model: Path, settings: SessionSettings, batch: Arrays) -> 
 
     Nodes that it left to the CPU provider are counted under the kernels of that one.
     """
-    written = _profile(model, SessionSettings("CPUExecutionProvider", settings.threads), batch, as_written=True)
+    written = profile(model, replace(settings, provider="CPUExecutionProvider"), batch, as_written=True)
     graph = onnx.load(model, load_external_data=False).graph
     counted = [(name, macs) for name, _, macs in _macs(graph, written)]
-    events = _profile(model, settings, batch)
+    events = profile(model, settings, batch)
     kernels = kernels_by_node(events, products_behind(graph, {name for name, _ in counted}))
-    for name, event in _node_events(events):
-        if event["args"]["provider"] != settings.provider:
-            kernel = event["args"]["op_name"]
+    for name, _, args in kernel_events(events):
+        if args["provider"] != settings.provider:
+            kernel = args["op_name"]
             kernels[name] = Kernel(kernel, kernel in LOW_PRECISION_KERNELS)
     unnamed = Kernel(UNNAMED, is_low_precision=False)
     return _sum_up([(name, macs, kernels.get(name, unnamed)) for name, macs in counted], events)
-
-
-def _profile(model: Path, settings: SessionSettings, batch: Arrays, **options: Any) -> list[dict[str, Any]]:
-    """The events of one request under the profiler; `options` are those of `open_session`."""
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        open_session(model, settings, profile_prefix=Path(folder, "profile"), **options) as session,
-    ):
-        run_batches(session, [batch], session.get_outputs()[0].name)
-        events: list[dict[str, Any]] = json.loads(Path(session.end_profiling()).read_text())
-    return events
-
-
-def _node_events(events: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each node that ran, by name."""
-    for event in events:
-        if event.get("cat") == "Node" and event["name"].endswith("_kernel_time"):
-            yield event["name"].removesuffix("_kernel_time"), event
 
 
 def _macs(graph: onnx.GraphProto, events: list[dict[str, Any]]) -> Iterator[tuple[str, str, int]]:
@@ -108,10 +91,10 @@ def _macs(graph: onnx.GraphProto, events: list[dict[str, Any]]) -> Iterator[tupl
     # Dequantized as written, weights are activations.
     stored = [node for node in nodes.values() if node.op_type == "DequantizeLinear" and node.input[0] in weights]
     weights |= {node.output[0]: weights[node.input[0]] for node in stored}
-    for name, event in _node_events(events):
-        kernel = event["args"]["op_name"]
+    for name, _, args in kernel_events(events):
+        kernel = args["op_name"]
         if name in nodes and kernel in MAC_RULES and nodes[name].domain in RUNTIME_DOMAINS:
-            yield name, kernel, _count_macs(nodes[name], event["args"], weights)
+            yield name, kernel, _count_macs(nodes[name], args, weights)
 
 
 def _sum_up(counted: list[tuple[str, int, Kernel]], events: list[dict[str, Any]]) -> Coverage:
@@ -126,7 +109,7 @@ def _sum_up(counted: list[tuple[str, int, Kernel]], events: list[dict[str, Any]]
         macs_by_kernel=dict(by_kernel),
         low_precision=tuple(sorted({kernel.name for _, _, kernel in counted if kernel.is_low_precision})),
         float_nodes=tuple(name for name, macs in in_float.most_common() if macs),
-        providers=tuple(sorted({event["args"]["provider"] for _, event in _node_events(events)})),
+        providers=tuple(sorted({args["provider"] for _, _, args in kernel_events(events)})),
     )
 
 
@@ -191,6 +174,11 @@ def _attention(node: onnx.NodeProto, inputs: list[Shape], weights: dict[str, Sha
     return batch * length * depth * 3 * hidden + 2 * batch * length * length * hidden
 
 
+def _lstm(node: onnx.NodeProto, inputs: list[Shape], weights: dict[str, Shape], output: Shape) -> int:
+    """Each row of each step meets W and R once, of every direction."""
+    return math.prod(inputs[0][:2]) * sum(math.prod(weights.get(name, (0,))) for name in node.input[1:3])
+
+
 MAC_RULES: dict[str, MacRule] = {
     "MatMul": _matmul,
     "Gemm": _matmul,
@@ -210,4 +198,6 @@ MAC_RULES: dict[str, MacRule] = {
     "ConvTranspose": _conv_transpose,
     "Attention": _attention,
     "QAttention": _attention,
+    "LSTM": _lstm,
+    "DynamicQuantizeLSTM": _lstm,
 }

@@ -1,0 +1,111 @@
+"""What the runtime's profiler says of single kernels: which ran, on what, for how long.
+
+Kernels bear names that ONNX Runtime made of the nodes' (seen in 1.31.1, on a CPU):
+
+QGemm, QLinearMatMul, MatMulIntegerToFloat, DynamicQuantizeMatMul, QAttention    the node's
+QLinearConv, and others that a layout pass copied                                `<node>_token_<number>`
+Gemm, Conv with their activation                                                 `fused <node>`
+Gemm of MatMul and Add, FusedMatMul with a factor                                `<node>/MatMulAddFusion`, `/MatMulScaleFusion/`
+Conv in float, in blocks of channels                                             `<tensor>_nchwc`, of its activation's output
+                                                                                 where that went into the kernel
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import onnx
+
+from tasks.runtimes.ort import open_session, run_batches
+from validators.datasets import Arrays
+from validators.records import SessionSettings
+
+# The median of so many, after a few in which memory is taken and caches fill.
+REQUESTS, WARM_UP = 30, 3
+_KERNEL = re.compile(r"^(?:fused )?(?P<node>.*?)(?:/MatMulAddFusion|/MatMulScaleFusion/)?(?:_token_\d+)?$")
+
+
+class KernelEvent(NamedTuple):
+    """One run of one kernel: its name, microseconds, and what the profile says of it (`op_name`, `provider`, shapes)."""
+
+    name: str
+    microseconds: float
+    args: dict[str, Any]
+
+
+def profile(
+    model: Path, settings: SessionSettings, batch: Arrays, *, requests: int = 1, **options: Any
+) -> list[dict[str, Any]]:
+    """The events of so many requests under the profiler; `options` are those of `open_session`.
+
+    Raises:
+        CandidateRefused: the runtime does not load or run the model.
+    """
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        open_session(model, settings, profile_prefix=Path(folder, "profile"), **options) as session,
+    ):
+        output = session.get_outputs()[0].name
+        for _ in range(requests):
+            run_batches(session, [batch], output)
+        events: list[dict[str, Any]] = json.loads(Path(session.end_profiling()).read_text())
+    return events
+
+
+def kernel_events(events: Iterable[dict[str, Any]]) -> Iterator[KernelEvent]:
+    """Every run of a kernel among the events of a profile, in order."""
+    for event in events:
+        if event.get("cat") == "Node" and event["name"].endswith("_kernel_time"):
+            yield KernelEvent(event["name"].removesuffix("_kernel_time"), float(event["dur"]), event["args"])
+
+
+def kernel_times(model: Path, settings: SessionSettings, batch: Arrays) -> dict[str, float]:
+    """Microseconds a request of each kernel, by its name: the median of its runs, times how often a request has it.
+
+    Under the profiler, which itself takes time: for the comparison of kernels with one another.
+
+    Raises:
+        CandidateRefused: the runtime does not load or run the model.
+    """
+    runs: dict[str, list[float]] = {}
+    for event in kernel_events(profile(model, settings, batch, requests=WARM_UP + REQUESTS)):
+        runs.setdefault(event.name, []).append(event.microseconds)
+    return {
+        name: median(times[len(times) * WARM_UP // (WARM_UP + REQUESTS) :]) * len(times) / (WARM_UP + REQUESTS)
+        for name, times in runs.items()
+    }
+
+
+def node_times(graph: onnx.GraphProto, times: Mapping[str, float]) -> dict[str, float]:
+    """The times of those nodes of a graph, by name, of which a kernel is known, given the times of its kernels by name.
+
+    >>> graph = onnx.helper.make_graph([onnx.helper.make_node("Gemm", ["x", "w"], ["y"], name="head")], "g", [], [])
+    >>> node_times(graph, {"fused head": 8.0, "y_quantize": 2.0})
+    {'head': 8.0}
+    """
+    by_node = {_KERNEL.sub(r"\g<node>", name): time for name, time in times.items()} | dict(times)
+    readers: dict[str, list[onnx.NodeProto]] = {}
+    for node in graph.node:
+        for name in node.input:
+            readers.setdefault(name, []).append(node)
+    found = {}
+    for node in graph.node:
+        known = next((by_node[name] for name in _kernel_names(node, readers) if name in by_node), None)
+        if known is not None:
+            found[node.name] = known
+    return found
+
+
+def _kernel_names(node: onnx.NodeProto, readers: Mapping[str, list[onnx.NodeProto]]) -> Iterable[str]:
+    yield node.name
+    if node.op_type == "Conv":
+        yield f"{node.output[0]}_nchwc"
+        behind = readers.get(node.output[0], [])
+        if len(behind) == 1:
+            yield f"{behind[0].output[0]}_nchwc"
