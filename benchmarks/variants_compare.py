@@ -42,7 +42,8 @@ def compare(case: Case, folder: Path) -> Shape:
     given, inventory = gather_given(run)
     baseline = measure_baseline(run, given, inventory)
     trials = judge_trials(run, given, baseline, measured(run, given, inventory, made(run, given, inventory, baseline)))
-    trials += recover_trials(run, given, inventory, baseline, trials)
+    recovered = recover_trials(run, given, inventory, baseline, trials)
+    trials += recovered.trials
     choice = choose_best(run, trials)
 
     # A rival need be no smaller, and nothing is asked of its kernels: it only has to be right, and fast.

@@ -194,7 +194,7 @@ def ran(name: str, kind: str, how: str) -> dict[str, Any]:
 
 
 def node_event(provider: str, name: str, kernel: str) -> dict[str, Any]:
-    return {"cat": "Node", "name": f"{name}_kernel_time", "args": {"provider": provider, "op_name": kernel}}
+    return {"cat": "Node", "name": f"{name}_kernel_time", "dur": 1, "args": {"provider": provider, "op_name": kernel}}
 
 
 def test_products_are_found_behind_what_was_fused_into_them(tiny: Tiny) -> None:
