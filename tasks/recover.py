@@ -25,7 +25,7 @@ from validators.recipe import decode
 from validators.records import Accuracy, Inventory, Trial, Variant
 from validators.recovery import RankedPart, Recovery
 
-# Of two candidates that are nearly as fast, the one with less to mend is recovered.
+# Of two candidates that are nearly as fast, the one with less to mend is recovered; with nothing to mend, it is taken.
 NEARLY_AS_FAST = 0.9
 
 
@@ -115,7 +115,7 @@ def fewest_parts(attempt: Callable[[int], bool | None], budget: int) -> int | No
 
 def choose_recovered(trials: tuple[Trial, ...]) -> Trial | None:
     """The fastest trial of INT8 that fails on accuracy alone, or one nearly as fast that loses less; None where one passes
-    that is as fast: with parts in float a candidate only becomes slower."""
+    that is nearly as fast: with parts in float a candidate only becomes slower."""
     passed = [trial.latency.speedup.value for trial in trials if trial.outcome == "passed" and trial.latency]
     worth = [
         (trial.latency.speedup.value, trial)
@@ -123,7 +123,7 @@ def choose_recovered(trials: tuple[Trial, ...]) -> Trial | None:
         if trial.latency and _fails_on_accuracy_alone(trial) and _is_recoverable(trial.candidate)
     ]
     fastest = max((speedup for speedup, _ in worth), default=0.0)
-    if fastest <= max(passed, default=0.0):
+    if max(passed, default=0.0) >= NEARLY_AS_FAST * fastest:
         return None
     near = [
         (trial.drop.value if trial.drop else 0.0, -speedup, trial)
