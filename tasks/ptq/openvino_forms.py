@@ -27,7 +27,7 @@ from pathlib import Path
 import onnx
 
 from tasks.ptq.calibration import read_ranges
-from tasks.ptq.graph import WEIGHT_INPUT
+from tasks.ptq.graph import WEIGHT_INPUT, custom_operators
 from tasks.ptq.placement import FOLDED, KEPT, PASS_THROUGH, GraphView, Placement, read_places, why_not
 from tasks.ptq.range_methods import Range
 from validators.errors import CandidateRefused
@@ -47,11 +47,7 @@ def place_for_openvino(
 ) -> Placement:
     """The plan for a float graph whose nodes all have names of their own; arguments as in `placement.place`."""
     view = GraphView(graph)
-    left = {
-        node.name: f"custom operator {node.domain}:{node.op_type}"
-        for node in graph.node
-        if node.domain not in ("", "ai.onnx")
-    }
+    left = custom_operators(graph)
     products = []
     for node in [node for node in graph.node if node.op_type in WEIGHT_INPUT and node.name not in left]:
         reason = why_not(view, node, ranges, "ort-openvino", every_operator, keep_float)
