@@ -177,6 +177,23 @@ def test_an_embedding_is_stored_in_int8_unless_something_else_reads_it(tmp_path:
     }
 
 
+def test_a_gather_of_a_shape_is_no_table(tmp_path: Path) -> None:
+    """As exporters write it to reshape by the batch: it stays, and is not listed."""
+    constants = {"w": weight(WIDTH, WIDTH), "at": np.array([0], np.int64), "rest": np.array([-1], np.int64)}
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["p"], name="layer"),
+        helper.make_node("Shape", ["x"], ["shape"], name="shape"),
+        helper.make_node("Gather", ["shape", "at"], ["batch"], name="batch"),
+        helper.make_node("Concat", ["batch", "rest"], ["flat"], name="flat", axis=0),
+        helper.make_node("Reshape", ["p", "flat"], ["y"], name="reshape"),
+    ]
+    model, variant = save(tmp_path, nodes, constants), tmp_path / "variant.onnx"
+    report = quantize_dynamic(model, variant, per_channel=True)
+    assert (report.quantized, report.left) == (("layer",), {})
+    x = weight(2, TOKENS, WIDTH)
+    np.testing.assert_allclose(run(variant, x), product(x, constants["w"]).reshape(2, -1), rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("per_channel", [False, True])
 def test_fused_attention_has_a_quantized_form(tmp_path: Path, per_channel: bool) -> None:
     constants = {"w": weight(WIDTH, 3 * WIDTH) / 6, "b": weight(3 * WIDTH)}

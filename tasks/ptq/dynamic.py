@@ -83,7 +83,7 @@ def quantize_dynamic(
     proto = onnx.load(float_model, load_external_data=False)
     view = GraphView(proto.graph)
     left = {node.name: why for node in proto.graph.node if (why := _why_left(view, node, keep_float))}
-    chosen = [node for node in proto.graph.node if node.name not in left and operator_of(node) in _MAKERS]
+    chosen = [node for node in proto.graph.node if node.name not in left and _has_form(view, node)]
     names = {node.name for node in chosen}
     left |= {name: why for name, why in custom_operators(proto.graph).items() if name not in {*names, *left}}
     if not chosen:
@@ -112,6 +112,11 @@ def quantize_dynamic(
     return Report(tuple(node.name for node in chosen), left)
 
 
+def _has_form(view: GraphView, node: onnx.NodeProto) -> bool:
+    """Whether an operator has a quantized form at all: a Gather of indices or shapes has none, and nothing to lose."""
+    return operator_of(node) in _MAKERS and (node.op_type != "Gather" or _is_matrix(view, node.input[0]))
+
+
 def _why_left(view: GraphView, node: onnx.NodeProto, keep_float: Collection[str]) -> str | None:
     """Why a node that multiplies stays in float; None for all others, and for those that can be quantized."""
     if node.name in keep_float:
@@ -128,13 +133,14 @@ def _why_left(view: GraphView, node: onnx.NodeProto, keep_float: Collection[str]
         plain = not extra and node.input[2] and _is_matrix(view, node.input[1])
         return None if plain else "attention in a form that has no quantized one"
     if kind == "LSTM":
-        fixed = all(name in view.constants for name in node.input[1:3])
+        weights = [view.constants.get(name) for name in node.input[1:3]]
+        fixed = all(weight is not None and weight.data_type == onnx.TensorProto.FLOAT for weight in weights)
         plain = fixed and not any(node.input[7:]) and not attribute(node, "layout", 0)
         return None if plain else "an LSTM in a form that has no quantized one"
     if kind == "Gather":
-        table = view.constants.get(node.input[0])
-        if table is None or not _is_matrix(view, node.input[0]):
-            return None  # of indices or shapes
+        if not _is_matrix(view, node.input[0]):
+            return None
+        table = view.constants[node.input[0]]
         shared = len(view.readers[node.input[0]]) > 1 or attribute(node, "axis", 0) != 0
         return "a table that is read elsewhere, or by columns" if shared or _block_of(table.dims[1]) is None else None
     return None
