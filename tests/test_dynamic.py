@@ -240,7 +240,7 @@ def test_an_lstm_has_a_quantized_form(tmp_path: Path, per_channel: bool, directi
 def test_weights_of_seven_bits_leave_room_for_pairs(tmp_path: Path) -> None:
     model = save(tmp_path, [helper.make_node("MatMul", ["x", "w"], ["y"], name="layer")], {"w": weight(WIDTH, 8)})
     for bits, limit in ((7, 64), (8, 127)):
-        quantize_dynamic(model, tmp_path / "v.onnx", per_channel=True, weight_bits=bits)  # type: ignore[arg-type]
+        quantize_dynamic(model, tmp_path / "v.onnx", per_channel=True, weight_bits=bits)  # type: ignore[arg-type]  # 7 or 8
         constants = {
             item.name: numpy_helper.to_array(item) for item in onnx.load(tmp_path / "v.onnx").graph.initializer
         }

@@ -31,7 +31,7 @@ def graph_of(*nodes: onnx.NodeProto) -> onnx.GraphProto:
     "kernel",
     ["layer", "layer_token_12", "fused layer", "layer/MatMulAddFusion", "fused layer/MatMulAddFusion_token_3",
      "layer/MatMulScaleFusion/"],
-)  # fmt: skip
+)  # fmt: skip  # one line a spelling would hide what they share
 def test_a_kernel_belongs_to_the_node_that_it_is_named_after(kernel: str) -> None:
     node = helper.make_node("MatMul", ["x", "w"], ["y"], name="layer")
     assert node_times(graph_of(node), {kernel: 5.0}) == {"layer": 5.0}

@@ -265,7 +265,7 @@ def test_the_page_ranks_what_loses_most_after_a_recovery_and_only_then() -> None
     assert [name.removesuffix("left in float") for name in Reader(table[: table.index("</table>") + 8]).first_cells] == [
         "classifier", f"{LAYERS[0]} +2",
         "Add (MatMul to Reshape)", *(f"/layer.{i}/MatMul" for i in range(17)),
-    ]  # fmt: skip
+    ]  # fmt: skip  # as the rows of the table
     assert section.count("left in float</span>") == 3 and "and 3 more, each with less noise" in section
     cells = re.findall(r'<td class="number">([^<]*)</td>', table)
     assert cells[:10] == ["1", "not finite", "12.5", "300", "+12", "2", "+2.8", "3.10", "120", "-4"]

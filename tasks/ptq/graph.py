@@ -231,27 +231,6 @@ def names_read(node: onnx.NodeProto) -> Iterator[str]:
                 yield from names_read(inner)
 
 
-def sort_nodes(graph: onnx.GraphProto) -> None:
-    """Put each node behind those that make what it, or a body in it, reads; otherwise the order stays.
-
-    ONNX Runtime's quantizers sort by the inputs alone, so that an If may come before what its bodies read.
-    """
-    makers = {name: place for place, node in enumerate(graph.node) for name in node.output if name}
-    needs = [sorted({makers[name] for name in names_read(node) if name in makers}) for node in graph.node]
-    order: dict[int, None] = {}
-    waiting = list(range(len(graph.node)))[::-1]
-    while waiting:
-        place = waiting[-1]
-        missing = [need for need in needs[place] if need not in order]
-        if missing:
-            waiting.extend(reversed(missing))
-        else:
-            order.setdefault(waiting.pop())
-    nodes = [onnx.NodeProto.FromString(graph.node[place].SerializeToString()) for place in order]
-    graph.ClearField("node")
-    graph.node.extend(nodes)
-
-
 def dependent_tensors(graph: onnx.GraphProto) -> dict[str, None]:
     """The tensors of the graph itself that depend on its inputs, in order; what does not is a weight, however computed."""
     constants = initializers(graph)
