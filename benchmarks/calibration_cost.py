@@ -47,7 +47,7 @@ def validate(model: Path, calibration: Samples, evaluation: Samples) -> str:
     from tasks.measure.activations import open_tapped, view_samples
     from tasks.measure.taps import find_taps
     from validators.calibration_data import judge_calibration
-    from validators.job import CalibrationBounds
+    from validators.job_data import CalibrationBounds
 
     bounds, settings = CalibrationBounds(), SessionSettings("CPUExecutionProvider", usable_cores())
     with tempfile.TemporaryDirectory() as folder:

@@ -19,7 +19,7 @@ from tasks.measure.inventory import usable_cores
 from tasks.measure.taps import find_taps
 from validators.calibration_data import judge_calibration
 from validators.datasets import Samples
-from validators.job import CalibrationBounds
+from validators.job_data import CalibrationBounds
 from validators.records import CalibrationVerdict, SessionSettings
 
 BOUNDS = CalibrationBounds()

@@ -23,7 +23,8 @@ from tasks.request import request_batch
 from tasks.runtimes.coverage import measure_coverage
 from validators.digests import digest_model
 from validators.errors import CandidateRefused
-from validators.records import Accuracy, Estimate, Inventory, Refusal, Trial, Variant
+from validators.measurements import Accuracy, Estimate
+from validators.records import Inventory, Refusal, Trial, Variant
 
 
 @dataclass(frozen=True)

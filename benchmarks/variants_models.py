@@ -10,7 +10,8 @@ import numpy as np
 import yaml
 
 from flows.demo import prepare_demo
-from validators.job import Job, parse_job, read_job
+from validators.job import Job
+from validators.read_job import parse_job, read_job
 
 LANGUAGE_WINDOWS = 16  # of 512 tokens
 LANGUAGE_CALIBRATION = 32

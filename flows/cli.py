@@ -22,7 +22,8 @@ from validators.errors import (
     InfrastructureError,
     QuantgateError,
 )
-from validators.job import Job, read_job
+from validators.job import Job
+from validators.read_job import read_job
 from validators.result import Result
 
 EXIT_CODES = {

@@ -28,8 +28,9 @@ from tasks.resolve_source import resolve_source
 from tasks.suggest_calibration import Suggestion, suggest_calibration_data
 from tasks.take_inventory import take_target_inventory
 from validators.job import Job
+from validators.measurements import Accuracy
 from validators.recipe import decode
-from validators.records import Accuracy, Inventory, Trial
+from validators.records import Inventory, Trial
 from validators.result import Result
 
 # Two candidates at a time, with half of the threads each: quantizers compute on one core.

@@ -9,7 +9,8 @@ from pathlib import Path
 from tasks.clock import Clock
 from validators.errors import QuantgateError
 from validators.job import Job
-from validators.records import Accuracy, CalibrationVerdict, Champion, Check, Inventory, Source, Trial
+from validators.measurements import Accuracy
+from validators.records import CalibrationVerdict, Champion, Check, Inventory, Source, Trial
 from validators.recovery import Recovery
 from validators.result import (
     BaselineResult,

@@ -13,7 +13,8 @@ from tasks.settings import state_folder, tracking_uri
 from tasks.store import Store
 from validators.datasets import Samples, TensorSpec
 from validators.digests import digest_code
-from validators.job import Job, OperatorLibrary
+from validators.job import Job
+from validators.job_data import OperatorLibrary
 from validators.libraries import Libraries, Library
 from validators.records import Source
 

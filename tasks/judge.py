@@ -13,7 +13,6 @@ from tasks.measure.accuracy import drops
 from tasks.ptq.graph import model_bytes
 from tasks.step import step
 from validators.gates import (
-    drop_interval,
     judge_coverage,
     judge_drop,
     judge_finite,
@@ -22,8 +21,11 @@ from validators.gates import (
     judge_speedup,
     overall,
 )
+from validators.intervals import drop_interval
 from validators.job import Job
-from validators.records import Accuracy, Trial, Verdict
+from validators.measurements import Accuracy
+from validators.records import Trial
+from validators.verdicts import Verdict
 
 
 @step("judge candidates", retried=False)

@@ -28,8 +28,9 @@ from tasks.runtimes.openvino import find_device
 from tasks.step import step
 from validators.datasets import Arrays
 from validators.errors import CandidateRefused
+from validators.measurements import Accuracy, Coverage
 from validators.recipe import Candidate, decode
-from validators.records import Accuracy, Coverage, Inventory, Refusal, SessionSettings, Trial, Variant
+from validators.records import Inventory, Refusal, SessionSettings, Trial, Variant
 
 # Calibration holds activations in memory, and is shared: two at a time would double the memory for nothing.
 _CALIBRATION = threading.Lock()

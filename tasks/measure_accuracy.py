@@ -14,7 +14,8 @@ from tasks.measure.accuracy import EVALUATION_BATCH_SIZE, score_samples, value_o
 from tasks.measure.perplexity import WINDOWS_AT_ONCE, score_batches
 from tasks.runtimes.ort import open_session, run_batches, run_outputs
 from validators.job import MetricName
-from validators.records import Accuracy, Inventory, SessionSettings
+from validators.measurements import Accuracy
+from validators.records import Inventory, SessionSettings
 
 if TYPE_CHECKING:
     import onnxruntime as ort

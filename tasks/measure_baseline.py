@@ -11,7 +11,8 @@ from tasks.ptq.graph import model_bytes
 from tasks.ptq.make import CPU_PROVIDER
 from tasks.step import step
 from validators.errors import CandidateRefused, SourceError
-from validators.records import Accuracy, Inventory, SessionSettings, Variant
+from validators.measurements import Accuracy
+from validators.records import Inventory, SessionSettings, Variant
 
 
 def baseline_variant(run: Run, given: Given) -> Variant:

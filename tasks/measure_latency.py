@@ -12,7 +12,8 @@ from tasks.measure_baseline import baseline_variant
 from tasks.request import request_batch
 from tasks.step import step
 from validators.errors import CandidateRefused
-from validators.records import Inventory, Latency, Trial, Variant
+from validators.measurements import Latency
+from validators.records import Inventory, Trial, Variant
 
 
 @step("measure latency", run_name="measure {trial.candidate}")

@@ -16,8 +16,9 @@ from tasks.ptq.fixed_ranges import read_fixed_ranges
 from tasks.ptq.make import CPU_PROVIDER
 from tasks.step import step
 from validators.errors import CandidateRefused
+from validators.measurements import Saturation, worst_first
 from validators.model_view import draw_rows, usable_rows
-from validators.records import Inventory, Saturation, SessionSettings, Trial, Variant, worst_first
+from validators.records import Inventory, SessionSettings, Trial, Variant
 
 FixedRanges = dict[str, tuple[float, float]]
 

@@ -22,7 +22,8 @@ from tasks.runtimes.ort import DISTRIBUTIONS, open_session
 from tasks.step import step
 from validators.digests import digest_file
 from validators.errors import InfrastructureError
-from validators.records import Champion, Inventory, Saturation, Trial, Variant
+from validators.measurements import Saturation
+from validators.records import Champion, Inventory, Trial, Variant
 
 CONSUMER = Path(__file__).with_name("consumer.py")
 TAG = "quantgate."

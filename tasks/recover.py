@@ -21,8 +21,9 @@ from tasks.ptq.sensitivity import Sensitivity
 from tasks.request import request_batch
 from tasks.runtimes.kernel_times import kernel_times, node_times
 from validators.errors import CandidateRefused
+from validators.measurements import Accuracy
 from validators.recipe import decode
-from validators.records import Accuracy, Inventory, Trial, Variant
+from validators.records import Inventory, Trial, Variant
 from validators.recovery import RankedPart, Recovery
 
 # Of two candidates that are nearly as fast, the one with less to mend is recovered; with nothing to mend, it is taken.

@@ -23,7 +23,7 @@ from validators.calibration_data import conclude, judge_calibration
 from validators.calibration_evidence import MAX_REFERENCE_SAMPLES, Evidence, Leaks, gather_evidence
 from validators.datasets import Arrays, Samples
 from validators.errors import DataError
-from validators.job import CalibrationBounds
+from validators.job_data import CalibrationBounds
 from validators.records import CalibrationVerdict, Check, DataFile
 
 BOUNDS = CalibrationBounds()

@@ -17,7 +17,7 @@ from tasks.ptq.selection import choose_samples
 from validators.calibration_data import judge_calibration
 from validators.datasets import Samples, TensorSpec, load_samples
 from validators.errors import DataError
-from validators.job import CalibrationBounds
+from validators.job_data import CalibrationBounds
 from validators.records import CalibrationVerdict, SessionSettings
 from validators.representation import measure_distances, project
 

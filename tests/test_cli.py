@@ -13,7 +13,7 @@ from conftest import Tiny
 from driving import environment, write_job
 
 from flows.cli import app
-from validators.job import parse_job
+from validators.read_job import parse_job
 from validators.recipe import DEFAULT_CANDIDATES
 
 ROOT = Path(__file__).parent.parent

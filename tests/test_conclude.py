@@ -14,25 +14,23 @@ from tasks.clock import Clock
 from tasks.conclude import Findings, conclude, conclude_error
 from validators.errors import JobError
 from validators.gates import overall
-from validators.job import Job, parse_job
+from validators.job import Job
+from validators.measurements import Accuracy, Coverage, Estimate, Latency
+from validators.read_job import parse_job
 from validators.records import (
-    Accuracy,
     CalibrationVerdict,
     Champion,
     Check,
-    Coverage,
-    Estimate,
     Inventory,
-    Latency,
     Refusal,
     SessionSettings,
     Source,
     Trial,
     Variant,
-    Verdict,
 )
 from validators.recovery import RankedPart, Recovery
 from validators.result import Result
+from validators.verdicts import Verdict
 
 SCHEMA = json.loads((Path(__file__).parents[1] / "docs" / "result.schema.json").read_text(encoding="utf-8"))
 FAST, SMALL, BAD, GONE = (

@@ -22,8 +22,9 @@ from tasks.runtimes.coverage import LOW_PRECISION_KERNELS, MAC_RULES, measure_co
 from tasks.runtimes.ort import describe_inputs, describe_outputs, installed_runtime, open_session, run_batches
 from validators.datasets import Samples, TensorSpec, load_samples
 from validators.errors import CandidateRefused
+from validators.measurements import Coverage
 from validators.recipe import decode
-from validators.records import Coverage, SessionSettings
+from validators.records import SessionSettings
 
 FLOAT = TensorProto.FLOAT
 CPU = "CPUExecutionProvider"

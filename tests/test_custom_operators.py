@@ -38,7 +38,7 @@ from tasks.runtimes import coverage
 from tasks.runtimes.coverage import measure_coverage
 from tasks.runtimes.libraries import find_library
 from validators.errors import CandidateRefused, SourceError
-from validators.job import OperatorLibrary
+from validators.job_data import OperatorLibrary
 from validators.recipe import decode
 
 DOMAIN = "ai.onnx.contrib"

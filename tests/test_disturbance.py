@@ -17,7 +17,7 @@ from conftest import Tiny
 from tasks.measure.disturbance import OtherLoad, process_seconds
 from tasks.measure.latency import Contestant, compare_latency
 from validators.errors import InfrastructureError
-from validators.job import Measurement
+from validators.job_measurement import Measurement
 from validators.records import SessionSettings
 
 

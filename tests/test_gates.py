@@ -19,7 +19,6 @@ from scipy.special import xlogy
 from validators.errors import JobError
 from validators.gates import (
     check_gates_can_be_met,
-    drop_interval,
     judge_against_champion,
     judge_coverage,
     judge_drop,
@@ -28,10 +27,12 @@ from validators.gates import (
     judge_size,
     judge_speedup,
     overall,
-    tango_interval,
 )
-from validators.job import Gates
-from validators.records import Coverage, Estimate, Latency, Outcome, SessionSettings, Variant, Verdict
+from validators.intervals import drop_interval, tango_interval
+from validators.job_gates import Gates
+from validators.measurements import Coverage, Estimate, Latency
+from validators.records import SessionSettings, Variant
+from validators.verdicts import Outcome, Verdict
 
 Floats = NDArray[np.float64]
 CANDIDATE = "int8-static-minmax-pc@ort-cpu"

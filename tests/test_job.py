@@ -9,7 +9,9 @@ import pytest
 import yaml
 
 from validators.errors import JobError
-from validators.job import Gates, Job, parse_job, read_job
+from validators.job import Job
+from validators.job_gates import Gates
+from validators.read_job import parse_job, read_job
 from validators.recipe import DEFAULT_CANDIDATES
 
 ROOT = Path(__file__).parents[1]

@@ -15,8 +15,10 @@ from tasks.gather import trial_of
 from tasks.judge import choose_best, judge_trial
 from tasks.store import StorageFull, Store
 from validators.errors import InfrastructureError
-from validators.job import Job, parse_job
-from validators.records import Accuracy, Coverage, Estimate, Latency, Refusal, SessionSettings, Trial, Variant
+from validators.job import Job
+from validators.measurements import Accuracy, Coverage, Estimate, Latency
+from validators.read_job import parse_job
+from validators.records import Refusal, SessionSettings, Trial, Variant
 
 NAME = "int8-static-minmax-pc@ort-cpu"
 N, BASELINE_BYTES = 1000, 1000

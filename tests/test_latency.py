@@ -19,8 +19,9 @@ from scipy import stats
 
 from tasks.measure.latency import Contestant, Worker, compare_latency, percentile, ratio_estimate, samples_needed
 from validators.errors import CandidateRefused, InfrastructureError
-from validators.job import Measurement
-from validators.records import Estimate, SessionSettings
+from validators.job_measurement import Measurement
+from validators.measurements import Estimate
+from validators.records import SessionSettings
 
 CPU = SessionSettings("CPUExecutionProvider", 1)
 QUICK = Measurement(launches=2, blocks=3, block_seconds=0.01, block_count=25, warmup_seconds=0.0, max_other_load=None)

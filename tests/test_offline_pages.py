@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from validators.calibration_data import judge_calibration
 from validators.datasets import Samples
-from validators.job import CalibrationBounds
+from validators.job_data import CalibrationBounds
 from validators.offline_pages import ASSETS, LINKS, make_offline
 from validators.records import DataFile
 

@@ -28,9 +28,12 @@ from tasks.runtimes.openvino_kernels import kernels_by_node, products_behind
 from tasks.runtimes.ort import open_session, run_batches
 from validators.errors import CandidateRefused
 from validators.gates import judge_coverage
-from validators.job import Gates, Measurement, parse_job
+from validators.job_gates import Gates
+from validators.job_measurement import Measurement
+from validators.measurements import UNNAMED, Coverage
+from validators.read_job import parse_job
 from validators.recipe import decode
-from validators.records import UNNAMED, Coverage, Inventory, SessionSettings, Variant
+from validators.records import Inventory, SessionSettings, Variant
 
 ROOT = Path(__file__).parent.parent
 CPU, OPENVINO = SessionSettings("CPUExecutionProvider", 1), SessionSettings(openvino.OPENVINO_PROVIDER, 1)

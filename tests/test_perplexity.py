@@ -25,9 +25,12 @@ from tasks.measure_accuracy import measure_accuracy
 from tasks.store import Store
 from validators.datasets import TensorSpec, load_samples
 from validators.errors import DataError
-from validators.gates import drop_interval, judge_drop
-from validators.job import Gates, parse_job
-from validators.records import Accuracy, SessionSettings
+from validators.gates import judge_drop
+from validators.intervals import drop_interval
+from validators.job_gates import Gates
+from validators.measurements import Accuracy
+from validators.read_job import parse_job
+from validators.records import SessionSettings
 
 VOCABULARY, SEQUENCE = 7, 9
 INPUT = TensorSpec("input_ids", "int64", ("batch", "sequence"))

@@ -16,7 +16,9 @@ from test_judge import latency
 
 from tasks.recover import choose_recovered, fewest_parts
 from tasks.runtimes.ort import open_session, run_batches
-from validators.records import Estimate, SessionSettings, Trial, Verdict
+from validators.measurements import Estimate
+from validators.records import SessionSettings, Trial
+from validators.verdicts import Verdict
 
 STATIC, DYNAMIC = "int8-static-minmax-pc@ort-cpu", "int8-dynamic-pc@ort-cpu"
 

@@ -19,9 +19,12 @@ from matplotlib.text import Text
 from tasks.reporting import bars, drawing, formats, markdown, page, palette, parts, pictures, rows
 from tasks.reporting.labels import Box
 from validators import records
-from validators.job import Data, Job, parse_job
+from validators.job import Job
+from validators.job_data import Data
+from validators.measurements import Estimate, Latency
+from validators.read_job import parse_job
 from validators.recipe import DEFAULT_CANDIDATES
-from validators.records import CalibrationVerdict, Check, Estimate, Latency, SessionSettings, Trial, Variant, Verdict
+from validators.records import CalibrationVerdict, Check, SessionSettings, Trial, Variant
 from validators.recovery import RankedPart, Recovery
 from validators.result import (
     BaselineResult,
@@ -35,6 +38,7 @@ from validators.result import (
     SecondsResult,
     SourceResult,
 )
+from validators.verdicts import Verdict
 
 EVIL = "<script>alert(1)</script>"
 VOID = {"meta", "br", "hr", "img", "link", "input"}

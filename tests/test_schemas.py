@@ -12,7 +12,8 @@ from jsonschema import Draft202012Validator
 
 from flows.schemas import SCHEMAS, schema_text
 from validators.errors import JobError
-from validators.job import Job, parse_job
+from validators.job import Job
+from validators.read_job import parse_job
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted(ROOT.glob("examples/*.yaml"))

@@ -17,7 +17,7 @@ import pytest
 
 from tasks.store import RECORD_FILE, StorageFull, Store
 from validators.errors import InfrastructureError
-from validators.records import Estimate
+from validators.measurements import Estimate
 
 ROOT = Path(__file__).parents[1]
 

@@ -8,7 +8,8 @@ from typing import Any, Literal
 
 from validators.calibration_evidence import Evidence
 from validators.label_coverage import MIN_EXPECTED_COUNT, count_required_labels
-from validators.records import Check, worst_first
+from validators.measurements import worst_first
+from validators.records import Check
 from validators.words import SHOWN, and_more, count, name_rows, percent
 
 Severity = Literal["critical", "warning"]

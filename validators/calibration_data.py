@@ -10,9 +10,10 @@ from typing import Literal
 from validators.calibration_checks import describe_checks
 from validators.calibration_evidence import Evidence, gather_evidence
 from validators.datasets import Samples
-from validators.job import CalibrationBounds
+from validators.job_data import CalibrationBounds
+from validators.measurements import worst_first
 from validators.model_view import ModelView
-from validators.records import CalibrationVerdict, Check, worst_first
+from validators.records import CalibrationVerdict, Check
 
 RANGES_FILE = "ranges.csv"
 # Great Expectations keeps the current context, and Python the warning filters, in one place for the whole process.

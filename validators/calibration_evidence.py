@@ -15,7 +15,7 @@ from validators.digests import digest_samples
 from validators.drift import Comparison, Vector, compare
 from validators.errors import DataError
 from validators.input_kinds import kind_of
-from validators.job import CalibrationBounds
+from validators.job_data import CalibrationBounds
 from validators.label_coverage import Label
 from validators.model_view import ModelView
 from validators.near_duplicates import allow_by_chance, find_near_duplicates, find_near_duplicates_within

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from validators.datasets import Arrays
 from validators.digests import digest_samples
-from validators.records import Clipping
+from validators.measurements import Clipping
 from validators.sample_statistics import count_nonfinite
 
 

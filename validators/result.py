@@ -6,8 +6,10 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from validators.records import CandidateOutcome, Estimate, Verdict
+from validators.measurements import Estimate
+from validators.records import CandidateOutcome
 from validators.recovery import Recovery
+from validators.verdicts import Verdict
 
 RunOutcome = Literal["promoted", "winner", "no_variant", "accepted", "refused", "error"]
 

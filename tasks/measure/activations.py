@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from tasks.measure.taps import Taps
 from tasks.ptq.watched import Watched, open_watched
 from validators.datasets import Samples
+from validators.measurements import Clipping
 from validators.model_view import Embeddings, ModelView, draw_rows, usable_rows
-from validators.records import Clipping, SessionSettings
+from validators.records import SessionSettings
 
 # What the watched tensors of one batch may take: all of them live until the batch is done, unlike in a plain run.
 WATCHED_BYTES = 200_000_000

@@ -28,8 +28,9 @@ from tasks.measure.inventory import usable_cores
 from tasks.runtimes.openvino import OPENVINO_PROVIDER, library_path, provider_options
 from validators.datasets import Arrays
 from validators.errors import CandidateRefused, InfrastructureError
-from validators.job import Measurement
-from validators.records import Estimate, Latency, SessionSettings
+from validators.job_measurement import Measurement
+from validators.measurements import Estimate, Latency
+from validators.records import SessionSettings
 
 WORKER = Path(__file__).with_name("latency_worker.py")
 # Longest silence of a worker, in seconds, beyond the block it was asked for.

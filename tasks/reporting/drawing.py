@@ -17,8 +17,8 @@ from tasks.reporting import formats
 from tasks.reporting.labels import Box, place
 from tasks.reporting.palette import LIGHT
 from tasks.reporting.rows import is_simulated
-from validators.job import Gates
-from validators.records import Estimate
+from validators.job_gates import Gates
+from validators.measurements import Estimate
 
 SIZE_INCHES = (10.4, 5.2)
 FONT_POINTS = 9.5

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 
-from validators.records import Verdict
+from validators.verdicts import Verdict
 
 NO_VALUE = "\N{EN DASH}"
 POINT_METRICS = frozenset({"accuracy", "top5", "agreement"})

@@ -20,8 +20,8 @@ from tasks.reporting.drawing import Point, draw
 from tasks.reporting.palette import LIGHT, as_variables
 from tasks.reporting.parts import SHOWN_PARTS
 from tasks.reporting.rows import metric_of
-from validators.job import Gates
-from validators.records import Estimate
+from validators.job_gates import Gates
+from validators.measurements import Estimate
 from validators.result import Result
 
 PNG_DPI = 160

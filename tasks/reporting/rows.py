@@ -10,8 +10,9 @@ from typing import Literal
 from tasks.reporting import formats
 from validators.errors import JobError
 from validators.recipe import decode
-from validators.records import CandidateOutcome, Trial, Verdict
+from validators.records import CandidateOutcome, Trial
 from validators.result import CandidateResult, Result
+from validators.verdicts import Verdict
 
 RowOutcome = Literal["baseline"] | CandidateOutcome
 

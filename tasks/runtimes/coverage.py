@@ -16,8 +16,9 @@ from tasks.runtimes.kernel_times import kernel_events, profile
 from tasks.runtimes.openvino import OPENVINO_PROVIDER
 from tasks.runtimes.openvino_kernels import Kernel, kernels_by_node, products_behind
 from validators.datasets import Arrays
+from validators.measurements import UNNAMED, Coverage
 from validators.onnx_graph import KNOWN_DOMAINS
-from validators.records import UNNAMED, Coverage, SessionSettings
+from validators.records import SessionSettings
 
 Shape = tuple[int, ...]
 # (node, shapes of its inputs, shapes of all initializers, shape of its output) -> multiply-accumulates

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from validators.digests import digest_file
 from validators.errors import JobError
-from validators.job import OperatorLibrary
+from validators.job_data import OperatorLibrary
 from validators.libraries import Library
 
 

@@ -1,0 +1,92 @@
+"""A job file, read and checked: every fault is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from validators.errors import JobError
+from validators.job import Job
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML that refuses a key which is there twice: PyYAML keeps the last one in silence."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value if not key.tag.endswith(":merge")]
+        twice = next((key for index, key in enumerate(keys) if key in keys[:index]), None)
+        if twice is not None:
+            raise yaml.constructor.ConstructorError(None, None, f"key {twice!r} is there twice", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+def read_job(path: Path) -> Job:
+    """Read a job file; relative paths in it are resolved against its folder.
+
+    Raises:
+        JobError: the file is missing, unreadable, not YAML, or not a job.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise JobError(
+            found=f"job file {path}: {error.strerror if isinstance(error, OSError) else 'not UTF-8 text'}",
+            expected="a readable YAML file",
+            fix="check the path; examples/text.yaml is a job to start from",
+        ) from error
+    try:
+        raw = yaml.load(text, Loader=_Loader)  # noqa: S506  # a SafeLoader
+    # PyYAML raises ValueError, KeyError and AttributeError for a scalar that its tag does not fit, and runs out of stack.
+    except (yaml.YAMLError, ValueError, KeyError, AttributeError, RecursionError) as error:
+        raise JobError(
+            found=f"job file {path}: {' '.join(str(error).split())}",
+            expected="YAML",
+            fix="mend the syntax at that place",
+        ) from error
+    return parse_job(raw, base=path.resolve().parent, origin=str(path))
+
+
+def parse_job(raw: Any, *, base: Path, origin: str = "the job") -> Job:
+    """Check the content of a job file and resolve its paths against `base`.
+
+    Raises:
+        JobError: an unknown key, a missing one, or a value out of bounds; every fault is named.
+    """
+    if not isinstance(raw, dict):
+        raise JobError(
+            found=f"{origin} holds {type(raw).__name__}",
+            expected="a mapping with `source` and `data`",
+            fix="see examples/text.yaml",
+        )
+    try:
+        job = Job.model_validate(raw)
+    except ValidationError as error:
+        raise JobError(
+            found=f"{origin}: " + "; ".join(_describe(fault) for fault in error.errors()),
+            expected="the keys and bounds of docs/job.schema.json",
+            fix="correct " + ", ".join(f"`{_place(fault['loc'])}`" for fault in error.errors()),
+        ) from error
+    files = {name: getattr(job.data, name) for name in ("calibration", "evaluation", "traffic")}
+    data = job.data.model_copy(update={name: base / path for name, path in files.items() if path is not None})
+    source = str(base / job.source) if job.source_is_file else job.source
+    libraries = tuple(
+        library.model_copy(update={"file": base / library.file}) if library.file else library
+        for library in job.operator_libraries
+    )
+    return job.model_copy(update={"data": data, "source": source, "operator_libraries": libraries})
+
+
+def _place(location: tuple[int | str, ...]) -> str:
+    return ".".join(str(part) for part in location) or "job"
+
+
+def _describe(fault: Any) -> str:
+    if fault["type"] == "extra_forbidden":
+        return f"unknown key `{_place(fault['loc'])}`"
+    if fault["type"] == "missing":
+        return f"no key `{_place(fault['loc'])}`"
+    given = f" (given {fault['input']!r})" if not isinstance(fault["input"], dict) else ""
+    return f"`{_place(fault['loc'])}`: {fault['msg']}{given}"
