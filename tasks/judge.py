@@ -12,19 +12,14 @@ from tasks.context import Given, Run, log
 from tasks.measure.accuracy import drops
 from tasks.ptq.graph import model_bytes
 from tasks.step import step
-from validators.gates import (
-    judge_coverage,
-    judge_drop,
-    judge_finite,
-    judge_simulation,
-    judge_size,
-    judge_speedup,
-    overall,
-)
+from validators.accuracy_gates import judge_drop, judge_finite
+from validators.coverage_gate import judge_coverage, judge_simulation
+from validators.gates import overall
 from validators.intervals import drop_interval
 from validators.job import Job
 from validators.measurements import Accuracy
 from validators.records import Trial
+from validators.resource_gates import judge_size, judge_speedup
 from validators.verdicts import Verdict
 
 

@@ -10,9 +10,9 @@ from tasks.measure.accuracy import class_count
 from tasks.ptq.make import CPU_PROVIDER
 from tasks.runtimes.ort import describe_inputs, describe_outputs, open_session
 from tasks.step import step
+from validators.accuracy_gates import check_gates_can_be_met
 from validators.datasets import Samples, TensorSpec, check_evaluation, load_samples
 from validators.errors import DataError, JobError, SourceError
-from validators.gates import check_gates_can_be_met
 from validators.job import Job
 from validators.records import SessionSettings, Source
 

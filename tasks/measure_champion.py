@@ -17,8 +17,9 @@ from tasks.promote import find_champion
 from tasks.ptq.graph import model_bytes
 from tasks.registry import connect, registry_call
 from tasks.step import step
+from validators.champion_gate import judge_against_champion
 from validators.errors import CandidateRefused
-from validators.gates import judge_against_champion, overall
+from validators.gates import overall
 from validators.intervals import drop_interval
 from validators.libraries import Libraries
 from validators.records import Champion, Inventory, SessionSettings, Trial, Variant

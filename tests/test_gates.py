@@ -16,22 +16,16 @@ from numpy.typing import NDArray
 from scipy import stats
 from scipy.special import xlogy
 
+from validators.accuracy_gates import check_gates_can_be_met, judge_drop, judge_finite
+from validators.champion_gate import judge_against_champion
+from validators.coverage_gate import judge_coverage, judge_simulation
 from validators.errors import JobError
-from validators.gates import (
-    check_gates_can_be_met,
-    judge_against_champion,
-    judge_coverage,
-    judge_drop,
-    judge_finite,
-    judge_simulation,
-    judge_size,
-    judge_speedup,
-    overall,
-)
+from validators.gates import overall
 from validators.intervals import drop_interval, tango_interval
 from validators.job_gates import Gates
 from validators.measurements import Coverage, Estimate, Latency
 from validators.records import SessionSettings, Variant
+from validators.resource_gates import judge_size, judge_speedup
 from validators.verdicts import Outcome, Verdict
 
 Floats = NDArray[np.float64]

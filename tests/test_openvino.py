@@ -26,8 +26,8 @@ from tasks.ptq.qdq import quantize_qdq
 from tasks.runtimes import coverage, openvino
 from tasks.runtimes.openvino_kernels import kernels_by_node, products_behind
 from tasks.runtimes.ort import open_session, run_batches
+from validators.coverage_gate import judge_coverage
 from validators.errors import CandidateRefused
-from validators.gates import judge_coverage
 from validators.job_gates import Gates
 from validators.job_measurement import Measurement
 from validators.measurements import UNNAMED, Coverage

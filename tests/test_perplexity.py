@@ -23,9 +23,9 @@ from tasks.measure.inventory import take_inventory
 from tasks.measure.perplexity import IGNORED, perplexity, score_batches, score_windows, targets_of
 from tasks.measure_accuracy import measure_accuracy
 from tasks.store import Store
+from validators.accuracy_gates import judge_drop
 from validators.datasets import TensorSpec, load_samples
 from validators.errors import DataError
-from validators.gates import judge_drop
 from validators.intervals import drop_interval
 from validators.job_gates import Gates
 from validators.measurements import Accuracy

@@ -1,0 +1,55 @@
+"""Gates on what a variant answers: what it loses, where it is not finite."""
+
+from __future__ import annotations
+
+import math
+
+from scipy import stats
+
+from validators.errors import JobError
+from validators.gates import bounded
+from validators.job_gates import Gates
+from validators.measurements import Estimate
+from validators.verdicts import Verdict
+
+
+def check_gates_can_be_met(gates: Gates, samples: int, *, is_right_or_wrong: bool) -> None:
+    """Refuse a job whose accuracy gate no variant could pass, however good.
+
+    Even a variant that agrees with the baseline on all `samples` has an upper bound above zero; where that bound is beyond
+    the tolerance, more samples are needed. (Tango's bound without discordant pairs is z^2 / (n + z^2).)
+
+    Raises:
+        JobError: the gate cannot be met by definition.
+    """
+    if not is_right_or_wrong:
+        return
+    z2 = float(stats.norm.ppf(gates.confidence)) ** 2
+    if z2 / (samples + z2) > gates.max_drop:
+        needed = (
+            f"at least {math.ceil(z2 * (1 - gates.max_drop) / gates.max_drop)}" if gates.max_drop else "infinitely many"
+        )
+        raise JobError(
+            found=f"`gates.max_drop: {gates.max_drop}` at confidence {gates.confidence} with {samples} evaluation samples",
+            expected=f"{needed} samples: with fewer, even a variant that never differs cannot pass",
+            fix="add evaluation samples, or allow a larger drop",
+        )
+
+
+def judge_drop(drop: Estimate, gates: Gates, *, n: int, method: str) -> Verdict:
+    """The accuracy gate, a non-inferiority test: pass if the upper bound of the drop is within the tolerance, fail if the
+    lower bound is beyond it, else inconclusive."""
+    return bounded("drop", drop, gates.max_drop, "at_most", gates.confidence, n, method, lambda value: f"{value:+.4f}")
+
+
+def judge_finite(bad_samples: int, n: int) -> Verdict:
+    """The sanity gate: no sample whose outputs are NaN or Inf where the baseline's are finite."""
+    return Verdict(
+        gate="finite",
+        outcome="fail" if bad_samples else "pass",
+        value=float(bad_samples),
+        bound=0.0,
+        direction="at_most",
+        n=n,
+        reason=f"NaN or Inf on {bad_samples} samples where the baseline is finite" if bad_samples else "",
+    )

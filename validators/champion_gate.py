@@ -1,0 +1,61 @@
+"""The gate beside the present champion."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+from validators.gates import bounded
+from validators.job_gates import Gates
+from validators.measurements import Estimate
+from validators.verdicts import Verdict
+
+
+def judge_against_champion(
+    *,
+    same_source: bool,
+    drop: Estimate,
+    speedup: Estimate,
+    size_ratio: float,
+    objective: Literal["latency", "size"],
+    gates: Gates,
+    n: int,
+) -> Verdict:
+    """The gate beside the present champion. `drop` and `speedup` compare the new variant with it, not with the baseline.
+
+    Of the same source, the new one must be better by the objective, beyond doubt: a change for noise is no gain. A champion of
+    another source version gives way to a new one that is not clearly worse than it: that new version was registered to be used.
+    """
+    if not same_source:
+        verdict = bounded(
+            "beats_champion",
+            drop,
+            gates.max_drop,
+            "at_most",
+            gates.confidence,
+            n,
+            "drop against the champion",
+            "{:+.4f}".format,
+        )
+        return verdict if verdict.outcome == "fail" else replace(verdict, outcome="pass", reason="")
+    if objective == "size":
+        smaller = size_ratio < 1
+        return Verdict(
+            "beats_champion",
+            "pass" if smaller else "fail",
+            size_ratio,
+            1.0,
+            "at_most",
+            method="bytes beside the champion's",
+            reason="" if smaller else f"{size_ratio:.2f} of the champion's bytes: the champion stays",
+        )
+    return bounded(
+        "beats_champion",
+        speedup,
+        1.0,
+        "at_least",
+        gates.confidence,
+        n,
+        "p50 beside the champion, in turn",
+        "{:.3f}x".format,
+    )
