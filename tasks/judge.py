@@ -44,7 +44,7 @@ def judge_trial(job: Job, trial: Trial, baseline: Accuracy, baseline_bytes: int)
     verdicts: list[Verdict | None] = [
         judge_drop(drop, job.gates, n=len(lost), method=method),
         judge_finite(_newly_bad(baseline, trial.accuracy), len(lost)),
-        judge_speedup(trial.latency, job.gates) if trial.latency else None,
+        judge_speedup(trial.latency, job.gates, job.target) if trial.latency else None,
         judge_coverage(trial.candidate, trial.coverage, job.gates),
         judge_size(trial.variant, baseline_bytes, job.gates),
         judge_simulation(trial.variant),

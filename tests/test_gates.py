@@ -222,8 +222,8 @@ CAUGHT: dict[str, tuple[Callable[[], Verdict | None], Callable[[], Verdict | Non
         lambda: judge_drop(Estimate(0.005, -0.01, 0.019), GATES, n=500, method="m"),
     ),
     "speedup": (
-        lambda: judge_speedup(latency(Estimate(0.26, 0.25, 0.27)), GATES),
-        lambda: judge_speedup(latency(Estimate(1.4, 1.3, 1.5)), GATES),
+        lambda: judge_speedup(latency(Estimate(0.26, 0.25, 0.27)), GATES, "ort-cpu"),
+        lambda: judge_speedup(latency(Estimate(1.4, 1.3, 1.5)), GATES, "ort-cpu"),
     ),
     "coverage": (
         lambda: judge_coverage(CANDIDATE, coverage(10, 90), GATES),
@@ -303,7 +303,7 @@ def test_the_drop_is_judged_by_both_ends_of_its_interval(low: float, high: float
 )
 def test_the_speedup_is_judged_by_both_ends_of_its_interval(low: float, high: float, outcome: Outcome) -> None:
     """The mirror of the drop: pass when the lower end is beyond the bound."""
-    verdict = judge_speedup(latency(Estimate((low + high) / 2, low, high)), GATES)
+    verdict = judge_speedup(latency(Estimate((low + high) / 2, low, high)), GATES, "ort-cpu")
     assert verdict is not None
     assert (verdict.outcome, verdict.direction, verdict.bound, verdict.n) == (outcome, "at_least", 1.2, 8)
 
@@ -327,7 +327,7 @@ def test_size_at_its_bound() -> None:
 def test_gates_that_are_not_set_or_not_meant_give_no_verdict() -> None:
     """A null gate, and coverage of a float candidate."""
     none = Gates(min_speedup=None, min_coverage=None, max_size_ratio=None)
-    assert judge_speedup(latency(Estimate(0.1, 0.1, 0.1)), none) is None
+    assert judge_speedup(latency(Estimate(0.1, 0.1, 0.1)), none, "ort-cpu") is None
     assert judge_coverage(CANDIDATE, coverage(0, 9), none) is None
     assert judge_size(variant(900), 1, none) is None
     assert judge_coverage("fp32-fused@ort-cpu", coverage(0, 9), GATES) is None

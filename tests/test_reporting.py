@@ -432,7 +432,7 @@ def test_the_picture_names_every_measured_candidate_and_no_other() -> None:
 
 
 def test_labels_of_a_typical_run_overlap_neither_one_another_nor_the_frame() -> None:
-    figure = drawing.draw(pictures.measured_points(RESULT), JOB.gates, "accuracy")
+    figure = drawing.draw(pictures.measured_points(RESULT), drawing.Lines(0.02, 1.05), "accuracy")
     renderer = figure.canvas.get_renderer()
     frame = figure.axes[0].get_window_extent(renderer)
     # Of the text alone: an annotation's own extent includes its line.
@@ -452,7 +452,7 @@ def test_a_run_without_measured_candidates_has_a_png_and_no_svg() -> None:
 
 def test_a_point_outside_its_bars_is_still_in_the_frame() -> None:
     odd = drawing.Point("x$y$z", "failed", Estimate(0.01, 0.0, 0.02), Estimate(50.0, float("-inf"), float("nan")))
-    axes = drawing.draw([odd], JOB.gates, "accuracy").axes[0]
+    axes = drawing.draw([odd], drawing.Lines(0.02, 1.05), "accuracy").axes[0]
     assert axes.get_xlim()[0] < 0.01
     assert axes.get_ylim()[0] > 50.0
     assert "x$y$z" in [text.get_text() for text in axes.texts]

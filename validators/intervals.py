@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,8 +12,8 @@ from scipy import optimize, stats
 from validators.measurements import Estimate
 
 Drops = NDArray[np.float64]
-
-
+# One row of figures a sample, shape (n, k), from any subset of which a metric can be reckoned.
+Rows = NDArray[np.float64]
 BOOTSTRAP_RESAMPLES = 9999
 
 
@@ -41,6 +42,31 @@ def drop_interval(drops: Drops, confidence: float, *, seed: int) -> tuple[Estima
         rng=np.random.default_rng(seed),
     ).confidence_interval
     return Estimate(mean, float(interval.low), float(interval.high)), "BCa bootstrap"
+
+
+def paired_interval(
+    baseline: Rows, variant: Rows, drop_of: Callable[[Rows, Rows], float], confidence: float, *, seed: int
+) -> tuple[Estimate, str]:
+    """The drop of a metric that is no mean over samples, with a one-sided bound on either side, and the method.
+
+    `drop_of` gives it for any rows of both, which are resampled together, sample by sample.
+    """
+
+    def drop(indices: NDArray[np.int64]) -> float:
+        return drop_of(baseline[indices], variant[indices])
+
+    everything = np.arange(len(baseline))
+    value = drop(everything)
+    interval = stats.bootstrap(
+        (everything,),
+        drop,
+        n_resamples=BOOTSTRAP_RESAMPLES,
+        confidence_level=2 * confidence - 1,
+        method="BCa",
+        vectorized=False,
+        rng=np.random.default_rng(seed),
+    ).confidence_interval
+    return Estimate(value, float(interval.low), float(interval.high)), "paired BCa bootstrap"
 
 
 def tango_interval(lost: int, gained: int, n: int, confidence: float) -> tuple[float, float]:

@@ -26,6 +26,16 @@ class Budgets(Settings):
     for none."""
 
 
+class Confirmation(Settings):
+    """How the winner is confirmed on evaluation samples that had no say in choosing it."""
+
+    share: Annotated[float, Field(ge=0, lt=1)] = 0.5
+    """Share of the evaluation samples that is kept for it, picked by their digests; 0 promotes on the samples that chose."""
+    candidates: Annotated[int, Field(ge=1, le=20)] = 3
+    """How many candidates, best first, may be held against those samples until one passes; the error that `gates.confidence`
+    allows is shared among them."""
+
+
 class Job(Settings):
     """The frozen description of a run."""
 
@@ -46,6 +56,8 @@ class Job(Settings):
     """`default` for the target's list, or candidate names."""
     gates: Gates = Gates()
     """What must hold for a promotion."""
+    confirmation: Confirmation = Confirmation()
+    """How the winner is confirmed."""
     calibration: CalibrationBounds = CalibrationBounds()
     """What must hold for the calibration data."""
     measurement: Measurement = Measurement()

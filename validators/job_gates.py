@@ -4,9 +4,29 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from validators.frozen import Settings
+from validators.recipe import Target
+
+Ratio = Annotated[float, Field(gt=0)]
+
+
+class LoggedGate(Settings):
+    """A bound on a metric that the job's own step logs to the candidate's run in MLflow; one of the two bounds is given."""
+
+    metric: str
+    """The metric's key; the last value that was logged under it counts."""
+    at_most: float | None = None
+    """The value must not be larger."""
+    at_least: float | None = None
+    """The value must not be smaller."""
+
+    @model_validator(mode="after")
+    def _has_one_bound(self) -> LoggedGate:
+        if (self.at_most is None) == (self.at_least is None):
+            raise ValueError("either `at_most` or `at_least`")
+        return self
 
 
 class Gates(Settings):
@@ -15,11 +35,32 @@ class Gates(Settings):
     max_drop: Annotated[float, Field(ge=0)] = 0.02
     """Largest drop of the metric against the baseline, in the metric's own units (0.02 of accuracy is 2 points). For perplexity
     it is a rise of the loss in nats a token: 0.02 allows exp(0.02), 2 % more perplexity."""
+    max_slice_drop: Annotated[float, Field(ge=0)] | None = 0.05
+    """Largest drop in the worst of the groups that `data.slices` names, with a bound that holds for all of them at once."""
+    min_sqnr_db: float | None = None
+    """Smallest signal-to-quantization-noise ratio of the judged output against the baseline's, in decibels."""
     confidence: Annotated[float, Field(gt=0.5, lt=1)] = 0.95
     """One-sided confidence of every gate that rests on samples."""
-    min_speedup: Annotated[float, Field(gt=0)] | None = 1.05
-    """Smallest ratio of the baseline's p50 latency to the variant's, at the first batch size."""
+    min_speedup: Ratio | dict[Target, Ratio] | None = 1.05
+    """Smallest ratio of the baseline's p50 latency to the variant's, at the first batch size: one number, or one a target."""
     min_coverage: Annotated[float, Field(ge=0, le=1)] | None = 0.5
     """Smallest share of multiply-accumulates in low-precision kernels, for candidates below 16-bit."""
-    max_size_ratio: Annotated[float, Field(gt=0)] | None = 1.05
+    min_time_coverage: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Smallest share of kernel time in low-precision kernels, for candidates below 16-bit."""
+    max_size_ratio: Ratio | None = 1.05
     """Largest ratio of the variant's bytes to the baseline's."""
+    max_memory_ratio: Ratio | None = None
+    """Largest ratio of the variant's peak memory while it answers to the baseline's."""
+    max_load_ratio: Ratio | None = None
+    """Largest ratio of the time that the variant takes to load to the baseline's."""
+    logged: tuple[LoggedGate, ...] = ()
+    """Bounds on metrics that the job's own step (`step`) logs."""
+
+    def speedup_bound(self, target: str) -> float | None:
+        """The smallest speedup on a target; None where there is no such gate.
+
+        >>> Gates(min_speedup={"ort-cpu": 1.2}).speedup_bound("ort-cpu"), Gates(min_speedup=1.1).speedup_bound("tensorrt")
+        (1.2, 1.1)
+        """
+        bound = self.min_speedup
+        return {str(name): ratio for name, ratio in bound.items()}.get(target) if isinstance(bound, dict) else bound

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,7 @@ def parse_job(raw: Any, *, base: Path, origin: str = "the job") -> Job:
         raise JobError(
             found=f"{origin}: " + "; ".join(_describe(fault) for fault in error.errors()),
             expected="the keys and bounds of docs/job.schema.json",
-            fix="correct " + ", ".join(f"`{_place(fault['loc'])}`" for fault in error.errors()),
+            fix="correct " + ", ".join(dict.fromkeys(f"`{_place(fault['loc'])}`" for fault in error.errors())),
         ) from error
     files = {name: getattr(job.data, name) for name in ("calibration", "evaluation", "traffic")}
     data = job.data.model_copy(update={name: base / path for name, path in files.items() if path is not None})
@@ -80,7 +81,8 @@ def parse_job(raw: Any, *, base: Path, origin: str = "the job") -> Job:
 
 
 def _place(location: tuple[int | str, ...]) -> str:
-    return ".".join(str(part) for part in location) or "job"
+    # Where a key takes one of several types, pydantic ends the location with the type that it tried.
+    return ".".join(str(part) for part in location if not re.search(r"\[|^constrained-", str(part))) or "job"
 
 
 def _describe(fault: Any) -> str:

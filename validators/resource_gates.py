@@ -5,18 +5,20 @@ from __future__ import annotations
 from validators.gates import bounded
 from validators.job_gates import Gates
 from validators.measurements import Latency
+from validators.recipe import Target
 from validators.records import Variant
 from validators.verdicts import Verdict
 
 
-def judge_speedup(latency: Latency, gates: Gates) -> Verdict | None:
+def judge_speedup(latency: Latency, gates: Gates, target: Target) -> Verdict | None:
     """The speed gate on the ratio of p50 latencies at the first batch size."""
-    if gates.min_speedup is None:
+    bound = gates.speedup_bound(target)
+    if bound is None:
         return None
     return bounded(
         "speedup",
         latency.speedup,
-        gates.min_speedup,
+        bound,
         "at_least",
         gates.confidence,
         latency.pairs,

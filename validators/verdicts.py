@@ -13,7 +13,9 @@ class Verdict:
     """The outcome of one gate with its evidence.
 
     `direction` says on which side of `bound` the value must lie; `low` and `high` are one-sided bounds at `confidence`,
-    absent where the value is exact.
+    absent where the value is exact. `samples_needed` is how many samples would settle an inconclusive one at 80 % power, if
+    the value stays what it is; None where no number would, or none was reckoned. `evidence` says where the samples are that
+    it rests on: a file of the store, or an address in MLflow.
     """
 
     gate: str
@@ -27,3 +29,5 @@ class Verdict:
     n: int | None = None
     method: str = "exact"
     reason: str = ""
+    samples_needed: int | None = None
+    evidence: str = ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
@@ -17,7 +17,6 @@ from tasks.reporting import formats
 from tasks.reporting.labels import Box, place
 from tasks.reporting.palette import LIGHT
 from tasks.reporting.rows import is_simulated
-from validators.job_gates import Gates
 from validators.measurements import Estimate
 
 SIZE_INCHES = (10.4, 5.2)
@@ -65,10 +64,17 @@ class Point:
         return _ends(self.speedup), _ends(self.drop)
 
 
+class Lines(NamedTuple):
+    """The gates that the picture shows as lines: the largest drop, and the smallest speedup if there is that gate."""
+
+    max_drop: float
+    min_speedup: float | None
+
+
 BASELINE = Point("baseline", "baseline", Estimate(1.0), Estimate(0.0))
 
 
-def draw(points: list[Point], gates: Gates, metric: str) -> Figure:
+def draw(points: list[Point], gates: Lines, metric: str) -> Figure:
     """The picture on a transparent ground, in light colours."""
     figure = Figure(figsize=SIZE_INCHES, dpi=72)
     canvas: Any = FigureCanvasAgg(figure)
@@ -179,7 +185,7 @@ def set_frame(axes: Axes) -> None:
     axes.set_axisbelow(True)
 
 
-def _draw_gates(axes: Axes, gates: Gates, metric: str) -> list[Artist]:
+def _draw_gates(axes: Axes, gates: Lines, metric: str) -> list[Artist]:
     """The gates as lines with their words, and a tint on the corner that they leave; what labels should keep clear of."""
     bound = gates.max_drop * formats.drop_scale(metric)
     (left, right), (_, top) = axes.get_xlim(), axes.get_ylim()

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 
 from tasks.reporting import formats
 from tasks.reporting.bars import draw_noise
-from tasks.reporting.drawing import Point, draw
+from tasks.reporting.drawing import Lines, Point, draw
 from tasks.reporting.palette import LIGHT, as_variables
 from tasks.reporting.parts import SHOWN_PARTS
 from tasks.reporting.rows import metric_of
@@ -36,7 +36,11 @@ def pareto_svg(result: Result, gates: Gates) -> str | None:
     points = measured_points(result)
     if not points:
         return None
-    return _svg(lambda: draw(points, gates, metric_of(result)), describe(result, len(points)))
+    return _svg(lambda: draw(points, _lines(result, gates), metric_of(result)), describe(result, len(points)))
+
+
+def _lines(result: Result, gates: Gates) -> Lines:
+    return Lines(gates.max_drop, gates.speedup_bound(result.target or ""))
 
 
 def noise_svg(result: Result) -> str | None:
@@ -65,7 +69,7 @@ def _svg(drawn: Callable[[], Figure], description: str) -> str:
 
 def pareto_png(result: Result, gates: Gates) -> bytes:
     """The picture as a PNG file on white; where no candidate was measured, it shows the baseline and the gates."""
-    figure = draw(measured_points(result), gates, metric_of(result))
+    figure = draw(measured_points(result), _lines(result, gates), metric_of(result))
     figure.patch.set_facecolor(LIGHT["ground"])
     figure.patch.set_alpha(1.0)
     figure.set_dpi(PNG_DPI)
