@@ -13,7 +13,7 @@ from variants_models import Case
 
 from flows.quantize import gather_given, made, measured
 from tasks.context import Given, Run, start_run
-from tasks.judge import choose_best, judge_trials
+from tasks.judge import judge_trials, rank_passing
 from tasks.measure_accuracy import measure_accuracy
 from tasks.measure_baseline import baseline_variant, measure_baseline
 from tasks.measure_latency import latency_of
@@ -45,7 +45,7 @@ def compare(case: Case, folder: Path) -> Shape:
     trials = judge_trials(run, given, baseline, measured(run, given, inventory, made(run, given, inventory, baseline)))
     recovered = recover_trials(run, given, inventory, baseline, trials)
     trials += recovered.trials
-    choice = choose_best(run, trials)
+    choice = next(iter(rank_passing(run.job, trials)), None)
 
     # A rival need be no smaller, and nothing is asked of its kernels: it only has to be right, and fast.
     gates = run.job.gates.model_copy(update={"min_speedup": None, "min_coverage": None, "max_size_ratio": None})

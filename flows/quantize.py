@@ -10,9 +10,10 @@ from prefect.states import Completed
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from tasks.conclude import Findings, conclude, conclude_validation
+from tasks.confirm import confirm_winner
 from tasks.context import Given, Run, start_run
 from tasks.gather import trial_of
-from tasks.judge import choose_best, judge_trials
+from tasks.judge import judge_trials
 from tasks.judge_calibration import judge_calibration_data
 from tasks.load_data import load_data
 from tasks.make_candidate import make_candidate
@@ -27,6 +28,7 @@ from tasks.report import publish_report
 from tasks.resolve_source import resolve_source
 from tasks.suggest_calibration import Suggestion, suggest_calibration_data
 from tasks.take_inventory import take_target_inventory
+from validators.approval import Approval
 from validators.job import Job
 from validators.measurements import Accuracy
 from validators.recipe import decode
@@ -96,7 +98,7 @@ def judge_evidence(run: Run, given: Given, inventory: Inventory, record: str) ->
 
 
 def judge_candidates(run: Run, given: Given, findings: Findings, *, promote: bool, record: str) -> Findings:
-    """Steps 4 to 8: baseline and champion, candidates made, measured, judged and recovered, the best one promoted."""
+    """Steps 4 to 8: baseline and champion; candidates made, measured, judged and recovered; the best confirmed and promoted."""
     assert findings.inventory is not None
     inventory = findings.inventory
     baseline = measure_baseline(run, given, inventory)
@@ -116,12 +118,14 @@ def judge_candidates(run: Run, given: Given, findings: Findings, *, promote: boo
         champion_before=champion,
     )
 
-    best = choose_best(run, trials)
-    if best is None:
+    confirmation = confirm_winner(run, given, inventory, baseline, trials)
+    findings = replace(findings, trials=confirmation.trials)
+    if confirmation.winner is None:
         return findings
-    best = compare_with_champion(run, given, inventory, best, champion)
+    best = compare_with_champion(run, given, inventory, confirmation.winner, champion)
     if best.outcome == "passed" and promote and not run.job.source_is_file:
-        champion = promote_winner(run, given, inventory, best, champion, record)
+        approval = Approval(best, inventory.device_key, is_confirmed=run.job.confirmation.share > 0)
+        champion = promote_winner(run, given, inventory, approval, champion, record)
         return replace(findings, best=best, champion=champion)
     return replace(findings, best=best)
 

@@ -18,6 +18,7 @@ from validators.result import (
     CandidateResult,
     ChampionResult,
     CheckResult,
+    ConfirmedResult,
     ErrorResult,
     RefusalResult,
     Result,
@@ -71,7 +72,7 @@ def _outcome(job: Job, findings: Findings) -> tuple[RunOutcome, str]:
     if calibration is not None and calibration.outcome == "refused":
         return "refused", _tell_calibration(calibration)
     if best is None:
-        return "no_variant", _why_none(findings.trials) + _tell_recovery(findings)
+        return "no_variant", _why_none(findings.trials) + _tell_confirmation(findings.trials) + _tell_recovery(findings)
     if best.outcome != "passed":
         verdict = best.verdicts[-1]
         assert findings.champion_before is not None
@@ -79,16 +80,40 @@ def _outcome(job: Job, findings: Findings) -> tuple[RunOutcome, str]:
             f"{best.candidate} passes every gate but the present champion stays "
             f"(version {findings.champion_before.version}, {findings.champion_before.candidate}): {verdict.reason}"
         )
-    assert best.latency and best.drop and best.drop.high is not None and best.accuracy
-    gain = (
-        f"{best.candidate} is {best.latency.speedup.value:.2f}x as fast as the baseline (p50, batch "
-        f"{best.latency.batch_size}), {best.accuracy.metric} {best.accuracy.value:.4g}"
-    )
+    gain = _tell_gain(best)
     if findings.champion is None:
         why = "nothing is promoted from a file" if job.source_is_file else "promotion was not asked for"
         return "winner", f"{gain}; {why}"
     stays = findings.champion_before is not None and findings.champion_before.version == findings.champion.version
     return "promoted", f"{gain}, and {'stays' if stays else 'is now'} the champion, version {findings.champion.version}"
+
+
+def _tell_gain(best: Trial) -> str:
+    """What the winner is worth: as confirmed, where it was."""
+    assert best.latency and best.accuracy
+    confirmed = best.confirmed
+    latency = confirmed.latency if confirmed else best.latency
+    value = confirmed.value if confirmed else best.accuracy.value
+    gain = (
+        f"{best.candidate} is {latency.speedup.value:.2f}x as fast as the baseline (p50, batch {latency.batch_size}), "
+        f"{best.accuracy.metric} {value:.4g}"
+    )
+    if confirmed is None:
+        return gain
+    return (
+        f"{gain} where the baseline has {confirmed.baseline_value:.4g}, on {confirmed.n} samples that did not choose it"
+    )
+
+
+def _tell_confirmation(trials: tuple[Trial, ...]) -> str:
+    """Which candidates passed on the samples that chose them alone."""
+    told = [
+        f"{trial.candidate} was not confirmed: "
+        + ", ".join(f"{verdict.gate}: {verdict.reason}" for verdict in trial.verdicts if verdict.outcome != "pass")
+        for trial in trials
+        if trial.confirmed and trial.outcome != "passed"
+    ]
+    return "".join(f"; {line}" for line in told)
 
 
 def _tell_calibration(calibration: CalibrationVerdict) -> str:
@@ -217,7 +242,23 @@ def _candidate(trial: Trial) -> CandidateResult:
             replace(verdict, value=_finite(verdict.value), low=_finite(verdict.low), high=_finite(verdict.high))
             for verdict in trial.verdicts
         ],
+        confirmed=_confirmed(trial),
         cached=trial.cached,
+    )
+
+
+def _confirmed(trial: Trial) -> ConfirmedResult | None:
+    if trial.confirmed is None:
+        return None
+    confirmed = trial.confirmed
+    return ConfirmedResult(
+        n=confirmed.n,
+        confidence=confirmed.confidence,
+        baseline_value=_finite(confirmed.baseline_value),
+        metric_value=_finite(confirmed.value),
+        metric_drop=confirmed.drop if math.isfinite(confirmed.drop.value) else None,
+        speedup_p50=confirmed.latency.speedup,
+        latency_p50_ms=confirmed.latency.p50_ms,
     )
 
 

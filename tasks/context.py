@@ -7,6 +7,9 @@ import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tasks.clock import Clock
 from tasks.runtimes.libraries import find_library
 from tasks.settings import state_folder, tracking_uri
@@ -67,7 +70,8 @@ def _keep_library(store: Store, named: OperatorLibrary) -> Library:
 class Evidence:
     """The samples of a run and what the model's graph says of its inputs and the judged output.
 
-    `batch_axis` is the fixed size of the inputs' axis 0, or None when it is dynamic.
+    `batch_axis` is the fixed size of the inputs' axis 0, or None when it is dynamic. `confirmation`, shape `(rows,)`, marks the
+    evaluation rows that have no say in choosing a winner.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -76,6 +80,7 @@ class Evidence:
     evaluation: Samples
     traffic: Samples | None
     batch_axis: int | None
+    confirmation: NDArray[np.bool_]
 
     @property
     def reference(self) -> Samples:

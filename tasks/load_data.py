@@ -15,6 +15,7 @@ from validators.datasets import Samples, TensorSpec, check_evaluation, load_samp
 from validators.errors import DataError, JobError, SourceError
 from validators.job import Job
 from validators.records import SessionSettings, Source
+from validators.split import confirmation_mask
 
 if TYPE_CHECKING:
     import onnxruntime as ort
@@ -51,7 +52,8 @@ def _load(run: Run, source: Source) -> Evidence:
     _check_axes(job.measurement.dims, inputs)
     check_gates_can_be_met(job.gates, len(evaluation), is_right_or_wrong=classes is not None)
     log.info("data: %d calibration and %d evaluation samples", len(calibration), len(evaluation))
-    return Evidence(inputs, output, calibration, evaluation, traffic, batch_axis)
+    confirmation = confirmation_mask(evaluation, job.confirmation.share)
+    return Evidence(inputs, output, calibration, evaluation, traffic, batch_axis, confirmation)
 
 
 def describe_source(run: Run, source: Source) -> tuple[tuple[TensorSpec, ...], TensorSpec, int | None]:

@@ -65,7 +65,11 @@ def compare_with_champion(
         except CandidateRefused as error:
             log.warning("champion version %s does not run here any more: %s", champion.version, error.found)
             return best
-        lost = drops(run.job.metric, np.load(accuracy.scores_path), np.load(best.accuracy.scores_path))
+        # On samples that had no say in choosing the best, where the job keeps any.
+        kept = given.evidence.confirmation
+        rows = kept if kept.any() else ~kept
+        held, best_scores = (np.load(one.scores_path)[rows] for one in (accuracy, best.accuracy))
+        lost = drops(run.job.metric, held, best_scores)
         drop, _ = drop_interval(lost, run.job.gates.confidence, seed=run.job.seed)
         verdict = judge_against_champion(
             same_source=champion.source_digest == given.source.digest,

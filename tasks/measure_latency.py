@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Literal
 
 from tasks.context import MEASURE_CODE, Given, Run, log
 from tasks.make_candidate import refused
@@ -36,9 +37,20 @@ def measure_latency(run: Run, given: Given, inventory: Inventory, trial: Trial) 
 
 
 def latency_of(
-    run: Run, given: Given, inventory: Inventory, baseline: Variant, variant: Variant, batch_size: int
+    run: Run,
+    given: Given,
+    inventory: Inventory,
+    baseline: Variant,
+    variant: Variant,
+    batch_size: int,
+    *,
+    confidence: float | None = None,
+    purpose: Literal["selection", "confirmation"] = "selection",
 ) -> tuple[Latency, bool]:
     """The latency of a variant against a baseline at one batch size, and whether it was in the store.
+
+    `confidence` is the one-sided one of its bounds, the gates' if not given. What is kept was measured for this `purpose`: a
+    measurement that chose a candidate cannot confirm it.
 
     Raises:
         CandidateRefused: a session does not load or run.
@@ -49,7 +61,8 @@ def latency_of(
         [(side.digest, asdict(side.session)) for side in (baseline, variant)],
         job.measurement.model_dump(exclude={"batch_sizes"}),
         batch_size,
-        job.gates.confidence,
+        confidence or job.gates.confidence,
+        purpose,
         given.evidence.evaluation.file.digest,
         inventory.device_key,
         MEASURE_CODE,
@@ -61,7 +74,7 @@ def latency_of(
             Contestant(variant.path, variant.session),
             request_batch(job, given.evidence, batch_size),
             job.measurement,
-            confidence=job.gates.confidence,
+            confidence=confidence or job.gates.confidence,
             samples_path=folder / "samples.npz",
         )
 

@@ -7,26 +7,22 @@ import json
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tasks.context import Given, Run, log
+from tasks.lineage import TAG, lineage_of, manifest_of, runtime_requirements, signature_of, variant_folder
 from tasks.registry import connect, quiet_mlflow, registry_call
 from tasks.request import request_batch
-from tasks.runtimes import openvino
-from tasks.runtimes.libraries import describe_library
-from tasks.runtimes.ort import DISTRIBUTIONS, open_session
+from tasks.runtimes.ort import open_session
 from tasks.step import step
-from validators.digests import digest_file
+from validators.approval import Approval, NotApproved
 from validators.errors import InfrastructureError
-from validators.measurements import Saturation
-from validators.records import Champion, Inventory, Trial, Variant
+from validators.records import Champion, Inventory, Variant
 
 CONSUMER = Path(__file__).with_name("consumer.py")
-TAG = "quantgate."
 
 
 def champion_names(run: Run, given: Given) -> tuple[str, str]:
@@ -62,33 +58,36 @@ def find_champion(run: Run, given: Given) -> Champion | None:
 
 @step("promote")
 def promote(
-    run: Run, given: Given, inventory: Inventory, winner: Trial, champion: Champion | None, mlflow_run_id: str
+    run: Run, given: Given, inventory: Inventory, approval: Approval, champion: Champion | None, mlflow_run_id: str
 ) -> Champion:
-    """Register the winner, check that it loads and answers as it was judged, and move the alias to it.
+    """Register the approved variant, check that it loads and answers as it was judged, and move the alias to it.
 
-    A winner that already is the champion stays it, and nothing is registered.
+    One that already is the champion stays it, and nothing is registered.
 
     Raises:
+        NotApproved: the approval is of another device than this.
         InfrastructureError: the registry does not answer, or the registered version does not answer as the variant did; the
             alias then points where it pointed before.
     """
-    assert winner.variant is not None and winner.outcome == "passed" and winner.verdicts, "promotion takes its verdicts"
-    if champion is not None and champion.digest == winner.variant.digest:
-        log.info("%s is the champion already: %s version %s", winner.candidate, champion.name, champion.version)
+    if approval.device_key != inventory.device_key:
+        raise NotApproved(f"approved on {approval.device_key}, and here is {inventory.device_key}")
+    variant = approval.variant
+    if champion is not None and champion.digest == variant.digest:
+        log.info("%s is the champion already: %s version %s", variant.candidate, champion.name, champion.version)
         return champion
     name, alias = champion_names(run, given)
     with run.clock.work("promote"), _promoting(run.state), connect(run.tracking_uri) as client:
-        version = _register(run, given, inventory, winner, winner.variant, name, mlflow_run_id)
-        _smoke_test(run, given, winner.variant, f"models:/{name}/{version}")
+        version = _register(run, given, inventory, approval, name, mlflow_run_id)
+        _smoke_test(run, given, variant, f"models:/{name}/{version}")
         registry_call(client.set_registered_model_alias, name, alias, version)
-    log.info("promoted %s: models:/%s@%s is version %s", winner.candidate, name, alias, version)
+    log.info("promoted %s: models:/%s@%s is version %s", variant.candidate, name, alias, version)
     return Champion(
         name,
         version,
         alias,
-        winner.variant.digest,
+        variant.digest,
         given.source.digest,
-        winner.candidate,
+        variant.candidate,
         champion.version if champion else None,
     )
 
@@ -101,143 +100,33 @@ def _promoting(state: Path) -> Iterator[None]:
         yield
 
 
-def _register(
-    run: Run, given: Given, inventory: Inventory, winner: Trial, variant: Variant, name: str, mlflow_run_id: str
-) -> str:
+def _register(run: Run, given: Given, inventory: Inventory, approval: Approval, name: str, mlflow_run_id: str) -> str:
     import mlflow
 
+    variant = approval.variant
     with tempfile.TemporaryDirectory(prefix="quantgate-") as folder:
         manifest = Path(folder, "manifest.json")
         manifest.write_text(
-            json.dumps(_manifest(given, inventory, variant, winner.saturation), indent=1), encoding="utf-8"
+            json.dumps(manifest_of(given, inventory, variant, approval.trial.saturation), indent=1), encoding="utf-8"
         )
-        files = _variant_folder(variant, Path(folder))
+        files = variant_folder(variant, Path(folder))
         with mlflow.start_run(run_id=mlflow_run_id, log_system_metrics=False), quiet_mlflow():
             logged = registry_call(
                 mlflow.pyfunc.log_model,
                 name="variant",
                 python_model=str(CONSUMER),
                 artifacts={"variant": str(files), "manifest": str(manifest)},
-                signature=_signature(variant),
-                pip_requirements=[f"mlflow=={mlflow.__version__}", *_runtime_requirements(inventory, variant)],
+                signature=signature_of(variant),
+                pip_requirements=[f"mlflow=={mlflow.__version__}", *runtime_requirements(inventory, variant)],
             )
         with quiet_mlflow():
             made = registry_call(
-                mlflow.register_model, logged.model_uri, name, tags=_lineage(run, given, inventory, winner, variant)
+                mlflow.register_model,
+                logged.model_uri,
+                name,
+                tags=lineage_of(run, given, inventory, approval, mlflow_run_id),
             )
     return str(made.version)
-
-
-def _variant_folder(variant: Variant, folder: Path) -> Path:
-    """A folder with the artifact alone: its entry in the store holds the record as well."""
-    files = folder / "variant"
-    files.mkdir()
-    for path in _artifact_files(variant):
-        (files / path.name).hardlink_to(path) if _same_disk(path, files) else (files / path.name).write_bytes(
-            path.read_bytes()
-        )
-    return files
-
-
-def _same_disk(path: Path, folder: Path) -> bool:
-    return path.stat().st_dev == folder.stat().st_dev
-
-
-def _artifact_files(variant: Variant) -> list[Path]:
-    beside = variant.path.with_name(f"{variant.path.name}.data")
-    libraries = [library.path for library in variant.session.libraries if library.package is None]
-    return [variant.path, *([beside] if beside.exists() else []), *libraries]
-
-
-def _manifest(given: Given, inventory: Inventory, variant: Variant, saturation: Saturation | None) -> dict[str, Any]:
-    """What the consumer checks and needs: digests, session settings, and what the approval is tied to.
-
-    `ranges` is what to watch in production: the ends of each fixed range, and the share of values that lay outside of it here.
-    """
-    plugin = variant.session.provider == openvino.OPENVINO_PROVIDER
-    runtime = next(name for name in inventory.runtimes if name in DISTRIBUTIONS)
-    return {
-        "candidate": variant.candidate,
-        "source_digest": given.source.digest,
-        "files": {path.name: digest_file(path) for path in _artifact_files(variant)},
-        "session": {key: value for key, value in asdict(variant.session).items() if key != "libraries"},
-        "libraries": [describe_library(library) for library in variant.session.libraries],
-        "plugin": openvino.describe_plugin(variant.session.threads) if plugin else None,
-        "inputs": {spec.name: spec.dtype for spec in given.evidence.inputs},
-        "runtime": runtime,
-        "runtime_version": inventory.runtimes[runtime],
-        "device": inventory.device_key,
-        "ranges": {
-            tensor.tensor: {"low": tensor.low, "high": tensor.high, "share_outside": tensor.share}
-            for tensor in (saturation.tensors if saturation else ())
-        },
-    }
-
-
-def _runtime_requirements(inventory: Inventory, variant: Variant) -> list[str]:
-    plugin = variant.session.provider == openvino.OPENVINO_PROVIDER
-    runtimes = [
-        f"{name}=={version}"
-        for name, version in inventory.runtimes.items()
-        if name.startswith("onnxruntime") and (plugin or name != openvino.DISTRIBUTION)
-    ]
-    packages = [f"{one.distribution}=={one.version}" for one in variant.session.libraries if one.package]
-    return [*runtimes, *packages, f"numpy=={np.__version__}"]
-
-
-def _signature(variant: Variant) -> Any:
-    """The signature of the variant, read from its own session: names, dtypes, -1 for every dynamic axis."""
-    from mlflow.models import ModelSignature
-    from mlflow.types import Schema, TensorSpec
-
-    from tasks.runtimes.ort import describe_inputs, describe_outputs
-
-    with open_session(variant.path, variant.session) as session:
-        sides = (describe_inputs(session), describe_outputs(session))
-    schemas = [
-        Schema(
-            [
-                TensorSpec(
-                    np.dtype(spec.dtype), tuple(axis if isinstance(axis, int) else -1 for axis in spec.shape), spec.name
-                )
-                for spec in side
-            ]
-        )
-        for side in sides
-    ]
-    return ModelSignature(inputs=schemas[0], outputs=schemas[1])
-
-
-def _lineage(run: Run, given: Given, inventory: Inventory, winner: Trial, variant: Variant) -> dict[str, str]:
-    assert winner.accuracy and winner.latency and winner.drop and winner.coverage
-    facts = {
-        "source_uri": given.source.uri,
-        "source_name": given.source.name,
-        "source_version": given.source.version or "",
-        "source_digest": given.source.digest,
-        "variant_digest": variant.digest,
-        "calibration_digest": given.evidence.calibration.file.digest,
-        "evaluation_digest": given.evidence.evaluation.file.digest,
-        "candidate": winner.candidate,
-        "target": run.job.target,
-        "device": inventory.device_key,
-        "runtimes": ", ".join(f"{name} {version}" for name, version in inventory.runtimes.items()),
-        "metric": f"{winner.accuracy.metric} {winner.accuracy.value:.6g}",
-        "metric_drop_upper": f"{winner.drop.high:.6g}",
-        "speedup_p50": f"{winner.latency.speedup.value:.4g}",
-        "coverage_macs": f"{winner.coverage.share:.4g}",
-        "saturation": _saturation(winner.saturation),
-        "verdicts": json.dumps({verdict.gate: verdict.outcome for verdict in winner.verdicts}),
-    }
-    return {f"{TAG}{key}": value for key, value in facts.items()}
-
-
-def _saturation(saturation: Saturation | None) -> str:
-    """The tensor that loses most, in words: the figure to watch in production."""
-    if saturation is None or saturation.worst is None:
-        return "no range is fixed"
-    worst = saturation.worst
-    return f"{worst.share:.4g} of the values of {worst.place} outside its range, at most ({saturation.samples} samples)"
 
 
 def _smoke_test(run: Run, given: Given, variant: Variant, uri: str) -> None:

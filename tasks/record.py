@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from tasks.context import Evidence, Given, Run
 from tasks.registry import connect, experiment_id, registry_call
@@ -16,6 +16,9 @@ from validators.calibration_data import RANGES_FILE
 from validators.datasets import Samples
 from validators.records import CalibrationVerdict, Inventory, Trial
 from validators.result import Result
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
 
 EXPERIMENT = "quantgate"
 
@@ -76,11 +79,21 @@ def record_evidence(run: Run, run_id: str, given: Given, inventory: Inventory, c
 def record_trials(run: Run, run_id: str, trials: tuple[Trial, ...]) -> None:
     """A nested run for each candidate: its recipe as params, measurements as metrics, verdicts and raw samples as artifacts."""
     with run.clock.work("record in MLflow"), connect(run.tracking_uri) as client:
-        experiment = registry_call(client.get_run, run_id).info.experiment_id
         for trial in trials:
-            tags = {"mlflow.runName": trial.candidate, "mlflow.parentRunId": run_id, "quantgate.kind": "candidate"}
-            nested: Any = registry_call(client.create_run, experiment, tags=tags)
-            _record_trial(client, nested.info.run_id, trial)
+            nested = trial.mlflow_run_id or open_candidate_run(client, run_id, trial.candidate)
+            _record_trial(client, nested, trial)
+
+
+def open_candidate_run(client: MlflowClient, run_id: str, candidate: str) -> str:
+    """Start the run of one candidate, nested in that of the whole, and return its id.
+
+    Raises:
+        InfrastructureError: the tracking server does not answer.
+    """
+    experiment = registry_call(client.get_run, run_id).info.experiment_id
+    tags = {"mlflow.runName": candidate, "mlflow.parentRunId": run_id, "quantgate.kind": "candidate"}
+    nested: Any = registry_call(client.create_run, experiment, tags=tags)
+    return str(nested.info.run_id)
 
 
 @step("close MLflow run")

@@ -11,11 +11,10 @@ import onnx
 
 from tasks.context import MEASURE_CODE, Given, Run, log
 from tasks.gather import trial_of
-from tasks.judge import judge_trial
+from tasks.judge import ground_of, judge_trial
 from tasks.make_candidate import make_candidate, materials_of
 from tasks.measure_latency import measure_latency
 from tasks.measure_saturation import measure_saturation
-from tasks.ptq.graph import model_bytes
 from tasks.ptq.make import ranked_form
 from tasks.ptq.sensitivity import Sensitivity
 from tasks.request import request_batch
@@ -59,13 +58,13 @@ def recover_trials(
         return Recovered()
     candidate = decode(chosen.candidate)
     log.info("recovering %s: its accuracy alone does not pass", candidate.name)
-    size = model_bytes(given.source.onnx_path)
+    ground = ground_of(run, given, baseline)
     attempts: dict[int, Trial] = {}
 
     def attempt(kept: int) -> bool | None:
         name = replace(candidate, kept_parts=kept).name
         state = make_candidate(run, given, inventory, baseline, name, return_state=True)
-        trial = judge_trial(run.job, trial_of(name, state.result(raise_on_failure=False)), baseline, size)
+        trial = judge_trial(ground, trial_of(name, state.result(raise_on_failure=False)))
         attempts[kept] = trial
         return None if trial.refusal else trial.outcome == "passed"
 
@@ -80,7 +79,7 @@ def recover_trials(
     # So far by accuracy: what is fast enough is seen once it is timed.
     (trial,) = measure_saturation(run, given, inventory, (attempts[fewest],))
     state = measure_latency(run, given, inventory, trial, return_state=True)
-    timed = judge_trial(run.job, trial_of(trial.candidate, state.result(raise_on_failure=False)), baseline, size)
+    timed = judge_trial(ground, trial_of(trial.candidate, state.result(raise_on_failure=False)))
     recovery = _with_costs(run, given, inventory, chosen.variant, trial.variant, recovery)
     return Recovered((*failed, timed), replace(recovery, recovered=timed.candidate))
 

@@ -9,11 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tasks.clock import Clock
-from tasks.context import Run
 from tasks.gather import trial_of
-from tasks.judge import choose_best, judge_trial
-from tasks.store import StorageFull, Store
+from tasks.judge import Ground, judge_trial, rank_passing
+from tasks.store import StorageFull
 from validators.errors import InfrastructureError
 from validators.job import Job
 from validators.measurements import Accuracy, Coverage, Estimate, Latency
@@ -93,6 +91,13 @@ def good_trial(accuracy: Accuracy, name: str = NAME, **changes: Any) -> Trial:
     return replace(trial, **changes)
 
 
+def judge(job: Job, trial: Trial, baseline: Accuracy, *, kept: slice | None = None) -> Trial:
+    """The trial as judged beside a baseline, on all rows but those that are `kept` for the confirmation."""
+    confirmation = np.zeros(baseline.n, bool)
+    confirmation[kept or slice(0)] = True
+    return judge_trial(Ground(job, baseline, BASELINE_BYTES, confirmation), trial)
+
+
 def outcomes(trial: Trial) -> dict[str, str]:
     return {verdict.gate: verdict.outcome for verdict in trial.verdicts}
 
@@ -104,7 +109,7 @@ def test_a_trial_that_is_good_passes_with_all_its_verdicts(bench: Bench) -> None
     """The drop is that of pairs: 5 lost and 3 gained of 1,000, with its bounds and method."""
     baseline, variant = right(770), right(770)
     variant[:5], variant[900:903] = False, True
-    judged = judge_trial(make_job(), good_trial(bench.accuracy(variant)), bench.accuracy(baseline), BASELINE_BYTES)
+    judged = judge(make_job(), good_trial(bench.accuracy(variant)), bench.accuracy(baseline))
     assert judged.outcome == "passed" and outcomes(judged) == PASSING
     assert judged.drop is not None and judged.drop.value == pytest.approx(0.002)
     assert judged.drop.low is not None and judged.drop.high is not None
@@ -153,7 +158,7 @@ def test_each_planted_fault_is_the_one_verdict_that_does_not_pass(
 ) -> None:
     """All other gates go on passing; the first batch size decides on speed."""
     trial = plant(good_trial(bench.accuracy(right(770))))
-    judged = judge_trial(make_job(), trial, bench.accuracy(right(770)), BASELINE_BYTES)
+    judged = judge(make_job(), trial, bench.accuracy(right(770)))
     assert judged.outcome == outcome
     assert {gate: seen for gate, seen in outcomes(judged).items() if seen != "pass"} == verdicts
 
@@ -161,18 +166,26 @@ def test_each_planted_fault_is_the_one_verdict_that_does_not_pass(
 @pytest.mark.parametrize(("correct", "outcome"), [(770, "passed"), (752, "inconclusive"), (700, "failed")])
 def test_accuracy_decides_by_its_bounds(bench: Bench, correct: int, outcome: str) -> None:
     """No drop passes, 1.8 points of 1,000 samples are in doubt, 7 points are beyond it."""
-    judged = judge_trial(
-        make_job(), good_trial(bench.accuracy(right(correct))), bench.accuracy(right(770)), BASELINE_BYTES
-    )
+    judged = judge(make_job(), good_trial(bench.accuracy(right(correct))), bench.accuracy(right(770)))
     assert judged.outcome == outcome
+
+
+def test_samples_that_are_kept_have_no_say(bench: Bench) -> None:
+    """What a variant loses on the rows of the confirmation, and where it is not finite there, is not seen in the choice."""
+    variant = right(770)
+    variant[:100] = False
+    trial = good_trial(bench.accuracy(variant, bad_rows=(5,)))
+    assert judge(make_job(), trial, bench.accuracy(right(770))).outcome == "failed"
+    judged = judge(make_job(), trial, bench.accuracy(right(770)), kept=slice(0, 100))
+    assert judged.outcome == "passed" and judged.verdicts[0].n == N - 100
 
 
 def test_outputs_that_are_not_finite_fail_only_where_the_baselines_are(bench: Bench) -> None:
     """NaN or Inf of the variant on rows where the baseline is finite count; those of both do not."""
     baseline = bench.accuracy(right(770), bad_rows=(4, 5))
-    same = judge_trial(make_job(), good_trial(bench.accuracy(right(770), bad_rows=(4, 5))), baseline, BASELINE_BYTES)
+    same = judge(make_job(), good_trial(bench.accuracy(right(770), bad_rows=(4, 5))), baseline)
     assert outcomes(same)["finite"] == "pass"
-    more = judge_trial(make_job(), good_trial(bench.accuracy(right(770), bad_rows=(4, 7, 9))), baseline, BASELINE_BYTES)
+    more = judge(make_job(), good_trial(bench.accuracy(right(770), bad_rows=(4, 7, 9))), baseline)
     assert outcomes(more)["finite"] == "fail" and more.outcome == "failed"
     verdict = next(verdict for verdict in more.verdicts if verdict.gate == "finite")
     assert (verdict.value, verdict.n) == (2.0, N)
@@ -184,10 +197,10 @@ def test_an_error_that_grows_is_a_drop(bench: Bench) -> None:
     error = rng.gamma(2.0, 0.1, 300)
     job = make_job(metric="mse")
     worse = good_trial(bench.accuracy(error + rng.gamma(2.0, 0.05, 300), metric="mse"))
-    judged = judge_trial(job, worse, bench.accuracy(error, metric="mse"), BASELINE_BYTES)
+    judged = judge(job, worse, bench.accuracy(error, metric="mse"))
     assert outcomes(judged)["drop"] == "fail" and judged.verdicts[0].method == "BCa bootstrap"
     better = good_trial(bench.accuracy(error * 0.5, metric="mse"))
-    judged = judge_trial(job, better, bench.accuracy(error, metric="mse"), BASELINE_BYTES)
+    judged = judge(job, better, bench.accuracy(error, metric="mse"))
     assert judged.outcome == "passed" and judged.drop is not None and judged.drop.value < 0
 
 
@@ -195,27 +208,21 @@ def test_gates_that_are_not_set_give_no_verdict(bench: Bench) -> None:
     """A slow, large variant of float kernels passes a job that asks for accuracy alone."""
     job = make_job(gates={"min_speedup": None, "min_coverage": None, "max_size_ratio": None})
     trial = uncovered(large(slow(good_trial(bench.accuracy(right(770))))))
-    judged = judge_trial(job, trial, bench.accuracy(right(770)), BASELINE_BYTES)
+    judged = judge(job, trial, bench.accuracy(right(770)))
     assert judged.outcome == "passed" and set(outcomes(judged)) == {"drop", "finite"}
 
 
 def test_a_refused_trial_is_not_judged(bench: Bench) -> None:
     """It stays as it is."""
     trial = Trial(NAME, outcome="refused", refusal=Refusal("unsupported", "because"))
-    assert judge_trial(make_job(), trial, bench.accuracy(right(770)), BASELINE_BYTES) is trial
+    assert judge(make_job(), trial, bench.accuracy(right(770))) is trial
 
 
 # The choice
 
 
-def make_run(tmp_path: Path, objective: str) -> Run:
-    return Run(make_job(objective=objective), tmp_path, "sqlite://", Store(tmp_path / "store"), Clock())
-
-
-@pytest.mark.parametrize(("objective", "best"), [("latency", "fast"), ("size", "small")])
-def test_the_best_is_that_of_the_objective_among_those_that_pass(
-    bench: Bench, tmp_path: Path, objective: str, best: str
-) -> None:
+@pytest.mark.parametrize("objective", ["latency", "size"])
+def test_the_best_is_that_of_the_objective_among_those_that_pass(bench: Bench, objective: str) -> None:
     """The other measure breaks ties; what did not pass is out, however fast and small."""
     accuracy = bench.accuracy(right(770))
 
@@ -233,9 +240,10 @@ def test_the_best_is_that_of_the_objective_among_those_that_pass(
         trial("inconclusive", 9.0, 1, "inconclusive"),
         Trial("refused", outcome="refused", refusal=Refusal("invalid", "because")),
     )
-    chosen = choose_best.fn(make_run(tmp_path, objective), trials)
-    assert chosen is not None and chosen.candidate == best
-    assert choose_best.fn(make_run(tmp_path, objective), tuple(t for t in trials if t.outcome != "passed")) is None
+    order = [chosen.candidate for chosen in rank_passing(make_job(objective=objective), trials)]
+    by_latency = ["fast", "fast_but_larger", "small", "small_but_slower"]
+    assert order == (by_latency if objective == "latency" else ["small", "small_but_slower", "fast", "fast_but_larger"])
+    assert rank_passing(make_job(objective=objective), tuple(t for t in trials if t.outcome != "passed")) == []
 
 
 # What a task came to
@@ -267,6 +275,6 @@ def test_an_error_that_is_nan_fails(bench: Bench) -> None:
     broken = error.copy()
     broken[3] = np.nan
     trial = good_trial(bench.accuracy(broken, bad_rows=(3,), metric="mse"))
-    judged = judge_trial(make_job(metric="mse"), trial, bench.accuracy(error, metric="mse"), BASELINE_BYTES)
+    judged = judge(make_job(metric="mse"), trial, bench.accuracy(error, metric="mse"))
     assert judged.outcome == "failed"
     assert (outcomes(judged)["drop"], outcomes(judged)["finite"]) == ("fail", "fail")

@@ -19,9 +19,9 @@ from driving import environment
 
 from flows.describe import candidate_rows, describe, target_rows
 from tasks import make_candidate
+from tasks.lineage import runtime_requirements
 from tasks.measure.inventory import take_inventory
 from tasks.measure.latency import Contestant, compare_latency
-from tasks.promote import _runtime_requirements
 from tasks.ptq.qdq import quantize_qdq
 from tasks.runtimes import coverage, openvino
 from tasks.runtimes.openvino_kernels import kernels_by_node, products_behind
@@ -155,7 +155,7 @@ def test_consumers_install_the_plugin_where_it_is_needed(settings: SessionSettin
     runtimes = {"onnxruntime": "1.31.1", "onnx": "1.23.2", openvino.DISTRIBUTION: "1.8.1"}
     inventory = Inventory("ort-openvino", "cpu", (), 2, 1, "Linux", "3.11", runtimes, (), 0.0)
     variant = Variant(CANDIDATE, Path("m"), "0" * 64, 1, settings)
-    found = [line for line in _runtime_requirements(inventory, variant) if line.startswith("onnxruntime")]
+    found = [line for line in runtime_requirements(inventory, variant) if line.startswith("onnxruntime")]
     assert found == ["onnxruntime==1.31.1", "onnxruntime-ep-openvino==1.8.1"][:count]
 
 

@@ -190,7 +190,7 @@ def measured(tmp_path: Path) -> Any:
     reference = np.random.default_rng(2).normal(size=(VOCABULARY, VOCABULARY)).astype(np.float32) * 2
     np.savez(tmp_path / "evaluation.npz", input_ids=chains(reference, 300))
     samples = load_samples(tmp_path / "evaluation.npz", (INPUT,), label="label", role="evaluation")
-    evidence = Evidence((INPUT,), LOGITS, samples, samples, None, None)
+    evidence = Evidence((INPUT,), LOGITS, samples, samples, None, None, np.zeros(300, bool))
     files = {"calibration": "evaluation.npz", "evaluation": "evaluation.npz"}
     job = parse_job({"source": "m.onnx", "data": files, "metric": "perplexity"}, base=tmp_path)
     run = Run(job, tmp_path, "", Store(tmp_path / "store"), Clock())

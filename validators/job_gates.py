@@ -56,6 +56,13 @@ class Gates(Settings):
     logged: tuple[LoggedGate, ...] = ()
     """Bounds on metrics that the job's own step (`step`) logs."""
 
+    @model_validator(mode="after")
+    def _metrics_are_named_once(self) -> Gates:
+        names = [gate.metric for gate in self.logged]
+        if len(set(names)) < len(names):
+            raise ValueError("a metric is named twice in `logged`")
+        return self
+
     def speedup_bound(self, target: str) -> float | None:
         """The smallest speedup on a target; None where there is no such gate.
 

@@ -130,6 +130,21 @@ class CalibrationVerdict:
 
 
 @dataclass(frozen=True)
+class Confirmed:
+    """What a candidate came to on the confirmation samples: the metric on `n` rows, and a latency measured anew.
+
+    `confidence` is the one-sided confidence of each bound: higher than the gates', since several may be judged again.
+    """
+
+    n: int
+    confidence: float
+    baseline_value: float
+    value: float
+    drop: Estimate
+    latency: Latency
+
+
+@dataclass(frozen=True)
 class Trial:
     """All that is known of one candidate: refused, or made and measured, and then judged."""
 
@@ -143,6 +158,8 @@ class Trial:
     saturation: Saturation | None = None
     latencies: tuple[Latency, ...] = ()
     verdicts: tuple[Verdict, ...] = ()
+    confirmed: Confirmed | None = None
+    mlflow_run_id: str | None = None
     cached: bool = False
     seconds: float = 0.0
 

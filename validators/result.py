@@ -66,6 +66,19 @@ class RefusalResult(_Document):
     reason: str
 
 
+class ConfirmedResult(_Document):
+    """What a candidate came to on samples that had no say in choosing it, and in a latency measured anew."""
+
+    n: int
+    confidence: float
+    """One-sided confidence of each bound: the gates' own, corrected for the candidates that may be tried."""
+    baseline_value: float | None
+    metric_value: float | None
+    metric_drop: Estimate | None
+    speedup_p50: Estimate
+    latency_p50_ms: float
+
+
 class CandidateResult(_Document):
     """One candidate; what was not measured is null."""
 
@@ -85,6 +98,8 @@ class CandidateResult(_Document):
     changes: dict[str, int] = {}
     """What the pass did to the graph, with counts; the parts that recovery left in float are among it."""
     verdicts: list[Verdict]
+    confirmed: ConfirmedResult | None = None
+    """Null for a candidate that was not held against the confirmation samples."""
     cached: bool
     """Whether everything about it came from the store and nothing was made or measured anew."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from tasks.reporting.confirmation import confirmed_rows, tell_confirmation
 from tasks.reporting.parts import PART_COLUMNS, part_rows, tell_recovery
 from tasks.reporting.rows import COLUMNS, headings, verdict_rows
 from validators.result import Result
@@ -43,8 +44,29 @@ def verdict_markdown(result: Result) -> str:
         titles = headings(result)
         numeric = [column in _NUMERIC for column in titles]
         parts.append(_table([[row.cell(column) for column in titles] for row in rows], list(titles.values()), numeric))
+    parts += _confirmation(result)
     parts += _recovery(result)
     return "\n\n".join(parts) + "\n"
+
+
+def _confirmation(result: Result) -> list[str]:
+    """How the winner was confirmed; nothing where no candidate was judged again."""
+    told = tell_confirmation(result)
+    if not told:
+        return []
+    titles = ["Candidate", "Outcome", "Samples", "Metric", "Drop", "Speedup"]
+    rows = [
+        [
+            row.name,
+            row.outcome,
+            row.samples,
+            row.metric,
+            f"{row.drop} ({row.drop_upper})",
+            f"{row.speedup} ({row.speedup_lower})",
+        ]
+        for row in confirmed_rows(result)
+    ]
+    return [_escape(told), _table(rows, titles, [title not in ("Candidate", "Outcome") for title in titles])]
 
 
 def _recovery(result: Result) -> list[str]:

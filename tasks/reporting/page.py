@@ -17,6 +17,7 @@ import yaml
 from markupsafe import Markup
 
 from tasks.reporting import formats
+from tasks.reporting.confirmation import CONFIRMED_COLUMNS, confirmed_rows, tell_confirmation
 from tasks.reporting.palette import DARK, LIGHT
 from tasks.reporting.parts import PART_COLUMNS, part_rows, tell_recovery
 from tasks.reporting.rows import failing, headings, is_simulated, metric_of, verdict_rows
@@ -105,6 +106,9 @@ def render_page(
         figures=_figures(result, by_name),
         picture=Markup(picture_svg) if picture_svg else None,  # noqa: S704  # made by pareto_svg, which escapes
         noise_picture=Markup(noise_svg) if noise_svg else None,  # noqa: S704  # the same
+        confirmation_told=tell_confirmation(result),
+        confirmed_columns=CONFIRMED_COLUMNS,
+        confirmed=confirmed_rows(result),
         recovery_told=tell_recovery(result),
         part_columns=PART_COLUMNS,
         parts=part_rows(result.recovery) if result.recovery else (),
@@ -161,12 +165,13 @@ def _template() -> jinja2.Template:
 
 
 def _figures(result: Result, trials: Mapping[str, Trial]) -> list[Figure]:
-    """Four numbers that tell what the chosen candidate is worth."""
+    """Four numbers that tell what the chosen candidate is worth, as confirmed where it was."""
     chosen = next((candidate for candidate in result.candidates if candidate.name == result.chosen), None)
     baseline = result.baseline
     if chosen is None or baseline is None:
         return []
-    metric, ratio, drop = baseline.metric, chosen.speedup_p50, chosen.metric_drop
+    metric, told = baseline.metric, chosen.confirmed or chosen
+    ratio, drop = told.speedup_p50, told.metric_drop
     return [
         Figure(
             "speedup, p50",
@@ -180,7 +185,7 @@ def _figures(result: Result, trials: Mapping[str, Trial]) -> list[Figure]:
         ),
         Figure(
             "latency, p50",
-            f"{formats.milliseconds(chosen.latency_p50_ms)} ms",
+            f"{formats.milliseconds(told.latency_p50_ms)} ms",
             f"baseline {formats.milliseconds(_beside(trials.get(chosen.name), baseline.latency_p50_ms))} ms",
         ),
         Figure(
@@ -193,6 +198,8 @@ def _figures(result: Result, trials: Mapping[str, Trial]) -> list[Figure]:
 
 def _beside(trial: Trial | None, fallback: float | None) -> float | None:
     """The baseline's p50 in milliseconds as measured in turn with this candidate, which its speedup rests on."""
+    if trial and trial.confirmed:
+        return trial.confirmed.latency.baseline_p50_ms
     return trial.latency.baseline_p50_ms if trial and trial.latency else fallback
 
 

@@ -1,0 +1,98 @@
+"""Step 7: the best is judged again, on samples and by measurements that had no say in choosing it.
+
+Whoever is the best of many on some samples owes a part of it to them; whoever is the fastest of many measurements, to those.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from tasks.context import Given, Run, log
+from tasks.judge import Ground, ground_of, judge_answers, rank_passing
+from tasks.make_candidate import refused
+from tasks.measure.accuracy import value_of
+from tasks.measure_baseline import baseline_variant
+from tasks.measure_latency import latency_of
+from tasks.step import step
+from validators.confirmation import confidence_of_each
+from validators.errors import CandidateRefused
+from validators.gates import overall
+from validators.measurements import Accuracy, Latency
+from validators.records import Confirmed, Inventory, Trial
+from validators.resource_gates import judge_speedup
+from validators.verdicts import Verdict
+
+
+@dataclass(frozen=True)
+class Confirmation:
+    """All trials, with what came of it for those that were judged again; and the winner, if one passed."""
+
+    trials: tuple[Trial, ...]
+    winner: Trial | None = None
+
+
+@step("confirm the winner")
+def confirm_winner(
+    run: Run, given: Given, inventory: Inventory, baseline: Accuracy, trials: tuple[Trial, ...]
+) -> Confirmation:
+    """The best of the passing trials that passes again; the best itself where the job keeps no samples for it.
+
+    Best first, at most `confirmation.candidates`, each at a confidence that holds for all of them together.
+    """
+    passing = rank_passing(run.job, trials)
+    if not run.job.confirmation.share:
+        return Confirmation(trials, passing[0] if passing else None)
+    ground = ground_of(run, given, baseline)
+    tried: dict[str, Trial] = {}
+    for trial in passing[: run.job.confirmation.candidates]:
+        with run.clock.work("confirm the winner"):
+            try:
+                again = _judge_again(run, given, inventory, ground, trial)
+            except CandidateRefused as error:
+                again = refused(trial.candidate, error)
+        tried[trial.candidate] = again
+        against = [f"{verdict.gate}: {verdict.reason}" for verdict in again.verdicts if verdict.outcome != "pass"]
+        log.info("confirming %s: %s", trial.candidate, "; ".join([str(again.outcome), *against]))
+        if again.outcome == "passed":
+            break
+    after = tuple(tried.get(trial.candidate, trial) for trial in trials)
+    return Confirmation(after, next((trial for trial in tried.values() if trial.outcome == "passed"), None))
+
+
+def _judge_again(run: Run, given: Given, inventory: Inventory, ground: Ground, trial: Trial) -> Trial:
+    """The trial with further verdicts, `confirmed_...`, and what they rest on."""
+    assert trial.variant and trial.accuracy
+    job, mask = run.job, ground.confirmation
+    confidence = confidence_of_each(job.gates.confidence, job.confirmation.candidates)
+    latency = _measure_again(run, given, inventory, trial, confidence)
+    drop, on_answers = judge_answers(ground, trial.accuracy, mask, confidence)
+    gates = job.gates.model_copy(update={"confidence": confidence})
+    verdicts: list[Verdict | None] = [*on_answers, judge_speedup(latency, gates, job.target)]
+    again = tuple(replace(verdict, gate=f"confirmed_{verdict.gate}") for verdict in verdicts if verdict is not None)
+    confirmed = Confirmed(
+        n=int(mask.sum()),
+        confidence=confidence,
+        baseline_value=value_of(job.metric, ground.baseline_rows[mask]),
+        value=value_of(job.metric, np.load(trial.accuracy.scores_path)[mask]),
+        drop=drop,
+        latency=latency,
+    )
+    everything = (*trial.verdicts, *again)
+    return replace(trial, confirmed=confirmed, verdicts=everything, outcome=overall(everything))
+
+
+def _measure_again(run: Run, given: Given, inventory: Inventory, trial: Trial, confidence: float) -> Latency:
+    assert trial.variant
+    latency, _ = latency_of(
+        run,
+        given,
+        inventory,
+        baseline_variant(run, given),
+        trial.variant,
+        run.job.measurement.batch_sizes[0],
+        confidence=confidence,
+        purpose="confirmation",
+    )
+    return latency

@@ -1,0 +1,146 @@
+"""What a registered version says of itself: its files, manifest, signature, requirements, and lineage with the verdicts."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tasks.context import Given, Run
+from tasks.runtimes import openvino
+from tasks.runtimes.libraries import describe_library
+from tasks.runtimes.ort import DISTRIBUTIONS, open_session
+from validators.approval import Approval
+from validators.digests import digest_file
+from validators.measurements import Saturation
+from validators.records import Inventory, Variant
+from validators.verdicts import Verdict
+
+TAG = "quantgate."
+
+
+def variant_folder(variant: Variant, folder: Path) -> Path:
+    """A folder with the artifact alone: its entry in the store holds the record as well."""
+    files = folder / "variant"
+    files.mkdir()
+    for path in _artifact_files(variant):
+        (files / path.name).hardlink_to(path) if _same_disk(path, files) else (files / path.name).write_bytes(
+            path.read_bytes()
+        )
+    return files
+
+
+def _same_disk(path: Path, folder: Path) -> bool:
+    return path.stat().st_dev == folder.stat().st_dev
+
+
+def _artifact_files(variant: Variant) -> list[Path]:
+    beside = variant.path.with_name(f"{variant.path.name}.data")
+    libraries = [library.path for library in variant.session.libraries if library.package is None]
+    return [variant.path, *([beside] if beside.exists() else []), *libraries]
+
+
+def manifest_of(given: Given, inventory: Inventory, variant: Variant, saturation: Saturation | None) -> dict[str, Any]:
+    """What the consumer checks and needs: digests, session settings, and what the approval is tied to.
+
+    `ranges` is what to watch in production: the ends of each fixed range, and the share of values that lay outside of it here.
+    """
+    plugin = variant.session.provider == openvino.OPENVINO_PROVIDER
+    runtime = next(name for name in inventory.runtimes if name in DISTRIBUTIONS)
+    return {
+        "candidate": variant.candidate,
+        "source_digest": given.source.digest,
+        "files": {path.name: digest_file(path) for path in _artifact_files(variant)},
+        "session": {key: value for key, value in asdict(variant.session).items() if key != "libraries"},
+        "libraries": [describe_library(library) for library in variant.session.libraries],
+        "plugin": openvino.describe_plugin(variant.session.threads) if plugin else None,
+        "inputs": {spec.name: spec.dtype for spec in given.evidence.inputs},
+        "runtime": runtime,
+        "runtime_version": inventory.runtimes[runtime],
+        "device": inventory.device_key,
+        "ranges": {
+            tensor.tensor: {"low": tensor.low, "high": tensor.high, "share_outside": tensor.share}
+            for tensor in (saturation.tensors if saturation else ())
+        },
+    }
+
+
+def runtime_requirements(inventory: Inventory, variant: Variant) -> list[str]:
+    plugin = variant.session.provider == openvino.OPENVINO_PROVIDER
+    runtimes = [
+        f"{name}=={version}"
+        for name, version in inventory.runtimes.items()
+        if name.startswith("onnxruntime") and (plugin or name != openvino.DISTRIBUTION)
+    ]
+    packages = [f"{one.distribution}=={one.version}" for one in variant.session.libraries if one.package]
+    return [*runtimes, *packages, f"numpy=={np.__version__}"]
+
+
+def signature_of(variant: Variant) -> Any:
+    """The signature of the variant, read from its own session: names, dtypes, -1 for every dynamic axis."""
+    from mlflow.models import ModelSignature
+    from mlflow.types import Schema, TensorSpec
+
+    from tasks.runtimes.ort import describe_inputs, describe_outputs
+
+    with open_session(variant.path, variant.session) as session:
+        sides = (describe_inputs(session), describe_outputs(session))
+    schemas = [
+        Schema(
+            [
+                TensorSpec(
+                    np.dtype(spec.dtype), tuple(axis if isinstance(axis, int) else -1 for axis in spec.shape), spec.name
+                )
+                for spec in side
+            ]
+        )
+        for side in sides
+    ]
+    return ModelSignature(inputs=schemas[0], outputs=schemas[1])
+
+
+def lineage_of(run: Run, given: Given, inventory: Inventory, approval: Approval, mlflow_run_id: str) -> dict[str, str]:
+    """The tags of the version: what it was made from, what it runs on, and every verdict with its evidence."""
+    winner = approval.trial
+    assert winner.accuracy and winner.latency and winner.coverage
+    facts = {
+        "source_uri": given.source.uri,
+        "source_name": given.source.name,
+        "source_version": given.source.version or "",
+        "source_digest": given.source.digest,
+        "variant_digest": approval.variant.digest,
+        "calibration_digest": given.evidence.calibration.file.digest,
+        "evaluation_digest": given.evidence.evaluation.file.digest,
+        "candidate": winner.candidate,
+        "target": run.job.target,
+        "device": inventory.device_key,
+        "runtimes": ", ".join(f"{name} {version}" for name, version in inventory.runtimes.items()),
+        "metric": f"{winner.accuracy.metric} {winner.accuracy.value:.6g}",
+        "metric_drop_upper": f"{winner.drop.high:.6g}" if winner.drop else "",
+        "speedup_p50": f"{winner.latency.speedup.value:.4g}",
+        "coverage_macs": f"{winner.coverage.share:.4g}",
+        "saturation": _saturation(winner.saturation),
+        "verdicts": json.dumps({verdict.gate: verdict.outcome for verdict in approval.verdicts}),
+        "evidence": f"runs:/{mlflow_run_id}",
+    }
+    facts |= {f"verdict.{verdict.gate}": _in_short(verdict) for verdict in approval.verdicts}
+    return {f"{TAG}{key}": value for key, value in facts.items()}
+
+
+def _in_short(verdict: Verdict) -> str:
+    """A verdict as JSON without what is not there; `evidence` is the artifact of the candidate's run in MLflow."""
+    kept = {key: value for key, value in asdict(verdict).items() if value not in (None, "") and key != "gate"}
+    return json.dumps(
+        {key: float(f"{value:.6g}") if isinstance(value, float) else value for key, value in kept.items()}
+    )
+
+
+def _saturation(saturation: Saturation | None) -> str:
+    """The tensor that loses most, in words: the figure to watch in production."""
+    if saturation is None or saturation.worst is None:
+        return "no range is fixed"
+    worst = saturation.worst
+    return f"{worst.share:.4g} of the values of {worst.place} outside its range, at most ({saturation.samples} samples)"

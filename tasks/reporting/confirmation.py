@@ -1,0 +1,79 @@
+"""What came of the confirmation, as rows of text: made once, shown by the page and the markdown."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tasks.reporting import formats
+from tasks.reporting.rows import metric_of
+from validators.records import CandidateOutcome
+from validators.result import CandidateResult, Result
+
+# Attribute of `ConfirmedRow` and heading, in the order of the table.
+CONFIRMED_COLUMNS: tuple[tuple[str, str], ...] = (
+    ("name", "Candidate"),
+    ("outcome", "Outcome"),
+    ("samples", "Samples"),
+    ("baseline", "Baseline"),
+    ("metric", "Metric"),
+    ("drop", "Drop"),
+    ("chosen_drop", "When chosen"),
+    ("speedup", "Speedup"),
+    ("chosen_speedup", "When chosen"),
+)
+
+
+@dataclass(frozen=True)
+class ConfirmedRow:
+    """A candidate that was held against the confirmation samples, beside what it looked like on those that chose it."""
+
+    name: str
+    outcome: CandidateOutcome
+    samples: str
+    baseline: str
+    metric: str
+    drop: str
+    drop_upper: str
+    chosen_drop: str
+    speedup: str
+    speedup_lower: str
+    chosen_speedup: str
+
+
+def confirmed_rows(result: Result) -> tuple[ConfirmedRow, ...]:
+    """A row for each candidate that was judged again, in the order of the result."""
+    return tuple(_row(candidate, metric_of(result)) for candidate in result.candidates if candidate.confirmed)
+
+
+def tell_confirmation(result: Result) -> str:
+    """One sentence on how the winner was confirmed; empty where nothing was judged again."""
+    tried = [candidate for candidate in result.candidates if candidate.confirmed]
+    if not tried:
+        return ""
+    confirmed = tried[0].confirmed
+    assert confirmed is not None
+    count = "One candidate was" if len(tried) == 1 else f"{len(tried)} candidates were, best first,"
+    return (
+        f"{count} judged again on {confirmed.n} evaluation samples that had no say in the choice, and timed anew; each bound "
+        f"holds with {100 * confirmed.confidence:.3g} % confidence, so that all that may be tried share the error of one."
+    )
+
+
+def _row(candidate: CandidateResult, metric: str) -> ConfirmedRow:
+    confirmed = candidate.confirmed
+    assert confirmed is not None
+    drop, speedup = confirmed.metric_drop, confirmed.speedup_p50
+    before, ratio = candidate.metric_drop, candidate.speedup_p50
+    return ConfirmedRow(
+        name=candidate.name,
+        outcome=candidate.outcome,
+        samples=str(confirmed.n),
+        baseline=formats.metric_value(confirmed.baseline_value, metric),
+        metric=formats.metric_value(confirmed.metric_value, metric),
+        drop=formats.metric_drop(drop.value if drop else None, metric),
+        drop_upper=f"≤ {formats.metric_drop(drop.high, metric)}" if drop and drop.high is not None else "",
+        chosen_drop=formats.metric_drop(before.value if before else None, metric),
+        speedup=formats.speedup(speedup.value),
+        speedup_lower=f"≥ {formats.speedup(speedup.low)}" if speedup.low is not None else "",
+        chosen_speedup=formats.speedup(ratio.value if ratio else None),
+    )

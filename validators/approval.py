@@ -1,0 +1,53 @@
+"""What promotion takes: that one artifact passed every gate on one device, and no other does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from validators.records import Trial, Variant
+from validators.verdicts import Verdict
+
+# Of every variant, whatever the job says; `drop` has `sqnr` in its place where the metric itself is that ratio.
+ALWAYS_JUDGED = frozenset({"finite"})
+
+
+class NotApproved(ValueError):
+    """A trial was to be promoted that has not passed every gate that it must."""
+
+
+@dataclass(frozen=True)
+class Approval:
+    """A trial that passed, and the device and runtimes that its verdicts hold for.
+
+    `is_confirmed` says that the job keeps samples to confirm the winner, so that verdicts on them must be there.
+
+    Raises:
+        NotApproved: it has no variant, a gate that must be there is missing, or one did not pass.
+    """
+
+    trial: Trial
+    device_key: str
+    is_confirmed: bool
+
+    def __post_init__(self) -> None:
+        gates = {verdict.gate for verdict in self.verdicts}
+        accuracy = {"drop", "sqnr"} & gates
+        missing = ALWAYS_JUDGED - gates | ({"drop"} if not accuracy else set())
+        if self.is_confirmed:
+            missing |= {f"confirmed_{gate}" for gate in accuracy} - gates
+        against = [verdict.gate for verdict in self.verdicts if verdict.outcome != "pass"]
+        if self.trial.variant is None or self.trial.outcome != "passed" or missing or against:
+            raise NotApproved(
+                f"{self.trial.candidate} is {self.trial.outcome}; not passed: {against}; not judged: {sorted(missing)}"
+            )
+
+    @property
+    def variant(self) -> Variant:
+        """The artifact that is approved."""
+        assert self.trial.variant is not None  # held by __post_init__
+        return self.trial.variant
+
+    @property
+    def verdicts(self) -> tuple[Verdict, ...]:
+        """All verdicts on it, each a pass."""
+        return self.trial.verdicts
