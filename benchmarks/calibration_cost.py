@@ -31,13 +31,14 @@ def read_samples(path: Path, rows: slice) -> Samples:
 
 def evaluate(model: Path, samples: Samples) -> str:
     """The metric, as `tasks.measure_accuracy` takes it of a model that has the machine for itself."""
-    from tasks.measure.accuracy import EVALUATION_BATCH_SIZE, score_samples
+    from tasks.measure.classification import ACCURACY
+    from tasks.measure_accuracy import EVALUATION_BATCH_SIZE
     from tasks.runtimes.ort import open_session, run_batches
 
     settings = SessionSettings("CPUExecutionProvider", usable_cores()).without_spinning()
     with open_session(model, settings) as session:
         outputs = run_batches(session, samples.batches(EVALUATION_BATCH_SIZE), OUTPUT)
-    return f"accuracy {score_samples('accuracy', outputs, samples.labels, None).mean():.4f}"
+    return f"accuracy {ACCURACY.value(ACCURACY.rows(outputs, samples.labels, None)):.4f}"
 
 
 def validate(model: Path, calibration: Samples, evaluation: Samples) -> str:

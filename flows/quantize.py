@@ -122,7 +122,7 @@ def judge_candidates(run: Run, given: Given, findings: Findings, *, promote: boo
     findings = replace(findings, trials=confirmation.trials)
     if confirmation.winner is None:
         return findings
-    best = compare_with_champion(run, given, inventory, confirmation.winner, champion)
+    best = compare_with_champion(run, given, inventory, baseline, confirmation.winner, champion)
     if best.outcome == "passed" and promote and not run.job.source_is_file:
         approval = Approval(best, inventory.device_key, is_confirmed=run.job.confirmation.share > 0)
         champion = promote_winner(run, given, inventory, approval, champion, record)

@@ -9,7 +9,7 @@ from pathlib import Path
 from tasks.clock import Clock
 from validators.errors import QuantgateError
 from validators.job import Job
-from validators.measurements import Accuracy
+from validators.measurements import Accuracy, Estimate
 from validators.records import CalibrationVerdict, Champion, Check, Inventory, Source, Trial
 from validators.recovery import Recovery
 from validators.result import (
@@ -214,7 +214,7 @@ def _baseline(findings: Findings, trials: tuple[Trial, ...]) -> BaselineResult |
     p95 = sorted(trial.latency.baseline_p95_ms for trial in trials if trial.latency and trial.latency.baseline_p95_ms)
     return BaselineResult(
         metric=findings.baseline.metric,
-        value=findings.baseline.value,
+        value=_finite(findings.baseline.value),
         latency_p50_ms=p50[len(p50) // 2] if p50 else None,
         latency_p95_ms=p95[len(p95) // 2] if p95 else None,
         size_bytes=findings.baseline_bytes,
@@ -230,6 +230,8 @@ def _candidate(trial: Trial) -> CandidateResult:
         refusal=RefusalResult(kind=trial.refusal.kind, reason=trial.refusal.reason) if trial.refusal else None,
         metric_value=_finite(trial.accuracy.value) if trial.accuracy else None,
         metric_drop=trial.drop if trial.drop and math.isfinite(trial.drop.value) else None,
+        flips=trial.flips,
+        sqnr_db=_finite_estimate(trial.accuracy.sqnr) if trial.accuracy else None,
         speedup_p50=latency.speedup if latency else None,
         latency_p50_ms=latency.p50_ms if latency else None,
         latency_p95_ms=latency.p95_ms if latency else None,
@@ -256,10 +258,16 @@ def _confirmed(trial: Trial) -> ConfirmedResult | None:
         confidence=confirmed.confidence,
         baseline_value=_finite(confirmed.baseline_value),
         metric_value=_finite(confirmed.value),
-        metric_drop=confirmed.drop if math.isfinite(confirmed.drop.value) else None,
+        metric_drop=_finite_estimate(confirmed.drop),
         speedup_p50=confirmed.latency.speedup,
         latency_p50_ms=confirmed.latency.p50_ms,
     )
+
+
+def _finite_estimate(estimate: Estimate | None) -> Estimate | None:
+    if estimate is None or not math.isfinite(estimate.value):
+        return None
+    return Estimate(estimate.value, _finite(estimate.low), _finite(estimate.high))
 
 
 def _finite(value: float | None) -> float | None:

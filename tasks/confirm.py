@@ -7,18 +7,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from tasks.context import Given, Run, log
-from tasks.judge import Ground, ground_of, judge_answers, rank_passing
+from tasks.judge import ground_of, rank_passing
+from tasks.judge_answers import Ground, judge_answers
 from tasks.make_candidate import refused
-from tasks.measure.accuracy import value_of
 from tasks.measure_baseline import baseline_variant
 from tasks.measure_latency import latency_of
 from tasks.step import step
-from validators.confirmation import confidence_of_each
 from validators.errors import CandidateRefused
-from validators.gates import overall
+from validators.gates import confidence_of_each, overall
 from validators.measurements import Accuracy, Latency
 from validators.records import Confirmed, Inventory, Trial
 from validators.resource_gates import judge_speedup
@@ -64,19 +61,20 @@ def confirm_winner(
 def _judge_again(run: Run, given: Given, inventory: Inventory, ground: Ground, trial: Trial) -> Trial:
     """The trial with further verdicts, `confirmed_...`, and what they rest on."""
     assert trial.variant and trial.accuracy
-    job, mask = run.job, ground.confirmation
+    job = run.job
     confidence = confidence_of_each(job.gates.confidence, job.confirmation.candidates)
     latency = _measure_again(run, given, inventory, trial, confidence)
-    drop, on_answers = judge_answers(ground, trial.accuracy, mask, confidence)
+    answers = judge_answers(ground, trial.accuracy, ground.confirmation, confidence)
     gates = job.gates.model_copy(update={"confidence": confidence})
-    verdicts: list[Verdict | None] = [*on_answers, judge_speedup(latency, gates, job.target)]
+    verdicts: list[Verdict | None] = [*answers.verdicts, judge_speedup(latency, gates, job.target)]
     again = tuple(replace(verdict, gate=f"confirmed_{verdict.gate}") for verdict in verdicts if verdict is not None)
     confirmed = Confirmed(
-        n=int(mask.sum()),
+        n=answers.n,
         confidence=confidence,
-        baseline_value=value_of(job.metric, ground.baseline_rows[mask]),
-        value=value_of(job.metric, np.load(trial.accuracy.scores_path)[mask]),
-        drop=drop,
+        baseline_value=answers.baseline_value,
+        value=answers.value,
+        drop=answers.drop,
+        slices=answers.slices,
         latency=latency,
     )
     everything = (*trial.verdicts, *again)

@@ -2,48 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
+from dataclasses import replace
 
 from tasks.context import Given, Run, log
-from tasks.measure.accuracy import drops
+from tasks.judge_answers import Ground, judge_answers
 from tasks.ptq.graph import model_bytes
 from tasks.step import step
-from validators.accuracy_gates import judge_drop, judge_finite
 from validators.coverage_gate import judge_coverage, judge_simulation
 from validators.gates import overall
-from validators.intervals import drop_interval
 from validators.job import Job
-from validators.measurements import Accuracy, Estimate
+from validators.measurements import Accuracy
 from validators.records import Trial
 from validators.resource_gates import judge_size, judge_speedup
 from validators.verdicts import Verdict
 
-Mask = NDArray[np.bool_]
-
-
-@dataclass(frozen=True)
-class Ground:
-    """What trials are judged on: the job's gates, the baseline, and the rows that had no say in the choice."""
-
-    job: Job
-    baseline: Accuracy
-    baseline_bytes: int
-    confirmation: Mask
-
-    @cached_property
-    def baseline_rows(self) -> NDArray[np.float64]:
-        """What the metric is reckoned from, one row a sample."""
-        return np.asarray(np.load(self.baseline.scores_path), dtype=np.float64)
-
 
 def ground_of(run: Run, given: Given, baseline: Accuracy) -> Ground:
-    """The ground of a run."""
-    return Ground(run.job, baseline, model_bytes(given.source.onnx_path), given.evidence.confirmation)
+    """What the trials of a run are judged on."""
+    evidence = given.evidence
+    size = model_bytes(given.source.onnx_path)
+    return Ground(run.job, baseline, size, evidence.confirmation, evidence.evaluation.slices)
 
 
 @step("judge candidates", retried=False)
@@ -59,33 +37,28 @@ def judge_trials(run: Run, given: Given, baseline: Accuracy, trials: tuple[Trial
 
 
 def judge_trial(ground: Ground, trial: Trial) -> Trial:
-    """One trial with its drop, verdicts and outcome, on the samples that choose."""
+    """One trial with its verdicts and outcome; what it answers is judged on the samples that choose, and its metric is that on
+    those."""
     if trial.variant is None or trial.accuracy is None or trial.coverage is None:
         return trial
     job = ground.job
-    drop, on_answers = judge_answers(ground, trial.accuracy, ~ground.confirmation, job.gates.confidence)
+    answers = judge_answers(ground, trial.accuracy, ground.selection, job.gates.confidence)
     verdicts: list[Verdict | None] = [
-        *on_answers,
+        *answers.verdicts,
         judge_speedup(trial.latency, job.gates, job.target) if trial.latency else None,
         judge_coverage(trial.candidate, trial.coverage, job.gates),
         judge_size(trial.variant, ground.baseline_bytes, job.gates),
         judge_simulation(trial.variant),
     ]
     given = tuple(verdict for verdict in verdicts if verdict is not None)
-    return replace(trial, drop=drop, verdicts=given, outcome=overall(given))
-
-
-def judge_answers(
-    ground: Ground, accuracy: Accuracy, mask: Mask, confidence: float
-) -> tuple[Estimate, tuple[Verdict, ...]]:
-    """The drop on the rows of a mask, and the gates on what the variant answers there."""
-    job = ground.job
-    rows = np.load(accuracy.scores_path)
-    lost = drops(job.metric, ground.baseline_rows[mask], rows[mask])
-    drop, method = drop_interval(lost, confidence, seed=job.seed)
-    return drop, (
-        judge_drop(drop, job.gates, n=len(lost), method=method),
-        judge_finite(_newly_bad(ground.baseline, accuracy, mask), len(lost)),
+    return replace(
+        trial,
+        accuracy=replace(trial.accuracy, value=answers.value, n=answers.n, sqnr=answers.sqnr),
+        drop=answers.drop,
+        flips=answers.flips,
+        slices=answers.slices,
+        verdicts=given,
+        outcome=overall(given),
     )
 
 
@@ -100,14 +73,3 @@ def rank_passing(job: Job, trials: tuple[Trial, ...]) -> list[Trial]:
         return (speed, size) if by_latency else (size, speed)
 
     return sorted(passing, key=rank)
-
-
-def _newly_bad(baseline: Accuracy, variant: Accuracy, mask: Mask) -> int:
-    """How many samples of the mask have NaN or Inf where the baseline's outputs are finite."""
-    before, after = (_finite(np.load(accuracy.outputs_path)) for accuracy in (baseline, variant))
-    return int((before & ~after)[mask].sum())
-
-
-def _finite(outputs: NDArray[Any]) -> NDArray[np.bool_]:
-    finite: NDArray[np.bool_] = np.isfinite(outputs).reshape(len(outputs), -1).all(axis=1)
-    return finite

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from tasks.context import Evidence, Run, log
-from tasks.measure.accuracy import class_count
+from tasks.job_metric import job_metric
+from tasks.measure_accuracy import keeps_noise
 from tasks.ptq.make import CPU_PROVIDER
 from tasks.runtimes.ort import describe_inputs, describe_outputs, open_session
 from tasks.step import step
@@ -46,11 +47,11 @@ def _load(run: Run, source: Source) -> Evidence:
         traffic = load_file(run, "traffic", job.data.traffic, inputs) if job.data.traffic else None
         _check_fixed_batch(batch_axis, run, calibration, evaluation)
         probe = session.run([output.name], next(evaluation.batches(batch_axis or 2)))[0]
-    label_shape = None if evaluation.labels is None else evaluation.labels.shape[1:]
-    classes = class_count(job.metric, output, probe.shape, label_shape)
-    check_evaluation(evaluation, metric=job.metric, output=output, classes=classes, label=job.data.label)
+    metric = job_metric(job)
+    check_evaluation(evaluation, metric.expects(output, probe.shape), metric=metric.name, label=job.data.label)
     _check_axes(job.measurement.dims, inputs)
-    check_gates_can_be_met(job.gates, len(evaluation), is_right_or_wrong=classes is not None)
+    _check_noise_gate(job, keeps_noise(metric, output))
+    check_gates_can_be_met(job.gates, len(evaluation), is_right_or_wrong=metric.is_right_or_wrong)
     log.info("data: %d calibration and %d evaluation samples", len(calibration), len(evaluation))
     confirmation = confirmation_mask(evaluation, job.confirmation.share)
     return Evidence(inputs, output, calibration, evaluation, traffic, batch_axis, confirmation)
@@ -163,4 +164,13 @@ def _check_axes(dims: dict[str, int], inputs: tuple[TensorSpec, ...]) -> None:
             found=f"`measurement.dims` names {unknown}",
             expected=f"dynamic axes of the inputs besides the batch: {sorted(axes) or 'there are none'}",
             fix="correct the names; the inputs are " + "; ".join(str(spec) for spec in inputs),
+        )
+
+
+def _check_noise_gate(job: Job, has_noise: bool) -> None:
+    if job.gates.min_sqnr_db is not None and not has_noise:
+        raise JobError(
+            found=f"`gates.min_sqnr_db: {job.gates.min_sqnr_db}` with the metric {job.metric!r}",
+            expected="an output of floating-point values that is kept, which the logits behind `perplexity` are not",
+            fix="take `min_sqnr_db` out, or take another `metric` or `output`",
         )

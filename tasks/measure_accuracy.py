@@ -10,15 +10,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasks.context import MEASURE_CODE, Evidence, Run
-from tasks.measure.accuracy import EVALUATION_BATCH_SIZE, score_samples, value_of
+from tasks.job_metric import job_metric
+from tasks.measure.metric import Metric, Rows
 from tasks.measure.perplexity import WINDOWS_AT_ONCE, score_batches
+from tasks.measure.values import has_noise, signal_and_noise
 from tasks.runtimes.ort import open_session, run_batches, run_outputs
-from validators.job import MetricName
+from validators.datasets import TensorSpec
+from validators.errors import CandidateRefused, JobError
 from validators.measurements import Accuracy
 from validators.records import Inventory, SessionSettings
 
 if TYPE_CHECKING:
     import onnxruntime as ort
+
+# Samples a batch when accuracy is measured; latency has batch sizes of its own.
+EVALUATION_BATCH_SIZE = 32
 
 
 def measure_accuracy(
@@ -32,25 +38,28 @@ def measure_accuracy(
     *,
     alone: bool = False,
 ) -> tuple[Accuracy, bool]:
-    """The metric of a model, and whether it was in the store.
+    """The metric of a model, and whether it was in the store; `baseline` is None for the baseline itself.
 
     `alone` says that nothing else of the run computes meanwhile, so that all threads of the settings may.
 
     Raises:
-        CandidateRefused: the runtime does not load or run it.
+        CandidateRefused: the runtime does not load or run it, or the metric fails on outputs that are not the baseline's.
         DataError: the samples have no targets for the metric `perplexity`.
+        JobError: the metric fails on the baseline's outputs.
     """
     job = run.job
+    metric = job_metric(job)
     key = (
         model_digest,
         asdict(settings),
         evidence.evaluation.file.digest,
-        job.metric,
+        metric.name,
+        metric.version,
         evidence.output.name,
         job.data.label,
         # Integer kernels saturate differently by instruction set: the same file has another accuracy elsewhere.
         inventory.device_key,
-        str(baseline.outputs_path) if baseline and job.metric == "agreement" else None,
+        str(baseline.outputs_path) if baseline else None,
         MEASURE_CODE,
     )
 
@@ -58,29 +67,61 @@ def measure_accuracy(
         with open_session(
             model, _considerate(settings, threads=settings.threads if alone else settings.threads // 2)
         ) as session:
-            reference = np.load(baseline.outputs_path) if baseline else None
-            outputs, scores = _score(session, evidence, job.metric, reference)
+            outputs = _outputs(session, evidence, metric)
+        reference = np.load(baseline.outputs_path) if baseline else None
+        rows = _rows(metric, outputs, evidence.evaluation.labels, reference)
         np.save(folder / "outputs.npy", outputs)
-        np.save(folder / "scores.npy", scores)
-        value = value_of(job.metric, scores)
-        return Accuracy(job.metric, value, len(scores), folder / "scores.npy", folder / "outputs.npy")
+        np.save(folder / "scores.npy", rows)
+        noise = None
+        if reference is not None and keeps_noise(metric, evidence.output):
+            noise = folder / "noise.npy"
+            np.save(noise, signal_and_noise(outputs, reference))
+        return Accuracy(
+            metric.name,
+            metric.value(rows),
+            len(rows),
+            folder / "scores.npy",
+            folder / "outputs.npy",
+            samples_a_row=len(evidence.evaluation) // len(rows),
+            noise_path=noise,
+        )
 
     return run.store.make("accuracy", key, Accuracy, measure)
 
 
-def _score(
-    session: ort.InferenceSession, evidence: Evidence, metric: MetricName, reference: NDArray[Any] | None
-) -> tuple[NDArray[Any], NDArray[np.float64]]:
-    """What is kept of the outputs, `(n, ...)`, and one score a sample."""
+def keeps_noise(metric: Metric, output: TensorSpec) -> bool:
+    """Whether a variant's outputs are kept and can be told from the baseline's by their noise."""
+    return metric.name != "perplexity" and has_noise(output)
+
+
+def finite(outputs: NDArray[Any]) -> NDArray[np.bool_]:
+    """Where outputs are finite, in their shape; text is finite everywhere."""
+    return np.isfinite(outputs) if outputs.dtype.kind in "fiub" else np.ones(outputs.shape, bool)
+
+
+def _outputs(session: ort.InferenceSession, evidence: Evidence, metric: Metric) -> NDArray[Any]:
+    """What is kept of the outputs, `(n, ...)`."""
     samples, output = evidence.evaluation, evidence.output.name
-    if metric == "perplexity":
+    if metric.name == "perplexity":
         batches = samples.batches(evidence.batch_axis or WINDOWS_AT_ONCE)
         logits = (run_outputs(session, batch, [output])[0] for batch in batches)
-        losses = score_batches(logits, samples, evidence.output)
         # The logits of all windows fit nowhere; their losses, finite where they are, stand for them from here on.
-        return losses, losses
+        return score_batches(logits, samples, evidence.output)
     outputs = run_batches(session, samples.batches(evidence.batch_axis or EVALUATION_BATCH_SIZE), output)
-    return outputs, score_samples(metric, outputs, samples.labels, reference)
+    # The runtime gives text as Python objects, which numpy stores by pickle alone.
+    return outputs.astype(str) if outputs.dtype.kind == "O" else outputs
+
+
+def _rows(metric: Metric, outputs: NDArray[Any], labels: NDArray[Any] | None, reference: NDArray[Any] | None) -> Rows:
+    """The metric's rows; what fails on a variant alone is the variant's fault."""
+    try:
+        return metric.rows(outputs, labels, reference)
+    except JobError as error:
+        if reference is None:
+            raise
+        raise CandidateRefused(
+            kind="invalid", found=error.found, expected=f"{error.expected}, as for the baseline", fix=error.fix
+        ) from error
 
 
 def _considerate(settings: SessionSettings, *, threads: int) -> SessionSettings:

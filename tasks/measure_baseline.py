@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from tasks.context import Given, Run, log
+from tasks.job_metric import job_metric
 from tasks.measure.inventory import usable_cores
-from tasks.measure_accuracy import measure_accuracy
+from tasks.measure_accuracy import finite, measure_accuracy
 from tasks.ptq.graph import model_bytes
 from tasks.ptq.make import CPU_PROVIDER
 from tasks.step import step
@@ -30,9 +33,10 @@ def baseline_variant(run: Run, given: Given) -> Variant:
 
 @step("measure baseline", retried=False)
 def measure_baseline(run: Run, given: Given, inventory: Inventory) -> Accuracy:
-    """The baseline's metric.
+    """The baseline's metric on the samples that choose; its files hold those of all samples.
 
     Raises:
+        JobError: the metric fails on its outputs.
         SourceError: the source does not run on the target, or its outputs are NaN or Inf throughout.
     """
     variant = baseline_variant(run, given)
@@ -44,11 +48,14 @@ def measure_baseline(run: Run, given: Given, inventory: Inventory) -> Accuracy:
         except CandidateRefused as error:
             raise SourceError(found=error.found, expected=error.expected, fix=error.fix) from error
         outputs = np.load(accuracy.outputs_path)
-    if not np.isfinite(outputs).any():
+    if not finite(outputs).any():
         raise SourceError(
             found="outputs of the source that are NaN or Inf on every evaluation sample",
             expected="finite outputs",
             fix="check the source on the evaluation data first",
         )
+    # The metric that variants are shown beside is that of the samples that choose, like theirs.
+    rows = np.load(accuracy.scores_path)[~given.evidence.confirmation[:: accuracy.samples_a_row]]
+    accuracy = replace(accuracy, value=job_metric(run.job).value(rows), n=len(rows))
     log.info("baseline: %s %.4f on %d samples", accuracy.metric, accuracy.value, accuracy.n)
     return accuracy

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from tasks.context import Given, Run, log
-from tasks.measure.accuracy import drops
+from tasks.job_metric import job_metric
+from tasks.measure.drops import estimate_drop
 from tasks.measure_accuracy import measure_accuracy
 from tasks.measure_latency import latency_of
 from tasks.promote import find_champion
@@ -20,8 +21,8 @@ from tasks.step import step
 from validators.champion_gate import judge_against_champion
 from validators.errors import CandidateRefused
 from validators.gates import overall
-from validators.intervals import drop_interval
 from validators.libraries import Libraries
+from validators.measurements import Accuracy
 from validators.records import Champion, Inventory, SessionSettings, Trial, Variant
 
 
@@ -46,7 +47,7 @@ def look_up_champion(run: Run, given: Given) -> Champion | None:
 
 @step("compare with champion")
 def compare_with_champion(
-    run: Run, given: Given, inventory: Inventory, best: Trial, champion: Champion | None
+    run: Run, given: Given, inventory: Inventory, baseline: Accuracy, best: Trial, champion: Champion | None
 ) -> Trial:
     """The best trial with the verdict on it beside the champion; unchanged where it is the champion, or there is none.
 
@@ -59,18 +60,18 @@ def compare_with_champion(
         try:
             holder = _fetch(run, champion)
             accuracy, _ = measure_accuracy(
-                run, given.evidence, inventory, holder.path, holder.digest, holder.session, best.accuracy
+                run, given.evidence, inventory, holder.path, holder.digest, holder.session, baseline
             )
             latency, _ = latency_of(run, given, inventory, holder, best.variant, run.job.measurement.batch_sizes[0])
         except CandidateRefused as error:
             log.warning("champion version %s does not run here any more: %s", champion.version, error.found)
             return best
         # On samples that had no say in choosing the best, where the job keeps any.
-        kept = given.evidence.confirmation
-        rows = kept if kept.any() else ~kept
-        held, best_scores = (np.load(one.scores_path)[rows] for one in (accuracy, best.accuracy))
-        lost = drops(run.job.metric, held, best_scores)
-        drop, _ = drop_interval(lost, run.job.gates.confidence, seed=run.job.seed)
+        kept = given.evidence.confirmation[:: accuracy.samples_a_row]
+        mask = kept if kept.any() else ~kept
+        rows, best_rows = (np.load(one.scores_path)[mask] for one in (accuracy, best.accuracy))
+        metric, confidence = job_metric(run.job), run.job.gates.confidence
+        drop, _ = estimate_drop(metric, rows, best_rows, confidence, seed=run.job.seed)
         verdict = judge_against_champion(
             same_source=champion.source_digest == given.source.digest,
             drop=drop,
@@ -78,7 +79,7 @@ def compare_with_champion(
             size_ratio=best.variant.size_bytes / holder.size_bytes,
             objective=run.job.objective,
             gates=run.job.gates,
-            n=len(lost),
+            n=len(rows),
         )
     log.info("beside champion version %s: %s %s", champion.version, verdict.outcome, verdict.reason)
     verdicts = (*best.verdicts, verdict)

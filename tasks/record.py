@@ -135,6 +135,10 @@ def _record_trial(client: Any, run_id: str, trial: Trial) -> None:
         metrics[trial.accuracy.metric] = trial.accuracy.value
     if trial.drop and trial.drop.high is not None:
         metrics |= {"metric_drop": trial.drop.value, "metric_drop_upper": trial.drop.high}
+    if trial.flips:
+        metrics |= {"flips_lost": trial.flips.lost, "flips_gained": trial.flips.gained}
+    if trial.accuracy and trial.accuracy.sqnr and trial.accuracy.sqnr.low is not None:
+        metrics |= {"sqnr_db": trial.accuracy.sqnr.value, "sqnr_db_lower": trial.accuracy.sqnr.low}
     if trial.coverage:
         metrics["coverage_macs"] = trial.coverage.share
     if trial.saturation and trial.saturation.worst:
@@ -183,6 +187,9 @@ def _table(result: Result) -> dict[str, list[Any]]:
             "outcome": candidate.outcome,
             "metric": candidate.metric_value,
             "drop": candidate.metric_drop.value if candidate.metric_drop else None,
+            "lost": candidate.flips.lost if candidate.flips else None,
+            "gained": candidate.flips.gained if candidate.flips else None,
+            "sqnr_db": candidate.sqnr_db.value if candidate.sqnr_db else None,
             "speedup_p50": candidate.speedup_p50.value if candidate.speedup_p50 else None,
             "latency_p50_ms": candidate.latency_p50_ms,
             "size_bytes": candidate.size_bytes,

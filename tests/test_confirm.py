@@ -16,8 +16,8 @@ from tasks.confirm import Confirmation, confirm_winner
 from tasks.context import Run
 from tasks.store import Store
 from validators.approval import ALWAYS_JUDGED, Approval, NotApproved
-from validators.confirmation import confidence_of_each
 from validators.errors import CandidateRefused
+from validators.gates import confidence_of_each
 from validators.measurements import Accuracy, Estimate
 from validators.records import Trial
 from validators.verdicts import Verdict
@@ -57,7 +57,7 @@ class Rehearsal:
 
         def ground(run: Run, given: Any, baseline: Accuracy) -> Any:
             kept = KEPT if job.confirmation.share else np.zeros(N, bool)
-            return confirm.Ground(job, baseline, 1000, kept)
+            return confirm.Ground(job, baseline, 1000, kept, {})
 
         monkeypatch.setattr(confirm, "_measure_again", measured)
         monkeypatch.setattr(confirm, "ground_of", ground)

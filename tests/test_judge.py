@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from tasks.gather import trial_of
-from tasks.judge import Ground, judge_trial, rank_passing
+from tasks.judge import judge_trial, rank_passing
+from tasks.judge_answers import Ground
 from tasks.store import StorageFull
 from validators.errors import InfrastructureError
 from validators.job import Job
@@ -43,7 +44,7 @@ class Bench:
         scores = np.asarray(scores, dtype=np.float64)
         outputs = np.zeros((len(scores), 3), np.float32)
         outputs[list(bad_rows), 1] = [np.nan, np.inf][self.made % 2]
-        np.save(scores_path, scores)
+        np.save(scores_path, scores[:, None])
         np.save(outputs_path, outputs)
         return Accuracy(metric, float(scores.mean()), len(scores), scores_path, outputs_path)
 
@@ -95,7 +96,7 @@ def judge(job: Job, trial: Trial, baseline: Accuracy, *, kept: slice | None = No
     """The trial as judged beside a baseline, on all rows but those that are `kept` for the confirmation."""
     confirmation = np.zeros(baseline.n, bool)
     confirmation[kept or slice(0)] = True
-    return judge_trial(Ground(job, baseline, BASELINE_BYTES, confirmation), trial)
+    return judge_trial(Ground(job, baseline, BASELINE_BYTES, confirmation, {}), trial)
 
 
 def outcomes(trial: Trial) -> dict[str, str]:

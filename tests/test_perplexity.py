@@ -18,16 +18,17 @@ from scipy.special import log_softmax
 from tasks.clock import Clock
 from tasks.context import Evidence, Run
 from tasks.measure import perplexity as module
-from tasks.measure.accuracy import drops
+from tasks.measure.drops import estimate_drop
 from tasks.measure.inventory import take_inventory
-from tasks.measure.perplexity import IGNORED, perplexity, score_batches, score_windows, targets_of
+from tasks.measure.metrics import PERPLEXITY
+from tasks.measure.perplexity import perplexity, score_batches, score_windows, targets_of
 from tasks.measure_accuracy import measure_accuracy
 from tasks.store import Store
 from validators.accuracy_gates import judge_drop
 from validators.datasets import TensorSpec, load_samples
 from validators.errors import DataError
-from validators.intervals import drop_interval
 from validators.job_gates import Gates
+from validators.labels import IGNORED
 from validators.measurements import Accuracy
 from validators.read_job import parse_job
 from validators.records import SessionSettings
@@ -208,7 +209,7 @@ def test_the_metric_of_a_model(measured: Any) -> None:
     measure, table, ids = measured
     accuracy = measure(table)
     expected = -log_softmax(table.astype(np.float64), axis=-1)[ids[:, :-1], ids[:, 1:]].mean(axis=1)
-    np.testing.assert_allclose(np.load(accuracy.scores_path), expected, rtol=1e-6)
+    np.testing.assert_allclose(np.load(accuracy.scores_path), expected[:, None], rtol=1e-6)
     assert accuracy.metric == "perplexity" and accuracy.n == 300
     assert accuracy.value == pytest.approx(np.exp(expected.mean()), rel=1e-6)
     assert np.load(accuracy.outputs_path).shape == (300,)
@@ -221,9 +222,9 @@ def test_the_gate_tells_a_worse_model_from_an_equal_one(noise: float, outcome: s
     rng = np.random.default_rng(4)
     baseline = measure(table)
     variant = measure(table + (rng.normal(size=table.shape) * noise).astype(np.float32), baseline)
-    lost = drops("perplexity", np.load(baseline.scores_path), np.load(variant.scores_path))
-    drop, method = drop_interval(lost, 0.95, seed=1)
-    verdict = judge_drop(drop, Gates(max_drop=0.02), n=len(lost), method=method)
+    rows, baseline_rows = np.load(variant.scores_path), np.load(baseline.scores_path)
+    drop, method = estimate_drop(PERPLEXITY, baseline_rows, rows, 0.95, seed=1)
+    verdict = judge_drop(drop, Gates(max_drop=0.02), n=len(rows), method=method)
     assert verdict.outcome == outcome and verdict.n == 300
     # A rise of the loss by d nats is a ratio of perplexities of exp(d).
     assert variant.value / baseline.value == pytest.approx(math.exp(drop.value), rel=1e-9)

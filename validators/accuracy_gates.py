@@ -53,3 +53,23 @@ def judge_finite(bad_samples: int, n: int) -> Verdict:
         n=n,
         reason=f"NaN or Inf on {bad_samples} samples where the baseline is finite" if bad_samples else "",
     )
+
+
+def judge_sqnr(sqnr: Estimate | None, gates: Gates, *, n: int) -> Verdict | None:
+    """The noise gate: the signal-to-quantization-noise ratio of the outputs in dB; None where the job has no such gate.
+
+    One that is infinite (not a bit differs) passes, and one that is NaN (outputs that are not finite) fails.
+    """
+    if gates.min_sqnr_db is None:
+        return None
+    assert sqnr is not None  # load_data refuses the gate where outputs have no noise
+    return bounded(
+        "sqnr",
+        sqnr,
+        gates.min_sqnr_db,
+        "at_least",
+        gates.confidence,
+        n,
+        "paired bootstrap of the noise's share",
+        "{:.1f} dB".format,
+    )

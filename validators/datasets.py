@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from validators.digests import digest_file
 from validators.errors import DataError
+from validators.labels import LabelSpec, check_labels
 from validators.records import DataFile
 
 Arrays = dict[str, NDArray[Any]]
@@ -31,7 +32,7 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class Samples:
-    """Samples that fit a model: `inputs[name]` has shape `(n, ...)`, `labels` shape `(n,)` or is None.
+    """Samples that fit a model: `inputs[name]` has shape `(n, ...)`, `labels` has shape `(n, ...)` or is None.
 
     `slices[name]` (integers, booleans or text of shape `(n,)`) tells each sample's group.
     """
@@ -61,7 +62,7 @@ def load_samples(
         DataError: the file is missing, unreadable or empty, or a name, dtype, shape or length does not fit.
     """
     arrays = _read(path, role)
-    labels = arrays.pop(label, None)
+    labels = _as_text(arrays.pop(label)) if label in arrays else None
     groups = {name: _as_groups(arrays.pop(name), name, path, role) for name in slices if name in arrays}
     expected = "; ".join(str(spec) for spec in inputs)
     missing = [spec.name for spec in inputs if spec.name not in arrays]
@@ -98,13 +99,11 @@ def load_samples(
     return Samples(DataFile(path, digest_file(path), rows), arrays, labels, groups)
 
 
-def check_evaluation(samples: Samples, *, metric: str, output: TensorSpec, classes: int | None, label: str) -> None:
-    """Check that labels are there where the metric needs them, fit the output, and that no input value is NaN or Inf.
-
-    `classes` is the size of the output's last axis, when the metric reads class scores.
+def check_evaluation(samples: Samples, spec: LabelSpec, *, metric: str, label: str) -> None:
+    """Check that no input value is NaN or Inf, and that labels are there and of the kind that the metric takes.
 
     Raises:
-        DataError: labels are missing, of the wrong kind, or outside the outputs; or an input is not finite.
+        DataError: an input is not finite, or labels are missing, of the wrong kind or out of bounds.
     """
     name = samples.file.path.name
     for key, array in samples.inputs.items():
@@ -114,43 +113,13 @@ def check_evaluation(samples: Samples, *, metric: str, output: TensorSpec, class
                 expected="finite values",
                 fix="drop or repair those samples",
             )
-    if metric == "agreement" or (metric == "perplexity" and samples.labels is None):
-        return  # compared with the baseline, or with the tokens of the input
-    if samples.labels is None:
+    if samples.labels is not None:
+        check_labels(samples.labels, spec, data=name, label=label, metric=metric)
+    elif spec.required:
         raise DataError(
             found=f"evaluation data {name} without an array {label!r}",
             expected=f"labels, which the metric {metric!r} needs",
-            fix="add the labels, set `data.label`, or take the metric `agreement`, which needs none",
-        )
-    if classes is None:
-        _check_targets(samples.labels, name, metric, output)
-        return
-    _check_classes(samples.labels, name, label, classes)
-
-
-def _check_targets(labels: NDArray[Any], name: str, metric: str, output: TensorSpec) -> None:
-    if labels.dtype.kind not in "fiu" or not np.isfinite(labels.astype(np.float64)).all():
-        raise DataError(
-            found=f"evaluation data {name} with labels of dtype {labels.dtype}, not all finite numbers",
-            expected=f"finite numbers for the metric {metric!r} on output {output}",
-            fix="repair the labels",
-        )
-
-
-def _check_classes(labels: NDArray[Any], name: str, label: str, classes: int) -> None:
-    if labels.dtype.kind not in "iu" or labels.ndim != 1:
-        raise DataError(
-            found=f"evaluation data {name}: {label!r} is {labels.dtype} of shape {labels.shape}",
-            expected="one integer class index a sample",
-            fix="write class indices as a one-dimensional integer array",
-        )
-    outside = (labels < 0) | (labels >= classes)
-    if outside.any():
-        raise DataError(
-            found=f"evaluation data {name}: {int(outside.sum())} labels outside the outputs, such as "
-            f"{labels[outside][0]}",
-            expected=f"class indices from 0 to {classes - 1}",
-            fix="map the labels to the model's class order",
+            fix="add the labels, set `data.label`, or take the metric `agreement` or `sqnr`, which need none",
         )
 
 
@@ -217,10 +186,15 @@ def _column(array: Any) -> NDArray[Any]:
     return inner.reshape(len(array), *(lengths or [0]), *inner.shape[1:])
 
 
+def _as_text(array: NDArray[Any]) -> NDArray[Any]:
+    """The same, text as text: Parquet gives Python objects."""
+    is_text = array.dtype.kind == "O" and all(isinstance(value, str) for value in array.flat)
+    return array.astype(str) if is_text else array
+
+
 def _as_groups(array: NDArray[Any], name: str, path: Path, role: str) -> NDArray[Any]:
-    """A slice as an array of integers, booleans or text; Parquet gives text as Python objects."""
-    if array.dtype.kind == "O" and all(isinstance(value, str) for value in array.flat):
-        array = array.astype(str)
+    """A slice as an array of integers, booleans or text."""
+    array = _as_text(array)
     if array.ndim != 1 or array.dtype.kind not in "iubU":
         raise DataError(
             found=f"{role} data {path.name}: slice {name!r} is {array.dtype} of shape {array.shape}",

@@ -2,18 +2,37 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from validators.errors import JobError
 from validators.frozen import Settings
-from validators.job_data import CalibrationBounds, Data, OperatorLibrary
+from validators.job_data import CalibrationBounds, Data, OperatorLibrary, TextDecoding
 from validators.job_gates import Gates
 from validators.job_measurement import Measurement
 from validators.recipe import DEFAULT_CANDIDATES, Target, decode
 
-MetricName = Literal["accuracy", "top5", "mse", "mae", "agreement", "perplexity"]
+MetricName = Literal[
+    "accuracy",
+    "top5",
+    "agreement",
+    "f1_macro",
+    "f1_binary",
+    "auroc",
+    "mse",
+    "mae",
+    "r2",
+    "cosine",
+    "spearman",
+    "sqnr",
+    "perplexity",
+    "wer",
+    "cer",
+]
+# A function of the user's own, as `module:function`.
+FunctionName = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$")]
 
 
 class Budgets(Settings):
@@ -47,9 +66,23 @@ class Job(Settings):
     """Where the variants will run."""
     data: Data
     """The samples."""
-    metric: MetricName = "accuracy"
-    """`accuracy` and `top5` for class indices, `mse` and `mae` for values, `agreement` with the baseline's top-1 class,
-    `perplexity` of the next token for a language model."""
+    metric: MetricName | FunctionName = "accuracy"
+    """Of class scores: `accuracy`, `top5`, `f1_macro`, `auroc` (of several classes the mean over one against the rest),
+    `f1_binary` (class 1 is positive), and without labels `agreement` with the baseline's top-1 class. Of values: `mse`, `mae`,
+    `r2`, and `spearman`, the rank correlation with the label. Of embeddings: `cosine` with the label's embedding, or without
+    labels the baseline's, and `spearman` of the cosine of samples 2i and 2i + 1 with the label of both. Of text: `wer`, `cer`,
+    see `text`; `perplexity` of the next token. Of any output, without labels: `sqnr`, the signal-to-quantization-noise ratio in
+    dB, which needs `gates.min_sqnr_db` and has no drop. Or `module:function`, a function of your own of outputs and labels that
+    gives one score a sample or one number for all; see `code` and `metric_direction`."""
+    metric_direction: Literal["higher", "lower"] | None = None
+    """Which values of a function of your own are better."""
+    metric_threshold: float | None = None
+    """For `f1_binary` on one value a sample: above it the answer is class 1; 0 for a logit, 0.5 for a probability."""
+    code: Path = Path()
+    """Folder of Python files that the job names functions of, relative to the job file; a function is looked for there first,
+    then among the modules that can be imported where quantgate runs."""
+    text: TextDecoding = TextDecoding()
+    """How outputs and labels become text, for `wer` and `cer`."""
     output: str | None = None
     """The output that the metric reads; the model's first when null."""
     candidates: Literal["default"] | Annotated[tuple[str, ...], Field(min_length=1)] = "default"
@@ -89,6 +122,21 @@ class Job(Settings):
         if len(set(names)) < len(names):
             raise ValueError("a library is named twice, or two files have one name: they are kept in one folder")
         return value
+
+    @model_validator(mode="after")
+    def _metric_is_complete(self) -> Job:
+        if self.metric_is_function != (self.metric_direction is not None):
+            raise ValueError("`metric_direction`: higher or lower for a metric `module:function`, and for no other")
+        if self.metric_threshold is not None and self.metric != "f1_binary":
+            raise ValueError("`metric_threshold` is for the metric f1_binary alone")
+        if self.metric == "sqnr" and self.gates.min_sqnr_db is None:
+            raise ValueError("the metric sqnr has no drop that a gate could judge: set `gates.min_sqnr_db`")
+        return self
+
+    @property
+    def metric_is_function(self) -> bool:
+        """Whether the metric is a function of the user's own."""
+        return ":" in self.metric
 
     @property
     def candidate_names(self) -> tuple[str, ...]:

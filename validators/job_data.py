@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -39,8 +39,9 @@ class Data(Settings):
     traffic: Path | None = None
     """A sample of recent traffic; calibration data is held against it. Without one, the evaluation inputs stand in."""
     label: str = "label"
-    """Name of the array or column that holds the label: a class index, for `mse` and `mae` the target value, for `perplexity`
-    the token ids of the window itself, -100 where one does not count."""
+    """Name of the array or column that holds the label: a class index; for `mse`, `mae` and `r2` target values; for `cosine` an
+    embedding; for `spearman` a number; for `wer` and `cer` the text or its token ids; for `perplexity` the token ids of the
+    window itself; -100 where a token does not count."""
     slices: tuple[str, ...] = ()
     """Names of arrays or columns that sort samples into groups, such as language or customer: integers or text. Calibration
     data must cover each group of the reference."""
@@ -51,6 +52,25 @@ class Data(Settings):
         if len(set(names)) < len(names):
             raise ValueError("the label and each slice have names of their own")
         return self
+
+
+class TextDecoding(Settings):
+    """How the judged output and the labels become text: strings are taken as they are, the rest is token ids."""
+
+    decoding: Literal["greedy", "ctc"] = "greedy"
+    """`greedy` takes the best token at each place of scores; `ctc` takes runs of one token as one, then leaves out the blank,
+    in outputs alone."""
+    vocabulary: Path | None = None
+    """A text file with one token a line, in the order of ids from 0, relative to the job file. Without one, each id is a word
+    of its own."""
+    blank: Annotated[int, Field(ge=0)] = 0
+    """Id of the CTC blank."""
+    skip: tuple[Annotated[int, Field(ge=0)], ...] = ()
+    """Ids that make no text, such as padding, begin and end; -100 never does."""
+    separator: str = " "
+    """What is put between tokens: a space between words, nothing between characters or pieces of words."""
+    space: str = ""
+    """What stands for a space inside tokens, such as `|` or `\u2581`; empty where nothing does."""
 
 
 class CalibrationBounds(Settings):

@@ -53,13 +53,32 @@ class Coverage:
 
 @dataclass(frozen=True)
 class Accuracy:
-    """A metric over the whole evaluation set; `scores_path` holds one float64 score a sample (`.npy`, shape `(n,)`)."""
+    """A metric over the whole evaluation set, with the rows that it is reckoned from.
+
+    `scores_path` holds float64 rows (`.npy`, shape `(n, k)`), each of `samples_a_row` samples, in order: of one column they are
+    scores whose mean is judged. `noise_path` holds energies of signal and noise against the baseline's outputs (float64, shape
+    `(samples, 2)`), and `sqnr` is their ratio in dB with a one-sided bound on either side, once it was judged; both are
+    None for the baseline, and where the output is no floating-point value or is not kept.
+    """
 
     metric: str
     value: float
     n: int
     scores_path: Path
     outputs_path: Path
+    samples_a_row: int = 1
+    noise_path: Path | None = None
+    sqnr: Estimate | None = None
+
+
+@dataclass(frozen=True)
+class Flips:
+    """How many of `n` rows are worse than the baseline's (`lost`), and how many better (`gained`); for right and wrong
+    answers, those that only the baseline has right, and those that only the variant has."""
+
+    lost: int
+    gained: int
+    n: int
 
 
 @dataclass(frozen=True)

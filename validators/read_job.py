@@ -77,7 +77,15 @@ def parse_job(raw: Any, *, base: Path, origin: str = "the job") -> Job:
         library.model_copy(update={"file": base / library.file}) if library.file else library
         for library in job.operator_libraries
     )
-    return job.model_copy(update={"data": data, "source": source, "operator_libraries": libraries})
+    vocabulary = base / job.text.vocabulary if job.text.vocabulary else None
+    paths = {
+        "data": data,
+        "source": source,
+        "operator_libraries": libraries,
+        "code": base / job.code,
+        "text": job.text.model_copy(update={"vocabulary": vocabulary}),
+    }
+    return job.model_copy(update=paths)
 
 
 def _place(location: tuple[int | str, ...]) -> str:

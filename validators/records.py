@@ -8,7 +8,8 @@ from typing import Literal
 
 from validators.errors import RefusalKind
 from validators.libraries import Libraries
-from validators.measurements import Accuracy, Coverage, Estimate, Latency, Saturation
+from validators.measurements import Accuracy, Coverage, Estimate, Flips, Latency, Saturation
+from validators.slices import SliceDrop
 from validators.verdicts import Verdict
 
 CandidateOutcome = Literal["passed", "failed", "inconclusive", "refused"]
@@ -140,7 +141,8 @@ class Confirmed:
     confidence: float
     baseline_value: float
     value: float
-    drop: Estimate
+    drop: Estimate | None
+    slices: tuple[SliceDrop, ...]
     latency: Latency
 
 
@@ -154,6 +156,8 @@ class Trial:
     variant: Variant | None = None
     accuracy: Accuracy | None = None
     drop: Estimate | None = None
+    flips: Flips | None = None
+    slices: tuple[SliceDrop, ...] = ()
     coverage: Coverage | None = None
     saturation: Saturation | None = None
     latencies: tuple[Latency, ...] = ()

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from validators.measurements import Estimate
+from validators.measurements import Estimate, Flips
 from validators.records import CandidateOutcome
 from validators.recovery import Recovery
 from validators.verdicts import Verdict
@@ -53,7 +53,8 @@ class BaselineResult(_Document):
     """The source at its own precision on the same target; latencies in milliseconds at the first batch size."""
 
     metric: str
-    value: float
+    value: float | None
+    """Null where it is not finite: `sqnr` is held against the baseline itself."""
     latency_p50_ms: float | None
     latency_p95_ms: float | None
     size_bytes: int
@@ -87,6 +88,11 @@ class CandidateResult(_Document):
     refusal: RefusalResult | None
     metric_value: float | None
     metric_drop: Estimate | None
+    """Positive where it is worse than the baseline; null also for `sqnr`, which has none."""
+    flips: Flips | None = None
+    """How many evaluation samples (or pairs) are worse and how many better than the baseline's."""
+    sqnr_db: Estimate | None = None
+    """The signal-to-quantization-noise ratio of the judged output against the baseline's; null where it is infinite, too."""
     speedup_p50: Estimate | None
     latency_p50_ms: float | None
     latency_p95_ms: float | None

@@ -10,11 +10,10 @@ from numpy.typing import NDArray
 
 from validators.datasets import Arrays, Samples, TensorSpec
 from validators.errors import DataError
+from validators.labels import IGNORED
 
 # Windows a batch: the float32 logits of 512 tokens of a vocabulary of 49,152 take 100 MB.
 WINDOWS_AT_ONCE = 1
-# The target that does not count, as in PyTorch's cross_entropy and the causal language models of Hugging Face.
-IGNORED = -100
 TOKENS, MASK = "input_ids", "attention_mask"
 
 Targets = NDArray[np.int64]

@@ -1,6 +1,7 @@
 """Numbers as a reader sees them: the one place for page, markdown and terminal.
 
-    metric    0.770        drop      +0.85 pt (accuracy-like) or +0.00123 (mse, mae)
+    metric    0.770        drop      +0.85 pt (shares) or +0.00123 (in the metric's own units)
+              31.2 dB (sqnr)
     speedup   1.52x        size      22.9 (MB, 10^6 bytes)
     noise     -17.2 (dB of the output's power)
     latency   1.95 (ms)    share     98.2 (%)
@@ -15,7 +16,8 @@ import math
 from validators.verdicts import Verdict
 
 NO_VALUE = "\N{EN DASH}"
-POINT_METRICS = frozenset({"accuracy", "top5", "agreement"})
+# Shares, whose drops are shown in points.
+POINT_METRICS = frozenset({"accuracy", "top5", "agreement", "f1_macro", "f1_binary", "auroc", "wer", "cer"})
 _SIGNS = {"at_most": "≤", "at_least": "≥"}
 
 
@@ -39,14 +41,25 @@ def significant(value: float | None, digits: int = 3) -> str:
 
 
 def metric_value(value: float | None, metric: str) -> str:
-    """A metric in its own units: three decimals for a share, three significant digits for an error.
+    """A metric in its own units: three decimals for a share, three significant digits for others, decibels for noise.
 
-    >>> metric_value(0.77, "accuracy"), metric_value(0.012345, "mse")
-    ('0.770', '0.0123')
+    >>> metric_value(0.77, "accuracy"), metric_value(0.012345, "mse"), metric_value(31.2345, "sqnr")
+    ('0.770', '0.0123', '31.2 dB')
     """
+    if metric == "sqnr" and value is not None:
+        return noise_ratio(value)
     if value is None or metric not in POINT_METRICS or not math.isfinite(value):
         return significant(value)
     return f"{value:.3f}"
+
+
+def noise_ratio(value: float) -> str:
+    """A signal-to-noise ratio in decibels; of no noise at all it is infinite.
+
+    >>> noise_ratio(31.2345), noise_ratio(math.inf)
+    ('31.2 dB', 'inf dB')
+    """
+    return f"{value:.1f} dB" if math.isfinite(value) else f"{_not_finite(value)} dB"
 
 
 def drop_scale(metric: str) -> float:
@@ -139,6 +152,8 @@ def gate_value(verdict: Verdict, value: float | None, metric: str) -> str:
         return NO_VALUE
     # The gate beside the champion looks at a drop, a speedup or bytes, and only its method says which.
     kind = verdict.method if verdict.gate == "beats_champion" else verdict.gate
+    if kind == "sqnr":
+        return noise_ratio(value)
     if "drop" in kind:
         return metric_drop(value, metric)
     if "coverage" in kind:

@@ -71,7 +71,10 @@ def metric_of(result: Result) -> str:
 
 def headings(result: Result) -> dict[str, str]:
     """Headings by column, with the metric's own name in place of the word."""
-    return {column: metric_of(result).capitalize() if column == "metric" else text for column, text in COLUMNS}
+    metric = metric_of(result)
+    # A function's name is written as it is.
+    heading = metric if ":" in metric else metric.capitalize()
+    return {column: heading if column == "metric" else text for column, text in COLUMNS}
 
 
 def verdict_rows(result: Result, trials: Iterable[Trial] = ()) -> tuple[Row, ...]:

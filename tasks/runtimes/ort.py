@@ -33,6 +33,7 @@ DTYPES = {
     "tensor(uint8)": "uint8",
     "tensor(uint16)": "uint16",
     "tensor(bool)": "bool",
+    "tensor(string)": "str",
 }
 
 

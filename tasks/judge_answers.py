@@ -1,0 +1,111 @@
+"""What a variant answers beside the baseline, on those samples that have a say: drop, flips, noise, slices, and the gates on them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from validators.sanity_gates import judge_finite
+from validators.slices import SliceDrop, judge_slices, slice_drops
+
+from tasks.job_metric import job_metric
+from tasks.measure.drops import count_flips, estimate_drop, estimate_sqnr
+from tasks.measure.metric import Metric, Rows
+from tasks.measure_accuracy import finite
+from validators.accuracy_gates import judge_drop, judge_sqnr
+from validators.datasets import Arrays
+from validators.job import Job
+from validators.measurements import Accuracy, Estimate, Flips
+from validators.verdicts import Verdict
+
+Mask = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Ground:
+    """What trials are judged on: the job's gates, the baseline, and which samples had no say in the choice.
+
+    `confirmation` and each of the `slices` have shape `(samples,)`.
+    """
+
+    job: Job
+    baseline: Accuracy
+    baseline_bytes: int
+    confirmation: Mask
+    slices: Arrays
+
+    @cached_property
+    def metric(self) -> Metric:
+        """The metric of the job."""
+        return job_metric(self.job)
+
+    @cached_property
+    def baseline_rows(self) -> Rows:
+        """The rows behind the baseline's metric."""
+        return np.asarray(np.load(self.baseline.scores_path), dtype=np.float64)
+
+    @property
+    def selection(self) -> Mask:
+        """The samples that choose."""
+        return ~self.confirmation
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What the answers on some samples come to; `n` counts rows of the metric, each of one sample or of a pair."""
+
+    n: int
+    baseline_value: float
+    value: float
+    drop: Estimate | None
+    flips: Flips | None
+    sqnr: Estimate | None
+    slices: tuple[SliceDrop, ...]
+    verdicts: tuple[Verdict, ...]
+
+
+def judge_answers(ground: Ground, accuracy: Accuracy, samples: Mask, confidence: float) -> Answers:
+    """The answers on the samples of a mask, shape `(samples,)`, with verdicts at a one-sided confidence."""
+    metric, seed = ground.metric, ground.job.seed
+    gates = ground.job.gates.model_copy(update={"confidence": confidence})
+    step = accuracy.samples_a_row
+    mask = samples[::step]
+    before, after = ground.baseline_rows[mask], np.load(accuracy.scores_path)[mask]
+    sqnr = estimate_sqnr(np.load(accuracy.noise_path)[samples], confidence, seed=seed) if accuracy.noise_path else None
+    drop, slices, verdicts = None, (), []
+    if metric.has_drop:
+        drop, method = estimate_drop(metric, before, after, confidence, seed=seed)
+        groups = {name: array[::step][mask] for name, array in ground.slices.items()}
+
+        def estimate(group: Mask, each: float) -> tuple[Estimate, str]:
+            return estimate_drop(metric, before[group], after[group], each, seed=seed)
+
+        slices = slice_drops(groups, estimate, confidence)
+        verdicts = [judge_drop(drop, gates, n=len(before), method=method), judge_slices(slices, gates)]
+    verdicts += [
+        judge_sqnr(sqnr, gates, n=int(samples.sum())),
+        judge_finite(_newly_bad(ground.baseline, accuracy, samples), int(samples.sum())),
+    ]
+    return Answers(
+        len(before),
+        metric.value(before),
+        metric.value(after),
+        drop,
+        count_flips(metric, before, after),
+        sqnr,
+        slices,
+        tuple(verdict for verdict in verdicts if verdict is not None),
+    )
+
+
+def _newly_bad(baseline: Accuracy, variant: Accuracy, samples: Mask) -> int:
+    """How many of the samples have NaN or Inf where the baseline's outputs are finite."""
+    before, after = (_finite_samples(np.load(accuracy.outputs_path)) for accuracy in (baseline, variant))
+    return int((before & ~after)[samples].sum())
+
+
+def _finite_samples(outputs: NDArray[Any]) -> NDArray[np.bool_]:
+    return np.asarray(finite(outputs).reshape(len(outputs), -1).all(axis=1))

@@ -1,0 +1,96 @@
+"""A metric that is a function of the user's: a score a sample, or one number for all."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tasks.measure.folding import fold, unfold
+from tasks.measure.metric import Labels, Metric, Outputs, Rows, Vector, are_scores, as_rows
+from validators.datasets import TensorSpec
+from validators.errors import JobError
+from validators.labels import LabelSpec
+
+Function = Callable[..., Any]
+
+
+def user_metric(name: str, function: Function, *, higher_is_better: bool, version: str) -> Metric:
+    """The metric of `function(outputs, labels)`, which gets arrays with samples along axis 0 and gives finite numbers.
+
+    Given one score a sample, shape `(n,)`, the metric is their mean. Given one number, rows hold outputs and labels themselves
+    (see `tasks.measure.folding`), of which any selection is given to the function again; `labels` may be None.
+    """
+
+    def rows(outputs: Outputs, labels: Labels | None, _: Outputs | None) -> Rows:
+        given = _call(name, function, outputs, labels)
+        scores = _as_numbers(name, given, len(outputs))
+        return as_rows(scores) if scores.ndim else _fold(name, outputs, labels)
+
+    def value(rows: Rows) -> float:
+        if are_scores(rows):
+            return float(rows.mean())
+        outputs, *labels = unfold(rows)
+        try:
+            return float(function(outputs, labels[0] if labels else None))
+        except Exception:  # of some samples alone, such as a resample without one of the classes, it may have no value
+            return math.nan
+
+    return Metric(
+        name, rows, value, _anything, _losses(higher_is_better), higher_is_better=higher_is_better, version=version
+    )
+
+
+def _anything(_: TensorSpec, __: tuple[int, ...]) -> LabelSpec:
+    """The function itself says what it takes."""
+    return LabelSpec("any", required=False)
+
+
+def _losses(higher_is_better: bool) -> Callable[[Rows], Vector]:
+    def losses(rows: Rows) -> Vector:
+        return -rows[:, 0] if higher_is_better else rows[:, 0]
+
+    return losses
+
+
+def _call(name: str, function: Function, outputs: Outputs, labels: Labels | None) -> Any:
+    try:
+        return function(outputs, labels)
+    except Exception as error:
+        shapes = f"outputs {outputs.shape}, labels {None if labels is None else labels.shape}"
+        raise JobError(
+            found=f"metric {name!r} raises {type(error).__name__} on {shapes}: {str(error)[:300]}",
+            expected="a function of outputs and labels, arrays with samples along axis 0",
+            fix="call it on the evaluation data and the model's outputs first",
+        ) from error
+
+
+def _as_numbers(name: str, given: Any, n: int) -> NDArray[np.float64]:
+    """What the function gave as float64, of shape `(n,)` or `()`."""
+    try:
+        numbers = np.asarray(given, np.float64)
+    except (TypeError, ValueError):
+        numbers = np.full(1, np.nan)
+    if numbers.shape not in ((n,), ()) or not np.isfinite(numbers).all():
+        what = f"{type(given).__name__} of shape {np.shape(given)}" if np.shape(given) else repr(given)[:100]
+        bad = " with NaN or Inf" if numbers.size > 1 and numbers.shape == (n,) else ""
+        raise JobError(
+            found=f"metric {name!r} gives {what}{bad} for {n} samples",
+            expected=f"finite numbers: one score a sample, shape {(n,)}, or one number for all",
+            fix="correct the function",
+        )
+    return numbers
+
+
+def _fold(name: str, outputs: Outputs, labels: Labels | None) -> Rows:
+    try:
+        return fold(outputs) if labels is None else fold(outputs, labels)
+    except ValueError as error:
+        raise JobError(
+            found=f"metric {name!r} gives one number, of {error}",
+            expected="outputs and labels that can be drawn again, sample by sample",
+            fix="return one score a sample",
+        ) from error

@@ -1,0 +1,140 @@
+"""What a variant loses: positive is worse whichever way the metric runs, bounds that hold, samples that turned."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from tasks.measure.drops import NOT_FINITE, count_flips, estimate_drop, estimate_sqnr
+from tasks.measure.metrics import Options, named_metric
+from tasks.measure.text_errors import make_decoder
+from validators.accuracy_gates import judge_sqnr
+from validators.intervals import drop_interval
+from validators.job import MetricName
+from validators.job_data import TextDecoding
+from validators.job_gates import Gates
+from validators.measurements import Flips
+
+OPTIONS = Options(0.0, make_decoder(TextDecoding()))
+
+
+@pytest.mark.parametrize(
+    ("name", "baseline", "variant", "mean", "flips"),
+    [
+        ("accuracy", [1, 1, 0, 0, 1], [1, 0, 1, 0, 0], 0.2, Flips(2, 1, 5)),
+        ("agreement", [1, 1], [1, 0], 0.5, Flips(1, 0, 2)),
+        ("mse", [0.5, 2.0], [1.0, 1.0], -0.25, Flips(1, 1, 2)),
+        ("mae", [0.5, 2.0], [0.5, 3.0], 0.5, Flips(1, 0, 2)),
+        ("cosine", [0.9, 0.9], [0.9, 0.5], 0.2, Flips(1, 0, 2)),
+        ("perplexity", [0.5, 2.0], [0.5, 3.0], 0.5, Flips(1, 0, 2)),
+    ],
+)
+def test_a_mean_is_judged_by_paired_differences(
+    name: MetricName, baseline: list[float], variant: list[float], mean: float, flips: Flips
+) -> None:
+    """By hand; for perplexity in nats."""
+    metric = named_metric(name, OPTIONS)
+    rows = [np.array(scores, np.float64)[:, None] for scores in (baseline, variant)]
+    drop, method = estimate_drop(metric, *rows, 0.95, seed=1)
+    assert drop.value == pytest.approx(mean)
+    lost = (rows[0] - rows[1])[:, 0] * (1 if metric.higher_is_better else -1)
+    assert (drop, method) == drop_interval(lost, 0.95, seed=1)
+    assert count_flips(metric, *rows) == flips
+
+
+def noisy(name: str, noise: float, rng: np.random.Generator) -> tuple[NDArray[Any], NDArray[Any] | None]:
+    """Outputs for a metric, the worse the more noise, and their labels; the same ones of the same generator."""
+    labels = rng.integers(0, 3, 300)
+    if name in ("f1_macro", "auroc"):
+        return np.eye(3)[labels] + rng.normal(size=(300, 3)) * (0.4 + noise), labels
+    values = rng.normal(size=300)
+    if name in ("wer", "cer"):
+        meant = np.array([f"one two three {label}" for label in labels])
+        return np.where(rng.random(300) < noise, "one too", meant), meant
+    return (values + rng.normal(size=300) * (0.4 + noise))[:, None], values
+
+
+@pytest.mark.parametrize("name", ["f1_macro", "auroc", "r2", "spearman", "wer", "cer"])
+def test_a_worse_model_has_a_positive_drop_beyond_doubt(name: MetricName) -> None:
+    """Also where lower is better; any part of the rows says so too, and the other way round it is a gain."""
+    metric = named_metric(name, OPTIONS)
+    good, bad = (metric.rows(*noisy(name, noise, np.random.default_rng(5)), None) for noise in (0.0, 0.8))
+    drop, method = estimate_drop(metric, good, bad, 0.95, seed=3)
+    assert drop.low is not None and drop.high is not None
+    assert 0 < drop.low < drop.value < drop.high, method
+    assert abs(metric.value(good) - metric.value(bad)) == pytest.approx(drop.value)
+    gain, _ = estimate_drop(metric, bad, good, 0.95, seed=3)
+    assert gain.value == pytest.approx(-drop.value) and gain.high is not None and gain.high < 0
+    part = np.arange(len(good)) % 3 == 1
+    assert estimate_drop(metric, good[part], bad[part], 0.95, seed=3)[0].value > 0
+    flips, back = count_flips(metric, good, bad), count_flips(metric, bad, good)
+    assert flips is not None and back is not None
+    assert flips.lost > flips.gained and (flips.lost, flips.gained) == (back.gained, back.lost)
+
+
+@pytest.mark.parametrize("name", ["f1_macro", "auroc", "r2", "spearman", "wer"])
+def test_the_same_rows_lose_nothing(name: MetricName) -> None:
+    metric = named_metric(name, OPTIONS)
+    rows = metric.rows(*noisy(name, 0.3, np.random.default_rng(5)), None)
+    drop, _ = estimate_drop(metric, rows, rows.copy(), 0.95, seed=3)
+    assert (drop.value, drop.low, drop.high) == (0.0, 0.0, 0.0)
+    assert count_flips(metric, rows, rows) == Flips(0, 0, 300)
+
+
+def test_what_is_not_finite_has_no_interval() -> None:
+    metric = named_metric("spearman", OPTIONS)
+    outputs, labels = noisy("spearman", 0.0, np.random.default_rng(5))
+    broken = np.where(np.arange(300)[:, None] == 7, np.nan, outputs)
+    drop, method = estimate_drop(
+        metric, metric.rows(outputs, labels, None), metric.rows(broken, labels, None), 0.95, seed=3
+    )
+    assert math.isnan(drop.value) and drop.high is not None and math.isnan(drop.high) and method == NOT_FINITE
+
+
+def test_flips_by_hand() -> None:
+    """F1: right and wrong. AUROC: where the label's own class ranks lower. Words: more errors."""
+    f1, auroc, wer = (named_metric(name, OPTIONS) for name in ("f1_macro", "auroc", "wer"))
+    before, after = np.array([[0, 0], [1, 1], [2, 0.0]]), np.array([[0, 1], [1, 1], [2, 1.0]])
+    assert count_flips(f1, before, after) == Flips(1, 0, 3), "a wrong answer that stays wrong is no flip"
+    labels = np.array([1, 0, 1])
+    ranks = [auroc.rows(np.array(scores), labels, None) for scores in ([0.9, 0.1, 0.5], [0.9, 0.5, 0.1])]
+    assert count_flips(auroc, *ranks) == Flips(2, 0, 3)
+    assert count_flips(wer, np.array([[1.0, 4], [2, 4]]), np.array([[0.0, 4], [2, 4]])) == Flips(0, 1, 2)
+    assert count_flips(named_metric("sqnr", OPTIONS), ranks[0], ranks[1]) is None
+
+
+def test_noise_has_bounds_that_hold() -> None:
+    """Noise of a tenth of the signal: near 20 dB, with the bounds around it, and tighter with more samples."""
+    rng = np.random.default_rng(3)
+    signal = rng.gamma(4.0, 25.0, 1000)
+    rows = np.column_stack([signal, signal * rng.gamma(2.0, 0.005, 1000)])
+    wide, narrow = (estimate_sqnr(part, 0.95, seed=1) for part in (rows[:100], rows))
+    for found in (wide, narrow):
+        assert found.low is not None and found.high is not None and found.low < found.value < found.high
+        assert found.low < 20 < found.high
+    assert narrow.value == pytest.approx(20.0, abs=0.5)
+    assert narrow.high - narrow.low < (wide.high - wide.low) / 2  # type: ignore[operator]
+    assert -10 * math.log10(rows[:, 1].sum() / rows[:, 0].sum()) == pytest.approx(narrow.value)
+
+
+@pytest.mark.parametrize(
+    ("rows", "value", "outcome"),
+    [
+        ([[100.0, 0.0], [50.0, 0.0]], math.inf, "pass"),
+        ([[100.0, 0.1], [100.0, 0.11], [100.0, 0.09]] * 8, 30.0, "pass"),
+        ([[100.0, 1.0], [100.0, 1.1], [100.0, 0.9]] * 8, 20.0, "fail"),
+        ([[0.0, 1.0], [0.0, 0.0]], -math.inf, "fail"),
+        ([[100.0, math.nan], [50.0, 0.0]], math.nan, "fail"),
+    ],
+)
+def test_the_noise_gate(rows: list[list[float]], value: float, outcome: str) -> None:
+    """At 25 dB: no noise at all passes, noise without a signal does not, and NaN never does."""
+    found = estimate_sqnr(np.array(rows), 0.95, seed=1)
+    assert found.value == pytest.approx(value, nan_ok=True)
+    verdict = judge_sqnr(found, Gates(min_sqnr_db=25.0), n=len(rows))
+    assert verdict is not None and (verdict.gate, verdict.outcome) == ("sqnr", outcome)
+    assert judge_sqnr(found, Gates(), n=len(rows)) is None
