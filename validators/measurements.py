@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 # In `Coverage.macs_by_kernel`: kernels that the runtime does not tell of.
@@ -20,17 +21,47 @@ class Estimate:
 
 
 @dataclass(frozen=True)
-class Coverage:
-    """Multiply-accumulates by the kernel that ran them, read from the runtime's profile of one request.
+class KernelTime:
+    """A kernel as the runtime's profile names it: its operator type, provider, and microseconds of one request (median)."""
 
-    `macs_by_kernel` maps kernel (operator type) to MACs; `low_precision` are the kernels among them that compute in 8
-    bits or fewer, or on 8-bit or 4-bit weights; `float_nodes` names the nodes with MACs that ran in float, largest first.
+    name: str
+    kind: str
+    provider: str
+    microseconds: float
+
+
+@dataclass(frozen=True)
+class KernelProfile:
+    """The kernels of one request, in the order in which they first ran."""
+
+    kernels: tuple[KernelTime, ...]
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """What ran in low precision: multiply-accumulates by kernel and time by kernel, read from the runtime's profile.
+
+    `macs_by_kernel` maps kernel to MACs of one request; a kernel is an operator type, with ` on <provider>` behind it where
+    another provider ran it than the one asked for. `low_precision` are the kernels that compute in 8 bits or fewer, or on
+    8-bit or 4-bit weights, `half_precision` those in 16 bits; `half_nodes` names the nodes with MACs that ran in the
+    latter, `float_nodes` those that ran in neither, largest first.
+
+    `us_by_kernel` are microseconds of one request; empty where the runtime tells no times, and then `unfused` and
+    `inserted` are not known either. `unfused` are QuantizeLinear and DequantizeLinear that ran although the file meant them
+    to go into other kernels, `inserted` the casts, transposes and reorders beyond those of the baseline. `kernels_path` is
+    the list of all kernels with their times, as JSON.
     """
 
     macs_by_kernel: dict[str, int]
     low_precision: tuple[str, ...]
     float_nodes: tuple[str, ...]
     providers: tuple[str, ...]
+    half_precision: tuple[str, ...] = ()
+    half_nodes: tuple[str, ...] = ()
+    us_by_kernel: dict[str, float] = field(default_factory=dict)
+    unfused: tuple[KernelTime, ...] = ()
+    inserted: tuple[KernelTime, ...] = ()
+    kernels_path: Path | None = None
 
     @property
     def share(self) -> float:
@@ -39,16 +70,88 @@ class Coverage:
         >>> Coverage({"MatMulIntegerToFloat": 300, "MatMul": 100}, ("MatMulIntegerToFloat",), ("scores",), ()).share
         0.75
         """
-        return self._share(self.low_precision)
+        return _share(self.macs_by_kernel, self.low_precision)
+
+    @property
+    def half_share(self) -> float:
+        """The share of MACs, 0 to 1, that ran in 16 bits or fewer."""
+        return _share(self.macs_by_kernel, (*self.low_precision, *self.half_precision))
 
     @property
     def unknown(self) -> float:
         """The share of MACs, 0 to 1, in kernels of unknown precision: `share` is as much higher at most."""
-        return self._share((UNNAMED,))
+        return _share(self.macs_by_kernel, (UNNAMED,))
 
-    def _share(self, kernels: Iterable[str]) -> float:
-        total = sum(self.macs_by_kernel.values())
-        return sum(self.macs_by_kernel.get(kernel, 0) for kernel in kernels) / total if total else 0.0
+    @property
+    def time_share(self) -> float | None:
+        """The share of kernel time, 0 to 1, in low-precision kernels; None where the runtime tells no times.
+
+        >>> Coverage({}, ("QGemm",), (), (), us_by_kernel={"QGemm": 30.0, "Softmax": 10.0}).time_share
+        0.75
+        """
+        return _share(self.us_by_kernel, self.low_precision) if self.us_by_kernel else None
+
+    @property
+    def half_time_share(self) -> float | None:
+        """The share of kernel time, 0 to 1, in 16 bits or fewer; None where the runtime tells no times."""
+        kernels = (*self.low_precision, *self.half_precision)
+        return _share(self.us_by_kernel, kernels) if self.us_by_kernel else None
+
+    @property
+    def unfused_time(self) -> float | None:
+        """The share of kernel time, 0 to 1, that `unfused` took; None where the runtime tells no times."""
+        return self._time_of(self.unfused)
+
+    @property
+    def inserted_time(self) -> float | None:
+        """The share of kernel time, 0 to 1, that `inserted` took; None where the runtime tells no times."""
+        return self._time_of(self.inserted)
+
+    @property
+    def inserted_counts(self) -> dict[str, int]:
+        """How many kernels were inserted, by kind.
+
+        >>> Coverage({}, (), (), (), inserted=(KernelTime("c", "Cast", "CPUExecutionProvider", 2.0),)).inserted_counts
+        {'Cast': 1}
+        """
+        return dict(Counter(kernel.kind for kernel in self.inserted))
+
+    def _time_of(self, kernels: Iterable[KernelTime]) -> float | None:
+        total = sum(self.us_by_kernel.values())
+        return sum(kernel.microseconds for kernel in kernels) / total if total else None
+
+
+def _share(amounts: Mapping[str, float], kernels: Iterable[str]) -> float:
+    total = sum(amounts.values())
+    return sum(amounts.get(kernel, 0) for kernel in kernels) / total if total else 0.0
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What one output gave for one batch of different samples, run several times.
+
+    `shape` is that of the batch; None for what is no tensor of numbers, of which no more is known. `is_constant` says that
+    all samples got the same answer (False where axis 0 is not that of samples). `spread` is the largest absolute difference
+    between two runs: 0 if all are the same to the bit, infinite if they are finite in different places. `bad_samples` are
+    those with NaN or Inf in any run; an output without an axis of samples is one sample.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...] | None = None
+    is_constant: bool = False
+    spread: float = 0.0
+    bad_samples: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Sanity:
+    """What all outputs of the baseline and of a variant gave for the same batch of `samples` samples, run `runs` times."""
+
+    samples: int
+    runs: int
+    baseline: tuple[Answers, ...]
+    variant: tuple[Answers, ...]
 
 
 @dataclass(frozen=True)

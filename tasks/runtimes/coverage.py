@@ -1,204 +1,191 @@
-"""Which kernels really ran, and for how many multiply-accumulates each: read from the runtime, never from the file."""
+"""What ran in low precision, for how many multiply-accumulates and how long: read from the runtime, never from the file."""
 
 from __future__ import annotations
 
-import math
+import json
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterable
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import onnx
 
-from tasks.runtimes.kernel_times import kernel_events, profile
+from tasks.runtimes.kernel_times import WARM_UP, kernel_events, profile, time_kernels
+from tasks.runtimes.kernels import Kernel, kernel_of
+from tasks.runtimes.macs import BLOCKED_DOMAIN, all_graphs, count_macs
 from tasks.runtimes.openvino import OPENVINO_PROVIDER
-from tasks.runtimes.openvino_kernels import Kernel, kernels_by_node, products_behind
+from tasks.runtimes.openvino_kernels import kernels_by_node, products_behind
+from tasks.runtimes.unfused import CONVERSIONS, find_unfused
 from validators.datasets import Arrays
-from validators.measurements import UNNAMED, Coverage
-from validators.onnx_graph import KNOWN_DOMAINS
+from validators.measurements import UNNAMED, Coverage, KernelProfile, KernelTime
 from validators.records import SessionSettings
 
-Shape = tuple[int, ...]
-# (node, shapes of its inputs, shapes of all initializers, shape of its output) -> multiply-accumulates
-MacRule = Callable[[onnx.NodeProto, list[Shape], dict[str, Shape], Shape], int]
-
-# Kernels of ONNX Runtime that multiply 8-bit or 4-bit operands (or 4-bit weights, in MatMulNBits). The names are those of
-# the operators in the optimized graph, as its profile prints them.
-LOW_PRECISION_KERNELS = frozenset(
-    {
-        "QLinearMatMul",
-        "QLinearConv",
-        "QGemm",
-        "QAttention",
-        "MatMulInteger",
-        "MatMulIntegerToFloat",
-        "DynamicQuantizeMatMul",
-        "DynamicQuantizeLSTM",
-        "ConvInteger",
-        "MatMulNBits",
-    }
-)
-# Of what is not an operator of a library that was registered: with those that the runtime lays out anew for its kernels.
-RUNTIME_DOMAINS = KNOWN_DOMAINS | {"com.microsoft.nchwc", "com.ms.internal.nhwc"}
+# Requests under the profiler; 7 behind the warm-up are enough for a share, and a large model takes seconds for each.
+PROFILED = WARM_UP + 7
+# What a quantizer or the runtime puts between kernels that do not agree on type, layout or memory.
+GLUE = ("Cast", "Transpose", "ReorderInput", "ReorderOutput", "MemcpyToHost", "MemcpyFromHost")
+# Their time is that of the kernels in their bodies, which the profile has as well.
+_WITH_BODIES = ("If", "Loop", "Scan")
 
 
-def measure_coverage(model: Path, settings: SessionSettings, batch: Arrays) -> Coverage:
-    """Run one request under the profiler and count multiply-accumulates by kernel.
+def measure_coverage(
+    model: Path,
+    settings: SessionSettings,
+    batch: Arrays,
+    *,
+    baseline: KernelProfile | None = None,
+    folder: Path | None = None,
+) -> Coverage:
+    """Run a request several times under the profiler, and sum up multiply-accumulates and microseconds by kernel.
 
-    Shapes of activations come from the profile, shapes of weights from the optimized graph that the session wrote. What a
-    custom operator multiplies is not known, and not counted.
+    `baseline` are the kernels of the float model on the same request: those that quantization inserted show beside them. The
+    list of all kernels is written into `folder`. What a custom operator multiplies is not known, and not counted.
 
     Raises:
         CandidateRefused: the runtime does not load or run the model.
     """
     if settings.provider == OPENVINO_PROVIDER:
         return _measure_openvino(model, settings, batch)
-    with tempfile.TemporaryDirectory() as folder:
-        optimized = Path(folder, "optimized.onnx")
-        # It pads the channels of float convolutions to blocks of 8 or 16: the padding would be counted too.
-        events = profile(model, settings, batch, optimized_model=optimized, without=("NchwcTransformer",))
-        graph = onnx.load(optimized, load_external_data=False).graph
-    return _sum_up(
-        [(name, macs, Kernel(kernel, kernel in LOW_PRECISION_KERNELS)) for name, kernel, macs in _macs(graph, events)],
-        events,
+    graph, events = _profile(model, settings, batch)
+    found = coverage_of(graph, events, settings.provider, PROFILED, baseline)
+    if any(node.domain == BLOCKED_DOMAIN for part in all_graphs(graph) for node in part.node):
+        # Float channels are padded to blocks of 8 or 16: the padding would be counted too.
+        plain = coverage_of(
+            *_profile(model, settings, batch, without=("NchwcTransformer",)), settings.provider, PROFILED
+        )
+        found = replace(
+            found,
+            macs_by_kernel=plain.macs_by_kernel,
+            float_nodes=plain.float_nodes,
+            half_nodes=plain.half_nodes,
+            low_precision=tuple(sorted({*found.low_precision, *plain.low_precision})),
+            half_precision=tuple(sorted({*found.half_precision, *plain.half_precision})),
+        )
+    if folder is None:
+        return found
+    path = folder / "kernels.json"
+    path.write_text(
+        json.dumps([asdict(kernel) for kernel in time_kernels(events, PROFILED)], indent=1), encoding="utf-8"
+    )
+    return replace(found, kernels_path=path)
+
+
+def profile_kernels(model: Path, settings: SessionSettings, batch: Arrays) -> KernelProfile:
+    """The kernels of a request with their times, as `measure_coverage` sees them.
+
+    Raises:
+        CandidateRefused: the runtime does not load or run the model.
+    """
+    events = profile(model, settings.without_spinning(), batch, requests=PROFILED)
+    return KernelProfile(time_kernels(events, PROFILED))
+
+
+def coverage_of(
+    graph: onnx.GraphProto,
+    events: list[dict[str, Any]],
+    provider: str,
+    requests: int,
+    baseline: KernelProfile | None = None,
+) -> Coverage:
+    """The coverage that a profile tells of: `graph` is the one that ran, `events` are those of so many requests."""
+    counted = [(name, macs, kernel_of(args, provider)) for name, args, macs in count_macs(graph, events)]
+    ran = time_kernels(events, requests)
+    by_name = {
+        (name, args["op_name"], args["provider"]): kernel_of(args, provider) for name, _, args in kernel_events(events)
+    }
+    timed = [(kernel, by_name[kernel.name, kernel.kind, kernel.provider]) for kernel in ran]
+    timed = [(kernel, what) for kernel, what in timed if kernel.kind not in _WITH_BODIES]
+    by_kernel: dict[str, float] = {}
+    for kernel, what in timed:
+        by_kernel[what.name] = by_kernel.get(what.name, 0.0) + kernel.microseconds
+    unfused = frozenset(find_unfused(graph, provider))
+    kernels = {what for _, what in timed}
+    return replace(
+        _sum_up(counted, events, requests),
+        low_precision=tuple(sorted(kernel.name for kernel in kernels if kernel.is_low_precision)),
+        half_precision=tuple(sorted(kernel.name for kernel in kernels if kernel.is_half)),
+        us_by_kernel=by_kernel,
+        unfused=tuple(kernel for kernel in ran if kernel.kind in CONVERSIONS and kernel.name in unfused),
+        inserted=_inserted(ran, baseline.kernels) if baseline else (),
     )
 
 
-def _measure_openvino(model: Path, settings: SessionSettings, batch: Arrays) -> Coverage:
-    """Multiply-accumulates of the nodes as written, by the kernels that the provider names for them.
+def _inserted(ran: Iterable[KernelTime], before: Iterable[KernelTime]) -> tuple[KernelTime, ...]:
+    """The glue that a variant has more of than the baseline, kind by kind: so many, those of new names that take longest."""
+    before, ran = tuple(before), tuple(ran)
+    known = {kernel.name for kernel in before}
+    found: list[KernelTime] = []
+    for kind in GLUE:
+        ours, theirs = ([kernel for kernel in side if kernel.kind == kind] for side in (ran, before))
+        new = sorted((kernel for kernel in ours if kernel.name not in known), key=lambda kernel: -kernel.microseconds)
+        found += new[: max(0, len(ours) - len(theirs))]
+    return tuple(found)
 
-    Nodes that it left to the CPU provider are counted under the kernels of that one.
+
+def _profile(
+    model: Path, settings: SessionSettings, batch: Arrays, *, without: tuple[str, ...] = ()
+) -> tuple[onnx.GraphProto, list[dict[str, Any]]]:
+    """The graph that ran, and the events of `PROFILED` requests."""
+    with tempfile.TemporaryDirectory() as folder:
+        optimized = Path(folder, "optimized.onnx")
+        events = profile(
+            model,
+            # Sessions of other candidates may compute beside this one: threads that spin would take turns with theirs.
+            settings.without_spinning(),
+            batch,
+            requests=PROFILED,
+            optimized_model=optimized,
+            without=without,
+            content=_with_names(model),
+        )
+        return onnx.load(optimized, load_external_data=False).graph, events
+
+
+def _with_names(model: Path) -> bytes | None:
+    """The model with a name of its own for every node, as the profile calls them by; None where the file has that."""
+    proto = onnx.load(model, load_external_data=False)
+    seen: set[str] = set()
+    changed = 0
+    for node in [node for part in all_graphs(proto.graph) for node in part.node]:
+        if not node.name or node.name in seen:
+            changed += 1
+            node.name = f"{node.name or node.op_type}/{changed}"
+        seen.add(node.name)
+    return proto.SerializeToString() if changed else None
+
+
+def _measure_openvino(model: Path, settings: SessionSettings, batch: Arrays) -> Coverage:
+    """Multiply-accumulates of the nodes as written, by the kernels that the provider names for them; times are not told.
+
+    Nodes that it left to the CPU provider are counted as run by another one.
     """
     written = profile(model, replace(settings, provider="CPUExecutionProvider"), batch, as_written=True)
     graph = onnx.load(model, load_external_data=False).graph
-    counted = [(name, macs) for name, _, macs in _macs(graph, written)]
+    counted = [(name, macs) for name, _, macs in count_macs(graph, written)]
     events = profile(model, settings, batch)
     kernels = kernels_by_node(events, products_behind(graph, {name for name, _ in counted}))
     for name, _, args in kernel_events(events):
         if args["provider"] != settings.provider:
-            kernel = args["op_name"]
-            kernels[name] = Kernel(kernel, kernel in LOW_PRECISION_KERNELS)
+            kernels[name] = kernel_of(args, settings.provider)
     unnamed = Kernel(UNNAMED, is_low_precision=False)
     return _sum_up([(name, macs, kernels.get(name, unnamed)) for name, macs in counted], events)
 
 
-def _macs(graph: onnx.GraphProto, events: list[dict[str, Any]]) -> Iterator[tuple[str, str, int]]:
-    """Name, kernel and multiply-accumulates of each node of a graph that has any, from the profile of one request."""
-    graphs = list(_graphs(graph))
-    nodes = {node.name: node for part in graphs for node in part.node}
-    weights = {tensor.name: tuple(tensor.dims) for part in graphs for tensor in part.initializer}
-    # Dequantized as written, weights are activations.
-    stored = [node for node in nodes.values() if node.op_type == "DequantizeLinear" and node.input[0] in weights]
-    weights |= {node.output[0]: weights[node.input[0]] for node in stored}
-    for name, _, args in kernel_events(events):
-        kernel = args["op_name"]
-        if name in nodes and kernel in MAC_RULES and nodes[name].domain in RUNTIME_DOMAINS:
-            yield name, kernel, _count_macs(nodes[name], args, weights)
-
-
-def _sum_up(counted: list[tuple[str, int, Kernel]], events: list[dict[str, Any]]) -> Coverage:
-    """The coverage of nodes with their multiply-accumulates and kernels; `events` tell which providers ran any node."""
+def _sum_up(counted: list[tuple[str, int, Kernel]], events: list[dict[str, Any]], requests: int = 1) -> Coverage:
+    """The coverage of nodes with their multiply-accumulates and kernels in so many requests; `events` tell the providers."""
     by_kernel: Counter[str] = Counter()
     in_float: Counter[str] = Counter()
+    in_half: Counter[str] = Counter()
     for name, macs, kernel in counted:
         by_kernel[kernel.name] += macs
         if not kernel.is_low_precision and kernel.name != UNNAMED:
-            in_float[name] += macs
+            (in_half if kernel.is_half else in_float)[name] += macs
     return Coverage(
-        macs_by_kernel=dict(by_kernel),
+        macs_by_kernel={name: macs // requests for name, macs in by_kernel.items()},
         low_precision=tuple(sorted({kernel.name for _, _, kernel in counted if kernel.is_low_precision})),
         float_nodes=tuple(name for name, macs in in_float.most_common() if macs),
+        half_nodes=tuple(name for name, macs in in_half.most_common() if macs),
         providers=tuple(sorted({args["provider"] for _, _, args in kernel_events(events)})),
     )
-
-
-def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    """The graph and all bodies of If, Loop and Scan in it."""
-    yield graph
-    for node in graph.node:
-        for attribute in node.attribute:
-            for body in [attribute.g, *attribute.graphs]:
-                yield from _graphs(body)
-
-
-def _count_macs(node: onnx.NodeProto, args: dict[str, Any], weights: dict[str, Shape]) -> int:
-    """MACs of one node: product of the output's shape times the length of the sum behind each element."""
-    # The profile's list leaves out absent optional inputs and prepacked weights, so that only its first entry has a known
-    # place; a weight's shape is looked up in the graph.
-    inputs = _shapes(args["input_type_shape"])
-    if node.input[0] in weights:
-        inputs = [weights[node.input[0]], *inputs[1:]]
-    outputs = _shapes(args["output_type_shape"])
-    return MAC_RULES[node.op_type](node, inputs, weights, outputs[0]) if inputs and outputs else 0
-
-
-def _shapes(entries: Sequence[dict[str, list[int]]]) -> list[Shape]:
-    return [tuple(next(iter(entry.values()))) for entry in entries]
-
-
-def _matmul(node: onnx.NodeProto, inputs: list[Shape], weights: dict[str, Shape], output: Shape) -> int:
-    transposed = any(attribute.name == "transA" and attribute.i for attribute in node.attribute)
-    return math.prod(output) * inputs[0][-2 if transposed else -1]
-
-
-def _matmul_nbits(node: onnx.NodeProto, inputs: list[Shape], weights: dict[str, Shape], output: Shape) -> int:
-    depth: int = next(attribute.i for attribute in node.attribute if attribute.name == "K")
-    return math.prod(output) * depth
-
-
-def _conv(weight_input: int) -> MacRule:
-    def count(node: onnx.NodeProto, inputs: list[Shape], weights: dict[str, Shape], output: Shape) -> int:
-        weight = weights.get(node.input[weight_input], ())
-        return math.prod(output) * math.prod(weight[1:]) if weight else 0
-
-    return count
-
-
-def _conv_transpose(node: onnx.NodeProto, inputs: list[Shape], weights: dict[str, Shape], output: Shape) -> int:
-    """Each element of the input meets the whole kernel of each output channel of its group."""
-    weight = weights.get(node.input[1], ())
-    return math.prod(inputs[0]) * math.prod(weight[1:]) if weight else 0
-
-
-def _attention(node: onnx.NodeProto, inputs: list[Shape], weights: dict[str, Shape], output: Shape) -> int:
-    """Scores and context. ONNX Runtime's own operator (com.microsoft) also has the input projection, B*S*D x 3H.
-
-    The standard one (opset 23) takes queries, keys and values of shape (B, heads, S, D) or (B, S, heads*D).
-    """
-    if node.domain != "com.microsoft":
-        length = inputs[1][-2]
-        return math.prod(inputs[0]) * length + math.prod(output) * length
-    batch, length, depth = inputs[0]
-    hidden = output[-1]
-    return batch * length * depth * 3 * hidden + 2 * batch * length * length * hidden
-
-
-def _lstm(node: onnx.NodeProto, inputs: list[Shape], weights: dict[str, Shape], output: Shape) -> int:
-    """Each row of each step meets W and R once, of every direction."""
-    return math.prod(inputs[0][:2]) * sum(math.prod(weights.get(name, (0,))) for name in node.input[1:3])
-
-
-MAC_RULES: dict[str, MacRule] = {
-    "MatMul": _matmul,
-    "Gemm": _matmul,
-    "FusedMatMul": _matmul,
-    "FusedGemm": _matmul,
-    "MatMulInteger": _matmul,
-    "MatMulIntegerToFloat": _matmul,
-    "DynamicQuantizeMatMul": _matmul,
-    "QLinearMatMul": _matmul,
-    "QGemm": _matmul,
-    "MatMulNBits": _matmul_nbits,
-    "Conv": _conv(1),
-    "FusedConv": _conv(1),
-    "NhwcFusedConv": _conv(1),
-    "ConvInteger": _conv(1),
-    "QLinearConv": _conv(3),
-    "ConvTranspose": _conv_transpose,
-    "Attention": _attention,
-    "QAttention": _attention,
-    "LSTM": _lstm,
-    "DynamicQuantizeLSTM": _lstm,
-}

@@ -24,6 +24,7 @@ import onnx
 
 from tasks.runtimes.ort import open_session, run_batches
 from validators.datasets import Arrays
+from validators.measurements import KernelTime
 from validators.records import SessionSettings
 
 # The median of so many, after a few in which memory is taken and caches fill.
@@ -73,13 +74,20 @@ def kernel_times(model: Path, settings: SessionSettings, batch: Arrays) -> dict[
     Raises:
         CandidateRefused: the runtime does not load or run the model.
     """
-    runs: dict[str, list[float]] = {}
-    for event in kernel_events(profile(model, settings, batch, requests=WARM_UP + REQUESTS)):
-        runs.setdefault(event.name, []).append(event.microseconds)
-    return {
-        name: median(times[len(times) * WARM_UP // (WARM_UP + REQUESTS) :]) * len(times) / (WARM_UP + REQUESTS)
-        for name, times in runs.items()
-    }
+    events = profile(model, settings, batch, requests=WARM_UP + REQUESTS)
+    return {kernel.name: kernel.microseconds for kernel in time_kernels(events, WARM_UP + REQUESTS)}
+
+
+def time_kernels(events: Iterable[dict[str, Any]], requests: int) -> tuple[KernelTime, ...]:
+    """Each kernel of a profile of so many requests, the first `WARM_UP` of which count where there are no others."""
+    warm_up = WARM_UP if requests > WARM_UP else 0
+    runs: dict[tuple[str, str, str], list[float]] = {}
+    for name, microseconds, args in kernel_events(events):
+        runs.setdefault((name, args.get("op_name", ""), args.get("provider", "")), []).append(microseconds)
+    return tuple(
+        KernelTime(*kernel, median(times[len(times) * warm_up // requests :]) * len(times) / requests)
+        for kernel, times in runs.items()
+    )
 
 
 def node_times(graph: onnx.GraphProto, times: Mapping[str, float]) -> dict[str, float]:

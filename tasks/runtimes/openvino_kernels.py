@@ -10,21 +10,14 @@ name of a tensor is left. Products that no step can be traced back to are of unk
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import onnx
 
+from tasks.runtimes.kernels import Kernel
+
 INTEGERS = frozenset({"i8", "u8", "i4", "u4"})
 PRODUCTS = ("fullyconnected", "matmul", "convolution")
-
-
-@dataclass(frozen=True)
-class Kernel:
-    """What computed a node: the name, and whether that multiplies 8-bit operands, or weights of 8 or 4 bits."""
-
-    name: str
-    is_low_precision: bool
 
 
 def products_behind(graph: onnx.GraphProto, products: Collection[str]) -> dict[str, str]:

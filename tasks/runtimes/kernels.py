@@ -1,0 +1,82 @@
+"""Which kernels compute in low precision, by provider: the names are those that ONNX Runtime's profile prints."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+# Integer and low-bit kernels of ONNX Runtime 1.31, from its lists of kernels (OperatorKernels.md). Products multiply 8-bit
+# or 4-bit operands, or weights of such; the other kernels compute on integers what a float model computes in float. Kernels
+# that only move integers about (Transpose, MaxPool) belong to neither, nor do conversions.
+LOW_PRECISION_KERNELS: dict[str, frozenset[str]] = {
+    "CPUExecutionProvider": frozenset(
+        {
+            "QLinearMatMul",
+            "QLinearConv",
+            "QGemm",
+            "QAttention",
+            "MatMulInteger",
+            "MatMulIntegerToFloat",
+            "DynamicQuantizeMatMul",
+            "DynamicQuantizeLSTM",
+            "ConvInteger",
+            "MatMulNBits",
+            "QEmbedLayerNormalization",
+            "QLinearAdd",
+            "QLinearAveragePool",
+            "QLinearConcat",
+            "QLinearGlobalAveragePool",
+            "QLinearLeakyRelu",
+            "QLinearMul",
+            "QLinearSigmoid",
+            "QLinearSoftmax",
+            "QLinearWhere",
+        }
+    ),
+    # It has no QLinearConv and no QLinearMatMul: a Q/DQ file runs there in float, or by another provider.
+    "CUDAExecutionProvider": frozenset(
+        {
+            "MatMulNBits",
+            "QAttention",
+            "QOrderedMatMul",
+            "QOrderedAttention",
+            "QOrderedLongformerAttention",
+            "QOrderedGelu",
+            "QOrderedLayerNormalization",
+            "MatMulInteger",
+            "GemmFloat8",
+            "MatMulBlockQuantizedFp8Weight",
+        }
+    ),
+}
+# What they take is in 16 bits, what they give need not be.
+_CONVERSIONS = frozenset({"Cast", "QuantizeLinear", "DequantizeLinear"})
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """What computed a node: the name, and whether that multiplies 8-bit operands, or weights of 8 or 4 bits, or 16 bits."""
+
+    name: str
+    is_low_precision: bool
+    is_half: bool = False
+
+
+def kernel_of(args: dict[str, Any], provider: str) -> Kernel:
+    """The kernel of an event of the profile, given the provider that was asked for: what another one ran is a fallback.
+
+    >>> kernel_of({"op_name": "QGemm", "provider": "CPUExecutionProvider"}, "CPUExecutionProvider")
+    Kernel(name='QGemm', is_low_precision=True, is_half=False)
+    >>> kernel_of({"op_name": "QGemm", "provider": "CPUExecutionProvider"}, "CUDAExecutionProvider")
+    Kernel(name='QGemm on CPUExecutionProvider', is_low_precision=False, is_half=False)
+    """
+    kind, ran_by = args["op_name"], args["provider"]
+    if ran_by != provider:
+        return Kernel(f"{kind} on {ran_by}", is_low_precision=False)
+    if kind in LOW_PRECISION_KERNELS.get(provider, frozenset()):
+        return Kernel(kind, is_low_precision=True)
+    inputs = args.get("input_type_shape", [])
+    dtype = next(iter(inputs[0]), "") if inputs else ""
+    if dtype in ("float16", "bfloat16") and kind not in _CONVERSIONS:
+        return Kernel(f"{kind} in {dtype}", is_low_precision=False, is_half=True)
+    return Kernel(kind, is_low_precision=False)

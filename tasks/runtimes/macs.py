@@ -1,0 +1,161 @@
+"""Multiply-accumulates of the nodes of a graph that ran: shapes of activations from the profile, of weights from the graph."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import onnx
+
+from tasks.runtimes.kernel_times import kernel_events
+from validators.onnx_graph import KNOWN_DOMAINS
+
+Shape = tuple[int, ...]
+# (node, shapes of its inputs, shapes of all initializers, shape of its output) -> multiply-accumulates
+MacRule = Callable[[onnx.NodeProto, list[Shape], dict[str, Shape], Shape], int]
+
+# Of what is not an operator of a library that was registered: with those that the runtime lays out anew for its kernels.
+BLOCKED_DOMAIN = "com.microsoft.nchwc"
+RUNTIME_DOMAINS = KNOWN_DOMAINS | {BLOCKED_DOMAIN, "com.ms.internal.nhwc"}
+
+
+def count_macs(graph: onnx.GraphProto, events: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any], int]]:
+    """Name, the profile's arguments and multiply-accumulates of each run of a node that has any.
+
+    `graph` is the one that ran, `events` its profile. Operators of other domains than the runtime's own are left out: what
+    they multiply is not known.
+    """
+    graphs = list(all_graphs(graph))
+    nodes = {node.name: node for part in graphs for node in part.node}
+    weights = {tensor.name: tuple(tensor.dims) for part in graphs for tensor in part.initializer}
+    # Dequantized as written, weights are activations.
+    stored = [node for node in nodes.values() if node.op_type == "DequantizeLinear" and node.input[0] in weights]
+    weights |= {node.output[0]: weights[node.input[0]] for node in stored}
+    for name, _, args in kernel_events(events):
+        if name in nodes and args["op_name"] in MAC_RULES and nodes[name].domain in RUNTIME_DOMAINS:
+            yield name, args, _count(nodes[name], args, weights)
+
+
+def all_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    """The graph and all bodies of If, Loop and Scan in it."""
+    yield graph
+    for node in graph.node:
+        for attribute in node.attribute:
+            for body in [attribute.g, *attribute.graphs]:
+                yield from all_graphs(body)
+
+
+def _count(node: onnx.NodeProto, args: dict[str, Any], weights: dict[str, Shape]) -> int:
+    """MACs of one node: product of the output's shape times the length of the sum behind each element."""
+    # The profile's list leaves out absent optional inputs and prepacked weights, so that only its first entry has a known
+    # place; a weight's shape is looked up in the graph.
+    inputs = _shapes(args["input_type_shape"])
+    if node.input[0] in weights:
+        inputs = [weights[node.input[0]], *inputs[1:]]
+    outputs = _shapes(args["output_type_shape"])
+    return MAC_RULES[node.op_type](node, inputs, weights, outputs[0]) if inputs and outputs else 0
+
+
+def _shapes(entries: Sequence[dict[str, list[int]]]) -> list[Shape]:
+    return [tuple(next(iter(entry.values()))) for entry in entries]
+
+
+def _shape(node: onnx.NodeProto, index: int, inputs: list[Shape], weights: dict[str, Shape]) -> Shape:
+    """The shape of an operand: that of the weight, or of what was computed, of which the profile leaves out nothing."""
+    return weights.get(node.input[index]) or inputs[index]
+
+
+def _matmul(node: onnx.NodeProto, inputs: list[Shape], weights: dict[str, Shape], output: Shape) -> int:
+    transposed = any(attribute.name == "transA" and attribute.i for attribute in node.attribute)
+    return math.prod(output) * inputs[0][-2 if transposed else -1]
+
+
+def _matmul_nbits(node: onnx.NodeProto, inputs: list[Shape], weights: dict[str, Shape], output: Shape) -> int:
+    depth: int = next(attribute.i for attribute in node.attribute if attribute.name == "K")
+    return math.prod(output) * depth
+
+
+def _conv(weight_input: int) -> MacRule:
+    def count(node: onnx.NodeProto, inputs: list[Shape], weights: dict[str, Shape], output: Shape) -> int:
+        return math.prod(output) * math.prod(_shape(node, weight_input, inputs, weights)[1:])
+
+    return count
+
+
+def _conv_transpose(node: onnx.NodeProto, inputs: list[Shape], weights: dict[str, Shape], output: Shape) -> int:
+    """Each element of the input meets the whole kernel of each output channel of its group."""
+    return math.prod(inputs[0]) * math.prod(_shape(node, 1, inputs, weights)[1:])
+
+
+def _attention(node: onnx.NodeProto, inputs: list[Shape], weights: dict[str, Shape], output: Shape) -> int:
+    """Scores and context. ONNX Runtime's own operator (com.microsoft) also has the input projection, B*S*D x 3H.
+
+    The standard one (opset 23) takes queries, keys and values of shape (B, heads, S, D) or (B, S, heads*D).
+    """
+    if node.domain != "com.microsoft":
+        return _attention_of_three(node, inputs, weights, output)
+    batch, length, depth = inputs[0]
+    hidden = output[-1]
+    return batch * length * depth * 3 * hidden + 2 * batch * length * length * hidden
+
+
+def _attention_of_three(node: onnx.NodeProto, inputs: list[Shape], weights: dict[str, Shape], output: Shape) -> int:
+    """Scores and context: queries and the output, (B, S, D) or (B, heads, S, D), each times the number of keys."""
+    length = inputs[1][-2]
+    return math.prod(inputs[0]) * length + math.prod(output) * length
+
+
+def _recurrent(node: onnx.NodeProto, inputs: list[Shape], weights: dict[str, Shape], output: Shape) -> int:
+    """Each row of each step meets W and R once, of every direction."""
+    return math.prod(inputs[0][:2]) * sum(math.prod(_shape(node, index, inputs, weights)) for index in (1, 2))
+
+
+def _einsum(node: onnx.NodeProto, inputs: list[Shape], weights: dict[str, Shape], output: Shape) -> int:
+    """One for each combination of all indices of two operands; with an ellipsis, the output's axes and those summed over."""
+    if len(node.input) != 2:
+        return 0
+    equation = next(attribute.s for attribute in node.attribute if attribute.name == "equation").decode()
+    terms, _, result = equation.replace(" ", "").partition("->")
+    sizes: dict[str, int] = {}
+    for index, term in enumerate(terms.split(",")):
+        before, _, after = term.partition("...")
+        shape = _shape(node, index, inputs, weights)
+        sizes |= dict(zip(before, shape, strict=False))
+        sizes |= dict(zip(reversed(after), reversed(shape), strict=False))
+    # Without an arrow the result has the indices that stand in one term alone.
+    kept = result if "->" in equation else "".join(index for index in sizes if terms.count(index) == 1)
+    return math.prod(output) * math.prod(size for index, size in sizes.items() if index not in kept)
+
+
+MAC_RULES: dict[str, MacRule] = {
+    "MatMul": _matmul,
+    "Gemm": _matmul,
+    "FusedMatMul": _matmul,
+    "FusedGemm": _matmul,
+    "MatMulInteger": _matmul,
+    "MatMulIntegerToFloat": _matmul,
+    "DynamicQuantizeMatMul": _matmul,
+    "QLinearMatMul": _matmul,
+    "QGemm": _matmul,
+    "MatMulNBits": _matmul_nbits,
+    "Conv": _conv(1),
+    "FusedConv": _conv(1),
+    "NhwcFusedConv": _conv(1),
+    "ConvInteger": _conv(1),
+    "QLinearConv": _conv(3),
+    "ConvTranspose": _conv_transpose,
+    "Einsum": _einsum,
+    "Attention": _attention,
+    "QAttention": _attention,
+    "MultiHeadAttention": _attention_of_three,
+    "LSTM": _recurrent,
+    "GRU": _recurrent,
+    "RNN": _recurrent,
+    "DynamicQuantizeLSTM": _recurrent,
+    # Of the CUDA provider.
+    "QOrderedMatMul": _matmul,
+    "QOrderedAttention": _attention,
+    "GemmFloat8": _matmul,
+    "MatMulBlockQuantizedFp8Weight": _matmul,
+}

@@ -1,0 +1,84 @@
+"""QuantizeLinear and DequantizeLinear that ran although the file meant them to be fused into other kernels.
+
+Some have to run: what turns float into integers before the first integer kernel, and back behind the last. In the graph as
+the runtime optimized it, those were meant to be gone
+
+- that quantize what no integer kernel reads before it is dequantized again;
+- that dequantize such values, or weights that are stored as integers;
+- around one operator whose operands are all dequantized and whose results are all quantized, or which is a product of two
+  dequantized operands: what ONNX Runtime calls a node unit (onnxruntime/core/optimizer/qdq_transformer), had it a kernel.
+"""
+
+from __future__ import annotations
+
+import onnx
+
+from tasks.runtimes.kernels import LOW_PRECISION_KERNELS
+from tasks.runtimes.macs import MAC_RULES, RUNTIME_DOMAINS, all_graphs
+
+_QUANTIZE, _DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
+CONVERSIONS = (_QUANTIZE, _DEQUANTIZE)
+
+
+def find_unfused(graph: onnx.GraphProto, provider: str) -> list[str]:
+    """The names of the Q/DQ nodes of a graph, as the runtime optimized it, that were meant to be fused, in its order."""
+    wires = _Wires(graph, provider)
+    named = {id(node): node.name for node in wires.nodes if node.op_type in CONVERSIONS}
+    found = {id(node) for node in wires.nodes if node.op_type == _QUANTIZE and not wires.reach_integers(node)}
+    found |= {id(node) for node in wires.nodes if node.op_type == _DEQUANTIZE and wires.source_is(node, found)}
+    for node in wires.nodes:
+        if wires.is_unit(node):
+            found |= {id(wires.makers[name]) for name in node.input if name in wires.makers}
+            found |= {id(reader) for name in node.output for reader in wires.readers.get(name, [])}
+    return [name for key, name in named.items() if key in found]
+
+
+class _Wires:
+    """Who makes and who reads each tensor of a graph and of the bodies in it."""
+
+    def __init__(self, graph: onnx.GraphProto, provider: str) -> None:
+        graphs = list(all_graphs(graph))
+        self.nodes = [node for part in graphs for node in part.node]
+        self.stored = {tensor.name for part in graphs for tensor in part.initializer}
+        self.outputs = {value.name for part in graphs for value in part.output}
+        self.makers = {name: node for node in self.nodes for name in node.output}
+        self.low = LOW_PRECISION_KERNELS.get(provider, frozenset())
+        self.readers: dict[str, list[onnx.NodeProto]] = {}
+        for node in self.nodes:
+            for name in filter(None, node.input):
+                self.readers.setdefault(name, []).append(node)
+
+    def reach_integers(self, node: onnx.NodeProto) -> bool:
+        """Whether an integer kernel, an operator that is not known, or the caller gets the results of a node as integers."""
+        for name in node.output:
+            if name in self.outputs:
+                return True
+            for reader in self.readers.get(name, []):
+                if reader.op_type == _DEQUANTIZE:
+                    continue
+                if reader.op_type in self.low or reader.domain not in RUNTIME_DOMAINS or self.reach_integers(reader):
+                    return True
+        return False
+
+    def source_is(self, node: onnx.NodeProto, quantizers: set[int]) -> bool:
+        """Whether what a node dequantizes, however it was moved about, is stored or comes from one of `quantizers`."""
+        while node.input:
+            name = node.input[0]
+            if name not in self.makers:
+                return name in self.stored
+            node = self.makers[name]
+            if node.op_type == _QUANTIZE:
+                return id(node) in quantizers
+            if node.op_type in self.low:
+                return False
+        return False
+
+    def is_unit(self, node: onnx.NodeProto) -> bool:
+        """Whether a node that is no conversion stands between dequantized operands and quantized results."""
+        made = [self.makers[name].op_type for name in node.input if name in self.makers]
+        if node.op_type in (*CONVERSIONS, *self.low) or not made or set(made) != {_DEQUANTIZE}:
+            return False
+        if node.op_type in MAC_RULES and len(made) > 1:
+            return True
+        read_by = [reader.op_type for name in node.output for reader in self.readers.get(name, [])]
+        return set(read_by) == {_QUANTIZE} and not self.outputs.intersection(node.output)
