@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from tasks.clock import Clock
 from validators.errors import QuantgateError
 from validators.job import Job
-from validators.measurements import Accuracy, Estimate
+from validators.measurements import Accuracy, Coverage, Estimate
 from validators.records import CalibrationVerdict, Champion, Check, Inventory, Source, Trial
 from validators.recovery import Recovery
 from validators.result import (
@@ -238,6 +239,7 @@ def _candidate(trial: Trial) -> CandidateResult:
         size_bytes=trial.variant.size_bytes if trial.variant else None,
         peak_memory_mb=latency.peak_memory_mb if latency else None,
         coverage_macs=trial.coverage.share if trial.coverage else None,
+        **_times(trial.coverage),
         saturation_max=trial.saturation.worst.share if trial.saturation and trial.saturation.worst else None,
         changes=trial.variant.changes if trial.variant else {},
         verdicts=[
@@ -268,6 +270,17 @@ def _finite_estimate(estimate: Estimate | None) -> Estimate | None:
     if estimate is None or not math.isfinite(estimate.value):
         return None
     return Estimate(estimate.value, _finite(estimate.low), _finite(estimate.high))
+
+
+def _times(coverage: Coverage | None) -> dict[str, Any]:
+    """What the runtime tells of the time in kernels; nothing where it tells none."""
+    if coverage is None or coverage.time_share is None:
+        return {}
+    return {
+        "coverage_time": coverage.time_share,
+        "unfused": [kernel.name for kernel in coverage.unfused],
+        "inserted": coverage.inserted_counts,
+    }
 
 
 def _finite(value: float | None) -> float | None:

@@ -8,12 +8,13 @@ from tasks.context import Given, Run, log
 from tasks.judge_answers import Ground, judge_answers
 from tasks.ptq.graph import model_bytes
 from tasks.step import step
-from validators.coverage_gate import judge_coverage, judge_simulation
+from validators.coverage_gate import judge_coverage, judge_simulation, judge_time_coverage
 from validators.gates import overall
 from validators.job import Job
 from validators.measurements import Accuracy
 from validators.records import Trial
 from validators.resource_gates import judge_size, judge_speedup
+from validators.sanity_gates import judge_sanity
 from validators.verdicts import Verdict
 
 
@@ -45,8 +46,10 @@ def judge_trial(ground: Ground, trial: Trial) -> Trial:
     answers = judge_answers(ground, trial.accuracy, ground.selection, job.gates.confidence)
     verdicts: list[Verdict | None] = [
         *answers.verdicts,
+        *(judge_sanity(trial.sanity) if trial.sanity else ()),
         judge_speedup(trial.latency, job.gates, job.target) if trial.latency else None,
         judge_coverage(trial.candidate, trial.coverage, job.gates),
+        judge_time_coverage(trial.candidate, trial.coverage, job.gates),
         judge_size(trial.variant, ground.baseline_bytes, job.gates),
         judge_simulation(trial.variant),
     ]

@@ -1,4 +1,4 @@
-"""What a variant answers beside the baseline, on those samples that have a say: drop, flips, noise, slices, and the gates on them."""
+"""What a variant answers beside the baseline on the samples that have a say: drop, flips, noise, slices, and gates on them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from validators.sanity_gates import judge_finite
 from validators.slices import SliceDrop, judge_slices, slice_drops
 
 from tasks.job_metric import job_metric
@@ -19,6 +18,7 @@ from validators.accuracy_gates import judge_drop, judge_sqnr
 from validators.datasets import Arrays
 from validators.job import Job
 from validators.measurements import Accuracy, Estimate, Flips
+from validators.sanity_gates import judge_finite
 from validators.verdicts import Verdict
 
 Mask = NDArray[np.bool_]

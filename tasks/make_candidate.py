@@ -11,7 +11,8 @@ from pathlib import Path
 
 import onnx
 
-from tasks.context import MAKER_CODE, MEASURE_CODE, Evidence, Given, Run, log
+from tasks.context import MAKER_CODE, Evidence, Given, Run, log
+from tasks.inspect_variant import coverage_of, sanity_of
 from tasks.measure.inventory import adds_pairs_in_16_bits, usable_cores
 from tasks.measure_accuracy import measure_accuracy
 from tasks.ptq.calibration import calibrate
@@ -22,13 +23,11 @@ from tasks.ptq.qdq import Report
 from tasks.ptq.sensitivity import Sensitivity, find_parts, rank_parts
 from tasks.ptq.sites import tensors_to_collect
 from tasks.ptq.smooth import SmoothedGraph, read_channels, smooth
-from tasks.request import request_batch
-from tasks.runtimes.coverage import measure_coverage
 from tasks.runtimes.openvino import find_device
 from tasks.step import step
 from validators.datasets import Arrays
 from validators.errors import CandidateRefused
-from validators.measurements import Accuracy, Coverage
+from validators.measurements import Accuracy
 from validators.recipe import Candidate, decode
 from validators.records import Inventory, Refusal, SessionSettings, Trial, Variant
 
@@ -94,14 +93,8 @@ def _try(run: Run, given: Given, inventory: Inventory, baseline: Accuracy, candi
     unmeasured = why_unmeasured(variant)
     if unmeasured is not None:
         return replace(refused(candidate.name, unmeasured), cached=had_variant)
-    coverage, had_coverage = run.store.make(
-        "coverage",
-        (variant.digest, asdict(variant.session), run.job.measurement.model_dump(), inventory.device_key, MEASURE_CODE),
-        Coverage,
-        lambda _: measure_coverage(
-            variant.path, variant.session, request_batch(run.job, given.evidence, run.job.measurement.batch_sizes[0])
-        ),
-    )
+    coverage, had_coverage = coverage_of(run, given, inventory, variant)
+    sanity, had_sanity = sanity_of(run, given, inventory, variant)
     accuracy, had_accuracy = measure_accuracy(
         run, given.evidence, inventory, variant.path, variant.digest, variant.session, baseline
     )
@@ -109,8 +102,9 @@ def _try(run: Run, given: Given, inventory: Inventory, baseline: Accuracy, candi
         candidate.name,
         variant=variant,
         coverage=coverage,
+        sanity=sanity,
         accuracy=accuracy,
-        cached=had_variant and had_coverage and had_accuracy,
+        cached=had_variant and had_coverage and had_sanity and had_accuracy,
     )
 
 

@@ -141,6 +141,14 @@ def _record_trial(client: Any, run_id: str, trial: Trial) -> None:
         metrics |= {"sqnr_db": trial.accuracy.sqnr.value, "sqnr_db_lower": trial.accuracy.sqnr.low}
     if trial.coverage:
         metrics["coverage_macs"] = trial.coverage.share
+        if trial.coverage.time_share is not None:
+            metrics |= {
+                "coverage_time": trial.coverage.time_share,
+                "unfused_kernels": len(trial.coverage.unfused),
+                "unfused_time": trial.coverage.unfused_time or 0.0,
+                "inserted_kernels": len(trial.coverage.inserted),
+                "inserted_time": trial.coverage.inserted_time or 0.0,
+            }
     if trial.saturation and trial.saturation.worst:
         metrics["saturation_max"] = trial.saturation.worst.share
         tags["quantgate.saturation_worst"] = trial.saturation.worst.place
@@ -154,6 +162,8 @@ def _record_trial(client: Any, run_id: str, trial: Trial) -> None:
     registry_call(client.log_batch, run_id, params=_params(params), metrics=_metrics(metrics), tags=_tags(tags))
     for path in [trial.accuracy.scores_path] if trial.accuracy else []:
         registry_call(client.log_artifact, run_id, str(path), "accuracy")
+    if trial.coverage and trial.coverage.kernels_path:
+        registry_call(client.log_artifact, run_id, str(trial.coverage.kernels_path), "coverage")
     for latency in trial.latencies:
         registry_call(client.log_artifact, run_id, str(latency.samples_path), f"latency/batch_{latency.batch_size}")
     registry_call(client.set_terminated, run_id, "FAILED" if trial.refusal else "FINISHED")
@@ -194,6 +204,7 @@ def _table(result: Result) -> dict[str, list[Any]]:
             "latency_p50_ms": candidate.latency_p50_ms,
             "size_bytes": candidate.size_bytes,
             "coverage_macs": candidate.coverage_macs,
+            "coverage_time": candidate.coverage_time,
             "refusal": candidate.refusal.reason if candidate.refusal else None,
         }
         for candidate in result.candidates

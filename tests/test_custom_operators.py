@@ -34,9 +34,9 @@ from tasks.ptq.graph import save_model
 from tasks.ptq.make import make_variant
 from tasks.ptq.prepare import fuse_graph
 from tasks.ptq.upgrade import upgrade_opset
-from tasks.runtimes import macs
 from tasks.runtimes.coverage import measure_coverage
 from tasks.runtimes.libraries import find_library
+from tasks.runtimes.macs import MAC_RULES
 from validators.errors import CandidateRefused, SourceError
 from validators.job_data import OperatorLibrary
 from validators.recipe import decode
@@ -205,7 +205,7 @@ def test_an_old_opset_is_upgraded_around_it(made: GetOdd, tmp_path: Path) -> Non
 def test_what_it_multiplies_is_not_counted(made: GetOdd, monkeypatch: pytest.MonkeyPatch) -> None:
     """Even were there a rule for an operator of that name: it is of another domain, and may do anything."""
     odd = made("custom")
-    monkeypatch.setitem(macs.MAC_RULES, "NegPos", lambda node, inputs, weights, output: 10**9)
+    monkeypatch.setitem(MAC_RULES, "NegPos", lambda node, inputs, weights, output: 10**9)
     macs = measure_coverage(odd.prepared, odd.settings, odd.batch(2, 0)).macs_by_kernel
     assert sum(macs.values()) == 2 * (64 * 128 + 128 * 64)
 

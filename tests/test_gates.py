@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from scipy import stats
 from scipy.special import xlogy
 
-from validators.accuracy_gates import check_gates_can_be_met, judge_drop, judge_finite
+from validators.accuracy_gates import check_gates_can_be_met, judge_drop
 from validators.champion_gate import judge_against_champion
 from validators.coverage_gate import judge_coverage, judge_simulation
 from validators.errors import JobError
@@ -26,6 +26,7 @@ from validators.job_gates import Gates
 from validators.measurements import Coverage, Estimate, Latency
 from validators.records import SessionSettings, Variant
 from validators.resource_gates import judge_size, judge_speedup
+from validators.sanity_gates import judge_finite
 from validators.verdicts import Outcome, Verdict
 
 Floats = NDArray[np.float64]
@@ -325,13 +326,12 @@ def test_size_at_its_bound() -> None:
 
 
 def test_gates_that_are_not_set_or_not_meant_give_no_verdict() -> None:
-    """A null gate, and coverage of a float candidate."""
+    """A null gate, and coverage of a candidate in float32."""
     none = Gates(min_speedup=None, min_coverage=None, max_size_ratio=None)
     assert judge_speedup(latency(Estimate(0.1, 0.1, 0.1)), none, "ort-cpu") is None
     assert judge_coverage(CANDIDATE, coverage(0, 9), none) is None
     assert judge_size(variant(900), 1, none) is None
     assert judge_coverage("fp32-fused@ort-cpu", coverage(0, 9), GATES) is None
-    assert judge_coverage("fp16@tensorrt", coverage(0, 9), GATES) is None
 
 
 @pytest.mark.parametrize(

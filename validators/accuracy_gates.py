@@ -42,19 +42,6 @@ def judge_drop(drop: Estimate, gates: Gates, *, n: int, method: str) -> Verdict:
     return bounded("drop", drop, gates.max_drop, "at_most", gates.confidence, n, method, lambda value: f"{value:+.4f}")
 
 
-def judge_finite(bad_samples: int, n: int) -> Verdict:
-    """The sanity gate: no sample whose outputs are NaN or Inf where the baseline's are finite."""
-    return Verdict(
-        gate="finite",
-        outcome="fail" if bad_samples else "pass",
-        value=float(bad_samples),
-        bound=0.0,
-        direction="at_most",
-        n=n,
-        reason=f"NaN or Inf on {bad_samples} samples where the baseline is finite" if bad_samples else "",
-    )
-
-
 def judge_sqnr(sqnr: Estimate | None, gates: Gates, *, n: int) -> Verdict | None:
     """The noise gate: the signal-to-quantization-noise ratio of the outputs in dB; None where the job has no such gate.
 

@@ -44,9 +44,9 @@ class Gates(Settings):
     min_speedup: Ratio | dict[Target, Ratio] | None = 1.05
     """Smallest ratio of the baseline's p50 latency to the variant's, at the first batch size: one number, or one a target."""
     min_coverage: Annotated[float, Field(ge=0, le=1)] | None = 0.5
-    """Smallest share of multiply-accumulates in low-precision kernels, for candidates below 16-bit."""
+    """Smallest share of multiply-accumulates in low-precision kernels, for candidates below 32-bit; of FP16, in 16 bits."""
     min_time_coverage: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Smallest share of kernel time in low-precision kernels, for candidates below 16-bit."""
+    """Smallest share of kernel time in low-precision kernels, likewise; all kernels count, such as Softmax in float."""
     max_size_ratio: Ratio | None = 1.05
     """Largest ratio of the variant's bytes to the baseline's."""
     max_memory_ratio: Ratio | None = None

@@ -8,7 +8,7 @@ from typing import Literal
 
 from validators.errors import RefusalKind
 from validators.libraries import Libraries
-from validators.measurements import Accuracy, Coverage, Estimate, Flips, Latency, Saturation
+from validators.measurements import Accuracy, Coverage, Estimate, Flips, Latency, Sanity, Saturation
 from validators.slices import SliceDrop
 from validators.verdicts import Verdict
 
@@ -159,6 +159,7 @@ class Trial:
     flips: Flips | None = None
     slices: tuple[SliceDrop, ...] = ()
     coverage: Coverage | None = None
+    sanity: Sanity | None = None
     saturation: Saturation | None = None
     latencies: tuple[Latency, ...] = ()
     verdicts: tuple[Verdict, ...] = ()

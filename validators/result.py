@@ -99,6 +99,12 @@ class CandidateResult(_Document):
     size_bytes: int | None
     peak_memory_mb: float | None
     coverage_macs: float | None
+    coverage_time: float | None = None
+    """The share of kernel time in low-precision kernels; null where the runtime tells no times, as the next two."""
+    unfused: list[str] | None = None
+    """Quantize and dequantize kernels that ran although the file meant them to be fused into others, by name."""
+    inserted: dict[str, int] | None = None
+    """Casts, transposes, reorders and copies that ran beyond those of the baseline, by kind."""
     saturation_max: float | None = None
     """The largest share of a tensor's values on the reference that its fixed range cuts off; null where none is fixed."""
     changes: dict[str, int] = {}

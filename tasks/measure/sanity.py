@@ -1,7 +1,9 @@
-"""What all outputs of a model give for one batch, run several times: the ground of the sanity gates."""
+"""What all outputs of a model give for the same samples, asked several times: the ground of the sanity gates."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,61 +19,95 @@ RUNS = 3
 _NUMBERS = "biuf"
 
 
-def ask(model: Path, settings: SessionSettings, batches: list[Arrays]) -> tuple[Answers, ...]:
-    """The answers of every output to the same samples, in `batches` as the model takes them, asked `RUNS` times.
+@dataclass(frozen=True)
+class Part:
+    """The answers of one output to one batch, and its first row, which is None for what is no tensor of rows."""
+
+    answers: Answers
+    first: NDArray[Any] | None
+    rows: int
+
+
+def ask(model: Path, settings: SessionSettings, batches: Sequence[Arrays]) -> tuple[Answers, ...]:
+    """The answers of every output to the samples of `batches`, each batch asked `RUNS` times.
 
     Raises:
         CandidateRefused: the runtime does not load or run the model.
     """
     # Another candidate's session may run beside this one: threads that spin would take turns with its.
     with open_session(model, settings.without_spinning()) as session:
-        described = describe_outputs(session)
-        names = [spec.name for spec in described]
-        runs = [[run_outputs(session, batch, names) for batch in batches] for _ in range(RUNS)]
-    sizes = [len(next(iter(batch.values()))) for batch in batches]
-    return tuple(
-        describe(spec.name, spec.dtype, [[outputs[place] for outputs in run] for run in runs], sizes)
-        for place, spec in enumerate(described)
-    )
+        outputs = describe_outputs(session)
+        names = [spec.name for spec in outputs]
+        parts = []
+        for batch in batches:
+            # Batch by batch: the logits of a language model for all samples at once fit nowhere.
+            runs = [run_outputs(session, batch, names) for _ in range(RUNS)]
+            rows = len(next(iter(batch.values())))
+            parts.append(
+                [
+                    describe(spec.name, spec.dtype, [run[place] for run in runs], rows)
+                    for place, spec in enumerate(outputs)
+                ]
+            )
+    return tuple(merge(of_output) for of_output in zip(*parts, strict=True))
 
 
-def describe(name: str, dtype: str, runs: list[list[Any]], sizes: list[int]) -> Answers:
-    """The answers of one output: `runs[r][b]` is what run r gave for batch b, which had `sizes[b]` samples.
+def describe(name: str, dtype: str, runs: Sequence[Any], rows: int) -> Part:
+    """The answers of one output to one batch of so many rows, `runs` being what each run gave.
 
-    >>> runs = [[np.array([[1.0, 2.0], [1.0, 2.0]])], [np.array([[1.0, 2.5], [1.0, 2.0]])]]
-    >>> describe("y", "float64", runs, [2])
-    Answers(name='y', dtype='float64', shape=(2, 2), is_constant=False, spread=0.5, bad_samples=())
+    >>> runs = [np.array([[1.0, 2.0], [1.0, 2.0]]), np.array([[1.0, 2.5], [1.0, 2.0]])]
+    >>> describe("y", "float64", runs, 2).answers
+    Answers(name='y', dtype='float64', shape=(2, 2), is_constant=True, spread=0.5, bad_samples=())
     """
-    values = [value for run in runs for value in run]
-    if not all(isinstance(value, np.ndarray) and value.dtype.kind in _NUMBERS for value in values):
-        return Answers(name, dtype)
-    by_sample = all(value.ndim and len(value) == size for run in runs for value, size in zip(run, sizes, strict=True))
-    # Batches may differ in the lengths of other axes: rows are compared one by one.
-    rows = [[row for value in run for row in (value if by_sample else [value])] for run in runs]
-    first = rows[0]
-    shape = runs[0][0].shape
-    bad = {place for run in rows for place, row in enumerate(run) if not np.isfinite(row).all()}
-    return Answers(
+    if not all(isinstance(value, np.ndarray) and value.dtype.kind in _NUMBERS for value in runs):
+        return Part(Answers(name, dtype), None, rows)
+    first = runs[0]
+    by_row = first.ndim > 0 and len(first) == rows
+    bad = {place for run in runs for place, row in enumerate(run if by_row else [run]) if not np.isfinite(row).all()}
+    answers = Answers(
         name,
-        str(values[0].dtype),
-        (sum(sizes), *shape[1:]) if by_sample else shape,
-        by_sample and len(first) > 1 and all(_same(row, first[0]) for row in first[1:]),
-        max((_apart(row, run[place]) for run in rows[1:] for place, row in enumerate(first)), default=0.0),
+        str(first.dtype),
+        first.shape,
+        by_row and all(_same(row, first[0]) for row in first[1:]),
+        max(_apart(run, first) for run in runs),
         tuple(sorted(bad)),
     )
+    return Part(answers, first[0].copy() if by_row else None, rows)
 
 
-def _same(row: NDArray[Any], other: NDArray[Any]) -> bool:
+def merge(parts: Sequence[Part]) -> Answers:
+    """The answers to all batches: samples in their order, other axes as in the first batch.
+
+    A single sample is never constant: there is nothing that it could differ from.
+    """
+    head = parts[0]
+    if head.answers.shape is None:
+        return head.answers
+    rows = sum(part.rows for part in parts)
+    starts = np.cumsum([0, *(part.rows for part in parts)])
+    by_row = all(part.first is not None for part in parts)
+    return Answers(
+        head.answers.name,
+        head.answers.dtype,
+        (rows, *head.answers.shape[1:]) if by_row else head.answers.shape,
+        by_row and rows > 1 and all(part.answers.is_constant and _same(part.first, head.first) for part in parts),
+        max(part.answers.spread for part in parts),
+        tuple(int(start) + row for start, part in zip(starts, parts, strict=False) for row in part.answers.bad_samples),
+    )
+
+
+def _same(row: NDArray[Any] | None, other: NDArray[Any] | None) -> bool:
+    assert row is not None and other is not None
     return row.shape == other.shape and np.array_equal(row, other, equal_nan=row.dtype.kind == "f")
 
 
-def _apart(row: NDArray[Any], other: NDArray[Any]) -> float:
-    """The largest absolute difference; 0 for the same bits, infinite where only one of the two is finite."""
-    if row.shape == other.shape and row.tobytes() == other.tobytes():
+def _apart(values: NDArray[Any], others: NDArray[Any]) -> float:
+    """The largest absolute difference: 0 for the same bits, infinite where shapes differ or only one of two is finite."""
+    if values.shape == others.shape and values.tobytes() == others.tobytes():
         return 0.0
-    if row.shape != other.shape or (np.isfinite(row) != np.isfinite(other)).any():
+    if values.shape != others.shape or (np.isfinite(values) != np.isfinite(others)).any():
         return float("inf")
-    finite = np.isfinite(row)
-    apart = np.abs(row[finite].astype(np.float64) - other[finite].astype(np.float64))
-    # Bits that differ in values that do not (-0 and 0, NaN and NaN, Inf of another sign) are at the least no repetition.
+    finite = np.isfinite(values)
+    apart = np.abs(values[finite].astype(np.float64) - others[finite].astype(np.float64))
+    # Bits that differ in numbers that do not, as of 0 and -0, are no repetition either.
     return float(apart.max(initial=0.0)) or float(np.finfo(np.float64).tiny)

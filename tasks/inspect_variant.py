@@ -1,0 +1,92 @@
+"""Step 5, between making and accuracy: what of a variant really ran in low precision, and whether its answers are sane."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from itertools import islice
+from pathlib import Path
+
+from tasks.context import MEASURE_CODE, Evidence, Given, Run
+from tasks.measure.perplexity import WINDOWS_AT_ONCE
+from tasks.measure.sanity import RUNS, ask
+from tasks.measure_baseline import baseline_variant
+from tasks.request import request_batch
+from tasks.runtimes.coverage import measure_coverage, profile_kernels
+from validators.datasets import Arrays
+from validators.measurements import Coverage, KernelProfile, Sanity
+from validators.records import Inventory, Variant
+
+# Enough to tell a constant answer, and a random one; samples of perplexity are whole windows of text.
+SANITY_SAMPLES, SANITY_WINDOWS = 8, 2
+
+
+def coverage_of(run: Run, given: Given, inventory: Inventory, variant: Variant) -> tuple[Coverage, bool]:
+    """What ran in low precision, beside the kernels of the baseline; and whether it was in the store.
+
+    Raises:
+        CandidateRefused: the runtime does not load or run the variant.
+    """
+
+    def measure(folder: Path) -> Coverage:
+        baseline = baseline_variant(run, given)
+        # Kernels of two providers are not to be compared.
+        same = baseline.session.provider == variant.session.provider
+        before = _baseline_kernels(run, given, inventory, baseline) if same else None
+        return measure_coverage(variant.path, variant.session, _request(run, given), baseline=before, folder=folder)
+
+    key = (variant.digest, asdict(variant.session), *_shared_key(run, given, inventory))
+    return run.store.make("coverage", key, Coverage, measure)
+
+
+def sanity_of(run: Run, given: Given, inventory: Inventory, variant: Variant) -> tuple[Sanity, bool]:
+    """The answers of a variant beside those of the baseline, which is asked once; and whether they were in the store.
+
+    Raises:
+        CandidateRefused: the runtime does not load or run the variant.
+    """
+
+    def answers(of: Variant, baseline: Sanity | None) -> tuple[Sanity, bool]:
+        def measure(_: Path) -> Sanity:
+            batches = _batches(run, given.evidence)
+            found = ask(of.path, of.session, batches)
+            samples = sum(len(next(iter(batch.values()))) for batch in batches)
+            return Sanity(samples, RUNS, baseline.variant if baseline else found, found)
+
+        key = (of.digest, asdict(of.session), baseline is None, *_shared_key(run, given, inventory))
+        return run.store.make("sanity", key, Sanity, measure)
+
+    before, _ = answers(baseline_variant(run, given), None)
+    return answers(variant, before)
+
+
+def _baseline_kernels(run: Run, given: Given, inventory: Inventory, baseline: Variant) -> KernelProfile:
+    key = (baseline.digest, asdict(baseline.session), *_shared_key(run, given, inventory))
+    return run.store.make(
+        "kernels",
+        key,
+        KernelProfile,
+        lambda _: profile_kernels(baseline.path, baseline.session, _request(run, given)),
+    )[0]
+
+
+def _request(run: Run, given: Given) -> Arrays:
+    return request_batch(run.job, given.evidence, run.job.measurement.batch_sizes[0])
+
+
+def _batches(run: Run, evidence: Evidence) -> list[Arrays]:
+    of_text = run.job.metric == "perplexity"
+    wanted = SANITY_WINDOWS if of_text else SANITY_SAMPLES
+    size = evidence.batch_axis or (WINDOWS_AT_ONCE if of_text else wanted)
+    return list(islice(evidence.evaluation.batches(size), max(1, wanted // size)))
+
+
+def _shared_key(run: Run, given: Given, inventory: Inventory) -> tuple[object, ...]:
+    """What the kernels and answers of any model of the run hang on."""
+    return (
+        given.source.digest,
+        given.evidence.evaluation.file.digest,
+        run.job.metric,
+        run.job.measurement.model_dump(),
+        inventory.device_key,
+        MEASURE_CODE,
+    )
