@@ -54,7 +54,7 @@ class Ground:
 
 
 @dataclass(frozen=True)
-class Answers:
+class Judged:
     """What the answers on some samples come to; `n` counts rows of the metric, each of one sample or of a pair."""
 
     n: int
@@ -67,7 +67,7 @@ class Answers:
     verdicts: tuple[Verdict, ...]
 
 
-def judge_answers(ground: Ground, accuracy: Accuracy, samples: Mask, confidence: float) -> Answers:
+def judge_answers(ground: Ground, accuracy: Accuracy, samples: Mask, confidence: float) -> Judged:
     """The answers on the samples of a mask, shape `(samples,)`, with verdicts at a one-sided confidence."""
     metric, seed = ground.metric, ground.job.seed
     gates = ground.job.gates.model_copy(update={"confidence": confidence})
@@ -89,7 +89,7 @@ def judge_answers(ground: Ground, accuracy: Accuracy, samples: Mask, confidence:
         judge_sqnr(sqnr, gates, n=int(samples.sum())),
         judge_finite(_newly_bad(ground.baseline, accuracy, samples), int(samples.sum())),
     ]
-    return Answers(
+    return Judged(
         len(before),
         metric.value(before),
         metric.value(after),

@@ -8,7 +8,7 @@ from validators.records import Trial, Variant
 from validators.verdicts import Verdict
 
 # Of every variant, whatever the job says; `drop` has `sqnr` in its place where the metric itself is that ratio.
-ALWAYS_JUDGED = frozenset({"finite"})
+ALWAYS_JUDGED = frozenset({"finite", "finite_outputs", "same_outputs", "not_constant", "deterministic"})
 
 
 class NotApproved(ValueError):
