@@ -75,7 +75,7 @@ def rival(
             return Trial(name, outcome="refused", refusal=Refusal("unsupported", reason))
     session = baseline_variant(run, given).session
     variant = Variant(name, path, digest_model(path), model_bytes(path), session)
-    batch = request_batch(run.job, given.evidence, run.job.measurement.batch_sizes[0])
+    batch = request_batch(given.evidence, run.job.measurement.points[0])
     try:
         coverage = measure_coverage(path, session, batch)
         accuracy, _ = measure_accuracy(run, given.evidence, inventory, path, variant.digest, session, baseline)
@@ -86,7 +86,7 @@ def rival(
 
 def versus(run: Run, given: Given, inventory: Inventory, rival: Variant, choice: Variant) -> Estimate:
     """How many times faster the choice is, the two in turn."""
-    latency, _ = latency_of(run, given, inventory, rival, choice, run.job.measurement.batch_sizes[0])
+    latency, _ = latency_of(run, given, inventory, rival, choice, run.job.measurement.points[0])
     return latency.speedup
 
 

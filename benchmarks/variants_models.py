@@ -47,7 +47,7 @@ def text(state: Path) -> Iterator[Case]:
     """The demo's sentence encoder with its sentiment head: 2,000 reviews."""
     job = read_job(prepare_demo(state, image=False))
     for batch, length in ((1, 16), (16, 48)):
-        yield Case(f"batch {batch}, {length} tokens", _shaped(job, batch, {"sequence": length}))
+        yield Case(f"batch {batch}, {length} tokens", _shaped(job, batch, {"sequence": (length,)}))
 
 
 def image(state: Path) -> Iterator[Case]:
@@ -78,14 +78,14 @@ def language(state: Path) -> Iterator[Case]:
     for batch, length in ((1, 16), (1, 128)):
         yield Case(
             f"batch {batch}, {length} tokens",
-            _shaped(job, batch, {"sequence": length}, LANGUAGE_CANDIDATES),
+            _shaped(job, batch, {"sequence": (length,)}, LANGUAGE_CANDIDATES),
             calibration_batch=1,
         )
 
 
-def _shaped(job: Job, batch: int, dims: dict[str, int], candidates: tuple[str, ...] = CANDIDATES) -> Job:
+def _shaped(job: Job, batch: int, dims: dict[str, tuple[int, ...]], candidates: tuple[str, ...] = CANDIDATES) -> Job:
     """The job at one shape; more launches than usual, since a process keeps what luck it had at its start."""
-    measurement = job.measurement.model_copy(update={"batch_sizes": (batch,), "dims": dims, "launches": 3})
+    measurement = job.measurement.model_copy(update={"batch_sizes": (batch,), "dims": dims, "launches": 6})
     return job.model_copy(update={"measurement": measurement, "candidates": candidates})
 
 

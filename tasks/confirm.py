@@ -89,7 +89,7 @@ def _measure_again(run: Run, given: Given, inventory: Inventory, trial: Trial, c
         inventory,
         baseline_variant(run, given),
         trial.variant,
-        run.job.measurement.batch_sizes[0],
+        run.job.measurement.points[0],
         confidence=confidence,
         purpose="confirmation",
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from tasks.context import Given, Run, log
@@ -13,7 +14,7 @@ from validators.gates import overall
 from validators.job import Job
 from validators.measurements import Accuracy
 from validators.records import Trial
-from validators.resource_gates import judge_size, judge_speedup
+from validators.resource_gates import judge_load, judge_memory, judge_size, judge_speedup
 from validators.sanity_gates import judge_sanity
 from validators.verdicts import Verdict
 
@@ -51,6 +52,8 @@ def judge_trial(ground: Ground, trial: Trial) -> Trial:
         judge_coverage(trial.candidate, trial.coverage, job.gates),
         judge_time_coverage(trial.candidate, trial.coverage, job.gates),
         judge_size(trial.variant, ground.baseline_bytes, job.gates),
+        judge_memory(trial.latency, job.gates) if trial.latency else None,
+        judge_load(trial.latency, job.gates) if trial.latency else None,
         judge_simulation(trial.variant),
     ]
     given = tuple(verdict for verdict in verdicts if verdict is not None)
@@ -72,7 +75,9 @@ def rank_passing(job: Job, trials: tuple[Trial, ...]) -> list[Trial]:
 
     def rank(trial: Trial) -> tuple[float, float]:
         assert trial.latency and trial.variant
-        speed, size = -trial.latency.speedup.value, float(trial.variant.size_bytes)
+        # A figure that was disturbed is no reason to prefer one.
+        speed = math.inf if trial.latency.disturbance else -trial.latency.speedup.value
+        size = float(trial.variant.size_bytes)
         return (speed, size) if by_latency else (size, speed)
 
     return sorted(passing, key=rank)

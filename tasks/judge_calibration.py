@@ -81,7 +81,9 @@ def _view(run: Run, given: Given) -> ModelView | None:
     """What the source makes of some calibration and reference samples; None when there is no sound one on either side."""
     job, evidence = run.job, given.evidence
     calibration, reference = evidence.calibration, evidence.reference
-    settings = SessionSettings(CPU_PROVIDER, job.measurement.threads or usable_cores(), libraries=run.libraries)
+    settings = SessionSettings(
+        CPU_PROVIDER, job.measurement.points[0].threads or usable_cores(), libraries=run.libraries
+    )
     try:
         with open_tapped(
             given.source.onnx_path,

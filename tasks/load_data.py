@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -39,7 +40,7 @@ def load_data(run: Run, source: Source) -> Evidence:
 
 def _load(run: Run, source: Source) -> Evidence:
     job = run.job
-    settings = SessionSettings(CPU_PROVIDER, job.measurement.threads, libraries=run.libraries)
+    settings = SessionSettings(CPU_PROVIDER, job.measurement.points[0].threads, libraries=run.libraries)
     with _SourceErrors(source), open_session(source.onnx_path, settings) as session:
         inputs, output, batch_axis = _describe(job, session)
         calibration = load_file(run, "calibration", job.data.calibration, inputs)
@@ -156,7 +157,7 @@ def _check_fixed_batch(batch_axis: int | None, run: Run, *files: Samples) -> Non
         )
 
 
-def _check_axes(dims: dict[str, int], inputs: tuple[TensorSpec, ...]) -> None:
+def _check_axes(dims: Collection[str], inputs: tuple[TensorSpec, ...]) -> None:
     axes = {axis for spec in inputs for axis in spec.shape[1:] if isinstance(axis, str)}
     unknown = sorted(set(dims) - axes)
     if unknown:

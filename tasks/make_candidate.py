@@ -110,7 +110,7 @@ def _try(run: Run, given: Given, inventory: Inventory, baseline: Accuracy, candi
 
 def _make(run: Run, given: Given, inventory: Inventory, candidate: Candidate) -> tuple[_Made, bool]:
     evidence = given.evidence
-    threads = run.job.measurement.threads or usable_cores()
+    threads = run.job.measurement.points[0].threads or usable_cores()
     materials = materials_of(run, given, inventory)
     key = (
         candidate.name,
@@ -209,7 +209,7 @@ def materials_of(run: Run, given: Given, inventory: Inventory) -> Materials:
                 tensors_to_collect(float_model, block_size=candidate.block_size or 32),
                 lambda: evidence.calibration.batches(size),
                 max_memory_mb=run.job.calibration.max_memory_mb,
-                threads=run.job.measurement.threads or usable_cores(),
+                threads=run.job.measurement.points[0].threads or usable_cores(),
                 libraries=run.libraries,
             )
 
@@ -226,7 +226,7 @@ def _calibrate(run: Run, prepared: Path, evidence: Evidence, statistics: Path) -
             prepared,
             evidence.calibration,
             statistics,
-            threads=run.job.measurement.threads or usable_cores(),
+            threads=run.job.measurement.points[0].threads or usable_cores(),
             max_memory_mb=run.job.calibration.max_memory_mb,
             fixed_batch=evidence.batch_axis,
             libraries=run.libraries,

@@ -21,7 +21,7 @@ from validators.records import Inventory, SessionSettings, Variant
 def baseline_variant(run: Run, given: Given) -> Variant:
     """The source described like a variant, so that everything that measures takes it too."""
     source = given.source
-    threads = run.job.measurement.threads or usable_cores()
+    threads = run.job.measurement.points[0].threads or usable_cores()
     return Variant(
         "baseline",
         source.onnx_path,

@@ -62,7 +62,7 @@ def compare_with_champion(
             accuracy, _ = measure_accuracy(
                 run, given.evidence, inventory, holder.path, holder.digest, holder.session, baseline
             )
-            latency, _ = latency_of(run, given, inventory, holder, best.variant, run.job.measurement.batch_sizes[0])
+            latency, _ = latency_of(run, given, inventory, holder, best.variant, run.job.measurement.points[0])
         except CandidateRefused as error:
             log.warning("champion version %s does not run here any more: %s", champion.version, error.found)
             return best
@@ -80,6 +80,7 @@ def compare_with_champion(
             objective=run.job.objective,
             gates=run.job.gates,
             n=len(rows),
+            disturbance=latency.disturbance,
         )
     log.info("beside champion version %s: %s %s", champion.version, verdict.outcome, verdict.reason)
     verdicts = (*best.verdicts, verdict)

@@ -2,31 +2,47 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Literal
 
 from tasks.context import MEASURE_CODE, Given, Run, log
 from tasks.make_candidate import refused
-from tasks.measure.latency import Contestant, compare_latency
+from tasks.measure.inventory import usable_cores
+from tasks.measure.latency import compare_latency
+from tasks.measure.latency_process import Contestant
 from tasks.measure_baseline import baseline_variant
 from tasks.request import request_batch
 from tasks.step import step
+from validators.digests import digest_values
 from validators.errors import CandidateRefused
+from validators.job_measurement import OperatingPoint
 from validators.measurements import Latency
 from validators.records import Inventory, Trial, Variant
+
+# What makes other numbers of the same point; the lists of points are not among it.
+_POINTS = {"batch_sizes", "dims", "threads"}
+
+
+class _Disturbed(Exception):  # no error: the way past the store, which keeps what it is given
+    def __init__(self, latency: Latency) -> None:
+        super().__init__(latency.disturbance)
+        self.latency = latency
 
 
 @step("measure latency", run_name="measure {trial.candidate}")
 def measure_latency(run: Run, given: Given, inventory: Inventory, trial: Trial) -> Trial:
-    """The trial with its latencies, one for each batch size of the job; unchanged when there is nothing to measure."""
-    if trial.variant is None or trial.variant.is_simulated:
+    """The trial with its latencies, one for each operating point of the job; unchanged when there is nothing to measure."""
+    variant = trial.variant
+    if variant is None or variant.is_simulated:
         return trial
+    baseline = baseline_variant(run, given)
     with run.clock.work("measure latency"):
         try:
             measured = [
-                latency_of(run, given, inventory, baseline_variant(run, given), trial.variant, size)
-                for size in run.job.measurement.batch_sizes
+                latency_of(run, given, inventory, with_threads(baseline, point), with_threads(variant, point), point)
+                for point in run.job.measurement.points
             ]
         except CandidateRefused as error:
             return refused(trial.candidate, error)
@@ -36,18 +52,25 @@ def measure_latency(run: Run, given: Given, inventory: Inventory, trial: Trial) 
     return replace(trial, latencies=latencies, cached=trial.cached and all(had for _, had in measured))
 
 
+def with_threads(variant: Variant, point: OperatingPoint) -> Variant:
+    """The variant under the thread count of an operating point."""
+    return replace(variant, session=replace(variant.session, threads=point.threads or usable_cores()))
+
+
 def latency_of(
     run: Run,
     given: Given,
     inventory: Inventory,
     baseline: Variant,
     variant: Variant,
-    batch_size: int,
+    point: OperatingPoint,
     *,
     confidence: float | None = None,
     purpose: Literal["selection", "confirmation"] = "selection",
 ) -> tuple[Latency, bool]:
-    """The latency of a variant against a baseline at one batch size, and whether it was in the store.
+    """The latency of a variant against a baseline at one operating point, and whether it was in the store.
+
+    One that was disturbed is not kept there, so that the next run measures again; its samples lie in the state folder.
 
     `confidence` is the one-sided one of its bounds, the gates' if not given. What is kept was measured for this `purpose`: a
     measurement that chose a candidate cannot confirm it.
@@ -59,8 +82,8 @@ def latency_of(
     job = run.job
     key = (
         [(side.digest, asdict(side.session)) for side in (baseline, variant)],
-        job.measurement.model_dump(exclude={"batch_sizes"}),
-        batch_size,
+        job.measurement.model_dump(exclude=_POINTS),
+        asdict(point),
         confidence or job.gates.confidence,
         purpose,
         given.evidence.evaluation.file.digest,
@@ -69,13 +92,23 @@ def latency_of(
     )
 
     def measure(folder: Path) -> Latency:
-        return compare_latency(
+        latency = compare_latency(
             Contestant(baseline.path, baseline.session),
             Contestant(variant.path, variant.session),
-            request_batch(job, given.evidence, batch_size),
+            request_batch(given.evidence, point),
             job.measurement,
             confidence=confidence or job.gates.confidence,
             samples_path=folder / "samples.npz",
+            dims=point.dims,
         )
+        if latency.disturbance:
+            kept = run.state / "disturbed" / digest_values(*key)
+            kept.mkdir(parents=True, exist_ok=True)
+            raise _Disturbed(replace(latency, samples_path=Path(shutil.copy(latency.samples_path, kept))))
+        return latency
 
-    return run.store.make("latency", key, Latency, measure)
+    try:
+        return run.store.make("latency", key, Latency, measure)
+    except _Disturbed as found:
+        log.warning("latency of %s was disturbed: %s", variant.candidate, found.latency.disturbance)
+        return found.latency, False

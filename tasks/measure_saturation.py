@@ -69,7 +69,9 @@ def _measure(run: Run, given: Given, inventory: Inventory, variants: dict[str, V
         run.job.seed,
     )
     tensors = dict.fromkeys(name for ranges in fixed.values() for name in ranges)
-    settings = SessionSettings(CPU_PROVIDER, run.job.measurement.threads or usable_cores(), libraries=run.libraries)
+    settings = SessionSettings(
+        CPU_PROVIDER, run.job.measurement.points[0].threads or usable_cores(), libraries=run.libraries
+    )
     prepared: Path = materials_of(run, given, inventory).prepared()
     try:
         with open_tapped(prepared, settings, lambda graph: taps_of(graph, evidence.output.name, tensors)) as watch:

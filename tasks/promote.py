@@ -133,7 +133,7 @@ def _smoke_test(run: Run, given: Given, variant: Variant, uri: str) -> None:
     """Load the registered version as a consumer would, and compare its answer with the judged artifact's."""
     import mlflow
 
-    batch = request_batch(run.job, given.evidence, run.job.measurement.batch_sizes[0])
+    batch = request_batch(given.evidence, run.job.measurement.points[0])
     loaded = registry_call(mlflow.pyfunc.load_model, uri)
     answer = loaded.predict(batch)
     with open_session(variant.path, variant.session) as session:

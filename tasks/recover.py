@@ -206,11 +206,11 @@ def part_cost(nodes: tuple[str, ...], quantized: Mapping[str, float], in_float: 
 
 def _kernel_times(run: Run, given: Given, inventory: Inventory, variant: Variant) -> _KernelTimes:
     """One request shape of the job, under the settings that the variant is measured with."""
-    batch_size = run.job.measurement.batch_sizes[0]
 
     def measure(_: Path) -> _KernelTimes:
+        batch = request_batch(given.evidence, run.job.measurement.points[0])
         with run.clock.work("profile kept parts"):
-            times = kernel_times(variant.path, variant.session, request_batch(run.job, given.evidence, batch_size))
+            times = kernel_times(variant.path, variant.session, batch)
         graph = onnx.load(variant.path, load_external_data=False).graph
         return _KernelTimes(node_times(graph, times), sum(times.values()))
 

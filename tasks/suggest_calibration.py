@@ -67,7 +67,9 @@ def suggest_calibration_data(run: Run, source: Source, pool_path: Path, size: in
             expected=f"at least {size}",
             fix="take a larger pool or a smaller --size",
         )
-    settings = SessionSettings(CPU_PROVIDER, run.job.measurement.threads or usable_cores(), libraries=run.libraries)
+    settings = SessionSettings(
+        CPU_PROVIDER, run.job.measurement.points[0].threads or usable_cores(), libraries=run.libraries
+    )
 
     def choose_taps(graph: onnx.GraphProto) -> Taps:
         return replace(find_taps(graph, output.name, run.job.calibration.representation), watched=())

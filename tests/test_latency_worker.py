@@ -14,7 +14,7 @@ from driving import environment
 SCRIPT = """
 import os, signal, sys
 from pathlib import Path
-from tasks.measure.latency import Contestant, Worker
+from tasks.measure.latency_process import Contestant, Worker
 from validators.records import SessionSettings
 worker = Worker(Contestant(Path(sys.argv[1]), SessionSettings("CPUExecutionProvider", 1)), Path(sys.argv[2]))
 worker.block(0.01, 3)

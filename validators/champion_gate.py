@@ -8,6 +8,7 @@ from typing import Literal
 from validators.gates import bounded
 from validators.job_gates import Gates
 from validators.measurements import Estimate
+from validators.resource_gates import disturbed
 from validators.verdicts import Verdict
 
 
@@ -20,11 +21,14 @@ def judge_against_champion(
     objective: Literal["latency", "size"],
     gates: Gates,
     n: int,
+    disturbance: str = "",
 ) -> Verdict:
     """The gate beside the present champion. `drop` and `speedup` compare the new variant with it, not with the baseline.
 
     Of the same source, the new one must be better by the objective, beyond doubt: a change for noise is no gain. A champion of
     another source version gives way to a new one that is not clearly worse than it: that new version was registered to be used.
+
+    `disturbance` says why `speedup` is not to be judged by; empty where nothing speaks against it.
     """
     if not same_source:
         verdict = bounded(
@@ -49,6 +53,8 @@ def judge_against_champion(
             method="bytes beside the champion's",
             reason="" if smaller else f"{size_ratio:.2f} of the champion's bytes: the champion stays",
         )
+    if disturbance:
+        return disturbed("beats_champion", disturbance, 1.0, "at_least", speedup.value)
     return bounded(
         "beats_champion",
         speedup,

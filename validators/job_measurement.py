@@ -2,11 +2,41 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import itertools
+from dataclasses import dataclass
+from typing import Annotated, Any
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from validators.frozen import Settings
+
+
+def _listed(value: Any) -> Any:
+    """One number as a list of it. A union of both in the type would name both in every error."""
+    if isinstance(value, (list, tuple)):
+        if not value:
+            raise ValueError("expected a number, or a list of at least one")
+        return value
+    return (value,)
+
+
+Size = Annotated[int, Field(ge=1)]
+Threads = Annotated[int, Field(ge=0)]
+# The second argument is what the JSON Schema says that a job may hold.
+Sizes = Annotated[tuple[Size, ...], BeforeValidator(_listed, Size | Annotated[tuple[Size, ...], Field(min_length=1)])]
+ThreadCounts = Annotated[
+    tuple[Threads, ...], BeforeValidator(_listed, Threads | Annotated[tuple[Threads, ...], Field(min_length=1)])
+]
+UserFunction = Annotated[str, Field(pattern=r"^[^:]+:[A-Za-z_]\w*$")]
+
+
+@dataclass(frozen=True)
+class OperatingPoint:
+    """What one latency is measured at: samples a request, sizes of the other dynamic axes, threads inside an operator."""
+
+    batch_size: int
+    dims: dict[str, int]
+    threads: int
 
 
 class Measurement(Settings):
@@ -14,23 +44,48 @@ class Measurement(Settings):
 
     batch_sizes: Annotated[tuple[Annotated[int, Field(ge=1, le=1024)], ...], Field(min_length=1)] = (1,)
     """Batch sizes; gates and objective look at the first."""
-    dims: dict[str, Annotated[int, Field(ge=1)]] = Field(default_factory=dict)
-    """Sizes of the model's other dynamic axes by name, such as `sequence: 16`; an axis not named keeps the data's size."""
-    launches: Annotated[int, Field(ge=1, le=20)] = 2
-    """How many times both processes are started afresh."""
-    blocks: Annotated[int, Field(ge=1, le=100)] = 4
-    """Pairs of blocks in each launch; `launches * blocks` pairs give the ratio and its interval."""
-    block_seconds: Annotated[float, Field(gt=0, le=60)] = 0.25
+    dims: dict[str, Sizes] = Field(default_factory=dict)
+    """Sizes of the model's other dynamic axes by name, such as `sequence: 16` or `sequence: [16, 128]`; an axis not named keeps
+    the data's size. All combinations with batch sizes and threads are measured; gates and objective look at the first."""
+    threads: ThreadCounts = (0,)
+    """Threads inside an operator, one number or a list; 0 takes the cores that the process may use. Variants are made and
+    judged for the first."""
+    launches: Annotated[int, Field(ge=1, le=20)] = 4
+    """How many times both processes are started afresh. The interval rests on their number: of one launch it speaks of that
+    launch alone."""
+    blocks: Annotated[int, Field(ge=1, le=100)] = 3
+    """Pairs of blocks in each launch."""
+    block_seconds: Annotated[float, Field(gt=0, le=60)] = 0.15
     """Shortest duration of a block, in seconds."""
-    block_count: Annotated[int, Field(ge=1)] = 20
+    block_count: Annotated[int, Field(ge=1)] = 10
     """Fewest requests in a block."""
-    warmup_seconds: Annotated[float, Field(ge=0, le=60)] = 0.3
-    """Requests before the first block of a launch, in seconds, not counted."""
+    warmup_seconds: Annotated[float, Field(ge=0, le=60)] = 0.1
+    """Shortest time of requests before the first block of a launch, in seconds, not counted; 0 counts from the first."""
+    warmup_limit_seconds: Annotated[float, Field(ge=0, le=600)] = 1.0
+    """Until then requests go on that are not counted, as long as their time is not stable."""
     max_other_load: Annotated[float, Field(gt=0)] | None = 0.15
-    """Share of the usable cores that other processes may keep busy during a block; beyond it the block is measured again,
-    and after three tries the candidate's latency is refused. null measures whatever else runs."""
-    threads: Annotated[int, Field(ge=0)] = 0
-    """Threads inside an operator; 0 takes the cores that the process may use."""
+    """Share of the usable cores that other processes and the hypervisor may take during a block. A pair of blocks that was
+    disturbed, by this or by what docs/latency.md lists, is measured again; after three tries the measurement is
+    inconclusive. null measures whatever else runs."""
+    clients: Annotated[int, Field(ge=0, le=1024)] = 0
+    """Callers of the one session at once for the throughput; 0 measures none."""
+    preprocess: UserFunction | None = None
+    """`module:function` or `file.py:function` that takes a request's arrays by name and returns the model's inputs: part of the
+    end-to-end time."""
+    postprocess: UserFunction | None = None
+    """The same for what is done with the list of the model's outputs."""
+
+    @property
+    def points(self) -> tuple[OperatingPoint, ...]:
+        """Every combination, the one first that gates and objective look at.
+
+        >>> [point.dims for point in Measurement(dims={"sequence": [16, 128]}).points]
+        [{'sequence': 16}, {'sequence': 128}]
+        """
+        return tuple(
+            OperatingPoint(batch, dict(zip(self.dims, sizes, strict=True)), threads)
+            for threads, batch, *sizes in itertools.product(self.threads, self.batch_sizes, *self.dims.values())
+        )
 
     @model_validator(mode="after")
     def _enough_pairs_for_an_interval(self) -> Measurement:

@@ -1,6 +1,8 @@
-"""Gates on what a variant costs: time, memory, bytes."""
+"""Gates on what a variant costs: time, memory, loading, bytes."""
 
 from __future__ import annotations
+
+from typing import Literal
 
 from validators.gates import bounded
 from validators.job_gates import Gates
@@ -11,10 +13,12 @@ from validators.verdicts import Verdict
 
 
 def judge_speedup(latency: Latency, gates: Gates, target: Target) -> Verdict | None:
-    """The speed gate on the ratio of p50 latencies at the first batch size."""
+    """The speed gate on the ratio of p50 latencies at the first operating point."""
     bound = gates.speedup_bound(target)
     if bound is None:
         return None
+    if latency.disturbance:
+        return disturbed("speedup", latency.disturbance, bound, "at_least", latency.speedup.value)
     return bounded(
         "speedup",
         latency.speedup,
@@ -22,22 +26,63 @@ def judge_speedup(latency: Latency, gates: Gates, target: Target) -> Verdict | N
         "at_least",
         gates.confidence,
         latency.pairs,
-        "paired blocks, Student interval of log ratios",
+        f"paired blocks of {latency.launches} launches, Student interval of log ratios",
         lambda value: f"{value:.3f}x",
     )
+
+
+def judge_load(latency: Latency, gates: Gates) -> Verdict | None:
+    """The gate on the time that the session takes to load, against the baseline's."""
+    bound, ratio = gates.max_load_ratio, latency.load_ratio
+    if bound is None or ratio is None:
+        return None
+    if latency.disturbance:
+        return disturbed("load_ratio", latency.disturbance, bound, "at_most", ratio.value)
+    if ratio.low is None:
+        return disturbed("load_ratio", "one launch alone gives no interval", bound, "at_most", ratio.value)
+    return bounded(
+        "load_ratio",
+        ratio,
+        bound,
+        "at_most",
+        gates.confidence,
+        latency.launches,
+        "paired launches, Student interval of log ratios",
+        lambda value: f"{value:.2f}x",
+    )
+
+
+def judge_memory(latency: Latency, gates: Gates) -> Verdict | None:
+    """The gate on the peak resident memory of the process while it answers."""
+    if gates.max_memory_ratio is None:
+        return None
+    ratio = latency.peak_memory_mb / latency.baseline_peak_memory_mb
+    return _exact("memory_ratio", ratio, gates.max_memory_ratio, "memory")
 
 
 def judge_size(variant: Variant, baseline_bytes: int, gates: Gates) -> Verdict | None:
     """The size gate on bytes on disk."""
     if gates.max_size_ratio is None:
         return None
-    ratio = variant.size_bytes / baseline_bytes
-    passed = ratio <= gates.max_size_ratio
+    return _exact("size_ratio", variant.size_bytes / baseline_bytes, gates.max_size_ratio, "bytes")
+
+
+def disturbed(
+    gate: str, reason: str, bound: float, direction: Literal["at_most", "at_least"], value: float | None
+) -> Verdict:
+    """What a gate on time says where the measurement is not to be judged by: nothing, and why."""
     return Verdict(
-        gate="size_ratio",
+        gate=gate, outcome="inconclusive", value=value, bound=bound, direction=direction, method="none", reason=reason
+    )
+
+
+def _exact(gate: str, ratio: float, bound: float, what: str) -> Verdict:
+    passed = ratio <= bound
+    return Verdict(
+        gate=gate,
         outcome="pass" if passed else "fail",
         value=ratio,
-        bound=gates.max_size_ratio,
+        bound=bound,
         direction="at_most",
-        reason="" if passed else f"{ratio:.2f} of the baseline's bytes",
+        reason="" if passed else f"{ratio:.2f} of the baseline's {what}",
     )

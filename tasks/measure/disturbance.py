@@ -1,47 +1,174 @@
-"""Whether anything else computed while a measurement ran: processor time of others, from the kernel's own accounts."""
+"""Whether the machine kept still while a block was measured, from the kernel's own accounts and from a canary."""
 
 from __future__ import annotations
 
 import os
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
+from tasks.measure.nvml import Gpu, GpuState
+
 _TICK_SECONDS = 1 / os.sysconf("SC_CLK_TCK")
+_CPUS = Path("/sys/devices/system/cpu")
+# By how much a canary, or the processors' clock, may change within a pair of blocks. On a quiet virtual machine the canary
+# stays within 1.05; what sharing a core's halves with a neighbour costs begins at 1.3.
+STEADY = 1.2
+# Both measuring processes hold the GPU.
+OWN_GPU_PROCESSES = 2
 
 
-class OtherLoad:
-    """Cores that processes other than one kept busy since this was made, on the processors that this process may use.
+@dataclass(frozen=True)
+class BlockConditions:
+    """What the machine did during one block.
 
-    A shared virtual machine's stolen time counts as others' too.
+    `other_cores` is what processes other than the measured one used, `stolen_cores` what the hypervisor took, in cores;
+    `canary_ms` is the time of the fixed arithmetic before and after. Clock and throttling are None where nothing tells them.
     """
 
-    def __init__(self, pid: int) -> None:
+    other_cores: float
+    stolen_cores: float
+    canary_ms: tuple[float, float]
+    frequency_mhz: float | None = None
+    throttled: int | None = None
+    major_faults: int = 0
+    involuntary_switches: int = 0
+    gpu: tuple[GpuState, GpuState] | None = None
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """Counters since some past moment."""
+
+    clock: float
+    busy: float
+    stolen: float
+    own: float
+    throttled: int | None
+    major_faults: int
+    involuntary_switches: int
+    gpu: GpuState | None
+
+
+class Watch:
+    """What happens on the processors that this process may use, beside the process `pid`, from now on."""
+
+    def __init__(self, pid: int, gpu: Gpu | None = None) -> None:
         self._pid = pid
-        self._cpus = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+        self._gpu = gpu
         self._start = self._read()
 
-    def cores(self) -> float:
-        """The mean number of cores over the time since then; at least 0."""
-        elapsed, busy, own = (now - before for now, before in zip(self._read(), self._start, strict=True))
-        return max(0.0, (busy - own) / elapsed)
+    def conditions(self, canary_ms: tuple[float, float] = (1.0, 1.0)) -> BlockConditions:
+        """The means and counts of the time since then."""
+        start, end = self._start, self._read()
+        elapsed = end.clock - start.clock
+        return BlockConditions(
+            other_cores=max(0.0, (end.busy - start.busy - (end.own - start.own)) / elapsed),
+            stolen_cores=(end.stolen - start.stolen) / elapsed,
+            canary_ms=canary_ms,
+            frequency_mhz=clock_mhz(_CPUS),
+            throttled=None if end.throttled is None or start.throttled is None else end.throttled - start.throttled,
+            major_faults=end.major_faults - start.major_faults,
+            involuntary_switches=end.involuntary_switches - start.involuntary_switches,
+            gpu=(start.gpu, end.gpu) if start.gpu and end.gpu else None,
+        )
 
-    def _read(self) -> tuple[float, float, float]:
-        """Seconds on the clock, seconds of all processors busy, seconds of the process."""
-        return time.monotonic(), self._busy_seconds(), process_seconds(self._pid)
+    def _read(self) -> _Reading:
+        busy, stolen = processor_seconds()
+        return _Reading(
+            clock=time.monotonic(),
+            busy=busy,
+            stolen=stolen,
+            own=process_seconds(self._pid),
+            throttled=throttle_count(_CPUS),
+            major_faults=int(_stat_fields(self._pid)[9]),
+            involuntary_switches=involuntary_switches(self._pid),
+            gpu=self._gpu.read() if self._gpu else None,
+        )
 
-    def _busy_seconds(self) -> float:
-        busy = 0
-        for line in Path("/proc/stat").read_text(encoding="ascii").splitlines():
-            name, *fields = line.split()
-            if name in self._cpus:
-                # user nice system idle iowait irq softirq steal; guest time is part of user.
-                user, nice, system, _idle, _iowait, irq, softirq, steal = (int(field) for field in fields[:8])
-                busy += user + nice + system + irq + softirq + steal
-        return busy * _TICK_SECONDS
+
+def why_disturbed(blocks: tuple[BlockConditions, BlockConditions], max_cores: float) -> str:
+    """What disturbed a pair of blocks, in words; empty for one that may be counted.
+
+    `max_cores` is how many cores others and the hypervisor may take together.
+    """
+    for block in blocks:
+        if block.other_cores + block.stolen_cores > max_cores:
+            return (
+                f"other processes kept {block.other_cores:.2f} cores busy and the hypervisor took {block.stolen_cores:.2f},"
+                f" where {max_cores:.2f} are allowed"
+            )
+        if block.throttled:
+            return f"the processor was throttled {block.throttled} times"
+        if block.gpu and (said := _gpu_disturbance(block.gpu)):
+            return said
+    canary = canary_ratio(blocks)
+    if canary > STEADY:
+        return f"a fixed piece of arithmetic took {canary:.2f} times as long at one end of the pair as at another"
+    clocks = [block.frequency_mhz for block in blocks if block.frequency_mhz is not None]
+    if clocks and max(clocks) > STEADY * min(clocks):
+        return f"the processors' clock went from {min(clocks):.0f} to {max(clocks):.0f} MHz"
+    return ""
+
+
+def canary_ratio(blocks: tuple[BlockConditions, BlockConditions]) -> float:
+    """The slowest canary of a pair over its fastest."""
+    times = [time_ms for block in blocks for time_ms in block.canary_ms]
+    return max(times) / min(times)
+
+
+def _gpu_disturbance(states: tuple[GpuState, GpuState]) -> str:
+    slowdowns = sorted({reason for state in states for reason in state.slowdowns})
+    if slowdowns:
+        return f"the GPU was throttled: {', '.join(slowdowns)}"
+    processes = max(state.processes or 0 for state in states)
+    return f"{processes} processes compute on the GPU" if processes > OWN_GPU_PROCESSES else ""
+
+
+def processor_seconds() -> tuple[float, float]:
+    """Time since boot that the usable processors computed, for whomever, and that the hypervisor took from them, in seconds."""
+    names = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+    busy = stolen = 0
+    for line in Path("/proc/stat").read_text(encoding="ascii").splitlines():
+        name, *fields = line.split()
+        if name in names:
+            # user nice system idle iowait irq softirq steal; guest time is part of user.
+            user, nice, system, _idle, _iowait, irq, softirq, steal = (int(field) for field in fields[:8])
+            busy += user + nice + system + irq + softirq
+            stolen += steal
+    return busy * _TICK_SECONDS, stolen * _TICK_SECONDS
 
 
 def process_seconds(pid: int) -> float:
     """Processor time of a process and its threads so far, in seconds."""
-    # The name, in parentheses, may hold spaces; user and system time are the 14th and 15th fields.
-    fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    fields = _stat_fields(pid)
     return (int(fields[11]) + int(fields[12])) * _TICK_SECONDS
+
+
+def involuntary_switches(pid: int) -> int:
+    """How often a thread of the process had to make room for something else."""
+    count = 0
+    for status in Path(f"/proc/{pid}/task").glob("*/status"):
+        lines = status.read_text(encoding="ascii", errors="replace").splitlines()
+        count += sum(int(line.split()[1]) for line in lines if line.startswith("nonvoluntary_ctxt_switches"))
+    return count
+
+
+def clock_mhz(cpus: Path) -> float | None:
+    """The mean clock of the usable processors; None where the kernel does not tell, as in most virtual machines."""
+    files = [cpus / f"cpu{number}" / "cpufreq" / "scaling_cur_freq" for number in os.sched_getaffinity(0)]
+    clocks = [int(file.read_text(encoding="ascii")) / 1e3 for file in files if file.exists()]
+    return sum(clocks) / len(clocks) if clocks else None
+
+
+def throttle_count(cpus: Path) -> int | None:
+    """How often the usable processors were throttled for heat since boot; None where there is no counter."""
+    files = [cpus / f"cpu{number}" / "thermal_throttle" / "core_throttle_count" for number in os.sched_getaffinity(0)]
+    counts = [int(file.read_text(encoding="ascii")) for file in files if file.exists()]
+    return sum(counts) if counts else None
+
+
+def _stat_fields(pid: int) -> list[str]:
+    """/proc/<pid>/stat from the state on: index 9 is major faults, 11 and 12 user and system time."""
+    # The name, in parentheses, may hold spaces.
+    return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()

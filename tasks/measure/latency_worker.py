@@ -1,23 +1,36 @@
-"""The measuring process: one session, blocks of requests on command, raw times back. Run as a script by `latency.py`.
+"""The measuring process: one session, blocks of requests on command, raw times back. Run as a script by `latency_process.py`.
 
 It imports numpy and onnxruntime alone, since whatever else lives in the process could compute while it measures. Commands
-are lines of JSON on standard input (`{"seconds": s, "count": n}`), answers lines of JSON on standard output.
+are lines of JSON on standard input, answers lines of JSON on standard output.
 """
 
 from __future__ import annotations
 
 import ctypes
 import gc
+import importlib
+import importlib.util
 import json
 import signal
+import statistics
 import sys
+import threading
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import onnxruntime as ort
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
+RESET_PEAK = "5"  # proc_pid_clear_refs(5): the peak resident size becomes the present one
+# Pieces of arithmetic, about half a millisecond each; their median does not see a single interrupt.
+CANARY_PIECES, CANARY_STEPS = 7, 6000
+Batch = dict[str, np.ndarray]
+Request = Callable[[], Any]
+Function = Callable[[Any], Any]
 
 
 def main() -> None:
@@ -26,6 +39,28 @@ def main() -> None:
     config = json.loads(sys.argv[1])
     with np.load(config["inputs"], allow_pickle=False) as archive:
         batch = {name: archive[name] for name in archive.files}
+    _reset_peak()
+    session, load_ms = _load(config)
+    _answer({"load_ms": load_ms, "providers": session.get_providers(), "peak_memory_kb": _peak_memory_kb()})
+    requests: dict[str, Request] = {"latency": lambda: session.run(None, batch)}
+    if config["preprocess"] or config["postprocess"]:
+        requests["end_to_end"] = _end_to_end(session, batch, config["preprocess"], config["postprocess"])
+    requests["throughput"] = requests["latency"]
+    _reset_peak()
+    gc.disable()
+    for line in sys.stdin:
+        command = json.loads(line)
+        request = requests[command["kind"]]
+        before = _canary_ns()
+        if command["kind"] == "throughput":
+            ns = _completions(request, command["seconds"], command["clients"])
+        else:
+            ns = _block(request, command["seconds"], command["count"])
+        _answer({"ns": ns, "canary_ns": [before, _canary_ns()], "peak_memory_kb": _peak_memory_kb()})
+
+
+def _load(config: dict[str, Any]) -> tuple[ort.InferenceSession, float]:
+    """The session and how long it took to load, in milliseconds."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = config["threads"]
     options.inter_op_num_threads = 1
@@ -43,14 +78,7 @@ def main() -> None:
         session = ort.InferenceSession(config["model"], options)
     else:
         session = ort.InferenceSession(config["model"], options, providers=[config["provider"]])
-    load_ms = (time.perf_counter_ns() - started) / 1e6
-    _answer({"load_ms": load_ms, "providers": session.get_providers()})
-    gc.disable()
-    for line in sys.stdin:
-        command = json.loads(line)
-        _answer(
-            {"ns": _block(session, batch, command["seconds"], command["count"]), "peak_memory_kb": _peak_memory_kb()}
-        )
+    return session, (time.perf_counter_ns() - started) / 1e6
 
 
 def _add_plugin(so: ort.SessionOptions, provider: str, library: str, options: dict[str, str]) -> None:
@@ -61,18 +89,93 @@ def _add_plugin(so: ort.SessionOptions, provider: str, library: str, options: di
     so.add_provider_for_devices(devices[:1], options)
 
 
-def _block(session: ort.InferenceSession, batch: dict[str, np.ndarray], seconds: float, count: int) -> list[int]:
+def _block(request: Request, seconds: float, count: int) -> list[int]:
     """Requests one after the other until both the duration and the count are reached; nanoseconds each."""
-    clock, run = time.perf_counter_ns, session.run
+    clock = time.perf_counter_ns
     samples: list[int] = []
     end = clock() + int(seconds * 1e9)
     before = clock()
     while before < end or len(samples) < count:
-        run(None, batch)
+        request()
         after = clock()
         samples.append(after - before)
         before = clock()
     return samples
+
+
+def _completions(request: Request, seconds: float, clients: int) -> list[int]:
+    """When each request of `clients` callers at once was done, in nanoseconds since they began, in order."""
+    clock = time.perf_counter_ns
+    done: list[int] = []  # appending is atomic
+    failures: list[BaseException] = []
+    barrier = threading.Barrier(clients + 1)
+
+    def call() -> None:
+        barrier.wait()
+        try:
+            while not failures:
+                request()
+                now = clock()
+                done.append(now - start)
+                if now >= end:
+                    return
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=call) for _ in range(clients)]
+    for thread in threads:
+        thread.start()
+    start = clock()
+    end = start + int(seconds * 1e9)
+    barrier.wait()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
+    return sorted(done)
+
+
+def _end_to_end(
+    session: ort.InferenceSession, batch: Batch, preprocess: str | None, postprocess: str | None
+) -> Request:
+    """A request with what the user does before and after it."""
+    before = load_function(preprocess) if preprocess else dict
+    after = load_function(postprocess) if postprocess else list
+    return lambda: after(session.run(None, before(batch)))
+
+
+def load_function(reference: str) -> Function:
+    """The function of `module:function` or `file.py:function`."""
+    place, _, name = reference.rpartition(":")
+    if not place.endswith(".py"):
+        return cast(Function, getattr(importlib.import_module(place), name))
+    spec = importlib.util.spec_from_file_location(Path(place).stem, place)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return cast(Function, getattr(module, name))
+
+
+def _canary_ns() -> float:
+    """How long a fixed piece of arithmetic takes now: it tells that the machine became slower though nobody says so.
+
+    Integers of one interpreter: no memory beyond the first cache, no other thread.
+    """
+    clock = time.perf_counter_ns
+    pieces = []
+    for _ in range(CANARY_PIECES):
+        start = clock()
+        value = 1
+        for _ in range(CANARY_STEPS):
+            value = value * 1103515245 + 12345 & 0x7FFFFFFF
+        pieces.append(clock() - start)
+    return statistics.median(pieces)
+
+
+def _reset_peak() -> None:
+    # Where the kernel does not allow it, the peak is that since the process began.
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text(RESET_PEAK, encoding="ascii")
 
 
 def _peak_memory_kb() -> int:
