@@ -11,6 +11,8 @@ from validators.measurements import Estimate
 from validators.resource_gates import disturbed
 from validators.verdicts import Verdict
 
+_IN_TURN = "p50 beside the champion, in turn"
+
 
 def judge_against_champion(
     *,
@@ -54,7 +56,7 @@ def judge_against_champion(
             reason="" if smaller else f"{size_ratio:.2f} of the champion's bytes: the champion stays",
         )
     if disturbance:
-        return disturbed("beats_champion", disturbance, 1.0, "at_least", speedup.value)
+        return replace(disturbed("beats_champion", disturbance, 1.0, "at_least", speedup.value), method=_IN_TURN)
     return bounded(
         "beats_champion",
         speedup,
@@ -62,6 +64,6 @@ def judge_against_champion(
         "at_least",
         gates.confidence,
         n,
-        "p50 beside the champion, in turn",
+        _IN_TURN,
         "{:.3f}x".format,
     )

@@ -42,10 +42,7 @@ def main() -> None:
     _reset_peak()
     session, load_ms = _load(config)
     _answer({"load_ms": load_ms, "providers": session.get_providers(), "peak_memory_kb": _peak_memory_kb()})
-    requests: dict[str, Request] = {"latency": lambda: session.run(None, batch)}
-    if config["preprocess"] or config["postprocess"]:
-        requests["end_to_end"] = _end_to_end(session, batch, config["preprocess"], config["postprocess"])
-    requests["throughput"] = requests["latency"]
+    requests = _requests(session, batch, config["preprocess"], config["postprocess"])
     _reset_peak()
     gc.disable()
     for line in sys.stdin:
@@ -135,13 +132,31 @@ def _completions(request: Request, seconds: float, clients: int) -> list[int]:
     return sorted(done)
 
 
-def _end_to_end(
+def _requests(
     session: ort.InferenceSession, batch: Batch, preprocess: str | None, postprocess: str | None
-) -> Request:
-    """A request with what the user does before and after it."""
-    before = load_function(preprocess) if preprocess else dict
-    after = load_function(postprocess) if postprocess else list
-    return lambda: after(session.run(None, before(batch)))
+) -> dict[str, Request]:
+    """What a request is, by the kind of block: the model alone, or with what the user does before and after it."""
+    before = _named(preprocess) if preprocess else dict
+    after = _named(postprocess) if postprocess else list
+    ready = before(batch)
+
+    def run() -> Any:
+        return session.run(None, ready)
+
+    return {"latency": run, "throughput": run, "end_to_end": lambda: after(session.run(None, before(batch)))}
+
+
+def _named(reference: str) -> Function:
+    """The user's function, whose errors name it."""
+    function = load_function(reference)
+
+    def call(argument: Any) -> Any:
+        try:
+            return function(argument)
+        except Exception as error:
+            raise RuntimeError(f"{reference} of the job fails: {error!r}") from error
+
+    return call
 
 
 def load_function(reference: str) -> Function:

@@ -1,0 +1,206 @@
+"""Throughput, end-to-end time, memory and loading: arithmetic by hand, and what real processes must show at any speed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from conftest import Tiny, tiny_model
+from onnx import TensorProto, helper, numpy_helper
+
+from tasks.measure import latency_worker
+from tasks.measure.disturbance import BlockConditions
+from tasks.measure.latency import compare_latency
+from tasks.measure.latency_pairs import Launch, Pair, WarmUp
+from tasks.measure.latency_process import Block, Contestant, Worker
+from tasks.measure.latency_summary import Gathered, Side, summarise
+from tasks.measure.nvml import GpuState
+from validators.errors import CandidateRefused
+from validators.job_measurement import Measurement
+from validators.measurements import Estimate, Latency
+from validators.records import SessionSettings
+
+CPU = SessionSettings("CPUExecutionProvider", 1)
+QUICK = Measurement(
+    launches=2,
+    blocks=2,
+    block_seconds=0.02,
+    block_count=5,
+    warmup_seconds=0,
+    warmup_limit_seconds=0,
+    max_other_load=None,
+)
+STILL = BlockConditions(0.0, 0.0, (1.0, 1.0))
+USER = """
+calls = []
+def double(batch):
+    assert list(batch) == ["raw"]
+    return {"x": batch["raw"][:, :64] * 2}
+def first(outputs):
+    assert len(outputs) == 1 and outputs[0].shape == (3, 4)
+    return outputs[0].argmax(axis=1).tolist()
+"""
+
+
+def gathered(*ratios: float, conditions: BlockConditions = STILL, **kinds: list[Pair]) -> Gathered:
+    """A launch for each ratio, of one pair with 2 ms on the side of the variant, and pairs of other kinds."""
+    pairs = [Pair(latency_block(2 * ratio), latency_block(2.0), (conditions, conditions)) for ratio in ratios]
+    launches: dict[Any, list[Launch]] = {"latency": [Launch([pair], 0, "") for pair in pairs]}
+    launches |= {kind: [Launch([pair], 0, "") for pair in given] for kind, given in kinds.items()}
+    side = Side([10.0, 20.0], [100.0, 110.0], [50.0, 60.0], [WarmUp(0.1, True), WarmUp(0.4, True)])
+    other = Side([20.0, 40.0], [70.0, 75.0], [30.0, 36.0], [WarmUp(0.2, True), WarmUp(0.1, False)])
+    return Gathered((side, other), launches)
+
+
+def latency_block(median_ms: float) -> Block:
+    return Block("latency", np.full(10, median_ms), (1.0, 1.0))
+
+
+def record(found: Gathered) -> Latency:
+    return summarise(found, batch_size=8, dims={"s": 3}, threads=2, confidence=0.95, samples_path=Path("x.npz"))
+
+
+def done_at(*milliseconds: float) -> Block:
+    """A block of two clients whose requests were done at these moments."""
+    return Block("throughput", np.array(milliseconds), (1.0, 1.0), clients=2)
+
+
+# The arithmetic
+
+
+def test_throughput_by_hand() -> None:
+    """Variant: 4 requests in 8 ms and 2 in 4 ms: 6 in 12 ms, 500 a second. Baseline: 2 in 8 and 1 in 4: 250. Ratio 2 twice."""
+    pairs = [
+        Pair(done_at(4, 8), done_at(2, 4, 6, 8), (STILL, STILL)),
+        Pair(done_at(4), done_at(2, 4), (STILL, STILL)),
+    ]
+    found = record(gathered(1.0, 1.0, throughput=pairs)).throughput
+    assert found is not None and found.clients == 2
+    assert (found.requests_per_s, found.samples_per_s) == pytest.approx((500, 4000))
+    assert (found.baseline_requests_per_s, found.baseline_samples_per_s) == pytest.approx((250, 2000))
+    assert found.ratio == Estimate(2.0, 2.0, 2.0)
+
+
+def test_loading_memory_and_warm_up_by_hand() -> None:
+    """Load ratios 2 and 2: exact; medians of load times, largest peaks, longest warm-ups, and one that was not stable."""
+    found = record(gathered(1.2, 1.3))
+    assert (found.load_ms, found.baseline_load_ms, found.load_ratio) == (30.0, 15.0, Estimate(2.0, 2.0, 2.0))
+    assert (found.peak_memory_mb, found.baseline_peak_memory_mb) == (36.0, 60.0)
+    assert (found.load_peak_memory_mb, found.baseline_load_peak_memory_mb) == (75.0, 110.0)
+    assert found.conditions is not None
+    assert found.conditions.warmup_seconds == (0.4, 0.2) and not found.conditions.warm
+    assert (found.dims, found.threads, found.launches, found.pairs) == ({"s": 3}, 2, 2, 2)
+    assert found.throughput is None and found.end_to_end is None and found.energy_mj is None
+
+
+def test_energy_by_hand() -> None:
+    """0.5 J over blocks of 10 requests: 50 mJ a request."""
+    state = GpuState(1500, 2000, (), 90, 4000.0, 300.0, 10.0, 2)
+    found = record(gathered(1.0, 1.0, conditions=replace(STILL, gpu=(state, replace(state, energy_j=10.5)))))
+    assert (found.energy_mj, found.baseline_energy_mj) == pytest.approx((50.0, 50.0))
+
+
+def test_the_worst_of_the_conditions_is_told() -> None:
+    rough = BlockConditions(0.2, 0.1, (1.0, 1.1), 2400.0, 0, 3, 4)
+    found = gathered(1.0, 1.0)
+    found.launches["latency"][1] = Launch(
+        [Pair(latency_block(2.0), latency_block(2.0), (rough, replace(rough, frequency_mhz=2500.0)))], 2, ""
+    )
+    told = record(found).conditions
+    assert told is not None
+    assert (told.other_cores, told.stolen_cores, told.canary_ratio) == (0.2, 0.1, pytest.approx(1.1))
+    assert (told.frequency_mhz, told.throttled, told.repeated) == ((2400.0, 2500.0), 0, 2)
+    assert (told.major_faults, told.involuntary_switches) == (6, 8)
+
+
+def test_a_disturbance_leaves_no_bounds_on_anything() -> None:
+    """Of whichever kind of block it was."""
+    pairs = [Pair(done_at(4), done_at(2, 4), (STILL, STILL))] * 2
+    found = gathered(1.5, 1.5, throughput=pairs)
+    found.launches["throughput"][1] = Launch(pairs[:1], 2, "others")
+    told = record(found)
+    assert told.disturbance == "others" and told.throughput is not None
+    assert (told.speedup, told.load_ratio, told.throughput.ratio) == (Estimate(1.5), Estimate(2.0), Estimate(2.0))
+
+
+# The processes
+
+
+def compare(tiny: Tiny, folder: Path, batch: dict[str, Any], **changes: Any) -> Latency:
+    one = Contestant(tiny.model, CPU)
+    measurement = QUICK.model_copy(update=changes)
+    return compare_latency(one, one, batch, measurement, confidence=0.95, samples_path=folder / "samples.npz")
+
+
+def test_clients_call_the_one_session_at_once(tiny: Tiny, tmp_path: Path) -> None:
+    """Both numbers stand side by side, and samples are requests times the batch."""
+    found = compare(tiny, tmp_path, {"x": np.ones((3, 64), np.float32)}, clients=4).throughput
+    assert found is not None and found.clients == 4
+    assert found.samples_per_s == pytest.approx(3 * found.requests_per_s) and found.baseline_requests_per_s > 0
+    assert found.ratio.low is not None and found.ratio.low < found.ratio.value
+
+
+def test_each_client_makes_its_requests(tiny: Tiny) -> None:
+    """Three at once: none starts a further one before each has begun its first, and the moments come in order."""
+    import threading
+
+    together = threading.Barrier(3, timeout=30)
+    done = latency_worker._completions(together.wait, 0.0, 3)
+    assert len(done) == 3 and done == sorted(done) and done[0] > 0
+
+
+def test_a_client_that_fails_ends_the_block() -> None:
+    def fail() -> None:
+        raise ValueError("no such input")
+
+    with pytest.raises(ValueError, match="no such input"):
+        latency_worker._completions(fail, 10.0, 2)
+
+
+def test_end_to_end_runs_the_users_functions(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By file and by module; the time of the model alone stands beside it, on what preprocessing gives."""
+    (tmp_path / "userland.py").write_text(USER)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    raw = {"raw": np.ones((3, 70), np.float32)}
+    for place in (str(tmp_path / "userland.py"), "userland"):
+        found = compare(tiny, tmp_path, raw, preprocess=f"{place}:double", postprocess=f"{place}:first")
+        assert found.end_to_end is not None and found.end_to_end.p50_ms > 0 and found.p50_ms > 0
+        assert found.end_to_end.speedup.low is not None and found.end_to_end.speedup.high is not None
+        assert found.batch_size == 3
+
+
+def test_a_users_function_that_fails_is_named(tiny: Tiny, tmp_path: Path) -> None:
+    (tmp_path / "bad.py").write_text("def double(batch):\n    raise KeyError('pixels')\n")
+    with pytest.raises(CandidateRefused, match=r"bad\.py:double of the job fails: KeyError.*pixels"):
+        compare(tiny, tmp_path, {"x": np.ones((3, 64), np.float32)}, preprocess=f"{tmp_path}/bad.py:double")
+
+
+def big(folder: Path, rows: int) -> Path:
+    """The tiny model with a constant of `rows` KiB that it looks one row up of, so that nothing folds it away."""
+    rng = np.random.default_rng(0)
+    model = tiny_model(np.ones((64, 128), np.float32), np.zeros(128, np.float32), np.ones((128, 4), np.float32))
+    table = rng.normal(size=(rows, 256)).astype(np.float32)
+    model.graph.initializer.append(numpy_helper.from_array(table, "table"))
+    model.graph.node.append(helper.make_node("Gather", ["table", "row"], ["looked_up"], name="look_up"))
+    model.graph.input.append(helper.make_tensor_value_info("row", TensorProto.INT64, [1]))
+    model.graph.output.append(helper.make_tensor_value_info("looked_up", TensorProto.FLOAT, [1, 256]))
+    onnx.save(model, folder / f"big{rows}.onnx")
+    return folder / f"big{rows}.onnx"
+
+
+def test_memory_of_a_model_with_a_big_constant(tmp_path: Path) -> None:
+    """64 MiB of weights are 64 MiB more while it answers. Loading takes the file's bytes beside them: at least as much, and
+    its peak is no part of what answering takes."""
+    np.savez(tmp_path / "batch.npz", x=np.ones((1, 64), np.float32), row=np.zeros(1, np.int64))
+    peaks = []
+    for rows in (16, 65_536 + 16):
+        with Worker(Contestant(big(tmp_path, rows), CPU), tmp_path / "batch.npz") as worker:
+            worker.block(0.0, 3)
+            peaks.append((worker.load_peak_memory_mb, worker.peak_memory_mb))
+    (small_load, small), (large_load, large) = peaks
+    assert large - small == pytest.approx(67.1, abs=8)
+    assert large_load - small_load >= 60 and large < large_load + 8

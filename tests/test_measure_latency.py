@@ -1,0 +1,148 @@
+"""The step that measures: every operating point of the job, kept in the store unless it was disturbed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import Tiny
+
+from tasks import measure_latency as step
+from tasks.clock import Clock
+from tasks.context import Evidence, Given, Run
+from tasks.measure.inventory import take_inventory, usable_cores
+from tasks.request import request_batch
+from tasks.store import Store
+from validators.datasets import Samples, TensorSpec, load_samples
+from validators.job_measurement import Measurement, OperatingPoint
+from validators.measurements import Accuracy, Estimate, Latency, point_labels
+from validators.read_job import parse_job
+from validators.records import Inventory, SessionSettings, Source, Trial, Variant
+
+CLEAN = Latency(
+    1, 1.0, None, None, 60, 2.0, None, None, Estimate(2.0, 1.9, 2.1), 6, 5.0, 80.0, 9.0, 120.0, Path("samples.npz")
+)
+Calls = list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def inventory() -> Inventory:
+    return take_inventory("ort-cpu")
+
+
+def given(tiny: Tiny) -> Given:
+    """The tiny model with its evaluation samples."""
+    spec = TensorSpec("x", "float32", ("batch", 64))
+    samples: Samples = load_samples(tiny.evaluation, (spec,), label="label", role="evaluation")
+    evidence = Evidence((spec,), TensorSpec("logits", "float32", ("batch", 4)), samples, samples, None, None)
+    return Given(Source("tiny.onnx", "tiny", None, "1" * 64, tiny.model, "file"), evidence)
+
+
+def run_with(tiny: Tiny, folder: Path, **measurement: Any) -> Run:
+    """The run of a job on the tiny model."""
+    job = parse_job(tiny.job(measurement=measurement), base=folder)
+    return Run(job, folder / "state", "sqlite://", Store(folder / "state" / "store"), Clock())
+
+
+def trial_of(tiny: Tiny, folder: Path) -> Trial:
+    settings = SessionSettings("CPUExecutionProvider", 2)
+    accuracy = Accuracy("accuracy", 0.9, 10, folder / "scores.npy", folder / "outputs.npy")
+    variant = Variant("int8-dynamic-pc@ort-cpu", tiny.model, "2" * 64, 100, settings)
+    return Trial(variant.candidate, variant=variant, accuracy=accuracy)
+
+
+@pytest.fixture
+def planted(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Calls]:
+    """Comparisons that give these latencies one after the other, the last for ever; returns what they were asked."""
+
+    def plant(*latencies: Latency) -> Calls:
+        calls: Calls = []
+        left = list(latencies)
+
+        def compare(baseline: Any, variant: Any, batch: Any, measurement: Any, **options: Any) -> Latency:
+            threads = (baseline.settings.threads, variant.settings.threads)
+            calls.append({"shape": batch["x"].shape, "threads": threads, "dims": options["dims"]})
+            np.savez(options["samples_path"], variant=np.ones(3))
+            latency = left.pop(0) if len(left) > 1 else left[0]
+            return replace(latency, batch_size=len(batch["x"]), samples_path=options["samples_path"])
+
+        monkeypatch.setattr(step, "compare_latency", compare)
+        return calls
+
+    return plant
+
+
+def measure(run: Run, tiny: Tiny, inventory: Inventory, folder: Path) -> Trial:
+    trial: Trial = step.measure_latency.fn(run, given(tiny), inventory, trial_of(tiny, folder))
+    return trial
+
+
+def test_a_disturbed_measurement_loses_no_trial_and_is_made_again(
+    tiny: Tiny, tmp_path: Path, inventory: Inventory, planted: Callable[..., Calls]
+) -> None:
+    """Its figures and reason come back beside the accuracy, once; the next run measures; the clean result is then kept."""
+    noisy = replace(CLEAN, speedup=Estimate(1.7), disturbance="others were busy")
+    calls = planted(noisy, CLEAN)
+    run = run_with(tiny, tmp_path)
+    first = measure(run, tiny, inventory, tmp_path)
+    assert first.refusal is None and first.accuracy is not None and not first.cached
+    assert first.latency is not None and first.latency.disturbance == "others were busy"
+    assert first.latency.speedup == Estimate(1.7) and len(calls) == 1
+    assert first.latency.samples_path.exists() and not list((run.store.root / "latency").iterdir())
+    second = measure(run, tiny, inventory, tmp_path)
+    assert second.latency is not None and second.latency.disturbance == "" and len(calls) == 2
+    again = measure(run, tiny, inventory, tmp_path)
+    assert again.latency == second.latency and len(calls) == 2
+    assert again.latency is not None and again.latency.samples_path.is_relative_to(run.store.root)
+
+
+def test_every_combination_is_measured_and_the_first_is_judged_by(
+    tiny: Tiny, tmp_path: Path, inventory: Inventory, planted: Callable[..., Calls]
+) -> None:
+    """Two batch sizes and two thread counts, the first of which is all cores; threads change slowest, so that lists of the
+    job read in their order. A point that another job shares is taken from the store."""
+    calls = planted(CLEAN)
+    run = run_with(tiny, tmp_path, batch_sizes=[3, 1], threads=[0, 1])
+    trial = measure(run, tiny, inventory, tmp_path)
+    cores = usable_cores()
+    assert [call["shape"] for call in calls] == [(3, 64), (1, 64), (3, 64), (1, 64)]
+    assert [call["threads"] for call in calls] == [(cores, cores), (cores, cores), (1, 1), (1, 1)]
+    assert trial.latency is not None and trial.latency.batch_size == 3
+    measure(run_with(tiny, tmp_path, batch_sizes=[1, 4], threads=1), tiny, inventory, tmp_path)
+    assert [call["shape"] for call in calls[4:]] == [(4, 64)]
+
+
+def test_operating_points_by_hand() -> None:
+    """One number and a list of one are the same; the product has threads, batch sizes and axes in this order."""
+    assert Measurement(dims={"s": 16}, threads=2) == Measurement(dims={"s": [16]}, threads=[2])  # type: ignore[arg-type, dict-item]
+    points = Measurement(batch_sizes=(1, 8), dims={"s": (16, 32), "t": (5,)}).points
+    assert points == (
+        OperatingPoint(1, {"s": 16, "t": 5}, 0),
+        OperatingPoint(1, {"s": 32, "t": 5}, 0),
+        OperatingPoint(8, {"s": 16, "t": 5}, 0),
+        OperatingPoint(8, {"s": 32, "t": 5}, 0),
+    )
+
+
+def test_a_request_has_the_sizes_of_its_point(tiny: Tiny) -> None:
+    """A dynamic axis is cut, or padded with zeros; samples are repeated where there are too few."""
+    samples = given(tiny).evidence.evaluation
+    spec = TensorSpec("x", "float32", ("batch", "features"))
+    evidence = replace(given(tiny).evidence, inputs=(spec,))
+    data = samples.inputs["x"]
+    short = request_batch(evidence, OperatingPoint(2, {"features": 10}, 0))["x"]
+    np.testing.assert_array_equal(short, data[:2, :10])
+    long = request_batch(evidence, OperatingPoint(2001, {"features": 70}, 0))["x"]
+    assert long.shape == (2001, 70) and not long[:, 64:].any()
+    np.testing.assert_array_equal(long[2000, :64], data[0])
+
+
+def test_labels_of_points_differ_where_the_points_do() -> None:
+    one = replace(CLEAN, dims={"sequence": 16}, threads=2)
+    assert point_labels([CLEAN]) == ("b1",)
+    assert point_labels([one, replace(one, batch_size=8)]) == ("b1_sequence16", "b8_sequence16")
+    assert point_labels([one, replace(one, threads=1)]) == ("b1_sequence16_t2", "b1_sequence16_t1")
