@@ -70,7 +70,7 @@ def _baseline_kernels(run: Run, given: Given, inventory: Inventory, baseline: Va
 
 
 def _request(run: Run, given: Given) -> Arrays:
-    return request_batch(run.job, given.evidence, run.job.measurement.batch_sizes[0])
+    return request_batch(given.evidence, run.job.measurement.points[0])
 
 
 def _batches(run: Run, evidence: Evidence) -> list[Arrays]:
