@@ -80,6 +80,7 @@ def compare_with_champion(
             objective=run.job.objective,
             gates=run.job.gates,
             n=len(rows),
+            pairs=latency.pairs,
             disturbance=latency.disturbance,
         )
     log.info("beside champion version %s: %s %s", champion.version, verdict.outcome, verdict.reason)

@@ -23,9 +23,11 @@ def judge_against_champion(
     objective: Literal["latency", "size"],
     gates: Gates,
     n: int,
+    pairs: int,
     disturbance: str = "",
 ) -> Verdict:
-    """The gate beside the present champion. `drop` and `speedup` compare the new variant with it, not with the baseline.
+    """The gate beside the present champion. `drop` and `speedup` compare the new variant with it, not with the baseline;
+    `n` counts the samples behind the one, `pairs` the pairs of blocks behind the other.
 
     Of the same source, the new one must be better by the objective, beyond doubt: a change for noise is no gain. A champion of
     another source version gives way to a new one that is not clearly worse than it: that new version was registered to be used.
@@ -63,7 +65,8 @@ def judge_against_champion(
         1.0,
         "at_least",
         gates.confidence,
-        n,
+        pairs,
         _IN_TURN,
         "{:.3f}x".format,
+        counted="pairs of blocks",
     )

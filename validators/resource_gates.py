@@ -28,6 +28,7 @@ def judge_speedup(latency: Latency, gates: Gates, target: Target) -> Verdict | N
         latency.pairs,
         f"paired blocks of {latency.launches} launches, Student interval of log ratios",
         lambda value: f"{value:.3f}x",
+        counted="pairs of blocks",
     )
 
 
