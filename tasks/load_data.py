@@ -49,12 +49,17 @@ def _load(run: Run, source: Source) -> Evidence:
         _check_fixed_batch(batch_axis, run, calibration, evaluation)
         probe = session.run([output.name], next(evaluation.batches(batch_axis or 2)))[0]
     metric = job_metric(job)
-    check_evaluation(evaluation, metric.expects(output, probe.shape), metric=metric.name, label=job.data.label)
+    labels = metric.expects(output, probe.shape)
+    check_evaluation(evaluation, labels, metric=metric.name, label=job.data.label)
     _check_axes(job.measurement.dims, inputs)
     _check_noise_gate(job, keeps_noise(metric, output))
-    check_gates_can_be_met(job.gates, len(evaluation), is_right_or_wrong=metric.is_right_or_wrong)
+    unit = 2 if labels.in_pairs else 1
+    confirmation = confirmation_mask(evaluation, job.confirmation.share, unit)
+    groups = {name: array[::unit] for name, array in evaluation.slices.items()}
+    check_gates_can_be_met(
+        job.gates, job.confirmation, confirmation[::unit], groups, is_right_or_wrong=metric.is_right_or_wrong
+    )
     log.info("data: %d calibration and %d evaluation samples", len(calibration), len(evaluation))
-    confirmation = confirmation_mask(evaluation, job.confirmation.share)
     return Evidence(inputs, output, calibration, evaluation, traffic, batch_axis, confirmation)
 
 

@@ -1,27 +1,23 @@
-"""Gates: the interval against published values and brute force, every gate with a fault it must catch and a twin."""
+"""Gates: every gate with a fault it must catch and a twin, and how many samples settle a doubt."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from numpy.typing import NDArray
-from scipy import stats
-from scipy.special import xlogy
 
 from validators.accuracy_gates import check_gates_can_be_met, judge_drop
 from validators.champion_gate import judge_against_champion
 from validators.coverage_gate import judge_coverage, judge_simulation
 from validators.errors import JobError
-from validators.gates import overall
+from validators.gates import confidence_of_each, overall, samples_to_settle
 from validators.intervals import drop_interval, tango_interval
+from validators.job import Confirmation
 from validators.job_gates import Gates
 from validators.measurements import Coverage, Estimate, Latency
 from validators.records import SessionSettings, Variant
@@ -29,155 +25,7 @@ from validators.resource_gates import judge_size, judge_speedup
 from validators.sanity_gates import judge_finite
 from validators.verdicts import Outcome, Verdict
 
-Floats = NDArray[np.float64]
 CANDIDATE = "int8-static-minmax-pc@ort-cpu"
-ONE_SIDED_95 = 1.6448536269514722
-
-
-# The interval of a drop
-
-
-def test_the_published_interval() -> None:
-    """Tango 1998, sleeping difficulties of 32 matched pairs, 9 against 3 discordant, 95 % two-sided: -0.027 to 0.390."""
-    low, high = tango_interval(9, 3, 32, 0.975)
-    assert (round(low, 3), round(high, 3)) == (-0.027, 0.390)
-
-
-def likeliest_variance(lost: int, gained: int, n: int, delta: float) -> float:
-    """The variance of the count of losses less gains under a difference `delta`, by numerical search of the likelihood.
-
-    The search is over the probability q of a gain: log L = lost log(q + delta) + gained log q + rest log(1 - 2q - delta).
-    """
-    low, high = max(0.0, -delta), (1 - delta) / 2
-    for _ in range(12):
-        q = np.linspace(low, high, 201)
-        likelihood = (
-            xlogy(lost, np.maximum(q + delta, 0))
-            + xlogy(gained, q)
-            + xlogy(n - lost - gained, np.maximum(1 - 2 * q - delta, 0))
-        )
-        best = int(np.argmax(likelihood))
-        low, high = q[max(best - 1, 0)], q[min(best + 1, 200)]
-    loss, gain = q[best] + delta, q[best]
-    return float(n * (loss + gain - delta**2))
-
-
-def brute_force_interval(lost: int, gained: int, n: int, z: float) -> tuple[float, float]:
-    """Where the score test at `z` changes its mind, by bisection on either side of the observed difference."""
-
-    def rejects(delta: float) -> bool:
-        return (lost - gained - n * delta) ** 2 > z**2 * likeliest_variance(lost, gained, n, delta)
-
-    bounds = []
-    for edge in (-1 + 1e-9, 1 - 1e-9):
-        inside, outside = (lost - gained) / n, edge
-        for _ in range(50):
-            middle = (inside + outside) / 2
-            inside, outside = (inside, middle) if rejects(middle) else (middle, outside)
-        bounds.append(inside)
-    return bounds[0], bounds[1]
-
-
-@pytest.mark.parametrize(
-    ("lost", "gained", "n"),
-    [
-        (9, 3, 32),
-        (3, 9, 32),
-        (1, 0, 20),
-        (0, 1, 20),
-        (0, 7, 50),
-        (20, 5, 100),
-        (60, 40, 100),
-        (14, 14, 2000),
-        (3, 1, 5),
-    ],
-)
-def test_the_interval_is_that_of_a_brute_force_score_test(lost: int, gained: int, n: int) -> None:
-    """A second implementation, which maximises the likelihood numerically and bisects, gives the same bounds."""
-    expected = brute_force_interval(lost, gained, n, ONE_SIDED_95)
-    assert tango_interval(lost, gained, n, 0.95) == pytest.approx(expected, abs=2e-5)
-
-
-@pytest.mark.parametrize("n", [1, 10, 133, 134, 2000])
-def test_without_discordant_pairs_the_bound_is_known(n: int) -> None:
-    """z^2 / (n + z^2) on either side."""
-    bound = ONE_SIDED_95**2 / (n + ONE_SIDED_95**2)
-    assert tango_interval(0, 0, n, 0.95) == pytest.approx((-bound, bound), abs=1e-9)
-
-
-@given(st.integers(1, 200), st.floats(0, 1), st.floats(0, 1), st.sampled_from([0.8, 0.95, 0.999]))
-@settings(deadline=None, derandomize=True, database=None, max_examples=200)
-def test_bounds_hold_the_difference_and_mirror_each_other(n: int, share: float, part: float, confidence: float) -> None:
-    """Any table: low <= difference <= high; swapping losses and gains mirrors; more confidence is wider."""
-    discordant = round(share * n)
-    lost = round(part * discordant)
-    gained = discordant - lost
-    low, high = tango_interval(lost, gained, n, confidence)
-    assert -1 <= low <= (lost - gained) / n <= high <= 1
-    assert tango_interval(gained, lost, n, confidence) == pytest.approx((-high, -low), abs=1e-9)
-    wide_low, wide_high = tango_interval(lost, gained, n, 0.9999)
-    assert wide_low <= low + 1e-9 and wide_high >= high - 1e-9
-
-
-@pytest.mark.parametrize(("loss", "gain", "n"), [(0.05, 0.03, 200), (0.02, 0.02, 400), (0.10, 0.02, 150)])
-def test_the_bound_covers_as_often_as_it_says(loss: float, gain: float, n: int) -> None:
-    """Of 4,000 draws with a known drop, at least 95 % (less three standard errors) have it below the upper bound."""
-    draws = 4000
-    rng = np.random.default_rng(17)
-    tables = rng.multinomial(n, [loss, gain, 1 - loss - gain], draws)
-    interval = lru_cache(maxsize=None)(tango_interval)
-    below = [interval(int(b), int(c), n, 0.95)[1] >= loss - gain for b, c, _ in tables]
-    above = [interval(int(b), int(c), n, 0.95)[0] <= loss - gain for b, c, _ in tables]
-    error = math.sqrt(0.95 * 0.05 / draws)
-    assert np.mean(below) >= 0.95 - 3 * error
-    assert np.mean(above) >= 0.95 - 3 * error
-    # And not by being useless: a bound that always covers would tell nothing.
-    assert np.mean(below) < 0.99
-
-
-def bca(drops: Floats, confidence: float, seed: int) -> tuple[float, float]:
-    """The BCa bootstrap of the mean, from Efron and Tibshirani (1993), section 14.3."""
-    n, mean = len(drops), drops.mean()
-    rng = np.random.default_rng(seed)
-    means = np.sort(drops[rng.integers(0, n, (20_000, n))].mean(axis=1))
-    z0 = stats.norm.ppf((means < mean).mean())
-    jackknife = (drops.sum() - drops) / (n - 1)
-    away = jackknife.mean() - jackknife
-    acceleration = (away**3).sum() / (6 * (away**2).sum() ** 1.5)
-
-    def end(z: float) -> float:
-        return float(np.quantile(means, stats.norm.cdf(z0 + (z0 + z) / (1 - acceleration * (z0 + z)))))
-
-    z = stats.norm.ppf(confidence)
-    return end(-z), end(z)
-
-
-def test_other_scores_get_the_bca_bootstrap() -> None:
-    """Skewed drops: bounds as an own implementation gives, and farther on the long side."""
-    drops = np.random.default_rng(5).lognormal(size=120) - 1.2
-    estimate, method = drop_interval(drops, 0.95, seed=1)
-    assert method == "BCa bootstrap"
-    assert estimate.low is not None and estimate.high is not None
-    assert estimate.value == pytest.approx(drops.mean())
-    # Two bootstraps differ by their draws: by about 1 % of the width each.
-    width = estimate.high - estimate.low
-    assert (estimate.low, estimate.high) == pytest.approx(bca(drops, 0.95, 2), abs=0.05 * width)
-    assert estimate.high - estimate.value > estimate.value - estimate.low
-    assert drop_interval(drops, 0.95, seed=1)[0] == estimate
-
-
-def test_right_and_wrong_get_the_paired_interval() -> None:
-    """Losses count where only the baseline is right, gains where only the variant is."""
-    drops = np.array([1.0] * 9 + [-1.0] * 3 + [0.0] * 20)
-    estimate, method = drop_interval(drops, 0.975, seed=1)
-    assert method == "paired score interval (Tango)"
-    assert (estimate.low, estimate.high) == pytest.approx((-0.0271, 0.3897), abs=1e-4)
-    assert estimate.value == pytest.approx(6 / 32)
-
-
-def test_equal_drops_have_no_spread() -> None:
-    """A constant shift is known without resampling."""
-    assert drop_interval(np.full(40, 0.25), 0.95, seed=1) == (Estimate(0.25, 0.25, 0.25), "all drops equal")
 
 
 # The gates
@@ -249,6 +97,7 @@ def against_champion(**changes: Any) -> Verdict:
         "objective": "latency",
         "gates": GATES,
         "n": 500,
+        "pairs": 8,
     }
     return judge_against_champion(**(given | changes))
 
@@ -289,7 +138,7 @@ def test_the_drop_is_judged_by_both_ends_of_its_interval(low: float, high: float
     assert (verdict.low, verdict.high) == pytest.approx((low, high), nan_ok=True)
     assert (verdict.bound, verdict.n) == (0.02, 500)
     assert (verdict.direction, verdict.confidence, verdict.method) == ("at_most", 0.95, "some")
-    assert ("more samples" in verdict.reason) == (outcome == "inconclusive")
+    assert ("samples would tell" in verdict.reason) == (outcome == "inconclusive")
 
 
 @pytest.mark.parametrize(
@@ -371,7 +220,77 @@ def test_overall_is_the_worst_verdict() -> None:
         assert overall(tuple(made[outcome] for outcome in outcomes)) == expected
 
 
+# How many samples settle a doubt
+
+
+@pytest.mark.parametrize(
+    ("value", "low", "high", "direction", "factor"),
+    [
+        # The upper end has to come down from 0.03 to 0.02 in front of a value of 0: a gap of 0.02 for a half-width of 0.03.
+        (0.0, -0.03, 0.03, "at_most", 0.03 / 0.02),
+        # It would fail: the lower end, 0.04 below, has to climb by that over a gap of 0.01.
+        (0.03, -0.01, 0.05, "at_most", 0.04 / 0.01),
+        (0.03, -0.03, 0.05, "at_least", 0.06 / 0.01),
+        (0.0, -0.05, 0.03, "at_least", 0.03 / 0.02),
+    ],
+)
+def test_the_samples_that_settle_by_hand(
+    value: float, low: float, high: float, direction: Literal["at_most", "at_least"], factor: float
+) -> None:
+    """n times the square of half-width over gap, times ((1.6449 + 0.8416) / 1.6449)^2 = 2.2852 for 80 % power."""
+    needed = samples_to_settle(Estimate(value, low, high), 0.02, direction, 0.95, 1000)
+    assert needed == pytest.approx(1000 * 2.2852 * factor**2, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    "estimate",
+    [Estimate(0.02, 0.0, 0.04), Estimate(0.01), Estimate(0.01, -math.inf, math.inf), Estimate(0.02 - 1e-320)],
+)
+def test_no_number_settles_what_lies_on_the_bound(estimate: Estimate) -> None:
+    """Nor is there one where there is no interval; the verdict is inconclusive and says so."""
+    assert samples_to_settle(estimate, 0.02, "at_most", 0.95, 1000) is None
+    verdict = judge_drop(estimate, GATES, n=1000, method="none: too few")
+    assert (verdict.outcome, verdict.samples_needed) == ("inconclusive", None)
+    assert "would tell" in verdict.reason
+
+
+@pytest.mark.parametrize("drop", [0.01, 0.03])
+def test_that_many_samples_settle_four_in_five(drop: float) -> None:
+    """3,000 draws of the size foretold from an estimate that is the truth: 80 % pass or fail, as they should."""
+    lost, gained = 0.05 + drop, 0.05
+    n = 1000
+    low, high = tango_interval(round(lost * n), round(gained * n), n, 0.95)
+    verdict = judge_drop(Estimate(drop, low, high), GATES, n=n, method="m")
+    assert verdict.outcome == "inconclusive" and verdict.samples_needed is not None
+    count, draws = verdict.samples_needed, 3000
+    tables = np.random.default_rng(3).multinomial(count, [lost, gained, 1 - lost - gained], draws)
+    bounds = [tango_interval(int(b), int(c), count, 0.95) for b, c, _ in tables]
+    settled = [high <= 0.02 if drop < 0.02 else low > 0.02 for low, high in bounds]
+    assert 0.76 < np.mean(settled) < 0.84
+
+
+def test_the_reason_counts_what_was_counted() -> None:
+    """Samples for a drop, pairs of blocks for a speedup, both in two digits."""
+    drop = judge_drop(Estimate(0.0, -0.03, 0.03), GATES, n=1000, method="m")
+    assert (drop.samples_needed, drop.reason.endswith("about 5,200 samples would tell")) == (5142, True)
+    speed = judge_speedup(latency(Estimate(1.3, 1.15, 1.45)), GATES, "ort-cpu")
+    assert speed is not None and speed.reason.endswith("about 42 pairs of blocks would tell")
+
+
+def test_confidence_is_shared() -> None:
+    """A twentieth among five is a hundredth each; one alone has all of it."""
+    assert confidence_of_each(0.95, 5) == pytest.approx(0.99)
+    assert confidence_of_each(0.95, 1) == pytest.approx(0.95)
+
+
 # Gates that nothing can pass
+
+NO_SPLIT = Confirmation(share=0.0)
+
+
+def kept(choosing: int, confirming: int) -> NDArray[np.bool_]:
+    """Which of so many samples are for confirmation."""
+    return np.arange(choosing + confirming) >= choosing
 
 
 @pytest.mark.parametrize(
@@ -385,17 +304,46 @@ def test_a_tolerance_below_what_the_samples_can_show_is_refused(
     for n, outcome in ((needed - 1, "inconclusive"), (needed, "pass")):
         drop, method = drop_interval(np.zeros(n), confidence, seed=1)
         assert judge_drop(drop, gates, n=n, method=method).outcome == outcome
-    check_gates_can_be_met(gates, needed, is_right_or_wrong=True)
+    check_gates_can_be_met(gates, NO_SPLIT, kept(needed, 0), {}, is_right_or_wrong=True)
     with pytest.raises(JobError, match=f"at least {needed} samples") as caught:
-        check_gates_can_be_met(gates, needed - 1, is_right_or_wrong=True)
+        check_gates_can_be_met(gates, NO_SPLIT, kept(needed - 1, 0), {}, is_right_or_wrong=True)
     assert f"{needed - 1} evaluation samples" in caught.value.found and caught.value.fix
 
 
+def test_each_part_of_the_samples_must_be_able_to_pass() -> None:
+    """133 choose at 95 %; those that confirm one of three need 222, at 98.3 %: z = 2.128, z^2 = 4.529, times 0.98 / 0.02."""
+    check_gates_can_be_met(GATES, Confirmation(), kept(133, 222), {}, is_right_or_wrong=True)
+    for parts, words in (((132, 222), "132 evaluation samples that choose"), ((133, 221), "221 .* that confirm")):
+        with pytest.raises(JobError, match=words) as caught:
+            check_gates_can_be_met(GATES, Confirmation(), kept(*parts), {}, is_right_or_wrong=True)
+        assert "confirmation.share" in caught.value.fix
+    check_gates_can_be_met(GATES, Confirmation(candidates=1), kept(133, 133), {}, is_right_or_wrong=True)
+
+
+def test_the_smallest_group_must_be_able_to_pass() -> None:
+    """Three groups in all, each at 98.3 %: 4.529 times 0.95 / 0.05 is 87 for a drop of 0.05; the error names the group."""
+    for size in (87, 86):
+        places = np.array(["in"] * 500 + ["abroad"] * size)
+        slices = {"place": places, "all": np.zeros(len(places), np.int64)}
+        gates = Gates(max_drop=0.02, max_slice_drop=0.05)
+        if size == 87:
+            check_gates_can_be_met(gates, NO_SPLIT, kept(587, 0), slices, is_right_or_wrong=True)
+            continue
+        with pytest.raises(JobError, match="at least 87 samples") as caught:
+            check_gates_can_be_met(gates, NO_SPLIT, kept(586, 0), slices, is_right_or_wrong=True)
+        assert "86 evaluation samples in the group abroad of the slice 'place'" in caught.value.found
+        assert "max_slice_drop: null" in caught.value.fix
+        without = Gates(max_drop=0.02, max_slice_drop=None)
+        check_gates_can_be_met(without, NO_SPLIT, kept(586, 0), slices, is_right_or_wrong=True)
+
+
 def test_no_number_of_samples_shows_a_drop_of_nothing() -> None:
-    """A tolerance of zero is refused for right and wrong, and let be for values."""
+    """A tolerance of zero is refused for right and wrong, and let be for values, of which eight are enough."""
     with pytest.raises(JobError, match="infinitely many"):
-        check_gates_can_be_met(Gates(max_drop=0.0), 10**6, is_right_or_wrong=True)
-    check_gates_can_be_met(Gates(max_drop=0.0), 10, is_right_or_wrong=False)
+        check_gates_can_be_met(Gates(max_drop=0.0), NO_SPLIT, kept(10**6, 0), {}, is_right_or_wrong=True)
+    check_gates_can_be_met(Gates(max_drop=0.0), NO_SPLIT, kept(8, 0), {}, is_right_or_wrong=False)
+    with pytest.raises(JobError, match="at least 8 samples"):
+        check_gates_can_be_met(Gates(max_drop=0.0), Confirmation(), kept(8, 7), {}, is_right_or_wrong=False)
 
 
 @pytest.mark.filterwarnings("error")

@@ -3,37 +3,107 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from scipy import stats
 
 from validators.errors import JobError
-from validators.gates import bounded
+from validators.gates import bounded, confidence_of_each
+from validators.intervals import MIN_SAMPLES
+from validators.job import Confirmation
 from validators.job_gates import Gates
 from validators.measurements import Estimate
+from validators.slices import groups_of
 from validators.verdicts import Verdict
 
 
-def check_gates_can_be_met(gates: Gates, samples: int, *, is_right_or_wrong: bool) -> None:
-    """Refuse a job whose accuracy gate no variant could pass, however good.
+@dataclass(frozen=True)
+class _Demand:
+    """A gate on some samples: `n` of `whose`, with which a drop of at most `bound` is to be shown at `confidence`."""
 
-    Even a variant that agrees with the baseline on all `samples` has an upper bound above zero; where that bound is beyond
-    the tolerance, more samples are needed. (Tango's bound without discordant pairs is z^2 / (n + z^2).)
+    key: str
+    bound: float
+    whose: str
+    n: int
+    confidence: float
+
+    def needed(self, *, is_right_or_wrong: bool) -> float:
+        """The fewest samples with which any variant can pass; Inf where no number is enough.
+
+        A variant that never differs has Tango's bound without discordant pairs, z^2 / (n + z^2).
+        """
+        if not is_right_or_wrong:
+            return MIN_SAMPLES
+        if self.bound == 0:
+            return math.inf
+        z2 = float(stats.norm.ppf(self.confidence)) ** 2
+        return max(math.ceil(z2 * (1 - self.bound) / self.bound), 1)
+
+
+def check_gates_can_be_met(
+    gates: Gates,
+    confirmation: Confirmation,
+    kept: NDArray[np.bool_],
+    slices: Mapping[str, NDArray[Any]],
+    *,
+    is_right_or_wrong: bool,
+) -> None:
+    """Refuse a job whose gates on accuracy no variant could pass, however good, with the samples that it has.
+
+    `kept` (shape `(n,)`) says which evaluation samples are for confirmation, `slices` (arrays of shape `(n,)`) their groups.
+    Even a variant that agrees with the baseline everywhere has an upper bound above zero; where that is beyond the tolerance,
+    more samples are needed.
 
     Raises:
-        JobError: the gate cannot be met by definition.
+        JobError: a gate cannot be met by definition.
     """
-    if not is_right_or_wrong:
-        return
-    z2 = float(stats.norm.ppf(gates.confidence)) ** 2
-    if z2 / (samples + z2) > gates.max_drop:
-        needed = (
-            f"at least {math.ceil(z2 * (1 - gates.max_drop) / gates.max_drop)}" if gates.max_drop else "infinitely many"
+    for demand in _demands(gates, confirmation, kept, slices):
+        needed = demand.needed(is_right_or_wrong=is_right_or_wrong)
+        if demand.n < needed:
+            raise _unmeetable(demand, needed, len(kept), by_split=bool(confirmation.share))
+
+
+def _demands(
+    gates: Gates, confirmation: Confirmation, kept: NDArray[np.bool_], slices: Mapping[str, NDArray[Any]]
+) -> Iterator[_Demand]:
+    """What the gates ask of the samples that choose and of those that confirm, all before their slices."""
+    parts = [("", ~kept, gates.confidence)]
+    if confirmation.share:
+        confidence = confidence_of_each(gates.confidence, confirmation.candidates)
+        parts = [(" that choose", ~kept, gates.confidence), (" that confirm", kept, confidence)]
+    groups = groups_of(slices)
+    for words, part, confidence in parts:
+        yield _Demand("max_drop", gates.max_drop, f"evaluation samples{words}", int(part.sum()), confidence)
+        if gates.max_slice_drop is None or not groups:
+            continue
+        column, group, mask = min(groups, key=lambda found: int((found[2] & part).sum()))
+        yield _Demand(
+            "max_slice_drop",
+            gates.max_slice_drop,
+            f"evaluation samples{words} in the group {group} of the slice {column!r}",
+            int((mask & part).sum()),
+            confidence_of_each(confidence, len(groups)),
         )
-        raise JobError(
-            found=f"`gates.max_drop: {gates.max_drop}` at confidence {gates.confidence} with {samples} evaluation samples",
-            expected=f"{needed} samples: with fewer, even a variant that never differs cannot pass",
-            fix="add evaluation samples, or allow a larger drop",
-        )
+
+
+def _unmeetable(demand: _Demand, needed: float, total: int, *, by_split: bool) -> JobError:
+    many = "infinitely many" if math.isinf(needed) else f"at least {needed}"
+    fixes = ["add evaluation samples" if demand.key == "max_drop" else "add samples of that group"]
+    fixes.append(
+        "allow a larger drop" if demand.key == "max_drop" else "allow a larger drop, or none: `max_slice_drop: null`"
+    )
+    if by_split:
+        fixes.append("set another `confirmation.share`")
+    return JobError(
+        found=f"`gates.{demand.key}: {demand.bound}` at confidence {demand.confidence:.6g} with {demand.n} "
+        f"{demand.whose}, of {total} in all",
+        expected=f"{many} samples there: with fewer, even a variant that never differs cannot pass",
+        fix="; or ".join(fixes),
+    )
 
 
 def judge_drop(drop: Estimate, gates: Gates, *, n: int, method: str) -> Verdict:

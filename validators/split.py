@@ -1,19 +1,58 @@
-"""Which evaluation samples confirm, and have no say in choosing: decided by each sample's own content."""
+"""The part of the evaluation samples that has no say in choosing a variant, and confirms the one that was chosen."""
 
 from __future__ import annotations
 
 import hashlib
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from validators.datasets import Samples
+from validators.errors import DataError
 
 
-def confirmation_mask(samples: Samples, share: float) -> NDArray[np.bool_]:
-    """Shape `(n,)`: true for about this share of the samples, those whose digest is below it; equal samples are on one side."""
-    digests = [
-        hashlib.sha256(b"".join(samples.inputs[name][row].tobytes() for name in sorted(samples.inputs))).digest()
-        for row in range(len(samples))
-    ]
-    return np.asarray([int.from_bytes(digest[:8], "big") < share * 2**64 for digest in digests], dtype=bool)
+def confirmation_mask(samples: Samples, share: float, rows_per_unit: int) -> NDArray[np.bool_]:
+    """Which samples are kept for confirmation, shape `(n,)`: about `share` of them (0 to below 1).
+
+    A sample's side follows from the sha256 of its own inputs and label, and from nothing else: samples that are added or
+    taken away move no other, samples that are equal stand on one side, and every run of every job agrees. `rows_per_unit`
+    adjacent samples (the halves of a pair) make one unit, which goes to one side whole.
+
+    Raises:
+        DataError: the samples do not make whole units.
+    """
+    n = len(samples)
+    if n % rows_per_unit:
+        raise DataError(
+            found=f"{samples.file.path.name} with {n} samples",
+            expected=f"a multiple of {rows_per_unit}: that many adjacent samples belong together",
+            fix="write whole units",
+        )
+    if share == 0:
+        return np.zeros(n, np.bool_)
+    kept = np.array([_place(samples, start, rows_per_unit) < share for start in range(0, n, rows_per_unit)], np.bool_)
+    return np.repeat(kept, rows_per_unit)
+
+
+def _place(samples: Samples, start: int, rows: int) -> float:
+    """Where a unit stands between 0 and 1: its digest, read as a fraction."""
+    digest = hashlib.sha256()
+    for row in range(start, start + rows):
+        for name, array in sorted(samples.inputs.items()):
+            _add(digest, name, array, row)
+        if samples.labels is not None:
+            # No input's name is empty.
+            _add(digest, "", samples.labels, row)
+    return int.from_bytes(digest.digest()[:8], "big") / 2**64
+
+
+def _add(digest: Any, name: str, array: NDArray[Any], row: int) -> None:
+    """One sample of one array with its name, kind and shape: without those, other samples could have the same bytes."""
+    if array.dtype.kind in "UO":
+        # The dtype of text tells the longest of the file, which is another sample's affair.
+        texts = [str(text) for text in np.asarray(array[row]).flat]
+        digest.update(repr((name, "text", array.shape[1:], texts)).encode())
+        return
+    digest.update(repr((name, array.dtype.str, array.shape[1:])).encode())
+    digest.update(np.ascontiguousarray(array[row]).data)
