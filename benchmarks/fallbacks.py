@@ -1,0 +1,144 @@
+"""Silent fallbacks: what a file's label and its operators say, and what the runtime says.
+
+    python benchmarks/fallbacks.py    # seconds
+
+Prints the table, and writes `benchmarks/results/fallbacks.json` and `fallbacks.md`.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from fallback_cuda import PLANTED
+from fallback_plants import ON_CPU, PLANTS, Plant
+from numpy.typing import NDArray
+
+from tasks.runtimes.coverage import coverage_of, measure_coverage, profile_kernels
+from tasks.runtimes.macs import MAC_RULES
+from tasks.runtimes.ort import open_session
+from validators.coverage_gate import judge_coverage
+from validators.datasets import Arrays
+from validators.job_gates import Gates
+from validators.measurements import Coverage
+from validators.onnx_graph import QUANTIZED_OPERATORS
+from validators.records import SessionSettings
+
+RESULTS = Path(__file__).parent / "results"
+SAMPLES = 64
+Row = dict[str, Any]
+
+
+def rows() -> list[Row]:
+    """Each plant by the runtime that is installed, then those of the CUDA provider by a profile that was written by hand."""
+    found = []
+    for plant in PLANTS:
+        with tempfile.TemporaryDirectory() as folder:
+            found.append(row(plant, Path(folder)))
+    for planted in PLANTED:
+        coverage = coverage_of(planted.graph, planted.events, "CUDAExecutionProvider", planted.requests)
+        found.append(_row(planted.name, planted.label, None, None, planted.counted, coverage))
+    return found
+
+
+def row(plant: Plant, folder: Path) -> Row:
+    """One line: the label, agreement with float, the count of operators, the runtime's word and the gate's."""
+    before, after = plant.save(folder)
+    batch = draw_batch(before)
+    outputs = [answers(path, plant.settings, batch) for path in (before, after)]
+    baseline = profile_kernels(before, ON_CPU, batch)
+    coverage = measure_coverage(after, plant.settings, batch, baseline=baseline)
+    agreement = float((outputs[0].argmax(axis=1) == outputs[1].argmax(axis=1)).mean())
+    counted = count_operators(onnx.load(after).graph)
+    return _row(plant.name, plant.label, agreement, sqnr_db(*outputs), counted, coverage)
+
+
+def _row(name: str, label: str, agreement: float | None, sqnr: float | None, counted: float, coverage: Coverage) -> Row:
+    verdict = judge_coverage(label, coverage, Gates())
+    assert verdict is not None
+    return {
+        "file": name,
+        "label": label,
+        "agreement": agreement,
+        "sqnr_db": sqnr,
+        "operators_counted": counted,
+        "coverage_macs": verdict.value,
+        "kernels": coverage.macs_by_kernel,
+        "float_nodes": coverage.float_nodes,
+        "unfused": [kernel.name for kernel in coverage.unfused],
+        "inserted": coverage.inserted_counts,
+        "verdict": verdict.outcome,
+        "reason": verdict.reason,
+    }
+
+
+def draw_batch(model: Path) -> Arrays:
+    """Normal samples as the model takes them."""
+    (given,) = onnx.load(model, load_external_data=False).graph.input
+    shape = [axis.dim_value for axis in given.type.tensor_type.shape.dim[1:]]
+    return {given.name: np.random.default_rng(0).normal(size=(SAMPLES, *shape)).astype(np.float32)}
+
+
+def answers(model: Path, settings: SessionSettings, batch: Arrays) -> NDArray[np.float64]:
+    """The output, `(samples, values)`."""
+    with open_session(model, settings) as session:
+        output: NDArray[np.float64] = session.run(None, batch)[0].astype(np.float64)
+    return output.reshape(-1, SAMPLES).T if len(output) != SAMPLES else output.reshape(SAMPLES, -1)
+
+
+def sqnr_db(reference: NDArray[np.float64], outputs: NDArray[np.float64]) -> float | None:
+    """Signal to noise in decibels; None where there is no noise."""
+    noise = float(((reference - outputs) ** 2).sum())
+    return 10 * float(np.log10((reference**2).sum() / noise)) if noise else None
+
+
+def count_operators(graph: onnx.GraphProto) -> float:
+    """The share of products that a count of the file's operators takes for quantized, 0 to 1.
+
+    Those of integer types, those that read a DequantizeLinear, however far off, and those in float16.
+    """
+    marked = {tensor.name for tensor in graph.initializer if tensor.data_type == onnx.TensorProto.FLOAT16}
+    products, quantized = 0, 0
+    for node in graph.node:
+        is_integer = node.op_type.startswith(QUANTIZED_OPERATORS)
+        if is_integer or marked.intersection(node.input):
+            marked |= set(node.output)
+        if node.op_type in MAC_RULES:
+            products += 1
+            quantized += is_integer or bool(marked.intersection(node.input))
+            marked -= set(node.output)
+    return quantized / products
+
+
+def table(found: list[Row]) -> str:
+    """The rows as Markdown."""
+    head = ["file", "label", "agrees with float", "operators counted", "runtime: MACs", "kernels", "verdict"]
+    lines = [" | ".join(head), " | ".join("---" for _ in head)]
+    for each in found:
+        agrees = (
+            ""
+            if each["agreement"] is None
+            else f"{each['agreement']:.0%}" + (f", {each['sqnr_db']:.0f} dB" if each["sqnr_db"] else "")
+        )
+        kernels = ", ".join(each["kernels"])
+        told = [each["file"], f"`{each['label']}`", agrees, f"{each['operators_counted']:.0%}"]
+        lines.append(" | ".join([*told, f"{each['coverage_macs']:.0%}", kernels, each["verdict"]]))
+    return "\n".join(f"| {line} |" for line in lines)
+
+
+def main() -> None:
+    """The table."""
+    found = rows()
+    document = {"onnxruntime": metadata.version("onnxruntime"), "samples": SAMPLES, "rows": found}
+    (RESULTS / "fallbacks.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    (RESULTS / "fallbacks.md").write_text(table(found) + "\n", encoding="utf-8")
+    print(table(found))
+
+
+if __name__ == "__main__":
+    main()
