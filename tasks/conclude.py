@@ -246,6 +246,7 @@ def _candidate(trial: Trial) -> CandidateResult:
             replace(verdict, value=_finite(verdict.value), low=_finite(verdict.low), high=_finite(verdict.high))
             for verdict in trial.verdicts
         ],
+        latencies=list(trial.latencies),
         confirmed=_confirmed(trial),
         cached=trial.cached,
     )

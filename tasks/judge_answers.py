@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from validators.slices import SliceDrop, judge_slices, slice_drops
 
 from tasks.job_metric import job_metric
 from tasks.measure.drops import count_flips, estimate_drop, estimate_sqnr
@@ -19,6 +18,7 @@ from validators.datasets import Arrays
 from validators.job import Job
 from validators.measurements import Accuracy, Estimate, Flips
 from validators.sanity_gates import judge_finite
+from validators.slices import SliceDrop, judge_slices, slice_drops
 from validators.verdicts import Verdict
 
 Mask = NDArray[np.bool_]
@@ -75,7 +75,9 @@ def judge_answers(ground: Ground, accuracy: Accuracy, samples: Mask, confidence:
     mask = samples[::step]
     before, after = ground.baseline_rows[mask], np.load(accuracy.scores_path)[mask]
     sqnr = estimate_sqnr(np.load(accuracy.noise_path)[samples], confidence, seed=seed) if accuracy.noise_path else None
-    drop, slices, verdicts = None, (), []
+    drop: Estimate | None = None
+    slices: tuple[SliceDrop, ...] = ()
+    verdicts: list[Verdict | None] = []
     if metric.has_drop:
         drop, method = estimate_drop(metric, before, after, confidence, seed=seed)
         groups = {name: array[::step][mask] for name, array in ground.slices.items()}

@@ -14,6 +14,7 @@ from tasks.registry import connect, experiment_id, registry_call
 from tasks.step import step
 from validators.calibration_data import RANGES_FILE
 from validators.datasets import Samples
+from validators.measurements import Latency, point_labels
 from validators.records import CalibrationVerdict, Inventory, Trial
 from validators.result import Result
 
@@ -152,21 +153,36 @@ def _record_trial(client: Any, run_id: str, trial: Trial) -> None:
     if trial.saturation and trial.saturation.worst:
         metrics["saturation_max"] = trial.saturation.worst.share
         tags["quantgate.saturation_worst"] = trial.saturation.worst.place
-    for latency in trial.latencies:
-        metrics |= {
-            f"latency_p50_ms_b{latency.batch_size}": latency.p50_ms,
-            f"speedup_p50_b{latency.batch_size}": latency.speedup.value,
-            f"peak_memory_mb_b{latency.batch_size}": latency.peak_memory_mb,
-        }
+    points = dict(zip(point_labels(trial.latencies), trial.latencies, strict=True))
+    for label, latency in points.items():
+        metrics |= {f"{name}_{label}": value for name, value in _latency_metrics(latency).items()}
+        if latency.disturbance:
+            tags[f"quantgate.disturbance.{label}"] = latency.disturbance
     tags |= {f"quantgate.gate.{verdict.gate}": verdict.outcome for verdict in trial.verdicts}
     registry_call(client.log_batch, run_id, params=_params(params), metrics=_metrics(metrics), tags=_tags(tags))
     for path in [trial.accuracy.scores_path] if trial.accuracy else []:
         registry_call(client.log_artifact, run_id, str(path), "accuracy")
     if trial.coverage and trial.coverage.kernels_path:
         registry_call(client.log_artifact, run_id, str(trial.coverage.kernels_path), "coverage")
-    for latency in trial.latencies:
-        registry_call(client.log_artifact, run_id, str(latency.samples_path), f"latency/batch_{latency.batch_size}")
+    for label, latency in points.items():
+        registry_call(client.log_artifact, run_id, str(latency.samples_path), f"latency/{label}")
     registry_call(client.set_terminated, run_id, "FAILED" if trial.refusal else "FINISHED")
+
+
+def _latency_metrics(latency: Latency) -> dict[str, float]:
+    """The figures of one operating point that are worth watching from run to run; what was not measured is left out."""
+    figures = {
+        "latency_p50_ms": latency.p50_ms,
+        "speedup_p50": latency.speedup.value,
+        "speedup_p50_lower": latency.speedup.low,
+        "peak_memory_mb": latency.peak_memory_mb,
+        "load_peak_memory_mb": latency.load_peak_memory_mb,
+        "load_ms": latency.load_ms,
+        "energy_mj": latency.energy_mj,
+        "requests_per_s": latency.throughput.requests_per_s if latency.throughput else None,
+        "end_to_end_p50_ms": latency.end_to_end.p50_ms if latency.end_to_end else None,
+    }
+    return {name: value for name, value in figures.items() if value is not None}
 
 
 def _datasets(evidence: Evidence) -> list[Any]:

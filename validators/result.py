@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from validators.measurements import Estimate, Flips
+from validators.measurements import Estimate, Flips, Latency
 from validators.records import CandidateOutcome
 from validators.recovery import Recovery
 from validators.verdicts import Verdict
@@ -109,6 +109,8 @@ class CandidateResult(_Document):
     """The largest share of a tensor's values on the reference that its fixed range cuts off; null where none is fixed."""
     changes: dict[str, int] = {}
     """What the pass did to the graph, with counts; the parts that recovery left in float are among it."""
+    latencies: list[Latency] = []
+    """Speed, memory and loading at every operating point of the job; the first is the one above."""
     verdicts: list[Verdict]
     confirmed: ConfirmedResult | None = None
     """Null for a candidate that was not held against the confirmation samples."""

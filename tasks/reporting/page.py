@@ -19,6 +19,7 @@ from markupsafe import Markup
 from tasks.reporting import formats
 from tasks.reporting.confirmation import CONFIRMED_COLUMNS, confirmed_rows, tell_confirmation
 from tasks.reporting.coverage import coverage_facts
+from tasks.reporting.measured import measured_facts
 from tasks.reporting.palette import DARK, LIGHT
 from tasks.reporting.parts import PART_COLUMNS, part_rows, tell_recovery
 from tasks.reporting.rows import failing, headings, is_simulated, metric_of, verdict_rows
@@ -214,6 +215,7 @@ def _details(candidate: CandidateResult, trial: Trial | None) -> dict[str, Any]:
         "summary": candidate.refusal.kind if candidate.refusal else summary,
         "variant": trial.variant if trial else None,
         "latencies": trial.latencies if trial else (),
+        "measured": measured_facts(trial.latency) if trial and trial.latency else [],
         "saturation": _saturation(trial),
         "coverage": coverage_facts(trial.coverage) if trial and trial.coverage else (),
         "is_simulated": is_simulated(candidate.name, trial),

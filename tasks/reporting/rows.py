@@ -37,7 +37,7 @@ class Row:
     """One line of the verdict table, every cell as text in the unit of its heading.
 
     `drop_upper` and `speedup_lower` are the bounds that gates look at, empty where there is none. `marks` are words such
-    as `chosen`, `simulated` and `from store`.
+    as `chosen`, `simulated`, `disturbed` and `from store`.
     """
 
     name: str
@@ -152,6 +152,7 @@ def _candidate_row(candidate: CandidateResult, result: Result, trial: Trial | No
     marks = {
         "chosen": candidate.name == result.chosen,
         "simulated": is_simulated(candidate.name, trial),
+        "disturbed": any(latency.disturbance for latency in candidate.latencies),
         "from store": candidate.cached,
     }
     return Row(

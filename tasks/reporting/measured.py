@@ -1,0 +1,56 @@
+"""What was measured of a candidate beside its latency, as words and text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tasks.reporting import formats
+from validators.measurements import Conditions, Estimate, Latency
+
+Facts = list[tuple[str, str]]
+
+
+def measured_facts(latency: Latency) -> Facts:
+    """Loading, memory, throughput, end-to-end time and the machine's conditions at one operating point; the baseline's in
+    parentheses. What was not measured is left out."""
+    facts: Facts = [("disturbed by", latency.disturbance)] if latency.disturbance else []
+    facts += [
+        ("loads in ms", _beside(formats.milliseconds, latency.load_ms, latency.baseline_load_ms)),
+        ("memory MB, peak", _beside(formats.significant, latency.peak_memory_mb, latency.baseline_peak_memory_mb)),
+    ]
+    if latency.load_peak_memory_mb is not None:
+        both = latency.load_peak_memory_mb, latency.baseline_load_peak_memory_mb
+        facts.append(("memory MB, peak while it loads", _beside(formats.significant, *both)))
+    if latency.throughput is not None:
+        told = latency.throughput
+        each = _beside(formats.significant, told.requests_per_s, told.baseline_requests_per_s)
+        facts.append((f"requests a second of {told.clients} clients", f"{each}, {_ratio(told.ratio)}"))
+    if latency.end_to_end is not None:
+        each = _beside(formats.milliseconds, latency.end_to_end.p50_ms, latency.end_to_end.baseline_p50_ms)
+        facts.append(("end to end, p50 ms", f"{each}, {_ratio(latency.end_to_end.speedup)}"))
+    if latency.energy_mj is not None:
+        facts.append(("mJ a request", _beside(formats.significant, latency.energy_mj, latency.baseline_energy_mj)))
+    return facts + (_conditions(latency.conditions) if latency.conditions else [])
+
+
+def _conditions(conditions: Conditions) -> Facts:
+    taken = f"{conditions.other_cores:.2f} and {conditions.stolen_cores:.2f}"
+    facts = [
+        ("cores that others and the hypervisor took at most", taken),
+        ("fixed arithmetic, slowest over fastest of a pair", f"{conditions.canary_ratio:.2f}"),
+        ("pairs measured again", str(conditions.repeated)),
+    ]
+    if conditions.frequency_mhz is not None:
+        facts.append(("clock MHz", " to ".join(f"{clock:.0f}" for clock in conditions.frequency_mhz)))
+    if not conditions.warm:
+        facts.append(("warm-up", f"not stable after {formats.seconds(max(conditions.warmup_seconds))} s"))
+    return facts
+
+
+def _beside(show: Callable[[float | None], str], value: float | None, baseline: float | None) -> str:
+    return f"{show(value)} ({show(baseline)})"
+
+
+def _ratio(ratio: Estimate) -> str:
+    bound = f", at least {formats.speedup(ratio.low)}" if ratio.low is not None else ""
+    return f"{formats.speedup(ratio.value)}{bound}"
