@@ -27,6 +27,9 @@ from validators.recovery import RankedPart, Recovery
 
 # Of two candidates that are nearly as fast, the one with less to mend is recovered; with nothing to mend, it is taken.
 NEARLY_AS_FAST = 0.9
+# Gates on how much quantization took away: more of the model in float gives some of it back. One answer for everything is
+# what is left where it took all.
+LOSSES = frozenset({"drop", "worst_slice", "sqnr", "not_constant"})
 
 
 @dataclass(frozen=True)
