@@ -15,7 +15,7 @@ from tasks.conclude import Findings, conclude, conclude_error
 from validators.errors import JobError
 from validators.gates import overall
 from validators.job import Job
-from validators.measurements import Accuracy, Coverage, Estimate, Latency
+from validators.measurements import Accuracy, Coverage, Estimate, KernelTime, Latency
 from validators.read_job import parse_job
 from validators.records import (
     CalibrationVerdict,
@@ -33,6 +33,7 @@ from validators.result import Result
 from validators.verdicts import Verdict
 
 SCHEMA = json.loads((Path(__file__).parents[1] / "docs" / "result.schema.json").read_text(encoding="utf-8"))
+CPU = "CPUExecutionProvider"
 FAST, SMALL, BAD, GONE = (
     "int8-dynamic-pc@ort-cpu",
     "int4-g32-rtn@ort-cpu",
@@ -80,10 +81,18 @@ def trial(name: str, baseline_p50_ms: float, *verdicts: Verdict) -> Trial:
     return Trial(
         name,
         outcome=overall(verdicts),
-        variant=Variant(name, Path("model.onnx"), "1" * 64, 260, SessionSettings("CPUExecutionProvider", 2)),
+        variant=Variant(name, Path("model.onnx"), "1" * 64, 260, SessionSettings(CPU, 2)),
         accuracy=accuracy(0.765),
         drop=Estimate(0.005, -0.002, 0.012),
-        coverage=Coverage({"QGemm": 3, "Gemm": 1}, ("QGemm",), ("head",), ("CPUExecutionProvider",)),
+        coverage=Coverage(
+            {"QGemm": 3, "Gemm": 1},
+            ("QGemm",),
+            ("head",),
+            (CPU,),
+            us_by_kernel={"QGemm": 5.0, "Gemm": 15.0},
+            unfused=(KernelTime("q", "QuantizeLinear", CPU, 1.0), KernelTime("d", "DequantizeLinear", CPU, 1.0)),
+            inserted=(KernelTime("c", "Cast", CPU, 2.0),),
+        ),
         latencies=(latency(1.5, baseline_p50_ms),),
         verdicts=verdicts,
     )
@@ -105,7 +114,7 @@ FINDINGS = Findings(
         platform="Linux 6 x86_64",
         python="3.11.7",
         runtimes={"onnxruntime": "1.31.1"},
-        providers=("CPUExecutionProvider",),
+        providers=(CPU,),
         load_average=0.5,
     ),
     calibration=CalibrationVerdict("accepted", (), Path("page.html")),
@@ -266,6 +275,8 @@ def test_the_document_holds_what_was_measured() -> None:
     assert (made["metric_value"], made["metric_drop"]) == (0.765, {"value": 0.005, "low": -0.002, "high": 0.012})
     assert made["speedup_p50"] == {"value": 1.5, "low": 1.4, "high": 1.6}
     assert (made["latency_p50_ms"], made["size_bytes"], made["coverage_macs"]) == (pytest.approx(2 / 1.5), 260, 0.75)
+    assert (made["coverage_time"], made["unfused"], made["inserted"]) == (0.25, ["q", "d"], {"Cast": 1})
+    assert (refused["coverage_time"], refused["unfused"], refused["inserted"]) == (None, None, None)
     assert made["cached"] is False
     assert [(v["gate"], v["outcome"]) for v in failed["verdicts"]] == [("drop", "fail"), ("speedup", "fail")]
     assert refused["refusal"] == {"kind": "unsupported", "reason": "no such target here"}

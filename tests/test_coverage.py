@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ import numpy as np
 import onnx
 import pytest
 from conftest import Tiny, static_int8, statistics_of, tiny_model
+from hypothesis import given
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
@@ -18,13 +21,13 @@ from tasks.ptq.dynamic import quantize_dynamic
 from tasks.ptq.prepare import prepare_graph
 from tasks.ptq.range_methods import Range
 from tasks.ptq.weight_only import quantize_weights
-from tasks.runtimes.coverage import measure_coverage
+from tasks.runtimes.coverage import coverage_of, measure_coverage, profile_kernels
 from tasks.runtimes.kernels import LOW_PRECISION_KERNELS
 from tasks.runtimes.macs import MAC_RULES
 from tasks.runtimes.ort import describe_inputs, describe_outputs, installed_runtime, open_session, run_batches
 from validators.datasets import Samples, TensorSpec, load_samples
 from validators.errors import CandidateRefused
-from validators.measurements import Coverage
+from validators.measurements import Coverage, KernelProfile, KernelTime
 from validators.recipe import decode
 from validators.records import SessionSettings
 
@@ -102,6 +105,31 @@ def attention() -> Model:
     return [node], {"w": draw(12, 24), "bias": draw(24)}, {"x": draw(2, 5, 12)}
 
 
+def recurrent(kind: str, gates: int) -> Model:
+    """7 steps of 2 sequences, 12 features in, 8 hidden."""
+    node = helper.make_node(kind, ["x", "w", "r"], ["y"], name="recurrent", hidden_size=8)
+    return [node], {"w": draw(1, gates * 8, 12), "r": draw(1, gates * 8, 8)}, {"x": draw(7, 2, 12)}
+
+
+def einsum(equation: str, left: tuple[int, ...], right: tuple[int, ...], *, constant: str = "") -> Model:
+    _, constants, batch = matmul(left, right, constant=constant)
+    return [helper.make_node("Einsum", ["a", "b"], ["y"], name="product", equation=equation)], constants, batch
+
+
+def attention_of_three() -> Model:
+    """2 sequences of 5 queries and 9 keys, 16 features in 2 heads."""
+    node = helper.make_node(
+        "MultiHeadAttention", ["q", "k", "v"], ["y"], name="attention", num_heads=2, domain="com.microsoft"
+    )
+    return [node], {}, {"q": draw(2, 5, 16), "k": draw(2, 9, 16), "v": draw(2, 9, 16)}
+
+
+def computed_weight() -> Model:
+    """A Conv whose weight is no constant: 4 channels to 6 over 8 x 8 positions, kernel 3, padding 1."""
+    node = helper.make_node("Conv", ["x", "w"], ["y"], name="conv", pads=[1, 1, 1, 1])
+    return [node], {}, {"x": draw(1, 4, 8, 8), "w": draw(6, 4, 3, 3)}
+
+
 # By hand: elements of the output times the length of the sum behind each.
 COUNTED: dict[str, tuple[Callable[[], Model], dict[str, int]]] = {
     "matmul": (lambda: matmul((3, 8), (8, 5), constant="b"), {"MatMul": 3 * 5 * 8}),
@@ -119,6 +147,14 @@ COUNTED: dict[str, tuple[Callable[[], Model], dict[str, int]]] = {
     "conv, one dimension": (lambda: conv(1, 2, dims=1), {"Conv": 6 * 4 * 4 * 3}),
     "fused conv": (lambda: conv(2, 2, relu=True), {"FusedConv": 6 * 4 * 4 * 2 * 3 * 3}),
     "quantized conv": (quantized_conv, {"QLinearConv": 6 * 4 * 4 * 2 * 3 * 3}),
+    "conv, its weight computed": (computed_weight, {"Conv": 6 * 8 * 8 * 4 * 3 * 3}),
+    "gru": (lambda: recurrent("GRU", 3), {"GRU": 7 * 2 * 3 * 8 * (12 + 8)}),
+    "lstm": (lambda: recurrent("LSTM", 4), {"LSTM": 7 * 2 * 4 * 8 * (12 + 8)}),
+    "rnn": (lambda: recurrent("RNN", 1), {"RNN": 7 * 2 * 8 * (12 + 8)}),
+    "einsum": (lambda: einsum("bik,hkn->bhin", (3, 4, 16), (2, 16, 8), constant="b"), {"Einsum": 3 * 4 * 2 * 8 * 16}),
+    "einsum, no arrow": (lambda: einsum("bk,kn", (3, 16), (16, 8)), {"Einsum": 3 * 16 * 8}),
+    "einsum, ellipsis": (lambda: einsum("...k,nk->...n", (2, 3, 16), (8, 16)), {"Einsum": 2 * 3 * 16 * 8}),
+    "attention of three": (attention_of_three, {"MultiHeadAttention": 2 * (2 * 5 * 9 * 16)}),
     "attention": (attention, {"Attention": 2 * 5 * 12 * 24 + 2 * (2 * 5 * 5 * 8)}),
 }
 
@@ -247,6 +283,127 @@ def test_every_low_precision_kernel_has_a_rule() -> None:
         name for table in LOW_PRECISION_KERNELS.values() for name in table if any(kind in name for kind in products)
     }
     assert multiply - set(MAC_RULES) == {"QOrderedLongformerAttention"}, "its window is not in the profile"
+
+
+def test_the_tables_name_kernels_that_exist() -> None:
+    """A name that no runtime has would never be met: those of the CPU are registered here, those of CUDA are operators."""
+    from onnxruntime.capi import onnxruntime_pybind11_state as state
+
+    here = {kernel.op_name for kernel in state.get_all_opkernel_def() if kernel.provider == CPU}
+    assert LOW_PRECISION_KERNELS[CPU] <= here
+    operators = {schema.name for schema in state.get_all_operator_schema()}
+    assert LOW_PRECISION_KERNELS["CUDAExecutionProvider"] <= operators
+
+
+@pytest.mark.parametrize("names", [("", "", ""), ("same", "same", "same")])
+def test_nodes_without_a_name_of_their_own_are_counted(tmp_path: Path, names: tuple[str, str, str]) -> None:
+    """Three products in float, of which the profile's names fit no node of the file."""
+    nodes, constants, batch = matmul((3, 8), (8, 8), constant="b")
+    nodes[0].output[0] = "t0"
+    for place in (1, 2):
+        nodes.append(helper.make_node("Erf", [f"t{place - 1}"], [f"e{place}"]))
+        nodes.append(helper.make_node("MatMul", [f"e{place}", "b"], ["y" if place == 2 else f"t{place}"]))
+    for node, name in zip((node for node in nodes if node.op_type == "MatMul"), names, strict=True):
+        node.name = name
+    seen = measure_coverage(save(tmp_path / "model.onnx", nodes, constants, batch), ALL, batch)
+    assert seen.macs_by_kernel == {"MatMul": 3 * (3 * 8 * 8)}
+    assert len(set(seen.float_nodes)) == 3
+
+
+# Time, and what else ran
+
+
+def event(name: str, kind: str, dur: int, provider: str = CPU, **types: str) -> dict[str, Any]:
+    shapes = [{dtype: [2, 3]} for dtype in types.values()]
+    args = {"op_name": kind, "provider": provider, "input_type_shape": shapes, "output_type_shape": shapes}
+    return {"cat": "Node", "name": f"{name}_kernel_time", "dur": dur, "args": args}
+
+
+EMPTY = helper.make_graph([], "empty", [], [])
+
+
+def test_shares_of_time_are_those_of_a_table_made_by_hand() -> None:
+    """30 us in integers, 20 in float16, 40 in float, 10 by another provider; what holds a body has no time of its own."""
+    events = [
+        event("a", "QGemm", 30, x="uint8"),
+        event("b", "Erf", 20, x="float16"),
+        event("c", "Cast", 15, x="float16"),
+        event("d", "Softmax", 25, x="float"),
+        event("e", "QGemm", 10, "OtherExecutionProvider", x="uint8"),
+        event("f", "If", 500, x="bool"),
+    ]
+    seen = coverage_of(EMPTY, events, CPU, 1)
+    assert seen.us_by_kernel == {
+        "QGemm": 30.0, "Erf in float16": 20.0, "Cast": 15.0, "Softmax": 25.0, "QGemm on OtherExecutionProvider": 10.0
+    }  # fmt: skip
+    assert (seen.time_share, seen.half_time_share) == (0.3, 0.5)
+    assert seen.providers == (CPU, "OtherExecutionProvider")
+
+
+def kernel(name: str, kind: str, us: float = 1.0) -> KernelTime:
+    return KernelTime(name, kind, CPU, us)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "expected"),
+    [
+        # One more than before: the one of a new name.
+        ([("a", "Cast", 5), ("b", "Cast", 3)], [("a", "Cast")], ["b"]),
+        # As many as before under other names: a difference of none is none.
+        ([("x", "Cast", 5), ("y", "Cast", 3)], [("a", "Cast"), ("b", "Cast")], []),
+        # One more, of three new names: the one that takes longest.
+        ([("x", "Cast", 5), ("y", "Cast", 3), ("z", "Cast", 9)], [("a", "Cast"), ("b", "Cast")], ["z"]),
+        # Kinds do not make up for one another; what is no glue is not looked at.
+        ([("t", "Transpose", 1), ("s", "Softmax", 1)], [("r", "ReorderInput"), ("q", "ReorderOutput")], ["t"]),
+        ([], [("a", "Cast")], []),
+    ],
+)
+def test_what_was_inserted_is_a_difference(
+    ours: list[tuple[str, str, int]], theirs: list[tuple[str, str]], expected: list[str]
+) -> None:
+    before = KernelProfile(tuple(kernel(*each) for each in theirs))
+    seen = coverage_of(EMPTY, [event(*each, x="float") for each in ours], CPU, 1, before)
+    assert [each.name for each in seen.inserted] == expected
+    assert sum(seen.inserted_counts.values()) == len(expected)
+
+
+def test_an_integer_convolution_brings_two_transposes(tmp_path: Path) -> None:
+    """The runtime's integer kernel wants channels last: beside its float twin, both ends are turned."""
+    nodes, constants, batch = quantized_conv()
+    path = save(tmp_path / "quantized.onnx", nodes, constants, batch)
+    weight = constants["w"] * constants["w_scale"][:, None, None, None]
+    twin = [helper.make_node("Conv", ["x", "w"], ["y"], name="conv", group=2, strides=[2, 2], pads=[1, 1, 1, 1])]
+    before = profile_kernels(save(tmp_path / "float.onnx", twin, {"w": weight}, batch), ALL, batch)
+    seen = measure_coverage(path, ALL, batch, baseline=before, folder=tmp_path)
+    assert seen.inserted_counts == {"Transpose": 2}
+    assert measure_coverage(path, ALL, batch).inserted == ()
+    assert seen.kernels_path is not None
+    listed = json.loads(seen.kernels_path.read_text())
+    assert {each["kind"] for each in listed} == {"QuantizeLinear", "Transpose", "QLinearConv", "DequantizeLinear"}
+    assert sum(each["microseconds"] for each in listed) == pytest.approx(sum(seen.us_by_kernel.values()))
+
+
+def test_a_blocked_convolution_is_timed_as_it_runs(tmp_path: Path) -> None:
+    """Work is counted without the padding of channels, time with the reorders around them."""
+    nodes, constants, batch = conv(1, 1, relu=True)
+    constants["w"], batch["x"] = draw(16, 16, 3, 3), draw(1, 16, 8, 8)
+    seen = measure_coverage(save(tmp_path / "model.onnx", nodes, constants, batch), ALL, batch)
+    assert sum(seen.macs_by_kernel.values()) == 16 * 8 * 8 * 16 * 9
+    assert {"ReorderInput", "ReorderOutput"} <= set(seen.us_by_kernel)
+
+
+@given(
+    st.dictionaries(st.sampled_from("abcdef"), st.integers(0, 10**12), max_size=6), st.sets(st.sampled_from("abcdef"))
+)
+def test_shares_stay_between_nothing_and_all(amounts: dict[str, int], low: set[str]) -> None:
+    """And those of low, half and unknown together are at most one."""
+    times = {name: float(amount) for name, amount in amounts.items()}
+    seen = Coverage(amounts, tuple(low), (), (), tuple(set("abc") - low), us_by_kernel=times)
+    assert 0 <= seen.share <= seen.half_share <= 1
+    assert (seen.time_share is None) == (not amounts)
+    if seen.time_share is not None and seen.half_time_share is not None:
+        assert 0 <= seen.time_share <= seen.half_time_share <= 1
+        assert seen.time_share == pytest.approx(seen.share)
 
 
 # Sessions

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,16 +14,16 @@ from numpy.typing import NDArray
 
 from validators.accuracy_gates import check_gates_can_be_met, judge_drop
 from validators.champion_gate import judge_against_champion
-from validators.coverage_gate import judge_coverage, judge_simulation
+from validators.coverage_gate import judge_coverage, judge_simulation, judge_time_coverage
 from validators.errors import JobError
 from validators.gates import confidence_of_each, overall, samples_to_settle
 from validators.intervals import drop_interval, tango_interval
 from validators.job import Confirmation
 from validators.job_gates import Gates
-from validators.measurements import Coverage, Estimate, Latency
+from validators.measurements import Answers, Coverage, Estimate, KernelTime, Latency, Sanity
 from validators.records import SessionSettings, Variant
 from validators.resource_gates import judge_size, judge_speedup
-from validators.sanity_gates import judge_finite
+from validators.sanity_gates import judge_finite, judge_sanity
 from validators.verdicts import Outcome, Verdict
 
 CANDIDATE = "int8-static-minmax-pc@ort-cpu"
@@ -78,6 +79,14 @@ CAUGHT: dict[str, tuple[Callable[[], Verdict | None], Callable[[], Verdict | Non
         lambda: judge_coverage(CANDIDATE, coverage(10, 90), GATES),
         lambda: judge_coverage(CANDIDATE, coverage(90, 10), GATES),
     ),
+    "time_coverage": (
+        lambda: judge_time_coverage(CANDIDATE, timed(19, 81), TIMED),
+        lambda: judge_time_coverage(CANDIDATE, timed(20, 80), TIMED),
+    ),
+    "same_outputs": (lambda: sanity_verdict(0, name="z"), lambda: sanity_verdict(0)),
+    "not_constant": (lambda: sanity_verdict(1, is_constant=True), lambda: sanity_verdict(1)),
+    "deterministic": (lambda: sanity_verdict(2, spread=1e-9), lambda: sanity_verdict(2)),
+    "finite_outputs": (lambda: sanity_verdict(3, bad_samples=(2,)), lambda: sanity_verdict(3)),
     "size_ratio": (lambda: judge_size(variant(130), 100, GATES), lambda: judge_size(variant(26), 100, GATES)),
     "finite": (lambda: judge_finite(1, 2000), lambda: judge_finite(0, 2000)),
     "beats_champion": (
@@ -85,6 +94,20 @@ CAUGHT: dict[str, tuple[Callable[[], Verdict | None], Callable[[], Verdict | Non
         lambda: against_champion(speedup=Estimate(1.1, 1.05, 1.15)),
     ),
 }
+
+
+TIMED = Gates(min_time_coverage=0.2)
+
+
+def timed(low: float, high: float, **changes: Any) -> Coverage:
+    """`low` microseconds in low precision and `high` in float."""
+    return replace(coverage(1, 1), us_by_kernel={"QGemm": low, "Gemm": high}, **changes)
+
+
+def sanity_verdict(place: int, **changes: Any) -> Verdict:
+    """One of the sanity verdicts on a variant that differs from the baseline in one thing."""
+    answers = Answers("y", "float32", (8, 4))
+    return judge_sanity(Sanity(8, 3, (answers,), (replace(answers, **changes),)))[place]
 
 
 def against_champion(**changes: Any) -> Verdict:
@@ -156,6 +179,73 @@ def test_the_speedup_is_judged_by_both_ends_of_its_interval(low: float, high: fl
     verdict = judge_speedup(latency(Estimate((low + high) / 2, low, high)), GATES, "ort-cpu")
     assert verdict is not None
     assert (verdict.outcome, verdict.direction, verdict.bound, verdict.n) == (outcome, "at_least", 1.2, 8)
+
+
+def kernels(kind: str, count: int) -> tuple[KernelTime, ...]:
+    """Kernels of one microsecond each, by the names a0, a1 and so on."""
+    return tuple(KernelTime(f"{kind.lower()}{place}", kind, "CPUExecutionProvider", 1.0) for place in range(count))
+
+
+def test_the_reason_names_what_fell_back_and_what_came_with_it() -> None:
+    """A few of each, and how many more; the list of all kernels is the evidence."""
+    found = timed(
+        10,
+        90,
+        float_nodes=tuple(f"node{place}" for place in range(17)),
+        macs_by_kernel={"Gemm": 90, "QGemm on OtherExecutionProvider": 10},
+        unfused=kernels("DequantizeLinear", 7),
+        inserted=(*kernels("Cast", 1), *kernels("Transpose", 2)),
+        kernels_path=Path("/store/coverage/kernels.json"),
+    )
+    for verdict, ran in (
+        (judge_coverage(CANDIDATE, found, GATES), "0% of multiply-accumulates ran in low precision"),
+        (judge_time_coverage(CANDIDATE, found, TIMED), "10% of kernel time was in low precision"),
+    ):
+        assert verdict is not None and verdict.outcome == "fail"
+        assert verdict.reason == (
+            f"{ran}; in float: node0, node1, node2, node3, node4 and 12 more"
+            "; by another provider: QGemm on OtherExecutionProvider"
+            "; 7 Q/DQ not fused, 7% of the time: dequantizelinear0, dequantizelinear1, dequantizelinear2, "
+            "dequantizelinear3, dequantizelinear4 and 2 more"
+            "; inserted 1 Cast, 2 Transpose, 3% of the time: cast0, transpose0, transpose1"
+        )
+        assert verdict.evidence == "/store/coverage/kernels.json"
+
+
+@pytest.mark.parametrize(
+    ("name", "outcome"),
+    [
+        ("int8-dynamic-pc@ort-cpu", "fail"),
+        ("int4-g32-rtn@ort-cpu", "fail"),
+        ("fp8-amax-pc@tensorrt", "fail"),
+        ("fp16@ort-cuda", "pass"),
+        ("fp32-fused@ort-cpu", None),
+    ],
+)
+def test_what_is_enough_hangs_on_the_label(name: str, outcome: Outcome | None) -> None:
+    """All in float16, by work and by time: it is what FP16 says, half of what INT8 does, and nothing to float32."""
+    half = Coverage(
+        {"MatMul in float16": 9}, (), (), ("CUDAExecutionProvider",), ("MatMul in float16",), ("head",),
+        {"MatMul in float16": 5.0},
+    )  # fmt: skip
+    verdicts = judge_coverage(name, half, GATES), judge_time_coverage(name, half, TIMED)
+    assert [verdict and verdict.outcome for verdict in verdicts] == [outcome, outcome]
+    assert all(outcome != "fail" or (verdict and "in float: head" in verdict.reason) for verdict in verdicts)
+
+
+def test_a_float16_label_on_float32_kernels_fails_by_name() -> None:
+    """What a CPU makes of a float16 file."""
+    verdict = judge_coverage("fp16@ort-cpu", coverage(0, 9), GATES)
+    assert verdict is not None and verdict.outcome == "fail"
+    assert verdict.reason == "0% of multiply-accumulates ran in 16 bits or fewer; in float: head"
+
+
+def test_time_that_nobody_tells_is_not_judged() -> None:
+    """Inconclusive where the gate is set, and no verdict where it is not."""
+    verdict = judge_time_coverage(CANDIDATE, coverage(9, 0), TIMED)
+    assert verdict is not None and (verdict.outcome, verdict.value) == ("inconclusive", None)
+    assert "tells no times" in verdict.reason
+    assert judge_time_coverage(CANDIDATE, timed(0, 9), GATES) is None
 
 
 @pytest.mark.parametrize(("low", "high", "outcome"), [(50, 50, "pass"), (49, 51, "fail"), (0, 0, "fail")])

@@ -15,7 +15,7 @@ from tasks.judge_answers import Ground
 from tasks.store import StorageFull
 from validators.errors import InfrastructureError
 from validators.job import Job
-from validators.measurements import Accuracy, Coverage, Estimate, Latency
+from validators.measurements import Accuracy, Answers, Coverage, Estimate, Latency, Sanity
 from validators.read_job import parse_job
 from validators.records import Refusal, SessionSettings, Trial, Variant
 
@@ -179,6 +179,30 @@ def test_samples_that_are_kept_have_no_say(bench: Bench) -> None:
     assert judge(make_job(), trial, bench.accuracy(right(770))).outcome == "failed"
     judged = judge(make_job(), trial, bench.accuracy(right(770)), kept=slice(0, 100))
     assert judged.outcome == "passed" and judged.verdicts[0].n == N - 100
+
+
+def test_a_variant_that_is_accurate_and_not_sane_fails(bench: Bench) -> None:
+    """Another dtype: no sample scores worse for it, and every consumer meets it."""
+    answers = Answers("logits", "float32", (8, 4))
+    found = Sanity(8, 3, (answers,), (replace(answers, dtype="float16"),))
+    trial = good_trial(bench.accuracy(right(770)), sanity=found)
+    judged = judge(make_job(), trial, bench.accuracy(right(770)))
+    assert judged.outcome == "failed"
+    others = dict.fromkeys(("not_constant", "deterministic", "finite_outputs"), "pass")
+    assert outcomes(judged) == PASSING | others | {"same_outputs": "fail"}
+    sane = replace(trial, sanity=Sanity(8, 3, (answers,), (answers,)))
+    assert judge(make_job(), sane, bench.accuracy(right(770))).outcome == "passed"
+
+
+def test_time_in_low_precision_is_judged_where_the_job_asks(bench: Bench) -> None:
+    """40 of 100 microseconds in integers, 50 asked for."""
+    trial = good_trial(bench.accuracy(right(770)))
+    assert trial.coverage is not None
+    times = {"QGemm": 40.0, "Gemm": 60.0}
+    trial = replace(trial, coverage=replace(trial.coverage, us_by_kernel=times))
+    job = make_job(gates=GATES | {"min_time_coverage": 0.5})
+    judged = judge(job, trial, bench.accuracy(right(770)))
+    assert outcomes(judged) == PASSING | {"time_coverage": "fail"}
 
 
 def test_outputs_that_are_not_finite_fail_only_where_the_baselines_are(bench: Bench) -> None:

@@ -103,6 +103,11 @@ def test_each_candidate_ends_for_its_own_reason(world: tuple[Path, dict[str, Ans
     assert failed == {"coverage", "real_kernels"}
     assert by_name[FP8]["latency_p50_ms"] is None, "a simulation's latency would be a lie"
     assert by_name[STATIC]["coverage_macs"] == pytest.approx(1.0)
+    assert 0 < by_name[STATIC]["coverage_time"] <= 1
+    assert (by_name[STATIC]["unfused"], by_name[STATIC]["inserted"]) == ([], {})
+    assert by_name[FP8]["coverage_time"] == 0 and len(by_name[FP8]["unfused"]) >= 4
+    sane = {"same_outputs", "not_constant", "deterministic", "finite_outputs"}
+    assert sane <= {verdict["gate"] for verdict in by_name[STATIC]["verdicts"] if verdict["outcome"] == "pass"}
     assert result["chosen"] in (STATIC, DYNAMIC)
 
 
@@ -124,6 +129,14 @@ def test_runs_without_promotion_register_nothing(world: tuple[Path, dict[str, An
         assert answers[name].result["champion"] is None
     names = {name for (name,) in registry(state, "SELECT name FROM registered_models")}
     assert {name for name in names if name.endswith("-quantized")} == {"tiny-quantized", "tiny-torch-quantized"}
+
+
+def test_the_time_in_low_precision_is_recorded_with_its_kernels(world: tuple[Path, dict[str, Answer]]) -> None:
+    """As metrics of the candidate's run, and the list of all kernels as a file of it."""
+    state, _ = world
+    keys = {key for (key,) in registry(state, "SELECT DISTINCT key FROM metrics")}
+    assert {"coverage_time", "unfused_kernels", "unfused_time", "inserted_kernels", "inserted_time"} <= keys
+    assert list(state.rglob("artifacts/coverage/kernels.json"))
 
 
 def test_what_the_fixed_ranges_cut_off_goes_with_the_variant(world: tuple[Path, dict[str, Answer]], tiny: Tiny) -> None:
