@@ -17,11 +17,12 @@ from matplotlib.colors import to_rgb
 from matplotlib.text import Text
 
 from tasks.reporting import bars, drawing, formats, markdown, page, palette, parts, pictures, rows
+from tasks.reporting.coverage import coverage_facts
 from tasks.reporting.labels import Box
 from validators import records
 from validators.job import Job
 from validators.job_data import Data
-from validators.measurements import Estimate, Latency
+from validators.measurements import Estimate, KernelTime, Latency
 from validators.read_job import parse_job
 from validators.recipe import DEFAULT_CANDIDATES
 from validators.records import CalibrationVerdict, Check, SessionSettings, Trial, Variant
@@ -358,6 +359,25 @@ def test_each_candidate_has_one_row_after_the_baseline_and_one_list_of_gates() -
     for anchor, name in targets:
         assert re.search(rf'<details id="{anchor}">\s*<summary><code>{re.escape(name)}<', text), name
     assert len(targets) == len(NAMES)
+
+
+def test_the_details_say_what_ran() -> None:
+    """Nodes in float, time in low precision, pairs left over and what was inserted, each with its share; what is not is not said."""
+    quick, slow = (KernelTime(name, "Cast", "CPUExecutionProvider", us) for name, us in (("c1", 1.0), ("c2", 4.0)))
+    pair = KernelTime("q", "QuantizeLinear", "CPUExecutionProvider", 10.0)
+    found = records.Coverage(
+        {"MatMul": 9}, (), tuple(f"n{place}" for place in range(10)), (),
+        us_by_kernel={"MatMul": 85.0, "Cast": 5.0, "QuantizeLinear": 10.0}, unfused=(pair,), inserted=(quick, slow),
+    )  # fmt: skip
+    assert dict(coverage_facts(found)) == {
+        "in float, largest first": "n0, n1, n2, n3, n4, n5, n6, n7 and 2 more",
+        "kernel time in low precision": "0.0 %",
+        "Q/DQ not fused": "q; 10.0 % of kernel time",
+        "inserted beside the baseline": "2 Cast: c2, c1; 5.0 % of kernel time",
+    }
+    assert coverage_facts(records.Coverage({"QGemm": 1}, ("QGemm",), (), ())) == ()
+    text = page.render_page(RESULT, JOB, [replace(each, coverage=each.coverage and found) for each in TRIALS])
+    assert "2 Cast: c2, c1; 5.0 % of kernel time" in text
 
 
 def test_rows_say_what_was_measured_and_why() -> None:

@@ -1,0 +1,105 @@
+"""What a run keeps of coverage and sanity: measured once a variant, the baseline once for all, anew where data differ."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import CLASSES, FEATURES, Tiny, tiny_samples
+
+import tasks.inspect_variant as module
+from tasks.clock import Clock
+from tasks.context import Evidence, Given, Run
+from tasks.inspect_variant import SANITY_SAMPLES, coverage_of, sanity_of
+from tasks.measure.inventory import take_inventory
+from tasks.measure_baseline import baseline_variant
+from tasks.ptq.dynamic import quantize_dynamic
+from tasks.store import Store
+from validators.datasets import TensorSpec, load_samples
+from validators.digests import digest_model
+from validators.read_job import parse_job
+from validators.records import Source, Variant
+
+Bench = tuple[Run, Given, Variant]
+
+
+@pytest.fixture
+def bench(tiny: Tiny, tmp_path: Path) -> Bench:
+    """A run on the tiny model, and a variant with ranges at run time."""
+    spec = TensorSpec("x", "float32", ("batch", FEATURES))
+    samples = load_samples(tiny.evaluation, (spec,), label="label", role="evaluation")
+    evidence = Evidence((spec,), TensorSpec("logits", "float32", ("batch", CLASSES)), samples, samples, None, None)
+    run = Run(parse_job(tiny.job(), base=tmp_path), tmp_path, "", Store(tmp_path / "store"), Clock())
+    given = Given(Source("tiny", "tiny", None, digest_model(tiny.model), tiny.model, "file"), evidence)
+    quantize_dynamic(tiny.model, tmp_path / "variant.onnx", per_channel=True)
+    variant = replace(
+        baseline_variant(run, given),
+        candidate="int8-dynamic-pc@ort-cpu",
+        path=tmp_path / "variant.onnx",
+        digest=digest_model(tmp_path / "variant.onnx"),
+    )
+    return run, given, variant
+
+
+def count_calls(monkeypatch: pytest.MonkeyPatch, name: str) -> list[Path]:
+    """The models that a function of the module is asked about."""
+    asked: list[Path] = []
+    real = getattr(module, name)
+
+    def counted(model: Path, *rest: object, **options: object) -> object:
+        asked.append(model)
+        return real(model, *rest, **options)
+
+    monkeypatch.setattr(module, name, counted)
+    return asked
+
+
+def test_the_kernels_of_the_baseline_are_measured_once(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For two variants one profile of the baseline; for the same variant again, none at all."""
+    run, given, variant = bench
+    inventory = take_inventory("ort-cpu")
+    asked = count_calls(monkeypatch, "profile_kernels")
+    found, had = coverage_of(run, given, inventory, variant)
+    assert (found.share, had) == (1.0, False)
+    assert found.kernels_path is not None and found.kernels_path.exists()
+    other = replace(variant, session=variant.session.without_spinning())
+    assert coverage_of(run, given, inventory, other)[1] is False
+    assert asked == [given.source.onnx_path]
+    assert coverage_of(run, given, inventory, variant) == (found, True)
+
+
+def test_kernels_of_another_provider_are_no_baseline(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The baseline runs on the CPU provider: what another one reorders was not inserted by quantization."""
+    run, given, variant = bench
+    asked = count_calls(monkeypatch, "profile_kernels")
+    monkeypatch.setattr(module, "measure_coverage", lambda *_, baseline, folder: module.Coverage({}, (), (), ()))
+    coverage_of(run, given, take_inventory("ort-cpu"), replace(variant, session=replace(variant.session, provider="X")))
+    assert asked == []
+
+
+def test_the_baseline_is_asked_once_and_stands_beside_each(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two variants, three sessions; the answers are those of the first evaluation samples."""
+    run, given, variant = bench
+    inventory = take_inventory("ort-cpu")
+    asked = count_calls(monkeypatch, "ask")
+    found, had = sanity_of(run, given, inventory, variant)
+    assert not had and found.samples == SANITY_SAMPLES
+    assert found.baseline == found.variant, "in form, and in what is finite"
+    assert found.variant[0].shape == (SANITY_SAMPLES, CLASSES)
+    sanity_of(run, given, inventory, replace(variant, session=variant.session.without_spinning()))
+    assert asked == [given.source.onnx_path, variant.path, variant.path]
+    assert sanity_of(run, given, inventory, variant) == (found, True)
+
+
+def test_other_samples_are_another_entry(bench: Bench, tmp_path: Path) -> None:
+    """Shapes and answers hang on the data as well as on the model."""
+    run, given, variant = bench
+    inventory = take_inventory("ort-cpu")
+    sanity_of(run, given, inventory, variant)
+    np.savez(tmp_path / "other.npz", **tiny_samples(50, 99))
+    samples = load_samples(tmp_path / "other.npz", given.evidence.inputs, label="label", role="evaluation")
+    other = replace(given, evidence=replace(given.evidence, evaluation=samples))
+    assert sanity_of(run, other, inventory, variant)[1] is False
+    assert coverage_of(run, other, inventory, variant)[1] is False
