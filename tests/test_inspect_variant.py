@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from conftest import CLASSES, FEATURES, Tiny, tiny_samples
 
@@ -82,11 +83,15 @@ def test_kernels_of_another_provider_are_no_baseline(bench: Bench, monkeypatch: 
 def test_the_baseline_is_asked_once_and_stands_beside_each(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two variants, three sessions; the answers are those of the first evaluation samples."""
     run, given, variant = bench
+    model = onnx.load(variant.path)
+    model.graph.output.append(onnx.helper.make_empty_tensor_value_info("hidden"))
+    onnx.save(model, variant.path)
     inventory = take_inventory("ort-cpu")
     asked = count_calls(monkeypatch, "ask")
     found, had = sanity_of(run, given, inventory, variant)
     assert not had and found.samples == SANITY_SAMPLES
-    assert found.baseline == found.variant, "in form, and in what is finite"
+    assert [answers.name for answers in found.baseline] == ["logits"]
+    assert [answers.name for answers in found.variant] == ["logits", "hidden"]
     assert found.variant[0].shape == (SANITY_SAMPLES, CLASSES)
     sanity_of(run, given, inventory, replace(variant, session=variant.session.without_spinning()))
     assert asked == [given.source.onnx_path, variant.path, variant.path]

@@ -362,7 +362,7 @@ def test_each_candidate_has_one_row_after_the_baseline_and_one_list_of_gates() -
 
 
 def test_the_details_say_what_ran() -> None:
-    """Nodes in float, time in low precision, pairs left over and what was inserted, each with its share; what is not is not said."""
+    """Nodes in float, time in low precision, pairs left over and what was inserted; what is not is not said."""
     quick, slow = (KernelTime(name, "Cast", "CPUExecutionProvider", us) for name, us in (("c1", 1.0), ("c2", 4.0)))
     pair = KernelTime("q", "QuantizeLinear", "CPUExecutionProvider", 10.0)
     found = records.Coverage(
