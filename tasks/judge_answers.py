@@ -74,7 +74,9 @@ def judge_answers(ground: Ground, accuracy: Accuracy, samples: Mask, confidence:
     step = accuracy.samples_a_row
     mask = samples[::step]
     before, after = ground.baseline_rows[mask], np.load(accuracy.scores_path)[mask]
-    sqnr = estimate_sqnr(np.load(accuracy.noise_path)[samples], confidence, seed=seed) if accuracy.noise_path else None
+    sqnr, sqnr_method = None, ""
+    if accuracy.noise_path:
+        sqnr, sqnr_method = estimate_sqnr(np.load(accuracy.noise_path)[samples], confidence, seed=seed)
     drop: Estimate | None = None
     slices: tuple[SliceDrop, ...] = ()
     verdicts: list[Verdict | None] = []
@@ -88,7 +90,7 @@ def judge_answers(ground: Ground, accuracy: Accuracy, samples: Mask, confidence:
         slices = slice_drops(groups, estimate, confidence)
         verdicts = [judge_drop(drop, gates, n=len(before), method=method), judge_slices(slices, gates)]
     verdicts += [
-        judge_sqnr(sqnr, gates, n=int(samples.sum())),
+        judge_sqnr(sqnr, gates, n=int(samples.sum()), method=sqnr_method),
         judge_finite(_newly_bad(ground.baseline, accuracy, samples), int(samples.sum())),
     ]
     return Judged(

@@ -118,7 +118,7 @@ def _import(module_name: str, name: str, path: Path, key: str) -> _Loaded:
             raise JobError(
                 found=f"`{key}: {name}`: neither a file {path} nor a module {module_name!r} that can be imported",
                 expected="a Python file in the job's `code` folder, or a module of an installed package",
-                fix="correct the name or `code`, or install the package where quantgate runs",
+                fix="correct the name, which has no `.py`, or `code`, or install the package where quantgate runs",
             ) from error
         raise _failed(name, key, module_name, error) from error
     except (Exception, SystemExit) as error:

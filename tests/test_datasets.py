@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from validators.datasets import Samples, TensorSpec, check_evaluation, load_samples
 from validators.digests import digest_file
 from validators.errors import DataError
+from validators.labels import LabelSpec
 from validators.records import DataFile
 
 Arrays = dict[str, NDArray[Any]]
 SPECS = (TensorSpec("x", "float32", ("batch", 4)), TensorSpec("ids", "int64", ("batch", "sequence")))
-OUTPUT = TensorSpec("logits", "float32", ("batch", 3))
 ROWS = 6
 
 
@@ -134,18 +134,31 @@ def poisoned(value: float) -> NDArray[np.float32]:
 
 
 CLASSES = np.arange(ROWS) % 3
-BAD_EVALUATION: dict[str, tuple[Callable[[], Samples], str, str]] = {
-    "NaN": (lambda: samples(CLASSES, x=poisoned(np.nan)), "accuracy", "NaN or Inf in input 'x' of 1 samples"),
-    "Inf": (lambda: samples(None, x=poisoned(np.inf)), "agreement", "NaN or Inf in input 'x' of 1 samples"),
-    "no labels": (lambda: samples(None), "accuracy", "without an array 'label'"),
-    "no targets": (lambda: samples(None), "mse", "without an array 'label'"),
-    "float labels": (lambda: samples(CLASSES.astype(np.float32)), "accuracy", "'label' is float32 of shape (6,)"),
-    "one-hot labels": (lambda: samples(np.eye(3, dtype=int)[CLASSES]), "accuracy", "int64 of shape (6, 3)"),
-    "label too large": (lambda: samples(CLASSES + 1), "accuracy", "2 labels outside the outputs, such as 3"),
-    "negative label": (lambda: samples(CLASSES - 1), "top5", "2 labels outside the outputs, such as -1"),
-    "text labels": (lambda: samples(np.array(list("abcabc"))), "accuracy", "'label' is <U1"),
-    "text targets": (lambda: samples(np.array(list("abcabc"))), "mae", "labels of dtype <U1"),
-    "NaN targets": (lambda: samples(np.full(ROWS, np.nan)), "mse", "not all finite numbers"),
+OF_CLASSES, OF_NUMBERS = LabelSpec("classes", classes=3), LabelSpec("numbers")
+OF_TEXT, OF_IDS = LabelSpec("text"), LabelSpec("text", classes=4)
+ANY = LabelSpec("any", required=False)
+PAIRS = LabelSpec("numbers", distinct=2, in_pairs=True)
+WORDS = np.array(list("abcabc"))
+BAD_EVALUATION: dict[str, tuple[Callable[[], Samples], LabelSpec, str]] = {
+    "NaN": (lambda: samples(CLASSES, x=poisoned(np.nan)), OF_CLASSES, "NaN or Inf in input 'x' of 1 samples"),
+    "Inf": (lambda: samples(None, x=poisoned(np.inf)), ANY, "NaN or Inf in input 'x' of 1 samples"),
+    "no labels": (lambda: samples(None), OF_CLASSES, "without an array 'label'"),
+    "no targets": (lambda: samples(None), OF_NUMBERS, "without an array 'label'"),
+    "float labels": (lambda: samples(CLASSES.astype(np.float32)), OF_CLASSES, "'label' is float32 of shape (6,)"),
+    "one-hot labels": (lambda: samples(np.eye(3, dtype=int)[CLASSES]), OF_CLASSES, "int64 of shape (6, 3)"),
+    "label too large": (lambda: samples(CLASSES + 1), OF_CLASSES, "2 labels outside the outputs, such as 3"),
+    "negative label": (lambda: samples(CLASSES - 1), OF_CLASSES, "2 labels outside the outputs, such as -1"),
+    "text labels": (lambda: samples(WORDS), OF_CLASSES, "'label' is <U1"),
+    "text targets": (lambda: samples(WORDS), OF_NUMBERS, "'label' is <U1"),
+    "NaN targets": (lambda: samples(np.full(ROWS, np.nan)), OF_NUMBERS, "not all finite numbers"),
+    "two targets": (lambda: samples(np.ones((ROWS, 2))), OF_NUMBERS, "is of shape (6, 2)"),
+    "one target": (lambda: samples(np.ones(ROWS)), LabelSpec("numbers", size=4), "is of shape (6,)"),
+    "one class": (lambda: samples(CLASSES * 0), LabelSpec("classes", classes=3, distinct=2), "is 0 for every sample"),
+    "no pairs": (lambda: samples(np.arange(ROWS)), PAIRS, "not the same two by two"),
+    "numbers for text": (lambda: samples(np.ones(ROWS)), OF_TEXT, "'label' is float64 of shape (6,)"),
+    "texts in a table": (lambda: samples(WORDS[:, None]), OF_TEXT, "'label' is <U1 of shape (6, 1)"),
+    "a token too many": (lambda: samples(np.full((ROWS, 2), 4)), OF_IDS, "12 token ids outside the vocabulary"),
+    "a negative token": (lambda: samples(np.full((ROWS, 2), -1)), OF_TEXT, "12 token ids outside the vocabulary"),
 }
 
 
@@ -181,31 +194,49 @@ def test_slices_that_sort_nothing_are_refused(tmp_path: Path, groups: NDArray[An
 @pytest.mark.parametrize("fault", BAD_EVALUATION)
 def test_evaluation_data_that_cannot_be_scored_is_refused(fault: str) -> None:
     """Each planted fault is named before anything is measured."""
-    make, metric, words = BAD_EVALUATION[fault]
-    classes = None if metric in ("mse", "mae") else 3
+    make, spec, words = BAD_EVALUATION[fault]
     with pytest.raises(DataError) as caught:
-        check_evaluation(make(), metric=metric, output=OUTPUT, classes=classes, label="label")
+        check_evaluation(make(), spec, metric="metric", label="label")
     assert words in caught.value.found
     assert caught.value.expected and caught.value.fix
 
 
 @pytest.mark.parametrize(
-    ("labels", "metric"),
+    ("labels", "spec"),
     [
-        (CLASSES, "accuracy"),
-        (CLASSES.astype(np.uint8), "accuracy"),
-        (None, "agreement"),
-        (np.array([9, -9, 0, 0, 0, 0]), "agreement"),
-        (np.linspace(-2, 2, ROWS), "mse"),
-        (np.arange(ROWS), "mae"),
-        (np.ones((ROWS, 3), np.float32), "mse"),
+        (CLASSES, OF_CLASSES),
+        (CLASSES.astype(np.uint8), OF_CLASSES),
+        (None, ANY),
+        (None, LabelSpec("numbers", size=3, required=False)),
+        (np.array([9, -9, 0, 0, 0, 0]), ANY),
+        (np.linspace(-2, 2, ROWS), OF_NUMBERS),
+        (np.arange(ROWS)[:, None], OF_NUMBERS),
+        (np.ones((ROWS, 3), np.float32), LabelSpec("numbers", size=3)),
+        (np.array([1, 1, 2, 2, 1, 1]), PAIRS),
+        (WORDS, OF_TEXT),
+        (WORDS, OF_IDS),
+        (np.array([[3, 0, -100]] * ROWS), OF_IDS),
+        (np.array([[99, -100]] * ROWS, np.int32), OF_TEXT),
     ],
 )
-def test_evaluation_data_that_can_be_scored_is_let_through(labels: NDArray[Any] | None, metric: str) -> None:
+def test_evaluation_data_that_can_be_scored_is_let_through(labels: NDArray[Any] | None, spec: LabelSpec) -> None:
     """The twins of the faults pass."""
-    classes = None if metric in ("mse", "mae") else 3
     ids = np.zeros((ROWS, 2), np.int64)
-    check_evaluation(samples(labels, ids=ids), metric=metric, output=OUTPUT, classes=classes, label="label")
+    check_evaluation(samples(labels, ids=ids), spec, metric="metric", label="label")
+
+
+@pytest.mark.parametrize("suffix", ["npz", "parquet"])
+def test_labels_of_text_are_text(tmp_path: Path, suffix: str) -> None:
+    """From either kind of file; Parquet gives Python objects, which no check of labels takes."""
+    path, texts = tmp_path / f"data.{suffix}", np.array(["a b", "", "c"] * 2)
+    if suffix == "npz":
+        path.write_bytes(npz(label=texts))
+    else:
+        columns = {name: list(array) for name, array in arrays().items()} | {"label": texts.tolist()}
+        pyarrow.parquet.write_table(pa.table(columns), path)
+    labels = load(path).labels
+    assert labels is not None and labels.dtype.kind == "U" and labels.tolist() == texts.tolist()
+    check_evaluation(samples(labels), OF_TEXT, metric="wer", label="label")
 
 
 def test_a_spec_reads_as_a_declaration() -> None:

@@ -34,6 +34,12 @@ BAD_JOBS: list[tuple[dict[str, Any], str]] = [
     ({"source": None}, "`source`"),
     ({"target": "gpu"}, "`target`"),
     ({"metric": "f1"}, "`metric`"),
+    ({"metric": "mine/f1:f1", "metric_direction": "higher"}, "`metric`"),
+    ({"metric": "mine:f1"}, "`metric_direction`"),
+    ({"metric": "accuracy", "metric_direction": "higher"}, "`metric_direction`"),
+    ({"metric": "f1_macro", "metric_threshold": 0.5}, "`metric_threshold`"),
+    ({"metric": "sqnr"}, "`gates.min_sqnr_db`"),
+    ({"text": {"blank": -1}}, "`text.blank`"),
     ({"objective": "beauty"}, "`objective`"),
     ({"seed": "seven"}, "`seed`"),
     ({"gates": None}, "`gates`"),
@@ -169,6 +175,15 @@ def test_examples_are_jobs(path: Path) -> None:
 def test_there_are_examples() -> None:
     """Without any, the test above would prove nothing."""
     assert {path.name for path in ROOT.glob("examples/*.yaml")} >= {"text.yaml", "image.yaml"}
+
+
+def test_code_and_vocabulary_lie_beside_the_job(tmp_path: Path) -> None:
+    """Without `code` it is the job's own folder; both are resolved like data."""
+    text = {"text": {"vocabulary": "tokens.txt"}, "metric": "mine.deep:f1", "metric_direction": "lower"}
+    job = read_job(written(tmp_path, WHOLE | text))
+    assert job.code.resolve() == tmp_path.resolve() and job.text.vocabulary == tmp_path / "tokens.txt"
+    assert job.metric_is_function and not read_job(written(tmp_path, WHOLE)).metric_is_function
+    assert read_job(written(tmp_path, WHOLE | {"code": "lib"})).code == tmp_path / "lib"
 
 
 def test_default_candidates_are_those_of_the_target() -> None:

@@ -112,7 +112,7 @@ def judge_drop(drop: Estimate, gates: Gates, *, n: int, method: str) -> Verdict:
     return bounded("drop", drop, gates.max_drop, "at_most", gates.confidence, n, method, lambda value: f"{value:+.4f}")
 
 
-def judge_sqnr(sqnr: Estimate | None, gates: Gates, *, n: int) -> Verdict | None:
+def judge_sqnr(sqnr: Estimate | None, gates: Gates, *, n: int, method: str) -> Verdict | None:
     """The noise gate: the signal-to-quantization-noise ratio of the outputs in dB; None where the job has no such gate.
 
     One that is infinite (not a bit differs) passes, and one that is NaN (outputs that are not finite) fails.
@@ -120,13 +120,4 @@ def judge_sqnr(sqnr: Estimate | None, gates: Gates, *, n: int) -> Verdict | None
     if gates.min_sqnr_db is None:
         return None
     assert sqnr is not None  # load_data refuses the gate where outputs have no noise
-    return bounded(
-        "sqnr",
-        sqnr,
-        gates.min_sqnr_db,
-        "at_least",
-        gates.confidence,
-        n,
-        "paired bootstrap of the noise's share",
-        "{:.1f} dB".format,
-    )
+    return bounded("sqnr", sqnr, gates.min_sqnr_db, "at_least", gates.confidence, n, method, "{:.1f} dB".format)

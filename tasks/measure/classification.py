@@ -56,13 +56,9 @@ def _unlabelled(output: TensorSpec, shape: tuple[int, ...]) -> LabelSpec:
     return LabelSpec("any", required=False)
 
 
-def _wrong(rows: Rows) -> Vector:
-    return 1 - rows[:, 0]
-
-
-ACCURACY = Metric("accuracy", _accuracy, mean_of_scores, _classes("accuracy"), _wrong, is_right_or_wrong=True)
-TOP5 = Metric("top5", _top5, mean_of_scores, _classes("top5", least=6), _wrong, is_right_or_wrong=True)
-AGREEMENT = Metric("agreement", _agreement, mean_of_scores, _unlabelled, _wrong, is_right_or_wrong=True)
+ACCURACY = Metric("accuracy", _accuracy, mean_of_scores, _classes("accuracy"), is_right_or_wrong=True)
+TOP5 = Metric("top5", _top5, mean_of_scores, _classes("top5", least=6), is_right_or_wrong=True)
+AGREEMENT = Metric("agreement", _agreement, mean_of_scores, _unlabelled, is_right_or_wrong=True)
 
 
 def f1_of_classes(rows: Rows) -> NDArray[np.float64]:

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-
 from tasks.measure.metric import Metric, Rows, are_scores
 from tasks.measure.values import decibels_of, noise_share
 from validators.intervals import drop_interval, paired_interval
 from validators.measurements import Estimate, Flips
-
-NOT_FINITE = "none: the metric is NaN or Inf"
 
 
 def estimate_drop(
@@ -29,33 +25,34 @@ def estimate_drop(
     def drop_of(before: Rows, after: Rows) -> float:
         return sign * (metric.value(before) - metric.value(after))
 
-    if not math.isfinite(drop_of(baseline, variant)):
-        return Estimate(math.nan, math.nan, math.nan), NOT_FINITE
-    if np.array_equal(baseline, variant):
-        return Estimate(0.0, 0.0, 0.0), "all rows equal"
     return paired_interval(baseline, variant, drop_of, confidence, seed=seed)
 
 
 def count_flips(metric: Metric, baseline: Rows, variant: Rows) -> Flips | None:
     """How many rows are worse and how many better than the baseline's: for right and wrong answers, those that only the
     baseline has right and those that only the variant has. None for a metric whose rows are not good or bad by themselves."""
-    if metric.losses is None:
+    if are_scores(baseline):
+        sign = -1.0 if metric.higher_is_better else 1.0
+        before, after = sign * baseline[:, 0], sign * variant[:, 0]
+    elif metric.losses is None:
         return None
-    before, after = metric.losses(baseline), metric.losses(variant)
+    else:
+        before, after = metric.losses(baseline), metric.losses(variant)
     return Flips(lost=int((after > before).sum()), gained=int((after < before).sum()), n=len(before))
 
 
-def estimate_sqnr(rows: Rows, confidence: float, *, seed: int) -> Estimate:
-    """The signal-to-quantization-noise ratio in dB of rows (signal, noise), with a one-sided bound on either side.
+def estimate_sqnr(rows: Rows, confidence: float, *, seed: int) -> tuple[Estimate, str]:
+    """The signal-to-quantization-noise ratio in dB of rows (signal, noise), with a one-sided bound on either side, and the
+    method.
 
-    It is bootstrapped as the share of noise, which is finite where a resample has no noise at all, and then put in decibels:
-    the bounds of BCa follow any monotone transformation (B. Efron, "Better bootstrap confidence intervals", JASA 82, 1987).
+    The interval is that of the share of noise, which some samples without any noise leave finite; decibels turn its ends over.
     """
     share = noise_share(rows)
     if share == 0 or not math.isfinite(share):
         level = decibels_of(share)
-        return Estimate(level, level, level)
-    found, _ = paired_interval(rows, rows, lambda _, drawn: noise_share(drawn), confidence, seed=seed)
-    assert found.low is not None and found.high is not None
-    # Less noise is a higher ratio.
-    return Estimate(decibels_of(found.value), decibels_of(found.high), decibels_of(found.low))
+        return Estimate(
+            level, level, level
+        ), "no noise" if share == 0 else "none: no signal, or noise that is not finite"
+    found, method = paired_interval(rows, rows, lambda _, drawn: noise_share(drawn), confidence, seed=seed)
+    low, high = (None if end is None else decibels_of(max(end, 0.0)) for end in (found.high, found.low))
+    return Estimate(decibels_of(share), low, high), f"share of noise, {method}"

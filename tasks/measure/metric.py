@@ -29,8 +29,9 @@ class Metric:
     rows. `value(rows)` is the metric of any selection of rows, repeated ones as well, and NaN where they have none.
 
     `expects(output, shape)` says what labels the metric takes, given one batch of outputs, or raises a JobError where it does
-    not fit that output. `losses(rows)` says how bad each row is, shape `(n,)`, larger is worse; None where a row by itself is
-    neither good nor bad. `version` stands for whatever else decides the rows: the source of a function, a vocabulary.
+    not fit that output. `losses(rows)` says of rows that are no scores how bad each is, shape `(n,)`, larger is worse; None
+    where a row by itself is neither good nor bad. `has_drop` is False for what is held against the baseline itself. `version`
+    stands for whatever else decides the rows: the source of a function, a vocabulary.
     """
 
     name: str

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tasks.measure import classification, values
-from tasks.measure.metric import Labels, Metric, Outputs, Rows, Vector, as_rows, misfit
+from tasks.measure.metric import Labels, Metric, Outputs, Rows, as_rows, misfit
 from tasks.measure.perplexity import perplexity
 from tasks.measure.text_errors import Decoder, error_rate
 from validators.datasets import TensorSpec
@@ -31,10 +31,6 @@ def _perplexity(rows: Rows) -> float:
     return perplexity(rows[:, 0])
 
 
-def _loss(rows: Rows) -> Vector:
-    return rows[:, 0]
-
-
 def _windows(output: TensorSpec, shape: tuple[int, ...]) -> LabelSpec:
     if len(shape) != 3 or shape[1] < 2 or shape[2] < 2:
         raise misfit("perplexity", output, shape, "logits of shape (samples, tokens, vocabulary), 2 tokens or more")
@@ -42,7 +38,7 @@ def _windows(output: TensorSpec, shape: tuple[int, ...]) -> LabelSpec:
     return LabelSpec("any", required=False)
 
 
-PERPLEXITY = Metric("perplexity", _losses_of_windows, _perplexity, _windows, _loss, higher_is_better=False)
+PERPLEXITY = Metric("perplexity", _losses_of_windows, _perplexity, _windows, higher_is_better=False)
 
 _MAKERS: dict[MetricName, Callable[[Options], Metric]] = {
     "accuracy": lambda _: classification.ACCURACY,

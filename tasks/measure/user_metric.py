@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasks.measure.folding import fold, unfold
-from tasks.measure.metric import Labels, Metric, Outputs, Rows, Vector, are_scores, as_rows
+from tasks.measure.metric import Labels, Metric, Outputs, Rows, are_scores, as_rows
 from validators.datasets import TensorSpec
 from validators.errors import JobError
 from validators.labels import LabelSpec
@@ -39,21 +39,12 @@ def user_metric(name: str, function: Function, *, higher_is_better: bool, versio
         except Exception:  # of some samples alone, such as a resample without one of the classes, it may have no value
             return math.nan
 
-    return Metric(
-        name, rows, value, _anything, _losses(higher_is_better), higher_is_better=higher_is_better, version=version
-    )
+    return Metric(name, rows, value, _anything, higher_is_better=higher_is_better, version=version)
 
 
 def _anything(_: TensorSpec, __: tuple[int, ...]) -> LabelSpec:
     """The function itself says what it takes."""
     return LabelSpec("any", required=False)
-
-
-def _losses(higher_is_better: bool) -> Callable[[Rows], Vector]:
-    def losses(rows: Rows) -> Vector:
-        return -rows[:, 0] if higher_is_better else rows[:, 0]
-
-    return losses
 
 
 def _call(name: str, function: Function, outputs: Outputs, labels: Labels | None) -> Any:

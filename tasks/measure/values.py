@@ -37,12 +37,8 @@ def _absolute(outputs: Outputs, labels: Labels | None, _: Outputs | None) -> Row
     return as_rows(np.abs(flat(outputs) - flat(labels)).mean(axis=1))
 
 
-def _score(rows: Rows) -> Vector:
-    return rows[:, 0]
-
-
-MSE = Metric("mse", _squared, mean_of_scores, _targets, _score, higher_is_better=False)
-MAE = Metric("mae", _absolute, mean_of_scores, _targets, _score, higher_is_better=False)
+MSE = Metric("mse", _squared, mean_of_scores, _targets, higher_is_better=False)
+MAE = Metric("mae", _absolute, mean_of_scores, _targets, higher_is_better=False)
 
 
 def _target_and_error(outputs: Outputs, labels: Labels | None, _: Outputs | None) -> Rows:
@@ -93,11 +89,7 @@ def _embeddings(output: TensorSpec, shape: tuple[int, ...]) -> LabelSpec:
     return LabelSpec("numbers", size=shape[1], required=False)
 
 
-def _negative(rows: Rows) -> Vector:
-    return -rows[:, 0]
-
-
-COSINE = Metric("cosine", _cosine, mean_of_scores, _embeddings, _negative)
+COSINE = Metric("cosine", _cosine, mean_of_scores, _embeddings)
 
 
 def _score_and_gold(outputs: Outputs, labels: Labels | None, _: Outputs | None) -> Rows:

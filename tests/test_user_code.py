@@ -1,0 +1,110 @@
+"""Functions of the user's: found beside the job or installed, loaded without a trace, faulty ones named."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tasks.user_code import load_function
+from validators.errors import JobError
+
+
+def write(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_a_file_beside_the_job(tmp_path: Path) -> None:
+    """It works as a module does: records and neighbours and all. The path is as before, and so are the modules."""
+    write(tmp_path / "neighbour_of_mine.py", "FACTOR = 3\n")
+    write(
+        tmp_path / "mine.py",
+        "from dataclasses import dataclass\nfrom neighbour_of_mine import FACTOR\n"
+        "@dataclass\nclass Pair:\n    a: 'int'\ndef score(x):\n    return Pair(x * FACTOR).a\n",
+    )
+    path, modules = list(sys.path), set(sys.modules)
+    found = load_function("mine:score", tmp_path, key="metric")
+    assert found.function(2) == 6 and found.name == "mine:score"
+    assert sys.path == path
+    assert all(name.startswith("_quantgate_user_") for name in set(sys.modules) - modules)
+
+
+@pytest.mark.parametrize("name", ["json", "tasks", "numpy"])
+def test_a_file_shadows_nothing(name: str, tmp_path: Path) -> None:
+    """A file named like a library or like ours is found by the job, and by nobody else."""
+    write(tmp_path / f"{name}.py", "import json\ndef score():\n    return json.dumps([1])\n")
+    before = sys.modules.get(name)
+    assert load_function(f"{name}:score", tmp_path, key="metric").function() == "[1]"
+    assert sys.modules.get(name) is before
+
+
+def test_jobs_do_not_share_neighbours(tmp_path: Path) -> None:
+    """Two folders with files of the same names each have their own."""
+    for which in ("one", "other"):
+        write(tmp_path / which / "helpers_of_mine.py", f"NAME = {which!r}\n")
+        write(tmp_path / which / "mine.py", "import helpers_of_mine as h\ndef name():\n    return h.NAME\n")
+    names = [load_function("mine:name", tmp_path / which, key="step").function() for which in ("one", "other")]
+    assert names == ["one", "other"]
+
+
+def test_a_module_in_a_folder(tmp_path: Path) -> None:
+    write(tmp_path / "package" / "mine.py", "def score():\n    return 5\n")
+    assert load_function("package.mine:score", tmp_path, key="metric").function() == 5
+
+
+def test_an_installed_module(tmp_path: Path) -> None:
+    import statistics
+
+    found = load_function("statistics:fmean", tmp_path, key="metric")
+    assert found.function is statistics.fmean and len(found.digest) == 64
+
+
+def test_the_digest_is_that_of_file_and_neighbours(tmp_path: Path) -> None:
+    """A change in either is another function; the same text elsewhere is the same."""
+
+    def digest(folder: str, factor: int, comment: str = "") -> str:
+        write(tmp_path / folder / "factor_of_mine.py", f"FACTOR = {factor}\n")
+        text = f"from factor_of_mine import FACTOR{comment}\ndef score():\n    return FACTOR\n"
+        write(tmp_path / folder / "mine.py", text)
+        return load_function("mine:score", tmp_path / folder, key="metric").digest
+
+    assert digest("a", 1) == digest("b", 1)
+    assert len({digest("c", 1), digest("d", 2), digest("e", 1, "  # changed")}) == 3
+
+
+def test_a_file_is_loaded_once(tmp_path: Path) -> None:
+    """What a run measures does not change half-way, nor does the digest that stands for it."""
+    file = write(tmp_path / "mine.py", "def score():\n    return 1\n")
+    before = load_function("mine:score", tmp_path, key="metric")
+    write(file, "def score():\n    return 2\n")
+    after = load_function("mine:score", tmp_path, key="metric")
+    assert after.function() == 1 and after.digest == before.digest
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "found"),
+    [
+        (None, "absent_of_mine:score", "neither a file"),
+        (None, "absent_of_mine.deeper:score", "neither a file"),
+        ("def other(): ...\n", "mine:score", "no function 'score'"),
+        ("score = 3\n", "mine:score", "no function 'score'"),
+        ("1 / 0\n", "mine:score", "raises ZeroDivisionError while it loads"),
+        ("def score(:\n", "mine:score", "raises SyntaxError while it loads"),
+        ("import absent_of_mine\n", "mine:score", "raises ModuleNotFoundError while it loads"),
+        ("raise SystemExit(3)\n", "mine:score", "raises SystemExit while it loads"),
+    ],
+)
+def test_faults_are_named(text: str | None, name: str, found: str, tmp_path: Path) -> None:
+    if text is not None:
+        write(tmp_path / "mine.py", text)
+    modules = set(sys.modules)
+    with pytest.raises(JobError) as caught:
+        load_function(name, tmp_path, key="metric")
+    assert found in caught.value.found and f"`metric: {name}`" in caught.value.found
+    if "no function" not in found:
+        assert not {module for module in set(sys.modules) - modules if "user" in module}, "nothing half-loaded stays"
+    if text and "def other" in text:
+        assert "other" in caught.value.expected
