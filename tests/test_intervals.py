@@ -142,7 +142,9 @@ def reference_interval(values: Floats, confidence: float) -> tuple[float, float]
     """The wider of Student's and Hall's bounds: the transformation solved for its root, the skewness as scipy has it."""
     n, error = len(values), stats.sem(values)
     skewness = float(stats.skew(values, bias=False))
-    t = float(stats.t.ppf(confidence, n - 1))
+    # The degrees of freedom with which a scaled chi-square has the variance of a sample's variance, (kurtosis - 1) / n.
+    freedom = 2 * n / (float(stats.kurtosis(values, fisher=False)) - 1)
+    t = float(stats.t.ppf(confidence, np.clip(freedom, 3, n - 1)))
     ends = []
     for quantile in (t, -t):
         root = optimize.brentq(lambda x, q=quantile: hall_transformation(x, skewness, n) - q, -1e4, 1e4)
