@@ -41,7 +41,7 @@ class Machine:
 
 
 def run(*planted: list[Pair], measurement: Measurement = FOUR, earlier: list[list[float]] | None = None) -> Launch:
-    return measure_launch(Machine(*planted), measurement, earlier or [])
+    return measure_launch(Machine(*planted), measurement, earlier or [], lambda _: None)
 
 
 QUIET = [pair()]
@@ -66,7 +66,9 @@ def test_a_disturbance_that_lasts_ends_the_launch_with_its_reason() -> None:
     """Three tries, and no pair after it."""
     bad = pair(2.4, conditions=SLOWER)
     machine = Machine(QUIET, [bad], QUIET, QUIET)
-    launch = measure_launch(machine, FOUR)
+    pauses: list[float] = []
+    launch = measure_launch(machine, FOUR, pause=pauses.append)
+    assert pauses == [0.5, 2.0]
     assert launch.disturbance.startswith("a fixed piece of arithmetic took 1.50 times")
     assert launch.disturbance.endswith("in each of 3 tries")
     assert (machine.asked, len(launch.pairs), launch.repeated) == ([0, 1, 1, 1], 2, 2)

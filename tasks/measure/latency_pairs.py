@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -17,6 +18,8 @@ from validators.job_measurement import Measurement
 
 # How often a pair of blocks is measured before the machine is given up.
 TRIES = 3
+# Seconds before the second and the third: what disturbs is often a matter of moments.
+PAUSES_SECONDS = (0.5, 2.0)
 # A pair disagrees when its logarithm of the ratio is farther from the median than this, and than so many of the spreads.
 JUMP = 0.15
 JUMP_SPREADS = 6.0
@@ -68,19 +71,24 @@ def measure_pair(
 
 
 def measure_launch(
-    measure: Callable[[int], Pair], measurement: Measurement, earlier: Sequence[Sequence[float]] = ()
+    measure: Callable[[int], Pair],
+    measurement: Measurement,
+    earlier: Sequence[Sequence[float]] = (),
+    pause: Callable[[float], None] = time.sleep,
 ) -> Launch:
     """As many pairs as the job asks for, of which none was disturbed and all agree.
 
     `measure(index)` gives the pair of that index anew; `earlier` are the ratios of the launches before. A pair that was
-    disturbed or disagrees is measured again; the first that is so in three tries ends the launch: a busy machine does not
-    slow both sides alike (2.4 in place of 1.6 was seen), so that no average mends it.
+    disturbed or disagrees is measured again after a `pause` of some seconds; the first that is so in three tries ends the
+    launch: a busy machine does not slow both sides alike (2.4 in place of 1.6 was seen), so that no average mends it.
     """
     pairs: list[Pair] = []
     tries = [0] * measurement.blocks
 
     def attempt(index: int) -> tuple[Pair, str]:
         while True:
+            if tries[index]:
+                pause(PAUSES_SECONDS[tries[index] - 1])
             pair, reason = measure(index), ""
             tries[index] += 1
             if measurement.max_other_load is not None:

@@ -1,0 +1,232 @@
+"""How often the latency measurement errs: a model beside itself, on a quiet and on a busy machine, and a planted slowdown.
+
+Every comparison is appended to `latency_errors.jsonl`, so that an interrupted run goes on where it stopped; `summarise` makes
+`latency_errors.json` and the picture of what there is.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import onnx
+import typer
+from calibration_figures import save, share
+from onnx import TensorProto, helper, numpy_helper
+
+from tasks.measure.inventory import usable_cores
+from tasks.measure.latency import compare_latency
+from tasks.measure.latency_process import Contestant, Worker
+from validators.job_measurement import Measurement
+from validators.measurements import Latency
+from validators.records import SessionSettings
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+RESULTS = Path(__file__).parent / "results"
+Out = Annotated[Path, typer.Option(help="Folder of the figures.")]
+# Twenty equal layers and two more are 10 % more work; what that is in time, a long comparison tells.
+LAYERS, MORE_LAYERS = 20, 22
+ROWS, WIDTH = 64, 256
+# Both ends of the interval at 97.5 %: a model beside itself is called faster or slower in 5 % of the comparisons.
+CONFIDENCE = 0.975
+LONG = Measurement(launches=12, blocks=6, block_seconds=0.3)
+# What is often done instead: one block of each, one after the other, and a difference of 5 % is one.
+NAIVE_SECONDS, NAIVE_WARMUP_SECONDS, NAIVE_DIFFERENCE = 1.0, 0.3, 0.05
+BURNER = "while True: pass"
+
+
+@app.command()
+def run(
+    comparisons: Annotated[int, typer.Option(help="Of the model with itself, half of them on a busy machine.")] = 200,
+    planted: Annotated[int, typer.Option(help="Of the model with the slower one.")] = 100,
+    out: Out = RESULTS,
+) -> None:
+    """Make the comparisons that are missing, in turn, and summarise."""
+    out.mkdir(parents=True, exist_ok=True)
+    log = out / "latency_errors.jsonl"
+    # The planted ratio rests on one comparison: that is made until nothing disturbs it.
+    done = {(e["kind"], e["index"]) for e in _read(log) if e["kind"] != "truth" or not e["disturbance"]}
+    wanted = {"quiet": (comparisons + 1) // 2, "busy": comparisons // 2, "slower": planted, "truth": min(planted, 1)}
+    order = sorted((index / count, kind, index) for kind, count in wanted.items() for index in range(count))
+    with tempfile.TemporaryDirectory(prefix="quantgate-") as folder:
+        bench = _Bench(Path(folder))
+        for _, kind, index in order:
+            if (kind, index) not in done:
+                entry = bench.compare(kind) | {"kind": kind, "index": index}
+                with log.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(entry) + "\n")
+    summarise(out)
+
+
+@app.command()
+def summarise(out: Out = RESULTS) -> None:
+    """Figures and picture of the comparisons that there are."""
+    entries = _read(out / "latency_errors.jsonl")
+    long = next((entry for entry in entries if entry["kind"] == "truth" and not entry["disturbance"]), None)
+    figures: dict[str, Any] = {
+        "layers": [LAYERS, MORE_LAYERS],
+        "measurement": Measurement().model_dump(mode="json"),
+        "one_sided_confidence": CONFIDENCE,
+        "planted_ratio": long and long["ratio"],
+        "planted_interval": long and long["interval"],
+    }
+    for kind in ("quiet", "busy", "slower"):
+        if found := [entry for entry in entries if entry["kind"] == kind]:
+            figures[kind] = _count(found)
+    save(out, "latency_errors", figures)
+    _draw(out, entries, long and long["ratio"])
+
+
+class _Bench:
+    """The two models, their request, and the ways to compare them."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        settings = SessionSettings("CPUExecutionProvider", usable_cores())
+        self._model = Contestant(_layers(folder / "model.onnx", LAYERS), settings)
+        self._slower = Contestant(_layers(folder / "slower.onnx", MORE_LAYERS), settings)
+        self._batch: dict[str, Any] = {"x": np.random.default_rng(0).normal(size=(ROWS, WIDTH)).astype(np.float32)}
+
+    def compare(self, kind: str) -> dict[str, Any]:
+        """One comparison by the method, and one by the naive rule right after it, under the same conditions."""
+        other = self._slower if kind in ("slower", "truth") else self._model
+        with _burner(kind == "busy"):
+            started = time.monotonic()
+            latency = self._measure(other, LONG if kind == "truth" else Measurement())
+            seconds = time.monotonic() - started
+            naive = None if kind == "truth" else self._naive(other)
+        interval = None if latency.speedup.low is None else [latency.speedup.low, latency.speedup.high]
+        assert latency.conditions is not None
+        return {
+            "ratio": latency.speedup.value,
+            "interval": interval,
+            "disturbance": latency.disturbance,
+            "repeated": latency.conditions.repeated,
+            "seconds": round(seconds, 2),
+            "naive": naive,
+        }
+
+    def _measure(self, other: Contestant, measurement: Measurement) -> Latency:
+        return compare_latency(
+            self._model,
+            other,
+            self._batch,
+            measurement,
+            confidence=CONFIDENCE,
+            samples_path=self._folder / "samples.npz",
+        )
+
+    def _naive(self, other: Contestant) -> float:
+        inputs = self._folder / "naive.npz"
+        np.savez(inputs, **self._batch)
+        medians = []
+        for contestant in (self._model, other):
+            with Worker(contestant, inputs) as worker:
+                worker.block(NAIVE_WARMUP_SECONDS, 3)
+                medians.append(worker.block(NAIVE_SECONDS, 3).value_ms)
+        return medians[0] / medians[1]
+
+
+def _layers(path: Path, count: int) -> Path:
+    """MatMul and Relu, `count` times, on `x[64, 256]`."""
+    rng = np.random.default_rng(1)
+    nodes, weights = [], []
+    for index in range(count):
+        weight = rng.normal(size=(WIDTH, WIDTH)).astype(np.float32) * np.float32(np.sqrt(2 / WIDTH))
+        weights.append(numpy_helper.from_array(weight, f"w{index}"))
+        source = f"h{index - 1}" if index else "x"
+        nodes.append(helper.make_node("MatMul", [source, f"w{index}"], [f"p{index}"]))
+        nodes.append(helper.make_node("Relu", [f"p{index}"], [f"h{index}"]))
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [ROWS, WIDTH]) for name in ("x", f"h{count - 1}")]
+    graph = helper.make_graph(nodes, "layers", ends[:1], ends[1:], weights)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), path)
+    return path
+
+
+@contextmanager
+def _burner(wanted: bool) -> Iterator[None]:
+    """A process that computes on one core meanwhile, where it is wanted."""
+    process = subprocess.Popen([sys.executable, "-c", BURNER]) if wanted else None
+    try:
+        yield
+    finally:
+        if process is not None:
+            process.kill()
+            process.wait()
+
+
+def _read(log: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()] if log.exists() else []
+
+
+def _count(entries: list[dict[str, Any]]) -> dict[str, Any]:
+    """What was said of the variant, by the method and by the naive rule, with 95 % intervals of the shares."""
+    n = len(entries)
+    clean = [entry for entry in entries if not entry["disturbance"]]
+    said = {
+        "faster": sum(entry["interval"][0] > 1 for entry in clean),
+        "slower": sum(entry["interval"][1] < 1 for entry in clean),
+        "disturbed": n - len(clean),
+    }
+    naive = {
+        "faster": sum(entry["naive"] > 1 + NAIVE_DIFFERENCE for entry in entries),
+        "slower": sum(entry["naive"] < 1 - NAIVE_DIFFERENCE for entry in entries),
+    }
+    figures: dict[str, Any] = {
+        "comparisons": n,
+        "method": {word: share(count, n) for word, count in said.items()},
+        "naive": {word: share(count, n) for word, count in naive.items()},
+        "seconds_median": float(np.median([entry["seconds"] for entry in entries])),
+        "repeated_pairs": sum(entry["repeated"] for entry in entries),
+    }
+    if clean:
+        wrong = said["faster"] + said["slower"]
+        figures["method"]["faster or slower of the undisturbed"] = share(wrong, len(clean))
+        widths = [(entry["interval"][1] - entry["interval"][0]) / 2 / entry["ratio"] for entry in clean]
+        figures["half_width_median"] = float(np.median(widths))
+    return figures
+
+
+def _draw(folder: Path, entries: list[dict[str, Any]], truth: float | None) -> None:
+    """Every comparison as its interval, in the order of the ratio, with the true one as a line; disturbed ones as crosses."""
+    from matplotlib import pyplot
+
+    panels = (
+        ("quiet", "with itself", 1.0),
+        ("busy", "with itself, one core taken", 1.0),
+        ("slower", "with 10 % more layers", truth),
+    )
+    figure, axes = pyplot.subplots(1, 3, figsize=(8.8, 2.9), sharey=True, layout="constrained")
+    for axis, (kind, title, true) in zip(axes, panels, strict=True):
+        found = sorted((entry for entry in entries if entry["kind"] == kind), key=lambda entry: float(entry["ratio"]))
+        for place, entry in enumerate(found):
+            if entry["interval"] is None:
+                axis.plot(place, entry["ratio"], "x", color="#999999", markersize=3)
+            else:
+                axis.plot([place, place], entry["interval"], color="#0072B2", linewidth=1.2)
+        if true is not None:
+            axis.axhline(true, color="#D55E00", linewidth=0.8)
+        axis.set_title(title, fontsize="medium")
+        axis.set_xlabel("comparison")
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.grid(axis="y", alpha=0.3)
+    axes[0].set_yscale("log")
+    axes[0].set_ylabel("speedup, 95 % interval")
+    axes[0].set_yticks([0.8, 0.9, 1.0, 1.1, 1.25], ["0.8", "0.9", "1", "1.1", "1.25"])
+    axes[0].set_ylim(0.7, 1.4)
+    axes[0].minorticks_off()
+    for suffix in ("png", "svg"):
+        figure.savefig(folder / f"latency_errors.{suffix}", dpi=150)
+    pyplot.close(figure)
+
+
+if __name__ == "__main__":
+    app()
