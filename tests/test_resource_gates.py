@@ -1,0 +1,128 @@
+"""Gates on time and memory: by hand, and without a verdict where the measurement was disturbed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.judge import choose_best
+from tasks.measure_latency import with_threads
+from tasks.reporting.measured import measured_facts
+from validators.champion_gate import judge_against_champion
+from validators.job_gates import Gates
+from validators.job_measurement import OperatingPoint
+from validators.measurements import Conditions, EndToEnd, Estimate, Latency, Throughput
+from validators.read_job import parse_job
+from validators.records import SessionSettings, Trial, Variant
+from validators.resource_gates import judge_load, judge_memory, judge_speedup
+
+CONDITIONS = Conditions(0.21, 0.03, 1.07, (2400.0, 2600.0), 0, 0, 5, 1, (0.2, 1.04), False)
+LATENCY = Latency(
+    1, 1.0, None, None, 60, 1.5, None, None, Estimate(1.5, 1.4, 1.6), 12, 30.0, 36.0, 15.0, 60.0, Path("samples.npz"),
+    launches=4, load_ratio=Estimate(2.0, 1.8, 2.2), conditions=CONDITIONS,
+)  # fmt: skip
+NOISY = replace(
+    LATENCY, speedup=Estimate(1.5), load_ratio=Estimate(2.0), disturbance="other processes kept 1.20 cores busy"
+)
+
+
+def test_load_is_judged_by_its_interval() -> None:
+    """1.8 to 2.2: within 2.5, beyond 1.5, open at 2."""
+    outcomes = {}
+    for bound in (1.5, 2.0, 2.5):
+        verdict = judge_load(LATENCY, Gates(max_load_ratio=bound))
+        assert verdict is not None and (verdict.gate, verdict.direction, verdict.n) == ("load_ratio", "at_most", 4)
+        outcomes[bound] = verdict.outcome
+    assert outcomes == {1.5: "fail", 2.0: "inconclusive", 2.5: "pass"}
+    assert judge_load(LATENCY, Gates()) is None
+
+
+def test_one_launch_tells_nothing_of_load_times() -> None:
+    verdict = judge_load(replace(LATENCY, load_ratio=Estimate(1.0), launches=1), Gates(max_load_ratio=5))
+    assert verdict is not None and verdict.outcome == "inconclusive" and "one launch" in verdict.reason
+
+
+def test_memory_is_judged_while_it_answers() -> None:
+    """36 of 60 MB are 0.6, whatever loading took."""
+    heavy = replace(LATENCY, load_peak_memory_mb=500.0, baseline_load_peak_memory_mb=60.0)
+    passed, failed = (judge_memory(heavy, Gates(max_memory_ratio=bound)) for bound in (0.6, 0.59))
+    assert passed is not None and failed is not None
+    assert (passed.outcome, passed.value) == ("pass", pytest.approx(0.6))
+    assert (failed.outcome, failed.reason) == ("fail", "0.60 of the baseline's memory")
+    assert judge_memory(heavy, Gates()) is None
+
+
+def test_what_was_disturbed_has_no_verdict() -> None:
+    """Neither a pass nor a failure, whatever the value, and the reason is told; memory does not mind."""
+    for gates in (Gates(min_speedup=1.1, max_load_ratio=5), Gates(min_speedup=9.0, max_load_ratio=0.1)):
+        for verdict in (judge_speedup(NOISY, gates, "ort-cpu"), judge_load(NOISY, gates)):
+            assert verdict is not None
+            assert (verdict.outcome, verdict.reason, verdict.low) == ("inconclusive", NOISY.disturbance, None)
+    memory = judge_memory(NOISY, Gates(max_memory_ratio=1.0))
+    assert memory is not None and memory.outcome == "pass"
+
+
+@pytest.mark.parametrize(("objective", "outcome"), [("latency", "inconclusive"), ("size", "pass")])
+def test_no_champion_falls_to_a_disturbed_measurement(objective: Any, outcome: str) -> None:
+    """Nor is one that is smaller kept from it: bytes are not disturbed."""
+    verdict = judge_against_champion(
+        same_source=True, drop=Estimate(0.0, -0.01, 0.01), speedup=NOISY.speedup, size_ratio=0.5, objective=objective,
+        gates=Gates(), n=100, disturbance=NOISY.disturbance,
+    )  # fmt: skip
+    assert verdict.outcome == outcome
+
+
+def test_a_disturbed_figure_is_no_reason_to_be_the_best(tmp_path: Path) -> None:
+    """Without a gate on speed it may pass, and its 9x counts for nothing beside a 1.5x that was measured."""
+    job = parse_job({"source": "m.onnx", "data": {"calibration": "c.npz", "evaluation": "e.npz"}}, base=tmp_path)
+    variant = Variant("a", Path("a.onnx"), "0" * 64, 10, SessionSettings("CPUExecutionProvider", 2))
+    disturbed = Trial("disturbed", "passed", variant=variant, latencies=(replace(NOISY, speedup=Estimate(9.0)),))
+    measured = Trial("measured", "passed", variant=variant, latencies=(LATENCY,))
+
+    class OfJob:
+        def __init__(self) -> None:
+            self.job = job
+
+    assert choose_best.fn(OfJob(), (disturbed, measured)) is measured
+
+
+def test_threads_of_a_point_are_those_of_the_session() -> None:
+    variant = Variant("a", Path("a.onnx"), "0" * 64, 10, SessionSettings("CPUExecutionProvider", 7, "basic"))
+    assert with_threads(variant, OperatingPoint(1, {}, 3)).session == SessionSettings(
+        "CPUExecutionProvider", 3, "basic"
+    )
+
+
+def test_the_report_tells_what_was_measured() -> None:
+    """Every figure beside the baseline's, and nothing that was not measured."""
+    told = dict(
+        measured_facts(
+            replace(
+                NOISY,
+                throughput=Throughput(4, 500.0, 4000.0, 250.0, 2000.0, Estimate(2.0, 1.9, 2.1)),
+                end_to_end=EndToEnd(3.0, 4.0, Estimate(4 / 3)),
+                load_peak_memory_mb=75.0,
+                baseline_load_peak_memory_mb=110.0,
+                energy_mj=50.0,
+                baseline_energy_mj=80.0,
+            )
+        )
+    )
+    assert told == {
+        "disturbed by": "other processes kept 1.20 cores busy",
+        "loads in ms": "30.0 (15.0)",
+        "memory MB, peak": "36.0 (60.0)",
+        "memory MB, peak while it loads": "75.0 (110)",
+        "requests a second of 4 clients": "500 (250), 2.00x, at least 1.90x",
+        "end to end, p50 ms": "3.00 (4.00), 1.33x",
+        "mJ a request": "50.0 (80.0)",
+        "cores that others and the hypervisor took at most": "0.21 and 0.03",
+        "fixed arithmetic, slowest over fastest of a pair": "1.07",
+        "pairs measured again": "1",
+        "clock MHz": "2400 to 2600",
+        "warm-up": "not stable after 1.04 s",
+    }
+    assert set(dict(measured_facts(replace(LATENCY, conditions=None)))) == {"loads in ms", "memory MB, peak"}
