@@ -53,15 +53,15 @@ class Measurement(Settings):
     launches: Annotated[int, Field(ge=1, le=20)] = 4
     """How many times both processes are started afresh. The interval rests on their number: of one launch it speaks of that
     launch alone."""
-    blocks: Annotated[int, Field(ge=1, le=100)] = 3
+    blocks: Annotated[int, Field(ge=1, le=100)] = 4
     """Pairs of blocks in each launch."""
-    block_seconds: Annotated[float, Field(gt=0, le=60)] = 0.15
+    block_seconds: Annotated[float, Field(gt=0, le=60)] = 0.12
     """Shortest duration of a block, in seconds."""
     block_count: Annotated[int, Field(ge=1)] = 10
     """Fewest requests in a block."""
     warmup_seconds: Annotated[float, Field(ge=0, le=60)] = 0.1
-    """Shortest time of requests before the first block of a launch, in seconds, not counted; 0 counts from the first."""
-    warmup_limit_seconds: Annotated[float, Field(ge=0, le=600)] = 1.0
+    """Shortest time of requests before the first block of a launch, in seconds, not counted."""
+    warmup_limit_seconds: Annotated[float, Field(ge=0, le=600)] = 0.6
     """Until then requests go on that are not counted, as long as their time is not stable."""
     max_other_load: Annotated[float, Field(gt=0)] | None = 0.15
     """Share of the usable cores that other processes and the hypervisor may take during a block. A pair of blocks that was

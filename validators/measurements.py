@@ -236,8 +236,9 @@ class EndToEnd:
 class Latency:
     """Latency of a variant at one operating point, measured in turn with the baseline, one request at a time; milliseconds.
 
-    `speedup` is the geometric mean over pairs of blocks of baseline p50 / variant p50, and has no bounds where `disturbance`
-    says why the measurement is not to be judged by. A percentile that the count of samples cannot support is None.
+    `speedup` is baseline p50 / variant p50: the geometric mean over launches of the median over pairs of blocks. It has no
+    bounds where `disturbance` says why the measurement is not to be judged by. A percentile that the count of samples
+    cannot support is None.
     `peak_memory_mb` is the resident memory of the whole process while it answers, `load_peak_memory_mb` while it loads;
     `load_ratio` is load time of variant / baseline. `energy_mj` is energy a request in millijoules, on a GPU that tells.
     Raw samples (milliseconds, float64) lie in `samples_path`.

@@ -21,16 +21,16 @@ TRIES = 3
 # Seconds before the second and the third: what disturbs is often a matter of moments.
 PAUSES_SECONDS = (0.5, 2.0)
 # A pair disagrees when its logarithm of the ratio is farther from the median than this, and than so many of the spreads.
-JUMP = 0.15
+JUMP = 0.25
 JUMP_SPREADS = 6.0
 # A block disagrees when its median is farther from its side's within the launch than this, and than so many of the spreads.
-SHIFT = 0.25
+SHIFT = 0.3
 SHIFT_SPREADS = 3.0
 _SIGMA_PER_MAD = 1.4826  # of a normal distribution
 _SIGMA_PER_IQR = 0.7413
 # Warm-up: this many pieces of this length in a row whose medians differ by no more than the tolerance.
 WARM_PIECES = 3
-WARM_TOLERANCE = 0.05
+WARM_TOLERANCE = 0.1
 PIECE_SECONDS, PIECE_COUNT = 0.03, 3
 
 
@@ -154,7 +154,7 @@ class WarmUp:
 
 
 def warm_up(block: Callable[[float, int], Samples], minimum_seconds: float, limit_seconds: float) -> WarmUp:
-    """Requests that do not count, until the medians of successive short pieces agree within 5 %.
+    """Requests that do not count, until the medians of successive short pieces agree within 10 %.
 
     `block(seconds, count)` makes requests and returns milliseconds. They last `minimum_seconds` at least and end after
     `limit_seconds`, stable or not; a processor that raises its clock, pages that come in and caches of the runtime all

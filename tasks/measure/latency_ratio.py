@@ -14,36 +14,40 @@ Samples = NDArray[np.float64]
 
 
 def ratio_estimate(ratios: Sequence[Sequence[float]], confidence: float) -> Estimate:
-    """The geometric mean of paired ratios, a list of them for each launch, with one-sided bounds on either side.
+    """The geometric mean over launches of the median ratio of each one's pairs, with one-sided bounds on either side.
 
-    `confidence` is one-sided: each of the bounds holds with it. Blocks of a launch share its processes, with their memory
-    layout and placement, so that they are no independent samples: the interval is Student's of the launches' mean logarithms
-    (T. Kalibera and R. Jones, "Rigorous benchmarking in reasonable time", ISMM 2013: executions above iterations). Rejected,
-    by simulation (docs/latency.md): Student's of all blocks, which errs two to five times as often as it says where launches
-    differ; the bootstrap that draws launches and blocks within them (A. Davison and D. Hinkley, Bootstrap Methods and their
-    Application, 1997, section 3.8), which counts the noise of blocks twice and is up to 1.5 times as wide.
-    The blocks of a single launch give an interval of that launch alone.
+    `ratios` holds a list for each launch; `confidence` is one-sided: each of the bounds holds with it. Blocks of a launch
+    share its processes, with their memory layout and placement, so that they are no independent samples: the interval is
+    Student's of the launches' logarithms (T. Kalibera and R. Jones, "Rigorous benchmarking in reasonable time", ISMM 2013:
+    executions above iterations). The median, since single blocks stray far. Rejected, by simulation (docs/latency.md):
+    Student's of all blocks, which errs two to four times as often as it says where launches differ; the bootstrap that
+    draws launches and blocks within them (A. Davison and D. Hinkley, Bootstrap Methods and their Application, 1997, section
+    3.8), which counts the noise of blocks twice and is up to 1.5 times as wide. The blocks of a single launch give an
+    interval of that launch alone.
 
     >>> ratio_estimate([[2.0, 2.0], [2.0, 2.0]], 0.95)
     Estimate(value=2.0, low=2.0, high=2.0)
     """
     from scipy import stats
 
-    launches = [np.log(blocks) for blocks in ratios]
-    logs = np.array([launch.mean() for launch in launches]) if len(launches) > 1 else launches[0]
+    logs = _launch_logs(ratios) if len(ratios) > 1 else np.log(ratios[0])
     mean = float(logs.mean())
     half = float(stats.t.ppf(confidence, len(logs) - 1) * logs.std(ddof=1) / math.sqrt(len(logs)))
     value, low, high = (round(math.exp(x), 12) for x in (mean, mean - half, mean + half))
     return Estimate(value, low, high)
 
 
-def geometric_mean(ratios: Sequence[Sequence[float]]) -> float:
-    """The geometric mean over launches of the geometric mean over blocks.
+def central_ratio(ratios: Sequence[Sequence[float]]) -> float:
+    """The geometric mean over launches of the median over blocks, where there is no interval.
 
-    >>> geometric_mean([[1.0, 4.0], [8.0]])
+    >>> central_ratio([[1.0, 4.0], [8.0, 9.0, 1.0]])
     4.0
     """
-    return round(math.exp(float(np.mean([np.log(blocks).mean() for blocks in ratios]))), 12)
+    return round(math.exp(float(_launch_logs(ratios).mean())), 12)
+
+
+def _launch_logs(ratios: Sequence[Sequence[float]]) -> Samples:
+    return np.array([float(np.median(np.log(blocks))) for blocks in ratios])
 
 
 def percentile(samples: Samples, quantile: float) -> float | None:

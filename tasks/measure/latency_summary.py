@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from tasks.measure.disturbance import canary_ratio
 from tasks.measure.latency_pairs import Launch, Pair, WarmUp
 from tasks.measure.latency_process import Kind
-from tasks.measure.latency_ratio import Samples, geometric_mean, percentile, ratio_estimate
+from tasks.measure.latency_ratio import Samples, central_ratio, percentile, ratio_estimate
 from validators.measurements import Conditions, EndToEnd, Estimate, Latency, Throughput
 
 SIDES = ("baseline", "variant")
@@ -117,12 +117,12 @@ def save(path: Path, gathered: Gathered) -> None:
 
 def _estimate(gathered: Gathered, ratios: list[list[float]], confidence: float) -> Estimate:
     # Bounds would say how sure the figure is, and a disturbed one is not sure at all.
-    return Estimate(geometric_mean(ratios)) if gathered.disturbance else ratio_estimate(ratios, confidence)
+    return Estimate(central_ratio(ratios)) if gathered.disturbance else ratio_estimate(ratios, confidence)
 
 
 def _load_ratio(gathered: Gathered, confidence: float) -> Estimate:
     ratios = [[after / before] for before, after in zip(*(side.load_ms for side in gathered.sides), strict=True)]
-    return _estimate(gathered, ratios, confidence) if len(ratios) > 1 else Estimate(geometric_mean(ratios))
+    return _estimate(gathered, ratios, confidence) if len(ratios) > 1 else Estimate(central_ratio(ratios))
 
 
 def _throughput(gathered: Gathered, batch_size: int, confidence: float) -> Throughput | None:
