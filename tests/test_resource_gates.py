@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tasks.judge import choose_best
+from tasks.judge import rank_passing
 from tasks.measure_latency import with_threads
 from tasks.reporting.measured import measured_facts
 from validators.champion_gate import judge_against_champion
@@ -82,11 +82,7 @@ def test_a_disturbed_figure_is_no_reason_to_be_the_best(tmp_path: Path) -> None:
     disturbed = Trial("disturbed", "passed", variant=variant, latencies=(replace(NOISY, speedup=Estimate(9.0)),))
     measured = Trial("measured", "passed", variant=variant, latencies=(LATENCY,))
 
-    class OfJob:
-        def __init__(self) -> None:
-            self.job = job
-
-    assert choose_best.fn(OfJob(), (disturbed, measured)) is measured
+    assert rank_passing(job, (disturbed, measured)) == [measured, disturbed]
 
 
 def test_threads_of_a_point_are_those_of_the_session() -> None:
