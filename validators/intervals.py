@@ -21,8 +21,9 @@ MIN_SAMPLES = 8
 FEW_DIFFERENT = 10
 # All drops the same say something only if a share of others as large as this would have shown.
 LARGEST_UNSEEN_SHARE = 0.05
-# The most groups that the jackknife leaves out in turn; delete-one below it.
-JACKKNIFE_GROUPS = 500
+# The most groups that the jackknife leaves out in turn, one sample each up to that many: the spread of so many is known to
+# 5 %, and each costs a look at all samples.
+JACKKNIFE_GROUPS = 250
 # A kurtosis is at most about the number of samples, which would leave no more than two.
 LEAST_FREEDOM = 3
 # Rows that stand for what a sample may become, where too few have changed to tell.

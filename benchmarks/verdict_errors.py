@@ -1,0 +1,136 @@
+"""How often a verdict on accuracy is wrong, by simulation, beside the rule that compares two averages.
+
+    python benchmarks/verdict_errors.py run
+
+For each kind of metric, number of samples and true drop: the share of pass, fail and inconclusive. Then the same of bounds
+alone, beside Student's and the BCa bootstrap, on skewed drops of few samples; and what a choice among twenty candidates does.
+All by the functions that a run is judged with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from itertools import product
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from calibration_figures import save, share
+from scipy import stats
+from verdict_errors_choice import BOUND, choose_by_drop, choose_by_speed
+from verdict_errors_draws import CONFIDENCE, KINDS, SKEWED
+from verdict_errors_figures import draw, print_cells, print_choices, print_methods
+
+from validators.accuracy_gates import judge_drop
+from validators.intervals import drop_interval
+from validators.job_gates import Gates
+
+RESULTS = Path(__file__).parent / "results"
+TOLERANCE = 0.02
+RATIOS = (0.0, 0.5, 1.0, 2.0)
+SMALL = (8, 16, 64, 256)
+RESAMPLES = 999
+PROCESSES = 2
+
+app = typer.Typer(add_completion=False, help=__doc__)
+
+
+@app.callback()
+def _commands() -> None:
+    """Keeps `run` a command of its own."""
+
+
+@app.command()
+def run(
+    experiments: Annotated[int, typer.Option(help="simulated experiments a cell")] = 2000,
+    seed: Annotated[int, typer.Option(help="seed of the first cell")] = 1,
+) -> None:
+    """Simulate all, and write figures and picture to `benchmarks/results/verdict_errors.*`."""
+    places = [(kind, n, ratio) for kind, known in enumerate(KINDS) for n, ratio in product(known.sizes, RATIOS)]
+    small = list(product(SKEWED, SMALL))
+    with ProcessPoolExecutor(PROCESSES) as pool:
+        choices = {name: pool.submit(_choice, name, seed, experiments) for name in CHOICES}
+        judged = [pool.submit(judge_cell, *place, seed + row, experiments) for row, place in enumerate(places)]
+        compared = [
+            pool.submit(compare_methods, *place, seed + row, experiments // 2) for row, place in enumerate(small)
+        ]
+        cells, methods = ([future.result() for future in futures] for futures in (judged, compared))
+        chosen = {name: future.result() for name, future in choices.items()}
+    figures = {
+        "experiments": experiments,
+        "seed": seed,
+        "tolerance": TOLERANCE,
+        "confidence": CONFIDENCE,
+        "verdicts": cells,
+        "experiments_of_methods": experiments // 2,
+        "truth_beyond_upper_bound": methods,
+        "choice_among_20": chosen,
+    }
+    save(RESULTS, "verdict_errors", figures)
+    draw(RESULTS, cells, {kind.name: kind.title for kind in KINDS}, 1 - CONFIDENCE)
+    print_cells(cells)
+    print_methods(methods)
+    print_choices(chosen)
+
+
+def judge_cell(kind: int, n: int, ratio: float, seed: int, experiments: int) -> dict[str, Any]:
+    """Verdicts on experiments of one kind with `n` samples and a true drop of `ratio` times the tolerance."""
+    rng, gates = np.random.default_rng(seed), Gates(max_drop=TOLERANCE, confidence=CONFIDENCE)
+    outcomes, naive = [], 0
+    for _ in range(experiments):
+        drop, method = KINDS[kind].draw(rng, n, ratio * TOLERANCE)
+        outcomes.append(judge_drop(drop, gates, n=n, method=method).outcome)
+        naive += drop.value <= TOLERANCE
+    return {
+        "kind": KINDS[kind].name,
+        "n": n,
+        "drop": ratio * TOLERANCE,
+        "drop_over_tolerance": ratio,
+        **{outcome: share(outcomes.count(outcome), experiments) for outcome in ("pass", "fail", "inconclusive")},
+        "naive_pass": share(naive, experiments),
+    }
+
+
+def compare_methods(drops: str, n: int, seed: int, experiments: int) -> dict[str, Any]:
+    """How often the truth lies beyond the upper bound; drops that are all equal have none, and count as held."""
+    draw_drops, truth = SKEWED[drops]
+    rng = np.random.default_rng(seed)
+    wrong = {"student": 0, "bca": 0, "quantgate": 0}
+    for _ in range(experiments):
+        values = draw_drops(rng, n)
+        if np.ptp(values) == 0:
+            continue
+        high = drop_interval(values, CONFIDENCE, seed=0)[0].high
+        wrong["quantgate"] += high is not None and high < truth
+        wrong["student"] += values.mean() + stats.t.ppf(CONFIDENCE, n - 1) * stats.sem(values) < truth
+        wrong["bca"] += _bca_upper(values, rng) < truth
+    return {"drops": drops, "n": n} | {name: share(int(count), experiments) for name, count in wrong.items()}
+
+
+def _bca_upper(values: np.ndarray, rng: np.random.Generator) -> float:
+    """The upper bound by scipy's BCa bootstrap (B. Efron, J. Am. Statist. Assoc. 82, 1987)."""
+    found = stats.bootstrap(
+        (values,), np.mean, n_resamples=RESAMPLES, confidence_level=2 * CONFIDENCE - 1, method="BCa", rng=rng
+    )
+    return float(found.confidence_interval.high)
+
+
+CHOICES: dict[str, Callable[[int, int], dict[str, Any]]] = {
+    "all lose the tolerance": lambda seed, count: choose_by_drop(TOLERANCE, seed, count),
+    "none loses anything": lambda seed, count: choose_by_drop(0.0, seed, count),
+    "all are just not fast enough": lambda seed, count: choose_by_speed(BOUND, seed, count),
+    "all are 3 % faster than need be": lambda seed, count: choose_by_speed(BOUND * 1.03, seed, count),
+}
+
+
+def _choice(name: str, seed: int, experiments: int) -> dict[str, Any]:
+    """One scenario, its counts as shares."""
+    found = CHOICES[name](seed, experiments)
+    counts = ("promoted on what chose", "promoted after confirmation")
+    return found | {key: share(found[key], experiments) for key in counts}
+
+
+if __name__ == "__main__":
+    app()
