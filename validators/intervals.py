@@ -54,7 +54,7 @@ def drop_interval(
         return Estimate(mean, low, high), "paired score interval (Tango)"
     if len(drops) < MIN_SAMPLES:
         return Estimate(mean), TOO_FEW
-    if np.ptp(drops) == 0:
+    if (drops == drops[0]).all():
         enough = (1 - LARGEST_UNSEEN_SHARE) ** len(drops) <= 1 - confidence
         return (
             (Estimate(mean, mean, mean), "all drops equal")

@@ -49,10 +49,10 @@ def _place(samples: Samples, start: int, rows: int) -> float:
 
 def _add(digest: Any, name: str, array: NDArray[Any], row: int) -> None:
     """One sample of one array with its name, kind and shape: without those, other samples could have the same bytes."""
-    if array.dtype.kind in "UO":
+    if array.dtype.kind in "USO":
         # The dtype of text tells the longest of the file, which is another sample's affair.
         texts = [str(text) for text in np.asarray(array[row]).flat]
         digest.update(repr((name, "text", array.shape[1:], texts)).encode())
         return
     digest.update(repr((name, array.dtype.str, array.shape[1:])).encode())
-    digest.update(np.ascontiguousarray(array[row]).data)
+    digest.update(array[row].tobytes())
