@@ -80,11 +80,13 @@ def test_processor_time_is_the_kernels_own_count() -> None:
 
 def test_a_process_is_no_load_to_itself_but_to_others() -> None:
     with burners(1) as (pid,):
-        itself, somebody = Watch(pid), Watch(os.getpid())
+        itself, somebody, started = Watch(pid), Watch(os.getpid()), time.monotonic()
         burn(pid, 0.3)
         seen_by_other, seen_by_itself = somebody.conditions(), itself.conditions()
-    assert seen_by_other.other_cores > 0.3
-    assert seen_by_itself.other_cores < seen_by_other.other_cores - 0.3
+        share = 0.3 / (time.monotonic() - started)
+    # Half of it, since ticks are coarse; on a crowded machine the burner itself gets little.
+    assert seen_by_other.other_cores > share / 2
+    assert seen_by_itself.other_cores < seen_by_other.other_cores - share / 2
 
 
 def test_stolen_time_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,7 +131,7 @@ GPU = GpuState(1500, 2000, (), 90, 4000.0, 300.0, 10.0, 2)
 DISTURBED: dict[str, tuple[BlockConditions, str]] = {
     "others": (replace(STILL, other_cores=0.25), "other processes kept 0.25 cores busy"),
     "hypervisor": (replace(STILL, stolen_cores=0.25), "the hypervisor took 0.25"),
-    "canary": (replace(STILL, canary_ms=(1.0, 1.3)), "took 1.30 times as long"),
+    "canary": (replace(STILL, canary_ms=(1.0, 1.3)), "took 1.24 times as long"),
     "slower from the second block on": (replace(STILL, canary_ms=(1.4, 1.4)), "took 1.40 times as long"),
     "clock": (replace(STILL, frequency_mhz=2000.0), "from 2000 to 2500 MHz"),
     "throttled": (replace(STILL, throttled=2), "throttled 2 times"),
@@ -150,7 +152,9 @@ def test_a_still_machine_is_not_accused() -> None:
     assert why_disturbed((STILL, STILL), 0.3) == ""
     slow = replace(STILL, canary_ms=(1.5, 1.6), frequency_mhz=1700.0, gpu=(GPU, GPU))
     assert why_disturbed((slow, slow), 0.3) == ""
-    assert canary_ratio((slow, replace(slow, canary_ms=(1.5, 1.8)))) == pytest.approx(1.2)
+    assert canary_ratio((slow, replace(slow, canary_ms=(1.5, 1.92)))) == pytest.approx(1.2)
+    spinning = replace(STILL, canary_ms=(1.0, 1.5))
+    assert why_disturbed((spinning, spinning), 0.3) == ""
 
 
 # A second process beside the measurement

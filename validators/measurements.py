@@ -189,7 +189,8 @@ class Conditions:
     """What the machine did while the counted pairs of blocks were measured; see docs/latency.md.
 
     `other_cores` and `stolen_cores` are the most that other processes and the hypervisor took during a block, in cores.
-    `canary_ratio` is the time of a fixed piece of arithmetic, the slowest over the fastest of a pair, in the worst pair.
+    `canary_ratio` is the time of a fixed piece of arithmetic beside one block of a pair over that beside the other, in the
+    worst pair.
     `frequency_mhz` is the lowest and the highest mean clock of the processors, `throttled` how often they were throttled:
     None where the kernel does not tell. `major_faults` and `involuntary_switches` are those of the measuring processes.
     `repeated` counts pairs that were measured again. `warmup_seconds` is the longest warm-up of baseline and variant, `warm`

@@ -104,7 +104,7 @@ def why_disturbed(blocks: tuple[BlockConditions, BlockConditions], max_cores: fl
             return said
     canary = canary_ratio(blocks)
     if canary > STEADY:
-        return f"a fixed piece of arithmetic took {canary:.2f} times as long at one end of the pair as at another"
+        return f"a fixed piece of arithmetic took {canary:.2f} times as long beside one block of the pair as beside the other"
     clocks = [block.frequency_mhz for block in blocks if block.frequency_mhz is not None]
     if clocks and max(clocks) > STEADY * min(clocks):
         return f"the processors' clock went from {min(clocks):.0f} to {max(clocks):.0f} MHz"
@@ -112,9 +112,12 @@ def why_disturbed(blocks: tuple[BlockConditions, BlockConditions], max_cores: fl
 
 
 def canary_ratio(blocks: tuple[BlockConditions, BlockConditions]) -> float:
-    """The slowest canary of a pair over its fastest."""
-    times = [time_ms for block in blocks for time_ms in block.canary_ms]
-    return max(times) / min(times)
+    """How much slower the canary of one block was than the other's: before the block or after it, where it is more.
+
+    Each is held against its like: after a block the session's threads still spin, which on halves of one core slows it.
+    """
+    first, second = (block.canary_ms for block in blocks)
+    return max(max(one, other) / min(one, other) for one, other in zip(first, second, strict=True))
 
 
 def _gpu_disturbance(states: tuple[GpuState, GpuState]) -> str:
