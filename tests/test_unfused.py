@@ -54,7 +54,7 @@ GRAPHS: dict[str, tuple[str, str]] = {
     "a result that is quantized and also given as it is": (
         "q: Q x -> a\nm: QLinearMatMul a w -> b\nd: DQ b -> c\ne: Erf c -> y\np: Q y -> f\nn: MatMulIntegerToFloat f w -> z",
         ""),
-    "what a custom operator reads is its own affair": ("q: Q x -> a\nk: custom.Thing a -> y", ""),
+    "what a custom operator reads is its own affair": ("q: Q x -> a\nk: custom.Thing a -> b\nd: DQ b -> y", ""),
     "integers that the caller gets": ("q: Q x -> y", ""),
 }  # fmt: skip
 

@@ -48,27 +48,17 @@ def measure_coverage(
     """
     if settings.provider == OPENVINO_PROVIDER:
         return _measure_openvino(model, settings, batch)
-    graph, events = _profile(model, settings, batch)
+    graph, events = _profile(model, settings, batch, PROFILED)
     found = coverage_of(graph, events, settings.provider, PROFILED, baseline)
     if any(node.domain == BLOCKED_DOMAIN for part in all_graphs(graph) for node in part.node):
         # Float channels are padded to blocks of 8 or 16: the padding would be counted too.
-        plain = coverage_of(
-            *_profile(model, settings, batch, without=("NchwcTransformer",)), settings.provider, PROFILED
-        )
-        found = replace(
-            found,
-            macs_by_kernel=plain.macs_by_kernel,
-            float_nodes=plain.float_nodes,
-            half_nodes=plain.half_nodes,
-            low_precision=tuple(sorted({*found.low_precision, *plain.low_precision})),
-            half_precision=tuple(sorted({*found.half_precision, *plain.half_precision})),
-        )
+        plain = _profile(model, settings, batch, 1, without=("NchwcTransformer",))
+        found = _with_work(found, coverage_of(*plain, settings.provider, 1))
     if folder is None:
         return found
     path = folder / "kernels.json"
-    path.write_text(
-        json.dumps([asdict(kernel) for kernel in time_kernels(events, PROFILED)], indent=1), encoding="utf-8"
-    )
+    kernels = [asdict(kernel) for kernel in time_kernels(events, PROFILED)]
+    path.write_text(json.dumps(kernels, indent=1), encoding="utf-8")
     return replace(found, kernels_path=path)
 
 
@@ -78,7 +68,7 @@ def profile_kernels(model: Path, settings: SessionSettings, batch: Arrays) -> Ke
     Raises:
         CandidateRefused: the runtime does not load or run the model.
     """
-    events = profile(model, settings.without_spinning(), batch, requests=PROFILED)
+    events = profile(model, settings.without_spinning(), batch, requests=PROFILED, content=_with_names(model))
     return KernelProfile(time_kernels(events, PROFILED))
 
 
@@ -112,6 +102,18 @@ def coverage_of(
     )
 
 
+def _with_work(found: Coverage, plain: Coverage) -> Coverage:
+    """The times of one profile with the multiply-accumulates of another."""
+    return replace(
+        found,
+        macs_by_kernel=plain.macs_by_kernel,
+        float_nodes=plain.float_nodes,
+        half_nodes=plain.half_nodes,
+        low_precision=tuple(sorted({*found.low_precision, *plain.low_precision})),
+        half_precision=tuple(sorted({*found.half_precision, *plain.half_precision})),
+    )
+
+
 def _inserted(ran: Iterable[KernelTime], before: Iterable[KernelTime]) -> tuple[KernelTime, ...]:
     """The glue that a variant has more of than the baseline, kind by kind: so many, those of new names that take longest."""
     before, ran = tuple(before), tuple(ran)
@@ -125,9 +127,9 @@ def _inserted(ran: Iterable[KernelTime], before: Iterable[KernelTime]) -> tuple[
 
 
 def _profile(
-    model: Path, settings: SessionSettings, batch: Arrays, *, without: tuple[str, ...] = ()
+    model: Path, settings: SessionSettings, batch: Arrays, requests: int, *, without: tuple[str, ...] = ()
 ) -> tuple[onnx.GraphProto, list[dict[str, Any]]]:
-    """The graph that ran, and the events of `PROFILED` requests."""
+    """The graph that ran, and the events of so many requests."""
     with tempfile.TemporaryDirectory() as folder:
         optimized = Path(folder, "optimized.onnx")
         events = profile(
@@ -135,7 +137,7 @@ def _profile(
             # Sessions of other candidates may compute beside this one: threads that spin would take turns with theirs.
             settings.without_spinning(),
             batch,
-            requests=PROFILED,
+            requests=requests,
             optimized_model=optimized,
             without=without,
             content=_with_names(model),
