@@ -268,7 +268,7 @@ def as_integers(model: Path, folder: Path, ranges: dict[str, tuple[float, float]
 def test_coverage_counts_what_is_named_and_says_what_is_not(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of two products, the second is named in turn as an integer one, not at all, and as left to the CPU provider."""
+    """Of two products, the second is named in turn as an integer one, not at all, and as left to the CPU provider twice."""
     hidden, classes = tiny.weights[2].shape
     batch = {"x": np.zeros((3, FEATURES), np.float32)}
     first, second = 3 * FEATURES * hidden, 3 * hidden * classes
@@ -277,6 +277,8 @@ def test_coverage_counts_what_is_named_and_says_what_is_not(
         ([ran("second_matmul/x", "FullyConnected", "brgemm_avx512_I8")], first + second, 0, ()),
         ([], first, second, ()),
         ([node_event(CPU.provider, "second_matmul", "MatMul")], first, 0, ("second_matmul",)),
+        # In integers, and not by the provider that was asked for.
+        ([node_event(CPU.provider, "second_matmul", "MatMulIntegerToFloat")], first, 0, ("second_matmul",)),
     ):
         profiled(monkeypatch, integer + more)
         found = coverage.measure_coverage(quantized(tiny, tmp_path), OPENVINO, batch)
