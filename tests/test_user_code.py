@@ -41,6 +41,15 @@ def test_a_file_shadows_nothing(name: str, tmp_path: Path) -> None:
     assert sys.modules.get(name) is before
 
 
+def test_a_neighbour_shadows_no_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even one that nobody has imported yet: its own folder stands last on the path."""
+    monkeypatch.delitem(sys.modules, "colorsys", raising=False)
+    write(tmp_path / "colorsys.py", "")
+    write(tmp_path / "mine.py", "import colorsys\ndef where():\n    return colorsys.__file__\n")
+    found = Path(load_function("mine:where", tmp_path, key="metric").function())
+    assert not found.is_relative_to(tmp_path)
+
+
 def test_jobs_do_not_share_neighbours(tmp_path: Path) -> None:
     """Two folders with files of the same names each have their own."""
     for which in ("one", "other"):
