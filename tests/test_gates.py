@@ -334,7 +334,7 @@ def test_the_samples_that_settle_by_hand(
 
 @pytest.mark.parametrize(
     "estimate",
-    [Estimate(0.02, 0.0, 0.04), Estimate(0.01), Estimate(0.01, -math.inf, math.inf), Estimate(0.02 - 1e-320)],
+    [Estimate(0.02, 0.0, 0.04), Estimate(0.01), Estimate(0.01, -math.inf, math.inf), Estimate(0.05)],
 )
 def test_no_number_settles_what_lies_on_the_bound(estimate: Estimate) -> None:
     """Nor is there one where there is no interval; the verdict is inconclusive and says so."""
