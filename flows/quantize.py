@@ -21,6 +21,7 @@ from tasks.measure_baseline import baseline_variant, measure_baseline
 from tasks.measure_champion import compare_with_champion, look_up_champion
 from tasks.measure_latency import measure_latency
 from tasks.measure_saturation import measure_saturation
+from tasks.own_step import run_own_step
 from tasks.promote import promote as promote_winner
 from tasks.record import close_run, record_evidence, record_trials, recorded
 from tasks.recover import recover_trials
@@ -118,6 +119,7 @@ def judge_candidates(run: Run, given: Given, findings: Findings, *, promote: boo
         champion_before=champion,
     )
 
+    trials = run_own_step(run, given, record, trials)
     confirmation = confirm_winner(run, given, inventory, baseline, trials)
     findings = replace(findings, trials=confirmation.trials)
     if confirmation.winner is None:

@@ -7,8 +7,8 @@ from typing import cast
 from tasks.measure.metric import Metric
 from tasks.measure.metrics import Options, named_metric
 from tasks.measure.text_errors import make_decoder
+from tasks.measure.user_code import load_function
 from tasks.measure.user_metric import user_metric
-from tasks.user_code import load_function
 from validators.job import Job, MetricName
 
 

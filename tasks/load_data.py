@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from tasks.context import Evidence, Run, log
+from tasks.job_hooks import job_hooks, job_step
 from tasks.job_metric import job_metric
 from tasks.measure_accuracy import keeps_noise
 from tasks.ptq.make import CPU_PROVIDER
@@ -52,6 +53,9 @@ def _load(run: Run, source: Source) -> Evidence:
     labels = metric.expects(output, probe.shape)
     check_evaluation(evaluation, labels, metric=metric.name, label=job.data.label)
     _check_axes(job.measurement.dims, inputs)
+    # Seconds into the run rather than at its end.
+    job_hooks(job)
+    job_step(job)
     _check_noise_gate(job, keeps_noise(metric, output))
     unit = 2 if labels.in_pairs else 1
     confirmation = confirmation_mask(evaluation, job.confirmation.share, unit)

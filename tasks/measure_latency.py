@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from tasks.context import MEASURE_CODE, Given, Run, log
+from tasks.job_hooks import job_hooks
 from tasks.make_candidate import refused
 from tasks.measure.inventory import usable_cores
 from tasks.measure.latency import compare_latency
@@ -86,6 +87,7 @@ def latency_of(
         asdict(point),
         confidence or job.gates.confidence,
         purpose,
+        [hook.digest for hook in job_hooks(job)],
         given.evidence.evaluation.file.digest,
         inventory.device_key,
         MEASURE_CODE,
@@ -100,6 +102,7 @@ def latency_of(
             confidence=confidence or job.gates.confidence,
             samples_path=folder / "samples.npz",
             dims=point.dims,
+            code=job.code,
         )
         if latency.disturbance:
             kept = run.state / "disturbed" / digest_values(*key)

@@ -31,7 +31,8 @@ def bench(tiny: Tiny, tmp_path: Path) -> Bench:
     """A run on the tiny model, and a variant with ranges at run time."""
     spec = TensorSpec("x", "float32", ("batch", FEATURES))
     samples = load_samples(tiny.evaluation, (spec,), label="label", role="evaluation")
-    evidence = Evidence((spec,), TensorSpec("logits", "float32", ("batch", CLASSES)), samples, samples, None, None)
+    logits, kept = TensorSpec("logits", "float32", ("batch", CLASSES)), np.zeros(len(samples), bool)
+    evidence = Evidence((spec,), logits, samples, samples, None, None, kept)
     run = Run(parse_job(tiny.job(), base=tmp_path), tmp_path, "", Store(tmp_path / "store"), Clock())
     given = Given(Source("tiny", "tiny", None, digest_model(tiny.model), tiny.model, "file"), evidence)
     quantize_dynamic(tiny.model, tmp_path / "variant.onnx", per_channel=True)

@@ -57,7 +57,7 @@ def gathered(*ratios: float, conditions: BlockConditions = STILL, **kinds: list[
 
 
 def latency_block(median_ms: float) -> Block:
-    return Block("latency", np.full(10, median_ms), (1.0, 1.0))
+    return Block("latency", np.full(10, median_ms))
 
 
 def record(found: Gathered) -> Latency:
@@ -66,7 +66,7 @@ def record(found: Gathered) -> Latency:
 
 def done_at(*milliseconds: float) -> Block:
     """A block of two clients whose requests were done at these moments."""
-    return Block("throughput", np.array(milliseconds), (1.0, 1.0), clients=2)
+    return Block("throughput", np.array(milliseconds), clients=2)
 
 
 # The arithmetic
@@ -108,7 +108,15 @@ def test_the_worst_of_the_conditions_is_told() -> None:
     rough = BlockConditions(0.2, 0.1, (1.0, 1.1), 2400.0, 0, 3, 4)
     found = gathered(1.0, 1.0)
     found.launches["latency"][1] = Launch(
-        [Pair(latency_block(2.0), latency_block(2.0), (rough, replace(rough, frequency_mhz=2500.0)))], 2, ""
+        [
+            Pair(
+                latency_block(2.0),
+                latency_block(2.0),
+                (rough, replace(rough, frequency_mhz=2500.0, canary_ms=(1.0, 1.21))),
+            )
+        ],
+        2,
+        "",
     )
     told = record(found).conditions
     assert told is not None
@@ -130,10 +138,11 @@ def test_a_disturbance_leaves_no_bounds_on_anything() -> None:
 # The processes
 
 
-def compare(tiny: Tiny, folder: Path, batch: dict[str, Any], **changes: Any) -> Latency:
+def compare(tiny: Tiny, folder: Path, batch: dict[str, Any], *, code: Path = Path(), **changes: Any) -> Latency:
     one = Contestant(tiny.model, CPU)
     measurement = QUICK.model_copy(update=changes)
-    return compare_latency(one, one, batch, measurement, confidence=0.95, samples_path=folder / "samples.npz")
+    place = folder / "samples.npz"
+    return compare_latency(one, one, batch, measurement, confidence=0.95, samples_path=place, code=code)
 
 
 def test_clients_call_the_one_session_at_once(tiny: Tiny, tmp_path: Path) -> None:
@@ -166,8 +175,9 @@ def test_end_to_end_runs_the_users_functions(tiny: Tiny, tmp_path: Path, monkeyp
     (tmp_path / "userland.py").write_text(USER)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     raw = {"raw": np.ones((3, 70), np.float32)}
-    for place in (str(tmp_path / "userland.py"), "userland"):
-        found = compare(tiny, tmp_path, raw, preprocess=f"{place}:double", postprocess=f"{place}:first")
+    for code in (tmp_path, tmp_path / "nowhere"):
+        hooks = {"preprocess": "userland:double", "postprocess": "userland:first"}
+        found = compare(tiny, tmp_path, raw, code=code, **hooks)
         assert found.end_to_end is not None and found.end_to_end.p50_ms > 0 and found.p50_ms > 0
         assert found.end_to_end.speedup.low is not None and found.end_to_end.speedup.high is not None
         assert found.batch_size == 3
@@ -175,8 +185,8 @@ def test_end_to_end_runs_the_users_functions(tiny: Tiny, tmp_path: Path, monkeyp
 
 def test_a_users_function_that_fails_is_named(tiny: Tiny, tmp_path: Path) -> None:
     (tmp_path / "bad.py").write_text("def double(batch):\n    raise KeyError('pixels')\n")
-    with pytest.raises(CandidateRefused, match=r"bad\.py:double of the job fails: KeyError.*pixels"):
-        compare(tiny, tmp_path, {"x": np.ones((3, 64), np.float32)}, preprocess=f"{tmp_path}/bad.py:double")
+    with pytest.raises(CandidateRefused, match=r"bad:double of the job fails: KeyError.*pixels"):
+        compare(tiny, tmp_path, {"x": np.ones((3, 64), np.float32)}, code=tmp_path, preprocess="bad:double")
 
 
 def big(folder: Path, rows: int) -> Path:

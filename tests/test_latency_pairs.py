@@ -14,13 +14,13 @@ from tasks.measure.latency_process import Block
 from validators.job_measurement import Measurement
 
 STILL = BlockConditions(0.0, 0.0, (1.0, 1.0))
-SLOWER = replace(STILL, canary_ms=(1.0, 1.5))
+SLOWER = replace(STILL, canary_ms=(1.0, 2.0))
 FOUR = Measurement(launches=1, blocks=4)
 
 
 def block(median_ms: float, spread: float = 0.01) -> Block:
     """101 requests around a median, from `1 - spread` to `1 + spread` of it."""
-    return Block("latency", median_ms * np.linspace(1 - spread, 1 + spread, 101), (1.0, 1.0))
+    return Block("latency", median_ms * np.linspace(1 - spread, 1 + spread, 101))
 
 
 def pair(ratio: float = 1.0, *, variant_ms: float = 2.0, conditions: BlockConditions = STILL) -> Pair:

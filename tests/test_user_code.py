@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.user_code import load_function
+from tasks.measure.user_code import load_function
 from validators.errors import JobError
 
 

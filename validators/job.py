@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator, model_validator
 
 from validators.errors import JobError
-from validators.frozen import Settings
+from validators.frozen import FunctionName, Settings
 from validators.job_data import CalibrationBounds, Data, OperatorLibrary, TextDecoding
 from validators.job_gates import Gates
 from validators.job_measurement import Measurement
@@ -31,8 +31,6 @@ MetricName = Literal[
     "wer",
     "cer",
 ]
-# A function of the user's own, as `module:function`.
-FunctionName = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$")]
 
 
 class Budgets(Settings):
@@ -81,6 +79,9 @@ class Job(Settings):
     code: Path = Path()
     """Folder of Python files that the job names functions of, relative to the job file; a function is looked for there first,
     then among the modules that can be imported where quantgate runs."""
+    step: FunctionName | None = None
+    """`module:function`, a step of your own that is called with each variant that passed so far, inside its run in MLflow:
+    what it logs there, `gates.logged` may bound. See docs/verdicts.md."""
     text: TextDecoding = TextDecoding()
     """How outputs and labels become text, for `wer` and `cer`."""
     output: str | None = None
@@ -124,11 +125,13 @@ class Job(Settings):
         return value
 
     @model_validator(mode="after")
-    def _metric_is_complete(self) -> Job:
+    def _is_complete(self) -> Job:
         if self.metric_is_function != (self.metric_direction is not None):
             raise ValueError("`metric_direction`: higher or lower for a metric `module:function`, and for no other")
         if self.metric_threshold is not None and self.metric != "f1_binary":
             raise ValueError("`metric_threshold` is for the metric f1_binary alone")
+        if self.gates.logged and self.step is None:
+            raise ValueError("`gates.logged` bounds what a `step` of the job logs, and there is none")
         if self.metric == "sqnr" and self.gates.min_sqnr_db is None:
             raise ValueError("the metric sqnr has no drop that a gate could judge: set `gates.min_sqnr_db`")
         return self

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from validators.frozen import Settings
+from validators.frozen import FunctionName, Settings
 
 
 def _listed(value: Any) -> Any:
@@ -27,7 +27,6 @@ Sizes = Annotated[tuple[Size, ...], BeforeValidator(_listed, Size | Annotated[tu
 ThreadCounts = Annotated[
     tuple[Threads, ...], BeforeValidator(_listed, Threads | Annotated[tuple[Threads, ...], Field(min_length=1)])
 ]
-UserFunction = Annotated[str, Field(pattern=r"^[^:]+:[A-Za-z_]\w*$")]
 
 
 @dataclass(frozen=True)
@@ -69,10 +68,10 @@ class Measurement(Settings):
     inconclusive. null measures whatever else runs."""
     clients: Annotated[int, Field(ge=0, le=1024)] = 0
     """Callers of the one session at once for the throughput; 0 measures none."""
-    preprocess: UserFunction | None = None
-    """`module:function` or `file.py:function` that takes a request's arrays by name and returns the model's inputs: part of the
+    preprocess: FunctionName | None = None
+    """`module:function`, see `code`, that takes a request's arrays by name and returns the model's inputs: part of the
     end-to-end time."""
-    postprocess: UserFunction | None = None
+    postprocess: FunctionName | None = None
     """The same for what is done with the list of the model's outputs."""
 
     @property

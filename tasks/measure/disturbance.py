@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import os
+import statistics
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from tasks.measure.nvml import Gpu, GpuState
 
 _TICK_SECONDS = 1 / os.sysconf("SC_CLK_TCK")
+# To be sorted in about a third of a millisecond.
+_NUMBERS = np.random.default_rng(0).integers(0, 2**30, 20_000).astype(np.int32)
 _CPUS = Path("/sys/devices/system/cpu")
-# By how much a canary, or the processors' clock, may change within a pair of blocks. On a quiet virtual machine the canary
-# stays within 1.05; what sharing a core's halves with a neighbour costs begins at 1.3.
-STEADY = 1.2
+# By how much the processors' clock may change within a pair of blocks.
+STEADY_CLOCK = 1.2
+# By how much the canary may. Neighbours on the other halves of the cores of a virtual machine come and go within a tenth of a
+# second and slow it by up to 1.5, as they do both sides: that is noise, which the interval shows. Beyond it a processor is
+# shared in time, and threads wait for one another.
+STEADY_CANARY = 1.6
+# The median of so many does not see a single interrupt.
+CANARY_PIECES = 7
 # Both measuring processes hold the GPU.
 OWN_GPU_PROCESSES = 2
 
@@ -23,7 +33,8 @@ class BlockConditions:
     """What the machine did during one block.
 
     `other_cores` is what processes other than the measured one used, `stolen_cores` what the hypervisor took, in cores;
-    `canary_ms` is the time of the fixed arithmetic before and after. Clock and throttling are None where nothing tells them.
+    `canary_ms` is the time of a fixed piece of work before and after, while the measured processes are stopped. Clock and
+    throttling are None where nothing tells them.
     """
 
     other_cores: float
@@ -56,16 +67,17 @@ class Watch:
     def __init__(self, pid: int, gpu: Gpu | None = None) -> None:
         self._pid = pid
         self._gpu = gpu
+        self._canary_ms = canary_ms()
         self._start = self._read()
 
-    def conditions(self, canary_ms: tuple[float, float] = (1.0, 1.0)) -> BlockConditions:
+    def conditions(self) -> BlockConditions:
         """The means and counts of the time since then."""
         start, end = self._start, self._read()
         elapsed = end.clock - start.clock
         return BlockConditions(
             other_cores=max(0.0, (end.busy - start.busy - (end.own - start.own)) / elapsed),
             stolen_cores=(end.stolen - start.stolen) / elapsed,
-            canary_ms=canary_ms,
+            canary_ms=(self._canary_ms, canary_ms()),
             frequency_mhz=clock_mhz(_CPUS),
             throttled=None if end.throttled is None or start.throttled is None else end.throttled - start.throttled,
             major_faults=end.major_faults - start.major_faults,
@@ -103,21 +115,32 @@ def why_disturbed(blocks: tuple[BlockConditions, BlockConditions], max_cores: fl
         if block.gpu and (said := _gpu_disturbance(block.gpu)):
             return said
     canary = canary_ratio(blocks)
-    if canary > STEADY:
-        return f"a fixed piece of arithmetic took {canary:.2f} times as long beside one block of the pair as beside the other"
+    if canary > STEADY_CANARY:
+        return f"a fixed piece of work took {canary:.2f} times as long beside one block of the pair as beside the other"
     clocks = [block.frequency_mhz for block in blocks if block.frequency_mhz is not None]
-    if clocks and max(clocks) > STEADY * min(clocks):
+    if clocks and max(clocks) > STEADY_CLOCK * min(clocks):
         return f"the processors' clock went from {min(clocks):.0f} to {max(clocks):.0f} MHz"
     return ""
 
 
 def canary_ratio(blocks: tuple[BlockConditions, BlockConditions]) -> float:
-    """How much slower the canary of one block was than the other's: before the block or after it, where it is more.
-
-    Each is held against its like: after a block the session's threads still spin, which on halves of one core slows it.
-    """
+    """How much slower the canary of one block was than the other's: before the block or after it, where it is more."""
     first, second = (block.canary_ms for block in blocks)
     return max(max(one, other) / min(one, other) for one, other in zip(first, second, strict=True))
+
+
+def canary_ms() -> float:
+    """How long a fixed piece of work takes now: it tells that the machine became slower though nobody says so.
+
+    While the measured processes are stopped: the threads of a session that is not go on spinning for some 40 ms, and on the
+    other half of a core slow it by as much as a neighbour does. Sorting keeps the interpreter's lock from mattering.
+    """
+    pieces = []
+    for _ in range(CANARY_PIECES):
+        start = time.perf_counter_ns()
+        np.sort(_NUMBERS)
+        pieces.append(time.perf_counter_ns() - start)
+    return statistics.median(pieces) / 1e6
 
 
 def _gpu_disturbance(states: tuple[GpuState, GpuState]) -> str:

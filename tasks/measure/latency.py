@@ -7,6 +7,7 @@ process of its own, and the process whose turn it is not is stopped by signal: i
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -32,13 +33,15 @@ def compare_latency(
     confidence: float,
     samples_path: Path,
     dims: dict[str, int] | None = None,
+    code: Path = Path(),
 ) -> Latency:
     """Measure both on the same batch and return the variant's latency with its speedup over the baseline.
 
-    `batch` holds one request's inputs, samples along axis 0; `dims` names sizes in it for the record. Raw samples go to
-    `samples_path` (`.npz`: `baseline` and `variant` in milliseconds, `baseline_block` and `variant_block` with the index of
-    each sample's block, `launch` with that of each block's launch, and by block what the machine did). A machine that others
-    disturb gives a latency whose `disturbance` says how, and no bounds.
+    `batch` holds one request's inputs, samples along axis 0; `dims` names sizes in it for the record, and `code` is the folder
+    of the user's functions that the measurement names. Raw samples go to `samples_path` (`.npz`: `baseline` and `variant` in
+    milliseconds, `baseline_block` and `variant_block` with the index of each sample's block, `launch` with that of each
+    block's launch, and by block what the machine did). A machine that others disturb gives a latency whose `disturbance` says
+    how, and no bounds.
 
     Raises:
         CandidateRefused: `invalid` when a session does not load or run, `unsupported` when another provider would run it.
@@ -50,7 +53,8 @@ def compare_latency(
         inputs = Path(folder, "batch.npz")
         np.savez(inputs, **batch)  # type: ignore[arg-type]  # numpy's stub takes any keyword for allow_pickle
         for launch in range(measurement.launches):
-            _launch((baseline, variant), inputs, measurement, launch, gathered, gpu)
+            start = partial(Worker, inputs=inputs, measurement=measurement, code=code)
+            _launch((baseline, variant), start, measurement, launch, gathered, gpu)
             if gathered.disturbance:
                 break
     save(samples_path, gathered)
@@ -66,7 +70,7 @@ def compare_latency(
 
 def _launch(
     contestants: tuple[Contestant, Contestant],
-    inputs: Path,
+    start: Callable[[Contestant], Worker],
     measurement: Measurement,
     launch: int,
     gathered: Gathered,
@@ -77,7 +81,7 @@ def _launch(
     with ExitStack() as stack:
         # The side that starts first alternates: of two equal processes the later one is a percent or two faster.
         for index in _order(launch):
-            started[index] = stack.enter_context(Worker(contestants[index], inputs, measurement))
+            started[index] = stack.enter_context(start(contestants[index]))
         workers = (started[0], started[1])
         for worker, side in zip(workers, gathered.sides, strict=True):
             side.load_ms.append(worker.load_ms)

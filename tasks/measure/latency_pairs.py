@@ -66,7 +66,7 @@ def measure_pair(
     for index in order:
         watch = Watch(workers[index].pid, gpu)
         blocks[index] = workers[index].block(measurement.block_seconds, measurement.block_count, kind)
-        conditions[index] = watch.conditions(blocks[index].canary_ms)
+        conditions[index] = watch.conditions()
     return Pair(blocks[0], blocks[1], (conditions[0], conditions[1]))
 
 

@@ -41,19 +41,17 @@ class Block:
     """Requests that were made in one go.
 
     `samples` are milliseconds, shape `(n,)`: of each request, or, for the throughput, from the start until each was done.
-    `canary_ms` is the time of a fixed piece of arithmetic before and after them.
     """
 
     kind: Kind
     samples: Samples
-    canary_ms: tuple[float, float]
     clients: int = 1
 
     @property
     def value_ms(self) -> float:
         """What the sides are compared by: the median, or for the throughput the time for which a request came out.
 
-        >>> Block("throughput", np.array([2.0, 3.0, 6.0]), (1.0, 1.0)).value_ms
+        >>> Block("throughput", np.array([2.0, 3.0, 6.0])).value_ms
         2.0
         """
         return float(self.samples[-1] / len(self.samples) if self.kind == "throughput" else np.median(self.samples))
@@ -62,14 +60,17 @@ class Block:
 class Worker:
     """A measuring process: running during its blocks, stopped between them, ended at the end.
 
-    `measurement` names the user's functions for the end-to-end time, and how many clients the throughput has.
+    `measurement` names the user's functions for the end-to-end time, which are looked for in the folder `code` first, and how
+    many clients the throughput has.
     """
 
-    def __init__(self, contestant: Contestant, inputs: Path, measurement: Measurement | None = None) -> None:
+    def __init__(
+        self, contestant: Contestant, inputs: Path, measurement: Measurement | None = None, code: Path = Path()
+    ) -> None:
         self._name = contestant.model.name
         self._clients = measurement.clients if measurement else 0
         self._process = subprocess.Popen(
-            [sys.executable, "-P", str(WORKER), json.dumps(_config(contestant, inputs, measurement))],
+            [sys.executable, "-P", str(WORKER), json.dumps(_config(contestant, inputs, measurement, code))],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -108,9 +109,8 @@ class Worker:
         answer = self._answer(seconds + PATIENCE_SECONDS)
         self._process.send_signal(signal.SIGSTOP)
         self.peak_memory_mb = answer["peak_memory_kb"] * 1024 / 1e6
-        before, after = (ns / 1e6 for ns in answer["canary_ns"])
         samples = np.asarray(answer["ns"], dtype=np.float64) / 1e6
-        return Block(kind, samples, (before, after), self._clients if kind == "throughput" else 1)
+        return Block(kind, samples, self._clients if kind == "throughput" else 1)
 
     def __enter__(self) -> Worker:
         return self
@@ -152,7 +152,7 @@ class Worker:
         )
 
 
-def _config(contestant: Contestant, inputs: Path, measurement: Measurement | None) -> dict[str, Any]:
+def _config(contestant: Contestant, inputs: Path, measurement: Measurement | None, code: Path) -> dict[str, Any]:
     """What the process needs to know, as JSON can hold it."""
     settings = contestant.settings
     plugin = {}
@@ -165,5 +165,6 @@ def _config(contestant: Contestant, inputs: Path, measurement: Measurement | Non
         "libraries": [str(library.path) for library in settings.libraries],
         "preprocess": measurement.preprocess if measurement else None,
         "postprocess": measurement.postprocess if measurement else None,
+        "code": str(code),
         **plugin,
     }

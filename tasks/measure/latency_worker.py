@@ -1,33 +1,30 @@
 """The measuring process: one session, blocks of requests on command, raw times back. Run as a script by `latency_process.py`.
 
-It imports numpy and onnxruntime alone, since whatever else lives in the process could compute while it measures. Commands
-are lines of JSON on standard input, answers lines of JSON on standard output.
+It imports numpy and onnxruntime alone (and what the user's own functions need, where the job names any), since whatever else
+lives in the process could compute while it measures. Commands are lines of JSON on standard input, answers lines of JSON on
+standard output.
 """
 
 from __future__ import annotations
 
 import ctypes
 import gc
-import importlib
-import importlib.util
 import json
 import signal
-import statistics
 import sys
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import onnxruntime as ort
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
+HOOKS = ("preprocess", "postprocess")
 RESET_PEAK = "5"  # proc_pid_clear_refs(5): the peak resident size becomes the present one
-# Pieces of arithmetic, about half a millisecond each; their median does not see a single interrupt.
-CANARY_PIECES, CANARY_STEPS = 7, 6000
 Batch = dict[str, np.ndarray]
 Request = Callable[[], Any]
 Function = Callable[[Any], Any]
@@ -42,18 +39,17 @@ def main() -> None:
     _reset_peak()
     session, load_ms = _load(config)
     _answer({"load_ms": load_ms, "providers": session.get_providers(), "peak_memory_kb": _peak_memory_kb()})
-    requests = _requests(session, batch, config["preprocess"], config["postprocess"])
+    requests = _requests(session, batch, *(_named(config[key], config["code"], key) for key in HOOKS))
     _reset_peak()
     gc.disable()
     for line in sys.stdin:
         command = json.loads(line)
         request = requests[command["kind"]]
-        before = _canary_ns()
         if command["kind"] == "throughput":
             ns = _completions(request, command["seconds"], command["clients"])
         else:
             ns = _block(request, command["seconds"], command["count"])
-        _answer({"ns": ns, "canary_ns": [before, _canary_ns()], "peak_memory_kb": _peak_memory_kb()})
+        _answer({"ns": ns, "peak_memory_kb": _peak_memory_kb()})
 
 
 def _load(config: dict[str, Any]) -> tuple[ort.InferenceSession, float]:
@@ -133,11 +129,10 @@ def _completions(request: Request, seconds: float, clients: int) -> list[int]:
 
 
 def _requests(
-    session: ort.InferenceSession, batch: Batch, preprocess: str | None, postprocess: str | None
+    session: ort.InferenceSession, batch: Batch, preprocess: Function | None, postprocess: Function | None
 ) -> dict[str, Request]:
     """What a request is, by the kind of block: the model alone, or with what the user does before and after it."""
-    before = _named(preprocess) if preprocess else dict
-    after = _named(postprocess) if postprocess else list
+    before, after = preprocess or dict, postprocess or list
     ready = before(batch)
 
     def run() -> Any:
@@ -146,9 +141,13 @@ def _requests(
     return {"latency": run, "throughput": run, "end_to_end": lambda: after(session.run(None, before(batch)))}
 
 
-def _named(reference: str) -> Function:
+def _named(reference: str | None, code: str, key: str) -> Function | None:
     """The user's function, whose errors name it."""
-    function = load_function(reference)
+    if reference is None:
+        return None
+    from tasks.measure.user_code import load_function
+
+    function = load_function(reference, Path(code), key=f"measurement.{key}").function
 
     def call(argument: Any) -> Any:
         try:
@@ -157,34 +156,6 @@ def _named(reference: str) -> Function:
             raise RuntimeError(f"{reference} of the job fails: {error!r}") from error
 
     return call
-
-
-def load_function(reference: str) -> Function:
-    """The function of `module:function` or `file.py:function`."""
-    place, _, name = reference.rpartition(":")
-    if not place.endswith(".py"):
-        return cast(Function, getattr(importlib.import_module(place), name))
-    spec = importlib.util.spec_from_file_location(Path(place).stem, place)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return cast(Function, getattr(module, name))
-
-
-def _canary_ns() -> float:
-    """How long a fixed piece of arithmetic takes now: it tells that the machine became slower though nobody says so.
-
-    Integers of one interpreter: no memory beyond the first cache, no other thread.
-    """
-    clock = time.perf_counter_ns
-    pieces = []
-    for _ in range(CANARY_PIECES):
-        start = clock()
-        value = 1
-        for _ in range(CANARY_STEPS):
-            value = value * 1103515245 + 12345 & 0x7FFFFFFF
-        pieces.append(clock() - start)
-    return statistics.median(pieces)
 
 
 def _reset_peak() -> None:

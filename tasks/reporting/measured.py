@@ -37,7 +37,7 @@ def _conditions(conditions: Conditions) -> Facts:
     taken = f"{conditions.other_cores:.2f} and {conditions.stolen_cores:.2f}"
     facts = [
         ("cores that others and the hypervisor took at most", taken),
-        ("fixed arithmetic, slowest over fastest of a pair", f"{conditions.canary_ratio:.2f}"),
+        ("fixed work, slowest over fastest of a pair", f"{conditions.canary_ratio:.2f}"),
         ("pairs measured again", str(conditions.repeated)),
     ]
     if conditions.frequency_mhz is not None:

@@ -1,0 +1,83 @@
+"""Step 6, third part: the job's own step looks at what passed so far, and logs metrics that further gates rest on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tasks.context import Given, Run, log
+from tasks.job_hooks import job_step
+from tasks.record import open_candidate_run
+from tasks.registry import connect, quiet_mlflow, registry_call
+from tasks.runtimes.ort import open_session
+from tasks.step import step
+from validators.gates import overall
+from validators.logged_gates import judge_logged
+from validators.records import SessionSettings, Trial
+
+if TYPE_CHECKING:
+    import onnxruntime as ort
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What the job's own step is called with: one variant, and what it was judged on.
+
+    The step runs inside the candidate's run in MLflow: `mlflow.log_metric` and its siblings log there.
+    """
+
+    candidate: str
+    model: Path
+    settings: SessionSettings
+    source: Path
+    evaluation: Path
+
+    @contextmanager
+    def session(self) -> Iterator[ort.InferenceSession]:
+        """The variant in a session as it would be promoted; one at a time."""
+        with open_session(self.model, self.settings) as session:
+            yield session
+
+
+@step("run the job's own step", retried=False)
+def run_own_step(run: Run, given: Given, record: str, trials: tuple[Trial, ...]) -> tuple[Trial, ...]:
+    """Every trial that passed so far with the verdicts on what the step logged; as they are where the job has no step.
+
+    A step that raises passes nothing that it did not log before.
+    """
+    own = job_step(run.job)
+    if own is None:
+        return trials
+    with run.clock.work("run the job's own step"):
+        return tuple(
+            _try(run, given, record, own.function, trial) if trial.outcome == "passed" else trial for trial in trials
+        )
+
+
+def _try(run: Run, given: Given, record: str, function: Any, trial: Trial) -> Trial:
+    import mlflow
+
+    assert trial.variant is not None
+    subject = Subject(
+        trial.candidate,
+        trial.variant.path,
+        trial.variant.session,
+        given.source.onnx_path,
+        given.evidence.evaluation.file.path,
+    )
+    problem = ""
+    with connect(run.tracking_uri) as client:
+        identifier = open_candidate_run(client, record, trial.candidate)
+        with mlflow.start_run(run_id=identifier, nested=True, log_system_metrics=False), quiet_mlflow():
+            try:
+                function(subject)
+            except Exception as error:  # the user's code: whatever it raises ends in a verdict
+                problem = f"the job's own step raised {type(error).__name__}: {error}"
+                log.warning("%s: %s", trial.candidate, problem, exc_info=error)
+        logged: dict[str, float] = registry_call(client.get_run, identifier).data.metrics
+    verdicts = (*trial.verdicts, *judge_logged(logged, run.job.gates, problem=problem))
+    log.info("%s: the job's own step logged %s", trial.candidate, logged)
+    return replace(trial, verdicts=verdicts, outcome=overall(verdicts), mlflow_run_id=identifier)
