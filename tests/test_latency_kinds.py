@@ -106,6 +106,7 @@ def test_energy_by_hand() -> None:
 
 def test_the_worst_of_the_conditions_is_told() -> None:
     rough = BlockConditions(0.2, 0.1, (1.0, 1.1), 2400.0, 0, 3, 4)
+    rougher = replace(rough, frequency_mhz=2500.0, canary_ms=(1.0, 1.21))
     found = gathered(1.0, 1.0)
     found.launches["latency"][1] = Launch(
         [

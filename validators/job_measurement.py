@@ -49,10 +49,10 @@ class Measurement(Settings):
     threads: ThreadCounts = (0,)
     """Threads inside an operator, one number or a list; 0 takes the cores that the process may use. Variants are made and
     judged for the first."""
-    launches: Annotated[int, Field(ge=1, le=20)] = 4
+    launches: Annotated[int, Field(ge=1, le=20)] = 6
     """How many times both processes are started afresh. The interval rests on their number: of one launch it speaks of that
     launch alone."""
-    blocks: Annotated[int, Field(ge=1, le=100)] = 4
+    blocks: Annotated[int, Field(ge=1, le=100)] = 3
     """Pairs of blocks in each launch."""
     block_seconds: Annotated[float, Field(gt=0, le=60)] = 0.12
     """Shortest duration of a block, in seconds."""
