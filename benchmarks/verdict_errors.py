@@ -102,7 +102,7 @@ def compare_methods(drops: str, n: int, seed: int, experiments: int) -> dict[str
         values = draw_drops(rng, n)
         if np.ptp(values) == 0:
             continue
-        high = drop_interval(values, CONFIDENCE, seed=0)[0].high
+        high = drop_interval(values, CONFIDENCE)[0].high
         wrong["quantgate"] += high is not None and high < truth
         wrong["student"] += values.mean() + stats.t.ppf(CONFIDENCE, n - 1) * stats.sem(values) < truth
         wrong["bca"] += _bca_upper(values, rng) < truth

@@ -83,7 +83,7 @@ def _figures(
 
 
 def _judge(lost: Floats, gates: Gates) -> Verdict:
-    drop, method = drop_interval(lost, gates.confidence, seed=0)
+    drop, method = drop_interval(lost, gates.confidence)
     return judge_drop(drop, gates, n=len(lost), method=method)
 
 

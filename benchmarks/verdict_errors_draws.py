@@ -70,7 +70,7 @@ def error_rate_drop(before: Floats, after: Floats) -> float:
 
 
 def _of_mean(drops: Callable[[np.random.Generator, int, float], Floats]) -> Draw:
-    return lambda rng, n, drop: drop_interval(drops(rng, n, drop), CONFIDENCE, seed=0)
+    return lambda rng, n, drop: drop_interval(drops(rng, n, drop), CONFIDENCE)
 
 
 def _of_ratio(rng: np.random.Generator, n: int, drop: float) -> tuple[Estimate, str]:

@@ -1,29 +1,32 @@
-"""Where the evidence of a candidate lies in its run in MLflow: what verdicts point to, and what is logged there."""
+"""Where evidence lies in MLflow: what verdicts point to, and what is logged there."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from validators.verdicts import Verdict
 
-SCORES, VERDICTS, COVERAGE, SIZES = "accuracy/scores.npy", "verdicts.json", "coverage.json", "variant.json"
-# In the run of the whole: which rows of the evaluation samples had no say in the choice.
+# In the run of the whole: which of the evaluation samples had no say in the choice, a bool array of shape (samples,).
 CONFIRMATION_ROWS = "evaluation/confirmation.npy"
+# In the run of a candidate.
+VERDICTS, SCORES, NOISE, KERNELS = "verdicts.json", "accuracy/scores.npy", "accuracy/noise.npy", "coverage/kernels.json"
 LATENCY = "latency/{place}/samples.npz"
+CONFIRMED = "confirmation"
 _BY_GATE = {
     "drop": SCORES,
     "worst_slice": SCORES,
-    "sqnr": SCORES,
-    "coverage": COVERAGE,
-    "time_coverage": COVERAGE,
+    "sqnr": NOISE,
+    "coverage": KERNELS,
+    "time_coverage": KERNELS,
 }
 
 
-def evidence_of(verdict: Verdict, batch_size: int) -> str:
-    """The artifact of the candidate's run that a verdict rests on, or what it already names; empty where there is none.
+def with_evidence(verdict: Verdict, place: str) -> Verdict:
+    """The verdict with the artifact of the candidate's run that it rests on; `place` is that of its latency.
 
-    >>> evidence_of(Verdict("confirmed_speedup", "pass", 2.0, 1.2, "at_least"), 1)
-    'latency/confirmation/samples.npz'
+    >>> with_evidence(Verdict("speedup", "pass", 2.0, 1.2, "at_least"), "b1").evidence
+    'latency/b1/samples.npz'
     """
-    gate = verdict.gate.removeprefix("confirmed_")
-    if gate in ("speedup", "memory_ratio", "load_ratio"):
-        return LATENCY.format(place="confirmation" if gate != verdict.gate else f"batch_{batch_size}")
-    return verdict.evidence or _BY_GATE.get(gate, "")
+    if verdict.gate in ("speedup", "memory_ratio", "load_ratio"):
+        return replace(verdict, evidence=LATENCY.format(place=place))
+    return replace(verdict, evidence=_BY_GATE.get(verdict.gate, verdict.evidence))

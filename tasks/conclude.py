@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from tasks.clock import Clock
+from tasks.conclude_candidate import conclude_candidate, finite
 from validators.errors import QuantgateError
 from validators.job import Job
-from validators.measurements import Accuracy, Coverage, Estimate
+from validators.measurements import Accuracy
 from validators.records import CalibrationVerdict, Champion, Check, Inventory, Source, Trial
 from validators.recovery import Recovery
 from validators.result import (
     BaselineResult,
     CalibrationResult,
-    CandidateResult,
     ChampionResult,
     CheckResult,
-    ConfirmedResult,
     ErrorResult,
-    RefusalResult,
     Result,
     RunOutcome,
     SourceResult,
@@ -189,7 +185,7 @@ def _document(job: Job | None, findings: Findings, clock: Clock, outcome: RunOut
         if calibration
         else None,
         baseline=_baseline(findings, trials),
-        candidates=[_candidate(trial) for trial in trials],
+        candidates=[conclude_candidate(trial) for trial in trials],
         recovery=findings.recovery,
         champion=ChampionResult(
             name=champion.name, version=champion.version, alias=champion.alias, previous=champion.previous
@@ -215,75 +211,8 @@ def _baseline(findings: Findings, trials: tuple[Trial, ...]) -> BaselineResult |
     p95 = sorted(trial.latency.baseline_p95_ms for trial in trials if trial.latency and trial.latency.baseline_p95_ms)
     return BaselineResult(
         metric=findings.baseline.metric,
-        value=_finite(findings.baseline.value),
+        value=finite(findings.baseline.value),
         latency_p50_ms=p50[len(p50) // 2] if p50 else None,
         latency_p95_ms=p95[len(p95) // 2] if p95 else None,
         size_bytes=findings.baseline_bytes,
     )
-
-
-def _candidate(trial: Trial) -> CandidateResult:
-    latency = trial.latency
-    assert trial.outcome is not None, f"{trial.candidate} was not judged"
-    return CandidateResult(
-        name=trial.candidate,
-        outcome=trial.outcome,
-        refusal=RefusalResult(kind=trial.refusal.kind, reason=trial.refusal.reason) if trial.refusal else None,
-        metric_value=_finite(trial.accuracy.value) if trial.accuracy else None,
-        metric_drop=trial.drop if trial.drop and math.isfinite(trial.drop.value) else None,
-        flips=trial.flips,
-        sqnr_db=_finite_estimate(trial.accuracy.sqnr) if trial.accuracy else None,
-        speedup_p50=latency.speedup if latency else None,
-        latency_p50_ms=latency.p50_ms if latency else None,
-        latency_p95_ms=latency.p95_ms if latency else None,
-        size_bytes=trial.variant.size_bytes if trial.variant else None,
-        peak_memory_mb=latency.peak_memory_mb if latency else None,
-        coverage_macs=trial.coverage.share if trial.coverage else None,
-        **_times(trial.coverage),
-        saturation_max=trial.saturation.worst.share if trial.saturation and trial.saturation.worst else None,
-        changes=trial.variant.changes if trial.variant else {},
-        verdicts=[
-            replace(verdict, value=_finite(verdict.value), low=_finite(verdict.low), high=_finite(verdict.high))
-            for verdict in trial.verdicts
-        ],
-        latencies=list(trial.latencies),
-        confirmed=_confirmed(trial),
-        cached=trial.cached,
-    )
-
-
-def _confirmed(trial: Trial) -> ConfirmedResult | None:
-    if trial.confirmed is None:
-        return None
-    confirmed = trial.confirmed
-    return ConfirmedResult(
-        n=confirmed.n,
-        confidence=confirmed.confidence,
-        baseline_value=_finite(confirmed.baseline_value),
-        metric_value=_finite(confirmed.value),
-        metric_drop=_finite_estimate(confirmed.drop),
-        speedup_p50=confirmed.latency.speedup,
-        latency_p50_ms=confirmed.latency.p50_ms,
-    )
-
-
-def _finite_estimate(estimate: Estimate | None) -> Estimate | None:
-    if estimate is None or not math.isfinite(estimate.value):
-        return None
-    return Estimate(estimate.value, _finite(estimate.low), _finite(estimate.high))
-
-
-def _times(coverage: Coverage | None) -> dict[str, Any]:
-    """What the runtime tells of the time in kernels; nothing where it tells none."""
-    if coverage is None or coverage.time_share is None:
-        return {}
-    return {
-        "coverage_time": coverage.time_share,
-        "unfused": [kernel.name for kernel in coverage.unfused],
-        "inserted": coverage.inserted_counts,
-    }
-
-
-def _finite(value: float | None) -> float | None:
-    """JSON has neither NaN nor Inf: what is not finite is absent, and the verdict's reason says why."""
-    return value if value is not None and math.isfinite(value) else None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from tasks.artifacts import CONFIRMED, with_evidence
 from tasks.context import Given, Run, log
 from tasks.judge import ground_of, rank_passing
 from tasks.judge_answers import Ground, judge_answers
@@ -67,7 +68,8 @@ def _judge_again(run: Run, given: Given, inventory: Inventory, ground: Ground, t
     answers = judge_answers(ground, trial.accuracy, ground.confirmation, confidence)
     gates = job.gates.model_copy(update={"confidence": confidence})
     verdicts: list[Verdict | None] = [*answers.verdicts, judge_speedup(latency, gates, job.target)]
-    again = tuple(replace(verdict, gate=f"confirmed_{verdict.gate}") for verdict in verdicts if verdict is not None)
+    rested = [with_evidence(verdict, CONFIRMED) for verdict in verdicts if verdict is not None]
+    again = tuple(replace(verdict, gate=f"confirmed_{verdict.gate}") for verdict in rested)
     confirmed = Confirmed(
         n=answers.n,
         confidence=confidence,

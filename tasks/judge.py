@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from tasks.artifacts import with_evidence
 from tasks.context import Given, Run, log
 from tasks.judge_answers import Ground, judge_answers
 from tasks.ptq.graph import model_bytes
@@ -12,7 +13,7 @@ from tasks.step import step
 from validators.coverage_gate import judge_coverage, judge_simulation, judge_time_coverage
 from validators.gates import overall
 from validators.job import Job
-from validators.measurements import Accuracy
+from validators.measurements import Accuracy, point_labels
 from validators.records import Trial
 from validators.resource_gates import judge_load, judge_memory, judge_size, judge_speedup
 from validators.sanity_gates import judge_sanity
@@ -56,7 +57,8 @@ def judge_trial(ground: Ground, trial: Trial) -> Trial:
         judge_load(trial.latency, job.gates) if trial.latency else None,
         judge_simulation(trial.variant),
     ]
-    given = tuple(verdict for verdict in verdicts if verdict is not None)
+    place = point_labels(trial.latencies)[0] if trial.latencies else ""
+    given = tuple(with_evidence(verdict, place) for verdict in verdicts if verdict is not None)
     return replace(
         trial,
         accuracy=replace(trial.accuracy, value=answers.value, n=answers.n, sqnr=answers.sqnr),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tasks.context import Given, Run, log
 from tasks.job_hooks import job_step
-from tasks.record import open_candidate_run
+from tasks.record_candidate import open_candidate_run
 from tasks.registry import connect, quiet_mlflow, registry_call
 from tasks.runtimes.ort import open_session
 from tasks.step import step

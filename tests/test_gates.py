@@ -187,7 +187,7 @@ def kernels(kind: str, count: int) -> tuple[KernelTime, ...]:
 
 
 def test_the_reason_names_what_fell_back_and_what_came_with_it() -> None:
-    """A few of each, and how many more; the list of all kernels is the evidence."""
+    """A few of each, and how many more."""
     found = timed(
         10,
         90,
@@ -209,7 +209,6 @@ def test_the_reason_names_what_fell_back_and_what_came_with_it() -> None:
             "dequantizelinear3, dequantizelinear4 and 2 more"
             "; inserted 1 Cast, 2 Transpose, 3% of the time: cast0, transpose0, transpose1"
         )
-        assert verdict.evidence == "/store/coverage/kernels.json"
 
 
 @pytest.mark.parametrize(
@@ -392,7 +391,7 @@ def test_a_tolerance_below_what_the_samples_can_show_is_refused(
     """With one sample too few even a variant that never differs is inconclusive; with enough it passes."""
     gates = Gates(max_drop=max_drop, confidence=confidence)
     for n, outcome in ((needed - 1, "inconclusive"), (needed, "pass")):
-        drop, method = drop_interval(np.zeros(n), confidence, seed=1)
+        drop, method = drop_interval(np.zeros(n), confidence)
         assert judge_drop(drop, gates, n=n, method=method).outcome == outcome
     check_gates_can_be_met(gates, NO_SPLIT, kept(needed, 0), {}, is_right_or_wrong=True)
     with pytest.raises(JobError, match=f"at least {needed} samples") as caught:
@@ -442,6 +441,6 @@ def test_drops_that_are_not_finite_have_no_interval_and_do_not_pass(bad: float) 
     """One sample is enough, and nothing is resampled."""
     drops = np.random.default_rng(0).normal(size=50) - 9
     drops[7] = bad
-    estimate, method = drop_interval(drops, 0.95, seed=1)
+    estimate, method = drop_interval(drops, 0.95)
     assert math.isnan(estimate.value) and "NaN or Inf" in method
     assert judge_drop(estimate, GATES, n=50, method=method).outcome == "fail"

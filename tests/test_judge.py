@@ -13,6 +13,7 @@ from tasks.gather import trial_of
 from tasks.judge import judge_trial, rank_passing
 from tasks.judge_answers import Ground
 from tasks.store import StorageFull
+from validators.datasets import Arrays
 from validators.errors import InfrastructureError
 from validators.job import Job
 from validators.measurements import Accuracy, Answers, Coverage, Estimate, Latency, Sanity
@@ -92,11 +93,13 @@ def good_trial(accuracy: Accuracy, name: str = NAME, **changes: Any) -> Trial:
     return replace(trial, **changes)
 
 
-def judge(job: Job, trial: Trial, baseline: Accuracy, *, kept: slice | None = None) -> Trial:
+def judge(
+    job: Job, trial: Trial, baseline: Accuracy, *, kept: slice | None = None, slices: Arrays | None = None
+) -> Trial:
     """The trial as judged beside a baseline, on all rows but those that are `kept` for the confirmation."""
     confirmation = np.zeros(baseline.n, bool)
     confirmation[kept or slice(0)] = True
-    return judge_trial(Ground(job, baseline, BASELINE_BYTES, confirmation, {}), trial)
+    return judge_trial(Ground(job, baseline, BASELINE_BYTES, confirmation, slices or {}), trial)
 
 
 def outcomes(trial: Trial) -> dict[str, str]:
@@ -169,6 +172,22 @@ def test_accuracy_decides_by_its_bounds(bench: Bench, correct: int, outcome: str
     """No drop passes, 1.8 points of 1,000 samples are in doubt, 7 points are beyond it."""
     judged = judge(make_job(), good_trial(bench.accuracy(right(correct))), bench.accuracy(right(770)))
     assert judged.outcome == outcome
+
+
+def test_a_group_that_loses_what_the_mean_hides_fails(bench: Bench) -> None:
+    """Ten of 1,000 samples lost, all of them among the 60 of one language; its verdict rests on those 60."""
+    variant = np.ones(N)
+    variant[:10] = 0
+    language = np.where(np.arange(N) < 60, "small", "large")
+    trial, baseline = good_trial(bench.accuracy(variant)), bench.accuracy(np.ones(N))
+    judged = judge(make_job(), trial, baseline, slices={"language": language})
+    assert outcomes(judged)["drop"] == "pass" and outcomes(judged)["worst_slice"] == "fail"
+    verdict = next(verdict for verdict in judged.verdicts if verdict.gate == "worst_slice")
+    assert verdict.n == 60 and verdict.reason.startswith("language small") and judged.outcome == "failed"
+    assert {found.group: found.drop.value for found in judged.slices} == {"small": pytest.approx(1 / 6), "large": 0.0}
+    assert judged.flips is not None and (judged.flips.lost, judged.flips.gained) == (10, 0)
+    none = judge(make_job(gates=GATES | {"max_slice_drop": None}), trial, baseline, slices={"language": language})
+    assert none.outcome == "passed" and none.slices == judged.slices
 
 
 def test_samples_that_are_kept_have_no_say(bench: Bench) -> None:

@@ -108,17 +108,7 @@ def test_the_worst_of_the_conditions_is_told() -> None:
     rough = BlockConditions(0.2, 0.1, (1.0, 1.1), 2400.0, 0, 3, 4)
     rougher = replace(rough, frequency_mhz=2500.0, canary_ms=(1.0, 1.21))
     found = gathered(1.0, 1.0)
-    found.launches["latency"][1] = Launch(
-        [
-            Pair(
-                latency_block(2.0),
-                latency_block(2.0),
-                (rough, replace(rough, frequency_mhz=2500.0, canary_ms=(1.0, 1.21))),
-            )
-        ],
-        2,
-        "",
-    )
+    found.launches["latency"][1] = Launch([Pair(latency_block(2.0), latency_block(2.0), (rough, rougher))], 2, "")
     told = record(found).conditions
     assert told is not None
     assert (told.other_cores, told.stolen_cores, told.canary_ratio) == (0.2, 0.1, pytest.approx(1.1))

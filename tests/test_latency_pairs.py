@@ -69,7 +69,7 @@ def test_a_disturbance_that_lasts_ends_the_launch_with_its_reason() -> None:
     pauses: list[float] = []
     launch = measure_launch(machine, FOUR, pause=pauses.append)
     assert pauses == [0.5, 2.0]
-    assert launch.disturbance.startswith("a fixed piece of arithmetic took 1.50 times")
+    assert launch.disturbance.startswith("a fixed piece of work took 2.00 times")
     assert launch.disturbance.endswith("in each of 3 tries")
     assert (machine.asked, len(launch.pairs), launch.repeated) == ([0, 1, 1, 1], 2, 2)
 
@@ -94,7 +94,7 @@ def test_a_pair_at_odds_with_the_others_is_measured_again() -> None:
 def test_a_pair_that_is_disturbed_when_measured_again_is_not_counted() -> None:
     """At odds first, then disturbed, though its ratio looks right."""
     launch = run(QUIET, [pair(1.5), pair(1.0, conditions=SLOWER)], QUIET, QUIET)
-    assert launch.disturbance.startswith("a fixed piece of arithmetic")
+    assert launch.disturbance.startswith("a fixed piece of work")
 
 
 def test_earlier_launches_tell_what_is_at_odds() -> None:

@@ -38,15 +38,8 @@ def given(tiny: Tiny) -> Given:
     """The tiny model with its evaluation samples."""
     spec = TensorSpec("x", "float32", ("batch", 64))
     samples: Samples = load_samples(tiny.evaluation, (spec,), label="label", role="evaluation")
-    evidence = Evidence(
-        (spec,),
-        TensorSpec("logits", "float32", ("batch", 4)),
-        samples,
-        samples,
-        None,
-        None,
-        np.zeros(len(samples), bool),
-    )
+    logits, kept = TensorSpec("logits", "float32", ("batch", 4)), np.zeros(len(samples), bool)
+    evidence = Evidence((spec,), logits, samples, samples, None, None, kept)
     return Given(Source("tiny.onnx", "tiny", None, "1" * 64, tiny.model, "file"), evidence)
 
 

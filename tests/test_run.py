@@ -38,7 +38,11 @@ def world(tmp_path_factory: pytest.TempPathFactory, tiny: Tiny) -> tuple[Path, d
     def job(name: str, **changes: object) -> str:
         return str(write_job(root / f"{name}.yaml", tiny.job(**({"source": "models:/tiny/1"} | changes))))
 
-    first = job("first", candidates=[STATIC, DYNAMIC, FP8, ELSEWHERE])
+    for role in ("calibration", "evaluation"):
+        arrays = dict(np.load(getattr(tiny, role)))
+        np.savez(root / f"{role}.npz", **arrays, place=np.where(np.arange(len(arrays["x"])) % 3, "inside", "outside"))
+    placed = {role: str(root / f"{role}.npz") for role in ("calibration", "evaluation")} | {"slices": ["place"]}
+    first = job("first", candidates=[STATIC, DYNAMIC, FP8, ELSEWHERE], data=placed)
     data = {"calibration": str(root / "one_class_missing.npz"), "evaluation": str(tiny.evaluation)}
     calls: list[dict[str, object]] = [
         {"name": "trial", "job": first, "promote": False},
@@ -109,6 +113,32 @@ def test_each_candidate_ends_for_its_own_reason(world: tuple[Path, dict[str, Ans
     sane = {"same_outputs", "not_constant", "deterministic", "finite_outputs"}
     assert sane <= {verdict["gate"] for verdict in by_name[STATIC]["verdicts"] if verdict["outcome"] == "pass"}
     assert result["chosen"] in (STATIC, DYNAMIC)
+
+
+def test_the_winner_was_confirmed_and_the_registry_says_so(world: tuple[Path, dict[str, Answer]]) -> None:
+    """Both halves are disjoint and of one file; verdicts of both are tags of the version, with what they rest on."""
+    state, answers = world
+    result = answers["first"].result
+    assert result is not None
+    (chosen,) = [candidate for candidate in result["candidates"] if candidate["name"] == result["chosen"]]
+    gates = {verdict["gate"]: verdict for verdict in chosen["verdicts"]}
+    again = {"confirmed_drop", "confirmed_worst_slice", "confirmed_finite"}
+    assert again | {"drop", "worst_slice", "same_outputs", "not_constant", "deterministic"} <= set(gates)
+    assert chosen["confirmed"]["n"] + gates["drop"]["n"] == 2000 and 900 < chosen["confirmed"]["n"] < 1100
+    assert gates["confirmed_drop"]["confidence"] == pytest.approx(1 - 0.05 / 3)
+    assert {(found["column"], found["group"]) for found in chosen["slices"]} == {
+        ("place", "inside"),
+        ("place", "outside"),
+    }
+    assert sum(found["n"] for found in chosen["slices"]) == gates["drop"]["n"]
+    assert f"on {chosen['confirmed']['n']} samples that did not choose it" in result["reason"]
+    tags = "SELECT key, value FROM model_version_tags WHERE name = 'tiny-quantized' AND key LIKE 'quantgate.verdict.%'"
+    told = {key.removeprefix("quantgate.verdict."): json.loads(value) for key, value in registry(state, tags)}
+    assert set(told) == set(gates)
+    assert told["confirmed_drop"]["evidence"] == "accuracy/scores.npy" and told["drop"]["outcome"] == "pass"
+    logged = {str(path.relative_to(path.parents[1])) for path in (state / "mlartifacts").rglob("*.npy")}
+    assert {"accuracy/scores.npy", "evaluation/confirmation.npy"} <= logged
+    assert list((state / "mlartifacts").rglob("verdicts.json")) and list((state / "mlartifacts").rglob("samples.npz"))
 
 
 def test_a_second_run_makes_nothing_again_and_keeps_the_champion(world: tuple[Path, dict[str, Answer]]) -> None:

@@ -45,7 +45,6 @@ def judge_coverage(candidate: str, coverage: Coverage, gates: Gates) -> Verdict 
         high=most if coverage.unknown else None,
         method="multiply-accumulates by kernel, from the runtime's profile",
         reason="" if outcome == "pass" else ran + _told(precision, coverage),
-        evidence=str(coverage.kernels_path or ""),
     )
 
 
@@ -65,7 +64,6 @@ def judge_time_coverage(candidate: str, coverage: Coverage, gates: Gates) -> Ver
         direction="at_least",
         method="median time by kernel, from the runtime's profile",
         reason="" if outcome == "pass" else ran + _told(precision, coverage),
-        evidence=str(coverage.kernels_path or ""),
     )
 
 

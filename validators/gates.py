@@ -69,13 +69,13 @@ def _doubt(estimate: Estimate, method: str, needed: int | None, counted: str) ->
         return f"no interval ({method.removeprefix('none: ')}): more {counted} would tell"
     if needed is None:
         return f"the value lies on the bound: no number of {counted} would tell"
-    return f"the interval holds the bound: about {_two_digits(needed):,} {counted} would tell"
+    return f"the interval holds the bound: about {two_digits(needed):,} {counted} would tell"
 
 
-def _two_digits(count: int) -> int:
+def two_digits(count: int) -> int:
     """Rounded up to two digits: more would claim to know.
 
-    >>> _two_digits(1801), _two_digits(9), _two_digits(100)
+    >>> two_digits(1801), two_digits(9), two_digits(100)
     (1900, 9, 100)
     """
     unit = int(10 ** max(len(str(count)) - 2, 0))

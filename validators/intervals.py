@@ -33,12 +33,7 @@ NOT_FINITE = "none: the metric is NaN or Inf on some samples"
 TOO_FEW = f"none: fewer than {MIN_SAMPLES} samples"
 
 
-def drop_interval(
-    drops: Drops,
-    confidence: float,
-    *,
-    seed: int,  # noqa: ARG001  a caller need not know which of the two intervals draws at random
-) -> tuple[Estimate, str]:
+def drop_interval(drops: Drops, confidence: float) -> tuple[Estimate, str]:
     """The mean of paired drops (shape `(n,)`, positive is worse) with a one-sided bound on either side, and the method.
 
     Drops of right/wrong outcomes (-1, 0, 1) get Tango's score interval for a difference of paired proportions; any others
@@ -164,7 +159,7 @@ def paired_interval(
     low, high = mean_interval(pseudo, confidence) if np.ptp(pseudo) else (mean, mean)
     unseen = _unseen(different, n, confidence) * reach if is_few else 0.0
     below, above = max(mean - low, unseen), max(high - mean, unseen)
-    words = "jackknife, wider of Student and Hall" + (" and of changes not seen" if is_few else "")
+    words = "jackknife, wider of Student and Hall" + (" and of changes not seen" if is_few else "") + f", seed {seed}"
     return Estimate(value, value - below, value + above), words
 
 

@@ -67,6 +67,15 @@ class RefusalResult(_Document):
     reason: str
 
 
+class SliceResult(_Document):
+    """The drop in one group of a slice; its bounds hold for all groups at once."""
+
+    column: str
+    group: str
+    n: int
+    metric_drop: Estimate | None
+
+
 class ConfirmedResult(_Document):
     """What a candidate came to on samples that had no say in choosing it, and in a latency measured anew."""
 
@@ -76,6 +85,7 @@ class ConfirmedResult(_Document):
     baseline_value: float | None
     metric_value: float | None
     metric_drop: Estimate | None
+    slices: list[SliceResult] = []
     speedup_p50: Estimate
     latency_p50_ms: float
 
@@ -91,6 +101,8 @@ class CandidateResult(_Document):
     """Positive where it is worse than the baseline; null also for `sqnr`, which has none."""
     flips: Flips | None = None
     """How many evaluation samples (or pairs) are worse and how many better than the baseline's."""
+    slices: list[SliceResult] = []
+    """The groups that `data.slices` names, by their upper bounds, worst first."""
     sqnr_db: Estimate | None = None
     """The signal-to-quantization-noise ratio of the judged output against the baseline's; null where it is infinite, too."""
     speedup_p50: Estimate | None

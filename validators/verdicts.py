@@ -14,8 +14,8 @@ class Verdict:
 
     `direction` says on which side of `bound` the value must lie; `low` and `high` are one-sided bounds at `confidence`,
     absent where the value is exact. `samples_needed` is how many samples would settle an inconclusive one at 80 % power, if
-    the value stays what it is; None where no number would, or none was reckoned. `evidence` says where the samples are that
-    it rests on: a file of the store, or an address in MLflow.
+    the value stays what it is; None where no number would, or none was reckoned. `evidence` names the artifact of the
+    candidate's run in MLflow that it rests on, where there is one.
     """
 
     gate: str

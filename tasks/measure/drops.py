@@ -20,7 +20,7 @@ def estimate_drop(
     """
     sign = 1.0 if metric.higher_is_better else -1.0
     if are_scores(baseline):
-        return drop_interval(sign * (baseline - variant)[:, 0], confidence, seed=seed)
+        return drop_interval(sign * (baseline - variant)[:, 0], confidence)
 
     def drop_of(before: Rows, after: Rows) -> float:
         return sign * (metric.value(before) - metric.value(after))

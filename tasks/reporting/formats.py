@@ -151,10 +151,10 @@ def gate_value(verdict: Verdict, value: float | None, metric: str) -> str:
     if value is None:
         return NO_VALUE
     # The gate beside the champion looks at a drop, a speedup or bytes, and only its method says which.
-    kind = verdict.method if verdict.gate == "beats_champion" else verdict.gate
+    kind = verdict.method if verdict.gate == "beats_champion" else verdict.gate.removeprefix("confirmed_")
     if kind == "sqnr":
         return noise_ratio(value)
-    if "drop" in kind:
+    if "drop" in kind or kind == "worst_slice":
         return metric_drop(value, metric)
     if "coverage" in kind:
         return f"{percent(value)} %"

@@ -23,6 +23,7 @@ from tasks.reporting.measured import measured_facts
 from tasks.reporting.palette import DARK, LIGHT
 from tasks.reporting.parts import PART_COLUMNS, part_rows, tell_recovery
 from tasks.reporting.rows import failing, headings, is_simulated, metric_of, verdict_rows
+from tasks.reporting.slices import slice_rows, tell_flips
 from validators.job import Job
 from validators.records import CalibrationVerdict, Check, Trial
 from validators.result import CandidateResult, Result
@@ -117,7 +118,7 @@ def render_page(
         headings=headings(result),
         rows=rows,
         has_simulated=any("simulated" in row.marks for row in rows),
-        candidates=[_details(candidate, by_name.get(candidate.name)) for candidate in result.candidates],
+        candidates=[_details(one, by_name.get(one.name), metric_of(result)) for one in result.candidates],
         checks=sorted(checks, key=lambda check: (check.passed, check.severity)),
         chosen=chosen,
         inventory=_inventory(result.inventory or {}),
@@ -205,7 +206,7 @@ def _beside(trial: Trial | None, fallback: float | None) -> float | None:
     return trial.latency.baseline_p50_ms if trial and trial.latency else fallback
 
 
-def _details(candidate: CandidateResult, trial: Trial | None) -> dict[str, Any]:
+def _details(candidate: CandidateResult, trial: Trial | None, metric: str) -> dict[str, Any]:
     """What the expandable part of a candidate shows beside its row."""
     against = failing(candidate.verdicts)
     holding = len(candidate.verdicts) - len(against)
@@ -214,6 +215,8 @@ def _details(candidate: CandidateResult, trial: Trial | None) -> dict[str, Any]:
         "result": candidate,
         "summary": candidate.refusal.kind if candidate.refusal else summary,
         "variant": trial.variant if trial else None,
+        "flips": tell_flips(candidate),
+        "slices": slice_rows(candidate, metric),
         "latencies": trial.latencies if trial else (),
         "measured": measured_facts(trial.latency) if trial and trial.latency else [],
         "saturation": _saturation(trial),

@@ -9,6 +9,7 @@ from typing import Literal
 
 from tasks.reporting import formats
 from validators.errors import JobError
+from validators.gates import two_digits
 from validators.recipe import decode
 from validators.records import CandidateOutcome, Trial
 from validators.result import CandidateResult, Result
@@ -142,7 +143,9 @@ def _against(verdict: Verdict, metric: str) -> str:
     side = "above" if verdict.direction == "at_most" else "below"
     bound = formats.gate_value(verdict, verdict.bound, metric)
     if verdict.outcome == "inconclusive":
-        return f"{gate} may be {side} {bound}: more samples would tell"
+        needed = f"about {two_digits(verdict.samples_needed):,}" if verdict.samples_needed else "more"
+        counted = "pairs of blocks" if "speedup" in verdict.gate or "p50" in verdict.method else "samples"
+        return f"{gate} may be {side} {bound}: {needed} {counted} would tell"
     return f"{gate} {side} {bound}"
 
 

@@ -1,0 +1,41 @@
+"""Plain values as MLflow's entities: params, metrics and tags for one batch."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mlflow.entities import Metric, Param, RunTag
+
+
+def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested keys joined with dots."""
+    joined: dict[str, Any] = {}
+    for key, value in values.items():
+        joined |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return joined
+
+
+def as_params(values: dict[str, Any]) -> list[Param]:
+    """Params, with keys that MLflow takes."""
+    from mlflow.entities import Param
+
+    # MLflow refuses a key with any other character.
+    return [Param(re.sub(r"[^\w\-. :/]", "", key), str(value)) for key, value in values.items()]
+
+
+def as_metrics(values: dict[str, float]) -> list[Metric]:
+    """Metrics of this moment."""
+    from mlflow.entities import Metric
+
+    now = int(time.time() * 1000)
+    return [Metric(key, float(value), now, 0) for key, value in values.items()]
+
+
+def as_tags(values: dict[str, str]) -> list[RunTag]:
+    """Tags of a run."""
+    from mlflow.entities import RunTag
+
+    return [RunTag(key, value) for key, value in values.items()]

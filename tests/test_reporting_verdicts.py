@@ -1,0 +1,129 @@
+"""What page and markdown say of the confirmation, of slices and of flips."""
+
+from __future__ import annotations
+
+from test_reporting import CHOSEN, NAMES, RESULT, Reader, render
+
+from tasks.reporting.confirmation import confirmed_rows, tell_confirmation
+from tasks.reporting.formats import NO_VALUE, gate_value
+from tasks.reporting.markdown import verdict_markdown
+from tasks.reporting.rows import why
+from tasks.reporting.slices import SHOWN_SLICES, slice_rows, tell_flips
+from validators.measurements import Estimate, Flips
+from validators.result import ConfirmedResult, Result, SliceResult
+from validators.verdicts import Verdict
+
+LUCKY = NAMES[2]
+CONFIDENCE = 1 - 0.05 / 3
+
+
+def confirmed(drop: Estimate, speedup: Estimate) -> ConfirmedResult:
+    return ConfirmedResult(
+        n=907,
+        confidence=CONFIDENCE,
+        baseline_value=0.7725,
+        metric_value=0.7725 - drop.value,
+        metric_drop=drop,
+        speedup_p50=speedup,
+        latency_p50_ms=1.25,
+    )
+
+
+def with_confirmation() -> Result:
+    """The result with one candidate that was not confirmed before the chosen one was."""
+    again = {
+        LUCKY: confirmed(Estimate(0.015, 0.004, 0.026), Estimate(1.7, 1.6, 1.8)),
+        CHOSEN: confirmed(Estimate(0.002, -0.004, 0.008), Estimate(1.44, 1.31, 1.58)),
+    }
+    changed = [
+        candidate.model_copy(
+            update={"confirmed": again.get(candidate.name)}
+            | ({"outcome": "inconclusive"} if candidate.name == LUCKY else {})
+        )
+        for candidate in RESULT.candidates
+    ]
+    return RESULT.model_copy(update={"candidates": changed})
+
+
+def test_who_was_judged_again_stands_beside_what_chose_it() -> None:
+    result = with_confirmation()
+    lucky, chosen = confirmed_rows(result)
+    assert (lucky.name, lucky.outcome, chosen.name, chosen.outcome) == (LUCKY, "inconclusive", CHOSEN, "passed")
+    assert (chosen.samples, chosen.baseline, chosen.metric) == ("907", "0.772", "0.770")
+    assert (chosen.drop, chosen.drop_upper, chosen.speedup, chosen.speedup_lower) == (
+        "+0.20 pt",
+        "≤ +0.80 pt",
+        "1.44x",
+        "≥ 1.31x",
+    )
+    before = next(candidate for candidate in result.candidates if candidate.name == CHOSEN)
+    assert before.speedup_p50 is not None and chosen.chosen_speedup == f"{before.speedup_p50.value:.2f}x"
+    told = tell_confirmation(result)
+    assert told.startswith("2 candidates were, best first, judged again on 907 evaluation samples") and "98.3 %" in told
+
+
+def test_page_and_markdown_show_the_confirmation_and_its_figures_on_top() -> None:
+    text = render(with_confirmation())
+    Reader(text)
+    assert 'id="confirmation"' in text and "judged again on 907 evaluation samples" in text
+    figures = text[text.index('class="figures"') : text.index("</dl>")]
+    assert "1.44x" in figures and "at least 1.31x" in figures and "+0.20 pt" in figures and "1.25 ms" in figures
+    markdown = verdict_markdown(with_confirmation())
+    assert "judged again on 907" in markdown and "1.44x (≥ 1.31x)" in markdown
+
+
+def test_without_a_confirmation_nothing_is_said_of_one() -> None:
+    assert 'id="confirmation"' not in render() and tell_confirmation(RESULT) == ""
+    assert "judged again" not in verdict_markdown(RESULT)
+
+
+def test_slices_and_flips_of_a_candidate() -> None:
+    """The worst ten, the rest in the result document; an absent interval is a dash."""
+    slices = [
+        SliceResult(column="language", group=f"g{i}", n=40 + i, metric_drop=Estimate(0.01, 0.0, 0.03))
+        for i in range(12)
+    ]
+    slices[1] = SliceResult(column="language", group="<tiny>", n=3, metric_drop=None)
+    flips = Flips(lost=1200, gained=7, n=2000)
+    changed = [
+        candidate.model_copy(update={"slices": slices, "flips": flips} if candidate.name == CHOSEN else {})
+        for candidate in RESULT.candidates
+    ]
+    result = RESULT.model_copy(update={"candidates": changed})
+    (candidate,) = (one for one in changed if one.name == CHOSEN)
+    rows = slice_rows(candidate, "accuracy")
+    assert len(rows) == SHOWN_SLICES
+    assert (rows[0].name, rows[0].samples, rows[0].drop, rows[0].bounds) == (
+        "language g0",
+        "40",
+        "+1.00 pt",
+        "+0.00 pt to +3.00 pt",
+    )
+    assert (rows[1].drop, rows[1].bounds) == (NO_VALUE, NO_VALUE)
+    assert tell_flips(candidate) == "Of 2,000 samples 1,200 became worse than the source's and 7 better."
+    text = render(result)
+    Reader(text)
+    assert "language &lt;tiny&gt;" in text and "and 2 more, each with a lower upper bound" in text
+    assert "1,200 became worse" in text
+
+
+def test_verdicts_of_the_confirmation_have_the_units_of_their_gates() -> None:
+    shown = {
+        "confirmed_drop": "+0.85 pt",
+        "worst_slice": "+0.85 pt",
+        "confirmed_worst_slice": "+0.85 pt",
+        "confirmed_speedup": "0.01x",
+    }
+    for gate, text in shown.items():
+        assert gate_value(Verdict(gate, "pass", 0.0085, 0.02, "at_most"), 0.0085, "accuracy") == text
+
+
+def test_an_inconclusive_verdict_says_how_many_would_tell() -> None:
+    doubts = (
+        Verdict("drop", "inconclusive", 0.01, 0.02, "at_most", 0.0, 0.03, 0.95, 900, samples_needed=1801),
+        Verdict("speedup", "inconclusive", 1.1, 1.05, "at_least", 1.0, 1.2, 0.95, 18, samples_needed=41),
+        Verdict("drop", "inconclusive", 0.02, 0.02, "at_most", 0.01, 0.03, 0.95, 900),
+    )
+    for verdict, words in zip(doubts, ("about 1,900 samples", "about 41 pairs of blocks", "more samples"), strict=True):
+        candidate = RESULT.candidates[0].model_copy(update={"verdicts": [verdict], "outcome": "inconclusive"})
+        assert f"{words} would tell" in why(candidate, "accuracy")
