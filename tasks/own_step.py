@@ -51,7 +51,7 @@ def run_own_step(run: Run, given: Given, record: str, trials: tuple[Trial, ...])
     own = job_step(run.job)
     if own is None:
         return trials
-    with run.clock.work("run the job's own step"):
+    with run.clock.work("own step"):
         return tuple(
             _try(run, given, record, own.function, trial) if trial.outcome == "passed" else trial for trial in trials
         )

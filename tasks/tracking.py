@@ -22,16 +22,15 @@ def as_params(values: dict[str, Any]) -> list[Param]:
     """Params, with keys that MLflow takes."""
     from mlflow.entities import Param
 
-    # MLflow refuses a key with any other character.
-    return [Param(re.sub(r"[^\w\-. :/]", "", key), str(value)) for key, value in values.items()]
+    return [Param(_key(key), str(value)) for key, value in values.items()]
 
 
 def as_metrics(values: dict[str, float]) -> list[Metric]:
-    """Metrics of this moment."""
+    """Metrics of this moment, with keys that MLflow takes."""
     from mlflow.entities import Metric
 
     now = int(time.time() * 1000)
-    return [Metric(key, float(value), now, 0) for key, value in values.items()]
+    return [Metric(_key(key), float(value), now, 0) for key, value in values.items()]
 
 
 def as_tags(values: dict[str, str]) -> list[RunTag]:
@@ -39,3 +38,8 @@ def as_tags(values: dict[str, str]) -> list[RunTag]:
     from mlflow.entities import RunTag
 
     return [RunTag(key, value) for key, value in values.items()]
+
+
+def _key(name: str) -> str:
+    """The name without what MLflow refuses: groups of slices and nodes of graphs may have any."""
+    return re.sub(r"[^\w\-. :/]", "", name)
