@@ -26,7 +26,7 @@ from tasks.measure.inventory import usable_cores
 from tasks.measure.latency import compare_latency
 from tasks.measure.latency_process import Contestant, Worker
 from validators.job_measurement import Measurement
-from validators.measurements import Latency
+from validators.latencies import Latency
 from validators.records import SessionSettings
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)

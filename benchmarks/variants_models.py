@@ -10,7 +10,7 @@ import numpy as np
 import yaml
 
 from flows.demo import prepare_demo
-from validators.job import Job
+from validators.job import Confirmation, Job
 from validators.read_job import parse_job, read_job
 
 LANGUAGE_WINDOWS = 16  # of 512 tokens
@@ -84,9 +84,11 @@ def language(state: Path) -> Iterator[Case]:
 
 
 def _shaped(job: Job, batch: int, dims: dict[str, tuple[int, ...]], candidates: tuple[str, ...] = CANDIDATES) -> Job:
-    """The job at one shape; more launches than usual, since a process keeps what luck it had at its start."""
-    measurement = job.measurement.model_copy(update={"batch_sizes": (batch,), "dims": dims, "launches": 6})
-    return job.model_copy(update={"measurement": measurement, "candidates": candidates})
+    """The job at one shape; more launches than usual, since a process keeps what luck it had at its start. All samples judge:
+    nothing is promoted here, and rivals are held against them as well."""
+    measurement = job.measurement.model_copy(update={"batch_sizes": (batch,), "dims": dims, "launches": 8})
+    everything = Confirmation(share=0)
+    return job.model_copy(update={"measurement": measurement, "candidates": candidates, "confirmation": everything})
 
 
 MODELS: dict[str, Callable[[Path], Iterator[Case]]] = {"text": text, "image": image, "language": language}

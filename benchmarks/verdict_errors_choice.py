@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from verdict_errors_draws import CONFIDENCE, flips
 
-from tasks.measure.latency import ratio_estimate
+from tasks.measure.latency_ratio import ratio_estimate
 from validators.accuracy_gates import judge_drop
 from validators.datasets import Samples
 from validators.gates import bounded, confidence_of_each
@@ -21,7 +21,9 @@ from validators.split import confirmation_mask
 from validators.verdicts import Verdict
 
 CANDIDATES, SAMPLES, FLIPS = 20, 2000, 0.05
-BOUND, PAIRS, PAIR_SD = 1.05, 8, 0.03
+BOUND = 1.05
+# As latency is measured by default, and as its logarithms scatter on a shared virtual machine.
+LAUNCHES, PAIRS, LAUNCH_SD, PAIR_SD = 6, 3, 0.01, 0.06
 CONFIRMATION = Confirmation()
 OF_EACH = confidence_of_each(CONFIDENCE, CONFIRMATION.candidates)
 
@@ -88,9 +90,9 @@ def _judge(lost: Floats, gates: Gates) -> Verdict:
 
 
 def _judge_speed(rng: np.random.Generator, ratio: float, confidence: float) -> Verdict:
-    ratios = ratio * np.exp(rng.normal(0, PAIR_SD, PAIRS))
-    estimate = ratio_estimate(ratios.tolist(), confidence)
-    return bounded("speedup", estimate, BOUND, "at_least", confidence, PAIRS, "pairs", "{:.3f}x".format)
+    logs = rng.normal(0, LAUNCH_SD, (LAUNCHES, 1)) + rng.normal(0, PAIR_SD, (LAUNCHES, PAIRS))
+    estimate = ratio_estimate((ratio * np.exp(logs)).tolist(), confidence)
+    return bounded("speedup", estimate, BOUND, "at_least", confidence, LAUNCHES, "launches", "{:.3f}x".format)
 
 
 def _samples(rng: np.random.Generator) -> Samples:

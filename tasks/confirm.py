@@ -17,7 +17,8 @@ from tasks.measure_latency import latency_of
 from tasks.step import step
 from validators.errors import CandidateRefused
 from validators.gates import confidence_of_each, overall
-from validators.measurements import Accuracy, Latency
+from validators.latencies import Latency
+from validators.measurements import Accuracy
 from validators.records import Confirmed, Inventory, Trial
 from validators.resource_gates import judge_speedup
 from validators.verdicts import Verdict

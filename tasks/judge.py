@@ -13,7 +13,8 @@ from tasks.step import step
 from validators.coverage_gate import judge_coverage, judge_simulation, judge_time_coverage
 from validators.gates import overall
 from validators.job import Job
-from validators.measurements import Accuracy, point_labels
+from validators.latencies import point_labels
+from validators.measurements import Accuracy
 from validators.records import Trial
 from validators.resource_gates import judge_load, judge_memory, judge_size, judge_speedup
 from validators.sanity_gates import judge_sanity

@@ -19,7 +19,7 @@ from tasks.step import step
 from validators.digests import digest_values
 from validators.errors import CandidateRefused
 from validators.job_measurement import OperatingPoint
-from validators.measurements import Latency
+from validators.latencies import Latency
 from validators.records import Inventory, Trial, Variant
 
 # What makes other numbers of the same point; the lists of points are not among it.

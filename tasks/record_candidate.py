@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from tasks.artifacts import CONFIRMED, KERNELS, LATENCY, NOISE, SCORES, VERDICTS
 from tasks.registry import registry_call
 from tasks.tracking import as_metrics, as_params, as_tags, flat
-from validators.measurements import Coverage, Estimate, Latency, point_labels
+from validators.latencies import Latency, point_labels
+from validators.measurements import Coverage, Estimate
 from validators.records import Confirmed, Trial
 
 if TYPE_CHECKING:

@@ -15,7 +15,8 @@ from tasks.conclude import Findings, conclude, conclude_error
 from validators.errors import JobError
 from validators.gates import overall
 from validators.job import Job
-from validators.measurements import Accuracy, Coverage, Estimate, KernelTime, Latency
+from validators.latencies import Latency
+from validators.measurements import Accuracy, Coverage, Estimate, KernelTime
 from validators.read_job import parse_job
 from validators.records import (
     CalibrationVerdict,

@@ -20,7 +20,8 @@ from validators.gates import confidence_of_each, overall, samples_to_settle
 from validators.intervals import drop_interval, tango_interval
 from validators.job import Confirmation
 from validators.job_gates import Gates
-from validators.measurements import Answers, Coverage, Estimate, KernelTime, Latency, Sanity
+from validators.latencies import Latency
+from validators.measurements import Answers, Coverage, Estimate, KernelTime, Sanity
 from validators.records import SessionSettings, Variant
 from validators.resource_gates import judge_size, judge_speedup
 from validators.sanity_gates import judge_finite, judge_sanity

@@ -16,7 +16,8 @@ from tasks.store import StorageFull
 from validators.datasets import Arrays
 from validators.errors import InfrastructureError
 from validators.job import Job
-from validators.measurements import Accuracy, Answers, Coverage, Estimate, Latency, Sanity
+from validators.latencies import Latency
+from validators.measurements import Accuracy, Answers, Coverage, Estimate, Sanity
 from validators.read_job import parse_job
 from validators.records import Refusal, SessionSettings, Trial, Variant
 

@@ -21,7 +21,8 @@ from tasks.measure.latency_summary import Gathered, Side, summarise
 from tasks.measure.nvml import GpuState
 from validators.errors import CandidateRefused
 from validators.job_measurement import Measurement
-from validators.measurements import Estimate, Latency
+from validators.latencies import Latency
+from validators.measurements import Estimate
 from validators.records import SessionSettings
 
 CPU = SessionSettings("CPUExecutionProvider", 1)

@@ -19,7 +19,8 @@ from tasks.request import request_batch
 from tasks.store import Store
 from validators.datasets import Samples, TensorSpec, load_samples
 from validators.job_measurement import Measurement, OperatingPoint
-from validators.measurements import Accuracy, Estimate, Latency, point_labels
+from validators.latencies import Latency, point_labels
+from validators.measurements import Accuracy, Estimate
 from validators.read_job import parse_job
 from validators.records import Inventory, SessionSettings, Source, Trial, Variant
 

@@ -22,7 +22,8 @@ from tasks.reporting.labels import Box
 from validators import records
 from validators.job import Job
 from validators.job_data import Data
-from validators.measurements import Estimate, KernelTime, Latency
+from validators.latencies import Latency
+from validators.measurements import Estimate, KernelTime
 from validators.read_job import parse_job
 from validators.recipe import DEFAULT_CANDIDATES
 from validators.records import CalibrationVerdict, Check, SessionSettings, Trial, Variant

@@ -14,7 +14,8 @@ from tasks.reporting.measured import measured_facts
 from validators.champion_gate import judge_against_champion
 from validators.job_gates import Gates
 from validators.job_measurement import OperatingPoint
-from validators.measurements import Conditions, EndToEnd, Estimate, Latency, Throughput
+from validators.latencies import Conditions, EndToEnd, Latency, Throughput
+from validators.measurements import Estimate
 from validators.read_job import parse_job
 from validators.records import SessionSettings, Trial, Variant
 from validators.resource_gates import judge_load, judge_memory, judge_speedup

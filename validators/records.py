@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Literal
 
 from validators.errors import RefusalKind
+from validators.latencies import Latency
 from validators.libraries import Libraries
-from validators.measurements import Accuracy, Coverage, Estimate, Flips, Latency, Sanity, Saturation
+from validators.measurements import Accuracy, Coverage, Estimate, Flips, Sanity, Saturation
 from validators.slices import SliceDrop
 from validators.verdicts import Verdict
 

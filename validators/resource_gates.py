@@ -6,7 +6,7 @@ from typing import Literal
 
 from validators.gates import bounded
 from validators.job_gates import Gates
-from validators.measurements import Latency
+from validators.latencies import Latency
 from validators.recipe import Target
 from validators.records import Variant
 from validators.verdicts import Verdict

@@ -6,7 +6,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from validators.measurements import Estimate, Flips, Latency
+from validators.latencies import Latency
+from validators.measurements import Estimate, Flips
 from validators.records import CandidateOutcome
 from validators.recovery import Recovery
 from validators.verdicts import Verdict

@@ -21,7 +21,7 @@ from tasks.measure.latency_summary import Gathered, save, summarise
 from tasks.measure.nvml import PROVIDERS, Gpu, open_gpu
 from validators.datasets import Arrays
 from validators.job_measurement import Measurement
-from validators.measurements import Latency
+from validators.latencies import Latency
 
 
 def compare_latency(

@@ -14,7 +14,8 @@ from tasks.measure.disturbance import canary_ratio
 from tasks.measure.latency_pairs import Launch, Pair, WarmUp
 from tasks.measure.latency_process import Kind
 from tasks.measure.latency_ratio import Samples, central_ratio, percentile, ratio_estimate
-from validators.measurements import Conditions, EndToEnd, Estimate, Latency, Throughput
+from validators.latencies import Conditions, EndToEnd, Latency, Throughput
+from validators.measurements import Estimate
 
 SIDES = ("baseline", "variant")
 

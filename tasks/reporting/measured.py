@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tasks.reporting import formats
-from validators.measurements import Conditions, Estimate, Latency
+from validators.latencies import Conditions, Latency
+from validators.measurements import Estimate
 
 Facts = list[tuple[str, str]]
 
