@@ -39,7 +39,7 @@ ROWS, WIDTH = 64, 256
 CONFIDENCE = 0.975
 LONG = Measurement(launches=12, blocks=6, block_seconds=0.3)
 # What is often done instead: one block of each, one after the other, and a difference of 5 % is one.
-NAIVE_SECONDS, NAIVE_WARMUP_SECONDS, NAIVE_DIFFERENCE = 1.0, 0.3, 0.05
+NAIVE_SECONDS, NAIVE_WARMUP_SECONDS, NAIVE_DIFFERENCE = 0.5, 0.2, 0.05
 BURNER = "while True: pass"
 
 

@@ -23,8 +23,9 @@ PAUSES_SECONDS = (0.5, 2.0)
 # A pair disagrees when its logarithm of the ratio is farther from the median than this, and than so many of the spreads.
 JUMP = 0.25
 JUMP_SPREADS = 6.0
-# A block disagrees when its median is farther from its side's within the launch than this, and than so many of the spreads.
-SHIFT = 0.3
+# A block disagrees when the logarithm of its median is farther from its side's within the launch than this, and than so many
+# of the spreads. A neighbour on the other half of a core leaves at least half of it: that slows both sides, and is noise.
+SHIFT = math.log(2)
 SHIFT_SPREADS = 3.0
 _SIGMA_PER_MAD = 1.4826  # of a normal distribution
 _SIGMA_PER_IQR = 0.7413
