@@ -138,7 +138,7 @@ def choose_recovered(trials: tuple[Trial, ...]) -> Trial | None:
 
 def _fails_on_accuracy_alone(trial: Trial) -> bool:
     against = {verdict.gate for verdict in trial.verdicts if verdict.outcome != "pass"}
-    return bool(against) and against <= {"drop", "sqnr"}
+    return bool(against) and against <= LOSSES
 
 
 def _is_recoverable(name: str) -> bool:
