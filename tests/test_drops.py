@@ -98,7 +98,7 @@ def test_noise_has_bounds_that_hold() -> None:
         assert found.low is not None and found.high is not None and found.low < found.value < found.high
         assert found.low < 20 < found.high
     assert narrow.value == pytest.approx(20.0, abs=0.5)
-    assert narrow.high - narrow.low < (wide.high - wide.low) / 2  # type: ignore[operator]
+    assert narrow.high - narrow.low < (wide.high - wide.low) / 2  # type: ignore[operator]  # ends are there, see above
     assert -10 * math.log10(rows[:, 1].sum() / rows[:, 0].sum()) == pytest.approx(narrow.value)
 
 

@@ -53,7 +53,7 @@ def test_any_selection_has_jiwers_rate(pairs: list[tuple[str, str]], data: st.Da
     meant, said = (np.array(texts) for texts in zip(*pairs, strict=True))
     drawn = data.draw(st.lists(st.integers(0, len(pairs) - 1), min_size=1, max_size=20))
     for name, whole in (("wer", jiwer.wer), ("cer", jiwer.cer)):
-        metric = error_rate(name, make_decoder(TextDecoding()))  # type: ignore[arg-type]
+        metric = error_rate(name, make_decoder(TextDecoding()))  # type: ignore[arg-type]  # a tuple's names are str
         rows = metric.rows(said, meant, None)
         assert rows.shape == (len(pairs), 2)
         assert metric.value(rows[drawn]) == pytest.approx(whole(list(meant[drawn]), list(said[drawn])))
