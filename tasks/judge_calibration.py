@@ -11,13 +11,13 @@ from tasks.context import MEASURE_CODE, Given, Run, log
 from tasks.measure.activations import open_tapped, view_samples
 from tasks.measure.inventory import usable_cores
 from tasks.measure.taps import find_taps
-from tasks.ptq.make import CPU_PROVIDER
 from tasks.step import step
 from validators import calibration_data
 from validators.calibration_data import judge_calibration
 from validators.digests import digest_code
 from validators.errors import CandidateRefused, DataError
 from validators.model_view import ModelView
+from validators.providers import CPU_PROVIDER
 from validators.records import CalibrationVerdict, SessionSettings
 
 CHECK_CODE = digest_code([Path(calibration_data.__file__).parent])

@@ -16,6 +16,7 @@ from tasks.runtimes.ort import DISTRIBUTIONS, open_session
 from validators.approval import Approval
 from validators.digests import digest_file
 from validators.measurements import Saturation
+from validators.providers import OPENVINO_PROVIDER
 from validators.records import Inventory, Variant
 from validators.verdicts import Verdict
 
@@ -48,7 +49,7 @@ def manifest_of(given: Given, inventory: Inventory, variant: Variant, saturation
 
     `ranges` is what to watch in production: the ends of each fixed range, and the share of values that lay outside of it here.
     """
-    plugin = variant.session.provider == openvino.OPENVINO_PROVIDER
+    plugin = variant.session.provider == OPENVINO_PROVIDER
     runtime = next(name for name in inventory.runtimes if name in DISTRIBUTIONS)
     return {
         "candidate": variant.candidate,
@@ -69,7 +70,7 @@ def manifest_of(given: Given, inventory: Inventory, variant: Variant, saturation
 
 
 def runtime_requirements(inventory: Inventory, variant: Variant) -> list[str]:
-    plugin = variant.session.provider == openvino.OPENVINO_PROVIDER
+    plugin = variant.session.provider == OPENVINO_PROVIDER
     runtimes = [
         f"{name}=={version}"
         for name, version in inventory.runtimes.items()

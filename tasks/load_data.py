@@ -10,13 +10,13 @@ from tasks.context import Evidence, Run, log
 from tasks.job_hooks import job_hooks, job_step
 from tasks.job_metric import job_metric
 from tasks.measure_accuracy import keeps_noise
-from tasks.ptq.make import CPU_PROVIDER
 from tasks.runtimes.ort import describe_inputs, describe_outputs, open_session
 from tasks.step import step
 from validators.accuracy_gates import check_gates_can_be_met
 from validators.datasets import Samples, TensorSpec, check_evaluation, load_samples
 from validators.errors import DataError, JobError, SourceError
 from validators.job import Job
+from validators.providers import CPU_PROVIDER
 from validators.records import SessionSettings, Source
 from validators.split import confirmation_mask
 

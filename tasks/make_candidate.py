@@ -17,7 +17,7 @@ from tasks.measure.inventory import adds_pairs_in_16_bits, usable_cores
 from tasks.measure_accuracy import measure_accuracy
 from tasks.ptq.calibration import calibrate
 from tasks.ptq.grams import Gram, collect_grams
-from tasks.ptq.make import CPU_PROVIDER, Materials, float_graph, make_variant, quantize_int8, why_unmeasured
+from tasks.ptq.make import Materials, float_graph, make_variant, quantize_int8, why_unmeasured
 from tasks.ptq.prepare import fuse_graph, prepare_graph
 from tasks.ptq.qdq import Report
 from tasks.ptq.sensitivity import Sensitivity, find_parts, rank_parts
@@ -28,6 +28,7 @@ from tasks.step import step
 from validators.datasets import Arrays
 from validators.errors import CandidateRefused
 from validators.measurements import Accuracy
+from validators.providers import CPU_PROVIDER
 from validators.recipe import Candidate, decode
 from validators.records import Inventory, Refusal, SessionSettings, Trial, Variant
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,14 +14,11 @@ from tasks.job_metric import job_metric
 from tasks.measure.metric import Metric, Rows
 from tasks.measure.perplexity import WINDOWS_AT_ONCE, score_batches
 from tasks.measure.values import has_noise, signal_and_noise
-from tasks.runtimes.ort import open_session, run_batches, run_outputs
+from tasks.runtimes.runner import Runner, open_runner, run_all
 from validators.datasets import TensorSpec
 from validators.errors import CandidateRefused, JobError
 from validators.measurements import Accuracy
 from validators.records import Inventory, SessionSettings
-
-if TYPE_CHECKING:
-    import onnxruntime as ort
 
 # Samples a batch when accuracy is measured; latency has batch sizes of its own.
 EVALUATION_BATCH_SIZE = 32
@@ -64,10 +61,10 @@ def measure_accuracy(
     )
 
     def measure(folder: Path) -> Accuracy:
-        with open_session(
+        with open_runner(
             model, _considerate(settings, threads=settings.threads if alone else settings.threads // 2)
-        ) as session:
-            outputs = _outputs(session, evidence, metric)
+        ) as runner:
+            outputs = _outputs(runner, evidence, metric)
         reference = np.load(baseline.outputs_path) if baseline else None
         rows = _rows(metric, outputs, evidence.evaluation.labels, reference)
         np.save(folder / "outputs.npy", outputs)
@@ -99,15 +96,15 @@ def finite(outputs: NDArray[Any]) -> NDArray[np.bool_]:
     return np.isfinite(outputs) if outputs.dtype.kind in "fiub" else np.ones(outputs.shape, bool)
 
 
-def _outputs(session: ort.InferenceSession, evidence: Evidence, metric: Metric) -> NDArray[Any]:
+def _outputs(runner: Runner, evidence: Evidence, metric: Metric) -> NDArray[Any]:
     """What is kept of the outputs, `(n, ...)`."""
     samples, output = evidence.evaluation, evidence.output.name
     if metric.name == "perplexity":
         batches = samples.batches(evidence.batch_axis or WINDOWS_AT_ONCE)
-        logits = (run_outputs(session, batch, [output])[0] for batch in batches)
+        logits = (runner.run(batch, [output])[0] for batch in batches)
         # The logits of all windows fit nowhere; their losses, finite where they are, stand for them from here on.
         return score_batches(logits, samples, evidence.output)
-    outputs = run_batches(session, samples.batches(evidence.batch_axis or EVALUATION_BATCH_SIZE), output)
+    outputs = run_all(runner, samples.batches(evidence.batch_axis or EVALUATION_BATCH_SIZE), output)
     # The runtime gives text as Python objects, which numpy stores by pickle alone.
     return outputs.astype(str) if outputs.dtype.kind == "O" else outputs
 

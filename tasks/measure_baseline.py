@@ -11,10 +11,10 @@ from tasks.job_metric import job_metric
 from tasks.measure.inventory import usable_cores
 from tasks.measure_accuracy import finite, measure_accuracy
 from tasks.ptq.graph import model_bytes
-from tasks.ptq.make import CPU_PROVIDER
 from tasks.step import step
 from validators.errors import CandidateRefused, SourceError
 from validators.measurements import Accuracy
+from validators.providers import CPU_PROVIDER
 from validators.records import Inventory, SessionSettings, Variant
 
 

@@ -36,7 +36,7 @@ class _Disturbed(Exception):  # no error: the way past the store, which keeps wh
 def measure_latency(run: Run, given: Given, inventory: Inventory, trial: Trial) -> Trial:
     """The trial with its latencies, one for each operating point of the job; unchanged when there is nothing to measure."""
     variant = trial.variant
-    if variant is None or variant.is_simulated:
+    if variant is None or variant.proof != "measured":
         return trial
     baseline = baseline_variant(run, given)
     with run.clock.work("measure latency"):

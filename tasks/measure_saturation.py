@@ -13,11 +13,11 @@ from tasks.measure.activations import Ranges, describe_clipping, open_tapped
 from tasks.measure.inventory import usable_cores
 from tasks.measure.taps import taps_of
 from tasks.ptq.fixed_ranges import read_fixed_ranges
-from tasks.ptq.make import CPU_PROVIDER
 from tasks.step import step
 from validators.errors import CandidateRefused
 from validators.measurements import Saturation, worst_first
 from validators.model_view import draw_rows, usable_rows
+from validators.providers import CPU_PROVIDER
 from validators.records import Inventory, SessionSettings, Trial, Variant
 
 FixedRanges = dict[str, tuple[float, float]]

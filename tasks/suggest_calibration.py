@@ -15,7 +15,6 @@ from tasks.load_data import describe_source, load_file
 from tasks.measure.activations import Watch, open_tapped
 from tasks.measure.inventory import usable_cores
 from tasks.measure.taps import Taps, find_taps
-from tasks.ptq.make import CPU_PROVIDER
 from tasks.ptq.selection import choose_samples
 from tasks.step import step
 from validators.datasets import Samples
@@ -23,6 +22,7 @@ from validators.digests import digest_samples
 from validators.errors import DataError, JobError
 from validators.model_view import Embeddings, draw_rows, usable_rows
 from validators.near_duplicates import find_near_duplicates
+from validators.providers import CPU_PROVIDER
 from validators.records import SessionSettings, Source
 from validators.representation import covered_share, measure_distances, project
 

@@ -57,7 +57,9 @@ def latency(speedup: Estimate) -> Latency:
 def variant(size_bytes: int = 100, *, simulated: bool = False) -> Variant:
     """A variant of which only the size and whether it is simulated matter here."""
     settings = SessionSettings("CPUExecutionProvider", 1)
-    return Variant(CANDIDATE, Path("model.onnx"), "0" * 64, size_bytes, settings, is_simulated=simulated)
+    return Variant(
+        CANDIDATE, Path("model.onnx"), "0" * 64, size_bytes, settings, proof="simulated" if simulated else "measured"
+    )
 
 
 def coverage(low: int, high: int) -> Coverage:

@@ -128,7 +128,7 @@ def test_a_trial_that_is_good_passes_with_all_its_verdicts(bench: Bench) -> None
 
 def simulated(trial: Trial) -> Trial:
     assert trial.variant is not None
-    return replace(trial, variant=replace(trial.variant, is_simulated=True), latencies=())
+    return replace(trial, variant=replace(trial.variant, proof="simulated"), latencies=())
 
 
 def large(trial: Trial) -> Trial:

@@ -31,12 +31,13 @@ from validators.errors import CandidateRefused
 from validators.job_gates import Gates
 from validators.job_measurement import Measurement
 from validators.measurements import UNNAMED, Coverage
+from validators.providers import OPENVINO_PROVIDER
 from validators.read_job import parse_job
 from validators.recipe import decode
 from validators.records import Inventory, SessionSettings, Variant
 
 ROOT = Path(__file__).parent.parent
-CPU, OPENVINO = SessionSettings("CPUExecutionProvider", 1), SessionSettings(openvino.OPENVINO_PROVIDER, 1)
+CPU, OPENVINO = SessionSettings("CPUExecutionProvider", 1), SessionSettings(OPENVINO_PROVIDER, 1)
 CANDIDATE = "int8-static-minmax-pc@ort-openvino"
 MISSING = openvino.why_missing()
 offered = pytest.mark.skipif(
@@ -104,7 +105,7 @@ def test_a_plugin_that_another_registered_is_used(no_device: list[str], monkeypa
     with pytest.raises(CandidateRefused, match="offers no device"):
         openvino.find_device()
     cpu = SimpleNamespace(type=ort.OrtHardwareDeviceType.CPU)
-    mine = SimpleNamespace(ep_name=openvino.OPENVINO_PROVIDER, device=cpu)
+    mine = SimpleNamespace(ep_name=OPENVINO_PROVIDER, device=cpu)
     monkeypatch.setattr(ort, "get_ep_devices", lambda: [SimpleNamespace(ep_name="Other", device=cpu), mine])
     assert openvino.find_device() is mine
 
@@ -241,7 +242,7 @@ def profiled(monkeypatch: pytest.MonkeyPatch, events: list[dict[str, Any]]) -> N
     real = coverage.profile
 
     def profile(model: Path, settings: SessionSettings, *rest: Any, **options: Any) -> list[dict[str, Any]]:
-        return events if settings.provider == openvino.OPENVINO_PROVIDER else real(model, settings, *rest, **options)
+        return events if settings.provider == OPENVINO_PROVIDER else real(model, settings, *rest, **options)
 
     monkeypatch.setattr(coverage, "profile", profile)
 

@@ -19,9 +19,9 @@ from tasks.ptq.calibration import read_ranges
 from tasks.ptq.make import refuse_other_targets, session_settings
 from tasks.ptq.openvino_forms import place_for_openvino, ranges_for_openvino
 from tasks.ptq.qdq import Report, quantize_qdq
-from tasks.runtimes.openvino import OPENVINO_PROVIDER
 from tasks.runtimes.ort import open_session, run_batches
 from validators.errors import CandidateRefused
+from validators.providers import OPENVINO_PROVIDER
 from validators.recipe import DEFAULT_CANDIDATES, decode
 from validators.records import SessionSettings
 

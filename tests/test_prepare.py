@@ -301,9 +301,9 @@ def test_a_candidate_becomes_the_variant_of_its_recipe(tiny: Tiny, tmp_path: Pat
     assert variant.changes.items() >= changes.items()
     assert variant.candidate == name and variant.path == tmp_path / "model.onnx"
     assert (variant.digest, variant.size_bytes) == (digest_file(variant.path), model_bytes(variant.path))
-    entries = {} if variant.is_simulated else SLOW_FUSION
+    entries = {} if variant.proof == "simulated" else SLOW_FUSION
     assert variant.session == SessionSettings("CPUExecutionProvider", 2, optimization, entries)
-    assert variant.is_simulated == bool(variant.notes) == name.startswith("fp8")
+    assert (variant.proof == "simulated") == bool(variant.notes) == name.startswith("fp8")
     # It still is the tiny model: wrong on a tenth at most of what the float model gets right.
     x, label = (np.load(tiny.evaluation)[key][:300] for key in ("x", "label"))
     options = ort.SessionOptions()

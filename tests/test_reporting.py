@@ -106,7 +106,7 @@ def trial(stem: str) -> Trial:
         variant=Variant(
             name, Path("model.onnx"), "5f" * 32, round(size * 1e6),
             SessionSettings("CPUExecutionProvider", 2, entries={"session.intra_op.allow_spinning": "0"}),
-            ratio is None, {"MatMul quantized": 36}, ("classifier kept in float",),
+            "simulated" if ratio is None else "measured", {"MatMul quantized": 36}, ("classifier kept in float",),
         ),
         accuracy=records.Accuracy("accuracy", 0.77 - drop[0] / 100, 1821, Path("scores.npy"), Path("outputs.npy")),
         drop=interval(drop, 0.01),

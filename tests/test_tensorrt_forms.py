@@ -179,7 +179,7 @@ def test_a_candidate_is_made_and_then_not_measured(tiny: Tiny, tmp_path: Path, f
     variant = make_variant(decode(name), materials(folder), tmp_path, threads=2)
     check_form(variant.path, decode(name).precision)
     assert variant.path == tmp_path / "model.onnx" and variant.size_bytes == model_bytes(variant.path)
-    assert variant.session == SessionSettings("TensorRT", 2) and not variant.is_simulated and not variant.notes
+    assert variant.session == SessionSettings("TensorRT", 2) and variant.proof == "measured" and not variant.notes
     assert variant.size_bytes < 0.75 * model_bytes(folder / "prepared.onnx")
     x, label = (np.load(tiny.evaluation)[key][:300] for key in ("x", "label"))
     right = {}

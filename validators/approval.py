@@ -36,7 +36,8 @@ class Approval:
         if self.is_confirmed:
             missing |= {f"confirmed_{gate}" for gate in accuracy} - gates
         against = [verdict.gate for verdict in self.verdicts if verdict.outcome != "pass"]
-        if self.trial.variant is None or self.trial.outcome != "passed" or missing or against:
+        never_ran = self.trial.variant is not None and self.trial.variant.proof != "measured"
+        if self.trial.variant is None or never_ran or self.trial.outcome != "passed" or missing or against:
             raise NotApproved(
                 f"{self.trial.candidate} is {self.trial.outcome}; not passed: {against}; not judged: {sorted(missing)}"
             )

@@ -6,6 +6,7 @@ INT8, INT4, FP8    both shares in kernels of 8 bits or fewer; 4-bit or 8-bit wei
 FP16               both shares in kernels of 16 bits or fewer: on a CPU the runtime casts a float16 file to float32 in silence
 FP32               nothing: float is what the name says
 simulated          as its precision, and `real_kernels` besides: where no kernel exists both fail, and nothing is promoted
+aot-checked        as its precision, by the layers of the engine that was built; `real_kernels` is inconclusive
 """
 
 from __future__ import annotations
@@ -68,16 +69,20 @@ def judge_time_coverage(candidate: str, coverage: Coverage, gates: Gates) -> Ver
 
 
 def judge_simulation(variant: Variant) -> Verdict | None:
-    """A simulated precision is never promoted: its speed here says nothing, and no kernel here runs it."""
-    if not variant.is_simulated:
+    """What was not run where it will run is never promoted: no kernel here runs a simulated precision, and of an engine that
+    was built ahead of time nobody knows what it answers, and how fast."""
+    if variant.proof == "measured":
         return None
+    is_simulated = variant.proof == "simulated"
     return Verdict(
         gate="real_kernels",
-        outcome="fail",
+        outcome="fail" if is_simulated else "inconclusive",
         value=0.0,
         bound=1.0,
         direction="at_least",
-        reason="simulated: the target has no kernels for this precision",
+        reason="simulated: the target has no kernels for this precision"
+        if is_simulated
+        else "aot-checked: built for the GPU and looked at, never run; a worker with the GPU would tell",
     )
 
 

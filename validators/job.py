@@ -10,6 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from validators.errors import JobError
 from validators.frozen import FunctionName, Settings
 from validators.job_data import CalibrationBounds, Data, OperatorLibrary, TextDecoding
+from validators.job_engines import Engines
 from validators.job_gates import Gates
 from validators.job_measurement import Measurement
 from validators.recipe import DEFAULT_CANDIDATES, Target, decode
@@ -94,6 +95,10 @@ class Job(Settings):
     """How the winner is confirmed."""
     calibration: CalibrationBounds = CalibrationBounds()
     """What must hold for the calibration data."""
+    engines: Engines = Engines()
+    """How TensorRT builds engines, for the target `tensorrt`."""
+    provider_options: dict[str, str] = Field(default_factory=dict)
+    """Options of ONNX Runtime's provider on a GPU, by its names, for the targets `ort-cuda` and `ort-tensorrt`."""
     measurement: Measurement = Measurement()
     """How latency is measured."""
     objective: Literal["latency", "size"] = "latency"

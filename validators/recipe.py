@@ -24,13 +24,14 @@ from typing import Literal, get_args
 
 from validators.errors import JobError
 
-Target = Literal["ort-cpu", "ort-openvino", "ort-cuda", "tensorrt"]
+Target = Literal["ort-cpu", "ort-openvino", "ort-cuda", "ort-tensorrt", "tensorrt"]
 Precision = Literal["fp32", "fp16", "int8", "int4", "fp8"]
 RangeMethod = Literal["minmax", "p99.9", "percentile", "p99.999", "entropy", "mse"]
 WeightMethod = Literal["rtn", "hqq", "gptq", "awq"]
 Granularity = Literal["pt", "pc"]
 
 TARGETS: tuple[Target, ...] = get_args(Target)
+GPU_TARGETS: frozenset[Target] = frozenset({"ort-cuda", "ort-tensorrt", "tensorrt"})
 
 
 @dataclass(frozen=True)
@@ -209,6 +210,7 @@ DEFAULT_CANDIDATES: dict[Target, tuple[str, ...]] = {
         "int8-dynamic-pc+fused@ort-cpu",
     ),
     "ort-cuda": ("fp16@ort-cuda", "int4-g32-rtn@ort-cuda", "int4-g128-rtn@ort-cuda"),
+    "ort-tensorrt": ("fp16@ort-tensorrt", "int8-static-minmax-pc@ort-tensorrt", "int8-static-mse-pc@ort-tensorrt"),
     "tensorrt": (
         "fp16@tensorrt",
         "int8-static-minmax-pc@tensorrt",

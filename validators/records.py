@@ -6,14 +6,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
+from validators.engines import Engine
 from validators.errors import RefusalKind
 from validators.latencies import Latency
 from validators.libraries import Libraries
 from validators.measurements import Accuracy, Coverage, Estimate, Flips, Sanity, Saturation
+from validators.providers import GPU_PROVIDERS
 from validators.slices import SliceDrop
 from validators.verdicts import Verdict
 
 CandidateOutcome = Literal["passed", "failed", "inconclusive", "refused"]
+# Run where it will run; simulated by a runtime that has no kernels for it; built ahead of time and looked at, never run.
+Proof = Literal["measured", "simulated", "aot-checked"]
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,17 @@ class DataFile:
 
 
 @dataclass(frozen=True)
+class Gpu:
+    """An NVIDIA GPU with its driver, on which engines and latency hang. `compute_capability` is such as "9.0"."""
+
+    name: str
+    uuid: str
+    compute_capability: str
+    driver: str
+    memory_bytes: int
+
+
+@dataclass(frozen=True)
 class Inventory:
     """What the target consists of. Latency is comparable, and a variant approved, only where `device_key` is equal."""
 
@@ -53,12 +68,14 @@ class Inventory:
     runtimes: dict[str, str]
     providers: tuple[str, ...]
     load_average: float
+    gpu: Gpu | None = None
 
     @property
     def device_key(self) -> str:
-        """The part of the inventory that an approval is tied to: processor, instruction sets, cores, runtime version."""
+        """The part of the inventory that an approval is tied to: processor, instruction sets, cores, GPU, driver, runtimes."""
         runtime = ",".join(f"{name} {version}" for name, version in sorted(self.runtimes.items()))
-        return f"{self.cpu} [{' '.join(self.isa)}] x{self.cores}; {runtime}"
+        gpu = f"{self.gpu.name} cc{self.gpu.compute_capability} driver {self.gpu.driver}; " if self.gpu else ""
+        return f"{self.cpu} [{' '.join(self.isa)}] x{self.cores}; {gpu}{runtime}"
 
 
 @dataclass(frozen=True)
@@ -70,6 +87,12 @@ class SessionSettings:
     optimization: Literal["basic", "all"] = "all"
     entries: dict[str, str] = field(default_factory=dict)
     libraries: Libraries = ()
+    provider_options: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether it computes on an NVIDIA GPU."""
+        return self.provider in GPU_PROVIDERS
 
     def without_spinning(self) -> SessionSettings:
         """The same, with threads that sleep when they wait: for what is not timed, and must leave the cores to others."""
@@ -80,7 +103,9 @@ class SessionSettings:
 class Variant:
     """The artifact that a candidate made from a source.
 
-    `changes` counts what the pass did, by description; `notes` says what a reader should know.
+    `path` is the ONNX file, which is portable; `engine`, where TensorRT runs it, what was built from that for one device.
+    `proof` says what its numbers are worth. `changes` counts what the pass did, by description; `notes` says what a reader
+    should know.
     """
 
     candidate: str
@@ -88,9 +113,15 @@ class Variant:
     digest: str
     size_bytes: int
     session: SessionSettings
-    is_simulated: bool = False
+    proof: Proof = "measured"
     changes: dict[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    engine: Engine | None = None
+
+    @property
+    def loaded(self) -> Path:
+        """The file that the runtime loads."""
+        return self.engine.path if self.engine else self.path
 
 
 @dataclass(frozen=True)

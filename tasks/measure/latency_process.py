@@ -16,9 +16,10 @@ from typing import Any, Literal
 import numpy as np
 
 from tasks.measure.latency_ratio import Samples
-from tasks.runtimes.openvino import OPENVINO_PROVIDER, library_path, provider_options
+from tasks.runtimes.openvino import library_path, provider_options
 from validators.errors import CandidateRefused, InfrastructureError
 from validators.job_measurement import Measurement
+from validators.providers import OPENVINO_PROVIDER
 from validators.records import SessionSettings
 
 WORKER = Path(__file__).with_name("latency_worker.py")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.runtimes.ort import describe_outputs, open_session, run_outputs
+from tasks.runtimes.runner import open_runner
 from validators.datasets import Arrays
 from validators.measurements import Answers
 from validators.records import SessionSettings
@@ -35,18 +35,17 @@ def ask(model: Path, settings: SessionSettings, batches: Sequence[Arrays]) -> tu
         CandidateRefused: the runtime does not load or run the model.
     """
     # Another candidate's session may run beside this one: threads that spin would take turns with its.
-    with open_session(model, settings.without_spinning()) as session:
-        outputs = describe_outputs(session)
-        names = [spec.name for spec in outputs]
+    with open_runner(model, settings.without_spinning()) as runner:
+        names = [spec.name for spec in runner.outputs]
         parts = []
         for batch in batches:
             # Batch by batch: the logits of a language model for all samples at once fit nowhere.
-            runs = [run_outputs(session, batch, names) for _ in range(RUNS)]
+            runs = [runner.run(batch, names) for _ in range(RUNS)]
             rows = len(next(iter(batch.values())))
             parts.append(
                 [
                     describe(spec.name, spec.dtype, [run[place] for run in runs], rows)
-                    for place, spec in enumerate(outputs)
+                    for place, spec in enumerate(runner.outputs)
                 ]
             )
     return tuple(merge(of_output) for of_output in zip(*parts, strict=True))

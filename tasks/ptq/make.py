@@ -23,20 +23,17 @@ from tasks.ptq.sensitivity import Sensitivity
 from tasks.ptq.smooth import SmoothedGraph
 from tasks.ptq.tensorrt_forms import make_form, refuse_recipe
 from tasks.ptq.weight_only import quantize_weights
-from tasks.runtimes.openvino import OPENVINO_PROVIDER
 from validators.datasets import Arrays
 from validators.digests import digest_model, digest_values
 from validators.errors import CandidateRefused
 from validators.libraries import Libraries
+from validators.providers import CPU_PROVIDER, OPENVINO_PROVIDER, TENSORRT
 from validators.recipe import Candidate
 from validators.records import SessionSettings, Variant
 
-CPU_PROVIDER = "CPUExecutionProvider"
 # The kernel that adds and normalizes at once works number by number: five to six times the time of Add and
 # LayerNormalization in ONNX Runtime 1.31.1 (`benchmarks/README.md`), and the runtime makes it of them when it loads.
 SLOW_FUSION = {"optimization.disable_specified_optimizers": "SkipLayerNormFusion"}
-# The runtime itself, not ONNX Runtime's provider of that name, which takes another version of it.
-TENSORRT_PROVIDER = "TensorRT"
 
 
 @dataclass(frozen=True)
@@ -87,7 +84,7 @@ def make_variant(candidate: Candidate, materials: Materials, folder: Path, *, th
         digest=_digest(path, materials.libraries),
         size_bytes=model_bytes(path),
         session=session_settings(candidate, threads, materials.libraries),
-        is_simulated=candidate.is_simulated,
+        proof="simulated" if candidate.is_simulated else "measured",
         changes=changes,
         notes=(*_notes(candidate, materials), *(f"{about} {note}" for about, note in notes_of(path).items())),
     )
@@ -110,7 +107,7 @@ def _notes(candidate: Candidate, materials: Materials) -> tuple[str, ...]:
 def session_settings(candidate: Candidate, threads: int, libraries: Libraries = ()) -> SessionSettings:
     """How the runtime must load the candidate's artifact."""
     if candidate.target == "tensorrt":
-        return SessionSettings(TENSORRT_PROVIDER, threads)
+        return SessionSettings(TENSORRT, threads)
     if candidate.target == "ort-openvino":
         return SessionSettings(OPENVINO_PROVIDER, threads, libraries=libraries)
     if candidate.is_simulated:
@@ -121,7 +118,7 @@ def session_settings(candidate: Candidate, threads: int, libraries: Libraries = 
 
 def why_unmeasured(variant: Variant) -> CandidateRefused | None:
     """Why a variant that was made and checked is not measured, if no runtime on this worker runs it."""
-    if variant.session.provider != TENSORRT_PROVIDER:
+    if variant.session.provider != TENSORRT:
         return None
     return CandidateRefused(
         kind="unsupported",

@@ -111,7 +111,7 @@ def verdict_rows(result: Result, trials: Iterable[Trial] = ()) -> tuple[Row, ...
 def is_simulated(name: str, trial: Trial | None = None) -> bool:
     """Whether a candidate's target has no kernels for its precision: by the variant's record, else by the name."""
     if trial is not None and trial.variant is not None:
-        return trial.variant.is_simulated
+        return trial.variant.proof == "simulated"
     try:
         return decode(name).is_simulated
     except JobError:

@@ -15,11 +15,11 @@ import onnx
 from tasks.runtimes.kernel_times import WARM_UP, kernel_events, profile, time_kernels
 from tasks.runtimes.kernels import Kernel, kernel_of
 from tasks.runtimes.macs import BLOCKED_DOMAIN, all_graphs, count_macs
-from tasks.runtimes.openvino import OPENVINO_PROVIDER
 from tasks.runtimes.openvino_kernels import kernels_by_node, products_behind
 from tasks.runtimes.unfused import CONVERSIONS, find_unfused
 from validators.datasets import Arrays
 from validators.measurements import UNNAMED, Coverage, KernelProfile, KernelTime
+from validators.providers import CPU_PROVIDER, OPENVINO_PROVIDER
 from validators.records import SessionSettings
 
 # Requests under the profiler; 7 behind the warm-up are enough for a share, and a large model takes seconds for each.
@@ -163,7 +163,7 @@ def _measure_openvino(model: Path, settings: SessionSettings, batch: Arrays) -> 
 
     Nodes that it left to the CPU provider are counted as run by another one.
     """
-    written = profile(model, replace(settings, provider="CPUExecutionProvider"), batch, as_written=True)
+    written = profile(model, replace(settings, provider=CPU_PROVIDER), batch, as_written=True)
     graph = onnx.load(model, load_external_data=False).graph
     counted = [(name, macs) for name, _, macs in count_macs(graph, written)]
     events = profile(model, settings, batch)

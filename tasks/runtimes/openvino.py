@@ -15,11 +15,11 @@ from importlib import import_module, metadata, util
 from typing import TYPE_CHECKING, Any
 
 from validators.errors import CandidateRefused
+from validators.providers import OPENVINO_PROVIDER
 
 if TYPE_CHECKING:
     import onnxruntime as ort
 
-OPENVINO_PROVIDER = "OpenVINOExecutionProvider"
 DISTRIBUTION = "onnxruntime-ep-openvino"
 MODULE = "onnxruntime_ep_openvino"
 VERSION = "1.8.1"

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.runtimes.openvino import OPENVINO_PROVIDER, find_device, provider_options
+from tasks.runtimes.openvino import find_device, provider_options
 from validators.datasets import Arrays, TensorSpec
 from validators.errors import CandidateRefused, InfrastructureError
+from validators.providers import OPENVINO_PROVIDER
 from validators.records import SessionSettings
 
 if TYPE_CHECKING:
@@ -146,7 +147,7 @@ def run_batches(session: ort.InferenceSession, batches: Iterable[Arrays], output
     Raises:
         CandidateRefused: `invalid`: the runtime fails while it runs, or batches give outputs of different shapes.
     """
-    with _failures_refused():
+    with failures_refused():
         return np.concatenate([session.run([output], batch)[0] for batch in batches])
 
 
@@ -156,12 +157,17 @@ def run_outputs(session: ort.InferenceSession, batch: Arrays, outputs: list[str]
     Raises:
         CandidateRefused: `invalid`: the runtime fails while it runs.
     """
-    with _failures_refused():
+    with failures_refused():
         return list(session.run(outputs, batch))
 
 
 @contextmanager
-def _failures_refused() -> Iterator[None]:
+def failures_refused() -> Iterator[None]:
+    """What a runtime raises while it runs becomes a refusal.
+
+    Raises:
+        CandidateRefused: `invalid`.
+    """
     try:
         yield
     except Exception as error:  # see open_session
