@@ -20,6 +20,7 @@ def conclude_candidate(trial: Trial) -> CandidateResult:
         name=trial.candidate,
         outcome=trial.outcome,
         refusal=RefusalResult(kind=trial.refusal.kind, reason=trial.refusal.reason) if trial.refusal else None,
+        proof=trial.variant.proof if trial.variant else "measured",
         metric_value=finite(trial.accuracy.value) if trial.accuracy else None,
         metric_drop=_finite_estimate(trial.drop),
         flips=trial.flips,

@@ -123,6 +123,7 @@ def candidate(trial: Trial) -> CandidateResult:
         name=trial.candidate,
         outcome=trial.outcome or "refused",
         refusal=RefusalResult(kind=trial.refusal.kind, reason=trial.refusal.reason) if trial.refusal else None,
+        proof=trial.variant.proof if trial.variant else "measured",
         metric_value=trial.accuracy.value if trial.accuracy else None,
         metric_drop=trial.drop,
         speedup_p50=latency.speedup if latency else None,
@@ -442,7 +443,7 @@ def test_the_picture_names_every_measured_candidate_and_no_other() -> None:
     labels = re.findall(r">([^<>]+)</text>", svg)
     measured = {stem for stem, values in MEASURED.items() if values and values[1]}
     assert measured | {"baseline"} <= set(labels)
-    assert not {"int8-static-entropy-pc", "fp8-amax-pc (simulated)"} & set(labels)
+    assert not {"int8-static-entropy-pc", "fp8-amax-pc"} & set(labels)
     assert "gate: drop at most +2.00 pt" in labels and "gate: at least 1.05x" in labels
     assert f"Chosen: {CHOSEN}, 1.51x, +0.70 pt." in svg.split(">", 1)[0]
     named = set(re.findall(r"var\(--([a-z-]+), ", svg))

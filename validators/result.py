@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict
 
 from validators.latencies import Latency
 from validators.measurements import Estimate, Flips
-from validators.records import CandidateOutcome
+from validators.records import CandidateOutcome, Proof
 from validators.recovery import Recovery
 from validators.verdicts import Verdict
 
@@ -97,6 +97,9 @@ class CandidateResult(_Document):
     name: str
     outcome: CandidateOutcome
     refusal: RefusalResult | None
+    proof: Proof = "measured"
+    """`measured` where it will run; `simulated` by a runtime without kernels for it; `aot-checked`: an engine was built for
+    another device and looked at, its accuracy simulated. Only what was measured is promoted."""
     metric_value: float | None
     metric_drop: Estimate | None
     """Positive where it is worse than the baseline; null also for `sqnr`, which has none."""

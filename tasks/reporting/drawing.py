@@ -16,7 +16,6 @@ from matplotlib.text import Annotation
 from tasks.reporting import formats
 from tasks.reporting.labels import Box, place
 from tasks.reporting.palette import LIGHT
-from tasks.reporting.rows import is_simulated
 from validators.measurements import Estimate
 
 SIZE_INCHES = (10.4, 5.2)
@@ -55,8 +54,8 @@ class Point:
 
     @property
     def label(self) -> str:
-        """The name without its target, which all points share; a simulated precision says so."""
-        return (self.name.rpartition("@")[0] or self.name) + (" (simulated)" if is_simulated(self.name) else "")
+        """The name without its target, which all points share."""
+        return self.name.rpartition("@")[0] or self.name
 
     @property
     def bars(self) -> tuple[tuple[float, float], tuple[float, float]]:

@@ -22,7 +22,7 @@ from tasks.reporting.coverage import coverage_facts
 from tasks.reporting.measured import measured_facts
 from tasks.reporting.palette import DARK, LIGHT
 from tasks.reporting.parts import PART_COLUMNS, part_rows, tell_recovery
-from tasks.reporting.rows import failing, headings, is_simulated, metric_of, verdict_rows
+from tasks.reporting.rows import failing, headings, metric_of, verdict_rows
 from tasks.reporting.slices import slice_rows, tell_flips
 from validators.job import Job
 from validators.records import CalibrationVerdict, Check, Trial
@@ -117,7 +117,7 @@ def render_page(
         parts=part_rows(result.recovery) if result.recovery else (),
         headings=headings(result),
         rows=rows,
-        has_simulated=any("simulated" in row.marks for row in rows),
+        proofs={candidate.proof for candidate in result.candidates},
         candidates=[_details(one, by_name.get(one.name), metric_of(result)) for one in result.candidates],
         checks=sorted(checks, key=lambda check: (check.passed, check.severity)),
         chosen=chosen,
@@ -221,7 +221,6 @@ def _details(candidate: CandidateResult, trial: Trial | None, metric: str) -> di
         "measured": measured_facts(trial.latency) if trial and trial.latency else [],
         "saturation": _saturation(trial),
         "coverage": coverage_facts(trial.coverage) if trial and trial.coverage else (),
-        "is_simulated": is_simulated(candidate.name, trial),
     }
 
 

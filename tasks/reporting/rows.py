@@ -8,9 +8,7 @@ from statistics import median
 from typing import Literal
 
 from tasks.reporting import formats
-from validators.errors import JobError
 from validators.gates import two_digits
-from validators.recipe import decode
 from validators.records import CandidateOutcome, Trial
 from validators.result import CandidateResult, Result
 from validators.verdicts import Verdict
@@ -38,7 +36,7 @@ class Row:
     """One line of the verdict table, every cell as text in the unit of its heading.
 
     `drop_upper` and `speedup_lower` are the bounds that gates look at, empty where there is none. `marks` are words such
-    as `chosen`, `simulated`, `disturbed` and `from store`.
+    as `chosen`, `simulated`, `aot-checked`, `disturbed` and `from store`.
     """
 
     name: str
@@ -81,15 +79,13 @@ def headings(result: Result) -> dict[str, str]:
 def verdict_rows(result: Result, trials: Iterable[Trial] = ()) -> tuple[Row, ...]:
     """The verdict table: the baseline first if there is one, then the candidates in the order of the result.
 
-    `trials` adds what the result document leaves out: the baseline's peak memory, and whether a variant is simulated
-    by its own record rather than by its name.
+    `trials` adds what the result document leaves out: the baseline's peak memory.
     """
-    by_name = {trial.candidate: trial for trial in trials}
-    rows = [_candidate_row(candidate, result, by_name.get(candidate.name)) for candidate in result.candidates]
+    rows = [_candidate_row(candidate, result) for candidate in result.candidates]
     baseline = result.baseline
     if baseline is None:
         return tuple(rows)
-    memory = [trial.latency.baseline_peak_memory_mb for trial in by_name.values() if trial.latency]
+    memory = [trial.latency.baseline_peak_memory_mb for trial in trials if trial.latency]
     first = Row(
         name="baseline",
         outcome="baseline",
@@ -106,16 +102,6 @@ def verdict_rows(result: Result, trials: Iterable[Trial] = ()) -> tuple[Row, ...
         reason="the source at its own precision",
     )
     return first, *rows
-
-
-def is_simulated(name: str, trial: Trial | None = None) -> bool:
-    """Whether a candidate's target has no kernels for its precision: by the variant's record, else by the name."""
-    if trial is not None and trial.variant is not None:
-        return trial.variant.proof == "simulated"
-    try:
-        return decode(name).is_simulated
-    except JobError:
-        return False
 
 
 def failing(verdicts: Iterable[Verdict]) -> tuple[Verdict, ...]:
@@ -149,12 +135,12 @@ def _against(verdict: Verdict, metric: str) -> str:
     return f"{gate} {side} {bound}"
 
 
-def _candidate_row(candidate: CandidateResult, result: Result, trial: Trial | None) -> Row:
+def _candidate_row(candidate: CandidateResult, result: Result) -> Row:
     metric = metric_of(result)
     drop, ratio = candidate.metric_drop, candidate.speedup_p50
     marks = {
         "chosen": candidate.name == result.chosen,
-        "simulated": is_simulated(candidate.name, trial),
+        candidate.proof: candidate.proof != "measured",
         "disturbed": any(latency.disturbance for latency in candidate.latencies),
         "from store": candidate.cached,
     }
