@@ -31,8 +31,11 @@ def imports(path: Path) -> set[str]:
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0 and node.module, f"{path}: imports are absolute"
-            names |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+            # Consumers get this folder alone, whatever it is called there.
+            relative = path.parent.name == "trt_engine" and node.level == 1
+            assert node.module and (node.level == 0 or relative), f"{path}: imports are absolute"
+            module = f"tasks.runtimes.trt_engine.{node.module}" if relative else node.module
+            names |= {module} | {f"{module}.{alias.name}" for alias in node.names}
     return {name.rsplit(".", depth)[0] for name in names for depth in range(name.count(".") + 1)}
 
 

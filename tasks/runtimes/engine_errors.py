@@ -1,0 +1,252 @@
+"""Why TensorRT makes no engine of a file: what its parser and its builder say, with the likely cause and what to do about it.
+
+Each message of the first table was provoked from TensorRT-RTX 1.7.1 by a build ahead of time (`tests/test_engine_errors.py`);
+those of the second need a GPU, and are as NVIDIA's documentation and samples print them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from tasks.runtimes.trt_engine.build import NodeError
+from validators.errors import CandidateRefused, RefusalKind
+
+Message = tuple[str, str]
+
+
+class Cause(NamedTuple):
+    """What a message means: a pattern of its text, the kind of refusal, the likely cause, what is expected, what to do."""
+
+    pattern: str
+    kind: RefusalKind
+    cause: str
+    expected: str
+    fix: str
+
+
+_PLAIN_FILE = "make the file anew with quantgate; `quantgate lint MODEL.onnx --target tensorrt` names every such node"
+_OTHER = "take another candidate, or replace the operator in the source model"
+_JOB_AXES = "correct `engines.axes` of the job, or leave it out"
+
+PROVOKED: tuple[Cause, ...] = (
+    Cause(
+        "shiftIsAllZeros",
+        "invalid",
+        "asymmetric quantization, or UINT8",
+        "INT8 or FP8 with zero points of 0",
+        _PLAIN_FILE,
+    ),
+    Cause(
+        "UINT8 zero_point only on DLA",
+        "invalid",
+        "UINT8, which would be read as INT8: values above 127 would be cut off",
+        "INT8 or FP8 with zero points of 0",
+        _PLAIN_FILE,
+    ),
+    Cause("scaleAllPositive", "invalid", "a scale of zero or below", "scales above zero", _PLAIN_FILE),
+    Cause(
+        r"input has type Int32 but must have type",
+        "invalid",
+        "a bias stored as INT32, as ONNX Runtime's quantizer makes it",
+        "biases in float",
+        _PLAIN_FILE,
+    ),
+    Cause(
+        r"must have same input types|must have the same type|must have the same types|same type as",
+        "invalid",
+        "float16 and float32 meet, often by scales of one type beside tensors of the other",
+        "one type on all inputs: nothing is converted in a strongly typed network",
+        _PLAIN_FILE,
+    ),
+    Cause(
+        r"Failed to open file|external weights offset/length out of range",
+        "invalid",
+        "external data is not beside the file, or was cut off",
+        "the model with all its data",
+        "copy `<name>.onnx.data` along with the file",
+    ),
+    Cause(
+        r"cannot be imported into TensorRT|Found unsupported datatype",
+        "unsupported",
+        "weights in UINT4, INT16, UINT16 or FP8 E5M2",
+        "INT8, INT4, FP8 E4M3, float16 or float32",
+        _PLAIN_FILE,
+    ),
+    Cause(
+        r"Failed to convert ONNX date type|Unsupported ONNX data type",
+        "unsupported",
+        "an input of a type without numbers, such as text",
+        "inputs of numbers",
+        "move what reads text out of the model",
+    ),
+    Cause(
+        r"Plugin not found|plugin creator version .* was not found",
+        "unsupported",
+        "an operator that TensorRT does not have, such as a custom one",
+        "standard operators",
+        _OTHER,
+    ),
+    Cause(
+        r"Failed to parse the ONNX model",
+        "invalid",
+        "no ONNX file, or one that was cut off",
+        "an ONNX file",
+        "make the file anew",
+    ),
+    Cause(
+        r"Input file cannot be found",
+        "invalid",
+        "the file is gone, or is no regular file",
+        "an ONNX file",
+        "make the file anew",
+    ),
+    Cause(
+        r"Input and filter have to be the same type",
+        "unsupported",
+        "a product of FP8 with INT8 or INT4; the builder does not say of which node",
+        "both sides of a product in the same type",
+        _PLAIN_FILE,
+    ),
+    Cause(
+        r"contains HW-specific datatypes",
+        "unsupported",
+        "a type that this GPU has no kernels for: FP8 needs compute capability 8.9 or later",
+        "compute capabilities that have the type",
+        "take the candidate out for this GPU, or others into `engines.ahead_of_time`",
+    ),
+    Cause(
+        r"missing dimensions in profile|no optimization profile has been defined",
+        "invalid",
+        "a dynamic axis without a range",
+        "a range for every dynamic axis",
+        _JOB_AXES,
+    ),
+    Cause(
+        r"satisfy MIN<=OPT<=MAX",
+        "invalid",
+        "a range whose optimum is not within it",
+        "minimum <= optimum <= maximum",
+        _JOB_AXES,
+    ),
+    Cause(
+        r"Dimension mismatch for tensor .* profile|Dynamic-shaped input tensor .* dimensions but profile",
+        "invalid",
+        "a range for an axis that the model fixes at another size",
+        "ranges of dynamic axes alone",
+        _JOB_AXES,
+    ),
+    Cause(
+        r"requires workspace memory",
+        "unsupported",
+        "`engines.workspace_mb` leaves a layer no scratch memory",
+        "as much as the layers need",
+        "raise `engines.workspace_mb`, or leave it out for all there is",
+    ),
+    Cause(
+        r"but must match\.|dimensions not compatible|incompatible dimensions",
+        "invalid",
+        "shapes that do not fit together",
+        "a model that passes ONNX's shape inference in strict mode",
+        "check the source model with `onnx.checker.check_model(path, full_check=True)`",
+    ),
+)
+DOCUMENTED: tuple[Cause, ...] = (
+    Cause(
+        r"(?i)out of memory|OutOfMemory|could not be allocated|bad_alloc|insufficient memory",
+        "infrastructure",
+        "the GPU or the machine has too little free memory for the build",
+        "memory for weights, activations and what is tried out",
+        "free the GPU, lower `engines.workspace_mb` or the largest batch, or build on a larger one",
+    ),
+    Cause(
+        r"Could not find any implementation for node",
+        "unsupported",
+        "no kernel for the layer's types and shapes in the workspace that it may use",
+        "a layer that the GPU has a kernel for",
+        "raise `engines.workspace_mb`; otherwise take another candidate",
+    ),
+)
+_UNKNOWN = Cause("", "invalid", "unknown", "a file that TensorRT builds an engine of", "read the build's log")
+_NO_OPERATOR = Cause(
+    "",
+    "unsupported",
+    "an operator, or a form of it, that TensorRT does not have",
+    "operators of its support matrix",
+    _OTHER,
+)
+# Said of any build on a machine without a GPU.
+_NO_GPU = "cudaError 35"
+_TENSOR = re.compile(r"(?:initializer:?|[Ii]nput tensors?|for tensor) ([^\s,!]+)")
+# Warnings that change nothing; all others are shown.
+HARMLESS = (
+    r"Converting conv (activation|weight) scales to fp32",
+    r"Make sure input .* has Int64 binding",
+    r"[Tt]iming cache",
+)
+
+
+def refusal_of(errors: Sequence[NodeError], messages: Iterable[Message]) -> CandidateRefused:
+    """The refusal of a build that made no engine: nodes or tensors by name, what was said of them, the likely cause.
+
+    `messages` are (severity, text) of the build's log.
+    """
+    logged = [text for severity, text in messages if severity in ("ERROR", "INTERNAL_ERROR")]
+    texts = [line for text in [*(error.text for error in errors), *logged] for line in _lines(text)]
+    cause = _cause_of(texts)
+    if cause is None:
+        unsupported = any(error.code.startswith("UNSUPPORTED_NODE") for error in errors)
+        cause = _NO_OPERATOR if unsupported else _UNKNOWN
+    said = next((line for line in texts if cause.pattern and re.search(cause.pattern, line)), (texts or ["nothing"])[0])
+    return _refusal(cause, _places(errors, texts), said)
+
+
+def refused_warning(messages: Iterable[Message]) -> CandidateRefused | None:
+    """The refusal of an engine that was built and would compute something else than the file says; None where it would not."""
+    for severity, text in messages:
+        cause = _cause_of([text]) if severity == "WARNING" else None
+        if cause is not None:
+            return _refusal(cause, "", text)
+    return None
+
+
+def notes_in(messages: Iterable[Message]) -> tuple[str, ...]:
+    """The warnings that a reader should know, each once."""
+    warnings = dict.fromkeys(text.strip() for severity, text in messages if severity == "WARNING")
+    return tuple(text for text in warnings if not re.search("|".join(HARMLESS), text) and _NO_GPU not in text)
+
+
+def _refusal(cause: Cause, place: str, said: str) -> CandidateRefused:
+    return CandidateRefused(
+        kind=cause.kind,
+        found=f"TensorRT{f' at {place}' if place else ''}: {said[:300]}; likely cause: {cause.cause}",
+        expected=cause.expected,
+        fix=cause.fix,
+    )
+
+
+def _cause_of(texts: Iterable[str]) -> Cause | None:
+    """The first cause in the tables, memory before all others: whatever failed behind that says nothing of the file."""
+    said = "\n".join(texts)
+    return next((cause for cause in (*DOCUMENTED, *PROVOKED) if re.search(cause.pattern, said)), None)
+
+
+def _places(errors: Sequence[NodeError], texts: Sequence[str]) -> str:
+    """The nodes that the parser names or, where it names none, the tensors that its texts do."""
+    names = [f"{error.name or f'node {error.index}'} ({error.operator})" for error in errors if error.index >= 0]
+    names = names or [match for text in texts for match in _TENSOR.findall(text)]
+    names = list(dict.fromkeys(names))
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _lines(text: str) -> list[str]:
+    """What a text says, without what repeats the place or is said of every build without a GPU."""
+    lines = [line.strip() for line in text.splitlines()]
+    return [
+        line
+        for line in lines
+        if line
+        and _NO_GPU not in line
+        and not re.match(r"Invalid Node - |Node name: |ModelImporter\.cpp:\d+: (While|---)", line)
+    ]

@@ -1,0 +1,168 @@
+"""From an ONNX file to a serialized engine.
+
+Signatures are those of `tensorrt` 11.4 and `tensorrt_rtx` 1.7, which differ in one thing here: the latter builds for named
+compute capabilities, with no GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from .api import Runtime, load_api, make_logger, runtime_of
+
+# (minimum, optimum, maximum) of one input.
+Shapes = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class NodeError:
+    """What the parser says of one node: its place in the file, name and operator, the code of the error, and its text."""
+
+    index: int
+    name: str
+    operator: str
+    code: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a build came to: the serialized engine, or None with the reasons in `errors` (of the parser) and `messages`.
+
+    `messages` are (severity, text) in order; `layers` is the inspector's JSON, where the engine could be looked into.
+    """
+
+    runtime: Runtime
+    version: str
+    engine: bytes | None
+    timing_cache: bytes | None
+    messages: tuple[tuple[str, str], ...]
+    errors: tuple[NodeError, ...] = ()
+    layers: str | None = None
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """The texts of warnings."""
+        return tuple(text for severity, text in self.messages if severity == "WARNING")
+
+
+def build_plan(
+    onnx: str,
+    *,
+    profile: dict[str, Shapes],
+    workspace_mb: int | None = None,
+    tf32: bool = True,
+    compute_capabilities: tuple[str, ...] = (),
+    timing_cache: bytes | None = None,
+    on_message: Callable[[str, str], None] | None = None,
+) -> Plan:
+    """Parse a file, with external data beside it, and build its engine for this machine's GPU or for compute capabilities.
+
+    `profile` gives the shapes of the inputs, `timing_cache` what was timed before. `on_message` hears every message at once,
+    so that they outlast a crash of the builder.
+
+    Raises:
+        ImportError: no TensorRT; for `compute_capabilities` such as "8.9" it has to be `tensorrt_rtx`.
+    """
+    api = load_api("tensorrt_rtx" if compute_capabilities else None)
+    messages: list[tuple[str, str]] = []
+
+    def hear(severity: str, text: str) -> None:
+        messages.append((severity, text))
+        if on_message:
+            on_message(severity, text)
+
+    logger = make_logger(api, hear)
+    engine, cache, layers = None, None, None
+    errors: tuple[NodeError, ...] = ()
+    try:
+        builder = api.Builder(logger)
+        network = builder.create_network(0)
+        parser = api.OnnxParser(network, logger)
+        if parser.parse_from_file(onnx):
+            config = _configure(api, builder, network, profile, workspace_mb, tf32, compute_capabilities)
+            timed = _TimingCache(api, config, timing_cache)
+            built = builder.build_serialized_network(network, config)
+            engine, cache = (bytes(built), timed.serialized()) if built is not None else (None, None)
+        else:
+            errors = tuple(_node_error(parser.get_error(index)) for index in range(parser.num_errors))
+        if engine and not compute_capabilities:
+            layers = _inspect(api, logger, engine)
+    except (RuntimeError, ValueError, TypeError) as error:  # those of pybind11: a null pointer, an argument not taken
+        hear("ERROR", f"{type(error).__name__}: {error}")
+    return Plan(runtime_of(api), api.__version__, engine, cache, tuple(messages), errors, layers)
+
+
+def merge_timing_caches(first: bytes, second: bytes) -> bytes:
+    """One timing cache of two that `tensorrt` wrote on this GPU; what only one of them knows is kept.
+
+    Raises:
+        ImportError: no TensorRT.
+        RuntimeError: it does not merge them.
+    """
+    api = load_api("tensorrt")
+    said: list[str] = []
+    logger = make_logger(api, lambda severity, text: said.append(f"{severity}: {text}"))
+    config = api.Builder(logger).create_builder_config()
+    cache = config.create_timing_cache(first)
+    if not cache.combine(config.create_timing_cache(second), False):
+        raise RuntimeError("timing caches were not merged: " + " ".join(said))
+    return bytes(cache.serialize())
+
+
+def _configure(
+    api: ModuleType,
+    builder: Any,
+    network: Any,
+    profile: dict[str, Shapes],
+    workspace_mb: int | None,
+    tf32: bool,
+    compute_capabilities: tuple[str, ...],
+) -> Any:
+    config = builder.create_builder_config()
+    config.profiling_verbosity = api.ProfilingVerbosity.DETAILED
+    if workspace_mb is not None:
+        config.set_memory_pool_limit(api.MemoryPoolType.WORKSPACE, workspace_mb * 2**20)
+    if not tf32:
+        config.clear_flag(api.BuilderFlag.TF32)
+    if compute_capabilities:
+        config.num_compute_capabilities = len(compute_capabilities)
+        for index, name in enumerate(compute_capabilities):
+            config.set_compute_capability(getattr(api.ComputeCapability, f"SM{name.replace('.', '')}"), index)
+    inputs = [network.get_input(index) for index in range(network.num_inputs)]
+    if any(-1 in tuple(tensor.shape) for tensor in inputs):
+        shapes = builder.create_optimization_profile()
+        for tensor in inputs:
+            if tensor.name in profile:
+                shapes.set_shape(tensor.name, *profile[tensor.name])
+        config.add_optimization_profile(shapes)
+    return config
+
+
+class _TimingCache:
+    """The builder's timing cache; `tensorrt_rtx` times nothing when it builds, and since 1.2 its cache does nothing."""
+
+    def __init__(self, api: ModuleType, config: Any, content: bytes | None) -> None:
+        self._config = config if runtime_of(api) == "tensorrt" else None
+        if self._config is not None:
+            # Entries of another device or version are left out, which is right: they are timed again.
+            self._config.set_timing_cache(self._config.create_timing_cache(content or b""), False)
+
+    def serialized(self) -> bytes | None:
+        return bytes(self._config.get_timing_cache().serialize()) if self._config is not None else None
+
+
+def _inspect(api: ModuleType, logger: Any, engine: bytes) -> str | None:
+    """The inspector's JSON of an engine for this machine's GPU."""
+    loaded = api.Runtime(logger).deserialize_cuda_engine(engine)
+    if loaded is None:
+        return None
+    text: str = loaded.create_engine_inspector().get_engine_information(api.LayerInformationFormat.JSON)
+    return text
+
+
+def _node_error(error: Any) -> NodeError:
+    return NodeError(error.node(), error.node_name(), error.node_operator(), error.code().name, error.desc())
