@@ -117,17 +117,17 @@ PROVOKED: tuple[Cause, ...] = (
         "take the candidate out for this GPU, or others into `engines.ahead_of_time`",
     ),
     Cause(
+        r"satisfy MIN<=OPT<=MAX",  # after it there is no profile, which is complained of next
+        "invalid",
+        "a range whose optimum is not within it",
+        "minimum <= optimum <= maximum",
+        _JOB_AXES,
+    ),
+    Cause(
         r"missing dimensions in profile|no optimization profile has been defined",
         "invalid",
         "a dynamic axis without a range",
         "a range for every dynamic axis",
-        _JOB_AXES,
-    ),
-    Cause(
-        r"satisfy MIN<=OPT<=MAX",
-        "invalid",
-        "a range whose optimum is not within it",
-        "minimum <= optimum <= maximum",
         _JOB_AXES,
     ),
     Cause(
@@ -178,7 +178,7 @@ _NO_OPERATOR = Cause(
 )
 # Said of any build on a machine without a GPU.
 _NO_GPU = "cudaError 35"
-_TENSOR = re.compile(r"(?:initializer:?|[Ii]nput tensors?|for tensor) ([^\s,!]+)")
+_TENSOR = re.compile(r"(?:initializer:?(?! In node)|[Ii]nput tensors?|for tensor) ([^\s,!]+)")
 # Warnings that change nothing; all others are shown.
 HARMLESS = (
     r"Converting conv (activation|weight) scales to fp32",

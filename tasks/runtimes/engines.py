@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata, util
 from pathlib import Path
@@ -20,10 +20,16 @@ from tasks.runtimes.engine_layers import layers_in_log, parse_layers_json
 from tasks.runtimes.engine_process import read_log, run_builder
 from tasks.runtimes.trt_engine.api import OLDEST, RUNTIMES
 from tasks.runtimes.trt_engine.build import NodeError
+from validators.datasets import TensorSpec
 from validators.digests import digest_file, digest_model
-from validators.engines import BuildSettings, Engine, EngineManifest, Layer, Runtime
-from validators.errors import CandidateRefused
+from validators.engines import BuildSettings, Engine, EngineManifest, Layer, Runtime, ShapeRange
+from validators.errors import CandidateRefused, JobError
+from validators.job_engines import AxisRange, Engines
+from validators.job_measurement import OperatingPoint
 from validators.records import Gpu
+
+# What the job calls axis 0, whatever the model does.
+BATCH = "batch"
 
 
 @dataclass(frozen=True)
@@ -165,3 +171,67 @@ def _has_gpu() -> bool:
     found = library.nvmlDeviceGetCount_v2(ctypes.byref(count)) == 0
     library.nvmlShutdown()
     return found and count.value > 0
+
+
+def profile_of(
+    inputs: Sequence[TensorSpec],
+    engines: Engines,
+    points: Sequence[OperatingPoint],
+    data_shapes: Mapping[str, Sequence[tuple[int, ...]]],
+    *,
+    accuracy_batch: int,
+) -> dict[str, ShapeRange]:
+    """The shapes that an engine of this job takes, by input.
+
+    `data_shapes` are those of each input's arrays in the data files, that of requests first: `[(1000, 48), (200, 48)]`. Axis 0
+    holds samples: it takes every batch up to `accuracy_batch`, which is how many samples are judged at once, whatever the job
+    says. The optimum is that of the first operating point.
+
+    Raises:
+        JobError: `engines.axes` names an axis that no input has, or leaves out a size that the job needs.
+
+    >>> inputs, point = [TensorSpec("ids", "int64", ("n", "length"))], OperatingPoint(4, {"length": 16}, 1)
+    >>> profile_of(inputs, Engines(), [point], {"ids": [(1000, 48)]}, accuracy_batch=32)["ids"]
+    ShapeRange(minimum=(1, 16), optimum=(4, 16), maximum=(32, 48))
+    """
+    sizes: dict[str, list[int]] = {BATCH: [point.batch_size for point in points]}
+    for spec in inputs:
+        for index, axis in enumerate(spec.shape):
+            if index and not isinstance(axis, int):
+                seen = [shape[index] for shape in data_shapes[spec.name]]
+                # What a point does not name keeps the size of the data.
+                asked = [point.dims.get(axis or "", seen[0]) for point in points]
+                sizes.setdefault(axis or f"{spec.name}.{index}", []).extend([*asked, *seen])
+    unknown = sorted(set(engines.axes) - set(sizes))
+    if unknown:
+        raise JobError(
+            found=f"`engines.axes` names {unknown}",
+            expected=f"dynamic axes of the inputs: {sorted(sizes)}",
+            fix="correct the names; axis 0 is `batch`",
+        )
+    ranges = {axis: _range(axis, found, engines.axes.get(axis)) for axis, found in sizes.items()}
+    _, best, high = ranges[BATCH]
+    ranges[BATCH] = (1, best, max(high, accuracy_batch))
+    return {spec.name: _shapes(spec, ranges) for spec in inputs}
+
+
+def _range(axis: str, sizes: Sequence[int], wanted: AxisRange | None) -> tuple[int, int, int]:
+    """(minimum, optimum, maximum) of an axis: as the job says, or all sizes that are needed with the first as optimum."""
+    if wanted is None:
+        return min(sizes), sizes[0], max(sizes)
+    if not wanted.minimum <= min(sizes) <= max(sizes) <= wanted.maximum:
+        raise JobError(
+            found=f"`engines.axes.{axis}` from {wanted.minimum} to {wanted.maximum}",
+            expected=f"a range with {sorted(set(sizes))}, which data and `measurement` have",
+            fix="widen the range, or leave it out",
+        )
+    return wanted.minimum, wanted.optimum, wanted.maximum
+
+
+def _shapes(spec: TensorSpec, ranges: Mapping[str, tuple[int, int, int]]) -> ShapeRange:
+    names = [BATCH if not index else axis or f"{spec.name}.{index}" for index, axis in enumerate(spec.shape)]
+    axes = [
+        (axis, axis, axis) if isinstance(axis, int) else ranges[str(name)]
+        for axis, name in zip(spec.shape, names, strict=True)
+    ]
+    return ShapeRange(*(tuple(axis[end] for axis in axes) for end in range(3)))
