@@ -91,6 +91,16 @@ def test_no_floor_imports_from_one_above_it() -> None:
     assert sorted(upward()) == []
 
 
+def test_what_consumers_get_needs_nothing_of_ours() -> None:
+    """Of the folder that goes with engines: the standard library, numpy and itself; TensorRT and CUDA are loaded by name."""
+    shipped = "tasks.runtimes.trt_engine"
+    found = {name for path in modules("tasks/runtimes/trt_engine") for name in imports(path)}
+    outside = {name for name in found if not name.startswith(shipped) and not shipped.startswith(name)}
+    assert {name.partition(".")[0] for name in outside} - sys.stdlib_module_names == {"numpy"}
+    names = {name.partition(".")[0] for name in imports(ROOT / "tasks" / "consumer_tensorrt.py")}
+    assert names - sys.stdlib_module_names == {"mlflow", "numpy", "trt_engine"}
+
+
 def test_flows_define_no_records_and_no_tasks() -> None:
     """What crosses a process border by pickle, or runs as a task, has its home one floor down."""
     faults = []

@@ -1,0 +1,114 @@
+"""The engine of a registered version, as a consumer opens it: loaded where it was approved, rebuilt elsewhere, or refused.
+
+`manifest.json` beside the folder of the variant has these keys for it:
+
+| key | value |
+|---|---|
+| `files` | sha256 by name of every file in the folder: `model.onnx` (and `model.onnx.data`), `engine.plan`, `timing.cache` |
+| `engine` | the fields of `validators.engines.EngineManifest`, as `dataclasses.asdict` gives them |
+| `inputs` | numpy dtype by input name |
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from .api import load_api, runtime_of
+from .build import build_plan
+from .cuda import gpu_here
+from .run import EngineRunner
+from .stale import digest_file, digest_onnx, same_machine, why_stale
+
+ONNX, ENGINE, TIMING_CACHE = "model.onnx", "engine.plan", "timing.cache"
+# What to do with an engine that is stale: "rebuild" (if it is not set) or "refuse".
+SWITCH = "QUANTGATE_STALE_ENGINE"
+
+
+def open_version(folder: Path, manifest: dict[str, Any]) -> EngineRunner:
+    """The engine in a version's folder, if it is this machine's, or else one that is built here from the ONNX file.
+
+    Raises:
+        RuntimeError: a file is not the one that was approved, there is no GPU, the engine is stale and
+            QUANTGATE_STALE_ENGINE=refuse, or it cannot be built or loaded here.
+        ImportError: there is no TensorRT.
+    """
+    check_files(folder, manifest["files"])
+    api = load_api()
+    engine = manifest["engine"]
+    here = machine(api)
+    found = {"onnx_digest": digest_onnx(folder / ONNX), "engine_digest": digest_file(folder / ENGINE)}
+    why = why_stale(engine, here, found)
+    if why is None:
+        return EngineRunner((folder / ENGINE).read_bytes(), api)
+    answer = os.environ.get(SWITCH, "rebuild")
+    if answer not in ("rebuild", "refuse"):
+        raise RuntimeError(f"found {SWITCH}={answer}; expected rebuild or refuse; set one of them")
+    if answer == "refuse":
+        raise RuntimeError(
+            f"found a stale engine: {why}; expected the machine that it was approved on; load it there, or unset {SWITCH}"
+        )
+    warnings.warn(
+        f"the engine is stale: {why}; it is built again from {ONNX}. Speed and accuracy were approved elsewhere and may "
+        "differ; run quantgate on such a machine",
+        stacklevel=3,
+    )
+    return EngineRunner(_rebuild(folder, engine, here), api)
+
+
+def check_files(folder: Path, files: dict[str, str]) -> None:
+    """Nothing, if every file has its digest.
+
+    Raises:
+        RuntimeError: one has not.
+        OSError: one is not there.
+    """
+    for name, expected in files.items():
+        found = digest_file(folder / name)
+        if found != expected:
+            raise RuntimeError(f"found {name} with sha256 {found}; expected {expected}; download the version again")
+
+
+def machine(api: ModuleType) -> dict[str, str]:
+    """This machine as `why_stale` compares it.
+
+    Raises:
+        RuntimeError: there is no GPU.
+    """
+    gpu = gpu_here()
+    if gpu is None:
+        raise RuntimeError("found no NVIDIA GPU; expected one, with its driver; take the champion of ort-cpu")
+    return {**gpu, "runtime": runtime_of(api), "runtime_version": api.__version__}
+
+
+def _rebuild(folder: Path, engine: dict[str, Any], here: dict[str, str]) -> bytes:
+    """The engine for this machine, with the profile and settings of the approved one.
+
+    The timing cache comes along to where its times were taken: then a rebuild takes the kernels that were approved.
+    """
+    settings = engine["build"]
+    cache = folder / TIMING_CACHE
+    timed = cache.read_bytes() if engine["timing_cache_digest"] and same_machine(engine, here) else None
+    profile = {
+        name: (tuple(shapes["minimum"]), tuple(shapes["optimum"]), tuple(shapes["maximum"]))
+        for name, shapes in settings["profile"].items()
+    }
+    plan = build_plan(
+        str(folder / ONNX),
+        profile=profile,
+        workspace_mb=settings["workspace_mb"],
+        tf32=settings["tf32"],
+        timing_cache=timed,
+    )
+    if plan.engine is None:
+        errors = [error.text for error in plan.errors] or [
+            text for kind, text in plan.messages if kind.endswith("ERROR")
+        ]
+        raise RuntimeError(
+            f"found that TensorRT {plan.version} does not build {ONNX}: {'; '.join(errors[:3])}; expected an engine; "
+            f"install the version that it was approved on, {engine['runtime_version']}"
+        )
+    return plan.engine

@@ -1,0 +1,139 @@
+"""From a serialized engine to answers: `tensorrt` 11 and, where the GPU is one of its, `tensorrt_rtx`."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from functools import cache
+from statistics import median
+from types import ModuleType
+from typing import Any
+
+from numpy.typing import NDArray
+
+from .api import make_logger
+from .cuda import Event, require_gpu
+from .request import Request
+from .tensors import Arrays, EngineError, describe
+
+__all__ = ["EngineError", "EngineRunner", "Request"]
+
+# How often layers are timed; the median is told.
+_PROFILED = 10
+
+
+class EngineRunner:
+    """An engine on the GPU. `inputs` and `outputs` are tuples of `Tensor` in the engine's order."""
+
+    def __init__(self, plan: bytes, api: ModuleType) -> None:
+        """Load a serialized engine.
+
+        Raises:
+            CudaError: there is no GPU.
+            RuntimeError: CUDA's bindings are not installed.
+            EngineError: TensorRT does not load it, or it reads or writes a type that numpy does not have.
+        """
+        require_gpu()  # without one, TensorRT ends the process
+        self._api = api
+        self._logger, self._said = _listen(api)
+        self._lock = threading.Lock()
+        self._requests: weakref.WeakSet[Request] = weakref.WeakSet()
+        self._runtime = api.Runtime(self._logger)
+        self._engine = self._runtime.deserialize_cuda_engine(plan)
+        if self._engine is None:
+            raise self._explain("TensorRT does not load the engine")
+        self.inputs, self.outputs = describe(api, self._engine)
+        self._copying = self._request()
+
+    def run(self, batch: Arrays, outputs: Sequence[str]) -> list[NDArray[Any]]:
+        """The named outputs for arrays in host memory: copied in, computed, copied out. Threads take turns.
+
+        Raises:
+            ValueError: the batch does not fit the engine, or it has no such output.
+            EngineError: TensorRT fails, or the shape of an output hangs on values.
+            CudaError: a copy or a kernel fails.
+        """
+        names = [tensor.name for tensor in self.outputs]
+        if not set(outputs) <= set(names):
+            raise ValueError(f"found outputs {list(outputs)}; expected some of {names}")
+        with self._lock:
+            self._copying.load(batch)
+            self._copying.enqueue()
+            return self._copying.fetch(outputs)
+
+    def bound(self, batch: Arrays) -> Request:
+        """A request for `batch` with inputs and outputs on the GPU: calling it runs it, without copies, until it is done.
+
+        It is a CUDA graph if the engine can be captured; `captured` and `why_not_captured` tell. Its memory is freed with it.
+
+        Raises:
+            ValueError: the batch does not fit the engine.
+            EngineError: TensorRT fails, or the shape of an output hangs on values.
+            CudaError: a copy or a kernel fails.
+        """
+        request = self._request()
+        request.load(batch)
+        request.capture()
+        return request
+
+    def kernel_ms(self, request: Request, n: int) -> tuple[float, ...]:
+        """The GPU's own time of `n` runs, in milliseconds each, by events.
+
+        They are queued one behind the other: the GPU does not wait for the processor, and the first may differ.
+        """
+        marks = [(Event(), Event()) for _ in range(n)]
+        for start, end in marks:
+            request.stream.record(start)
+            request.launch()
+            request.stream.record(end)
+        request.stream.synchronize()
+        return tuple(end.milliseconds_since(start) for start, end in marks)
+
+    def layer_times(self, batch: Arrays) -> dict[str, float]:
+        """The time of each layer in one request for `batch`, in milliseconds: the median of several.
+
+        Each layer is timed by itself, so that their sum is more than what a request takes.
+        """
+        request = self._request()
+        request.load(batch)
+        request()
+        runs = [request.profile() for _ in range(_PROFILED)]
+        request.close()
+        return {name: median(run.get(name, 0.0) for run in runs) for name in runs[0]}
+
+    def layers_json(self) -> str:
+        """The layers as TensorRT's inspector tells them: kind, dtypes, tactic, where the engine was built with details."""
+        inspector = self._engine.create_engine_inspector()
+        text: str = inspector.get_engine_information(self._api.LayerInformationFormat.JSON)
+        return text
+
+    def close(self) -> None:
+        """Free everything: contexts, then the engine, then the runtime. Its requests are gone too."""
+        for request in list(self._requests):
+            request.close()
+        self._engine = None
+        self._runtime = None
+
+    def _request(self) -> Request:
+        request = Request(self._api, self._engine, self.inputs, self.outputs, self._explain)
+        self._requests.add(request)
+        return request
+
+    def _explain(self, what: str) -> EngineError:
+        said = list(self._said)
+        self._said.clear()
+        return EngineError(": ".join([what, *said]))
+
+
+@cache
+def _listen(api: ModuleType) -> tuple[Any, deque[str]]:
+    """The logger of all runners, since TensorRT keeps the first of a process, and the last errors that it heard."""
+    said: deque[str] = deque(maxlen=3)
+
+    def hear(severity: str, text: str) -> None:
+        if severity.endswith("ERROR"):
+            said.append(text)
+
+    return make_logger(api, hear), said
