@@ -1,4 +1,4 @@
-"""The command line: `quantgate run | validate | suggest-calibration | candidates | doctor | demo | ui`."""
+"""The command line: `quantgate run | validate | suggest-calibration | candidates | doctor | demo | ui | worker`."""
 
 from __future__ import annotations
 
@@ -165,6 +165,29 @@ def ui(
 
     try:
         serve_ui(state, mlflow_port, prefect_port, out)
+    except QuantgateError as error:
+        raise typer.Exit(fail(error)) from error
+
+
+@app.command()
+def worker(
+    target: Annotated[str, typer.Option(help="Take the work of this target: ort-cpu, ort-cuda, tensorrt, ...")],
+    pool: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The Prefect work pool; quantgate-<target> by default.")
+    ] = None,
+) -> None:
+    """Take the work that runs hand to a target's pool (QUANTGATE_DISPATCH=pools), until SIGTERM or Ctrl-C.
+
+    Needs PREFECT_API_URL, and the state folder of the runs. Exit code 1: the target cannot run here; 2: no such target.
+
+    Example: quantgate worker --target ort-cpu
+    """
+    state = state_folder()
+    prepare_environment(state)
+    from flows.worker import serve_worker
+
+    try:
+        serve_worker(state, target, pool, out)
     except QuantgateError as error:
         raise typer.Exit(fail(error)) from error
 

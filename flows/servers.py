@@ -75,7 +75,12 @@ def _commands(state: Path, mlflow_port: int, prefect_port: int) -> list[tuple[st
 
 def _environment() -> dict[str, str]:
     # Job execution would start workers of its own for features that are not used here: 20 s and 0.7 GB.
-    return os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "PREFECT_UI_ENABLED": "true"}
+    environment = os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "PREFECT_UI_ENABLED": "true"}
+    # Held in memory, what a worker holds would stay held for ever when the server is started anew.
+    environment.setdefault(
+        "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE", "prefect.server.concurrency.lease_storage.filesystem"
+    )
+    return environment
 
 
 def _wait_until_ready(name: str, port: int, server: subprocess.Popen[bytes], logs: Path) -> None:

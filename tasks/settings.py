@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from validators.errors import JobError
+
 _SQLITE = "sqlite:///"
 
 
@@ -28,6 +30,42 @@ def artifact_location(uri: str) -> str | None:
     )
 
 
+def hands_to_workers() -> bool:
+    """Whether what must run on the target is handed to workers: `QUANTGATE_DISPATCH=pools`; else this process does it.
+
+    Raises:
+        JobError: another value, or no server that workers could share: the embedded one is this process's own.
+    """
+    told = os.environ.get("QUANTGATE_DISPATCH", "process")
+    if told not in ("process", "pools"):
+        raise JobError(found=f"QUANTGATE_DISPATCH={told}", expected="process or pools", fix="correct it, or unset it")
+    if told == "pools" and not os.environ.get("PREFECT_API_URL"):
+        raise JobError(
+            found="QUANTGATE_DISPATCH=pools without PREFECT_API_URL",
+            expected="the address of the Prefect server that the workers ask for work",
+            fix="`quantgate ui` starts one; then set PREFECT_API_URL=http://127.0.0.1:4200/api for the run and its workers",
+        )
+    return told == "pools"
+
+
+def worker_wait_seconds() -> float:
+    """How long a target may be without a worker before what waits for one is refused: `QUANTGATE_WORKER_WAIT_SECONDS`, or 120.
+
+    Prefect takes a worker for gone after three heartbeats of 30 s; a restart of one should cost nothing.
+
+    Raises:
+        JobError: not a number above 0.
+    """
+    told = os.environ.get("QUANTGATE_WORKER_WAIT_SECONDS", "120")
+    try:
+        seconds = float(told)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise JobError(found=f"QUANTGATE_WORKER_WAIT_SECONDS={told}", expected="seconds above 0", fix="correct it")
+    return seconds
+
+
 def prepare_environment(state: Path) -> None:
     """Set what Prefect and MLflow read once, at import, unless the user set it: embedded state, no telemetry, calm logs.
 
@@ -39,6 +77,8 @@ def prepare_environment(state: Path) -> None:
         "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "true",
         # The first start makes the database: 20 s is too short on a busy machine of two cores.
         "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "180",
+        # A run hands a worker several steps, one after the other: at 10 s each would wait for 5.
+        "PREFECT_WORKER_QUERY_SECONDS": "3",
         "PREFECT_CLOUD_ENABLE_ORCHESTRATION_TELEMETRY": "false",
         "DO_NOT_TRACK": "true",
         "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",

@@ -1,0 +1,14 @@
+"""What a worker of a target runs: one step of a run's story, most often all the work on one candidate."""
+
+# No `from __future__ import annotations`: Prefect reads the parameters' types from the signature.
+from prefect import flow
+
+from tasks.dispatch_records import Order
+from tasks.worker_steps import fulfil
+from validators.job import Job
+
+
+@flow(name="candidate", flow_run_name="{order.label} of {job.source}")
+def candidate(job: Job, order: Order) -> None:
+    """Do a step for a run elsewhere; the answer goes into the store that both share."""
+    fulfil(job, order)

@@ -1,0 +1,81 @@
+"""A worker of one target: says what it has, and takes the work that runs hand to its pool, one at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+from rich.console import Console
+
+from flows.describe import target_rows
+from tasks.measure.inventory import take_inventory
+from validators.errors import InfrastructureError, JobError
+from validators.recipe import TARGETS, Target
+from validators.records import Inventory
+
+ENTRYPOINT = "flows.candidate.candidate"
+
+
+def serve_worker(state: Path, target: str, pool: str | None, console: Console) -> None:
+    """Take work for a target until SIGTERM or Ctrl-C; what is being done then is ended, and told so to whoever waits for it.
+
+    Raises:
+        JobError: no such target, or its pool is taken by something else.
+        InfrastructureError: the target cannot run here, or there is no Prefect server that runs share.
+    """
+    inventory = check_worker(target)
+    # Work is done in a process with another working directory.
+    os.environ["QUANTGATE_STATE"] = str(state)
+    state.mkdir(parents=True, exist_ok=True)
+
+    from prefect.workers.process import ProcessWorker
+
+    from flows.candidate import candidate
+    from tasks.worker_guard import limit_of
+    from tasks.worker_pool import prepare_server, worker_name
+
+    pool = pool or f"quantgate-{inventory.target}"
+    name = worker_name(inventory)
+    prepare_server(candidate, ENTRYPOINT, pool, inventory)
+    for line in (
+        f"target  {target} on {inventory.device_key}",
+        f"pool    {pool}, one at a time, alone on {limit_of(inventory)}",
+    ):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    # A service manager ends it by SIGTERM; a shell that starts it in the background lets SIGINT be ignored.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
+    try:
+        # One at a time: what another candidate computes meanwhile would be in the latency of the one that is timed.
+        asyncio.run(ProcessWorker(work_pool_name=pool, name=name, limit=1).start(printer=console.print))
+    except KeyboardInterrupt:
+        console.print("stopped", highlight=False)
+
+
+def check_worker(target: str) -> Inventory:
+    """The inventory of this machine for the target.
+
+    Raises:
+        JobError: no such target.
+        InfrastructureError: the target cannot run here, or PREFECT_API_URL is not set.
+    """
+    known: Target | None = next((one for one in TARGETS if one == target), None)
+    if known is None:
+        raise JobError(found=f"target {target!r}", expected=f"one of {', '.join(TARGETS)}", fix="correct --target")
+    _, rows = target_rows()
+    here, why = next((row[1], row[2]) for row in rows if row[0] == target)
+    if here != "yes":
+        raise InfrastructureError(
+            found=f"target {target} cannot run here: {why}",
+            expected="a machine that can run what it is asked for",
+            fix="`quantgate doctor` says what is missing",
+        )
+    if not os.environ.get("PREFECT_API_URL"):
+        raise InfrastructureError(
+            found="no PREFECT_API_URL",
+            expected="the address of the Prefect server that runs hand their work to",
+            fix="`quantgate ui` starts one; then set PREFECT_API_URL=http://127.0.0.1:4200/api",
+        )
+    return take_inventory(known)

@@ -1,0 +1,128 @@
+"""The steps that must run on the target, and what a worker does with an order for one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from tasks.confirm import Confirmation, confirm_winner
+from tasks.context import Given, Run, log, start_run
+from tasks.dispatch_records import Order, code_version, keep_answer, marker_of, read_arguments
+from tasks.gather import trial_of
+from tasks.judge import rank_passing
+from tasks.load_data import load_data
+from tasks.make_candidate import make_candidate
+from tasks.measure_baseline import measure_baseline
+from tasks.measure_champion import compare_with_champion
+from tasks.measure_latency import measure_latency
+from tasks.recover import Recovered, choose_recovered, recover_trials
+from tasks.resolve_source import resolve_source
+from tasks.settings import state_folder
+from tasks.take_inventory import take_target_inventory
+from tasks.worker_guard import device_phase, timing_phase
+from validators.errors import InfrastructureError, QuantgateError
+from validators.job import Job
+from validators.measurements import Accuracy
+from validators.records import Champion, Inventory, Trial
+
+Outcome = TypeVar("Outcome")
+
+
+@dataclass(frozen=True)
+class Step(Generic[Outcome]):
+    """A step `call(run, given, inventory, *records)`: of which types the records are that it takes, and the one it gives.
+
+    `times` says that it measures latency throughout, which must be alone on a host; a step that does so at its end sees to it
+    itself. `needed(run, *records)` is False where the step has nothing to do, for which no worker needs to be asked.
+    """
+
+    name: str
+    call: Callable[..., Outcome]
+    takes: tuple[Any, ...]
+    gives: Any
+    times: bool = False
+    needed: Callable[..., bool] = lambda *_: True
+
+
+def try_candidate(run: Run, given: Given, inventory: Inventory, baseline: Accuracy, name: str) -> Trial:
+    """One candidate: made, its kernels and accuracy looked at, and then timed."""
+    made = make_candidate(run, given, inventory, baseline, name, return_state=True)
+    trial = trial_of(name, made.result(raise_on_failure=False))
+    if trial.variant is None:
+        return trial
+    with timing_phase(inventory):
+        timed = measure_latency(run, given, inventory, trial, return_state=True)
+        return trial_of(name, timed.result(raise_on_failure=False))
+
+
+def _may_recover(run: Run, _: Accuracy, trials: tuple[Trial, ...]) -> bool:
+    return run.job.budgets.recovery > 0 and choose_recovered(trials) is not None
+
+
+def _may_confirm(run: Run, _: Accuracy, trials: tuple[Trial, ...]) -> bool:
+    return run.job.confirmation.share > 0 and bool(rank_passing(run.job, trials))
+
+
+def _may_challenge(_run: Run, _: Accuracy, best: Trial, champion: Champion | None) -> bool:
+    assert best.variant is not None
+    return champion is not None and champion.digest != best.variant.digest
+
+
+_TRIALS = tuple[Trial, ...]
+BASELINE = Step("baseline", measure_baseline, (), Accuracy)
+CANDIDATE = Step("candidate", try_candidate, (Accuracy, str), Trial)
+RECOVERY = Step("recovery", recover_trials, (Accuracy, _TRIALS), Recovered, times=True, needed=_may_recover)
+CONFIRMATION = Step("confirmation", confirm_winner, (Accuracy, _TRIALS), Confirmation, times=True, needed=_may_confirm)
+CHAMPION = Step(
+    "champion", compare_with_champion, (Accuracy, Trial, Champion | None), Trial, times=True, needed=_may_challenge
+)
+STEPS: dict[str, Step[Any]] = {step.name: step for step in (BASELINE, CANDIDATE, RECOVERY, CONFIRMATION, CHAMPION)}
+
+
+def fulfil(job: Job, order: Order) -> None:
+    """Do what an order asks and put the answer into the store, an error of quantgate's as well as a record.
+
+    Raises:
+        InfrastructureError: this worker has another state folder, code or device than the run counts on.
+    """
+    _check_place(order)
+    run = start_run(job)
+    inventory = take_target_inventory(run)
+    if inventory.device_key != order.device:
+        raise InfrastructureError(
+            found=f"a worker on {inventory.device_key}",
+            expected=f"the device that the run was planned for, {order.device}",
+            fix="let a target have workers of one kind of device; those of another need a Prefect server of their own",
+        )
+    step = STEPS[order.step]
+    outcome: Any
+    try:
+        source = resolve_source(run)
+        given = Given(source, load_data(run, source))
+        records = read_arguments(run.store, order.arguments, step.takes)
+        with device_phase(inventory), timing_phase(inventory) if step.times else nullcontext():
+            outcome = step.call(run, given, inventory, *records)
+    except QuantgateError as error:
+        log.warning("%s: %s; expected %s; %s", order.label, error.found, error.expected, error.fix)
+        outcome = error
+    keep_answer(run.store, order, outcome, step.gives)
+
+
+def _check_place(order: Order) -> None:
+    """That this worker and the run work on the same files by the same code."""
+    state = state_folder()
+    if str(state) != order.state or not Path(order.state).is_dir() or marker_of(state) != order.marker:
+        raise InfrastructureError(
+            found=f"a worker with the state folder {state}, which is another one",
+            expected=f"the state folder of the run, {order.state}, on a disk that both share",
+            fix=f"start the worker with QUANTGATE_STATE={order.state}, where that is the run's own folder",
+        )
+    if code_version() != order.code:
+        raise InfrastructureError(
+            found="a worker of another version of quantgate",
+            expected="that of the run: another one makes other variants under the same names",
+            fix="install the same version in both places, and start the worker again",
+        )
