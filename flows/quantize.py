@@ -10,25 +10,25 @@ from prefect.states import Completed
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from tasks.conclude import Findings, conclude, conclude_validation
-from tasks.confirm import confirm_winner
 from tasks.context import Given, Run, start_run
+from tasks.dispatch import at_target, inventory_of_target, try_candidates
 from tasks.gather import trial_of
 from tasks.judge import judge_trials
 from tasks.judge_calibration import judge_calibration_data
 from tasks.load_data import load_data
 from tasks.make_candidate import make_candidate
-from tasks.measure_baseline import baseline_variant, measure_baseline
-from tasks.measure_champion import compare_with_champion, look_up_champion
+from tasks.measure_baseline import baseline_variant
+from tasks.measure_champion import look_up_champion
 from tasks.measure_latency import measure_latency
 from tasks.measure_saturation import measure_saturation
 from tasks.own_step import run_own_step
 from tasks.promote import promote as promote_winner
 from tasks.record import close_run, record_evidence, record_trials, recorded
-from tasks.recover import recover_trials
 from tasks.report import publish_report
 from tasks.resolve_source import resolve_source
+from tasks.settings import hands_to_workers
 from tasks.suggest_calibration import Suggestion, suggest_calibration_data
-from tasks.take_inventory import take_target_inventory
+from tasks.worker_steps import BASELINE, CHAMPION, CONFIRMATION, RECOVERY
 from validators.approval import Approval
 from validators.job import Job
 from validators.measurements import Accuracy
@@ -87,7 +87,7 @@ def suggest_calibration(job: Job, pool: Path, size: int, target: Path) -> Sugges
 def gather_given(run: Run) -> tuple[Given, Inventory]:
     """Steps 1 to 3, first half: the source, the target, the samples."""
     source = resolve_source(run)
-    inventory = take_target_inventory(run)
+    inventory = inventory_of_target(run)
     return Given(source, load_data(run, source)), inventory
 
 
@@ -102,13 +102,12 @@ def judge_candidates(run: Run, given: Given, findings: Findings, *, promote: boo
     """Steps 4 to 8: baseline and champion; candidates made, measured, judged and recovered; the best confirmed and promoted."""
     assert findings.inventory is not None
     inventory = findings.inventory
-    baseline = measure_baseline(run, given, inventory)
+    baseline = at_target(BASELINE, run, given, inventory)
     champion = look_up_champion(run, given)
 
-    trials = measure_saturation(run, given, inventory, made(run, given, inventory, baseline))
-    trials = measured(run, given, inventory, trials)
+    trials = tried(run, given, inventory, baseline)
     trials = judge_trials(run, given, baseline, trials)
-    recovered = recover_trials(run, given, inventory, baseline, trials)
+    recovered = at_target(RECOVERY, run, given, inventory, baseline, trials)
     trials += recovered.trials
     findings = replace(
         findings,
@@ -120,16 +119,24 @@ def judge_candidates(run: Run, given: Given, findings: Findings, *, promote: boo
     )
 
     trials = run_own_step(run, given, record, trials)
-    confirmation = confirm_winner(run, given, inventory, baseline, trials)
+    confirmation = at_target(CONFIRMATION, run, given, inventory, baseline, trials)
     findings = replace(findings, trials=confirmation.trials)
     if confirmation.winner is None:
         return findings
-    best = compare_with_champion(run, given, inventory, baseline, confirmation.winner, champion)
+    best = at_target(CHAMPION, run, given, inventory, baseline, confirmation.winner, champion)
     if best.outcome == "passed" and promote and not run.job.source_is_file:
         approval = Approval(best, inventory.device_key, is_confirmed=run.job.confirmation.share > 0)
         champion = promote_winner(run, given, inventory, approval, champion, record)
         return replace(findings, best=best, champion=champion)
     return replace(findings, best=best)
+
+
+def tried(run: Run, given: Given, inventory: Inventory, baseline: Accuracy) -> tuple[Trial, ...]:
+    """Step 5: every candidate made, looked at and timed, by this process or by the workers of its target."""
+    if hands_to_workers():
+        return measure_saturation(run, given, inventory, try_candidates(run, inventory, baseline))
+    trials = measure_saturation(run, given, inventory, made(run, given, inventory, baseline))
+    return measured(run, given, inventory, trials)
 
 
 def made(run: Run, given: Given, inventory: Inventory, baseline: Accuracy) -> tuple[Trial, ...]:
