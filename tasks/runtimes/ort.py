@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tasks.runtimes.assignment import RECORD, assignment, refuse_strays
 from tasks.runtimes.openvino import find_device, provider_options
+from tasks.runtimes.ort_gpu import gpu_providers, load_libraries, why_missing
 from validators.datasets import Arrays, TensorSpec
 from validators.errors import CandidateRefused, InfrastructureError
 from validators.providers import OPENVINO_PROVIDER
@@ -79,8 +81,57 @@ def open_session(
     One at a time: the thread pools of sessions that share a process spin against each other.
 
     Raises:
-        CandidateRefused: the runtime does not load the file (`invalid`), or another provider would run it (`unsupported`).
+        CandidateRefused: the runtime does not load the file (`invalid`), or another provider would run it, or on a GPU one of
+            its products (`unsupported`).
     """
+    import onnxruntime as ort
+
+    if settings.on_gpu:
+        _prepare_gpu(settings.provider, ort.get_available_providers())
+    options = _options(settings, as_written=as_written)
+    if content is not None:
+        options.add_session_config_entry(EXTERNAL_FOLDER, str(model.parent.resolve()))
+    if profile_prefix is not None:
+        options.enable_profiling = True
+        options.profile_file_prefix = str(profile_prefix)
+    if optimized_model is not None:
+        options.optimized_model_filepath = str(optimized_model)
+    providers: Any = [settings.provider]
+    if settings.on_gpu:
+        providers = gpu_providers(settings, model, content)
+    elif settings.provider == OPENVINO_PROVIDER:
+        # A plugin's device comes with the options, and a list of names would put it aside.
+        options.add_provider_for_devices([find_device()], provider_options(settings.threads))
+        providers = None
+    try:
+        for library in settings.libraries:
+            options.register_custom_ops_library(str(library.path))
+        session = ort.InferenceSession(
+            model if content is None else content,
+            options,
+            providers=providers,
+            disabled_optimizers=without,
+            # To the CPU provider, behind a message on standard output in place of the reason.
+            enable_fallback=not settings.on_gpu,
+        )
+    except Exception as error:  # the bindings raise a dozen unrelated classes, all of them for "cannot load this"
+        # Statuses of the runtime, such as that of a model which it cannot build, are classes of their own.
+        if settings.on_gpu and type(error) is RuntimeError:
+            raise _fallback(_first_line(error), settings.provider) from error
+        raise CandidateRefused(
+            kind="invalid",
+            found=f"ONNX Runtime {ort.__version__} does not load {model.name}: {_first_line(error)}",
+            expected="a model that the runtime loads",
+            fix="another precision or granularity, or a newer runtime",
+        ) from error
+    if session.get_providers()[0] != settings.provider:
+        raise _fallback(f"providers {session.get_providers()}", settings.provider)
+    if settings.on_gpu:
+        refuse_strays(assignment(session), settings.provider)
+    yield session
+
+
+def _options(settings: SessionSettings, *, as_written: bool) -> ort.SessionOptions:
     import onnxruntime as ort
 
     options = ort.SessionOptions()
@@ -94,41 +145,32 @@ def open_session(
     if as_written:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         options.enable_cpu_mem_arena = False
-    for key, value in settings.entries.items():
+    for key, value in (settings.entries | (RECORD if settings.on_gpu else {})).items():
         options.add_session_config_entry(key, value)
-    if content is not None:
-        options.add_session_config_entry(EXTERNAL_FOLDER, str(model.parent.resolve()))
-    if profile_prefix is not None:
-        options.enable_profiling = True
-        options.profile_file_prefix = str(profile_prefix)
-    if optimized_model is not None:
-        options.optimized_model_filepath = str(optimized_model)
-    providers: list[str] | None = [settings.provider]
-    if settings.provider == OPENVINO_PROVIDER:
-        # A plugin's device comes with the options, and a list of names would put it aside.
-        options.add_provider_for_devices([find_device()], provider_options(settings.threads))
-        providers = None
-    try:
-        for library in settings.libraries:
-            options.register_custom_ops_library(str(library.path))
-        session = ort.InferenceSession(
-            model if content is None else content, options, providers=providers, disabled_optimizers=without
-        )
-    except Exception as error:  # the bindings raise a dozen unrelated classes, all of them for "cannot load this"
+    return options
+
+
+def _prepare_gpu(provider: str, available: list[str]) -> None:
+    """Load what the provider needs.
+
+    Raises:
+        CandidateRefused: `unsupported`: the installed runtime was built without it.
+    """
+    missing = why_missing(provider, available)
+    if missing:
         raise CandidateRefused(
-            kind="invalid",
-            found=f"ONNX Runtime {ort.__version__} does not load {model.name}: {_first_line(error)}",
-            expected="a model that the runtime loads",
-            fix="another precision or granularity, or a newer runtime",
-        ) from error
-    if session.get_providers()[0] != settings.provider:
-        raise CandidateRefused(
-            kind="unsupported",
-            found=f"providers {session.get_providers()}",
-            expected=f"{settings.provider} first",
-            fix="install the provider's libraries; `quantgate doctor` shows what is missing",
+            kind="unsupported", found=missing.found, expected=f"{missing.expected} ({provider} first)", fix=missing.fix
         )
-    yield session
+    load_libraries(provider)
+
+
+def _fallback(found: str, provider: str) -> CandidateRefused:
+    return CandidateRefused(
+        kind="unsupported",
+        found=found,
+        expected=f"{provider} first",
+        fix="install the provider's libraries; `quantgate doctor` shows what is missing",
+    )
 
 
 def describe_inputs(session: ort.InferenceSession) -> tuple[TensorSpec, ...]:

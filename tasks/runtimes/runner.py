@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -11,11 +12,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasks.runtimes.ort import describe_inputs, describe_outputs, failures_refused, open_session, run_outputs
+from tasks.runtimes.ort_gpu import device_of
 from validators.datasets import Arrays, TensorSpec
+from validators.providers import CPU_PROVIDER, CUDA_PROVIDER, OPENVINO_PROVIDER, ORT_TENSORRT_PROVIDER, TENSORRT
 from validators.records import SessionSettings
 
 if TYPE_CHECKING:
     import onnxruntime as ort
+
+
+@dataclass(frozen=True)
+class Device:
+    """Where tensors lie, in ONNX Runtime's words: `cpu` or `cuda`, and which of them."""
+
+    kind: str
+    index: int
 
 
 class Runner(Protocol):
@@ -37,7 +48,13 @@ class Runner(Protocol):
         """
 
     def bound(self, batch: Arrays) -> Callable[[], None]:
-        """A request for `batch` whose inputs and outputs lie on the device: each call returns once it is done, no copies."""
+        """A request for `batch` whose inputs and outputs lie on the device: each call returns once it is done, no copies.
+
+        Requests of one `bound` run one at a time, those of several at once.
+
+        Raises:
+            CandidateRefused: `invalid`: the batch does not fit the model, or the device; also of each call.
+        """
 
 
 class SessionRunner:
@@ -62,6 +79,44 @@ class SessionRunner:
         return request
 
 
+class GpuSessionRunner(SessionRunner):
+    """A session of ONNX Runtime on a GPU: `run` copies arrays there and back, `bound` binds them once."""
+
+    def __init__(self, session: ort.InferenceSession, device: Device) -> None:
+        super().__init__(session)
+        self._device = device
+
+    def bound(self, batch: Arrays) -> Callable[[], None]:
+        """See `Runner.bound`. Outputs are allocated on the device by the first call, and written there by all."""
+        binding = bind(self._session, batch, self._device)
+
+        def request() -> None:
+            with failures_refused():
+                self._session.run_with_iobinding(binding)
+                binding.synchronize_outputs()
+
+        return request
+
+
+def bind(session: ort.InferenceSession, batch: Arrays, device: Device) -> ort.IOBinding:
+    """A batch on a device as a session's inputs, and its outputs there.
+
+    Raises:
+        CandidateRefused: `invalid`: there is no room for the batch, an array does not fit the model, or holds strings.
+    """
+    import onnxruntime as ort
+
+    with failures_refused():
+        binding = session.io_binding()
+        for name, array in batch.items():
+            value = ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array), device.kind, device.index)
+            binding.bind_ortvalue_input(name, value)
+        for spec in describe_outputs(session):
+            binding.bind_output(spec.name, device.kind, device.index)
+        binding.synchronize_inputs()
+    return binding
+
+
 def run_all(runner: Runner, batches: Iterable[Arrays], output: str) -> NDArray[Any]:
     """The concatenation along axis 0 of one output over all batches.
 
@@ -74,10 +129,40 @@ def run_all(runner: Runner, batches: Iterable[Arrays], output: str) -> NDArray[A
 
 @contextmanager
 def open_runner(model: Path, settings: SessionSettings) -> Iterator[Runner]:
-    """The model under these settings, released at the end of the block.
+    """The model under these settings, released at the end of the block; for TensorRT `model` is the engine.
 
     Raises:
         CandidateRefused: the runtime does not load it (`invalid`), or something else would run it (`unsupported`).
     """
+    with _OPENERS[settings.provider](model, settings) as runner:
+        yield runner
+
+
+@contextmanager
+def _open_on_processor(model: Path, settings: SessionSettings) -> Iterator[Runner]:
     with open_session(model, settings) as session:
         yield SessionRunner(session)
+
+
+@contextmanager
+def _open_on_gpu(model: Path, settings: SessionSettings) -> Iterator[Runner]:
+    with open_session(model, settings) as session:
+        yield GpuSessionRunner(session, Device("cuda", device_of(settings)))
+
+
+@contextmanager
+def _open_engine(model: Path, settings: SessionSettings) -> Iterator[Runner]:
+    # TensorRT is on a few machines alone.
+    from tasks.runtimes.engine_runner import open_engine
+
+    with open_engine(model, settings) as runner:
+        yield runner
+
+
+_OPENERS: dict[str, Callable[[Path, SessionSettings], AbstractContextManager[Runner]]] = {
+    CPU_PROVIDER: _open_on_processor,
+    OPENVINO_PROVIDER: _open_on_processor,
+    CUDA_PROVIDER: _open_on_gpu,
+    ORT_TENSORRT_PROVIDER: _open_on_gpu,
+    TENSORRT: _open_engine,
+}

@@ -1,0 +1,115 @@
+"""ONNX Runtime's providers on an NVIDIA GPU: what they need here, what a session asks them for, where engines are kept.
+
+CUDA       everything that has a kernel; what has none, such as computations of shapes, goes to the CPU provider
+TensorRT   subgraphs that TensorRT 10 compiles when the session opens; what it does not take goes to CUDA, then to the CPU
+
+Without the flags `trt_fp16_enable` and `trt_int8_enable` the TensorRT provider builds strongly typed networks: types are those
+of the file, as on the target `tensorrt` (onnxruntime pull request 18707). The flags would let it choose others, in silence.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import tempfile
+from collections.abc import Collection
+from importlib import util
+from pathlib import Path
+from typing import Any
+
+from tasks.runtimes.openvino import Missing
+from validators.digests import digest_model, digest_values
+from validators.errors import CandidateRefused
+from validators.providers import CUDA_PROVIDER, ORT_TENSORRT_PROVIDER
+from validators.records import SessionSettings
+
+# The base folder of the provider's engines and timing caches, an option of its own name (ONNX Runtime documentation,
+# "TensorRT Execution Provider"); absent, each session builds its engines anew, which takes minutes.
+ENGINE_CACHE = "trt_engine_cache_path"
+DEVICE = "device_id"
+# They take the place of the types in the file.
+UNTYPED = ("trt_fp16_enable", "trt_bf16_enable", "trt_int8_enable")
+_EXTRAS = {
+    CUDA_PROVIDER: "install the extra `gpu` in place of `cpu`, on a machine with an NVIDIA GPU",
+    ORT_TENSORRT_PROVIDER: "install the extras `gpu` and `ort-tensorrt`, without `tensorrt`, on a machine with an NVIDIA GPU",
+}
+
+
+def why_missing(provider: str, available: Collection[str]) -> Missing | None:
+    """Why a provider on a GPU is not among those that can be used here, in words; None for one that is, and for any other.
+
+    >>> why_missing("CUDAExecutionProvider", ["CPUExecutionProvider"]).found
+    'no CUDAExecutionProvider here'
+    >>> why_missing("CPUExecutionProvider", [])
+    """
+    if provider in available or provider not in _EXTRAS:
+        return None
+    return Missing(f"no {provider} here", f"ONNX Runtime with {provider}, and a GPU", _EXTRAS[provider])
+
+
+def device_of(settings: SessionSettings) -> int:
+    """The index of the GPU among those that the process sees."""
+    return int(settings.provider_options.get(DEVICE, "0"))
+
+
+def gpu_providers(
+    settings: SessionSettings, model: Path, content: bytes | None = None
+) -> list[tuple[str, dict[str, str]]]:
+    """Providers with their options, in order, for a session of a model that is given by file, or as bytes.
+
+    ONNX Runtime adds the CPU provider itself. Engines are kept below the job's folder for them, those of each model in a folder
+    of its own: the provider names them by the graph, not by the weights, and would load another variant's.
+
+    Raises:
+        CandidateRefused: `invalid`: an option that lets TensorRT choose other types than those of the file.
+    """
+    options = dict(settings.provider_options)
+    if settings.provider == CUDA_PROVIDER:
+        return [(CUDA_PROVIDER, options)]
+    wrong = [name for name in UNTYPED if options.get(name, "0").lower() not in ("0", "false")]
+    if wrong:
+        raise CandidateRefused(
+            kind="invalid",
+            found=f"provider options {wrong}",
+            expected="none of them: types are those of the file, so that a candidate is what its name says",
+            fix="leave them out; float16 is the candidate fp16@ort-tensorrt",
+        )
+    base = options.pop(ENGINE_CACHE, None)
+    if base is not None:
+        of_content = hashlib.sha256(content or b"").hexdigest()
+        folder = Path(base) / digest_values(digest_model(model), of_content, settings.optimization, options)
+        folder.mkdir(parents=True, exist_ok=True)
+        options |= {"trt_engine_cache_enable": "1", ENGINE_CACHE: str(folder)}
+        options |= {"trt_timing_cache_enable": "1", "trt_timing_cache_path": str(base)}
+    # What TensorRT does not take runs on the same GPU.
+    return [(ORT_TENSORRT_PROVIDER, options), (CUDA_PROVIDER, {DEVICE: str(device_of(settings))})]
+
+
+def load_libraries(provider: str) -> None:
+    """Load the libraries of CUDA, cuDNN and TensorRT that came in Python packages, where no search path would find them."""
+    ort: Any = importlib.import_module("onnxruntime")
+    ort.preload_dlls()
+    if provider == ORT_TENSORRT_PROVIDER and util.find_spec("tensorrt"):
+        importlib.import_module("tensorrt")
+
+
+def probe(provider: str) -> Missing | None:
+    """Why no session can be opened with a provider on this machine: tried, with one Relu; None where one can.
+
+    Raises:
+        InfrastructureError: no ONNX Runtime is installed.
+    """
+    from onnx import TensorProto, helper, save
+
+    from tasks.runtimes.ort import open_session
+
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in ("x", "y")]
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"], name="relu")], "probe", ends[:1], ends[1:])
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "probe.onnx")
+        save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), path)
+        try:
+            with open_session(path, SessionSettings(provider, 1)):
+                return None
+        except CandidateRefused as error:
+            return Missing(error.found, error.expected, error.fix)
