@@ -1,0 +1,173 @@
+"""quantgate on an NVIDIA GPU: what each candidate gives there, beside the GPU's own limits; one JSON file, one table.
+
+    python -m benchmarks.gpu_check bundle FOLDER            # where the demos' assets are: three models, packed small
+    python -m benchmarks.gpu_check wheels FOLDER            # where there is a network: what the machine with the GPU may lack
+    python -m benchmarks.gpu_check join FOLDER              # put together what was carried in parts
+    infra/gpu_check.sh FOLDER                               # on the machine with the GPU: all parts
+    python -m benchmarks.gpu_check run FOLDER --only ort-cuda --models text --seconds 500
+    python -m benchmarks.gpu_check run FOLDER --provider cpu                      # a rehearsal: every step, no GPU
+    python -m benchmarks.gpu_check merge A.json B.json --into benchmarks/results
+    python -m benchmarks.gpu_check table RESULTS.json
+
+`run` writes its file after every figure and goes on where it stopped: what is there is not measured again, but for what failed
+for reasons outside the model. It ends within `--seconds` unless a single figure takes longer. See docs/gpu.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+# The modules beside this one, and quantgate, which need not be installed where only a check is run.
+sys.path[:0] = [str(HERE), str(HERE.parent)]
+
+from validators.errors import QuantgateError  # noqa: E402
+
+RESULTS = HERE / "results"
+WORK = HERE.parent / ".quantgate" / "gpu-check"
+MODELS = ("text", "image", "language")
+PART_MB = 56
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The exit code: 0 if all is measured or refused for good, 3 if the time did not reach for all."""
+    # Measuring processes are started by path and import quantgate as well.
+    os.environ["PYTHONPATH"] = os.pathsep.join([*map(str, (HERE, HERE.parent)), os.environ.get("PYTHONPATH", "")])
+    options = _parser().parse_args(arguments)
+    try:
+        code: int = options.command(options)
+    except QuantgateError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    return code
+
+
+def _bundle(options: argparse.Namespace) -> int:
+    from gpu_check_models import write
+    from gpu_check_parts import split
+
+    for name in options.models:
+        path = write(name, options.state, options.folder)
+        for part in split(path, options.part_mb * 1_000_000) if options.part_mb else [path]:
+            print(f"{part}  {part.stat().st_size / 1e6:.1f} MB")
+    return 0
+
+
+def _wheels(options: argparse.Namespace) -> int:
+    from gpu_check_wheels import download
+
+    for path in download(options.folder, options.python, options.part_mb * 1_000_000, lean=options.lean):
+        print(f"{path.name}  {path.stat().st_size / 1e6:.1f} MB")
+    return 0
+
+
+def _join(options: argparse.Namespace) -> int:
+    from gpu_check_parts import join
+
+    for path in join(options.folder):
+        print(path)
+    return 0
+
+
+def _run(options: argparse.Namespace) -> int:
+    from gpu_check_inventory import describe_machine
+    from gpu_check_record import Results, results_path
+    from gpu_check_run import run_check
+    from gpu_check_session import PARTS, Options
+
+    rehearsal = options.provider == "cpu"
+    inventory = describe_machine(rehearsal=rehearsal)
+    given = options.results or (options.work if rehearsal else RESULTS)
+    path = given if given.suffix == ".json" else results_path(given, inventory, rehearsal=rehearsal)
+    wanted = Options(
+        bundle=options.bundle,
+        work=options.work,
+        parts=options.only or PARTS,
+        models=options.models,
+        batches=options.batches,
+        seconds=options.seconds,
+        launches=options.launches,
+        block_seconds=options.block_seconds,
+        again=options.again,
+        rehearsal=rehearsal,
+    )
+    left = run_check(wanted, Results(path, inventory, rehearsal=rehearsal), lambda line: print(line, flush=True))
+    print(f"{path}: {f'{left} figures left, run the same again' if left else 'complete'}")
+    return 3 if left else 0
+
+
+def _merge(options: argparse.Namespace) -> int:
+    from gpu_check_record import merge, results_path, save
+
+    figures = merge(options.files)
+    path = results_path(options.into, figures["inventory"], rehearsal=figures["rehearsal"])
+    save(path, figures)
+    print(path)
+    return 0
+
+
+def _table(options: argparse.Namespace) -> int:
+    from gpu_check_record import read
+    from gpu_check_table import render
+
+    print(render(read(options.file), rehearsal=options.rehearsal))
+    return 0
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(part for part in text.split(",") if part)
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    return tuple(map(int, _names(text)))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("gpu_check", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    commands = parser.add_subparsers(required=True)
+    bundle = _command(commands, "bundle", _bundle)
+    bundle.add_argument("folder", type=Path)
+    bundle.add_argument("--models", type=_names, default=MODELS)
+    bundle.add_argument("--state", type=Path, default=HERE.parent / ".quantgate", help="has the demos' assets")
+    bundle.add_argument("--part-mb", type=int, default=PART_MB, help="cut larger files; 0 for none")
+    wheels = _command(commands, "wheels", _wheels)
+    wheels.add_argument("folder", type=Path)
+    wheels.add_argument("--python", default="3.12")
+    wheels.add_argument("--part-mb", type=int, default=PART_MB)
+    wheels.add_argument("--lean", action="store_true", help="only what a machine with PyTorch and SciPy lacks")
+    _command(commands, "join", _join).add_argument("folder", type=Path)
+    merge = _command(commands, "merge", _merge)
+    merge.add_argument("files", type=Path, nargs="+")
+    merge.add_argument("--into", type=Path, default=RESULTS)
+    table = _command(commands, "table", _table)
+    table.add_argument("file", type=Path)
+    table.add_argument("--rehearsal", action="store_true", help="allow a file without a figure of a GPU")
+    _run_arguments(_command(commands, "run", _run))
+    return parser
+
+
+def _run_arguments(run: argparse.ArgumentParser) -> None:
+    run.add_argument("bundle", type=Path, help="the folder that `bundle` wrote")
+    run.add_argument("--only", type=_names, default=(), help="of ceilings, ort-cuda, tensorrt, pytorch")
+    run.add_argument("--models", type=_names, default=MODELS)
+    run.add_argument("--batches", type=_sizes, default=(), help="such as 1,8 in place of each model's own")
+    run.add_argument("--seconds", type=float, default=540.0)
+    run.add_argument("--launches", type=int, default=3)
+    run.add_argument("--block-seconds", type=float, default=0.12)
+    run.add_argument("--again", action="store_true", help="measure what is there as well")
+    run.add_argument("--provider", choices=("gpu", "cpu"), default="gpu", help="cpu rehearses")
+    run.add_argument("--results", type=Path, help="a file, or the folder that it goes to")
+    run.add_argument("--work", type=Path, default=WORK, help="where candidates are kept")
+
+
+def _command(commands: argparse._SubParsersAction, name: str, function: object) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(name)
+    parser.set_defaults(command=function)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,154 @@
+"""Models with their samples, packed small: one zip each, whose weights are float16 and become float32 where they are read.
+
+The source of a check is thus the model with weights rounded to float16; what rounding cost stands in its notes.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto
+
+from tasks.ptq.graph import from_array, to_array
+from validators.datasets import Samples
+from validators.digests import digest_file
+from validators.errors import DataError
+from validators.records import DataFile
+
+MODEL, STATE, NOTES = "model.onnx", "state.npz", "notes.json"
+CALIBRATION, EVALUATION = "calibration.npz", "evaluation.npz"
+LABEL = "label"
+# Constants of formulas are small, and some of them (the epsilon of a norm) have no float16 but zero.
+SMALLEST_ROUNDED = 1024
+
+
+@dataclass(frozen=True)
+class Notes:
+    """What a bundled model is: its metric and output, the shapes of its requests, and what packing did to it.
+
+    `dims` cuts an input's axis 1 to that many entries for latency, by input name; accuracy sees whole samples. `module` names
+    the equal PyTorch module of the demos and what it is made with. `rounding` has the metric before and after rounding.
+    """
+
+    name: str
+    metric: Literal["accuracy", "perplexity"]
+    output: str
+    batch_sizes: tuple[int, ...]
+    evaluation_batch: int
+    dims: dict[str, int] = field(default_factory=dict)
+    module: dict[str, Any] = field(default_factory=dict)
+    rounding: dict[str, float] = field(default_factory=dict)
+    rounded: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A model that was unpacked: its float32 ONNX file, samples with labels, and the state of its PyTorch module."""
+
+    notes: Notes
+    source: Path
+    calibration: Samples
+    evaluation: Samples
+    state: dict[str, NDArray[Any]]
+
+    def request(self, batch_size: int) -> dict[str, NDArray[Any]]:
+        """The first evaluation samples as one request of that many, repeated when there are fewer."""
+        rows = np.arange(batch_size) % len(self.evaluation)
+        inputs = {name: array[rows] for name, array in self.evaluation.inputs.items()}
+        for name, length in self.notes.dims.items():
+            inputs[name] = inputs[name][:, :length]
+        return {name: np.ascontiguousarray(array) for name, array in inputs.items()}
+
+
+def narrow(model: onnx.ModelProto) -> tuple[str, ...]:
+    """Store float32 initializers of 1,024 values and more as float16, unless one is out of its range; return their names."""
+    names = []
+    for tensor in model.graph.initializer:
+        if tensor.data_type != TensorProto.FLOAT or np.prod(tensor.dims) < SMALLEST_ROUNDED:
+            continue
+        array = to_array(tensor)
+        if np.abs(array).max() <= np.finfo(np.float16).max:
+            tensor.CopyFrom(from_array(array.astype(np.float16), tensor.name))
+            names.append(tensor.name)
+    return tuple(names)
+
+
+def widen(model: onnx.ModelProto, names: tuple[str, ...]) -> None:
+    """Undo `narrow`: the initializers of these names become float32 again, each value exactly as it was stored."""
+    for tensor in model.graph.initializer:
+        if tensor.name in names:
+            tensor.CopyFrom(from_array(to_array(tensor).astype(np.float32), tensor.name))
+
+
+def pack(
+    folder: Path,
+    notes: Notes,
+    model: onnx.ModelProto,
+    calibration: Mapping[str, NDArray[Any]],
+    evaluation: Mapping[str, NDArray[Any]],
+    state: Mapping[str, NDArray[Any]] | None = None,
+) -> Path:
+    """Write `folder/<name>.zip`; `model` is `narrow`ed already, `state` is what its PyTorch module needs besides."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{notes.name}.zip"
+    # Samples shrink to a fraction; weights hardly at all, and would take minutes.
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(MODEL, model.SerializeToString(), zipfile.ZIP_STORED)
+        archive.writestr(STATE, _npz(state or {}), zipfile.ZIP_STORED)
+        archive.writestr(CALIBRATION, _npz(calibration), zipfile.ZIP_LZMA)
+        archive.writestr(EVALUATION, _npz(evaluation), zipfile.ZIP_LZMA)
+        archive.writestr(NOTES, json.dumps(asdict(notes)), zipfile.ZIP_STORED)
+    return path
+
+
+def unpack(path: Path, folder: Path) -> Bundle:
+    """The bundle of a zip, its files under `folder/<digest>`, written once.
+
+    Raises:
+        DataError: there is no such file, or it is no bundle.
+    """
+    if not path.exists():
+        raise DataError(
+            found=f"no {path.name} in {path.parent}",
+            expected="the bundle of this model",
+            fix="write it with `gpu_check bundle`, or put its parts together with `gpu_check join`",
+        )
+    place = folder / digest_file(path)[:16]
+    with zipfile.ZipFile(path) as archive:
+        raw = json.loads(archive.read(NOTES))
+        notes = Notes(**raw | {key: tuple(raw[key]) for key in ("batch_sizes", "rounded")})
+        if not (place / MODEL).exists():
+            place.mkdir(parents=True, exist_ok=True)
+            for name in (CALIBRATION, EVALUATION, STATE):
+                (place / name).write_bytes(archive.read(name))
+            model = onnx.load_model_from_string(archive.read(MODEL))
+            widen(model, notes.rounded)
+            scratch = place / f"{MODEL}.partial"
+            onnx.save_model(model, scratch)
+            scratch.rename(place / MODEL)
+    with np.load(place / STATE) as state:
+        arrays = {name: state[name] for name in state.files}
+    return Bundle(notes, place / MODEL, _samples(place / CALIBRATION), _samples(place / EVALUATION), arrays)
+
+
+def _samples(path: Path) -> Samples:
+    with np.load(path) as archive:
+        arrays = {name: archive[name] for name in archive.files}
+    labels = arrays.pop(LABEL, None)
+    rows = len(next(iter(arrays.values())))
+    return Samples(DataFile(path, digest_file(path), rows), arrays, labels)
+
+
+def _npz(arrays: Mapping[str, NDArray[Any]]) -> bytes:
+    buffer = io.BytesIO()
+    np.savez(buffer, **arrays)  # type: ignore[arg-type]  # numpy's stub takes any keyword for allow_pickle
+    return buffer.getvalue()

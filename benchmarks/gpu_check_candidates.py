@@ -1,0 +1,138 @@
+"""The cells of ONNX Runtime and TensorRT: each candidate made, looked at, and timed in turn with float16."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from gpu_check_bundle import Bundle
+from gpu_check_inspect import apart, inspect
+from gpu_check_inventory import versions
+from gpu_check_make import FLOAT, Workshop
+from gpu_check_record import REFUSED
+from gpu_check_session import CONFIDENCE, Check, accuracy, achieved, interval, refusal
+from gpu_check_trtexec import measure_trtexec
+
+from tasks.measure.latency import compare_latency
+from tasks.measure.latency_process import Contestant
+from validators.errors import CandidateRefused
+from validators.job_measurement import Measurement
+from validators.measurements import Coverage
+from validators.recipe import DEFAULT_CANDIDATES, Target
+from validators.records import Variant
+
+HALF = "fp16"
+# In a rehearsal, what goes through the same steps on the CPU provider; fp16 is refused there, as it should be.
+REHEARSED = ("fp16@ort-cpu", "int8-static-minmax-pc@ort-cpu", "int4-g32-rtn@ort-cpu")
+
+
+def measure_target(check: Check, workshop: Workshop, target: Target, model: str) -> None:
+    """All candidates of a target, the float ones first: float16 is what the others are held against."""
+    names = REHEARSED if target == "ort-cpu" else DEFAULT_CANDIDATES[target]
+    labels = list(dict.fromkeys([FLOAT, HALF, *(name.rpartition("@")[0] for name in names)]))
+    made: dict[str, Variant] = {}
+
+    def artifact(label: str) -> dict[str, Any] | None:
+        def describe() -> dict[str, Any]:
+            made[label] = workshop.variant(label, target)
+            return describe_variant(workshop, made[label], check.options.seconds)
+
+        return check.figure("artifacts", f"{target}/{model}/{label}", describe)
+
+    half = artifact(HALF)
+    for label in labels:
+        found = artifact(label)
+        if found is None or half is None:
+            return
+        against = FLOAT if label == HALF or REFUSED in half else HALF
+        for batch in check.options.batches or workshop.bundle.notes.batch_sizes:
+
+            def cell(
+                label: str = label, found: dict[str, Any] = found, against: str = against, batch: int = batch
+            ) -> Any:
+                return _cell(check, workshop, target, made, found, label, against, batch)
+
+            check.figure("cells", f"{target}/{model}/b{batch}/{label}", cell)
+
+
+def describe_variant(workshop: Workshop, variant: Variant, seconds: float) -> dict[str, Any]:
+    """Size, coverage, and the metric with its drop against the source on the CPU."""
+    bundle, reference = workshop.bundle, workshop.reference()
+    seen = apart(inspect, variant, bundle, bundle.notes.batch_sizes[0], seconds=seconds)
+    return {
+        "size_bytes": variant.size_bytes,
+        "engine_bytes": variant.engine.path.stat().st_size if variant.engine else None,
+        "proof": variant.proof,
+        "changes": variant.changes,
+        "notes": list(variant.notes),
+        "provider": variant.session.provider,
+        "versions": versions(),
+        "coverage": describe_coverage(seen.coverage),
+        **accuracy(bundle, reference, seen.rows, seen.value),
+    }
+
+
+def describe_coverage(coverage: Coverage) -> dict[str, Any]:
+    """Shares of multiply-accumulates, 0 to 1, and who ran them."""
+    return {
+        "low": coverage.share,
+        "half_or_lower": coverage.half_share,
+        "unknown": coverage.unknown,
+        "macs_by_kernel": coverage.macs_by_kernel,
+        "providers": list(coverage.providers),
+    }
+
+
+def _cell(
+    check: Check,
+    workshop: Workshop,
+    target: Target,
+    made: dict[str, Variant],
+    artifact: dict[str, Any],
+    label: str,
+    against: str,
+    batch: int,
+) -> dict[str, Any]:
+    """Latency of a candidate in turn with float16, or with float32 where it is float16 itself or there is none."""
+    if REFUSED in artifact:
+        return {REFUSED: artifact[REFUSED]}
+    for name in (label, against):
+        if name not in made:
+            made[name] = workshop.variant(name, target)
+    one, other = made[label], made[against]
+    options = check.options
+    measurement = Measurement(
+        batch_sizes=(batch,),
+        launches=options.launches,
+        block_seconds=options.block_seconds,
+        max_other_load=None if options.rehearsal else 0.15,
+    )
+    folder = options.work / "samples"
+    folder.mkdir(parents=True, exist_ok=True)
+    latency = compare_latency(
+        Contestant(other.loaded, other.session),
+        Contestant(one.loaded, one.session),
+        workshop.bundle.request(batch),
+        measurement,
+        confidence=CONFIDENCE,
+        samples_path=folder / f"{target}-{workshop.bundle.notes.name}-b{batch}-{label}.npz",
+    )
+    cell = asdict(latency)
+    del cell["samples_path"]
+    cell |= {
+        "against": against,
+        "speedup": interval(latency.speedup),
+        **achieved(check, workshop, one.loaded.stat().st_size, latency.p50_ms, batch),
+    }
+    if one.engine is not None:
+        cell["trtexec"] = _trtexec(one.engine.path, workshop.bundle, batch)
+    return cell
+
+
+def _trtexec(plan: Path, bundle: Bundle, batch: int) -> dict[str, Any]:
+    shapes = {name: array.shape for name, array in bundle.request(batch).items()}
+    try:
+        return dict(measure_trtexec(plan, shapes))
+    except CandidateRefused as error:
+        return refusal(error)

@@ -1,0 +1,118 @@
+"""What a variant answers and which kernels ran: one process for each, since a process that used a GPU holds on to it."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from gpu_check_bundle import Bundle
+from numpy.typing import NDArray
+
+from tasks.measure.classification import ACCURACY
+from tasks.measure.metric import Metric
+from tasks.measure.metrics import PERPLEXITY
+from tasks.measure.perplexity import score_batches
+from tasks.runtimes.coverage import measure_coverage
+from tasks.runtimes.runner import open_runner, run_all
+from validators.errors import InfrastructureError
+from validators.measurements import Coverage
+from validators.providers import TENSORRT
+from validators.records import SessionSettings, Variant
+
+METRICS: dict[str, Metric] = {"accuracy": ACCURACY, "perplexity": PERPLEXITY}
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Inspected:
+    """The metric's rows float64 `(n, k)`, its value, and the coverage."""
+
+    rows: NDArray[np.float64]
+    value: float
+    coverage: Coverage
+
+
+def apart(function: Callable[..., Result], *arguments: Any, seconds: float) -> Result:
+    """What `function` returns or raises, called in a process of its own that ends with it.
+
+    Raises:
+        InfrastructureError: the process died, or said nothing for so long.
+    """
+    context = multiprocessing.get_context("spawn")  # a forked process inherits a CUDA context that it cannot use
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_answer, args=(theirs, function, arguments))
+    process.start()
+    theirs.close()
+    try:
+        if not ours.poll(seconds):
+            raise InfrastructureError(
+                found=f"no answer of {function.__name__} in {seconds:.0f} s",
+                expected="an answer within its time",
+                fix="give the part more seconds, or take fewer models",
+            )
+        failed, answer = ours.recv()
+    except EOFError:
+        process.join()
+        raise InfrastructureError(
+            found=f"the process of {function.__name__} ended with exit code {process.exitcode}",
+            expected="an answer",
+            fix="run the same candidate alone and look at what is written on standard error",
+        ) from None
+    finally:
+        process.kill()
+        process.join()
+    if failed:
+        raise answer
+    result: Result = answer
+    return result
+
+
+def _answer(pipe: Connection, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    try:
+        answer = (False, function(*arguments))
+    except Exception as error:  # whatever it is, it belongs to who asked
+        answer = (True, error)
+    pipe.send(answer)
+
+
+def inspect(variant: Variant, bundle: Bundle, batch_size: int) -> Inspected:
+    """Coverage of a request of that size, and the metric on all evaluation samples.
+
+    Raises:
+        CandidateRefused: the runtime does not load or run the variant, or something else would.
+    """
+    coverage = coverage_of(variant, bundle.request(batch_size))
+    rows, value = rows_of(variant.loaded, variant.session, bundle)
+    return Inspected(rows, value, coverage)
+
+
+def rows_of(model: Path, settings: SessionSettings, bundle: Bundle) -> tuple[NDArray[np.float64], float]:
+    """The rows of the bundle's metric, and its value."""
+    notes, samples, metric = bundle.notes, bundle.evaluation, METRICS[bundle.notes.metric]
+    batches = samples.batches(notes.evaluation_batch)
+    with open_runner(model, settings) as runner:
+        output = next(spec for spec in runner.outputs if spec.name == notes.output)
+        if metric is PERPLEXITY:
+            logits = (runner.run(batch, [notes.output])[0] for batch in batches)
+            outputs: NDArray[Any] = score_batches(logits, samples, output)
+        else:
+            outputs = run_all(runner, batches, notes.output)
+    rows = metric.rows(outputs, samples.labels, None)
+    return rows, metric.value(rows)
+
+
+def coverage_of(variant: Variant, batch: dict[str, NDArray[Any]]) -> Coverage:
+    """The kernels that ran; of an engine, its layers as the runtime tells them."""
+    if variant.session.provider != TENSORRT or variant.engine is None:
+        return measure_coverage(variant.path, variant.session, batch)
+    from tasks.runtimes.engine_coverage import coverage_of_layers
+    from tasks.runtimes.engine_layers import parse_layers_json, with_times
+    from tasks.runtimes.engine_runner import inspect_engine
+
+    text, times = inspect_engine(variant.engine.path, batch)
+    return coverage_of_layers(variant.path, with_times(parse_layers_json(text), times), batch)

@@ -1,0 +1,188 @@
+"""Candidates of a bundled model, made by quantgate's own passes and kept in a store; engines where TensorRT runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+from gpu_check_bundle import Bundle
+from gpu_check_inspect import apart, rows_of
+
+import tasks.ptq
+import tasks.runtimes
+from tasks.measure.inventory import usable_cores
+from tasks.ptq.calibration import calibrate
+from tasks.ptq.grams import Gram, collect_grams
+from tasks.ptq.graph import model_bytes
+from tasks.ptq.make import Materials, make_variant, session_settings
+from tasks.ptq.prepare import fuse_graph, prepare_graph
+from tasks.ptq.sensitivity import Sensitivity
+from tasks.ptq.sites import tensors_to_collect
+from tasks.ptq.smooth import SmoothedGraph, read_channels, smooth
+from tasks.runtimes.coverage import measure_coverage
+from tasks.store import Store
+from validators.datasets import Arrays
+from validators.digests import digest_code, digest_model
+from validators.engines import BuildSettings, Engine, ShapeRange
+from validators.errors import CandidateRefused
+from validators.providers import CPU_PROVIDER
+from validators.recipe import GPU_TARGETS, Candidate, Target, decode
+from validators.records import Gpu, SessionSettings, Variant
+
+MAKER_CODE = digest_code([Path(part.__path__[0]) for part in (tasks.ptq, tasks.runtimes)])
+# The name of the source at its own precision among the candidates.
+FLOAT = "fp32"
+CALIBRATION_MEMORY_MB = 4000.0
+# Passes that look at one layer after the other take so many samples, in batches of this size.
+PASS_SAMPLES, PASS_BATCH_SIZE = 64, 4
+
+
+@dataclass(frozen=True)
+class File:
+    """A file of the store."""
+
+    path: Path
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The source on the CPU: the metric's rows in an `.npy` file, its value, and multiply-accumulates of one sample."""
+
+    rows: Path
+    value: float
+    macs: int
+
+
+@dataclass(frozen=True)
+class Workshop:
+    """Where candidates of one model are made."""
+
+    store: Store
+    bundle: Bundle
+    gpu: Gpu | None
+    seconds: float
+
+    @property
+    def _key(self) -> tuple[str, str, str]:
+        return digest_model(self.bundle.source), self.bundle.calibration.file.digest, MAKER_CODE
+
+    def reference(self) -> Reference:
+        """What the source answers on ONNX Runtime's CPU provider, which all drops are held against."""
+        settings = SessionSettings(CPU_PROVIDER, usable_cores())
+
+        def make(folder: Path) -> Reference:
+            rows, value = apart(rows_of, self.bundle.source, settings, self.bundle, seconds=self.seconds)
+            np.save(folder / "rows.npy", rows)
+            seen = apart(measure_coverage, self.bundle.source, settings, self.bundle.request(1), seconds=self.seconds)
+            return Reference(folder / "rows.npy", value, sum(seen.macs_by_kernel.values()))
+
+        key = (*self._key, self.bundle.evaluation.file.digest)
+        return self.store.make("reference", key, Reference, make)[0]
+
+    def variant(self, name: str, target: Target) -> Variant:
+        """The candidate's variant, ready to be loaded; `fp32` is the source itself.
+
+        Raises:
+            CandidateRefused: it cannot be made for the target.
+        """
+        candidate = Candidate("fp16", target) if name == FLOAT else decode(f"{name}@{target}")
+        settings = session_settings(candidate, usable_cores())
+        if target in GPU_TARGETS and not settings.on_gpu:
+            raise CandidateRefused(
+                kind="unsupported",
+                found=f"{settings.provider} for {target}",
+                expected="a provider of the GPU",
+                fix="take a version of quantgate that runs this target",
+            )
+        if name == FLOAT:
+            source = self.bundle.source
+            made = Variant(f"{FLOAT}@{target}", source, digest_model(source), model_bytes(source), settings)
+        else:
+
+            def make(folder: Path) -> Variant:
+                return make_variant(candidate, self._materials(), folder, threads=usable_cores())
+
+            made = self.store.make("variant", (candidate.name, *self._key), Variant, make)[0]
+        return replace(made, engine=self._engine(made)) if target == "tensorrt" else made
+
+    def _engine(self, variant: Variant) -> Engine:
+        from tasks.runtimes.engines import build_engine
+
+        build = BuildSettings(profile=profile_of(self.bundle))
+
+        def make(folder: Path) -> Engine:
+            return build_engine(variant.path, build, folder, gpu=self.gpu, timing_caches=self.store.root / "timing")
+
+        return self.store.make("engine", (variant.digest, build, self.gpu, MAKER_CODE), Engine, make)[0]
+
+    def _materials(self) -> Materials:
+        source, samples, store = self.bundle.source, self.bundle.calibration, self.store
+
+        def prepared() -> Path:
+            def make(folder: Path) -> File:
+                prepare_graph(source, folder / "prepared.onnx")
+                return File(folder / "prepared.onnx")
+
+            return store.make("prepared", self._key, File, make)[0].path
+
+        def fused() -> Path:
+            def make(folder: Path) -> File:
+                fuse_graph(source, folder / "fused.onnx")
+                return File(folder / "fused.onnx")
+
+            return store.make("fused", self._key, File, make)[0].path
+
+        def batches() -> list[Arrays]:
+            return list(islice(samples.batches(PASS_BATCH_SIZE), PASS_SAMPLES // PASS_BATCH_SIZE))
+
+        def smoothed() -> SmoothedGraph:
+            def make(folder: Path) -> SmoothedGraph:
+                seen = read_channels(prepared(), batches(), seed=0)
+                done = [one.way for one in smooth(prepared(), folder / "smoothed.onnx", seen, symmetric=False).values()]
+                return SmoothedGraph(folder / "smoothed.onnx", done.count("folded"), done.count("multiplied"))
+
+            return store.make("smoothed", self._key, SmoothedGraph, make)[0]
+
+        def statistics(of_smoothed: bool) -> Path:
+            def make(folder: Path) -> File:
+                graph, path = smoothed().path if of_smoothed else prepared(), folder / "statistics.npz"
+                calibrate(graph, samples, path, threads=usable_cores(), max_memory_mb=CALIBRATION_MEMORY_MB)
+                return File(path)
+
+            return store.make("statistics", (*self._key, of_smoothed), File, make)[0].path
+
+        def ranking(candidate: Candidate) -> tuple[Sensitivity, ...]:
+            raise CandidateRefused(
+                kind="unsupported",
+                found=f"{candidate.name}, which keeps the most sensitive parts in float",
+                expected="a candidate without -keep",
+                fix="parts are ranked in a run of quantgate, not here",
+            )
+
+        def grams(candidate: Candidate, float_model: Path) -> Mapping[str, Gram]:
+            return collect_grams(
+                float_model,
+                tensors_to_collect(float_model, block_size=candidate.block_size or 32),
+                lambda: samples.batches(PASS_BATCH_SIZE),
+                max_memory_mb=CALIBRATION_MEMORY_MB,
+                threads=usable_cores(),
+            )
+
+        return Materials(prepared, fused, smoothed, statistics, ranking, batches, grams)
+
+
+def profile_of(bundle: Bundle) -> dict[str, ShapeRange]:
+    """One profile for all that is asked of a model: single samples to the largest batch, requests' lengths to whole samples.
+
+    It is fastest for the middle one of the request sizes.
+    """
+    sizes = sorted(bundle.notes.batch_sizes)
+    most = max(*sizes, bundle.notes.evaluation_batch)
+    profile = {}
+    for name, array in bundle.evaluation.inputs.items():
+        asked = bundle.request(1)[name].shape[1:]
+        profile[name] = ShapeRange((1, *asked), (sizes[len(sizes) // 2], *asked), (most, *array.shape[1:]))
+    return profile

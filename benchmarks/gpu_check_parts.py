@@ -1,0 +1,85 @@
+"""Files in parts that fit where little can be carried at once, and back together. Needs no more than Python itself."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import BinaryIO
+
+from validators.errors import DataError
+
+# A part's name ends in its number and how many there are, so that a missing one is noticed.
+SEPARATOR = ".part-"
+_PIECE_BYTES = 1 << 20
+
+
+def split(path: Path, part_bytes: int) -> list[Path]:
+    """Cut a file that is larger than `part_bytes` into `<name>.part-<i>-of-<n>-<sha256 of the whole, 16 digits>`; remove it.
+
+    Returns the parts, or the file itself where it is small enough.
+    """
+    size = path.stat().st_size
+    if size <= part_bytes:
+        return [path]
+    count = -(-size // part_bytes)
+    digest = _digest([path])
+    parts = []
+    with path.open("rb") as stream:
+        for index in range(count):
+            part = path.with_name(f"{path.name}{SEPARATOR}{index + 1:02d}-of-{count:02d}-{digest}")
+            with part.open("wb") as target:
+                _copy(stream, target, part_bytes)
+            parts.append(part)
+    path.unlink()
+    return parts
+
+
+def join(folder: Path) -> list[Path]:
+    """Put the parts in a folder back together, check each file by its digest, and remove the parts; returns the files.
+
+    Raises:
+        DataError: a part is missing, or the whole is not what was split.
+    """
+    whole: dict[str, list[Path]] = {}
+    for part in sorted(folder.glob(f"*{SEPARATOR}*-of-*-*")):
+        name, _, rest = part.name.partition(SEPARATOR)
+        whole.setdefault(f"{name}{SEPARATOR}{rest.partition('-of-')[2]}", []).append(part)
+    return [_join(parts) for parts in whole.values()]
+
+
+def _join(parts: list[Path]) -> Path:
+    name, _, rest = parts[0].name.partition(SEPARATOR)
+    count, digest = rest.partition("-of-")[2].split("-")
+    if len(parts) != int(count):
+        raise DataError(
+            found=f"{len(parts)} of {int(count)} parts of {name}",
+            expected="all parts in one folder",
+            fix="copy the missing ones, or split the file again",
+        )
+    found = _digest(parts)
+    if found != digest:
+        raise DataError(
+            found=f"parts of {name} with the digest {found}", expected=digest, fix="copy the parts again, none is whole"
+        )
+    path = parts[0].with_name(name)
+    with path.open("wb") as target:
+        for part in parts:
+            with part.open("rb") as stream:
+                _copy(stream, target, part.stat().st_size)
+            part.unlink()
+    return path
+
+
+def _copy(stream: BinaryIO, target: BinaryIO, count: int) -> None:
+    while count > 0 and (piece := stream.read(min(_PIECE_BYTES, count))):
+        target.write(piece)
+        count -= len(piece)
+
+
+def _digest(paths: list[Path]) -> str:
+    digest = hashlib.sha256()
+    for path in paths:
+        with path.open("rb") as stream:
+            while piece := stream.read(_PIECE_BYTES):
+                digest.update(piece)
+    return digest.hexdigest()[:16]

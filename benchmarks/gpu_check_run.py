@@ -1,0 +1,90 @@
+"""One part of a check after the other: ceilings, then each model with each runtime."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from gpu_check_bundle import unpack
+from gpu_check_candidates import measure_target
+from gpu_check_ceilings import measure_ceilings
+from gpu_check_inspect import apart
+from gpu_check_inventory import gpu_state, versions
+from gpu_check_make import Workshop
+from gpu_check_pytorch import measure_pytorch
+from gpu_check_record import REFUSED, Results
+from gpu_check_session import CEILINGS, PYTORCH, Check, Options, refusal, told
+
+from tasks.measure.inventory import take_inventory
+from tasks.store import Store
+from validators.errors import QuantgateError
+
+
+def run_check(options: Options, results: Results, say: Callable[[str], None]) -> int:
+    """Measure what is missing of the parts asked for; returns how many figures the time did not reach for."""
+    check = Check(options, results, say)
+    part = {
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "parts": list(options.parts),
+        "models": list(options.models),
+        "launches": options.launches,
+        "versions": versions(),
+        "gpu": gpu_state(),
+    }
+    results.figures["parts"].append(part)
+    device = "cpu" if options.rehearsal else "cuda"
+    if CEILINGS in options.parts:
+        _ceilings(check, device)
+    for name in options.models:
+        workshop = open_workshop(check, name)
+        models = check.figure("models", name, lambda: describe_model(workshop))  # noqa: B023  # called at once
+        if models is None or REFUSED in models:
+            continue
+        for target in [part for part in options.parts if part not in (CEILINGS, PYTORCH)]:
+            measure_target(check, workshop, "ort-cpu" if options.rehearsal and target == "ort-cuda" else target, name)
+        if PYTORCH in options.parts:
+            measure_pytorch(check, workshop, name, device)
+    part["seconds"] = round(time.monotonic() - check.started, 1)
+    part["left"] = check.left
+    results.write()
+    return check.left
+
+
+def open_workshop(check: Check, name: str) -> Workshop:
+    """Where the model's candidates are made.
+
+    Raises:
+        DataError: there is no bundle of the model.
+    """
+    options = check.options
+    bundle = unpack(options.bundle / f"{name}.zip", options.work / "bundles")
+    gpu = None if options.rehearsal else take_inventory("ort-cuda").gpu
+    return Workshop(Store(options.work / "store"), bundle, gpu, seconds=options.seconds)
+
+
+def describe_model(workshop: Workshop) -> dict[str, Any]:
+    """The model's notes with what its source comes to on the CPU."""
+    notes, reference = workshop.bundle.notes, workshop.reference()
+    about = asdict(notes)
+    del about["rounded"], about["module"]
+    return about | {
+        "source": "weights rounded to float16 and widened to float32",
+        "arrays_rounded": len(notes.rounded),
+        "cpu_value": reference.value,
+        "macs_a_sample": reference.macs,
+        "calibration_samples": len(workshop.bundle.calibration),
+        "evaluation_samples": len(workshop.bundle.evaluation),
+    }
+
+
+def _ceilings(check: Check, device: str) -> None:
+    if check.options.again or not check.results.figures[CEILINGS]:
+        try:
+            found = apart(measure_ceilings, device, seconds=max(check.seconds_left, 1.0))
+        except (QuantgateError, ImportError) as error:
+            found = {name: refusal(error) for name in ("copy", "float16")}
+        for name, figure in found.items():
+            check.results.put(CEILINGS, name, figure)
+            check.say(f"ceiling {name}: {told(figure)}")

@@ -1,0 +1,113 @@
+"""What all parts of a check share: its options, the file of results, the time that is left, and how a figure is told."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gpu_check_bundle import Bundle
+from gpu_check_inspect import METRICS
+from gpu_check_make import Reference, Workshop
+from gpu_check_record import REFUSED, Results
+
+from tasks.measure.drops import estimate_drop
+from validators.errors import QuantgateError
+from validators.measurements import Estimate
+
+CEILINGS, PYTORCH = "ceilings", "pytorch"
+PARTS = (CEILINGS, "ort-cuda", "tensorrt", PYTORCH)
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Options:
+    """What of a check is run now; empty `batches` for those of each model."""
+
+    bundle: Path
+    work: Path
+    parts: tuple[str, ...] = PARTS
+    models: tuple[str, ...] = ("text", "image", "language")
+    batches: tuple[int, ...] = ()
+    seconds: float = 540.0
+    launches: int = 3
+    block_seconds: float = 0.12
+    again: bool = False
+    rehearsal: bool = False
+
+
+@dataclass
+class Check:
+    """The options, the file that figures go to, and the time that is left."""
+
+    options: Options
+    results: Results
+    say: Callable[[str], None]
+    started: float = field(default_factory=time.monotonic)
+    longest: float = 0.0
+    left: int = 0
+
+    @property
+    def seconds_left(self) -> float:
+        """Of the budget."""
+        return self.options.seconds - (time.monotonic() - self.started)
+
+    def figure(self, section: str, key: str, measure: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
+        """The figure, measured unless it is there; a refusal in its place; None where the time does not reach for it.
+
+        A figure is begun if the longest so far would still fit.
+        """
+        if self.results.has(section, key) and not self.options.again:
+            return dict(self.results.figures[section][key])
+        if self.seconds_left < max(self.longest, 1.0):
+            self.left += 1
+            return None
+        begun = time.monotonic()
+        try:
+            found = measure()
+        except QuantgateError as error:
+            found = refusal(error)
+        self.longest = max(self.longest, time.monotonic() - begun)
+        self.results.put(section, key, found)
+        self.say(f"{section} {key}: {told(found)}")
+        return found
+
+
+def accuracy(bundle: Bundle, reference: Reference, rows: Any, value: float) -> dict[str, Any]:
+    """The metric's value, and its drop with bounds of 95 % one-sided confidence; for perplexity in nats a token."""
+    drop, method = estimate_drop(METRICS[bundle.notes.metric], np.load(reference.rows), rows, CONFIDENCE, seed=0)
+    return {"metric": bundle.notes.metric, "value": value, "drop": interval(drop), "drop_method": method}
+
+
+def achieved(check: Check, workshop: Workshop, weight_bytes: int, p50_ms: float, batch: int) -> dict[str, float]:
+    """Operations (two a multiply-accumulate) and bytes of weights a second, at the median."""
+    macs = check.results.figures["models"][workshop.bundle.notes.name]["macs_a_sample"]
+    seconds = p50_ms / 1e3
+    return {
+        "tflop_per_s": 2 * macs * batch / seconds / 1e12,
+        "weights_gb_per_s": weight_bytes / seconds / 1e9,
+    }
+
+
+def interval(estimate: Estimate) -> dict[str, float | None]:
+    """As the JSON has it."""
+    return {"value": estimate.value, "low": estimate.low, "high": estimate.high}
+
+
+def refusal(error: Exception) -> dict[str, Any]:
+    """What stands in the place of a figure that could not be had."""
+    known = isinstance(error, QuantgateError)
+    reason = f"{error.found}; expected {error.expected}; {error.fix}" if known else repr(error)
+    return {REFUSED: {"kind": getattr(error, "kind", "infrastructure"), "reason": reason}}
+
+
+def told(figure: dict[str, Any]) -> str:
+    """A figure in a few words, for the line of progress."""
+    if REFUSED in figure:
+        return f"refused: {figure[REFUSED]['reason'][:160]}"
+    units = {"p50_ms": "ms", "value": "", "gb_per_s": "GB/s", "tflop_per_s": "TFLOP/s", "cpu_value": "on the CPU"}
+    name = next((name for name in units if name in figure), None)
+    return f"{figure[name]:.4g} {units[name]}" if name else "done"

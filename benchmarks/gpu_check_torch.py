@@ -1,0 +1,180 @@
+"""The demos' PyTorch modules as a user would run them: eager in float32 and float16, and compiled in float16."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx
+from gpu_check_bundle import Bundle
+from gpu_check_inspect import METRICS
+from numpy.typing import NDArray
+
+from tasks.measure.perplexity import score_batches
+from tasks.ptq.graph import to_array
+from validators.datasets import TensorSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+MODES = ("fp32", "fp16", "fp16-compiled")
+# The modes take turns, a block each, so that a clock that drifts meets all of them.
+BLOCKS, BLOCK_SECONDS, BLOCK_COUNT, WARM_UPS = 3, 0.15, 10, 10
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One process: the median milliseconds of each block by mode, `memory_mb` that its tensors took on the GPU at most."""
+
+    blocks_ms: dict[str, list[float]]
+    memory_mb: dict[str, float | None]
+    refused: dict[str, str]
+
+
+def measure_launch(bundle: Bundle, batch_size: int, modes: tuple[str, ...], device: str) -> Launch:
+    """Each mode's blocks of requests whose inputs lie on the device, in turn; all in this process."""
+    import torch
+
+    launch = Launch({}, {}, {})
+    requests: dict[str, Callable[[], None]] = {}
+    for mode in modes:
+        try:
+            before = torch.cuda.memory_allocated() if device == "cuda" else 0
+            if device == "cuda":
+                torch.cuda.reset_peak_memory_stats()
+            requests[mode] = request = _request(bundle, mode, bundle.request(batch_size), device)
+            for _ in range(WARM_UPS):
+                request()
+            launch.memory_mb[mode] = (torch.cuda.max_memory_allocated() - before) / 1e6 if device == "cuda" else None
+            launch.blocks_ms[mode] = []
+        except Exception as error:  # the compiler raises whatever its passes raise
+            launch.refused[mode] = _reason(error)
+            requests.pop(mode, None)
+    for _ in range(BLOCKS):
+        for mode, request in requests.items():
+            launch.blocks_ms[mode].append(_block_ms(request))
+    return launch
+
+
+def rows_of_module(bundle: Bundle, mode: str, device: str) -> tuple[NDArray[np.float64], float]:
+    """The rows of the bundle's metric from the module in one mode, and its value."""
+    import torch
+
+    module = ready_module(bundle, mode, device)
+
+    def outputs() -> Any:
+        for batch in bundle.evaluation.batches(bundle.notes.evaluation_batch):
+            with torch.inference_mode():
+                yield module(*_tensors(batch, device)).float().cpu().numpy()
+
+    metric, samples = METRICS[bundle.notes.metric], bundle.evaluation
+    if metric.name == "perplexity":
+        made: NDArray[Any] = score_batches(outputs(), samples, TensorSpec(bundle.notes.output, "float32", ()))
+    else:
+        made = np.concatenate(list(outputs()))
+    rows = metric.rows(made, samples.labels, None)
+    return rows, metric.value(rows)
+
+
+def ready_module(bundle: Bundle, mode: str, device: str) -> Callable[..., Tensor]:
+    """The module with the bundle's weights on the device, in a mode's precision."""
+    import torch
+
+    torch.set_default_device(device)  # the modules make positions and masks as they go
+    # As TensorRT and ONNX Runtime compute float32 products unless told otherwise.
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    module = build_module(bundle).to(device)
+    if mode.startswith("fp16"):
+        _halve(module)
+    return torch.compile(module) if mode.endswith("compiled") else module
+
+
+def build_module(bundle: Bundle) -> nn.Module:
+    """The demo's module with the weights of the bundle, float32."""
+    import torch
+
+    given = bundle.notes.module
+    module: nn.Module
+    if given["kind"] == "bert":
+        from tasks.demo.bert import BertEncoder, BertShape, Dense, TextClassifier
+
+        shape = BertShape(**given["shape"])
+        module = TextClassifier(BertEncoder(shape), Dense(shape.width, given["classes"]))
+    elif given["kind"] == "llama":
+        from tasks.demo.llama import Llama, LlamaShape, fold_gains
+
+        module = Llama(LlamaShape(**given["shape"]))
+        fold_gains(module)  # those of the source are folded: the module must not have any
+    else:
+        from tasks.demo.efficientnet import EfficientNetLite0
+
+        module = EfficientNetLite0(given["classes"])
+    wanted = module.state_dict()
+    found = {name: torch.from_numpy(array) for name, array in _weights(bundle).items() if name in wanted}
+    module.load_state_dict({name: tensor.to(wanted[name].dtype, copy=True) for name, tensor in found.items()})
+    return module.eval().requires_grad_(False)
+
+
+def _weights(bundle: Bundle) -> Mapping[str, NDArray[Any]]:
+    """The module's own where the bundle has them, else the source's initializers, which have the same names."""
+    return bundle.state or {one.name: to_array(one) for one in onnx.load(bundle.source).graph.initializer}
+
+
+def _halve(module: nn.Module) -> None:
+    """float16 throughout, but for root-mean-square norms, whose squares leave its range, as in the usual libraries."""
+    import torch
+
+    module.half()
+
+    def cast(kind: torch.dtype) -> Callable[[Any, Any], Any]:
+        def convert(_: Any, arguments: Any) -> Any:
+            return tuple(one.to(kind) if one.is_floating_point() else one for one in arguments)
+
+        return convert
+
+    for part in module.modules():
+        if type(part).__name__ == "RmsNorm":
+            part.register_forward_pre_hook(cast(torch.float32))
+            part.register_forward_hook(lambda *given: given[-1].half())
+        else:
+            # Masks and images come as float32, which would widen what they meet.
+            part.register_forward_pre_hook(cast(torch.float16))
+
+
+def _request(bundle: Bundle, mode: str, batch: Mapping[str, NDArray[Any]], device: str) -> Callable[[], None]:
+    import torch
+
+    module, tensors = ready_module(bundle, mode, device), _tensors(batch, device)
+
+    def request() -> None:
+        with torch.inference_mode():
+            module(*tensors)
+        if device == "cuda":
+            torch.cuda.synchronize()
+
+    return request
+
+
+def _tensors(batch: Mapping[str, NDArray[Any]], device: str) -> list[Tensor]:
+    import torch
+
+    return [torch.from_numpy(np.ascontiguousarray(array)).to(device) for array in batch.values()]
+
+
+def _block_ms(request: Callable[[], None]) -> float:
+    """The median of requests for at least 0.15 s and at least ten of them."""
+    samples: list[float] = []
+    end = time.perf_counter() + BLOCK_SECONDS
+    while time.perf_counter() < end or len(samples) < BLOCK_COUNT:
+        start = time.perf_counter_ns()
+        request()
+        samples.append((time.perf_counter_ns() - start) / 1e6)
+    return statistics.median(samples)
+
+
+def _reason(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]

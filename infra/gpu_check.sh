@@ -1,0 +1,57 @@
+#!/usr/bin/env bash
+# Checks quantgate on this machine's GPU: `infra/gpu_check.sh BUNDLE [ARGUMENTS OF gpu_check run]`.
+#   PYTHON  a Python with PyTorch (python3)            WHEELS  a folder of wheels, for a machine without a network
+#   VENV    the environment to make (.quantgate/gpu-check/venv)
+set -euo pipefail
+usage="usage: [PYTHON=python3] [WHEELS=folder] infra/gpu_check.sh BUNDLE [arguments of gpu_check run]"
+bundle=$(realpath "${1:?$usage}")
+shift
+wheels=${WHEELS:+$(realpath "$WHEELS")}
+cd "$(dirname "$0")/.."
+python=${PYTHON:-python3}
+venv=${VENV:-.quantgate/gpu-check/venv}
+
+"$python" -c 'import torch' 2>/dev/null || {
+  echo "found: no PyTorch for $python; expected: a Python with PyTorch; fix: set PYTHON to one that has it" >&2
+  exit 1
+}
+# Not `--system-site-packages`: from within another virtual environment that would show the packages of neither. Each package of
+# that Python is linked, but for a build of ONNX Runtime without the GPU, whose files and ours would be in each other's place.
+if [ ! -e "$venv/.ready" ]; then
+  rm -rf "$venv"
+  "$python" -m venv --without-pip "$venv"
+  "$python" - "$venv" <<'PY'
+import sys
+import sysconfig
+from pathlib import Path
+
+venv = Path(sys.argv[1]).resolve()
+links = venv / "shared"
+links.mkdir()
+folders = [Path(entry) for entry in sys.path if Path(entry).name in ("site-packages", "dist-packages")]
+entries = [entry for folder in folders if folder.is_dir() for entry in folder.iterdir()]
+names = {entry.name.partition("-")[0] for entry in entries if entry.name.endswith(".dist-info")}
+keep = "onnxruntime_gpu" in names and "onnxruntime" not in names
+for entry in entries:
+    link = links / entry.name
+    if not link.exists() and (keep or not entry.name.startswith(("onnxruntime-", "onnxruntime_gpu-")) and entry.name != "onnxruntime"):
+        link.symlink_to(entry)
+site = venv / "lib" / f"python{sysconfig.get_python_version()}" / "site-packages"
+(site / "shared.pth").write_text(f"import site; site.addsitedir({str(links)!r})\n", encoding="utf-8")
+PY
+  if [ -n "$wheels" ]; then
+    "$venv/bin/python" -m benchmarks.gpu_check join "$wheels"
+    from=(--no-index --find-links "$wheels")
+  else
+    from=()
+  fi
+  "$python" -m pip --disable-pip-version-check --python "$venv/bin/python" install --quiet "${from[@]}" \
+    -r benchmarks/gpu_check_requirements.txt
+  touch "$venv/.ready"
+fi
+# ONNX Runtime's CUDA provider is linked with CUDA's libraries, which PyTorch brings.
+for folder in "$PWD/$venv"/shared/nvidia/*/lib; do
+  [ ! -d "$folder" ] || LD_LIBRARY_PATH="$folder${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
+done
+export LD_LIBRARY_PATH=${LD_LIBRARY_PATH:-}
+exec "$venv/bin/python" -m benchmarks.gpu_check run "$bundle" "$@"

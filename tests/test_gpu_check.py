@@ -1,0 +1,394 @@
+"""The check for a machine with a GPU, as far as it goes without one: packing, going on, merging, the table, the refusals."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from conftest import Tiny
+from gpu_check_bundle import Notes, narrow, pack, unpack, widen
+from gpu_check_inspect import apart, rows_of
+from gpu_check_make import profile_of
+from gpu_check_parts import join, split
+from gpu_check_record import Results, merge, read, results_path
+from gpu_check_session import Check, Options
+from gpu_check_table import render
+from gpu_check_trtexec import command, measure_trtexec, parse
+from gpu_check_wheels import REQUIREMENTS
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import numpy_helper
+
+from validators.errors import CandidateRefused, DataError, InfrastructureError
+from validators.providers import CPU_PROVIDER
+from validators.records import SessionSettings
+
+ROOT = Path(__file__).parents[1]
+NOTES = Notes("tiny", "accuracy", "logits", (1, 8, 32), 64)
+
+
+def arrays_of(path: Path) -> dict[str, Any]:
+    with np.load(path) as archive:
+        return {name: archive[name] for name in archive.files}
+
+
+@pytest.fixture
+def packed(tiny: Tiny, tmp_path: Path) -> Path:
+    """The small model and its data as a bundle."""
+    model = onnx.load(tiny.model)
+    notes = replace(NOTES, rounded=narrow(model))
+    return pack(tmp_path, notes, model, arrays_of(tiny.calibration), arrays_of(tiny.evaluation))
+
+
+# --- packing
+
+
+def test_what_is_unpacked_is_the_model_with_rounded_weights(packed: Path, tiny: Tiny, tmp_path: Path) -> None:
+    """float32 throughout, each large array rounded to float16 once and no small one; samples as they were."""
+    bundle = unpack(packed, tmp_path / "unpacked")
+    stored = {one.name: numpy_helper.to_array(one) for one in onnx.load(bundle.source).graph.initializer}
+    first, bias, second = tiny.weights
+    np.testing.assert_array_equal(stored["first"], first.astype(np.float16).astype(np.float32))
+    np.testing.assert_array_equal(stored["bias"], bias)  # 128 values
+    np.testing.assert_array_equal(stored["second"], second)  # 512
+    assert {array.dtype for array in stored.values()} == {np.dtype(np.float32)}
+    assert bundle.notes == replace(NOTES, rounded=("first",))
+    given_samples = arrays_of(tiny.evaluation)
+    np.testing.assert_array_equal(bundle.evaluation.inputs["x"], given_samples["x"])
+    np.testing.assert_array_equal(bundle.evaluation.labels, given_samples["label"])
+    assert packed.stat().st_size < tiny.model.stat().st_size + sum(
+        path.stat().st_size for path in (tiny.calibration, tiny.evaluation)
+    )
+
+
+def test_the_metric_is_that_of_numpy_on_the_rounded_weights(packed: Path, tiny: Tiny, tmp_path: Path) -> None:
+    bundle = unpack(packed, tmp_path / "unpacked")
+    first, bias, second = (array.astype(np.float64) for array in tiny.weights)
+    first = first.astype(np.float16).astype(np.float64)
+    logits = np.maximum(bundle.evaluation.inputs["x"] @ first + bias, 0) @ second
+    expected = float((logits.argmax(axis=1) == bundle.evaluation.labels).mean())
+    _, value = rows_of(bundle.source, SessionSettings(CPU_PROVIDER, 1), bundle)
+    assert value == pytest.approx(expected, abs=1 / len(bundle.evaluation))
+
+
+@settings(max_examples=30)
+@given(st.integers(0, 2**32 - 1), st.floats(1e-6, 1e6))
+def test_rounding_is_that_of_float16_and_what_leaves_its_range_stays(seed: int, scale: float) -> None:
+    array = (np.random.default_rng(seed).normal(size=(32, 40)) * scale).astype(np.float32)
+    model = onnx.helper.make_model(
+        onnx.helper.make_graph(
+            [], "g", [], [], [numpy_helper.from_array(array, "w"), numpy_helper.from_array(array[0], "b")]
+        )
+    )
+    names = narrow(model)
+    widen(model, names)
+    found = [numpy_helper.to_array(one) for one in model.graph.initializer]
+    fits = float(np.abs(array).max()) <= 65504.0  # the largest float16
+    assert names == (("w",) if fits else ())
+    np.testing.assert_array_equal(found[0], array.astype(np.float16).astype(np.float32) if fits else array)
+    np.testing.assert_array_equal(found[1], array[0])
+
+
+def test_a_missing_bundle_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no text.zip") as told:
+        unpack(tmp_path / "text.zip", tmp_path)
+    assert "gpu_check join" in told.value.fix
+
+
+def test_requests_are_the_first_samples_cut_as_noted(packed: Path, tmp_path: Path) -> None:
+    """2,000 samples of 64 features: 2,001 in a request begin anew, and a profile spans requests and whole samples."""
+    bundle = unpack(packed, tmp_path / "unpacked")
+    x = bundle.evaluation.inputs["x"]
+    whole = bundle.request(2001)["x"]
+    np.testing.assert_array_equal(whole[-1], x[0])
+    short = replace(bundle, notes=replace(bundle.notes, dims={"x": 16}))
+    np.testing.assert_array_equal(short.request(3)["x"], x[:3, :16])
+    shape = profile_of(short)["x"]
+    assert (shape.minimum, shape.optimum, shape.maximum) == ((1, 16), (8, 16), (64, 64))
+
+
+# --- parts
+
+
+def test_parts_come_back_together(tmp_path: Path) -> None:
+    content = np.random.default_rng(0).bytes(2_500_000)
+    path = tmp_path / "a-1.0-py3-none-any.whl"
+    path.write_bytes(content)
+    parts = split(path, 1_000_000)
+    assert [part.stat().st_size for part in parts] == [1_000_000, 1_000_000, 500_000] and not path.exists()
+    assert join(tmp_path) == [path]
+    assert path.read_bytes() == content and list(tmp_path.iterdir()) == [path]
+    assert split(path, 2_500_000) == [path] and join(tmp_path) == []
+
+
+@pytest.mark.parametrize("fault", ["missing", "damaged"])
+def test_parts_that_are_not_whole_are_refused(fault: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.zip"
+    path.write_bytes(bytes(300))
+    parts = split(path, 100)
+    if fault == "missing":
+        parts[1].unlink()
+    else:
+        parts[1].write_bytes(bytes(99) + b"x")
+    with pytest.raises(DataError, match="2 of 3 parts" if fault == "missing" else "digest"):
+        join(tmp_path)
+    assert not path.exists()
+
+
+# --- the file
+
+
+INVENTORY = {"device": "NVIDIA H200 cc9.0 driver 580", "cpu": "c", "cores": 16, "versions": {"torch": "2"}}
+INVENTORY["gpu"] = {"name": "NVIDIA H200", "compute_capability": "9.0"}
+FAILED = {"refused": {"kind": "infrastructure", "reason": "the process died"}}
+UNSUPPORTED = {"refused": {"kind": "unsupported", "reason": "no kernels"}}
+
+
+def test_what_is_there_is_not_measured_again(tmp_path: Path) -> None:
+    """A new process goes on with the file; only what failed for reasons outside the model is tried again."""
+    path = tmp_path / "r.json"
+    results = Results(path, INVENTORY, rehearsal=False)
+    for key, figure in (("a", {"p50_ms": 1.0}), ("b", FAILED), ("c", UNSUPPORTED)):
+        results.put("cells", key, figure)
+    asked: list[str] = []
+    check = Check(Options(tmp_path, tmp_path), Results(path, INVENTORY, rehearsal=False), lambda _: None)
+    for key in "abcd":
+        check.figure("cells", key, lambda key=key: asked.append(key) or {"p50_ms": 2.0})
+    assert asked == ["b", "d"]
+    assert {key: figure.get("p50_ms") for key, figure in read(path)["cells"].items()} == {
+        "a": 1.0,
+        "b": 2.0,
+        "c": None,
+        "d": 2.0,
+    }
+
+
+def test_a_refusal_is_a_figure_and_an_error_of_ours_is_not(tmp_path: Path) -> None:
+    def refuse() -> dict[str, Any]:
+        raise CandidateRefused(kind="unsupported", found="f", expected="e", fix="x")
+
+    check = Check(Options(tmp_path, tmp_path), Results(tmp_path / "r.json", INVENTORY, rehearsal=False), lambda _: None)
+    assert check.figure("cells", "a", refuse) == {"refused": {"kind": "unsupported", "reason": "f; expected e; x"}}
+    with pytest.raises(ZeroDivisionError):
+        check.figure("cells", "b", lambda: {"p50_ms": 1 / 0})
+
+
+def test_nothing_is_begun_that_would_not_end_in_time(tmp_path: Path) -> None:
+    check = Check(
+        Options(tmp_path, tmp_path, seconds=100.0),
+        Results(tmp_path / "r.json", INVENTORY, rehearsal=False),
+        lambda _: None,
+    )
+    check.longest = 99.0
+    assert check.figure("cells", "a", lambda: {"p50_ms": 1.0}) is not None
+    check.longest = 101.0
+    assert check.figure("cells", "b", lambda: {"p50_ms": 1.0}) is None and check.left == 1
+    assert check.figure("cells", "a", lambda: {"p50_ms": 3.0}) == {"p50_ms": 1.0}
+
+
+def write(path: Path, cells: dict[str, Any], **changes: Any) -> Path:
+    figures = Results(path, INVENTORY, rehearsal=False).figures | {"cells": cells} | changes
+    path.write_text(json.dumps(figures), encoding="utf-8")
+    return path
+
+
+def test_files_of_one_gpu_are_merged_by_key(tmp_path: Path) -> None:
+    """The later figure wins, and no refusal takes the place of a figure."""
+    one = write(tmp_path / "1.json", {"a": {"p50_ms": 1.0}, "b": FAILED, "c": {"p50_ms": 3.0}}, parts=[{"n": 1}])
+    two = write(tmp_path / "2.json", {"a": FAILED, "b": {"p50_ms": 2.0}, "c": {"p50_ms": 4.0}}, parts=[{"n": 2}])
+    merged = merge([one, two])
+    assert merged["cells"] == {"a": {"p50_ms": 1.0}, "b": {"p50_ms": 2.0}, "c": {"p50_ms": 4.0}}
+    assert merged["parts"] == [{"n": 1}, {"n": 2}]
+
+
+@pytest.mark.parametrize("changes", [{"rehearsal": True}, {"inventory": INVENTORY | {"device": "another"}}])
+def test_figures_of_two_machines_are_not_mixed(changes: dict[str, Any], tmp_path: Path) -> None:
+    one, other = write(tmp_path / "1.json", {}), write(tmp_path / "2.json", {}, **changes)
+    with pytest.raises(DataError, match="in one file"):
+        merge([one, other])
+    with pytest.raises(DataError, match="in one file"):
+        Results(other, INVENTORY, rehearsal=False)
+
+
+def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "r.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(DataError, match="cannot be read"):
+        read(tmp_path / "r.json")
+
+
+def test_the_newest_file_of_the_gpu_is_gone_on_with(tmp_path: Path) -> None:
+    for day in ("2026-01-02", "2026-01-03"):
+        (tmp_path / f"gpu_nvidia-h200_cc9.0_{day}.json").touch()
+    (tmp_path / "gpu_nvidia-h100_cc9.0_2026-02-01.json").touch()
+    assert results_path(tmp_path, INVENTORY, rehearsal=False).name == "gpu_nvidia-h200_cc9.0_2026-01-03.json"
+    assert results_path(tmp_path, INVENTORY, rehearsal=True).name.startswith("rehearsal_")
+
+
+# --- the table
+
+
+MODEL = {
+    "source": "weights rounded",
+    "metric": "accuracy",
+    "rounding": {"before": 0.75, "after": 0.7495},
+    "evaluation_samples": 2000,
+    "macs_a_sample": 500_000_000,
+}
+CELL = {
+    "p50_ms": 0.25,
+    "speedup": {"value": 2.0, "low": 1.9, "high": 2.1},
+    "against": "fp16",
+    "tflop_per_s": 40.0,
+    "weights_gb_per_s": 400.0,
+    "energy_mj": 12.5,
+    "peak_gpu_memory_mb": 1234.0,
+    "end_to_end": {"p50_ms": 0.5},
+    "trtexec": {"gpu_compute_ms": 0.24},
+}
+ARTIFACT = {
+    "value": 0.745,
+    "drop": {"value": 0.005, "low": 0.001, "high": 0.009},
+    "coverage": {"low": 0.97},
+    "size_bytes": 45_000_000,
+    "engine_bytes": 24_000_000,
+}
+
+
+def figures_of(**changes: Any) -> dict[str, Any]:
+    key = "tensorrt/text/int8-static-minmax-pc"
+    return {
+        "schema": 1,
+        "rehearsal": False,
+        "inventory": INVENTORY,
+        "parts": [{"started": "2026-01-02T10:00:00+0000"}],
+        "ceilings": {"copy": {"gb_per_s": 4000.0}, "int8": {"tflop_per_s": 800.0}, "fp8": UNSUPPORTED},
+        "models": {"text": MODEL},
+        "artifacts": {key: ARTIFACT},
+        "cells": {"tensorrt/text/b8/int8-static-minmax-pc": CELL, "ort-cuda/text/b8/int8-x": UNSUPPORTED},
+    } | changes
+
+
+def test_the_table_has_each_figure_beside_its_limit() -> None:
+    """40 of 800 TFLOP/s are 5 %, 400 of 4,000 GB/s 10 %; what was refused is listed with its reason."""
+    text = render(figures_of())
+    row = next(line for line in text.splitlines() if line.startswith("| tensorrt"))
+    assert [cell.strip() for cell in row.strip("|").split("|")] == [
+        "tensorrt",
+        "`int8-static-minmax-pc`",
+        "0.25",
+        "2.00 [1.90, 2.10]",
+        "0.5",
+        "0.7450",
+        "+0.0050 [+0.0010, +0.0090]",
+        "97%",
+        "24",
+        "1234",
+        "12.5",
+        "40 (5.0%)",
+        "400 (10.0%)",
+        "0.24",
+    ]
+    head = next(line for line in text.splitlines() if line.startswith("| runtime"))
+    assert head.count("|") == row.count("|")
+    assert "`fp8`, `ort-cuda/text/b8/int8-x`: unsupported: no kernels" in text
+    assert "NVIDIA H200 cc9.0 driver 580" in text and "2026-01-02" in text
+
+
+def test_a_figure_that_is_missing_is_told_as_such() -> None:
+    cell = {key: CELL[key] for key in ("p50_ms", "speedup", "tflop_per_s", "weights_gb_per_s")} | {"against": "fp32"}
+    text = render(figures_of(cells={"pytorch/text/b8/fp16-compiled": cell}, artifacts={}, ceilings={}))
+    row = next(line for line in text.splitlines() if line.startswith("| pytorch"))
+    assert row.count("not told") == 8 and "(no ceiling)" in row and "| |" not in row.replace("  ", " ")
+
+
+def test_a_rehearsal_is_no_table_of_a_gpu() -> None:
+    with pytest.raises(DataError, match="rehearsal"):
+        render(figures_of(rehearsal=True))
+    assert render(figures_of(rehearsal=True), rehearsal=True).startswith("**A rehearsal on a processor")
+
+
+# --- trtexec
+
+
+# Written after the documented form of the summary (TensorRT's samples/trtexec/README.md): no output of the program was at hand.
+SUMMARY = """\
+[01/02/2026-10:00:00] [I] === Performance summary ===
+[01/02/2026-10:00:00] [I] Throughput: 1234.5 qps
+[01/02/2026-10:00:00] [I] Latency: min = 0.81 ms, max = 1.2 ms, mean = 0.85 ms, median = 0.84 ms, percentile(90%) = 0.9 ms
+[01/02/2026-10:00:00] [I] Enqueue Time: min = 0.1 ms, max = 0.3 ms, mean = 0.15 ms, median = 0.14 ms
+[01/02/2026-10:00:00] [I] H2D Latency: min = 0.01 ms, max = 0.02 ms, mean = 0.012 ms, median = 0.011 ms
+[01/02/2026-10:00:00] [I] GPU Compute Time: min = 0.71 ms, max = 1.1 ms, mean = 0.75 ms, median = 0.742 ms, percentile(99%) = 0.9 ms
+[01/02/2026-10:00:00] [I] D2H Latency: min = 0.004 ms, max = 0.02 ms, mean = 0.005 ms, median = 0.0049 ms
+[01/02/2026-10:00:00] [I] Total Host Walltime: 3.00 s
+"""
+
+
+def test_the_summary_of_trtexec_is_read() -> None:
+    """Of the lines with a median, that of the GPU and that of whole requests."""
+    assert parse(SUMMARY) == {"gpu_compute_ms": 0.742, "latency_ms": 0.84}
+
+
+def test_another_output_is_refused() -> None:
+    with pytest.raises(CandidateRefused, match="without a median"):
+        parse(SUMMARY.replace("GPU Compute Time", "GPU time"))
+
+
+def test_trtexec_is_called_with_the_shapes_or_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = tmp_path / "e.plan"
+    assert "--shapes=ids:8x48,mask:8x48" in command("trtexec", engine, {"ids": (8, 48), "mask": (8, 48)})
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(CandidateRefused, match="no trtexec on the PATH"):
+        measure_trtexec(engine, {"x": (1, 2)})
+    program = tmp_path / "trtexec"
+    program.write_text(
+        f"#!{sys.executable}\nimport sys\nprint({SUMMARY!r}) if '--shapes=x:1x2' in sys.argv else sys.exit('bad')\n"
+    )
+    program.chmod(0o755)
+    assert measure_trtexec(engine, {"x": (1, 2)})["gpu_compute_ms"] == 0.742
+    with pytest.raises(CandidateRefused, match="bad"):
+        measure_trtexec(engine, {"x": (2, 2)})
+
+
+# --- processes and commands
+
+
+def test_a_process_apart_answers_raises_or_is_given_up() -> None:
+    assert apart(max, 3, 4, seconds=60) == 4
+    with pytest.raises(ZeroDivisionError):
+        apart(divmod, 1, 0, seconds=60)
+    with pytest.raises(InfrastructureError, match="exit code 7"):
+        apart(sys.exit, 7, seconds=60)
+
+
+def gpu_check(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "benchmarks.gpu_check", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_without_a_gpu_it_ends_at_once_and_says_so(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    run = gpu_check("run", str(packed.parent))
+    assert run.returncode == 1 and "Traceback" not in run.stderr
+    assert [line.partition(":")[0] for line in run.stderr.splitlines()] == ["found", "expected", "fix"]
+    assert "--provider cpu" in run.stderr
+
+
+def test_what_is_installed_is_what_a_user_installs() -> None:
+    """Each requirement of a check is a requirement of quantgate, or of its extra `gpu`."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    known = {*project["dependencies"], *project["optional-dependencies"]["gpu"]}
+    asked = [line for line in REQUIREMENTS.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
+    assert asked and not set(asked) - known
