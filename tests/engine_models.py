@@ -11,6 +11,8 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 from tensorrt_rules import Array, draw, op
 
+from tasks.runtimes.trt_engine.build import Plan, build_plan
+
 FLOAT16, FLOAT32 = TensorProto.FLOAT16, TensorProto.FLOAT
 # Samples of 32 numbers, as the inputs of all models here unless they say otherwise.
 PROFILE = {"x": ((1, 32), (4, 32), (8, 32))}
@@ -50,17 +52,25 @@ def scales(size: int | tuple[int, ...], dtype: Any = np.float16) -> Array:
     return np.full(size, 0.1, dtype)
 
 
-# What a product of INT8 on both sides needs, and of INT4 weights alone.
+# What a product of INT8 on both sides needs.
 ACTIVATION = {"s": np.array(0.02, np.float16), "z": np.array(0, np.int8)}
 PER_CHANNEL = {"w": codes(np.int8), "ws": scales(64), "wz": np.zeros(64, np.int8)}
-BLOCKED = {"w": codes(ml_dtypes.int4), "ws": scales((1, 64))}
 
 
-def int8_product(path: Path) -> Path:
-    nodes = [*pair("x", "s", "z"), op("DequantizeLinear", "w ws wz", "w_d", axis=1), op("MatMul", "x_d w_d", "o")]
+def int8_product(path: Path, name: str = "o") -> Path:
+    """INT8 on both sides; the product's node has this name."""
+    product = helper.make_node("MatMul", ["x_d", "w_d"], ["o"], name=name)
+    nodes = [*pair("x", "s", "z"), op("DequantizeLinear", "w ws wz", "w_d", axis=1), product]
     return save(path, nodes, ACTIVATION | PER_CHANNEL)
 
 
 def int4_product(path: Path) -> Path:
-    nodes = [op("DequantizeLinear", "w ws", "w_d", axis=0, block_size=32), op("MatMul", "x w_d", "o")]
-    return save(path, nodes, BLOCKED)
+    """INT4 weights in two blocks of 64, float16 activations `[n, 128]`."""
+    nodes = [op("DequantizeLinear", "w ws", "w_d", axis=0, block_size=64), op("MatMul", "x w_d", "o")]
+    constants = {"w": codes(ml_dtypes.int4, draw(128, 64)), "ws": scales((2, 64))}
+    return save(path, nodes, constants, shape=["n", 128])
+
+
+def build(path: Path, profile: dict[str, Any] = PROFILE, compute_capability: str = "8.9", **options: Any) -> Plan:
+    """Its engine, ahead of time, in this process."""
+    return build_plan(str(path), profile=profile, compute_capabilities=(compute_capability,), **options)

@@ -10,22 +10,18 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
-from engine_models import ACTIVATION, FLOAT32, PROFILE, WEIGHT, codes, int8_product, pair, save, scales
+from engine_models import ACTIVATION, FLOAT32, WEIGHT, build, codes, int8_product, pair, save, scales
 from onnx import TensorProto
 from tensorrt_rules import op
 
 from tasks.runtimes.engine_errors import notes_in, refusal_of, refused_warning
-from tasks.runtimes.trt_engine.build import NodeError, Plan, build_plan
+from tasks.runtimes.trt_engine.build import NodeError
 
 pytest.importorskip("tensorrt_rtx", reason="the extra tensorrt-aot is not installed")
 
 W = {"w": WEIGHT.astype(np.float16)}
 PRODUCT = op("MatMul", "x w", "o")
 E4M3 = np.zeros((), ml_dtypes.float8_e4m3fn)
-
-
-def build(path: Path, profile: dict[str, Any] = PROFILE, compute_capability: str = "8.9", **options: Any) -> Plan:
-    return build_plan(str(path), profile=profile, compute_capabilities=(compute_capability,), **options)
 
 
 def activation(zero: Any, scale: float = 0.02, dtype: Any = np.float16) -> Callable[[Path], Path]:

@@ -66,7 +66,7 @@ def parse_layers_text(text: str) -> tuple[Layer, ...]:
     Raises:
         CandidateRefused: `unsupported`: the text is not as the pinned version writes it.
     """
-    lines = text.removeprefix(HEADING).strip("\n").split("\n\n", 1)[0].splitlines()
+    lines = text.removeprefix(HEADING).strip("\n").split("\n\n", 1)[0].split("\n")
     return tuple(_layer_of_line(line) for line in lines)
 
 
