@@ -35,6 +35,8 @@ from validators.providers import CPU_PROVIDER, TENSORRT
 from validators.records import SessionSettings
 
 LOW = frozenset({"int8", "fp8", "int4", "fp4"})
+# Of weights alone: with 8-bit ones over float activations, integer activations were meant and came to nothing.
+WEIGHTS = frozenset({"int4", "fp4"})
 HALF = frozenset({"float16", "bfloat16"})
 FLOAT = HALF | {"float32"}
 _ONE_PRODUCT = re.compile(r"gemm|matrixmultiply|correlation|convolution|deconv", re.IGNORECASE)
@@ -112,7 +114,7 @@ def _product(layer: Layer, kind: str) -> Kernel:
         return _UNKNOWN
     if first[0] in LOW:
         return _kernel(kind, first[0]) if first[0] in partners else _UNKNOWN
-    stored = sorted(LOW.intersection(layer.constants))
+    stored = sorted(WEIGHTS.intersection(layer.constants))
     return _kernel(kind, first[0], stored[0] if stored else "")
 
 
