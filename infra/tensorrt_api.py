@@ -23,10 +23,33 @@ WHEEL = "tensorrt-cu13-bindings==11.4.0.106"
 MODULE = "tensorrt_bindings.tensorrt"
 TARGET = Path(__file__).parents[1] / "tests" / "tensorrt_api.json"
 # What `tasks/runtimes/trt_engine` may use; whatever else it uses fails the test until it stands here.
-CLASSES = """Builder EngineInspector IBuilderConfig ICudaEngine IExecutionContext IHostMemory ILogger INetworkDefinition
-IOptimizationProfile IProfiler ITensor ITimingCache OnnxParser ParserError Runtime""".split()
-ENUMS = """BuilderFlag DataType ErrorCode LayerInformationFormat MemoryPoolType ProfilingVerbosity TensorIOMode
-TensorLocation""".split()
+CLASSES = (
+    "Builder",
+    "EngineInspector",
+    "IBuilderConfig",
+    "ICudaEngine",
+    "IExecutionContext",
+    "IHostMemory",
+    "ILogger",
+    "INetworkDefinition",
+    "IOptimizationProfile",
+    "IProfiler",
+    "ITensor",
+    "ITimingCache",
+    "OnnxParser",
+    "ParserError",
+    "Runtime",
+)
+ENUMS = (
+    "BuilderFlag",
+    "DataType",
+    "ErrorCode",
+    "LayerInformationFormat",
+    "MemoryPoolType",
+    "ProfilingVerbosity",
+    "TensorIOMode",
+    "TensorLocation",
+)
 # The functions that the bindings are linked with, by library: `nm -D --undefined-only tensorrt.so`.
 LINKED = {
     "libnvinfer.so.11": """createInferBuilder_INTERNAL createInferRefitter_INTERNAL createInferRuntime_INTERNAL

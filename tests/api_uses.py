@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-
 # Members that arrays, files and records have as well: these are told apart by the table alone.
 COMMON = {"name", "shape", "dtype"}
 

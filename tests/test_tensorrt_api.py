@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from api_uses import Reader, Use, fault
+from fake_cuda import Error, FakeCuda, cudaMemcpyKind
 
 ROOT = Path(__file__).parents[1]
 ADAPTER = ROOT / "tasks" / "runtimes" / "trt_engine"
@@ -99,7 +100,7 @@ def test_tensorrt_rtx_has_what_is_used() -> None:
     """By asking it."""
     module = pytest.importorskip("tensorrt_rtx")
     extractor = load_extractor()
-    extractor.ENUMS.append("ComputeCapability")
+    extractor.ENUMS += ("ComputeCapability",)
     live = extractor.describe_module(module)
     assert [problem for use in all_uses() if (problem := fault(use, live))] == []
 
@@ -159,10 +160,26 @@ def test_cuda_has_what_is_used() -> None:
     module = importlib.import_module("cuda.bindings.runtime") if importlib.util.find_spec("cuda") else None
     if module is None:
         pytest.skip("no cuda-bindings")
-    assert wrong_calls(module, {"cudart", "load_cuda()"}) == []
+    assert wrong_calls(module, {"cudart", "load_cuda()", "self._cudart"}) == []
     for enum in ("cudaMemcpyKind", "cudaStreamCaptureMode"):
-        used = [name for name, _, _ in calls_of({f"cudart.{enum}", f"load_cuda().{enum}"})]
+        used = [name for name, _, _ in calls_of({f"cudart.{enum}", f"self._cudart.{enum}"})]
         assert used and all(hasattr(getattr(module, enum), name) for name in used)
+
+
+def test_the_stand_in_for_cuda_has_its_arguments() -> None:
+    """By name and order, and the same numbers of enums and errors."""
+    if importlib.util.find_spec("cuda") is None:
+        pytest.skip("no cuda-bindings")
+    module = importlib.import_module("cuda.bindings.runtime")
+    functions = [name for name in dir(FakeCuda) if name.startswith("cuda")]
+    assert len(functions) > 15
+    for name in functions:
+        ours = list(inspect.signature(getattr(FakeCuda, name)).parameters)[1:]
+        assert (name, ours) == (name, list(inspect.signature(getattr(module, name)).parameters))
+    for enum, real in ((Error, "cudaError_t"), (cudaMemcpyKind, "cudaMemcpyKind")):
+        assert {one.name: one.value for one in enum}.items() <= {
+            one.name: int(one) for one in getattr(module, real)
+        }.items()
 
 
 def test_nvml_has_what_is_used() -> None:

@@ -48,6 +48,7 @@ def checked(call: str, answer: tuple[Any, ...]) -> Any:
     error, *values = answer
     if error != 0:
         cudart = load_cuda()
+        cudart.cudaGetLastError()  # or whoever looks next takes it for his own
         raise CudaError(call, cudart.cudaGetErrorName(error)[1].decode())
     return values[0] if values else None
 
@@ -131,7 +132,8 @@ class Stream(_Held):
     """A queue of work for the GPU, done in order; nothing of it is sure to be done before `synchronize`."""
 
     def __init__(self) -> None:
-        cudart = load_cuda()
+        # Kept, since it is looked up between the kernels that are timed.
+        self._cudart = cudart = load_cuda()
         created = checked("cudaStreamCreateWithFlags", cudart.cudaStreamCreateWithFlags(_NON_BLOCKING))
         super().__init__(created, cudart.cudaStreamDestroy)
 
@@ -142,25 +144,22 @@ class Stream(_Held):
 
     def upload(self, device: DeviceMemory, host: HostMemory, size_bytes: int) -> None:
         """Queue a copy to the GPU."""
-        self._copy(device.address, host.address, size_bytes, load_cuda().cudaMemcpyKind.cudaMemcpyHostToDevice)
+        self._copy(device.address, host.address, size_bytes, self._cudart.cudaMemcpyKind.cudaMemcpyHostToDevice)
 
     def download(self, host: HostMemory, device: DeviceMemory, size_bytes: int) -> None:
         """Queue a copy from the GPU."""
-        self._copy(host.address, device.address, size_bytes, load_cuda().cudaMemcpyKind.cudaMemcpyDeviceToHost)
+        self._copy(host.address, device.address, size_bytes, self._cudart.cudaMemcpyKind.cudaMemcpyDeviceToHost)
 
     def _copy(self, to: int, source: int, size_bytes: int, kind: Any) -> None:
-        cudart = load_cuda()
-        checked("cudaMemcpyAsync", cudart.cudaMemcpyAsync(to, source, size_bytes, kind, self.handle))
+        checked("cudaMemcpyAsync", self._cudart.cudaMemcpyAsync(to, source, size_bytes, kind, self.handle))
 
     def record(self, event: Event) -> None:
         """Queue an event."""
-        cudart = load_cuda()
-        checked("cudaEventRecord", cudart.cudaEventRecord(event.handle, self.handle))
+        checked("cudaEventRecord", self._cudart.cudaEventRecord(event.handle, self.handle))
 
     def launch(self, graph: Graph) -> None:
         """Queue a graph."""
-        cudart = load_cuda()
-        checked("cudaGraphLaunch", cudart.cudaGraphLaunch(graph.handle, self.handle))
+        checked("cudaGraphLaunch", self._cudart.cudaGraphLaunch(graph.handle, self.handle))
 
     def synchronize(self) -> None:
         """Wait until all that was queued is done.
@@ -168,8 +167,7 @@ class Stream(_Held):
         Raises:
             CudaError: some of it failed.
         """
-        cudart = load_cuda()
-        checked("cudaStreamSynchronize", cudart.cudaStreamSynchronize(self.handle))
+        checked("cudaStreamSynchronize", self._cudart.cudaStreamSynchronize(self.handle))
 
     def capture(self, work: Callable[[], None]) -> Graph:
         """What `work` queues on this stream, recorded and not done.
@@ -177,27 +175,20 @@ class Stream(_Held):
         Raises:
             CudaError: something in it cannot be recorded, or what `work` raises; the stream is as it was before.
         """
-        cudart = load_cuda()
+        cudart = self._cudart
         # Of this thread: another one may allocate meanwhile, which a global capture would forbid.
         mode = cudart.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
         checked("cudaStreamBeginCapture", cudart.cudaStreamBeginCapture(self.handle, mode))
         try:
             work()
-        except Exception:
-            _, graph = cudart.cudaStreamEndCapture(self.handle)
-            if graph is not None and int(graph):
-                cudart.cudaGraphDestroy(graph)
-            cudart.cudaGetLastError()  # a failed capture leaves its error behind for the next call that looks
-            raise
-        try:
-            graph = checked("cudaStreamEndCapture", cudart.cudaStreamEndCapture(self.handle))
-        except CudaError:
-            cudart.cudaGetLastError()
-            raise
-        try:
-            ready = checked("cudaGraphInstantiate", cudart.cudaGraphInstantiate(graph, 0))
         finally:
-            cudart.cudaGraphDestroy(graph)
+            # Whatever came of it, or the stream would go on recording.
+            ended = cudart.cudaStreamEndCapture(self.handle)
+            recorded = None if ended[0] != 0 else _Held(ended[1], cudart.cudaGraphDestroy)
+        graph = checked("cudaStreamEndCapture", ended)
+        ready = checked("cudaGraphInstantiate", cudart.cudaGraphInstantiate(graph, 0))
+        if recorded is not None:
+            recorded.free()
         return Graph(ready, cudart.cudaGraphExecDestroy)
 
 

@@ -38,8 +38,10 @@ class Buffer:
         self.shape = shape
         if self._host is None or self._host.size_bytes < self.size_bytes:
             self.free()
-            self._host = HostMemory(self.size_bytes)
+            host = HostMemory(self.size_bytes)
+            # Both or neither: the second may find no room.
             self._device = None if self.tensor.on_host else DeviceMemory(self.size_bytes)
+            self._host = host
 
     @property
     def size_bytes(self) -> int:

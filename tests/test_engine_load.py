@@ -1,0 +1,217 @@
+"""A version's engine as a consumer opens it, on the stand-ins of `test_engine_run.py`: loaded, built again, or refused."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from engines import Fakes, faked
+
+from tasks.runtimes.trt_engine import load
+from tasks.runtimes.trt_engine.build import NodeError, Plan
+from validators.digests import digest_file, digest_model
+from validators.engines import BuildSettings, EngineManifest, ShapeRange
+
+ROOT = Path(__file__).parents[1]
+GPU = {"gpu": "NVIDIA H200", "uuid": "GPU-1", "compute_capability": "9.0", "driver": "580.95.05"}
+BUILD = BuildSettings({"x": ShapeRange((0, 3), (2, 3), (4, 3))}, workspace_mb=512, tf32=False)
+X = np.arange(6, dtype=np.float32).reshape(2, 3)
+
+
+def write_version(folder: Path, *, external: bool = False) -> dict[str, Any]:
+    """The files of a version, whose engine is `static` of the stand-ins, and its manifest as it comes out of JSON."""
+    contents = {"model.onnx": b"graph", "engine.plan": b"static", "timing.cache": b"times"}
+    if external:
+        contents["model.onnx.data"] = b"weights"
+    for name, content in contents.items():
+        (folder / name).write_bytes(content)
+    engine = EngineManifest(
+        runtime="tensorrt",
+        runtime_version="11.4.0.106",
+        gpu=GPU["gpu"],
+        compute_capability=GPU["compute_capability"],
+        driver=GPU["driver"],
+        build=BUILD,
+        onnx_digest=digest_model(folder / "model.onnx"),
+        engine_digest=digest_file(folder / "engine.plan"),
+        timing_cache_digest=digest_file(folder / "timing.cache"),
+    )
+    manifest = {
+        "files": {name: digest_file(folder / name) for name in contents},
+        "engine": asdict(engine),
+        "inputs": {"x": "float32"},
+    }
+    read: dict[str, Any] = json.loads(json.dumps(manifest))
+    return read
+
+
+class Builder:
+    """In the place of `build_plan`: keeps what it is asked for, and gives the engine `rows`."""
+
+    def __init__(self) -> None:
+        self.asked: list[dict[str, Any]] = []
+        self.engine: bytes | None = b"rows"
+
+    def __call__(self, onnx: str, **settings: Any) -> Plan:
+        self.asked.append({"onnx": onnx} | settings)
+        errors = () if self.engine else (NodeError(3, "n", "Gemm", "UNSUPPORTED_NODE", "no such Gemm"),)
+        return Plan("tensorrt", "11.5.0.1", self.engine, None, (), errors)
+
+
+@pytest.fixture
+def fakes() -> Iterator[Fakes]:
+    with faked() as both:
+        yield both
+
+
+@pytest.fixture
+def builder(monkeypatch: pytest.MonkeyPatch) -> Builder:
+    one = Builder()
+    monkeypatch.setattr(load, "build_plan", one)
+    monkeypatch.setattr(load, "gpu_here", lambda: GPU)
+    monkeypatch.delenv(load.SWITCH, raising=False)
+    return one
+
+
+@pytest.mark.parametrize("external", [False, True])
+def test_the_approved_engine_is_loaded_where_it_was_approved(
+    tmp_path: Path, fakes: Fakes, builder: Builder, external: bool
+) -> None:
+    """Without a word."""
+    engine = load.open_version(tmp_path, write_version(tmp_path, external=external))
+    (y,) = engine.run({"x": X}, ["y"])
+    np.testing.assert_array_equal(y, X * 2 + 1)
+    assert builder.asked == [] and engine.inputs[0].shape == (2, 3)
+
+
+@pytest.mark.parametrize(("key", "same_times"), [("driver", True), ("gpu", False), ("compute_capability", False)])
+def test_on_another_machine_it_is_built_again(
+    tmp_path: Path, fakes: Fakes, builder: Builder, monkeypatch: pytest.MonkeyPatch, key: str, same_times: bool
+) -> None:
+    """As it was approved, with its times where they were taken; and the warning says what differs."""
+    manifest = write_version(tmp_path)
+    monkeypatch.setattr(load, "gpu_here", lambda: GPU | {key: "other"})
+    with pytest.warns(UserWarning, match=rf"stale: .* other, built with {GPU[key]}; it is built again from model.onnx"):
+        engine = load.open_version(tmp_path, manifest)
+    assert engine.inputs[0].shape == (-1, 3), "that which was built"
+    assert builder.asked == [
+        {
+            "onnx": str(tmp_path / "model.onnx"),
+            "profile": {"x": ((0, 3), (2, 3), (4, 3))},
+            "workspace_mb": 512,
+            "tf32": False,
+            "timing_cache": b"times" if same_times else None,
+        }
+    ]
+
+
+def test_another_version_of_tensorrt_makes_it_stale(tmp_path: Path, fakes: Fakes, builder: Builder) -> None:
+    fakes.api.__version__ = "11.5.0.1"
+    with pytest.warns(UserWarning, match="version 11.5.0.1, built with 11.4.0.106"):
+        load.open_version(tmp_path, write_version(tmp_path))
+    assert builder.asked[0]["timing_cache"] is None
+
+
+def test_a_stale_engine_is_refused_if_told_so(
+    tmp_path: Path, fakes: Fakes, builder: Builder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load, "gpu_here", lambda: GPU | {"driver": "1"})
+    monkeypatch.setenv(load.SWITCH, "refuse")
+    with pytest.raises(RuntimeError, match=r"found a stale engine: driver 1, built with 580\.95\.05"):
+        load.open_version(tmp_path, write_version(tmp_path))
+    monkeypatch.setenv(load.SWITCH, "yes")
+    with pytest.raises(RuntimeError, match="found QUANTGATE_STALE_ENGINE=yes; expected rebuild or refuse"):
+        load.open_version(tmp_path, write_version(tmp_path))
+    assert builder.asked == []
+
+
+@pytest.mark.parametrize("name", ["model.onnx", "engine.plan", "timing.cache", "model.onnx.data"])
+def test_a_damaged_file_is_an_error(tmp_path: Path, fakes: Fakes, builder: Builder, name: str) -> None:
+    """No reason to build: what would it be built from?"""
+    manifest = write_version(tmp_path, external=True)
+    (tmp_path / name).write_bytes(b"damaged")
+    with pytest.raises(RuntimeError, match=f"found {name} with sha256 .*; download the version again"):
+        load.open_version(tmp_path, manifest)
+    (tmp_path / name).unlink()
+    with pytest.raises(FileNotFoundError):
+        load.open_version(tmp_path, manifest)
+    assert builder.asked == []
+
+
+def test_weights_that_the_engine_was_not_built_from_make_it_stale(
+    tmp_path: Path, fakes: Fakes, builder: Builder
+) -> None:
+    """Files that are as the version says, put together from two versions."""
+    manifest = write_version(tmp_path)
+    (tmp_path / "model.onnx").write_bytes(b"another graph")
+    manifest["files"]["model.onnx"] = digest_file(tmp_path / "model.onnx")
+    with pytest.warns(UserWarning, match="stale: ONNX file"):
+        load.open_version(tmp_path, manifest)
+    assert len(builder.asked) == 1
+
+
+def test_what_cannot_be_built_says_why(
+    tmp_path: Path, fakes: Fakes, builder: Builder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load, "gpu_here", lambda: GPU | {"gpu": "other"})
+    builder.engine = None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        with pytest.raises(RuntimeError, match=r"11\.5\.0\.1 does not build model\.onnx: no such Gemm.*11\.4\.0\.106"):
+            load.open_version(tmp_path, write_version(tmp_path))
+
+
+def test_without_a_gpu_nothing_is_tried(
+    tmp_path: Path, fakes: Fakes, builder: Builder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load, "gpu_here", lambda: None)
+    with pytest.raises(RuntimeError, match="found no NVIDIA GPU"):
+        load.open_version(tmp_path, write_version(tmp_path))
+    assert fakes.cuda.calls == [] and builder.asked == []
+
+
+CONSUMER = """
+import json, sys, types, warnings
+warnings.simplefilter("ignore")
+from importlib import util
+from pathlib import Path
+import numpy as np
+tests, tasks, folder, driver = sys.argv[1:]
+sys.path[:0] = [tests, f"{tasks}/runtimes"]
+from engines import faked
+with faked():
+    from trt_engine import build, load
+    load.gpu_here = lambda: {"gpu": "NVIDIA H200", "compute_capability": "9.0", "driver": driver}
+    load.build_plan = lambda *a, **k: build.Plan("tensorrt", "11.4.0.106", b"rows", None, ())
+    spec = util.spec_from_file_location("consumer", f"{tasks}/consumer_tensorrt.py")
+    consumer = util.module_from_spec(spec)
+    spec.loader.exec_module(consumer)
+    champion = consumer.Champion()
+    champion.load_context(types.SimpleNamespace(artifacts={"variant": folder, "manifest": f"{folder}/manifest.json"}))
+    x = np.arange(6).reshape(2, 3)
+    for given in ({"x": x}, {"x": x.tolist()}, x):
+        answers = champion.predict(None, given)
+        print(json.dumps({name: one.tolist() for name, one in answers.items()}))
+    print("tasks" in sys.modules or "validators" in sys.modules, champion.engine.inputs[0].shape)
+"""
+
+
+@pytest.mark.parametrize(("driver", "shape"), [(GPU["driver"], "(2, 3)"), ("other", "(-1, 3)")])
+def test_a_consumer_has_the_file_and_the_folder_alone(tmp_path: Path, driver: str, shape: str) -> None:
+    """Both as MLflow lays them out, in a process that has nothing of ours; dicts, lists and one array are taken."""
+    manifest = write_version(tmp_path)
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    command = [sys.executable, "-c", CONSUMER, str(ROOT / "tests"), str(ROOT / "tasks"), str(tmp_path), driver]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, env={"PATH": ""})
+    assert done.returncode == 0, done.stderr[-3000:]
+    *answers, last = done.stdout.splitlines()[-4:]
+    assert [json.loads(line) for line in answers] == [{"y": (X * 2 + 1).tolist()}] * 3
+    assert last == f"False {shape}"
