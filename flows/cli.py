@@ -1,4 +1,4 @@
-"""The command line: `quantgate run | validate | suggest-calibration | candidates | doctor | demo | ui | worker`."""
+"""The command line: `quantgate run | validate | suggest-calibration | candidates | lint | doctor | demo | ui | worker`."""
 
 from __future__ import annotations
 
@@ -110,6 +110,27 @@ def candidates(job: JobFile) -> None:
     except QuantgateError as error:
         raise typer.Exit(fail(error)) from error
     print_table(rows)
+
+
+@app.command()
+def lint(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="An ONNX file, quantized or not.")],
+    target: Annotated[str, typer.Option(help="Where it will run.")] = "tensorrt",
+    json: Annotated[str | None, typer.Option(metavar="FILE|-", help="Write the findings (JSON) here.")] = None,
+) -> None:
+    """Say what a runtime would refuse of a quantized model, silently compute in float, or do slower than it could.
+
+    Exit code 0: nothing, or merely slow; 3: something fails, is wrong or runs in float; 2: no ONNX file, or no such target.
+
+    Example: quantgate lint model.onnx --target tensorrt
+    """
+    from flows.lint import lint_model
+
+    try:
+        code = lint_model(model, target, json)
+    except QuantgateError as error:
+        raise typer.Exit(fail(error)) from error
+    raise typer.Exit(code)
 
 
 @app.command()

@@ -8,7 +8,11 @@ from pathlib import Path
 import onnx
 from google.protobuf.message import DecodeError
 
-from validators.errors import SourceError
+from validators.errors import JobError, SourceError
+from validators.findings import Finding, apply_rules
+from validators.quantized_graph import QuantizedGraph
+from validators.recipe import Target
+from validators.tensorrt_rules import TENSORRT_RULES
 
 # ONNX Runtime 1.31 reads these, and onnx's converter upgrades from the oldest of them.
 NEWEST_OPSET, NEWEST_IR_VERSION = 26, 13
@@ -55,6 +59,25 @@ def check_source_graph(path: Path, *, custom_operators: bool = False) -> onnx.Mo
             fix="export the model again",
         ) from error
     return model
+
+
+def lint(path: Path, target: Target) -> tuple[Finding, ...]:
+    """What a runtime would refuse of an ONNX file, silently compute in float, or do slower than it could; gravest first.
+
+    The file may be any, quantized or not: what it needs from a source is not asked. Weights are not read.
+
+    Raises:
+        SourceError: it is no ONNX file, or scales in files beside it are missing.
+        JobError: there are no rules for this target.
+    """
+    rules = {"tensorrt": TENSORRT_RULES}.get(target)
+    if rules is None:
+        raise JobError(
+            found=f"target {target}",
+            expected="a target with rules: tensorrt",
+            fix="run the model there, and see in the coverage of the result what ran in float",
+        )
+    return apply_rules(rules, QuantizedGraph(_load(path), path.parent))
 
 
 def opset_of(model: onnx.ModelProto) -> int:
@@ -123,7 +146,7 @@ def external_files(path: Path) -> list[Path]:
 
 def _load(path: Path) -> onnx.ModelProto:
     if not path.is_file():
-        raise SourceError(found=f"{path}: no such file", expected="an ONNX file", fix="correct `source`")
+        raise SourceError(found=f"{path}: no such file", expected="an ONNX file", fix="correct the path")
     try:
         model = onnx.load(path, load_external_data=False)
     except (DecodeError, OSError, ValueError) as error:
