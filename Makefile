@@ -3,7 +3,7 @@ VENV := .venv
 READY := $(VENV)/.ready
 BIN := $(VENV)/bin
 
-.PHONY: demo demo-image test lint format ui lock schemas clean
+.PHONY: demo demo-image test lint format ui worker gpu-check lock schemas clean
 
 demo: $(READY)
 	@$(BIN)/quantgate demo
@@ -18,6 +18,7 @@ lint: $(READY)
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@$(BIN)/hadolint Dockerfile
 
 format: $(READY)
 	@$(BIN)/ruff check --fix .
@@ -26,20 +27,31 @@ format: $(READY)
 ui: $(READY)
 	@$(BIN)/quantgate ui
 
+# A worker of one target; docs/workers.md. Needs PREFECT_API_URL, and the state folder of the runs.
+TARGET := ort-cpu
+worker: $(READY)
+	@$(BIN)/quantgate worker --target $(TARGET)
+
+# What can be proven on a machine with a GPU alone, in an environment of its own: docs/gpu.md.
+gpu-check:
+	@PYTHON="$(PYTHON)" WHEELS="$(WHEELS)" infra/gpu_check.sh $(BUNDLE)
+
 # The JSON Schemas of job and result, from the code.
 schemas: $(READY)
 	@$(BIN)/python -m flows.schemas docs
 
-# The lock names no index: whoever installs chooses theirs.
+# The locks name no index: whoever installs chooses theirs. dev.txt is what tests run on, and the images take from it.
+LOCK := $(BIN)/uv pip compile --universal --python-version 3.11 --generate-hashes --no-annotate --quiet \
+	--custom-compile-command "make lock"
+PROJECT := pyproject.toml requirements/torch-needs.in --override requirements/without-torch.in
 lock: $(READY)
-	@$(BIN)/uv pip compile pyproject.toml requirements/torch-needs.in --extra cpu --extra demo --extra dev \
-		--override requirements/without-torch.in --universal --python-version 3.11 --generate-hashes --no-annotate \
-		--custom-compile-command "make lock" -o requirements/cpu.txt --quiet
-	@$(BIN)/uv pip compile requirements/uv.in --universal --python-version 3.11 --generate-hashes --no-annotate \
-		--custom-compile-command "make lock" -o requirements/uv.txt --quiet
+	@$(LOCK) $(PROJECT) --extra cpu --extra demo --extra dev --extra tensorrt-aot -o requirements/dev.txt
+	@$(LOCK) $(PROJECT) --extra cpu -c requirements/dev.txt -o requirements/cpu.txt
+	@$(LOCK) $(PROJECT) --extra gpu -c requirements/dev.txt -o requirements/gpu.txt
+	@$(LOCK) requirements/uv.in -o requirements/uv.txt
 
 clean:
 	rm -rf $(VENV) .quantgate build *.egg-info
 
-$(READY): requirements/cpu.txt requirements/torch.txt requirements/uv.txt pyproject.toml infra/setup.sh
+$(READY): requirements/dev.txt requirements/torch.txt requirements/uv.txt pyproject.toml infra/setup.sh
 	@infra/setup.sh $(VENV)

@@ -25,7 +25,7 @@ certificates=${SSL_CERT_FILE:-${PIP_CERT:-$(setting cert)}}
 [ -z "$certificates" ] || export SSL_CERT_FILE=$certificates
 uv() { VIRTUAL_ENV=$(realpath "$venv") "$venv/bin/uv" pip install --quiet "$@"; }
 
-uv --require-hashes -r requirements/cpu.txt
+uv --require-hashes -r requirements/dev.txt
 if [ -n "${PIP_FIND_LINKS:-}" ]; then
   links=()
   for link in $PIP_FIND_LINKS; do links+=(--find-links "$link"); done

@@ -266,7 +266,7 @@ def test_a_consumer_without_quantgate_loads_the_champion(
     model = model.parent.parent
     venv = tmp_path / "venv"
     uv = str(Path(sys.executable).with_name("uv"))
-    lock = Path(__file__).parent.parent / "requirements" / "cpu.txt"
+    lock = Path(__file__).parent.parent / "requirements" / "dev.txt"
     subprocess.run([uv, "venv", "--quiet", "--python", sys.executable, str(venv)], check=True)
     install = [uv, "pip", "install", "--quiet", "--python", str(venv / "bin" / "python"), "-c", str(lock)]
     subprocess.run([*install, "-r", str(model / "requirements.txt")], check=True)
