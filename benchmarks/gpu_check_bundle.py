@@ -9,7 +9,7 @@ import io
 import json
 import zipfile
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +20,7 @@ from onnx import TensorProto
 
 from tasks.ptq.graph import from_array, to_array
 from validators.datasets import Samples
-from validators.digests import digest_file
+from validators.digests import digest_file, digest_values
 from validators.errors import DataError
 from validators.records import DataFile
 
@@ -67,6 +67,10 @@ class Bundle:
         for name, length in self.notes.dims.items():
             inputs[name] = inputs[name][:, :length]
         return {name: np.ascontiguousarray(array) for name, array in inputs.items()}
+
+    def shortened(self, samples: int) -> Bundle:
+        """The same with no more than so many samples of each kind."""
+        return replace(self, calibration=_first(self.calibration, samples), evaluation=_first(self.evaluation, samples))
 
 
 def narrow(model: onnx.ModelProto) -> tuple[str, ...]:
@@ -146,6 +150,14 @@ def _samples(path: Path) -> Samples:
     labels = arrays.pop(LABEL, None)
     rows = len(next(iter(arrays.values())))
     return Samples(DataFile(path, digest_file(path), rows), arrays, labels)
+
+
+def _first(samples: Samples, count: int) -> Samples:
+    rows = min(count, len(samples))
+    inputs = {name: array[:rows] for name, array in samples.inputs.items()}
+    labels = None if samples.labels is None else samples.labels[:rows]
+    # Of another digest, so that nothing made of all of them is taken for something made of these.
+    return Samples(DataFile(samples.file.path, digest_values(samples.file.digest, rows), rows), inputs, labels)
 
 
 def _npz(arrays: Mapping[str, NDArray[Any]]) -> bytes:

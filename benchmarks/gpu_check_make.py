@@ -28,7 +28,7 @@ from validators.datasets import Arrays
 from validators.digests import digest_code, digest_model
 from validators.engines import BuildSettings, Engine, ShapeRange
 from validators.errors import CandidateRefused
-from validators.providers import CPU_PROVIDER
+from validators.providers import CPU_PROVIDER, GPU_PROVIDERS, TENSORRT
 from validators.recipe import GPU_TARGETS, Candidate, Target, decode
 from validators.records import Gpu, SessionSettings, Variant
 
@@ -90,13 +90,8 @@ class Workshop:
         """
         candidate = Candidate("fp16", target) if name == FLOAT else decode(f"{name}@{target}")
         settings = session_settings(candidate, usable_cores())
-        if target in GPU_TARGETS and not settings.on_gpu:
-            raise CandidateRefused(
-                kind="unsupported",
-                found=f"{settings.provider} for {target}",
-                expected="a provider of the GPU",
-                fix="take a version of quantgate that runs this target",
-            )
+        if target in GPU_TARGETS:
+            self._refuse_missing(settings.provider)
         if name == FLOAT:
             source = self.bundle.source
             made = Variant(f"{FLOAT}@{target}", source, digest_model(source), model_bytes(source), settings)
@@ -107,6 +102,24 @@ class Workshop:
 
             made = self.store.make("variant", (candidate.name, *self._key), Variant, make)[0]
         return replace(made, engine=self._engine(made)) if target == "tensorrt" else made
+
+    def _refuse_missing(self, provider: str) -> None:
+        """Refuse before anything is made for what could not run it here."""
+        import onnxruntime
+
+        if provider == TENSORRT:
+            from tasks.runtimes.engines import available
+
+            here = self.gpu is not None and bool(available().runtimes)
+        else:
+            here = provider in GPU_PROVIDERS and provider in onnxruntime.get_available_providers()
+        if not here:
+            raise CandidateRefused(
+                kind="unsupported",
+                found=f"no GPU's {provider} here",
+                expected="the runtime with that provider, and a GPU",
+                fix="put its wheels among those that the environment is made from",
+            )
 
     def _engine(self, variant: Variant) -> Engine:
         from tasks.runtimes.engines import build_engine

@@ -21,6 +21,9 @@ from tasks.measure.inventory import take_inventory
 from tasks.store import Store
 from validators.errors import QuantgateError
 
+# What a rehearsal runs on: a processor takes minutes for a figure that says nothing.
+REHEARSED_BATCHES = 2
+
 
 def run_check(options: Options, results: Results, say: Callable[[str], None]) -> int:
     """Measure what is missing of the parts asked for; returns how many figures the time did not reach for."""
@@ -60,6 +63,8 @@ def open_workshop(check: Check, name: str) -> Workshop:
     """
     options = check.options
     bundle = unpack(options.bundle / f"{name}.zip", options.work / "bundles")
+    if options.rehearsal:
+        bundle = bundle.shortened(REHEARSED_BATCHES * bundle.notes.evaluation_batch)
     gpu = None if options.rehearsal else take_inventory("ort-cuda").gpu
     return Workshop(Store(options.work / "store"), bundle, gpu, seconds=options.seconds)
 
@@ -83,7 +88,7 @@ def _ceilings(check: Check, device: str) -> None:
     if check.options.again or not check.results.figures[CEILINGS]:
         try:
             found = apart(measure_ceilings, device, seconds=max(check.seconds_left, 1.0))
-        except (QuantgateError, ImportError) as error:
+        except (QuantgateError, ImportError) as error:  # without PyTorch there are none
             found = {name: refusal(error) for name in ("copy", "float16")}
         for name, figure in found.items():
             check.results.put(CEILINGS, name, figure)

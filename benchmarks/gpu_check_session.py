@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -58,7 +59,8 @@ class Check:
     def figure(self, section: str, key: str, measure: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
         """The figure, measured unless it is there; a refusal in its place; None where the time does not reach for it.
 
-        A figure is begun if the longest so far would still fit.
+        A figure is begun if the longest so far would still fit. An error of any kind is a refusal, told in full on standard
+        error: what else can be measured on a machine that is lent for minutes shall be.
         """
         if self.results.has(section, key) and not self.options.again:
             return dict(self.results.figures[section][key])
@@ -69,6 +71,9 @@ class Check:
         try:
             found = measure()
         except QuantgateError as error:
+            found = refusal(error)
+        except Exception as error:
+            traceback.print_exc()
             found = refusal(error)
         self.longest = max(self.longest, time.monotonic() - begun)
         self.results.put(section, key, found)

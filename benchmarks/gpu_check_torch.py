@@ -114,8 +114,8 @@ def build_module(bundle: Bundle) -> nn.Module:
 
         module = EfficientNetLite0(given["classes"])
     wanted = module.state_dict()
-    found = {name: torch.from_numpy(array) for name, array in _weights(bundle).items() if name in wanted}
-    module.load_state_dict({name: tensor.to(wanted[name].dtype, copy=True) for name, tensor in found.items()})
+    found = {name: torch.from_numpy(array.copy()) for name, array in _weights(bundle).items() if name in wanted}
+    module.load_state_dict({name: tensor.to(wanted[name].dtype) for name, tensor in found.items()})
     return module.eval().requires_grad_(False)
 
 
