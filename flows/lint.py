@@ -7,7 +7,7 @@ import sys
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import onnx
 from rich.console import Console
@@ -38,7 +38,7 @@ def lint_model(model: Path, target: str, document: str | None) -> int:
         raise JobError(
             found=f"--json {document}: no such folder", expected="a folder that exists", fix="make the folder"
         )
-    findings = lint(model, cast(Target, target))
+    findings = lint(model, target)
     summary = summarize(model, findings)
     if document is not None:
         text = json.dumps(as_document(model, target, findings, summary), indent=1) + "\n"

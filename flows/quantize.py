@@ -17,18 +17,18 @@ from tasks.judge import judge_trials
 from tasks.judge_calibration import judge_calibration_data
 from tasks.load_data import load_data
 from tasks.make_candidate import make_candidate
-from tasks.measure_baseline import baseline_variant
 from tasks.measure_champion import look_up_champion
 from tasks.measure_latency import measure_latency
 from tasks.measure_saturation import measure_saturation
 from tasks.own_step import run_own_step
 from tasks.promote import promote as promote_winner
+from tasks.ptq.graph import model_bytes
 from tasks.record import close_run, record_evidence, record_trials, recorded
 from tasks.report import publish_report
 from tasks.resolve_source import resolve_source
 from tasks.settings import hands_to_workers
 from tasks.suggest_calibration import Suggestion, suggest_calibration_data
-from tasks.worker_steps import BASELINE, CHAMPION, CONFIRMATION, RECOVERY
+from tasks.worker_steps import BASELINE, BESIDE_FP16, CHAMPION, CONFIRMATION, RECOVERY
 from validators.approval import Approval
 from validators.job import Job
 from validators.measurements import Accuracy
@@ -112,7 +112,7 @@ def judge_candidates(run: Run, given: Given, findings: Findings, *, promote: boo
     findings = replace(
         findings,
         baseline=baseline,
-        baseline_bytes=baseline_variant(run, given).size_bytes,
+        baseline_bytes=model_bytes(given.source.onnx_path),
         trials=trials,
         recovery=recovered.recovery,
         champion_before=champion,
@@ -134,9 +134,11 @@ def judge_candidates(run: Run, given: Given, findings: Findings, *, promote: boo
 def tried(run: Run, given: Given, inventory: Inventory, baseline: Accuracy) -> tuple[Trial, ...]:
     """Step 5: every candidate made, looked at and timed, by this process or by the workers of its target."""
     if hands_to_workers():
-        return measure_saturation(run, given, inventory, try_candidates(run, inventory, baseline))
-    trials = measure_saturation(run, given, inventory, made(run, given, inventory, baseline))
-    return measured(run, given, inventory, trials)
+        trials = measure_saturation(run, given, inventory, try_candidates(run, inventory, baseline))
+    else:
+        trials = measure_saturation(run, given, inventory, made(run, given, inventory, baseline))
+        trials = measured(run, given, inventory, trials)
+    return at_target(BESIDE_FP16, run, given, inventory, trials)
 
 
 def made(run: Run, given: Given, inventory: Inventory, baseline: Accuracy) -> tuple[Trial, ...]:

@@ -11,7 +11,10 @@ CONFIRMATION_ROWS = "evaluation/confirmation.npy"
 # In the run of a candidate.
 VERDICTS, SCORES, NOISE, KERNELS = "verdicts.json", "accuracy/scores.npy", "accuracy/noise.npy", "coverage/kernels.json"
 LATENCY = "latency/{place}/samples.npz"
-CONFIRMED = "confirmation"
+# All that TensorRT's builder said, of a candidate that it refused as well.
+BUILD_LOG = "engine/build.log"
+# Places of a latency that is none of the operating points.
+CONFIRMED, BESIDE_FP16 = "confirmation", "beside_fp16"
 _BY_GATE = {
     "drop": SCORES,
     "worst_slice": SCORES,
@@ -29,4 +32,6 @@ def with_evidence(verdict: Verdict, place: str) -> Verdict:
     """
     if verdict.gate in ("speedup", "memory_ratio", "load_ratio"):
         return replace(verdict, evidence=LATENCY.format(place=place))
+    if verdict.gate == "speedup_fp16":
+        return replace(verdict, evidence=LATENCY.format(place=BESIDE_FP16))
     return replace(verdict, evidence=_BY_GATE.get(verdict.gate, verdict.evidence))

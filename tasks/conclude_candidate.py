@@ -27,6 +27,7 @@ def conclude_candidate(trial: Trial) -> CandidateResult:
         slices=_slices(trial.slices),
         sqnr_db=_finite_estimate(trial.accuracy.sqnr) if trial.accuracy else None,
         speedup_p50=latency.speedup if latency else None,
+        speedup_fp16=trial.beside_fp16.speedup if trial.beside_fp16 else None,
         latency_p50_ms=latency.p50_ms if latency else None,
         latency_p95_ms=latency.p95_ms if latency else None,
         size_bytes=trial.variant.size_bytes if trial.variant else None,

@@ -90,7 +90,7 @@ def _measure_again(run: Run, given: Given, inventory: Inventory, trial: Trial, c
         run,
         given,
         inventory,
-        baseline_variant(run, given),
+        baseline_variant(run, given, inventory),
         trial.variant,
         run.job.measurement.points[0],
         confidence=confidence,

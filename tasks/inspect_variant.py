@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import json
+from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
 
@@ -12,8 +13,12 @@ from tasks.measure.sanity import RUNS, ask
 from tasks.measure_baseline import baseline_variant
 from tasks.request import request_batch
 from tasks.runtimes.coverage import measure_coverage, profile_kernels
+from tasks.runtimes.engine_coverage import coverage_of_layers
+from tasks.runtimes.engine_layers import parse_layers_json, with_times
+from tasks.runtimes.engine_runner import inspect_engine
 from validators.datasets import Arrays
 from validators.measurements import Coverage, KernelProfile, Sanity
+from validators.providers import TENSORRT
 from validators.records import Inventory, Variant
 
 # Enough to tell a constant answer, and a random one; samples of perplexity are whole windows of text.
@@ -28,7 +33,9 @@ def coverage_of(run: Run, given: Given, inventory: Inventory, variant: Variant) 
     """
 
     def measure(folder: Path) -> Coverage:
-        baseline = baseline_variant(run, given)
+        if variant.engine is not None:
+            return _engine_coverage(variant, _request(run, given), folder)
+        baseline = baseline_variant(run, given, inventory)
         # Kernels of two providers are not to be compared.
         same = baseline.session.provider == variant.session.provider
         before = _baseline_kernels(run, given, inventory, baseline) if same else None
@@ -48,15 +55,27 @@ def sanity_of(run: Run, given: Given, inventory: Inventory, variant: Variant) ->
     def answers(of: Variant, baseline: Sanity | None) -> tuple[Sanity, bool]:
         def measure(_: Path) -> Sanity:
             batches = _batches(run, given.evidence)
-            found = ask(of.path, of.session, batches)
+            found = ask(of.loaded, of.session, batches)
             samples = sum(len(next(iter(batch.values()))) for batch in batches)
             return Sanity(samples, RUNS, baseline.variant if baseline else found, found)
 
         key = (of.digest, asdict(of.session), baseline is None, *_shared_key(run, given, inventory))
         return run.store.make("sanity", key, Sanity, measure)
 
-    before, _ = answers(baseline_variant(run, given), None)
+    before, _ = answers(baseline_variant(run, given, inventory), None)
     return answers(variant, before)
+
+
+def _engine_coverage(variant: Variant, batch: Arrays, folder: Path) -> Coverage:
+    """Of the layers that the builder told of or, where the engine runs here, that the inspector does, with their times."""
+    assert variant.engine is not None
+    layers = variant.engine.layers
+    if variant.session.provider == TENSORRT:
+        told, milliseconds = inspect_engine(variant.engine.path, batch)
+        layers = with_times(parse_layers_json(told), milliseconds)
+    kernels = folder / "kernels.json"
+    kernels.write_text(json.dumps([asdict(layer) for layer in layers], indent=1), encoding="utf-8")
+    return replace(coverage_of_layers(variant.path, layers, batch), kernels_path=kernels)
 
 
 def _baseline_kernels(run: Run, given: Given, inventory: Inventory, baseline: Variant) -> KernelProfile:

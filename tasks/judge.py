@@ -16,7 +16,7 @@ from validators.job import Job
 from validators.latencies import point_labels
 from validators.measurements import Accuracy
 from validators.records import Trial
-from validators.resource_gates import judge_load, judge_memory, judge_size, judge_speedup
+from validators.resource_gates import judge_load, judge_memory, judge_size, judge_speedup, judge_speedup_fp16
 from validators.sanity_gates import judge_sanity
 from validators.verdicts import Verdict
 
@@ -51,6 +51,7 @@ def judge_trial(ground: Ground, trial: Trial) -> Trial:
         *answers.verdicts,
         *(judge_sanity(trial.sanity) if trial.sanity else ()),
         judge_speedup(trial.latency, job.gates, job.target) if trial.latency else None,
+        judge_speedup_fp16(trial.beside_fp16, job.gates) if trial.beside_fp16 else None,
         judge_coverage(trial.candidate, trial.coverage, job.gates),
         judge_time_coverage(trial.candidate, trial.coverage, job.gates),
         judge_size(trial.variant, ground.baseline_bytes, job.gates),

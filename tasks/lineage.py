@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ import numpy as np
 from tasks.context import Given, Run
 from tasks.runtimes import openvino
 from tasks.runtimes.libraries import describe_library
-from tasks.runtimes.ort import DISTRIBUTIONS, open_session
+from tasks.runtimes.ort import DISTRIBUTIONS
+from tasks.runtimes.runner import open_runner
 from validators.approval import Approval
 from validators.digests import digest_file
 from validators.measurements import Saturation
@@ -21,6 +23,8 @@ from validators.records import Inventory, Variant
 from validators.verdicts import Verdict
 
 TAG = "quantgate."
+# What a consumer of an engine needs beside TensorRT.
+_ENGINE_REQUIREMENTS = ("cuda-bindings", "nvidia-ml-py")
 
 
 def variant_folder(variant: Variant, folder: Path) -> Path:
@@ -41,7 +45,9 @@ def _same_disk(path: Path, folder: Path) -> bool:
 def _artifact_files(variant: Variant) -> list[Path]:
     beside = variant.path.with_name(f"{variant.path.name}.data")
     libraries = [library.path for library in variant.session.libraries if library.package is None]
-    return [variant.path, *([beside] if beside.exists() else []), *libraries]
+    engine = variant.engine
+    built = [engine.path, *([engine.timing_cache] if engine.timing_cache else [])] if engine else []
+    return [variant.path, *([beside] if beside.exists() else []), *libraries, *built]
 
 
 def manifest_of(given: Given, inventory: Inventory, variant: Variant, saturation: Saturation | None) -> dict[str, Any]:
@@ -50,7 +56,8 @@ def manifest_of(given: Given, inventory: Inventory, variant: Variant, saturation
     `ranges` is what to watch in production: the ends of each fixed range, and the share of values that lay outside of it here.
     """
     plugin = variant.session.provider == OPENVINO_PROVIDER
-    runtime = next(name for name in inventory.runtimes if name in DISTRIBUTIONS)
+    engine = variant.engine.manifest if variant.engine else None
+    runtime = engine.runtime if engine else next(name for name in inventory.runtimes if name in DISTRIBUTIONS)
     return {
         "candidate": variant.candidate,
         "source_digest": given.source.digest,
@@ -60,7 +67,8 @@ def manifest_of(given: Given, inventory: Inventory, variant: Variant, saturation
         "plugin": openvino.describe_plugin(variant.session.threads) if plugin else None,
         "inputs": {spec.name: spec.dtype for spec in given.evidence.inputs},
         "runtime": runtime,
-        "runtime_version": inventory.runtimes[runtime],
+        "runtime_version": engine.runtime_version if engine else inventory.runtimes[runtime],
+        "engine": asdict(engine) if engine else None,
         "device": inventory.device_key,
         "ranges": {
             tensor.tensor: {"low": tensor.low, "high": tensor.high, "share_outside": tensor.share}
@@ -70,6 +78,10 @@ def manifest_of(given: Given, inventory: Inventory, variant: Variant, saturation
 
 
 def runtime_requirements(inventory: Inventory, variant: Variant) -> list[str]:
+    if variant.engine:
+        built = variant.engine.manifest
+        bindings = [f"{name}=={metadata.version(name)}" for name in _ENGINE_REQUIREMENTS]
+        return [f"{built.runtime.replace('_', '-')}=={built.runtime_version}", *bindings, f"numpy=={np.__version__}"]
     plugin = variant.session.provider == OPENVINO_PROVIDER
     runtimes = [
         f"{name}=={version}"
@@ -85,10 +97,8 @@ def signature_of(variant: Variant) -> Any:
     from mlflow.models import ModelSignature
     from mlflow.types import Schema, TensorSpec
 
-    from tasks.runtimes.ort import describe_inputs, describe_outputs
-
-    with open_session(variant.path, variant.session) as session:
-        sides = (describe_inputs(session), describe_outputs(session))
+    with open_runner(variant.loaded, variant.session) as runner:
+        sides = (runner.inputs, runner.outputs)
     schemas = [
         Schema(
             [

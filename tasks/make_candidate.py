@@ -11,6 +11,7 @@ from pathlib import Path
 
 import onnx
 
+from tasks.build_engine import with_engine
 from tasks.context import MAKER_CODE, Evidence, Given, Run, log
 from tasks.inspect_variant import coverage_of, sanity_of
 from tasks.measure.inventory import adds_pairs_in_16_bits, usable_cores
@@ -81,7 +82,7 @@ def make_candidate(run: Run, given: Given, inventory: Inventory, baseline: Accur
 def refused(name: str, error: CandidateRefused) -> Trial:
     """The trial of a candidate that ended in a refusal."""
     reason = f"{error.found}; expected {error.expected}; {error.fix}"
-    return Trial(name, outcome="refused", refusal=Refusal(error.kind, reason))
+    return Trial(name, outcome="refused", refusal=Refusal(error.kind, reason, error.log))
 
 
 def _try(run: Run, given: Given, inventory: Inventory, baseline: Accuracy, candidate: Candidate) -> Trial:
@@ -91,14 +92,14 @@ def _try(run: Run, given: Given, inventory: Inventory, baseline: Accuracy, candi
     if made.variant is None:
         return Trial(candidate.name, outcome="refused", refusal=made.refusal, cached=had_variant)
     variant = made.variant
+    if candidate.target == "tensorrt":
+        variant = with_engine(run, given, inventory, variant)
     unmeasured = why_unmeasured(variant)
     if unmeasured is not None:
         return replace(refused(candidate.name, unmeasured), cached=had_variant)
     coverage, had_coverage = coverage_of(run, given, inventory, variant)
     sanity, had_sanity = sanity_of(run, given, inventory, variant)
-    accuracy, had_accuracy = measure_accuracy(
-        run, given.evidence, inventory, variant.path, variant.digest, variant.session, baseline
-    )
+    accuracy, had_accuracy = measure_accuracy(run, given.evidence, inventory, variant, baseline)
     return Trial(
         candidate.name,
         variant=variant,

@@ -18,7 +18,7 @@ from tasks.runtimes.runner import Runner, open_runner, run_all
 from validators.datasets import TensorSpec
 from validators.errors import CandidateRefused, JobError
 from validators.measurements import Accuracy
-from validators.records import Inventory, SessionSettings
+from validators.records import Inventory, SessionSettings, Variant
 
 # Samples a batch when accuracy is measured; latency has batch sizes of its own.
 EVALUATION_BATCH_SIZE = 32
@@ -28,14 +28,12 @@ def measure_accuracy(
     run: Run,
     evidence: Evidence,
     inventory: Inventory,
-    model: Path,
-    model_digest: str,
-    settings: SessionSettings,
+    variant: Variant,
     baseline: Accuracy | None,
     *,
     alone: bool = False,
 ) -> tuple[Accuracy, bool]:
-    """The metric of a model, and whether it was in the store; `baseline` is None for the baseline itself.
+    """The metric of a variant, and whether it was in the store; `baseline` is None for the baseline itself.
 
     `alone` says that nothing else of the run computes meanwhile, so that all threads of the settings may.
 
@@ -44,10 +42,11 @@ def measure_accuracy(
         DataError: the samples have no targets for the metric `perplexity`.
         JobError: the metric fails on the baseline's outputs.
     """
-    job = run.job
+    job, settings = run.job, variant.session
     metric = job_metric(job)
     key = (
-        model_digest,
+        variant.digest,
+        variant.proof,
         asdict(settings),
         evidence.evaluation.file.digest,
         metric.name,
@@ -62,7 +61,7 @@ def measure_accuracy(
 
     def measure(folder: Path) -> Accuracy:
         with open_runner(
-            model, _considerate(settings, threads=settings.threads if alone else settings.threads // 2)
+            variant.loaded, _considerate(settings, threads=settings.threads if alone else settings.threads // 2)
         ) as runner:
             outputs = _outputs(runner, evidence, metric)
         reference = np.load(baseline.outputs_path) if baseline else None

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from tasks.build_engine import with_engine
 from tasks.context import Given, Run, log
 from tasks.job_metric import job_metric
 from tasks.measure.inventory import usable_cores
@@ -14,21 +15,33 @@ from tasks.ptq.graph import model_bytes
 from tasks.step import step
 from validators.errors import CandidateRefused, SourceError
 from validators.measurements import Accuracy
-from validators.providers import CPU_PROVIDER
+from validators.providers import CPU_PROVIDER, CUDA_PROVIDER, ORT_TENSORRT_PROVIDER, TENSORRT
 from validators.records import Inventory, SessionSettings, Variant
 
 
-def baseline_variant(run: Run, given: Given) -> Variant:
-    """The source described like a variant, so that everything that measures takes it too."""
+def baseline_variant(run: Run, given: Given, inventory: Inventory) -> Variant:
+    """The source described like a variant, so that everything that measures takes it too: on the target's own device where it
+    is here, else on the processor.
+
+    Raises:
+        CandidateRefused: TensorRT builds no engine of it.
+    """
     source = given.source
     threads = run.job.measurement.points[0].threads or usable_cores()
-    return Variant(
+    provider = _PROVIDERS.get(run.job.target, CPU_PROVIDER) if inventory.gpu else CPU_PROVIDER
+    options = run.job.provider_options if provider in (CUDA_PROVIDER, ORT_TENSORRT_PROVIDER) else {}
+    variant = Variant(
         "baseline",
         source.onnx_path,
         source.digest,
         model_bytes(source.onnx_path),
-        SessionSettings(CPU_PROVIDER, threads, libraries=run.libraries),
+        SessionSettings(provider, threads, libraries=run.libraries, provider_options=options),
     )
+    return with_engine(run, given, inventory, variant) if provider == TENSORRT else variant
+
+
+# Where the source runs; on other targets than these the processor runs it.
+_PROVIDERS: dict[str, str] = {"ort-cuda": CUDA_PROVIDER, "ort-tensorrt": ORT_TENSORRT_PROVIDER, "tensorrt": TENSORRT}
 
 
 @step("measure baseline", retried=False)
@@ -39,12 +52,10 @@ def measure_baseline(run: Run, given: Given, inventory: Inventory) -> Accuracy:
         JobError: the metric fails on its outputs.
         SourceError: the source does not run on the target, or its outputs are NaN or Inf throughout.
     """
-    variant = baseline_variant(run, given)
     with run.clock.work("measure baseline"):
         try:
-            accuracy, _ = measure_accuracy(
-                run, given.evidence, inventory, variant.path, variant.digest, variant.session, None, alone=True
-            )
+            variant = baseline_variant(run, given, inventory)
+            accuracy, _ = measure_accuracy(run, given.evidence, inventory, variant, None, alone=True)
         except CandidateRefused as error:
             raise SourceError(found=error.found, expected=error.expected, fix=error.fix) from error
         outputs = np.load(accuracy.outputs_path)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from tasks.build_engine import with_engine
 from tasks.context import Given, Run, log
 from tasks.job_metric import job_metric
 from tasks.measure.drops import estimate_drop
@@ -23,6 +24,7 @@ from validators.errors import CandidateRefused
 from validators.gates import overall
 from validators.libraries import Libraries
 from validators.measurements import Accuracy
+from validators.providers import TENSORRT
 from validators.records import Champion, Inventory, SessionSettings, Trial, Variant
 
 
@@ -59,9 +61,9 @@ def compare_with_champion(
     with run.clock.work("compare with champion"):
         try:
             holder = _fetch(run, champion)
-            accuracy, _ = measure_accuracy(
-                run, given.evidence, inventory, holder.path, holder.digest, holder.session, baseline
-            )
+            if holder.session.provider == TENSORRT:
+                holder = with_engine(run, given, inventory, holder)
+            accuracy, _ = measure_accuracy(run, given.evidence, inventory, holder, baseline)
             latency, _ = latency_of(run, given, inventory, holder, best.variant, run.job.measurement.points[0])
         except CandidateRefused as error:
             log.warning("champion version %s does not run here any more: %s", champion.version, error.found)

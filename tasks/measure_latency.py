@@ -38,9 +38,9 @@ def measure_latency(run: Run, given: Given, inventory: Inventory, trial: Trial) 
     variant = trial.variant
     if variant is None or variant.proof != "measured":
         return trial
-    baseline = baseline_variant(run, given)
     with run.clock.work("measure latency"):
         try:
+            baseline = baseline_variant(run, given, inventory)
             measured = [
                 latency_of(run, given, inventory, with_threads(baseline, point), with_threads(variant, point), point)
                 for point in run.job.measurement.points
@@ -95,8 +95,8 @@ def latency_of(
 
     def measure(folder: Path) -> Latency:
         latency = compare_latency(
-            Contestant(baseline.path, baseline.session),
-            Contestant(variant.path, variant.session),
+            Contestant(baseline.loaded, baseline.session),
+            Contestant(variant.loaded, variant.session),
             request_batch(given.evidence, point),
             job.measurement,
             confidence=confidence or job.gates.confidence,

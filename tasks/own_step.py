@@ -6,20 +6,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tasks.context import Given, Run, log
 from tasks.job_hooks import job_step
 from tasks.record_candidate import open_candidate_run
 from tasks.registry import connect, quiet_mlflow, registry_call
-from tasks.runtimes.ort import open_session
+from tasks.runtimes.runner import Runner, open_runner
 from tasks.step import step
 from validators.gates import overall
 from validators.logged_gates import judge_logged
-from validators.records import SessionSettings, Trial
-
-if TYPE_CHECKING:
-    import onnxruntime as ort
+from validators.records import Trial, Variant
 
 
 @dataclass(frozen=True)
@@ -31,15 +28,15 @@ class Subject:
 
     candidate: str
     model: Path
-    settings: SessionSettings
     source: Path
     evaluation: Path
+    variant: Variant
 
     @contextmanager
-    def session(self) -> Iterator[ort.InferenceSession]:
-        """The variant in a session as it would be promoted; one at a time."""
-        with open_session(self.model, self.settings) as session:
-            yield session
+    def runner(self) -> Iterator[Runner]:
+        """The variant as it would be promoted, ready to answer; one at a time."""
+        with open_runner(self.variant.loaded, self.variant.session) as runner:
+            yield runner
 
 
 @step("run the job's own step", retried=False)
@@ -64,9 +61,9 @@ def _try(run: Run, given: Given, record: str, function: Any, trial: Trial) -> Tr
     subject = Subject(
         trial.candidate,
         trial.variant.path,
-        trial.variant.session,
         given.source.onnx_path,
         given.evidence.evaluation.file.path,
+        trial.variant,
     )
     problem = ""
     with connect(run.tracking_uri) as client:

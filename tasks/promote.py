@@ -16,13 +16,16 @@ from tasks.context import Given, Run, log
 from tasks.lineage import TAG, lineage_of, manifest_of, runtime_requirements, signature_of, variant_folder
 from tasks.registry import connect, quiet_mlflow, registry_call
 from tasks.request import request_batch
-from tasks.runtimes.ort import open_session
+from tasks.runtimes.runner import open_runner
 from tasks.step import step
 from validators.approval import Approval, NotApproved
 from validators.errors import InfrastructureError
 from validators.records import Champion, Inventory, Variant
 
 CONSUMER = Path(__file__).with_name("consumer.py")
+# Of an engine, with the package that MLflow puts beside it.
+ENGINE_CONSUMER = Path(__file__).with_name("consumer_tensorrt.py")
+ENGINE_PACKAGE = Path(__file__).with_name("runtimes") / "trt_engine"
 
 
 def champion_names(run: Run, given: Given) -> tuple[str, str]:
@@ -114,7 +117,8 @@ def _register(run: Run, given: Given, inventory: Inventory, approval: Approval, 
             logged = registry_call(
                 mlflow.pyfunc.log_model,
                 name="variant",
-                python_model=str(CONSUMER),
+                python_model=str(ENGINE_CONSUMER if variant.engine else CONSUMER),
+                code_paths=[str(ENGINE_PACKAGE)] if variant.engine else None,
                 artifacts={"variant": str(files), "manifest": str(manifest)},
                 signature=signature_of(variant),
                 pip_requirements=[f"mlflow=={mlflow.__version__}", *runtime_requirements(inventory, variant)],
@@ -136,8 +140,9 @@ def _smoke_test(run: Run, given: Given, variant: Variant, uri: str) -> None:
     batch = request_batch(given.evidence, run.job.measurement.points[0])
     loaded = registry_call(mlflow.pyfunc.load_model, uri)
     answer = loaded.predict(batch)
-    with open_session(variant.path, variant.session) as session:
-        expected = dict(zip((output.name for output in session.get_outputs()), session.run(None, batch), strict=True))
+    with open_runner(variant.loaded, variant.session) as runner:
+        names = [output.name for output in runner.outputs]
+        expected = dict(zip(names, runner.run(batch, names), strict=True))
     for name, array in expected.items():
         if not np.allclose(answer[name], array, rtol=1e-3, atol=1e-5, equal_nan=True):
             raise InfrastructureError(

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from tasks.artifacts import CONFIRMED, KERNELS, LATENCY, NOISE, SCORES, VERDICTS
+from tasks.artifacts import BESIDE_FP16, BUILD_LOG, CONFIRMED, KERNELS, LATENCY, NOISE, SCORES, VERDICTS
 from tasks.registry import registry_call
 from tasks.tracking import as_metrics, as_params, as_tags, flat
 from validators.latencies import Latency, point_labels
@@ -94,6 +94,11 @@ def _metrics(trial: Trial) -> dict[str, float]:
         metrics["saturation_max"] = trial.saturation.worst.share
     for label, latency in _points(trial).items():
         metrics |= {f"{name}_{label}": value for name, value in _latency_metrics(latency).items()}
+    if trial.beside_fp16:
+        metrics |= {
+            "speedup_fp16": trial.beside_fp16.speedup.value,
+            "speedup_fp16_lower": trial.beside_fp16.speedup.low,
+        }
     if trial.confirmed:
         metrics |= _confirmed_metrics(trial.confirmed)
     return {name: value for name, value in metrics.items() if value is not None and math.isfinite(value)}
@@ -144,6 +149,15 @@ def _confirmed_metrics(confirmed: Confirmed) -> dict[str, float | None]:
 
 def _files(trial: Trial) -> Iterator[tuple[Path, str]]:
     """What verdicts rest on, with the artifact that each file becomes."""
+    log = (
+        trial.refusal.log
+        if trial.refusal
+        else trial.variant.engine.log
+        if trial.variant and trial.variant.engine
+        else None
+    )
+    if log:
+        yield log, BUILD_LOG
     if trial.accuracy:
         yield trial.accuracy.scores_path, SCORES
         if trial.accuracy.noise_path:
@@ -152,6 +166,8 @@ def _files(trial: Trial) -> Iterator[tuple[Path, str]]:
         yield trial.coverage.kernels_path, KERNELS
     for label, latency in _points(trial).items():
         yield latency.samples_path, LATENCY.format(place=label)
+    if trial.beside_fp16:
+        yield trial.beside_fp16.samples_path, LATENCY.format(place=BESIDE_FP16)
     if trial.confirmed:
         yield trial.confirmed.latency.samples_path, LATENCY.format(place=CONFIRMED)
 

@@ -17,6 +17,7 @@ from tasks.load_data import load_data
 from tasks.make_candidate import make_candidate
 from tasks.measure_baseline import measure_baseline
 from tasks.measure_champion import compare_with_champion
+from tasks.measure_fp16 import can_measure_beside_fp16, measure_beside_fp16
 from tasks.measure_latency import measure_latency
 from tasks.recover import Recovered, choose_recovered, recover_trials
 from tasks.resolve_source import resolve_source
@@ -58,6 +59,10 @@ def try_candidate(run: Run, given: Given, inventory: Inventory, baseline: Accura
         return trial_of(name, timed.result(raise_on_failure=False))
 
 
+def _may_measure_beside_fp16(_run: Run, trials: tuple[Trial, ...]) -> bool:
+    return can_measure_beside_fp16(trials)
+
+
 def _may_recover(run: Run, _: Accuracy, trials: tuple[Trial, ...]) -> bool:
     return run.job.budgets.recovery > 0 and choose_recovered(trials) is not None
 
@@ -74,12 +79,15 @@ def _may_challenge(_run: Run, _: Accuracy, best: Trial, champion: Champion | Non
 _TRIALS = tuple[Trial, ...]
 BASELINE = Step("baseline", measure_baseline, (), Accuracy)
 CANDIDATE = Step("candidate", try_candidate, (Accuracy, str), Trial)
+BESIDE_FP16 = Step("fp16", measure_beside_fp16, (_TRIALS,), _TRIALS, times=True, needed=_may_measure_beside_fp16)
 RECOVERY = Step("recovery", recover_trials, (Accuracy, _TRIALS), Recovered, times=True, needed=_may_recover)
 CONFIRMATION = Step("confirmation", confirm_winner, (Accuracy, _TRIALS), Confirmation, times=True, needed=_may_confirm)
 CHAMPION = Step(
     "champion", compare_with_champion, (Accuracy, Trial, Champion | None), Trial, times=True, needed=_may_challenge
 )
-STEPS: dict[str, Step[Any]] = {step.name: step for step in (BASELINE, CANDIDATE, RECOVERY, CONFIRMATION, CHAMPION)}
+STEPS: dict[str, Step[Any]] = {
+    step.name: step for step in (BASELINE, CANDIDATE, BESIDE_FP16, RECOVERY, CONFIRMATION, CHAMPION)
+}
 
 
 def fulfil(job: Job, order: Order) -> None:

@@ -22,8 +22,8 @@ import numpy as np
 
 def log_gap(subject):
     """The largest difference of two classes' share among the answers, and how many samples were asked."""
-    with np.load(subject.evaluation) as data, subject.session() as session:
-        answers = session.run(None, {"x": data["x"]})[0].argmax(axis=1)
+    with np.load(subject.evaluation) as data, subject.runner() as runner:
+        answers = runner.run({"x": data["x"]}, ["logits"])[0].argmax(axis=1)
     shares = np.bincount(answers, minlength=4) / len(answers)
     mlflow.log_metric("gap", float(shares.max() - shares.min()))
     mlflow.log_metric("asked", float(len(answers)))

@@ -18,7 +18,7 @@ from validators.latencies import Conditions, EndToEnd, Latency, Throughput
 from validators.measurements import Estimate
 from validators.read_job import parse_job
 from validators.records import SessionSettings, Trial, Variant
-from validators.resource_gates import judge_load, judge_memory, judge_speedup
+from validators.resource_gates import judge_load, judge_memory, judge_speedup, judge_speedup_fp16
 
 CONDITIONS = Conditions(0.21, 0.03, 1.07, (2400.0, 2600.0), 0, 0, 5, 1, (0.2, 1.04), False)
 LATENCY = Latency(
@@ -39,6 +39,19 @@ def test_load_is_judged_by_its_interval() -> None:
         outcomes[bound] = verdict.outcome
     assert outcomes == {1.5: "fail", 2.0: "inconclusive", 2.5: "pass"}
     assert judge_load(LATENCY, Gates()) is None
+
+
+def test_float16_is_a_second_bar() -> None:
+    """At least 1.4x: within 1.3, open at 1.5, out of reach of 1.7; no bound, no gate; disturbed, no verdict."""
+    outcomes = {}
+    for bound in (1.3, 1.5, 1.7):
+        verdict = judge_speedup_fp16(LATENCY, Gates(min_speedup_fp16=bound, min_speedup=None))
+        assert verdict is not None and (verdict.gate, verdict.direction) == ("speedup_fp16", "at_least")
+        outcomes[bound] = verdict.outcome
+    assert outcomes == {1.3: "pass", 1.5: "inconclusive", 1.7: "fail"}
+    assert judge_speedup_fp16(LATENCY, Gates()) is None
+    noisy = judge_speedup_fp16(NOISY, Gates(min_speedup_fp16=0.1))
+    assert noisy is not None and noisy.outcome == "inconclusive"
 
 
 def test_one_launch_tells_nothing_of_load_times() -> None:

@@ -12,6 +12,7 @@ A run without a winner (exit code 3) and refused calibration data (4) are no err
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import ClassVar, Literal
 
 RefusalKind = Literal["unsupported", "invalid", "infrastructure"]
@@ -69,15 +70,16 @@ class InfrastructureError(QuantgateError):
 
 
 class CandidateRefused(QuantgateError):
-    """A candidate made no variant, or the variant could not be measured."""
+    """A candidate made no variant, or the variant could not be measured; `log` is all that a tool said of it, if one did."""
 
-    def __init__(self, *, kind: RefusalKind, found: str, expected: str, fix: str) -> None:
+    def __init__(self, *, kind: RefusalKind, found: str, expected: str, fix: str, log: Path | None = None) -> None:
         super().__init__(found=found, expected=expected, fix=fix)
         self.kind = kind
+        self.log = log
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild_refusal, (self.kind, self.found, self.expected, self.fix)
+        return _rebuild_refusal, (self.kind, self.found, self.expected, self.fix, self.log)
 
 
-def _rebuild_refusal(kind: RefusalKind, found: str, expected: str, fix: str) -> CandidateRefused:
-    return CandidateRefused(kind=kind, found=found, expected=expected, fix=fix)
+def _rebuild_refusal(kind: RefusalKind, found: str, expected: str, fix: str, log: Path | None) -> CandidateRefused:
+    return CandidateRefused(kind=kind, found=found, expected=expected, fix=fix, log=log)

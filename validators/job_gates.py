@@ -43,6 +43,9 @@ class Gates(Settings):
     """One-sided confidence of every gate that rests on samples."""
     min_speedup: Ratio | dict[Target, Ratio] | None = 1.05
     """Smallest ratio of the baseline's p50 latency to the variant's, at the first batch size: one number, or one a target."""
+    min_speedup_fp16: Ratio | None = None
+    """Smallest ratio of the float16 candidate's p50 latency to the variant's, measured in turn on a GPU; float16 itself is not
+    judged by it, nor is anything where the job has no float16 candidate."""
     min_coverage: Annotated[float, Field(ge=0, le=1)] | None = 0.5
     """Smallest share of multiply-accumulates in low-precision kernels, for candidates below 32-bit; of FP16, in 16 bits."""
     min_time_coverage: Annotated[float, Field(ge=0, le=1)] | None = None

@@ -120,16 +120,17 @@ class Variant:
 
     @property
     def loaded(self) -> Path:
-        """The file that the runtime loads."""
-        return self.engine.path if self.engine else self.path
+        """The file that answers: the engine where it runs here, else the ONNX file, by which one that does not is simulated."""
+        return self.engine.path if self.engine and self.proof == "measured" else self.path
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """The recorded reason why a candidate made no variant or was not measured."""
+    """The recorded reason why a candidate made no variant or was not measured; `log` is what the builder said, if one did."""
 
     kind: RefusalKind
     reason: str
+    log: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -180,7 +181,11 @@ class Confirmed:
 
 @dataclass(frozen=True)
 class Trial:
-    """All that is known of one candidate: refused, or made and measured, and then judged."""
+    """All that is known of one candidate: refused, or made and measured, and then judged.
+
+    `latencies` are those beside the baseline, one for each operating point; `beside_fp16` is that beside the float16 model, on
+    a GPU and at the first point.
+    """
 
     candidate: str
     outcome: CandidateOutcome | None = None
@@ -194,6 +199,7 @@ class Trial:
     sanity: Sanity | None = None
     saturation: Saturation | None = None
     latencies: tuple[Latency, ...] = ()
+    beside_fp16: Latency | None = None
     verdicts: tuple[Verdict, ...] = ()
     confirmed: Confirmed | None = None
     mlflow_run_id: str | None = None

@@ -14,17 +14,25 @@ from validators.verdicts import Verdict
 
 def judge_speedup(latency: Latency, gates: Gates, target: Target) -> Verdict | None:
     """The speed gate on the ratio of p50 latencies at the first operating point."""
-    bound = gates.speedup_bound(target)
+    return _judge_ratio("speedup", latency, gates.speedup_bound(target), gates.confidence)
+
+
+def judge_speedup_fp16(latency: Latency, gates: Gates) -> Verdict | None:
+    """The same of the latency beside the float16 model, on a GPU: INT8 that is slower than float16 is worth nothing there."""
+    return _judge_ratio("speedup_fp16", latency, gates.min_speedup_fp16, gates.confidence)
+
+
+def _judge_ratio(gate: str, latency: Latency, bound: float | None, confidence: float) -> Verdict | None:
     if bound is None:
         return None
     if latency.disturbance:
-        return disturbed("speedup", latency.disturbance, bound, "at_least", latency.speedup.value)
+        return disturbed(gate, latency.disturbance, bound, "at_least", latency.speedup.value)
     return bounded(
-        "speedup",
+        gate,
         latency.speedup,
         bound,
         "at_least",
-        gates.confidence,
+        confidence,
         latency.pairs,
         f"paired blocks of {latency.launches} launches, Student interval of log ratios",
         lambda value: f"{value:.3f}x",

@@ -110,6 +110,8 @@ class CandidateResult(_Document):
     sqnr_db: Estimate | None = None
     """The signal-to-quantization-noise ratio of the judged output against the baseline's; null where it is infinite, too."""
     speedup_p50: Estimate | None
+    speedup_fp16: Estimate | None = None
+    """Of p50 latency in turn with the float16 candidate, on a GPU and where the job has one."""
     latency_p50_ms: float | None
     latency_p95_ms: float | None
     size_bytes: int | None

@@ -11,10 +11,12 @@ from validators.measurements import Estimate
 Facts = list[tuple[str, str]]
 
 
-def measured_facts(latency: Latency) -> Facts:
-    """Loading, memory, throughput, end-to-end time and the machine's conditions at one operating point; the baseline's in
-    parentheses. What was not measured is left out."""
+def measured_facts(latency: Latency, beside_fp16: Latency | None = None) -> Facts:
+    """Speed beside float16, loading, memory, throughput, end-to-end time and the machine's conditions at one operating point;
+    the baseline's in parentheses. What was not measured is left out."""
     facts: Facts = [("disturbed by", latency.disturbance)] if latency.disturbance else []
+    if beside_fp16 is not None:
+        facts.append(("beside fp16", _ratio(beside_fp16.speedup)))
     facts += [
         ("loads in ms", _beside(formats.milliseconds, latency.load_ms, latency.baseline_load_ms)),
         ("memory MB, peak", _beside(formats.significant, latency.peak_memory_mb, latency.baseline_peak_memory_mb)),

@@ -1,0 +1,107 @@
+"""Step 5, for `tensorrt`, between making and measuring: the file is linted and an engine built of it, for this worker's GPU or,
+where it has none, ahead of time for others."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from tasks.context import MAKER_CODE, Evidence, Given, Run
+from tasks.measure.perplexity import WINDOWS_AT_ONCE
+from tasks.measure_accuracy import EVALUATION_BATCH_SIZE
+from tasks.runtimes.engine_build import LOG
+from tasks.runtimes.engines import available, build_engine, profile_of
+from validators.digests import digest_values
+from validators.engines import BuildSettings, Engine
+from validators.errors import CandidateRefused
+from validators.onnx_graph import lint
+from validators.providers import CPU_PROVIDER
+from validators.records import Inventory, SessionSettings, Variant
+from validators.words import SHOWN, and_more
+
+# What an engine answers that was never run: the numbers of its file. At higher levels the CPU provider fuses FP8 pairs into
+# kernels that do not exist, and stores biases in INT32 with scales that float16 rounds to zero.
+_SIMULATION = {"optimization.disable_specified_optimizers": "WeightBiasQuantization"}
+
+
+def with_engine(run: Run, given: Given, inventory: Inventory, variant: Variant) -> Variant:
+    """The variant with its engine; where it cannot run here it is `aot-checked`, and ONNX Runtime simulates its answers.
+
+    Raises:
+        CandidateRefused: the linter finds what the builder refuses, no builder is installed, or it builds nothing.
+    """
+    notes = _linted(variant)
+    job, evidence, points = run.job, given.evidence, run.job.measurement.points
+    build = BuildSettings(
+        profile_of(evidence.inputs, job.engines, points, _shapes(evidence), accuracy_batch=_most_at_once(run)),
+        job.engines.workspace_mb,
+        job.engines.tf32,
+        () if inventory.gpu else job.engines.ahead_of_time,
+    )
+    key = (
+        variant.digest,
+        asdict(build),
+        asdict(inventory.gpu) if inventory.gpu else None,
+        asdict(available()),
+        MAKER_CODE,
+    )
+
+    def make(folder: Path) -> Engine:
+        try:
+            return build_engine(
+                variant.path, build, folder, gpu=inventory.gpu, timing_caches=run.state / "timing-caches"
+            )
+        except CandidateRefused as error:
+            error.log = _kept(folder / LOG, run.state / "refused-builds" / digest_values(*key) / LOG)
+            raise
+
+    engine, _ = run.store.make("engine", key, Engine, make)
+    if inventory.gpu:
+        return replace(variant, engine=engine, notes=(*variant.notes, *notes))
+    told = f"built for compute capability {', '.join(build.compute_capabilities)} and never run; answers are simulated"
+    session = SessionSettings(
+        CPU_PROVIDER, variant.session.threads, "basic", dict(_SIMULATION), variant.session.libraries
+    )
+    return replace(variant, engine=engine, session=session, proof="aot-checked", notes=(*variant.notes, told, *notes))
+
+
+def _kept(log: Path, place: Path) -> Path | None:
+    """The builder's log outside the entry that is not made."""
+    if not log.exists():
+        return None
+    place.parent.mkdir(parents=True, exist_ok=True)
+    return Path(shutil.copy(log, place))
+
+
+def _shapes(evidence: Evidence) -> dict[str, list[tuple[int, ...]]]:
+    """Of each input's arrays in the data that the engine must answer, that of requests first."""
+    return {spec.name: [evidence.evaluation.inputs[spec.name].shape] for spec in evidence.inputs}
+
+
+def _most_at_once(run: Run) -> int:
+    return WINDOWS_AT_ONCE if run.job.metric == "perplexity" else EVALUATION_BATCH_SIZE
+
+
+def _linted(variant: Variant) -> tuple[str, ...]:
+    """What the linter says of the file, by rule, in words.
+
+    Raises:
+        CandidateRefused: `invalid`: the builder would refuse it.
+    """
+    findings = lint(variant.path, "tensorrt")
+    wrong = [finding for finding in findings if finding.consequence in ("fails", "wrong")]
+    if wrong:
+        raise CandidateRefused(
+            kind="invalid",
+            found=f"{wrong[0].rule} at node {wrong[0].node}: {wrong[0].found}",
+            expected="a file of which TensorRT builds what it says",
+            fix=wrong[0].fix,
+        )
+    nodes: dict[tuple[str, str], list[str]] = {}
+    for finding in findings:
+        nodes.setdefault((finding.rule, finding.consequence), []).append(finding.node)
+    return tuple(
+        f"{rule} ({consequence}): {', '.join(names[:SHOWN])}{and_more(names)}"
+        for (rule, consequence), names in nodes.items()
+    )
