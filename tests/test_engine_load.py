@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -146,16 +146,47 @@ def test_a_damaged_file_is_an_error(tmp_path: Path, fakes: Fakes, builder: Build
     assert builder.asked == []
 
 
-def test_weights_that_the_engine_was_not_built_from_make_it_stale(
-    tmp_path: Path, fakes: Fakes, builder: Builder
+def another_graph(folder: Path, manifest: dict[str, Any]) -> None:
+    (folder / "model.onnx").write_bytes(b"another graph")
+    manifest["files"]["model.onnx"] = digest_file(folder / "model.onnx")
+
+
+def more_weights(folder: Path, manifest: dict[str, Any]) -> None:
+    (folder / "model.onnx.data").write_bytes(b"weights that no manifest knows")
+
+
+@pytest.mark.parametrize("spoil", [another_graph, more_weights])
+def test_an_onnx_file_that_was_not_approved_is_an_error(
+    tmp_path: Path, fakes: Fakes, builder: Builder, monkeypatch: pytest.MonkeyPatch, spoil: Callable[..., None]
 ) -> None:
-    """Files that are as the version says, put together from two versions."""
+    """Put together from two versions: nothing is built from it, wherever it is."""
     manifest = write_version(tmp_path)
-    (tmp_path / "model.onnx").write_bytes(b"another graph")
-    manifest["files"]["model.onnx"] = digest_file(tmp_path / "model.onnx")
-    with pytest.warns(UserWarning, match="stale: ONNX file"):
+    spoil(tmp_path, manifest)
+    for gpu in (GPU, GPU | {"driver": "other"}):
+        monkeypatch.setattr(load, "gpu_here", lambda gpu=gpu: gpu)
+        with pytest.raises(RuntimeError, match=r"found model\.onnx with digest .* which was approved"):
+            load.open_version(tmp_path, manifest)
+    assert builder.asked == []
+
+
+def test_an_engine_that_was_not_approved_is_built_again(tmp_path: Path, fakes: Fakes, builder: Builder) -> None:
+    """One that the files of the version have, and its engine's manifest has not."""
+    manifest = write_version(tmp_path)
+    (tmp_path / "engine.plan").write_bytes(b"mixed")
+    manifest["files"]["engine.plan"] = digest_file(tmp_path / "engine.plan")
+    with pytest.warns(UserWarning, match="stale: engine file"):
+        assert load.open_version(tmp_path, manifest).inputs[0].shape == (-1, 3)
+
+
+def test_a_timing_cache_that_no_manifest_knows_is_left(
+    tmp_path: Path, fakes: Fakes, builder: Builder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest = write_version(tmp_path)
+    del manifest["files"]["timing.cache"]
+    monkeypatch.setattr(load, "gpu_here", lambda: GPU | {"driver": "other"})
+    with pytest.warns(UserWarning, match="stale: driver"):
         load.open_version(tmp_path, manifest)
-    assert len(builder.asked) == 1
+    assert builder.asked[0]["timing_cache"] is None
 
 
 def test_what_cannot_be_built_says_why(

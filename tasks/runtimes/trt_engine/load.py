@@ -4,7 +4,7 @@
 
 | key | value |
 |---|---|
-| `files` | sha256 by name of every file in the folder: `model.onnx` (and `model.onnx.data`), `engine.plan`, `timing.cache` |
+| `files` | sha256 by name of each file in the folder: `model.onnx` (and `.data`), `engine.plan` and, if any, `timing.cache` |
 | `engine` | the fields of `validators.engines.EngineManifest`, as `dataclasses.asdict` gives them |
 | `inputs` | numpy dtype by input name |
 """
@@ -41,6 +41,11 @@ def open_version(folder: Path, manifest: dict[str, Any]) -> EngineRunner:
     engine = manifest["engine"]
     here = machine(api)
     found = {"onnx_digest": digest_onnx(folder / ONNX), "engine_digest": digest_file(folder / ENGINE)}
+    if found["onnx_digest"] != engine["onnx_digest"]:  # it is what would be built from
+        raise RuntimeError(
+            f"found {ONNX} with digest {found['onnx_digest']}; expected {engine['onnx_digest']}, which was approved; "
+            "download the version again"
+        )
     why = why_stale(engine, here, found)
     if why is None:
         return EngineRunner((folder / ENGINE).read_bytes(), api)
@@ -56,7 +61,7 @@ def open_version(folder: Path, manifest: dict[str, Any]) -> EngineRunner:
         "differ; run quantgate on such a machine",
         stacklevel=3,
     )
-    return EngineRunner(_rebuild(folder, engine, here), api)
+    return EngineRunner(_rebuild(folder, manifest, here), api)
 
 
 def check_files(folder: Path, files: dict[str, str]) -> None:
@@ -84,14 +89,16 @@ def machine(api: ModuleType) -> dict[str, str]:
     return {**gpu, "runtime": runtime_of(api), "runtime_version": api.__version__}
 
 
-def _rebuild(folder: Path, engine: dict[str, Any], here: dict[str, str]) -> bytes:
+def _rebuild(folder: Path, manifest: dict[str, Any], here: dict[str, str]) -> bytes:
     """The engine for this machine, with the profile and settings of the approved one.
 
     The timing cache comes along to where its times were taken: then a rebuild takes the kernels that were approved.
     """
+    engine = manifest["engine"]
     settings = engine["build"]
-    cache = folder / TIMING_CACHE
-    timed = cache.read_bytes() if engine["timing_cache_digest"] and same_machine(engine, here) else None
+    timed = None
+    if TIMING_CACHE in manifest["files"] and same_machine(engine, here):
+        timed = (folder / TIMING_CACHE).read_bytes()
     profile = {
         name: (tuple(shapes["minimum"]), tuple(shapes["optimum"]), tuple(shapes["maximum"]))
         for name, shapes in settings["profile"].items()

@@ -108,7 +108,6 @@ class Request:
         self._profiler: Any = None
         self._context = engine.create_execution_context()
         if self._context is None:
-            self.stream.free()
             raise explain("TensorRT makes no execution context")
 
     @property
@@ -219,8 +218,6 @@ class Request:
 
     def close(self) -> None:
         """Free the graph, the context and the memory, in this order; a second call does nothing."""
-        if self._graph is not None:
-            self._graph.free()
         self._graph = self._context = self._profiler = None
         for buffer in self._buffers.values():
             buffer.free()
