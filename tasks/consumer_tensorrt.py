@@ -16,7 +16,6 @@ from typing import Any
 import mlflow
 import mlflow.pyfunc
 import numpy as np
-from trt_engine.load import open_version  # type: ignore[import-not-found,unused-ignore]  # on the path where this file runs
 
 
 class Champion(mlflow.pyfunc.PythonModel):  # type: ignore[misc,name-defined,unused-ignore]  # mlflow exports it untyped
@@ -30,6 +29,9 @@ class Champion(mlflow.pyfunc.PythonModel):  # type: ignore[misc,name-defined,unu
                 QUANTGATE_STALE_ENGINE=refuse, or it cannot be built or loaded here.
             ImportError: there is no TensorRT.
         """
+        # MLflow runs this file where it is registered too, and there the package is not on the path.
+        from trt_engine.load import open_version  # type: ignore[import-not-found,unused-ignore]
+
         manifest = json.loads(Path(context.artifacts["manifest"]).read_text(encoding="utf-8"))
         self.engine = open_version(Path(context.artifacts["variant"]), manifest)
         self.dtypes = manifest["inputs"]

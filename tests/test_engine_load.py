@@ -210,39 +210,55 @@ def test_without_a_gpu_nothing_is_tried(
 
 
 CONSUMER = """
-import json, sys, types, warnings
+import json, sys, warnings
 warnings.simplefilter("ignore")
-from importlib import util
-from pathlib import Path
+import mlflow, mlflow.pyfunc
 import numpy as np
-tests, tasks, folder, driver = sys.argv[1:]
-sys.path[:0] = [tests, f"{tasks}/runtimes"]
+tests, tasks, folder, *drivers = sys.argv[1:]
+mlflow.pyfunc.save_model(
+    "model",
+    python_model=f"{tasks}/consumer_tensorrt.py",
+    code_paths=[f"{tasks}/runtimes/trt_engine"],
+    artifacts={"variant": folder, "manifest": f"{folder}/manifest.json"},
+    pip_requirements=["numpy"],
+)
+sys.path[:0] = [tests, "model/code"]
 from engines import faked
 with faked():
     from trt_engine import build, load
-    load.gpu_here = lambda: {"gpu": "NVIDIA H200", "compute_capability": "9.0", "driver": driver}
     load.build_plan = lambda *a, **k: build.Plan("tensorrt", "11.4.0.106", b"rows", None, ())
-    spec = util.spec_from_file_location("consumer", f"{tasks}/consumer_tensorrt.py")
-    consumer = util.module_from_spec(spec)
-    spec.loader.exec_module(consumer)
-    champion = consumer.Champion()
-    champion.load_context(types.SimpleNamespace(artifacts={"variant": folder, "manifest": f"{folder}/manifest.json"}))
-    x = np.arange(6).reshape(2, 3)
-    for given in ({"x": x}, {"x": x.tolist()}, x):
-        answers = champion.predict(None, given)
-        print(json.dumps({name: one.tolist() for name, one in answers.items()}))
-    print("tasks" in sys.modules or "validators" in sys.modules, champion.engine.inputs[0].shape)
+    for driver in drivers:
+        load.gpu_here = lambda: {"gpu": "NVIDIA H200", "compute_capability": "9.0", "driver": driver}
+        champion = mlflow.pyfunc.load_model("model")
+        x = np.arange(6).reshape(2, 3)
+        answers = [champion.predict(given)["y"].tolist() for given in ({"x": x}, {"x": x.tolist()}, x)]
+        print(json.dumps([answers, champion.unwrap_python_model().engine.inputs[0].shape]))
+    print(json.dumps(["tasks" in sys.modules or "validators" in sys.modules, "model/code" in load.__file__]))
 """
 
 
-@pytest.mark.parametrize(("driver", "shape"), [(GPU["driver"], "(2, 3)"), ("other", "(-1, 3)")])
-def test_a_consumer_has_the_file_and_the_folder_alone(tmp_path: Path, driver: str, shape: str) -> None:
-    """Both as MLflow lays them out, in a process that has nothing of ours; dicts, lists and one array are taken."""
-    manifest = write_version(tmp_path)
-    (tmp_path / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
-    command = [sys.executable, "-c", CONSUMER, str(ROOT / "tests"), str(ROOT / "tasks"), str(tmp_path), driver]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, env={"PATH": ""})
+def test_a_consumer_has_the_file_and_the_folder_alone(tmp_path: Path) -> None:
+    """Saved and loaded by MLflow, in a process that has nothing of ours; dicts, lists and one array are taken.
+
+    Under the approved driver it is the approved engine, of one shape, that answers, and under another the one that is built.
+    """
+    folder = tmp_path / "variant"
+    folder.mkdir()
+    (folder / "manifest.json").write_text(json.dumps(write_version(folder)), encoding="utf-8")
+    command = [
+        sys.executable,
+        "-c",
+        CONSUMER,
+        str(ROOT / "tests"),
+        str(ROOT / "tasks"),
+        str(folder),
+        GPU["driver"],
+        "other",
+    ]
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, check=False, env={"PATH": "", "HOME": str(tmp_path)}
+    )
     assert done.returncode == 0, done.stderr[-3000:]
-    *answers, last = done.stdout.splitlines()[-4:]
-    assert [json.loads(line) for line in answers] == [{"y": (X * 2 + 1).tolist()}] * 3
-    assert last == f"False {shape}"
+    expected = [(X * 2 + 1).tolist()] * 3
+    found = [json.loads(line) for line in done.stdout.splitlines()[-3:]]
+    assert found == [[expected, [2, 3]], [expected, [-1, 3]], [False, True]]
