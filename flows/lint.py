@@ -9,7 +9,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import onnx
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -17,8 +16,8 @@ from rich.table import Table
 from flows.console import out
 from validators.errors import EXIT_NO_VARIANT, EXIT_OK, JobError
 from validators.findings import CONSEQUENCES, MEANING, SEVERE, Finding
-from validators.onnx_graph import lint
-from validators.recipe import TARGETS, Target
+from validators.onnx_graph import is_quantized, lint
+from validators.recipe import TARGETS
 
 HEADINGS = ("Consequence", "Node", "Rule", "Found", "Fix")
 
@@ -74,12 +73,6 @@ def summarize(model: Path, findings: tuple[Finding, ...]) -> str:
     if not is_quantized(model):
         return f"{model.name}: not quantized, nothing to check: it would run in the float types that it has"
     return f"{model.name}: no findings"
-
-
-def is_quantized(model: Path) -> bool:
-    """Whether a valid ONNX file has QuantizeLinear or DequantizeLinear anywhere, also in bodies."""
-    graph = onnx.load(model, load_external_data=False)
-    return any(name in graph.SerializeToString() for name in (b"QuantizeLinear", b"DequantizeLinear"))
 
 
 def as_document(model: Path, target: str, findings: tuple[Finding, ...], summary: str) -> dict[str, Any]:

@@ -19,8 +19,10 @@ from typing import Any
 # Sizes that stand in for the unknown ones of an input: least, best, most.
 PROFILE = (1, 8, 16)
 TENSOR = re.compile(r"\{ Name: (.*?), Dimensions: \[(.*?)\],.*?Datatype: (.*?),")
-# Kinds of layers that multiply; Myelin calls convolutions correlations.
-PRODUCTS = ("gemm", "correlation", "convolution", "matmul", "mha", "fc")
+# Kinds of layers that multiply by a kernel of one type; Myelin calls convolutions correlations. What it fuses with the
+# dequantizing of a factor is a `runtime_fusion`, which reads integers and multiplies floats.
+PRODUCTS = frozenset({"gemm", "correlation"})
+LOW = frozenset({"Int8", "FP8", "Int4"})
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,7 @@ class BuiltLayer:
     outputs: tuple[str, ...]
     tactic: str
     nodes: tuple[str, ...]
+    constant_shapes: tuple[list[int], ...]
 
 
 @dataclass(frozen=True)
@@ -45,12 +48,32 @@ class Built:
     layers: tuple[BuiltLayer, ...]
     engine: bool
 
-    def product(self, node: str) -> BuiltLayer:
-        """The layer that an ONNX node was multiplied in."""
+    def of(self, node: str) -> list[BuiltLayer]:
+        """The layers that an ONNX node went into."""
         found = [layer for layer in self.layers if node in layer.nodes]
-        products = [layer for layer in found if layer.kind in PRODUCTS] or found
-        assert len(products) >= 1, f"{node}: no layer among {[(layer.kind, layer.nodes) for layer in self.layers]}"
-        return products[0]
+        assert found, f"{node}: no layer among {[(layer.kind, layer.nodes) for layer in self.layers]}"
+        return found
+
+    def multiplies_integers(self, node: str) -> bool:
+        """Whether an ONNX node became a kernel whose two factors both have few bits."""
+        return any(
+            layer.kind in PRODUCTS and sum(kind in LOW for kind in (*layer.inputs, *layer.constants)) == 2
+            for layer in self.of(node)
+        )
+
+    def reads(self, node: str, kind: str) -> bool:
+        """Whether a layer of an ONNX node reads this type."""
+        return any(kind in (*layer.inputs, *layer.constants) for layer in self.of(node))
+
+    @property
+    def types(self) -> set[str]:
+        """All types that any layer reads or writes."""
+        return {kind for layer in self.layers for kind in (*layer.inputs, *layer.constants, *layer.outputs)}
+
+    @property
+    def constant_shapes(self) -> list[list[int]]:
+        """The shapes of all constants that layers read."""
+        return [shape for layer in self.layers for shape in layer.constant_shapes]
 
 
 def build(*paths: Path) -> list[Built]:
@@ -74,7 +97,8 @@ def _layer(line: str) -> BuiltLayer:
         line,
     ).groups()  # type: ignore[union-attr]
     types = [tuple(kind for _, _, kind in TENSOR.findall(part)) for part in (inputs, constants, outputs)]
-    return BuiltLayer(head, kind, *types, tactic, tuple(re.findall(r"\[ONNX Layer: (.*?)\]", metadata)))
+    shapes = tuple([int(size) for size in sizes.split(",") if size] for _, sizes, _ in TENSOR.findall(constants))
+    return BuiltLayer(head, kind, *types, tactic, tuple(re.findall(r"\[ONNX Layer: (.*?)\]", metadata)), shapes)
 
 
 def _read(document: dict[str, Any]) -> Built:

@@ -10,6 +10,7 @@ from google.protobuf.message import DecodeError
 
 from validators.errors import JobError, SourceError
 from validators.findings import Finding, apply_rules
+from validators.graph_scope import DEQUANTIZE, QUANTIZE
 from validators.quantized_graph import QuantizedGraph
 from validators.recipe import Target
 from validators.tensorrt_rules import TENSORRT_RULES
@@ -78,6 +79,17 @@ def lint(path: Path, target: Target) -> tuple[Finding, ...]:
             fix="run the model there, and see in the coverage of the result what ran in float",
         )
     return apply_rules(rules, QuantizedGraph(_load(path), path.parent))
+
+
+def is_quantized(path: Path) -> bool:
+    """Whether an ONNX file has QuantizeLinear or DequantizeLinear, also in bodies and functions.
+
+    Raises:
+        SourceError: it is no ONNX file.
+    """
+    model = _load(path)
+    nodes = [*_nodes(model.graph), *(node for function in model.functions for node in _nodes(function))]
+    return any(node.op_type in (QUANTIZE, DEQUANTIZE) for node in nodes)
 
 
 def opset_of(model: onnx.ModelProto) -> int:

@@ -1,25 +1,17 @@
-"""A quantized model indexed for rules: constants, who makes and reads a tensor, and what is dequantized in front of a product.
-
-Weights are not read: of external data only scales and zero points are. Bodies of If, Loop and Scan are scopes of their own,
-which see the names around them.
-"""
+"""A quantized model as rules look at it: its products, and what is dequantized in front of them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto
 
-from validators.errors import SourceError
+from validators.graph_scope import DEQUANTIZE, QUANTIZE, Scope, attribute, is_standard, scopes_of
 
-Array = NDArray[Any]
-QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
 PRODUCTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul", "Einsum"})
 # What moves numbers and changes none, or all by one factor, so that it may stand between DequantizeLinear and a product.
 MOVES = frozenset(
@@ -31,82 +23,6 @@ SCALINGS = frozenset({"Div", "Mul"})
 KEEPS_AXES = frozenset({"Cast", "Identity", "MaxPool", "Neg", "Pad", "Slice", "Split"}) | SCALINGS
 # Shape inference copies a model: one that holds more than this itself does without.
 MOST_BYTES = 2**30
-
-
-@dataclass(frozen=True)
-class Scope:
-    """One graph: the main one, a body, or a function. `readers` has those in bodies of it too."""
-
-    folder: Path
-    graph: onnx.GraphProto | onnx.FunctionProto
-    parent: Scope | None = None
-    constants: dict[str, TensorProto] = field(default_factory=dict)
-    producers: dict[str, onnx.NodeProto] = field(default_factory=dict)
-    readers: dict[str, list[tuple[Scope, onnx.NodeProto, int]]] = field(default_factory=dict)
-    values: dict[str, onnx.ValueInfoProto] = field(default_factory=dict)
-
-    def owner(self, name: str) -> Scope:
-        """The scope that a name is of; the outermost for one that nothing makes."""
-        scope = self
-        while scope.parent is not None and not (
-            name in scope.constants or name in scope.values or name in scope.producers
-        ):
-            scope = scope.parent
-        return scope
-
-    def constant(self, name: str) -> TensorProto | None:
-        """The stored tensor of this name."""
-        return self.owner(name).constants.get(name)
-
-    def producer(self, name: str) -> onnx.NodeProto | None:
-        """The node that makes a tensor, if it is no constant."""
-        owner = self.owner(name)
-        return None if name in owner.constants else owner.producers.get(name)
-
-    def read_by(self, name: str) -> list[tuple[Scope, onnx.NodeProto, int]]:
-        """Who reads a tensor, and as which input."""
-        return self.owner(name).readers.get(name, [])
-
-    def element_type(self, name: str) -> int:
-        """The ONNX data type of a tensor; 0 where it is not known."""
-        constant, value = self.constant(name), self.owner(name).values.get(name)
-        return constant.data_type if constant is not None else value.type.tensor_type.elem_type if value else 0
-
-    def shape(self, name: str) -> list[int] | None:
-        """The sizes of a tensor, 0 for one that is not fixed; None where not even the rank is known."""
-        constant, value = self.constant(name), self.owner(name).values.get(name)
-        if constant is not None:
-            return list(constant.dims)
-        if value is None or not value.type.tensor_type.HasField("shape"):
-            return None
-        return [dim.dim_value for dim in value.type.tensor_type.shape.dim]
-
-    def numbers(self, tensor: TensorProto) -> Array:
-        """The numbers of a scale or a zero point, in float64.
-
-        Raises:
-            SourceError: they are in a file that is not there, or is too short.
-        """
-        try:
-            return np.asarray(numpy_helper.to_array(tensor, base_dir=str(self.folder))).astype(np.float64)
-        except (OSError, ValueError) as error:
-            raise SourceError(
-                found=f"the numbers of {tensor.name} cannot be read: {error}",
-                expected="the external data of the model beside it",
-                fix="copy all files of the model",
-            ) from error
-
-    def is_computed(self, name: str) -> bool:
-        """Whether a tensor depends on an input of the model."""
-        pending, seen = [name], {""}
-        while pending:
-            item = pending.pop()
-            node = self.producer(item)
-            if node is None and self.constant(item) is None:
-                return True
-            seen.add(item)
-            pending += [other for other in (node.input if node else ()) if other not in seen]
-        return False
 
 
 @dataclass(frozen=True)
@@ -174,12 +90,12 @@ class QuantizedGraph:
     def __init__(self, model: onnx.ModelProto, folder: Path) -> None:
         """Index a model that was loaded without its external data, which is in `folder`."""
         self.model = _with_shapes(model)
-        self.scopes = [*_scopes(self.model.graph, folder, None)]
+        self.scopes = [*scopes_of(self.model.graph, folder, None)]
         for function in self.model.functions:
-            self.scopes += _scopes(function, folder, None)
+            self.scopes += scopes_of(function, folder, None)
         self.nodes = [(scope, node) for scope in self.scopes for node in scope.graph.node]
         self.products = [
-            Product(node, scope, (trace(scope, node.input[0]), trace(scope, node.input[1])))
+            Product(node, scope, (trace(scope, node, 0), trace(scope, node, 1)))
             for scope, node in self.nodes
             if node.op_type in PRODUCTS and is_standard(node) and len(node.input) > 1
         ]
@@ -187,30 +103,6 @@ class QuantizedGraph:
     def of_kind(self, *kinds: str) -> Iterator[tuple[Scope, onnx.NodeProto]]:
         """The nodes of these operators."""
         return ((scope, node) for scope, node in self.nodes if node.op_type in kinds)
-
-
-def is_standard(node: onnx.NodeProto) -> bool:
-    """Whether a node is of ONNX's own operators."""
-    return node.domain in ("", "ai.onnx")
-
-
-def attribute(node: onnx.NodeProto, name: str, default: Any) -> Any:
-    """An attribute of a node."""
-    return next((helper.get_attribute_value(item) for item in node.attribute if item.name == name), default)
-
-
-def label(node: onnx.NodeProto) -> str:
-    """A node for a person to find.
-
-    >>> label(helper.make_node("Conv", ["x", "w"], ["y"]))
-    'Conv of y'
-    """
-    return str(node.name) or f"{node.op_type} of {next(iter(node.output), 'nothing')}"
-
-
-def type_name(kind: int) -> str:
-    """An ONNX data type in words."""
-    return TensorProto.DataType.Name(kind) if kind else "an unknown type"
 
 
 def code_type(scope: Scope, node: onnx.NodeProto) -> int:
@@ -224,24 +116,26 @@ def code_type(scope: Scope, node: onnx.NodeProto) -> int:
     return code_type(scope, made) if made is not None and made.op_type == QUANTIZE else scope.element_type(source)
 
 
-def trace(scope: Scope, name: str) -> Side:
+def trace(scope: Scope, product: onnx.NodeProto, index: int) -> Side:
     """Follow an input of a product back to its DequantizeLinear."""
-    found, stop = _reach(scope, name)
+    # A convolution takes the padding before it in.
+    pads = product.op_type == "Conv"
+    found, stop = _reach(scope, product.input[index], pads)
     if found is not None or stop is None:
         return Side(found)
-    blocks = stop.op_type not in PRODUCTS and any(_reach(scope, item)[0] for item in stop.input if item)
+    blocks = stop.op_type not in PRODUCTS and any(_reach(scope, item, pads)[0] for item in stop.input if item)
     return Side(None, stop if blocks else None)
 
 
-def _reach(scope: Scope, name: str) -> tuple[Quantized | None, onnx.NodeProto | None]:
+def _reach(scope: Scope, name: str, pads: bool) -> tuple[Quantized | None, onnx.NodeProto | None]:
     """The DequantizeLinear behind what only moves numbers; without one, the node that does more."""
     path: list[onnx.NodeProto] = []
     while (node := scope.producer(name)) is not None:
         if node.op_type == DEQUANTIZE:
             return _quantized(scope.owner(name), node, path), None
-        if node.op_type == "Concat" and (same := _same_scale(scope, node)) is not None:
+        if node.op_type == "Concat" and (same := _same_scale(scope, node, pads)) is not None:
             return same, None
-        if not passes(scope, node):
+        if not passes(scope, node) or (node.op_type == "Pad" and not pads):
             return None, node
         path.append(node)
         name = node.input[0]
@@ -258,8 +152,8 @@ def passes(scope: Scope, node: onnx.NodeProto) -> bool:
     return node.op_type in MOVES
 
 
-def _same_scale(scope: Scope, node: onnx.NodeProto) -> Quantized | None:
-    found = [_reach(scope, name)[0] for name in node.input]
+def _same_scale(scope: Scope, node: onnx.NodeProto, pads: bool) -> Quantized | None:
+    found = [_reach(scope, name, pads)[0] for name in node.input]
     whole = [item for item in found if item is not None and item.scale is not None and item.axis is None]
     if len(whole) < len(found) or len({item.scope.numbers(item.scale).tobytes() for item in whole if item.scale}) > 1:
         return None
@@ -311,22 +205,3 @@ def _with_shapes(model: onnx.ModelProto) -> onnx.ModelProto:
     except (onnx.shape_inference.InferenceError, ValueError, RuntimeError):
         # A file that breaks the standard as well: the rules that need shapes then say nothing.
         return model
-
-
-def _scopes(graph: onnx.GraphProto | onnx.FunctionProto, folder: Path, parent: Scope | None) -> Iterator[Scope]:
-    scope = Scope(folder, graph, parent)
-    if isinstance(graph, onnx.GraphProto):
-        scope.constants.update({tensor.name: tensor for tensor in graph.initializer})
-        scope.values.update({value.name: value for value in [*graph.input, *graph.value_info, *graph.output]})
-    for node in graph.node:
-        value = next((item.t for item in node.attribute if item.name == "value" and item.HasField("t")), None)
-        if node.op_type == "Constant" and value is not None:
-            scope.constants[node.output[0]] = value
-        scope.producers.update(dict.fromkeys(filter(None, node.output), node))
-    yield scope
-    for node in graph.node:
-        for index, name in enumerate(node.input):
-            scope.owner(name).readers.setdefault(name, []).append((scope, node, index))
-        for item in node.attribute:
-            for body in [*([item.g] if item.HasField("g") else []), *item.graphs]:
-                yield from _scopes(body, folder, scope)

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from onnx import TensorProto
 
 from validators.findings import Rule
-from validators.quantized_graph import DEQUANTIZE, QUANTIZE, Product, Quantized, QuantizedGraph, label, type_name
+from validators.graph_scope import DEQUANTIZE, QUANTIZE, label, type_name
+from validators.quantized_graph import Product, Quantized, QuantizedGraph
 
 Findings = Iterator[tuple[str, str]]
 

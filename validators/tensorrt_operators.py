@@ -6,8 +6,7 @@ It goes by names and looks at no domain. A test asks the installed parser for ea
 from __future__ import annotations
 
 # Of ONNX's own operators, opset 1 to 28.
-STANDARD_IMPORTED = frozenset(  # noqa: SIM905 (a list would be 160 lines)
-    """
+_STANDARD = """
     Abs Acos Acosh Add And ArgMax ArgMin Asin Asinh Atan Atanh Attention AveragePool BatchNormalization BlackmanWindow
     Cast CastLike CausalConvWithState Ceil Celu Clip Concat Constant ConstantOfShape Conv ConvTranspose Cos Cosh CumSum
     DepthToSpace DequantizeLinear Div Dropout Einsum Elu Equal Erf Exp Expand EyeLike Flatten Floor GRU Gather
@@ -20,8 +19,8 @@ STANDARD_IMPORTED = frozenset(  # noqa: SIM905 (a list would be 160 lines)
     ReduceSumSquare Relu Reshape Resize ReverseSequence RoiAlign RotaryEmbedding Round STFT Scan Scatter ScatterElements
     ScatterND Selu Shape Shrink Sigmoid Sign Sin Sinh Size Slice Softmax Softplus Softsign SpaceToDepth Split Sqrt
     Squeeze Sub Sum Swish Tan Tanh TensorScatter ThresholdedRelu Tile TopK Transpose Trilu Unsqueeze Upsample Where Xor
-    """.split()
-)
+"""
+STANDARD_IMPORTED = frozenset(_STANDARD.split())
 
 # Of ONNX Runtime's own. MatMulNBits is left out: its importer looks for a plugin that TensorRT-RTX 1.7.1 does not have.
 CONTRIB_IMPORTED = frozenset(

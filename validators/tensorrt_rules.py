@@ -14,17 +14,8 @@ import onnx
 from onnx import TensorProto
 
 from validators.findings import Rule
-from validators.quantized_graph import (
-    DEQUANTIZE,
-    QUANTIZE,
-    QuantizedGraph,
-    Scope,
-    attribute,
-    code_type,
-    is_standard,
-    label,
-    type_name,
-)
+from validators.graph_scope import DEQUANTIZE, QUANTIZE, Scope, attribute, is_standard, label, type_name
+from validators.quantized_graph import QuantizedGraph, code_type
 from validators.tensorrt_float_rules import FLOAT_RULES
 from validators.tensorrt_operators import (
     CONTRIB_AS_STANDARD,

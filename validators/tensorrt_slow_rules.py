@@ -8,18 +8,8 @@ import onnx
 from onnx import TensorProto
 
 from validators.findings import Rule
-from validators.quantized_graph import (
-    DEQUANTIZE,
-    PRODUCTS,
-    QUANTIZE,
-    Product,
-    QuantizedGraph,
-    Scope,
-    is_standard,
-    label,
-    passes,
-    type_name,
-)
+from validators.graph_scope import DEQUANTIZE, QUANTIZE, Scope, is_standard, label, type_name
+from validators.quantized_graph import PRODUCTS, Product, QuantizedGraph, passes
 
 Findings = Iterator[tuple[str, str]]
 FP8 = TensorProto.FLOAT8E4M3FN

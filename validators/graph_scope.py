@@ -1,0 +1,142 @@
+"""One graph of an ONNX model by names: its constants, and who makes and reads each tensor.
+
+Weights are not read: of external data only scales and zero points are. Bodies of If, Loop and Scan are scopes of their own,
+which see the names around them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+from validators.errors import SourceError
+
+Array = NDArray[Any]
+QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
+
+
+@dataclass(frozen=True)
+class Scope:
+    """One graph: the main one, a body, or a function. `readers` has those in bodies of it too."""
+
+    folder: Path
+    graph: onnx.GraphProto | onnx.FunctionProto
+    parent: Scope | None = None
+    constants: dict[str, TensorProto] = field(default_factory=dict)
+    producers: dict[str, onnx.NodeProto] = field(default_factory=dict)
+    readers: dict[str, list[tuple[Scope, onnx.NodeProto, int]]] = field(default_factory=dict)
+    values: dict[str, onnx.ValueInfoProto] = field(default_factory=dict)
+
+    def owner(self, name: str) -> Scope:
+        """The scope that a name is of; the outermost for one that nothing makes."""
+        scope = self
+        while scope.parent is not None and not (
+            name in scope.constants or name in scope.values or name in scope.producers
+        ):
+            scope = scope.parent
+        return scope
+
+    def constant(self, name: str) -> TensorProto | None:
+        """The stored tensor of this name."""
+        return self.owner(name).constants.get(name)
+
+    def producer(self, name: str) -> onnx.NodeProto | None:
+        """The node that makes a tensor, if it is no constant."""
+        owner = self.owner(name)
+        return None if name in owner.constants else owner.producers.get(name)
+
+    def read_by(self, name: str) -> list[tuple[Scope, onnx.NodeProto, int]]:
+        """Who reads a tensor, and as which input."""
+        return self.owner(name).readers.get(name, [])
+
+    def element_type(self, name: str) -> int:
+        """The ONNX data type of a tensor; 0 where it is not known."""
+        constant, value = self.constant(name), self.owner(name).values.get(name)
+        return constant.data_type if constant is not None else value.type.tensor_type.elem_type if value else 0
+
+    def shape(self, name: str) -> list[int] | None:
+        """The sizes of a tensor, 0 for one that is not fixed; None where not even the rank is known."""
+        constant, value = self.constant(name), self.owner(name).values.get(name)
+        if constant is not None:
+            return list(constant.dims)
+        if value is None or not value.type.tensor_type.HasField("shape"):
+            return None
+        return [dim.dim_value for dim in value.type.tensor_type.shape.dim]
+
+    def numbers(self, tensor: TensorProto) -> Array:
+        """The numbers of a scale or a zero point, in float64.
+
+        Raises:
+            SourceError: they are in a file that is not there, or is too short.
+        """
+        try:
+            return np.asarray(numpy_helper.to_array(tensor, base_dir=str(self.folder))).astype(np.float64)
+        except (OSError, ValueError) as error:
+            raise SourceError(
+                found=f"the numbers of {tensor.name} cannot be read: {error}",
+                expected="the external data of the model beside it",
+                fix="copy all files of the model",
+            ) from error
+
+    def is_computed(self, name: str) -> bool:
+        """Whether a tensor depends on an input of the model."""
+        pending, seen = [name], {""}
+        while pending:
+            item = pending.pop()
+            node = self.producer(item)
+            if node is None and self.constant(item) is None:
+                return True
+            seen.add(item)
+            pending += [other for other in (node.input if node else ()) if other not in seen]
+        return False
+
+
+def is_standard(node: onnx.NodeProto) -> bool:
+    """Whether a node is of ONNX's own operators."""
+    return node.domain in ("", "ai.onnx")
+
+
+def attribute(node: onnx.NodeProto, name: str, default: Any) -> Any:
+    """An attribute of a node."""
+    return next((helper.get_attribute_value(item) for item in node.attribute if item.name == name), default)
+
+
+def label(node: onnx.NodeProto) -> str:
+    """A node for a person to find.
+
+    >>> label(helper.make_node("Conv", ["x", "w"], ["y"]))
+    'Conv of y'
+    """
+    return str(node.name) or f"{node.op_type} of {next(iter(node.output), 'nothing')}"
+
+
+def type_name(kind: int) -> str:
+    """An ONNX data type in words."""
+    return TensorProto.DataType.Name(kind) if kind else "an unknown type"
+
+
+def scopes_of(graph: onnx.GraphProto | onnx.FunctionProto, folder: Path, parent: Scope | None) -> Iterator[Scope]:
+    """A graph, then the bodies in it, each indexed."""
+    scope = Scope(folder, graph, parent)
+    if isinstance(graph, onnx.GraphProto):
+        scope.constants.update({tensor.name: tensor for tensor in graph.initializer})
+        scope.values.update({value.name: value for value in [*graph.input, *graph.value_info, *graph.output]})
+    for node in graph.node:
+        value = next((item.t for item in node.attribute if item.name == "value" and item.HasField("t")), None)
+        if node.op_type == "Constant" and value is not None:
+            scope.constants[node.output[0]] = value
+        scope.producers.update(dict.fromkeys(filter(None, node.output), node))
+    yield scope
+    for node in graph.node:
+        for index, name in enumerate(node.input):
+            scope.owner(name).readers.setdefault(name, []).append((scope, node, index))
+        for item in node.attribute:
+            for body in [*([item.g] if item.HasField("g") else []), *item.graphs]:
+                yield from scopes_of(body, folder, scope)
