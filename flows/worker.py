@@ -34,7 +34,7 @@ def serve_worker(state: Path, target: str, pool: str | None, console: Console) -
 
     from flows.candidate import candidate
     from tasks.worker_guard import limit_of
-    from tasks.worker_pool import prepare_server, worker_name
+    from tasks.worker_pool import give_up_work, prepare_server, worker_name
 
     pool = pool or f"quantgate-{inventory.target}"
     name = worker_name(inventory)
@@ -51,6 +51,7 @@ def serve_worker(state: Path, target: str, pool: str | None, console: Console) -
         # One at a time: what another candidate computes meanwhile would be in the latency of the one that is timed.
         asyncio.run(ProcessWorker(work_pool_name=pool, name=name, limit=1).start(printer=console.print))
     except KeyboardInterrupt:
+        give_up_work(name, pool)
         console.print("stopped", highlight=False)
 
 

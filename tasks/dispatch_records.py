@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 from contextlib import suppress
@@ -41,9 +42,9 @@ class Order:
 
 @dataclass(frozen=True)
 class _Kept:
-    """JSON-like records; paths in them are absolute."""
+    """Records as JSON, one text each; paths in them are absolute."""
 
-    records: Any
+    records: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -59,9 +60,9 @@ class _Failure:
 
 @dataclass(frozen=True)
 class _Answer:
-    """What a step came to: a record, or an error."""
+    """What a step came to: a record as JSON, or an error."""
 
-    record: Any = None
+    record: str = ""
     failure: _Failure | None = None
 
 
@@ -85,9 +86,9 @@ def marker_of(state: Path) -> str:
 
 def keep_arguments(store: Store, records: tuple[Any, ...], types: tuple[Any, ...]) -> str:
     """The digest under which a worker finds the records of a step."""
-    plain = [_plain(kind, record) for kind, record in zip(types, records, strict=True)]
-    digest = digest_values(plain)
-    store.make("arguments", (digest,), _Kept, lambda _: _Kept(plain))
+    texts = tuple(_text(kind, record) for kind, record in zip(types, records, strict=True))
+    digest = digest_values(texts)
+    store.make("arguments", (digest,), _Kept, lambda _: _Kept(texts))
     return digest
 
 
@@ -98,7 +99,7 @@ def read_arguments(store: Store, digest: str, types: tuple[Any, ...]) -> list[An
         InfrastructureError: they are not in the store.
     """
     kept = store.make("arguments", (digest,), _Kept, lambda _: _missing(store, f"arguments {digest[:12]}"))[0]
-    return [TypeAdapter(kind).validate_python(plain) for kind, plain in zip(types, kept.records, strict=True)]
+    return [TypeAdapter(kind).validate_json(text) for kind, text in zip(types, kept.records, strict=True)]
 
 
 def keep_answer(store: Store, order: Order, outcome: Any, kind: Any) -> None:
@@ -108,7 +109,7 @@ def keep_answer(store: Store, order: Order, outcome: Any, kind: Any) -> None:
         failure = _Failure(type(outcome).__name__, outcome.found, outcome.expected, outcome.fix, refusal)
         store.make("answer", (order.answer,), _Answer, lambda _: _Answer(failure=failure))
     else:
-        store.make("answer", (order.answer,), _Answer, lambda _: _Answer(record=_plain(kind, outcome)))
+        store.make("answer", (order.answer,), _Answer, lambda _: _Answer(record=_text(kind, outcome)))
 
 
 def read_answer(store: Store, order: Order, kind: Any) -> Any:
@@ -118,18 +119,19 @@ def read_answer(store: Store, order: Order, kind: Any) -> Any:
         QuantgateError: the step ended in it.
         InfrastructureError: there is no answer in the store.
     """
-    answer = store.make("answer", (order.answer,), _Answer, lambda _: _missing(store, f"an answer to {order.label}"))[0]
+    answer = store.make("answer", (order.answer,), _Answer, lambda _: _missing(store, f"answer to {order.label}"))[0]
     failure = answer.failure
     if failure is None:
-        return TypeAdapter(kind).validate_python(answer.record)
+        return TypeAdapter(kind).validate_json(answer.record)
     if failure.kind is not None:
         raise CandidateRefused(kind=failure.kind, found=failure.found, expected=failure.expected, fix=failure.fix)
     known = getattr(errors, failure.name, InfrastructureError)
     raise known(found=failure.found, expected=failure.expected, fix=failure.fix)
 
 
-def _plain(kind: Any, record: Any) -> Any:
-    return TypeAdapter(kind).dump_python(record, mode="json")
+def _text(kind: Any, record: Any) -> str:
+    # Not by pydantic alone, which writes NaN and Inf, findings like any other, as null.
+    return json.dumps(TypeAdapter(kind).dump_python(record, mode="json"))
 
 
 def _missing(store: Store, what: str) -> Any:

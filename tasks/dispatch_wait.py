@@ -131,7 +131,7 @@ def _look(client: SyncPrefectClient, run: Run, one: _Handed, online: set[str], p
     elif worker is None and run.clock.elapsed_seconds > budget:
         one.failure = _late(one, f"the budget of {budget:.0f} s was spent before a worker of {one.target} was free")
     elif one.running_since is not None and now - one.running_since > budget:
-        one.failure = _late(one, f"{one.order.label} has run for {budget:.0f} s on {worker}")
+        one.failure = _late(one, f"it has run for {budget:.0f} s on {worker}")
     if one.failure is not None:
         one.ended = True
         _cancel(client, one, one.failure.found)
@@ -140,7 +140,7 @@ def _look(client: SyncPrefectClient, run: Run, one: _Handed, online: set[str], p
 def _failed(one: _Handed, found: FlowRun) -> InfrastructureError:
     assert found.state is not None
     return InfrastructureError(
-        found=f"{one.order.label} on a worker of {one.target}: {found.state.name}: {found.state.message or 'no message'}",
+        found=f"its flow run on a worker of {one.target} ended as {found.state.name}: {found.state.message or 'no message'}",
         expected="a flow run that completes",
         fix=f"read the log of the flow run {found.name} in the Prefect UI, and run again: finished work is kept",
     )
@@ -148,7 +148,7 @@ def _failed(one: _Handed, found: FlowRun) -> InfrastructureError:
 
 def _died(one: _Handed, worker: str) -> InfrastructureError:
     return InfrastructureError(
-        found=f"the worker {worker} has not been heard of since it took {one.order.label}",
+        found=f"the worker {worker} took it, and has not been heard of since",
         expected="a worker that lives until its work is done",
         fix=f"read its log, start it again (quantgate worker --target {one.target}), and run again: finished work is kept",
     )

@@ -10,12 +10,21 @@ from typing import Any
 from prefect import Flow
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import VariableCreate, VariableUpdate, WorkPoolCreate
+from prefect.client.schemas.filters import (
+    FlowRunFilter,
+    FlowRunFilterState,
+    FlowRunFilterStateType,
+    WorkPoolFilter,
+    WorkPoolFilterName,
+)
+from prefect.client.schemas.objects import StateType
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
+from prefect.states import Crashed
 from prefect.utilities.callables import parameter_schema
 from prefect.workers.process import ProcessWorker
 from pydantic import TypeAdapter
 
-from tasks.dispatch_wait import variable_of
+from tasks.dispatch_wait import WORKER_LABEL, variable_of
 from tasks.worker_guard import limit_of
 from validators.errors import JobError
 from validators.records import Inventory
@@ -42,6 +51,21 @@ def prepare_server(work: Flow[..., Any], entrypoint: str, pool: str, inventory: 
         _ensure_deployment(client, work, entrypoint, pool, inventory.target)
         client.upsert_global_concurrency_limit_by_name(limit_of(inventory), 1)
         _publish(client, inventory)
+
+
+def give_up_work(worker: str, pool: str) -> None:
+    """Mark what a worker that stops was doing as crashed, and take it off the pool: nobody need wait until it is missed."""
+    busy = FlowRunFilter(
+        state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.PENDING, StateType.RUNNING]))
+    )
+    of_pool = WorkPoolFilter(name=WorkPoolFilterName(any_=[pool]))
+    with get_client(sync_client=True) as client:
+        for found in client.read_flow_runs(flow_run_filter=busy, work_pool_filter=of_pool):
+            if found.labels.get(WORKER_LABEL) == worker:
+                state: Any = Crashed(message=f"the worker {worker} was stopped")
+                client.set_flow_run_state(found.id, state, force=True)
+        place = {"work_pool_name": pool, "name": worker}
+        client.request("DELETE", "/work_pools/{work_pool_name}/workers/{name}", path_params=place).raise_for_status()
 
 
 def _ensure_pool(client: SyncPrefectClient, pool: str) -> None:
