@@ -20,6 +20,19 @@ from validators.datasets import TensorSpec, load_samples
 FEATURES, HIDDEN, CLASSES = 64, 128, 4
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tests of a GPU are left out where there is none: the suite is complete without, and `-m gpu` alone says that none ran."""
+    if has_gpu():
+        return
+    config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("gpu")])
+    items[:] = [item for item in items if not item.get_closest_marker("gpu")]
+
+
+def has_gpu(devices: Path = Path("/dev")) -> bool:
+    """Whether the driver shows a GPU; its device files are there whatever is installed in Python."""
+    return any(devices.glob("nvidia[0-9]*"))
+
+
 @dataclass(frozen=True)
 class Tiny:
     """A classifier `x[batch, 64] -> logits[batch, 4]` on disk, with 128 calibration and 2,000 evaluation samples."""

@@ -1,0 +1,43 @@
+"""Tests of a GPU run where there is one, and are left out where there is none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import conftest
+import pytest
+
+
+class Item:
+    """A collected test."""
+
+    def __init__(self, *markers: str) -> None:
+        self.markers = markers
+
+    def get_closest_marker(self, name: str) -> object | None:
+        """As pytest's."""
+        return name if name in self.markers else None
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_tests_of_a_gpu_are_left_out_without_one(there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They alone, and told as deselected."""
+    plain, slow, gpu, both = Item(), Item("slow"), Item("gpu"), Item("slow", "gpu")
+    items: list[Any] = [plain, gpu, slow, both]
+    told: list[Any] = []
+    config: Any = SimpleNamespace(hook=SimpleNamespace(pytest_deselected=lambda items: told.extend(items)))
+    monkeypatch.setattr(conftest, "has_gpu", lambda: there)
+    conftest.pytest_collection_modifyitems(config, items)
+    assert items == ([plain, gpu, slow, both] if there else [plain, slow])
+    assert told == ([] if there else [gpu, both])
+
+
+def test_a_gpu_is_there_where_the_driver_shows_one(tmp_path: Path) -> None:
+    """Numbered device files; the driver's own are there without a GPU too."""
+    for name in ("nvidiactl", "nvidia-uvm"):
+        (tmp_path / name).touch()
+    assert not conftest.has_gpu(tmp_path)
+    (tmp_path / "nvidia0").touch()
+    assert conftest.has_gpu(tmp_path)
