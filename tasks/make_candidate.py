@@ -14,14 +14,15 @@ import onnx
 from tasks.build_engine import with_engine
 from tasks.context import MAKER_CODE, Evidence, Given, Run, log
 from tasks.inspect_variant import coverage_of, sanity_of
-from tasks.measure.inventory import adds_pairs_in_16_bits, usable_cores
+from tasks.measure.inventory import adds_pairs_in_16_bits, usable_cores, usable_providers
 from tasks.measure_accuracy import measure_accuracy
 from tasks.ptq.calibration import calibrate
 from tasks.ptq.grams import Gram, collect_grams
-from tasks.ptq.make import Materials, float_graph, make_variant, quantize_int8, why_unmeasured
+from tasks.ptq.make import Materials, float_graph, make_variant, quantize_int8
 from tasks.ptq.prepare import fuse_graph, prepare_graph
 from tasks.ptq.qdq import Report
 from tasks.ptq.sensitivity import Sensitivity, find_parts, rank_parts
+from tasks.ptq.sessions import why_unmeasured
 from tasks.ptq.sites import tensors_to_collect
 from tasks.ptq.smooth import SmoothedGraph, read_channels, smooth
 from tasks.runtimes.openvino import find_device
@@ -94,7 +95,7 @@ def _try(run: Run, given: Given, inventory: Inventory, baseline: Accuracy, candi
     variant = made.variant
     if candidate.target == "tensorrt":
         variant = with_engine(run, given, inventory, variant)
-    unmeasured = why_unmeasured(variant)
+    unmeasured = why_unmeasured(variant, usable_providers(inventory))
     if unmeasured is not None:
         return replace(refused(candidate.name, unmeasured), cached=had_variant)
     coverage, had_coverage = coverage_of(run, given, inventory, variant)
@@ -122,12 +123,15 @@ def _make(run: Run, given: Given, inventory: Inventory, candidate: Candidate) ->
         sorted(inventory.runtimes.items()),
         materials.reduced_range,
         [asdict(library) for library in run.libraries],
+        run.job.provider_options,
         MAKER_CODE,
     )
+    options = run.job.provider_options
 
     def make(folder: Path) -> _Made:
         try:
-            return _Made(variant=make_variant(candidate, materials, folder, threads=threads))
+            variant = make_variant(candidate, materials, folder, threads=threads, provider_options=options)
+            return _Made(variant=variant)
         except CandidateRefused as error:
             if error.kind == "infrastructure":
                 raise

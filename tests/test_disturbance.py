@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from conftest import Tiny
 
+from tasks.measure import disturbance
 from tasks.measure.disturbance import (
     BlockConditions,
     Watch,
@@ -145,6 +146,27 @@ def test_each_disturbance_is_named_on_either_side(what: str) -> None:
     block, said = DISTURBED[what]
     assert said in why_disturbed((STILL, block), 0.3)
     assert said in why_disturbed((block, STILL), 0.3)
+
+
+def test_the_run_itself_may_hold_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does once it has opened a session there, which leaves the driver's library in its memory."""
+    three = replace(STILL, gpu=(GPU, replace(GPU, processes=3)))
+    assert disturbance.own_gpu_processes() == 2
+    # Any library that is there stands in for the driver's.
+    monkeypatch.setattr(disturbance, "_DRIVER", "/libc.so")
+    assert disturbance.own_gpu_processes() == 3
+    assert why_disturbed((three, three), 0.3) == ""
+    four = replace(STILL, gpu=(GPU, replace(GPU, processes=4)))
+    assert "4 processes compute on the GPU" in why_disturbed((four, STILL), 0.3)
+
+
+def test_memory_is_that_of_the_process_that_is_watched() -> None:
+    class Stand:
+        def read(self) -> GpuState:
+            return replace(GPU, held_mb={os.getpid(): 700.0, 1: 900.0})
+
+    assert Watch(os.getpid(), Stand()).conditions().gpu_memory_mb == 700.0  # type: ignore[arg-type]
+    assert Watch(os.getpid()).conditions().gpu_memory_mb is None
 
 
 def test_a_still_machine_is_not_accused() -> None:

@@ -16,9 +16,10 @@ from onnx import TensorProto, helper, numpy_helper
 from tasks.ptq.affine import E4M3_MAX
 from tasks.ptq.e4m3 import E4M3, store_e4m3, weight_scales
 from tasks.ptq.fp8 import quantize_fp8
-from tasks.ptq.make import ranges_for, session_settings
+from tasks.ptq.make import ranges_for
 from tasks.ptq.prepare import prepare_graph
 from tasks.ptq.range_methods import Range
+from tasks.ptq.sessions import session_settings
 from tasks.runtimes.ort import open_session, run_batches
 from validators.errors import CandidateRefused
 from validators.recipe import decode

@@ -11,8 +11,10 @@ import onnxruntime as ort
 import psutil
 import pytest
 
-from tasks.measure.inventory import ISA_FLAGS, take_inventory, usable_cores
-from validators.records import Inventory
+from tasks.measure import inventory as inventory_module
+from tasks.measure.inventory import GPU_LIBRARIES, ISA_FLAGS, take_inventory, usable_cores, usable_providers
+from validators.recipe import GPU_TARGETS, TARGETS
+from validators.records import Gpu, Inventory
 
 
 def test_the_inventory_is_that_of_this_machine() -> None:
@@ -39,6 +41,50 @@ def test_cores_are_those_that_the_process_may_use() -> None:
     finally:
         os.sched_setaffinity(0, allowed)
     assert usable_cores() == len(allowed)
+
+
+GPU = Gpu("NVIDIA H200", "GPU-1", "9.0", "580.95.05", 150_000_000_000)
+
+
+def test_a_target_on_a_gpu_has_its_gpu_and_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is installed of them, and of the GPU what the driver tells; a target on a processor has neither."""
+    versions = {"tensorrt-cu13": "10.16.1.11", "tensorrt-rtx": "1.7.1.116", "nvidia-cudnn-cu13": "9.15.1"}
+    real = metadata.version
+
+    def version(name: str) -> str:
+        if name in versions or name not in {
+            one for of in GPU_LIBRARIES.values() for names in of.values() for one in names
+        }:
+            return versions.get(name) or real(name)
+        raise metadata.PackageNotFoundError(name)
+
+    asked: list[int] = []
+    monkeypatch.setattr(metadata, "version", version)
+    monkeypatch.setattr(inventory_module, "find_gpu", lambda device: asked.append(device) or GPU)
+    found = {target: take_inventory(target, 1) for target in TARGETS}
+    plain = found["ort-cpu"].runtimes
+    added = {target: one.runtimes.items() - plain.items() for target, one in found.items()}
+    cudnn, tensorrt = ("cudnn", "9.15.1"), ("tensorrt", "10.16.1.11")
+    assert added == {
+        "ort-cpu": set(),
+        "ort-openvino": set(),
+        "ort-cuda": {cudnn},
+        "ort-tensorrt": {cudnn, tensorrt},
+        "tensorrt": {tensorrt, ("tensorrt_rtx", "1.7.1.116")},
+    }
+    assert {target for target, one in found.items() if one.gpu} == GPU_TARGETS and asked == [1, 1, 1]
+    assert "NVIDIA H200 cc9.0 driver 580.95.05" in found["ort-cuda"].device_key
+
+
+def test_what_a_runtime_was_built_with_is_no_gpu() -> None:
+    """Without one its providers are of no use; TensorRT itself needs both the GPU and its library."""
+    built = ("TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider")
+    there = replace(INVENTORY, providers=built)
+    assert usable_providers(there) == ("CPUExecutionProvider",)
+    assert usable_providers(replace(there, gpu=GPU)) == built
+    engines = replace(there, gpu=GPU, runtimes={"tensorrt": "11.4.0.106"})
+    assert usable_providers(engines) == (*built, "TensorRT")
+    assert usable_providers(replace(engines, gpu=None)) == ("CPUExecutionProvider",)
 
 
 INVENTORY = Inventory(

@@ -171,7 +171,7 @@ def test_a_model_that_does_not_run_is_refused(tiny: Tiny, tmp_path: Path) -> Non
 
 def test_a_fallback_to_another_provider_is_refused(tiny: Tiny, tmp_path: Path) -> None:
     """A measurement of the CPU under the name of another provider is none: kind unsupported."""
-    with pytest.raises(CandidateRefused, match="CPUExecutionProvider") as caught:
+    with pytest.raises(CandidateRefused, match="CUDAExecutionProvider") as caught:
         compare(tiny.model, tiny.model, tmp_path, settings=SessionSettings("CUDAExecutionProvider", 1))
     assert caught.value.kind == "unsupported" and "CUDAExecutionProvider" in caught.value.expected
 

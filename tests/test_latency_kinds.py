@@ -19,6 +19,7 @@ from tasks.measure.latency_pairs import Launch, Pair, WarmUp
 from tasks.measure.latency_process import Block, Contestant, Worker
 from tasks.measure.latency_summary import Gathered, Side, summarise
 from tasks.measure.nvml import GpuState
+from validators import records
 from validators.errors import CandidateRefused
 from validators.job_measurement import Measurement
 from validators.latencies import Latency
@@ -105,6 +106,16 @@ def test_energy_by_hand() -> None:
     assert (found.energy_mj, found.baseline_energy_mj) == pytest.approx((50.0, 50.0))
 
 
+def test_memory_of_a_gpu_by_hand() -> None:
+    """The most of all blocks, of each side; absent where the driver tells of none."""
+    held = [replace(STILL, gpu_memory_mb=value) for value in (300.0, 500.0, None)]
+    pairs = [Pair(latency_block(2.0), latency_block(2.0), (held[2], one)) for one in held]
+    found = gathered(1.0)
+    found.launches["latency"] = [Launch(pairs, 0, "")]
+    told = record(found)
+    assert (told.peak_gpu_memory_mb, told.baseline_peak_gpu_memory_mb) == (500.0, None)
+
+
 def test_the_worst_of_the_conditions_is_told() -> None:
     rough = BlockConditions(0.2, 0.1, (1.0, 1.1), 2400.0, 0, 3, 4)
     rougher = replace(rough, frequency_mhz=2500.0, canary_ms=(1.0, 1.21))
@@ -150,7 +161,7 @@ def test_each_client_makes_its_requests(tiny: Tiny) -> None:
     import threading
 
     together = threading.Barrier(3, timeout=30)
-    done = latency_worker._completions(together.wait, 0.0, 3)
+    done = latency_worker._completions([together.wait] * 3, 0.0)
     assert len(done) == 3 and done == sorted(done) and done[0] > 0
 
 
@@ -159,7 +170,7 @@ def test_a_client_that_fails_ends_the_block() -> None:
         raise ValueError("no such input")
 
     with pytest.raises(ValueError, match="no such input"):
-        latency_worker._completions(fail, 10.0, 2)
+        latency_worker._completions([fail] * 2, 10.0)
 
 
 def test_end_to_end_runs_the_users_functions(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,3 +217,54 @@ def test_memory_of_a_model_with_a_big_constant(tmp_path: Path) -> None:
     (small_load, small), (large_load, large) = peaks
     assert large - small == pytest.approx(67.1, abs=8)
     assert large_load - small_load >= 60 and large < large_load + 8
+
+
+# On a GPU: the processor stands in for it
+
+
+@pytest.fixture
+def processor_as_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "GPU_PROVIDERS", frozenset({"CPUExecutionProvider"}))
+
+
+@pytest.mark.usefixtures("processor_as_gpu")
+def test_a_gpu_is_timed_with_and_without_copies(tiny: Tiny, tmp_path: Path) -> None:
+    """Opened as everywhere else, each client with a request of its own, and end to end though the job names no functions."""
+    found = compare_latency(
+        Contestant(tiny.model, CPU),
+        Contestant(tiny.model, CPU),
+        {"x": np.load(tiny.evaluation)["x"][:3]},
+        QUICK.model_copy(update={"clients": 2}),
+        confidence=0.95,
+        samples_path=tmp_path / "samples.npz",
+    )
+    assert found.end_to_end is not None and found.end_to_end.p50_ms > 0
+    assert found.throughput is not None and found.throughput.clients == 2
+    assert found.count >= 20 and found.load_ms > 0
+
+
+@pytest.mark.usefixtures("processor_as_gpu")
+@pytest.mark.parametrize(("columns", "says"), [(63, "the runtime fails"), (None, "does not load")])
+def test_a_refusal_in_the_process_is_one_outside(tiny: Tiny, tmp_path: Path, columns: int | None, says: str) -> None:
+    """With its kind and its words, whether it comes up while the model loads or while it runs."""
+    model = tiny.model
+    if columns is None:
+        model = tmp_path / "broken.onnx"
+        model.write_bytes(b"no model")
+    np.savez(tmp_path / "x.npz", x=np.ones((1, columns or 64), np.float32))
+    with (
+        pytest.raises(CandidateRefused, match=says) as caught,
+        Worker(Contestant(model, CPU), tmp_path / "x.npz") as one,
+    ):
+        one.block(0.0, 1)
+    assert caught.value.kind == "invalid" and caught.value.fix
+
+
+def test_what_a_library_prints_is_no_answer(tiny: Tiny, tmp_path: Path) -> None:
+    """A megabyte of it, on either stream, neither stands among the answers nor stops the process."""
+    code = "import sys\ndef loud(outputs):\n    print('x' * 1000000)\n    print('x' * 1000000, file=sys.stderr)\n"
+    (tmp_path / "loud.py").write_text(code)
+    np.savez(tmp_path / "x.npz", x=np.load(tiny.evaluation)["x"][:1])
+    measurement = QUICK.model_copy(update={"postprocess": "loud:loud"})
+    with Worker(Contestant(tiny.model, CPU), tmp_path / "x.npz", measurement, tmp_path) as one:
+        assert len(one.block(0.0, 3, "end_to_end").samples) == 3

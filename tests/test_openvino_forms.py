@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from tasks.ptq.calibration import read_ranges
-from tasks.ptq.make import refuse_other_targets, session_settings
+from tasks.ptq.make import refuse_other_targets
 from tasks.ptq.openvino_forms import place_for_openvino, ranges_for_openvino
 from tasks.ptq.qdq import Report, quantize_qdq
+from tasks.ptq.sessions import session_settings
 from tasks.runtimes.ort import open_session, run_batches
 from validators.errors import CandidateRefused
 from validators.providers import OPENVINO_PROVIDER

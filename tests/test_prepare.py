@@ -16,9 +16,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tasks.ptq.grams import Gram, collect_grams
 from tasks.ptq.graph import model_bytes
-from tasks.ptq.make import SLOW_FUSION, Materials, make_variant, refuse_other_targets, session_settings
+from tasks.ptq.make import Materials, make_variant, refuse_other_targets
 from tasks.ptq.prepare import fuse_graph, prepare_graph
 from tasks.ptq.sensitivity import Part, Sensitivity
+from tasks.ptq.sessions import SLOW_FUSION, session_settings
 from tasks.ptq.sites import tensors_to_collect
 from tasks.ptq.smooth import SmoothedGraph
 from tasks.runtimes.ort import open_session
@@ -331,7 +332,7 @@ def test_every_default_candidate_of_the_cpu_is_made_or_refused(tiny: Tiny, tmp_p
     ("name", "words"),
     [
         ("int8-dynamic-pc@tensorrt", "at run time"),
-        ("fp16@ort-cuda", "target ort-cuda"),
+        ("int8-static-minmax-pc@ort-cuda", "INT8 on ort-cuda"),
         ("fp16@ort-cpu", "fp16 on ort-cpu"),
         ("int8-static-minmax-pc+fused@ort-cpu", "fused"),
         ("int8-dynamic-pc-smooth+fused@ort-cpu", "SmoothQuant on the fused graph"),

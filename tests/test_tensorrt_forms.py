@@ -18,8 +18,9 @@ from tensorrt_rules import Array, check_form, draw, op
 from tasks.ptq.calibration import calibrate
 from tasks.ptq.collect import collect_statistics
 from tasks.ptq.graph import model_bytes
-from tasks.ptq.make import Materials, make_variant, refuse_other_targets, why_unmeasured
+from tasks.ptq.make import Materials, make_variant, refuse_other_targets
 from tasks.ptq.prepare import prepare_graph
+from tasks.ptq.sessions import why_unmeasured
 from tasks.ptq.smooth import SmoothedGraph
 from tasks.ptq.statistics import save_statistics
 from tasks.ptq.tensorrt_forms import make_form
@@ -187,14 +188,14 @@ def test_a_candidate_is_made_and_then_not_measured(tiny: Tiny, tmp_path: Path, f
         with open_session(path, BASIC, without=EXCEPT) as session:
             right[path] = (run_batches(session, [{"x": x}], "logits").argmax(axis=1) == label).mean()
     assert right[variant.path] > 0.9 * right[tiny.model]
-    refusal = why_unmeasured(variant)
+    refusal = why_unmeasured(variant, ["CPUExecutionProvider"])
     assert refusal is not None and refusal.kind == "unsupported"
     assert refusal.found == f"no TensorRT on this worker: {variant.path} was made and checked, and not measured"
 
 
 def test_a_variant_of_the_cpu_is_measured(tiny: Tiny, tmp_path: Path, folder: Path) -> None:
     variant = make_variant(decode("int8-static-minmax-pc@ort-cpu"), materials(folder), tmp_path, threads=1)
-    assert why_unmeasured(variant) is None
+    assert why_unmeasured(variant, ["CPUExecutionProvider"]) is None
 
 
 @pytest.mark.parametrize(
@@ -209,7 +210,7 @@ def test_a_variant_of_the_cpu_is_measured(tiny: Tiny, tmp_path: Path, folder: Pa
         ("int4-g128-gptq@tensorrt", "gptq"),
         ("int8-static-mse-pc-bc@tensorrt", "corrected biases"),
         ("int8-static-mse-pc-keep2@tensorrt", "kept in float"),
-        ("fp16@ort-cuda", "target ort-cuda"),
+        ("int8-dynamic-pc@ort-tensorrt", "at run time for ort-tensorrt"),
         ("fp16@ort-cpu", "fp16 on ort-cpu"),
     ],
 )

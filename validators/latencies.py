@@ -50,6 +50,7 @@ class Throughput:
 class EndToEnd:
     """Time of a request from the arrays as the data holds them to what the user's post-processing returns, in milliseconds.
 
+    On a GPU the copies there and back are part of it, as they are not of `Latency`.
     `speedup` is baseline p50 / variant p50.
     """
 
@@ -66,7 +67,8 @@ class Latency:
     bounds where `disturbance` says why the measurement is not to be judged by. A percentile that the count of samples
     cannot support is None.
     `peak_memory_mb` is the resident memory of the whole process while it answers, `load_peak_memory_mb` while it loads;
-    `load_ratio` is load time of variant / baseline. `energy_mj` is energy a request in millijoules, on a GPU that tells.
+    `load_ratio` is load time of variant / baseline. `energy_mj` is energy a request in millijoules, on a GPU that tells, all
+    that it spent meanwhile; `peak_gpu_memory_mb` what the process held of its memory.
     Raw samples (milliseconds, float64) lie in `samples_path`.
     """
 
@@ -95,6 +97,8 @@ class Latency:
     end_to_end: EndToEnd | None = None
     energy_mj: float | None = None
     baseline_energy_mj: float | None = None
+    peak_gpu_memory_mb: float | None = None
+    baseline_peak_gpu_memory_mb: float | None = None
     conditions: Conditions | None = None
     disturbance: str = ""
 

@@ -1,7 +1,7 @@
 """Candidates and their names: `<precision>-<method>...[+fused]@<target>` decodes mechanically, both ways.
 
 fp32-fused@ort-cpu                    the float graph after the runtime's transformer fusions
-fp16@tensorrt                         float16 weights and activations
+fp16@tensorrt                         float16 weights and activations; on ort-cuda and ort-tensorrt too
 int8-static-mse-pc-all@ort-openvino   by the OpenVINO provider: its own placement, activations with zero points of 0
 int8-static-percentile-pc@ort-cpu     calibrated; per channel; UINT8 activations; MatMul, Gemm and Conv only
 int8-static-p99.9-pc@ort-cpu          the same with another percentile: `percentile` is the 99.99th
@@ -13,6 +13,7 @@ int8-dynamic-pc+fused@ort-cpu         ranges at run time, on the fused graph
 int8-dynamic-pc-smooth-keep4@ort-cpu  the same after SmoothQuant, with the four parts that lose most in float
 int4-g32-rtn@ort-cpu                  weight only, blocks of 32, round to nearest, symmetric
 int4-g64-gptq-asym@ort-cpu            by GPTQ (or awq, or hqq), with a zero point for each block
+int4-g128-awq@ort-cuda                over the graph in float16, as on every target with a GPU
 fp8-amax-pc@ort-cpu                   E4M3, scale = amax / 448
 """
 
@@ -209,7 +210,15 @@ DEFAULT_CANDIDATES: dict[Target, tuple[str, ...]] = {
         "int8-dynamic-pc@ort-cpu",
         "int8-dynamic-pc+fused@ort-cpu",
     ),
-    "ort-cuda": ("fp16@ort-cuda", "int4-g32-rtn@ort-cuda", "int4-g128-rtn@ort-cuda"),
+    # What the provider has kernels for: none for pairs of INT8 or FP8.
+    "ort-cuda": (
+        "fp32-fused@ort-cuda",
+        "fp16@ort-cuda",
+        "int4-g32-rtn@ort-cuda",
+        "int4-g128-rtn@ort-cuda",
+        "int4-g128-gptq@ort-cuda",
+        "int4-g128-awq@ort-cuda",
+    ),
     "ort-tensorrt": ("fp16@ort-tensorrt", "int8-static-minmax-pc@ort-tensorrt", "int8-static-mse-pc@ort-tensorrt"),
     "tensorrt": (
         "fp16@tensorrt",

@@ -24,8 +24,9 @@ STEADY_CLOCK = 1.2
 STEADY_CANARY = 1.6
 # The median of so many does not see a single interrupt.
 CANARY_PIECES = 7
-# Both measuring processes hold the GPU.
+# Both measuring processes hold the GPU; this one does as well from the first session that it opened there until its end.
 OWN_GPU_PROCESSES = 2
+_DRIVER = "/libcuda.so"
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class BlockConditions:
 
     `other_cores` is what processes other than the measured one used, `stolen_cores` what the hypervisor took, in cores;
     `canary_ms` is the time of a fixed piece of work before and after, while the measured processes are stopped. Clock and
-    throttling are None where nothing tells them.
+    throttling are None where nothing tells them, and so is `gpu_memory_mb`, what the measured process holds of a GPU's memory.
     """
 
     other_cores: float
@@ -45,6 +46,7 @@ class BlockConditions:
     major_faults: int = 0
     involuntary_switches: int = 0
     gpu: tuple[GpuState, GpuState] | None = None
+    gpu_memory_mb: float | None = None
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,7 @@ class Watch:
             major_faults=end.major_faults - start.major_faults,
             involuntary_switches=end.involuntary_switches - start.involuntary_switches,
             gpu=(start.gpu, end.gpu) if start.gpu and end.gpu else None,
+            gpu_memory_mb=end.gpu.held_mb.get(self._pid) if end.gpu else None,
         )
 
     def _read(self) -> _Reading:
@@ -148,7 +151,12 @@ def _gpu_disturbance(states: tuple[GpuState, GpuState]) -> str:
     if slowdowns:
         return f"the GPU was throttled: {', '.join(slowdowns)}"
     processes = max(state.processes or 0 for state in states)
-    return f"{processes} processes compute on the GPU" if processes > OWN_GPU_PROCESSES else ""
+    return f"{processes} processes compute on the GPU" if processes > own_gpu_processes() else ""
+
+
+def own_gpu_processes() -> int:
+    """How many processes of the run may hold the GPU: counted, since in a container their ids are not those of the driver."""
+    return OWN_GPU_PROCESSES + (_DRIVER in Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace"))
 
 
 def processor_seconds() -> tuple[float, float]:

@@ -7,10 +7,12 @@ import platform
 from importlib import metadata
 from pathlib import Path
 
+from tasks.measure.nvml import open_gpu
 from tasks.runtimes import openvino
 from tasks.runtimes.ort import installed_runtime
-from validators.recipe import Target
-from validators.records import Inventory
+from validators.providers import GPU_PROVIDERS, TENSORRT
+from validators.recipe import GPU_TARGETS, Target
+from validators.records import Gpu, Inventory
 
 # The instruction sets that decide which integer kernels run, in the spelling of /proc/cpuinfo.
 ISA_FLAGS = (
@@ -27,6 +29,16 @@ ISA_FLAGS = (
 )
 
 
+# What kernels come from on a GPU, by target: the name in the inventory, and the distributions that may have it.
+_CUDA: dict[str, tuple[str, ...]] = {"cublas": ("nvidia-cublas",), "cudnn": ("nvidia-cudnn-cu13",)}
+_TENSORRT: dict[str, tuple[str, ...]] = {"tensorrt": ("tensorrt", "tensorrt-cu13")}
+GPU_LIBRARIES = {
+    "ort-cuda": _CUDA,
+    "ort-tensorrt": _CUDA | _TENSORRT,
+    "tensorrt": _TENSORRT | {"tensorrt_rtx": ("tensorrt-rtx",)},
+}
+
+
 def usable_cores() -> int:
     """The cores that this process may use, which in a container are fewer than the machine has."""
     return len(os.sched_getaffinity(0))
@@ -41,11 +53,11 @@ def adds_pairs_in_16_bits(inventory: Inventory) -> bool:
     return "avx2" in isa and not isa & {"avx512_vnni", "avx_vnni", "amx_int8"}
 
 
-def take_inventory(target: Target) -> Inventory:
-    """The inventory of this machine for a target.
+def take_inventory(target: Target, device: int = 0) -> Inventory:
+    """The inventory of this machine for a target; on a GPU for that of this index, as CUDA programs call it.
 
     Raises:
-        InfrastructureError: no ONNX Runtime is installed, or two that overwrite each other.
+        InfrastructureError: no ONNX Runtime is installed, or two that overwrite each other; or which GPU it is cannot be told.
     """
     import onnxruntime as ort
 
@@ -54,6 +66,7 @@ def take_inventory(target: Target) -> Inventory:
     plugin = {} if openvino.why_missing() else {openvino.DISTRIBUTION: openvino.installed_version() or ""}
     cpu = _cpu_info()
     flags = set((cpu.get("flags") or cpu.get("Features") or "").split())
+    on_gpu = target in GPU_TARGETS
     return Inventory(
         target=target,
         cpu=cpu.get("model name") or platform.processor() or platform.machine(),
@@ -62,10 +75,45 @@ def take_inventory(target: Target) -> Inventory:
         memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         platform=f"{platform.system()} {platform.release()} {platform.machine()}",
         python=platform.python_version(),
-        runtimes={name: version, "onnx": metadata.version("onnx"), **plugin},
+        runtimes={
+            name: version,
+            "onnx": metadata.version("onnx"),
+            **plugin,
+            **(_gpu_runtimes(target) if on_gpu else {}),
+        },
         providers=tuple(ort.get_available_providers()),
         load_average=os.getloadavg()[0],
+        gpu=find_gpu(device) if on_gpu else None,
     )
+
+
+def find_gpu(device: int = 0) -> Gpu | None:
+    """The GPU that CUDA programs of this process call by this index; None without one, its driver, or `nvidia-ml-py`.
+
+    Raises:
+        InfrastructureError: there are GPUs of several kinds, and nothing says which of them comes first.
+    """
+    found = open_gpu(device)
+    return found.describe() if found else None
+
+
+def usable_providers(inventory: Inventory) -> tuple[str, ...]:
+    """The providers that can run something on this machine: the runtime names those that it was built with, GPU or none."""
+    engines = (TENSORRT,) if inventory.gpu and "tensorrt" in inventory.runtimes else ()
+    return tuple(name for name in inventory.providers if inventory.gpu or name not in GPU_PROVIDERS) + engines
+
+
+def _gpu_runtimes(target: Target) -> dict[str, str]:
+    """The versions of what is installed of a target's libraries, by the names that inventories have for them."""
+    found = {}
+    for name, distributions in GPU_LIBRARIES[target].items():
+        for distribution in distributions:
+            try:
+                found[name] = metadata.version(distribution)
+                break
+            except metadata.PackageNotFoundError:
+                continue
+    return found
 
 
 def _cpu_info() -> dict[str, str]:

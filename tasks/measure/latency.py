@@ -18,7 +18,8 @@ from tasks.measure.latency_pairs import Pair, WarmUp, measure_launch, measure_pa
 from tasks.measure.latency_process import Contestant, Kind, Worker
 from tasks.measure.latency_ratio import Samples
 from tasks.measure.latency_summary import Gathered, save, summarise
-from tasks.measure.nvml import PROVIDERS, Gpu, open_gpu
+from tasks.measure.nvml import Gpu, open_gpu
+from tasks.runtimes.ort_gpu import device_of
 from validators.datasets import Arrays
 from validators.job_measurement import Measurement
 from validators.latencies import Latency
@@ -48,7 +49,7 @@ def compare_latency(
         InfrastructureError: a measuring process died or fell silent.
     """
     gathered = Gathered()
-    gpu = open_gpu() if variant.settings.provider in PROVIDERS else None
+    gpu = open_gpu(device_of(variant.settings)) if variant.settings.on_gpu else None
     with tempfile.TemporaryDirectory(prefix="quantgate-") as folder:
         inputs = Path(folder, "batch.npz")
         np.savez(inputs, **batch)  # type: ignore[arg-type]  # numpy's stub takes any keyword for allow_pickle
@@ -87,7 +88,7 @@ def _launch(
             side.load_ms.append(worker.load_ms)
             side.load_peak_memory_mb.append(worker.load_peak_memory_mb)
             side.warm_ups.append(_warm_up(worker, measurement))
-        for kind in _kinds(measurement):
+        for kind in _kinds(measurement, on_gpu=any(side.settings.on_gpu for side in contestants)):
             measure = partial(_pair, workers, measurement, kind, gpu, launch)
             measured = measure_launch(measure, measurement, gathered.ratios(kind))
             gathered.launches.setdefault(kind, []).append(measured)
@@ -115,9 +116,10 @@ def _order(turn: int) -> tuple[int, int]:
     return (0, 1) if turn % 2 == 0 else (1, 0)
 
 
-def _kinds(measurement: Measurement) -> tuple[Kind, ...]:
+def _kinds(measurement: Measurement, *, on_gpu: bool) -> tuple[Kind, ...]:
     kinds: list[Kind] = ["latency"]
-    if measurement.preprocess or measurement.postprocess:
+    # On a GPU the copies there and back are part of it, whatever the job adds.
+    if measurement.preprocess or measurement.postprocess or on_gpu:
         kinds.append("end_to_end")
     if measurement.clients:
         kinds.append("throughput")

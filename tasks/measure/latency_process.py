@@ -8,6 +8,7 @@ import selectors
 import signal
 import subprocess
 import sys
+import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
@@ -70,11 +71,13 @@ class Worker:
     ) -> None:
         self._name = contestant.model.name
         self._clients = measurement.clients if measurement else 0
+        # A file, since nobody reads it meanwhile: a pipe would be full at some point, and the process would wait.
+        self._said = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 - closed on exit
         self._process = subprocess.Popen(
             [sys.executable, "-P", str(WORKER), json.dumps(_config(contestant, inputs, measurement, code))],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=self._said,
             text=True,
             # OpenMP and BLAS pools of numpy would be threads beside the session's.
             env=os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
@@ -121,6 +124,7 @@ class Worker:
     ) -> None:
         self._process.kill()
         self._process.communicate()
+        self._said.close()
 
     def _answer(self, timeout_seconds: float) -> dict[str, Any]:
         assert self._process.stdout is not None
@@ -135,10 +139,12 @@ class Worker:
         line = self._process.stdout.readline()
         if line:
             message: dict[str, Any] = json.loads(line)
+            if "refused" in message:
+                raise CandidateRefused(**message["refused"])
             return message
-        assert self._process.stderr is not None
         code = self._process.wait()
-        said = self._process.stderr.read().strip().splitlines()
+        self._said.seek(0)
+        said = self._said.read().strip().splitlines()
         if code > 0:
             raise CandidateRefused(
                 kind="invalid",
@@ -163,6 +169,7 @@ def _config(contestant: Contestant, inputs: Path, measurement: Measurement | Non
         "model": str(contestant.model),
         "inputs": str(inputs),
         **asdict(settings),
+        "on_gpu": settings.on_gpu,
         "libraries": [str(library.path) for library in settings.libraries],
         "preprocess": measurement.preprocess if measurement else None,
         "postprocess": measurement.postprocess if measurement else None,

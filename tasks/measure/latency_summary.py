@@ -94,6 +94,8 @@ def summarise(
         end_to_end=_end_to_end(gathered, confidence),
         energy_mj=energy[1],
         baseline_energy_mj=energy[0],
+        peak_gpu_memory_mb=_gpu_memory_mb(gathered, 1),
+        baseline_peak_gpu_memory_mb=_gpu_memory_mb(gathered, 0),
         conditions=_conditions(gathered),
         disturbance=gathered.disturbance,
     )
@@ -157,6 +159,13 @@ def _energy_mj(gathered: Gathered, index: int) -> float | None:
         spent += 1e3 * (states[1].energy_j - states[0].energy_j)
         requests += len((pair.baseline, pair.variant)[index].samples)
     return spent / requests
+
+
+def _gpu_memory_mb(gathered: Gathered, index: int) -> float | None:
+    """The most that the side's processes held at the end of a block; None where the driver does not tell."""
+    pairs = [pair for kind in gathered.launches for pair in gathered.pairs(kind)]
+    held = [pair.conditions[index].gpu_memory_mb for pair in pairs]
+    return max((one for one in held if one is not None), default=None)
 
 
 def _conditions(gathered: Gathered) -> Conditions:

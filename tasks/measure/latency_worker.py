@@ -1,8 +1,8 @@
 """The measuring process: one session, blocks of requests on command, raw times back. Run as a script by `latency_process.py`.
 
-It imports numpy and onnxruntime alone (and what the user's own functions need, where the job names any), since whatever else
-lives in the process could compute while it measures. Commands are lines of JSON on standard input, answers lines of JSON on
-standard output.
+It imports numpy and onnxruntime alone (and what the user's own functions need, where the job names any; and on a GPU what opens
+models there), since whatever else lives in the process could compute while it measures. Commands are lines of JSON on standard
+input, answers lines of JSON on standard output.
 """
 
 from __future__ import annotations
@@ -10,14 +10,15 @@ from __future__ import annotations
 import ctypes
 import gc
 import json
+import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, Protocol
 
 import numpy as np
 import onnxruntime as ort
@@ -30,30 +31,79 @@ Request = Callable[[], Any]
 Function = Callable[[Any], Any]
 
 
+class Model(Protocol):
+    """What answers requests: `providers` that run it, `run` for arrays in host memory, `bound` for one client of a batch."""
+
+    providers: list[str]
+
+    def run(self, batch: Batch) -> list[Any]: ...
+
+    def bound(self, batch: Batch) -> Request: ...
+
+
+class OnProcessor:
+    """A session on the processor, where nothing is to be copied."""
+
+    def __init__(self, session: ort.InferenceSession) -> None:
+        self._session = session
+        self.providers = session.get_providers()
+
+    def run(self, batch: Batch) -> list[Any]:
+        return list(self._session.run(None, batch))
+
+    def bound(self, batch: Batch) -> Request:
+        def request() -> Any:
+            return self._session.run(None, batch)
+
+        return request
+
+
 def main() -> None:
     # Between its blocks the process is stopped, and would outlive a run that is killed: the kernel ends it with its parent.
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    # What a library prints would stand among the answers.
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
     config = json.loads(sys.argv[1])
     with np.load(config["inputs"], allow_pickle=False) as archive:
         batch = {name: archive[name] for name in archive.files}
     _reset_peak()
-    session, load_ms = _load(config)
-    _answer({"load_ms": load_ms, "providers": session.get_providers(), "peak_memory_kb": _peak_memory_kb()})
-    requests = _requests(session, batch, *(_named(config[key], config["code"], key) for key in HOOKS))
+    if not config["on_gpu"]:
+        _measure(config, *_load(config), batch, answers)
+        return
+    # Of quantgate, what opens the model everywhere else: what computes on a GPU is not in this process.
+    from tasks.measure.latency_gpu import load
+    from validators.errors import CandidateRefused
+
+    with ExitStack() as stack:
+        try:
+            _measure(config, *load(config, stack), batch, answers)
+        except CandidateRefused as error:
+            refused = {"kind": error.kind, "found": error.found, "expected": error.expected, "fix": error.fix}
+            _answer(answers, {"refused": refused})
+
+
+def _measure(config: dict[str, Any], model: Model, load_ms: float, batch: Batch, answers: IO[str]) -> None:
+    """Answer commands until there are no more."""
+    _answer(answers, {"load_ms": load_ms, "providers": model.providers, "peak_memory_kb": _peak_memory_kb()})
+    before, after = (_named(config[key], config["code"], key) for key in HOOKS)
+    ready = (before or dict)(batch)
+    requests = _requests(model, batch, ready, before or dict, after or list)
+    clients: list[Request] = []
     _reset_peak()
     gc.disable()
     for line in sys.stdin:
         command = json.loads(line)
-        request = requests[command["kind"]]
         if command["kind"] == "throughput":
-            ns = _completions(request, command["seconds"], command["clients"])
+            clients = clients or [model.bound(ready) for _ in range(command["clients"])]
+            ns = _completions(clients, command["seconds"])
         else:
-            ns = _block(request, command["seconds"], command["count"])
-        _answer({"ns": ns, "peak_memory_kb": _peak_memory_kb()})
+            ns = _block(requests[command["kind"]], command["seconds"], command["count"])
+        _answer(answers, {"ns": ns, "peak_memory_kb": _peak_memory_kb()})
 
 
-def _load(config: dict[str, Any]) -> tuple[ort.InferenceSession, float]:
-    """The session and how long it took to load, in milliseconds."""
+def _load(config: dict[str, Any]) -> tuple[OnProcessor, float]:
+    """A session on the processor and how long it took to load, in milliseconds."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = config["threads"]
     options.inter_op_num_threads = 1
@@ -71,7 +121,8 @@ def _load(config: dict[str, Any]) -> tuple[ort.InferenceSession, float]:
         session = ort.InferenceSession(config["model"], options)
     else:
         session = ort.InferenceSession(config["model"], options, providers=[config["provider"]])
-    return session, (time.perf_counter_ns() - started) / 1e6
+    load_ms = (time.perf_counter_ns() - started) / 1e6
+    return OnProcessor(session), load_ms
 
 
 def _add_plugin(so: ort.SessionOptions, provider: str, library: str, options: dict[str, str]) -> None:
@@ -96,14 +147,14 @@ def _block(request: Request, seconds: float, count: int) -> list[int]:
     return samples
 
 
-def _completions(request: Request, seconds: float, clients: int) -> list[int]:
-    """When each request of `clients` callers at once was done, in nanoseconds since they began, in order."""
+def _completions(requests: Sequence[Request], seconds: float) -> list[int]:
+    """When each request was done, in nanoseconds since they began, in order; each caller makes its own, all at once."""
     clock = time.perf_counter_ns
     done: list[int] = []  # appending is atomic
     failures: list[BaseException] = []
-    barrier = threading.Barrier(clients + 1)
+    barrier = threading.Barrier(len(requests) + 1)
 
-    def call() -> None:
+    def call(request: Request) -> None:
         barrier.wait()
         try:
             while not failures:
@@ -115,7 +166,7 @@ def _completions(request: Request, seconds: float, clients: int) -> list[int]:
         except BaseException as error:
             failures.append(error)
 
-    threads = [threading.Thread(target=call) for _ in range(clients)]
+    threads = [threading.Thread(target=call, args=(request,)) for request in requests]
     for thread in threads:
         thread.start()
     start = clock()
@@ -128,17 +179,9 @@ def _completions(request: Request, seconds: float, clients: int) -> list[int]:
     return sorted(done)
 
 
-def _requests(
-    session: ort.InferenceSession, batch: Batch, preprocess: Function | None, postprocess: Function | None
-) -> dict[str, Request]:
-    """What a request is, by the kind of block: the model alone, or with what the user does before and after it."""
-    before, after = preprocess or dict, postprocess or list
-    ready = before(batch)
-
-    def run() -> Any:
-        return session.run(None, ready)
-
-    return {"latency": run, "throughput": run, "end_to_end": lambda: after(session.run(None, before(batch)))}
+def _requests(model: Model, batch: Batch, ready: Batch, before: Function, after: Function) -> dict[str, Request]:
+    """What a request is, by the kind of block: the model alone, or with what the user does before and after it, and copies."""
+    return {"latency": model.bound(ready), "end_to_end": lambda: after(model.run(before(batch)))}
 
 
 def _named(reference: str | None, code: str, key: str) -> Function | None:
@@ -169,9 +212,9 @@ def _peak_memory_kb() -> int:
         return next(int(line.split()[1]) for line in status if line.startswith("VmHWM"))
 
 
-def _answer(message: dict[str, object]) -> None:
-    sys.stdout.write(json.dumps(message) + "\n")
-    sys.stdout.flush()
+def _answer(answers: IO[str], message: dict[str, object]) -> None:
+    answers.write(json.dumps(message) + "\n")
+    answers.flush()
 
 
 if __name__ == "__main__":

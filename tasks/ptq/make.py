@@ -9,7 +9,7 @@ from pathlib import Path
 
 import onnx
 
-from tasks.ptq import openvino_forms
+from tasks.ptq import cuda_forms, openvino_forms, tensorrt_forms
 from tasks.ptq.affine import WeightBits
 from tasks.ptq.bias_correction import correct_bias
 from tasks.ptq.calibration import read_ranges
@@ -20,20 +20,15 @@ from tasks.ptq.graph import custom_operators, model_bytes, notes_of, save_model
 from tasks.ptq.qdq import Report, quantize_qdq
 from tasks.ptq.range_methods import Range
 from tasks.ptq.sensitivity import Sensitivity
+from tasks.ptq.sessions import session_settings
 from tasks.ptq.smooth import SmoothedGraph
-from tasks.ptq.tensorrt_forms import make_form, refuse_recipe
 from tasks.ptq.weight_only import quantize_weights
 from validators.datasets import Arrays
 from validators.digests import digest_model, digest_values
 from validators.errors import CandidateRefused
 from validators.libraries import Libraries
-from validators.providers import CPU_PROVIDER, OPENVINO_PROVIDER, TENSORRT
-from validators.recipe import Candidate
-from validators.records import SessionSettings, Variant
-
-# The kernel that adds and normalizes at once works number by number: five to six times the time of Add and
-# LayerNormalization in ONNX Runtime 1.31.1 (`benchmarks/README.md`), and the runtime makes it of them when it loads.
-SLOW_FUSION = {"optimization.disable_specified_optimizers": "SkipLayerNormFusion"}
+from validators.recipe import GPU_TARGETS, Candidate
+from validators.records import Variant
 
 
 @dataclass(frozen=True)
@@ -59,16 +54,22 @@ class Materials:
     libraries: Libraries = ()
 
 
-def make_variant(candidate: Candidate, materials: Materials, folder: Path, *, threads: int) -> Variant:
-    """Make the candidate's artifact, `folder/model.onnx`, check it and describe it.
+def make_variant(
+    candidate: Candidate,
+    materials: Materials,
+    folder: Path,
+    *,
+    threads: int,
+    provider_options: Mapping[str, str] | None = None,
+) -> Variant:
+    """Make the candidate's artifact, `folder/model.onnx`, check it and describe it; `provider_options` are the job's.
 
     Raises:
         CandidateRefused: the target or the model does not allow it, or the pass made an invalid file.
     """
     refuse_other_targets(candidate)
     path = folder / "model.onnx"
-    make = _tensorrt if candidate.target == "tensorrt" else _PASSES[candidate.precision]
-    changes = make(candidate, materials, path)
+    changes = _pass_of(candidate)(candidate, materials, path)
     try:
         onnx.checker.check_model(str(path))
     except onnx.checker.ValidationError as error:
@@ -83,7 +84,7 @@ def make_variant(candidate: Candidate, materials: Materials, folder: Path, *, th
         path=path,
         digest=_digest(path, materials.libraries),
         size_bytes=model_bytes(path),
-        session=session_settings(candidate, threads, materials.libraries),
+        session=session_settings(candidate, threads, materials.libraries, provider_options),
         proof="simulated" if candidate.is_simulated else "measured",
         changes=changes,
         notes=(*_notes(candidate, materials), *(f"{about} {note}" for about, note in notes_of(path).items())),
@@ -99,33 +100,9 @@ def _digest(path: Path, libraries: Libraries) -> str:
 def _notes(candidate: Candidate, materials: Materials) -> tuple[str, ...]:
     if candidate.is_simulated:
         return ("FP8 has no kernels on a CPU: numerics are simulated, latency is not measured",)
-    if candidate.precision == "int8" and materials.reduced_range and candidate.target != "tensorrt":
+    if candidate.precision == "int8" and materials.reduced_range and candidate.target not in GPU_TARGETS:
         return ("this processor adds pairs of INT8 products in 16 bits: weights have 7 bits, so that no sum saturates",)
     return ()
-
-
-def session_settings(candidate: Candidate, threads: int, libraries: Libraries = ()) -> SessionSettings:
-    """How the runtime must load the candidate's artifact."""
-    if candidate.target == "tensorrt":
-        return SessionSettings(TENSORRT, threads)
-    if candidate.target == "ort-openvino":
-        return SessionSettings(OPENVINO_PROVIDER, threads, libraries=libraries)
-    if candidate.is_simulated:
-        # At higher levels the CPU provider fuses FP8 Q/DQ into QLinearConv, which does not exist for FP8.
-        return SessionSettings(CPU_PROVIDER, threads, optimization="basic", libraries=libraries)
-    return SessionSettings(CPU_PROVIDER, threads, entries=dict(SLOW_FUSION), libraries=libraries)
-
-
-def why_unmeasured(variant: Variant) -> CandidateRefused | None:
-    """Why a variant that was made and checked is not measured, if no runtime on this worker runs it."""
-    if variant.session.provider != TENSORRT:
-        return None
-    return CandidateRefused(
-        kind="unsupported",
-        found=f"no TensorRT on this worker: {variant.path} was made and checked, and not measured",
-        expected="a worker with TensorRT, and a version of quantgate that runs it",
-        fix="build an engine from the file by hand, or take candidates for ort-cpu",
-    )
 
 
 def refuse_other_targets(candidate: Candidate) -> None:
@@ -134,17 +111,8 @@ def refuse_other_targets(candidate: Candidate) -> None:
     Raises:
         CandidateRefused: `unsupported`.
     """
-    if candidate.target == "ort-cuda":
-        raise CandidateRefused(
-            kind="unsupported",
-            found=f"target {candidate.target}",
-            expected="ort-cpu, ort-openvino or tensorrt, the targets of this version",
-            fix=f"run the job on ort-cpu; support for {candidate.target} is not built yet",
-        )
-    if candidate.target == "tensorrt":
-        refuse_recipe(candidate)
-    if candidate.target == "ort-openvino":
-        openvino_forms.refuse_recipe(candidate)
+    if candidate.target in _REFUSE_RECIPE:
+        _REFUSE_RECIPE[candidate.target](candidate)
     if candidate.precision == "fp16" and candidate.target == "ort-cpu":
         raise CandidateRefused(
             kind="unsupported",
@@ -264,7 +232,15 @@ def _fp8(candidate: Candidate, materials: Materials, path: Path) -> dict[str, in
 
 
 def _tensorrt(candidate: Candidate, materials: Materials, path: Path) -> dict[str, int]:
-    return make_form(candidate, float_graph(candidate, materials), materials.statistics(candidate.smooth), path)
+    graph = float_graph(candidate, materials)
+    return tensorrt_forms.make_form(candidate, graph, materials.statistics(candidate.smooth), path)
+
+
+def _cuda(candidate: Candidate, materials: Materials, path: Path) -> dict[str, int]:
+    graph = materials.prepared()
+    return cuda_forms.make_form(
+        candidate, graph, materials.statistics(False), lambda: materials.grams(candidate, graph), path
+    )
 
 
 def ranges_for(candidate: Candidate, statistics: Path) -> dict[str, Range]:
@@ -278,9 +254,24 @@ def _left(reasons: Iterable[str]) -> dict[str, int]:
     return {f"nodes left in float: {reason}": count for reason, count in Counter(reasons).items()}
 
 
+def _pass_of(candidate: Candidate) -> Callable[[Candidate, Materials, Path], dict[str, int]]:
+    return _PASSES_OF_TARGET.get(candidate.target, {}).get(candidate.precision) or _PASSES[candidate.precision]
+
+
 _PASSES: dict[str, Callable[[Candidate, Materials, Path], dict[str, int]]] = {
     "fp32": _fused_float,
     "int8": _int8,
     "int4": _int4,
     "fp8": _fp8,
+}
+_PASSES_OF_TARGET: dict[str, dict[str, Callable[[Candidate, Materials, Path], dict[str, int]]]] = {
+    "ort-cuda": {"fp16": _cuda, "int4": _cuda},
+    "ort-tensorrt": dict.fromkeys(("fp16", "int8", "int4", "fp8"), _tensorrt),
+    "tensorrt": dict.fromkeys(("fp16", "int8", "int4", "fp8"), _tensorrt),
+}
+_REFUSE_RECIPE: dict[str, Callable[[Candidate], None]] = {
+    "ort-openvino": openvino_forms.refuse_recipe,
+    "ort-cuda": cuda_forms.refuse_recipe,
+    "ort-tensorrt": tensorrt_forms.refuse_recipe,
+    "tensorrt": tensorrt_forms.refuse_recipe,
 }

@@ -1,4 +1,4 @@
-"""The files of the `tensorrt` target: float16, and INT8, FP8 or INT4 over it.
+"""The files of the targets `tensorrt` and `ort-tensorrt`: float16, and INT8, FP8 or INT4 over it.
 
 TensorRT 11 takes every type from the file, so that each form is one of the whole graph: first all is float16 that can be, then
 Q/DQ pairs go into that, with scales in the type of the tensor that they are for (another one is a type mismatch to its parser).
@@ -88,5 +88,8 @@ def refuse_recipe(candidate: Candidate) -> None:
     for found, (is_so, expected) in wrong.items():
         if is_so:
             raise CandidateRefused(
-                kind="unsupported", found=f"{found} for tensorrt", expected=expected, fix="take another candidate"
+                kind="unsupported",
+                found=f"{found} for {candidate.target}",
+                expected=expected,
+                fix="take another candidate",
             )

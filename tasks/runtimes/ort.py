@@ -86,8 +86,7 @@ def open_session(
     """
     import onnxruntime as ort
 
-    if settings.on_gpu:
-        _prepare_gpu(settings.provider, ort.get_available_providers())
+    said = _prepare_gpu(settings.provider, ort.get_available_providers()) if settings.on_gpu else ""
     options = _options(settings, as_written=as_written)
     if content is not None:
         options.add_session_config_entry(EXTERNAL_FOLDER, str(model.parent.resolve()))
@@ -117,7 +116,7 @@ def open_session(
     except Exception as error:  # the bindings raise a dozen unrelated classes, all of them for "cannot load this"
         # Statuses of the runtime, such as that of a model which it cannot build, are classes of their own.
         if settings.on_gpu and type(error) is RuntimeError:
-            raise _fallback(_first_line(error), settings.provider) from error
+            raise _fallback(_first_line(error), settings.provider, said) from error
         raise CandidateRefused(
             kind="invalid",
             found=f"ONNX Runtime {ort.__version__} does not load {model.name}: {_first_line(error)}",
@@ -125,7 +124,7 @@ def open_session(
             fix="another precision or granularity, or a newer runtime",
         ) from error
     if session.get_providers()[0] != settings.provider:
-        raise _fallback(f"providers {session.get_providers()}", settings.provider)
+        raise _fallback(f"providers {session.get_providers()}", settings.provider, said)
     if settings.on_gpu:
         refuse_strays(assignment(session), settings.provider)
     yield session
@@ -150,8 +149,8 @@ def _options(settings: SessionSettings, *, as_written: bool) -> ort.SessionOptio
     return options
 
 
-def _prepare_gpu(provider: str, available: list[str]) -> None:
-    """Load what the provider needs.
+def _prepare_gpu(provider: str, available: list[str]) -> str:
+    """Load what the provider needs; what is said of libraries that are missing.
 
     Raises:
         CandidateRefused: `unsupported`: the installed runtime was built without it.
@@ -161,13 +160,13 @@ def _prepare_gpu(provider: str, available: list[str]) -> None:
         raise CandidateRefused(
             kind="unsupported", found=missing.found, expected=f"{missing.expected} ({provider} first)", fix=missing.fix
         )
-    load_libraries(provider)
+    return load_libraries(provider)
 
 
-def _fallback(found: str, provider: str) -> CandidateRefused:
+def _fallback(found: str, provider: str, said: str) -> CandidateRefused:
     return CandidateRefused(
         kind="unsupported",
-        found=found,
+        found=f"{found}; {said}" if said else found,
         expected=f"{provider} first",
         fix="install the provider's libraries; `quantgate doctor` shows what is missing",
     )

@@ -9,10 +9,13 @@ of the file, as on the target `tensorrt` (onnxruntime pull request 18707). The f
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
+import io
 import tempfile
 from collections.abc import Collection
+from functools import cache
 from importlib import util
 from pathlib import Path
 from typing import Any
@@ -85,12 +88,18 @@ def gpu_providers(
     return [(ORT_TENSORRT_PROVIDER, options), (CUDA_PROVIDER, {DEVICE: str(device_of(settings))})]
 
 
-def load_libraries(provider: str) -> None:
-    """Load the libraries of CUDA, cuDNN and TensorRT that came in Python packages, where no search path would find them."""
+@cache
+def load_libraries(provider: str) -> str:
+    """Load the libraries of CUDA, cuDNN and TensorRT that came in Python packages, where no search path would find them.
+
+    Once a process. Returns what the runtime says of those that it did not find, in a line; it prints that, and goes on.
+    """
     ort: Any = importlib.import_module("onnxruntime")
-    ort.preload_dlls()
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        ort.preload_dlls()
     if provider == ORT_TENSORRT_PROVIDER and util.find_spec("tensorrt"):
         importlib.import_module("tensorrt")
+    return "; ".join(line for line in said.getvalue().splitlines() if line.startswith("Failed to load"))
 
 
 def probe(provider: str) -> Missing | None:

@@ -1,0 +1,98 @@
+"""The files of the `ort-cuda` target: float16, and INT4 weights over it.
+
+ONNX Runtime's CUDA provider multiplies in float16 with float32 sums, and has MatMulNBits for float16 activations with scales of
+the same type (contrib_ops/cuda/quantization/matmul_nbits.cc). Its kernels for a few rows at a time read the codes as they are,
+in blocks of 16 to 128; for more rows it writes the weight as float16 first, on each request, and multiplies that. QLinearConv
+and QLinearMatMul it does not have: INT8 pairs would run as dequantization and a float product.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from tasks.ptq.calibration import read_ranges
+from tasks.ptq.fp16 import Float16Report, convert_to_float16
+from tasks.ptq.grams import Gram
+from tasks.ptq.graph import scratch
+from tasks.ptq.weight_only import quantize_weights
+from validators.errors import CandidateRefused
+from validators.recipe import Candidate
+
+# matmul_4bits.cu: with another one a single row raises.
+BLOCK_SIZES = (16, 32, 64, 128)
+
+
+def make_form(
+    candidate: Candidate,
+    graph: Path,
+    statistics: Path,
+    grams: Callable[[], Mapping[str, Gram]],
+    path: Path,
+) -> dict[str, int]:
+    """Write the candidate's form of a float graph to `path`; return what was changed.
+
+    `statistics` are what calibration saw of the graph's activations; `grams` gives sums over them, for GPTQ and AWQ.
+
+    Raises:
+        CandidateRefused: the model does not allow it, or the result is not valid.
+    """
+    with scratch() as folder:
+        base = path if candidate.precision == "fp16" else folder / "float16.onnx"
+        half = convert_to_float16(graph, base, read_ranges(statistics, "minmax", symmetric=False))
+        changes = {"nodes in float16": len(half.converted)} | _count("nodes left in float32", half.left.values())
+        if candidate.precision == "fp16":
+            return changes
+        method = candidate.weight_method or "rtn"
+        report = quantize_weights(
+            base,
+            path,
+            block_size=candidate.block_size or BLOCK_SIZES[-1],
+            symmetric=not candidate.asymmetric,
+            method=method,
+            grams=_carried(half, grams()) if method in ("gptq", "awq") else None,
+            # The kernel has no other arithmetic than that of the activations.
+            accuracy_level=0,
+        )
+    changes |= {"embedding and head as one table in INT8": len(report.tied)} if report.tied else {}
+    changes |= {"Gemm split into MatMul and Add": report.gemm_split, "MatMul in INT4": len(report.quantized)}
+    changes |= _count("MatMul left in float", (reason for _, reason in report.left))
+    if report.factors_folded or report.factors_inserted:
+        changes |= {"factors folded": report.factors_folded, "factors multiplied in": report.factors_inserted}
+    return changes
+
+
+def _carried(half: Float16Report, grams: Mapping[str, Gram]) -> dict[str, Gram]:
+    """The sums of the float graph's tensors, with those of the tensors that carry their values."""
+    return dict(grams) | {new: grams[old] for new, old in half.carries.items() if old in grams}
+
+
+def _count(what: str, reasons: Iterable[str]) -> dict[str, int]:
+    return {f"{what}: {reason}": count for reason, count in Counter(reasons).items()}
+
+
+def refuse_recipe(candidate: Candidate) -> None:
+    """Refuse a recipe that has no form for the CUDA provider.
+
+    Raises:
+        CandidateRefused: `unsupported`.
+    """
+    wrong = {
+        f"{candidate.precision.upper()} on ort-cuda": (
+            candidate.precision in ("int8", "fp8"),
+            "fp16 or int4: the CUDA provider has no kernels for Q/DQ pairs, and would compute in float; "
+            "they are for tensorrt and ort-tensorrt",
+        ),
+        f"{candidate.precision} on the fused graph": (
+            candidate.fused and candidate.precision != "fp32",
+            "the plain one, which becomes float16: fused operators are no ONNX",
+        ),
+        f"INT4 in blocks of {candidate.block_size}": (
+            candidate.block_size not in (None, *BLOCK_SIZES),
+            "16 to 128: the CUDA provider has no kernel for others",
+        ),
+    }
+    for found, (is_so, expected) in wrong.items():
+        if is_so:
+            raise CandidateRefused(kind="unsupported", found=found, expected=expected, fix="take another candidate")
