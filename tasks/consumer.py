@@ -53,6 +53,44 @@ def _plugin_device(provider: str, plugin: dict[str, Any]) -> Any:
     return devices[0]
 
 
+# ONNX Runtime's names, and words of which the name of every operator that multiplies has one.
+CUDA, TENSORRT = "CUDAExecutionProvider", "TensorrtExecutionProvider"
+GPU_PROVIDERS = (CUDA, TENSORRT)
+PRODUCTS = ("MatMul", "Gemm", "Conv", "Attention", "LSTM", "GRU", "RNN", "Einsum")
+DOMAINS = ("", "ai.onnx", "com.microsoft")
+
+
+def _gpu_providers(provider: str, options: dict[str, str]) -> list[tuple[str, dict[str, str]]]:
+    """Providers with the options that the variant was approved with, less folders of the machine where that was."""
+    import onnxruntime as ort
+
+    ort.preload_dlls()
+    given = {name: value for name, value in options.items() if not name.endswith("_cache_path")}
+    if provider == CUDA:
+        return [(CUDA, given)]
+    import_module("tensorrt")  # loads its libraries, which may lie where no search path leads
+    return [(TENSORRT, given), (CUDA, {"device_id": options.get("device_id", "0")})]
+
+
+def _refuse_strays(session: Any, provider: str) -> None:
+    """Refuse a session in which another provider runs a product: slower than what was approved, and in silence.
+
+    Raises:
+        RuntimeError: the nodes, by name.
+    """
+    strays = [
+        f"{node.name} ({node.op_type} on {part.ep_name})"
+        for part in session.get_provider_graph_assignment_info()
+        for node in part.get_nodes()
+        if part.ep_name != provider and node.domain in DOMAINS and any(word in node.op_type for word in PRODUCTS)
+    ]
+    if strays:
+        raise RuntimeError(
+            f"found products that {provider} does not run: {', '.join(strays[:5])}; expected all of them there, as approved; "
+            "install the versions that the manifest names"
+        )
+
+
 class Champion(mlflow.pyfunc.PythonModel):  # type: ignore[misc,name-defined,unused-ignore]  # mlflow exports it untyped
     """The promoted variant, under the session settings that it was approved with."""
 
@@ -79,6 +117,7 @@ class Champion(mlflow.pyfunc.PythonModel):  # type: ignore[misc,name-defined,unu
                 stacklevel=2,
             )
         settings = manifest["session"]
+        on_gpu = settings["provider"] in GPU_PROVIDERS
         options = ort.SessionOptions()
         options.intra_op_num_threads = settings["threads"]
         options.graph_optimization_level = getattr(
@@ -88,15 +127,22 @@ class Champion(mlflow.pyfunc.PythonModel):  # type: ignore[misc,name-defined,unu
             options.add_session_config_entry(key, value)
         for library in manifest["libraries"]:
             options.register_custom_ops_library(_find_library(library, folder))
-        providers: list[str] | None = [settings["provider"]]
+        providers: Any = [settings["provider"]]
+        if on_gpu:
+            options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+            providers = _gpu_providers(settings["provider"], settings["provider_options"])
         if manifest["plugin"]:
             options.add_provider_for_devices(
                 [_plugin_device(settings["provider"], manifest["plugin"])], manifest["plugin"]["options"]
             )
             providers = None  # a list of names would put the device aside
-        self.session = ort.InferenceSession(folder / "model.onnx", options, providers=providers)
+        self.session = ort.InferenceSession(
+            folder / "model.onnx", options, providers=providers, enable_fallback=not on_gpu
+        )
         if self.session.get_providers()[0] != settings["provider"]:
             raise RuntimeError(f"found providers {self.session.get_providers()}; expected {settings['provider']} first")
+        if on_gpu:
+            _refuse_strays(self.session, settings["provider"])
         self.dtypes = manifest["inputs"]
 
     # mlflow warns each consumer of any hint but this one, and of none; most callers pass a dict of arrays.

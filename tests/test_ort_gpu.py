@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
+import warnings
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -12,12 +16,28 @@ import pytest
 from conftest import Tiny
 from onnx import numpy_helper
 
+from tasks.runtimes import coverage
+from tasks.runtimes import ort as ort_module
 from tasks.runtimes.assignment import RECORD, AssignedNode, assignment, refuse_strays
+from tasks.runtimes.coverage import measure_coverage
+from tasks.runtimes.kernels import LOW_PRECISION_KERNELS
+from tasks.runtimes.macs import MAC_RULES
 from tasks.runtimes.ort import open_session
 from tasks.runtimes.ort_gpu import device_of, gpu_providers, load_libraries, probe, why_missing
 from tasks.runtimes.runner import _OPENERS, Device, GpuSessionRunner, bind, open_runner, run_all
+from validators import records
+from validators.coverage_gate import judge_coverage
 from validators.errors import CandidateRefused
-from validators.providers import CPU_PROVIDER, CUDA_PROVIDER, GPU_PROVIDERS, OPENVINO_PROVIDER, ORT_TENSORRT_PROVIDER
+from validators.job_gates import Gates
+from validators.measurements import UNNAMED
+from validators.providers import (
+    CPU_PROVIDER,
+    CUDA_PROVIDER,
+    GPU_PROVIDERS,
+    OPENVINO_PROVIDER,
+    ORT_TENSORRT_PROVIDER,
+    TENSORRT,
+)
 from validators.records import SessionSettings
 
 CPU = Device("cpu", 0)
@@ -202,3 +222,61 @@ def test_every_provider_has_its_runner(tiny: Tiny) -> None:
     with open_runner(tiny.model, SETTINGS) as runner:
         assert not isinstance(runner, GpuSessionRunner)
         assert runner.run({"x": x}, ["logits"])[0].shape == (5, 4) and runner.bound({"x": x})() is None
+
+
+# A consumer, which imports nothing of quantgate
+
+
+@pytest.fixture(scope="module")
+def consumer() -> ModuleType:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # mlflow's, about its own type hints
+        return importlib.import_module("tasks.consumer")
+
+
+def test_a_consumer_asks_for_what_was_approved(consumer: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Options of the manifest, less the folder of engines of the machine that measured; CUDA behind TensorRT."""
+    options = {"device_id": "1", "use_tf32": "0"}
+    assert consumer._gpu_providers(CUDA_PROVIDER, options) == [(CUDA_PROVIDER, options)]
+    monkeypatch.setitem(sys.modules, "tensorrt", ModuleType("tensorrt"))
+    given = {"device_id": "1", "trt_engine_cache_path": "/state/engines"}
+    expected = [(ORT_TENSORRT_PROVIDER, {"device_id": "1"}), (CUDA_PROVIDER, {"device_id": "1"})]
+    assert consumer._gpu_providers(ORT_TENSORRT_PROVIDER, given) == expected
+
+
+def test_a_consumer_refuses_products_on_another_provider(consumer: ModuleType, tiny: Tiny) -> None:
+    session = recorded(tiny.model)
+    consumer._refuse_strays(session, CPU_PROVIDER)
+    with pytest.raises(RuntimeError, match=r"second_matmul \(MatMul on CPUExecutionProvider\)"):
+        consumer._refuse_strays(session, CUDA_PROVIDER)
+
+
+def test_a_consumer_knows_every_operator_that_multiplies(consumer: ModuleType) -> None:
+    assert [kind for kind in MAC_RULES if not any(word in kind for word in consumer.PRODUCTS)] == []
+    assert set(consumer.GPU_PROVIDERS) == GPU_PROVIDERS - {TENSORRT}
+
+
+# Coverage
+
+
+def test_what_tensorrt_compiled_is_of_unknown_precision(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All products are counted, none as low precision nor as float: the gate is inconclusive. The CPU stands in for it."""
+    monkeypatch.setattr(coverage, "COMPILED", frozenset({CPU_PROVIDER}))
+    seen = measure_coverage(tiny.model, SETTINGS, {"x": np.load(tiny.evaluation)["x"][:3]})
+    assert seen.macs_by_kernel == {UNNAMED: 3 * (64 * 128 + 128 * 4)} and seen.unknown == 1.0
+    verdict = judge_coverage("int8-static-minmax-pc@ort-tensorrt", seen, Gates())
+    assert verdict is not None and verdict.outcome == "inconclusive"
+    assert ORT_TENSORRT_PROVIDER in LOW_PRECISION_KERNELS and not LOW_PRECISION_KERNELS[ORT_TENSORRT_PROVIDER]
+
+
+def test_launches_are_no_times(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU the profile tells how long a kernel took to launch: no share of that is one of time."""
+    batch = {"x": np.load(tiny.evaluation)["x"][:3]}
+    before = measure_coverage(tiny.model, SETTINGS, batch)
+    assert before.us_by_kernel and before.time_share is not None
+    monkeypatch.setattr(records, "GPU_PROVIDERS", frozenset({CPU_PROVIDER}))
+    monkeypatch.setattr(ort_module, "_prepare_gpu", lambda provider, available: "")
+    monkeypatch.setattr(ort_module, "gpu_providers", lambda settings, model, content: [(CPU_PROVIDER, {})])
+    seen = measure_coverage(tiny.model, SETTINGS, batch, folder=tmp_path)
+    assert seen.macs_by_kernel == before.macs_by_kernel
+    assert seen.us_by_kernel == {} and seen.time_share is None and seen.inserted_time is None

@@ -19,11 +19,13 @@ from tasks.runtimes.openvino_kernels import kernels_by_node, products_behind
 from tasks.runtimes.unfused import CONVERSIONS, find_unfused
 from validators.datasets import Arrays
 from validators.measurements import UNNAMED, Coverage, KernelProfile, KernelTime
-from validators.providers import CPU_PROVIDER, OPENVINO_PROVIDER
+from validators.providers import CPU_PROVIDER, OPENVINO_PROVIDER, ORT_TENSORRT_PROVIDER
 from validators.records import SessionSettings
 
 # Requests under the profiler; 7 behind the warm-up are enough for a share, and a large model takes seconds for each.
 PROFILED = WARM_UP + 7
+# Providers that run what they take of a graph as one node.
+COMPILED = frozenset({OPENVINO_PROVIDER, ORT_TENSORRT_PROVIDER})
 # What a quantizer or the runtime puts between kernels that do not agree on type, layout or memory.
 GLUE = ("Cast", "Transpose", "ReorderInput", "ReorderOutput", "MemcpyToHost", "MemcpyFromHost")
 # Their time is that of the kernels in their bodies, which the profile has as well.
@@ -41,19 +43,22 @@ def measure_coverage(
     """Run a request several times under the profiler, and sum up multiply-accumulates and microseconds by kernel.
 
     `baseline` are the kernels of the float model on the same request: those that quantization inserted show beside them. The
-    list of all kernels is written into `folder`. What a custom operator multiplies is not known, and not counted.
+    list of all kernels is written into `folder`. What a custom operator multiplies is not known, and not counted. On a GPU
+    there are no times: the profile has those of launching a kernel, which returns long before it is done.
 
     Raises:
         CandidateRefused: the runtime does not load or run the model.
     """
-    if settings.provider == OPENVINO_PROVIDER:
-        return _measure_openvino(model, settings, batch)
+    if settings.provider in COMPILED:
+        return _measure_compiled(model, settings, batch)
     graph, events = _profile(model, settings, batch, PROFILED)
     found = coverage_of(graph, events, settings.provider, PROFILED, baseline)
     if any(node.domain == BLOCKED_DOMAIN for part in all_graphs(graph) for node in part.node):
         # Float channels are padded to blocks of 8 or 16: the padding would be counted too.
         plain = _profile(model, settings, batch, 1, without=("NchwcTransformer",))
         found = _with_work(found, coverage_of(*plain, settings.provider, 1))
+    if settings.on_gpu:
+        found = replace(found, us_by_kernel={})
     if folder is None:
         return found
     path = folder / "kernels.json"
@@ -158,12 +163,14 @@ def _with_names(model: Path) -> bytes | None:
     return proto.SerializeToString() if changed else None
 
 
-def _measure_openvino(model: Path, settings: SessionSettings, batch: Arrays) -> Coverage:
+def _measure_compiled(model: Path, settings: SessionSettings, batch: Arrays) -> Coverage:
     """Multiply-accumulates of the nodes as written, by the kernels that the provider names for them; times are not told.
 
-    Nodes that it left to the CPU provider are counted as run by another one.
+    OpenVINO names its kernels; TensorRT none, so that all of its products are of unknown precision. Nodes that were left to
+    another provider are counted as run by that one.
     """
-    written = profile(model, replace(settings, provider=CPU_PROVIDER), batch, as_written=True)
+    on_processor = replace(settings, provider=CPU_PROVIDER, provider_options={}, entries={})
+    written = profile(model, on_processor, batch, as_written=True)
     graph = onnx.load(model, load_external_data=False).graph
     counted = [(name, macs) for name, _, macs in count_macs(graph, written)]
     events = profile(model, settings, batch)

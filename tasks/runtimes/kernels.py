@@ -48,6 +48,8 @@ LOW_PRECISION_KERNELS: dict[str, frozenset[str]] = {
             "MatMulBlockQuantizedFp8Weight",
         }
     ),
+    # What TensorRT compiled is one kernel to the profile, TRTKernel_graph_<number>, and says nothing of the types within.
+    "TensorrtExecutionProvider": frozenset(),
 }
 # What they take is in 16 bits, what they give need not be.
 _CONVERSIONS = frozenset({"Cast", "QuantizeLinear", "DequantizeLinear"})
