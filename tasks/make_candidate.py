@@ -22,7 +22,7 @@ from tasks.ptq.make import Materials, float_graph, make_variant, quantize_int8
 from tasks.ptq.prepare import fuse_graph, prepare_graph
 from tasks.ptq.qdq import Report
 from tasks.ptq.sensitivity import Sensitivity, find_parts, rank_parts
-from tasks.ptq.sessions import why_unmeasured
+from tasks.ptq.sessions import why_unmeasured, with_engine_cache
 from tasks.ptq.sites import tensors_to_collect
 from tasks.ptq.smooth import SmoothedGraph, read_channels, smooth
 from tasks.runtimes.openvino import find_device
@@ -98,6 +98,7 @@ def _try(run: Run, given: Given, inventory: Inventory, baseline: Accuracy, candi
     unmeasured = why_unmeasured(variant, usable_providers(inventory))
     if unmeasured is not None:
         return replace(refused(candidate.name, unmeasured), cached=had_variant)
+    variant = replace(variant, session=with_engine_cache(variant.session, run.state))
     coverage, had_coverage = coverage_of(run, given, inventory, variant)
     sanity, had_sanity = sanity_of(run, given, inventory, variant)
     accuracy, had_accuracy = measure_accuracy(run, given.evidence, inventory, variant, baseline)

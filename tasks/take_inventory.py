@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from tasks.context import Run, log
 from tasks.measure.inventory import take_inventory
+from tasks.ptq.sessions import session_settings
 from tasks.runtimes import openvino
+from tasks.runtimes.ort_gpu import device_of
 from tasks.step import step
+from validators.recipe import GPU_TARGETS, Candidate
 from validators.records import Inventory
 
 
@@ -13,11 +16,16 @@ from validators.records import Inventory
 def take_target_inventory(run: Run) -> Inventory:
     """The inventory of this machine for the job's target."""
     with run.clock.work("take inventory"):
-        inventory = take_inventory(run.job.target)
+        device = device_of(session_settings(Candidate("fp16", run.job.target), 1, (), run.job.provider_options))
+        inventory = take_inventory(run.job.target, device)
     log.info("inventory: %s", inventory.device_key)
     missing = openvino.why_missing() if run.job.target == "ort-openvino" else None
     if missing:
         log.warning("target ort-openvino: %s; expected %s; %s", missing.found, missing.expected, missing.fix)
+    if run.job.target in GPU_TARGETS and inventory.gpu is None:
+        log.warning(
+            "target %s: no NVIDIA GPU that its driver tells of; candidates are made, and not measured", run.job.target
+        )
     if inventory.load_average > inventory.cores:
         log.warning(
             "the machine is busy (load %.1f on %d cores): latency will be noisy",

@@ -83,7 +83,8 @@ def test_doctor_names_every_target_and_the_runtime(tmp_path: Path) -> None:
     done = quantgate(tmp_path, "doctor")
     assert done.returncode == 0
     assert re.search(r"^ort-cpu\s+yes", done.stdout, re.MULTILINE)
-    assert re.search(r"^tensorrt\s+no", done.stdout, re.MULTILINE)
+    for target, extra in (("ort-cuda", "`gpu`"), ("ort-tensorrt", "`ort-tensorrt`"), ("tensorrt", "`tensorrt`")):
+        assert re.search(rf"^{target}\s+(yes|no .*install the extras? .*{extra})", done.stdout, re.MULTILINE)
     assert "onnxruntime 1.31.1" in done.stdout
 
 

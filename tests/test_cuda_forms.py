@@ -22,7 +22,7 @@ from tasks.ptq.grams import Gram, collect_grams
 from tasks.ptq.int4_grid import round_to_nearest
 from tasks.ptq.make import Materials, make_variant, refuse_other_targets
 from tasks.ptq.prepare import prepare_graph
-from tasks.ptq.sessions import AS_WRITTEN, session_settings, why_unmeasured
+from tasks.ptq.sessions import AS_WRITTEN, session_settings, why_unmeasured, with_engine_cache
 from tasks.ptq.sites import tensors_to_collect
 from tasks.ptq.smooth import SmoothedGraph
 from tasks.runtimes.ort import open_session, run_batches
@@ -229,3 +229,13 @@ def test_options_go_to_the_providers_that_have_them() -> None:
         for target in ("ort-cpu", "ort-openvino", "ort-cuda", "ort-tensorrt", "tensorrt")
     }
     assert taken == {"ort-cpu": {}, "ort-openvino": {}, "ort-cuda": options, "ort-tensorrt": options, "tensorrt": {}}
+
+
+def test_engines_are_kept_in_the_state_folder() -> None:
+    """Of the provider that builds any, and where the job says, if it does."""
+    made = [
+        with_engine_cache(session_settings(decode(f"fp16@{at}"), 1), Path("/s")) for at in ("ort-cuda", "ort-tensorrt")
+    ]
+    assert [one.provider_options for one in made] == [{}, {"trt_engine_cache_path": "/s/engines"}]
+    asked = session_settings(decode("fp16@ort-tensorrt"), 1, (), {"trt_engine_cache_path": "/mine"})
+    assert with_engine_cache(asked, Path("/s")) == asked

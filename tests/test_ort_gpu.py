@@ -16,6 +16,7 @@ import pytest
 from conftest import Tiny
 from onnx import numpy_helper
 
+from tasks.measure.inventory import find_gpu
 from tasks.runtimes import coverage
 from tasks.runtimes import ort as ort_module
 from tasks.runtimes.assignment import RECORD, AssignedNode, assignment, refuse_strays
@@ -164,6 +165,23 @@ def test_a_provider_that_is_not_installed_is_refused(tiny: Tiny) -> None:
         assert caught.value.kind == "unsupported" and extra in caught.value.fix
         missing = probe(provider)
         assert missing is not None and missing.found == caught.value.found
+
+
+@pytest.mark.skipif(CUDA_PROVIDER not in ort.get_available_providers(), reason="onnxruntime-gpu is not installed")
+@pytest.mark.skipif(find_gpu() is not None, reason="there is a GPU: see the tests of marker gpu")
+@pytest.mark.parametrize("provider", [CUDA_PROVIDER, ORT_TENSORRT_PROVIDER])
+def test_a_runtime_for_gpus_without_one_is_refused(
+    tiny: Tiny, provider: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It imports, names the provider, and would run everything on the processor; the libraries that it lacks are named."""
+    for options in ({}, {"device_id": "0"}):
+        with (
+            pytest.raises(CandidateRefused, match=r"Failed to load lib\w+\.so") as caught,
+            open_session(tiny.model, SessionSettings(provider, 1, provider_options=options)),
+        ):
+            pass
+        assert caught.value.kind == "unsupported" and provider in caught.value.expected
+    assert "EP Error" not in capfd.readouterr().out
 
 
 def test_a_provider_that_answers_is_not_missing() -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
+from pathlib import Path
 
 from tasks.runtimes.openvino import Missing
-from tasks.runtimes.ort_gpu import why_missing
+from tasks.runtimes.ort_gpu import ENGINE_CACHE, why_missing
 from validators.errors import CandidateRefused
 from validators.libraries import Libraries
 from validators.providers import CPU_PROVIDER, CUDA_PROVIDER, OPENVINO_PROVIDER, ORT_TENSORRT_PROVIDER, TENSORRT
@@ -45,6 +47,13 @@ def session_settings(
         # At higher levels the CPU provider fuses FP8 Q/DQ into QLinearConv, which does not exist for FP8.
         return SessionSettings(CPU_PROVIDER, threads, optimization="basic", libraries=libraries)
     return SessionSettings(CPU_PROVIDER, threads, entries=dict(SLOW_FUSION), libraries=libraries)
+
+
+def with_engine_cache(settings: SessionSettings, state: Path) -> SessionSettings:
+    """The same, with what ONNX Runtime's TensorRT provider builds kept in the state folder, unless the job names another."""
+    if settings.provider != ORT_TENSORRT_PROVIDER:
+        return settings
+    return replace(settings, provider_options={ENGINE_CACHE: str(state / "engines")} | settings.provider_options)
 
 
 def why_unmeasured(variant: Variant, providers: Collection[str]) -> CandidateRefused | None:
