@@ -3,7 +3,7 @@
     python -m benchmarks.gpu_check bundle FOLDER            # where the demos' assets are: three models, packed small
     python -m benchmarks.gpu_check wheels FOLDER            # where there is a network: what the machine with the GPU may lack
     python -m benchmarks.gpu_check join FOLDER              # put together what was carried in parts
-    infra/gpu_check.sh FOLDER                               # on the machine with the GPU: all parts
+    make gpu-check BUNDLE=FOLDER WHEELS=FOLDER              # on the machine with the GPU: an environment, then `run`
     python -m benchmarks.gpu_check run FOLDER --only ort-cuda --models text --seconds 500
     python -m benchmarks.gpu_check run FOLDER --provider cpu                      # a rehearsal: every step, no GPU
     python -m benchmarks.gpu_check merge A.json B.json --into benchmarks/results
@@ -18,7 +18,9 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
 # The modules beside this one, and quantgate, which need not be installed where only a check is run.
@@ -29,6 +31,7 @@ from validators.errors import QuantgateError  # noqa: E402
 RESULTS = HERE / "results"
 WORK = HERE.parent / ".quantgate" / "gpu-check"
 MODELS = ("text", "image", "language")
+PARTS = ("ceilings", "ort-cuda", "tensorrt", "pytorch")
 PART_MB = 56
 
 
@@ -76,7 +79,7 @@ def _run(options: argparse.Namespace) -> int:
     from gpu_check_inventory import describe_machine
     from gpu_check_record import Results, results_path
     from gpu_check_run import run_check
-    from gpu_check_session import PARTS, Options
+    from gpu_check_session import Options
 
     rehearsal = options.provider == "cpu"
     inventory = describe_machine(rehearsal=rehearsal)
@@ -85,7 +88,7 @@ def _run(options: argparse.Namespace) -> int:
     wanted = Options(
         bundle=options.bundle,
         work=options.work,
-        parts=options.only or PARTS,
+        parts=options.only,
         models=options.models,
         batches=options.batches,
         seconds=options.seconds,
@@ -121,6 +124,16 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(part for part in text.split(",") if part)
 
 
+def _some_of(known: tuple[str, ...]) -> Callable[[str], tuple[str, ...]]:
+    def read(text: str) -> tuple[str, ...]:
+        unknown = set(_names(text)) - set(known)
+        if unknown or not _names(text):
+            raise argparse.ArgumentTypeError(f"found {text!r}; expected some of {', '.join(known)}")
+        return _names(text)
+
+    return read
+
+
 def _sizes(text: str) -> tuple[int, ...]:
     return tuple(map(int, _names(text)))
 
@@ -130,14 +143,14 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True)
     bundle = _command(commands, "bundle", _bundle)
     bundle.add_argument("folder", type=Path)
-    bundle.add_argument("--models", type=_names, default=MODELS)
+    bundle.add_argument("--models", type=_some_of(MODELS), default=MODELS)
     bundle.add_argument("--state", type=Path, default=HERE.parent / ".quantgate", help="has the demos' assets")
     bundle.add_argument("--part-mb", type=int, default=PART_MB, help="cut larger files; 0 for none")
     wheels = _command(commands, "wheels", _wheels)
     wheels.add_argument("folder", type=Path)
     wheels.add_argument("--python", default="3.12")
     wheels.add_argument("--part-mb", type=int, default=PART_MB)
-    wheels.add_argument("--lean", action="store_true", help="only what a machine with PyTorch and SciPy lacks")
+    wheels.add_argument("--lean", action="store_true", help="without NumPy, SciPy and ONNX")
     _command(commands, "join", _join).add_argument("folder", type=Path)
     merge = _command(commands, "merge", _merge)
     merge.add_argument("files", type=Path, nargs="+")
@@ -151,8 +164,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run_arguments(run: argparse.ArgumentParser) -> None:
     run.add_argument("bundle", type=Path, help="the folder that `bundle` wrote")
-    run.add_argument("--only", type=_names, default=(), help="of ceilings, ort-cuda, tensorrt, pytorch")
-    run.add_argument("--models", type=_names, default=MODELS)
+    run.add_argument("--only", type=_some_of(PARTS), default=PARTS, help=f"of {', '.join(PARTS)}")
+    run.add_argument("--models", type=_some_of(MODELS), default=MODELS)
     run.add_argument("--batches", type=_sizes, default=(), help="such as 1,8 in place of each model's own")
     run.add_argument("--seconds", type=float, default=540.0)
     run.add_argument("--launches", type=int, default=3)
@@ -163,7 +176,7 @@ def _run_arguments(run: argparse.ArgumentParser) -> None:
     run.add_argument("--work", type=Path, default=WORK, help="where candidates are kept")
 
 
-def _command(commands: argparse._SubParsersAction, name: str, function: object) -> argparse.ArgumentParser:
+def _command(commands: Any, name: str, function: object) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(name)
     parser.set_defaults(command=function)
     return parser

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 # Larger than any cache, and so large that starting a kernel takes no part of the time; small for a rehearsal on a processor.
@@ -25,9 +26,8 @@ def measure_ceilings(device: str) -> dict[str, dict[str, Any]]:
     torch.manual_seed(0)
     ceilings = {"copy": _figure(lambda: _copy(torch, device, size), device, 2 * size / 1e9, "gb_per_s", bytes=size)}
     for name, prepare in _PRODUCTS.items():
-        ceilings[name] = _figure(
-            lambda prepare=prepare: prepare(torch, device, side), device, 2 * side**3 / 1e12, "tflop_per_s", side=side
-        )
+        product = partial(prepare, torch, device, side)
+        ceilings[name] = _figure(product, device, 2 * side**3 / 1e12, "tflop_per_s", side=side)
     return ceilings
 
 

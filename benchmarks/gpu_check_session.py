@@ -20,7 +20,6 @@ from validators.errors import QuantgateError
 from validators.measurements import Estimate
 
 CEILINGS, PYTORCH = "ceilings", "pytorch"
-PARTS = (CEILINGS, "ort-cuda", "tensorrt", PYTORCH)
 CONFIDENCE = 0.95
 
 
@@ -30,7 +29,7 @@ class Options:
 
     bundle: Path
     work: Path
-    parts: tuple[str, ...] = PARTS
+    parts: tuple[str, ...] = (CEILINGS, "ort-cuda", "tensorrt", PYTORCH)
     models: tuple[str, ...] = ("text", "image", "language")
     batches: tuple[int, ...] = ()
     seconds: float = 540.0
@@ -104,8 +103,9 @@ def interval(estimate: Estimate) -> dict[str, float | None]:
 
 def refusal(error: Exception) -> dict[str, Any]:
     """What stands in the place of a figure that could not be had."""
-    known = isinstance(error, QuantgateError)
-    reason = f"{error.found}; expected {error.expected}; {error.fix}" if known else repr(error)
+    reason = repr(error)
+    if isinstance(error, QuantgateError):
+        reason = f"{error.found}; expected {error.expected}; {error.fix}"
     return {REFUSED: {"kind": getattr(error, "kind", "infrastructure"), "reason": reason}}
 
 

@@ -13,17 +13,14 @@ from validators.errors import InfrastructureError
 REQUIREMENTS = Path(__file__).with_name("gpu_check_requirements.txt")
 # pip takes each of these names literally, and no newer one for an older: all that may run with a C library of 2.28.
 PLATFORMS = (*(f"manylinux_2_{minor}_x86_64" for minor in range(28, 4, -1)), "manylinux2014_x86_64")
-# What comes with PyTorch or SciPy, and so need not be carried to a machine that has them.
-WITH_TORCH = frozenset(
-    {"flatbuffers", "ml_dtypes", "mpmath", "numpy", "onnx", "packaging", "protobuf", "scipy", "sympy"}
-    | {"typing_extensions", "coloredlogs", "humanfriendly", "click", "nvidia_ml_py"}
-)
+# The large ones that usually lie beside PyTorch already, in versions that do.
+WITH_TORCH = frozenset({"ml_dtypes", "numpy", "onnx", "protobuf", "scipy"})
 
 
 def download(folder: Path, python: str, part_bytes: int, *, lean: bool) -> list[Path]:
     """Fetch wheels for a Linux on x86-64 into the folder, and cut those larger than `part_bytes`; 0 leaves them whole.
 
-    `lean` drops what a machine with PyTorch, ONNX and SciPy has.
+    `lean` drops NumPy, SciPy and ONNX, for a machine that has them.
 
     Raises:
         InfrastructureError: pip does not bring them.

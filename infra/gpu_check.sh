@@ -1,16 +1,25 @@
 #!/usr/bin/env bash
-# Checks quantgate on this machine's GPU: `infra/gpu_check.sh BUNDLE [ARGUMENTS OF gpu_check run]`.
-#   PYTHON  a Python with PyTorch (python3)            WHEELS  a folder of wheels, for a machine without a network
+# Checks quantgate on this machine's GPU: `infra/gpu_check.sh [BUNDLE] [ARGUMENTS OF gpu_check run]`; docs/gpu.md.
+#   BUNDLE  the folder of models (.quantgate/gpu-check/bundle)
+#   PYTHON  a Python with PyTorch (python3)        WHEELS  a folder of wheels, for a machine without a network
 #   VENV    the environment to make (.quantgate/gpu-check/venv)
 set -euo pipefail
-usage="usage: [PYTHON=python3] [WHEELS=folder] infra/gpu_check.sh BUNDLE [arguments of gpu_check run]"
-bundle=$(realpath "${1:?$usage}")
-shift
-wheels=${WHEELS:+$(realpath "$WHEELS")}
+bundle=$(dirname "$0")/../.quantgate/gpu-check/bundle
+if [ $# -gt 0 ] && [ "${1#-}" = "$1" ]; then
+  bundle=$1
+  shift
+fi
+bundle=$(realpath -m "$bundle")
+wheels=${WHEELS:+$(realpath -m "$WHEELS")}
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
-venv=${VENV:-.quantgate/gpu-check/venv}
+venv=$(realpath -m "${VENV:-.quantgate/gpu-check/venv}")
 
+compgen -G "$bundle/*.zip*" >/dev/null || {
+  echo "found: no models in $bundle; expected: what \`python -m benchmarks.gpu_check bundle FOLDER\` writes where quantgate is" \
+    "installed with its demo; fix: write it there, and name the folder" >&2
+  exit 2
+}
 "$python" -c 'import torch' 2>/dev/null || {
   echo "found: no PyTorch for $python; expected: a Python with PyTorch; fix: set PYTHON to one that has it" >&2
   exit 1
@@ -50,8 +59,9 @@ PY
   touch "$venv/.ready"
 fi
 # ONNX Runtime's CUDA provider is linked with CUDA's libraries, which PyTorch brings.
-for folder in "$PWD/$venv"/shared/nvidia/*/lib; do
+for folder in "$venv"/shared/nvidia/*/lib; do
   [ ! -d "$folder" ] || LD_LIBRARY_PATH="$folder${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
 done
 export LD_LIBRARY_PATH=${LD_LIBRARY_PATH:-}
+"$venv/bin/python" -m benchmarks.gpu_check join "$bundle"
 exec "$venv/bin/python" -m benchmarks.gpu_check run "$bundle" "$@"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -398,3 +400,47 @@ def test_what_is_installed_is_what_a_user_installs() -> None:
     known = {*project["dependencies"], *project["optional-dependencies"]["gpu"]}
     asked = [line for line in REQUIREMENTS.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
     assert asked and not set(asked) - known
+
+
+# What a requirement of the check brings: by `pip download`, for Python 3.12 on Linux.
+BROUGHT = {
+    "numpy",
+    "onnx",
+    "google",
+    "ml_dtypes",
+    "typing_extensions",
+    "onnxruntime",
+    "flatbuffers",
+    "packaging",
+    "pynvml",
+}
+BROUGHT |= {"pydantic", "pydantic_core", "annotated_types", "typing_inspection", "scipy", "jiwer", "rapidfuzz", "click"}
+
+
+def test_nothing_is_imported_that_its_requirements_do_not_bring() -> None:
+    """All of `run` but PyTorch itself, which it imports where it needs it: no Prefect, no MLflow, nothing of the pages."""
+    code = (
+        "import gpu_check_run, onnxruntime, sys\n"
+        "from importlib import metadata\n"
+        "known = metadata.packages_distributions()\n"
+        "print(*{name.partition('.')[0] for name in sys.modules} & known.keys())"
+    )
+    paths = {"PYTHONPATH": os.pathsep.join([str(ROOT / "benchmarks"), str(ROOT)])}
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ | paths
+    )
+    # What setuptools adds to every interpreter of an environment, and this project itself.
+    ours = {"tasks", "validators", "_distutils_hack", "distutils-precedence", "__editable___quantgate_0_1_0_finder"}
+    assert set(run.stdout.split()) - ours - BROUGHT <= {"charset_normalizer", "cryptography"}, run.stdout
+
+
+@pytest.mark.parametrize("given", [[], ["absent"], ["--models", "text"]])
+def test_the_script_says_what_it_lacks(given: list[str], tmp_path: Path) -> None:
+    """A copy of it, in a tree without models: no environment is made, nothing is fetched."""
+    script = tmp_path / "infra" / "gpu_check.sh"
+    script.parent.mkdir()
+    shutil.copy(ROOT / "infra" / "gpu_check.sh", script)
+    run = subprocess.run([str(script), *given], capture_output=True, text=True, check=False)
+    assert run.returncode == 2 and run.stderr.startswith("found: no models in ") and "fix: " in run.stderr
+    assert ("/absent;" if given == ["absent"] else "/.quantgate/gpu-check/bundle;") in run.stderr
+    assert not (tmp_path / ".quantgate").exists()
