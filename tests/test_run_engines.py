@@ -63,6 +63,8 @@ def test_engines_are_looked_at_and_none_is_promoted(answers: tuple[Path, dict[st
     found = by_name(answers[1]["all"])
     assert list(found) == NAMES and answers[1]["all"].code == 3
     for name, candidate in found.items():
+        if name.startswith("int4"):
+            continue
         assert (candidate["proof"], candidate["outcome"], candidate["refusal"]) == (
             "aot-checked",
             "inconclusive",
@@ -76,6 +78,15 @@ def test_engines_are_looked_at_and_none_is_promoted(answers: tuple[Path, dict[st
         assert "speedup" not in verdicts and verdicts["finite"]["outcome"] == "pass"
         assert candidate["metric_value"] > 0.9 * document["baseline"]["value"]
     assert found["fp16@tensorrt"]["coverage_macs"] == 0.0, "of 8 bits or fewer: float16 is none"
+
+
+def test_a_product_in_float_is_caught_before_any_gpu(answers: tuple[Path, dict[str, Answer]]) -> None:
+    """The builder dequantizes weights of a single block along K by themselves, and multiplies in float16: the file says INT4."""
+    candidate = by_name(answers[1]["all"])["int4-g64-rtn@tensorrt"]
+    assert (candidate["proof"], candidate["outcome"]) == ("aot-checked", "failed")
+    verdicts = {verdict["gate"]: verdict for verdict in candidate["verdicts"]}
+    assert verdicts["coverage"]["outcome"] == "fail" and verdicts["coverage"]["value"] < 0.1
+    assert "first_matmul" in verdicts["coverage"]["reason"] and candidate["changes"]["MatMul in INT4"] == 2
 
 
 def test_the_page_says_what_that_is_worth(answers: tuple[Path, dict[str, Answer]]) -> None:
