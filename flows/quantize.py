@@ -20,15 +20,13 @@ from tasks.make_candidate import make_candidate
 from tasks.measure_champion import look_up_champion
 from tasks.measure_latency import measure_latency
 from tasks.measure_saturation import measure_saturation
-from tasks.own_step import run_own_step
-from tasks.promote import promote as promote_winner
 from tasks.ptq.graph import model_bytes
 from tasks.record import close_run, record_evidence, record_trials, recorded
 from tasks.report import publish_report
 from tasks.resolve_source import resolve_source
 from tasks.settings import hands_to_workers
 from tasks.suggest_calibration import Suggestion, suggest_calibration_data
-from tasks.worker_steps import BASELINE, BESIDE_FP16, CHAMPION, CONFIRMATION, RECOVERY
+from tasks.worker_steps import BASELINE, BESIDE_FP16, CHAMPION, CONFIRMATION, OWN_STEP, PROMOTION, RECOVERY
 from validators.approval import Approval
 from validators.job import Job
 from validators.measurements import Accuracy
@@ -118,7 +116,7 @@ def judge_candidates(run: Run, given: Given, findings: Findings, *, promote: boo
         champion_before=champion,
     )
 
-    trials = run_own_step(run, given, record, trials)
+    trials = at_target(OWN_STEP, run, given, inventory, record, trials)
     confirmation = at_target(CONFIRMATION, run, given, inventory, baseline, trials)
     findings = replace(findings, trials=confirmation.trials)
     if confirmation.winner is None:
@@ -126,7 +124,7 @@ def judge_candidates(run: Run, given: Given, findings: Findings, *, promote: boo
     best = at_target(CHAMPION, run, given, inventory, baseline, confirmation.winner, champion)
     if best.outcome == "passed" and promote and not run.job.source_is_file:
         approval = Approval(best, inventory.device_key, is_confirmed=run.job.confirmation.share > 0)
-        champion = promote_winner(run, given, inventory, approval, champion, record)
+        champion = at_target(PROMOTION, run, given, inventory, approval, champion, record)
         return replace(findings, best=best, champion=champion)
     return replace(findings, best=best)
 

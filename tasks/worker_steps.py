@@ -19,11 +19,14 @@ from tasks.measure_baseline import measure_baseline
 from tasks.measure_champion import compare_with_champion
 from tasks.measure_fp16 import can_measure_beside_fp16, measure_beside_fp16
 from tasks.measure_latency import measure_latency
+from tasks.own_step import run_own_step
+from tasks.promote import promote
 from tasks.recover import Recovered, choose_recovered, recover_trials
 from tasks.resolve_source import resolve_source
 from tasks.settings import state_folder
 from tasks.take_inventory import take_target_inventory
 from tasks.worker_guard import device_phase, timing_phase
+from validators.approval import Approval
 from validators.errors import InfrastructureError, QuantgateError
 from validators.job import Job
 from validators.measurements import Accuracy
@@ -67,6 +70,17 @@ def _may_recover(run: Run, _: Accuracy, trials: tuple[Trial, ...]) -> bool:
     return run.job.budgets.recovery > 0 and choose_recovered(trials) is not None
 
 
+def _has_own_step(run: Run, _record: str, trials: tuple[Trial, ...]) -> bool:
+    return run.job.step is not None and any(trial.outcome == "passed" for trial in trials)
+
+
+def _run_own_step(
+    run: Run, given: Given, _inventory: Inventory, record: str, trials: tuple[Trial, ...]
+) -> tuple[Trial, ...]:
+    judged: tuple[Trial, ...] = run_own_step(run, given, record, trials)
+    return judged
+
+
 def _may_confirm(run: Run, _: Accuracy, trials: tuple[Trial, ...]) -> bool:
     return run.job.confirmation.share > 0 and bool(rank_passing(run.job, trials))
 
@@ -85,8 +99,12 @@ CONFIRMATION = Step("confirmation", confirm_winner, (Accuracy, _TRIALS), Confirm
 CHAMPION = Step(
     "champion", compare_with_champion, (Accuracy, Trial, Champion | None), Trial, times=True, needed=_may_challenge
 )
+OWN_STEP = Step("own step", _run_own_step, (str, _TRIALS), _TRIALS, needed=_has_own_step)
+# The version is asked where it was judged: an engine answers nowhere else.
+PROMOTION = Step("promotion", promote, (Approval, Champion | None, str), Champion)
 STEPS: dict[str, Step[Any]] = {
-    step.name: step for step in (BASELINE, CANDIDATE, BESIDE_FP16, RECOVERY, CONFIRMATION, CHAMPION)
+    step.name: step
+    for step in (BASELINE, CANDIDATE, BESIDE_FP16, RECOVERY, OWN_STEP, CONFIRMATION, CHAMPION, PROMOTION)
 }
 
 

@@ -75,9 +75,8 @@ def engine(tiny: Tiny, tmp_path: Path) -> Engine:
 
 
 def build(model: Path, folder: Path) -> Engine:
-    from tasks.runtimes.engines import available, build_engine
-
     from tasks.measure.inventory import find_gpu
+    from tasks.runtimes.engines import available, build_engine
 
     if not available().runtimes:
         pytest.skip("no TensorRT")

@@ -81,7 +81,7 @@ def test_engines_are_looked_at_and_none_is_promoted(answers: tuple[Path, dict[st
 
 
 def test_a_product_in_float_is_caught_before_any_gpu(answers: tuple[Path, dict[str, Answer]]) -> None:
-    """The builder dequantizes weights of a single block along K by themselves, and multiplies in float16: the file says INT4."""
+    """The builder dequantizes weights of one block along K by themselves, and multiplies in float16: the file says INT4."""
     candidate = by_name(answers[1]["all"])["int4-g64-rtn@tensorrt"]
     assert (candidate["proof"], candidate["outcome"]) == ("aot-checked", "failed")
     verdicts = {verdict["gate"]: verdict for verdict in candidate["verdicts"]}
