@@ -167,16 +167,15 @@ class IExecutionContext:
             self._logger.log(Severity.ERROR, "operation not permitted when stream is capturing")
             return False
         self._fresh = False
-        version, alive = self._version, weakref.ref(self)
+        version, alive, cuda = self._version, weakref.ref(self), self._cuda
 
         def work() -> None:
             context = alive()
             if context is None or context._version != version:
-                self_cuda.broken = Error.cudaErrorIllegalAddress
+                cuda.broken = Error.cudaErrorIllegalAddress
                 return
             context._compute()
 
-        self_cuda = self._cuda
         queue.put(work)
         if self._profiler is not None:
             for one in queue.waiting:
@@ -215,8 +214,8 @@ class EngineInspector:
 
 @limited
 class ICudaEngine:
-    def __init__(self, model: Model, cuda: FakeCuda, logger: ILogger, ended: list[str]) -> None:
-        self._model, self._cuda, self._logger, self._ended = model, cuda, logger, ended
+    def __init__(self, model: Model, cuda: FakeCuda, logger: ILogger, fake: FakeTensorRT) -> None:
+        self._model, self._cuda, self._logger, self._fake = model, cuda, logger, fake
         self._ports = (*model.inputs, *model.outputs)
 
     @property
@@ -249,7 +248,8 @@ class ICudaEngine:
             self._logger.log(Severity.ERROR, "no room for the context")
             return None
         context = IExecutionContext(self._model, self._cuda, self._logger)
-        weakref.finalize(context, self._ended.append, "context")
+        self._fake.contexts += 1
+        weakref.finalize(context, self._fake.ended.append, "context")
         return context
 
     def create_engine_inspector(self) -> EngineInspector:
@@ -257,12 +257,13 @@ class ICudaEngine:
 
 
 class FakeTensorRT:
-    """The module's parts; `plans` are the engines that it can load, `ended` what was destroyed, in order."""
+    """The module's parts: `plans` that it can load, how many `contexts` were made, and what has `ended`, in order."""
 
     def __init__(self, cuda: FakeCuda) -> None:
         self.cuda = cuda
         self.plans: dict[bytes, Model] = {}
         self.ended: list[str] = []
+        self.contexts = 0
 
     def module(self, name: str = "tensorrt") -> ModuleType:
         """To be imported under that name."""
@@ -280,7 +281,7 @@ class FakeTensorRT:
                 if model is None:
                     self._logger.log(Severity.ERROR, "the version tag does not match")
                     return None
-                engine = ICudaEngine(model, fake.cuda, self._logger, fake.ended)
+                engine = ICudaEngine(model, fake.cuda, self._logger, fake)
                 weakref.finalize(engine, fake.ended.append, "engine")
                 return engine
 

@@ -240,6 +240,18 @@ def test_what_is_dropped_is_freed(fakes: Fakes) -> None:
     assert fakes.cuda.held() == before
 
 
+def test_contexts_are_made_when_they_are_needed(fakes: Fakes) -> None:
+    """Each takes memory: none for an engine that is only described, one for a request, one for all runs."""
+    engine = EngineRunner(b"static", fakes.api)
+    made = [fakes.tensorrt.contexts]
+    request = engine.bound({"x": np.zeros((2, 3), np.float32)})
+    made.append(fakes.tensorrt.contexts)
+    for _ in range(3):
+        engine.run({"x": np.zeros((2, 3), np.float32)}, ["y"])
+    made.append(fakes.tensorrt.contexts)
+    assert made == [0, 1, 2] and request.captured
+
+
 def test_an_engine_that_is_not_loaded_says_what_tensorrt_said(fakes: Fakes) -> None:
     with pytest.raises(EngineError, match="does not load the engine: the version tag does not match"):
         EngineRunner(b"other", fakes.api)
@@ -247,8 +259,9 @@ def test_an_engine_that_is_not_loaded_says_what_tensorrt_said(fakes: Fakes) -> N
 
 def test_a_context_that_is_not_made(fakes: Fakes) -> None:
     fakes.tensorrt.plans[b"large"] = replace(STATIC, makes_contexts=False)
+    engine = EngineRunner(b"large", fakes.api)
     with pytest.raises(EngineError, match="makes no execution context: no room for the context"):
-        EngineRunner(b"large", fakes.api)
+        engine.run({"x": np.zeros((2, 3), np.float32)}, ["y"])
     gc.collect()
     assert fakes.cuda.held() == 0
 

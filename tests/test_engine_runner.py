@@ -88,9 +88,11 @@ def test_other_settings_are_refused(fakes: Fakes, plan: Path) -> None:
     ],
 )
 def test_what_cuda_lacks_is_a_refusal(fakes: Fakes, plan: Path, function: str, error: Error, kind: str) -> None:
+    """When it is opened or when it runs."""
     fakes.cuda.fail[function] = error
-    refused = refusal_of_opening(plan)
-    assert refused.kind == kind and f"{function}: {error.name}" in refused.found
+    with pytest.raises(CandidateRefused) as refused, open_engine(plan, SETTINGS) as runner:
+        runner.run(mixed_batch(3), ["sum"])
+    assert refused.value.kind == kind and f"{function}: {error.name}" in refused.value.found
 
 
 def test_a_plan_of_another_version_is_refused(fakes: Fakes, plan: Path) -> None:

@@ -48,7 +48,6 @@ def checked(call: str, answer: tuple[Any, ...]) -> Any:
     error, *values = answer
     if error != 0:
         cudart = load_cuda()
-        cudart.cudaGetLastError()  # or whoever looks next takes it for his own
         raise CudaError(call, cudart.cudaGetErrorName(error)[1].decode())
     return values[0] if values else None
 

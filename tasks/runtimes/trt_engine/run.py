@@ -45,7 +45,8 @@ class EngineRunner:
         if self._engine is None:
             raise self._explain("TensorRT does not load the engine")
         self.inputs, self.outputs = describe(api, self._engine)
-        self._copying = self._request()
+        # Made when it is needed: a context takes the scratch memory of the largest batch.
+        self._copying: Request | None = None
 
     def run(self, batch: Arrays, outputs: Sequence[str]) -> list[NDArray[Any]]:
         """The named outputs for arrays in host memory: copied in, computed, copied out. Threads take turns.
@@ -59,6 +60,8 @@ class EngineRunner:
         if not set(outputs) <= set(names):
             raise ValueError(f"found outputs {list(outputs)}; expected some of {names}")
         with self._lock:
+            if self._copying is None:
+                self._copying = self._request()
             self._copying.load(batch)
             self._copying.enqueue()
             return self._copying.fetch(outputs)
