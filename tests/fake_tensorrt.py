@@ -52,8 +52,8 @@ class Config:
         self.cache: TimingCache | None = None
         self.told: list[Any] = []
 
-    def create_timing_cache(self, content: bytes) -> TimingCache:
-        return TimingCache(content)
+    def create_timing_cache(self, content: bytes) -> TimingCache | None:
+        return None if content.startswith(b"garbage") else TimingCache(content)
 
     def set_timing_cache(self, cache: TimingCache, ignore_mismatch: bool) -> bool:
         assert not ignore_mismatch

@@ -175,6 +175,7 @@ def test_an_engine_that_computes_something_else_is_refused(tmp_path: Path) -> No
     refusal = refused_warning(plan.messages)
     assert plan.engine is not None and refusal is not None and refusal.kind == "invalid"
     assert "read as INT8" in refusal.found
+    assert refused_warning([("WARNING", "Skipping tactic 3 due to insufficient memory on requested size of 9")]) is None
     assert refused_warning(build(int8_product(tmp_path / "model.onnx")).messages) is None
 
 

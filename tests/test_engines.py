@@ -238,6 +238,16 @@ def test_builds_share_what_they_timed_by_gpu_driver_and_version(tmp_path: Path) 
     }
 
 
+@pytest.mark.usefixtures("library")
+def test_a_shared_cache_that_was_cut_off_is_timed_anew(tmp_path: Path) -> None:
+    (tmp_path / "NVIDIA-H200-580.1-tensorrt-11.4.cache").write_bytes(b"garbage")
+    engine = build_engine(
+        int8_product(tmp_path / "a.onnx"), BuildSettings(RANGES), tmp_path / "e", gpu=GPU, timing_caches=tmp_path
+    )
+    assert engine.timing_cache is not None and engine.timing_cache.read_text() == '["a.onnx"]'
+    assert (tmp_path / "NVIDIA-H200-580.1-tensorrt-11.4.cache").read_text() == '["a.onnx"]'
+
+
 def test_what_another_build_put_there_meanwhile_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shared = tmp_path / "gpu.cache"
     monkeypatch.setattr("tasks.runtimes.engine_build.merge_timing_caches", lambda first, second: first + second)
@@ -247,6 +257,13 @@ def test_what_another_build_put_there_meanwhile_is_kept(tmp_path: Path, monkeypa
     assert shared.read_bytes() == b"mine and more"
     _share(b" theirs", b"mine", shared)
     assert shared.read_bytes() == b"mine and more theirs"
+
+    def fails(first: bytes, second: bytes) -> bytes:
+        raise RuntimeError("timing caches were not merged")
+
+    monkeypatch.setattr("tasks.runtimes.engine_build.merge_timing_caches", fails)
+    _share(b"anew", b"mine", shared)
+    assert shared.read_bytes() == b"anew"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["gpu.cache", "gpu.lock"]
 
 

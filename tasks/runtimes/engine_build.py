@@ -9,7 +9,7 @@ import fcntl
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -58,8 +58,10 @@ def _share(timed: bytes, known: bytes | None, shared: Path) -> None:
     """Put what was timed into the shared cache, with what other builds have put there meanwhile."""
     with _locked(shared):
         now = shared.read_bytes() if shared.exists() else None
-        if now not in (None, known):
-            timed = merge_timing_caches(now, timed)
+        if now is not None and now != known:
+            # What is lost where they cannot be merged is timed again.
+            with suppress(RuntimeError):
+                timed = merge_timing_caches(now, timed)
         fresh = shared.with_suffix(".new")
         fresh.write_bytes(timed)
         # Readers take no lock: they see the old file, or the new one.

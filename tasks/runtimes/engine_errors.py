@@ -38,13 +38,6 @@ PROVOKED: tuple[Cause, ...] = (
         "INT8 or FP8 with zero points of 0",
         _PLAIN_FILE,
     ),
-    Cause(
-        "UINT8 zero_point only on DLA",
-        "invalid",
-        "UINT8, which would be read as INT8: values above 127 would be cut off",
-        "INT8 or FP8 with zero points of 0",
-        _PLAIN_FILE,
-    ),
     Cause("scaleAllPositive", "invalid", "a scale of zero or below", "scales above zero", _PLAIN_FILE),
     Cause(
         r"input has type Int32 but must have type",
@@ -168,6 +161,17 @@ DOCUMENTED: tuple[Cause, ...] = (
         "raise `engines.workspace_mb`; otherwise take another candidate",
     ),
 )
+# Of warnings, where an engine is built all the same. Others are no reason: that a tactic lacks memory, for one, is tried again
+# with the next.
+CHANGES: tuple[Cause, ...] = (
+    Cause(
+        "UINT8 zero_point only on DLA",
+        "invalid",
+        "UINT8, which would be read as INT8: values above 127 would be cut off",
+        "INT8 or FP8 with zero points of 0",
+        _PLAIN_FILE,
+    ),
+)
 _UNKNOWN = Cause("", "invalid", "unknown", "a file that TensorRT builds an engine of", "read the build's log")
 _NO_OPERATOR = Cause(
     "",
@@ -204,11 +208,9 @@ def refusal_of(errors: Sequence[NodeError], messages: Iterable[Message]) -> Cand
 
 def refused_warning(messages: Iterable[Message]) -> CandidateRefused | None:
     """The refusal of an engine that was built and would compute something else than the file says; None where it would not."""
-    for severity, text in messages:
-        cause = _cause_of([text]) if severity == "WARNING" else None
-        if cause is not None:
-            return _refusal(cause, "", text)
-    return None
+    warnings = [text for severity, text in messages if severity == "WARNING"]
+    found = [(cause, text) for text in warnings for cause in CHANGES if re.search(cause.pattern, text)]
+    return _refusal(found[0][0], "", found[0][1]) if found else None
 
 
 def notes_in(messages: Iterable[Message]) -> tuple[str, ...]:

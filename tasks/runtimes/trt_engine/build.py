@@ -107,8 +107,8 @@ def merge_timing_caches(first: bytes, second: bytes) -> bytes:
     said: list[str] = []
     logger = make_logger(api, lambda severity, text: said.append(f"{severity}: {text}"))
     config = api.Builder(logger).create_builder_config()
-    cache = config.create_timing_cache(first)
-    if not cache.combine(config.create_timing_cache(second), False):
+    cache, other = config.create_timing_cache(first), config.create_timing_cache(second)
+    if cache is None or other is None or not cache.combine(other, False):
         raise RuntimeError("timing caches were not merged: " + " ".join(said))
     return bytes(cache.serialize())
 
@@ -148,11 +148,14 @@ class _TimingCache:
     def __init__(self, api: ModuleType, config: Any, content: bytes | None) -> None:
         self._config = config if runtime_of(api) == "tensorrt" else None
         if self._config is not None:
-            # Entries of another device or version are left out, which is right: they are timed again.
-            self._config.set_timing_cache(self._config.create_timing_cache(content or b""), False)
+            cache = self._config.create_timing_cache(content) if content else None
+            # Of another device or version, or cut off: timed again, from nothing.
+            cache = cache or self._config.create_timing_cache(b"")
+            self._config.set_timing_cache(cache, False)
 
     def serialized(self) -> bytes | None:
-        return bytes(self._config.get_timing_cache().serialize()) if self._config is not None else None
+        cache = self._config.get_timing_cache() if self._config is not None else None
+        return bytes(cache.serialize()) if cache is not None else None
 
 
 def _inspect(api: ModuleType, logger: Any, engine: bytes) -> str | None:
