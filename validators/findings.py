@@ -14,10 +14,10 @@ CONSEQUENCES: tuple[Consequence, ...] = get_args(Consequence)
 # Those that leave no engine, or one that is not what the file says. What is merely slow may still be the best there is.
 SEVERE: frozenset[Consequence] = frozenset({"fails", "wrong", "float"})
 MEANING: dict[Consequence, str] = {
-    "fails": "the parser or the builder refuses the file",
-    "wrong": "it builds, and the numbers are not those of the file",
-    "float": "it builds, and what is quantized is multiplied in float",
-    "slow": "it builds and runs as meant, with a step that could be spared",
+    "fails": "the runtime refuses the file",
+    "wrong": "the file is taken, and the numbers are not those that it says",
+    "float": "the file is taken, and what is quantized is multiplied in float",
+    "slow": "it runs as meant, with a step that could be spared",
 }
 
 

@@ -78,7 +78,7 @@ class Scope:
         """
         try:
             return np.asarray(numpy_helper.to_array(tensor, base_dir=str(self.folder))).astype(np.float64)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, onnx.checker.ValidationError) as error:
             raise SourceError(
                 found=f"the numbers of {tensor.name} cannot be read: {error}",
                 expected="the external data of the model beside it",

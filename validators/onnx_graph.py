@@ -9,8 +9,9 @@ import onnx
 from google.protobuf.message import DecodeError
 
 from validators.errors import JobError, SourceError
-from validators.findings import Finding, apply_rules
+from validators.findings import Finding, Rule, apply_rules
 from validators.graph_scope import DEQUANTIZE, QUANTIZE
+from validators.ort_rules import CPU_RULES, CUDA_RULES
 from validators.quantized_graph import QuantizedGraph
 from validators.recipe import Target
 from validators.tensorrt_rules import TENSORRT_RULES
@@ -30,6 +31,8 @@ QUANTIZED_OPERATORS = (
     *("MatMulNBits", "MatMulBnb4", "MatMulFpQ4", "MatMulBlockQuantized", "GatherBlockQuantized", "GemmFloat8"),
     *("QuantizeBFP", "DequantizeBFP", "QuantizeWithOrder", "DequantizeWithOrder"),
 )
+# The linter's rules by target; none are known of the others.
+RULES: dict[Target, tuple[Rule, ...]] = {"tensorrt": TENSORRT_RULES, "ort-cpu": CPU_RULES, "ort-cuda": CUDA_RULES}
 # How the types begin that only quantized weights are stored in; INT8 may be data. Half precision is no quantization.
 LOW_BIT_TYPES = ("FLOAT8", "FLOAT4", "INT4", "UINT4", "INT2", "UINT2")
 
@@ -71,11 +74,11 @@ def lint(path: Path, target: Target) -> tuple[Finding, ...]:
         SourceError: it is no ONNX file, or scales in files beside it are missing.
         JobError: there are no rules for this target.
     """
-    rules = {"tensorrt": TENSORRT_RULES}.get(target)
+    rules = RULES.get(target)
     if rules is None:
         raise JobError(
             found=f"target {target}",
-            expected="a target with rules: tensorrt",
+            expected=f"a target with rules: {', '.join(RULES)}",
             fix="run the model there, and see in the coverage of the result what ran in float",
         )
     return apply_rules(rules, QuantizedGraph(_load(path), path.parent))

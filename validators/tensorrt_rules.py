@@ -197,8 +197,8 @@ def scales_of_blocks(graph: QuantizedGraph) -> Findings:
 def uneven_blocks(graph: QuantizedGraph) -> Findings:
     """The size of a block is taken from the number of scales, and `block_size` is not read.
 
-    A last block that is shorter than the others, which ONNX allows, therefore moves the borders of all: 100 channels in
-    blocks of 64 and 36 are read as two of 50.
+    `INetworkDefinition.add_dequantize` has no argument for it. A last block that is shorter than the others, which ONNX allows,
+    therefore moves the borders of all: 100 channels in blocks of 64 and 36 are taken for two of 50.
     """
     for scope, node in graph.of_kind(QUANTIZE, DEQUANTIZE):
         size, axis = attribute(node, "block_size", 0), int(attribute(node, "axis", 1))
