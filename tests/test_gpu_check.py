@@ -212,9 +212,10 @@ def test_the_summary_of_trtexec_is_read() -> None:
     assert parse(SUMMARY) == {"gpu_compute_ms": 0.742, "latency_ms": 0.84}
 
 
-def test_another_output_is_refused() -> None:
+@pytest.mark.parametrize(("word", "other"), [("GPU Compute Time", "GPU time"), ("median", "middle")])
+def test_another_output_is_refused(word: str, other: str) -> None:
     with pytest.raises(CandidateRefused, match="without a median"):
-        parse(SUMMARY.replace("GPU Compute Time", "GPU time"))
+        parse(SUMMARY.replace(word, other))
 
 
 def test_trtexec_is_called_with_the_shapes_or_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
