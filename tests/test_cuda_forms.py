@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from tensorrt_rules import check_form
 
+from tasks.ptq import tensorrt_forms
 from tasks.ptq.cuda_forms import make_form
 from tasks.ptq.grams import Gram, collect_grams
 from tasks.ptq.int4_grid import round_to_nearest
@@ -203,6 +204,39 @@ def test_tensorrt_sees_the_pairs_of_the_file(tiny: Tiny, tmp_path: Path, folder:
     if candidate.precision in ("int8", "int4"):
         left_alone = optimized(variant.path, replace(variant.session, entries={}), tmp_path)
         assert Counter(node.op_type for node in left_alone.node if node.op_type in PAIRS) != counts[0]
+
+
+def test_pairs_are_not_moved_through_what_moves_values(tmp_path: Path) -> None:
+    """Between two products: a pair in front of the second, that the runtime would put before the Reshape as well."""
+    rng = np.random.default_rng(6)
+    stored = {name: rng.normal(size=shape).astype(np.float32) for name, shape in {"w": (64, 64), "v": (16, 8)}.items()}
+    constants: dict[str, NDArray[Any]] = {**stored, "shape": np.array([0, 4, 16])}
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["p"], name="first"),
+        helper.make_node("Reshape", ["p", "shape"], ["r"], name="reshape"),
+        helper.make_node("MatMul", ["r", "v"], ["y"], name="second"),
+    ]
+    ends = [
+        helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 64]),
+        helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 4, 8]),
+    ]
+    initializers = [numpy_helper.from_array(array, name) for name, array in constants.items()]
+    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], initializers)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    onnx.save(onnx.shape_inference.infer_shapes(model), tmp_path / "m.onnx")
+    x = rng.normal(size=(50, 64)).astype(np.float32)
+    np.savez(tmp_path / "calibration.npz", x=x, label=np.zeros(50))
+    statistics = statistics_of(tmp_path / "m.onnx", tmp_path / "calibration.npz")
+    candidate = decode("int8-static-minmax-pc@ort-tensorrt")
+    tensorrt_forms.make_form(candidate, tmp_path / "m.onnx", statistics, tmp_path / "form.onnx")
+    settings = session_settings(candidate, 1)
+    entry = next(iter(AS_WRITTEN))
+    moved = {entry: AS_WRITTEN[entry].replace("QDQPropagationTransformer;", "")}
+    pairs = {}
+    for name, entries in (("kept", AS_WRITTEN), ("moved", moved)):
+        seen = optimized(tmp_path / "form.onnx", replace(settings, entries=entries), tmp_path)
+        pairs[name] = [node.op_type for node in seen.node].count("QuantizeLinear")
+    assert pairs["kept"] == 2 < pairs["moved"]
 
 
 def test_names_of_optimizers_are_the_runtimes() -> None:
