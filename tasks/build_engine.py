@@ -10,6 +10,7 @@ from pathlib import Path
 from tasks.context import MAKER_CODE, Evidence, Given, Run
 from tasks.measure.perplexity import WINDOWS_AT_ONCE
 from tasks.measure_accuracy import EVALUATION_BATCH_SIZE
+from tasks.ptq.sessions import AS_WRITTEN
 from tasks.runtimes.engine_build import LOG
 from tasks.runtimes.engines import available, build_engine, profile_of
 from validators.digests import digest_values
@@ -19,10 +20,6 @@ from validators.onnx_graph import lint
 from validators.providers import CPU_PROVIDER
 from validators.records import Inventory, SessionSettings, Variant
 from validators.words import SHOWN, and_more
-
-# What an engine answers that was never run: the numbers of its file. At higher levels the CPU provider fuses FP8 pairs into
-# kernels that do not exist, and stores biases in INT32 with scales that float16 rounds to zero.
-_SIMULATION = {"optimization.disable_specified_optimizers": "WeightBiasQuantization"}
 
 
 def with_engine(run: Run, given: Given, inventory: Inventory, variant: Variant) -> Variant:
@@ -60,8 +57,9 @@ def with_engine(run: Run, given: Given, inventory: Inventory, variant: Variant) 
     if inventory.gpu:
         return replace(variant, engine=engine, notes=(*variant.notes, *notes))
     told = f"built for compute capability {', '.join(build.compute_capabilities)} and never run; answers are simulated"
+    # At higher levels the CPU provider fuses FP8 pairs into kernels that do not exist.
     session = SessionSettings(
-        CPU_PROVIDER, variant.session.threads, "basic", dict(_SIMULATION), variant.session.libraries
+        CPU_PROVIDER, variant.session.threads, "basic", dict(AS_WRITTEN), variant.session.libraries
     )
     return replace(variant, engine=engine, session=session, proof="aot-checked", notes=(*variant.notes, told, *notes))
 

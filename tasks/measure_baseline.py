@@ -12,10 +12,12 @@ from tasks.job_metric import job_metric
 from tasks.measure.inventory import usable_cores
 from tasks.measure_accuracy import finite, measure_accuracy
 from tasks.ptq.graph import model_bytes
+from tasks.ptq.sessions import session_settings, with_engine_cache
 from tasks.step import step
 from validators.errors import CandidateRefused, SourceError
 from validators.measurements import Accuracy
-from validators.providers import CPU_PROVIDER, CUDA_PROVIDER, ORT_TENSORRT_PROVIDER, TENSORRT
+from validators.providers import CPU_PROVIDER, TENSORRT
+from validators.recipe import GPU_TARGETS, Candidate
 from validators.records import Inventory, SessionSettings, Variant
 
 
@@ -28,20 +30,15 @@ def baseline_variant(run: Run, given: Given, inventory: Inventory) -> Variant:
     """
     source = given.source
     threads = run.job.measurement.points[0].threads or usable_cores()
-    provider = _PROVIDERS.get(run.job.target, CPU_PROVIDER) if inventory.gpu else CPU_PROVIDER
-    options = run.job.provider_options if provider in (CUDA_PROVIDER, ORT_TENSORRT_PROVIDER) else {}
-    variant = Variant(
-        "baseline",
-        source.onnx_path,
-        source.digest,
-        model_bytes(source.onnx_path),
-        SessionSettings(provider, threads, libraries=run.libraries, provider_options=options),
-    )
-    return with_engine(run, given, inventory, variant) if provider == TENSORRT else variant
-
-
-# Where the source runs; on other targets than these the processor runs it.
-_PROVIDERS: dict[str, str] = {"ort-cuda": CUDA_PROVIDER, "ort-tensorrt": ORT_TENSORRT_PROVIDER, "tensorrt": TENSORRT}
+    session = SessionSettings(CPU_PROVIDER, threads, libraries=run.libraries)
+    if inventory.gpu and run.job.target in GPU_TARGETS:
+        # Loaded as what is float there, too.
+        half = Candidate("fp16", run.job.target)
+        session = session_settings(half, threads, run.libraries, run.job.provider_options)
+        session = with_engine_cache(session, run.state)
+    size = model_bytes(source.onnx_path)
+    variant = Variant("baseline", source.onnx_path, source.digest, size, session)
+    return with_engine(run, given, inventory, variant) if session.provider == TENSORRT else variant
 
 
 @step("measure baseline", retried=False)
