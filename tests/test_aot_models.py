@@ -144,12 +144,9 @@ SHARES = {
     "image": {"int8": (1.0, 1.0), "fp8": (1.0, 1.0), "int4": (0.0001, 0.0003)},
     "language": {"int8": QUANTIZED, "fp8": QUANTIZED, "int4": (0.1, 0.3)},
 }
-# Signal to noise in dB that the output keeps, at least. Convolutions of EfficientNet-Lite0 lose most in FP8: three bits.
-LEAST_DB = {
-    "text": {"fp16": 50, "int8": 5, "fp8": 20, "int4": 5},
-    "image": {"fp16": 40, "int8": 5, "fp8": -5, "int4": 18},
-    "language": {"fp16": 30, "int8": 0, "fp8": 5, "int4": 0},
-}
+# Signal to noise in dB that the output keeps, in the order of the default candidates: two to five below what was found.
+# Convolutions of EfficientNet-Lite0 lose most, in FP8 for its three bits, and with ranges that cut off.
+LEAST_DB = {"text": (60, 14, 11, 23, 11), "image": (45, 14, 1, -3, 20), "language": (65, 13, 12, 23, 24)}
 
 
 @pytest.mark.parametrize("name", DEFAULT_CANDIDATES["tensorrt"])
@@ -161,10 +158,8 @@ def test_a_form_is_built_and_multiplies_in_its_precision(material: Material, tmp
     for found in coverages(form, material.batch, tmp_path):
         assert low <= found.share <= high
         assert found.unknown == 0 and found.float_nodes == () and found.half_share == pytest.approx(1)
-    assert (
-        sqnr_db(material.exact, outputs(form, material.batch, material.output))
-        > LEAST_DB[material.name][candidate.precision]
-    )
+    least_db = dict(zip(DEFAULT_CANDIDATES["tensorrt"], LEAST_DB[material.name], strict=True))[name]
+    assert sqnr_db(material.exact, outputs(form, material.batch, material.output)) > least_db
 
 
 def test_what_the_defaults_leave_out(material: Material, tmp_path: Path) -> None:
