@@ -13,6 +13,7 @@ from conftest import Tiny, statistics_of
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
+from real_builds import build
 from tensorrt_rules import Array, check_form, draw, op
 
 from tasks.ptq.calibration import calibrate
@@ -26,6 +27,7 @@ from tasks.ptq.statistics import save_statistics
 from tasks.ptq.tensorrt_forms import make_form
 from tasks.runtimes.ort import open_session, run_batches
 from validators.errors import CandidateRefused
+from validators.onnx_graph import lint
 from validators.recipe import DEFAULT_CANDIDATES, decode
 from validators.records import SessionSettings
 
@@ -106,6 +108,27 @@ def test_a_form_breaks_no_rule_and_keeps_the_function(tmp_path: Path, name: str)
     )
     assert found.dtype == np.float32
     assert LEAST_DB[name] < sqnr_db(exact, found) < LEAST_DB[name] + 12
+
+
+def test_the_forms_are_built_with_the_products_that_they_promise(tmp_path: Path) -> None:
+    """By TensorRT-RTX, layer by layer; INT4 in a single block is dequantized apart, as the linter says and the build shows."""
+    pytest.importorskip("tensorrt_rtx")
+    model, statistics, _ = patterns(tmp_path)
+    paths = [tmp_path / f"{index}.onnx" for index in range(len(FORMS))]
+    for name, path in zip(FORMS, paths, strict=True):
+        make_form(decode(f"{name}@tensorrt"), model, statistics, path)
+    for name, path, built in zip(FORMS, paths, build(*paths), strict=True):
+        assert built.engine and not built.errors
+        found = [(item.rule, item.node) for item in lint(path, "tensorrt")]
+        precision = decode(f"{name}@tensorrt").precision
+        if precision in ("int8", "fp8"):
+            assert all(built.multiplies_integers(node) for node in ("c", "d", "m", "g", "h", "y"))
+            assert found == [("TRT304 padded-channels", "d")]
+        elif precision == "int4":
+            assert [built.reads(node, "Int4") for node in ("m", "g_MatMul", "h_MatMul")] == [True, False, False]
+            assert found == [("TRT206 int4-apart", "g_MatMul"), ("TRT206 int4-apart", "h_MatMul")]
+        else:
+            assert found == [] and "Int8" not in built.types
 
 
 def half(values: Array) -> Floats:
