@@ -12,6 +12,8 @@ from tasks.measure.perplexity import WINDOWS_AT_ONCE
 from tasks.measure_accuracy import EVALUATION_BATCH_SIZE
 from tasks.ptq.sessions import AS_WRITTEN
 from tasks.runtimes.engine_build import LOG
+from tasks.runtimes.engine_errors import notes_in
+from tasks.runtimes.engine_process import read_log
 from tasks.runtimes.engines import available, build_engine, profile_of
 from validators.digests import digest_values
 from validators.engines import BuildSettings, Engine
@@ -54,6 +56,7 @@ def with_engine(run: Run, given: Given, inventory: Inventory, variant: Variant) 
             raise
 
     engine, _ = run.store.make("engine", key, Engine, make)
+    notes += notes_in(read_log(engine.log))
     if inventory.gpu:
         return replace(variant, engine=engine, notes=(*variant.notes, *notes))
     told = f"built for compute capability {', '.join(build.compute_capabilities)} and never run; answers are simulated"

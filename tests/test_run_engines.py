@@ -17,7 +17,7 @@ from tasks.runtimes.engines import available
 from validators.recipe import DEFAULT_CANDIDATES
 
 # Blocks of 128 do not divide the 64 features of the tiny model.
-NAMES = [name.replace("g128", "g64") for name in DEFAULT_CANDIDATES["tensorrt"]]
+NAMES = [name for name in DEFAULT_CANDIDATES["tensorrt"] if "g128" not in name]
 
 
 def with_det(folder: Path, tiny: Tiny) -> Path:

@@ -226,5 +226,7 @@ DEFAULT_CANDIDATES: dict[Target, tuple[str, ...]] = {
         "int8-static-entropy-pc@tensorrt",
         "fp8-amax-pc@tensorrt",
         "int4-g128-rtn@tensorrt",
+        # Blocks of 128 divide few widths of small models.
+        "int4-g64-rtn@tensorrt",
     ),
 }
