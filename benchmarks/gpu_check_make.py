@@ -17,9 +17,10 @@ from tasks.measure.inventory import usable_cores
 from tasks.ptq.calibration import calibrate
 from tasks.ptq.grams import Gram, collect_grams
 from tasks.ptq.graph import model_bytes
-from tasks.ptq.make import Materials, make_variant, session_settings
+from tasks.ptq.make import Materials, make_variant
 from tasks.ptq.prepare import fuse_graph, prepare_graph
 from tasks.ptq.sensitivity import Sensitivity
+from tasks.ptq.sessions import session_settings
 from tasks.ptq.sites import tensors_to_collect
 from tasks.ptq.smooth import SmoothedGraph, read_channels, smooth
 from tasks.runtimes.coverage import measure_coverage
