@@ -73,12 +73,12 @@ def rival(
         reason = make(name, given.source.onnx_path, run.job.data.calibration, calibration_batch, path)
         if reason:
             return Trial(name, outcome="refused", refusal=Refusal("unsupported", reason))
-    session = baseline_variant(run, given).session
+    session = baseline_variant(run, given, inventory).session
     variant = Variant(name, path, digest_model(path), model_bytes(path), session)
     batch = request_batch(given.evidence, run.job.measurement.points[0])
     try:
         coverage = measure_coverage(path, session, batch)
-        accuracy, _ = measure_accuracy(run, given.evidence, inventory, path, variant.digest, session, baseline)
+        accuracy, _ = measure_accuracy(run, given.evidence, inventory, variant, baseline)
     except CandidateRefused as error:
         return Trial(name, outcome="refused", refusal=Refusal(error.kind, error.found))
     return Trial(name, variant=variant, coverage=coverage, accuracy=accuracy)

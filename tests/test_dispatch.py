@@ -35,11 +35,13 @@ from tasks.settings import hands_to_workers, worker_wait_seconds
 from tasks.store import Store
 from tasks.worker_guard import device_phase, limit_of, timing_phase
 from tasks.worker_pool import worker_name
-from tasks.worker_steps import BASELINE, CHAMPION, CONFIRMATION, RECOVERY, fulfil
+from tasks.worker_steps import BASELINE, CHAMPION, CONFIRMATION, PROMOTION, RECOVERY, fulfil
+from validators.approval import ALWAYS_JUDGED, Approval
 from validators.errors import CandidateRefused, DataError, InfrastructureError, JobError, QuantgateError, SourceError
 from validators.measurements import Accuracy
 from validators.read_job import parse_job
-from validators.records import Gpu, Inventory, Refusal, SessionSettings, Trial, Variant
+from validators.records import Champion, Gpu, Inventory, Refusal, SessionSettings, Trial, Variant
+from validators.verdicts import Verdict
 
 INVENTORY = Inventory(
     target="ort-cpu",
@@ -83,6 +85,16 @@ def test_records_cross_the_border_as_they_are(tmp_path: Path) -> None:
     order = order_of(tmp_path)
     keep_answer(Store(tmp_path / "store"), order, trial, Trial)
     assert read_answer(Store(tmp_path / "store"), order, Trial) == trial
+
+
+def test_an_approval_crosses_the_border(tmp_path: Path) -> None:
+    """Promotion is done where the variant was judged: what it takes arrives whole, and is checked again when it is read."""
+    verdicts = tuple(Verdict(gate, "pass", 0.0, 0.0, "at_most") for gate in sorted({*ALWAYS_JUDGED, "drop"}))
+    trial = replace(some_trial(tmp_path / "m.onnx"), outcome="passed", verdicts=verdicts)
+    champion = Champion("m-quantized", "3", "champion-ort-cpu", "d", "s", "fp32-fused@ort-cpu", "2")
+    records = (Approval(trial, "a device", is_confirmed=False), champion, "run id")
+    digest = keep_arguments(Store(tmp_path), records, PROMOTION.takes)
+    assert read_arguments(Store(tmp_path), digest, PROMOTION.takes) == list(records)
 
 
 @pytest.mark.parametrize(

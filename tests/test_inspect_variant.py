@@ -37,7 +37,7 @@ def bench(tiny: Tiny, tmp_path: Path) -> Bench:
     given = Given(Source("tiny", "tiny", None, digest_model(tiny.model), tiny.model, "file"), evidence)
     quantize_dynamic(tiny.model, tmp_path / "variant.onnx", per_channel=True)
     variant = replace(
-        baseline_variant(run, given),
+        baseline_variant(run, given, take_inventory("ort-cpu")),
         candidate="int8-dynamic-pc@ort-cpu",
         path=tmp_path / "variant.onnx",
         digest=digest_model(tmp_path / "variant.onnx"),

@@ -31,7 +31,7 @@ from validators.job_gates import Gates
 from validators.labels import IGNORED
 from validators.measurements import Accuracy
 from validators.read_job import parse_job
-from validators.records import SessionSettings
+from validators.records import SessionSettings, Variant
 
 VOCABULARY, SEQUENCE = 7, 9
 INPUT = TensorSpec("input_ids", "int64", ("batch", "sequence"))
@@ -199,7 +199,8 @@ def measured(tmp_path: Path) -> Any:
 
     def measure(table: NDArray[np.float32], baseline: Accuracy | None = None) -> Accuracy:
         path, settings = bigram(tmp_path, table), SessionSettings("CPUExecutionProvider", 1)
-        return measure_accuracy(run, evidence, inventory, path, str(table.tobytes()), settings, baseline)[0]
+        variant = Variant("bigram", path, str(table.tobytes()), 0, settings)
+        return measure_accuracy(run, evidence, inventory, variant, baseline)[0]
 
     return measure, reference, samples.inputs["input_ids"]
 

@@ -1,0 +1,201 @@
+"""Engines in a run: who gets one, what is refused before and behind the build, and what of it is registered.
+
+Nothing here runs on a GPU: where the step needs one, the build is stood in for. Engines that are really built, ahead of time, are
+those of `test_run_engines.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from conftest import CLASSES, FEATURES, Tiny
+from onnx import TensorProto, helper, numpy_helper
+
+from tasks import build_engine as step
+from tasks.build_engine import with_engine
+from tasks.clock import Clock
+from tasks.context import Evidence, Given, Run
+from tasks.lineage import manifest_of, runtime_requirements, variant_folder
+from tasks.make_candidate import refused
+from tasks.measure.inventory import take_inventory
+from tasks.measure_baseline import baseline_variant
+from tasks.record_candidate import _files
+from tasks.store import Store
+from validators.approval import ALWAYS_JUDGED, Approval, NotApproved
+from validators.datasets import TensorSpec, load_samples
+from validators.digests import digest_file, digest_model
+from validators.engines import BuildSettings, Engine, EngineManifest
+from validators.errors import CandidateRefused
+from validators.providers import CPU_PROVIDER, CUDA_PROVIDER, ORT_TENSORRT_PROVIDER, TENSORRT
+from validators.read_job import parse_job
+from validators.records import Gpu, Inventory, Proof, SessionSettings, Source, Trial, Variant
+from validators.verdicts import Verdict
+
+GPU = Gpu("NVIDIA H200", "GPU-1", "9.0", "580.95.05", 150_000_000_000)
+WITHOUT = take_inventory("ort-cpu")
+ON_GPU = replace(WITHOUT, target="tensorrt", gpu=GPU)
+
+
+@pytest.fixture
+def given(tiny: Tiny) -> Given:
+    spec = TensorSpec("x", "float32", ("batch", FEATURES))
+    samples = load_samples(tiny.evaluation, (spec,), label="label", role="evaluation")
+    logits, kept = TensorSpec("logits", "float32", ("batch", CLASSES)), np.zeros(len(samples), bool)
+    evidence = Evidence((spec,), logits, samples, samples, None, None, kept)
+    return Given(Source("tiny", "tiny", None, digest_model(tiny.model), tiny.model, "file"), evidence)
+
+
+def run_of(tiny: Tiny, folder: Path, **changes: object) -> Run:
+    job = parse_job(tiny.job(**changes), base=folder)
+    return Run(job, folder / "state", "", Store(folder / "state" / "store"), Clock())
+
+
+def variant_of(model: Path) -> Variant:
+    return Variant("fp16@tensorrt", model, digest_model(model), 10, SessionSettings(TENSORRT, 2))
+
+
+@pytest.fixture
+def built(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """Builds that end well, in place of TensorRT's; returns what was asked of them."""
+    asked: list[dict[str, Any]] = []
+
+    def build(onnx_path: Path, build: BuildSettings, folder: Path, *, gpu: Gpu | None, timing_caches: Path) -> Engine:
+        asked.append({"onnx": onnx_path, "build": build, "gpu": gpu, "caches": timing_caches})
+        for name in ("engine.plan", "timing.cache", "build.log"):
+            (folder / name).write_text(name)
+        manifest = EngineManifest(
+            "tensorrt", "11.4.0.106", gpu.name if gpu else None, gpu.compute_capability if gpu else "8.9,12.0",
+            gpu.driver if gpu else None, build, digest_model(onnx_path), digest_file(folder / "engine.plan"),
+            digest_file(folder / "timing.cache"),
+        )  # fmt: skip
+        return Engine(folder / "engine.plan", manifest, folder / "build.log", folder / "timing.cache")
+
+    monkeypatch.setattr(step, "build_engine", build)
+    return asked
+
+
+def test_on_a_gpu_the_engine_answers_and_elsewhere_its_file(
+    tiny: Tiny, tmp_path: Path, given: Given, built: list[dict[str, Any]]
+) -> None:
+    """One is for this GPU and measured; the other for those that the job names, and simulated by the processor."""
+    run = run_of(tiny, tmp_path, engines={"workspace_mb": 64, "tf32": False, "ahead_of_time": ["8.9"]})
+    measured = with_engine(run, given, ON_GPU, variant_of(tiny.model))
+    assert measured.engine is not None and measured.loaded == measured.engine.path != tiny.model
+    assert (measured.proof, measured.session.provider) == ("measured", TENSORRT)
+    looked_at = with_engine(run, given, WITHOUT, variant_of(tiny.model))
+    assert looked_at.engine is not None and looked_at.loaded == tiny.model
+    assert (looked_at.proof, looked_at.session.provider) == ("aot-checked", CPU_PROVIDER)
+    assert looked_at.session.optimization == "basic" and any("8.9 and never run" in note for note in looked_at.notes)
+    here, ahead = (one["build"] for one in built)
+    assert (built[0]["gpu"], here.compute_capabilities) == (GPU, ())
+    assert (built[1]["gpu"], ahead.compute_capabilities) == (None, ("8.9",))
+    assert (here.workspace_mb, here.tf32) == (64, False)
+    # Requests of one sample, and the 32 at once that accuracy is measured on.
+    shape = here.profile["x"]
+    assert (shape.minimum, shape.optimum, shape.maximum) == ((1, FEATURES), (1, FEATURES), (32, FEATURES))
+    with_engine(run, given, ON_GPU, variant_of(tiny.model))
+    assert len(built) == 2, "taken from the store"
+    other = replace(ON_GPU, gpu=replace(GPU, driver="581.0"))
+    with_engine(run, given, other, variant_of(tiny.model))
+    assert len(built) == 3, "another driver, another engine"
+
+
+def test_what_the_linter_calls_broken_is_not_built(
+    tiny: Tiny, tmp_path: Path, given: Given, built: list[dict[str, Any]]
+) -> None:
+    """A zero point other than 0, which TensorRT's parser refuses: by rule, node and fix, before any build."""
+    constants = {"scale": np.float32(0.1), "zero": np.int8(3), "w": np.eye(4, dtype=np.float32)}
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "scale", "zero"], ["q"], name="planted"),
+        helper.make_node("DequantizeLinear", ["q", "scale", "zero"], ["d"], name="back"),
+        helper.make_node("MatMul", ["d", "w"], ["y"], name="product"),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 4])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 4])],
+        [numpy_helper.from_array(np.asarray(array), name) for name, array in constants.items()],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), tmp_path / "m.onnx")
+    with pytest.raises(CandidateRefused, match=r"TRT001 .* at node planted") as caught:
+        with_engine(run_of(tiny, tmp_path), given, ON_GPU, variant_of(tmp_path / "m.onnx"))
+    assert caught.value.kind == "invalid" and caught.value.fix and not built
+
+
+def test_the_log_of_a_build_that_failed_outlasts_it(
+    tiny: Tiny, tmp_path: Path, given: Given, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It goes with the refusal into the candidate's run; the store keeps no engine."""
+
+    def build(onnx_path: Path, build: BuildSettings, folder: Path, **_: object) -> Engine:
+        (folder / "build.log").write_text("all that it said")
+        raise CandidateRefused(kind="unsupported", found="no kernels", expected="some", fix="none")
+
+    monkeypatch.setattr(step, "build_engine", build)
+    run = run_of(tiny, tmp_path)
+    with pytest.raises(CandidateRefused, match="no kernels") as caught:
+        with_engine(run, given, ON_GPU, variant_of(tiny.model))
+    assert caught.value.log is not None and caught.value.log.read_text() == "all that it said"
+    trial = refused("fp16@tensorrt", caught.value)
+    assert list(_files(trial)) == [(caught.value.log, "engine/build.log")]
+    assert not [path for path in (run.store.root / "engine").iterdir() if (path / "record.json").exists()]
+
+
+@pytest.mark.parametrize(
+    ("target", "inventory", "provider", "options"),
+    [
+        ("ort-cpu", WITHOUT, CPU_PROVIDER, {}),
+        ("tensorrt", WITHOUT, CPU_PROVIDER, {}),
+        ("tensorrt", ON_GPU, TENSORRT, {}),
+        ("ort-cuda", ON_GPU, CUDA_PROVIDER, {"use_tf32": "0"}),
+        ("ort-tensorrt", ON_GPU, ORT_TENSORRT_PROVIDER, {"use_tf32": "0", "trt_engine_cache_path": "engines"}),
+    ],
+)
+def test_the_baseline_runs_where_the_variants_do(
+    tiny: Tiny, tmp_path: Path, given: Given, built: list[dict[str, Any]], target: str, inventory: Inventory,
+    provider: str, options: dict[str, str],
+) -> None:  # fmt: skip
+    """On the target's device where that is here, with the job's options; else on the processor."""
+    run = run_of(tiny, tmp_path, target=target, candidates=["fp16@tensorrt"], provider_options={"use_tf32": "0"})
+    baseline = baseline_variant(run, given, inventory)
+    assert baseline.session.provider == provider and baseline.proof == "measured"
+    found = {name: Path(value).name for name, value in baseline.session.provider_options.items()}
+    assert found == options
+    assert (baseline.engine is not None) == (provider == TENSORRT) == bool(built)
+
+
+def test_an_engine_is_registered_with_what_it_is_bound_to(
+    tiny: Tiny, tmp_path: Path, given: Given, built: list[dict[str, Any]]
+) -> None:
+    """The portable file, the engine, its timing cache, and the manifest that the consumer compares with its machine."""
+    variant = with_engine(run_of(tiny, tmp_path), given, ON_GPU, replace(variant_of(tiny.model)))
+    manifest = manifest_of(given, ON_GPU, variant, None)
+    assert set(manifest["files"]) == {tiny.model.name, "engine.plan", "timing.cache"}
+    assert (manifest["runtime"], manifest["runtime_version"]) == ("tensorrt", "11.4.0.106")
+    bound = manifest["engine"]
+    assert (bound["gpu"], bound["compute_capability"], bound["driver"]) == ("NVIDIA H200", "9.0", "580.95.05")
+    assert bound["onnx_digest"] == digest_model(tiny.model)
+    assert {path.name for path in variant_folder(variant, tmp_path).iterdir()} == set(manifest["files"])
+    required = runtime_requirements(ON_GPU, variant)
+    assert required[0] == "tensorrt==11.4.0.106" and any(name.startswith("cuda-bindings==") for name in required)
+    assert not any(name.startswith("onnxruntime") for name in required)
+    assert manifest_of(given, WITHOUT, baseline_variant(run_of(tiny, tmp_path), given, WITHOUT), None)["engine"] is None
+
+
+def test_what_never_ran_is_never_promoted(tiny: Tiny) -> None:
+    """With every verdict a pass: measured it may be, built ahead of time or simulated it may not."""
+    verdicts = tuple(Verdict(gate, "pass", 0.0, 0.0, "at_most") for gate in sorted({*ALWAYS_JUDGED, "drop"}))
+    trial = Trial("fp16@tensorrt", "passed", variant=variant_of(tiny.model), verdicts=verdicts)
+    assert Approval(trial, "a device", is_confirmed=False).variant.proof == "measured"
+    proofs: tuple[Proof, ...] = ("aot-checked", "simulated")
+    for proof in proofs:
+        with pytest.raises(NotApproved):
+            Approval(
+                replace(trial, variant=replace(variant_of(tiny.model), proof=proof)), "a device", is_confirmed=False
+            )
