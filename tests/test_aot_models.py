@@ -142,11 +142,11 @@ QUANTIZED = (0.97, 1.0)
 SHARES = {
     "text": {"int8": QUANTIZED, "fp8": QUANTIZED, "int4": QUANTIZED},
     "image": {"int8": (1.0, 1.0), "fp8": (1.0, 1.0), "int4": (0.0001, 0.0003)},
-    "language": {"int8": QUANTIZED, "fp8": QUANTIZED, "int4": (0.1, 0.3)},
+    "language": {"int8": QUANTIZED, "fp8": QUANTIZED, "int4": (0.1, 0.3), "int4-g64-rtn@tensorrt": QUANTIZED},
 }
 # Signal to noise in dB that the output keeps, in the order of the default candidates: two to five below what was found.
 # Convolutions of EfficientNet-Lite0 lose most, in FP8 for its three bits, and with ranges that cut off.
-LEAST_DB = {"text": (60, 14, 11, 23, 11), "image": (45, 14, 1, -3, 20), "language": (65, 13, 12, 23, 24)}
+LEAST_DB = {"text": (60, 14, 11, 23, 11, 11), "image": (45, 14, 1, -3, 20, 20), "language": (65, 13, 12, 23, 24, 13)}
 
 
 @pytest.mark.parametrize("name", DEFAULT_CANDIDATES["tensorrt"])
@@ -154,7 +154,8 @@ def test_a_form_is_built_and_multiplies_in_its_precision(material: Material, tmp
     candidate = decode(name)
     form = material.form(name)
     check_form(form, candidate.precision)
-    low, high = SHARES[material.name].get(candidate.precision, (0.0, 0.0))
+    shares = SHARES[material.name]
+    low, high = shares.get(name, shares.get(candidate.precision, (0.0, 0.0)))
     for found in coverages(form, material.batch, tmp_path):
         assert low <= found.share <= high
         assert found.unknown == 0 and found.float_nodes == () and found.half_share == pytest.approx(1)
@@ -163,11 +164,7 @@ def test_a_form_is_built_and_multiplies_in_its_precision(material: Material, tmp
 
 
 def test_what_the_defaults_leave_out(material: Material, tmp_path: Path) -> None:
-    """Blocks of 64 divide the channels that those of 128 do not. Of attention in INT8 nothing tells what the fused layer
-    computes its second product in: it counts as unknown."""
-    if material.name == "language":
-        found = coverages(material.form("int4-g64-rtn@tensorrt"), material.batch, tmp_path)
-        assert all(coverage.share > 0.97 for coverage in found)
+    """Of attention in INT8 nothing tells what the fused layer computes its second product in: it counts as unknown."""
     if material.name == "text":
         found = coverages(material.form("int8-static-minmax-pc-all@tensorrt"), material.batch, tmp_path)
         assert all(coverage.unknown > 0.02 and coverage.share + coverage.unknown == 1 for coverage in found)

@@ -1,7 +1,7 @@
 """Engines in a run: who gets one, what is refused before and behind the build, and what of it is registered.
 
-Nothing here runs on a GPU: where the step needs one, the build is stood in for. Engines that are really built, ahead of time, are
-those of `test_run_engines.py`.
+Nothing here runs on a GPU: where the step needs one, the build is stood in for. Engines that are really built, ahead of time,
+are those of `test_run_engines.py`.
 """
 
 from __future__ import annotations
