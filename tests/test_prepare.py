@@ -332,7 +332,7 @@ def test_every_default_candidate_of_the_cpu_is_made_or_refused(tiny: Tiny, tmp_p
     ("name", "words"),
     [
         ("int8-dynamic-pc@tensorrt", "at run time"),
-        ("int8-static-minmax-pc@ort-cuda", "INT8 on ort-cuda"),
+        ("int8-static-minmax-pc@ort-cuda", "INT8 for ort-cuda"),
         ("fp16@ort-cpu", "fp16 on ort-cpu"),
         ("int8-static-minmax-pc+fused@ort-cpu", "fused"),
         ("int8-dynamic-pc-smooth+fused@ort-cpu", "SmoothQuant on the fused graph"),

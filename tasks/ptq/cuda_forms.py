@@ -8,16 +8,15 @@ and QLinearMatMul it does not have: INT8 pairs would run as dequantization and a
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from tasks.ptq.calibration import read_ranges
+from tasks.ptq.forms import count_reasons, refuse_any, weight_changes
 from tasks.ptq.fp16 import Float16Report, convert_to_float16
 from tasks.ptq.grams import Gram
 from tasks.ptq.graph import scratch
 from tasks.ptq.weight_only import quantize_weights
-from validators.errors import CandidateRefused
 from validators.recipe import Candidate
 
 # matmul_4bits.cu: with another one a single row raises.
@@ -41,7 +40,7 @@ def make_form(
     with scratch() as folder:
         base = path if candidate.precision == "fp16" else folder / "float16.onnx"
         half = convert_to_float16(graph, base, read_ranges(statistics, "minmax", symmetric=False))
-        changes = {"nodes in float16": len(half.converted)} | _count("nodes left in float32", half.left.values())
+        changes = {"nodes in float16": len(half.converted)} | count_reasons("nodes left in float32", half.left.values())
         if candidate.precision == "fp16":
             return changes
         method = candidate.weight_method or "rtn"
@@ -55,21 +54,12 @@ def make_form(
             # The kernel has no other arithmetic than that of the activations.
             accuracy_level=0,
         )
-    changes |= {"embedding and head as one table in INT8": len(report.tied)} if report.tied else {}
-    changes |= {"Gemm split into MatMul and Add": report.gemm_split, "MatMul in INT4": len(report.quantized)}
-    changes |= _count("MatMul left in float", (reason for _, reason in report.left))
-    if report.factors_folded or report.factors_inserted:
-        changes |= {"factors folded": report.factors_folded, "factors multiplied in": report.factors_inserted}
-    return changes
+    return changes | weight_changes(report, "MatMul left in float")
 
 
 def _carried(half: Float16Report, grams: Mapping[str, Gram]) -> dict[str, Gram]:
     """The sums of the float graph's tensors, with those of the tensors that carry their values."""
     return dict(grams) | {new: grams[old] for new, old in half.carries.items() if old in grams}
-
-
-def _count(what: str, reasons: Iterable[str]) -> dict[str, int]:
-    return {f"{what}: {reason}": count for reason, count in Counter(reasons).items()}
 
 
 def refuse_recipe(candidate: Candidate) -> None:
@@ -79,7 +69,7 @@ def refuse_recipe(candidate: Candidate) -> None:
         CandidateRefused: `unsupported`.
     """
     wrong = {
-        f"{candidate.precision.upper()} on ort-cuda": (
+        candidate.precision.upper(): (
             candidate.precision in ("int8", "fp8"),
             "fp16 or int4: the CUDA provider has no kernels for Q/DQ pairs, and would compute in float; "
             "they are for tensorrt and ort-tensorrt",
@@ -93,6 +83,4 @@ def refuse_recipe(candidate: Candidate) -> None:
             "16 to 128: the CUDA provider has no kernel for others",
         ),
     }
-    for found, (is_so, expected) in wrong.items():
-        if is_so:
-            raise CandidateRefused(kind="unsupported", found=found, expected=expected, fix="take another candidate")
+    refuse_any(candidate.target, wrong)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from tasks.ptq.affine import WeightBits
 from tasks.ptq.bias_correction import correct_bias
 from tasks.ptq.calibration import read_ranges
 from tasks.ptq.dynamic import quantize_dynamic
+from tasks.ptq.forms import count_reasons, weight_changes
 from tasks.ptq.fp8 import quantize_fp8
 from tasks.ptq.grams import Gram
 from tasks.ptq.graph import custom_operators, model_bytes, notes_of, save_model
@@ -29,6 +30,8 @@ from validators.errors import CandidateRefused
 from validators.libraries import Libraries
 from validators.recipe import GPU_TARGETS, Candidate
 from validators.records import Variant
+
+LEFT = "nodes left in float"
 
 
 @dataclass(frozen=True)
@@ -129,7 +132,7 @@ def _fused_float(candidate: Candidate, materials: Materials, path: Path) -> dict
     # Of those that the fusions made, none was left.
     before = custom_operators(onnx.load(materials.prepared(), load_external_data=False).graph).values()
     left = Counter(before) & Counter(custom_operators(model.graph).values())
-    return _left(left.elements())
+    return count_reasons(LEFT, left.elements())
 
 
 def _int8(candidate: Candidate, materials: Materials, path: Path) -> dict[str, int]:
@@ -138,7 +141,7 @@ def _int8(candidate: Candidate, materials: Materials, path: Path) -> dict[str, i
     float_model = float_graph(candidate, materials)
     report = quantize_int8(candidate, materials, float_model, path, keep_float=nodes)
     changes = {"nodes in INT8": len(report.quantized)}
-    changes |= _left(reason for node, reason in report.left.items() if node not in nodes)
+    changes |= count_reasons(LEFT, (reason for node, reason in report.left.items() if node not in nodes))
     if candidate.smooth:
         smoothed = materials.smoothed()
         changes |= {
@@ -218,17 +221,12 @@ def _int4(candidate: Candidate, materials: Materials, path: Path) -> dict[str, i
         method=method,
         grams=materials.grams(candidate, float_model) if method in ("gptq", "awq") else None,
     )
-    changes = {"embedding and head as one table in INT8": len(report.tied)} if report.tied else {}
-    changes |= {"Gemm split into MatMul and Add": report.gemm_split, "MatMul in INT4": len(report.quantized)}
-    changes |= _left(reason for _, reason in report.left)
-    if report.factors_folded or report.factors_inserted:
-        changes |= {"factors folded": report.factors_folded, "factors multiplied in": report.factors_inserted}
-    return changes
+    return weight_changes(report, LEFT)
 
 
 def _fp8(candidate: Candidate, materials: Materials, path: Path) -> dict[str, int]:
     report = quantize_fp8(materials.prepared(), ranges_for(candidate, materials.statistics(False)), candidate, path)
-    return {"MatMul, Gemm and Conv in FP8 E4M3": len(report.quantized)} | _left(report.left.values())
+    return {"MatMul, Gemm and Conv in FP8 E4M3": len(report.quantized)} | count_reasons(LEFT, report.left.values())
 
 
 def _tensorrt(candidate: Candidate, materials: Materials, path: Path) -> dict[str, int]:
@@ -248,10 +246,6 @@ def ranges_for(candidate: Candidate, statistics: Path) -> dict[str, Range]:
     if candidate.target == "ort-openvino":
         return openvino_forms.ranges_for_openvino(statistics, candidate.range_method or "minmax")
     return read_ranges(statistics, candidate.range_method or "minmax", symmetric=candidate.precision == "fp8")
-
-
-def _left(reasons: Iterable[str]) -> dict[str, int]:
-    return {f"nodes left in float: {reason}": count for reason, count in Counter(reasons).items()}
 
 
 def _pass_of(candidate: Candidate) -> Callable[[Candidate, Materials, Path], dict[str, int]]:

@@ -27,10 +27,10 @@ from pathlib import Path
 import onnx
 
 from tasks.ptq.calibration import read_ranges
+from tasks.ptq.forms import refuse_any
 from tasks.ptq.graph import WEIGHT_INPUT, custom_operators
 from tasks.ptq.placement import FOLDED, KEPT, PASS_THROUGH, GraphView, Placement, read_places, why_not
 from tasks.ptq.range_methods import Range
-from validators.errors import CandidateRefused
 from validators.recipe import Candidate, RangeMethod
 
 SUMS = frozenset({"Add", "Concat"})
@@ -119,8 +119,4 @@ def refuse_recipe(candidate: Candidate) -> None:
         "FP8": (candidate.precision == "fp8", "int8: it has no FP8 kernels for a CPU"),
         "float16": (candidate.precision == "fp16", "int8 or fp32-fused: its float kernels are asked for float32"),
     }
-    for found, (is_so, expected) in wrong.items():
-        if is_so:
-            raise CandidateRefused(
-                kind="unsupported", found=f"{found} for ort-openvino", expected=expected, fix="take another candidate"
-            )
+    refuse_any(candidate.target, wrong)

@@ -7,18 +7,16 @@ What goes where is in `fp16_rules.py` and, for the pairs, in `placement.py`.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable
 from pathlib import Path
 
 from tasks.ptq.calibration import read_ranges
+from tasks.ptq.forms import count_reasons, refuse_any
 from tasks.ptq.fp8 import quantize_fp8
 from tasks.ptq.fp16 import convert_to_float16
 from tasks.ptq.graph import scratch
 from tasks.ptq.int4_blocks import BLOCK_SIZES, quantize_blocks
 from tasks.ptq.qdq import quantize_qdq
 from tasks.ptq.range_methods import Range
-from validators.errors import CandidateRefused
 from validators.recipe import Candidate
 
 
@@ -31,13 +29,13 @@ def make_form(candidate: Candidate, graph: Path, statistics: Path, path: Path) -
     with scratch() as folder:
         base = path if candidate.precision == "fp16" else folder / "float16.onnx"
         half = convert_to_float16(graph, base, read_ranges(statistics, "minmax", symmetric=False))
-        changes = {"nodes in float16": len(half.converted)} | _count("nodes left in float32", half.left.values())
+        changes = {"nodes in float16": len(half.converted)} | count_reasons("nodes left in float32", half.left.values())
         if candidate.precision == "fp16":
             return changes
         if candidate.precision == "int4":
             blocks = quantize_blocks(base, path, block_size=candidate.block_size or BLOCK_SIZES[-1])
             changes |= {"Gemm split into MatMul and Add": blocks.gemm_split, "MatMul in INT4": len(blocks.quantized)}
-            return changes | _count("MatMul left in float16", blocks.left.values())
+            return changes | count_reasons("MatMul left in float16", blocks.left.values())
         ranges = half.with_carried(read_ranges(statistics, candidate.range_method or "minmax", symmetric=True))
         return changes | _quantize(candidate, base, ranges, path)
 
@@ -57,11 +55,7 @@ def _quantize(candidate: Candidate, base: Path, ranges: dict[str, Range], path: 
             activation="int8",
             weight_bits=8,
         )
-    return {f"nodes in {precision}": len(report.quantized)} | _count("nodes not quantized", report.left.values())
-
-
-def _count(what: str, reasons: Iterable[str]) -> dict[str, int]:
-    return {f"{what}: {reason}": count for reason, count in Counter(reasons).items()}
+    return {f"nodes in {precision}": len(report.quantized)} | count_reasons("nodes not quantized", report.left.values())
 
 
 def refuse_recipe(candidate: Candidate) -> None:
@@ -85,11 +79,4 @@ def refuse_recipe(candidate: Candidate) -> None:
         "corrected biases": (candidate.bias_corrected, "no -bc: corrections are measured on the CPU's integers"),
         "parts kept in float": (candidate.kept_parts > 0, "no -keep: parts are ranked on the CPU's integers"),
     }
-    for found, (is_so, expected) in wrong.items():
-        if is_so:
-            raise CandidateRefused(
-                kind="unsupported",
-                found=f"{found} for {candidate.target}",
-                expected=expected,
-                fix="take another candidate",
-            )
+    refuse_any(candidate.target, wrong)
