@@ -23,9 +23,8 @@ def take_target_inventory(run: Run) -> Inventory:
     if missing:
         log.warning("target ort-openvino: %s; expected %s; %s", missing.found, missing.expected, missing.fix)
     if run.job.target in GPU_TARGETS and inventory.gpu is None:
-        log.warning(
-            "target %s: no NVIDIA GPU that its driver tells of; candidates are made, and not measured", run.job.target
-        )
+        ends = "engines are built ahead of time and looked at" if run.job.target == "tensorrt" else "candidates are made"
+        log.warning("target %s: no NVIDIA GPU that its driver tells of; %s, and none is measured", run.job.target, ends)
     if inventory.load_average > inventory.cores:
         log.warning(
             "the machine is busy (load %.1f on %d cores): latency will be noisy",

@@ -536,3 +536,13 @@ def test_markdown_artifact_and_terminal_hold_the_same_table() -> None:
     assert [row[0] for row in terminal[1:]] == [row["Candidate"] for row in artifact]
     assert markdown.terminal_rows(REFUSED) == [] == markdown.artifact_rows(REFUSED)
     assert "label 3: 0.4 %" in markdown.verdict_markdown(REFUSED)
+
+
+def test_the_page_names_the_gpu_or_says_that_there_is_none() -> None:
+    gpu = records.Gpu("NVIDIA H200", "GPU-5f1e", "9.0", "580.95.05", 150_754_000_000)
+    for inventory, text in (
+        (INVENTORY, "GPU none"),
+        (replace(INVENTORY, gpu=gpu), "GPU NVIDIA H200, compute capability 9.0, 150.8 GB, driver 580.95.05, GPU-5f1e"),
+    ):
+        shown = page.render_page(RESULT.model_copy(update={"inventory": asdict(inventory)}), JOB)
+        assert text in " ".join(re.sub(r"<[^>]+>", " ", shown).split())

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 from validators.job_gates import Gates
 from validators.measurements import Coverage, KernelTime
+from validators.providers import TENSORRT
 from validators.recipe import decode
 from validators.records import Variant
 from validators.verdicts import Outcome, Verdict
@@ -44,7 +45,7 @@ def judge_coverage(candidate: str, coverage: Coverage, gates: Gates) -> Verdict 
         direction="at_least",
         low=share if coverage.unknown else None,
         high=most if coverage.unknown else None,
-        method="multiply-accumulates by kernel, from the runtime's profile",
+        method=f"multiply-accumulates by kernel, from {_told_by(coverage)}",
         reason="" if outcome == "pass" else ran + _told(precision, coverage),
     )
 
@@ -63,7 +64,7 @@ def judge_time_coverage(candidate: str, coverage: Coverage, gates: Gates) -> Ver
         value=share,
         bound=gates.min_time_coverage,
         direction="at_least",
-        method="median time by kernel, from the runtime's profile",
+        method=f"median time by kernel, from {_told_by(coverage)}",
         reason="" if outcome == "pass" else ran + _told(precision, coverage),
     )
 
@@ -94,6 +95,10 @@ def name_kernels(kernels: Sequence[KernelTime]) -> str:
     """
     longest = sorted(kernels, key=lambda kernel: -kernel.microseconds)
     return _name([kernel.name for kernel in longest])
+
+
+def _told_by(coverage: Coverage) -> str:
+    return "the engine's layers" if coverage.providers == (TENSORRT,) else "the runtime's profile"
 
 
 def _told(precision: str, coverage: Coverage) -> str:

@@ -69,6 +69,7 @@ _INVENTORY_WORDS = {
     "runtimes": "runtimes",
     "providers": "providers",
     "load_average": "load at the start",
+    "gpu": "GPU",
 }
 
 
@@ -241,11 +242,18 @@ def _inventory(inventory: Mapping[str, Any]) -> dict[str, str]:
 def _fact(key: str, value: Any) -> str:
     if key == "memory_bytes":
         return f"{value / 1e9:.1f} GB"
+    if key == "gpu":
+        return _gpu(value) if value else "none"
     if isinstance(value, Mapping):
         return ", ".join(f"{name} {entry}" for name, entry in sorted(value.items())) or formats.NO_VALUE
     if isinstance(value, list | tuple):
         return ", ".join(map(str, value)) or formats.NO_VALUE
     return f"{value:.2f}" if isinstance(value, float) else str(value)
+
+
+def _gpu(gpu: Mapping[str, Any]) -> str:
+    memory = f"{gpu['memory_bytes'] / 1e9:.1f} GB"
+    return f"{gpu['name']}, compute capability {gpu['compute_capability']}, {memory}, driver {gpu['driver']}, {gpu['uuid']}"
 
 
 def _safe(address: str) -> str | None:
