@@ -23,7 +23,9 @@ def take_target_inventory(run: Run) -> Inventory:
     if missing:
         log.warning("target ort-openvino: %s; expected %s; %s", missing.found, missing.expected, missing.fix)
     if run.job.target in GPU_TARGETS and inventory.gpu is None:
-        ends = "engines are built ahead of time and looked at" if run.job.target == "tensorrt" else "candidates are made"
+        ends = (
+            "engines are built ahead of time and looked at" if run.job.target == "tensorrt" else "candidates are made"
+        )
         log.warning("target %s: no NVIDIA GPU that its driver tells of; %s, and none is measured", run.job.target, ends)
     if inventory.load_average > inventory.cores:
         log.warning(
