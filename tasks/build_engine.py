@@ -4,6 +4,7 @@ where it has none, ahead of time for others."""
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -11,7 +12,9 @@ from tasks.context import MAKER_CODE, Evidence, Given, Run
 from tasks.measure.perplexity import WINDOWS_AT_ONCE
 from tasks.measure_accuracy import EVALUATION_BATCH_SIZE
 from tasks.ptq.sessions import AS_WRITTEN
+from tasks.request import request_batch
 from tasks.runtimes.engine_build import LOG
+from tasks.runtimes.engine_coverage import coverage_of_layers, kernels_of_nodes
 from tasks.runtimes.engine_errors import notes_in
 from tasks.runtimes.engine_process import read_log
 from tasks.runtimes.engines import available, build_engine, profile_of
@@ -27,16 +30,39 @@ from validators.words import SHOWN, and_more
 def with_engine(run: Run, given: Given, inventory: Inventory, variant: Variant) -> Variant:
     """The variant with its engine; where it cannot run here it is `aot-checked`, and ONNX Runtime simulates its answers.
 
+    Ahead of time there is an engine for each compute capability that the job names; the variant gets the one that multiplies
+    least in low precision.
+
     Raises:
         CandidateRefused: the linter finds what the builder refuses, no builder is installed, or it builds nothing.
     """
     notes = _linted(variant)
+    if inventory.gpu:
+        engine = _engine(run, given, inventory, variant, ())
+        return replace(variant, engine=engine, notes=(*variant.notes, *notes, *_warnings(engine)))
+    capabilities = run.job.engines.ahead_of_time
+    # Of several in one build the builder tells the layers of one.
+    engines = [_engine(run, given, inventory, variant, (capability,)) for capability in capabilities]
+    engine = _least_covered(run, given, variant, engines)
+    told = f"built for compute capability {' and '.join(capabilities)}, never run; answers are simulated"
+    # At higher levels the CPU provider fuses FP8 pairs into kernels that do not exist.
+    session = SessionSettings(
+        CPU_PROVIDER, variant.session.threads, "basic", dict(AS_WRITTEN), variant.session.libraries
+    )
+    notes = (*variant.notes, told, *notes, *_warnings(engine))
+    return replace(variant, engine=engine, session=session, proof="aot-checked", notes=notes)
+
+
+def _engine(
+    run: Run, given: Given, inventory: Inventory, variant: Variant, compute_capabilities: tuple[str, ...]
+) -> Engine:
+    """From the store, or built; the log of a build that failed is kept outside of it."""
     job, evidence, points = run.job, given.evidence, run.job.measurement.points
     build = BuildSettings(
         profile_of(evidence.inputs, job.engines, points, _shapes(evidence), accuracy_batch=_most_at_once(run)),
         job.engines.workspace_mb,
         job.engines.tf32,
-        () if inventory.gpu else job.engines.ahead_of_time,
+        compute_capabilities,
     )
     key = (
         variant.digest,
@@ -55,16 +81,22 @@ def with_engine(run: Run, given: Given, inventory: Inventory, variant: Variant) 
             error.log = _kept(folder / LOG, run.state / "refused-builds" / digest_values(*key) / LOG)
             raise
 
-    engine, _ = run.store.make("engine", key, Engine, make)
-    notes += notes_in(read_log(engine.log))
-    if inventory.gpu:
-        return replace(variant, engine=engine, notes=(*variant.notes, *notes))
-    told = f"built for compute capability {', '.join(build.compute_capabilities)} and never run; answers are simulated"
-    # At higher levels the CPU provider fuses FP8 pairs into kernels that do not exist.
-    session = SessionSettings(
-        CPU_PROVIDER, variant.session.threads, "basic", dict(AS_WRITTEN), variant.session.libraries
-    )
-    return replace(variant, engine=engine, session=session, proof="aot-checked", notes=(*variant.notes, told, *notes))
+    return run.store.make("engine", key, Engine, make)[0]
+
+
+def _least_covered(run: Run, given: Given, variant: Variant, engines: Sequence[Engine]) -> Engine:
+    """The engine that multiplies least in low precision, of several that multiply otherwise; else the first."""
+    kernels = [kernels_of_nodes(engine.layers) for engine in engines]
+    if all(found == kernels[0] for found in kernels):
+        return engines[0]
+    batch = request_batch(given.evidence, run.job.measurement.points[0])
+    found = [coverage_of_layers(variant.path, engine.layers, batch) for engine in engines]
+    shares = [(coverage.share, coverage.half_share) for coverage in found]
+    return engines[shares.index(min(shares))]
+
+
+def _warnings(engine: Engine) -> tuple[str, ...]:
+    return notes_in(read_log(engine.log))
 
 
 def _kept(log: Path, place: Path) -> Path | None:

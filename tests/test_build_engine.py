@@ -29,7 +29,7 @@ from tasks.store import Store
 from validators.approval import ALWAYS_JUDGED, Approval, NotApproved
 from validators.datasets import TensorSpec, load_samples
 from validators.digests import digest_file, digest_model
-from validators.engines import BuildSettings, Engine, EngineManifest
+from validators.engines import BuildSettings, Engine, EngineManifest, Layer
 from validators.errors import CandidateRefused
 from validators.providers import CPU_PROVIDER, CUDA_PROVIDER, ORT_TENSORRT_PROVIDER, TENSORRT
 from validators.read_job import parse_job
@@ -90,7 +90,7 @@ def test_on_a_gpu_the_engine_answers_and_elsewhere_its_file(
     looked_at = with_engine(run, given, WITHOUT, variant_of(tiny.model))
     assert looked_at.engine is not None and looked_at.loaded == tiny.model
     assert (looked_at.proof, looked_at.session.provider) == ("aot-checked", CPU_PROVIDER)
-    assert looked_at.session.optimization == "basic" and any("8.9 and never run" in note for note in looked_at.notes)
+    assert looked_at.session.optimization == "basic" and any("8.9, never run" in note for note in looked_at.notes)
     here, ahead = (one["build"] for one in built)
     assert (built[0]["gpu"], here.compute_capabilities) == (GPU, ())
     assert (built[1]["gpu"], ahead.compute_capabilities) == (None, ("8.9",))
@@ -103,6 +103,30 @@ def test_on_a_gpu_the_engine_answers_and_elsewhere_its_file(
     other = replace(ON_GPU, gpu=replace(GPU, driver="581.0"))
     with_engine(run, given, other, variant_of(tiny.model))
     assert len(built) == 3, "another driver, another engine"
+
+
+def test_of_several_engines_the_one_that_covers_least_is_looked_at(
+    tiny: Tiny, tmp_path: Path, given: Given, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """INT8 for 8.9 and, of the same file, float16 for 12.0: what is said of the variant is what holds for both."""
+    names = [node.name for node in onnx.load(tiny.model).graph.node]
+
+    def build(onnx_path: Path, build: BuildSettings, folder: Path, **_: object) -> Engine:
+        (folder / "build.log").write_text("")
+        (folder / "engine.plan").write_text("plan")
+        dtype = {("8.9",): "int8", ("12.0",): "float16"}[build.compute_capabilities]
+        layers = tuple(Layer(name, "gemm", (dtype,), (dtype,), ("float16",), "", (name,)) for name in names)
+        manifest = EngineManifest(
+            "tensorrt_rtx", "1.7.1", None, ",".join(build.compute_capabilities), None, build, "", ""
+        )
+        return Engine(folder / "engine.plan", manifest, folder / "build.log", None, layers)
+
+    monkeypatch.setattr(step, "build_engine", build)
+    for order in (["8.9", "12.0"], ["12.0", "8.9"]):
+        run = run_of(tiny, tmp_path / order[0], engines={"ahead_of_time": order})
+        variant = with_engine(run, given, WITHOUT, variant_of(tiny.model))
+        assert variant.engine is not None and variant.engine.manifest.compute_capability == "12.0"
+        assert any(f"{order[0]} and {order[1]}, never run" in note for note in variant.notes)
 
 
 def test_what_the_linter_calls_broken_is_not_built(

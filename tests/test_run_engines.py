@@ -98,7 +98,7 @@ def test_the_page_says_what_that_is_worth(answers: tuple[Path, dict[str, Answer]
 
 def test_an_engine_is_built_once(answers: tuple[Path, dict[str, Answer]]) -> None:
     entries = list((answers[0] / "state" / "store" / "engine").iterdir())
-    assert len(entries) == len(NAMES), "the second run took those of the first, and the model with Det has none"
+    assert len(entries) == 2 * len(NAMES), "for two GPUs; the second run took those of the first, and Det has none"
     assert all(candidate["cached"] for candidate in by_name(answers[1]["all again"]).values())
 
 

@@ -39,5 +39,5 @@ class Engines(Settings):
     """Scratch memory on the device that a layer may take; null for all there is."""
     tf32: bool = True
     """Whether products of float32 may be computed in TF32, as TensorRT does unless it is told otherwise; the baseline's too."""
-    ahead_of_time: tuple[ComputeCapability, ...] = ("8.9", "12.0")
+    ahead_of_time: Annotated[tuple[ComputeCapability, ...], Field(min_length=1)] = ("8.9", "12.0")
     """Compute capabilities that engines are built for, and looked at, where there is no GPU (extra `tensorrt-aot`)."""
