@@ -34,6 +34,7 @@ RUN /opt/venv/bin/uv pip install --no-deps --no-build-isolation -e . \
     && /opt/venv/bin/uv pip uninstall uv
 
 FROM cuda AS build-gpu
+# Not pinned, for the same reason.
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install -y --no-install-recommends python3-venv \

@@ -26,7 +26,7 @@ HERE = Path(__file__).resolve().parent
 # The modules beside this one, and quantgate, which need not be installed where only a check is run.
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
-from validators.errors import QuantgateError  # noqa: E402
+from validators.errors import QuantgateError  # noqa: E402 - behind what makes it importable
 
 RESULTS = HERE / "results"
 WORK = HERE.parent / ".quantgate" / "gpu-check"

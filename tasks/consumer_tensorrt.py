@@ -30,7 +30,7 @@ class Champion(mlflow.pyfunc.PythonModel):  # type: ignore[misc,name-defined,unu
             ImportError: there is no TensorRT.
         """
         # MLflow runs this file where it is registered too, and there the package is not on the path.
-        from trt_engine.load import open_version  # type: ignore[import-not-found,unused-ignore]
+        from trt_engine.load import open_version  # type: ignore[import-not-found,unused-ignore]  # on the path where this runs
 
         manifest = json.loads(Path(context.artifacts["manifest"]).read_text(encoding="utf-8"))
         self.engine = open_version(Path(context.artifacts["variant"]), manifest)

@@ -44,7 +44,7 @@ def zeros(kind: str) -> np.ndarray:
 
 def plain(change: Part | None = None, **weights: object) -> onnx.ModelProto:
     """MatMul of a pair and a weight, with either changed."""
-    return model((change or pair()) + weight(64, 32, **weights) + product())  # type: ignore[arg-type]
+    return model((change or pair()) + weight(64, 32, **weights) + product())  # type: ignore[arg-type]  # the table gives the right types
 
 
 def one_of(scales: np.ndarray, value: float) -> np.ndarray:
@@ -67,7 +67,7 @@ RELU_FUNCTION = helper.make_function(
 
 def int4(rows: int, columns: int, blocks: int, x: int | None = None, **changes: object) -> onnx.ModelProto:
     """MatMul of a float activation and a weight of INT4."""
-    part = weight(rows, columns, codes=INT4, axis=0, blocks=blocks, **changes)  # type: ignore[arg-type]
+    part = weight(rows, columns, codes=INT4, axis=0, blocks=blocks, **changes)  # type: ignore[arg-type]  # the table gives the right types
     return model(part + product("x wd"), ("n", x or rows))
 
 

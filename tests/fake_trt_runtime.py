@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 API = json.loads(Path(__file__).with_name("tensorrt_api.json").read_text(encoding="utf-8"))
 DataType, TensorIOMode, TensorLocation, LayerInformationFormat = (
-    enum.Enum(name, API["enums"][name])  # type: ignore[misc]
+    enum.Enum(name, API["enums"][name])  # type: ignore[misc]  # names are known at run time
     for name in ("DataType", "TensorIOMode", "TensorLocation", "LayerInformationFormat")
 )
 NUMPY = {

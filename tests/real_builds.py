@@ -95,7 +95,7 @@ def _layer(line: str) -> BuiltLayer:
         r"Name: (.*?), LayerType: (\w+), Inputs: \[(.*?)\], Constants: \[(.*?)\], Outputs: \[(.*?)\]"
         r", TacticName: (.*?), StreamId: .*?Metadata: (.*)",
         line,
-    ).groups()  # type: ignore[union-attr]
+    ).groups()  # type: ignore[union-attr]  # no match fails the test
     types = [tuple(kind for _, _, kind in TENSOR.findall(part)) for part in (inputs, constants, outputs)]
     shapes = tuple([int(size) for size in sizes.split(",") if size] for _, sizes, _ in TENSOR.findall(constants))
     return BuiltLayer(head, kind, *types, tactic, tuple(re.findall(r"\[ONNX Layer: (.*?)\]", metadata)), shapes)
@@ -118,7 +118,7 @@ def _build_here(paths: Sequence[str]) -> None:
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
 
-    class Logger(trt.ILogger):  # type: ignore[misc]
+    class Logger(trt.ILogger):  # type: ignore[misc]  # a class of a module known at run time
         def __init__(self) -> None:
             trt.ILogger.__init__(self)
             self.messages: list[tuple[str, str]] = []

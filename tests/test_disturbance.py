@@ -165,7 +165,7 @@ def test_memory_is_that_of_the_process_that_is_watched() -> None:
         def read(self) -> GpuState:
             return replace(GPU, held_mb={os.getpid(): 700.0, 1: 900.0})
 
-    assert Watch(os.getpid(), Stand()).conditions().gpu_memory_mb == 700.0  # type: ignore[arg-type]
+    assert Watch(os.getpid(), Stand()).conditions().gpu_memory_mb == 700.0  # type: ignore[arg-type]  # a stand-in
     assert Watch(os.getpid()).conditions().gpu_memory_mb is None
 
 

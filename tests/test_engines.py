@@ -42,7 +42,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, st
 
     def write(name: str, text: str) -> None:
         (folder / f"{name}.py").write_text(text)
-        here = Available({name: "11.4"}, has_gpu=False)  # type: ignore[dict-item]
+        here = Available({name: "11.4"}, has_gpu=False)  # type: ignore[dict-item]  # names of runtimes
         monkeypatch.setattr(engines, "available", lambda: here)
 
     return write
@@ -116,7 +116,7 @@ def test_what_is_not_installed_is_named(
     build: BuildSettings,
     extra: str,
 ) -> None:
-    monkeypatch.setattr(engines, "available", lambda: Available(runtimes, has_gpu=gpu is not None))  # type: ignore[arg-type]
+    monkeypatch.setattr(engines, "available", lambda: Available(runtimes, has_gpu=gpu is not None))  # type: ignore[arg-type]  # names of runtimes
     with pytest.raises(CandidateRefused) as caught:
         build_engine(tmp_path / "model.onnx", build, tmp_path, gpu=gpu, timing_caches=None)
     assert caught.value.kind == "unsupported" and f"install the extra `{extra}`" in caught.value.fix

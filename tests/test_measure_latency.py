@@ -121,7 +121,7 @@ def test_every_combination_is_measured_and_the_first_is_judged_by(
 def test_operating_points_by_hand() -> None:
     """One number and a list of one are the same; the product has threads, batch sizes and axes in this order."""
     # As a job file has them: the validator makes tuples of either.
-    assert Measurement(dims={"s": 16}, threads=2) == Measurement(dims={"s": [16]}, threads=[2])  # type: ignore[arg-type, dict-item]
+    assert Measurement(dims={"s": 16}, threads=2) == Measurement(dims={"s": [16]}, threads=[2])  # type: ignore[arg-type, dict-item]  # one number becomes a list
     points = Measurement(batch_sizes=(1, 8), dims={"s": (16, 32), "t": (5,)}).points
     assert points == (
         OperatingPoint(1, {"s": 16, "t": 5}, 0),

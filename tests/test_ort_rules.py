@@ -23,11 +23,11 @@ def made(part: Part, shape: tuple[int | str, ...] = ("n", 64)) -> onnx.ModelProt
 
 
 def x(codes: object = np.uint8, **changes: object) -> Part:
-    return pair(codes=codes, floats=SINGLE, **changes)  # type: ignore[arg-type]
+    return pair(codes=codes, floats=SINGLE, **changes)  # type: ignore[arg-type]  # the table gives the right types
 
 
 def w(*shape: int, **changes: object) -> Part:
-    return weight(*shape, floats=SINGLE, **changes)  # type: ignore[arg-type]
+    return weight(*shape, floats=SINGLE, **changes)  # type: ignore[arg-type]  # the table gives the right types
 
 
 def out(name: str = "m") -> Part:

@@ -247,7 +247,7 @@ def test_a_worker_that_dies_or_stops_costs_its_candidate_and_not_the_run(
     plant: Plant, tiny: Tiny, tmp_path: Path
 ) -> None:
     """SIGKILL for worker and flow at once: nobody tells the server, and the run notices."""
-    slow = tiny.job()["measurement"] | {"blocks": 30, "block_seconds": 2.0}  # type: ignore[operator]
+    slow = tiny.job()["measurement"] | {"blocks": 30, "block_seconds": 2.0}  # type: ignore[operator]  # a mapping
     job = write_job(tmp_path / "job.yaml", tiny.job(candidates=[STATIC], measurement=slow))
     doomed = plant.start_worker("doomed")
     command = [sys.executable, "-m", "flows.cli", "run", str(job), "--result", str(tmp_path / "result.json")]

@@ -47,7 +47,7 @@ def make_logger(api: ModuleType, on_message: Callable[[str, str], None]) -> Any:
     A process has one: while a builder or a runtime lives, those of later ones are ignored.
     """
 
-    class Logger(api.ILogger):  # type: ignore[name-defined, misc]
+    class Logger(api.ILogger):  # type: ignore[name-defined, misc]  # a class of a module known at run time
         def __init__(self) -> None:
             api.ILogger.__init__(self)
 

@@ -225,7 +225,7 @@ class Request:
 
 
 def _make_profiler(api: ModuleType, times: dict[str, float]) -> Any:
-    class Profiler(api.IProfiler):  # type: ignore[name-defined, misc]
+    class Profiler(api.IProfiler):  # type: ignore[name-defined, misc]  # a class of a module known at run time
         def __init__(self) -> None:
             api.IProfiler.__init__(self)
 
