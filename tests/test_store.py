@@ -15,7 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from tasks.store import RECORD_FILE, StorageFull, Store
+from tasks.storage.shared_entries import RECORD_FILE
+from tasks.storage.space import StorageFull
+from tasks.storage.store import Store
 from validators.errors import InfrastructureError
 from validators.measurements import Estimate
 
@@ -173,7 +175,7 @@ CHILD = """
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from tasks.store import Store
+from tasks.storage.store import Store
 
 @dataclass(frozen=True)
 class Thing:

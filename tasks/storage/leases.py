@@ -1,0 +1,165 @@
+"""Locks among several machines: a lease is an object on S3 that its holder renews, and that another takes when it is too old.
+
+No two clocks are ever compared: how old a lease is, a waiter counts on its own clock from when it saw the object last change,
+and a holder on its own from when it last asked to renew it, which was before. A holder therefore takes its lease for lost
+before anybody else takes it for free, as long as no clock runs more than `MARGIN` faster than another.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import random
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+
+from pydantic import TypeAdapter, ValidationError
+
+from tasks.storage.locks import POLL_SECONDS, LockLost, LockTaken, lock_key
+from tasks.storage.s3 import S3
+from tasks.storage.s3_retry import ObjectMissing, Patience
+from validators.errors import InfrastructureError
+from validators.s3_uris import S3Uri
+
+log = logging.getLogger("quantgate")
+
+LEASE_SECONDS = 30.0
+MARGIN = 0.1
+# On Linux the clock that goes on while the machine sleeps: a lease grows old meanwhile.
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+def _now() -> float:
+    return time.clock_gettime(_CLOCK)
+
+
+@dataclass(frozen=True)
+class _Told:
+    """What a lease says: of which lock, whose, how long it is good for after it last changed, and whether it was given back.
+
+    `token` and `renewals` make each writing of it another object, by which a condition on its ETag knows it.
+    """
+
+    name: str
+    holder: str
+    token: str
+    seconds: float
+    renewals: int = 0
+    released: bool = False
+
+    def as_json(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+
+class S3Locks:
+    """Locks as objects below one place. A holder that is killed keeps others waiting for `lease_seconds` and the margin."""
+
+    def __init__(self, root: S3Uri, *, lease_seconds: float = LEASE_SECONDS) -> None:
+        self._root, self._lease_seconds = root, lease_seconds
+        third = lease_seconds / 3
+        # A renewal that takes longer is no use, and there is one after it.
+        self._s3 = S3(Patience(attempts=4, seconds=third, first_delay_seconds=0.1, answer_seconds=third / 2))
+
+    @contextmanager
+    def hold(self, name: str, *, wait_seconds: float) -> Iterator[_HeldLease]:
+        """See `Locks`.
+
+        Raises:
+            LockTaken: after `wait_seconds` another process holds it still.
+            InfrastructureError: the S3 server does not answer.
+        """
+        lease = self._take(name, time.monotonic() + wait_seconds)
+        try:
+            yield lease
+        finally:
+            lease.release()
+
+    def _take(self, name: str, end: float) -> _HeldLease:
+        uri = self._root / f"{lock_key(name)}.json"
+        holder = f"process {os.getpid()} on {socket.gethostname()}"
+        told = _Told(name, holder, os.urandom(16).hex(), self._lease_seconds)
+        seen, since = "", 0.0
+        while True:
+            asked = _now()
+            found = self._s3.write(uri, told.as_json(), only_if_absent=True)
+            there = None
+            if found is None:
+                with suppress(ObjectMissing):
+                    there, etag = self._read(uri, told)
+                    if etag != seen:
+                        seen, since = etag, _now()
+                    if there.released or _now() - since > there.seconds * (1 + MARGIN):
+                        asked = _now()
+                        found = self._s3.write(uri, told.as_json(), only_if=etag)
+            if found is not None:
+                return _HeldLease(self._s3, uri, told, found.etag, asked)
+            if there is not None and time.monotonic() >= end:
+                raise LockTaken(
+                    found=f"{name} is held by {there.holder}",
+                    expected="one at a time",
+                    fix="wait for it to end, and run again",
+                )
+            # Not in step with others that wait.
+            time.sleep(random.uniform(POLL_SECONDS, 2 * POLL_SECONDS))  # noqa: S311  # no secret
+
+    def _read(self, uri: S3Uri, mine: _Told) -> tuple[_Told, str]:
+        """The lease that is there; of one that cannot be read, as much as must be assumed."""
+        data, found = self._s3.read(uri)
+        try:
+            return TypeAdapter(_Told).validate_json(data), found.etag
+        except ValidationError:
+            return replace(mine, holder="an unreadable lease"), found.etag
+
+
+class _HeldLease:
+    """A lease that a thread renews three times in its length, until it is given back or lost."""
+
+    def __init__(self, s3: S3, uri: S3Uri, told: _Told, etag: str, asked: float) -> None:
+        self._s3, self._uri, self._told = s3, uri, told
+        self._etag, self._renewed, self._taken_over = etag, asked, False
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._keep, name=f"lease {told.name}", daemon=True)
+        self._thread.start()
+
+    def check(self) -> None:
+        """See `Held`."""
+        age = _now() - self._renewed
+        if self._taken_over or age > self._told.seconds:
+            raise LockLost(
+                found=f"{self._told.name}: "
+                + ("another process has it" if self._taken_over else f"not renewed for {age:.0f} s"),
+                expected=f"a lease that is renewed within {self._told.seconds:.0f} s",
+                fix="look at the S3 server and the load of this machine, and run again",
+            )
+
+    def release(self) -> None:
+        """Give it back; where the server does not answer, it grows old."""
+        self._end.set()
+        self._thread.join()
+        if not self._taken_over:
+            with suppress(InfrastructureError):
+                self._write(replace(self._told, released=True))
+
+    def _keep(self) -> None:
+        while not self._end.wait(self._told.seconds / 3):
+            asked = _now()
+            try:
+                self._told = replace(self._told, renewals=self._told.renewals + 1)
+                self._taken_over = not self._write(self._told)
+            except InfrastructureError as error:
+                log.warning("%s: not renewed: %s", self._told.name, error.found)
+                continue
+            if self._taken_over:
+                return
+            self._renewed = asked
+
+    def _write(self, told: _Told) -> bool:
+        found = self._s3.write(self._uri, told.as_json(), only_if=self._etag)
+        if found is not None:
+            self._etag = found.etag
+        return found is not None

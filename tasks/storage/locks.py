@@ -1,0 +1,112 @@
+"""One holder at a time of a named thing, among all processes that share a place."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Protocol, TextIO
+
+from validators.digests import digest_values
+from validators.errors import InfrastructureError
+
+POLL_SECONDS = 0.2
+
+
+class LockTaken(InfrastructureError):
+    """Another process holds the lock, and held it for as long as this one would wait."""
+
+
+class LockLost(InfrastructureError):
+    """The lock was held, and is not any more: whatever it guards may be another's by now."""
+
+
+class Held(Protocol):
+    """A lock that is held."""
+
+    def check(self) -> None:
+        """Return while the lock is held for certain.
+
+        Raises:
+            LockLost: it may be another's.
+        """
+
+
+class Locks(Protocol):
+    """Locks by name."""
+
+    def hold(self, name: str, *, wait_seconds: float) -> AbstractContextManager[Held]:
+        """Hold the lock for the length of the block.
+
+        Raises:
+            LockTaken: after `wait_seconds` another process holds it still.
+        """
+
+
+class _HeldFile:
+    def check(self) -> None:
+        """The kernel gives a lock of a file to another only when this process ends."""
+
+
+class FolderLocks:
+    """Locks as files of one folder, which the kernel frees when their holder ends, however it ends."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    @contextmanager
+    def hold(self, name: str, *, wait_seconds: float) -> Iterator[Held]:
+        """See `Locks`."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        path = self._folder / f"{lock_key(name)}.lock"
+        with _open_locked(path, name, time.monotonic() + wait_seconds) as file:
+            file.truncate(0)
+            file.write(f"{os.getpid()}\n")
+            file.flush()
+            try:
+                yield _HeldFile()
+            finally:
+                # Entries of the store are locked by their digests: what is never locked again would stay for ever.
+                path.unlink(missing_ok=True)
+
+
+def lock_key(name: str) -> str:
+    """A name as part of a path: what it is made of stays, what a path could be made of does not.
+
+    >>> lock_key("promotion-../model-ort-cpu")
+    'promotion-..%2Fmodel-ort-cpu'
+    """
+    key = re.sub(r"[^\w.@-]", lambda found: f"%{ord(found.group()):02X}", name)
+    # A file's name has 255 bytes at most, and a character up to four.
+    return key if len(key.encode()) <= 200 else f"{key[:30]}-{digest_values(name)}"
+
+
+def _open_locked(path: Path, name: str, end: float) -> TextIO:
+    """The file that has the name when it is locked: the one that was waited for may have been removed by its holder."""
+    while True:
+        with ExitStack() as stack:
+            file = stack.enter_context(path.open("a+", encoding="utf-8"))
+            _lock(file, name, end)
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                    stack.pop_all()
+                    return file
+
+
+def _lock(file: TextIO, name: str, end: float) -> None:
+    while True:
+        try:
+            return fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            if time.monotonic() >= end:
+                file.seek(0)
+                raise LockTaken(
+                    found=f"{name} is held by process {file.read().strip() or 'unknown'}",
+                    expected="one at a time",
+                    fix="wait for it to end, and run again",
+                ) from error
+        time.sleep(POLL_SECONDS)

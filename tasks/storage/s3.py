@@ -1,0 +1,201 @@
+"""One client of any S3 server: objects looked at, read, written, listed and deleted. Files: `s3_download`, `s3_upload`."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+from tasks.storage.s3_retry import ObjectMissing, Patience, WrongBytes, call, code_of, status_of
+from validators.s3_uris import S3Uri
+
+# Our uploads say the sha256 of the whole object: checksums of S3 are of parts, or of kinds that not every server has.
+SHA256 = "sha256"
+# The least that S3 takes as a part is 5 MiB, the most parts 10,000.
+PART_BYTES = 8 * 2**20
+MAX_PARTS = 10_000
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the server says of an object. `sha256` is what our upload said of it, `checksums` what S3 offers, by algorithm;
+    `parts_sha256` is that of the checksums of its parts. `modified`, in seconds since 1970, is told by a list alone.
+    """
+
+    uri: S3Uri
+    size_bytes: int
+    etag: str
+    sha256: str | None = None
+    version: str | None = None
+    checksums: tuple[tuple[str, str], ...] = ()
+    parts_sha256: str | None = None
+    encrypted: bool = False
+    modified: float | None = None
+
+
+class S3:
+    """A client; boto3 reads endpoint, region and credentials from the environment."""
+
+    def __init__(self, patience: Patience | None = None, part_bytes: int = PART_BYTES) -> None:
+        self.patience = patience or Patience()
+        self.part_bytes = part_bytes
+        self._client: Any = None
+        self._lock = threading.Lock()
+
+    @property
+    def client(self) -> Any:
+        """boto3's client, made on first use: its import takes half a second."""
+        with self._lock:
+            if self._client is None:
+                self._client = _connect(self.patience)
+            return self._client
+
+    def call(self, what: str, operation: str, uri: S3Uri, **arguments: Any) -> Any:
+        """One request by its name in boto3, tried again where that makes sense.
+
+        Raises:
+            StorageRefused: it makes none.
+            InfrastructureError: it did not go well in time.
+        """
+        arguments = {"Bucket": uri.bucket, "Key": uri.key} | arguments
+        return call(self.patience, f"{what} {uri}", getattr(self.client, operation), **arguments)
+
+    def head(self, uri: S3Uri) -> Found:
+        """What there is at a place.
+
+        Raises:
+            ObjectMissing: nothing.
+        """
+        return found_in(uri, self.call("looking at", "head_object", uri, ChecksumMode="ENABLED"))
+
+    def read(self, uri: S3Uri) -> tuple[bytes, Found]:
+        """A small object's bytes, held against the sha256 that its writer told.
+
+        Raises:
+            ObjectMissing: there is none.
+        """
+
+        def read() -> tuple[bytes, Found]:
+            answer = self.client.get_object(Bucket=uri.bucket, Key=uri.key)
+            with closing(answer["Body"]) as body:
+                data: bytes = body.read()
+            found = found_in(uri, answer)
+            if len(data) != found.size_bytes or found.sha256 not in (None, hashlib.sha256(data).hexdigest()):
+                raise wrong_bytes(uri, "sha256 or length")
+            return data, found
+
+        return call(self.patience, f"reading {uri}", read)
+
+    def write(
+        self, uri: S3Uri, data: bytes, *, only_if_absent: bool = False, only_if: str | None = None
+    ) -> Found | None:
+        """Put a small object; under a condition, None if it did not hold. `only_if` is the ETag of what is to be replaced.
+
+        Where the answer to a conditional write is lost, a second one finds the condition broken by the first: what is there
+        then decides. None therefore also stands for a write that another one has followed already.
+
+        Raises:
+            StorageRefused: the server does not let us.
+        """
+        digest = hashlib.sha256(data)
+        condition = {"IfNoneMatch": "*"} if only_if_absent else {"IfMatch": only_if} if only_if else {}
+        attempts = 0
+
+        def put() -> Found | None:
+            nonlocal attempts
+            attempts += 1
+            try:
+                answer = self.client.put_object(
+                    Bucket=uri.bucket,
+                    Key=uri.key,
+                    Body=data,
+                    ChecksumSHA256=base64.b64encode(digest.digest()).decode(),
+                    Metadata={SHA256: digest.hexdigest()},
+                    **condition,
+                )
+            except Exception as error:
+                if not is_unmet(error):
+                    raise
+                return self.is_ours(uri, digest.hexdigest()) if attempts > 1 else None
+            return Found(uri, len(data), answer["ETag"], digest.hexdigest(), answer.get("VersionId"))
+
+        return call(self.patience, f"writing {uri}", put)
+
+    def is_ours(self, uri: S3Uri, sha256: str) -> Found | None:
+        """What is there, if an upload of ours of these bytes put it there."""
+        try:
+            found = self.head(uri)
+        except ObjectMissing:
+            return None
+        return found if found.sha256 == sha256 else None
+
+    def list(self, prefix: S3Uri) -> Iterator[Found]:
+        """Every object below a prefix, by key; its `sha256` is not told."""
+        told: dict[str, Any] = {"Bucket": prefix.bucket, "Prefix": f"{prefix.key}/"}
+        while True:
+            answer = call(self.patience, f"listing {prefix}", self.client.list_objects_v2, **told)
+            for item in answer.get("Contents", ()):
+                yield Found(
+                    S3Uri(prefix.bucket, item["Key"]),
+                    item["Size"],
+                    item["ETag"],
+                    modified=item["LastModified"].timestamp(),
+                )
+            if not answer.get("IsTruncated"):
+                return
+            told["ContinuationToken"] = answer["NextContinuationToken"]
+
+    def delete(self, uri: S3Uri) -> None:
+        """Delete an object; one that is not there is no fault."""
+        self.call("deleting", "delete_object", uri)
+
+
+def _connect(patience: Patience) -> Any:
+    import boto3
+    from botocore.config import Config
+
+    config = Config(
+        connect_timeout=min(10.0, patience.answer_seconds),
+        read_timeout=patience.answer_seconds,
+        retries={"total_max_attempts": 1, "mode": "standard"},
+        # Checksums are told and verified here, over ranges and resumed parts as well, which boto3 leaves out.
+        request_checksum_calculation="when_required",
+        response_checksum_validation="when_required",
+        max_pool_connections=16,
+    )
+    return boto3.session.Session().client("s3", config=config)
+
+
+def found_in(uri: S3Uri, answer: Any) -> Found:
+    """What an answer of the server says of the object."""
+    whole = answer.get("ChecksumType") in (None, "FULL_OBJECT")
+    names = {"SHA256": "ChecksumSHA256", "SHA1": "ChecksumSHA1", "CRC32": "ChecksumCRC32"}
+    checksums = tuple((name, answer[key]) for name, key in names.items() if key in answer and "-" not in answer[key])
+    return Found(
+        uri,
+        answer["ContentLength"],
+        answer["ETag"],
+        answer.get("Metadata", {}).get(SHA256),
+        answer.get("VersionId"),
+        checksums if whole else (),
+        None if whole else answer.get("ChecksumSHA256"),
+        encrypted=str(answer.get("ServerSideEncryption", "")).startswith("aws:kms") or "SSECustomerAlgorithm" in answer,
+    )
+
+
+def is_unmet(error: Exception) -> bool:
+    """Whether the condition of a request did not hold."""
+    return status_of(error) == 412 or code_of(error) == "PreconditionFailed"
+
+
+def wrong_bytes(uri: S3Uri, by: str) -> WrongBytes:
+    """The error for bytes that are not those of the object."""
+    return WrongBytes(
+        found=f"{uri} arrived otherwise than its {by} says",
+        expected="the bytes that were stored",
+        fix="read it again; if it stays, the object is damaged: delete it, and run again",
+    )

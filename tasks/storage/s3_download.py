@@ -1,0 +1,140 @@
+"""An object of S3 as a file: streamed beside its place, resumed where the connection broke, verified, and then renamed."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import tempfile
+import zlib
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import IO, Any
+
+from tasks.storage.s3 import S3, Found, is_unmet, wrong_bytes
+from tasks.storage.s3_retry import Attempts
+from tasks.storage.space import room_in
+from validators.s3_uris import S3Uri
+
+CHUNK_BYTES = 2**20
+
+
+class _Crc32:
+    """zlib's CRC-32 with the face of hashlib."""
+
+    def __init__(self) -> None:
+        self._value = 0
+
+    def update(self, data: bytes) -> None:
+        self._value = zlib.crc32(data, self._value)
+
+    def digest(self) -> bytes:
+        return self._value.to_bytes(4, "big")
+
+
+class Check:
+    """The checksum that an object is held against, the strongest that there is, fed as its bytes arrive."""
+
+    def __init__(self, found: Found) -> None:
+        self._length, self._found = 0, found
+        self.by, self._expected, self._hash = _choose(found)
+
+    def update(self, data: bytes) -> None:
+        """The next bytes."""
+        self._length += len(data)
+        if self._hash is not None:
+            self._hash.update(data)
+
+    @property
+    def holds(self) -> bool:
+        """Whether the bytes so far are the object."""
+        right = self._hash is None or self._hash.digest() == self._expected
+        return right and self._length == self._found.size_bytes
+
+
+def _choose(found: Found) -> tuple[str, bytes, Any]:
+    if found.sha256:
+        return "sha256", bytes.fromhex(found.sha256), hashlib.sha256()
+    makers: dict[str, Any] = {"SHA256": hashlib.sha256, "SHA1": hashlib.sha1, "CRC32": _Crc32}
+    for name, value in found.checksums:
+        return f"checksum ({name})", base64.b64decode(value), makers[name]()
+    etag = found.etag.strip('"')
+    # Of several parts, or encrypted by a key of the server's, the ETag is no MD5 of the content.
+    if len(etag) == 32 and not found.encrypted:
+        with suppress(ValueError):
+            return "ETag (MD5)", bytes.fromhex(etag), hashlib.md5(usedforsecurity=False)
+    return "length", b"", None
+
+
+def verified_by(found: Found) -> str:
+    """What a download of the object is held against."""
+    return Check(found).by
+
+
+def download(s3: S3, uri: S3Uri, path: Path, *, sha256: str | None = None) -> Found:
+    """Write the object to `path`, whole and right or not at all; `sha256` is what it must be, where the caller knows.
+
+    Raises:
+        ObjectMissing: it is not there.
+        StorageFull: there is no room for it.
+        InfrastructureError: it did not arrive rightly in time.
+    """
+    attempts = Attempts(s3.patience, f"downloading {uri}")
+    with room_in(path.parent), tempfile.NamedTemporaryFile(dir=path.parent, prefix=".loading-", delete=False) as file:
+        partial = Path(file.name)
+        try:
+            found = _fetch(s3, uri, file, attempts, sha256)
+            file.flush()
+            os.fsync(file.fileno())
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
+    return found
+
+
+def _fetch(s3: S3, uri: S3Uri, file: IO[bytes], attempts: Attempts, sha256: str | None) -> Found:
+    """Until one object is in the file from its first byte to its last."""
+    while True:
+        found = s3.head(uri)
+        if sha256 is not None and found.sha256 != sha256:
+            attempts.failed(wrong_bytes(uri, f"sha256 {sha256[:12]}"))
+            continue
+        file.seek(0)
+        file.truncate()
+        check = Check(found)
+        if not _stream(s3, found, file, check, attempts):
+            continue
+        if check.holds:
+            return found
+        attempts.failed(wrong_bytes(uri, check.by))
+
+
+def _stream(s3: S3, found: Found, file: IO[bytes], check: Check, attempts: Attempts) -> bool:
+    """Append what is left of the object, over as many connections as it takes; False where another one took its place."""
+    while (offset := file.tell()) < found.size_bytes:
+        try:
+            answer = _ask(s3, found, offset)
+            with closing(answer["Body"]) as body:
+                while data := body.read(CHUNK_BYTES):
+                    file.write(data)
+                    check.update(data)
+        except Exception as error:
+            if file.tell() > offset:
+                attempts.progressed()
+            changed = is_unmet(error)
+            attempts.failed(wrong_bytes(found.uri, "ETag") if changed else error)
+            if changed:
+                return False
+    return True
+
+
+def _ask(s3: S3, found: Found, offset: int) -> Any:
+    """The answer with the object from `offset` on, and no other."""
+    answer = s3.client.get_object(
+        Bucket=found.uri.bucket, Key=found.uri.key, Range=f"bytes={offset}-", IfMatch=found.etag
+    )
+    size = found.size_bytes
+    if answer["ETag"] != found.etag or answer.get("ContentRange") != f"bytes {offset}-{size - 1}/{size}":
+        answer["Body"].close()
+        raise wrong_bytes(found.uri, "ETag or range")
+    return answer

@@ -1,0 +1,179 @@
+"""A file onto S3: in one piece or in parts, each with its checksum, one part in memory at a time; resumed, and verified."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tasks.storage.s3 import MAX_PARTS, S3, SHA256, Found, is_unmet
+from tasks.storage.s3_retry import Attempts, ObjectMissing, WrongBytes, call, code_of, status_of
+from validators.digests import digest_file
+from validators.errors import InfrastructureError
+from validators.s3_uris import S3Uri
+
+
+@dataclass(frozen=True)
+class _Part:
+    number: int
+    data: bytes
+
+    @property
+    def sha256(self) -> str:
+        return base64.b64encode(hashlib.sha256(self.data).digest()).decode()
+
+    @property
+    def etag(self) -> str:
+        return f'"{hashlib.md5(self.data, usedforsecurity=False).hexdigest()}"'
+
+
+class _Gone(WrongBytes):
+    """The upload in parts is not known to the server any more: finished, or given up."""
+
+
+def upload(s3: S3, path: Path, uri: S3Uri, *, only_if_absent: bool = False) -> Found | None:
+    """Put a file; None where it was to be put only if there was nothing, and there was something else.
+
+    An upload in parts that broke off is taken up where the key holds the sha256 of the content: of another key, what lies on
+    the server may be parts of another file.
+
+    Raises:
+        StorageRefused: the server does not let us.
+        InfrastructureError: it did not go well in time, or the file changed meanwhile.
+    """
+    digest, size = digest_file(path), path.stat().st_size
+    if size <= s3.part_bytes:
+        data = path.read_bytes()
+        _check_unchanged(path, hashlib.sha256(data).hexdigest(), digest)
+        return s3.write(uri, data, only_if_absent=only_if_absent)
+    if only_if_absent:
+        # Before gigabytes are sent; what comes meanwhile is noticed at the end.
+        with suppress(ObjectMissing):
+            there = s3.head(uri)
+            return there if there.sha256 == digest else None
+    attempts = Attempts(s3.patience, f"uploading {path.name} to {uri}")
+    while True:
+        try:
+            return _in_parts(s3, path, uri, digest, only_if_absent=only_if_absent)
+        except _Gone as error:
+            # The answer to our last request may have been lost, or another process finished the same upload.
+            found = s3.is_ours(uri, digest)
+            if found is not None:
+                return found
+            attempts.failed(error)
+
+
+def _in_parts(s3: S3, path: Path, uri: S3Uri, digest: str, *, only_if_absent: bool) -> Found | None:
+    upload_id, there = _unfinished(s3, uri) if digest in uri.key else (None, {})
+    if upload_id is None:
+        told = {"ChecksumAlgorithm": "SHA256", "Metadata": {SHA256: digest}}
+        upload_id = str(s3.call("beginning", "create_multipart_upload", uri, **told)["UploadId"])
+    whole, parts = hashlib.sha256(), []
+    for part in _parts_of(path, s3.part_bytes):
+        whole.update(part.data)
+        if there.get(part.number) != part.etag:
+            sent = {"PartNumber": part.number, "Body": part.data, "ChecksumSHA256": part.sha256}
+            etag = _of_upload(s3, "sending a part of", "upload_part", uri, upload_id, **sent)["ETag"]
+        else:
+            etag = part.etag
+        parts.append({"PartNumber": part.number, "ETag": etag, "ChecksumSHA256": part.sha256})
+    try:
+        _check_unchanged(path, whole.hexdigest(), digest)
+    except InfrastructureError:
+        _abort(s3, uri, upload_id)
+        raise
+    return _complete(s3, uri, upload_id, parts, digest, only_if_absent=only_if_absent)
+
+
+def _complete(
+    s3: S3, uri: S3Uri, upload_id: str, parts: list[dict[str, Any]], digest: str, *, only_if_absent: bool
+) -> Found | None:
+    told: dict[str, Any] = {"MultipartUpload": {"Parts": parts}}
+    if only_if_absent:
+        told["IfNoneMatch"] = "*"
+    try:
+        _of_upload(s3, "finishing", "complete_multipart_upload", uri, upload_id, **told)
+    except _Unmet:
+        _abort(s3, uri, upload_id)
+        # The first answer may have been lost: what is there decides.
+        return s3.is_ours(uri, digest)
+    found = s3.is_ours(uri, digest)
+    # The list of parts may have arrived otherwise than it was sent: the server says what it put together.
+    if found is None or found.parts_sha256 not in (None, _sha256_of_parts(parts)):
+        raise _Gone(found=f"{uri} is another object", expected="what was just put there", fix="run again")
+    return found
+
+
+def _sha256_of_parts(parts: list[dict[str, Any]]) -> str:
+    """S3's composite checksum: of the parts' checksums, one after the other, and their number."""
+    digests = b"".join(base64.b64decode(part["ChecksumSHA256"]) for part in parts)
+    return f"{base64.b64encode(hashlib.sha256(digests).digest()).decode()}-{len(parts)}"
+
+
+class _Unmet(Exception):
+    """There is an object already."""
+
+
+def _of_upload(s3: S3, what: str, operation: str, uri: S3Uri, upload_id: str, **told: Any) -> Any:
+    attempts = Attempts(s3.patience, f"{what} {uri}")
+    while True:
+        try:
+            return getattr(s3.client, operation)(Bucket=uri.bucket, Key=uri.key, UploadId=upload_id, **told)
+        except Exception as error:
+            if is_unmet(error):
+                raise _Unmet from error
+            # A part that is not what was sent, by a listing that lied, is sent again with the rest.
+            if code_of(error) in ("NoSuchUpload", "InvalidPart") or (status_of(error) == 404 and not _no_bucket(error)):
+                raise _Gone(
+                    found=f"the upload of {uri} is gone: {code_of(error)}", expected="its parts", fix="run again"
+                ) from error
+            attempts.failed(error)
+
+
+def _no_bucket(error: Exception) -> bool:
+    return code_of(error) == "NoSuchBucket"
+
+
+def _unfinished(s3: S3, uri: S3Uri) -> tuple[str | None, dict[int, str]]:
+    """An upload to this key that was begun and not ended, and the ETags of its parts by number."""
+    what = f"looking for parts of {uri}"
+    answer = call(s3.patience, what, s3.client.list_multipart_uploads, Bucket=uri.bucket, Prefix=uri.key)
+    ids = [item["UploadId"] for item in answer.get("Uploads", ()) if item["Key"] == uri.key]
+    if not ids:
+        return None, {}
+    there: dict[int, str] = {}
+    told: dict[str, Any] = {"UploadId": ids[-1]}
+    with suppress(ObjectMissing):
+        while True:
+            page = s3.call("looking for parts of", "list_parts", uri, **told)
+            there |= {item["PartNumber"]: item["ETag"] for item in page.get("Parts", ())}
+            if not page.get("IsTruncated"):
+                return str(ids[-1]), there
+            told["PartNumberMarker"] = page["NextPartNumberMarker"]
+    return None, {}
+
+
+def _parts_of(path: Path, part_bytes: int) -> Iterator[_Part]:
+    size = max(part_bytes, -(-path.stat().st_size // MAX_PARTS))
+    with path.open("rb", buffering=0) as stream:
+        number = 0
+        while data := stream.read(size):
+            number += 1
+            yield _Part(number, data)
+
+
+def _abort(s3: S3, uri: S3Uri, upload_id: str) -> None:
+    """Give up what was sent; what cannot be given up now goes by the bucket's lifecycle rule."""
+    with suppress(InfrastructureError):
+        s3.call("giving up", "abort_multipart_upload", uri, UploadId=upload_id)
+
+
+def _check_unchanged(path: Path, digest: str, before: str) -> None:
+    if digest != before:
+        raise InfrastructureError(
+            found=f"{path} changed while it was uploaded", expected="a file that stays as it is", fix="run again"
+        )

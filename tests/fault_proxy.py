@@ -1,0 +1,203 @@
+"""A proxy before a real S3 server that breaks what passes, by a schedule that a seed fixes: which fault each request meets."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import socket
+import struct
+import threading
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+# What each fault does: to the request, to the answer, or to the connection. "lost" faults come after the server did its part.
+FAULTS = (
+    "500",
+    "503",
+    "500, done",
+    "reset",
+    "lost",
+    "reset in body",
+    "truncated",
+    "flipped answer",
+    "flipped request",
+    "stalled",
+    "stalled in body",
+    "late duplicate",
+    "two answers",
+)
+_ERROR = b"<?xml version='1.0'?><Error><Code>%s</Code><Message>planted</Message></Error>"
+
+
+@dataclass
+class FaultProxy:
+    """`rates` is the chance of each fault a request; requests that meet none pass as they are."""
+
+    upstream: int
+    rates: Mapping[str, float]
+    seed: int
+    stall_seconds: float = 6.0
+    met: Counter[str] = field(default_factory=Counter)
+    port: int = 0
+    paused: bool = False
+
+    def __post_init__(self) -> None:
+        self._draw = random.Random(self.seed)
+        self._ready = threading.Event()
+        self._loop: Any = None
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
+
+    @property
+    def endpoint(self) -> str:
+        """Where clients go."""
+        return f"http://127.0.0.1:{self.port}"
+
+    async def _serve(self) -> None:
+        self._loop, self._end = asyncio.get_running_loop(), asyncio.Event()
+        server = await asyncio.start_server(self._client, "127.0.0.1", 0)
+        self.port = server.sockets[0].getsockname()[1]
+        self._ready.set()
+        async with server:
+            await self._end.wait()
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._loop.call_soon_threadsafe(self._end.set)
+        self._thread.join(30)
+
+    def _fault(self) -> str:
+        if self.paused:
+            return "none"
+        at, so_far = self._draw.random(), 0.0
+        for fault, rate in self.rates.items():
+            so_far += rate
+            if at < so_far:
+                return fault
+        return "none"
+
+    async def _client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # Cancelled where the proxy is closed: what clients have kept open is over.
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            while await self._exchange(reader, writer):
+                pass
+        writer.close()
+
+    async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        """One request and its answer; False when the connection is over."""
+        head = await reader.readuntil(b"\r\n\r\n")
+        if b"expect: 100-continue" in head.lower():
+            writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            head = b"\r\n".join(line for line in head.split(b"\r\n") if not line.lower().startswith(b"expect:"))
+        body = await reader.readexactly(_length(head))
+        fault = self._fault()
+        self.met[fault] += 1
+        if fault in ("500", "503"):
+            return await _say(writer, _error(int(fault)))
+        if fault == "reset":
+            return _reset(writer)
+        if fault == "stalled":
+            await asyncio.sleep(self.stall_seconds)
+            return _reset(writer)
+        if fault == "flipped request":
+            body = self._flip(body)
+        answer_head, answer = await self._ask(head, body)
+        if fault == "late duplicate":
+            asyncio.get_running_loop().call_later(self._draw.uniform(0.02, 0.5), self._repeat, head, body)
+        return await self._answer(writer, fault, answer_head, answer)
+
+    async def _answer(self, writer: asyncio.StreamWriter, fault: str, head: bytes, body: bytes) -> bool:
+        if fault == "500, done":
+            return await _say(writer, _error(500))
+        if fault == "lost":
+            return _reset(writer)
+        cut = self._draw.randrange(len(body)) if body else 0
+        if fault in ("reset in body", "truncated", "stalled in body"):
+            await _say(writer, head + body[:cut])
+            if fault == "stalled in body":
+                await asyncio.sleep(self.stall_seconds)
+            return _reset(writer) if fault == "reset in body" else False
+        if fault == "flipped answer":
+            body = self._flip(body)
+        return await _say(writer, (head + body) * (2 if fault == "two answers" else 1))
+
+    def _flip(self, body: bytes) -> bytes:
+        """One bit of it, if it has any."""
+        if not body:
+            return body
+        at = self._draw.randrange(len(body))
+        return body[:at] + bytes([body[at] ^ 1 << self._draw.randrange(8)]) + body[at + 1 :]
+
+    def _repeat(self, head: bytes, body: bytes) -> None:
+        self._task = asyncio.ensure_future(self._ask(head, body))
+
+    async def _ask(self, head: bytes, body: bytes) -> tuple[bytes, bytes]:
+        """The server's answer, over a connection of its own."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.upstream, limit=2**22)
+        try:
+            writer.write(head + body)
+            await writer.drain()
+            answer = await reader.readuntil(b"\r\n\r\n")
+            if head.startswith(b"HEAD") or b" 204 " in answer[:15]:
+                return answer, b""
+            if b"transfer-encoding: chunked" in answer.lower():
+                return answer, await _chunks(reader)
+            return answer, await reader.readexactly(_length(answer))
+        finally:
+            writer.close()
+
+
+@contextlib.contextmanager
+def faults(upstream: int, rates: Mapping[str, float], seed: int) -> Iterator[FaultProxy]:
+    """A proxy for the length of the block."""
+    proxy = FaultProxy(upstream, rates, seed)
+    proxy._thread.start()
+    assert proxy._ready.wait(30)
+    try:
+        yield proxy
+    finally:
+        proxy.close()
+
+
+def evenly(rate: float) -> dict[str, float]:
+    """Every fault as often as any other, stalls, which cost seconds, a fifth as often."""
+    weights = {fault: 0.2 if fault.startswith("stalled") else 1.0 for fault in FAULTS}
+    return {fault: rate * weight / sum(weights.values()) for fault, weight in weights.items()}
+
+
+def _length(head: bytes) -> int:
+    for line in head.split(b"\r\n"):
+        name, _, value = line.partition(b":")
+        if name.lower() == b"content-length":
+            return int(value)
+    return 0
+
+
+async def _chunks(reader: asyncio.StreamReader) -> bytes:
+    """A chunked body as it is."""
+    told = b""
+    while True:
+        line = await reader.readuntil(b"\r\n")
+        told += line + await reader.readexactly(int(line, 16) + 2)
+        if int(line, 16) == 0:
+            return told
+
+
+def _error(status: int) -> bytes:
+    body = _ERROR % (b"SlowDown" if status == 503 else b"InternalError")
+    return b"HTTP/1.1 %d Planted\r\nContent-Length: %d\r\n\r\n" % (status, len(body)) + body
+
+
+async def _say(writer: asyncio.StreamWriter, data: bytes) -> bool:
+    writer.write(data)
+    await writer.drain()
+    return True
+
+
+def _reset(writer: asyncio.StreamWriter) -> bool:
+    """End the connection by RST: what was sent and not read yet is lost too."""
+    writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.transport.abort()
+    return False

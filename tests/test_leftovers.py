@@ -1,0 +1,50 @@
+"""What killed makers left is removed when it is old, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from tasks.storage.leftovers import OLD_SECONDS, remove_leftovers
+
+
+def write(path: Path, age_seconds: float) -> Path:
+    """A file that was last written so long ago, as its folder was."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("half")
+    at = time.time() - age_seconds
+    for each in (path, path.parent):
+        os.utime(each, (at, at))
+    return path.parent
+
+
+@pytest.mark.parametrize(
+    ("name", "age_seconds", "stays"),
+    [
+        (".making-a1b2", OLD_SECONDS + 60, False),
+        (".making-a1b2", OLD_SECONDS - 60, True),
+        ("0f3c", OLD_SECONDS + 60, True),
+        (".other", OLD_SECONDS + 60, True),
+    ],
+)
+def test_what_is_old_and_half_made_goes(tmp_path: Path, name: str, age_seconds: float, stays: bool) -> None:
+    folder = write(tmp_path / "variant" / name / "model.onnx", age_seconds)
+    assert remove_leftovers(tmp_path) == (0 if stays else 1)
+    assert folder.exists() == stays
+
+
+def test_a_maker_that_still_writes_keeps_its_folder(tmp_path: Path) -> None:
+    """The folder is old, and so is one file; another one is being written."""
+    folder = write(tmp_path / "engine" / ".making-x" / "first", OLD_SECONDS * 2)
+    (folder / "deep").mkdir()
+    (folder / "deep" / "second").write_text("more")
+    os.utime(folder, (0, 0))
+    assert remove_leftovers(tmp_path) == 0
+    assert folder.exists()
+
+
+def test_a_store_that_is_not_there_has_none(tmp_path: Path) -> None:
+    assert remove_leftovers(tmp_path / "store") == 0

@@ -1,0 +1,71 @@
+"""Addresses on S3, read strictly: part of a key becomes the name of a local file."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from validators.errors import JobError
+
+SCHEME = "s3://"
+# AWS, "General purpose bucket naming rules": 3 to 63 characters, begun and ended by a letter or digit, no two dots in a row.
+_BUCKET = re.compile(r"(?!.*\.\.)[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+# AWS, "Naming Amazon S3 objects".
+MAX_KEY_BYTES = 1024
+# `?` and `#` would be a version or a fragment of the address to some readers, and part of the key to others.
+_UNSAFE = re.compile(r"[\x00-\x1f\x7f\\?#]")
+
+
+@dataclass(frozen=True, order=True)
+class S3Uri:
+    """An object, or the place of many: `key` has no empty, `.` or `..` segment, and no slash at its ends."""
+
+    bucket: str
+    key: str
+
+    def __str__(self) -> str:
+        return f"{SCHEME}{self.bucket}/{self.key}"
+
+    @property
+    def name(self) -> str:
+        """The last segment of the key."""
+        return self.key.rpartition("/")[2]
+
+    def __truediv__(self, segments: str) -> S3Uri:
+        return parse_s3_uri(f"{self}/{segments}")
+
+
+def parse_s3_uri(text: str) -> S3Uri:
+    """Read `s3://bucket/key`.
+
+    >>> parse_s3_uri("s3://data/text/evaluation.npz")
+    S3Uri(bucket='data', key='text/evaluation.npz')
+
+    Raises:
+        JobError: it has no bucket or no key, or one that is not safe as part of a path.
+    """
+    bucket, _, key = text.removeprefix(SCHEME).partition("/")
+    problem = _problem(text, bucket, key)
+    if problem:
+        raise JobError(
+            found=f"{text[:200]!r}: {problem}",
+            expected="s3://bucket/key, of plain segments with one slash between them",
+            fix="correct the address; a prefix is written without a slash at its end",
+        )
+    return S3Uri(bucket, key)
+
+
+def _problem(text: str, bucket: str, key: str) -> str:
+    if not text.startswith(SCHEME):
+        return "does not begin with s3://"
+    if not _BUCKET.fullmatch(bucket):
+        return "no name of a bucket"
+    if not key:
+        return "no key"
+    if len(key.encode("utf-8", "surrogatepass")) > MAX_KEY_BYTES:
+        return f"a key of more than {MAX_KEY_BYTES} bytes"
+    if _UNSAFE.search(key) or not key.isprintable():
+        return "a control character, a backslash, ? or # in the key"
+    if set(key.split("/")) & {"", ".", ".."}:
+        return "an empty segment, . or .. in the key"
+    return ""
