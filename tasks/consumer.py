@@ -91,25 +91,44 @@ def _refuse_strays(session: Any, provider: str) -> None:
         )
 
 
+# Written as in `trt_engine/files.py`: this file goes to consumers alone, and can import nothing of ours.
+def _check_files(folder: Path, files: dict[str, str]) -> None:
+    """Nothing, if the folder holds the files of the manifest, sha256 by name, and nothing else.
+
+    Raises:
+        RuntimeError: a file is missing, another one, or one that the manifest does not name; or a name leads elsewhere.
+    """
+    outside = [name for name in files if Path(name).name != name or name in ("", "..")]
+    if outside:
+        raise RuntimeError(f"found {outside[0]!r} in the manifest; expected names of files beside the model")
+    found = {path.name: path for path in folder.iterdir()}
+    strays = sorted(found.keys() - files.keys())
+    if strays:
+        raise RuntimeError(f"found {strays[0]!r}, which the manifest does not name; download the version again")
+    for name, expected in files.items():
+        if name not in found or found[name].is_symlink() or not found[name].is_file():
+            raise RuntimeError(f"found no file {name}, which the manifest names; download the version again")
+        with found[name].open("rb") as stream:
+            digest = hashlib.file_digest(stream, "sha256").hexdigest()
+        if digest != expected:
+            raise RuntimeError(f"found {name} with sha256 {digest}; expected {expected}; download the version again")
+
+
 class Champion(mlflow.pyfunc.PythonModel):  # type: ignore[misc,name-defined,unused-ignore]  # mlflow exports it untyped
     """The promoted variant, under the session settings that it was approved with."""
 
     def load_context(self, context: Any) -> None:
-        """Check the file against its manifest and open the session.
+        """Check the files against their manifest and open the session.
 
         Raises:
-            RuntimeError: the file is not the one that was approved, another provider would run it, or a library of custom
+            RuntimeError: the files are not those that were approved, another provider would run them, or a library of custom
                 operators is missing.
         """
         import onnxruntime as ort
 
         manifest = json.loads(Path(context.artifacts["manifest"]).read_text(encoding="utf-8"))
         folder = Path(context.artifacts["variant"])
-        for name, digest in manifest["files"].items():
-            with (folder / name).open("rb") as stream:
-                found = hashlib.file_digest(stream, "sha256").hexdigest()
-            if found != digest:
-                raise RuntimeError(f"found {name} with sha256 {found}; expected {digest}; download the version again")
+        _check_files(folder, manifest["files"])
         if ort.__version__ != manifest["runtime_version"]:
             warnings.warn(
                 f"found onnxruntime {ort.__version__}; the variant was approved on {manifest['runtime_version']}: "
@@ -126,7 +145,7 @@ class Champion(mlflow.pyfunc.PythonModel):  # type: ignore[misc,name-defined,unu
         for key, value in settings["entries"].items():
             options.add_session_config_entry(key, value)
         for library in manifest["libraries"]:
-            options.register_custom_ops_library(_find_library(library, folder))
+            options.register_custom_ops_library(_find_library(library, folder, manifest["files"]))
         providers: Any = [settings["provider"]]
         if on_gpu:
             options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
@@ -154,9 +173,13 @@ class Champion(mlflow.pyfunc.PythonModel):  # type: ignore[misc,name-defined,unu
         return dict(zip(names, self.session.run(names, feed), strict=True))
 
 
-def _find_library(library: dict[str, str], folder: Path) -> str:
+def _find_library(library: dict[str, str], folder: Path, files: dict[str, str]) -> str:
     """A library of custom operators: a file beside the model, its digest checked with the others, or an installed package's."""
     if "file" in library:
+        if library["file"] not in files:
+            raise RuntimeError(
+                f"found library {library['file']!r}, which has no digest; expected one of {sorted(files)}"
+            )
         return str(folder / library["file"])
     package, wanted = library["package"], f"{library['distribution']}=={library['version']}"
     try:

@@ -1,77 +1,178 @@
-"""PyTorch to ONNX: the export must agree with the program that it came from."""
+"""PyTorch to ONNX, in a process of its own: the export must agree with the program that it came from."""
 
 from __future__ import annotations
 
+import json
 import logging
-import warnings
-from collections.abc import Callable
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import onnx
 
 from tasks.runtimes.ort import describe_inputs, open_session
-from validators.datasets import Samples, TensorSpec
-from validators.errors import SourceError
+from validators.datasets import Arrays, Samples, TensorSpec
+from validators.errors import InfrastructureError, SourceError
+from validators.onnx_graph import check_source_graph
 from validators.records import SessionSettings
+from validators.redact import without_secrets
+from validators.torch_program import check_program
 
-# The newest opset that every part of the pinned runtimes reads, with the IR version that belongs to it.
-OPSET = 21
-IR_VERSION = 10
+log = logging.getLogger("quantgate")
+
+ROOT = Path(__file__).parents[1]
 PARITY_SAMPLES = 16
 # Two float32 implementations of the same sums differ by rounding; a wrong operator differs by far more.
 PARITY_TOLERANCE = 1e-3
+# Longest life of the process that exports, in seconds.
+PATIENCE_SECONDS = 7200.0
+# The largest file that the process may write, in sizes of the model's own file and in bytes beside it.
+WRITTEN_SIZES, WRITTEN_BYTES = 8, 1 << 30
+# Of the environment, what Python and the libraries of numbers need.
+KEPT = (
+    "PATH",
+    "LANG",
+    "LC_ALL",
+    "LD_LIBRARY_PATH",
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "PYTHONPATH",
+    "PYTHONWARNINGS",
+)
 
 
-def export_program(program: Path, onnx_path: Path, samples: Callable[[tuple[TensorSpec, ...]], Samples]) -> float:
+@dataclass(frozen=True)
+class Pickled:
+    """What a pickled module needs beside its file: a few samples of each input, and the folders of the code that it names."""
+
+    samples: Arrays
+    code: tuple[Path, ...] = ()
+
+
+def export_program(
+    program: Path,
+    onnx_path: Path,
+    samples: Callable[[tuple[TensorSpec, ...]], Samples],
+    *,
+    pickled: Pickled | None = None,
+    trusted: bool = False,
+) -> float:
     """Export a `.pt2` program to `onnx_path` and return the largest absolute difference of their outputs.
 
-    `samples(inputs)` gives the samples to compare on, for the inputs that the export turns out to have.
+    `samples(inputs)` gives the samples to compare on, for the inputs that the export turns out to have. `pickled` says that the
+    file is a pickle; that and what `check_program` would refuse is for models that the operator allowed, who are `trusted`.
 
     Raises:
-        SourceError: the program cannot be read or exported, or the export's outputs differ from the program's.
+        SourceError: the program cannot be read or exported, would run code, or the export's outputs differ from the program's.
         DataError: the samples do not fit the inputs.
+        InfrastructureError: the process that exports is killed.
     """
-    import torch
+    if not trusted:
+        check_program(program)
+    with tempfile.TemporaryDirectory(prefix="quantgate-") as folder, _exporter(Path(folder)) as process:
+        told = _ask(process, program, _order(program, onnx_path, pickled, Path(folder)))
+        if told["has_network"]:
+            log.info("the kernel does not let the process that loads %s give up the network", program.name)
+        check_source_graph(onnx_path)
+        return _check_parity(process, program, onnx_path, samples, Path(folder))
 
+
+def _order(program: Path, onnx_path: Path, pickled: Pickled | None, folder: Path) -> dict[str, Any]:
+    if pickled is not None:
+        np.savez(folder / "samples.npz", **pickled.samples)  # type: ignore[arg-type]  # its stub: keywords for allow_pickle
+    return {
+        "program": str(program.resolve()),
+        "onnx": str(onnx_path.resolve()),
+        "samples": str(folder / "samples.npz") if pickled else None,
+        "code": [str(path.resolve()) for path in pickled.code] if pickled else [],
+        "written_bytes": program.stat().st_size * WRITTEN_SIZES + WRITTEN_BYTES,
+    }
+
+
+@contextmanager
+def _exporter(folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """The process, with a temporary folder for its home; ended with the block."""
+    kept = {name: value for name, value in without_secrets(os.environ).items() if name in KEPT}
+    path = os.pathsep.join(filter(None, [str(ROOT), kept.get("PYTHONPATH")]))
+    with (folder / "said").open("w") as said:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "tasks.export_process"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=said,
+            text=True,
+            cwd=folder,
+            env=kept | {"PYTHONPATH": path, "HOME": str(folder), "TMPDIR": str(folder)},
+            start_new_session=True,
+        )
+
+    def end() -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+    patience = threading.Timer(PATIENCE_SECONDS, end)
+    patience.start()
     try:
-        exported = torch.export.load(program)
-        # It also logs that torchvision, which no operator here comes from, is not installed.
-        logging.getLogger("torch.onnx").setLevel(logging.ERROR)
-        with warnings.catch_warnings():
-            # The exporter warns about its own internals (deprecated calls in its passes), which no user can act on.
-            warnings.simplefilter("ignore")
-            converted = torch.onnx.export(exported, dynamo=True, opset_version=OPSET, verbose=False)
-        assert converted is not None
-        model = converted.model_proto
-    except Exception as error:  # the exporter raises whatever the operator's conversion raises
+        yield process
+    finally:
+        patience.cancel()
+        end()
+        process.communicate()
+
+
+def _ask(process: subprocess.Popen[str], program: Path, order: dict[str, Any]) -> dict[str, Any]:
+    """The answer to one order."""
+    assert process.stdin is not None and process.stdout is not None
+    try:
+        process.stdin.write(json.dumps(order) + "\n")
+        process.stdin.flush()
+        answer = process.stdout.readline()
+    except BrokenPipeError:
+        answer = ""
+    if not answer:
+        raise InfrastructureError(
+            found=f"the process that exports {program.name} ended with {process.wait(60)}",
+            expected="a process that comes to its end",
+            fix="look at free memory and disk, and run again; -9 may be a limit of time",
+        )
+    told: dict[str, Any] = json.loads(answer)
+    if "error" in told:
         raise SourceError(
-            found=f"{program.name} cannot be exported to ONNX: {str(error).splitlines()[0][:300]}",
+            found=f"{program.name} cannot be exported to ONNX: {told['error'].splitlines()[0][:300]}",
             expected="an exported program of operators that ONNX has",
             fix="export it to ONNX yourself and log it with mlflow.onnx.log_model",
-        ) from error
-    model.ir_version = IR_VERSION
-    onnx.save(model, onnx_path)
-    return _check_parity(exported.module(), onnx_path, samples)
+        )
+    return told
 
 
 def _check_parity(
-    module: Callable[..., object], onnx_path: Path, samples: Callable[[tuple[TensorSpec, ...]], Samples]
+    process: subprocess.Popen[str],
+    program: Path,
+    onnx_path: Path,
+    samples: Callable[[tuple[TensorSpec, ...]], Samples],
+    folder: Path,
 ) -> float:
-    import torch
-
     with open_session(onnx_path, SessionSettings("CPUExecutionProvider", 0)) as session:
         inputs = describe_inputs(session)
         fixed = inputs[0].shape[0]
         batch = next(samples(inputs).batches(fixed if isinstance(fixed, int) else PARITY_SAMPLES))
         ours = session.run(None, batch)
-    with torch.no_grad():
-        theirs = module(*(torch.from_numpy(batch[spec.name]) for spec in inputs))
-    originals = list(theirs) if isinstance(theirs, tuple | list) else [theirs]
+    np.savez(folder / "batch.npz", **batch)  # type: ignore[arg-type]  # its stub: keywords for allow_pickle
+    order = {"batch": str(folder / "batch.npz"), "outputs": str(folder / "outputs.npz")}
+    _ask(process, program, order | {"names": [spec.name for spec in inputs]})
+    with np.load(folder / "outputs.npz", allow_pickle=False) as archive:
+        originals = [archive[name] for name in archive.files]
     worst = 0.0
     for mine, original in zip(ours, originals, strict=True):
-        assert isinstance(original, torch.Tensor)
-        worst = max(worst, float(np.abs(mine.astype(np.float64) - original.numpy().astype(np.float64)).max()))
+        worst = max(worst, float(np.abs(mine.astype(np.float64) - original.astype(np.float64)).max()))
     scale = max(1.0, *(float(np.abs(output).max()) for output in ours))
     if not worst <= PARITY_TOLERANCE * scale:
         raise SourceError(

@@ -11,23 +11,28 @@ from typing import Any, Literal
 import yaml
 
 from tasks.context import MAKER_CODE, Run, log
-from tasks.export import export_program
+from tasks.export import PARITY_SAMPLES, Pickled, export_program
+from tasks.fetch_data import fetch_data
 from tasks.ptq.graph import gather_weights, notes_of, scratch
 from tasks.ptq.upgrade import upgrade_opset
 from tasks.registry import connect, registry_call
 from tasks.step import step
-from validators.datasets import load_samples
+from validators.allowed import may_unpickle
+from validators.bounded_yaml import load_yaml
+from validators.datasets import load_samples, read_arrays
 from validators.digests import digest_file, digest_model, digest_values
 from validators.errors import SourceError
-from validators.onnx_graph import LEAST_OPSET, check_source_graph, external_files, opset_of
+from validators.external_data import external_files
+from validators.onnx_graph import LEAST_OPSET, check_source_graph, opset_of
+from validators.paths import inside
 from validators.records import Source
+from validators.s3_uris import S3Uri
 
 _URI = re.compile(r"models:/(?P<name>[^/@]+)(?:/(?P<version>\d+)|@(?P<alias>[^/@]+))")
 
 
-_CODE = digest_values(
-    MAKER_CODE, *(digest_file(Path(__file__).with_name(name)) for name in ("resolve_source.py", "export.py"))
-)
+_FILES = ("resolve_source.py", "export.py", "export_process.py")
+_CODE = digest_values(MAKER_CODE, *(digest_file(Path(__file__).with_name(name)) for name in _FILES))
 
 
 @dataclass(frozen=True)
@@ -123,17 +128,22 @@ def _find_version(run: Run) -> _Version:
 
 def _read_model(model: Path, folder: Path, uri: str, version: _Version, run: Run) -> Source:
     """Find the ONNX file of a downloaded MLflow model, or export its PyTorch program."""
-    description = model / "MLmodel"
-    flavors = yaml.safe_load(description.read_text(encoding="utf-8"))["flavors"] if description.exists() else {}
+    flavors = _flavors(model, uri)
     base = Source(uri, version.name, version.version, "", folder / "model.onnx", "onnx", version.run_id)
     if "onnx" in flavors:
-        path = model / flavors["onnx"]["data"]
+        path = inside(model, str(flavors["onnx"].get("data")), said_by="MLmodel")
         parity = _gather(run, path / "model.onnx" if path.is_dir() else path, base.onnx_path)
         shutil.rmtree(model, ignore_errors=True) if model != folder else None
         return replace(base, digest=digest_model(base.onnx_path), parity_max_abs=parity)
     if "pytorch" in flavors:
-        program = _find_program(model / flavors["pytorch"].get("model_data", "data"), uri)
-        parity = export_program(program, base.onnx_path, lambda inputs: _parity_samples(run, inputs))
+        flavor = flavors["pytorch"]
+        data = inside(model, str(flavor.get("model_data", "data")), said_by="MLmodel")
+        allowed = may_unpickle(version.name, version.version)
+        program = _find_program(data, uri, allowed)
+        pickled = _pickled(run, model, flavor) if program.suffix == ".pth" else None
+        parity = export_program(
+            program, base.onnx_path, lambda inputs: _parity_samples(run, inputs), pickled=pickled, trusted=allowed
+        )
         shutil.rmtree(model, ignore_errors=True) if model != folder else None
         return replace(base, flavor="pytorch", digest=digest_model(base.onnx_path), parity_max_abs=parity)
     raise SourceError(
@@ -141,6 +151,29 @@ def _read_model(model: Path, folder: Path, uri: str, version: _Version, run: Run
         expected="the flavor onnx or pytorch",
         fix="log the model with mlflow.onnx.log_model or mlflow.pytorch.log_model(..., serialization_format='pt2')",
     )
+
+
+def _flavors(model: Path, uri: str) -> dict[str, dict[str, Any]]:
+    """What `MLmodel` says of a model, by flavor; nothing where there is no such file."""
+    if not (model / "MLmodel").exists():
+        return {}
+    try:
+        flavors = load_yaml((model / "MLmodel").read_text(encoding="utf-8"))["flavors"]
+        if all(isinstance(flavor, dict) for flavor in flavors.values()):
+            return dict(flavors)
+        problem = "flavors that are no mappings"
+    except (yaml.YAMLError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        problem = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    raise SourceError(found=f"MLmodel of {uri}: {problem}", expected="what MLflow writes", fix="log the model again")
+
+
+def _pickled(run: Run, model: Path, flavor: dict[str, Any]) -> Pickled:
+    """A few samples to trace the module on, and the code that was logged with it."""
+    code = (inside(model, str(flavor["code"]), said_by="MLmodel"),) if flavor.get("code") else ()
+    data = run.job.data
+    arrays = read_arrays(_local(run, "evaluation"), "evaluation")
+    skipped = {data.label, *data.slices}
+    return Pickled({name: array[:PARITY_SAMPLES] for name, array in arrays.items() if name not in skipped}, code)
 
 
 def _gather(run: Run, path: Path, gathered: Path) -> float | None:
@@ -156,22 +189,31 @@ def _gather(run: Run, path: Path, gathered: Path) -> float | None:
         )
 
 
-def _find_program(data: Path, uri: str) -> Path:
-    programs = sorted(data.rglob("*.pt2"))
+def _find_program(data: Path, uri: str, allowed: bool) -> Path:
+    """The exported program, or, where the operator allowed it, the pickle."""
+    programs = sorted(data.rglob("*.pt2")) + (sorted(data.rglob("*.pth")) if allowed else [])
     if programs:
-        return programs[0]
+        return inside(data, str(programs[0].relative_to(data)), said_by=uri)
     kind: Literal["pickled", "unknown"] = (
         "pickled" if list(data.rglob("*.pth")) or list(data.rglob("*.pkl")) else "unknown"
     )
     raise SourceError(
         found=f"{uri}: a {kind} PyTorch model ({', '.join(sorted(file.name for file in data.rglob('*') if file.is_file()))})",
         expected="an exported program (.pt2): a pickle can run any code when it is loaded",
-        fix="log it again with mlflow.pytorch.log_model(model, serialization_format='pt2', input_example=...)",
+        fix="log it again with mlflow.pytorch.log_model(model, serialization_format='pt2', input_example=...); an operator who "
+        "trusts it may name the model in QUANTGATE_ALLOWED_PICKLES",
     )
 
 
 def _parity_samples(run: Run, inputs: Any) -> Any:
     data = run.job.data
     # Where a calibration set is still to be picked, there is none yet.
-    role = "calibration" if data.calibration.exists() else "evaluation"
-    return load_samples(getattr(data, role), inputs, label=data.label, role=role, slices=data.slices)
+    to_pick = isinstance(data.calibration, Path) and not data.calibration.exists()
+    role: Literal["calibration", "evaluation"] = "evaluation" if to_pick else "calibration"
+    return load_samples(_local(run, role), inputs, label=data.label, role=role, slices=data.slices)
+
+
+def _local(run: Run, role: Literal["calibration", "evaluation"]) -> Path:
+    """A data file of the job on this machine."""
+    place: Path | S3Uri = getattr(run.job.data, role)
+    return fetch_data(run.state, place, role).path if isinstance(place, S3Uri) else place

@@ -20,6 +20,7 @@ from typing import Any
 from .api import load_api, runtime_of
 from .build import build_plan
 from .cuda import gpu_here
+from .files import check_files
 from .run import EngineRunner
 from .stale import digest_file, digest_onnx, same_machine, why_stale
 
@@ -62,19 +63,6 @@ def open_version(folder: Path, manifest: dict[str, Any]) -> EngineRunner:
         stacklevel=3,
     )
     return EngineRunner(_rebuild(folder, manifest, here), api)
-
-
-def check_files(folder: Path, files: dict[str, str]) -> None:
-    """Nothing, if every file has its digest.
-
-    Raises:
-        RuntimeError: one has not.
-        OSError: one is not there.
-    """
-    for name, expected in files.items():
-        found = digest_file(folder / name)
-        if found != expected:
-            raise RuntimeError(f"found {name} with sha256 {found}; expected {expected}; download the version again")
 
 
 def machine(api: ModuleType) -> dict[str, str]:

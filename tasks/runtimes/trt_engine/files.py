@@ -1,0 +1,28 @@
+"""The files of a registered version, held against its manifest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from .stale import digest_file
+
+
+def check_files(folder: Path, files: dict[str, str]) -> None:
+    """Nothing, if the folder holds the files of the manifest, sha256 by name, and nothing else.
+
+    Raises:
+        RuntimeError: a file is missing, another one, or one that the manifest does not name; or a name leads elsewhere.
+    """
+    outside = [name for name in files if Path(name).name != name or name in ("", "..")]
+    if outside:
+        raise RuntimeError(f"found {outside[0]!r} in the manifest; expected names of files beside the model")
+    found = {path.name: path for path in folder.iterdir()}
+    strays = sorted(found.keys() - files.keys())
+    if strays:
+        raise RuntimeError(f"found {strays[0]!r}, which the manifest does not name; download the version again")
+    for name, expected in files.items():
+        if name not in found or found[name].is_symlink() or not found[name].is_file():
+            raise RuntimeError(f"found no file {name}, which the manifest names; download the version again")
+        digest = digest_file(found[name])
+        if digest != expected:
+            raise RuntimeError(f"found {name} with sha256 {digest}; expected {expected}; download the version again")

@@ -1,0 +1,184 @@
+"""Secrets are taken out of text, of log records and of errors; what is no secret stays."""
+
+from __future__ import annotations
+
+import io
+import logging
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasks.redact import Redacted, redact_logs, shielded
+from validators.errors import CandidateRefused, InfrastructureError
+from validators.read_job import parse_job
+from validators.redact import holds_credentials, redact, without_secrets
+from validators.result import Result
+
+SECRET = 'Tr0ub4dor&3/"<zebra>'
+JOB = {"source": "m.onnx", "data": {"calibration": "c.npz", "evaluation": "e.npz"}}
+
+
+@pytest.mark.parametrize(
+    ("text", "clean"),
+    [
+        ("postgresql+psycopg2://ann:pw@db:5432/mlflow is down", "postgresql+psycopg2://***@db:5432/mlflow is down"),
+        ("git+https://ghp_0123456789@github.com/a/b", "git+https://***@github.com/a/b"),
+        ("host=db user=ann password=hunter2 dbname=x", "host=db user=ann password=*** dbname=x"),
+        (
+            "https://s3/b/k?X-Amz-Credential=AK%2F1&X-Amz-Date=2&X-Amz-Signature=ab12",
+            "https://s3/b/k?X-Amz-Credential=***&X-Amz-Date=2&X-Amz-Signature=***",
+        ),
+        ("headers: {'Authorization': 'Bearer eyJhbGciOi'}", "headers: {'Authorization': 'Bearer ***'}"),
+        ("Authorization: Basic YW5uOnB3", "Authorization: Basic ***"),
+        ("sent bearer eyJhbGciOi.abc-_x= to it", "sent bearer *** to it"),
+        ('{"password": "hunter2", "a": 1}', '{"password": "***", "a": 1}'),
+        ("-----BEGIN RSA PRIVATE KEY-----\nMIIE\n-----END RSA PRIVATE KEY-----.", "***."),
+    ],
+)
+def test_credentials_are_known_by_their_form(text: str, clean: str) -> None:
+    assert redact(text, {}) == clean
+    assert redact(clean, {}) == clean and holds_credentials(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "models:/tiny@champion-ort-cpu",
+        "http://127.0.0.1:5000/api/2.0/mlflow",
+        "sqlite:////srv/state/mlflow.db",
+        "s3://bucket/prefix/key=1/part.npz",
+        "the bearer of this, at 3 tokens a second",
+        "mail ann@example.org or see https://example.org/~ann",
+        "token_type_ids: int64[batch, 128]; tokens=12; significance=0.05; design=3",
+        "int8-static-minmax-pc@ort-cpu",
+    ],
+)
+def test_what_is_no_credential_stays(text: str) -> None:
+    assert redact(text, {}) == text
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "MLFLOW_TRACKING_PASSWORD", "PGPASSWORD", "PREFECT_API_KEY"),
+        *("PREFECT_API_AUTH_STRING", "HF_TOKEN", "db_passwd", "MLFLOW_WEBHOOK_SECRET_ENCRYPTION_KEY"),
+        "QUANTGATE_WEBHOOK_SECRET",
+    ],
+)
+def test_the_values_of_secret_variables_are_taken_out(name: str) -> None:
+    """As they are, and as addresses, JSON and HTML write them."""
+    told = ["Tr0ub4dor%263%2F%22%3Czebra%3E", "Tr0ub4dor&amp;3/&quot;&lt;zebra&gt;", 'Tr0ub4dor&3/\\"<zebra>', SECRET]
+    for form in told:
+        assert redact(f"a{form}b", {name: SECRET}) == "a***b"
+
+
+@pytest.mark.parametrize("name", ["AWS_ACCESS_KEY_ID", "TOKENIZERS_PARALLELISM", "AWS_WEB_IDENTITY_TOKEN_FILE", "HOME"])
+def test_the_values_of_others_stay(name: str) -> None:
+    assert redact("it is /somewhere", {name: "/somewhere"}) == "it is /somewhere"
+
+
+def test_a_password_in_an_address_of_the_environment_is_known_alone() -> None:
+    """Drivers tell it without the address."""
+    environment = {"MLFLOW_TRACKING_URI": "postgresql://ann:zebra%2Fcrossing@db/mlflow"}
+    assert redact("no such role: zebra/crossing, zebra%2Fcrossing", environment) == "no such role: ***, ***"
+
+
+@given(
+    st.text(min_size=6).filter(lambda text: text.strip() == text and len(text.strip("*")) >= 6), st.text(), st.text()
+)
+def test_no_secret_survives_wherever_it_stands(secret: str, before: str, after: str) -> None:
+    """And a second time changes nothing."""
+    environment = {"THE_SECRET": secret}
+    clean = redact(before + secret + after, environment)
+    assert secret not in clean and redact(clean, environment) == clean
+
+
+def test_errors_are_born_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In each of their texts, and of refusals too."""
+    monkeypatch.setenv("DB_PASSWORD", SECRET)
+    for kind in (InfrastructureError, lambda **texts: CandidateRefused(kind="invalid", **texts)):
+        error = kind(found=f"found {SECRET}", expected=f"expected {SECRET}", fix=f"fix {SECRET}")
+        told = [str(error), repr(error), error.found, error.expected, error.fix]
+        assert not any(SECRET in text for text in told) and error.found == "found ***"
+
+
+def test_an_unforeseen_error_is_told_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its class and text; one that holds none passes as it is."""
+    monkeypatch.setenv("DB_PASSWORD", SECRET)
+
+    @shielded
+    def fails(text: str) -> None:
+        raise KeyError(text)
+
+    with pytest.raises(Redacted, match=r"KeyError: 'role \*\*\*'") as caught:
+        fails(f"role {SECRET}")
+    assert caught.value.__suppress_context__ and any(entry.name == "fails" for entry in caught.traceback)
+    with pytest.raises(KeyError, match="harmless"):
+        fails("harmless")
+
+
+def test_log_records_are_born_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Message, arguments and traceback with all its causes, whoever logs."""
+    monkeypatch.setenv("DB_PASSWORD", SECRET)
+    redact_logs()
+    redact_logs()
+    said = io.StringIO()
+    logger = logging.getLogger("another.library")
+    handler = logging.StreamHandler(said)
+    logger.addHandler(handler)
+    try:
+        logger.warning("password %s of %d", SECRET, 3)
+        logger.warning("%d", f"not a number {SECRET}")
+        try:
+            try:
+                raise ValueError(SECRET)
+            except ValueError as error:
+                raise RuntimeError("outer") from error
+        except RuntimeError:
+            logger.exception("it failed")
+    finally:
+        logger.removeHandler(handler)
+    text = said.getvalue()
+    assert "password *** of 3" in text and SECRET not in text
+    assert "ValueError: ***" in text and "RuntimeError: outer" in text
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"source": "https://ann:pw@host/model.onnx"},
+        {"data": {"calibration": "s3://key:secret@bucket/c.npz", "evaluation": "e.npz"}},
+        {"data": {"calibration": "c.npz?X-Amz-Signature=12", "evaluation": "e.npz"}},
+        {"provider_options": {"password": "hunter2"}},
+    ],
+)
+def test_a_job_with_credentials_is_refused(change: dict[str, object], tmp_path: Path) -> None:
+    """They would become parameters; the refusal does not repeat them."""
+    from validators.errors import JobError
+
+    with pytest.raises(JobError, match=r"credentials in it|no name of a bucket") as caught:
+        parse_job(JOB | change, base=tmp_path)
+    for secret in ("pw@", "secret@", "Signature=12", "hunter2"):
+        assert secret not in str(caught.value)
+
+
+def test_children_that_run_foreign_code_get_no_secrets() -> None:
+    environment = {
+        "PATH": "/bin",
+        "AWS_SECRET_ACCESS_KEY": "abc",
+        "MLFLOW_TRACKING_URI": "http://ann:pw@host",
+        "PREFECT_API_URL": "http://127.0.0.1:4200/api",
+    }
+    assert without_secrets(environment) == {"PATH": "/bin", "PREFECT_API_URL": "http://127.0.0.1:4200/api"}
+
+
+def test_the_result_document_has_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tasks.clock import Clock
+    from tasks.conclude import conclude_error
+
+    monkeypatch.setenv("DB_PASSWORD", SECRET)
+    error = InfrastructureError(found=SECRET, expected="x", fix="y")
+    result: Result = conclude_error(None, error, Clock())
+    assert "zebra" not in result.model_dump_json()

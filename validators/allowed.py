@@ -1,0 +1,73 @@
+"""What the operator allows by name: functions and libraries that jobs may name, and models that may be unpickled.
+
+Each list is read from the environment of the process that would run the code, when it is about to; a job has no say in it.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from validators.errors import JobError
+
+HOOKS = "QUANTGATE_ALLOWED_HOOKS"
+PICKLES = "QUANTGATE_ALLOWED_PICKLES"
+_LIBRARY = "library="
+
+
+def allows_all_of(name: str, folder: Path | None) -> bool:
+    """Whether a function may run because its whole module may (`module:*`), and not by its own name.
+
+    `folder` is the `code` folder that the module is a file of, or None for an installed one.
+    """
+    return _hook(name, folder) not in _listed(HOOKS)
+
+
+def check_hook(name: str, folder: Path | None, *, key: str) -> None:
+    """That the operator lets jobs run `module:function`.
+
+    A file of a job's `code` folder is allowed with that folder (`module:function@/folder`): whoever may name a folder might
+    otherwise bring a file of an allowed name along. `folder` is None for an installed module; `key` is the job's key.
+
+    Raises:
+        JobError: it is not on the list; the fix is the line to set.
+    """
+    module = f"{name.partition(':')[0]}:*"
+    listed = _listed(HOOKS)
+    if _hook(name, folder) not in listed and _hook(module, folder) not in listed:
+        where = f"a file in {folder}" if folder else "an installed module"
+        raise _denied(f"`{key}: {name}`, {where}, which the operator does not allow", HOOKS, _hook(name, folder))
+
+
+def check_library(package: str | None, digest: str) -> None:
+    """That the operator lets jobs load a library of custom operators: a package by name, a file by the sha256 of its content.
+
+    Raises:
+        JobError: it is not on the list; the fix is the line to set.
+    """
+    entry = f"{_LIBRARY}{package}" if package else f"{_LIBRARY}sha256:{digest}"
+    if entry not in _listed(HOOKS):
+        what = f"package {package!r}" if package else f"with sha256 {digest}"
+        raise _denied(f"operator library {what}, which the operator does not allow", HOOKS, entry)
+
+
+def may_unpickle(name: str, version: str) -> bool:
+    """Whether the operator trusts the pickle of a registered model: listed as `name`, or as `name/version`."""
+    return bool({name, f"{name}/{version}"} & _listed(PICKLES))
+
+
+def _hook(name: str, folder: Path | None) -> str:
+    return f"{name}@{folder.resolve()}" if folder else name
+
+
+def _listed(variable: str) -> set[str]:
+    return {entry.strip() for entry in os.environ.get(variable, "").split(",") if entry.strip()}
+
+
+def _denied(found: str, variable: str, entry: str) -> JobError:
+    lines = ",".join([*sorted(_listed(variable)), entry])
+    return JobError(
+        found=found,
+        expected=f"code that {variable} names in the environment of every process that would run it",
+        fix=f"if you trust this code: export {variable}='{lines}'",
+    )

@@ -1,0 +1,149 @@
+"""What an exported PyTorch program (`.pt2`) may hold: `torch.export.load` runs more of a file than its name promises.
+
+Of torch 2.13, by its source (`torch/export/pt2_archive/_package.py`, `torch/export/_unlift.py`, `torch/utils/_pytree.py`,
+`torch/_export/serde/serialize.py`): it unpickles weights that say so, constants that are objects, and all of the older formats;
+it loads shared libraries of compiled models; it evaluates shapes by `sympy.sympify`, which is Python's `eval`; it executes
+guards; it looks an operator up as any attribute below `torch`, and refuses it only later; it imports whatever a container's
+description names. A program with any of that is refused here, before torch sees it. Members of archives are those that
+`torch.export.save` writes, and no other.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import zipfile
+from pathlib import Path
+from typing import Any
+
+from validators.errors import SourceError
+
+_MEMBERS = re.compile(
+    r"models/model\.json|archive_format|archive_version|byteorder|\.data/(version|serialization_id)|data/sample_inputs/model\.pt"
+    r"|data/(weights/(weight_\d+|model_weights_config\.json)|constants/(tensor_\d+|model_constants_config\.json))"
+    r"|extra/[\w.-]+"
+)
+_OPERATOR = re.compile(
+    r"torch\.ops\.\w+\.\w+\.\w+|torch\.ops\.higher_order\.\w+|torch\.sym_\w+|_operator\.(?!attrgetter|methodcaller|call)\w+"
+    r"|math\.\w+"
+)
+_NAME = re.compile(r"[A-Za-z_]?[\w.]*")
+_WORD = re.compile(r"[\w. +*/-]*")
+_CONTAINERS = (None, "builtins.tuple", "builtins.list", "builtins.dict")
+# sympy's and torch's functions of shapes.
+_FUNCTION = re.compile(
+    r"Symbol|Integer|Rational|Float|Add|Mul|Pow|Mod|Max|Min|Abs|Eq|Ne|Lt|Le|Gt|Ge|Equality|Unequality|And|Or|Not|floor|ceiling"
+    r"|StrictLessThan|LessThan|StrictGreaterThan|GreaterThan|FloorDiv|ModularIndexing|Where|PythonMod|CleanDiv|CeilDiv|CeilToInt"
+    r"|FloorToInt|IntTrueDiv|FloatTrueDiv|LShift|RShift|PowByNatural|FloatPow|RoundToInt|RoundDecimal|ToFloat|TruncToFloat"
+    r"|TruncToInt|Identity"
+)
+_SHAPES = frozenset({"size", "stride", "storage_offset", "isnan", "inf", "nan"})
+_HARMLESS = (
+    *(ast.Expression, ast.Constant, ast.Name, ast.Load, ast.Call, ast.keyword, ast.Attribute, ast.Subscript),
+    *(ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.operator, ast.unaryop, ast.boolop, ast.cmpop),
+)
+
+
+class _Refused(Exception):
+    """What was found in a program, in words."""
+
+
+def check_program(path: Path) -> None:
+    """That loading an exported program runs nothing but operators.
+
+    Raises:
+        SourceError: it is no archive of `torch.export.save`, or has what torch would unpickle, evaluate or load as code.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            _check_members(archive)
+            _check_payload(_read(archive, "data/weights/model_weights_config.json"))
+            _check_payload(_read(archive, "data/constants/model_constants_config.json"))
+            _check(_read(archive, "models/model.json"), "")
+    except (_Refused, zipfile.BadZipFile, ValueError, KeyError, TypeError, OSError, RecursionError) as error:
+        raise SourceError(
+            found=f"{path.name}: {error}",
+            expected="an exported program that torch loads without running code of its own",
+            fix="log it again with mlflow.pytorch.log_model(model, serialization_format='pt2', input_example=...), or, if you "
+            "trust it, have the operator name the model in QUANTGATE_ALLOWED_PICKLES",
+        ) from error
+
+
+def _check_members(archive: zipfile.ZipFile) -> None:
+    names = [info.filename for info in archive.infolist()]
+    folder = names[0].partition("/")[0] if names else ""
+    strange = sorted(name for name in names if not _MEMBERS.fullmatch(name.removeprefix(f"{folder}/")))
+    if strange or len(set(names)) < len(names) or any(not name.startswith(f"{folder}/") for name in names):
+        raise _Refused(f"an archive with members that torch.export.save does not write: {(strange or names)[:3]}")
+    # Two readers may see two archives in one file: no room is left for a second one.
+    if archive.comment or min(info.header_offset for info in archive.infolist()):
+        raise _Refused("an archive with more in its file than its members")
+    if any(info.compress_type != zipfile.ZIP_STORED for info in archive.infolist()):
+        raise _Refused("compressed members, which torch.export.save does not write")
+
+
+def _read(archive: zipfile.ZipFile, name: str) -> Any:
+    folder = archive.infolist()[0].filename.partition("/")[0]
+    return json.loads(archive.read(f"{folder}/{name}"))
+
+
+def _check_payload(config: Any) -> None:
+    for name, meta in config["config"].items():
+        if meta["use_pickle"] is not False:
+            raise _Refused(f"the pickled weight {name!r}")
+        if not re.fullmatch(r"(weight|tensor)_\d+", meta["path_name"]):
+            raise _Refused(f"the constant {name!r} in {meta['path_name']!r}, which is no tensor")
+
+
+def _check(value: Any, key: str) -> None:
+    """A part of the program's description, found under `key`."""
+    if isinstance(value, dict):
+        for name, part in value.items():
+            if key == "range_constraints":
+                _check_expression(name)
+            if name != "metadata":  # of nodes: where they came from, in words that nothing reads
+                _check(part, name)
+    elif isinstance(value, list):
+        for part in value:
+            _check(part, key)
+    elif isinstance(value, str):
+        _check_text(value, key)
+
+
+def _check_text(text: str, key: str) -> None:
+    if key in ("target", "as_operator") and not _OPERATOR.fullmatch(text):
+        raise _Refused(f"the operator {text[:100]!r}")
+    if key in ("expr_str", "guards_code"):
+        _check_expression(text)
+    if key in ("in_spec", "out_spec", "treespec") and text:
+        _check_container(json.loads(text)[1])
+    if key == "class_fqn":
+        raise _Refused(f"an object of {text[:100]!r}")
+    if (key.endswith("name") or key == "as_str_name") and not _NAME.fullmatch(text):
+        raise _Refused(f"the name {text[:100]!r}")
+
+
+def _check_expression(text: str) -> None:
+    """Arithmetic on shapes, with functions of sympy's and no attribute or string that could lead further."""
+    for node in ast.walk(ast.parse(text.strip(), mode="eval")):
+        fine = isinstance(node, _HARMLESS)
+        if isinstance(node, ast.Attribute):
+            fine = node.attr in _SHAPES
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            fine = bool(_FUNCTION.fullmatch(node.func.id))
+        elif isinstance(node, ast.Call):
+            fine = isinstance(node.func, ast.Attribute)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            fine = bool(_WORD.fullmatch(node.value))
+        elif isinstance(node, ast.Name):
+            fine = not node.id.startswith("_")
+        if not fine:
+            raise _Refused(f"the expression {text[:100]!r}")
+
+
+def _check_container(spec: Any) -> None:
+    if spec["type"] not in _CONTAINERS or "__enum__" in json.dumps(spec["context"]):
+        raise _Refused(f"a container {spec['type']!r}")
+    for child in spec["children_spec"]:
+        _check_container(child)
