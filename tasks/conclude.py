@@ -10,8 +10,10 @@ from tasks.conclude_candidate import conclude_candidate, finite
 from validators.errors import QuantgateError
 from validators.job import Job
 from validators.measurements import Accuracy
+from validators.plain_text import plain
 from validators.records import CalibrationVerdict, Champion, Check, Inventory, Source, Trial
 from validators.recovery import Recovery
+from validators.redact import redact
 from validators.result import (
     BaselineResult,
     CalibrationResult,
@@ -20,8 +22,10 @@ from validators.result import (
     ErrorResult,
     Result,
     RunOutcome,
+    SignOffResult,
     SourceResult,
 )
+from validators.sign_off import SignOff
 
 
 @dataclass(frozen=True)
@@ -37,16 +41,31 @@ class Findings:
     recovery: Recovery | None = None
     best: Trial | None = None
     champion_before: Champion | None = None
+    sign_off: SignOff | None = None
     champion: Champion | None = None
     report: Path | None = None
 
 
 def conclude(job: Job, findings: Findings, clock: Clock) -> Result:
-    """The result of a run that came to an end."""
+    """The result of a run that came to an end; an error where nothing won and a candidate could not be tried."""
     outcome, reason = _outcome(job, findings)
     won = findings.best is not None and findings.best.outcome == "passed"
-    return _document(job, findings, clock, outcome, reason).model_copy(
-        update={"chosen": findings.best.candidate if findings.best and won else None}
+    told = _tell_untried(findings.trials)
+    document = _document(job, findings, clock, outcome, reason + (f"; {told}" if told else ""))
+    if outcome == "no_variant" and told:
+        # To say that no variant is good enough would be to judge what nobody looked at, and nobody would look again.
+        fix = "mend what failed, and run again: finished work is kept"
+        error = ErrorResult(kind="InfrastructureError", found=told, expected="every candidate tried", fix=fix)
+        return document.model_copy(update={"outcome": "error", "error": error})
+    return document.model_copy(update={"chosen": findings.best.candidate if findings.best and won else None})
+
+
+def conclude_awaiting(job: Job, findings: Findings, clock: Clock, until: str) -> Result:
+    """The result of a run whose winner waits for an approval, `until` when, in words."""
+    assert findings.best is not None
+    reason = f"{_tell_gain(findings.best)}; it waits for an approval until {until}"
+    return _document(job, findings, clock, "awaiting_approval", reason).model_copy(
+        update={"chosen": findings.best.candidate}
     )
 
 
@@ -78,11 +97,16 @@ def _outcome(job: Job, findings: Findings) -> tuple[RunOutcome, str]:
             f"(version {findings.champion_before.version}, {findings.champion_before.candidate}): {verdict.reason}"
         )
     gain = _tell_gain(best)
+    if findings.sign_off and findings.sign_off.decision == "rejected":
+        return "rejected", f"{gain}; {findings.sign_off}"
     if findings.champion is None:
         why = "nothing is promoted from a file" if job.source_is_file else "promotion was not asked for"
         return "winner", f"{gain}; {why}"
     stays = findings.champion_before is not None and findings.champion_before.version == findings.champion.version
-    return "promoted", f"{gain}, and {'stays' if stays else 'is now'} the champion, version {findings.champion.version}"
+    said = f"; {findings.sign_off}" if findings.sign_off else ""
+    return "promoted", (
+        f"{gain}, and {'stays' if stays else 'is now'} the champion, version {findings.champion.version}{said}"
+    )
 
 
 def _tell_gain(best: Trial) -> str:
@@ -144,6 +168,19 @@ def _why_none(trials: tuple[Trial, ...]) -> str:
     )
 
 
+def _tell_untried(trials: tuple[Trial, ...]) -> str:
+    """Which candidates the infrastructure kept from being tried, and what was wrong with the first; empty where all were."""
+    untried = [trial for trial in trials if trial.refusal and trial.refusal.kind == "infrastructure"]
+    if not untried:
+        return ""
+    first = untried[0]
+    assert first.refusal is not None
+    return (
+        f"{len(untried)} of {len(trials)} candidates could not be tried (infrastructure): "
+        f"{first.candidate}: {first.refusal.reason}"
+    )
+
+
 def _tell_recovery(findings: Findings) -> str:
     """Why recovery did not save the run."""
     recovery = findings.recovery
@@ -169,7 +206,7 @@ def _document(job: Job | None, findings: Findings, clock: Clock, outcome: RunOut
     )
     return Result(
         outcome=outcome,
-        reason=reason,
+        reason=redact(plain(reason)),
         source=SourceResult(uri=source.uri, name=source.name, version=source.version, digest=source.digest)
         if source
         else None,
@@ -187,6 +224,7 @@ def _document(job: Job | None, findings: Findings, clock: Clock, outcome: RunOut
         baseline=_baseline(findings, trials),
         candidates=[conclude_candidate(trial) for trial in trials],
         recovery=findings.recovery,
+        sign_off=_sign_off(findings.sign_off),
         champion=ChampionResult(
             name=champion.name, version=champion.version, alias=champion.alias, previous=champion.previous
         )
@@ -195,6 +233,10 @@ def _document(job: Job | None, findings: Findings, clock: Clock, outcome: RunOut
         report=str(findings.report) if findings.report else None,
         seconds=clock.seconds(),
     )
+
+
+def _sign_off(said: SignOff | None) -> SignOffResult | None:
+    return SignOffResult(decision=said.decision, by=said.by, comment=said.comment, at=said.at) if said else None
 
 
 def _check(check: Check) -> CheckResult:

@@ -6,13 +6,17 @@ import math
 from dataclasses import replace
 
 from tasks.artifacts import with_evidence
+from tasks.champions import place_of, rolled_back_digests
 from tasks.context import Given, Run, log
 from tasks.judge_answers import Ground, judge_answers
 from tasks.ptq.graph import model_bytes
+from tasks.registry import connect
 from tasks.step import step
+from validators.champion_gate import judge_rolled_back
 from validators.coverage_gate import judge_coverage, judge_simulation, judge_time_coverage
 from validators.gates import overall
 from validators.job import Job
+from validators.journal import RolledBack
 from validators.latencies import point_labels
 from validators.measurements import Accuracy
 from validators.records import Trial
@@ -22,13 +26,21 @@ from validators.verdicts import Verdict
 
 
 def ground_of(run: Run, given: Given, baseline: Accuracy) -> Ground:
-    """What the trials of a run are judged on."""
+    """What the trials of a run are judged on.
+
+    Raises:
+        InfrastructureError: the registry, which knows what was rolled back, does not answer.
+    """
     evidence = given.evidence
     size = model_bytes(given.source.onnx_path)
-    return Ground(run.job, baseline, size, evidence.confirmation, evidence.evaluation.slices)
+    rolled_back: dict[str, RolledBack] = {}
+    if not run.job.source_is_file:
+        with connect(run.tracking_uri) as client:
+            rolled_back = rolled_back_digests(client, place_of(given.source.name, run.job.target))
+    return Ground(run.job, baseline, size, evidence.confirmation, evidence.evaluation.slices, rolled_back)
 
 
-@step("judge candidates", retried=False)
+@step("judge candidates")
 def judge_trials(run: Run, given: Given, baseline: Accuracy, trials: tuple[Trial, ...]) -> tuple[Trial, ...]:
     """Every trial with its verdicts and outcome; a refused one stays as it is."""
     ground = ground_of(run, given, baseline)
@@ -58,6 +70,7 @@ def judge_trial(ground: Ground, trial: Trial) -> Trial:
         judge_memory(trial.latency, job.gates) if trial.latency else None,
         judge_load(trial.latency, job.gates) if trial.latency else None,
         judge_simulation(trial.variant),
+        judge_rolled_back(ground.rolled_back.get(trial.variant.digest)),
     ]
     place = point_labels(trial.latencies)[0] if trial.latencies else ""
     given = tuple(with_evidence(verdict, place) for verdict in verdicts if verdict is not None)

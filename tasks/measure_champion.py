@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from tasks.build_engine import with_engine
+from tasks.check_version import check_folder
 from tasks.context import Given, Run, log
 from tasks.job_metric import job_metric
 from tasks.measure.drops import estimate_drop
@@ -20,7 +21,7 @@ from tasks.ptq.graph import model_bytes
 from tasks.registry import connect, registry_call
 from tasks.step import step
 from validators.champion_gate import judge_against_champion
-from validators.errors import CandidateRefused
+from validators.errors import CandidateRefused, VersionUnsound
 from validators.gates import overall
 from validators.libraries import Libraries
 from validators.measurements import Accuracy
@@ -29,7 +30,7 @@ from validators.records import Champion, Inventory, SessionSettings, Trial, Vari
 
 
 @dataclass(frozen=True)
-class _Fetched:
+class Fetched:
     """The champion's artifact and its manifest, as they came from the registry."""
 
     model: Path
@@ -60,12 +61,12 @@ def compare_with_champion(
         return best
     with run.clock.work("compare with champion"):
         try:
-            holder = _fetch(run, champion)
+            holder = variant_of(run, champion)
             if holder.session.provider == TENSORRT:
                 holder = with_engine(run, given, inventory, holder)
             accuracy, _ = measure_accuracy(run, given.evidence, inventory, holder, baseline)
             latency, _ = latency_of(run, given, inventory, holder, best.variant, run.job.measurement.points[0])
-        except CandidateRefused as error:
+        except (CandidateRefused, VersionUnsound) as error:
             log.warning("champion version %s does not run here any more: %s", champion.version, error.found)
             return best
         # On samples that had no say in choosing the best, where the job keeps any.
@@ -90,23 +91,44 @@ def compare_with_champion(
     return replace(best, verdicts=verdicts, outcome=overall(verdicts))
 
 
-def _fetch(run: Run, champion: Champion) -> Variant:
-    """The champion's artifact, from the registry into the store."""
+def variant_of(run: Run, champion: Champion) -> Variant:
+    """The champion like a variant that was made here.
 
-    def fetch(folder: Path) -> _Fetched:
-        from mlflow.artifacts import download_artifacts
-
-        uri = f"models:/{champion.name}/{champion.version}"
-        with connect(run.tracking_uri):
-            model = Path(registry_call(download_artifacts, artifact_uri=uri, dst_path=str(folder)))
-        return _Fetched(next(model.rglob("variant/model.onnx")), next(model.rglob("manifest.json")))
-
-    key = (run.tracking_uri, champion.name, champion.version, champion.digest)
-    fetched = run.store.make("champion", key, _Fetched, fetch)[0]
+    Raises:
+        CandidateRefused: `unsupported`: it needs a library of custom operators that the job does not name.
+        InfrastructureError: the registry does not answer.
+    """
+    fetched = fetch_champion(run, champion)
     manifest: dict[str, Any] = json.loads(fetched.manifest.read_text(encoding="utf-8"))
     path = fetched.model
     settings = SessionSettings(**manifest["session"], libraries=_libraries_of(run, manifest.get("libraries", [])))
     return Variant(champion.candidate, path, champion.digest, model_bytes(path), settings)
+
+
+def fetch_champion(run: Run, champion: Champion) -> Fetched:
+    """The champion's artifact, from the registry into the store: each file is what was registered.
+
+    Raises:
+        VersionUnsound: one is not, or is missing.
+        InfrastructureError: the registry does not answer.
+    """
+    uri = f"models:/{champion.name}/{champion.version}"
+    with connect(run.tracking_uri) as client:
+        tags = registry_call(client.get_model_version, champion.name, champion.version).tags
+
+    def fetch(folder: Path) -> Fetched:
+        from mlflow.artifacts import download_artifacts
+
+        with connect(run.tracking_uri):
+            model = Path(registry_call(download_artifacts, artifact_uri=uri, dst_path=str(folder)))
+        # Nothing of a version is opened before it is known to be quantgate's own.
+        check_folder(uri, model / "artifacts", tags)
+        return Fetched(model / "artifacts" / "variant" / "model.onnx", model / "artifacts" / "manifest.json")
+
+    key = (run.tracking_uri, champion.name, champion.version, champion.digest)
+    fetched = run.store.make("champion", key, Fetched, fetch)[0]
+    check_folder(uri, fetched.manifest.parent, tags)
+    return fetched
 
 
 def _libraries_of(run: Run, described: list[dict[str, str]]) -> Libraries:

@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from validators.records import Trial, Variant
+from validators.sign_off import SignOff
 from validators.verdicts import Verdict
 
 # Of every variant, whatever the job says; `drop` has `sqnr` in its place where the metric itself is that ratio.
-ALWAYS_JUDGED = frozenset({"finite", "finite_outputs", "same_outputs", "not_constant", "deterministic"})
+ALWAYS_JUDGED = frozenset(
+    {"finite", "finite_outputs", "same_outputs", "not_constant", "deterministic", "not_rolled_back"}
+)
 
 
 class NotApproved(ValueError):
@@ -19,15 +22,18 @@ class NotApproved(ValueError):
 class Approval:
     """A trial that passed, and the device and runtimes that its verdicts hold for.
 
-    `is_confirmed` says that the job keeps samples to confirm the winner, so that verdicts on them must be there.
+    `is_confirmed` says that the job keeps samples to confirm the winner, so that verdicts on them must be there. `sign_off` is
+    what a person said, where the job has one asked.
 
     Raises:
-        NotApproved: it has no variant, a gate that must be there is missing, or one did not pass.
+        NotApproved: it has no variant, a gate that must be there is missing, or one did not pass; somebody rejected it, or
+            approved another artifact.
     """
 
     trial: Trial
     device_key: str
     is_confirmed: bool
+    sign_off: SignOff | None = None
 
     def __post_init__(self) -> None:
         gates = {verdict.gate for verdict in self.verdicts}
@@ -41,6 +47,8 @@ class Approval:
             raise NotApproved(
                 f"{self.trial.candidate} is {self.trial.outcome}; not passed: {against}; not judged: {sorted(missing)}"
             )
+        if self.sign_off and (self.sign_off.decision, self.sign_off.digest) != ("approved", self.variant.digest):
+            raise NotApproved(f"{self.trial.candidate}, sha256 {self.variant.digest}: {self.sign_off}")
 
     @property
     def variant(self) -> Variant:

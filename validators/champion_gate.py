@@ -1,4 +1,4 @@
-"""The gate beside the present champion."""
+"""The gates beside the present champion and beside those that were rolled back."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Literal
 
 from validators.gates import bounded
 from validators.job_gates import Gates
+from validators.journal import RolledBack
 from validators.measurements import Estimate
 from validators.resource_gates import disturbed
 from validators.verdicts import Verdict
@@ -69,4 +70,24 @@ def judge_against_champion(
         _IN_TURN,
         "{:.3f}x".format,
         counted="pairs of blocks",
+    )
+
+
+def judge_rolled_back(mark: RolledBack | None) -> Verdict:
+    """The gate `not_rolled_back`: nobody took the same artifact away from the target. `mark` is what is there of one who did.
+
+    >>> judge_rolled_back(None).outcome, judge_rolled_back(RolledBack(2, "2026-11-22T03:00:00+00:00", "slow")).reason
+    ('pass', 'rolled back on 2026-11-22: slow')
+    """
+    reason = (
+        f"rolled back on {mark.at[:10] or 'an unknown day'}: {mark.reason or 'no reason was given'}" if mark else ""
+    )
+    return Verdict(
+        "not_rolled_back",
+        "fail" if mark else "pass",
+        float(mark is not None),
+        0.0,
+        "at_most",
+        method="versions of the same digest that were rolled back on the target",
+        reason=reason,
     )

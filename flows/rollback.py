@@ -1,0 +1,33 @@
+"""The champion back to the version before it, from the UI's form or by whatever watches over it."""
+
+# No `from __future__ import annotations`: Prefect reads the parameters' types from the signature, and what they say in the
+# form from the docstring alone.
+from typing import Annotated
+
+from prefect import flow
+from prefect.client.schemas.objects import State
+from prefect.runtime import flow_run
+from prefect.states import Completed
+from pydantic import Field
+
+from tasks.rollback import Rollback, roll_back_step
+from validators.recipe import Target
+
+
+@flow(name="rollback", flow_run_name="{model} on {target}")
+def rollback(
+    model: str,
+    target: Target,
+    to: Annotated[int | None, Field(ge=0)] = None,
+    reason: Annotated[str, Field(max_length=1000)] = "",
+) -> State[Rollback]:
+    """Put the champion of a model back. The variant that is left is not promoted on this target again.
+
+    Args:
+        model: The registered model: the source, or the one that holds its variants.
+        target: Of which target the champion is put back.
+        to: The version to go to; empty: the champion before this one; 0: no champion at all.
+        reason: Why; kept with the version that is left.
+    """
+    done = roll_back_step(model, target, to, reason, request=flow_run.get_id() or "")
+    return Completed(name="RolledBack", message=str(done), data=done)

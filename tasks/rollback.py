@@ -1,0 +1,183 @@
+"""The champion back to the version before it, or to one that is named."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tasks.champions import DEVICE, VARIANT_DIGEST, Place, number_at, own_versions, place_of
+from tasks.check_version import check_artifact, load_version
+from tasks.context import log
+from tasks.measure.inventory import take_inventory
+from tasks.promote_reconcile import reconcile, restore
+from tasks.promote_version import LOCK_WAIT_SECONDS, check_unmoved
+from tasks.registry import connect, registry_call
+from tasks.settings import state_folder, store_place, tracking_uri
+from tasks.step import step
+from tasks.storage.locks import Held
+from tasks.storage.places import open_locks
+from validators.errors import InfrastructureError, JobError, VersionUnsound
+from validators.journal import ROLLED_BACK, RolledBack, now, predecessors, read_rolled_back, tag_of
+from validators.recipe import Target
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+
+@dataclass(frozen=True)
+class Rollback:
+    """What a rollback came to: the version that the alias left, and that which it points to now; None is no version."""
+
+    name: str
+    alias: str
+    left: str | None
+    now: str | None
+
+    def __str__(self) -> str:
+        """In words.
+
+        >>> str(Rollback("fraud-quantized", "champion-ort-cpu", "3", None))
+        'models:/fraud-quantized@champion-ort-cpu: version 3 was left, and there is no champion now'
+        """
+        here = f"models:/{self.name}@{self.alias}"
+        there = f"version {self.now} is the champion" if self.now else "there is no champion"
+        if self.left == self.now:
+            return f"{here}: {there} already"
+        return f"{here}: {f'version {self.left} was left, and ' if self.left else ''}{there} now"
+
+
+def roll_back(model: str, target: Target, to: int | None = None, reason: str = "", *, request: str = "") -> Rollback:
+    """Put the champion of a model back: to version `to`, or to the one before it; 0 takes the alias away.
+
+    `model` names the source or the model that holds its variants. The version that is left is marked with when, why and
+    where to, if the other is an older one; a variant with its digest is not promoted on this target again. The version that
+    becomes the champion loses such a mark.
+    `request` is the same where one request is made again after a crash, so that it goes back one version and not two.
+
+    Raises:
+        JobError: no such model or version, no champion, or no version before it that is whole.
+        ChampionMoved: somebody moved the alias meanwhile.
+        VersionUnsound: version `to` is not what was registered, or does not load.
+        InfrastructureError: the registry does not answer, or a promotion holds the lock.
+    """
+    state = state_folder()
+    with connect(tracking_uri(state)) as client:
+        place = _find_place(client, model, target)
+        with open_locks(state, store_place()).hold(place.lock, wait_seconds=LOCK_WAIT_SECONDS) as held:
+            reconcile(client, place)
+            present = number_at(client, place, place.alias)
+            versions = own_versions(client, place)
+            goal = _goal(place, versions, present, to, request)
+            if goal != present:
+                mark = RolledBack(int(goal or 0), now(), " ".join(reason.split())[:1000], request)
+                _move(client, place, held, present, goal, mark)
+            if goal is not None:
+                _clear_marks(client, place, versions, versions[goal])
+    done = Rollback(place.name, place.alias, present, goal)
+    log.info("rollback: %s", done)
+    return done
+
+
+roll_back_step = step("roll back")(roll_back)
+
+
+def _find_place(client: MlflowClient, model: str, target: str) -> Place:
+    places = [place for place in (place_of(model, target), Place(model, target)) if own_versions(client, place)]
+    if len(places) != 1:
+        found = " and ".join(place.name for place in places)
+        raise JobError(
+            found=f"variants for {target} of both {found}" if places else f"no variants of {model!r} for {target}",
+            expected="the name of a source, or of the model that holds its variants",
+            fix="name the other one"
+            if places
+            else "look into the registry for the name, and for the targets of its versions",
+        )
+    return places[0]
+
+
+def _goal(place: Place, versions: dict[str, Any], present: str | None, to: int | None, request: str) -> str | None:
+    """The version to go to; None to take the alias away."""
+    if to == 0:
+        return None
+    if to is not None:
+        if str(to) not in versions:
+            raise JobError(
+                found=f"version {to} of {place.name}, which is no variant for {place.target}",
+                expected=f"one of {', '.join(versions)}",
+                fix="correct the version",
+            )
+        if str(to) != present:
+            _check(place, versions[str(to)])
+        return str(to)
+    marks = [read_rolled_back(version.tags) for version in versions.values()]
+    if request and any(mark and (mark.request, mark.to) == (request, int(present or 0)) for mark in marks):
+        return present
+    return _predecessor(place, versions, present)
+
+
+def _predecessor(place: Place, versions: dict[str, Any], present: str | None) -> str:
+    """The latest champion before the present one that is whole and was not rolled back itself."""
+    if present is None:
+        raise JobError(
+            found=f"no champion of {place.name} for {place.target}",
+            expected="one to go back from",
+            fix="name the version with --to",
+        )
+    for number in predecessors(present, {number: version.tags for number, version in versions.items()}):
+        try:
+            _check(place, versions[number])
+        except VersionUnsound as error:
+            log.warning("version %s is passed over: %s", number, error.found)
+        else:
+            return number
+    raise JobError(
+        found=f"no version of {place.name} that was the champion for {place.target} before version {present}, and is whole",
+        expected="one to go back to",
+        fix="name a version with --to, or take the alias away with --to 0: consumers then load the source",
+    )
+
+
+def _check(place: Place, version: Any) -> None:
+    """That a version is what was registered, and loads; the latter where it can be tried."""
+    check_artifact(place, version)
+    device = version.tags.get(DEVICE)
+    if place.target == "ort-cpu" or device == _device_here(place.target):
+        load_version(place.uri(str(version.version)))
+    else:
+        log.warning(
+            "version %s was read back, and not loaded: it is for %s, which is not here", version.version, device
+        )
+
+
+def _device_here(target: Any) -> str | None:
+    try:
+        return take_inventory(target).device_key
+    except InfrastructureError:
+        return None
+
+
+def _move(
+    client: MlflowClient, place: Place, held: Held, present: str | None, goal: str | None, mark: RolledBack
+) -> None:
+    """The mark before the alias: killed between the two, the version that is to be left is not promoted anew meanwhile.
+
+    Whoever goes forward takes a rollback back, and says nothing against the version that is left.
+    """
+    marked = present is not None and int(goal or 0) < int(present)
+    if marked:
+        registry_call(client.set_model_version_tag, place.name, present, ROLLED_BACK, tag_of(mark))
+    try:
+        held.check()
+        check_unmoved(client, place, present)
+        restore(client, place, goal)
+    except BaseException:
+        if marked and number_at(client, place, place.alias) == present:
+            registry_call(client.delete_model_version_tag, place.name, present, ROLLED_BACK)
+        raise
+
+
+def _clear_marks(client: MlflowClient, place: Place, versions: dict[str, Any], champion: Any) -> None:
+    """Whoever makes a version the champion says that it is good: its digest is not held against it any more."""
+    for number, version in versions.items():
+        if version.tags.get(VARIANT_DIGEST) == champion.tags[VARIANT_DIGEST] and ROLLED_BACK in version.tags:
+            registry_call(client.delete_model_version_tag, place.name, number, ROLLED_BACK)

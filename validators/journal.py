@@ -1,0 +1,140 @@
+"""What a promotion writes down of itself at the version that it promotes, and what reads it.
+
+The journal is one tag, so that it is written whole or not at all; every machine that sees the registry sees it. Versions
+without one, or with one that another release wrote, are left alone by whatever reads it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from datetime import UTC, datetime
+from typing import Any
+
+JOURNAL = "quantgate.promotion"
+ROLLED_BACK = "quantgate.rolled_back"
+
+# A promotion goes through these in turn; `interrupted` is one of them that ended early and may be taken up again, `failed` one
+# whose artifact is not what was judged.
+REGISTERED, VERIFIED, MOVING, DONE = "registered", "verified", "moving", "done"
+INTERRUPTED, FAILED = "interrupted", "failed"
+GOING_ON = frozenset({REGISTERED, VERIFIED, MOVING})
+
+Tags = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Journal:
+    """How far it came: `previous` is the version that the alias pointed to before it, `at` the time (ISO 8601, UTC)."""
+
+    phase: str
+    previous: str | None = None
+    flow_run: str | None = None
+    at: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class RolledBack:
+    """That the alias was taken away from a version: `to` is the version that it went to, 0 where it went altogether; `request`
+    tells a request that is made again from a new one."""
+
+    to: int
+    at: str = ""
+    reason: str = ""
+    request: str = ""
+
+
+def now() -> str:
+    """The time for a record, to the second.
+
+    >>> now().endswith("+00:00")
+    True
+    """
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def tag_of(record: Journal | RolledBack) -> str:
+    """The value of the tag, less what is empty.
+
+    >>> tag_of(Journal("moving", previous="3"))
+    '{"phase": "moving", "previous": "3"}'
+    """
+    return json.dumps({key: value for key, value in asdict(record).items() if value not in (None, "")})
+
+
+def read_journal(tags: Tags) -> Journal | None:
+    """The journal of a version; None where there is none that can be read.
+
+    >>> read_journal({"quantgate.promotion": '{"phase": "done", "previous": "3", "of another release": 1}'}).previous
+    '3'
+    >>> read_journal({"quantgate.promotion": "done"}), read_journal({})
+    (None, None)
+    """
+    kept = _fields(tags.get(JOURNAL), Journal)
+    return Journal(**kept) if all(isinstance(value, str) for value in kept.values()) and "phase" in kept else None
+
+
+def read_rolled_back(tags: Tags) -> RolledBack | None:
+    """What the tag of a version that was rolled back says; None where there is no such tag.
+
+    One that cannot be read is one still: a variant is not promoted again because its mark was edited.
+
+    >>> read_rolled_back({"quantgate.rolled_back": '{"to": 2, "reason": "slow"}'})
+    RolledBack(to=2, at='', reason='slow', request='')
+    >>> read_rolled_back({"quantgate.rolled_back": "by hand"})
+    RolledBack(to=0, at='', reason='by hand', request='')
+    """
+    if ROLLED_BACK not in tags:
+        return None
+    kept = _fields(tags[ROLLED_BACK], RolledBack)
+    to = kept.pop("to", None)
+    if type(to) is not int or not all(isinstance(value, str) for value in kept.values()):
+        return RolledBack(0, reason=tags[ROLLED_BACK])
+    return RolledBack(to, **kept)
+
+
+def predecessors(version: str, versions: Mapping[str, Tags]) -> list[str]:
+    """The versions that were the champion before `version`, the latest first; `versions` are the tags of all of one target.
+
+    By the journal of each; before a version without one stands the next lower, since releases without a journal promoted in
+    order. Versions that were rolled back, or whose promotion did not come to its end, are left out.
+
+    >>> done = lambda previous: {"quantgate.promotion": tag_of(Journal("done", previous=previous))}
+    >>> versions = {"1": {}, "2": done("1"), "3": done("2") | {"quantgate.rolled_back": '{"to": 2}'}, "4": done("3")}
+    >>> predecessors("4", versions), predecessors("1", versions)
+    (['2', '1'], [])
+    """
+    found: list[str] = []
+    seen: set[str] = set()
+    before = _before(version, versions)
+    while before is not None and before not in seen | {version}:
+        seen.add(before)
+        if before in versions and _was_champion(versions[before]):
+            found.append(before)
+        before = _before(before, versions)
+    return found
+
+
+def _before(version: str, versions: Mapping[str, Tags]) -> str | None:
+    journal = read_journal(versions.get(version, {}))
+    if journal is not None:
+        return journal.previous
+    # A journal that somebody edited may name anything.
+    lower = [int(other) for other in versions if int(other) < int(version)] if version.isdecimal() else []
+    return str(max(lower)) if lower else None
+
+
+def _was_champion(tags: Tags) -> bool:
+    journal = read_journal(tags)
+    return ROLLED_BACK not in tags and (journal is None or journal.phase == DONE)
+
+
+def _fields(text: str | None, record: type[Journal] | type[RolledBack]) -> dict[str, Any]:
+    try:
+        read = json.loads(text or "")
+    except ValueError:
+        return {}
+    names = {field.name for field in fields(record)}
+    return {key: value for key, value in read.items() if key in names} if isinstance(read, dict) else {}
