@@ -1,0 +1,31 @@
+"""Old variants and artifacts: listed every night, and deleted where a deployment asks for it."""
+
+# No `from __future__ import annotations`: Prefect reads the parameters' types from the signature.
+from typing import Annotated
+
+from prefect import flow
+from prefect.client.schemas.objects import State
+from prefect.states import Completed
+from pydantic import Field
+
+from tasks.retention import Kept, delete_all, list_kept
+from tasks.retention_report import publish_kept, tell_kept
+from validators.retention import Policy
+
+Versions = Annotated[int, Field(ge=1, le=10_000, description="Newest versions that are kept of each model and target.")]
+Days = Annotated[int, Field(ge=1, le=36_500, description="Nothing goes that was made, or last used, in so many days.")]
+Delete = Annotated[bool, Field(description="Delete what goes; without it, it is only listed.")]
+
+
+@flow(name="retention", flow_run_name="older than {older_than_days} days, delete {delete}")
+def retention(keep_versions: Versions = 5, older_than_days: Days = 30, delete: Delete = False) -> State[Kept]:
+    """List what may go: old variants, their artifacts, finished work and reports; and delete it where asked to.
+
+    The champion, the version before it and whatever an alias names always stay.
+    """
+    policy = Policy(keep_versions=keep_versions, older_than_days=older_than_days)
+    kept = list_kept(policy)
+    if delete:
+        kept = delete_all(policy, kept)
+    publish_kept(kept, deleted=delete)
+    return Completed(name="Deleted" if delete else "Listed", message=tell_kept(kept, deleted=delete), data=kept)

@@ -1,0 +1,38 @@
+"""After promotion: a look at recent traffic of each champion, and what past bounds of its job is done about it."""
+
+# No `from __future__ import annotations`: Prefect reads the parameters' types from the signature.
+from typing import Annotated
+
+from prefect import flow
+from prefect.client.schemas.objects import State
+from prefect.states import Completed, Failed
+from pydantic import Field
+
+from tasks.watch import look, watched_jobs
+from validators.watch import Looked
+
+JobName = Annotated[
+    str | None, Field(description="Name of a job file in QUANTGATE_JOBS, without its suffix; all of them when empty.")
+]
+
+
+@flow(name="watch", flow_run_name="{job_name}")
+def watch(job_name: JobName = None) -> State[tuple[Looked, ...]]:
+    """Look at recent traffic of every watched champion, or of one job's: drift, saturation, agreement with the source.
+
+    Past the bounds of the job's `watch` section it raises an alarm, and starts a re-quantization or a rollback where the
+    job asks.
+    """
+    found = watched_jobs(job_name)
+    looks = (*found.broken, *(look(name, job) for name, job in found.jobs.items()))
+    return state_of(looks)
+
+
+def state_of(looks: tuple[Looked, ...]) -> State[tuple[Looked, ...]]:
+    """The state that the Prefect UI shows: failed where a look was, else named after the gravest that one came to."""
+    told = "; ".join(f"{one.job}: {one.told}" for one in looks) or "no job has a `watch` section"
+    outcomes = {one.outcome for one in looks}
+    if "error" in outcomes:
+        return Failed(name="Error", message=told, data=looks)
+    name = next((kind for kind in ("alarm", "quiet") if kind in outcomes), "nothing")
+    return Completed(name=name.title(), message=told, data=looks)
