@@ -4,11 +4,13 @@
 from prefect import flow
 
 from tasks.dispatch_records import Order
+from tasks.redact import shielded
 from tasks.worker_steps import fulfil
 from validators.job import Job
 
 
 @flow(name="candidate", flow_run_name="{order.label} of {job.source}")
+@shielded
 def candidate(job: Job, order: Order) -> None:
     """Do a step for a run elsewhere; the answer goes into the store that both share."""
     fulfil(job, order)

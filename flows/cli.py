@@ -1,4 +1,4 @@
-"""The command line: `quantgate run | validate | suggest-calibration | candidates | lint | doctor | demo | ui | worker`."""
+"""The command line: `quantgate run`, `validate`, `demo` and their siblings; further commands are in the modules of its end."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import Annotated, Any, cast
 
 import typer
 
+from flows import champion_commands as champions
+from flows import service_commands as service
 from flows.console import err, fail, out, print_table, show_result, write_result
 from flows.progress import show_progress
 from tasks.clock import Clock
@@ -20,17 +22,21 @@ from validators.errors import (
     EXIT_OK,
     EXIT_REFUSED,
     InfrastructureError,
+    JobError,
     QuantgateError,
 )
 from validators.job import Job
 from validators.read_job import read_job
+from validators.redact import redact
 from validators.result import Result
+from validators.s3_uris import S3Uri
 
 EXIT_CODES = {
     "promoted": EXIT_OK,
     "winner": EXIT_OK,
     "accepted": EXIT_OK,
     "no_variant": EXIT_NO_VARIANT,
+    "rejected": EXIT_NO_VARIANT,
     "refused": EXIT_REFUSED,
     "error": EXIT_INFRASTRUCTURE,
 }
@@ -171,55 +177,13 @@ def demo(
     raise typer.Exit(run_job(job, result, promote=True))
 
 
-@app.command()
-def ui(
-    mlflow_port: Annotated[int, typer.Option(help="Port of the MLflow server.")] = 5000,
-    prefect_port: Annotated[int, typer.Option(help="Port of the Prefect server.")] = 4200,
-) -> None:
-    """Start the MLflow and Prefect servers on the embedded state, print their addresses, stop both with Ctrl-C.
-
-    Example: quantgate ui
-    """
-    state = state_folder()
-    prepare_environment(state)
-    from flows.servers import serve_ui
-
-    try:
-        serve_ui(state, mlflow_port, prefect_port, out)
-    except QuantgateError as error:
-        raise typer.Exit(fail(error)) from error
-
-
-@app.command()
-def worker(
-    target: Annotated[str, typer.Option(help="Take the work of this target: ort-cpu, ort-cuda, tensorrt, ...")],
-    pool: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The Prefect work pool; quantgate-<target> by default.")
-    ] = None,
-) -> None:
-    """Take the work that runs hand to a target's pool (QUANTGATE_DISPATCH=pools), until SIGTERM or Ctrl-C.
-
-    Needs PREFECT_API_URL, and the state folder of the runs. Exit code 1: the target cannot run here; 2: no such target.
-
-    Example: quantgate worker --target ort-cpu
-    """
-    state = state_folder()
-    prepare_environment(state)
-    from flows.worker import serve_worker
-
-    try:
-        serve_worker(state, target, pool, out)
-    except QuantgateError as error:
-        raise typer.Exit(fail(error)) from error
-
-
 def run_job(path: Path, result_path: Path | None, *, promote: bool) -> int:
     """Run a job file, print what it came to, write the result document; return the exit code."""
 
     def run(job: Job) -> Any:
         from flows.quantize import quantize
 
-        return quantize(job, promote=promote)
+        return quantize(job, promote=promote, return_state=True)
 
     return _follow(path, result_path, run)
 
@@ -230,7 +194,7 @@ def validate_job(path: Path, result_path: Path | None) -> int:
     def run(job: Job) -> Any:
         from flows.quantize import validate
 
-        return validate(job)
+        return validate(job, return_state=True)
 
     return _follow(path, result_path, run)
 
@@ -246,8 +210,7 @@ def _follow(path: Path, result_path: Path | None, flow: Callable[[Job], Any]) ->
         job = read_job(path)
         prepare_environment(state_folder())
         with show_progress(err):
-            # The flow returns a state with a name of its own; Prefect hands its data to whoever calls the flow.
-            result = cast(Result, flow(job))
+            result = _result_of(flow(job))
     except QuantgateError as error:
         return fail(error, result_path, job, clock)
     except Exception as error:
@@ -263,6 +226,29 @@ def _follow(path: Path, result_path: Path | None, flow: Callable[[Job], Any]) ->
     return EXIT_CODES[result.outcome]
 
 
+def _local_target(place: Path | S3Uri) -> Path:
+    """Where a calibration set is written if nothing else is said.
+
+    Raises:
+        JobError: the job names a place on S3.
+    """
+    if isinstance(place, S3Uri):
+        raise JobError(
+            found=f"`data.calibration` at {place}",
+            expected="a file to write the calibration set to",
+            fix="give one with --out, look at it, and upload it",
+        )
+    return place
+
+
+def _result_of(state: Any) -> Result:
+    """The document in the state that a flow ended in, failed or not; what a flow raised is raised here."""
+    found = state.result(raise_on_failure=False)
+    if isinstance(found, BaseException):
+        raise found
+    return cast(Result, found)
+
+
 def suggest(path: Path, pool: Path, size: int, target: Path | None) -> int:
     """Pick a calibration set for a job file, print what was picked; return the exit code."""
     try:
@@ -271,7 +257,7 @@ def suggest(path: Path, pool: Path, size: int, target: Path | None) -> int:
         with show_progress(err):
             from flows.quantize import suggest_calibration as pick
 
-            picked = pick(job, pool, size, target or job.data.calibration)
+            picked = pick(job, pool, size, target or _local_target(job.data.calibration))
     except QuantgateError as error:
         return fail(error)
     except Exception as error:
@@ -290,7 +276,7 @@ def _unexpected(error: Exception) -> QuantgateError:
     """A fault that nobody foresaw: its traceback goes to a file, since it helps only who mends quantgate."""
     log = state_folder() / "logs" / "last-error.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    log.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
+    log.write_text(redact("".join(traceback.format_exception(error))), encoding="utf-8")
     return InfrastructureError(
         found=f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}",
         expected="a run to its end",
@@ -305,6 +291,21 @@ def _no_folder(path: Path) -> QuantgateError:
         found=f"--result {path}: no such folder", expected="a folder that exists", fix=f"mkdir -p {path.parent}"
     )
 
+
+for command in (
+    service.ui,
+    service.serve,
+    service.deploy,
+    service.worker,
+    service.webhook,
+    champions.approvals,
+    champions.approve,
+    champions.reject,
+    champions.rollback,
+    champions.watch,
+    champions.retention,
+):
+    app.command()(command)
 
 if __name__ == "__main__":
     main()

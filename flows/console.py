@@ -13,6 +13,7 @@ from tasks.clock import Clock
 from tasks.conclude import conclude_error
 from validators.errors import QuantgateError
 from validators.job import Job
+from validators.plain_text import plain
 from validators.result import Result
 
 out = Console()
@@ -50,7 +51,7 @@ def print_table(rows: list[tuple[str, ...]]) -> None:
         last = index == len(rows[0]) - 1
         table.add_column(escape(heading), no_wrap=not last, overflow="fold")
     for row in rows[1:]:
-        table.add_row(*(escape(cell) for cell in row))
+        table.add_row(*(escape(plain(cell)) for cell in row))
     console = out if out.is_terminal else Console(file=sys.stdout, width=240)
     console.print(table)
 

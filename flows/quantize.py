@@ -6,11 +6,11 @@ from pathlib import Path
 
 from prefect import flow
 from prefect.client.schemas.objects import State
-from prefect.states import Completed
+from prefect.states import Completed, Failed
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from tasks.conclude import Findings, conclude, conclude_validation
-from tasks.context import Given, Run, start_run
+from tasks.context import Given, Run, log, start_run
 from tasks.dispatch import at_target, inventory_of_target, try_candidates
 from tasks.gather import trial_of
 from tasks.judge import judge_trials
@@ -22,12 +22,17 @@ from tasks.measure_latency import measure_latency
 from tasks.measure_saturation import measure_saturation
 from tasks.ptq.graph import model_bytes
 from tasks.record import close_run, record_evidence, record_trials, recorded
+from tasks.redact import shielded
 from tasks.report import publish_report
 from tasks.resolve_source import resolve_source
 from tasks.settings import hands_to_workers
+from tasks.sign_off import check_approval, sign_off
+from tasks.status import Kept, keep_status
 from tasks.suggest_calibration import Suggestion, suggest_calibration_data
+from tasks.turn import turn_of
 from tasks.worker_steps import BASELINE, BESIDE_FP16, CHAMPION, CONFIRMATION, OWN_STEP, PROMOTION, RECOVERY
 from validators.approval import Approval
+from validators.errors import ChampionMoved
 from validators.job import Job
 from validators.measurements import Accuracy
 from validators.recipe import decode
@@ -43,14 +48,29 @@ CANDIDATES_AT_A_TIME = 2
     flow_run_name="{job.source} for {job.target}",
     task_runner=ThreadPoolTaskRunner(max_workers=CANDIDATES_AT_A_TIME),  # type: ignore[arg-type]  # invariant in its future
 )
+@shielded
 def quantize(job: Job, promote: bool = True) -> State[Result]:
     """Make quantized versions of a registered model, judge them on this machine, promote the best that passes.
 
-    With `promote` off, a winner is named and nothing is registered.
+    Args:
+        job: What to quantize, for which target, on which data, and what must hold. Paths are those of the machine that runs it.
+        promote: Register the winner and move the champion's alias; off, a winner is named and nothing is registered.
     """
-    run = start_run(job)
+    with keep_status(job, promote=promote) as status:
+        run = start_run(job)
+        if promote:
+            check_approval(run)
+        with turn_of(run):
+            status.result = quantized(run, status, promote=promote)
+    return state_of(status.result)
+
+
+def quantized(run: Run, status: Kept, *, promote: bool) -> Result:
+    """The whole story of a run, and what it came to."""
+    job = run.job
     given, inventory = gather_given(run)
     with recorded(run, "run") as record:
+        status.run = record
         findings = judge_evidence(run, given, inventory, record)
         assert findings.calibration is not None
         if findings.calibration.outcome != "refused":
@@ -59,12 +79,17 @@ def quantize(job: Job, promote: bool = True) -> State[Result]:
         page = publish_report(run, record, findings, conclude(job, findings, run.clock))
         result = conclude(job, replace(findings, report=page), run.clock)
         close_run(run, record, result, page)
-    return state_of(result)
+    return result
 
 
 @flow(name="validate", flow_run_name="{job.source}: calibration data")
+@shielded
 def validate(job: Job) -> State[Result]:
-    """Judge the calibration data of a job, and nothing else: steps 1 to 3 and the report."""
+    """Judge the calibration data of a job, and nothing else: steps 1 to 3 and the report.
+
+    Args:
+        job: Its source and its data are what counts.
+    """
     run = start_run(job)
     given, inventory = gather_given(run)
     with recorded(run, "validation") as record:
@@ -76,6 +101,7 @@ def validate(job: Job) -> State[Result]:
 
 
 @flow(name="suggest calibration", flow_run_name="{job.source}: {size} of {pool}")
+@shielded
 def suggest_calibration(job: Job, pool: Path, size: int, target: Path) -> Suggestion:
     """Pick a calibration set of `size` samples from a pool and write it to `target`."""
     run = start_run(job)
@@ -121,12 +147,33 @@ def judge_candidates(run: Run, given: Given, findings: Findings, *, promote: boo
     findings = replace(findings, trials=confirmation.trials)
     if confirmation.winner is None:
         return findings
-    best = at_target(CHAMPION, run, given, inventory, baseline, confirmation.winner, champion)
-    if best.outcome == "passed" and promote and not run.job.source_is_file:
-        approval = Approval(best, inventory.device_key, is_confirmed=run.job.confirmation.share > 0)
-        champion = at_target(PROMOTION, run, given, inventory, approval, champion, record)
-        return replace(findings, best=best, champion=champion)
-    return replace(findings, best=best)
+    try:
+        return challenge(run, given, findings, confirmation.winner, promote=promote, record=record)
+    except ChampionMoved as moved:
+        log.info("%s: comparing with that one", moved.found)
+    findings = replace(findings, champion_before=look_up_champion(run, given))
+    return challenge(run, given, findings, confirmation.winner, promote=promote, record=record)
+
+
+def challenge(run: Run, given: Given, findings: Findings, winner: Trial, *, promote: bool, record: str) -> Findings:
+    """Steps 7, second half, and 8: the winner beside the champion and, if it passes and whoever is asked agrees, in its place.
+
+    Raises:
+        ChampionMoved: the champion is another one by the time that it would be followed.
+    """
+    assert findings.inventory is not None and findings.baseline is not None
+    inventory, champion = findings.inventory, findings.champion_before
+    best = at_target(CHAMPION, run, given, inventory, findings.baseline, winner, champion)
+    findings = replace(findings, best=best)
+    if best.outcome != "passed" or not promote or run.job.source_is_file:
+        return findings
+    said = sign_off(run, given, record, findings)
+    findings = replace(findings, sign_off=said)
+    if said is not None and said.decision == "rejected":
+        return findings
+    approval = Approval(best, inventory.device_key, is_confirmed=run.job.confirmation.share > 0, sign_off=said)
+    champion = at_target(PROMOTION, run, given, inventory, approval, champion, record)
+    return replace(findings, champion=champion)
 
 
 def tried(run: Run, given: Given, inventory: Inventory, baseline: Accuracy) -> tuple[Trial, ...]:
@@ -159,5 +206,6 @@ def measured(run: Run, given: Given, inventory: Inventory, trials: tuple[Trial, 
 
 
 def state_of(result: Result) -> State[Result]:
-    """The state that the Prefect UI shows, named like the outcome: each of them is an end that the flow came to."""
-    return Completed(name=result.outcome.title().replace("_", ""), message=result.reason, data=result)
+    """The state that the Prefect UI shows, named like the outcome; an error has failed, every other is an end."""
+    make = Failed if result.outcome == "error" else Completed
+    return make(name=result.outcome.title().replace("_", ""), message=result.reason, data=result)

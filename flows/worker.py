@@ -1,4 +1,5 @@
-"""A worker of one target: says what it has, and takes the work that runs hand to its pool, one at a time."""
+"""Workers. One of a target says what it has, and takes the work that runs hand to its pool, one at a time; one of the pool
+`quantgate` takes the runs themselves, and what else is deployed."""
 
 from __future__ import annotations
 
@@ -26,15 +27,11 @@ def serve_worker(state: Path, target: str, pool: str | None, console: Console) -
         InfrastructureError: the target cannot run here, or there is no Prefect server that runs share.
     """
     inventory = check_worker(target)
-    # Work is done in a process with another working directory.
-    os.environ["QUANTGATE_STATE"] = str(state)
-    state.mkdir(parents=True, exist_ok=True)
-
-    from prefect.workers.process import ProcessWorker
+    _settle(state)
 
     from flows.candidate import candidate
     from tasks.worker_guard import limit_of
-    from tasks.worker_pool import give_up_work, prepare_server, worker_name
+    from tasks.worker_pool import prepare_server, worker_name
 
     pool = pool or f"quantgate-{inventory.target}"
     name = worker_name(inventory)
@@ -44,12 +41,45 @@ def serve_worker(state: Path, target: str, pool: str | None, console: Console) -
         f"pool    {pool}, one at a time, alone on {limit_of(inventory)}",
     ):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
+    # One at a time: what another candidate computes meanwhile would be in the latency of the one that is timed.
+    _take_work(pool, name, 1, console)
+
+
+def serve_runs(state: Path, console: Console) -> None:
+    """Take what is due in the pool `quantgate` until SIGTERM or Ctrl-C; what is being done then is ended and marked as crashed.
+
+    Raises:
+        JobError: the pool is not one of processes.
+        InfrastructureError: there is no such pool, or no Prefect server.
+    """
+    _check_server()
+    _settle(state)
+    from tasks.run_pool import POOL, check_process_pool
+    from tasks.worker_pool import host_name
+
+    check_process_pool()
+    console.print(f"pool    {POOL}, as much as it and its queues allow", highlight=False, markup=False)
+    # No limit of its own: a worker with one ends ("this borrower is already holding one of this CapacityLimiter's tokens",
+    # Prefect 3.8.8) when a run is tried again in the second in which its process was lost.
+    _take_work(POOL, f"quantgate-worker-{host_name()}-runs-{os.getpid()}", None, console)
+
+
+def _settle(state: Path) -> None:
+    # Work is done in a process with another working directory.
+    os.environ["QUANTGATE_STATE"] = str(state)
+    state.mkdir(parents=True, exist_ok=True)
+
+
+def _take_work(pool: str, name: str, limit: int | None, console: Console) -> None:
+    from prefect.workers.process import ProcessWorker
+
+    from tasks.worker_pool import give_up_work
+
     # A service manager ends it by SIGTERM; a shell that starts it in the background lets SIGINT be ignored.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
     try:
-        # One at a time: what another candidate computes meanwhile would be in the latency of the one that is timed.
-        asyncio.run(ProcessWorker(work_pool_name=pool, name=name, limit=1).start(printer=console.print))
+        asyncio.run(ProcessWorker(work_pool_name=pool, name=name, limit=limit).start(printer=console.print))
     except KeyboardInterrupt:
         give_up_work(name, pool)
         console.print("stopped", highlight=False)
@@ -73,10 +103,14 @@ def check_worker(target: str) -> Inventory:
             expected="a machine that can run what it is asked for",
             fix="`quantgate doctor` says what is missing",
         )
+    _check_server()
+    return take_inventory(known)
+
+
+def _check_server() -> None:
     if not os.environ.get("PREFECT_API_URL"):
         raise InfrastructureError(
             found="no PREFECT_API_URL",
             expected="the address of the Prefect server that runs hand their work to",
-            fix="`quantgate ui` starts one; then set PREFECT_API_URL=http://127.0.0.1:4200/api",
+            fix="`quantgate serve` starts one; then set PREFECT_API_URL=http://127.0.0.1:4200/api",
         )
-    return take_inventory(known)

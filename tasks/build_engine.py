@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from tasks.context import MAKER_CODE, Evidence, Given, Run
@@ -18,13 +18,20 @@ from tasks.runtimes.engine_coverage import coverage_of_layers, kernels_of_nodes
 from tasks.runtimes.engine_errors import notes_in
 from tasks.runtimes.engine_process import read_log
 from tasks.runtimes.engines import available, build_engine, profile_of
-from validators.digests import digest_values
+from validators.digests import digest_file
 from validators.engines import BuildSettings, Engine
 from validators.errors import CandidateRefused
 from validators.onnx_graph import lint
 from validators.providers import CPU_PROVIDER
 from validators.records import Inventory, SessionSettings, Variant
 from validators.words import SHOWN, and_more
+
+
+@dataclass(frozen=True)
+class _Log:
+    """What a builder said of an engine that it did not build."""
+
+    path: Path
 
 
 def with_engine(run: Run, given: Given, inventory: Inventory, variant: Variant) -> Variant:
@@ -78,7 +85,7 @@ def _engine(
                 variant.path, build, folder, gpu=inventory.gpu, timing_caches=run.state / "timing-caches"
             )
         except CandidateRefused as error:
-            error.log = _kept(folder / LOG, run.state / "refused-builds" / digest_values(*key) / LOG)
+            error.log = _kept(run, folder / LOG)
             raise
 
     return run.store.make("engine", key, Engine, make)[0]
@@ -99,12 +106,15 @@ def _warnings(engine: Engine) -> tuple[str, ...]:
     return notes_in(read_log(engine.log))
 
 
-def _kept(log: Path, place: Path) -> Path | None:
-    """The builder's log outside the entry that is not made."""
+def _kept(run: Run, log: Path) -> Path | None:
+    """The builder's log as an entry of its own: the one that it belonged to is not made."""
     if not log.exists():
         return None
-    place.parent.mkdir(parents=True, exist_ok=True)
-    return Path(shutil.copy(log, place))
+
+    def copy(folder: Path) -> _Log:
+        return _Log(Path(shutil.copy(log, folder)))
+
+    return run.store.make("refused-build", (digest_file(log),), _Log, copy)[0].path
 
 
 def _shapes(evidence: Evidence) -> dict[str, list[tuple[int, ...]]]:

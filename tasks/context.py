@@ -11,9 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasks.clock import Clock
+from tasks.redact import redact_logs
 from tasks.runtimes.libraries import find_library
-from tasks.settings import state_folder, tracking_uri
-from tasks.store import Store
+from tasks.settings import state_folder, store_place, tracking_uri
+from tasks.storage.leftovers import remove_leftovers
+from tasks.storage.locks import Locks
+from tasks.storage.places import open_locks, open_store
+from tasks.storage.store import Store
 from validators.datasets import Samples, TensorSpec
 from validators.digests import digest_code
 from validators.job import Job
@@ -22,6 +26,8 @@ from validators.libraries import Libraries, Library
 from validators.records import Source
 
 log = logging.getLogger("quantgate")
+# Here, since every process that does a step of a run imports this, whatever started it.
+redact_logs()
 
 _TASKS = Path(__file__).parent
 # A change in what makes artifacts makes them anew; the same for what measures.
@@ -38,6 +44,7 @@ class Run:
     tracking_uri: str
     store: Store
     clock: Clock
+    locks: Locks
     libraries: Libraries = ()
 
 
@@ -49,9 +56,11 @@ def start_run(job: Job) -> Run:
     """
     state = state_folder()
     state.mkdir(parents=True, exist_ok=True)
-    store = Store(state / "store")
+    where = store_place()
+    store = open_store(state, where)
+    remove_leftovers(store.root)
     libraries = tuple(_keep_library(store, named) for named in job.operator_libraries)
-    return Run(job, state, tracking_uri(state), store, Clock(), libraries)
+    return Run(job, state, tracking_uri(state), store, Clock(), open_locks(state, where), libraries)
 
 
 def _keep_library(store: Store, named: OperatorLibrary) -> Library:

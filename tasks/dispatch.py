@@ -6,7 +6,7 @@ import os
 from typing import Any, TypeVar
 
 from tasks.context import Given, Run, log
-from tasks.dispatch_records import Order, code_version, keep_arguments, marker_of, read_answer
+from tasks.dispatch_records import Order, code_version, keep_arguments, place_marker, place_of, read_answer
 from tasks.dispatch_wait import hand_over, published_inventory, wait_for
 from tasks.settings import hands_to_workers, worker_wait_seconds
 from tasks.take_inventory import take_target_inventory
@@ -67,8 +67,8 @@ def _order(run: Run, inventory: Inventory, step: Step[Any], label: str, records:
     return Order(
         step=step.name,
         label=label,
-        state=str(run.state),
-        marker=marker_of(run.state),
+        place=place_of(run.state, run.store),
+        marker=place_marker(run.state, run.store),
         code=code_version(),
         device=inventory.device_key,
         arguments=keep_arguments(run.store, records, step.takes),

@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from tasks.store import Store
+from tasks.storage.store import Store
 from validators import errors
 from validators.digests import digest_code, digest_values
 from validators.errors import CandidateRefused, InfrastructureError, QuantgateError
@@ -25,14 +25,14 @@ MARKER_FILE = "marker"
 class Order:
     """What a run asks of a worker, in references and digests alone.
 
-    `step` is one of `tasks.worker_steps.STEPS`, `label` what people call it by. `state` and `marker` name the state folder that
-    both must share, `code` the version of quantgate, `device` the `Inventory.device_key` that the run counts on. `arguments` is
-    the digest of the step's records in the store, and `answer` the key of what it gives back.
+    `step` is one of `tasks.worker_steps.STEPS`, `label` what people call it by. `place` and `marker` name the state folder, or
+    the store on S3, that both must share, `code` the version of quantgate, `device` the `Inventory.device_key` that the run
+    counts on. `arguments` is the digest of the step's records in the store, and `answer` the key of what it gives back.
     """
 
     step: str
     label: str
-    state: str
+    place: str
     marker: str
     code: str
     device: str
@@ -42,7 +42,7 @@ class Order:
 
 @dataclass(frozen=True)
 class _Kept:
-    """Records as JSON, one text each; paths in them are absolute."""
+    """Records as JSON, one text each, packed by the store: a worker may have it elsewhere."""
 
     records: tuple[str, ...]
 
@@ -84,11 +84,21 @@ def marker_of(state: Path) -> str:
     return path.read_text(encoding="ascii")
 
 
+def place_of(state: Path, store: Store) -> str:
+    """What a run and its workers must share: the store where that is on S3, else the state folder."""
+    return str(store.shared.root) if store.shared else str(state)
+
+
+def place_marker(state: Path, store: Store) -> str:
+    """What tells that place from any other of its name."""
+    return store.shared.marker() if store.shared else marker_of(state)
+
+
 def keep_arguments(store: Store, records: tuple[Any, ...], types: tuple[Any, ...]) -> str:
     """The digest under which a worker finds the records of a step."""
-    texts = tuple(_text(kind, record) for kind, record in zip(types, records, strict=True))
+    texts = tuple(store.pack(_text(kind, record)) for kind, record in zip(types, records, strict=True))
     digest = digest_values(texts)
-    store.make("arguments", (digest,), _Kept, lambda _: _Kept(texts))
+    store.keep("arguments", (digest,), _Kept, _Kept(texts))
     return digest
 
 
@@ -98,8 +108,10 @@ def read_arguments(store: Store, digest: str, types: tuple[Any, ...]) -> list[An
     Raises:
         InfrastructureError: they are not in the store.
     """
-    kept = store.make("arguments", (digest,), _Kept, lambda _: _missing(store, f"arguments {digest[:12]}"))[0]
-    return [TypeAdapter(kind).validate_json(text) for kind, text in zip(types, kept.records, strict=True)]
+    kept = store.find("arguments", (digest,), _Kept)
+    if kept is None:
+        raise _missing(store, f"arguments {digest[:12]}")
+    return [TypeAdapter(kind).validate_json(store.unpack(text)) for kind, text in zip(types, kept.records, strict=True)]
 
 
 def keep_answer(store: Store, order: Order, outcome: Any, kind: Any) -> None:
@@ -107,9 +119,9 @@ def keep_answer(store: Store, order: Order, outcome: Any, kind: Any) -> None:
     if isinstance(outcome, QuantgateError):
         refusal = outcome.kind if isinstance(outcome, CandidateRefused) else None
         failure = _Failure(type(outcome).__name__, outcome.found, outcome.expected, outcome.fix, refusal)
-        store.make("answer", (order.answer,), _Answer, lambda _: _Answer(failure=failure))
+        store.keep("answer", (order.answer,), _Answer, _Answer(failure=failure))
     else:
-        store.make("answer", (order.answer,), _Answer, lambda _: _Answer(record=_text(kind, outcome)))
+        store.keep("answer", (order.answer,), _Answer, _Answer(record=store.pack(_text(kind, outcome))))
 
 
 def read_answer(store: Store, order: Order, kind: Any) -> Any:
@@ -119,10 +131,12 @@ def read_answer(store: Store, order: Order, kind: Any) -> Any:
         QuantgateError: the step ended in it.
         InfrastructureError: there is no answer in the store.
     """
-    answer = store.make("answer", (order.answer,), _Answer, lambda _: _missing(store, f"answer to {order.label}"))[0]
+    answer = store.find("answer", (order.answer,), _Answer)
+    if answer is None:
+        raise _missing(store, f"answer to {order.label}")
     failure = answer.failure
     if failure is None:
-        return TypeAdapter(kind).validate_json(answer.record)
+        return TypeAdapter(kind).validate_json(store.unpack(answer.record))
     if failure.kind is not None:
         raise CandidateRefused(kind=failure.kind, found=failure.found, expected=failure.expected, fix=failure.fix)
     known = getattr(errors, failure.name, InfrastructureError)
@@ -134,9 +148,9 @@ def _text(kind: Any, record: Any) -> str:
     return json.dumps(TypeAdapter(kind).dump_python(record, mode="json"))
 
 
-def _missing(store: Store, what: str) -> Any:
-    raise InfrastructureError(
-        found=f"no {what} in {store.root}",
+def _missing(store: Store, what: str) -> InfrastructureError:
+    return InfrastructureError(
+        found=f"no {what} in {store.name}",
         expected="one store that the run and its workers share",
         fix="run again; finished work is kept",
     )

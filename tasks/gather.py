@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tasks.context import log
-from tasks.store import StorageFull
+from tasks.storage.space import StorageFull
 from validators.errors import InfrastructureError
 from validators.records import Refusal, Trial
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -16,6 +17,7 @@ from tasks.measure_accuracy import finite
 from validators.accuracy_gates import judge_drop, judge_sqnr
 from validators.datasets import Arrays
 from validators.job import Job
+from validators.journal import RolledBack
 from validators.measurements import Accuracy, Estimate, Flips
 from validators.sanity_gates import judge_finite
 from validators.slices import SliceDrop, judge_slices, slice_drops
@@ -28,7 +30,7 @@ Mask = NDArray[np.bool_]
 class Ground:
     """What trials are judged on: the job's gates, the baseline, and which samples had no say in the choice.
 
-    `confirmation` and each of the `slices` have shape `(samples,)`.
+    `confirmation` and each of the `slices` have shape `(samples,)`; `rolled_back` are variants that were, by digest.
     """
 
     job: Job
@@ -36,6 +38,7 @@ class Ground:
     baseline_bytes: int
     confirmation: Mask
     slices: Arrays
+    rolled_back: Mapping[str, RolledBack] = field(default_factory=dict)
 
     @cached_property
     def metric(self) -> Metric:

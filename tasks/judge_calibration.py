@@ -17,13 +17,14 @@ from validators.calibration_data import judge_calibration
 from validators.digests import digest_code
 from validators.errors import CandidateRefused, DataError
 from validators.model_view import ModelView
+from validators.plain_text import as_markdown
 from validators.providers import CPU_PROVIDER
 from validators.records import CalibrationVerdict, SessionSettings
 
 CHECK_CODE = digest_code([Path(calibration_data.__file__).parent])
 
 
-@step("judge calibration data", retried=False)
+@step("judge calibration data")
 def judge_calibration_data(run: Run, given: Given) -> CalibrationVerdict:
     """The verdict on the calibration data, with the Data Docs page of its checkpoint in the store.
 
@@ -53,7 +54,7 @@ def judge_calibration_data(run: Run, given: Given) -> CalibrationVerdict:
         verdict.page.as_uri(),
         key="calibration-data",
         link_text="the checks of the calibration data",
-        description=_tell(verdict),
+        description=as_markdown(_tell(verdict)),
     )
     log.info("calibration data %s", verdict.outcome.replace("_", " "))
     for check in verdict.failed:

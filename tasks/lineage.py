@@ -10,19 +10,19 @@ from typing import Any
 
 import numpy as np
 
+from tasks.champions import TAG
 from tasks.context import Given, Run
 from tasks.runtimes import openvino
 from tasks.runtimes.libraries import describe_library
 from tasks.runtimes.ort import DISTRIBUTIONS
 from tasks.runtimes.runner import open_runner
 from validators.approval import Approval
-from validators.digests import digest_file
+from validators.digests import digest_file, digest_text
 from validators.measurements import Saturation
 from validators.providers import OPENVINO_PROVIDER
 from validators.records import Inventory, Variant
 from validators.verdicts import Verdict
 
-TAG = "quantgate."
 # What a consumer of an engine needs beside TensorRT.
 _ENGINE_REQUIREMENTS = ("cuda-bindings", "nvidia-ml-py")
 
@@ -77,6 +77,11 @@ def manifest_of(given: Given, inventory: Inventory, variant: Variant, saturation
     }
 
 
+def manifest_text(given: Given, inventory: Inventory, variant: Variant, saturation: Saturation | None) -> str:
+    """The manifest as its file holds it."""
+    return json.dumps(manifest_of(given, inventory, variant, saturation), indent=1)
+
+
 def runtime_requirements(inventory: Inventory, variant: Variant) -> list[str]:
     if variant.engine:
         built = variant.engine.manifest
@@ -113,7 +118,9 @@ def signature_of(variant: Variant) -> Any:
     return ModelSignature(inputs=schemas[0], outputs=schemas[1])
 
 
-def lineage_of(run: Run, given: Given, inventory: Inventory, approval: Approval, mlflow_run_id: str) -> dict[str, str]:
+def lineage_of(
+    run: Run, given: Given, inventory: Inventory, approval: Approval, mlflow_run_id: str, manifest: str
+) -> dict[str, str]:
     """The tags of the version: what it was made from, what it runs on, and every verdict with its evidence."""
     winner = approval.trial
     assert winner.accuracy and winner.latency and winner.coverage
@@ -123,7 +130,10 @@ def lineage_of(run: Run, given: Given, inventory: Inventory, approval: Approval,
         "source_version": given.source.version or "",
         "source_digest": given.source.digest,
         "variant_digest": approval.variant.digest,
+        "manifest_digest": digest_text(manifest),
+        "calibration_uri": given.evidence.calibration.file.uri or "",
         "calibration_digest": given.evidence.calibration.file.digest,
+        "evaluation_uri": given.evidence.evaluation.file.uri or "",
         "evaluation_digest": given.evidence.evaluation.file.digest,
         "candidate": winner.candidate,
         "target": run.job.target,
@@ -137,6 +147,8 @@ def lineage_of(run: Run, given: Given, inventory: Inventory, approval: Approval,
         "verdicts": json.dumps({verdict.gate: verdict.outcome for verdict in approval.verdicts}),
         "evidence": f"runs:/{mlflow_run_id}",
     }
+    if said := approval.sign_off:
+        facts |= {"approved_by": said.by, "approved_at": said.at, "approval_comment": said.comment}
     facts |= {f"verdict.{verdict.gate}": _in_short(verdict) for verdict in approval.verdicts}
     return {f"{TAG}{key}": value for key, value in facts.items()}
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from tasks.context import Evidence, Run, log
+from tasks.fetch_data import fetch_data
 from tasks.job_hooks import job_hooks, job_step
 from tasks.job_metric import job_metric
 from tasks.measure_accuracy import keeps_noise
@@ -18,6 +20,7 @@ from validators.errors import DataError, JobError, SourceError
 from validators.job import Job
 from validators.providers import CPU_PROVIDER
 from validators.records import SessionSettings, Source
+from validators.s3_uris import S3Uri
 from validators.split import confirmation_mask
 
 if TYPE_CHECKING:
@@ -26,7 +29,7 @@ if TYPE_CHECKING:
 Role = Literal["calibration", "evaluation", "traffic", "pool"]
 
 
-@step("load data", retried=False)
+@step("load data")
 def load_data(run: Run, source: Source) -> Evidence:
     """Read the samples and hold them, the metric and the gates against the model.
 
@@ -84,14 +87,19 @@ def _describe(job: Job, session: ort.InferenceSession) -> tuple[tuple[TensorSpec
     return inputs, _judged_output(job.output, describe_outputs(session)), _batch_axis(inputs)
 
 
-def load_file(run: Run, role: Role, path: Path, inputs: tuple[TensorSpec, ...]) -> Samples:
+def load_file(run: Run, role: Role, place: Path | S3Uri, inputs: tuple[TensorSpec, ...]) -> Samples:
     """One data file of the job, or a pool for one, with its slices.
 
     Raises:
-        DataError: the file is unreadable, does not fit the model, or lacks a slice that the job names.
+        DataError: the file is not there, is unreadable, does not fit the model, or lacks a slice that the job names.
+        InfrastructureError: the S3 server does not answer.
     """
     data = run.job.data
+    fetched = fetch_data(run.state, place, role) if isinstance(place, S3Uri) else None
+    path = fetched.path if fetched else Path(str(place))
     samples = load_samples(path, inputs, label=data.label, role=role, slices=data.slices)
+    if fetched:
+        samples = replace(samples, file=replace(samples.file, uri=str(place), version=fetched.version))
     missing = sorted(set(data.slices) - set(samples.slices))
     # Requests come as they are: traffic without groups is held against in other ways.
     if missing and role != "traffic":

@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import onnx
 
@@ -32,7 +33,7 @@ from validators.errors import CandidateRefused
 from validators.measurements import Accuracy
 from validators.providers import CPU_PROVIDER
 from validators.recipe import Candidate, decode
-from validators.records import Inventory, Refusal, SessionSettings, Trial, Variant
+from validators.records import Inventory, Refusal, SessionSettings, Source, Trial, Variant
 
 # Calibration holds activations in memory, and is shared: two at a time would double the memory for nothing.
 _CALIBRATION = threading.Lock()
@@ -144,15 +145,11 @@ def _make(run: Run, given: Given, inventory: Inventory, candidate: Candidate) ->
 def materials_of(run: Run, given: Given, inventory: Inventory) -> Materials:
     """The float graphs and calibration files, each made on first use and kept in the store."""
     source, evidence = given.source, given.evidence
-    base = (source.digest, sorted(inventory.runtimes.items()), MAKER_CODE)
+    base = _graph_key(source, inventory)
     reduced = adds_pairs_in_16_bits(inventory)
 
     def prepared() -> Path:
-        def make(folder: Path) -> _File:
-            prepare_graph(source.onnx_path, folder / "prepared.onnx", run.libraries)
-            return _File(folder / "prepared.onnx")
-
-        return run.store.make("prepared", base, _File, make)[0].path
+        return prepared_graph(run, source, inventory)
 
     def fused() -> Path:
         def make(folder: Path) -> _File:
@@ -225,6 +222,20 @@ def materials_of(run: Run, given: Given, inventory: Inventory) -> Materials:
         prepared, fused, smoothed, statistics, ranking, batches, grams, reduced, libraries=run.libraries
     )
     return materials
+
+
+def prepared_graph(run: Run, source: Source, inventory: Inventory) -> Path:
+    """The float graph that quantizers start from, whose tensors the ranges of variants are about."""
+
+    def make(folder: Path) -> _File:
+        prepare_graph(source.onnx_path, folder / "prepared.onnx", run.libraries)
+        return _File(folder / "prepared.onnx")
+
+    return run.store.make("prepared", _graph_key(source, inventory), _File, make)[0].path
+
+
+def _graph_key(source: Source, inventory: Inventory) -> tuple[Any, ...]:
+    return source.digest, sorted(inventory.runtimes.items()), MAKER_CODE
 
 
 def _calibrate(run: Run, prepared: Path, evidence: Evidence, statistics: Path) -> None:

@@ -41,7 +41,7 @@ def baseline_variant(run: Run, given: Given, inventory: Inventory) -> Variant:
     return with_engine(run, given, inventory, variant) if session.provider == TENSORRT else variant
 
 
-@step("measure baseline", retried=False)
+@step("measure baseline")
 def measure_baseline(run: Run, given: Given, inventory: Inventory) -> Accuracy:
     """The baseline's metric on the samples that choose; its files hold those of all samples.
 

@@ -12,7 +12,7 @@ from validators.recipe import decode
 from validators.records import Inventory, Trial, Variant
 
 
-@step("measure beside fp16", retried=False)
+@step("measure beside fp16")
 def measure_beside_fp16(run: Run, given: Given, inventory: Inventory, trials: tuple[Trial, ...]) -> tuple[Trial, ...]:
     """Every trial that was timed on a GPU with its latency beside the float16 candidate of its target, if there is one."""
     halves = _halves(trials)

@@ -30,7 +30,7 @@ class _Saturations:
     by_variant: dict[str, Saturation]
 
 
-@step("measure saturation", retried=False)
+@step("measure saturation")
 def measure_saturation(run: Run, given: Given, inventory: Inventory, trials: tuple[Trial, ...]) -> tuple[Trial, ...]:
     """The trials whose variants fix ranges, with what these cut off; one pass of the float graph serves all."""
     variants = {trial.variant.digest: trial.variant for trial in trials if trial.variant}

@@ -17,6 +17,7 @@ from tasks.step import step
 from validators.gates import overall
 from validators.logged_gates import judge_logged
 from validators.records import Trial, Variant
+from validators.redact import redact
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ def _try(run: Run, given: Given, record: str, function: Any, trial: Trial) -> Tr
             try:
                 function(subject)
             except Exception as error:  # the user's code: whatever it raises ends in a verdict
-                problem = f"the job's own step raised {type(error).__name__}: {error}"
+                problem = redact(f"the job's own step raised {type(error).__name__}: {error}")
                 log.warning("%s: %s", trial.candidate, problem, exc_info=error)
         logged: dict[str, float] = registry_call(client.get_run, identifier).data.metrics
     verdicts = (*trial.verdicts, *judge_logged(logged, run.job.gates, problem=problem))

@@ -7,13 +7,15 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+from prefect.exceptions import PrefectSignal
+from prefect.runtime import flow_run
 
 from tasks.artifacts import CONFIRMATION_ROWS
 from tasks.context import Evidence, Given, Run
-from tasks.record_candidate import open_candidate_run, record_trial
+from tasks.record_candidate import find_run, log_table, open_candidate_run, record_trial
 from tasks.registry import connect, experiment_id, registry_call
 from tasks.step import step
 from tasks.tracking import as_metrics, as_params, as_tags, flat
@@ -22,15 +24,24 @@ from validators.datasets import Samples
 from validators.records import CalibrationVerdict, Inventory, Trial
 from validators.result import Result
 
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
 EXPERIMENT = "quantgate"
+FLOW_RUN = "quantgate.flow_run"
 
 
 @contextmanager
 def recorded(run: Run, kind: Literal["run", "validation"]) -> Iterator[str]:
-    """The id of a new parent run in MLflow, which fails when the block does; `close_run` ends it otherwise."""
+    """The id of the parent run in MLflow, which fails when the block does; `close_run` ends it otherwise.
+
+    A flow run that was suspended, or tried again, goes on with the one that it had.
+    """
     record = open_run(run, kind)
     try:
         yield record
+    except PrefectSignal:
+        raise
     except BaseException:
         _abandon(run, record)
         raise
@@ -38,16 +49,21 @@ def recorded(run: Run, kind: Literal["run", "validation"]) -> Iterator[str]:
 
 @step("open MLflow run")
 def open_run(run: Run, kind: str) -> str:
-    """Start the parent run, with the job as its parameters, and return its id.
+    """Start the parent run, with the job as its parameters, and return its id; a flow run that is retried goes on with its own.
 
     Raises:
-        InfrastructureError: the tracking server does not answer.
+        ServiceDown: the tracking server does not answer.
     """
     job = run.job
     with run.clock.work("record in MLflow"), connect(run.tracking_uri) as client:
         identifier = experiment_id(client, EXPERIMENT, run.tracking_uri)
-        tags = {"mlflow.runName": f"{job.source.rsplit(':/', 1)[-1]} on {job.target}", "quantgate.kind": kind}
-        parent: Any = registry_call(client.create_run, identifier, tags=tags)
+        own = {FLOW_RUN: str(flow_run.id), "quantgate.kind": kind}
+        parent: Any = find_run(client, identifier, own)
+        if parent is None:
+            tags = own | {"mlflow.runName": f"{job.source.rsplit(':/', 1)[-1]} on {job.target}"}
+            parent = registry_call(client.create_run, identifier, tags=tags)
+        else:
+            registry_call(client.update_run, parent.info.run_id, status="RUNNING")
         params = flat(job.model_dump(mode="json"))
         registry_call(client.log_batch, parent.info.run_id, params=as_params(params))
     return str(parent.info.run_id)
@@ -91,6 +107,30 @@ def record_trials(run: Run, run_id: str, trials: tuple[Trial, ...]) -> None:
             record_trial(client, nested, trial)
 
 
+@step("record that an approval is asked for")
+def record_awaiting(run: Run, run_id: str, result: Result, page: Path) -> str | None:
+    """The outcome so far and the report; the run stays open. Gives the address of the report where there is a server."""
+    with run.clock.work("record in MLflow"), connect(run.tracking_uri) as client:
+        registry_call(client.set_tag, run_id, "quantgate.outcome", result.outcome)
+        registry_call(client.set_tag, run_id, "mlflow.note.content", result.reason)
+        _log_report(client, run_id, page)
+    return report_address(run, run_id)
+
+
+def report_address(run: Run, run_id: str) -> str | None:
+    """Where people see the report in MLflow's UI; None where MLflow is a database without a server."""
+    if not run.tracking_uri.startswith("http"):
+        return None
+    with connect(run.tracking_uri) as client:
+        experiment = registry_call(client.get_run, run_id).info.experiment_id
+    return f"{run.tracking_uri.rstrip('/')}/#/experiments/{experiment}/runs/{run_id}/artifacts/report/report.html"
+
+
+def _log_report(client: MlflowClient, run_id: str, page: Path) -> None:
+    for file in sorted(page.parent.iterdir()):
+        registry_call(client.log_artifact, run_id, str(file), "report")
+
+
 @step("close MLflow run")
 def close_run(run: Run, run_id: str, result: Result, page: Path) -> None:
     """The outcome as tags, the result document, the report and its picture as artifacts; the run ends FINISHED."""
@@ -100,9 +140,8 @@ def close_run(run: Run, run_id: str, result: Result, page: Path) -> None:
         if result.chosen:
             registry_call(client.set_tag, run_id, "quantgate.chosen", result.chosen or "")
         registry_call(client.log_dict, run_id, result.model_dump(mode="json"), "result.json")
-        registry_call(client.log_table, run_id, _table(result), "candidates.json")
-        for file in sorted(page.parent.iterdir()):
-            registry_call(client.log_artifact, run_id, str(file), "report")
+        log_table(client, run_id, _table(result), "candidates.json")
+        _log_report(client, run_id, page)
         metrics = {f"seconds_{step.replace(' ', '_')}": value for step, value in result.seconds.by_step.items()}
         metrics |= {"seconds_total": result.seconds.total, "seconds_overhead": result.seconds.overhead}
         registry_call(client.log_batch, run_id, metrics=as_metrics(metrics))
@@ -124,10 +163,12 @@ def _datasets(evidence: Evidence) -> list[Any]:
         dataset = Dataset(
             name=file.path.stem,
             digest=file.digest[:36],
-            source_type="local",
-            source=json.dumps({"uri": file.path.as_uri()}),
+            source_type="s3" if file.uri else "local",
+            source=json.dumps({"uri": file.uri or file.path.as_uri()}),
             schema=json.dumps(shapes),
-            profile=json.dumps({"rows": file.rows, "sha256": file.digest}),
+            profile=json.dumps(
+                {"rows": file.rows, "sha256": file.digest} | ({"version": file.version} if file.uri else {})
+            ),
         )
         return DatasetInput(dataset, [InputTag("mlflow.data.context", role)])
 

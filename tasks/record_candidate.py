@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tasks.artifacts import BESIDE_FP16, BUILD_LOG, CONFIRMED, KERNELS, LATENCY, NOISE, SCORES, VERDICTS
 from tasks.registry import registry_call
-from tasks.tracking import as_metrics, as_params, as_tags, flat
+from tasks.tracking import as_metrics, as_params, as_table, as_tags, flat
 from validators.latencies import Latency, point_labels
 from validators.measurements import Coverage, Estimate
 from validators.records import Confirmed, Trial
@@ -20,15 +21,41 @@ if TYPE_CHECKING:
 
 
 def open_candidate_run(client: MlflowClient, run_id: str, candidate: str) -> str:
-    """Start the run of one candidate, nested in that of the whole, and return its id.
+    """The id of the run of one candidate, nested in that of the whole: the one that an earlier attempt left, or a new one.
 
     Raises:
-        InfrastructureError: the tracking server does not answer.
+        ServiceDown: the tracking server does not answer.
     """
     experiment = registry_call(client.get_run, run_id).info.experiment_id
     tags = {"mlflow.runName": candidate, "mlflow.parentRunId": run_id, "quantgate.kind": "candidate"}
-    nested: Any = registry_call(client.create_run, experiment, tags=tags)
+    nested: Any = find_run(client, experiment, tags) or registry_call(client.create_run, experiment, tags=tags)
     return str(nested.info.run_id)
+
+
+def find_run(client: MlflowClient, experiment: str, tags: dict[str, str]) -> Any:
+    """The run with these tags, or None.
+
+    Raises:
+        ServiceDown: the tracking server does not answer.
+    """
+    condition = " and ".join(f"tags.`{key}` = '{value}'" for key, value in tags.items())
+    found: Any = registry_call(client.search_runs, [experiment], condition, max_results=1)
+    return found[0] if found else None
+
+
+def log_table(client: MlflowClient, run_id: str, columns: dict[str, list[Any]], path: str) -> None:
+    """A table of a run, in place of one that an earlier attempt left, to which MLflow's own call would append.
+
+    Raises:
+        ServiceDown: the tracking server does not answer.
+    """
+    registry_call(client.log_dict, run_id, as_table(columns), path)
+    # What MLflow's page shows as tables.
+    tag = "mlflow.loggedArtifacts"
+    known = json.loads(registry_call(client.get_run, run_id).data.tags.get(tag, "[]"))
+    table = {"path": path, "type": "table"}
+    if table not in known:
+        registry_call(client.set_tag, run_id, tag, json.dumps([*known, table]))
 
 
 def record_trial(client: MlflowClient, run_id: str, trial: Trial) -> None:
@@ -36,7 +63,7 @@ def record_trial(client: MlflowClient, run_id: str, trial: Trial) -> None:
     and the artifacts that its verdicts rest on.
 
     Raises:
-        InfrastructureError: the tracking server does not answer.
+        ServiceDown: the tracking server does not answer.
     """
     registry_call(
         client.log_batch,
@@ -48,7 +75,7 @@ def record_trial(client: MlflowClient, run_id: str, trial: Trial) -> None:
     if trial.verdicts:
         told = [{key: _plain(value) for key, value in asdict(verdict).items()} for verdict in trial.verdicts]
         table = {key: [verdict[key] for verdict in told] for key in told[0]}
-        registry_call(client.log_table, run_id, table, VERDICTS)
+        log_table(client, run_id, table, VERDICTS)
     for path, artifact in _files(trial):
         registry_call(client.log_artifact, run_id, str(path), str(PurePosixPath(artifact).parent))
     registry_call(client.set_terminated, run_id, "FAILED" if trial.refusal else "FINISHED")

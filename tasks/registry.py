@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from tasks.settings import artifact_location
-from validators.errors import InfrastructureError
+from validators.errors import ServiceDown
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -39,7 +39,7 @@ def registry_call(call: Callable[Arguments, Answer], *args: Arguments.args, **kw
 
     Raises:
         MlflowException: the request cannot be met: no such model, version or alias.
-        InfrastructureError: the registry does not answer, or fails.
+        ServiceDown: the registry does not answer, or fails.
     """
     import requests
     from mlflow.exceptions import MlflowException
@@ -59,12 +59,19 @@ def experiment_id(client: MlflowClient, name: str, tracking_uri: str) -> str:
     """The id of an experiment, which is made when it is not there.
 
     Raises:
-        InfrastructureError: the registry does not answer.
+        ServiceDown: the registry does not answer.
     """
+    from mlflow.exceptions import MlflowException
+
     known = registry_call(client.get_experiment_by_name, name)
-    if known is not None:
-        return str(known.experiment_id)
-    return str(registry_call(client.create_experiment, name, artifact_location=artifact_location(tracking_uri)))
+    if known is None:
+        try:
+            return str(registry_call(client.create_experiment, name, artifact_location=artifact_location(tracking_uri)))
+        except MlflowException:  # another run may have made it at the same moment
+            known = registry_call(client.get_experiment_by_name, name)
+            if known is None:
+                raise
+    return str(known.experiment_id)
 
 
 @contextmanager
@@ -76,8 +83,8 @@ def quiet_mlflow() -> Iterator[None]:
         yield
 
 
-def _down(error: Exception) -> InfrastructureError:
-    return InfrastructureError(
+def _down(error: Exception) -> ServiceDown:
+    return ServiceDown(
         found=f"the MLflow registry does not answer: {str(error).splitlines()[0][:300]}",
         expected="an answer",
         fix="check MLFLOW_TRACKING_URI and that the server runs, then run again: finished work is kept",

@@ -8,28 +8,38 @@ from prefect.artifacts import create_link_artifact, create_markdown_artifact, cr
 
 from tasks.conclude import Findings
 from tasks.context import Run, log
+from tasks.record import report_address
 from tasks.reporting.markdown import artifact_rows, verdict_markdown
 from tasks.reporting.page import render_page
 from tasks.reporting.pictures import noise_svg, pareto_png, pareto_svg
 from tasks.step import step
+from validators.plain_text import as_markdown
+from validators.redact import redact
 from validators.result import Result
 
 
-@step("publish report", retried=False)
+@step("publish report")
 def publish_report(run: Run, record: str, findings: Findings, result: Result) -> Path:
     """Write `report.html` and the picture into the state folder and the table to Prefect; return the page's path."""
+    page = write_report(run, record, findings, result)
+    create_markdown_artifact(verdict_markdown(result), key="verdict", description=as_markdown(result.reason))
+    if rows := artifact_rows(result):
+        create_table_artifact(rows, key="candidates", description="one row a candidate")
+    link = report_address(run, record) or page.as_uri()
+    create_link_artifact(link, key="report", link_text="report.html", description="the whole report")
+    log.info("report: %s", page)
+    return page
+
+
+def write_report(run: Run, record: str, findings: Findings, result: Result) -> Path:
+    """Write `report.html` and the picture into the state folder; return the page's path."""
     folder = run.state / "reports" / record
     page = folder / "report.html"
     with run.clock.work("report"):
         folder.mkdir(parents=True, exist_ok=True)
         svg = pareto_svg(result, run.job.gates)
         text = render_page(result, run.job, findings.trials, findings.calibration, svg, noise_svg=noise_svg(result))
-        page.write_text(text, encoding="utf-8")
+        page.write_text(redact(text), encoding="utf-8")
         if result.candidates:
             (folder / "pareto.png").write_bytes(pareto_png(result, run.job.gates))
-    create_markdown_artifact(verdict_markdown(result), key="verdict", description=result.reason)
-    if rows := artifact_rows(result):
-        create_table_artifact(rows, key="candidates", description="one row a candidate")
-    create_link_artifact(page.as_uri(), key="report", link_text="report.html", description="the whole report")
-    log.info("report: %s", page)
     return page

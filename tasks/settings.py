@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from validators.errors import JobError
+from validators.s3_uris import S3Uri, parse_s3_uri
 
 _SQLITE = "sqlite:///"
 
@@ -13,6 +14,16 @@ _SQLITE = "sqlite:///"
 def state_folder() -> Path:
     """The folder of everything that quantgate keeps on this machine: `QUANTGATE_STATE`, or `.quantgate` right here."""
     return Path(os.environ.get("QUANTGATE_STATE", ".quantgate")).resolve()
+
+
+def store_place() -> S3Uri | None:
+    """Where finished work and locks are shared among machines: `QUANTGATE_STORE`, or None for the state folder.
+
+    Raises:
+        JobError: it is set, and not `s3://bucket/prefix`.
+    """
+    told = os.environ.get("QUANTGATE_STORE")
+    return parse_s3_uri(told.rstrip("/")) if told else None
 
 
 def tracking_uri(state: Path) -> str:
@@ -56,13 +67,28 @@ def worker_wait_seconds() -> float:
     Raises:
         JobError: not a number above 0.
     """
-    told = os.environ.get("QUANTGATE_WORKER_WAIT_SECONDS", "120")
+    return _seconds("QUANTGATE_WORKER_WAIT_SECONDS", 120)
+
+
+def patience_seconds() -> float:
+    """How long a step tries again while a server does not answer, before it ends: `QUANTGATE_PATIENCE_SECONDS`, or 180.
+
+    MLflow starts in 10 to 30 s; a server that is moved to another machine, with its database, takes a minute or two.
+
+    Raises:
+        JobError: not a number above 0.
+    """
+    return _seconds("QUANTGATE_PATIENCE_SECONDS", 180)
+
+
+def _seconds(name: str, default: float) -> float:
+    told = os.environ.get(name, str(default))
     try:
         seconds = float(told)
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < float("inf"):
-        raise JobError(found=f"QUANTGATE_WORKER_WAIT_SECONDS={told}", expected="seconds above 0", fix="correct it")
+        raise JobError(found=f"{name}={told}", expected="seconds above 0", fix="correct it")
     return seconds
 
 
@@ -73,6 +99,8 @@ def prepare_environment(state: Path) -> None:
     """
     defaults = {
         "PREFECT_HOME": str(state / "prefect"),
+        # Waits of 2, 4, ... 128 s: a server that is started anew, or moved, costs a run no more than time.
+        "PREFECT_CLIENT_MAX_RETRIES": "7",
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "true",
         # The first start makes the database: 20 s is too short on a busy machine of two cores.

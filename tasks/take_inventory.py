@@ -12,7 +12,7 @@ from validators.recipe import GPU_TARGETS, Candidate
 from validators.records import Inventory
 
 
-@step("take inventory", retried=False)
+@step("take inventory")
 def take_target_inventory(run: Run) -> Inventory:
     """The inventory of this machine for the job's target."""
     with run.clock.work("take inventory"):

@@ -6,6 +6,8 @@ import re
 import time
 from typing import TYPE_CHECKING, Any
 
+from validators.redact import redact
+
 if TYPE_CHECKING:
     from mlflow.entities import Metric, Param, RunTag
 
@@ -22,7 +24,7 @@ def as_params(values: dict[str, Any]) -> list[Param]:
     """Params, with keys that MLflow takes."""
     from mlflow.entities import Param
 
-    return [Param(_key(key), str(value)) for key, value in values.items()]
+    return [Param(_key(key), redact(str(value))) for key, value in values.items()]
 
 
 def as_metrics(values: dict[str, float]) -> list[Metric]:
@@ -37,7 +39,16 @@ def as_tags(values: dict[str, str]) -> list[RunTag]:
     """Tags of a run."""
     from mlflow.entities import RunTag
 
-    return [RunTag(key, value) for key, value in values.items()]
+    return [RunTag(key, redact(value)) for key, value in values.items()]
+
+
+def as_table(columns: dict[str, list[Any]]) -> dict[str, Any]:
+    """Columns as the document that MLflow's page shows as a table.
+
+    >>> as_table({"gate": ["drop", "sqnr"], "n": [1, 2]})
+    {'columns': ['gate', 'n'], 'data': [['drop', 1], ['sqnr', 2]]}
+    """
+    return {"columns": list(columns), "data": [list(row) for row in zip(*columns.values(), strict=True)]}
 
 
 def _key(name: str) -> str:

@@ -32,9 +32,13 @@ from validators.records import Inventory
 
 def worker_name(inventory: Inventory) -> str:
     """Host, target, GPU and process: what tells this worker from every other; without the process, its variable."""
-    host = re.sub(r"[^a-z0-9]+", "-", socket.gethostname().lower()).strip("-")
     gpu = f"-{inventory.gpu.uuid.removeprefix('GPU-')[:8].lower()}" if inventory.gpu else ""
-    return f"quantgate-worker-{host}-{inventory.target}{gpu}-{os.getpid()}"
+    return f"quantgate-worker-{host_name()}-{inventory.target}{gpu}-{os.getpid()}"
+
+
+def host_name() -> str:
+    """This machine's name, in letters that names on the Prefect server may have."""
+    return re.sub(r"[^a-z0-9]+", "-", socket.gethostname().lower()).strip("-")
 
 
 def prepare_server(work: Flow[..., Any], entrypoint: str, pool: str, inventory: Inventory) -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from tasks.confirm import Confirmation, confirm_winner
 from tasks.context import Given, Run, log, start_run
-from tasks.dispatch_records import Order, code_version, keep_answer, marker_of, read_arguments
+from tasks.dispatch_records import Order, code_version, keep_answer, place_marker, place_of, read_arguments
 from tasks.gather import trial_of
 from tasks.judge import rank_passing
 from tasks.load_data import load_data
@@ -23,7 +22,8 @@ from tasks.own_step import run_own_step
 from tasks.promote import promote
 from tasks.recover import Recovered, choose_recovered, recover_trials
 from tasks.resolve_source import resolve_source
-from tasks.settings import state_folder
+from tasks.settings import state_folder, store_place
+from tasks.storage.places import open_store
 from tasks.take_inventory import take_target_inventory
 from tasks.worker_guard import device_phase, timing_phase
 from validators.approval import Approval
@@ -31,6 +31,7 @@ from validators.errors import InfrastructureError, QuantgateError
 from validators.job import Job
 from validators.measurements import Accuracy
 from validators.records import Champion, Inventory, Trial
+from validators.s3_uris import SCHEME
 
 Outcome = TypeVar("Outcome")
 
@@ -140,11 +141,15 @@ def fulfil(job: Job, order: Order) -> None:
 def _check_place(order: Order) -> None:
     """That this worker and the run work on the same files by the same code."""
     state = state_folder()
-    if str(state) != order.state or not Path(order.state).is_dir() or marker_of(state) != order.marker:
+    store = open_store(state, store_place())
+    place = place_of(state, store)
+    if place != order.place or place_marker(state, store) != order.marker:
+        on_s3 = order.place.startswith(SCHEME)
+        what, setting = ("store", "QUANTGATE_STORE") if on_s3 else ("state folder", "QUANTGATE_STATE")
         raise InfrastructureError(
-            found=f"a worker with the state folder {state}, which is another one",
-            expected=f"the state folder of the run, {order.state}, on a disk that both share",
-            fix=f"start the worker with QUANTGATE_STATE={order.state}, where that is the run's own folder",
+            found=f"a worker with the {what} {place}, which is another one",
+            expected=f"the {what} of the run, {order.place}, {'' if on_s3 else 'on a disk '}that both share",
+            fix=f"start the worker with {setting}={order.place}, where that is the run's own",
         )
     if code_version() != order.code:
         raise InfrastructureError(

@@ -95,7 +95,7 @@ def gather_evidence(
     import pandas as pd  # 1 s to import
 
     reference = evaluation if traffic is None else traffic
-    statistics, reference_statistics = _measure(calibration, reference, seed)
+    statistics, reference_statistics = measure_both(calibration, reference, seed)
     digests, known = digest_samples(calibration.inputs), set(digest_samples(evaluation.inputs))
     copies = np.array([digest in known for digest in digests])
     leaks = _find_leaks(calibration, evaluation, copies, bounds)
@@ -108,7 +108,7 @@ def gather_evidence(
         columns[f"{name}.differs from first"] = differs_from_first(array)
         if is_float[name]:
             columns[f"{name}.not finite"] = count_nonfinite(array)
-    seen = None if view is None else _see(view, bounds, seed)
+    seen = None if view is None else see(view, bounds, seed)
     if seen is not None:
         rows = seen.view.calibration.rows
         columns["nearest other"] = _spread(seen.cover.among, rows, len(calibration))
@@ -127,8 +127,12 @@ def gather_evidence(
     )
 
 
-def _measure(calibration: Samples, reference: Samples, seed: int) -> tuple[dict[str, Vector], dict[str, Vector]]:
-    """The statistics of each sample on either side, those of tokens with them."""
+def measure_both(calibration: Samples, reference: Samples, seed: int) -> tuple[dict[str, Vector], dict[str, Vector]]:
+    """The statistics of each sample on either side, those of tokens with them.
+
+    Raises:
+        DataError: an input of the reference has a finite value in no sample.
+    """
     rows = _draw(len(reference), seed)
     ours, theirs = align(measure_samples(calibration.inputs), measure_samples(reference.inputs, rows))
     _check_reference(reference, theirs)
@@ -150,8 +154,8 @@ def _find_leaks(
     return Leaks(near, natural / m, allowed)
 
 
-def _see(view: ModelView, bounds: CalibrationBounds, seed: int) -> Seen | None:
-    """What the embeddings tell, of the samples that have finite ones."""
+def see(view: ModelView, bounds: CalibrationBounds, seed: int) -> Seen | None:
+    """What the embeddings tell, of the samples that have finite ones; None where these are too few."""
     ours, theirs = view.calibration.finite(), view.reference.finite()
     if min(len(ours), len(theirs)) < MIN_SAMPLES:
         return None

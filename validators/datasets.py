@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,8 @@ from validators.labels import LabelSpec, check_labels
 from validators.records import DataFile
 
 Arrays = dict[str, NDArray[Any]]
+# Of a value of a column.
+LEAST_BYTES = 1
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,7 @@ def load_samples(
     Raises:
         DataError: the file is missing, unreadable or empty, or a name, dtype, shape or length does not fit.
     """
-    arrays = _read(path, role)
+    arrays = read_arrays(path, role)
     labels = _as_text(arrays.pop(label)) if label in arrays else None
     groups = {name: _as_groups(arrays.pop(name), name, path, role) for name in slices if name in arrays}
     expected = "; ".join(str(spec) for spec in inputs)
@@ -123,7 +126,12 @@ def check_evaluation(samples: Samples, spec: LabelSpec, *, metric: str, label: s
         )
 
 
-def _read(path: Path, role: str) -> Arrays:
+def read_arrays(path: Path, role: str) -> Arrays:
+    """All arrays (or columns) of a data file by name; `role` names the file in errors.
+
+    Raises:
+        DataError: the file is missing or unreadable.
+    """
     if not path.is_file():
         raise DataError(
             found=f"{role} data {path}: no such file",
@@ -155,6 +163,8 @@ def _read_npz(path: Path) -> Arrays:
         archive = np.load(stream, allow_pickle=False)
         if not isinstance(archive, np.lib.npyio.NpzFile):
             raise ValueError("one array, not an archive of named arrays")
+        assert archive.zip is not None  # it is open
+        _check_fits(sum(member.file_size for member in archive.zip.infolist()))
         arrays = {name: archive[name] for name in archive.files}
     # numpy gives a member that is no array as its bytes.
     foreign = sorted(name for name, array in arrays.items() if not isinstance(array, np.ndarray))
@@ -166,8 +176,20 @@ def _read_npz(path: Path) -> Arrays:
 def _read_parquet(path: Path) -> Arrays:
     import pyarrow.parquet  # 0.3 s to import; most jobs use .npz
 
+    with pyarrow.parquet.ParquetFile(path) as file:
+        groups = [file.metadata.row_group(index) for index in range(file.metadata.num_row_groups)]
+        columns = [group.column(index) for group in groups for index in range(group.num_columns)]
+        # What repeats is stored once, and read as often as it is repeated.
+        _check_fits(sum(max(column.total_uncompressed_size, column.num_values * LEAST_BYTES) for column in columns))
     table = pyarrow.parquet.read_table(path)
     return {name: _column(table.column(name).combine_chunks()) for name in table.column_names}
+
+
+def _check_fits(declared: int) -> None:
+    """That what a file says it holds fits into this machine's memory: a few bytes may unpack to any size."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if declared > memory:
+        raise ValueError(f"{declared / 1e9:.3g} GB when unpacked, and this machine has {memory / 1e9:.3g} GB of memory")
 
 
 def _column(array: Any) -> NDArray[Any]:

@@ -18,6 +18,15 @@ def digest_file(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
+def digest_text(text: str) -> str:
+    """The sha256 of a text file with this content, in UTF-8.
+
+    >>> digest_text("")[:8]
+    'e3b0c442'
+    """
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 def digest_model(path: Path) -> str:
     """The sha256 of a model: of its file or, where its weights lie beside it (`<name>.data`), of both."""
     beside = path.with_name(f"{path.name}.data")

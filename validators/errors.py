@@ -5,6 +5,9 @@
     ├── SourceError            2   the model that the job names
     ├── DataError              2   a data file that the job names
     ├── InfrastructureError    1   a registry, a disk, a process: worth another try
+    │   ├── ChampionMoved          somebody moved the alias meanwhile: compare with the new champion, then try again
+    │   ├── VersionUnsound         a registered version is not what was judged
+    │   └── ServiceDown            a server does not answer: worth waiting for
     └── CandidateRefused       -   one candidate made no variant; recorded as a refusal, the run goes on
 
 A run without a winner (exit code 3) and refused calibration data (4) are no errors: they are outcomes.
@@ -14,6 +17,9 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import ClassVar, Literal
+
+from validators.plain_text import plain
+from validators.redact import redact
 
 RefusalKind = Literal["unsupported", "invalid", "infrastructure"]
 
@@ -27,14 +33,15 @@ EXIT_REFUSED = 4
 class QuantgateError(Exception):
     """Something went wrong in a way that its reader can act on.
 
-    `found` is what was there, `expected` what should have been, `fix` what to do about it.
+    `found` is what was there, `expected` what should have been, `fix` what to do about it; secrets in them are taken out, since
+    all of it is printed, logged, and kept in records.
     """
 
     exit_code: ClassVar[int] = EXIT_INFRASTRUCTURE
 
     def __init__(self, *, found: str, expected: str, fix: str) -> None:
-        self.found, self.expected, self.fix = found, expected, fix
-        super().__init__(f"found: {found}\nexpected: {expected}\nfix: {fix}")
+        self.found, self.expected, self.fix = (redact(plain(text)) for text in (found, expected, fix))
+        super().__init__(f"found: {self.found}\nexpected: {self.expected}\nfix: {self.fix}")
 
     def __reduce__(self) -> tuple[object, ...]:
         # Exceptions cross process borders by pickle, which would call __init__ with positional arguments.
@@ -67,6 +74,21 @@ class InfrastructureError(QuantgateError):
     """Something outside the job failed: a registry, a disk, a process. Tasks retry on this error alone."""
 
     exit_code = EXIT_INFRASTRUCTURE
+
+
+class ChampionMoved(InfrastructureError):
+    """The champion is another one than the variant was judged against: the verdict beside it says nothing of the new one.
+
+    The step that meets it is not tried again, since it would meet it again; the comparison is.
+    """
+
+
+class VersionUnsound(InfrastructureError):
+    """A registered version is not the artifact that was judged, does not load, or does not answer as that did."""
+
+
+class ServiceDown(InfrastructureError):
+    """A server does not answer, or fails: a registry, an artifact store. Tasks wait for it as long as a restart may take."""
 
 
 class CandidateRefused(QuantgateError):

@@ -10,7 +10,30 @@ from pydantic import BaseModel, ConfigDict, Field
 FunctionName = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$")]
 
 
+# How words of keys are spelled in titles, where it is not as they are; units stand in brackets behind what they are of.
+_SPELLED = {"fp16": "FP16", "mmd": "MMD", "p": "p-", "psi": "PSI", "sqnr": "SQNR", "tf32": "TF32"}
+_UNITS = {"db": "dB", "hours": "hours", "mb": "MB", "seconds": "seconds"}
+
+
+def title_of(key: str, _: object = None) -> str:
+    """What a form calls a setting.
+
+    >>> title_of("min_sqnr_db"), title_of("seconds"), title_of("min_leak_p_value")
+    ('Min SQNR (dB)', 'Seconds', 'Min leak p-value')
+    """
+    stem, _, unit = key.rpartition("_")
+    told = f" ({_UNITS[unit]})" if stem and unit in _UNITS else ""
+    words = " ".join(_SPELLED.get(word, word) for word in (stem if told else key).split("_")).replace("- ", "-")
+    return words[:1].upper() + words[1:] + told
+
+
 class Settings(BaseModel):
     """A frozen part of the job that refuses unknown keys."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+        field_title_generator=title_of,
+    )

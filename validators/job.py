@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -9,11 +10,14 @@ from pydantic import Field, field_validator, model_validator
 
 from validators.errors import JobError
 from validators.frozen import FunctionName, Settings
+from validators.job_approval import ApprovalRule
 from validators.job_data import CalibrationBounds, Data, OperatorLibrary, TextDecoding
 from validators.job_engines import Engines
 from validators.job_gates import Gates
 from validators.job_measurement import Measurement
+from validators.job_watch import Watch
 from validators.recipe import DEFAULT_CANDIDATES, Target, decode
+from validators.redact import holds_credentials
 
 MetricName = Literal[
     "accuracy",
@@ -59,13 +63,15 @@ class Job(Settings):
 
     source: str
     """`models:/name/version`, `models:/name@alias`, or a path to an ONNX file (then nothing is promoted)."""
-    operator_libraries: tuple[OperatorLibrary, ...] = ()
-    """Libraries of the custom operators in the source, which are left in float; without one, such a source is refused."""
     target: Target = "ort-cpu"
     """Where the variants will run."""
     data: Data
     """The samples."""
-    metric: MetricName | FunctionName = "accuracy"
+    # The function first: the form of Prefect's UI shows a text that it is given in the first of several kinds of text.
+    metric: (
+        Annotated[FunctionName, Field(title="typed: a name, or module:function")]
+        | Annotated[MetricName, Field(title="a name from the list")]
+    ) = "accuracy"
     """Of class scores: `accuracy`, `top5`, `f1_macro`, `auroc` (of several classes the mean over one against the rest),
     `f1_binary` (class 1 is positive), and without labels `agreement` with the baseline's top-1 class. Of values: `mse`, `mae`,
     `r2`, and `spearman`, the rank correlation with the label. Of embeddings: `cosine` with the label's embedding, or without
@@ -77,36 +83,45 @@ class Job(Settings):
     """Which values of a function of your own are better."""
     metric_threshold: float | None = None
     """For `f1_binary` on one value a sample: above it the answer is class 1; 0 for a logit, 0.5 for a probability."""
+    output: str | None = None
+    """The output that the metric reads; the model's first when null."""
+    candidates: (
+        Annotated[Literal["default"], Field(title="the target's list")]
+        | Annotated[tuple[str, ...], Field(min_length=1, title="names")]
+    ) = "default"
+    """`default` for the target's list, or candidate names."""
+    gates: Gates = Gates()
+    """What must hold for a promotion."""
+    objective: Literal["latency", "size"] = "latency"
+    """What the best of the passing candidates is best at."""
+    confirmation: Confirmation = Confirmation()
+    """How the winner is confirmed."""
+    approval: ApprovalRule = ApprovalRule()
+    """Whether a person approves the winner."""
+    watch: Watch | None = None
+    """How the champion is watched once it is promoted; null for not at all."""
+    calibration: CalibrationBounds = CalibrationBounds()
+    """What must hold for the calibration data."""
+    measurement: Measurement = Measurement()
+    """How latency is measured."""
+    budgets: Budgets = Budgets()
+    """Limits of the run."""
+    seed: Annotated[int, Field(ge=0)] = 7
+    """Seed of everything random."""
+    text: TextDecoding = TextDecoding()
+    """How outputs and labels become text, for `wer` and `cer`."""
+    engines: Engines = Engines()
+    """How TensorRT builds engines, for the target `tensorrt`."""
+    provider_options: dict[str, str] = Field(default_factory=dict)
+    """Options of ONNX Runtime's provider on a GPU, by its names, for the targets `ort-cuda` and `ort-tensorrt`."""
+    operator_libraries: tuple[OperatorLibrary, ...] = ()
+    """Libraries of the custom operators in the source, which are left in float; without one, such a source is refused."""
     code: Path = Path()
     """Folder of Python files that the job names functions of, relative to the job file; a function is looked for there first,
     then among the modules that can be imported where quantgate runs."""
     step: FunctionName | None = None
     """`module:function`, a step of your own that is called with each variant that passed so far, inside its run in MLflow:
     what it logs there, `gates.logged` may bound. See docs/verdicts.md."""
-    text: TextDecoding = TextDecoding()
-    """How outputs and labels become text, for `wer` and `cer`."""
-    output: str | None = None
-    """The output that the metric reads; the model's first when null."""
-    candidates: Literal["default"] | Annotated[tuple[str, ...], Field(min_length=1)] = "default"
-    """`default` for the target's list, or candidate names."""
-    gates: Gates = Gates()
-    """What must hold for a promotion."""
-    confirmation: Confirmation = Confirmation()
-    """How the winner is confirmed."""
-    calibration: CalibrationBounds = CalibrationBounds()
-    """What must hold for the calibration data."""
-    engines: Engines = Engines()
-    """How TensorRT builds engines, for the target `tensorrt`."""
-    provider_options: dict[str, str] = Field(default_factory=dict)
-    """Options of ONNX Runtime's provider on a GPU, by its names, for the targets `ort-cuda` and `ort-tensorrt`."""
-    measurement: Measurement = Measurement()
-    """How latency is measured."""
-    objective: Literal["latency", "size"] = "latency"
-    """What the best of the passing candidates is best at."""
-    budgets: Budgets = Budgets()
-    """Limits of the run."""
-    seed: Annotated[int, Field(ge=0)] = 7
-    """Seed of everything random."""
 
     @field_validator("candidates")
     @classmethod
@@ -141,6 +156,15 @@ class Job(Settings):
             raise ValueError("the metric sqnr has no drop that a gate could judge: set `gates.min_sqnr_db`")
         return self
 
+    @model_validator(mode="after")
+    def _holds_no_credentials(self) -> Job:
+        # Jobs become parameters, artifacts and tags, which many may read.
+        if holds_credentials(self.model_dump_json()):
+            raise ValueError(
+                "credentials in it: they belong into the environment, since what a job says is kept and shown"
+            )
+        return self
+
     @property
     def metric_is_function(self) -> bool:
         """Whether the metric is a function of the user's own."""
@@ -155,3 +179,8 @@ class Job(Settings):
     def source_is_file(self) -> bool:
         """Whether the source is a path rather than a registry URI."""
         return not self.source.startswith("models:/")
+
+    @property
+    def source_name(self) -> str | None:
+        """The registered model that the source is a version of; None for a file."""
+        return None if self.source_is_file else re.split("[/@]", self.source.removeprefix("models:/"), maxsplit=1)[0]

@@ -5,9 +5,35 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, PlainSerializer, PlainValidator, model_validator
 
+from validators.errors import JobError
 from validators.frozen import Settings
+from validators.s3_uris import SCHEME, S3Uri, parse_s3_uri
+
+
+def read_place(value: object) -> Path | S3Uri:
+    """A file here or an object on S3; a `Path` of `s3://...` would lose a slash.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if isinstance(value, Path | S3Uri):
+        return value
+    if not isinstance(value, str) or "\0" in value:
+        raise ValueError("a path or s3://bucket/key")
+    try:
+        return parse_s3_uri(value) if value.startswith(SCHEME) else Path(value)
+    except JobError as error:
+        raise ValueError(f"{error.found}; expected {error.expected}") from error
+
+
+# One string in the form and the schema, not a choice of two.
+Place = Annotated[
+    Path | S3Uri,
+    PlainValidator(read_place, json_schema_input_type=str),
+    PlainSerializer(str, return_type=str),
+]
 
 
 class OperatorLibrary(Settings):
@@ -26,17 +52,17 @@ class OperatorLibrary(Settings):
 
 
 class Data(Settings):
-    """Where the samples are: `.npz` or `.parquet` files, relative to the job file.
+    """Where the samples are: `.npz` or `.parquet` files, relative to the job file or at `s3://bucket/key`.
 
     A file holds one array (or column) for each input of the model, named like it, with samples along axis 0, and one
     for the label.
     """
 
-    calibration: Path
+    calibration: Place
     """Samples from which quantization ranges are read; labels are optional and used to judge coverage."""
-    evaluation: Path
+    evaluation: Place
     """Samples on which accuracy is measured; never used for anything else."""
-    traffic: Path | None = None
+    traffic: Place | None = None
     """A sample of recent traffic; calibration data is held against it. Without one, the evaluation inputs stand in."""
     label: str = "label"
     """Name of the array or column that holds the label: a class index; for `mse`, `mae` and `r2` target values; for `cosine` an

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import onnx
 from google.protobuf.message import DecodeError
 
 from validators.errors import JobError, SourceError
+from validators.external_data import check_external_data, check_sizes, tensors
+from validators.external_data import nodes as nodes_in
 from validators.findings import Finding, Rule, apply_rules
 from validators.graph_scope import DEQUANTIZE, QUANTIZE
 from validators.ort_rules import CPU_RULES, CUDA_RULES
@@ -49,7 +50,7 @@ def check_source_graph(path: Path, *, custom_operators: bool = False) -> onnx.Mo
     """
     model = _load(path)
     _check_versions(path, model)
-    nodes = [*_nodes(model.graph), *(node for function in model.functions for node in _nodes(function))]
+    nodes = list(nodes_in(model))
     _check_operators(path, model, nodes)
     if not custom_operators:
         _refuse_custom(path, model, nodes)
@@ -81,7 +82,7 @@ def lint(path: Path, target: Target) -> tuple[Finding, ...]:
             expected=f"a target with rules: {', '.join(RULES)}",
             fix="run the model there, and see in the coverage of the result what ran in float",
         )
-    return apply_rules(rules, QuantizedGraph(_load(path), path.parent))
+    return apply_rules(rules, QuantizedGraph(_load(path, whole=False), path.parent))
 
 
 def is_quantized(path: Path) -> bool:
@@ -91,7 +92,7 @@ def is_quantized(path: Path) -> bool:
         SourceError: it is no ONNX file.
     """
     model = _load(path)
-    nodes = [*_nodes(model.graph), *(node for function in model.functions for node in _nodes(function))]
+    nodes = list(nodes_in(model))
     return any(node.op_type in (QUANTIZE, DEQUANTIZE) for node in nodes)
 
 
@@ -119,7 +120,7 @@ def _check_versions(path: Path, model: onnx.ModelProto) -> None:
 def _check_operators(path: Path, model: onnx.ModelProto, nodes: list[onnx.NodeProto]) -> None:
     known = [node for node in nodes if node.domain in KNOWN_DOMAINS]
     quantized = sorted({node.op_type for node in known if node.op_type.startswith(QUANTIZED_OPERATORS)})
-    types = {onnx.TensorProto.DataType.Name(tensor.data_type) for tensor in _tensors(model)}
+    types = {onnx.TensorProto.DataType.Name(tensor.data_type) for tensor in tensors(model)}
     quantized += sorted(f"weights of type {name}" for name in types if name.startswith(LOW_BIT_TYPES))
     if quantized:
         raise SourceError(
@@ -147,19 +148,7 @@ def _refuse_custom(path: Path, model: onnx.ModelProto, nodes: list[onnx.NodeProt
         )
 
 
-def external_files(path: Path) -> list[Path]:
-    """The files beside a model that hold its external data, sorted."""
-    names = {
-        entry.value
-        for tensor in _tensors(onnx.load(path, load_external_data=False))
-        if tensor.data_location == onnx.TensorProto.EXTERNAL
-        for entry in tensor.external_data
-        if entry.key == "location"
-    }
-    return sorted(path.parent / name for name in names)
-
-
-def _load(path: Path) -> onnx.ModelProto:
+def _load(path: Path, *, whole: bool = True) -> onnx.ModelProto:
     if not path.is_file():
         raise SourceError(found=f"{path}: no such file", expected="an ONNX file", fix="correct the path")
     try:
@@ -176,22 +165,7 @@ def _load(path: Path) -> onnx.ModelProto:
             expected="a model with nodes and outputs",
             fix="export or download it again; a cut file can look like this",
         )
+    # Here, since whoever has a model from this file goes on to open it.
+    check_external_data(path, model, whole=whole)
+    check_sizes(path, model)
     return model
-
-
-def _nodes(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.NodeProto]:
-    for node in graph.node:
-        yield node
-        for attribute in node.attribute:
-            for subgraph in [attribute.g, *attribute.graphs]:
-                yield from _nodes(subgraph)
-
-
-def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    """The constants of a model: of its graph, of the bodies in it, and those that are attributes."""
-    yield from model.graph.initializer
-    for node in [*_nodes(model.graph), *(node for function in model.functions for node in _nodes(function))]:
-        for attribute in node.attribute:
-            yield from [attribute.t, *attribute.tensors]
-            for body in [attribute.g, *attribute.graphs]:
-                yield from body.initializer

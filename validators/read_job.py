@@ -9,19 +9,9 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from validators.bounded_yaml import load_yaml
 from validators.errors import JobError
 from validators.job import Job
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML that refuses a key which is there twice: PyYAML keeps the last one in silence."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value if not key.tag.endswith(":merge")]
-        twice = next((key for index, key in enumerate(keys) if key in keys[:index]), None)
-        if twice is not None:
-            raise yaml.constructor.ConstructorError(None, None, f"key {twice!r} is there twice", node.start_mark)
-        return super().construct_mapping(node, deep)
 
 
 def read_job(path: Path) -> Job:
@@ -39,7 +29,7 @@ def read_job(path: Path) -> Job:
             fix="check the path; examples/text.yaml is a job to start from",
         ) from error
     try:
-        raw = yaml.load(text, Loader=_Loader)  # noqa: S506  # a SafeLoader
+        raw = load_yaml(text)
     # PyYAML raises ValueError, KeyError and AttributeError for a scalar that its tag does not fit, and runs out of stack.
     except (yaml.YAMLError, ValueError, KeyError, AttributeError, RecursionError) as error:
         raise JobError(
@@ -71,7 +61,7 @@ def parse_job(raw: Any, *, base: Path, origin: str = "the job") -> Job:
             fix="correct " + ", ".join(dict.fromkeys(f"`{_place(fault['loc'])}`" for fault in error.errors())),
         ) from error
     files = {name: getattr(job.data, name) for name in ("calibration", "evaluation", "traffic")}
-    data = job.data.model_copy(update={name: base / path for name, path in files.items() if path is not None})
+    data = job.data.model_copy(update={name: base / path for name, path in files.items() if isinstance(path, Path)})
     source = str(base / job.source) if job.source_is_file else job.source
     libraries = tuple(
         library.model_copy(update={"file": base / library.file}) if library.file else library
@@ -84,6 +74,7 @@ def parse_job(raw: Any, *, base: Path, origin: str = "the job") -> Job:
         "operator_libraries": libraries,
         "code": base / job.code,
         "text": job.text.model_copy(update={"vocabulary": vocabulary}),
+        "watch": job.watch.below(base) if job.watch else None,
     }
     return job.model_copy(update=paths)
 

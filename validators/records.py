@@ -36,11 +36,16 @@ class Source:
 
 @dataclass(frozen=True)
 class DataFile:
-    """One data file of the job: where it is, the digest of its content, and how many samples it holds."""
+    """One data file of the job: where it is, the digest of its content, and how many samples it holds.
+
+    Of one that was fetched, `uri` is where from, and `version` which version or ETag it had there.
+    """
 
     path: Path
     digest: str
     rows: int
+    uri: str | None = None
+    version: str | None = None
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,9 @@ from validators.records import CandidateOutcome, Proof
 from validators.recovery import Recovery
 from validators.verdicts import Verdict
 
-RunOutcome = Literal["promoted", "winner", "no_variant", "accepted", "refused", "error"]
+RunOutcome = Literal[
+    "promoted", "winner", "no_variant", "accepted", "refused", "awaiting_approval", "rejected", "error"
+]
 
 
 class _Document(BaseModel):
@@ -145,6 +147,15 @@ class ChampionResult(_Document):
     previous: str | None
 
 
+class SignOffResult(_Document):
+    """What a person said of the winner; `by` is what they called themselves, `at` is UTC."""
+
+    decision: Literal["approved", "rejected"]
+    by: str
+    comment: str
+    at: str
+
+
 class ErrorResult(_Document):
     """What went wrong."""
 
@@ -178,6 +189,8 @@ class Result(_Document):
     recovery: Recovery | None = None
     """What was tried for the fastest candidate that failed on accuracy alone; null where there was no such attempt."""
     chosen: str | None = None
+    sign_off: SignOffResult | None = None
+    """Null where the job has nobody asked, or there was nothing to ask."""
     champion: ChampionResult | None = None
     report: str | None = None
     """Path of the HTML report."""

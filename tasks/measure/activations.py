@@ -108,6 +108,30 @@ class Watch:
             vectors.append(_pool(tensors[self.taps.representation], size, self.taps.channel_axis))
         return counts, np.concatenate(vectors)
 
+    def shares_outside(
+        self, samples: Samples, fixed_batch: int | None, ranges: Ranges
+    ) -> tuple[NDArray[np.float64], Vectors]:
+        """The share of each watched tensor's values outside its range, by sample: shape `(n, tensors)`; NaN where there is no
+        range, or no float. And one vector a sample.
+
+        A tensor whose first axis is not the batch's has one share for all samples of a batch.
+
+        Raises:
+            CandidateRefused: `invalid`: the runtime fails on the samples.
+        """
+        shares, vectors = [], []
+        for size, tensors in self._run(samples, np.arange(len(samples)), fixed_batch):
+            columns = np.full((size, len(self.taps.watched)), np.nan)
+            for place, tap in enumerate(self.taps.watched):
+                values = tensors[tap.tensor]
+                if values.dtype.kind == "f" and values.size and not np.isnan(ranges.low[place]):
+                    outside = ~((values >= ranges.low[place]) & (values <= ranges.high[place]))
+                    rows = size if len(values) == size else 1
+                    columns[:, place] = outside.reshape(rows, -1).mean(axis=1)
+            shares.append(columns)
+            vectors.append(_pool(tensors[self.taps.representation], size, self.taps.channel_axis))
+        return np.concatenate(shares), np.concatenate(vectors)
+
     def _run(
         self, samples: Samples, rows: NDArray[np.intp], fixed_batch: int | None
     ) -> Iterator[tuple[int, dict[str, NDArray[Any]]]]:

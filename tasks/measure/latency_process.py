@@ -22,6 +22,7 @@ from validators.errors import CandidateRefused, InfrastructureError
 from validators.job_measurement import Measurement
 from validators.providers import OPENVINO_PROVIDER
 from validators.records import SessionSettings
+from validators.redact import without_secrets
 
 WORKER = Path(__file__).with_name("latency_worker.py")
 # Longest silence of a worker, in seconds, beyond the block it was asked for.
@@ -80,7 +81,7 @@ class Worker:
             stderr=self._said,
             text=True,
             # OpenMP and BLAS pools of numpy would be threads beside the session's.
-            env=os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+            env=without_secrets(os.environ) | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
         )
         self.pid = self._process.pid
         self.peak_memory_mb = 0.0

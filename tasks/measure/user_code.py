@@ -1,7 +1,7 @@
 """Functions of the user's own that a job names as `module:function`: a metric, a step, what comes before or after a model.
 
 The module is a file in the job's `code` folder, or one that can be imported where quantgate runs; the file is taken first.
-It is the user's code and runs with the rights of quantgate: whoever may write a job may run code.
+It is the user's code and runs with the rights of quantgate, so the operator must allow it by name (`validators.allowed`).
 
 A file is loaded by its path, under a name that no module of ours or of a library has. While it loads, its folder stands last
 on `sys.path`, so that it may import its neighbours and yet shadow nothing; import them at the top of the file, since the folder
@@ -22,6 +22,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from validators.allowed import allows_all_of, check_hook
 from validators.digests import digest_file, digest_values
 from validators.errors import JobError
 
@@ -54,17 +55,21 @@ def load_function(name: str, folder: Path, *, key: str) -> UserFunction:
     """The function that a job names as `module:function`, with `folder` as its `code` folder; `key` names the job's key.
 
     Raises:
-        JobError: there is no such module, it fails while it loads, or it has no such function.
+        JobError: the operator does not allow it, there is no such module, it fails while it loads, or has no such function.
     """
     module_name, _, function_name = name.partition(":")
     path = (folder / Path(*module_name.split("."))).with_suffix(".py").resolve()
+    place = folder if path.is_file() else None
+    check_hook(name, place, key=key)
     with _lock:
-        source = str(path) if path.is_file() else module_name
+        source = str(path) if place else module_name
         if source not in _loaded:
-            _loaded[source] = _load(path, name, key) if path.is_file() else _import(module_name, name, path, key)
+            _loaded[source] = _load(path, name, key) if place else _import(module_name, name, path, key)
         loaded = _loaded[source]
     function = getattr(loaded.module, function_name, None)
-    if not callable(function):
+    # What a module merely imports, such as `os.system`, nobody meant to allow with it.
+    borrowed = allows_all_of(name, place) and function_name not in _functions_of(loaded.module)
+    if not callable(function) or borrowed:
         raise JobError(
             found=f"`{key}: {name}`, and no function {function_name!r} in {source}",
             expected=f"one of {sorted(_functions_of(loaded.module)) or 'its functions, of which it has none'}",

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
-
 from tasks.reporting.confirmation import confirmed_rows, tell_confirmation
 from tasks.reporting.parts import PART_COLUMNS, part_rows, tell_recovery
 from tasks.reporting.rows import COLUMNS, headings, verdict_rows
+from validators.plain_text import as_markdown, plain
 from validators.result import Result
 
 # A terminal has 80 to 200 columns: memory and the tail latency are on the page.
@@ -14,29 +13,28 @@ TERMINAL_COLUMNS = ("name", "outcome", "metric", "drop", "speedup", "p50_ms", "s
 _NUMERIC = frozenset(column for column, _ in COLUMNS) - {"name", "outcome", "reason"}
 # On the page are more.
 NOISIEST_PARTS = 5
-_SPECIAL = re.compile(r"([\\`*_\[\]<>|#~$&])")
 
 
 def verdict_markdown(result: Result) -> str:
     """The outcome in one sentence and, where candidates were judged, the verdict table as a GitHub-style table; where one was
     recovered, the noisiest parts too."""
-    parts = [f"**{_escape(result.outcome.replace('_', ' '))}**: {_escape(result.reason)}"]
+    parts = [f"**{as_markdown(result.outcome.replace('_', ' '))}**: {as_markdown(result.reason)}"]
     if result.champion is not None:
         champion = result.champion
         before = f"version {champion.previous}" if champion.previous else "none"
         parts.append(
-            _escape(
+            as_markdown(
                 f"Champion {champion.name}@{champion.alias}: version {champion.version} (before this run: {before})"
             )
         )
     if result.error is not None:
         error = result.error
-        parts.append("\n".join(f"- {key}: {_escape(getattr(error, key))}" for key in ("found", "expected", "fix")))
+        parts.append("\n".join(f"- {key}: {as_markdown(getattr(error, key))}" for key in ("found", "expected", "fix")))
     if result.calibration is not None and result.calibration.failed_checks:
         parts.append(
             "\n".join(
-                f"- {check.severity}: {_escape(check.name)}: found {_escape(check.found)}; "
-                f"expected {_escape(check.expected)}; fix: {_escape(check.fix)}"
+                f"- {check.severity}: {as_markdown(check.name)}: found {as_markdown(check.found)}; "
+                f"expected {as_markdown(check.expected)}; fix: {as_markdown(check.fix)}"
                 for check in result.calibration.failed_checks
             )
         )
@@ -47,6 +45,17 @@ def verdict_markdown(result: Result) -> str:
     parts += _confirmation(result)
     parts += _recovery(result)
     return "\n\n".join(parts) + "\n"
+
+
+def question_markdown(result: Result, digest: str, place: str, replaces: str, address: str | None) -> str:
+    """What somebody is to decide, without a table: which artifact would go where, in place of what; the report's address."""
+    asked = [
+        f"**{as_markdown(result.chosen or '')}** would become {as_markdown(place)}",
+        f"in place of {as_markdown(replaces)}",
+        f"sha256 {digest[:16]}",
+    ]
+    link = f"\n\n[The whole report]({address})" if address else ""
+    return "\n".join(f"- {line}" for line in asked) + f"\n\n{as_markdown(result.reason)}{link}\n"
 
 
 def _confirmation(result: Result) -> list[str]:
@@ -66,7 +75,7 @@ def _confirmation(result: Result) -> list[str]:
         ]
         for row in confirmed_rows(result)
     ]
-    return [_escape(told), _table(rows, titles, [title not in ("Candidate", "Outcome") for title in titles])]
+    return [as_markdown(told), _table(rows, titles, [title not in ("Candidate", "Outcome") for title in titles])]
 
 
 def _recovery(result: Result) -> list[str]:
@@ -77,7 +86,10 @@ def _recovery(result: Result) -> list[str]:
     cells = [[*(str(getattr(row, name)) for name, _ in PART_COLUMNS), "left in float" * row.kept] for row in rows]
     titles = [*(title for _, title in PART_COLUMNS), ""]
     numeric = [*(name != "label" for name, _ in PART_COLUMNS), False]
-    return [_escape(f"What loses most: {tell_recovery(result)}"), *([_table(cells, titles, numeric)] if rows else [])]
+    return [
+        as_markdown(f"What loses most: {tell_recovery(result)}"),
+        *([_table(cells, titles, numeric)] if rows else []),
+    ]
 
 
 def _table(rows: list[list[str]], titles: list[str], numeric: list[bool]) -> str:
@@ -85,7 +97,7 @@ def _table(rows: list[list[str]], titles: list[str], numeric: list[bool]) -> str
     lines = [
         titles,
         ["---:" if right else "---" for right in numeric],
-        *([_escape(cell) for cell in row] for row in rows),
+        *([as_markdown(cell) for cell in row] for row in rows),
     ]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
@@ -93,7 +105,7 @@ def _table(rows: list[list[str]], titles: list[str], numeric: list[bool]) -> str
 def artifact_rows(result: Result) -> list[dict[str, str]]:
     """The verdict table as one dict a row, text by heading: what a Prefect table artifact takes."""
     titles = headings(result)
-    return [{title: row.cell(column) for column, title in titles.items()} for row in verdict_rows(result)]
+    return [{title: plain(row.cell(column)) for column, title in titles.items()} for row in verdict_rows(result)]
 
 
 def terminal_rows(result: Result) -> list[tuple[str, ...]]:
@@ -118,8 +130,3 @@ def check_rows(result: Result) -> list[tuple[str, ...]]:
     ]
     passed = [(check.name, "passed", check.found) for check in calibration.passed_checks]
     return [("Check", "Outcome", "Found"), *failed, *passed]
-
-
-def _escape(text: str) -> str:
-    """Text that markdown shows as it is, on one line: a line break would end a table's row."""
-    return _SPECIAL.sub(r"\\\1", " ".join(text.split()))

@@ -14,6 +14,7 @@ from typing import Any
 from tasks.runtimes.engine_build import LOG
 from validators.errors import CandidateRefused
 from validators.records import Gpu
+from validators.redact import without_secrets
 
 ROOT = Path(__file__).parents[2]
 # A builder that tries kernels for a large model takes minutes; one that hangs must not hold a GPU for ever.
@@ -30,7 +31,7 @@ def run_builder(orders: dict[str, Any], gpu: Gpu | None) -> None:
     # The GPU of the inventory, whatever order CUDA puts them in.
     visible = {"CUDA_VISIBLE_DEVICES": gpu.uuid} if gpu else {}
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    environment = os.environ | visible | {"PYTHONPATH": path}
+    environment = without_secrets(os.environ) | visible | {"PYTHONPATH": path}
     try:
         done = subprocess.run(
             [sys.executable, "-P", "-m", "tasks.runtimes.engine_build"],

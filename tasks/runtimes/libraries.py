@@ -1,6 +1,7 @@
 """Libraries of custom operators: found as the job names them, tried once, and described for whoever loads the variant.
 
-A library is code that every session runs. It comes from the job, whose author answers for it, and never from a model file.
+A library is code that every session runs. It comes from the job, never from a model file, and the operator must allow it by
+name (`validators.allowed`).
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import importlib
 from importlib import metadata
 from pathlib import Path
 
+from validators.allowed import check_library
 from validators.digests import digest_file
 from validators.errors import JobError
 from validators.job_data import OperatorLibrary
@@ -19,9 +21,15 @@ def find_library(named: OperatorLibrary) -> Library:
     """The library that a job names.
 
     Raises:
-        JobError: the file is not there, the package is not installed or offers no library, or ONNX Runtime does not load it.
+        JobError: the operator does not allow it, the file is not there, the package is not installed or offers no library,
+            or ONNX Runtime does not load it.
     """
-    library = _from_package(named.package) if named.package else _from_file(named.file or Path())
+    if named.package:
+        check_library(named.package, "")  # importing it runs its code already
+        library = _from_package(named.package)
+    else:
+        library = _from_file(named.file or Path())
+        check_library(None, library.digest)
     _check_loads(library)
     return library
 

@@ -1,0 +1,204 @@
+"""Programs as child processes: started one after the other, kept alive, ended together with all that they started."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import http.client
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from validators.errors import InfrastructureError
+
+HOST = "127.0.0.1"
+READY_SECONDS = 180.0
+STOP_SECONDS = 10.0
+# One that dies as often as this in as long will not be mended by starting it again.
+RESTARTS, RESTART_WINDOW_SECONDS = 3, 600.0
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+
+
+@dataclass(frozen=True)
+class Program:
+    """A command; `port` is where it listens on loopback and `health` the path that answers when it is ready, if it serves.
+
+    One that `ends` is waited for before the next one is started, and is not started again.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+    port: int | None = None
+    health: str = "/"
+    ends: bool = False
+
+    @property
+    def address(self) -> str:
+        """Where it serves."""
+        return f"http://{HOST}:{self.port}"
+
+
+@dataclass
+class Programs:
+    """The running programs; each writes the log `<name>.log`.
+
+    Used as a context, it ends all of them at the end of the block, the last one first, with whatever they started: in orderly
+    fashion by SIGTERM, and by SIGKILL what has not ended then.
+    """
+
+    logs: Path
+    running: dict[str, tuple[Program, subprocess.Popen[bytes]]] = field(default_factory=dict)
+    _deaths: dict[str, deque[float]] = field(default_factory=dict)
+
+    def __enter__(self) -> Programs:
+        self.logs.mkdir(parents=True, exist_ok=True)
+        # What outlives its parent becomes a child of this process, which can end it: runs lead groups of their own.
+        _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        # A service manager ends it by SIGTERM; a shell that starts it in the background lets SIGINT be ignored.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.default_int_handler)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # A second Ctrl-C would leave behind what is still to be ended.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+        for _program, process in reversed(self.running.values()):
+            _end(process)
+        orphans = psutil.Process().children(recursive=True)
+        for orphan in orphans:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                orphan.kill()
+        psutil.wait_procs(orphans, timeout=STOP_SECONDS)
+        _prctl(_PR_SET_CHILD_SUBREAPER, 0)
+
+    def start(self, programs: Sequence[Program], say: Callable[[str], None]) -> None:
+        """Start programs in their order, each when the one before it answers, or has ended; one that ends badly is said.
+
+        Raises:
+            InfrastructureError: a port is taken, and then nothing is started; a program ends, or does not answer.
+        """
+        for program in programs:
+            if program.port is not None and is_taken(program.port):
+                raise InfrastructureError(
+                    found=f"port {program.port} is taken",
+                    expected=f"a free port for {program.name}",
+                    fix=f"end what listens there, or choose another with --{program.name.lower()}-port",
+                )
+        for program in programs:
+            self._spawn(program)
+            if program.ends:
+                code = self.running.pop(program.name)[1].wait()
+                say(f"{program.name:<9}{f'failed ({code}): read {self._log(program)}' if code else 'done'}")
+            else:
+                self._wait_until_ready(program)
+                say(f"{program.name:<9}{program.address if program.port else 'started'}")
+
+    def keep_alive(self, say: Callable[[str], None]) -> None:
+        """Start again what dies, until it dies too often or a signal ends this process's wait.
+
+        Raises:
+            InfrastructureError: a program died more than three times within ten minutes.
+            KeyboardInterrupt: SIGINT or SIGTERM.
+        """
+        while True:
+            time.sleep(0.5)
+            for program, process in list(self.running.values()):
+                if process.poll() is None:
+                    continue
+                self._count_death(program, process.returncode)
+                # A server's own children may still hold its port.
+                _kill_group(process)
+                say(f"{program.name} ended by itself ({process.returncode}): starting it again")
+                self._spawn(program)
+
+    def _count_death(self, program: Program, code: int) -> None:
+        deaths = self._deaths.setdefault(program.name, deque(maxlen=RESTARTS + 1))
+        deaths.append(time.monotonic())
+        if len(deaths) > RESTARTS and deaths[-1] - deaths[0] < RESTART_WINDOW_SECONDS:
+            raise self._failed(
+                program,
+                f"{program.name} ended by itself ({code}), {len(deaths)} times in {deaths[-1] - deaths[0]:.0f} s",
+                "it to run",
+            )
+
+    def _spawn(self, program: Program) -> None:
+        with self._log(program).open("ab") as log:
+            process = subprocess.Popen(
+                program.command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=os.environ | program.environment,
+                # Ctrl-C in a terminal reaches a whole group, and here the order counts.
+                start_new_session=True,
+                preexec_fn=_die_with_parent,
+            )
+        self.running[program.name] = (program, process)
+
+    def _wait_until_ready(self, program: Program) -> None:
+        if program.port is None:
+            return
+        process = self.running[program.name][1]
+        end = time.monotonic() + READY_SECONDS
+        while time.monotonic() < end and process.poll() is None:
+            if answers(program.port, program.health):
+                return
+            time.sleep(0.2)
+        raise self._failed(program, f"{program.name} did not start", f"an answer at {program.address}{program.health}")
+
+    def _log(self, program: Program) -> Path:
+        return self.logs / f"{program.name.lower()}.log"
+
+    def _failed(self, program: Program, found: str, expected: str) -> InfrastructureError:
+        return InfrastructureError(found=found, expected=expected, fix=f"read {self._log(program)}")
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(STOP_SECONDS)
+    _kill_group(process)
+    process.wait()
+
+
+def _kill_group(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def _die_with_parent() -> None:
+    # Killed by SIGKILL, the parent ends nothing; the kernel tells its children.
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _prctl(option: int, value: int) -> None:
+    ctypes.CDLL(None).prctl(option, value)
+
+
+def is_taken(port: int) -> bool:
+    """Whether something listens on a loopback port."""
+    with socket.socket() as probe:
+        probe.settimeout(1)
+        return probe.connect_ex((HOST, port)) == 0
+
+
+def answers(port: int, path: str) -> bool:
+    """Whether a server on a loopback port answers, other than by an error of its own. No proxy is asked."""
+    connection = http.client.HTTPConnection(HOST, port, timeout=5)
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().status < 500
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
