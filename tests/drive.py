@@ -12,17 +12,30 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from flows import cli
+import typer
+
+from flows import champion_commands, cli
 
 
 def answer(call: dict[str, Any], result: Path) -> int:
     """The exit code of one call: a run unless it asks for another command."""
+    if call.get("command") == "rollback":
+        return roll_back(call["model"], call["target"])
     job = Path(call["job"])
     if call.get("command") == "validate":
         return cli.validate_job(job, result)
     if call.get("command") == "suggest":
         return cli.suggest(job, Path(call["pool"]), call["size"], None)
     return cli.run_job(job, result, promote=call.get("promote", True))
+
+
+def roll_back(model: str, target: Any) -> int:
+    """The exit code of `quantgate rollback MODEL --target TARGET`."""
+    try:
+        champion_commands.rollback(model, target)
+    except typer.Exit as ended:
+        return ended.exit_code
+    return 0
 
 
 def main(calls: Path, answers: Path) -> None:

@@ -167,7 +167,11 @@ def test_bad_input_registers_nothing_and_leaves_nothing_half_written(seen: tuple
 def test_a_registry_that_is_down_is_an_infrastructure_error_after_retries(tiny: Tiny, tmp_path: Path) -> None:
     job = write_job(tmp_path / "job.yaml", tiny.job(source="models:/tiny/1"))
     calls: list[dict[str, object]] = [{"name": "down", "job": str(job)}]
-    extra = {"MLFLOW_TRACKING_URI": "http://127.0.0.1:9", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
+    extra = {
+        "MLFLOW_TRACKING_URI": "http://127.0.0.1:9",
+        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
+        "QUANTGATE_PATIENCE_SECONDS": "3",
+    }
     answer = run_jobs(tmp_path / "state", tmp_path / "runs", calls, **extra)["down"]
     assert answer.code == 1
     assert "the MLflow registry does not answer" in answer.said

@@ -25,7 +25,8 @@ from tasks.make_candidate import refused
 from tasks.measure.inventory import take_inventory
 from tasks.measure_baseline import baseline_variant
 from tasks.record_candidate import _files
-from tasks.store import Store
+from tasks.storage.locks import FolderLocks
+from tasks.storage.store import Store
 from validators.approval import ALWAYS_JUDGED, Approval, NotApproved
 from validators.datasets import TensorSpec, load_samples
 from validators.digests import digest_file, digest_model
@@ -52,7 +53,7 @@ def given(tiny: Tiny) -> Given:
 
 def run_of(tiny: Tiny, folder: Path, **changes: object) -> Run:
     job = parse_job(tiny.job(**changes), base=folder)
-    return Run(job, folder / "state", "", Store(folder / "state" / "store"), Clock())
+    return Run(job, folder / "state", "", Store(folder / "state" / "store"), Clock(), FolderLocks(folder))
 
 
 def variant_of(model: Path) -> Variant:

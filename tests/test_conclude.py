@@ -31,6 +31,7 @@ from validators.records import (
 )
 from validators.recovery import RankedPart, Recovery
 from validators.result import Result
+from validators.sign_off import SignOff
 from validators.verdicts import Verdict
 
 SCHEMA = json.loads((Path(__file__).parents[1] / "docs" / "result.schema.json").read_text(encoding="utf-8"))
@@ -148,6 +149,8 @@ def document(result: Result) -> dict[str, Any]:
     return written
 
 
+YES = SignOff("approved", "Ada", "as agreed", "2026-11-22T10:00:00Z", "digest", "4")
+
 ENDS: dict[str, tuple[str, Findings, str, str | None, list[str]]] = {
     "promoted": (
         "models:/tiny/3",
@@ -169,6 +172,20 @@ ENDS: dict[str, tuple[str, Findings, str, str | None, list[str]]] = {
         "promoted",
         FAST,
         ["stays the champion, version 5"],
+    ),
+    "promoted by an approval": (
+        "models:/tiny/3",
+        replace(FINDINGS, best=GOOD, champion=NEW, champion_before=OLD, sign_off=YES),
+        "promoted",
+        FAST,
+        ["is now the champion, version 5; approved by Ada on 2026-11-22T10:00:00Z: as agreed"],
+    ),
+    "rejected": (
+        "models:/tiny/3",
+        replace(FINDINGS, best=GOOD, champion_before=OLD, sign_off=replace(YES, decision="rejected", comment="")),
+        "rejected",
+        FAST,
+        ["1.50x", "; rejected by Ada on 2026-11-22T10:00:00Z"],
     ),
     "winner from a file": (
         "model.onnx",
@@ -291,6 +308,26 @@ def test_the_document_holds_what_was_measured() -> None:
     assert written["source"] == {"uri": "models:/tiny/3", "name": "tiny", "version": "3", "digest": "a" * 64}
     assert written["inventory"]["runtimes"] == {"onnxruntime": "1.31.1"}
     assert written["report"] == "/state/report.html" and written["target"] == "ort-cpu"
+
+
+@pytest.mark.parametrize(
+    ("findings", "outcome"),
+    [
+        (FINDINGS, "error"),
+        (replace(FINDINGS, best=trial(FAST, 2.0, verdict("beats_champion", "fail")), champion_before=OLD), "error"),
+        (replace(FINDINGS, best=GOOD, champion=NEW), "promoted"),
+        (replace(FINDINGS, best=GOOD), "winner"),
+    ],
+)
+def test_what_could_not_be_tried_is_no_verdict(findings: Findings, outcome: str) -> None:
+    """Without a winner it is an error: to be run again; a winner stays one, and it is said beside it."""
+    untried = Trial(KEPT, outcome="refused", refusal=Refusal("infrastructure", "a dead disk"))
+    found = conclude(make_job(), replace(findings, trials=(*findings.trials, untried)), Clock())
+    told = f"1 of 5 candidates could not be tried (infrastructure): {KEPT}: a dead disk"
+    assert found.outcome == outcome
+    assert found.reason.endswith(told)
+    assert (found.error.found if found.error else None) == (told if outcome == "error" else None)
+    assert conclude(make_job(), findings, Clock()).outcome == ("no_variant" if outcome == "error" else outcome)
 
 
 def test_a_recovery_is_in_the_document_as_it_was_found() -> None:

@@ -14,12 +14,14 @@ from tasks import confirm
 from tasks.clock import Clock
 from tasks.confirm import Confirmation, confirm_winner
 from tasks.context import Run
-from tasks.store import Store
+from tasks.storage.locks import FolderLocks
+from tasks.storage.store import Store
 from validators.approval import ALWAYS_JUDGED, Approval, NotApproved
 from validators.errors import CandidateRefused
 from validators.gates import confidence_of_each
 from validators.measurements import Accuracy, Estimate
 from validators.records import Trial
+from validators.sign_off import SignOff
 from validators.verdicts import Verdict
 
 FAST, SLOWER, SLOWEST = "int8-static-minmax-pc@ort-cpu", "int8-dynamic-pc@ort-cpu", "int4-g32-rtn@ort-cpu"
@@ -46,7 +48,9 @@ class Rehearsal:
         self.baseline = bench.accuracy(np.ones(N))
         self.bench, self.asked = bench, []
         job = make_job(**changes)
-        self.run = Run(job, bench.folder, "sqlite://", Store(bench.folder / "store"), Clock())
+        self.run = Run(
+            job, bench.folder, "sqlite://", Store(bench.folder / "store"), Clock(), FolderLocks(bench.folder)
+        )
 
         def measured(run: Run, given: Any, inventory: Any, trial: Trial, confidence: float) -> Any:
             self.asked.append((trial.candidate, confidence))
@@ -166,3 +170,14 @@ def test_confirmation_is_asked_for_where_the_job_keeps_samples(bench: Bench) -> 
     assert Approval(chosen_only, "a device", is_confirmed=False).trial is chosen_only
     with pytest.raises(NotApproved, match="confirmed_drop"):
         Approval(chosen_only, "a device", is_confirmed=True)
+
+
+@pytest.mark.parametrize("change", [{"decision": "rejected"}, {"digest": "of another artifact"}])
+def test_no_approval_against_what_a_person_said(bench: Bench, change: dict[str, Any]) -> None:
+    """An answer holds for the artifact that it was given on."""
+    trial = passed_trial(bench)
+    assert trial.variant is not None
+    said = SignOff("approved", "Ada", "as agreed", "2026-11-22T10:00:00Z", trial.variant.digest, None)
+    assert Approval(trial, "a device", is_confirmed=True, sign_off=said).sign_off is said
+    with pytest.raises(NotApproved, match="by Ada"):
+        Approval(trial, "a device", is_confirmed=True, sign_off=replace(said, **change))

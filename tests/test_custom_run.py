@@ -18,6 +18,8 @@ from conftest import Tiny, tiny_model
 from driving import Answer, environment, register_models, run_jobs, write_job
 from onnx import helper
 
+from validators.digests import digest_file
+
 STATIC, DYNAMIC, INT4 = "int8-static-minmax-pc@ort-cpu", "int8-dynamic-pc@ort-cpu", "int4-g32-rtn@ort-cpu"
 BUILT = Path(onnxruntime_extensions.get_library_path())
 LISTED = "nodes left in float: custom operator ai.onnx.contrib:NegPos"
@@ -53,7 +55,9 @@ def world(tmp_path_factory: pytest.TempPathFactory, tiny: Tiny) -> tuple[Path, d
         {"name": "weaker", "job": job("weaker", package, candidates=[STATIC], objective="size")},
         {"name": "other", "job": job("other", {"file": "other.so"}, candidates=[DYNAMIC], objective="size")},
     ]
-    return state, run_jobs(state, root / "runs", calls)
+    allowed = [f"sha256:{digest_file(root / name)}" for name in ("ours.so", "other.so")] + ["onnxruntime_extensions"]
+    listed = ",".join(f"library={one}" for one in allowed)
+    return state, run_jobs(state, root / "runs", calls, QUANTGATE_ALLOWED_HOOKS=listed)
 
 
 def test_outcomes(world: tuple[Path, dict[str, Answer]]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ import pyarrow.parquet
 import pytest
 from numpy.typing import NDArray
 
-from validators.datasets import Samples, TensorSpec, check_evaluation, load_samples
+from validators.datasets import Samples, TensorSpec, check_evaluation, load_samples, read_arrays
 from validators.digests import digest_file
 from validators.errors import DataError
 from validators.labels import LabelSpec
@@ -367,3 +368,36 @@ def test_ragged_lists_and_nulls_are_refused(tmp_path: Path, values: list[Any], w
     pyarrow.parquet.write_table(pa.table({"x": pa.array(values, pa.list_(pa.float32()))}), tmp_path / "data.parquet")
     with pytest.raises(DataError, match=words):
         load(tmp_path / "data.parquet")
+
+
+def test_a_file_that_unpacks_to_more_than_the_memory_is_refused(tmp_path: Path) -> None:
+    """By what it declares: a member of an archive, and a column of one repeated value; before anything is unpacked."""
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": "|u1", "fortran_order": False, "shape": (1 << 46,)})
+    with zipfile.ZipFile(tmp_path / "bomb.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("x.npy", header.getvalue() + bytes(1000))
+    whole = (tmp_path / "bomb.npz").read_bytes()
+    # The array's own header lies, and then the archive's directory too.
+    with pytest.raises(DataError, match="cannot be read as npz"):
+        read_arrays(tmp_path / "bomb.npz", "evaluation")
+    size = len(header.getvalue()) + 1000
+    place = whole.rindex(b"PK\x01\x02") + 24
+    assert int.from_bytes(whole[place : place + 4], "little") == size
+    lying = whole[:place] + (0xFFFFFFF0).to_bytes(4, "little") + whole[place + 4 :]
+    (tmp_path / "lying.npz").write_bytes(lying)
+    with pytest.raises(DataError, match="cannot be read as npz"):
+        read_arrays(tmp_path / "lying.npz", "evaluation")
+
+
+def test_what_is_declared_is_held_against_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine with 10 kB, a megabyte of zeros that packs to less is too much, in either format."""
+
+    np.savez_compressed(tmp_path / "data.npz", x=np.zeros(1_000_000, np.uint8))
+    pyarrow.parquet.write_table(pa.table({"x": np.zeros(1_000_000, np.uint8)}), tmp_path / "data.parquet")
+    for name in ("data.npz", "data.parquet"):
+        assert (tmp_path / name).stat().st_size < 10_000
+        assert len(read_arrays(tmp_path / name, "evaluation")["x"]) == 1_000_000
+    monkeypatch.setattr(os, "sysconf", lambda _: 100)
+    for name in ("data.npz", "data.parquet"):
+        with pytest.raises(DataError, match="when unpacked, and this machine has"):
+            read_arrays(tmp_path / name, "evaluation")

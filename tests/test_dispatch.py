@@ -32,7 +32,7 @@ from tasks.dispatch_records import (
     read_arguments,
 )
 from tasks.settings import hands_to_workers, worker_wait_seconds
-from tasks.store import Store
+from tasks.storage.store import Store
 from tasks.worker_guard import device_phase, limit_of, timing_phase
 from tasks.worker_pool import worker_name
 from tasks.worker_steps import BASELINE, CHAMPION, CONFIRMATION, PROMOTION, RECOVERY, fulfil

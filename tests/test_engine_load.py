@@ -141,7 +141,7 @@ def test_a_damaged_file_is_an_error(tmp_path: Path, fakes: Fakes, builder: Build
     with pytest.raises(RuntimeError, match=f"found {name} with sha256 .*; download the version again"):
         load.open_version(tmp_path, manifest)
     (tmp_path / name).unlink()
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(RuntimeError, match=f"found no file {name}, which the manifest names"):
         load.open_version(tmp_path, manifest)
     assert builder.asked == []
 
@@ -152,7 +152,8 @@ def another_graph(folder: Path, manifest: dict[str, Any]) -> None:
 
 
 def more_weights(folder: Path, manifest: dict[str, Any]) -> None:
-    (folder / "model.onnx.data").write_bytes(b"weights that no manifest knows")
+    (folder / "model.onnx.data").write_bytes(b"weights that the engine's manifest does not know")
+    manifest["files"]["model.onnx.data"] = digest_file(folder / "model.onnx.data")
 
 
 @pytest.mark.parametrize("spoil", [another_graph, more_weights])
@@ -178,11 +179,12 @@ def test_an_engine_that_was_not_approved_is_built_again(tmp_path: Path, fakes: F
         assert load.open_version(tmp_path, manifest).inputs[0].shape == (-1, 3)
 
 
-def test_a_timing_cache_that_no_manifest_knows_is_left(
+def test_without_a_timing_cache_it_is_built_without_one(
     tmp_path: Path, fakes: Fakes, builder: Builder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     manifest = write_version(tmp_path)
     del manifest["files"]["timing.cache"]
+    (tmp_path / "timing.cache").unlink()
     monkeypatch.setattr(load, "gpu_here", lambda: GPU | {"driver": "other"})
     with pytest.warns(UserWarning, match="stale: driver"):
         load.open_version(tmp_path, manifest)
@@ -219,7 +221,7 @@ mlflow.pyfunc.save_model(
     "model",
     python_model=f"{tasks}/consumer_tensorrt.py",
     code_paths=[f"{tasks}/runtimes/trt_engine"],
-    artifacts={"variant": folder, "manifest": f"{folder}/manifest.json"},
+    artifacts={"variant": folder, "manifest": f"{folder}.json"},
     pip_requirements=["numpy"],
 )
 sys.path[:0] = [tests, "model/code"]
@@ -244,7 +246,7 @@ def test_a_consumer_has_the_file_and_the_folder_alone(tmp_path: Path) -> None:
     """
     folder = tmp_path / "variant"
     folder.mkdir()
-    (folder / "manifest.json").write_text(json.dumps(write_version(folder)), encoding="utf-8")
+    (tmp_path / "variant.json").write_text(json.dumps(write_version(folder)), encoding="utf-8")
     command = [
         sys.executable,
         "-c",

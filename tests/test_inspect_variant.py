@@ -17,7 +17,8 @@ from tasks.inspect_variant import SANITY_SAMPLES, coverage_of, sanity_of
 from tasks.measure.inventory import take_inventory
 from tasks.measure_baseline import baseline_variant
 from tasks.ptq.dynamic import quantize_dynamic
-from tasks.store import Store
+from tasks.storage.locks import FolderLocks
+from tasks.storage.store import Store
 from validators.datasets import TensorSpec, load_samples
 from validators.digests import digest_model
 from validators.read_job import parse_job
@@ -33,7 +34,14 @@ def bench(tiny: Tiny, tmp_path: Path) -> Bench:
     samples = load_samples(tiny.evaluation, (spec,), label="label", role="evaluation")
     logits, kept = TensorSpec("logits", "float32", ("batch", CLASSES)), np.zeros(len(samples), bool)
     evidence = Evidence((spec,), logits, samples, samples, None, None, kept)
-    run = Run(parse_job(tiny.job(), base=tmp_path), tmp_path, "", Store(tmp_path / "store"), Clock())
+    run = Run(
+        parse_job(tiny.job(), base=tmp_path),
+        tmp_path,
+        "",
+        Store(tmp_path / "store"),
+        Clock(),
+        FolderLocks(tmp_path),
+    )
     given = Given(Source("tiny", "tiny", None, digest_model(tiny.model), tiny.model, "file"), evidence)
     quantize_dynamic(tiny.model, tmp_path / "variant.onnx", per_channel=True)
     variant = replace(

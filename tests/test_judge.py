@@ -12,10 +12,11 @@ import pytest
 from tasks.gather import trial_of
 from tasks.judge import judge_trial, rank_passing
 from tasks.judge_answers import Ground
-from tasks.store import StorageFull
+from tasks.storage.space import StorageFull
 from validators.datasets import Arrays
 from validators.errors import InfrastructureError
 from validators.job import Job
+from validators.journal import RolledBack
 from validators.latencies import Latency
 from validators.measurements import Accuracy, Answers, Coverage, Estimate, Sanity
 from validators.read_job import parse_job
@@ -107,7 +108,7 @@ def outcomes(trial: Trial) -> dict[str, str]:
     return {verdict.gate: verdict.outcome for verdict in trial.verdicts}
 
 
-PASSING = dict.fromkeys(("drop", "finite", "speedup", "coverage", "size_ratio"), "pass")
+PASSING = dict.fromkeys(("drop", "finite", "speedup", "coverage", "size_ratio", "not_rolled_back"), "pass")
 
 
 def test_a_trial_that_is_good_passes_with_all_its_verdicts(bench: Bench) -> None:
@@ -254,7 +255,20 @@ def test_gates_that_are_not_set_give_no_verdict(bench: Bench) -> None:
     job = make_job(gates={"min_speedup": None, "min_coverage": None, "max_size_ratio": None})
     trial = uncovered(large(slow(good_trial(bench.accuracy(right(770))))))
     judged = judge(job, trial, bench.accuracy(right(770)))
-    assert judged.outcome == "passed" and set(outcomes(judged)) == {"drop", "finite"}
+    assert judged.outcome == "passed" and set(outcomes(judged)) == {"drop", "finite", "not_rolled_back"}
+
+
+def test_a_variant_that_was_rolled_back_fails_whatever_else_it_does(bench: Bench) -> None:
+    """By its digest: another variant under the same name is another one."""
+    baseline, trial = bench.accuracy(right(770)), good_trial(bench.accuracy(right(770)))
+    assert trial.variant is not None
+    marks = {trial.variant.digest: RolledBack(2, "2026-11-22T03:00:00+00:00", "slow under load")}
+    ground = Ground(make_job(), baseline, BASELINE_BYTES, np.zeros(N, np.bool_), {}, marks)
+    judged = judge_trial(ground, trial)
+    assert judged.outcome == "failed" and outcomes(judged) == PASSING | {"not_rolled_back": "fail"}
+    assert judged.verdicts[-1].reason == "rolled back on 2026-11-22: slow under load"
+    another = replace(trial, variant=replace(trial.variant, digest="another"))
+    assert judge_trial(ground, another).outcome == "passed"
 
 
 def test_a_refused_trial_is_not_judged(bench: Bench) -> None:

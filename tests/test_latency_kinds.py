@@ -177,6 +177,7 @@ def test_end_to_end_runs_the_users_functions(tiny: Tiny, tmp_path: Path, monkeyp
     """By file and by module; the time of the model alone stands beside it, on what preprocessing gives."""
     (tmp_path / "userland.py").write_text(USER)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("QUANTGATE_ALLOWED_HOOKS", f"userland:*,userland:*@{tmp_path}")
     raw = {"raw": np.ones((3, 70), np.float32)}
     for code in (tmp_path, tmp_path / "nowhere"):
         hooks = {"preprocess": "userland:double", "postprocess": "userland:first"}
@@ -186,7 +187,8 @@ def test_end_to_end_runs_the_users_functions(tiny: Tiny, tmp_path: Path, monkeyp
         assert found.batch_size == 3
 
 
-def test_a_users_function_that_fails_is_named(tiny: Tiny, tmp_path: Path) -> None:
+def test_a_users_function_that_fails_is_named(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUANTGATE_ALLOWED_HOOKS", f"bad:double@{tmp_path}")
     (tmp_path / "bad.py").write_text("def double(batch):\n    raise KeyError('pixels')\n")
     with pytest.raises(CandidateRefused, match=r"bad:double of the job fails: KeyError.*pixels"):
         compare(tiny, tmp_path, {"x": np.ones((3, 64), np.float32)}, code=tmp_path, preprocess="bad:double")
@@ -260,10 +262,11 @@ def test_a_refusal_in_the_process_is_one_outside(tiny: Tiny, tmp_path: Path, col
     assert caught.value.kind == "invalid" and caught.value.fix
 
 
-def test_what_a_library_prints_is_no_answer(tiny: Tiny, tmp_path: Path) -> None:
+def test_what_a_library_prints_is_no_answer(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A megabyte of it, on either stream, neither stands among the answers nor stops the process."""
     code = "import sys\ndef loud(outputs):\n    print('x' * 1000000)\n    print('x' * 1000000, file=sys.stderr)\n"
     (tmp_path / "loud.py").write_text(code)
+    monkeypatch.setenv("QUANTGATE_ALLOWED_HOOKS", f"loud:loud@{tmp_path}")
     np.savez(tmp_path / "x.npz", x=np.load(tiny.evaluation)["x"][:1])
     measurement = QUICK.model_copy(update={"postprocess": "loud:loud"})
     with Worker(Contestant(tiny.model, CPU), tmp_path / "x.npz", measurement, tmp_path) as one:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
 LOCKS = ("cpu", "gpu", "dev")
@@ -110,3 +113,18 @@ def test_bases_are_pinned_and_nothing_proprietary_is_there_by_itself() -> None:
         for instruction, rest in found:
             if instruction == "RUN" and "tensorrt" in rest:
                 assert name == "build-gpu" and rest.strip().startswith('if [ -n "$TENSORRT" ]; then')
+
+
+@pytest.mark.parametrize(
+    ("name", "extras"), [("cpu", ("cpu", "server")), ("gpu", ("gpu",)), ("dev", ("cpu", "demo", "server", "dev"))]
+)
+def test_a_lock_is_of_what_the_project_asks_for(name: str, extras: tuple[str, ...]) -> None:
+    """Every requirement of pyproject.toml is in it, in a version that satisfies it: a lock that was not made anew is seen."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    asked = [*project["dependencies"], *(one for extra in extras for one in project["optional-dependencies"][extra])]
+    locked = lock(name)
+    for requirement in map(Requirement, asked):
+        package = canonicalize_name(requirement.name)
+        # torch is pinned beside the locks.
+        if package != "torch":
+            assert all(requirement.specifier.contains(version) for version in locked[package]), requirement

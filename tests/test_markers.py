@@ -21,13 +21,29 @@ class Item:
         return name if name in self.markers else None
 
 
+def config_of(markexpr: str, told: list[Any]) -> Any:
+    """What the hook asks of pytest."""
+    hook = SimpleNamespace(pytest_deselected=lambda items: told.extend(items))
+    return SimpleNamespace(hook=hook, getoption={"markexpr": markexpr}.__getitem__)
+
+
+@pytest.mark.parametrize(("markexpr", "left"), [("", 1), ("slow", 1), ("faults", 2), ("slow or faults", 2)])
+def test_every_fault_is_tried_where_it_is_asked_for(markexpr: str, left: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the marker's name, and told as deselected otherwise."""
+    items: list[Any] = [Item(), Item("faults")]
+    told: list[Any] = []
+    monkeypatch.setattr(conftest, "has_gpu", lambda: True)
+    conftest.pytest_collection_modifyitems(config_of(markexpr, told), items)
+    assert (len(items), len(told)) == (left, 2 - left)
+
+
 @pytest.mark.parametrize("there", [False, True])
 def test_tests_of_a_gpu_are_left_out_without_one(there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """They alone, and told as deselected."""
     plain, slow, gpu, both = Item(), Item("slow"), Item("gpu"), Item("slow", "gpu")
     items: list[Any] = [plain, gpu, slow, both]
     told: list[Any] = []
-    config: Any = SimpleNamespace(hook=SimpleNamespace(pytest_deselected=lambda items: told.extend(items)))
+    config = config_of("", told)
     monkeypatch.setattr(conftest, "has_gpu", lambda: there)
     conftest.pytest_collection_modifyitems(config, items)
     assert items == ([plain, gpu, slow, both] if there else [plain, slow])

@@ -12,7 +12,8 @@ from tasks import measure_fp16 as step
 from tasks.clock import Clock
 from tasks.context import Run
 from tasks.judge import judge_speedup_fp16
-from tasks.store import Store
+from tasks.storage.locks import FolderLocks
+from tasks.storage.store import Store
 from validators.errors import CandidateRefused
 from validators.job_gates import Gates
 from validators.latencies import Latency
@@ -32,7 +33,7 @@ def trial(name: str, *, provider: str = "TensorRT", timed: bool = True) -> Trial
 
 def measure(folder: Path, *trials: Trial) -> dict[str, Trial]:
     job = parse_job({"source": "m.onnx", "data": {"calibration": "c.npz", "evaluation": "e.npz"}}, base=folder)
-    run = Run(job, folder, "sqlite://", Store(folder), Clock())
+    run = Run(job, folder, "sqlite://", Store(folder), Clock(), FolderLocks(folder))
     given: Any = None
     return {one.candidate: one for one in step.measure_beside_fp16.fn(run, given, given, trials)}
 

@@ -16,7 +16,8 @@ from tasks.clock import Clock
 from tasks.context import Evidence, Given, Run
 from tasks.measure.inventory import take_inventory, usable_cores
 from tasks.request import request_batch
-from tasks.store import Store
+from tasks.storage.locks import FolderLocks
+from tasks.storage.store import Store
 from validators.datasets import Samples, TensorSpec, load_samples
 from validators.job_measurement import Measurement, OperatingPoint
 from validators.latencies import Latency, point_labels
@@ -47,7 +48,14 @@ def given(tiny: Tiny) -> Given:
 def run_with(tiny: Tiny, folder: Path, **measurement: Any) -> Run:
     """The run of a job on the tiny model."""
     job = parse_job(tiny.job(measurement=measurement), base=folder)
-    return Run(job, folder / "state", "sqlite://", Store(folder / "state" / "store"), Clock())
+    return Run(
+        job,
+        folder / "state",
+        "sqlite://",
+        Store(folder / "state" / "store"),
+        Clock(),
+        FolderLocks(folder),
+    )
 
 
 def trial_of(tiny: Tiny, folder: Path) -> Trial:

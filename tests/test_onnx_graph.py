@@ -12,7 +12,8 @@ from conftest import Tiny, tiny_model
 from onnx import TensorProto, helper, numpy_helper
 
 from validators.errors import SourceError
-from validators.onnx_graph import check_source_graph, external_files
+from validators.external_data import external_files
+from validators.onnx_graph import check_source_graph
 
 FLOAT = TensorProto.FLOAT
 

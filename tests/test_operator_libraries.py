@@ -27,6 +27,17 @@ DIGEST = hashlib.sha256(BUILT.read_bytes()).hexdigest()
 WHOLE: dict[str, Any] = {"source": "m.onnx", "data": {"calibration": "c.npz", "evaluation": "e.npz"}}
 
 
+@pytest.fixture(autouse=True)
+def allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The libraries that these tests load, and packages that are none."""
+    import _ctypes
+
+    contents = (BUILT.read_bytes(), Path(_ctypes.__file__).read_bytes(), b"no library")
+    files = [f"sha256:{hashlib.sha256(content).hexdigest()}" for content in contents]
+    listed = [PACKAGE, "yaml", "no_such_package", "ours_without_version", *files]
+    monkeypatch.setenv("QUANTGATE_ALLOWED_HOOKS", ",".join(f"library={one}" for one in listed))
+
+
 def job_with(base: Path, *libraries: dict[str, Any]) -> Job:
     return parse_job(WHOLE | {"operator_libraries": list(libraries)}, base=base)
 

@@ -23,7 +23,8 @@ from tasks.measure.inventory import take_inventory
 from tasks.measure.metrics import PERPLEXITY
 from tasks.measure.perplexity import perplexity, score_batches, score_windows, targets_of
 from tasks.measure_accuracy import measure_accuracy
-from tasks.store import Store
+from tasks.storage.locks import FolderLocks
+from tasks.storage.store import Store
 from validators.accuracy_gates import judge_drop
 from validators.datasets import TensorSpec, load_samples
 from validators.errors import DataError
@@ -194,7 +195,7 @@ def measured(tmp_path: Path) -> Any:
     evidence = Evidence((INPUT,), LOGITS, samples, samples, None, None, np.zeros(300, bool))
     files = {"calibration": "evaluation.npz", "evaluation": "evaluation.npz"}
     job = parse_job({"source": "m.onnx", "data": files, "metric": "perplexity"}, base=tmp_path)
-    run = Run(job, tmp_path, "", Store(tmp_path / "store"), Clock())
+    run = Run(job, tmp_path, "", Store(tmp_path / "store"), Clock(), FolderLocks(tmp_path))
     inventory = take_inventory("ort-cpu")
 
     def measure(table: NDArray[np.float32], baseline: Accuracy | None = None) -> Accuracy:

@@ -57,6 +57,8 @@ def world(tmp_path_factory: pytest.TempPathFactory, tiny: Tiny) -> tuple[Path, d
             "job": job("challenger", source="models:/tiny-torch/1", candidates=[INT4], objective="size"),
         },
         {"name": "weaker", "job": job("weaker", source="models:/tiny-torch/1", candidates=[STATIC], objective="size")},
+        {"name": "rollback", "command": "rollback", "model": "tiny-torch", "target": "ort-cpu"},
+        {"name": "rolled back", "job": str(root / "challenger.yaml")},
         {"name": "elsewhere", "job": job("elsewhere", target="tensorrt", candidates="default")},
     ]
     return state, run_jobs(state, root / "runs", calls)
@@ -71,6 +73,8 @@ def registry(state: Path, query: str) -> list[tuple[Any, ...]]:
 def test_every_result_follows_the_published_schema(world: tuple[Path, dict[str, Answer]]) -> None:
     schema = json.loads((Path(__file__).parent.parent / "docs" / "result.schema.json").read_text())
     for name, answer in world[1].items():
+        if name == "rollback":
+            continue
         assert answer.result is not None, (name, answer.said)
         jsonschema.validate(answer.result, schema)
 
@@ -87,6 +91,7 @@ def test_every_result_follows_the_published_schema(world: tuple[Path, dict[str, 
         ("torch", 0, "promoted"),
         ("challenger", 0, "promoted"),
         ("weaker", 3, "no_variant"),
+        ("rolled back", 3, "no_variant"),
         ("elsewhere", 3, "no_variant"),
     ],
 )
@@ -161,6 +166,23 @@ def test_runs_without_promotion_register_nothing(world: tuple[Path, dict[str, An
     assert {name for name in names if name.endswith("-quantized")} == {"tiny-quantized", "tiny-torch-quantized"}
 
 
+def test_the_sources_version_says_what_its_last_run_came_to(world: tuple[Path, dict[str, Answer]]) -> None:
+    """For each target on its own, with the MLflow run that has the evidence; a file's run and a trial leave it as it is."""
+    state, answers = world
+    for name, target, last in (
+        ("tiny", "ort-cpu", "refused"),
+        ("tiny", "tensorrt", "elsewhere"),
+        ("tiny-torch", "ort-cpu", "rolled back"),
+    ):
+        rows = registry(state, f"SELECT key, value FROM model_version_tags WHERE name = '{name}' AND version = 1")
+        told = {key.removeprefix(f"quantgate.{target}."): value for key, value in rows}
+        result = answers[last].result
+        assert result is not None
+        assert (told["status"], told["reason"], told["error"]) == (result["outcome"], result["reason"], "")
+        query = f"SELECT value FROM tags WHERE key = 'quantgate.outcome' AND run_uuid = '{told['run']}'"
+        assert registry(state, query) == [(result["outcome"],)] and len(told["flow_run"]) == 36
+
+
 def test_the_time_in_low_precision_is_recorded_with_its_kernels(world: tuple[Path, dict[str, Answer]]) -> None:
     """As metrics of the candidate's run, and the list of all kernels as a file of it."""
     state, _ = world
@@ -223,8 +245,28 @@ def test_the_champion_gives_way_to_a_better_variant_alone(world: tuple[Path, dic
     assert "the present champion stays" in weaker["reason"]
     verdict = weaker["candidates"][0]["verdicts"][-1]
     assert (verdict["gate"], verdict["outcome"]) == ("beats_champion", "fail")
-    aliases = registry(state, "SELECT version FROM registered_model_aliases WHERE name = 'tiny-torch-quantized'")
-    assert aliases == [(2,)]
+    journals = (
+        "SELECT value FROM model_version_tags WHERE name = 'tiny-torch-quantized' AND key = 'quantgate.promotion'"
+    )
+    told = [json.loads(value) for (value,) in registry(state, f"{journals} ORDER BY version")]
+    assert [(one["phase"], one.get("previous")) for one in told] == [("done", None), ("done", "1")]
+
+
+def test_what_was_rolled_back_is_not_promoted_by_the_next_run(world: tuple[Path, dict[str, Answer]]) -> None:
+    """It passes everything else, and nothing of it is made or registered again."""
+    state, answers = world
+    assert (
+        answers["rollback"].code == 0
+        and "version 2 was left, and version 1 is the champion now" in answers["rollback"].said
+    )
+    result = answers["rolled back"].result
+    assert result is not None
+    (candidate,) = result["candidates"]
+    assert candidate["cached"]
+    assert [gate["gate"] for gate in candidate["verdicts"] if gate["outcome"] != "pass"] == ["not_rolled_back"]
+    champion = "SELECT version FROM registered_model_aliases WHERE name = 'tiny-torch-quantized'"
+    assert registry(state, champion) == [(1,)]
+    assert registry(state, "SELECT COUNT(*) FROM model_versions WHERE name = 'tiny-torch-quantized'") == [(2,)]
 
 
 def test_refused_data_leaves_a_page_and_says_what_to_do(world: tuple[Path, dict[str, Answer]]) -> None:
@@ -303,11 +345,12 @@ def test_a_run_that_was_killed_is_resumed_without_making_anything_twice(tiny: Ti
         time.sleep(0.02)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    stamps = {path: path.stat().st_mtime_ns for path in made}
+    # Of the folders: a record is touched when it is read.
+    stamps = {path: path.parent.stat().st_mtime_ns for path in made}
     answer = run_jobs(state, tmp_path / "runs", [{"name": "resumed", "job": str(job)}])["resumed"]
     assert answer.result is not None
     assert (answer.code, answer.result["outcome"]) == (0, "winner"), answer.said
-    assert {path: path.stat().st_mtime_ns for path in made} == stamps
+    assert {path: path.parent.stat().st_mtime_ns for path in made} == stamps
     variants = list((state / "store" / "variant").glob("[0-9a-f]*/record.json"))
     assert len(variants) == 3
-    assert not [path for path in variants if path not in made and path.stat().st_mtime_ns < max(stamps.values())]
+    assert not [path for path in variants if path not in made and path.parent.stat().st_mtime_ns < max(stamps.values())]

@@ -40,6 +40,7 @@ RECEIVERS = {
         "tensor": "ITensor",
     },
     "cuda.py": {},
+    "files.py": {},
     "load.py": {},
     "request.py": {"engine": "ICudaEngine", "self._context": "IExecutionContext"},
     "run.py": {"self._engine": "ICudaEngine", "self._runtime": "Runtime", "inspector": "EngineInspector"},

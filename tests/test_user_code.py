@@ -17,6 +17,16 @@ def write(path: Path, text: str) -> Path:
     return path
 
 
+@pytest.fixture(autouse=True)
+def allowed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Whatever these tests load; that nothing else is loaded is test_allowed.py's."""
+    files = [f"{name}:*" for name in ("mine", "json", "tasks", "numpy", "package.mine")]
+    folders = [tmp_path, *(tmp_path / name for name in ("one", "other", *"abcde"))]
+    installed = ["statistics:fmean", "absent_of_mine:score", "absent_of_mine.deeper:score"]
+    listed = [*installed, *(f"{file}@{folder}" for file in files for folder in folders), "mine:score"]
+    monkeypatch.setenv("QUANTGATE_ALLOWED_HOOKS", ",".join(listed))
+
+
 def test_a_file_beside_the_job(tmp_path: Path) -> None:
     """It works as a module does: records and neighbours and all. The path is as before, and so are the modules."""
     write(tmp_path / "neighbour_of_mine.py", "FACTOR = 3\n")

@@ -2,141 +2,74 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
-import time
-import urllib.request
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import Tiny
-from driving import Answer, environment, run_jobs, write_job
+from driving import Answer, run_jobs, write_job
+from stack import Stack, wait_until
 
 STATIC, DYNAMIC = "int8-static-minmax-pc@ort-cpu", "int8-dynamic-pc@ort-cpu"
 # A target that the plant below has no worker for, wherever the tests run.
 NOWHERE = "fp16@tensorrt"
-READY_SECONDS = 180.0
 
 pytestmark = pytest.mark.slow
 
 
 @dataclass
 class Plant:
-    """A Prefect server and the workers that were started, each a process that is ended by its number."""
+    """A stack of which runs and workers share the Prefect server."""
 
-    root: Path
-    state: Path
-    port: int
-    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    stack: Stack
 
     @property
-    def api(self) -> str:
-        """The server's address."""
-        return f"http://127.0.0.1:{self.port}/api"
-
-    def settings(self, state: Path | None = None) -> dict[str, str]:
-        """What run, workers and server share; deaths are noticed in seconds in place of minutes."""
-        extra = {
-            "PREFECT_API_URL": self.api,
-            "PREFECT_WORKER_HEARTBEAT_SECONDS": "2",
-            "PREFECT_SERVER_SERVICES_FOREMAN_LOOP_SECONDS": "2",
-            "PREFECT_HOME": str(self.root / "prefect"),
-            "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-            "DO_NOT_TRACK": "true",
-            "PYTHONWARNINGS": "ignore",
-            "QUANTGATE_WORKER_WAIT_SECONDS": "12",
-        }
-        return environment(state or self.state, **extra)
-
-    def start(self, name: str, *arguments: str, state: Path | None = None) -> subprocess.Popen[bytes]:
-        """A process of this interpreter's, with a log of its own."""
-        with (self.root / f"{name}.log").open("ab") as log:
-            command = [sys.executable, "-m", *arguments]
-            self.processes[name] = subprocess.Popen(command, env=self.settings(state), stdout=log, stderr=log)
-        return self.processes[name]
+    def state(self) -> Path:
+        """The state folder of the runs, and of workers unless they have one of their own."""
+        return self.stack.state
 
     def start_worker(self, name: str, state: Path | None = None) -> subprocess.Popen[bytes]:
         """A worker of ort-cpu, when it has started to ask for work."""
-        process = self.start(name, "flows.cli", "worker", "--target", "ort-cpu", state=state)
-        wait_until(lambda: "started!" in self.said(name), process)
+        extra = {"QUANTGATE_STATE": str(state)} if state else {}
+        process = self.stack.start_python(name, "flows.cli", "worker", "--target", "ort-cpu", **extra)
+        wait_until(lambda: "started!" in self.stack.said(name), process)
         return process
 
-    def said(self, name: str) -> str:
-        """What a process has printed so far."""
-        return (self.root / f"{name}.log").read_text()
-
-    def stop(self, name: str, number: signal.Signals = signal.SIGTERM) -> int:
-        """End a process, and wait for it."""
-        process = self.processes.pop(name)
-        process.send_signal(number)
-        return process.wait(60)
-
-    def ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
-        """What the server answers."""
-        data = json.dumps(body or {}).encode()
-        request = urllib.request.Request(f"{self.api}{path}", data, {"content-type": "application/json"})
-        with urllib.request.urlopen(request, timeout=30) as answer:
-            return json.load(answer)
-
-    def run(self, name: str, job: Path, **extra: str) -> Answer:
+    def run(self, name: str, job: Path) -> Answer:
         """One job whose work is handed to the workers."""
         kept = ("PREFECT_", "QUANTGATE_WORKER_")
-        settings = {key: value for key, value in self.settings().items() if key.startswith(kept)}
-        told = settings | {"QUANTGATE_DISPATCH": "pools"} | extra
-        return run_jobs(self.state, self.root / name, [{"name": name, "job": str(job)}], **told)[name]
-
-
-def wait_until(holds: Callable[[], bool], process: subprocess.Popen[bytes] | None = None) -> None:
-    """Wait for something to hold while a process lives."""
-    end = time.monotonic() + READY_SECONDS
-    while not holds():
-        assert process is None or process.poll() is None, "the process ended"
-        assert time.monotonic() < end, "it does not come"
-        time.sleep(0.2)
-
-
-def answers(url: str) -> bool:
-    """Whether a server is there."""
-    with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=5) as answer:
-        return bool(answer.status == 200)
-    return False
+        settings = {key: value for key, value in self.stack.settings().items() if key.startswith(kept)}
+        told = settings | {"QUANTGATE_DISPATCH": "pools"}
+        return run_jobs(self.state, self.stack.root / name, [{"name": name, "job": str(job)}], **told)[name]
 
 
 @pytest.fixture(scope="module")
 def plant(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plant]:
     """A server with two workers of ort-cpu on this host."""
-    root = tmp_path_factory.mktemp("plant")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
-    plant = Plant(root, root / "state", port)
-    (root / "prefect").mkdir()
-    plant.state.mkdir()
+    plant = Plant(Stack(tmp_path_factory.mktemp("plant")))
     try:
-        server = plant.start("server", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port))
-        wait_until(lambda: answers(f"{plant.api}/health"), server)
+        plant.stack.start_prefect()
         plant.start_worker("first")
         plant.start_worker("second")
         yield plant
     finally:
-        for name in reversed(list(plant.processes)):
-            plant.stop(name)
+        plant.stack.close()
 
 
 @pytest.fixture(scope="module")
 def job(plant: Plant, tiny: Tiny) -> Path:
     """A job of two candidates that a worker can do, and one of a target that has none."""
     # By size, so that the winner hangs on no time.
-    return write_job(plant.root / "job.yaml", tiny.job(candidates=[STATIC, DYNAMIC, NOWHERE], objective="size"))
+    return write_job(plant.stack.root / "job.yaml", tiny.job(candidates=[STATIC, DYNAMIC, NOWHERE], objective="size"))
 
 
 @pytest.fixture(scope="module")
@@ -152,10 +85,9 @@ def by_name(answer: Answer) -> dict[str, Any]:
 
 
 def records(state: Path, kind: str) -> dict[str, int]:
-    """The entries of a kind in the store, and when each was written."""
-    return {
-        path.parent.name: path.stat().st_mtime_ns for path in (state / "store" / kind).glob("[0-9a-f]*/record.json")
-    }
+    """The entries of a kind in the store, and when each was made: a record is touched when it is read, its folder is not."""
+    found = (state / "store" / kind).glob("[0-9a-f]*/record.json")
+    return {path.parent.name: path.parent.stat().st_mtime_ns for path in found}
 
 
 def digests(state: Path) -> dict[str, str]:
@@ -202,7 +134,7 @@ def test_nothing_is_made_twice(plant: Plant, job: Path, dispatched: Answer) -> N
     again = plant.run("again", job)
     assert by_name(again)[STATIC]["size_bytes"] == by_name(dispatched)[STATIC]["size_bytes"]
     assert {kind: records(plant.state, kind) for kind in before} == before
-    orders = [found["parameters"] for found in plant.ask("/flow_runs/filter") if "order" in found["parameters"]]
+    orders = [found["parameters"] for found in plant.stack.ask("/flow_runs/filter") if "order" in found["parameters"]]
     assert {order["order"]["label"] for order in orders} == {"baseline", STATIC, DYNAMIC, "confirmation"}
     assert all(len(json.dumps(order)) < 10_000 for order in orders)
 
@@ -211,20 +143,20 @@ def test_no_two_are_timed_at_once(plant: Plant, dispatched: Answer) -> None:
     """The spans in which the host was held, as the server recorded them; both workers had work."""
     kinds = [f"prefect.concurrency-limit.{kind}" for kind in ("acquired", "released")]
     events = {"filter": {"event": {"name": kinds}}, "limit": 50}
-    found = plant.ask("/events/filter", events)["events"]
+    found = plant.stack.ask("/events/filter", events)["events"]
     limit = f"cpu-{socket.gethostname()}"
     assert {event["resource"]["prefect.resource.name"] for event in found} == {limit}
     ends = [(datetime.fromisoformat(event["occurred"]), event["event"].rpartition(".")[2]) for event in found]
     # Three at least: two candidates and the confirmation.
     assert len(ends) >= 6
     assert [kind for _, kind in sorted(ends)] == ["acquired", "released"] * (len(ends) // 2)
-    runs = [found for found in plant.ask("/flow_runs/filter") if "order" in found["parameters"]]
+    runs = [found for found in plant.stack.ask("/flow_runs/filter") if "order" in found["parameters"]]
     assert len({found["labels"]["prefect.worker.name"] for found in runs}) == 2
 
 
 def test_the_inventory_is_where_people_see_it(plant: Plant) -> None:
     """A variable by host and target, with what this machine has."""
-    (variable,) = plant.ask("/variables/filter")
+    (variable,) = plant.stack.ask("/variables/filter")
     assert variable["name"].startswith("quantgate-worker-") and variable["name"].endswith("-ort-cpu")
     told = json.loads(variable["value"])
     assert (told["target"], told["cores"]) == ("ort-cpu", len(os.sched_getaffinity(0)))
@@ -233,11 +165,11 @@ def test_the_inventory_is_where_people_see_it(plant: Plant) -> None:
 def test_a_worker_with_another_state_folder_says_so(plant: Plant, tiny: Tiny, tmp_path: Path) -> None:
     """Neither a hang nor a second copy of everything: the run ends with both folders named."""
     for name in ("first", "second"):
-        assert plant.stop(name) == 0
+        assert plant.stack.stop(name) == 0
     elsewhere = tmp_path / "elsewhere"
     plant.start_worker("stranger", state=elsewhere)
     answer = plant.run("strange", write_job(tmp_path / "job.yaml", tiny.job()))
-    assert plant.stop("stranger") == 0
+    assert plant.stack.stop("stranger") == 0
     assert answer.code == 1
     assert str(elsewhere) in answer.said and str(plant.state) in answer.said
     assert not (elsewhere / "store" / "variant").exists()
@@ -249,25 +181,24 @@ def test_a_worker_that_dies_or_stops_costs_its_candidate_and_not_the_run(
     """SIGKILL for worker and flow at once: nobody tells the server, and the run notices."""
     slow = tiny.job()["measurement"] | {"blocks": 30, "block_seconds": 2.0}  # type: ignore[operator]  # a mapping
     job = write_job(tmp_path / "job.yaml", tiny.job(candidates=[STATIC], measurement=slow))
-    doomed = plant.start_worker("doomed")
+    plant.start_worker("doomed")
     command = [sys.executable, "-m", "flows.cli", "run", str(job), "--result", str(tmp_path / "result.json")]
-    env = plant.settings() | {"QUANTGATE_DISPATCH": "pools"}
+    env = plant.stack.settings() | {"QUANTGATE_DISPATCH": "pools"}
     run = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     timed: list[int] = []
 
     def is_timed() -> bool:
-        found = plant.ask("/flow_runs/filter")
+        found = plant.stack.ask("/flow_runs/filter")
         busy = [one for one in found if one["state_type"] == "RUNNING" and one["parameters"].get("order")]
         timed[:] = [int(one["infrastructure_pid"]) for one in busy if one["parameters"]["order"]["label"] == STATIC]
         return bool(timed)
 
     wait_until(is_timed, run)
     os.kill(timed[0], signal.SIGSTOP)
-    doomed.kill()
-    doomed.wait(30)
+    plant.stack.kill("doomed")
     os.killpg(timed[0], signal.SIGKILL)
-    del plant.processes["doomed"]
-    assert run.wait(180) == 3
+    # Nothing won, and one could not be tried: no verdict, but an error.
+    assert run.wait(180) == 1
     refusal = json.loads((tmp_path / "result.json").read_text())["candidates"][0]["refusal"]
     assert refusal["kind"] == "infrastructure"
     assert "has not been heard of since" in refusal["reason"]

@@ -1,0 +1,159 @@
+"""The whole service as a fault test drives it: every server real, a worker, the deployment, and models to run it on."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import urllib.error
+import urllib.parse
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from conftest import Tiny
+from registry_gate import Gate
+from stack import BUCKET, Stack, free_port, wait_until
+
+WORKER, TARGET = "worker", "ort-cpu"
+STATIC, INT4, DYNAMIC = "int8-static-minmax-pc@ort-cpu", "int4-g32-rtn@ort-cpu", "int8-dynamic-pc@ort-cpu"
+ALIAS = f"champion-{TARGET}"
+ENDED = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
+
+LOG_MODEL = """
+import sys, mlflow, numpy as np, onnx
+from mlflow.models import infer_signature
+model = onnx.load(sys.argv[1])
+signature = infer_signature({"x": np.zeros((2, 64), np.float32)}, {"logits": np.zeros((2, 4), np.float32)})
+mlflow.set_experiment("user")
+with mlflow.start_run():
+    info = mlflow.onnx.log_model(model, name="tiny", signature=signature)
+mlflow.register_model(info.model_uri, "tiny")
+"""
+
+
+@dataclass
+class Plant:
+    """A stack with the deployments of `quantgate deploy` and a worker; what runs ask MLflow goes through `gate`."""
+
+    stack: Stack
+    tiny: Tiny
+    gate: Gate = field(init=False)
+    deployment: str = field(init=False)
+
+    def start(self) -> None:
+        """Every server, all that is deployed, the worker."""
+        self.stack.start_postgres()
+        self.stack.start_s3()
+        with ThreadPoolExecutor() as pool:
+            for started in [pool.submit(self.stack.start_mlflow), pool.submit(self.stack.start_prefect)]:
+                started.result()
+        self.gate = Gate(free_port(), self.stack.port("mlflow"))
+        self.log_model()
+        self.stack.start_python("deploy", "flows.cli", "deploy", **self.settings())
+        assert self.stack.processes.pop("deploy").wait(180) in (0, 1), self.stack.said("deploy")
+        self.deployment = str(self.stack.ask("/deployments/name/quantize/on-demand", method="GET")["id"])
+        self.start_worker()
+
+    def start_worker(self) -> None:
+        """A worker of the runs."""
+        log = self.stack.root / f"{WORKER}.log"
+        before = len(self.stack.said(WORKER)) if log.exists() else 0
+        process = self.stack.start_python(WORKER, "flows.cli", "worker", **self.settings())
+        wait_until(lambda: "started!" in self.stack.said(WORKER)[before:], process)
+
+    def settings(self) -> dict[str, str]:
+        """The environment of the worker and its runs, whose logs tell from outside how far they are."""
+        return {
+            "MLFLOW_TRACKING_URI": self.gate.address,
+            "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",
+            "PREFECT_LOGGING_LEVEL": "DEBUG",
+            "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "DEBUG",
+        }
+
+    def log_model(self) -> None:
+        """The tiny classifier as `tiny`."""
+        command = [sys.executable, "-c", LOG_MODEL, str(self.tiny.model)]
+        settings = self.stack.settings(MLFLOW_TRACKING_URI=self.stack.registry)
+        done = subprocess.run(command, env=settings, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-3000:]
+
+    def submit(self, name: str, candidates: list[str], *, is_shared: bool = False) -> str:
+        """A run of the deployment on a new name of `tiny`, with a state folder of its own; its id."""
+        self.copy_version("tiny", name)
+        job = self.tiny.job(source=f"models:/{name}/1", candidates=candidates, objective="size")
+        places = {"QUANTGATE_STATE": str(self.state(name))}
+        if is_shared:
+            places["QUANTGATE_STORE"] = f"s3://{BUCKET}/{name}"
+        variables = {"env": places}
+        body = {"parameters": {"job": job, "promote": True}, "job_variables": variables, "name": name}
+        path = f"/deployments/{self.deployment}/create_flow_run"
+        return str(self.stack.ask(path, body | {"state": {"type": "SCHEDULED"}})["id"])
+
+    def state(self, name: str) -> Path:
+        """The state folder of the runs on a model."""
+        return self.stack.root / "states" / name
+
+    def retry(self, flow_run: str) -> None:
+        """What `prefect flow-run retry` does."""
+        body = {"state": {"type": "SCHEDULED", "message": "retried"}, "force": True}
+        self.stack.ask(f"/flow_runs/{flow_run}/set_state", body)
+
+    def flow_run(self, flow_run: str) -> dict[str, Any]:
+        """What the server knows of a run."""
+        found: dict[str, Any] = self.stack.ask(f"/flow_runs/{flow_run}", method="GET")
+        return found
+
+    def wait_for_end(self, flow_run: str, seconds: float = 300.0) -> str:
+        """The name of the state that a run ends in."""
+        wait_until(lambda: self.flow_run(flow_run)["state_type"] in ENDED, seconds=seconds)
+        return str(self.flow_run(flow_run)["state_name"])
+
+    def pid(self, flow_run: str) -> int:
+        """The process of a run, which leads a group."""
+        return int(str(self.flow_run(flow_run)["infrastructure_pid"]).rpartition(":")[2])
+
+    def give_champion(self, name: str) -> str:
+        """Make the champion of the model `holder` that of another one, too; its version there."""
+        version = self.copy_version("holder-quantized", f"{name}-quantized")
+        body = {"name": f"{name}-quantized", "alias": ALIAS, "version": version}
+        self.ask_registry("POST", "registered-models/alias", body)
+        return version
+
+    def copy_version(self, model: str, copy: str) -> str:
+        """Register what version 1 of a model is under another name; its version there."""
+        found = self.ask_registry("GET", "model-versions/get", name=model, version="1")["model_version"]
+        self.ask_registry("POST", "registered-models/create", {"name": copy})
+        body = {"name": copy, "source": found["source"], "model_id": found["source"].removeprefix("models:/")}
+        made = self.ask_registry("POST", "model-versions/create", body | {"tags": found.get("tags", [])})
+        return str(made["model_version"]["version"])
+
+    def ask_registry(self, method: str, path: str, body: dict[str, Any] | None = None, **query: str) -> Any:
+        """What MLflow's own API answers; None for what is not there."""
+        url = f"{self.stack.registry}/api/2.0/mlflow/{path}"
+        if query:
+            url += "?" + urllib.parse.urlencode(query)
+        data = json.dumps(body).encode() if body is not None else None
+        request = urllib.request.Request(url, data, {"content-type": "application/json"}, method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                return json.load(answer)
+        except urllib.error.HTTPError as error:
+            said = error.read().decode()
+            # So it says of an alias that a model does not have.
+            if error.code == 404 or "not found" in said:
+                return None
+            raise AssertionError(said) from error
+
+    def alias(self, name: str) -> str | None:
+        """The version that the champion of a model's variants is."""
+        found = self.ask_registry("GET", "registered-models/alias", name=f"{name}-quantized", alias=ALIAS)
+        return str(found["model_version"]["version"]) if found else None
+
+    def close(self) -> None:
+        """End everything."""
+        if hasattr(self, "gate"):
+            self.gate.close()
+        self.stack.close()
