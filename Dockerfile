@@ -29,6 +29,7 @@ COPY validators validators
 COPY tasks tasks
 COPY flows flows
 COPY examples examples
+COPY infra infra
 # What installs is of no use in what runs.
 RUN /opt/venv/bin/uv pip install --no-deps --no-build-isolation -e . \
     && /opt/venv/bin/uv pip uninstall uv
@@ -57,6 +58,7 @@ COPY validators validators
 COPY tasks tasks
 COPY flows flows
 COPY examples examples
+COPY infra infra
 RUN /opt/venv/bin/uv pip install --no-deps --no-build-isolation -e . \
     && /opt/venv/bin/uv pip uninstall uv
 

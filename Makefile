@@ -3,7 +3,7 @@ VENV := .venv
 READY := $(VENV)/.ready
 BIN := $(VENV)/bin
 
-.PHONY: demo demo-image test lint format ui worker gpu-check lock schemas clean
+.PHONY: demo demo-image test test-faults lint format ui serve deploy worker audit gpu-check lock schemas clean
 
 demo: $(READY)
 	@$(BIN)/quantgate demo
@@ -13,6 +13,10 @@ demo-image: $(READY)
 
 test: $(READY)
 	@$(BIN)/pytest
+
+# Every kill at every stage of a run, on real servers: minutes to an hour; docs/faults.md.
+test-faults: $(READY)
+	@$(BIN)/pytest -m faults
 
 lint: $(READY)
 	@$(BIN)/ruff check .
@@ -26,6 +30,14 @@ format: $(READY)
 
 ui: $(READY)
 	@$(BIN)/quantgate ui
+
+# The whole service on this machine, without containers: docs/service.md.
+serve: $(READY)
+	@$(BIN)/quantgate serve
+
+# What the service needs on the Prefect server of PREFECT_API_URL.
+deploy: $(READY)
+	@$(BIN)/quantgate deploy
 
 # A worker of one target; docs/workers.md. Needs PREFECT_API_URL, and the state folder of the runs.
 TARGET := ort-cpu
@@ -45,10 +57,18 @@ LOCK := $(BIN)/uv pip compile --universal --python-version 3.11 --generate-hashe
 	--custom-compile-command "make lock"
 PROJECT := pyproject.toml requirements/torch-needs.in --override requirements/without-torch.in
 lock: $(READY)
-	@$(LOCK) $(PROJECT) --extra cpu --extra demo --extra dev --extra tensorrt-aot -o requirements/dev.txt
-	@$(LOCK) $(PROJECT) --extra cpu -c requirements/dev.txt -o requirements/cpu.txt
+	@$(LOCK) $(PROJECT) --extra cpu --extra demo --extra server --extra dev --extra tensorrt-aot -o requirements/dev.txt
+	@$(LOCK) $(PROJECT) --extra cpu --extra server -c requirements/dev.txt -o requirements/cpu.txt
 	@$(LOCK) $(PROJECT) --extra gpu -c requirements/dev.txt -o requirements/gpu.txt
 	@$(LOCK) requirements/uv.in -o requirements/uv.txt
+
+# Known vulnerabilities of what is locked, from a database on the network: no part of what a change must pass. What can be
+# known without a network is in tests/test_locks.py and tests/test_environment.py.
+AUDIT := $(BIN)/uv tool run pip-audit==2.9.0 --require-hashes --disable-pip
+audit: $(READY)
+	@$(AUDIT) -r requirements/cpu.txt
+	@$(AUDIT) -r requirements/gpu.txt
+	@$(AUDIT) -r requirements/dev.txt
 
 clean:
 	rm -rf $(VENV) .quantgate build *.egg-info

@@ -24,7 +24,7 @@ from tasks.ptq.sessions import session_settings
 from tasks.ptq.sites import tensors_to_collect
 from tasks.ptq.smooth import SmoothedGraph, read_channels, smooth
 from tasks.runtimes.coverage import measure_coverage
-from tasks.store import Store
+from tasks.storage.store import Store
 from validators.datasets import Arrays
 from validators.digests import digest_code, digest_model
 from validators.engines import BuildSettings, Engine, ShapeRange

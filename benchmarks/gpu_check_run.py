@@ -18,7 +18,7 @@ from gpu_check_record import REFUSED, Results
 from gpu_check_session import CEILINGS, PYTORCH, Check, Options, refusal, told
 
 from tasks.measure.inventory import take_inventory
-from tasks.store import Store
+from tasks.storage.store import Store
 from validators.errors import QuantgateError
 from validators.recipe import Target
 

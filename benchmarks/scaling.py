@@ -1,0 +1,175 @@
+"""How work spreads over workers of one machine, and what the server, its database and the artifact store bear.
+
+`workers`: flow runs that sleep, and flow runs that compute, by 1, 2 and 4 workers of one at a time each, as target workers are.
+`server`: flow runs created and moved through their states by 1 and 4 clients, on SQLite and on PostgreSQL. `store`: entries of
+the store of finished work, put on S3 and read back by 1, 2 and 4 processes. Each in turn in one call.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Annotated, Any
+
+import psutil
+import typer
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "tests")]
+
+from calibration_figures import save  # noqa: E402  # from the folders that the line above adds
+from stack import Stack, wait_until  # noqa: E402  # after what makes it importable
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+RESULTS = HERE / "results"
+Out = Annotated[Path, typer.Option(help="Folder of the figures.")]
+POOL, FLOW_RUNS, WORK_SECONDS = "scaling", 8, 10.0
+WORKERS = (1, 2, 4)
+CLIENTS, REQUEST_SECONDS = (1, 4), 15.0
+
+
+@app.command()
+def workers(out: Out = RESULTS) -> None:
+    """Wall time of the same flow runs by 1, 2 and 4 workers."""
+    with tempfile.TemporaryDirectory(prefix="quantgate-") as folder:
+        stack = Stack(Path(folder) / "stack", on_postgres=True)
+        stack.root.mkdir()
+        os.environ["PREFECT_API_URL"] = stack.api
+        try:
+            stack.start_prefect()
+            deployment = _deploy(stack)
+            rows = []
+            for kind in ("sleeps", "computes"):
+                for count in WORKERS:
+                    rows.append(_spread(stack, deployment, kind, count))
+                    print(rows[-1], flush=True)
+        finally:
+            stack.close()
+    save(out, "scaling_workers", {"flow_runs": FLOW_RUNS, "work_seconds": WORK_SECONDS, "rows": rows})
+
+
+@app.command()
+def server(out: Out = RESULTS) -> None:
+    """State changes a second that a Prefect server takes, and what a request takes meanwhile."""
+    rows = []
+    for on_postgres in (False, True):
+        with tempfile.TemporaryDirectory(prefix="quantgate-") as folder:
+            stack = Stack(Path(folder) / "stack", on_postgres=on_postgres)
+            stack.root.mkdir()
+            try:
+                stack.start_prefect()
+                for clients in CLIENTS:
+                    rows.append({"database": "PostgreSQL" if on_postgres else "SQLite"} | _load(stack, clients))
+                    print(rows[-1], flush=True)
+            finally:
+                stack.close()
+    save(out, "scaling_server", {"seconds": REQUEST_SECONDS, "rows": rows})
+
+
+def _deploy(stack: Stack) -> str:
+    """The deployment of the flow in a pool of processes, by its dotted name."""
+    environment = stack.settings() | {"PYTHONPATH": str(HERE)}
+    run = [sys.executable, "-m", "prefect", "--no-prompt"]
+    subprocess.run([*run, "work-pool", "create", POOL, "--type", "process"], env=environment, check=True)
+    from prefect import Flow
+    from prefect.client.orchestration import get_client
+    from scaling_work import work
+
+    assert isinstance(work, Flow)
+    with get_client(sync_client=True) as client:
+        flow = client.create_flow(work)
+        made = client.create_deployment(flow, "scaling", work_pool_name=POOL, entrypoint="scaling_work.work")
+    return str(made)
+
+
+def _spread(stack: Stack, deployment: str, kind: str, count: int) -> dict[str, Any]:
+    """All flow runs, asked for at once, until the last has ended."""
+    names = [f"{kind}-{count}-{number}" for number in range(count)]
+    path = os.pathsep.join([str(HERE), str(HERE.parent)])
+    for name in names:
+        arguments = ("prefect", "worker", "start", "--pool", POOL, "--limit", "1", "--name", name)
+        stack.start_python(name, *arguments, PYTHONPATH=path)
+    for name in names:
+        wait_until(lambda name=name: "started!" in stack.said(name), stack.processes[name])  # type: ignore[misc]  # a default makes it one of this turn of the loop
+    busy = psutil.Process(stack.processes["prefect"].pid)
+    before, started = _processor_seconds(busy), time.monotonic()
+    parameters = {"kind": kind, "seconds": WORK_SECONDS}
+    path = f"/deployments/{deployment}/create_flow_run"
+    found = [stack.ask(path, {"parameters": parameters})["id"] for _ in range(FLOW_RUNS)]
+
+    def left() -> int:
+        states = [stack.ask(f"/flow_runs/{one}", method="GET")["state_type"] for one in found]
+        assert not {"FAILED", "CRASHED"} & set(states)
+        return sum(state != "COMPLETED" for state in states)
+
+    wait_until(lambda: left() == 0, seconds=900)
+    wall = time.monotonic() - started
+    server_seconds = _processor_seconds(busy) - before
+    for name in names:
+        stack.stop(name)
+    return {
+        "work": kind,
+        "workers": count,
+        "wall_seconds": round(wall, 1),
+        # What each flow run cost its worker beyond its work: to be found, a process, its imports, its states.
+        "overhead_seconds_a_flow_run": round(wall * count / FLOW_RUNS - WORK_SECONDS, 1),
+        "server_processor_seconds_a_flow_run": round(server_seconds / FLOW_RUNS, 2),
+    }
+
+
+def _processor_seconds(process: psutil.Process) -> float:
+    times = [one.cpu_times() for one in (process, *process.children(recursive=True))]
+    return sum(time.user + time.system for time in times)
+
+
+def _load(stack: Stack, clients: int) -> dict[str, Any]:
+    """Flow runs created, started and completed over and over by so many clients."""
+    flow = stack.ask("/flows/", {"name": "load"})["id"]
+    end = time.monotonic() + REQUEST_SECONDS
+    taken: list[float] = []
+    busy: list[str] = []
+
+    def ask(path: str, body: dict[str, Any]) -> Any:
+        while True:
+            started = time.monotonic()
+            try:
+                answer = stack.ask(path, body)
+            except urllib.error.HTTPError as error:
+                # What Prefect's own client waits for and asks again: the database was locked for too long.
+                if error.code != 503:
+                    raise
+                busy.append(path)
+                time.sleep(0.5)
+            else:
+                taken.append(time.monotonic() - started)
+                return answer
+
+    def life(_: int) -> int:
+        ended = 0
+        while time.monotonic() < end:
+            made = ask("/flow_runs/", {"flow_id": flow, "state": {"type": "PENDING"}})["id"]
+            for state in ("RUNNING", "COMPLETED"):
+                ask(f"/flow_runs/{made}/set_state", {"state": {"type": state}, "force": True})
+            ended += 1
+        return ended
+
+    with ThreadPoolExecutor(clients) as pool:
+        ended = sum(pool.map(life, range(clients)))
+    return {
+        "clients": clients,
+        "flow_runs_a_second": round(ended / REQUEST_SECONDS, 1),
+        "refused_as_busy": len(busy),
+        "request_p50_ms": round(1000 * statistics.median(taken), 1),
+        "request_p99_ms": round(1000 * statistics.quantiles(taken, n=100)[98], 1),
+    }
+
+
+if __name__ == "__main__":
+    app()
