@@ -18,7 +18,7 @@ RUN apt-get update \
 
 FROM python AS build-cpu
 WORKDIR /opt/quantgate
-ENV PIP_NO_CACHE_DIR=1 UV_NO_CACHE=1 UV_LINK_MODE=copy VIRTUAL_ENV=/opt/venv
+ENV PIP_NO_CACHE_DIR=1 UV_NO_CACHE=1 UV_LINK_MODE=copy UV_COMPILE_BYTECODE=1 VIRTUAL_ENV=/opt/venv
 COPY requirements/uv.txt requirements/cpu.txt requirements/torch.txt requirements/
 RUN python -m venv /opt/venv \
     && /opt/venv/bin/pip install --require-hashes -r requirements/uv.txt \
@@ -32,7 +32,8 @@ COPY examples examples
 COPY infra infra
 # What installs is of no use in what runs.
 RUN /opt/venv/bin/uv pip install --no-deps --no-build-isolation -e . \
-    && /opt/venv/bin/uv pip uninstall uv
+    && /opt/venv/bin/uv pip uninstall uv \
+    && /opt/venv/bin/python -m compileall -q validators tasks flows
 
 FROM cuda AS build-gpu
 # Not pinned, for the same reason.
@@ -41,7 +42,7 @@ RUN apt-get update \
     && apt-get install -y --no-install-recommends python3-venv \
     && rm -rf /var/lib/apt/lists/*
 WORKDIR /opt/quantgate
-ENV PIP_NO_CACHE_DIR=1 UV_NO_CACHE=1 UV_LINK_MODE=copy VIRTUAL_ENV=/opt/venv
+ENV PIP_NO_CACHE_DIR=1 UV_NO_CACHE=1 UV_LINK_MODE=copy UV_COMPILE_BYTECODE=1 VIRTUAL_ENV=/opt/venv
 COPY requirements/uv.txt requirements/gpu.txt requirements/torch.txt requirements/
 # torch reads programs that are to be exported, and runs nothing on the GPU: its CPU build is gigabytes smaller.
 RUN python3 -m venv /opt/venv \
@@ -60,7 +61,8 @@ COPY flows flows
 COPY examples examples
 COPY infra infra
 RUN /opt/venv/bin/uv pip install --no-deps --no-build-isolation -e . \
-    && /opt/venv/bin/uv pip uninstall uv
+    && /opt/venv/bin/uv pip uninstall uv \
+    && /opt/venv/bin/python -m compileall -q validators tasks flows
 
 FROM cuda AS gpu
 COPY --from=build-gpu /opt/venv /opt/venv

@@ -1,13 +1,15 @@
 """What orchestration costs: a run's wall time less its work, by the number of candidates, in one process and as a service.
 
-Every run is of a fresh state folder, so that all of its work is done. `process` times `quantgate run` from its start to its
-end; `service` a run of the deployment from the moment that it is asked for, on a server and a worker that stand already.
+No run finds anything in the store, so that all of its work is done. `process` times `quantgate run` from its start to its end,
+`first` the same in a state folder that is not there yet, whose databases are made; `service` a run of the deployment from the
+moment that it is asked for, on a server and a worker that stand already.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -54,16 +56,18 @@ def run(
         root = Path(folder)
         service = Stack(root / "service")
         _data(root)
+        _by_command(root / "state", _job(root, 1, seed=rounds), root)
         try:
             _start(service)
             for number in range(rounds):
                 for count in COUNTS:
                     job = _job(root, count, seed=number)
-                    times[f"process, {count}"].append(_by_command(root / f"state-{number}-{count}", job, root))
+                    for kind, state in (("first", root / f"state-{number}-{count}"), ("process", root / "state")):
+                        times[f"{kind}, {count}"].append(_by_command(state, job, root))
                     times[f"service, {count}"].append(_by_deployment(service, job))
         finally:
             service.close()
-    figures = {kind: _figures(times, kind) for kind in ("process", "service")}
+    figures = {kind: _figures(times, kind) for kind in ("first", "process", "service")}
     save(out, "overhead", {"rounds": rounds, "candidates": list(COUNTS), **figures, "runs": times})
 
 
@@ -92,10 +96,16 @@ def _job(root: Path, count: int, seed: int) -> Path:
 def _by_command(state: Path, job: Path, root: Path) -> dict[str, float]:
     """`quantgate run`, as a process from its start to its end."""
     result = root / "result.json"
+    _forget(state)
     started = time.monotonic()
     command = [sys.executable, "-m", "flows.cli", "run", str(job), "--result", str(result)]
     subprocess.run(command, env=environment(state), check=True, capture_output=True)
     return _seconds(time.monotonic() - started, json.loads(result.read_text())["seconds"])
+
+
+def _forget(state: Path) -> None:
+    """Away with all that earlier runs made."""
+    shutil.rmtree(state / "store", ignore_errors=True)
 
 
 def _start(service: Stack) -> None:
@@ -113,9 +123,7 @@ def _by_deployment(service: Stack, job: Path) -> dict[str, float]:
     """A run of the deployment, from being asked for to its end, as the server saw it."""
     from validators.read_job import read_job
 
-    store = service.state / "store"
-    if store.exists():
-        store.rename(service.root / f"store-{time.monotonic_ns()}")
+    _forget(service.state)
     deployment = service.ask("/deployments/name/quantize/on-demand", method="GET")["id"]
     parameters = {"job": read_job(job).model_dump(mode="json"), "promote": False}
     started = time.monotonic()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -15,6 +16,7 @@ from flows import service_commands as service
 from flows.console import err, fail, out, print_table, show_result, write_result
 from flows.progress import show_progress
 from tasks.clock import Clock
+from tasks.embedded_server import on_server, start_server
 from tasks.settings import prepare_environment, state_folder
 from validators.errors import (
     EXIT_INFRASTRUCTURE,
@@ -180,27 +182,27 @@ def demo(
 def run_job(path: Path, result_path: Path | None, *, promote: bool) -> int:
     """Run a job file, print what it came to, write the result document; return the exit code."""
 
-    def run(job: Job) -> Any:
+    def load() -> Callable[[Job], Any]:
         from flows.quantize import quantize
 
-        return quantize(job, promote=promote, return_state=True)
+        return partial(quantize, promote=promote, return_state=True)
 
-    return _follow(path, result_path, run)
+    return _follow(path, result_path, load)
 
 
 def validate_job(path: Path, result_path: Path | None) -> int:
     """Judge the calibration data of a job file, print and write what it came to; return the exit code."""
 
-    def run(job: Job) -> Any:
+    def load() -> Callable[[Job], Any]:
         from flows.quantize import validate
 
-        return validate(job, return_state=True)
+        return partial(validate, return_state=True)
 
-    return _follow(path, result_path, run)
+    return _follow(path, result_path, load)
 
 
-def _follow(path: Path, result_path: Path | None, flow: Callable[[Job], Any]) -> int:
-    """Run a flow on a job file to its result document, whatever comes of it; return the exit code."""
+def _follow(path: Path, result_path: Path | None, load: Callable[[], Callable[[Job], Any]]) -> int:
+    """Run the flow that `load` imports on a job file to its result document, whatever comes of it; return the exit code."""
     started = time.monotonic()
     clock = Clock()
     job: Job | None = None
@@ -209,8 +211,11 @@ def _follow(path: Path, result_path: Path | None, flow: Callable[[Job], Any]) ->
             raise _no_folder(result_path)
         job = read_job(path)
         prepare_environment(state_folder())
+        start_server()
         with show_progress(err):
-            result = _result_of(flow(job))
+            flow = load()
+            with on_server():
+                result = _result_of(flow(job))
     except QuantgateError as error:
         return fail(error, result_path, job, clock)
     except Exception as error:
@@ -254,10 +259,12 @@ def suggest(path: Path, pool: Path, size: int, target: Path | None) -> int:
     try:
         job = read_job(path)
         prepare_environment(state_folder())
+        start_server()
         with show_progress(err):
             from flows.quantize import suggest_calibration as pick
 
-            picked = pick(job, pool, size, target or _local_target(job.data.calibration))
+            with on_server():
+                picked = pick(job, pool, size, target or _local_target(job.data.calibration))
     except QuantgateError as error:
         return fail(error)
     except Exception as error:

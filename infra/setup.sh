@@ -23,7 +23,8 @@ index=${UV_DEFAULT_INDEX:-${PIP_INDEX_URL:-$(setting 'index.url')}}
 certificates=${SSL_CERT_FILE:-${PIP_CERT:-$(setting cert)}}
 [ -z "$index" ] || export UV_DEFAULT_INDEX=$index
 [ -z "$certificates" ] || export SSL_CERT_FILE=$certificates
-uv() { VIRTUAL_ENV=$(realpath "$venv") "$venv/bin/uv" pip install --quiet "$@"; }
+# Compiled once here: where Python may not write bytecode later, each process would compile what it imports, for 10 s.
+uv() { VIRTUAL_ENV=$(realpath "$venv") "$venv/bin/uv" pip install --quiet --compile-bytecode "$@"; }
 
 uv --require-hashes -r requirements/dev.txt
 if [ -n "${PIP_FIND_LINKS:-}" ]; then

@@ -141,7 +141,7 @@ class Programs:
                 env=os.environ | program.environment,
                 # Ctrl-C in a terminal reaches a whole group, and here the order counts.
                 start_new_session=True,
-                preexec_fn=_die_with_parent,
+                preexec_fn=die_with_parent,
             )
         self.running[program.name] = (program, process)
 
@@ -176,8 +176,8 @@ def _kill_group(process: subprocess.Popen[bytes]) -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
-def _die_with_parent() -> None:
-    # Killed by SIGKILL, the parent ends nothing; the kernel tells its children.
+def die_with_parent() -> None:
+    """Called in a child, before its program: a parent that is killed by SIGKILL ends nothing, so the kernel tells it."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 

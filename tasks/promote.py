@@ -58,10 +58,10 @@ def promote(
     registered.
 
     Raises:
-        NotApproved: the approval is of another device than this, or the variant was rolled back meanwhile.
+        NotApproved: the approval is of another device than this.
         ChampionMoved: the champion is another one by now.
-        InfrastructureError: the registry does not answer, or the registered version does not answer as the variant did; the
-            alias then points where it pointed before.
+        InfrastructureError: the registry does not answer, the registered version does not answer as the variant did, or the
+            variant was rolled back meanwhile; the alias then points where it pointed before.
     """
     if approval.device_key != inventory.device_key:
         raise NotApproved(f"approved on {approval.device_key}, and here is {inventory.device_key}")

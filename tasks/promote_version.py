@@ -41,7 +41,6 @@ from tasks.context import log
 from tasks.promote_reconcile import reconcile, restore, write_phase
 from tasks.registry import quiet_mlflow, registry_call
 from tasks.storage.locks import Held, Locks
-from validators.approval import NotApproved
 from validators.errors import ChampionMoved, InfrastructureError, VersionUnsound
 from validators.journal import (
     DONE,
@@ -86,9 +85,9 @@ def promote_version(
 
     Raises:
         ChampionMoved: the champion is another one by now.
-        NotApproved: the variant was rolled back meanwhile.
         VersionUnsound: what the registry serves is not what was judged.
-        InfrastructureError: the registry does not answer, or another promotion holds the lock.
+        InfrastructureError: the registry does not answer, another promotion holds the lock, or the variant was rolled back
+            since it was judged.
     """
     with locks.hold(place.lock, wait_seconds=LOCK_WAIT_SECONDS) as held:
         reconcile(client, place)
@@ -97,7 +96,11 @@ def promote_version(
             return str(present.version)
         check_unmoved(client, place, judged_against)
         if offer.tags[VARIANT_DIGEST] in rolled_back_digests(client, place):
-            raise NotApproved(f"rolled back on {place.target}: {offer.tags[VARIANT_DIGEST]}")
+            raise InfrastructureError(
+                found=f"the variant was rolled back from {place.target} while it was being judged",
+                expected="a variant that nobody took away",
+                fix="run again: it fails the gate `not_rolled_back` then, and the next best is tried",
+            )
         journal = Journal(REGISTERED, previous=judged_against, flow_run=flow_run, at=now())
         version = _take_up(client, place, offer, journal) or _register(client, place, offer, journal)
         attempt = _Attempt(client, place, held, version, journal)

@@ -17,6 +17,7 @@ from tasks.artifacts import CONFIRMATION_ROWS
 from tasks.context import Evidence, Given, Run
 from tasks.record_candidate import find_run, log_table, open_candidate_run, record_trial
 from tasks.registry import connect, experiment_id, registry_call
+from tasks.settings import pages_address
 from tasks.step import step
 from tasks.tracking import as_metrics, as_params, as_tags, flat
 from validators.calibration_data import RANGES_FILE
@@ -119,11 +120,12 @@ def record_awaiting(run: Run, run_id: str, result: Result, page: Path) -> str | 
 
 def report_address(run: Run, run_id: str) -> str | None:
     """Where people see the report in MLflow's UI; None where MLflow is a database without a server."""
-    if not run.tracking_uri.startswith("http"):
+    pages = pages_address(run.tracking_uri)
+    if pages is None:
         return None
     with connect(run.tracking_uri) as client:
         experiment = registry_call(client.get_run, run_id).info.experiment_id
-    return f"{run.tracking_uri.rstrip('/')}/#/experiments/{experiment}/runs/{run_id}/artifacts/report/report.html"
+    return f"{pages}/#/experiments/{experiment}/runs/{run_id}/artifacts/report/report.html"
 
 
 def _log_report(client: MlflowClient, run_id: str, page: Path) -> None:

@@ -31,6 +31,18 @@ def tracking_uri(state: Path) -> str:
     return os.environ.get("MLFLOW_TRACKING_URI") or f"{_SQLITE}{state / 'mlflow.db'}"
 
 
+def pages_address(uri: str) -> str | None:
+    """Where people reach MLflow's pages: `QUANTGATE_MLFLOW_PAGES`, or the server at `uri`; None for a database alone.
+
+    A worker in a container knows MLflow by a name that no browser does.
+
+    >>> pages_address("http://mlflow:5000/"), pages_address("sqlite:///mlflow.db")
+    ('http://mlflow:5000', None)
+    """
+    told = os.environ.get("QUANTGATE_MLFLOW_PAGES") or (uri if uri.startswith("http") else "")
+    return told.rstrip("/") or None
+
+
 def artifact_location(uri: str) -> str | None:
     """Where a new experiment keeps its artifacts: beside a database file, which has no place for them; else the server's.
 

@@ -25,13 +25,12 @@ def told(folder: Path, step: str, act: Callable[[], Any]) -> None:
     answer.unlink(missing_ok=True)
 
     def call() -> None:
-        from validators.approval import NotApproved
         from validators.errors import QuantgateError
 
         try:
             said = {"said": str(act())}
-        except (QuantgateError, NotApproved) as error:
-            said = {"error": type(error).__name__, "said": getattr(error, "found", str(error))}
+        except QuantgateError as error:
+            said = {"error": type(error).__name__, "said": error.found}
         answer.write_text(json.dumps(said))
 
     end = ended(fork(call))

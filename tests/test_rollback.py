@@ -21,7 +21,7 @@ STORY = [
     ("start", None, 3, {}),
     ("back", None, 2, {"3": 2}),
     ("the same request again", None, 2, {"3": 2}),
-    ("a rolled back variant again", "NotApproved", 2, {"3": 2}),
+    ("a rolled back variant again", "InfrastructureError", 2, {"3": 2}),
     ("another request", None, 1, {"3": 2, "2": 1}),
     ("nothing before it", "JobError", 1, {"3": 2, "2": 1}),
     ("forward", None, 3, {"2": 1}),

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
+from scipy.special import ndtri
 
 from validators.errors import JobError
 from validators.gates import bounded, confidence_of_each
@@ -40,7 +40,7 @@ class _Demand:
             return MIN_SAMPLES
         if self.bound == 0:
             return math.inf
-        z2 = float(stats.norm.ppf(self.confidence)) ** 2
+        z2 = float(ndtri(self.confidence)) ** 2
         return max(math.ceil(z2 * (1 - self.bound) / self.bound), 1)
 
 

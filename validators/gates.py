@@ -7,7 +7,7 @@ import operator
 from collections.abc import Callable
 from typing import Literal
 
-from scipy import stats
+from scipy.special import ndtri
 
 from validators.measurements import Estimate
 from validators.verdicts import Outcome, Verdict
@@ -102,8 +102,8 @@ def samples_to_settle(
     end = estimate.high if moves_up else estimate.low
     if end is None or not math.isfinite(end) or gap == 0:
         return None
-    z = float(stats.norm.ppf(confidence))
-    factor = (1 + float(stats.norm.ppf(POWER)) / z) * (end - estimate.value) / gap
+    z = float(ndtri(confidence))
+    factor = (1 + float(ndtri(POWER)) / z) * (end - estimate.value) / gap
     count = n * factor**2
     return max(math.ceil(count), n + 1) if math.isfinite(count) else None
 
