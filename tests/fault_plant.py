@@ -8,7 +8,6 @@ import sys
 import urllib.error
 import urllib.parse
 import urllib.request
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -47,9 +46,8 @@ class Plant:
         """Every server, all that is deployed, the worker."""
         self.stack.start_postgres()
         self.stack.start_s3()
-        with ThreadPoolExecutor() as pool:
-            for started in [pool.submit(self.stack.start_mlflow), pool.submit(self.stack.start_prefect)]:
-                started.result()
+        self.stack.start_mlflow()
+        self.stack.start_prefect()
         self.gate = Gate(free_port(), self.stack.port("mlflow"))
         self.log_model()
         self.stack.start_python("deploy", "flows.cli", "deploy", **self.settings())

@@ -24,6 +24,8 @@ from typing import Any
 
 from driving import environment
 
+from tasks.processes import die_with_parent
+
 READY_SECONDS = 180.0
 S3_KEY, S3_SECRET, BUCKET = "quantgate-test", "quantgate-test-secret", "quantgate"
 POSTGRES_USER = "postgres"
@@ -72,7 +74,7 @@ def wait_until(
 class Stack:
     """The servers below one folder; `postgres` puts MLflow and Prefect on it, `s3` MLflow's artifacts.
 
-    Every process leads a group of its own: `kill` ends it with all that it started.
+    Every process leads a group of its own: `kill` ends it with all that it started. None outlives a test that is killed.
     """
 
     root: Path
@@ -133,7 +135,13 @@ class Stack:
         (self.root / "prefect").mkdir(exist_ok=True)
         with (self.root / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(
-                command, env=self.settings(**extra), stdout=log, stderr=log, cwd=self.root, start_new_session=True
+                command,
+                env=self.settings(**extra),
+                stdout=log,
+                stderr=log,
+                cwd=self.root,
+                start_new_session=True,
+                preexec_fn=die_with_parent,
             )
         return self.processes[name]
 
@@ -228,7 +236,13 @@ class Stack:
         command += ["-c", "unix_socket_directories="]
         with (self.root / "postgres.log").open("ab") as log:
             self.processes["postgres"] = subprocess.Popen(
-                command, stdout=log, stderr=log, user=user, cwd="/", start_new_session=True
+                command,
+                stdout=log,
+                stderr=log,
+                user=user,
+                cwd="/",
+                start_new_session=True,
+                preexec_fn=die_with_parent,
             )
         wait_until(self._has_databases, self.processes["postgres"])
 
