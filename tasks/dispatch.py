@@ -11,7 +11,7 @@ from tasks.dispatch_wait import hand_over, published_inventory, wait_for
 from tasks.settings import hands_to_workers, worker_wait_seconds
 from tasks.take_inventory import take_target_inventory
 from tasks.worker_steps import CANDIDATE, Step
-from validators.errors import CandidateRefused, QuantgateError
+from validators.errors import CandidateRefused, InfrastructureError, QuantgateError, WorkLost
 from validators.measurements import Accuracy
 from validators.recipe import Target, decode
 from validators.records import Inventory, Refusal, Trial
@@ -78,10 +78,13 @@ def _order(run: Run, inventory: Inventory, step: Step[Any], label: str, records:
 
 
 def _gathered(run: Run, step: Step[Any], orders: list[tuple[Target, Order]]) -> list[Any]:
-    """What each order came to, or the error that it ended in."""
+    """What each order came to, or the error that it ended in; work that was lost with its worker is handed over once more."""
     with run.clock.work("workers"):
-        handed = hand_over(run.job, orders)
-        ended = wait_for(run, handed, worker_wait_seconds())
+        ended = wait_for(run, hand_over(run.job, orders), worker_wait_seconds())
+        lost = [(target, order) for target, order in orders if isinstance(ended[order.answer], WorkLost)]
+        if lost:
+            again = wait_for(run, hand_over(run.job, lost), worker_wait_seconds())
+            ended |= {answer: _after(ended[answer], failure) for answer, failure in again.items()}
     answers: list[Any] = []
     for _, order in orders:
         failure = ended[order.answer]
@@ -90,6 +93,15 @@ def _gathered(run: Run, step: Step[Any], orders: list[tuple[Target, Order]]) -> 
         except QuantgateError as error:
             answers.append(error)
     return answers
+
+
+def _after(first: InfrastructureError | None, second: InfrastructureError | None) -> InfrastructureError | None:
+    """The second failure, with what came before it."""
+    if first is None or second is None:
+        return second
+    return InfrastructureError(
+        found=f"{first.found}; handed over again: {second.found}", expected=second.expected, fix=second.fix
+    )
 
 
 def _trial(name: str, answer: Any) -> Trial:

@@ -17,7 +17,7 @@ from pydantic import TypeAdapter
 
 from tasks.context import Run, log
 from tasks.dispatch_records import Order
-from validators.errors import InfrastructureError
+from validators.errors import InfrastructureError, WorkLost
 from validators.job import Job
 from validators.recipe import Target
 from validators.records import Inventory
@@ -139,7 +139,8 @@ def _look(client: SyncPrefectClient, run: Run, one: _Handed, online: set[str], p
 
 def _failed(one: _Handed, found: FlowRun) -> InfrastructureError:
     assert found.state is not None
-    return InfrastructureError(
+    kind = WorkLost if found.state.is_crashed() else InfrastructureError
+    return kind(
         found=f"its flow run on a worker of {one.target} ended as {found.state.name}: {found.state.message or 'no message'}",
         expected="a flow run that completes",
         fix=f"read the log of the flow run {found.name} in the Prefect UI, and run again: finished work is kept",
@@ -147,7 +148,7 @@ def _failed(one: _Handed, found: FlowRun) -> InfrastructureError:
 
 
 def _died(one: _Handed, worker: str) -> InfrastructureError:
-    return InfrastructureError(
+    return WorkLost(
         found=f"the worker {worker} took it, and has not been heard of since",
         expected="a worker that lives until its work is done",
         fix=f"read its log, start it again (quantgate worker --target {one.target}), and run again: finished work is kept",

@@ -16,7 +16,7 @@ from conftest import Tiny
 from registry_gate import Gate
 from stack import BUCKET, Stack, free_port, wait_until
 
-WORKER, TARGET = "worker", "ort-cpu"
+WORKER, TARGET_WORKER, TARGET = "worker", "target worker", "ort-cpu"
 STATIC, INT4, DYNAMIC = "int8-static-minmax-pc@ort-cpu", "int4-g32-rtn@ort-cpu", "int8-dynamic-pc@ort-cpu"
 ALIAS = f"champion-{TARGET}"
 ENDED = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
@@ -62,6 +62,15 @@ class Plant:
         process = self.stack.start_python(WORKER, "flows.cli", "worker", **self.settings())
         wait_until(lambda: "started!" in self.stack.said(WORKER)[before:], process)
 
+    def start_target_worker(self, name: str) -> None:
+        """A worker of the target for the runs on a model, whose state folder and store it shares."""
+        places = {"QUANTGATE_STATE": str(self.state(name)), "QUANTGATE_STORE": self.shared_store(name)}
+        log = self.stack.root / f"{TARGET_WORKER}.log"
+        before = len(self.stack.said(TARGET_WORKER)) if log.exists() else 0
+        arguments = ("flows.cli", "worker", "--target", TARGET)
+        process = self.stack.start_python(TARGET_WORKER, *arguments, **self.settings(), **places)
+        wait_until(lambda: "started!" in self.stack.said(TARGET_WORKER)[before:], process)
+
     def settings(self) -> dict[str, str]:
         """The environment of the worker and its runs, whose logs tell from outside how far they are."""
         return {
@@ -78,17 +87,23 @@ class Plant:
         done = subprocess.run(command, env=settings, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr[-3000:]
 
-    def submit(self, name: str, candidates: list[str], *, is_shared: bool = False) -> str:
+    def submit(self, name: str, candidates: list[str], *, is_shared: bool = False, by_workers: bool = False) -> str:
         """A run of the deployment on a new name of `tiny`, with a state folder of its own; its id."""
         self.copy_version("tiny", name)
         job = self.tiny.job(source=f"models:/{name}/1", candidates=candidates, objective="size")
         places = {"QUANTGATE_STATE": str(self.state(name))}
         if is_shared:
-            places["QUANTGATE_STORE"] = f"s3://{BUCKET}/{name}"
+            places["QUANTGATE_STORE"] = self.shared_store(name)
+        if by_workers:
+            places["QUANTGATE_DISPATCH"] = "pools"
         variables = {"env": places}
         body = {"parameters": {"job": job, "promote": True}, "job_variables": variables, "name": name}
         path = f"/deployments/{self.deployment}/create_flow_run"
         return str(self.stack.ask(path, body | {"state": {"type": "SCHEDULED"}})["id"])
+
+    def shared_store(self, name: str) -> str:
+        """The store on S3 of the runs on a model."""
+        return f"s3://{BUCKET}/{name}"
 
     def state(self, name: str) -> Path:
         """The state folder of the runs on a model."""
@@ -112,6 +127,13 @@ class Plant:
     def pid(self, flow_run: str) -> int:
         """The process of a run, which leads a group."""
         return int(str(self.flow_run(flow_run)["infrastructure_pid"]).rpartition(":")[2])
+
+    def pids_at_target(self) -> list[int]:
+        """The processes in which the worker of the target works, each of which leads a group."""
+        body = {"flow_runs": {"state": {"type": {"any_": ["RUNNING", "PENDING"]}}}}
+        at_work = [one for one in self.stack.ask("/flow_runs/filter", body) if "order" in one["parameters"]]
+        pids = [one["infrastructure_pid"] for one in at_work if one["infrastructure_pid"]]
+        return [int(str(pid).rpartition(":")[2]) for pid in pids]
 
     def give_champion(self, name: str) -> str:
         """Make the champion of the model `holder` that of another one, too; its version there."""

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from fault_checks import Reference, ending_of, entries, problems_of
-from fault_plant import DYNAMIC, INT4, STATIC, WORKER, Plant
+from fault_plant import DYNAMIC, INT4, STATIC, TARGET_WORKER, WORKER, Plant
 from registry_gate import Hold, Request
 from stack import wait_until
 
-Victim = Literal["flow", "worker", "prefect", "mlflow", "s3", "postgres"]
+Victim = Literal["flow", "worker", "target worker", "prefect", "mlflow", "s3", "postgres"]
 CANDIDATES = [STATIC, INT4]
 MOVES = "registered-models/alias"
 
@@ -84,14 +84,20 @@ VICTIMS: tuple[Victim, ...] = ("flow", "worker", "prefect", "mlflow", "s3")
 
 @dataclass(frozen=True)
 class Case:
-    """A run that is struck: at which stages, and what is killed there; once, but for the case of the short test."""
+    """A run that is struck: at which stages, and what is killed there; once, but for the case of the short test.
+
+    `by_workers`: it hands what must run on the target to a worker of the target. `away_seconds`: what was killed comes back no
+    sooner.
+    """
 
     strikes: tuple[tuple[Stage, Victim], ...]
+    by_workers: bool = False
+    away_seconds: float = 0.0
 
     @property
     def is_shared(self) -> bool:
         """Whether the store and the locks of the run are on S3."""
-        return any(victim in ("s3", "worker") for _, victim in self.strikes)
+        return self.by_workers or any(victim in ("s3", "worker") for _, victim in self.strikes)
 
     @property
     def has_champion(self) -> bool:
@@ -101,15 +107,34 @@ class Case:
     @property
     def name(self) -> str:
         """For the run, its model and its state folder."""
-        return re.sub(r"\W+", "-", "-".join(f"{stage.name} {victim}" for stage, victim in self.strikes))
+        words = [f"{stage.name} {victim}" for stage, victim in self.strikes]
+        words += ["by workers"] * self.by_workers + [f"for {self.away_seconds:.0f} s"] * (self.away_seconds > 0)
+        return re.sub(r"\W+", "-", "-".join(words))
+
+    @property
+    def faults(self) -> str:
+        """What is killed, for people."""
+        killed = ", ".join(victim for _, victim in self.strikes)
+        away = f", away for {self.away_seconds:.0f} s" if self.away_seconds else ""
+        return f"{killed}{away}{' (work at a target worker)' if self.by_workers else ''}"
 
 
-CASES = tuple(Case(((stage, victim),)) for victim in VICTIMS for stage in STAGES) + tuple(
-    Case(((stage, "postgres"),))
-    for stage in STAGES
-    if stage.name in ("open MLflow run", "measuring latency", "promotion: before the alias moves")
-)
 BY_NAME = {stage.name: stage for stage in STAGES}
+ON_POSTGRES = ("open MLflow run", "measuring latency", "promotion: before the alias moves")
+# Stages that show in the store or at MLflow, wherever the work is done.
+AT_WORKERS: tuple[tuple[str, Victim], ...] = (
+    ("making candidates", "target worker"),
+    ("making candidates", "flow"),
+    ("promotion: registered", "target worker"),
+    ("promotion: before the alias moves", "flow"),
+)
+CASES = (
+    *(Case(((stage, victim),)) for victim in VICTIMS for stage in STAGES),
+    *(Case(((BY_NAME[stage], "postgres"),)) for stage in ON_POSTGRES),
+    *(Case(((BY_NAME[stage], victim),), by_workers=True) for stage, victim in AT_WORKERS),
+    # Longer than the automation for zombie runs waits for a sign of life.
+    Case(((BY_NAME["baseline"], "prefect"),), away_seconds=150),
+)
 # One run through four deaths, with one retry for all of them.
 MANY = Case(
     (
@@ -140,11 +165,13 @@ def run_case(plant: Plant, case: Case, reference: Reference) -> Row:
     """Strike a run, bring back what was killed, retry once where it does not go on by itself, and look at what is there."""
     name = case.name
     bring_back(plant)
-    row = Row(", ".join(stage.name for stage, _ in case.strikes), ", ".join(victim for _, victim in case.strikes))
+    row = Row(", ".join(stage.name for stage, _ in case.strikes), case.faults)
     before = plant.give_champion(name) if case.has_champion else None
     aims = [Aim(plant, name, stage.sign) for stage, _ in case.strikes]
     aims[0].arm()
-    flow_run = plant.submit(name, CANDIDATES, is_shared=case.is_shared)
+    if case.by_workers:
+        plant.start_target_worker(name)
+    flow_run = plant.submit(name, CANDIDATES, is_shared=case.is_shared, by_workers=case.by_workers)
     kept: dict[str, tuple[int, int]] = {}
     versions: set[str | None] = set()
     struck = 0.0
@@ -156,7 +183,8 @@ def run_case(plant: Plant, case: Case, reference: Reference) -> Row:
         plant.gate.release(answered=victim != "mlflow")
         if following:
             following.arm()
-        restart(plant, victim)
+        time.sleep(case.away_seconds)
+        restart(plant, victim, name)
         versions.add(plant.alias(name))
         if victim in ("flow", "worker"):
             row.after_fault = plant.wait_for_end(flow_run)
@@ -238,17 +266,20 @@ def _matching(sign: Asks) -> Callable[[Request], bool]:
 
 def strike(plant: Plant, victim: Victim, flow_run: str) -> None:
     """SIGKILL for a process group; with the worker its run dies, which nobody is left to tell of."""
-    pid = plant.pid(flow_run) if victim in ("flow", "worker") else 0
+    pids = [plant.pid(flow_run)] if victim in ("flow", "worker") else []
+    if victim == "target worker":
+        pids = plant.pids_at_target()
     if victim != "flow":
         plant.stack.kill(victim)
-    if pid:
+    for pid in pids:
         os.killpg(pid, signal.SIGKILL)
 
 
-def restart(plant: Plant, victim: Victim) -> None:
-    """Start again what was killed."""
+def restart(plant: Plant, victim: Victim, name: str = "") -> None:
+    """Start again what was killed; a worker of the target works for the runs on one model."""
     starts: dict[str, Callable[[], Any]] = {
         "worker": plant.start_worker,
+        "target worker": lambda: plant.start_target_worker(name),
         "prefect": plant.stack.start_prefect,
         "mlflow": plant.stack.start_mlflow,
         "s3": plant.stack.start_s3,
@@ -261,6 +292,8 @@ def restart(plant: Plant, victim: Victim) -> None:
 def bring_back(plant: Plant) -> None:
     """Start what a case that failed left dead, and hold nothing."""
     plant.gate.release()
+    if TARGET_WORKER in plant.stack.processes:
+        plant.stack.kill(TARGET_WORKER)
     servers: tuple[Victim, ...] = ("postgres", "s3", "mlflow", "prefect", "worker")
     for server in servers:
         process = plant.stack.processes.get(server)

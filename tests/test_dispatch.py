@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from conftest import Tiny
-from prefect.states import Completed, Crashed, Pending, Running, Scheduled
+from prefect.states import Completed, Crashed, Failed, Pending, Running, Scheduled
 
 from flows.worker import check_worker
 from tasks import dispatch, dispatch_wait, worker_guard, worker_steps
@@ -37,7 +37,15 @@ from tasks.worker_guard import device_phase, limit_of, timing_phase
 from tasks.worker_pool import worker_name
 from tasks.worker_steps import BASELINE, CHAMPION, CONFIRMATION, PROMOTION, RECOVERY, fulfil
 from validators.approval import ALWAYS_JUDGED, Approval
-from validators.errors import CandidateRefused, DataError, InfrastructureError, JobError, QuantgateError, SourceError
+from validators.errors import (
+    CandidateRefused,
+    DataError,
+    InfrastructureError,
+    JobError,
+    QuantgateError,
+    SourceError,
+    WorkLost,
+)
 from validators.measurements import Accuracy
 from validators.read_job import parse_job
 from validators.records import Champion, Gpu, Inventory, Refusal, SessionSettings, Trial, Variant
@@ -301,6 +309,7 @@ class Server:
     [
         (Completed(), "a", {"a"}, 0, [0], None, None),
         (Crashed(message="out of memory"), "a", {"a"}, 0, [0], "out of memory", None),
+        (Failed(message="a bug"), "a", {"a"}, 0, [0], "a bug", None),
         # Nobody works for the target: after the patience of 10 s.
         (Scheduled(), None, set(), 0, [10], "no worker of ort-cpu for 10 s", "CANCELLED"),
         # It waits behind others for a worker that lives, until the budget of 100 s is spent.
@@ -343,6 +352,47 @@ def test_a_run_waits_no_longer_than_there_is_hope(
         (handed.failure is None) if reason is None else (handed.failure is not None and reason in handed.failure.found)
     )
     assert [one.type.value for one in server.set] == ([cancelled] if cancelled else [])
+    # Another worker may bring it to its end.
+    assert isinstance(handed.failure, WorkLost) == (reason in ("out of memory", "the worker a took it"))
+
+
+LOST = WorkLost(found="died", expected="life", fix="try again")
+LATE = InfrastructureError(found="late", expected="an end", fix="wait")
+
+
+@pytest.mark.parametrize(
+    ("ends", "said"),
+    [
+        ([{"a": None, "b": None}], {"a": "done", "b": "done"}),
+        ([{"a": LOST, "b": None}, {"a": None}], {"a": "done", "b": "done"}),
+        ([{"a": LOST, "b": LOST}, {"a": None, "b": LATE}], {"a": "done", "b": "died; handed over again: late"}),
+        ([{"a": LOST, "b": LATE}, {"a": LOST}], {"a": "died; handed over again: died", "b": "late"}),
+    ],
+)
+def test_work_that_was_lost_is_handed_over_once_more(
+    ends: list[dict[str, InfrastructureError | None]],
+    said: dict[str, str],
+    tiny: Tiny,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """That alone, and not a third time; what failed otherwise would fail again."""
+    monkeypatch.setenv("QUANTGATE_STATE", str(tmp_path))
+    run = start_run(parse_job(tiny.job(), base=tmp_path))
+    orders = [("ort-cpu", order_of(tmp_path, answer=answer)) for answer in ("a", "b")]
+    left = list(ends)
+    monkeypatch.setattr(dispatch, "hand_over", lambda _, asked: [order.answer for _, order in asked])
+
+    def wait_for(_run: Run, handed: list[str], _seconds: float) -> dict[str, InfrastructureError | None]:
+        assert handed == list(left[0])
+        return left.pop(0)
+
+    monkeypatch.setattr(dispatch, "wait_for", wait_for)
+    monkeypatch.setattr(dispatch, "read_answer", lambda *_: "done")
+    answers = dispatch._gathered(run, BASELINE, orders)  # type: ignore[arg-type]  # a target's name is a text
+    assert not left
+    told = {order.answer: getattr(answer, "found", answer) for (_, order), answer in zip(orders, answers, strict=True)}
+    assert told == said
 
 
 def test_patience_starts_anew_when_a_worker_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,6 +87,10 @@ class VersionUnsound(InfrastructureError):
     """A registered version is not the artifact that was judged, does not load, or does not answer as that did."""
 
 
+class WorkLost(InfrastructureError):
+    """A worker took work and died over it, or its process did: another one may bring it to its end."""
+
+
 class ServiceDown(InfrastructureError):
     """A server does not answer, or fails: a registry, an artifact store. Tasks wait for it as long as a restart may take."""
 
