@@ -62,9 +62,10 @@ lock: $(READY)
 	@$(LOCK) $(PROJECT) --extra gpu -c requirements/dev.txt -o requirements/gpu.txt
 	@$(LOCK) requirements/uv.in -o requirements/uv.txt
 
-# Known vulnerabilities of what is locked, from a database on the network: no part of what a change must pass. What can be
+# Known vulnerabilities of what is locked, from a database on the network, which fails on what it cannot look up (--strict): no
+# part of what a change must pass. What can be
 # known without a network is in tests/test_locks.py and tests/test_environment.py.
-AUDIT := $(BIN)/uv tool run pip-audit==2.9.0 --require-hashes --disable-pip
+AUDIT := $(BIN)/uv tool run pip-audit==2.9.0 --strict --require-hashes --disable-pip
 audit: $(READY)
 	@$(AUDIT) -r requirements/cpu.txt
 	@$(AUDIT) -r requirements/gpu.txt
