@@ -62,9 +62,8 @@ lock: $(READY)
 	@$(LOCK) $(PROJECT) --extra gpu -c requirements/dev.txt -o requirements/gpu.txt
 	@$(LOCK) requirements/uv.in -o requirements/uv.txt
 
-# Known vulnerabilities of what is locked, from a database on the network, which fails on what it cannot look up (--strict): no
-# part of what a change must pass. What can be
-# known without a network is in tests/test_locks.py and tests/test_environment.py.
+# Known vulnerabilities of what is locked, from a database on the network; what it cannot look up fails too (--strict). No part of
+# what a change must pass: what can be known without a network is in tests/test_locks.py and tests/test_environment.py.
 AUDIT := $(BIN)/uv tool run pip-audit==2.9.0 --strict --require-hashes --disable-pip
 audit: $(READY)
 	@$(AUDIT) -r requirements/cpu.txt
