@@ -12,6 +12,7 @@ from rich.console import Console
 
 from flows.describe import target_rows
 from tasks.measure.inventory import take_inventory
+from tasks.settings import check_server
 from validators.errors import InfrastructureError, JobError
 from validators.recipe import TARGETS, Target
 from validators.records import Inventory
@@ -52,7 +53,7 @@ def serve_runs(state: Path, console: Console) -> None:
         JobError: the pool is not one of processes.
         InfrastructureError: there is no such pool, or no Prefect server.
     """
-    _check_server()
+    check_server("that runs hand their work to")
     _settle(state)
     from tasks.run_pool import POOL, check_process_pool
     from tasks.worker_pool import host_name
@@ -103,14 +104,5 @@ def check_worker(target: str) -> Inventory:
             expected="a machine that can run what it is asked for",
             fix="`quantgate doctor` says what is missing",
         )
-    _check_server()
+    check_server("that runs hand their work to")
     return take_inventory(known)
-
-
-def _check_server() -> None:
-    if not os.environ.get("PREFECT_API_URL"):
-        raise InfrastructureError(
-            found="no PREFECT_API_URL",
-            expected="the address of the Prefect server that runs hand their work to",
-            fix="`quantgate serve` starts one; then set PREFECT_API_URL=http://127.0.0.1:4200/api",
-        )

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-import httpx
-from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import (
     FlowFilter,
     FlowFilterName,
@@ -22,8 +18,10 @@ from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.client.schemas.responses import SetStateStatus
 from prefect.client.schemas.sorting import FlowRunSort
 
+from tasks.prefect_server import server_client
+from tasks.settings import check_server
 from tasks.sign_off import CANDIDATE_LABEL
-from validators.errors import InfrastructureError, JobError
+from validators.errors import JobError
 
 _FLOW = "quantize"
 _PAGE = 200
@@ -46,10 +44,10 @@ def list_waiting() -> list[Waiting]:
     """The runs that wait for an approval, the one first that waits longest.
 
     Raises:
-        JobError: no Prefect server is named.
-        InfrastructureError: it does not answer.
+        InfrastructureError: no Prefect server is named, or it does not answer.
     """
-    with _server() as client:
+    check_server("whose runs wait")
+    with server_client() as client:
         return sorted(map(_waiting, _suspended(client)), key=lambda one: one.since)
 
 
@@ -57,10 +55,11 @@ def answer_approval(run: str, decision: str, *, who: str, comment: str) -> Waiti
     """Hand an answer to the run with this id or name, which goes on, and give what it was about.
 
     Raises:
-        JobError: no Prefect server is named, no such run waits, several of the name do, or the server refuses the answer.
-        InfrastructureError: the server does not answer.
+        JobError: no such run waits, several of the name do, or the server refuses the answer.
+        InfrastructureError: no Prefect server is named, or it does not answer.
     """
-    with _server() as client:
+    check_server("whose runs wait")
+    with server_client() as client:
         found = [one for one in _suspended(client) if run in (str(one.id), one.name)]
         if len(found) != 1:
             raise JobError(
@@ -78,26 +77,6 @@ def answer_approval(run: str, decision: str, *, who: str, comment: str) -> Waiti
             fix="`quantgate approvals` lists what waits; one that expired is asked for anew by the next run",
         )
     return _waiting(found[0])
-
-
-@contextmanager
-def _server() -> Iterator[SyncPrefectClient]:
-    """A client of the server that runs share: the embedded one of this process knows of none."""
-    if not os.environ.get("PREFECT_API_URL"):
-        raise JobError(
-            found="no PREFECT_API_URL",
-            expected="the address of the Prefect server whose runs wait",
-            fix="set PREFECT_API_URL, such as http://127.0.0.1:4200/api",
-        )
-    try:
-        with get_client(sync_client=True) as client:
-            yield client
-    except httpx.HTTPError as error:
-        raise InfrastructureError(
-            found=f"the Prefect server: {error or type(error).__name__}",
-            expected="an answer",
-            fix="check PREFECT_API_URL and the server, and try again",
-        ) from error
 
 
 def _suspended(client: SyncPrefectClient) -> list[FlowRun]:

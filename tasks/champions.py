@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tasks.registry import registry_call
+from tasks.registry import pages, registry_call
 from validators.journal import RolledBack, read_rolled_back
 from validators.records import Champion
 
@@ -90,15 +90,9 @@ def own_versions(client: MlflowClient, place: Place) -> dict[str, Any]:
     """
     # The registry's filters have no escape for a quote, and on PostgreSQL a backslash is one.
     pattern = re.sub(r"['\\]", "_", place.name)
-    found: list[Any] = []
-    token: str | None = None
-    while token is None or token:
-        page = registry_call(client.search_model_versions, f"name LIKE '{pattern}'", page_token=token)
-        found.extend(page)
-        token = page.token or ""
     ours = [
         one
-        for one in found
+        for one in pages(client.search_model_versions, filter_string=f"name LIKE '{pattern}'")
         if one.name == place.name and one.tags.get(TARGET) == place.target and one.tags.get(VARIANT_DIGEST)
     ]
     return {str(one.version): one for one in sorted(ours, key=lambda one: int(one.version), reverse=True)}

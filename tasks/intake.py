@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -11,7 +10,7 @@ from prefect.artifacts import create_table_artifact
 from tasks.champions import TAG
 from tasks.context import log
 from tasks.jobs import JOBS_TAG, Jobs, at_version, jobs_for
-from tasks.registry import connect, registry_call
+from tasks.registry import connect, pages, registry_call
 from tasks.settings import state_folder, tracking_uri
 from tasks.start_flow import is_alive, next_key, start_quantize
 from tasks.status import UNFINISHED, digest_job, read_status
@@ -74,7 +73,7 @@ def sweep_registry(jobs: Jobs) -> list[Intake]:
     """
     taken: list[Intake] = []
     with connect(tracking_uri(state_folder())) as client:
-        for model in _models(client):
+        for model in pages(client.search_registered_models, max_results=PAGE):
             try:
                 chosen = jobs_for(model.name, model.tags, jobs)
             except JobError as error:
@@ -120,17 +119,6 @@ def sentence(taken: list[Intake], jobs: Jobs) -> str:
 def _shown(one: Intake) -> str:
     version = f" version {one.version}" if one.version else ""
     return f"{one.name}{version}{f' with {one.job}' if one.job else ''} ({one.why})"
-
-
-def _models(client: MlflowClient) -> Iterator[Any]:
-    """Every registered model, page by page."""
-    token = None
-    while True:
-        page: Any = registry_call(client.search_registered_models, max_results=PAGE, page_token=token)
-        yield from page
-        token = page.token
-        if not token:
-            return
 
 
 def _versions(client: MlflowClient, model: Any) -> list[Any]:

@@ -7,7 +7,7 @@ import io
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from tasks.settings import artifact_location
 from validators.errors import ServiceDown
@@ -72,6 +72,21 @@ def experiment_id(client: MlflowClient, name: str, tracking_uri: str) -> str:
             if known is None:
                 raise
     return str(known.experiment_id)
+
+
+def pages(search: Callable[..., Any], **query: Any) -> Iterator[Any]:
+    """Everything that a search finds, page by page.
+
+    Raises:
+        ServiceDown: the registry does not answer.
+    """
+    token: str | None = None
+    while True:
+        page: Any = registry_call(search, **query, page_token=token)
+        yield from page
+        token = page.token
+        if not token:
+            return
 
 
 @contextmanager

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tasks.champions import place_of
 from tasks.context import log
 from tasks.record import EXPERIMENT
-from tasks.registry import connect, registry_call
+from tasks.registry import connect, pages, registry_call
 from tasks.retention_files import delete_thing, find_things
 from tasks.settings import state_folder, store_place, tracking_uri
 from tasks.step import step
@@ -140,7 +139,7 @@ def delete_model(client: MlflowClient, identifier: str, policy: Policy) -> str:
 
 def variant_models(client: MlflowClient) -> list[str]:
     """The registered models whose names are those of variants."""
-    found = _pages(client.search_registered_models, filter_string=f"name LIKE '%{SUFFIX}'")
+    found = pages(client.search_registered_models, filter_string=f"name LIKE '%{SUFFIX}'")
     return sorted(model.name for model in found if model.name.endswith(SUFFIX))
 
 
@@ -166,7 +165,7 @@ def every_version(client: MlflowClient, model: str | None = None) -> tuple[Versi
             dict(one.tags),
             logged_model=one.source.removeprefix("models:/") if (one.source or "").startswith("models:/") else "",
         )
-        for one in _pages(client.search_model_versions, filter_string=f"name LIKE '{pattern}'")
+        for one in pages(client.search_model_versions, filter_string=f"name LIKE '{pattern}'")
     )
 
 
@@ -175,20 +174,9 @@ def logged_variants(client: MlflowClient) -> list[LoggedModel]:
     experiment: Any = registry_call(client.get_experiment_by_name, EXPERIMENT)
     if experiment is None:
         return []
-    found = _pages(client.search_logged_models, experiment_ids=[experiment.experiment_id])
+    found = pages(client.search_logged_models, experiment_ids=[experiment.experiment_id])
     return [_logged(one) for one in found if one.name == LOGGED_NAME]
 
 
 def _logged(found: Any) -> LoggedModel:
     return LoggedModel(found.model_id, found.creation_timestamp / 1000, found.artifact_location)
-
-
-def _pages(search: Any, **query: Any) -> Iterator[Any]:
-    """Everything that a search finds, page by page."""
-    token: str | None = None
-    while True:
-        page: Any = registry_call(search, **query, page_token=token)
-        yield from page
-        token = page.token
-        if not token:
-            return

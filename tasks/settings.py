@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from validators.errors import JobError
+from validators.errors import InfrastructureError, JobError
 from validators.s3_uris import S3Uri, parse_s3_uri
 
 _SQLITE = "sqlite:///"
@@ -69,6 +69,20 @@ def hands_to_workers() -> bool:
             fix="`quantgate ui` starts one; then set PREFECT_API_URL=http://127.0.0.1:4200/api for the run and its workers",
         )
     return told == "pools"
+
+
+def check_server(purpose: str) -> None:
+    """Nothing, where `PREFECT_API_URL` names a server: the embedded one of a process knows of no other's runs.
+
+    Raises:
+        InfrastructureError: it does not; `purpose` says which server is meant.
+    """
+    if not os.environ.get("PREFECT_API_URL"):
+        raise InfrastructureError(
+            found="no PREFECT_API_URL",
+            expected=f"the address of the Prefect server {purpose}",
+            fix="`quantgate serve` starts one; then set PREFECT_API_URL=http://127.0.0.1:4200/api",
+        )
 
 
 def worker_wait_seconds() -> float:

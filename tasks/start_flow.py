@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from uuid import UUID
 
-import httpx
-from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId, FlowRunFilterIdempotencyKey
 from prefect.client.schemas.objects import FlowRun, StateType
-from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
+from prefect.exceptions import ObjectNotFound
 
+from tasks.prefect_server import server_client
 from validators.errors import InfrastructureError
 from validators.job import Job
 
@@ -27,7 +24,7 @@ def start_quantize(job: Job, key: str) -> UUID:
         InfrastructureError: the Prefect server does not answer, or has no such deployment.
     """
     parameters = {"job": job.model_dump(mode="json"), "promote": True}
-    with _server() as client:
+    with server_client() as client:
         try:
             deployment = client.read_deployment_by_name(DEPLOYMENT)
         except ObjectNotFound as error:
@@ -49,7 +46,7 @@ def next_key(key: str) -> tuple[str, str]:
         InfrastructureError: the Prefect server does not answer.
     """
     keys = [f"{key}, attempt {number}" for number in range(1, MAX_ATTEMPTS + 1)]
-    with _server() as client:
+    with server_client() as client:
         wanted = FlowRunFilter(idempotency_key=FlowRunFilterIdempotencyKey(any_=keys))
         runs = {run.idempotency_key: run for run in client.read_flow_runs(flow_run_filter=wanted)}
     for one in keys:
@@ -72,29 +69,10 @@ def is_alive(flow_run: str) -> bool:
         identifier = UUID(flow_run)
     except ValueError:
         return False
-    with _server() as client:
+    with server_client() as client:
         runs = client.read_flow_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[identifier])))
     return any(_is_alive(run) for run in runs)
 
 
 def _is_alive(run: FlowRun) -> bool:
     return run.state is None or not run.state.is_final()
-
-
-@contextmanager
-def _server() -> Iterator[SyncPrefectClient]:
-    try:
-        with get_client(sync_client=True) as client:
-            yield client
-    except PrefectHTTPStatusError as error:
-        raise InfrastructureError(
-            found=f"the Prefect server refused a request: status {error.response.status_code}",
-            expected="a run",
-            fix="`quantgate deploy`: the deployment may be of another version of quantgate; or look into the server's log",
-        ) from error
-    except (httpx.HTTPError, OSError) as error:
-        raise InfrastructureError(
-            found=f"the Prefect server does not answer: {type(error).__name__}",
-            expected="an answer",
-            fix="check PREFECT_API_URL and that the server runs",
-        ) from error

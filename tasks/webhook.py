@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from tasks.registry import connect, registry_call
+from tasks.registry import connect, pages, registry_call
 from tasks.settings import state_folder, tracking_uri
 from validators.errors import InfrastructureError, JobError
 
 if TYPE_CHECKING:
-    from mlflow import MlflowClient
+    pass
 
 EVENT = "model_version.created"
 _PAGE = 100
@@ -35,7 +34,7 @@ def register_webhook(name: str, url: str) -> None:
         )
     content: Any = {"url": url, "events": [EVENT], "secret": secret, "status": "ACTIVE"}
     with connect(_server()) as client:
-        known = next((hook for hook in _all(client) if hook.name == name), None)
+        known = next((hook for hook in pages(client.list_webhooks, max_results=_PAGE) if hook.name == name), None)
         try:
             if known is None:
                 registry_call(client.create_webhook, name, **content)
@@ -65,7 +64,7 @@ def list_webhooks() -> list[tuple[str, ...]]:
                 ", ".join(f"{event.entity}.{event.action}" for event in hook.events),
                 str(hook.status),
             )
-            for hook in _all(client)
+            for hook in pages(client.list_webhooks, max_results=_PAGE)
         ]
     return [("webhook", "url", "events", "status"), *rows]
 
@@ -77,7 +76,7 @@ def try_webhook(name: str) -> str:
         InfrastructureError: it did not answer, or refused.
     """
     with connect(_server()) as client:
-        hook = next(hook for hook in _all(client) if hook.name == name)
+        hook = next(hook for hook in pages(client.list_webhooks, max_results=_PAGE) if hook.name == name)
         done: Any = registry_call(client.test_webhook, hook.webhook_id)
     if not done.success:
         said = done.error_message or f"status {done.response_status}: {done.response_body}"
@@ -98,13 +97,3 @@ def _server() -> str:
             fix="set MLFLOW_TRACKING_URI to the server's address",
         )
     return uri
-
-
-def _all(client: MlflowClient) -> Iterator[Any]:
-    token = None
-    while True:
-        page: Any = registry_call(client.list_webhooks, max_results=_PAGE, page_token=token)
-        yield from page
-        token = page.token
-        if not token:
-            return
