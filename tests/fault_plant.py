@@ -52,6 +52,9 @@ class Plant:
         self.log_model()
         self.stack.start_python("deploy", "flows.cli", "deploy", **self.settings())
         assert self.stack.processes.pop("deploy").wait(180) in (0, 1), self.stack.said("deploy")
+        # A watch that comes by its schedule would work beside a case, and hold a slot at its end.
+        for one in self.stack.ask("/deployments/filter"):
+            self.stack.ask(f"/deployments/{one['id']}/pause_deployment")
         self.deployment = str(self.stack.ask("/deployments/name/quantize/on-demand", method="GET")["id"])
         self.start_worker()
 
