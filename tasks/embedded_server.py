@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import logging
 import os
 import socket
 import subprocess
@@ -18,6 +19,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from tasks.processes import HOST, STOP_SECONDS, answers, die_with_parent
+
+log = logging.getLogger("quantgate")
 
 # The first start of a state folder makes the database.
 READY_SECONDS = 180.0
@@ -76,7 +79,11 @@ def on_server() -> Iterator[None]:
     """Flows of the block run on the server that was started; on another where that did not start, or a profile names one."""
     from prefect.settings import PREFECT_API_URL, temporary_settings
 
-    if not _started or PREFECT_API_URL.value() or not _started[0].is_ready():
+    if not _started or PREFECT_API_URL.value():
+        yield
+        return
+    if not _started[0].is_ready():
+        log.warning("the Prefect server of this command did not start; Prefect starts its own, which takes longer")
         yield
         return
     with temporary_settings({PREFECT_API_URL: f"http://{HOST}:{_started[0].port}/api"}):
