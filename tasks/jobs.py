@@ -73,7 +73,8 @@ def jobs_for(name: str, tags: Mapping[str, str], jobs: Jobs) -> dict[str, Job]:
         chosen = {key: job for key, job in jobs.found.items() if job.source_name == name}
     else:
         names = [part.strip() for part in told.split(",") if part.strip() not in ("", NO_JOBS)]
-        chosen = {key: _named(key, name, jobs) for key in names}
+        asked = f"the tag {JOBS_TAG} of the model {name} names the job"
+        chosen = {key: job_named(jobs, key, asked) for key in names}
     _check_targets(name, chosen)
     return chosen
 
@@ -102,14 +103,19 @@ def _check_name(path: Path) -> None:
         )
 
 
-def _named(key: str, name: str, jobs: Jobs) -> Job:
+def job_named(jobs: Jobs, key: str, asked: str) -> Job:
+    """The job of a name; `asked` says who names it.
+
+    Raises:
+        JobError: there is none, or its file is broken.
+    """
     if key in jobs.broken:
         raise jobs.broken[key]
     if key not in jobs.found:
         raise JobError(
-            found=f"the tag {JOBS_TAG} of the model {name} names the job {key[:100]!r}",
+            found=f"{asked} {key[:100]!r}",
             expected=f"one of {', '.join(jobs.found) or 'none at all'} in {jobs.folder}",
-            fix=f"correct the tag, or put {key[:100]}.yaml there",
+            fix=f"correct the name, or put {key[:100]}.yaml there",
         )
     return jobs.found[key]
 

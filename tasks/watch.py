@@ -8,7 +8,7 @@ from typing import Literal
 from prefect.artifacts import create_markdown_artifact
 
 from tasks.context import log, start_run
-from tasks.jobs import read_jobs
+from tasks.jobs import job_named, read_jobs
 from tasks.reporting.watch_markdown import watch_markdown
 from tasks.step import step
 from tasks.storage.locks import LockTaken
@@ -17,7 +17,7 @@ from tasks.watch_champion import find_watched, load_watched
 from tasks.watch_look import look_at_traffic
 from tasks.watch_record import open_trend, record_look
 from tasks.watch_traffic import gather_traffic
-from validators.errors import JobError, QuantgateError
+from validators.errors import QuantgateError
 from validators.job import Job
 from validators.watch import Looked, decide, find_alarms, remember
 
@@ -38,15 +38,7 @@ def watched_jobs(name: str | None = None) -> WatchedJobs:
     """
     jobs = read_jobs()
     if name is not None:
-        if name in jobs.broken:
-            raise jobs.broken[name]
-        if name not in jobs.found:
-            raise JobError(
-                found=f"no job {name!r}",
-                expected=f"one of {', '.join(jobs.found) or 'none at all'} in {jobs.folder}",
-                fix=f"correct the name, or put {name}.yaml there",
-            )
-        return WatchedJobs({name: jobs.found[name]}, ())
+        return WatchedJobs({name: job_named(jobs, name, "a watch of the job")}, ())
     broken = tuple(Looked(key, "error", error.found) for key, error in jobs.broken.items())
     return WatchedJobs({key: job for key, job in jobs.found.items() if job.watch}, broken)
 
