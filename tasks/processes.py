@@ -58,6 +58,7 @@ class Programs:
     logs: Path
     running: dict[str, tuple[Program, subprocess.Popen[bytes]]] = field(default_factory=dict)
     _deaths: dict[str, deque[float]] = field(default_factory=dict)
+    _ends: bool = False
 
     def __enter__(self) -> Programs:
         self.logs.mkdir(parents=True, exist_ok=True)
@@ -65,13 +66,11 @@ class Programs:
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
         # A service manager ends it by SIGTERM; a shell that starts it in the background lets SIGINT be ignored.
         for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.default_int_handler)
+            signal.signal(number, self._interrupt)
         return self
 
     def __exit__(self, *_: object) -> None:
-        # A second Ctrl-C would leave behind what is still to be ended.
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_IGN)
+        self._ends = True
         for _program, process in reversed(self.running.values()):
             _end(process)
         orphans = psutil.Process().children(recursive=True)
@@ -120,6 +119,15 @@ class Programs:
                 _kill_group(process)
                 say(f"{program.name} ended by itself ({process.returncode}): starting it again")
                 self._spawn(program)
+
+    def _interrupt(self, _number: int, _frame: object) -> None:
+        """Raise at the first signal alone: a second one would leave behind what is still to be ended.
+
+        A flag, since a handler can only be changed some instructions after the first signal, and the second one is quicker.
+        """
+        if not self._ends:
+            self._ends = True
+            raise KeyboardInterrupt
 
     def _count_death(self, program: Program, code: int) -> None:
         deaths = self._deaths.setdefault(program.name, deque(maxlen=RESTARTS + 1))
