@@ -11,7 +11,7 @@ from tasks.context import Run, log
 from tasks.record import report_address
 from tasks.reporting.markdown import artifact_rows, verdict_markdown
 from tasks.reporting.page import render_page
-from tasks.reporting.pictures import noise_svg, pareto_png, pareto_svg
+from tasks.reporting.pictures import draw_pictures, pareto_png
 from tasks.step import step
 from validators.plain_text import as_markdown
 from validators.redact import redact
@@ -37,8 +37,8 @@ def write_report(run: Run, record: str, findings: Findings, result: Result) -> P
     page = folder / "report.html"
     with run.clock.work("report"):
         folder.mkdir(parents=True, exist_ok=True)
-        svg = pareto_svg(result, run.job.gates)
-        text = render_page(result, run.job, findings.trials, findings.calibration, svg, noise_svg=noise_svg(result))
+        pictures = draw_pictures(result, run.job.gates, findings.trials)
+        text = render_page(result, run.job, findings.trials, findings.calibration, pictures)
         page.write_text(redact(text), encoding="utf-8")
         if result.candidates:
             (folder / "pareto.png").write_bytes(pareto_png(result, run.job.gates))

@@ -14,7 +14,6 @@ from urllib.parse import urlsplit
 
 import jinja2
 import yaml
-from markupsafe import Markup
 
 from tasks.reporting import formats
 from tasks.reporting.confirmation import CONFIRMED_COLUMNS, confirmed_rows, tell_confirmation
@@ -22,6 +21,7 @@ from tasks.reporting.coverage import coverage_facts
 from tasks.reporting.measured import measured_facts
 from tasks.reporting.palette import DARK, LIGHT
 from tasks.reporting.parts import PART_COLUMNS, part_rows, tell_recovery
+from tasks.reporting.pictures import Pictures
 from tasks.reporting.rows import failing, headings, metric_of, verdict_rows
 from tasks.reporting.slices import slice_rows, tell_flips
 from validators.job import Job
@@ -29,33 +29,9 @@ from validators.records import CalibrationVerdict, Check, Trial
 from validators.result import CandidateResult, Result
 from validators.words import percent
 
+NO_PICTURES = Pictures()
 TEMPLATE = Path(__file__).with_name("page.html.j2")
-# Progressive: without it the page holds the same, in the order of the run. The baseline stays on top.
-SORT_SCRIPT = """
-for (const head of document.querySelectorAll("table.sortable thead th")) {
-  const button = document.createElement("button");
-  button.type = "button";
-  button.append(...head.childNodes);
-  head.append(button);
-  button.addEventListener("click", () => {
-    const body = head.closest("table").tBodies[0];
-    const down = head.getAttribute("aria-sort") === "ascending";
-    const key = row => {
-      const text = row.cells[head.cellIndex].innerText.trim();
-      const number = parseFloat(text);
-      return head.className === "number" ? (isNaN(number) ? Infinity : number) : text;
-    };
-    const order = (a, b) => {
-      const [x, y] = [key(a), key(b)];
-      if (x === Infinity || y === Infinity) return x === y ? 0 : x === Infinity ? 1 : -1;
-      return (x < y ? -1 : x > y ? 1 : 0) * (down ? -1 : 1);
-    };
-    for (const other of head.parentNode.cells) other.removeAttribute("aria-sort");
-    head.setAttribute("aria-sort", down ? "descending" : "ascending");
-    body.append(...[...body.rows].filter(row => !row.classList.contains("baseline")).sort(order));
-  });
-}
-"""
+SCRIPT = TEMPLATE.with_name("page.js")
 SHOWN_TENSORS = 3
 _LINK_SCHEMES = ("http", "https")
 _INVENTORY_WORDS = {
@@ -87,16 +63,14 @@ def render_page(
     job: Job | None,
     trials: Iterable[Trial] = (),
     calibration: CalibrationVerdict | None = None,
-    picture_svg: str | None = None,
+    pictures: Pictures = NO_PICTURES,
     links: Mapping[str, str] | None = None,
-    noise_svg: str | None = None,
 ) -> str:
     """The report as one HTML document.
 
-    `trials` and `calibration` add what the result document leaves out (session settings, notes, passed checks);
-    `picture_svg` is what `pareto_svg` made and `noise_svg` what the function of that name in `pictures.py` made: they are the
-    only text that is not escaped; `links` maps words to addresses, of which only http and https become links. A run that
-    ended early has no job, no pictures or no candidates.
+    `trials` and `calibration` add what the result document leaves out (session settings, notes, passed checks); `pictures` are
+    what `draw_pictures` made, the only text that is not escaped; `links` maps words to addresses, of which only http and https
+    become links. A run that ended early has no job, no pictures or no candidates.
     """
     by_name = {trial.candidate: trial for trial in trials}
     chosen = by_name.get(result.chosen or "")
@@ -104,12 +78,12 @@ def render_page(
     if calibration is None and result.calibration is not None:
         checks = tuple(Check(passed=False, **check.model_dump()) for check in result.calibration.failed_checks)
     rows = verdict_rows(result, by_name.values())
+    script = SCRIPT.read_text(encoding="utf-8")
     return _template().render(
         result=result,
         job=job,
         figures=_figures(result, by_name),
-        picture=Markup(picture_svg) if picture_svg else None,  # noqa: S704  # made by pareto_svg, which escapes
-        noise_picture=Markup(noise_svg) if noise_svg else None,  # noqa: S704  # the same
+        pictures=pictures,
         confirmation_told=tell_confirmation(result),
         confirmed_columns=CONFIRMED_COLUMNS,
         confirmed=confirmed_rows(result),
@@ -130,8 +104,8 @@ def render_page(
         formats=formats,
         light=LIGHT,
         dark=DARK,
-        script=Markup(SORT_SCRIPT),  # noqa: S704  # a constant
-        script_hash=base64.b64encode(hashlib.sha256(SORT_SCRIPT.encode()).digest()).decode(),
+        script=script,
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     )
 
 
