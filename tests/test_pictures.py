@@ -38,6 +38,11 @@ def texts(svg: str) -> list[str]:
     return re.findall(r">([^<>]+)</text>", svg)
 
 
+def svg_of(picture: pictures.Picture | None) -> str:
+    assert picture is not None
+    return picture.svg
+
+
 def told(svg: str) -> list[str]:
     """What marks say to who points at them."""
     return re.findall(r'aria-label="([^"]*)"[^>]* role="graphics-symbol"', svg) or re.findall(
@@ -57,9 +62,8 @@ def values(spec: dict[str, Any], mark: str) -> list[dict[str, Any]]:
 
 def test_the_picture_names_every_measured_candidate_and_no_other() -> None:
     """Its colours change with the reader's scheme, and equal results give equal bytes."""
-    svg = pictures.pareto_svg(RESULT, JOB.gates)
-    assert svg is not None
-    assert pictures.pareto_svg(RESULT, JOB.gates) == svg
+    svg = svg_of(pictures.draw_pareto(RESULT, JOB.gates))
+    assert svg_of(pictures.draw_pareto(RESULT, JOB.gates)) == svg
     measured = {stem for stem, figures in MEASURED.items() if figures and figures[1]}
     assert measured | {"baseline"} <= set(texts(svg))
     assert not {"int8-static-entropy-pc", "fp8-amax-pc"} & set(texts(svg))
@@ -71,8 +75,7 @@ def test_the_picture_names_every_measured_candidate_and_no_other() -> None:
 
 def all_pictures(folder: Path) -> dict[str, str]:
     drawn = pictures.draw_pictures(RECOVERED, JOB.gates, with_samples(TRIALS, folder))
-    named = {name: getattr(drawn, name) for name in ("pareto", "noise", "latencies", "batches", "slices")}
-    return named | dict(drawn.coverage)
+    return {name: picture.svg for name, picture in (drawn.of_run(None) | dict(drawn.coverage)).items()}
 
 
 def test_every_picture_can_turn_dark_and_needs_nothing_from_elsewhere(tmp_path: Path) -> None:
@@ -131,10 +134,13 @@ def test_bars_and_gates_stand_where_their_figures_are() -> None:
     assert (tint["x"], tint["y"]) == (1.05, 2.0)
 
 
-def test_a_run_without_measured_candidates_has_a_png_and_no_svg() -> None:
-    assert pictures.pareto_svg(REFUSED, JOB.gates) is None
-    for result in (RESULT, NO_VARIANT, BARE):
-        assert pictures.pareto_png(result, JOB.gates).startswith(b"\x89PNG")
+def test_a_picture_is_a_file_as_well() -> None:
+    picture = pictures.draw_pareto(RESULT, JOB.gates)
+    assert picture is not None and picture.png.startswith(b"\x89PNG")
+
+
+def test_a_run_without_measured_candidates_has_no_picture() -> None:
+    assert pictures.draw_pareto(REFUSED, JOB.gates) is None
     nothing = pictures.draw_pictures(BARE, JOB.gates)
     assert nothing == pictures.Pictures()
 
@@ -166,8 +172,7 @@ def test_a_scale_knows_where_the_library_draws() -> None:
 
 
 def test_the_picture_of_noise_shows_the_worst_in_order_and_what_was_kept() -> None:
-    svg = pictures.noise_svg(RECOVERED)
-    assert svg is not None
+    svg = svg_of(pictures.draw_noise(RECOVERED))
     names = [text for text in texts(svg) if re.match(r"\d+\. ", text)]
     assert len(names) == 20 and names[0] == "1. classifier" and names[1].endswith("query/MatMul +2")
     assert max(map(len, names)) <= len("20. ") + bars.LABEL_LENGTH
@@ -177,9 +182,9 @@ def test_the_picture_of_noise_shows_the_worst_in_order_and_what_was_kept() -> No
     assert [bar["colour"] == palette.LIGHT["accent"] for bar in drawn] == [True] * 3 + [False] * 17
     ends = [bar["end"] for bar in drawn]
     assert ends == sorted(ends, reverse=True) and ends[1:] == pytest.approx([part.noise for part in RANKED[1:20]])
-    assert pictures.noise_svg(RESULT) is None
+    assert pictures.draw_noise(RESULT) is None
     silent = replace(RECOVERY, parts=(replace(RANKED[0], noise=0.0),))
-    assert pictures.noise_svg(RESULT.model_copy(update={"recovery": silent})) is None
+    assert pictures.draw_noise(RESULT.model_copy(update={"recovery": silent})) is None
 
 
 def test_the_distribution_of_latency_is_that_of_the_samples(tmp_path: Path) -> None:
@@ -189,30 +194,30 @@ def test_the_distribution_of_latency_is_that_of_the_samples(tmp_path: Path) -> N
         assert np.mean(samples <= time) == pytest.approx(share)
     assert len(latency_pictures.ecdf(samples)) <= latency_pictures.STEPS
     assert latency_pictures.ecdf(samples)[-1][1] == pytest.approx(0.995)
-    svg = pictures.latencies_svg(next(t for t in with_samples(TRIALS, tmp_path) if t.candidate == CHOSEN))
-    assert svg is not None and {"baseline", CHOSEN.partition("@")[0]} <= set(texts(svg))
+    svg = svg_of(pictures.draw_latencies(next(t for t in with_samples(TRIALS, tmp_path) if t.candidate == CHOSEN)))
+    assert {"baseline", CHOSEN.partition("@")[0]} <= set(texts(svg))
     assert "1,000 requests each. baseline: p50 1.95 ms, p95 2.14 ms, p99 2.50 ms" in svg.split(">", 1)[0]
-    assert pictures.latencies_svg(next(t for t in TRIALS if t.candidate == CHOSEN)) is None, "its samples are gone"
-    assert pictures.latencies_svg(None) is None
+    assert pictures.draw_latencies(next(t for t in TRIALS if t.candidate == CHOSEN)) is None, "its samples are gone"
+    assert pictures.draw_latencies(None) is None
 
 
 def test_each_operating_point_has_the_speedup_that_was_measured() -> None:
-    svg = pictures.batches_svg(RESULT)
-    assert svg is not None and {"b1", "b8", "baseline", CHOSEN.partition("@")[0]} <= set(texts(svg))
+    svg = svg_of(pictures.draw_batches(RESULT))
+    assert {"b1", "b8", "baseline", CHOSEN.partition("@")[0]} <= set(texts(svg))
     assert any(line.startswith("int8-dynamic-pc: b1 1.51x, b8 ") for line in told(svg))
     one = [c.model_copy(update={"latencies": c.latencies[:1]}) for c in RESULT.candidates]
-    assert pictures.batches_svg(RESULT.model_copy(update={"candidates": one})) is None
+    assert pictures.draw_batches(RESULT.model_copy(update={"candidates": one})) is None
 
 
 def test_groups_are_drawn_with_their_bounds_and_the_gate() -> None:
     """One whose drop is not known has no mark; the line is the gate on slices, not the one on the whole."""
-    svg = pictures.slices_svg(RESULT, JOB.gates)
-    assert svg is not None and {"language de (120)", "language en (1,500)"} <= set(texts(svg))
+    svg = svg_of(pictures.draw_slices(RESULT, JOB.gates))
+    assert {"language de (120)", "language en (1,500)"} <= set(texts(svg))
     assert "fr" not in svg
     assert "language de, 120 samples: +3.00 pt, +1.00 pt to +6.00 pt" in told(svg)
     without = JOB.gates.model_copy(update={"max_slice_drop": None})
-    assert (pictures.slices_svg(RESULT, without) or "").count("<line") < svg.count("<line")
-    assert pictures.slices_svg(NO_VARIANT, JOB.gates) is None
+    assert svg_of(pictures.draw_slices(RESULT, without)).count("<line") < svg.count("<line")
+    assert pictures.draw_slices(NO_VARIANT, JOB.gates) is None
 
 
 PRODUCTS = (

@@ -145,7 +145,7 @@ def test_hostile_text_is_escaped_everywhere() -> None:
     changes |= {"error": ErrorResult(kind=EVIL, found=EVIL, expected=EVIL, fix=EVIL)}
     result = RESULT.model_copy(update=changes)
     drawn = draw_pictures(result, JOB.gates)
-    assert drawn.pareto is not None and "alert" in drawn.pareto
+    assert drawn.pareto is not None and "alert" in drawn.pareto.svg
     text = page.render_page(
         result, JOB, (), None, drawn, {EVIL: "https://example.org/" + EVIL, "x": "javascript:alert(1)"}
     )

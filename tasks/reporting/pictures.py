@@ -16,7 +16,7 @@ from tasks.reporting.pareto import Lines, Point, pareto_spec
 from tasks.reporting.parts import SHOWN_PARTS
 from tasks.reporting.rows import metric_of
 from tasks.reporting.slice_picture import slices_spec
-from tasks.reporting.vega import to_png, to_svg
+from tasks.reporting.vega import Spec, to_png, to_svg
 from validators.job_gates import Gates
 from validators.latencies import Latency, point_labels
 from validators.measurements import Coverage, Estimate
@@ -25,45 +25,70 @@ from validators.result import Result
 
 
 @dataclass(frozen=True)
-class Pictures:
-    """SVG elements for a page; None where there is nothing to draw. `coverage` is by candidate."""
+class Picture:
+    """What is to be drawn, and what it shows in words, for who does not see it."""
 
-    pareto: str | None = None
-    noise: str | None = None
-    latencies: str | None = None
-    batches: str | None = None
-    slices: str | None = None
-    coverage: Mapping[str, str] = field(default_factory=dict)
+    spec: Spec
+    description: str
+
+    @property
+    def svg(self) -> str:
+        """An element for a page."""
+        return to_svg(self.spec, self.description)
+
+    @property
+    def png(self) -> bytes:
+        """A file."""
+        return to_png(self.spec)
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """None where there is nothing to draw. `coverage` is by candidate."""
+
+    pareto: Picture | None = None
+    noise: Picture | None = None
+    latencies: Picture | None = None
+    batches: Picture | None = None
+    slices: Picture | None = None
+    coverage: Mapping[str, Picture] = field(default_factory=dict)
+
+    def of_run(self, chosen: str | None) -> dict[str, Picture]:
+        """Those that are drawn of a run as a whole, and of the chosen candidate, by name."""
+        named = {
+            "pareto": self.pareto,
+            "latencies": self.latencies,
+            "batches": self.batches,
+            "slices": self.slices,
+            "noise": self.noise,
+            "coverage": self.coverage.get(chosen or ""),
+        }
+        return {name: picture for name, picture in named.items() if picture is not None}
 
 
 def draw_pictures(result: Result, gates: Gates, trials: Iterable[Trial] = ()) -> Pictures:
     """All pictures of a run; `trials` have the raw latencies and the nodes, which the result document leaves out."""
     by_name = {trial.candidate: trial for trial in trials}
-    maps = {name: coverage_svg(name, trial.coverage) for name, trial in by_name.items() if trial.coverage}
+    maps = {name: draw_coverage(name, trial.coverage) for name, trial in by_name.items() if trial.coverage}
     return Pictures(
-        pareto=pareto_svg(result, gates),
-        noise=noise_svg(result),
-        latencies=latencies_svg(by_name.get(result.chosen or "")),
-        batches=batches_svg(result),
-        slices=slices_svg(result, gates),
-        coverage={name: svg for name, svg in maps.items() if svg is not None},
+        pareto=draw_pareto(result, gates),
+        noise=draw_noise(result),
+        latencies=draw_latencies(by_name.get(result.chosen or "")),
+        batches=draw_batches(result),
+        slices=draw_slices(result, gates),
+        coverage={name: picture for name, picture in maps.items() if picture is not None},
     )
 
 
-def pareto_svg(result: Result, gates: Gates) -> str | None:
+def draw_pareto(result: Result, gates: Gates) -> Picture | None:
     """Speedup against drop; None when no candidate has both."""
     points = measured_points(result)
     if not points:
         return None
-    return to_svg(pareto_spec(points, _lines(result, gates), metric_of(result)), describe(result, len(points)))
+    return Picture(pareto_spec(points, _lines(result, gates), metric_of(result)), describe(result, len(points)))
 
 
-def pareto_png(result: Result, gates: Gates) -> bytes:
-    """The picture as a PNG file on white; where no candidate was measured, it shows the baseline and the gates."""
-    return to_png(pareto_spec(measured_points(result), _lines(result, gates), metric_of(result)))
-
-
-def noise_svg(result: Result) -> str | None:
+def draw_noise(result: Result) -> Picture | None:
     """Bars of the noise that the worst parts bring; None without any that can be drawn."""
     parts = result.recovery.parts[:SHOWN_PARTS] if result.recovery else ()
     if not any(part.noise for part in parts):
@@ -74,10 +99,10 @@ def noise_svg(result: Result) -> str | None:
         f"Noise in the output by part, for {len(parts)} parts quantized alone, the noisiest first: {worst.name}, "
         f"{formats.decibels(worst.noise)}{unit}. {kept} of them are left in float. The table holds the same numbers."
     )
-    return to_svg(noise_spec(parts), description)
+    return Picture(noise_spec(parts), description)
 
 
-def latencies_svg(chosen: Trial | None) -> str | None:
+def draw_latencies(chosen: Trial | None) -> Picture | None:
     """How the latencies of the chosen candidate and of the baseline beside it are distributed, as confirmed where it was."""
     if chosen is None or chosen.latency is None:
         return None
@@ -98,10 +123,10 @@ def latencies_svg(chosen: Trial | None) -> str | None:
     if not all(curve.points for curve in curves):
         return None
     description = f"Distribution of latency, {len(ours):,} requests each. {curves[0].told}. {curves[1].told}."
-    return to_svg(ecdf_spec(curves), description)
+    return Picture(ecdf_spec(curves), description)
 
 
-def batches_svg(result: Result) -> str | None:
+def draw_batches(result: Result) -> Picture | None:
     """The speedup of each candidate at each operating point; None for a job with one point."""
     several = [candidate for candidate in result.candidates if len(candidate.latencies) > 1]
     if not several:
@@ -118,10 +143,10 @@ def batches_svg(result: Result) -> str | None:
     ]
     base = Curve("baseline", "baseline", tuple((float(index), 1.0) for index in range(len(labels))), "baseline: 1.00x")
     told = "; ".join(curve.told for curve in curves)
-    return to_svg(batch_spec([base, *curves], labels), f"Speedup at {len(labels)} operating points. {told}.")
+    return Picture(batch_spec([base, *curves], labels), f"Speedup at {len(labels)} operating points. {told}.")
 
 
-def slices_svg(result: Result, gates: Gates) -> str | None:
+def draw_slices(result: Result, gates: Gates) -> Picture | None:
     """The drop of the chosen candidate in each group; None without slices, or without a chosen one."""
     chosen = next((candidate for candidate in result.candidates if candidate.name == result.chosen), None)
     spec = slices_spec(chosen.slices, gates.max_slice_drop, metric_of(result)) if chosen else None
@@ -132,10 +157,10 @@ def slices_svg(result: Result, gates: Gates) -> str | None:
         f"Drop of {metric_of(result)} of {chosen.name} in {len(chosen.slices)} groups, the one that may have lost most "
         f"first: {worst.column} {worst.group}."
     )
-    return to_svg(spec, description)
+    return Picture(spec, description)
 
 
-def coverage_svg(name: str, coverage: Coverage) -> str | None:
+def draw_coverage(name: str, coverage: Coverage) -> Picture | None:
     """What ran in low precision, node by node; None where nothing multiplies."""
     spec = coverage_spec(coverage)
     if spec is None:
@@ -144,7 +169,7 @@ def coverage_svg(name: str, coverage: Coverage) -> str | None:
         f"{name}: {formats.percent(coverage.share)} % of the multiply-accumulates of {len(coverage.products)} nodes ran in "
         f"low precision; {len(coverage.float_nodes)} nodes ran in float."
     )
-    return to_svg(spec, description)
+    return Picture(spec, description)
 
 
 def measured_points(result: Result) -> list[Point]:
