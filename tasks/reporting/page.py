@@ -1,52 +1,33 @@
-"""The page: one HTML file that needs no network and no other file, so that it can be mailed, stored and printed."""
+"""The page of a run."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import jinja2
 import yaml
 
 from tasks.reporting import formats
 from tasks.reporting.confirmation import CONFIRMED_COLUMNS, confirmed_rows, tell_confirmation
 from tasks.reporting.coverage import coverage_facts
+from tasks.reporting.inventory import inventory_facts
 from tasks.reporting.measured import measured_facts
-from tasks.reporting.palette import DARK, LIGHT
 from tasks.reporting.parts import PART_COLUMNS, part_rows, tell_recovery
 from tasks.reporting.pictures import Pictures
 from tasks.reporting.rows import failing, headings, metric_of, verdict_rows
 from tasks.reporting.slices import slice_rows, tell_flips
+from tasks.reporting.templates import render
 from validators.job import Job
 from validators.records import CalibrationVerdict, Check, Trial
 from validators.result import CandidateResult, Result
 from validators.words import percent
 
 NO_PICTURES = Pictures()
-TEMPLATE = Path(__file__).with_name("page.html.j2")
-SCRIPT = TEMPLATE.with_name("page.js")
 SHOWN_TENSORS = 3
 _LINK_SCHEMES = ("http", "https")
-_INVENTORY_WORDS = {
-    "target": "target",
-    "cpu": "processor",
-    "isa": "instruction sets",
-    "cores": "cores used",
-    "memory_bytes": "memory",
-    "platform": "platform",
-    "python": "Python",
-    "runtimes": "runtimes",
-    "providers": "providers",
-    "load_average": "load at the start",
-    "gpu": "GPU",
-}
 
 
 @dataclass(frozen=True)
@@ -78,8 +59,8 @@ def render_page(
     if calibration is None and result.calibration is not None:
         checks = tuple(Check(passed=False, **check.model_dump()) for check in result.calibration.failed_checks)
     rows = verdict_rows(result, by_name.values())
-    script = SCRIPT.read_text(encoding="utf-8")
-    return _template().render(
+    return render(
+        "page.html.j2",
         result=result,
         job=job,
         figures=_figures(result, by_name),
@@ -92,20 +73,16 @@ def render_page(
         parts=part_rows(result.recovery) if result.recovery else (),
         headings=headings(result),
         rows=rows,
+        anchors={candidate.name: place for place, candidate in enumerate(result.candidates, start=1)},
         proofs={candidate.proof for candidate in result.candidates},
         candidates=[_details(one, by_name.get(one.name), metric_of(result)) for one in result.candidates],
         checks=sorted(checks, key=lambda check: (check.passed, check.severity)),
         chosen=chosen,
-        inventory=_inventory(result.inventory or {}),
+        inventory=inventory_facts(result.inventory or {}),
         load_code=load_code(result),
         job_yaml=job_yaml(job, result) if job else None,
         links={word: _safe(address) for word, address in (links or {}).items()},
         metric=metric_of(result),
-        formats=formats,
-        light=LIGHT,
-        dark=DARK,
-        script=script,
-        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     )
 
 
@@ -132,14 +109,6 @@ def load_code(result: Result) -> str | None:
         f"model = mlflow.pyfunc.load_model({uri})\n"
         "outputs = model.predict({...})  # one array for each input by name, samples along axis 0\n"
     )
-
-
-@cache
-def _template() -> jinja2.Template:
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    return environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
 
 
 def _figures(result: Result, trials: Mapping[str, Trial]) -> list[Figure]:
@@ -206,28 +175,6 @@ def _saturation(trial: Trial | None) -> str:
     worst = [tensor for tensor in trial.saturation.tensors[:SHOWN_TENSORS] if tensor.share]
     told = "; ".join(f"{percent(tensor.share)} of {tensor.place}" for tensor in worst) or "no value"
     return f"{told}, of {trial.saturation.samples} samples"
-
-
-def _inventory(inventory: Mapping[str, Any]) -> dict[str, str]:
-    """The inventory as words and text; a key that is new since this was written shows under its own name."""
-    return {_INVENTORY_WORDS.get(key, key.replace("_", " ")): _fact(key, value) for key, value in inventory.items()}
-
-
-def _fact(key: str, value: Any) -> str:
-    if key == "memory_bytes":
-        return f"{value / 1e9:.1f} GB"
-    if key == "gpu":
-        return _gpu(value) if value else "none"
-    if isinstance(value, Mapping):
-        return ", ".join(f"{name} {entry}" for name, entry in sorted(value.items())) or formats.NO_VALUE
-    if isinstance(value, list | tuple):
-        return ", ".join(map(str, value)) or formats.NO_VALUE
-    return f"{value:.2f}" if isinstance(value, float) else str(value)
-
-
-def _gpu(gpu: Mapping[str, Any]) -> str:
-    memory = f"{gpu['memory_bytes'] / 1e9:.1f} GB"
-    return f"{gpu['name']}, compute capability {gpu['compute_capability']}, {memory}, driver {gpu['driver']}, {gpu['uuid']}"
 
 
 def _safe(address: str) -> str | None:
