@@ -27,7 +27,7 @@ def model_card(promoted: Promoted) -> str:
         ("", [f"**`{variant.candidate}`** of {shown(promoted.source.name, 80)}", "", *sections.origin(promoted)], None),
         ("Approved for", sections.device(promoted), None),
         ("Verdicts", sections.verdicts(promoted), 2),
-        ("Beside the source", sections.figures(promoted), 1),
+        ("Beside the source", sections.figures(promoted, points=1), 1),
         ("Data", sections.data(promoted), 3),
         ("Limits", sections.limits(promoted), 4),
         ("Load it", sections.load(promoted), 5),

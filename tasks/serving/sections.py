@@ -18,7 +18,7 @@ from validators.recipe_words import describe
 from validators.records import DataFile
 from validators.verdicts import Verdict
 
-LONGEST = 160
+LONGEST, LONGEST_ADDRESS = 160, 400
 # Gates that hold without a number worth a row; those that the job's own step logs are rows.
 YES_OR_NO = frozenset({"finite", "finite_outputs", "same_outputs", "not_constant", "deterministic", "not_rolled_back"})
 POLICY = (
@@ -54,12 +54,13 @@ def origin(promoted: Promoted) -> list[str]:
     source, approval = promoted.source, promoted.approval
     variant = approval.variant
     version = f", version {source.version}" if source.version else ""
-    run = promoted.run_page
+    page = promoted.run_page
+    link = f" ([its page]({page}))" if page and len(page) <= LONGEST_ADDRESS else ""
     rows = [
         ("Source", f"{shown(source.name)}{shown(version)} ({source.flavor}), sha256 `{source.digest}`"),
         ("Recipe", f"`{variant.candidate}`: {describe(decode(variant.candidate))}"),
         ("Artifact", f"sha256 `{variant.digest}`, {formats.megabytes(variant.size_bytes)} MB"),
-        ("Promoted", f"{promoted.at}, by the run `{promoted.run_id}`" + (f" ([its page]({run}))" if run else "")),
+        ("Promoted", f"{promoted.at}, by the run `{promoted.run_id}`{link}"),
     ]
     if said := approval.sign_off:
         rows.append(("Approved", shown(str(said))))
@@ -107,8 +108,9 @@ def _verdict(verdict: Verdict, metric: str) -> tuple[str, ...]:
     )
 
 
-def figures(promoted: Promoted) -> list[str]:
-    """The metric, size and latency beside the source's, as it was chosen and as it was confirmed."""
+def figures(promoted: Promoted, points: int | None = None) -> list[str]:
+    """The metric, size and latency beside the source's, as it was chosen and as it was confirmed; of the operating points the
+    first `points`, or all."""
     trial = promoted.approval.trial
     variant, accuracy, confirmed = promoted.approval.variant, trial.accuracy, trial.confirmed
     sizes = [formats.megabytes(size) for size in (variant.size_bytes, promoted.source_bytes)]
@@ -121,7 +123,7 @@ def figures(promoted: Promoted) -> list[str]:
     if accuracy and confirmed:
         both = [formats.metric_value(one, accuracy.metric) for one in (confirmed.value, confirmed.baseline_value)]
         rows.append((f"{shown(accuracy.metric, 60)}, {confirmed.n} rows that confirmed it", *both, ""))
-    for label, latency in zip(point_labels(trial.latencies), trial.latencies, strict=True):
+    for label, latency in list(zip(point_labels(trial.latencies), trial.latencies, strict=True))[:points]:
         rows.append(_latency(f"p50 latency at {shown(label, 60)}", latency))
     if confirmed:
         rows.append(_latency("p50 latency, confirmed", confirmed.latency))
