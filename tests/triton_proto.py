@@ -13,7 +13,7 @@ from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 
-PROTO = Path(__file__).parent / "triton" / "model_config.proto"
+PROTO = Path(__file__).parent / "protos" / "model_config.proto"
 Field = descriptor_pb2.FieldDescriptorProto
 SCALARS = {
     name: getattr(Field, f"TYPE_{name.upper()}")
