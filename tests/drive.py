@@ -12,30 +12,21 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import typer
-
-from flows import champion_commands, cli
+from flows.cli import app
 
 
 def answer(call: dict[str, Any], result: Path) -> int:
     """The exit code of one call: a run unless it asks for another command."""
-    if call.get("command") == "rollback":
-        return roll_back(call["model"], call["target"])
-    job = Path(call["job"])
-    if call.get("command") == "validate":
-        return cli.validate_job(job, result)
-    if call.get("command") == "suggest":
-        return cli.suggest(job, Path(call["pool"]), call["size"], None)
-    return cli.run_job(job, result, promote=call.get("promote", True))
-
-
-def roll_back(model: str, target: Any) -> int:
-    """The exit code of `quantgate rollback MODEL --target TARGET`."""
-    try:
-        champion_commands.rollback(model, target)
-    except typer.Exit as ended:
-        return ended.exit_code
-    return 0
+    command = call.get("command", "run")
+    if command == "rollback":
+        given = ["rollback", call["model"], "--target", call["target"]]
+    elif command == "suggest":
+        given = ["suggest-calibration", call["job"], "--from", call["pool"], "--size", str(call["size"])]
+    else:
+        given = [command, call["job"], "--result", str(result)]
+        given += [] if call.get("promote", True) else ["--no-promote"]
+    code: int = app(given, standalone_mode=False)
+    return code
 
 
 def main(calls: Path, answers: Path) -> None:
