@@ -30,7 +30,7 @@ target: {target}
 # Two files (.npz or .parquet), with one array for each name, samples along axis 0:
 {arrays}
 # calibration: a few hundred samples like the traffic, none of them in the evaluation data.
-# evaluation: as many as there are; with 2,000 a drop of 2 points can be told, with 200 it cannot.
+# evaluation: as many as there are: where they are too few to tell a drop, a verdict says how many would settle it.
 # `quantgate suggest-calibration {file} --from POOL --size 256` picks the first from a pool.
 data:
   calibration: calibration.npz  # CHECK
@@ -74,7 +74,7 @@ def job_skeleton(facts: ModelFacts, target: Target, file: str) -> str:
             for side, specs in (("input ", facts.inputs), ("output", facts.outputs))
             for spec in specs
         ),
-        signature=" ".join(facts.signature.split()) if facts.signature != "{}" else "none",
+        signature=facts.signature or "none",
         arrays="\n".join(_array_lines(facts.inputs, labelled=labelled)),
         label="  label: label  # CHECK: the name of the labels among the arrays\n" if labelled else "",
         metric=metric,

@@ -43,7 +43,7 @@ _TORCH_DTYPES = {
 class ModelFacts:
     """What can be told of a version. `precision` is the type that most weights have, by bytes; empty where none can be told.
 
-    `signature` is that of MLflow, in its own words; `size_bytes` is what MLflow counted, or 0.
+    `signature` is that of MLflow in a line, empty without one; `size_bytes` is what MLflow counted, or 0.
     """
 
     uri: str
@@ -82,10 +82,27 @@ def describe_model(client: MlflowClient, uri: str) -> ModelFacts:
                 fix="log it with mlflow.onnx.log_model or mlflow.pytorch.log_model(..., serialization_format='pt2')",
             )
     inputs, outputs, precision = found
-    signature = json.dumps(logged.get("signature") or {})
+    signature = _tell_signature(logged.get("signature") or {})
     return ModelFacts(
         uri, name, version, flavor, inputs, outputs, precision, int(logged.get("model_size_bytes") or 0), signature
     )
+
+
+def _tell_signature(logged: Mapping[str, Any]) -> str:
+    """
+    >>> _tell_signature({"inputs": '[{"name": "x", "type": "tensor", "tensor-spec": {"dtype": "float32", "shape": [-1, 4]}}]'})
+    'x float32[-1, 4]'
+    >>> _tell_signature({"inputs": '[{"type": "string", "name": "text"}]', "outputs": '[{"type": "double"}]'})
+    'text string -> double'
+    """
+
+    def told(column: Mapping[str, Any]) -> str:
+        tensor = column.get("tensor-spec")
+        kind = f"{tensor['dtype']}{tensor['shape']}" if tensor else str(column.get("type", ""))
+        return " ".join(part for part in (column.get("name", ""), kind) if part)
+
+    sides = [", ".join(map(told, json.loads(logged[side]))) for side in ("inputs", "outputs") if logged.get(side)]
+    return " -> ".join(sides)
 
 
 def _find(client: MlflowClient, uri: str) -> tuple[str, str]:

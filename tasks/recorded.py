@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 LAST = "last"
-_OURS = "tags.`quantgate.kind` IN ('run', 'validation')"
+# Of tags MLflow takes no list of values.
+_OURS, _KINDS = "tags.`quantgate.kind` != 'candidate'", ("run", "validation")
 _ID = re.compile(r"[0-9a-f]{1,32}")
 _PAGE = 100
 
@@ -52,9 +53,8 @@ def latest(client: MlflowClient, count: int, wanted: Callable[[Recorded], bool] 
     """
     found: list[Recorded] = []
     for run in _search(client, _OURS):
-        recorded = _recorded(run)
-        if wanted(recorded):
-            found.append(recorded)
+        if wanted(run):
+            found.append(run)
         if len(found) == count:
             break
     return found
@@ -74,7 +74,7 @@ def find_recorded(client: MlflowClient, name: str) -> Recorded:
         return ended[0]
     if not _ID.fullmatch(name):
         raise _unknown(f"RUN {name!r}")
-    found = [_recorded(run) for run in _search(client, f"{_OURS} AND attributes.run_id LIKE '{name}%'")]
+    found = list(_search(client, f"{_OURS} AND attributes.run_id LIKE '{name}%'"))
     if len(found) != 1:
         several = f"{len(found)} runs that begin with {name!r}: {', '.join(run.id for run in found[:5])}"
         raise _unknown(several if found else f"no run {name!r}")
@@ -126,17 +126,20 @@ def recorded_job(client: MlflowClient, run: Recorded) -> Job:
         return read_job(path)
 
 
-def _search(client: MlflowClient, condition: str) -> Any:
+def _search(client: MlflowClient, condition: str) -> Iterator[Recorded]:
+    """The runs that a condition of MLflow's holds for, newest first; of candidates, and of what else is there, none."""
     experiment = registry_call(client.get_experiment_by_name, EXPERIMENT)
     if experiment is None:
-        return iter(())
-    return pages(
+        return
+    for run in pages(
         client.search_runs,
         experiment_ids=[experiment.experiment_id],
         filter_string=condition,
         max_results=_PAGE,
         order_by=["attributes.start_time DESC"],
-    )
+    ):
+        if run.data.tags.get("quantgate.kind") in _KINDS:
+            yield _recorded(run)
 
 
 def _artifact(client: MlflowClient, run: Recorded, path: str) -> bytes | None:
