@@ -43,7 +43,7 @@ def approve(
 
     Exit code 2: no such run waits, or it expired.
 
-    Example: quantgate approve 68f46bf5-886e-4832-90b4-b1d56587b714 --comment "as agreed"
+    Example: quantgate approve "models:/fraud/3 for ort-cpu" --comment agreed
     """
     return _answer(run, "approve", who, comment)
 
@@ -55,7 +55,7 @@ def reject(
 
     Exit code 2: no such run waits, or it expired.
 
-    Example: quantgate reject 68f46bf5-886e-4832-90b4-b1d56587b714 --comment "not before the holidays"
+    Example: quantgate reject "models:/fraud/3 for ort-cpu" --comment "not yet"
     """
     return _answer(run, "reject", who, comment)
 

@@ -47,7 +47,7 @@ class Commands(TyperGroup):
     ) -> Any:
         given = sys.argv[1:] if args is None else list(args)
         try:
-            code = super().main(args, prog_name, standalone_mode=False, **extra)
+            code = super().main(args, prog_name or "quantgate", standalone_mode=False, **extra)
         except typer.TyperException as error:
             code = _told_usage(error, as_json="--json" in given)
         if not standalone_mode:

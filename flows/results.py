@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from tasks.reporting.markdown import check_rows, terminal_rows
 from validators.answer import Table
-from validators.result import Result
+
+if TYPE_CHECKING:
+    from validators.result import Result
 
 
 def result_parts(result: Result) -> list[str | Table]:
     """The table of candidates, or of checks where there are none, and where to look further."""
+    # Here, for it imports half of the report.
+    from tasks.reporting.markdown import check_rows, terminal_rows
+
     # Before candidates are built, or without any, the checks are all there is to see.
     parts: list[str | Table] = [Table(terminal_rows(result) or check_rows(result))]
     parts.append(f"{result.outcome.replace('_', ' ')}: {result.reason}")

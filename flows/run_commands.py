@@ -7,15 +7,13 @@ from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
 from flows.console import err, interrupted, prepared, tell_error, unexpected
 from flows.progress import show_progress
 from flows.results import result_parts, write_result
-from tasks.clock import Clock
-from tasks.conclude import conclude_error
 from tasks.embedded_server import on_server, start_server
 from tasks.settings import state_folder
 from validators.answer import Answer, Table
@@ -29,8 +27,11 @@ from validators.errors import (
 )
 from validators.job import Job
 from validators.read_job import read_job
-from validators.result import Result
 from validators.s3_uris import S3Uri
+
+if TYPE_CHECKING:
+    from tasks.clock import Clock
+    from validators.result import Result
 
 EXIT_CODES = {
     "promoted": EXIT_OK,
@@ -157,6 +158,8 @@ def _quantize(*, promote: bool) -> Callable[[Job], Any]:
 def _follow(load_job: Callable[[], Job], result_path: Path | None, load: Callable[[], Callable[[Job], Any]]) -> Answer:
     """Run the flow that `load` imports on a job to its result document, which is there and is written whatever comes of it."""
     started = time.monotonic()
+    from tasks.clock import Clock
+
     clock = Clock()
     job: Job | None = None
     try:
@@ -190,6 +193,8 @@ def _failed(raised: Exception | KeyboardInterrupt, result_path: Path | None, job
         else unexpected(raised)
     )
     tell_error(error)
+    from tasks.conclude import conclude_error
+
     result = conclude_error(job, error, clock)
     if result_path is None or result_path.resolve().parent.is_dir():
         write_result(result, result_path)
@@ -201,7 +206,7 @@ def _result_of(state: Any) -> Result:
     found = state.result(raise_on_failure=False)
     if isinstance(found, BaseException):
         raise found
-    return cast(Result, found)
+    return cast("Result", found)
 
 
 def _check_folder(path: Path | None) -> None:

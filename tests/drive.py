@@ -8,17 +8,21 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from flows.cli import app
 
 
 def answer(call: dict[str, Any], result: Path) -> int:
-    """The exit code of one call: a run unless it asks for another command."""
+    """The exit code of one call: that of its `arguments`, else a run unless it asks for another command."""
     command = call.get("command", "run")
-    if command == "rollback":
+    if "arguments" in call:
+        given = call["arguments"]
+    elif command == "rollback":
         given = ["rollback", call["model"], "--target", call["target"]]
     elif command == "suggest":
         given = ["suggest-calibration", call["job"], "--from", call["pool"], "--size", str(call["size"])]
@@ -29,16 +33,30 @@ def answer(call: dict[str, Any], result: Path) -> int:
     return code
 
 
+class _Copied(io.StringIO):
+    """What is written to it goes elsewhere, too."""
+
+    def __init__(self, other: io.StringIO) -> None:
+        super().__init__()
+        self._other = other
+
+    def write(self, text: str) -> int:
+        self._other.write(text)
+        return super().write(text)
+
+
 def main(calls: Path, answers: Path) -> None:
-    """`CALLS` holds a list of {"name", "job", ...}; `ANSWERS` maps each name to exit code, output and result."""
+    """`CALLS` holds a list of {"name", "job", "environ", ...}; `ANSWERS` maps each name to exit code, output and result."""
     given = {}
     for call in json.loads(calls.read_text()):
         result = answers.parent / f"{call['name']}.result.json"
         said = io.StringIO()
-        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        out = _Copied(said)
+        told = mock.patch.dict(os.environ, call.get("environ", {}))
+        with told, contextlib.redirect_stdout(out), contextlib.redirect_stderr(said):
             code = answer(call, result)
         document = json.loads(result.read_text()) if result.exists() else None
-        given[call["name"]] = {"code": code, "said": said.getvalue(), "result": document}
+        given[call["name"]] = {"code": code, "said": said.getvalue(), "out": out.getvalue(), "result": document}
     answers.write_text(json.dumps(given))
 
 
