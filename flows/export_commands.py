@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from flows.console import fail, out
-from tasks.settings import prepare_environment, state_folder
-from validators.errors import JobError, QuantgateError
+from flows.console import prepared
+from validators.answer import Answer
+from validators.errors import JobError
 from validators.recipe import Target
 
 
@@ -29,31 +29,25 @@ def export(
     max_batch: Annotated[
         int | None, typer.Option(min=1, help="Triton's max_batch_size; by default the largest that was measured.")
     ] = None,
-) -> None:
-    """Write the champion of a model to a folder, for Triton Inference Server or for who runs the file itself.
+) -> Answer:
+    """Write a champion to a folder, for Triton or as files.
 
-    A folder that quantgate wrote, and nobody changed since, is replaced; any other is refused. Exit code 2: that, or no such
-    model or version; 1: infrastructure.
+    A folder that quantgate wrote, and nobody changed since, is replaced; any other is refused: exit code 2.
 
     Example: quantgate export fraud --target ort-cpu --triton model-repository
     """
-    prepare_environment(state_folder())
+    prepared()
     from tasks.export_version import export_triton, export_version
 
-    try:
-        if triton is not None and to is None:
-            done = export_triton(model, target, triton, version, max_batch)
-        elif to is not None and triton is None and max_batch is None:
-            done = export_version(model, target, to, version)
-        else:
-            raise JobError(
-                found="both --triton and --out" if triton and to else "--max-batch with --out" if to else "no folder",
-                expected="--triton FOLDER, with --max-batch if need be, or --out FOLDER",
-                fix="name one of them",
-            )
-    except QuantgateError as error:
-        raise typer.Exit(fail(error)) from error
+    if triton is not None and to is None:
+        done = export_triton(model, target, triton, version, max_batch)
+    elif to is not None and triton is None and max_batch is None:
+        done = export_version(model, target, to, version)
+    else:
+        raise JobError(
+            found="both --triton and --out" if triton and to else "--max-batch with --out" if to else "no folder",
+            expected="--triton FOLDER, with --max-batch if need be, or --out FOLDER",
+            fix="name one of them",
+        )
     lines = [f"{done.candidate}, {done.uri}, is in {done.folder}", *(f"  {name}" for name in done.files)]
-    lines += [f"not carried over: {note}" for note in done.notes]
-    for line in lines:
-        out.print(line, highlight=False, markup=False, soft_wrap=True)
+    return Answer(done, (*lines, *(f"not carried over: {note}" for note in done.notes)))

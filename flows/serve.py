@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from rich.console import Console
@@ -11,21 +12,25 @@ from flows.servers import RECEIVER, mlflow_server, prefect_server, quantgate, re
 from tasks.processes import HOST, Program, Programs
 from tasks.secrets import secret
 
+# Told once all is up, for machines.
+Ready = Callable[[Mapping[str, object]], None]
 _JOBS_README = (
     "Jobs of the service: every *.yaml here is one, for the model that its `source` names (docs/triggers.md).\n"
 )
 
 
-def serve_pages(state: Path, mlflow_port: int, prefect_port: int, console: Console) -> None:
-    """Both servers, for looking at what runs left, until SIGTERM or Ctrl-C.
+def serve_pages(state: Path, mlflow_port: int, prefect_port: int, console: Console, ready: Ready) -> None:
+    """Both servers, for looking at what runs left, until SIGTERM or Ctrl-C; `ready` is told the addresses once both answer.
 
     Raises:
         InfrastructureError: a port is taken, a server does not start, or dies too often.
     """
-    _run(state, [mlflow_server(state, mlflow_port), prefect_server(prefect_port)], console)
+    _run(state, [mlflow_server(state, mlflow_port), prefect_server(prefect_port)], console, ready)
 
 
-def serve_all(state: Path, mlflow_port: int, prefect_port: int, receiver_port: int, console: Console) -> None:
+def serve_all(
+    state: Path, mlflow_port: int, prefect_port: int, receiver_port: int, console: Console, ready: Ready
+) -> None:
     """Both servers, the deployments, the receiver with its webhook, and a worker, until SIGTERM or Ctrl-C.
 
     Raises:
@@ -40,7 +45,7 @@ def serve_all(state: Path, mlflow_port: int, prefect_port: int, receiver_port: i
         programs += [receiver(state, receiver_port, service)]
         programs += [quantgate("Webhook", ("webhook", url), service, ends=True)]
     programs += [quantgate("Worker", ("worker",), service)]
-    _run(state, programs, console)
+    _run(state, programs, console, ready)
 
 
 def service_environment(state: Path, mlflow_port: int, prefect_port: int) -> dict[str, str]:
@@ -62,7 +67,7 @@ def prepare_jobs(folder: Path) -> None:
         readme.write_text(_JOBS_README, encoding="utf-8")
 
 
-def _run(state: Path, programs: list[Program], console: Console) -> None:
+def _run(state: Path, programs: list[Program], console: Console, ready: Ready) -> None:
     def say(line: str) -> None:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
@@ -72,6 +77,7 @@ def _run(state: Path, programs: list[Program], console: Console) -> None:
             running.start(programs, say)
             say(f"logs     {logs}")
             say("Ctrl-C stops all.")
+            ready({one.name.lower(): one.address for one in programs if one.port} | {"logs": logs})
             running.keep_alive(say)
     except KeyboardInterrupt:
         say("stopped")

@@ -2,32 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from flows.console import fail, out, print_table
-from tasks.settings import prepare_environment, state_folder
-from validators.errors import QuantgateError
+from flows.console import out, prepared, tell
+from tasks.settings import state_folder
+from validators.answer import Answer, Table
+from validators.errors import EXIT_INFRASTRUCTURE, EXIT_OK
+from validators.recipe import Target
 
 MlflowPort = Annotated[int, typer.Option(help="Port of the MLflow server.")]
 PrefectPort = Annotated[int, typer.Option(help="Port of the Prefect server.")]
 
 
 def ui(mlflow_port: MlflowPort = 5000, prefect_port: PrefectPort = 4200) -> None:
-    """Start the MLflow and Prefect servers on the embedded state, print their addresses, stop both with Ctrl-C.
+    """Start MLflow and Prefect servers on the embedded state.
+
+    Their addresses are printed once both answer; with --json as a document. Ctrl-C stops both.
 
     Example: quantgate ui
     """
-    state = state_folder()
-    prepare_environment(state)
+    prepared()
     from flows.serve import serve_pages
 
-    try:
-        serve_pages(state, mlflow_port, prefect_port, out)
-    except QuantgateError as error:
-        raise typer.Exit(fail(error)) from error
+    serve_pages(state_folder(), mlflow_port, prefect_port, out, _ready)
 
 
 def serve(
@@ -35,73 +36,68 @@ def serve(
     prefect_port: PrefectPort = 4200,
     receiver_port: Annotated[int, typer.Option(help="Port of the receiver of MLflow's webhook.")] = 4280,
 ) -> None:
-    """Start the whole service on this machine: both servers, the receiver, the deployments, a worker. Ctrl-C stops all.
+    """Start the whole service on this machine.
+
+    Both servers, the receiver, the deployments, a worker. Their addresses are printed; with --json as a document, once
+    all is up. Ctrl-C stops all.
 
     Example: quantgate serve
     """
-    state = state_folder()
-    prepare_environment(state)
+    prepared()
     from flows.serve import serve_all
 
-    try:
-        serve_all(state, mlflow_port, prefect_port, receiver_port, out)
-    except QuantgateError as error:
-        raise typer.Exit(fail(error)) from error
+    serve_all(state_folder(), mlflow_port, prefect_port, receiver_port, out, _ready)
 
 
 def worker(
     target: Annotated[
-        str | None,
-        typer.Option(help="Take the work of this target: ort-cpu, ort-cuda, tensorrt, ...; runs without it."),
+        Target | None,
+        typer.Option(metavar="TARGET", help="Take the work of this target; without it, runs."),
     ] = None,
     pool: Annotated[
         str | None, typer.Option(metavar="NAME", help="The Prefect work pool; quantgate-<target> by default.")
     ] = None,
 ) -> None:
-    """Take runs and what else is deployed, or the work that runs hand to a target (QUANTGATE_DISPATCH=pools), until SIGTERM.
+    """Take runs, or what they hand to a target.
 
-    Needs PREFECT_API_URL, and the state folder of the runs. Exit code 1: the target cannot run here; 2: no such target.
+    Until SIGTERM. Runs hand work over with QUANTGATE_DISPATCH=pools. Needs PREFECT_API_URL, and the state folder of
+    the runs. Exit code 1: the target cannot run here; 2: no such target.
 
     Example: quantgate worker --target ort-cpu
     """
-    state = state_folder()
-    prepare_environment(state)
+    prepared()
     from flows.worker import serve_runs, serve_worker
 
-    try:
-        if target is None:
-            serve_runs(state, out)
-        else:
-            serve_worker(state, target, pool, out)
-    except QuantgateError as error:
-        raise typer.Exit(fail(error)) from error
+    if target is None:
+        serve_runs(state_folder(), out, _ready)
+    else:
+        serve_worker(state_folder(), target, pool, out, _ready)
 
 
 def webhook(
     url: Annotated[
-        str | None, typer.Argument(metavar="[URL]", help="Where the receiver takes deliveries: http(s)://.../webhook.")
+        str | None, typer.Argument(metavar="[URL]", help="Where the receiver is: http(s)://.../webhook.")
     ] = None,
     name: Annotated[str, typer.Option(help="What the registry calls it.")] = "quantgate",
-    test: Annotated[bool, typer.Option(help="Let the registry send its example to the receiver.")] = True,
-) -> None:
-    """Make the MLflow registry tell the receiver of each new model version; without URL, list what it tells to whom.
+    test: Annotated[bool, typer.Option(help="Let MLflow send its example.")] = True,
+) -> Answer:
+    """Make MLflow tell the receiver of each new version.
 
-    As often as one likes: one of that name is changed to the URL and the first secret of QUANTGATE_WEBHOOK_SECRET. Exit code 1:
-    the receiver did not answer the example as it should; 2: the registry cannot do it, or there is no secret.
+    Without URL, list what it tells to whom. One of that name is changed to the URL and the first secret of
+    QUANTGATE_WEBHOOK_SECRET. Exit code 1: the receiver does not answer the example; 2: the registry cannot do it,
+    or there is no secret.
 
     Example: quantgate webhook http://127.0.0.1:4280/webhook
     """
-    prepare_environment(state_folder())
+    prepared()
     from tasks.webhook import list_webhooks, register_webhook, try_webhook
 
-    try:
-        if url is not None:
-            register_webhook(name, url)
-        print_table(list_webhooks())
-        if url is not None and test:
-            out.print(try_webhook(name), highlight=False, markup=False)
-    except QuantgateError as error:
-        raise typer.Exit(fail(error)) from error
+    if url is not None:
+        register_webhook(name, url)
+    rows = list_webhooks()
+    answered = try_webhook(name) if url is not None and test else None
+    document = {"webhooks": [dict(zip(rows[0], row, strict=True)) for row in rows[1:]], "test": answered}
+    return Answer(document, (Table(rows), *([answered] if answered else [])))
 
 
 def deploy(
@@ -112,18 +108,21 @@ def deploy(
     runs: Annotated[
         int | None, typer.Option(min=1, help="How many runs may measure at a time; 1 for a new pool.")
     ] = None,
-) -> None:
-    """Make work pool, deployments and automations on the Prefect server of PREFECT_API_URL, or bring them up to date.
+) -> Answer:
+    """Make what is needed on the Prefect server.
 
-    What an operator switched off stays off. A flow that does not import is left out, and the exit code is 1.
+    Pool, deployments and automations on that of PREFECT_API_URL, made or brought up to date. What an operator
+    switched off stays off. A flow that does not import is left out, and the exit code is 1.
 
     Example: quantgate deploy
     """
-    prepare_environment(state_folder())
+    prepared()
     from flows.deploy import deploy as apply
 
-    try:
-        done = apply(out, job_template, runs)
-    except QuantgateError as error:
-        raise typer.Exit(fail(error)) from error
-    raise typer.Exit(1 if any(made.outcome == "left out" for made in done) else 0)
+    done = apply(out, job_template, runs)
+    return Answer(done, (), EXIT_INFRASTRUCTURE if any(made.outcome == "left out" for made in done) else EXIT_OK)
+
+
+def _ready(document: Mapping[str, object]) -> None:
+    """What a server says once it is up: its lines were printed as it came up."""
+    tell(Answer(document), indent=None)

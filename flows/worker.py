@@ -11,6 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 from flows.describe import target_rows
+from flows.serve import Ready
 from tasks.measure.inventory import take_inventory
 from tasks.settings import check_server
 from validators.errors import InfrastructureError, JobError
@@ -20,7 +21,7 @@ from validators.records import Inventory
 ENTRYPOINT = "flows.candidate.candidate"
 
 
-def serve_worker(state: Path, target: str, pool: str | None, console: Console) -> None:
+def serve_worker(state: Path, target: str, pool: str | None, console: Console, ready: Ready) -> None:
     """Take work for a target until SIGTERM or Ctrl-C; what is being done then is ended, and told so to whoever waits for it.
 
     Raises:
@@ -42,11 +43,12 @@ def serve_worker(state: Path, target: str, pool: str | None, console: Console) -
         f"pool    {pool}, one at a time, alone on {limit_of(inventory)}",
     ):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
+    ready({"target": target, "device": inventory.device_key, "pool": pool, "worker": name})
     # One at a time: what another candidate computes meanwhile would be in the latency of the one that is timed.
     _take_work(pool, name, 1, console)
 
 
-def serve_runs(state: Path, console: Console) -> None:
+def serve_runs(state: Path, console: Console, ready: Ready) -> None:
     """Take what is due in the pool `quantgate` until SIGTERM or Ctrl-C; what is being done then is ended and marked as crashed.
 
     Raises:
@@ -60,9 +62,11 @@ def serve_runs(state: Path, console: Console) -> None:
 
     check_process_pool()
     console.print(f"pool    {POOL}, as much as it and its queues allow", highlight=False, markup=False)
+    name = f"quantgate-worker-{host_name()}-runs-{os.getpid()}"
+    ready({"pool": POOL, "worker": name})
     # No limit of its own: a worker with one ends ("this borrower is already holding one of this CapacityLimiter's tokens",
     # Prefect 3.8.8) when a run is tried again in the second in which its process was lost.
-    _take_work(POOL, f"quantgate-worker-{host_name()}-runs-{os.getpid()}", None, console)
+    _take_work(POOL, name, None, console)
 
 
 def _settle(state: Path) -> None:
@@ -96,8 +100,7 @@ def check_worker(target: str) -> Inventory:
     known: Target | None = next((one for one in TARGETS if one == target), None)
     if known is None:
         raise JobError(found=f"target {target!r}", expected=f"one of {', '.join(TARGETS)}", fix="correct --target")
-    _, rows = target_rows()
-    here, why = next((row[1], row[2]) for row in rows if row[0] == target)
+    here, why = next((row[1], row[2]) for row in target_rows() if row[0] == target)
     if here != "yes":
         raise InfrastructureError(
             found=f"target {target} cannot run here: {why}",

@@ -8,6 +8,8 @@ from validators.verdicts import Verdict
 
 # In the run of the whole: which of the evaluation samples had no say in the choice, a bool array of shape (samples,).
 CONFIRMATION_ROWS = "evaluation/confirmation.npy"
+# The job as it ran, what came of it, and the page.
+JOB, RESULT, REPORT = "job.yaml", "result.json", "report/report.html"
 # In the run of a candidate.
 VERDICTS, SCORES, NOISE, KERNELS = "verdicts.json", "accuracy/scores.npy", "accuracy/noise.npy", "coverage/kernels.json"
 LATENCY = "latency/{place}/samples.npz"

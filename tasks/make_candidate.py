@@ -27,6 +27,7 @@ from tasks.ptq.sessions import why_unmeasured, with_engine_cache
 from tasks.ptq.sites import tensors_to_collect
 from tasks.ptq.smooth import SmoothedGraph, read_channels, smooth
 from tasks.runtimes.openvino import find_device
+from tasks.stages import MAKE
 from tasks.step import step
 from validators.datasets import Arrays
 from validators.errors import CandidateRefused
@@ -65,7 +66,7 @@ class _Made:
     refusal: Refusal | None = None
 
 
-@step("make candidate", run_name="make {name}")
+@step(MAKE, run_name="make {name}")
 def make_candidate(run: Run, given: Given, inventory: Inventory, baseline: Accuracy, name: str) -> Trial:
     """The candidate's trial: its variant, coverage and accuracy, or its refusal."""
     started = time.monotonic()

@@ -15,6 +15,7 @@ from tasks.measure.latency import compare_latency
 from tasks.measure.latency_process import Contestant
 from tasks.measure_baseline import baseline_variant
 from tasks.request import request_batch
+from tasks.stages import MEASURE
 from tasks.step import step
 from validators.digests import digest_values
 from validators.errors import CandidateRefused
@@ -32,7 +33,7 @@ class _Disturbed(Exception):  # no error: the way past the store, which keeps wh
         self.latency = latency
 
 
-@step("measure latency", run_name="measure {trial.candidate}")
+@step(MEASURE, run_name="measure {trial.candidate}")
 def measure_latency(run: Run, given: Given, inventory: Inventory, trial: Trial) -> Trial:
     """The trial with its latencies, one for each operating point of the job; unchanged when there is nothing to measure."""
     variant = trial.variant

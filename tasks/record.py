@@ -13,10 +13,11 @@ import numpy as np
 from prefect.exceptions import PrefectSignal
 from prefect.runtime import flow_run
 
-from tasks.artifacts import CONFIRMATION_ROWS
+from tasks.artifacts import CONFIRMATION_ROWS, JOB, RESULT
 from tasks.context import Evidence, Given, Run
 from tasks.record_candidate import find_run, log_table, open_candidate_run, record_trial
 from tasks.registry import connect, experiment_id, registry_call
+from tasks.reporting.page import job_yaml
 from tasks.settings import pages_address
 from tasks.step import step
 from tasks.tracking import as_metrics, as_params, as_tags, flat
@@ -147,7 +148,8 @@ def close_run(run: Run, run_id: str, result: Result, page: Path) -> None:
         registry_call(client.set_tag, run_id, "mlflow.note.content", result.reason)
         if result.chosen:
             registry_call(client.set_tag, run_id, "quantgate.chosen", result.chosen or "")
-        registry_call(client.log_dict, run_id, result.model_dump(mode="json"), "result.json")
+        registry_call(client.log_dict, run_id, result.model_dump(mode="json"), RESULT)
+        registry_call(client.log_text, run_id, job_yaml(run.job, result), JOB)
         log_table(client, run_id, _table(result), "candidates.json")
         _log_report(client, run_id, page)
         metrics = {f"seconds_{step.replace(' ', '_')}": value for step, value in result.seconds.by_step.items()}

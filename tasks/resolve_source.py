@@ -28,7 +28,7 @@ from validators.paths import inside
 from validators.records import Source
 from validators.s3_uris import S3Uri
 
-_URI = re.compile(r"models:/(?P<name>[^/@]+)(?:/(?P<version>\d+)|@(?P<alias>[^/@]+))")
+MODEL_URI = re.compile(r"models:/(?P<name>[^/@]+)(?:/(?P<version>\d+)|@(?P<alias>[^/@]+))")
 
 
 _FILES = ("resolve_source.py", "export.py", "export_process.py")
@@ -96,7 +96,7 @@ def _from_registry(run: Run) -> Source:
 def _find_version(run: Run) -> _Version:
     from mlflow.exceptions import MlflowException
 
-    match = _URI.fullmatch(run.job.source)
+    match = MODEL_URI.fullmatch(run.job.source)
     if match is None:
         raise SourceError(
             found=f"source {run.job.source!r}",
@@ -128,7 +128,7 @@ def _find_version(run: Run) -> _Version:
 
 def _read_model(model: Path, folder: Path, uri: str, version: _Version, run: Run) -> Source:
     """Find the ONNX file of a downloaded MLflow model, or export its PyTorch program."""
-    flavors = _flavors(model, uri)
+    flavors = flavors_of(model, uri)
     base = Source(uri, version.name, version.version, "", folder / "model.onnx", "onnx", version.run_id)
     if "onnx" in flavors:
         path = inside(model, str(flavors["onnx"].get("data")), said_by="MLmodel")
@@ -153,7 +153,7 @@ def _read_model(model: Path, folder: Path, uri: str, version: _Version, run: Run
     )
 
 
-def _flavors(model: Path, uri: str) -> dict[str, dict[str, Any]]:
+def flavors_of(model: Path, uri: str) -> dict[str, dict[str, Any]]:
     """What `MLmodel` says of a model, by flavor; nothing where there is no such file."""
     if not (model / "MLmodel").exists():
         return {}

@@ -31,6 +31,15 @@ def tracking_uri(state: Path) -> str:
     return os.environ.get("MLFLOW_TRACKING_URI") or f"{_SQLITE}{state / 'mlflow.db'}"
 
 
+def database_file(uri: str) -> Path | None:
+    """The file of a tracking database; None for a server. To ask for one that is not there would make it.
+
+    >>> database_file("sqlite:////state/mlflow.db"), database_file("http://mlflow:5000")
+    (PosixPath('/state/mlflow.db'), None)
+    """
+    return Path(uri.removeprefix(_SQLITE)) if uri.startswith(_SQLITE) else None
+
+
 def pages_address(uri: str) -> str | None:
     """Where people reach MLflow's pages: `QUANTGATE_MLFLOW_PAGES`, or the server at `uri`; None for a database alone.
 
@@ -122,6 +131,9 @@ def prepare_environment(state: Path) -> None:
     """Set what Prefect and MLflow read once, at import, unless the user set it: embedded state, no telemetry, calm logs.
 
     Must run before either is imported.
+
+    Raises:
+        InfrastructureError: the folder cannot be made.
     """
     defaults = {
         "PREFECT_HOME": str(state / "prefect"),
@@ -149,4 +161,11 @@ def prepare_environment(state: Path) -> None:
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
     # Prefect makes only the last folder of its path, and without it the embedded server never answers.
-    Path(os.environ["PREFECT_HOME"]).mkdir(parents=True, exist_ok=True)
+    try:
+        Path(os.environ["PREFECT_HOME"]).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InfrastructureError(
+            found=f"state folder {state}: {error.strerror or error}",
+            expected="a folder that this user may write into",
+            fix="set QUANTGATE_STATE to one, or mend the rights of this one",
+        ) from error

@@ -9,6 +9,8 @@ result. Finished work is kept by the store, under the digest of all that made it
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
@@ -19,6 +21,7 @@ from prefect.cache_policies import NO_CACHE
 from tasks.context import log
 from tasks.redact import shielded
 from tasks.settings import patience_seconds
+from tasks.stages import stage
 from tasks.storage.space import StorageFull
 from validators.errors import ChampionMoved, InfrastructureError, ServiceDown
 
@@ -46,7 +49,22 @@ def step(
         retry_jitter_factor=JITTER,
         retry_condition_fn=_is_worth_another_try,
     )
-    return lambda function: made(shielded(function))
+    return lambda function: made(shielded(_staged(function, name, run_name)))
+
+
+def _staged(function: Callable[Arguments, Outcome], name: str, run_name: str | None) -> Callable[Arguments, Outcome]:
+    """The function, of which whoever watches the run is told when it begins and ends."""
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def call(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Outcome:
+        def called() -> str:
+            return run_name.format(**signature.bind(*args, **kwargs).arguments) if run_name else name
+
+        with stage(name, called):
+            return function(*args, **kwargs)
+
+    return call
 
 
 def _is_worth_another_try(_task: Any, task_run: Any, state: Any) -> bool:

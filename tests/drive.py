@@ -8,46 +8,55 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
-import typer
-
-from flows import champion_commands, cli
+from flows.cli import app
 
 
 def answer(call: dict[str, Any], result: Path) -> int:
-    """The exit code of one call: a run unless it asks for another command."""
-    if call.get("command") == "rollback":
-        return roll_back(call["model"], call["target"])
-    job = Path(call["job"])
-    if call.get("command") == "validate":
-        return cli.validate_job(job, result)
-    if call.get("command") == "suggest":
-        return cli.suggest(job, Path(call["pool"]), call["size"], None)
-    return cli.run_job(job, result, promote=call.get("promote", True))
+    """The exit code of one call: that of its `arguments`, else a run unless it asks for another command."""
+    command = call.get("command", "run")
+    if "arguments" in call:
+        given = call["arguments"]
+    elif command == "rollback":
+        given = ["rollback", call["model"], "--target", call["target"]]
+    elif command == "suggest":
+        given = ["suggest-calibration", call["job"], "--from", call["pool"], "--size", str(call["size"])]
+    else:
+        given = [command, call["job"], "--result", str(result)]
+        given += [] if call.get("promote", True) else ["--no-promote"]
+    code: int = app(given, standalone_mode=False)
+    return code
 
 
-def roll_back(model: str, target: Any) -> int:
-    """The exit code of `quantgate rollback MODEL --target TARGET`."""
-    try:
-        champion_commands.rollback(model, target)
-    except typer.Exit as ended:
-        return ended.exit_code
-    return 0
+class _Copied(io.StringIO):
+    """What is written to it goes elsewhere, too."""
+
+    def __init__(self, other: io.StringIO) -> None:
+        super().__init__()
+        self._other = other
+
+    def write(self, text: str) -> int:
+        self._other.write(text)
+        return super().write(text)
 
 
 def main(calls: Path, answers: Path) -> None:
-    """`CALLS` holds a list of {"name", "job", ...}; `ANSWERS` maps each name to exit code, output and result."""
+    """`CALLS` holds a list of {"name", "job", "environ", ...}; `ANSWERS` maps each name to exit code, output and result."""
     given = {}
     for call in json.loads(calls.read_text()):
         result = answers.parent / f"{call['name']}.result.json"
         said = io.StringIO()
-        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        out = _Copied(said)
+        told = mock.patch.dict(os.environ, call.get("environ", {}))
+        with told, contextlib.redirect_stdout(out), contextlib.redirect_stderr(said):
             code = answer(call, result)
         document = json.loads(result.read_text()) if result.exists() else None
-        given[call["name"]] = {"code": code, "said": said.getvalue(), "result": document}
+        given[call["name"]] = {"code": code, "said": said.getvalue(), "out": out.getvalue(), "result": document}
     answers.write_text(json.dumps(given))
 
 

@@ -17,11 +17,12 @@ TESTS = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Answer:
-    """What one run came to."""
+    """What one run came to: all that it said, and of that what went to standard output."""
 
     code: int
     said: str
     result: dict[str, Any] | None
+    out: str = ""
 
 
 def environment(state: Path, **extra: str) -> dict[str, str]:

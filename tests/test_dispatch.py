@@ -259,7 +259,7 @@ def test_a_worker_refuses_a_target_that_cannot_run_here(monkeypatch: pytest.Monk
     with pytest.raises(InfrastructureError, match="no PREFECT_API_URL"):
         check_worker("ort-cpu")
     rows = [("Target", "Here", "Why"), ("tensorrt", "no", "there is no GPU")]
-    monkeypatch.setattr("flows.worker.target_rows", lambda: ([], rows))
+    monkeypatch.setattr("flows.worker.target_rows", lambda: rows)
     with pytest.raises(InfrastructureError, match="target tensorrt cannot run here: there is no GPU"):
         check_worker("tensorrt")
 

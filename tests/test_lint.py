@@ -58,16 +58,14 @@ def test_a_sound_file_and_a_float_one_are_told_apart(folder: Path, tiny: Tiny) -
     assert done.returncode == 0 and "not quantized, nothing to check" in done.stdout
 
 
-def test_the_document_is_for_machines(folder: Path, tmp_path: Path) -> None:
-    done = quantgate(folder, "lint", "bad.onnx", "--json", "-")
+def test_the_document_is_for_machines(folder: Path) -> None:
+    done = quantgate(folder, "lint", "bad.onnx", "--json")
     document = json.loads(done.stdout)
     assert done.returncode == 3 and document["target"] == "tensorrt" and document["model"] == "bad.onnx"
     assert [(item["rule"], item["node"], item["consequence"]) for item in document["findings"]] == [
         ("TRT201 weight-axis", "m", "float"),
         ("TRT302 idle-pair", "y_q", "slow"),
     ]
-    done = quantgate(folder, "lint", "bad.onnx", "--json", str(tmp_path / "found.json"))
-    assert json.loads((tmp_path / "found.json").read_text()) == document and "TRT201" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -75,9 +73,8 @@ def test_the_document_is_for_machines(folder: Path, tmp_path: Path) -> None:
     [
         (("none.onnx",), "none.onnx: no such file"),
         (("text.onnx",), "truncated or not an ONNX file"),
-        (("good.onnx", "--target", "tpu"), "ort-cpu, ort-openvino"),
+        (("good.onnx", "--target", "tpu"), "'ort-cpu', 'ort-openvino'"),
         (("good.onnx", "--target", "ort-tensorrt"), "a target with rules: tensorrt, ort-cpu, ort-cuda"),
-        (("good.onnx", "--json", "nowhere/found.json"), "nowhere/found.json: no such folder"),
     ],
 )
 def test_what_cannot_be_linted_ends_with_2(folder: Path, arguments: tuple[str, ...], words: str) -> None:

@@ -15,7 +15,7 @@ from tasks.clock import Clock
 from tasks.conclude import conclude_error
 from tasks.reporting.markdown import artifact_rows, check_rows, verdict_markdown
 from tasks.reporting.page import render_page
-from tasks.resolve_source import _URI
+from tasks.resolve_source import MODEL_URI
 from tasks.storage.locks import FolderLocks
 from tasks.storage.store import Store
 from validators.bounded_yaml import load_yaml
@@ -58,7 +58,7 @@ def test_locks_keep_to_their_folder(tmp_path: Path, name: str) -> None:
 def test_a_registrys_address_has_plain_parts(name: str, alias: str) -> None:
     """A name with a slash or an at sign would be another address."""
     for uri in (f"models:/{name}/1", f"models:/{name}@{alias}"):
-        if found := _URI.fullmatch(uri):
+        if found := MODEL_URI.fullmatch(uri):
             assert not set(found["name"]) & set("/@")
             assert not set(found["alias"] or "") & set("/@")
 

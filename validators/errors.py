@@ -7,7 +7,8 @@
     ├── InfrastructureError    1   a registry, a disk, a process: worth another try
     │   ├── ChampionMoved          somebody moved the alias meanwhile: compare with the new champion, then try again
     │   ├── VersionUnsound         a registered version is not what was judged
-    │   └── ServiceDown            a server does not answer: worth waiting for
+    │   ├── ServiceDown            a server does not answer: worth waiting for
+    │   └── Interrupted      130   Ctrl-C
     └── CandidateRefused       -   one candidate made no variant; recorded as a refusal, the run goes on
 
 A run without a winner (exit code 3) and refused calibration data (4) are no errors: they are outcomes.
@@ -28,6 +29,8 @@ EXIT_INFRASTRUCTURE = 1
 EXIT_BAD_INPUT = 2
 EXIT_NO_VARIANT = 3
 EXIT_REFUSED = 4
+# 128 and the number of SIGINT, as shells have it.
+EXIT_INTERRUPTED = 130
 
 
 class QuantgateError(Exception):
@@ -93,6 +96,12 @@ class WorkLost(InfrastructureError):
 
 class ServiceDown(InfrastructureError):
     """A server does not answer, or fails: a registry, an artifact store. Tasks wait for it as long as a restart may take."""
+
+
+class Interrupted(InfrastructureError):
+    """Somebody pressed Ctrl-C: nothing is wrong, and the same command takes the work up again."""
+
+    exit_code = EXIT_INTERRUPTED
 
 
 class CandidateRefused(QuantgateError):

@@ -1,0 +1,241 @@
+"""The commands that look at something: a file, this machine, a registered model, what runs left."""
+
+from __future__ import annotations
+
+import shlex
+import webbrowser
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flows.console import prepared
+from flows.run_commands import ResultFile, follow_job
+from tasks.settings import database_file, state_folder, tracking_uri
+from validators.answer import Answer
+from validators.errors import InfrastructureError, JobError
+from validators.recipe import Target
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+
+def known_runs(incomplete: str) -> list[str]:
+    """What completes a RUN, without asking MLflow, which takes seconds: the runs whose reports lie in the state folder."""
+    folder = state_folder() / "reports"
+    names = ["last", *sorted(path.name for path in folder.glob("*") if path.is_dir())]
+    return [name for name in names if name.startswith(incomplete)]
+
+
+RecordedRun = Annotated[
+    str,
+    typer.Argument(metavar="RUN", help="Id of a run in MLflow, a prefix of one, or `last`.", autocompletion=known_runs),
+]
+
+
+def lint(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="An ONNX file, quantized or not.")],
+    target: Annotated[
+        Target, typer.Option(metavar="TARGET", help="Where it will run; `quantgate doctor` lists targets.")
+    ] = "tensorrt",
+) -> Answer:
+    """Say what a runtime would refuse of a quantized model.
+
+    Or silently compute in float, or do slower than it could. Exit code 0: nothing, or merely slow; 3: something fails, is
+    wrong or runs in float; 2: no ONNX file, or no rules for the target.
+
+    Example: quantgate lint model.onnx --target tensorrt
+    """
+    from flows.lint import lint_model
+
+    return lint_model(model, target)
+
+
+def doctor() -> Answer:
+    """Say which targets run here, and what mends the others.
+
+    With the state folder, disk space, versions, and whether the servers that the environment names answer. Exit code 0: at
+    least one target runs; 1: none.
+
+    Example: quantgate doctor
+    """
+    from flows.doctor import diagnose
+
+    return diagnose()
+
+
+def status(
+    model: Annotated[
+        str | None, typer.Argument(metavar="[MODEL]", help="A source, or the model that holds its variants.")
+    ] = None,
+) -> Answer:
+    """Show champions, what is under way, and the last runs.
+
+    Of one model, or of all that the registry has.
+
+    Example: quantgate status
+    """
+    prepared()
+    from flows.status import status_parts
+    from tasks.overview import survey
+
+    found = survey(model)
+    return Answer(found, status_parts(found, model))
+
+
+def report(
+    run: RecordedRun,
+    path: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="FILE", help="Where to write it; the state folder's reports by default."),
+    ] = None,
+    open_: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
+) -> Answer:
+    """Fetch the report of a recorded run.
+
+    The page is one file that needs no network; its path is printed. Exit code 2: no such run, or one without a report.
+
+    Example: quantgate report last --open
+    """
+    prepared()
+    from tasks.recorded import fetch_report, find_recorded
+
+    with registry() as client:
+        found = find_recorded(client, run)
+        page = (path or state_folder() / "reports" / found.id / "report.html").resolve()
+        fetch_report(client, found, page)
+    if open_:
+        _open(page)
+    return Answer({"run": found, "report": page}, (str(page),))
+
+
+def compare(
+    runs: Annotated[
+        list[str],
+        typer.Argument(metavar="RUN...", help="Ids of runs, prefixes of them, or `last`.", autocompletion=known_runs),
+    ],
+    path: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="FILE", help="Where to write it; the state folder's reports by default."),
+    ] = None,
+    open_: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
+) -> Answer:
+    """Compare recorded runs on one page.
+
+    Of one model over time, of several models, or on several targets. Exit code 2: no such run, or one without a result.
+
+    Example: quantgate compare 3f2a last --open
+    """
+    prepared()
+    from tasks.compare import compare_runs
+
+    page = (path or state_folder() / "reports" / "comparison.html").resolve()
+    with registry() as client:
+        compared = compare_runs(client, runs, page)
+    if open_:
+        _open(page)
+    return Answer({"runs": compared, "report": page}, (str(page),))
+
+
+def _open(page: Path) -> None:
+    if not webbrowser.open(page.as_uri()):
+        raise InfrastructureError(
+            found=f"no browser could be started for {page}",
+            expected="a browser on this machine",
+            fix=f"open {page.as_uri()} in one",
+        )
+
+
+def promote(run: RecordedRun, result: ResultFile = None) -> Answer:
+    """Promote the winner of a run with --no-promote.
+
+    Runs its recorded job again, with promotion: finished work is taken from the store, and every gate and the champion
+    are looked at anew. Exit codes are those of `run`; 2 also: the run named no winner, or was made on another device.
+
+    Example: quantgate promote last
+    """
+    prepared()
+    from tasks.promotable import check_promotable
+    from tasks.recorded import find_recorded, recorded_job
+
+    with registry() as client:
+        found = find_recorded(client, run)
+        check_promotable(found)
+        job = recorded_job(client, found)
+    answer = follow_job(job, result)
+    chosen = getattr(answer.document, "chosen", None)
+    if chosen not in (None, found.chosen):
+        note = f"note:      run {found.id[:8]} chose {found.chosen}; measured again, {chosen} is the better one"
+        return replace(answer, parts=(*answer.parts, note))
+    return answer
+
+
+@contextmanager
+def registry() -> Iterator[MlflowClient]:
+    """A client of the tracking server, or of the database in the state folder, which must be there.
+
+    Raises:
+        JobError: there is no such database: to look would make one.
+    """
+    from tasks.registry import connect
+
+    uri = tracking_uri(state_folder())
+    database = database_file(uri)
+    if database is not None and not database.exists():
+        raise JobError(
+            found=f"nothing recorded: there is no {database}",
+            expected="a state folder in which a job ran, or a tracking server",
+            fix="set QUANTGATE_STATE or MLFLOW_TRACKING_URI, or run a job first: `quantgate run JOB`",
+        )
+    with connect(uri) as client:
+        yield client
+
+
+def init(
+    uri: Annotated[str, typer.Argument(metavar="MODEL_URI", help="models:/NAME/VERSION or models:/NAME@ALIAS.")],
+    path: Annotated[Path, typer.Option("--out", metavar="FILE", help="The job file to write.")] = Path("job.yaml"),
+    target: Annotated[Target, typer.Option(metavar="TARGET", help="Where the variants will run.")] = "ort-cpu",
+) -> Answer:
+    """Write a job file with comments for a registered model.
+
+    With its inputs, a metric and candidates that are likely for it, and what the data files must hold. Nothing is
+    overwritten. Exit code 2: no such version, or the file is there already.
+
+    Example: quantgate init models:/fraud/3 --out fraud.yaml
+    """
+    _check_new(path)
+    prepared()
+    from flows.job_skeleton import job_skeleton
+    from tasks.describe_model import describe_model
+
+    with registry() as client:
+        facts = describe_model(client, uri)
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(job_skeleton(facts, target, str(path)))
+    except FileExistsError:
+        _check_new(path)
+        raise
+    lines = (
+        f"wrote {path}: {facts.flavor}, inputs {', '.join(map(str, facts.inputs)) or 'unknown'}",
+        f"next: make the data files that it names, look at what is marked CHECK, then `quantgate validate {path}`",
+    )
+    return Answer({"job": path, "model": facts}, lines)
+
+
+def _check_new(path: Path) -> None:
+    if path.exists():
+        raise JobError(
+            found=f"--out {path}: it is there already",
+            expected="a new file: nothing is overwritten",
+            fix="give another with --out, or move this one away",
+        )
+    if not path.resolve().parent.is_dir():
+        raise JobError(
+            found=f"--out {path}: no such folder",
+            expected="a folder that exists",
+            fix=f"mkdir -p {shlex.quote(str(path.parent))}",
+        )

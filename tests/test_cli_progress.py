@@ -1,0 +1,118 @@
+"""What a terminal shows of a run: stages as they begin and end, counts, elapsed time, and time left only where it is known."""
+
+from __future__ import annotations
+
+import io
+import logging
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from conftest import Tiny
+from rich.console import Console
+
+from flows.progress import Progress, show_progress
+from tasks.stages import MAKE, MEASURE, Stage, stage, watch_stages
+from tasks.step import step
+from validators.read_job import parse_job
+
+
+class Clock:
+    """A time that moves when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The time that the progress sees."""
+    made = Clock()
+    monkeypatch.setattr("flows.progress.time", made)
+    return made
+
+
+def test_time_left_is_that_of_the_stage_at_the_pace_of_what_went_through(clock: Clock) -> None:
+    """Four candidates, two at a time: two done after 20 s are one each 10 s, and two more take 20 s."""
+    progress = Progress(4)
+    made = [Stage(MAKE, f"make {name}") for name in "abcd"]
+    for one in made[:2]:
+        progress.changed(one, begins=True)
+    clock.now += 14
+    assert progress.lines() == ("00:14  0 of 4 made", ["make a  00:14", "make b  00:14"])
+    assert progress.seconds_left(MAKE) is None, "nothing went through it yet: nobody knows"
+    clock.now += 6
+    for index in (0, 1):
+        progress.changed(made[index], begins=False)
+        progress.changed(made[index + 2], begins=True)
+    assert progress.lines() == ("00:20  2 of 4 made, about 00:20 of making left", ["make c  00:00", "make d  00:00"])
+    clock.now += 15
+    assert progress.seconds_left(MAKE) == pytest.approx(5)
+    clock.now += 15
+    assert progress.seconds_left(MAKE) == 0, "late, and never below nothing"
+    assert progress.seconds_left(MEASURE) is None, "a stage to come is not guessed at"
+    for one in made[2:]:
+        progress.changed(one, begins=False)
+    assert progress.lines() == ("00:50  4 of 4 made", [])
+
+
+def test_a_step_that_is_tried_again_was_not_done(clock: Clock) -> None:
+    progress = Progress(2)
+    for begins in (True, False, True):
+        progress.changed(Stage(MEASURE, "measure a"), begins=begins)
+    assert progress.lines() == ("00:00  0 of 2 measured", ["measure a  00:00"])
+
+
+def test_steps_tell_whoever_watches_by_their_names_and_ends_however_they_end() -> None:
+    seen: list[tuple[str, str, bool]] = []
+
+    @step("make candidate", run_name="make {trial.candidate} of {count}")
+    def make(trial: SimpleNamespace, count: int = 3) -> int:
+        if not count:
+            raise ValueError("none")
+        return count
+
+    def watcher(stage: Stage, *, begins: bool) -> None:
+        seen.append((stage.kind, stage.name, begins))
+
+    with watch_stages(watcher):
+        assert make.fn(SimpleNamespace(candidate="a"), count=2) == 2
+        with pytest.raises(ValueError, match="none"):
+            make.fn(SimpleNamespace(candidate="b"), 0)
+        with stage("judge", lambda: "judge"):
+            pass
+    make.fn(SimpleNamespace(candidate="unseen"), 1)
+    assert seen == [
+        (kind, name, begins)
+        for kind, name in ((MAKE, "make a of 2"), (MAKE, "make b of 0"), ("judge", "judge"))
+        for begins in (True, False)
+    ]
+
+
+def shown(terminal: bool, tiny: Tiny) -> str:
+    """What a console shows of a block with one line and one stage."""
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=terminal, width=80, color_system=None)
+    job = parse_job(tiny.job(), base=Path())
+    with show_progress(console, job), ThreadPoolExecutor(1) as pool:
+
+        def work() -> None:
+            with stage(MAKE, lambda: "make int8-static-minmax-pc@ort-cpu"):
+                logging.getLogger("quantgate").info("calibrated")
+                # Longer than the terminal waits from one picture to the next.
+                time.sleep(0.6)
+
+        pool.submit(work).result()
+    return out.getvalue()
+
+
+def test_a_terminal_has_the_stage_below_the_lines_and_a_file_the_lines_alone(tiny: Tiny) -> None:
+    terminal, file = shown(True, tiny), shown(False, tiny)
+    assert "calibrated" in terminal and "make int8-static-minmax-pc@ort-cpu  00:00" in terminal
+    assert "0 of 1 made" in terminal and "left" not in terminal
+    assert [line.split("s  ", 1)[1] for line in file.splitlines()] == ["calibrated"]
