@@ -27,6 +27,8 @@ from validators.job import Job
 
 # What each candidate goes through, with the words for one that has, and for what is going on.
 _CANDIDATE_STAGES = {MAKE: ("made", "making"), MEASURE: ("measured", "measuring")}
+# What is through sooner was in the store, and says nothing of how long the others take.
+_FROM_STORE_SECONDS = 0.5
 
 
 class Progress:
@@ -37,6 +39,7 @@ class Progress:
         self._started = time.monotonic()
         self._going_on: dict[Stage, float] = {}
         self._done: dict[str, dict[str, float]] = {kind: {} for kind in _CANDIDATE_STAGES}
+        self._worked = dict.fromkeys(_CANDIDATE_STAGES, 0)
         self._first: dict[str, float] = {}
         self._lock = threading.Lock()
         self._spinner = Spinner("dots")
@@ -56,9 +59,10 @@ class Progress:
                 # One that is tried again was not done.
                 self._done.get(stage.kind, {}).pop(stage.name, None)
                 return
-            self._going_on.pop(stage, None)
+            since = self._going_on.pop(stage, now)
             if stage.kind in self._done:
                 self._done[stage.kind][stage.name] = now
+                self._worked[stage.kind] += now - since >= _FROM_STORE_SECONDS
 
     def seconds_left(self, kind: str) -> float | None:
         """How long the candidates still to go through a stage will take, at the pace of those that have; None where none has.
@@ -67,9 +71,9 @@ class Progress:
         """
         done = self._done[kind]
         left = self._candidates - len(done)
-        if not done or left <= 0:
+        if not self._worked[kind] or left <= 0:
             return None
-        pace = (max(done.values()) - self._first[kind]) / len(done)
+        pace = (max(done.values()) - self._first[kind]) / self._worked[kind]
         # What is going on already has its part of it behind it.
         return max(0.0, pace * left - (self.elapsed_seconds - max(done.values())))
 

@@ -61,6 +61,17 @@ def test_time_left_is_that_of_the_stage_at_the_pace_of_what_went_through(clock: 
     assert progress.lines() == ("00:50  4 of 4 made", [])
 
 
+def test_what_was_in_the_store_says_nothing_of_the_others(clock: Clock) -> None:
+    """Two at once, then one of 10 s: the fourth is taken to need 10 s as well."""
+    progress = Progress(4)
+    for name, seconds in (("a", 0.1), ("b", 0.1), ("c", 9.8)):
+        progress.changed(Stage(MAKE, name), begins=True)
+        clock.now += seconds
+        progress.changed(Stage(MAKE, name), begins=False)
+        assert (progress.seconds_left(MAKE) is None) == (name != "c")
+    assert progress.seconds_left(MAKE) == pytest.approx(10)
+
+
 def test_a_step_that_is_tried_again_was_not_done(clock: Clock) -> None:
     progress = Progress(2)
     for begins in (True, False, True):

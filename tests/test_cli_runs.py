@@ -1,0 +1,262 @@
+"""The commands that look at runs and models, on runs that really happened; and a run that Ctrl-C cuts short."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jsonschema
+import pytest
+from conftest import Tiny
+from driving import Answer, environment, register_models, run_jobs, write_job
+from test_cli import ROOT
+
+from tasks.promotable import check_promotable
+from tasks.recorded import Recorded, fetch_report, find_recorded, recorded_job
+from validators.errors import JobError
+from validators.read_job import read_job
+from validators.recipe import DEFAULT_CANDIDATES
+
+STATIC, DYNAMIC, INT4 = "int8-static-minmax-pc@ort-cpu", "int8-dynamic-pc@ort-cpu", "int4-g32-rtn@ort-cpu"
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory, tiny: Tiny) -> tuple[Path, dict[str, Answer]]:
+    """What each command answered, one after the other in one process."""
+    root = tmp_path_factory.mktemp("world")
+    register_models(root / "state", tiny.model.parent)
+    # What whoever filled in the job file that `init` writes would have put beside it.
+    for role in ("calibration", "evaluation"):
+        shutil.copy(getattr(tiny, role), root / f"{role}.npz")
+    job = str(write_job(root / "first.yaml", tiny.job(source="models:/tiny/1", candidates=[STATIC, DYNAMIC])))
+    file = str(write_job(root / "file.yaml", tiny.job()))
+    gone = str(write_job(root / "gone.yaml", tiny.job(source="models:/nothing/1")))
+    new, torch = str(root / "new.yaml"), str(root / "torch.yaml")
+    given: dict[str, list[str]] = {
+        "no run": ["report", "last"],
+        "gone": ["run", gone, "--json"],
+        "without a report": ["report", "last", "--json"],
+        "init": ["init", "models:/tiny/1", "--out", new],
+        "init again": ["init", "models:/tiny/1", "--out", new],
+        "init torch": ["init", "models:/tiny-torch/1", "--out", torch, "--json"],
+        "init pickled": ["init", "models:/tiny-pickled/1", "--out", f"{root}/no.yaml"],
+        "init function": ["init", "models:/tiny-function/1", "--out", f"{root}/no.yaml"],
+        "init nothing": ["init", "models:/nothing/1", "--out", f"{root}/no.yaml"],
+        "init version": ["init", "models:/tiny/9", "--out", f"{root}/no.yaml"],
+        "init alias": ["init", "models:/tiny@nobody", "--out", f"{root}/no.yaml"],
+        "init words": ["init", "tiny", "--out", f"{root}/no.yaml"],
+        "candidates": ["candidates", new],
+        "validate": ["validate", new, "--json"],
+        "promote validation": ["promote", "last", "--json"],
+        "file": ["run", file, "--json"],
+        "promote file": ["promote", "last"],
+        "trial": ["run", job, "--no-promote", "--json"],
+        "status of the trial": ["status"],
+        "report": ["report", "last", "--out", f"{root}/page/report.html"],
+        "report to a folder": ["report", "last", "--out", str(root)],
+        "report of nobody": ["report", "0" * 32],
+        "report of words": ["report", "the last one"],
+        "promote": ["promote", "last", "--json", "--result", f"{root}/promoted.json"],
+        "promote again": ["promote", "last"],
+        "status": ["status", "--json"],
+        "status of the model": ["status", "tiny-quantized"],
+        "status of another": ["status", "fraud"],
+        "rollback": ["rollback", "tiny", "--target", "ort-cpu", "--to", "0", "--json"],
+        "rollback nothing": ["rollback", "nothing", "--target", "ort-cpu"],
+        "retention": ["retention", "--json"],
+        "watch nothing": ["watch", "no-such-job"],
+    }
+    calls: list[dict[str, object]] = [{"name": name, "arguments": call} for name, call in given.items()]
+    return root, run_jobs(root / "state", root / "runs", calls)
+
+
+def document(answer: Answer) -> Any:
+    """What went to standard output, which must be one document."""
+    return json.loads(answer.out)
+
+
+def test_run_validate_and_promote_print_the_result_document(world: tuple[Path, dict[str, Answer]]) -> None:
+    root, answers = world
+    schema = json.loads((ROOT / "docs" / "result.schema.json").read_text())
+    expected = {
+        "gone": (2, "error"),
+        "validate": (0, "accepted"),
+        "file": (0, "winner"),
+        "trial": (0, "winner"),
+        "promote": (0, "promoted"),
+    }
+    for name, (code, outcome) in expected.items():
+        found = document(answers[name])
+        jsonschema.validate(found, schema)
+        assert (answers[name].code, found["outcome"]) == (code, outcome), answers[name].said
+    assert json.loads((root / "promoted.json").read_text()) == document(answers["promote"])
+    assert "no models:/nothing/1 in the registry" in document(answers["gone"])["error"]["found"]
+
+
+def test_promote_takes_the_recorded_job_and_its_finished_work(world: tuple[Path, dict[str, Answer]]) -> None:
+    root, answers = world
+    trial, promoted = document(answers["trial"]), document(answers["promote"])
+    assert promoted["chosen"] == trial["chosen"]
+    assert all(candidate["cached"] for candidate in promoted["candidates"])
+    assert promoted["champion"]["version"] == "1"
+    recorded = [read_job(path) for path in (root / "state" / "mlartifacts").rglob("job.yaml")]
+    of_trial = next(job for job in recorded if job.source == "models:/tiny/1" and len(job.candidate_names) == 2)
+    assert of_trial == read_job(root / "first.yaml")
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "words"),
+    [
+        ("no run", 2, "no run that came to its end"),
+        ("without a report", 2, "no run that came to its end"),
+        ("init again", 2, "new.yaml: it is there already"),
+        ("init pickled", 2, "without an exported program (.pt2)"),
+        ("init function", 2, "with flavors none"),
+        ("init nothing", 2, "no models:/nothing/1 in the registry"),
+        ("init version", 2, "no models:/tiny/9 in the registry"),
+        ("init alias", 2, "no models:/tiny@nobody in the registry"),
+        ("init words", 2, "MODEL_URI 'tiny'"),
+        ("promote validation", 2, "with the outcome accepted"),
+        ("promote file", 2, "of the file "),
+        ("promote again", 2, "with the outcome promoted"),
+        ("report to a folder", 2, "Is a directory"),
+        ("report of nobody", 2, f"no run '{'0' * 32}'"),
+        ("report of words", 2, "RUN 'the last one'"),
+        ("rollback nothing", 2, "no variants of 'nothing' for ort-cpu"),
+        ("watch nothing", 2, "no-such-job"),
+    ],
+)
+def test_what_cannot_be_says_why(world: tuple[Path, dict[str, Answer]], name: str, code: int, words: str) -> None:
+    answer = world[1][name]
+    assert answer.code == code, answer.said
+    assert words in answer.said and "expected:" in answer.said and "fix:" in answer.said
+    assert "Traceback" not in answer.said and not (world[0] / "no.yaml").exists()
+
+
+def test_the_report_of_a_run_becomes_a_file(world: tuple[Path, dict[str, Answer]]) -> None:
+    root, answers = world
+    page = root / "page" / "report.html"
+    assert answers["report"].out == f"{page}\n"
+    original = Path(document(answers["trial"])["report"])
+    assert page.read_bytes() == original.read_bytes() and not list(page.parent.glob(".*"))
+
+
+def test_status_says_what_there_is_and_what_there_is_not(world: tuple[Path, dict[str, Answer]]) -> None:
+    answers = world[1]
+    before = answers["status of the trial"].out
+    assert "champions: none" in before and "under way: none" in before and "approvals: none can wait" in before
+    assert re.search(r"^[0-9a-f]{8} +models:/tiny/1 +ort-cpu +\d{4}-\d\d-\d\d \d\d:\d\d +winner ", before, re.M)
+    found = document(answers["status"])
+    (champion,) = found["champions"]
+    chosen = document(answers["promote"])["chosen"]
+    assert (champion["model"], champion["version"], champion["candidate"]) == ("tiny-quantized", "1", chosen)
+    assert [run["outcome"] for run in found["runs"]] == ["promoted", "winner", "winner", "accepted"]
+    assert found["under_way"] == [] and found["approvals"] is None
+    assert "tiny.onnx" not in answers["status of the model"].out
+    assert answers["status of another"].out.startswith("nothing yet of fraud at sqlite:")
+    assert document(answers["rollback"]) == {
+        "name": "tiny-quantized",
+        "alias": "champion-ort-cpu",
+        "left": "1",
+        "now": None,
+    }
+    assert document(answers["retention"])["deleted"] is False
+
+
+def test_init_writes_a_job_that_reads_and_whose_data_is_accepted(world: tuple[Path, dict[str, Answer]]) -> None:
+    root, answers = world
+    text = (root / "new.yaml").read_text()
+    assert "#   input   x: float32[batch, 64]\n#   output  logits: float32[batch, 4]\n" in text
+    assert "weights in float32" in text and "#   x  float32  [samples, 64]\n#   label " in text
+    job = read_job(root / "new.yaml")
+    assert (job.source, job.metric, job.candidates) == ("models:/tiny/1", "accuracy", DEFAULT_CANDIDATES["ort-cpu"])
+    assert all(name in answers["candidates"].out for name in job.candidate_names)
+    assert document(answers["validate"])["source"]["version"] == "1"
+    model = document(answers["init torch"])["model"]
+    assert model["flavor"] == "pytorch" and model["precision"] == "float32"
+    assert model["inputs"] == [{"name": "x", "dtype": "float32", "shape": [None, 64]}]
+    assert read_job(root / "torch.yaml").metric == "accuracy"
+
+
+RUN = Recorded(
+    "0" * 32, "run", "models:/tiny/1", "ort-cpu", "FINISHED", "winner", "fast", STATIC, "a device", "", "", ""
+)
+
+
+def test_a_winner_of_another_device_is_not_promoted_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tasks.promotable.take_inventory", lambda target: SimpleNamespace(device_key="this one"))
+    with pytest.raises(JobError, match=r"was judged on a device; here is this one"):
+        check_promotable(RUN)
+    check_promotable(replace(RUN, device="this one"))
+    monkeypatch.setenv("QUANTGATE_DISPATCH", "pools")
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
+    check_promotable(RUN)
+
+
+def test_names_of_several_runs_and_runs_without_files_are_refused(tmp_path: Path) -> None:
+    """As older versions left them, or a run that goes on still."""
+
+    class Page(list[Any]):
+        token = None
+
+    info = SimpleNamespace(status="FINISHED", start_time=1, end_time=2)
+    runs = Page(
+        SimpleNamespace(
+            info=SimpleNamespace(run_id=f"ab{index}", **vars(info)),
+            data=SimpleNamespace(tags={"quantgate.kind": kind}, params={}),
+        )
+        for index, kind in enumerate(("run", "validation", "candidate"))
+    )
+    client: Any = SimpleNamespace(
+        get_experiment_by_name=lambda name: SimpleNamespace(experiment_id="1"),
+        search_runs=lambda **query: runs,
+        list_artifacts=lambda run, folder: [],
+    )
+    with pytest.raises(JobError, match=r"2 runs that begin with 'ab': ab0, ab1"):
+        find_recorded(client, "ab")
+    with pytest.raises(JobError, match=r"finished, winner, without a report"):
+        fetch_report(client, RUN, tmp_path / "report.html")
+    with pytest.raises(JobError, match=r"without job.yaml"):
+        recorded_job(client, RUN)
+
+
+def test_ctrl_c_leaves_a_run_that_the_same_command_resumes(tiny: Tiny, tmp_path: Path) -> None:
+    """SIGINT to the whole group, as a terminal sends it, once the first variant is made."""
+    state = tmp_path / "state"
+    write_job(tmp_path / "job.yaml", tiny.job(candidates=[STATIC, DYNAMIC, INT4]))
+    command = [str(Path(sys.executable).with_name("quantgate")), "run", "job.yaml", "--json"]
+    process = subprocess.Popen(
+        command,
+        env=environment(state),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + 300
+    while not list((state / "store" / "variant").glob("[0-9a-f]*/record.json")):
+        assert process.poll() is None, "the run ended before it could be interrupted"
+        assert time.monotonic() < deadline, "no variant was made in five minutes"
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 130 and "Traceback" not in err, err
+    error = json.loads(out)["error"]
+    assert error["kind"] == "Interrupted" and error["fix"] in err
+    resume = error["fix"].rpartition(": ")[2]
+    assert resume == "quantgate run job.yaml --json"
+    answers = run_jobs(state, tmp_path / "runs", [{"name": "resumed", "arguments": ["run", f"{tmp_path}/job.yaml"]}])
+    assert answers["resumed"].code == 0 and "(from the store)" in answers["resumed"].said, answers["resumed"].said
