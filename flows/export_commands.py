@@ -14,21 +14,12 @@ from validators.recipe import Target
 
 
 def export(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="The source, or the model that holds its variants.")],
-    target: Annotated[Target, typer.Option(help="Of which target the champion is written.")],
-    triton: Annotated[
-        Path | None,
-        typer.Option(metavar="FOLDER", help="A model repository of Triton Inference Server: one more model there."),
-    ] = None,
-    to: Annotated[
-        Path | None, typer.Option("--out", metavar="FOLDER", help="A new folder: the files, manifest and README.")
-    ] = None,
-    version: Annotated[
-        int | None, typer.Option(min=1, metavar="VERSION", help="Of which version; by default the champion.")
-    ] = None,
-    max_batch: Annotated[
-        int | None, typer.Option(min=1, help="Triton's max_batch_size; by default the largest that was measured.")
-    ] = None,
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="The source, or the model of its variants.")],
+    target: Annotated[Target, typer.Option(metavar="TARGET", help="Of which target.")],
+    triton: Annotated[Path | None, typer.Option(metavar="FOLDER", help="A Triton model repository.")] = None,
+    to: Annotated[Path | None, typer.Option("--out", metavar="FOLDER", help="A new folder: files, README.")] = None,
+    version: Annotated[int | None, typer.Option(min=1, metavar="N", help="By default the champion.")] = None,
+    max_batch: Annotated[int | None, typer.Option(min=1, metavar="N", help="By default the largest measured.")] = None,
 ) -> Answer:
     """Write a champion to a folder, for Triton or as files.
 
