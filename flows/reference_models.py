@@ -108,7 +108,9 @@ def _default(field: Schema, key: str, part: Schema) -> str:
         return "**required**"
     default = field.get("default")
     # A record's defaults are those of its own keys.
-    return "its own" if isinstance(default, dict) and default else f"`{json.dumps(default, ensure_ascii=False)}`"
+    if isinstance(default, dict) and default:
+        return "its own"
+    return f"`{default if isinstance(default, str) and default else json.dumps(default, ensure_ascii=False)}`"
 
 
 def _line(text: str) -> str:

@@ -1,7 +1,7 @@
 """What MkDocs calls while it builds the site (`hooks` in mkdocs.yml).
 
-It adds the reference pages that the code writes (`flows/reference.py`), and the pages that lie beside docs/: on disk a page links
-them by their place in the repository, `../benchmarks/README.md`, in the site by their place there.
+It adds the reference pages that the code writes (`flows/reference.py`), and the pages that lie beside docs/: on disk a page
+links them by their place in the repository, `../benchmarks/README.md`, in the site by their place there.
 """
 
 from __future__ import annotations
