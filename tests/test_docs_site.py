@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import os
 import shutil
 import subprocess
@@ -10,10 +11,11 @@ import threading
 from collections.abc import Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
-from browser import browser
+from browser import WAIT_MS, browser
 from docs_pages import ROOT
 from page_checks import NARROW, WIDE, missing_pictures, overflows, visit
 from playwright.sync_api import Browser, expect
@@ -21,8 +23,8 @@ from playwright.sync_api import Browser, expect
 pytestmark = pytest.mark.slow
 # The corner above names of rows is empty in many tables; screen readers tell the row by its first cell.
 WITHOUT = ("empty-table-header",)
-# One of each: tables and links, code of each kind, a long generated page, a picture, a box with a warning.
-LOOKED_AT = ("index", "tutorial", "ci", "reference/names", "how-calibration-is-judged", "gpu-worker")
+# One of each: tables and links, code of each kind, generated pages with links in code, a picture, a box with a warning.
+LOOKED_AT = ("index", "tutorial", "ci", "reference/commands", "how-calibration-is-judged", "gpu-worker")
 
 
 def build(root: Path, site: Path) -> subprocess.CompletedProcess[str]:
@@ -92,11 +94,14 @@ def test_every_page_fits_its_window_and_has_its_pictures(chromium: Browser, site
     names = sorted(str(path.relative_to(site)) for path in site.rglob("*.html"))
     assert len(names) > 35
     faults = {}
-    for name in names:
-        with visit(chromium, f"{address}/{name}", width=NARROW) as view:
+    with visit(chromium, f"{address}/index.html") as view:
+        for name in names:
+            view.heard.clear()
+            view.tab.set_viewport_size({"width": NARROW, "height": 900})
+            view.tab.goto(f"{address}/{name}")
             found = missing_pictures(view.tab) + overflows(view.tab)
             view.tab.set_viewport_size({"width": WIDE, "height": 900})
-            faults[name] = view.heard + found + overflows(view.tab)
+            faults[name] = [*view.heard, *found, *overflows(view.tab)]
     assert {name: found for name, found in faults.items() if found} == {}
 
 
@@ -109,9 +114,23 @@ def test_a_page_reads_as_a_file(chromium: Browser, site: Path) -> None:
 
 def test_the_search_finds_a_command(chromium: Browser, address: str) -> None:
     with visit(chromium, f"{address}/index.html") as view:
-        view.tab.get_by_role("textbox", name="Search").first.fill("suggest-calibration")
-        expect(view.tab.locator(".md-search-result__item").first).to_contain_text("suggest-calibration")
+        # The index is fetched when the box is entered.
+        box = view.tab.get_by_role("textbox", name="Search").first
+        box.click()
+        box.press_sequentially("suggest-calibration")
+        expect(view.tab.locator(".md-search-result__item").first).to_contain_text(
+            "suggest-calibration", timeout=WAIT_MS
+        )
         assert view.heard == []
+
+
+def test_the_examples_of_the_hooks_hold() -> None:
+    """They are in no package, where doctests would be collected."""
+    spec = spec_from_file_location("docs_site", ROOT / "infra" / "docs_site.py")
+    assert spec and spec.loader
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert doctest.testmod(module) == (0, 2)
 
 
 BROKEN = {
