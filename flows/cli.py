@@ -12,6 +12,7 @@ from typing import Annotated, Any, cast
 import typer
 
 from flows import champion_commands as champions
+from flows import export_commands as exports
 from flows import service_commands as service
 from flows.console import err, fail, out, print_table, show_result, write_result
 from flows.progress import show_progress
@@ -311,6 +312,7 @@ for command in (
     champions.rollback,
     champions.watch,
     champions.retention,
+    exports.export,
 ):
     app.command()(command)
 

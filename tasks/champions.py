@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tasks.registry import pages, registry_call
+from validators.errors import JobError
 from validators.journal import RolledBack, read_rolled_back
 from validators.records import Champion
 
@@ -96,6 +97,26 @@ def own_versions(client: MlflowClient, place: Place) -> dict[str, Any]:
         if one.name == place.name and one.tags.get(TARGET) == place.target and one.tags.get(VARIANT_DIGEST)
     ]
     return {str(one.version): one for one in sorted(ours, key=lambda one: int(one.version), reverse=True)}
+
+
+def find_place(client: MlflowClient, model: str, target: str) -> Place:
+    """The place of a model's variants on a target; `model` names the source or the model that holds them.
+
+    Raises:
+        JobError: there are none, or `model` names both.
+        InfrastructureError: the registry does not answer.
+    """
+    places = [place for place in (place_of(model, target), Place(model, target)) if own_versions(client, place)]
+    if len(places) != 1:
+        found = " and ".join(place.name for place in places)
+        raise JobError(
+            found=f"variants for {target} of both {found}" if places else f"no variants of {model!r} for {target}",
+            expected="the name of a source, or of the model that holds its variants",
+            fix="name the other one"
+            if places
+            else "look into the registry for the name, and for the targets of its versions",
+        )
+    return places[0]
 
 
 def rolled_back_digests(client: MlflowClient, place: Place) -> dict[str, RolledBack]:

@@ -29,7 +29,7 @@ def check_artifact(place: Place, version: Any) -> None:
     """
     uri = place.uri(str(version.version))
     with tempfile.TemporaryDirectory(prefix="quantgate-") as folder:
-        check_folder(uri, _download(uri, Path(folder)), version.tags)
+        check_folder(uri, download_version(uri, Path(folder)), version.tags)
 
 
 def check_folder(uri: str, artifacts: Path, tags: Mapping[str, str]) -> None:
@@ -49,6 +49,22 @@ def check_folder(uri: str, artifacts: Path, tags: Mapping[str, str]) -> None:
         check_files(artifacts / "variant", json.loads(manifest.read_text(encoding="utf-8"))["files"])
     except (RuntimeError, OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise _unsound(uri, f"has not the files that it was registered with: {error}", "its files") from error
+
+
+def download_version(uri: str, folder: Path) -> Path:
+    """The folder of a version's artifacts, in the folder that MLflow has of it, below `folder`.
+
+    Raises:
+        VersionUnsound: there is none.
+        InfrastructureError: the registry does not answer.
+    """
+    from mlflow.artifacts import download_artifacts
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return Path(registry_call(download_artifacts, artifact_uri=uri, dst_path=str(folder))) / "artifacts"
+    except (MlflowException, FileNotFoundError) as error:  # the registry answers: it is not there
+        raise _unsound(uri, f"cannot be read back: {error}", "its files") from error
 
 
 def load_version(uri: str) -> Any:
@@ -90,17 +106,6 @@ def check_answer(
         found = answer.get(name)
         if found is None or not np.allclose(found, array, rtol=1e-3, atol=1e-5, equal_nan=True):
             raise _unsound(uri, f"answers {name!r} otherwise than the artifact that was judged", "the same values")
-
-
-def _download(uri: str, folder: Path) -> Path:
-    """The folder of a version's artifacts."""
-    from mlflow.artifacts import download_artifacts
-    from mlflow.exceptions import MlflowException
-
-    try:
-        return Path(registry_call(download_artifacts, artifact_uri=uri, dst_path=str(folder))) / "artifacts"
-    except (MlflowException, FileNotFoundError) as error:  # the registry answers: it is not there
-        raise _unsound(uri, f"cannot be read back: {error}", "its files") from error
 
 
 def _unsound(uri: str, found: str, expected: str) -> VersionUnsound:

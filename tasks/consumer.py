@@ -2,12 +2,17 @@
 
 MLflow copies this one file beside the variant and runs it where the model is loaded, so that it may import mlflow, numpy
 and onnxruntime and nothing of quantgate.
+
+A file that is not the approved one, or a provider that would not run it, is an error. Another version or device than the
+variant was approved on is what `QUANTGATE_MISMATCH` says: `warn`, which is the same as none, or `refuse`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
+import platform
 import warnings
 from importlib import import_module, metadata
 from pathlib import Path
@@ -16,6 +21,95 @@ from typing import Any
 import mlflow
 import mlflow.pyfunc
 import numpy as np
+
+# What to do where a version or the device is another one than the variant was approved on. Engines heed it too, by
+# `trt_engine/load.py`.
+POLICY = "QUANTGATE_MISMATCH"
+
+
+def _refuses() -> bool:
+    """Whether a mismatch is an error.
+
+    Raises:
+        RuntimeError: the environment says something else than `warn` or `refuse`.
+    """
+    answer = os.environ.get(POLICY, "warn")
+    if answer not in ("warn", "refuse"):
+        raise RuntimeError(f"found {POLICY}={answer}; expected warn or refuse; set one of them")
+    return answer == "refuse"
+
+
+def _mismatch(found: str, approved: str, fix: str) -> None:
+    """Warn of what is not as it was approved, or refuse it.
+
+    Raises:
+        RuntimeError: it is refused.
+    """
+    if _refuses():
+        raise RuntimeError(
+            f"found {found}; expected {approved}, on which the variant was approved; {fix}, or set {POLICY}=warn"
+        )
+    warnings.warn(
+        f"found {found}; the variant was approved on {approved}: accuracy and speed may differ; {fix}", stacklevel=4
+    )
+
+
+# Written as in `tasks/measure/inventory.py`, which says on which device a variant is approved.
+def _processor_here() -> tuple[str, set[str], int]:
+    """Name and instruction sets of the processor, and the cores that this process may use."""
+    path = Path("/proc/cpuinfo")
+    first = path.read_text(encoding="utf-8").split("\n\n", 1)[0] if path.exists() else ""
+    pairs = (line.partition(":") for line in first.splitlines())
+    cpu = {key.strip(): value.strip() for key, _, value in pairs}
+    flags = set((cpu.get("flags") or cpu.get("Features") or "").split())
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return cpu.get("model name") or platform.processor() or platform.machine(), flags, cores
+
+
+def _gpus_here() -> tuple[set[str], str]:
+    """The kinds of GPU that the driver knows, each as `name, compute capability 9.0`, and its version."""
+    try:
+        nvml = import_module("pynvml")
+    except ImportError:
+        return {"a GPU that nothing tells of (nvidia-ml-py is not installed)"}, "unknown"
+    try:
+        nvml.nvmlInit()
+        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+        kinds = set()
+        for handle in handles:
+            major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
+            kinds.add(f"{nvml.nvmlDeviceGetName(handle)}, compute capability {major}.{minor}")
+        return kinds, str(nvml.nvmlSystemGetDriverVersion())
+    except nvml.NVMLError as error:
+        return {f"a GPU that nothing tells of ({error})"}, "unknown"
+
+
+def _check_device(hardware: dict[str, Any]) -> None:
+    """Hold this machine against the one that the variant was approved on: its GPU where it runs on one, else its processor.
+
+    More cores are no mismatch: the session has the threads that it was approved with.
+
+    Raises:
+        RuntimeError: it is another one, and that is refused.
+    """
+    fix = "load it on such a machine, or have quantgate approve it on this one"
+    if gpu := hardware["gpu"]:
+        approved = f"{gpu['name']}, compute capability {gpu['compute_capability']}"
+        kinds, driver = _gpus_here()
+        if kinds != {approved}:
+            _mismatch(" and ".join(sorted(kinds)) or "no GPU", approved, fix)
+        if driver != gpu["driver"]:
+            _mismatch(f"NVIDIA driver {driver}", gpu["driver"], fix)
+        return
+    name, flags, cores = _processor_here()
+    if name != hardware["processor"]:
+        _mismatch(f"processor {name}", hardware["processor"], fix)
+    for flag, had in hardware["isa"].items():
+        if (flag in flags) != had:
+            words = ("with", "without") if flag in flags else ("without", "with")
+            _mismatch(f"a processor {words[0]} {flag}", f"one {words[1]}", fix)
+    if cores < hardware["cores"]:
+        _mismatch(f"{cores} cores to compute on", str(hardware["cores"]), fix)
 
 
 def _plugin_device(provider: str, plugin: dict[str, Any]) -> Any:
@@ -33,11 +127,7 @@ def _plugin_device(provider: str, plugin: dict[str, Any]) -> Any:
     except (ImportError, OSError) as error:
         raise RuntimeError(f"found {error}; the variant runs on {provider} alone; install {needed}") from error
     if found != plugin["version"]:
-        warnings.warn(
-            f"found {plugin['distribution']} {found}; the variant was approved on {plugin['version']}: accuracy and speed "
-            "may differ; install that version",
-            stacklevel=2,
-        )
+        _mismatch(f"{plugin['distribution']} {found}", plugin["version"], "install that version")
     try:
         ort.register_execution_provider_library(provider, library)
     except Exception as error:  # the bindings raise a dozen unrelated classes; another champion may have registered it
@@ -121,20 +211,18 @@ class Champion(mlflow.pyfunc.PythonModel):  # type: ignore[misc,name-defined,unu
         """Check the files against their manifest and open the session.
 
         Raises:
-            RuntimeError: the files are not those that were approved, another provider would run them, or a library of custom
-                operators is missing.
+            RuntimeError: the files are not those that were approved, another provider would run them, a library of custom
+                operators is missing, or version or device are others than those of the approval and QUANTGATE_MISMATCH=refuse.
         """
         import onnxruntime as ort
 
         manifest = json.loads(Path(context.artifacts["manifest"]).read_text(encoding="utf-8"))
         folder = Path(context.artifacts["variant"])
         _check_files(folder, manifest["files"])
+        _refuses()  # a policy that is misspelt is said before it is needed
         if ort.__version__ != manifest["runtime_version"]:
-            warnings.warn(
-                f"found onnxruntime {ort.__version__}; the variant was approved on {manifest['runtime_version']}: "
-                "accuracy and speed may differ; install that version",
-                stacklevel=2,
-            )
+            _mismatch(f"onnxruntime {ort.__version__}", manifest["runtime_version"], "install that version")
+        _check_device(manifest["hardware"])
         settings = manifest["session"]
         on_gpu = settings["provider"] in GPU_PROVIDERS
         options = ort.SessionOptions()
@@ -188,11 +276,7 @@ def _find_library(library: dict[str, str], folder: Path, files: dict[str, str]) 
         raise RuntimeError(f"found no package {package}; expected {wanted}, which has custom operators") from error
     found = metadata.version(library["distribution"])
     if found != library["version"]:
-        warnings.warn(
-            f"found {library['distribution']} {found}; the variant was approved with {wanted}: accuracy and speed may "
-            "differ; install that version",
-            stacklevel=2,
-        )
+        _mismatch(f"{library['distribution']} {found}", wanted, "install that version")
     return path
 
 

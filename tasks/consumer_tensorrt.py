@@ -26,7 +26,7 @@ class Champion(mlflow.pyfunc.PythonModel):  # type: ignore[misc,name-defined,unu
 
         Raises:
             RuntimeError: a file is not the one that was approved, there is no GPU, the engine is stale and
-                QUANTGATE_STALE_ENGINE=refuse, or it cannot be built or loaded here.
+                QUANTGATE_MISMATCH=refuse, or it cannot be built or loaded here.
             ImportError: there is no TensorRT.
         """
         # MLflow runs this file where it is registered too, and there the package is not on the path.

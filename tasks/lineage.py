@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
@@ -12,19 +13,23 @@ import numpy as np
 
 from tasks.champions import TAG
 from tasks.context import Given, Run
+from tasks.measure.inventory import ISA_FLAGS
 from tasks.runtimes import openvino
 from tasks.runtimes.libraries import describe_library
 from tasks.runtimes.ort import DISTRIBUTIONS
-from tasks.runtimes.runner import open_runner
 from validators.approval import Approval
+from validators.datasets import TensorSpec
 from validators.digests import digest_file, digest_text
 from validators.measurements import Saturation
 from validators.providers import OPENVINO_PROVIDER
 from validators.records import Inventory, Variant
 from validators.verdicts import Verdict
 
+FORMAT = 2
+# By which a consumer knows the GPU.
+_NVML = "nvidia-ml-py"
 # What a consumer of an engine needs beside TensorRT.
-_ENGINE_REQUIREMENTS = ("cuda-bindings", "nvidia-ml-py")
+_ENGINE_REQUIREMENTS = ("cuda-bindings", _NVML)
 
 
 def variant_folder(variant: Variant, folder: Path) -> Path:
@@ -50,8 +55,28 @@ def _artifact_files(variant: Variant) -> list[Path]:
     return [variant.path, *([beside] if beside.exists() else []), *libraries, *built]
 
 
-def manifest_of(given: Given, inventory: Inventory, variant: Variant, saturation: Saturation | None) -> dict[str, Any]:
+def hardware_of(inventory: Inventory) -> dict[str, Any]:
+    """The device of an approval as a consumer compares it: the GPU, or the processor with what it has and lacks."""
+    gpu = inventory.gpu
+    return {
+        "processor": inventory.cpu,
+        "isa": {flag: flag in inventory.isa for flag in ISA_FLAGS},
+        "cores": inventory.cores,
+        "gpu": {key: getattr(gpu, key) for key in ("name", "compute_capability", "driver")} if gpu else None,
+    }
+
+
+def manifest_of(
+    given: Given,
+    inventory: Inventory,
+    variant: Variant,
+    saturation: Saturation | None,
+    batch_sizes: Collection[int] = (),
+) -> dict[str, Any]:
     """What the consumer checks and needs: digests, session settings, and what the approval is tied to.
+
+    `format` counts what the keys mean; it is absent from 1, which has neither `hardware` nor `batch_sizes`, the sizes at which
+    latency was measured. Keys are added, never changed: every release reads all formats.
 
     `ranges` is what to watch in production: the ends of each fixed range, and the share of values that lay outside of it here.
     """
@@ -59,6 +84,7 @@ def manifest_of(given: Given, inventory: Inventory, variant: Variant, saturation
     engine = variant.engine.manifest if variant.engine else None
     runtime = engine.runtime if engine else next(name for name in inventory.runtimes if name in DISTRIBUTIONS)
     return {
+        "format": FORMAT,
         "candidate": variant.candidate,
         "source_digest": given.source.digest,
         "files": {path.name: digest_file(path) for path in _artifact_files(variant)},
@@ -70,16 +96,13 @@ def manifest_of(given: Given, inventory: Inventory, variant: Variant, saturation
         "runtime_version": engine.runtime_version if engine else inventory.runtimes[runtime],
         "engine": asdict(engine) if engine else None,
         "device": inventory.device_key,
+        "hardware": hardware_of(inventory),
+        "batch_sizes": sorted(batch_sizes),
         "ranges": {
             tensor.tensor: {"low": tensor.low, "high": tensor.high, "share_outside": tensor.share}
             for tensor in (saturation.tensors if saturation else ())
         },
     }
-
-
-def manifest_text(given: Given, inventory: Inventory, variant: Variant, saturation: Saturation | None) -> str:
-    """The manifest as its file holds it."""
-    return json.dumps(manifest_of(given, inventory, variant, saturation), indent=1)
 
 
 def runtime_requirements(inventory: Inventory, variant: Variant) -> list[str]:
@@ -94,26 +117,26 @@ def runtime_requirements(inventory: Inventory, variant: Variant) -> list[str]:
         if name.startswith("onnxruntime") and (plugin or name != openvino.DISTRIBUTION)
     ]
     packages = [f"{one.distribution}=={one.version}" for one in variant.session.libraries if one.package]
+    if variant.session.on_gpu:
+        packages.append(f"{_NVML}=={metadata.version(_NVML)}")
     return [*runtimes, *packages, f"numpy=={np.__version__}"]
 
 
-def signature_of(variant: Variant) -> Any:
-    """The signature of the variant, read from its own session: names, dtypes, -1 for every dynamic axis."""
+def signature_of(inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> Any:
+    """The signature of a variant, from what its own session says: names, dtypes, -1 for every dynamic axis."""
+    from mlflow import types
     from mlflow.models import ModelSignature
-    from mlflow.types import Schema, TensorSpec
 
-    with open_runner(variant.loaded, variant.session) as runner:
-        sides = (runner.inputs, runner.outputs)
     schemas = [
-        Schema(
+        types.Schema(
             [
-                TensorSpec(
+                types.TensorSpec(
                     np.dtype(spec.dtype), tuple(axis if isinstance(axis, int) else -1 for axis in spec.shape), spec.name
                 )
                 for spec in side
             ]
         )
-        for side in sides
+        for side in (inputs, outputs)
     ]
     return ModelSignature(inputs=schemas[0], outputs=schemas[1])
 

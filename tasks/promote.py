@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 
 from prefect.runtime import flow_run
@@ -12,12 +14,16 @@ from prefect.runtime import flow_run
 from tasks.champions import Place, champion_at, place_of
 from tasks.check_version import check_answer
 from tasks.context import Given, Run, log
-from tasks.lineage import lineage_of, manifest_text, runtime_requirements, signature_of, variant_folder
+from tasks.describe_version import describe_version
+from tasks.lineage import lineage_of, manifest_of, runtime_requirements, signature_of, variant_folder
 from tasks.promote_reconcile import reconcile
 from tasks.promote_version import Offer, promote_version
 from tasks.registry import connect, quiet_mlflow, registry_call
 from tasks.request import request_batch
 from tasks.runtimes.runner import open_runner
+from tasks.serving.card import model_card
+from tasks.serving.promoted import Promoted
+from tasks.serving.readme import version_readme
 from tasks.step import step
 from tasks.storage.locks import LockTaken
 from validators.approval import Approval, NotApproved
@@ -85,12 +91,29 @@ def _offer(run: Run, given: Given, inventory: Inventory, approval: Approval, mlf
     """What is to be promoted, while its files lie in a folder of their own."""
     variant = approval.variant
     batch = request_batch(given.evidence, run.job.measurement.points[0])
-    manifest = manifest_text(given, inventory, variant, approval.trial.saturation)
+    sizes = {point.batch_size for point in run.job.measurement.points}
+    manifest = json.dumps(manifest_of(given, inventory, variant, approval.trial.saturation, sizes), indent=1)
+    place = champion_place(run, given)
+
+    @cache
+    def promoted() -> Promoted:
+        return describe_version(
+            run,
+            given,
+            inventory,
+            approval,
+            place=place,
+            manifest=manifest,
+            request=batch,
+            mlflow_run_id=mlflow_run_id,
+        )
+
     with tempfile.TemporaryDirectory(prefix="quantgate-") as folder:
         yield Offer(
             tags=lineage_of(run, given, inventory, approval, mlflow_run_id, manifest),
-            upload=lambda: _upload(inventory, variant, manifest, Path(folder), mlflow_run_id),
+            upload=lambda: _upload(promoted(), manifest, Path(folder)),
             check=lambda uri: check_answer(uri, batch, _answer_of(variant, batch)),
+            describe=lambda: model_card(promoted()),
         )
 
 
@@ -101,21 +124,27 @@ def _answer_of(variant: Variant, batch: Arrays) -> Arrays:
         return dict(zip(names, runner.run(batch, names), strict=True))
 
 
-def _upload(inventory: Inventory, variant: Variant, manifest: str, folder: Path, mlflow_run_id: str) -> str:
+def _upload(promoted: Promoted, manifest: str, folder: Path) -> str:
     """Log the variant as a model that consumers load without quantgate; the URI of what was logged."""
     import mlflow
 
-    described = folder / "manifest.json"
-    described.write_text(manifest, encoding="utf-8")
+    variant = promoted.approval.variant
+    texts = {
+        "manifest": (folder / "manifest.json", manifest),
+        "readme": (folder / "README.md", version_readme(promoted)),
+    }
+    for path, text in texts.values():
+        path.write_text(text, encoding="utf-8")
     files = variant_folder(variant, folder)
-    with mlflow.start_run(run_id=mlflow_run_id, log_system_metrics=False), quiet_mlflow():
+    requirements = runtime_requirements(promoted.inventory, variant)
+    with mlflow.start_run(run_id=promoted.run_id, log_system_metrics=False), quiet_mlflow():
         logged = registry_call(
             mlflow.pyfunc.log_model,
             name="variant",
             python_model=str(ENGINE_CONSUMER if variant.engine else CONSUMER),
             code_paths=[str(ENGINE_PACKAGE)] if variant.engine else None,
-            artifacts={"variant": str(files), "manifest": str(described)},
-            signature=signature_of(variant),
-            pip_requirements=[f"mlflow=={mlflow.__version__}", *runtime_requirements(inventory, variant)],
+            artifacts={"variant": str(files)} | {name: str(path) for name, (path, _) in texts.items()},
+            signature=signature_of(promoted.inputs, promoted.outputs),
+            pip_requirements=[f"mlflow=={mlflow.__version__}", *requirements],
         )
     return str(logged.model_uri)

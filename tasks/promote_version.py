@@ -8,6 +8,7 @@ the lock next (`tasks/promote_reconcile.py`).
 |---|---|---|
 | nothing, or the upload | files that no version refers to | nothing: no consumer sees them |
 | the version is registered | journal `registered` | marks it `interrupted` |
+| it is described | the same | the same |
 | its files were read back | journal `verified` | the same |
 | the staging alias is set | that alias, journal `verified` | removes the alias; the same |
 | it answered as it was judged | staging alias, journal `moving`, champion as before | the same |
@@ -68,11 +69,13 @@ SAME = (VARIANT_DIGEST, SOURCE_DIGEST, MANIFEST_DIGEST)
 @dataclass(frozen=True)
 class Offer:
     """An approved variant: the tags of its version, `upload()`, which puts its files beside the registry and gives their URI,
-    and `check(uri)`, which raises `VersionUnsound` unless what a consumer loads from there answers as the variant did."""
+    `check(uri)`, which raises `VersionUnsound` unless what a consumer loads from there answers as the variant did, and
+    `describe()`, the description of the version as Markdown."""
 
     tags: dict[str, str]
     upload: Callable[[], str]
     check: Callable[[str], None]
+    describe: Callable[[], str]
 
 
 def promote_version(
@@ -133,6 +136,7 @@ class _Attempt:
 
 def _move(attempt: _Attempt, offer: Offer) -> None:
     client, place, number = attempt.client, attempt.place, attempt.number
+    registry_call(client.update_model_version, place.name, number, description=offer.describe())
     check_artifact(place, attempt.version)
     attempt.write(VERIFIED)
     registry_call(client.set_registered_model_alias, place.name, place.staging, number)

@@ -120,12 +120,18 @@ def record_awaiting(run: Run, run_id: str, result: Result, page: Path) -> str | 
 
 def report_address(run: Run, run_id: str) -> str | None:
     """Where people see the report in MLflow's UI; None where MLflow is a database without a server."""
+    page = run_address(run, run_id)
+    return f"{page}/artifacts/report/report.html" if page else None
+
+
+def run_address(run: Run, run_id: str) -> str | None:
+    """Where people see a run in MLflow's UI; None where MLflow is a database without a server."""
     pages = pages_address(run.tracking_uri)
     if pages is None:
         return None
     with connect(run.tracking_uri) as client:
         experiment = registry_call(client.get_run, run_id).info.experiment_id
-    return f"{pages}/#/experiments/{experiment}/runs/{run_id}/artifacts/report/report.html"
+    return f"{pages}/#/experiments/{experiment}/runs/{run_id}"
 
 
 def _log_report(client: MlflowClient, run_id: str, page: Path) -> None:

@@ -1,4 +1,4 @@
-"""Step 9: the page, its picture, and the same table as Prefect artifacts."""
+"""Step 9: the page, its pictures, and the same table as Prefect artifacts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tasks.context import Run, log
 from tasks.record import report_address
 from tasks.reporting.markdown import artifact_rows, verdict_markdown
 from tasks.reporting.page import render_page
-from tasks.reporting.pictures import noise_svg, pareto_png, pareto_svg
+from tasks.reporting.pictures import draw_pictures
 from tasks.step import step
 from validators.plain_text import as_markdown
 from validators.redact import redact
@@ -20,7 +20,7 @@ from validators.result import Result
 
 @step("publish report")
 def publish_report(run: Run, record: str, findings: Findings, result: Result) -> Path:
-    """Write `report.html` and the picture into the state folder and the table to Prefect; return the page's path."""
+    """Write `report.html` and the pictures into the state folder and the table to Prefect; return the page's path."""
     page = write_report(run, record, findings, result)
     create_markdown_artifact(verdict_markdown(result), key="verdict", description=as_markdown(result.reason))
     if rows := artifact_rows(result):
@@ -32,14 +32,14 @@ def publish_report(run: Run, record: str, findings: Findings, result: Result) ->
 
 
 def write_report(run: Run, record: str, findings: Findings, result: Result) -> Path:
-    """Write `report.html` and the picture into the state folder; return the page's path."""
+    """Write `report.html` and the pictures into the state folder; return the page's path."""
     folder = run.state / "reports" / record
     page = folder / "report.html"
     with run.clock.work("report"):
         folder.mkdir(parents=True, exist_ok=True)
-        svg = pareto_svg(result, run.job.gates)
-        text = render_page(result, run.job, findings.trials, findings.calibration, svg, noise_svg=noise_svg(result))
+        pictures = draw_pictures(result, run.job.gates, findings.trials)
+        text = render_page(result, run.job, findings.trials, findings.calibration, pictures)
         page.write_text(redact(text), encoding="utf-8")
-        if result.candidates:
-            (folder / "pareto.png").write_bytes(pareto_png(result, run.job.gates))
+        for name, picture in pictures.of_run(result.chosen).items():
+            (folder / f"{name}.png").write_bytes(picture.png)
     return page

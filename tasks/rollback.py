@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tasks.champions import DEVICE, VARIANT_DIGEST, Place, number_at, own_versions, place_of
+from tasks.champions import DEVICE, VARIANT_DIGEST, Place, find_place, number_at, own_versions
 from tasks.check_version import check_artifact, load_version
 from tasks.context import log
 from tasks.measure.inventory import take_inventory
@@ -62,7 +62,7 @@ def roll_back(model: str, target: Target, to: int | None = None, reason: str = "
     """
     state = state_folder()
     with connect(tracking_uri(state)) as client:
-        place = _find_place(client, model, target)
+        place = find_place(client, model, target)
         with open_locks(state, store_place()).hold(place.lock, wait_seconds=LOCK_WAIT_SECONDS) as held:
             reconcile(client, place)
             present = number_at(client, place, place.alias)
@@ -79,20 +79,6 @@ def roll_back(model: str, target: Target, to: int | None = None, reason: str = "
 
 
 roll_back_step = step("roll back")(roll_back)
-
-
-def _find_place(client: MlflowClient, model: str, target: str) -> Place:
-    places = [place for place in (place_of(model, target), Place(model, target)) if own_versions(client, place)]
-    if len(places) != 1:
-        found = " and ".join(place.name for place in places)
-        raise JobError(
-            found=f"variants for {target} of both {found}" if places else f"no variants of {model!r} for {target}",
-            expected="the name of a source, or of the model that holds its variants",
-            fix="name the other one"
-            if places
-            else "look into the registry for the name, and for the targets of its versions",
-        )
-    return places[0]
 
 
 def _goal(place: Place, versions: dict[str, Any], present: str | None, to: int | None, request: str) -> str | None:

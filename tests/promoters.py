@@ -36,6 +36,7 @@ NAME, TARGET = "m-quantized", "ort-cpu"
 WRITES = (
     "create_registered_model",
     "create_model_version",
+    "update_model_version",
     "set_model_version_tag",
     "delete_model_version_tag",
     "set_registered_model_alias",
@@ -43,8 +44,8 @@ WRITES = (
 )
 # What a promotion came to, by how its process ended.
 ENDS = {0: "promoted", 10: "ChampionMoved", 11: "VersionUnsound", 12: "InfrastructureError", -9: "killed"}
-# Writes of a promotion: model, version, verified, staging, moving, alias, staging, done.
-LAST = 8
+# Writes of a promotion: model, version, description, verified, staging, moving, alias, staging, done.
+LAST = 9
 BATCH = {"x": np.arange(6, dtype=np.float32).reshape(2, 3)}
 Fault = Callable[[Path], None]
 
@@ -63,6 +64,8 @@ def pack(folder: Path, factor: float) -> Packed:
     import mlflow
     from mlflow.models import infer_signature
 
+    from tasks.lineage import hardware_of
+    from tasks.measure.inventory import take_inventory
     from tasks.promote import CONSUMER
     from validators.digests import digest_file
 
@@ -77,6 +80,7 @@ def pack(folder: Path, factor: float) -> Packed:
     session = {"provider": "CPUExecutionProvider", "threads": 1, "optimization": "all", "entries": {}}
     manifest = {"files": {"model.onnx": digest}, "session": session, "libraries": [], "plugin": None}
     manifest |= {"inputs": {"x": "float32"}, "runtime_version": onnxruntime.__version__}
+    manifest |= {"hardware": hardware_of(take_inventory("ort-cpu"))}
     written = described / "manifest.json"
     written.write_text(json.dumps(manifest))
     path = folder / f"model-{factor}"
@@ -103,6 +107,7 @@ def promote(root: Path, packed: Packed, judged_against: str | None, uri: str = "
         packed.tags,
         lambda: uploaded(packed) if uri else str(packed.path),
         lambda uri: check_answer(uri, BATCH, {"y": BATCH["x"] * packed.factor}),
+        lambda: f"factor {packed.factor}",
     )
     with connect(uri or f"sqlite:///{root / 'mlflow.db'}") as client:
         locks = FolderLocks(root / "locks")

@@ -266,6 +266,10 @@ def test_a_half_quantized_model_is_covered_by_its_share(tiny: Tiny, ready: Ready
     assert sum(seen.macs_by_kernel.values()) == ROWS * whole
     assert seen.share == pytest.approx(1 - floats / whole)
     assert seen.float_nodes == ("float_product",)
+    work = {product.name: product for product in seen.products}
+    assert sorted(product.macs for product in seen.products) == sorted(ROWS * macs for macs in (FIRST, SECOND, floats))
+    assert seen.precision(work["float_product"].kernel) == "float"
+    assert [seen.precision(product.kernel) for product in seen.products].count("low") == 2
 
 
 def test_shares_of_a_table() -> None:

@@ -77,7 +77,8 @@ def builder(monkeypatch: pytest.MonkeyPatch) -> Builder:
     one = Builder()
     monkeypatch.setattr(load, "build_plan", one)
     monkeypatch.setattr(load, "gpu_here", lambda: GPU)
-    monkeypatch.delenv(load.SWITCH, raising=False)
+    monkeypatch.delenv(load.POLICY, raising=False)
+    monkeypatch.delenv(load.FORMER, raising=False)
     return one
 
 
@@ -124,11 +125,15 @@ def test_a_stale_engine_is_refused_if_told_so(
     tmp_path: Path, fakes: Fakes, builder: Builder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(load, "gpu_here", lambda: GPU | {"driver": "1"})
-    monkeypatch.setenv(load.SWITCH, "refuse")
+    monkeypatch.setenv(load.POLICY, "refuse")
     with pytest.raises(RuntimeError, match=r"found a stale engine: driver 1, built with 580\.95\.05"):
         load.open_version(tmp_path, write_version(tmp_path))
-    monkeypatch.setenv(load.SWITCH, "yes")
-    with pytest.raises(RuntimeError, match="found QUANTGATE_STALE_ENGINE=yes; expected rebuild or refuse"):
+    monkeypatch.setenv(load.POLICY, "yes")
+    with pytest.raises(RuntimeError, match="found QUANTGATE_MISMATCH=yes; expected warn or refuse"):
+        load.open_version(tmp_path, write_version(tmp_path))
+    monkeypatch.delenv(load.POLICY)
+    monkeypatch.setenv(load.FORMER, "refuse")
+    with pytest.raises(RuntimeError, match="found QUANTGATE_STALE_ENGINE; expected QUANTGATE_MISMATCH"):
         load.open_version(tmp_path, write_version(tmp_path))
     assert builder.asked == []
 

@@ -14,7 +14,15 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("flows", "tasks", "validators")
 # Folders of the tasks floor that know nothing of orchestration or tracking.
-PURE = ("tasks/ptq", "tasks/runtimes", "tasks/measure", "tasks/reporting", "tasks/storage", "validators")
+PURE = (
+    "tasks/ptq",
+    "tasks/runtimes",
+    "tasks/measure",
+    "tasks/reporting",
+    "tasks/serving",
+    "tasks/storage",
+    "validators",
+)
 
 
 def modules(folder: str) -> list[Path]:

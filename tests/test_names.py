@@ -88,7 +88,7 @@ def test_markup_is_shown_and_not_obeyed() -> None:
     """On the page, and in Prefect's artifacts."""
     error = QuantgateError(found=f"{HTML}\n| a | b |", expected=HTML, fix=HTML)
     result = conclude_error(None, error, Clock())
-    page = render_page(result, parse_job(WHOLE | {"source": HTML}, base=Path("/x")), (), None, None, noise_svg=None)
+    page = render_page(result, parse_job(WHOLE | {"source": HTML}, base=Path("/x")))
     assert "<script>alert" not in page and "<img src=x" not in page
     text = verdict_markdown(result)
     assert "](javascript" not in text.replace("\\]", "") and "<script" not in text.replace("\\<", "")

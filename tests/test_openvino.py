@@ -17,7 +17,7 @@ import pytest
 from conftest import FEATURES, Tiny
 from driving import environment
 
-from flows.describe import candidate_rows, describe, target_rows
+from flows.describe import candidate_rows, target_rows
 from tasks import make_candidate
 from tasks.lineage import runtime_requirements
 from tasks.measure.inventory import take_inventory
@@ -34,6 +34,7 @@ from validators.measurements import UNNAMED, Coverage
 from validators.providers import OPENVINO_PROVIDER
 from validators.read_job import parse_job
 from validators.recipe import decode
+from validators.recipe_words import describe
 from validators.records import Inventory, SessionSettings, Variant
 
 ROOT = Path(__file__).parent.parent

@@ -14,7 +14,7 @@ from promoters import LAST, left
 from stack import Stack
 
 CHAMPION = "champion-ort-cpu"
-ALIAS_WRITE = 6
+ALIAS_WRITE = 7
 AT_REST = {"done", "interrupted", "failed"}
 
 pytestmark = pytest.mark.slow
@@ -50,7 +50,7 @@ def variants(state: dict[str, Any]) -> dict[str, Any]:
 
 def test_every_write_of_a_promotion_had_its_fault(lines: list[dict[str, Any]]) -> None:
     """And after the last write there was none left to come before."""
-    assert LAST == 8
+    assert LAST == 9
     for fault in ("kill", "refuse", "down"):
         assert ["promoted" if line["first"] == "promoted" else "not" for line in of(lines, fault)] == [
             *["not"] * LAST,

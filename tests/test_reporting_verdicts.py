@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from test_reporting import CHOSEN, NAMES, RESULT, Reader, render
+from report_data import CHOSEN, NAMES, RESULT, Reader
+from test_reporting import render
 
 from tasks.reporting.confirmation import confirmed_rows, tell_confirmation
 from tasks.reporting.formats import NO_VALUE, gate_value

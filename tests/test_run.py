@@ -14,7 +14,6 @@ from typing import Any
 
 import jsonschema
 import numpy as np
-import onnxruntime
 import pytest
 from conftest import Tiny
 from driving import Answer, environment, register_models, run_jobs, write_job
@@ -292,41 +291,6 @@ def test_a_torch_program_is_exported_and_agrees_with_the_onnx_model(world: tuple
     assert answers["first"].result is not None
     value = answers["torch"].result["baseline"]["value"]
     assert value == pytest.approx(answers["first"].result["baseline"]["value"], abs=1e-3)
-
-
-def test_a_consumer_without_quantgate_loads_the_champion(
-    world: tuple[Path, dict[str, Answer]], tiny: Tiny, tmp_path: Path
-) -> None:
-    """A fresh virtual environment with the model's own requirements answers as the artifact does in this one."""
-    state, answers = world
-    result = answers["first"].result
-    assert result is not None
-    manifests = (state / "mlartifacts").rglob("manifest.json")
-    model = next(
-        path for path in manifests if json.loads(path.read_text())["source_digest"] == result["source"]["digest"]
-    )
-    model = model.parent.parent
-    venv = tmp_path / "venv"
-    uv = str(Path(sys.executable).with_name("uv"))
-    lock = Path(__file__).parent.parent / "requirements" / "dev.txt"
-    subprocess.run([uv, "venv", "--quiet", "--python", sys.executable, str(venv)], check=True)
-    install = [uv, "pip", "install", "--quiet", "--python", str(venv / "bin" / "python"), "-c", str(lock)]
-    subprocess.run([*install, "-r", str(model / "requirements.txt")], check=True)
-    script = (
-        "import importlib.util, sys, mlflow, numpy as np\n"
-        "assert importlib.util.find_spec('validators') is None and importlib.util.find_spec('tasks') is None\n"
-        f"mlflow.set_tracking_uri('sqlite:///{state / 'mlflow.db'}')\n"
-        "model = mlflow.pyfunc.load_model('models:/tiny-quantized@champion-ort-cpu')\n"
-        f"x = np.load({str(tiny.evaluation)!r})['x'][:7]\n"
-        "np.save(sys.argv[1], model.predict({'x': x})['logits'])\n"
-    )
-    out = tmp_path / "answer.npy"
-    command = [str(venv / "bin" / "python"), "-I", "-c", script, str(out)]
-    done = subprocess.run(command, env=environment(state), capture_output=True, text=True, cwd=tmp_path, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    session = onnxruntime.InferenceSession(next(model.rglob("variant/model.onnx")), providers=["CPUExecutionProvider"])
-    expected = session.run(None, {"x": np.load(tiny.evaluation)["x"][:7]})[0]
-    np.testing.assert_allclose(np.load(out), expected, atol=1e-5)
 
 
 def test_a_run_that_was_killed_is_resumed_without_making_anything_twice(tiny: Tiny, tmp_path: Path) -> None:

@@ -6,9 +6,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 # In `Coverage.macs_by_kernel`: kernels that the runtime does not tell of.
 UNNAMED = "not named by the provider"
+# In 8 bits or fewer; in 16; wider; not told by the runtime.
+Precision = Literal["low", "half", "float", "unknown"]
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,15 @@ class KernelProfile:
 
 
 @dataclass(frozen=True)
+class Product:
+    """A node that multiplies: the kernel that ran it, by name, and the multiply-accumulates of one request."""
+
+    name: str
+    kernel: str
+    macs: int
+
+
+@dataclass(frozen=True)
 class Coverage:
     """What ran in low precision: multiply-accumulates by kernel and time by kernel, read from the runtime's profile.
 
@@ -49,7 +61,7 @@ class Coverage:
     `us_by_kernel` are microseconds of one request; empty where the runtime tells no times, and then `unfused` and
     `inserted` are not known either. `unfused` are QuantizeLinear and DequantizeLinear that ran although the file meant them
     to go into other kernels, `inserted` the casts, transposes and reorders beyond those of the baseline. `kernels_path` is
-    the list of all kernels with their times, as JSON.
+    the list of all kernels with their times, as JSON. `products` are the nodes with MACs, in the order in which they ran.
     """
 
     macs_by_kernel: dict[str, int]
@@ -62,6 +74,19 @@ class Coverage:
     unfused: tuple[KernelTime, ...] = ()
     inserted: tuple[KernelTime, ...] = ()
     kernels_path: Path | None = None
+    products: tuple[Product, ...] = ()
+
+    def precision(self, kernel: str) -> Precision:
+        """What a kernel computes in, by its name.
+
+        >>> Coverage({}, ("QGemm",), (), ()).precision("QGemm"), Coverage({}, ("QGemm",), (), ()).precision("Gemm")
+        ('low', 'float')
+        """
+        if kernel in self.low_precision:
+            return "low"
+        if kernel in self.half_precision:
+            return "half"
+        return "unknown" if kernel == UNNAMED else "float"
 
     @property
     def share(self) -> float:

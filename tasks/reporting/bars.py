@@ -5,44 +5,64 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-
 from tasks.reporting import formats
-from tasks.reporting.drawing import FONT_POINTS, set_frame
 from tasks.reporting.palette import LIGHT
 from tasks.reporting.parts import label
+from tasks.reporting.scales import Scale
+from tasks.reporting.vega import FONT_PIXELS, Spec, picture
 from validators.recovery import RankedPart
 
-WIDTH_INCHES, BAR_INCHES, AXIS_INCHES = 10.4, 0.235, 0.62
+NAMES_WIDTH, BARS_WIDTH, BAR_HEIGHT = 330, 750, 21
 LABEL_LENGTH = 38
-# The room of the names, as a share of the width.
-NAMES = 0.33
 # Decades below the least noise: its bar would have no length otherwise.
 LEAST_BAR = 0.04
 # How far a bar goes that has no end, as a share of the axis: its label needs the rest.
 ENDLESS_BAR = 0.9
 
 
-def draw_noise(parts: Sequence[RankedPart]) -> Figure:
-    """Bars of the parts in their order, at least one with a finite noise above zero, on a transparent ground.
+def noise_spec(parts: Sequence[RankedPart]) -> Spec:
+    """Bars of the parts in their order, at least one with a finite noise above zero.
 
     Kept parts are in the accent colour. A noise that is not finite has a bar almost to the right edge.
     """
-    height = BAR_INCHES * len(parts) + AXIS_INCHES
-    figure = Figure(figsize=(WIDTH_INCHES, height), dpi=72)
-    figure.patch.set_alpha(0.0)
-    axes = figure.add_axes((NAMES, AXIS_INCHES / height, 0.985 - NAMES, 1 - AXIS_INCHES / height))
-    axes.patch.set_alpha(0.0)
     finite = [part.noise for part in parts if part.noise]
     low, high = decades(min(finite), max(finite))
-    axes.set_xscale("log")
-    axes.set_xlim(low, high)
-    axes.set_ylim(len(parts) - 0.4, -0.6)
-    for place, part in enumerate(parts):
-        _draw_bar(axes, place, part, low, high)
-    _set_axes(axes, parts, low, high)
-    return figure
+    values = [_bar(rank, part, low, high) for rank, part in enumerate(parts, start=1)]
+    x = Scale("log", low, high, BARS_WIDTH, _ticks(low, high))
+    words = {tick: f"{10 * math.log10(tick):+.0f} dB" if tick != 1 else "0 dB" for tick in x.ticks}
+    title = "noise in the output when this part alone is quantized, logarithmic (worse →)"
+    colour = {"field": "colour", "type": "nominal", "scale": None}
+    encoding: Spec = {
+        "x": {"field": "low", "type": "quantitative", "scale": x.spec, "axis": {"title": title, **x.axis(words)}},
+        "y": {
+            "field": "name",
+            "sort": None,
+            "scale": {"paddingInner": 0.35, "paddingOuter": 0.2},
+            "axis": {
+                "title": None,
+                "grid": False,
+                "domain": False,
+                "labelColor": LIGHT["ink"],
+                "minExtent": NAMES_WIDTH,
+            },
+        },
+    }
+    bars = {
+        "mark": {"type": "bar"},
+        "encoding": {
+            "x2": {"field": "end"},
+            "color": colour,
+            "opacity": {"field": "opacity", "type": "quantitative", "scale": None},
+            "description": {"field": "told"},
+        },
+    }
+    figures = {
+        "mark": {"type": "text", "align": "left", "dx": 5, "fontSize": FONT_PIXELS - 1},
+        "encoding": {"x": {"field": "end", "type": "quantitative"}, "text": {"field": "noise"}, "color": colour},
+    }
+    return picture(
+        [bars, figures], width=BARS_WIDTH, height=BAR_HEIGHT * len(parts), data={"values": values}, encoding=encoding
+    )
 
 
 def decades(least: float, most: float) -> tuple[float, float]:
@@ -56,33 +76,22 @@ def decades(least: float, most: float) -> tuple[float, float]:
     return low, float(f"{most * 10 ** max(1.0, 0.1 * span):.3g}")
 
 
-def _draw_bar(axes: Axes, place: int, part: RankedPart, low: float, high: float) -> None:
-    colour = LIGHT["accent"] if part.kept else LIGHT["muted"]
+def _bar(rank: int, part: RankedPart, low: float, high: float) -> Spec:
     end = low * (high / low) ** ENDLESS_BAR if part.noise is None else max(part.noise, low)
-    axes.barh(place, end - low, left=low, height=0.62, color=colour, alpha=0.85 if part.kept else 0.45, linewidth=0)
-    text = axes.annotate(
-        formats.decibels(part.noise),
-        (end, place),
-        (5, 0),
-        textcoords="offset points",
-        ha="left",
-        va="center",
-        fontsize=FONT_POINTS - 1,
-        color=LIGHT["accent"] if part.kept else LIGHT["muted"],
-    )
-    text.set_parse_math(False)
+    noise = formats.decibels(part.noise)
+    unit = "" if part.noise is None else " dB"
+    return {
+        "name": f"{rank}. {label(part, LABEL_LENGTH)}",
+        "low": low,
+        "end": end,
+        "noise": noise,
+        "colour": LIGHT["accent" if part.kept else "muted"],
+        "opacity": 0.85 if part.kept else 0.5,
+        "told": f"{part.name}: {noise}{unit}{', left in float' if part.kept else ''}",
+    }
 
 
-def _set_axes(axes: Axes, parts: Sequence[RankedPart], low: float, high: float) -> None:
+def _ticks(low: float, high: float) -> tuple[float, ...]:
     powers = range(math.ceil(math.log10(low)), math.floor(math.log10(high)) + 1)
     every = math.ceil(len(powers) / 10)
-    shown = [power for power in powers if power % every == 0]
-    axes.set_xticks([10.0**power for power in shown], [f"{10 * power:+d} dB" if power else "0 dB" for power in shown])
-    names = [f"{rank}. {label(part, LABEL_LENGTH)}" for rank, part in enumerate(parts, start=1)]
-    axes.set_yticks(range(len(parts)), names)
-    axes.set_xlabel("noise in the output when this part alone is quantized, logarithmic (worse →)")
-    set_frame(axes)
-    axes.grid(False, axis="y")
-    for part, text in zip(parts, axes.get_yticklabels(), strict=True):
-        text.set_parse_math(False)
-        text.set_color(LIGHT["accent"] if part.kept else LIGHT["ink"])
+    return tuple(10.0**power for power in powers if power % every == 0)

@@ -14,7 +14,7 @@ _ON_LABEL, _ON_OBSTACLE, _OUTSIDE = 12.0, 2.0, 60.0
 
 @dataclass(frozen=True)
 class Box:
-    """A rectangle in pixels, y upwards."""
+    """A rectangle in pixels."""
 
     x0: float
     y0: float

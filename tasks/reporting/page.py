@@ -1,76 +1,33 @@
-"""The page: one HTML file that needs no network and no other file, so that it can be mailed, stored and printed."""
+"""The page of a run."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import jinja2
 import yaml
-from markupsafe import Markup
 
 from tasks.reporting import formats
 from tasks.reporting.confirmation import CONFIRMED_COLUMNS, confirmed_rows, tell_confirmation
 from tasks.reporting.coverage import coverage_facts
+from tasks.reporting.inventory import inventory_facts
 from tasks.reporting.measured import measured_facts
-from tasks.reporting.palette import DARK, LIGHT
 from tasks.reporting.parts import PART_COLUMNS, part_rows, tell_recovery
+from tasks.reporting.pictures import Pictures
 from tasks.reporting.rows import failing, headings, metric_of, verdict_rows
 from tasks.reporting.slices import slice_rows, tell_flips
+from tasks.reporting.templates import render
 from validators.job import Job
 from validators.records import CalibrationVerdict, Check, Trial
 from validators.result import CandidateResult, Result
 from validators.words import percent
 
-TEMPLATE = Path(__file__).with_name("page.html.j2")
-# Progressive: without it the page holds the same, in the order of the run. The baseline stays on top.
-SORT_SCRIPT = """
-for (const head of document.querySelectorAll("table.sortable thead th")) {
-  const button = document.createElement("button");
-  button.type = "button";
-  button.append(...head.childNodes);
-  head.append(button);
-  button.addEventListener("click", () => {
-    const body = head.closest("table").tBodies[0];
-    const down = head.getAttribute("aria-sort") === "ascending";
-    const key = row => {
-      const text = row.cells[head.cellIndex].innerText.trim();
-      const number = parseFloat(text);
-      return head.className === "number" ? (isNaN(number) ? Infinity : number) : text;
-    };
-    const order = (a, b) => {
-      const [x, y] = [key(a), key(b)];
-      if (x === Infinity || y === Infinity) return x === y ? 0 : x === Infinity ? 1 : -1;
-      return (x < y ? -1 : x > y ? 1 : 0) * (down ? -1 : 1);
-    };
-    for (const other of head.parentNode.cells) other.removeAttribute("aria-sort");
-    head.setAttribute("aria-sort", down ? "descending" : "ascending");
-    body.append(...[...body.rows].filter(row => !row.classList.contains("baseline")).sort(order));
-  });
-}
-"""
+NO_PICTURES = Pictures()
 SHOWN_TENSORS = 3
 _LINK_SCHEMES = ("http", "https")
-_INVENTORY_WORDS = {
-    "target": "target",
-    "cpu": "processor",
-    "isa": "instruction sets",
-    "cores": "cores used",
-    "memory_bytes": "memory",
-    "platform": "platform",
-    "python": "Python",
-    "runtimes": "runtimes",
-    "providers": "providers",
-    "load_average": "load at the start",
-    "gpu": "GPU",
-}
 
 
 @dataclass(frozen=True)
@@ -87,16 +44,14 @@ def render_page(
     job: Job | None,
     trials: Iterable[Trial] = (),
     calibration: CalibrationVerdict | None = None,
-    picture_svg: str | None = None,
+    pictures: Pictures = NO_PICTURES,
     links: Mapping[str, str] | None = None,
-    noise_svg: str | None = None,
 ) -> str:
     """The report as one HTML document.
 
-    `trials` and `calibration` add what the result document leaves out (session settings, notes, passed checks);
-    `picture_svg` is what `pareto_svg` made and `noise_svg` what the function of that name in `pictures.py` made: they are the
-    only text that is not escaped; `links` maps words to addresses, of which only http and https become links. A run that
-    ended early has no job, no pictures or no candidates.
+    `trials` and `calibration` add what the result document leaves out (session settings, notes, passed checks); `pictures` are
+    what `draw_pictures` made, the only text that is not escaped; `links` maps words to addresses, of which only http and https
+    become links. A run that ended early has no job, no pictures or no candidates.
     """
     by_name = {trial.candidate: trial for trial in trials}
     chosen = by_name.get(result.chosen or "")
@@ -104,12 +59,12 @@ def render_page(
     if calibration is None and result.calibration is not None:
         checks = tuple(Check(passed=False, **check.model_dump()) for check in result.calibration.failed_checks)
     rows = verdict_rows(result, by_name.values())
-    return _template().render(
+    return render(
+        "page.html.j2",
         result=result,
         job=job,
         figures=_figures(result, by_name),
-        picture=Markup(picture_svg) if picture_svg else None,  # noqa: S704  # made by pareto_svg, which escapes
-        noise_picture=Markup(noise_svg) if noise_svg else None,  # noqa: S704  # the same
+        pictures=pictures,
         confirmation_told=tell_confirmation(result),
         confirmed_columns=CONFIRMED_COLUMNS,
         confirmed=confirmed_rows(result),
@@ -118,20 +73,16 @@ def render_page(
         parts=part_rows(result.recovery) if result.recovery else (),
         headings=headings(result),
         rows=rows,
+        anchors={candidate.name: place for place, candidate in enumerate(result.candidates, start=1)},
         proofs={candidate.proof for candidate in result.candidates},
         candidates=[_details(one, by_name.get(one.name), metric_of(result)) for one in result.candidates],
         checks=sorted(checks, key=lambda check: (check.passed, check.severity)),
         chosen=chosen,
-        inventory=_inventory(result.inventory or {}),
+        inventory=inventory_facts(result.inventory or {}),
         load_code=load_code(result),
         job_yaml=job_yaml(job, result) if job else None,
         links={word: _safe(address) for word, address in (links or {}).items()},
         metric=metric_of(result),
-        formats=formats,
-        light=LIGHT,
-        dark=DARK,
-        script=Markup(SORT_SCRIPT),  # noqa: S704  # a constant
-        script_hash=base64.b64encode(hashlib.sha256(SORT_SCRIPT.encode()).digest()).decode(),
     )
 
 
@@ -158,14 +109,6 @@ def load_code(result: Result) -> str | None:
         f"model = mlflow.pyfunc.load_model({uri})\n"
         "outputs = model.predict({...})  # one array for each input by name, samples along axis 0\n"
     )
-
-
-@cache
-def _template() -> jinja2.Template:
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    return environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
 
 
 def _figures(result: Result, trials: Mapping[str, Trial]) -> list[Figure]:
@@ -232,28 +175,6 @@ def _saturation(trial: Trial | None) -> str:
     worst = [tensor for tensor in trial.saturation.tensors[:SHOWN_TENSORS] if tensor.share]
     told = "; ".join(f"{percent(tensor.share)} of {tensor.place}" for tensor in worst) or "no value"
     return f"{told}, of {trial.saturation.samples} samples"
-
-
-def _inventory(inventory: Mapping[str, Any]) -> dict[str, str]:
-    """The inventory as words and text; a key that is new since this was written shows under its own name."""
-    return {_INVENTORY_WORDS.get(key, key.replace("_", " ")): _fact(key, value) for key, value in inventory.items()}
-
-
-def _fact(key: str, value: Any) -> str:
-    if key == "memory_bytes":
-        return f"{value / 1e9:.1f} GB"
-    if key == "gpu":
-        return _gpu(value) if value else "none"
-    if isinstance(value, Mapping):
-        return ", ".join(f"{name} {entry}" for name, entry in sorted(value.items())) or formats.NO_VALUE
-    if isinstance(value, list | tuple):
-        return ", ".join(map(str, value)) or formats.NO_VALUE
-    return f"{value:.2f}" if isinstance(value, float) else str(value)
-
-
-def _gpu(gpu: Mapping[str, Any]) -> str:
-    memory = f"{gpu['memory_bytes'] / 1e9:.1f} GB"
-    return f"{gpu['name']}, compute capability {gpu['compute_capability']}, {memory}, driver {gpu['driver']}, {gpu['uuid']}"
 
 
 def _safe(address: str) -> str | None:

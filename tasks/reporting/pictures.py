@@ -1,50 +1,95 @@
-"""The pictures: speedup against drop, with gates as lines and the chosen candidate in front; noise by part of the model."""
+"""The pictures of a run: what each shows, in words too, for who does not see it."""
 
 from __future__ import annotations
 
-import io
 import math
-import re
-from collections.abc import Callable
-from html import escape
-from typing import Any
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
-import matplotlib
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.backends.backend_svg import FigureCanvasSVG
-from matplotlib.figure import Figure
+import numpy as np
 
 from tasks.reporting import formats
-from tasks.reporting.bars import draw_noise
-from tasks.reporting.drawing import Lines, Point, draw
-from tasks.reporting.palette import LIGHT, as_variables
+from tasks.reporting.bars import noise_spec
+from tasks.reporting.coverage_map import coverage_spec
+from tasks.reporting.latency_pictures import Curve, batch_spec, ecdf, ecdf_spec, speed_curve
+from tasks.reporting.pareto import Lines, Point, pareto_spec
 from tasks.reporting.parts import SHOWN_PARTS
 from tasks.reporting.rows import metric_of
+from tasks.reporting.slice_picture import slices_spec
+from tasks.reporting.vega import Spec, to_png, to_svg
 from validators.job_gates import Gates
-from validators.measurements import Estimate
+from validators.latencies import Latency, point_labels
+from validators.measurements import Coverage, Estimate
+from validators.records import Trial
 from validators.result import Result
 
-PNG_DPI = 160
-_SVG_FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
+
+@dataclass(frozen=True)
+class Picture:
+    """What is to be drawn, and what it shows in words, for who does not see it."""
+
+    spec: Spec
+    description: str
+
+    @property
+    def svg(self) -> str:
+        """An element for a page."""
+        return to_svg(self.spec, self.description)
+
+    @property
+    def png(self) -> bytes:
+        """A file."""
+        return to_png(self.spec)
 
 
-def pareto_svg(result: Result, gates: Gates) -> str | None:
-    """The picture as an SVG element for a page, or None when no candidate has both a drop and a speedup.
+@dataclass(frozen=True)
+class Pictures:
+    """None where there is nothing to draw. `coverage` is by candidate."""
 
-    The ground is transparent and the colours are the page's variables, so that it reads in light and dark.
-    """
+    pareto: Picture | None = None
+    noise: Picture | None = None
+    latencies: Picture | None = None
+    batches: Picture | None = None
+    slices: Picture | None = None
+    coverage: Mapping[str, Picture] = field(default_factory=dict)
+
+    def of_run(self, chosen: str | None) -> dict[str, Picture]:
+        """Those that are drawn of a run as a whole, and of the chosen candidate, by name."""
+        named = {
+            "pareto": self.pareto,
+            "latencies": self.latencies,
+            "batches": self.batches,
+            "slices": self.slices,
+            "noise": self.noise,
+            "coverage": self.coverage.get(chosen or ""),
+        }
+        return {name: picture for name, picture in named.items() if picture is not None}
+
+
+def draw_pictures(result: Result, gates: Gates, trials: Iterable[Trial] = ()) -> Pictures:
+    """All pictures of a run; `trials` have the raw latencies and the nodes, which the result document leaves out."""
+    by_name = {trial.candidate: trial for trial in trials}
+    maps = {name: draw_coverage(name, trial.coverage) for name, trial in by_name.items() if trial.coverage}
+    return Pictures(
+        pareto=draw_pareto(result, gates),
+        noise=draw_noise(result),
+        latencies=draw_latencies(by_name.get(result.chosen or "")),
+        batches=draw_batches(result),
+        slices=draw_slices(result, gates),
+        coverage={name: picture for name, picture in maps.items() if picture is not None},
+    )
+
+
+def draw_pareto(result: Result, gates: Gates) -> Picture | None:
+    """Speedup against drop; None when no candidate has both."""
     points = measured_points(result)
     if not points:
         return None
-    return _svg(lambda: draw(points, _lines(result, gates), metric_of(result)), describe(result, len(points)))
+    return Picture(pareto_spec(points, _lines(result, gates), metric_of(result)), describe(result, len(points)))
 
 
-def _lines(result: Result, gates: Gates) -> Lines:
-    return Lines(gates.max_drop, gates.speedup_bound(result.target or ""))
-
-
-def noise_svg(result: Result) -> str | None:
-    """Bars of the noise that the worst parts bring, as an SVG element for a page; None without any that can be drawn."""
+def draw_noise(result: Result) -> Picture | None:
+    """Bars of the noise that the worst parts bring; None without any that can be drawn."""
     parts = result.recovery.parts[:SHOWN_PARTS] if result.recovery else ()
     if not any(part.noise for part in parts):
         return None
@@ -54,29 +99,77 @@ def noise_svg(result: Result) -> str | None:
         f"Noise in the output by part, for {len(parts)} parts quantized alone, the noisiest first: {worst.name}, "
         f"{formats.decibels(worst.noise)}{unit}. {kept} of them are left in float. The table holds the same numbers."
     )
-    return _svg(lambda: draw_noise(parts), description)
+    return Picture(noise_spec(parts), description)
 
 
-def _svg(drawn: Callable[[], Figure], description: str) -> str:
-    # Text stays text: it can be searched, and takes the reader's font. A fixed salt makes equal pictures equal bytes.
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "quantgate"}):
-        # Any: matplotlib leaves the printing methods untyped.
-        canvas: Any = FigureCanvasSVG(drawn())
-        stream = io.StringIO()
-        canvas.print_svg(stream, metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
-    return _inline(stream.getvalue(), description)
+def draw_latencies(chosen: Trial | None) -> Picture | None:
+    """How the latencies of the chosen candidate and of the baseline beside it are distributed, as confirmed where it was."""
+    if chosen is None or chosen.latency is None:
+        return None
+    latency = chosen.confirmed.latency if chosen.confirmed else chosen.latency
+    if not latency.samples_path.exists():
+        return None
+    with np.load(latency.samples_path) as samples:
+        ours, base = (np.asarray(samples[side], dtype=np.float64) for side in ("variant", "baseline"))
+    curves = [
+        Curve("baseline", "baseline", ecdf(base), _tell_percentiles("baseline", *_baseline_percentiles(latency))),
+        Curve(
+            chosen.candidate.rpartition("@")[0],
+            "chosen",
+            ecdf(ours),
+            _tell_percentiles(chosen.candidate, latency.p50_ms, latency.p95_ms, latency.p99_ms),
+        ),
+    ]
+    if not all(curve.points for curve in curves):
+        return None
+    description = f"Distribution of latency, {len(ours):,} requests each. {curves[0].told}. {curves[1].told}."
+    return Picture(ecdf_spec(curves), description)
 
 
-def pareto_png(result: Result, gates: Gates) -> bytes:
-    """The picture as a PNG file on white; where no candidate was measured, it shows the baseline and the gates."""
-    figure = draw(measured_points(result), _lines(result, gates), metric_of(result))
-    figure.patch.set_facecolor(LIGHT["ground"])
-    figure.patch.set_alpha(1.0)
-    figure.set_dpi(PNG_DPI)
-    canvas: Any = FigureCanvasAgg(figure)
-    stream = io.BytesIO()
-    canvas.print_png(stream)
-    return stream.getvalue()
+def draw_batches(result: Result) -> Picture | None:
+    """The speedup of each candidate at each operating point; None for a job with one point."""
+    several = [candidate for candidate in result.candidates if len(candidate.latencies) > 1]
+    if not several:
+        return None
+    labels = point_labels(several[0].latencies)
+    curves = [
+        speed_curve(
+            candidate.name.rpartition("@")[0],
+            "chosen" if candidate.name == result.chosen else candidate.outcome,
+            candidate.latencies,
+        )
+        for candidate in several
+        if len(candidate.latencies) == len(labels)
+    ]
+    base = Curve("baseline", "baseline", tuple((float(index), 1.0) for index in range(len(labels))), "baseline: 1.00x")
+    told = "; ".join(curve.told for curve in curves)
+    return Picture(batch_spec([base, *curves], labels), f"Speedup at {len(labels)} operating points. {told}.")
+
+
+def draw_slices(result: Result, gates: Gates) -> Picture | None:
+    """The drop of the chosen candidate in each group; None without slices, or without a chosen one."""
+    chosen = next((candidate for candidate in result.candidates if candidate.name == result.chosen), None)
+    spec = slices_spec(chosen.slices, gates.max_slice_drop, metric_of(result)) if chosen else None
+    if chosen is None or spec is None:
+        return None
+    worst = chosen.slices[0]
+    description = (
+        f"Drop of {metric_of(result)} of {chosen.name} in {len(chosen.slices)} groups, the one that may have lost most "
+        f"first: {worst.column} {worst.group}."
+    )
+    return Picture(spec, description)
+
+
+def draw_coverage(name: str, coverage: Coverage) -> Picture | None:
+    """What ran in low precision, node by node; None where nothing multiplies."""
+    spec = coverage_spec(coverage)
+    if spec is None:
+        return None
+    description = (
+        f"{name}: {formats.percent(coverage.share)} % of the multiply-accumulates of {len(coverage.products)} nodes ran in "
+        f"low precision; {len(coverage.float_nodes)} nodes ran in float."
+    )
+    return Picture(spec, description)
 
 
 def measured_points(result: Result) -> list[Point]:
@@ -104,14 +197,19 @@ def describe(result: Result, count: int) -> str:
     return text + " The verdict table holds the same numbers."
 
 
-def _inline(svg: str, description: str) -> str:
-    """An SVG document as an element: no prolog, no addresses, colours as variables, a name for screen readers."""
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg, flags=re.DOTALL)
-    svg = re.sub(r"'DejaVu Sans'[^;\"]*", _SVG_FONT, svg)
-    # Width and height would fix the size; the view box keeps the shape.
-    opening, rest = svg.split(">", 1)
-    opening = re.sub(r' (width|height|version|xmlns:xlink|xmlns)="[^"]*"', "", opening)
-    name = f' role="img" aria-label="{escape(description)}"'
-    namespaces = ' xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
-    return as_variables(f"{opening}{namespaces}{name}>{rest}").strip()
+def _lines(result: Result, gates: Gates) -> Lines:
+    return Lines(gates.max_drop, gates.speedup_bound(result.target or ""))
+
+
+def _baseline_percentiles(latency: Latency) -> tuple[float, float | None, float | None]:
+    return latency.baseline_p50_ms, latency.baseline_p95_ms, latency.baseline_p99_ms
+
+
+def _tell_percentiles(name: str, *percentiles: float | None) -> str:
+    """Percentiles in words, without those that the count of samples cannot support."""
+    told = (
+        f"{word} {formats.milliseconds(value)} ms"
+        for word, value in zip(("p50", "p95", "p99"), percentiles, strict=True)
+        if value is not None
+    )
+    return f"{name}: {', '.join(told)}"

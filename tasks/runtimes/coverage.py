@@ -18,7 +18,7 @@ from tasks.runtimes.macs import BLOCKED_DOMAIN, all_graphs, count_macs
 from tasks.runtimes.openvino_kernels import kernels_by_node, products_behind
 from tasks.runtimes.unfused import CONVERSIONS, find_unfused
 from validators.datasets import Arrays
-from validators.measurements import UNNAMED, Coverage, KernelProfile, KernelTime
+from validators.measurements import UNNAMED, Coverage, KernelProfile, KernelTime, Product
 from validators.providers import CPU_PROVIDER, OPENVINO_PROVIDER, ORT_TENSORRT_PROVIDER
 from validators.records import SessionSettings
 
@@ -114,6 +114,7 @@ def _with_work(found: Coverage, plain: Coverage) -> Coverage:
         macs_by_kernel=plain.macs_by_kernel,
         float_nodes=plain.float_nodes,
         half_nodes=plain.half_nodes,
+        products=plain.products,
         low_precision=tuple(sorted({*found.low_precision, *plain.low_precision})),
         half_precision=tuple(sorted({*found.half_precision, *plain.half_precision})),
     )
@@ -187,8 +188,10 @@ def _sum_up(counted: list[tuple[str, int, Kernel]], events: list[dict[str, Any]]
     by_kernel: Counter[str] = Counter()
     in_float: Counter[str] = Counter()
     in_half: Counter[str] = Counter()
+    by_node: Counter[tuple[str, str]] = Counter()
     for name, macs, kernel in counted:
         by_kernel[kernel.name] += macs
+        by_node[name, kernel.name] += macs
         if not kernel.is_low_precision and kernel.name != UNNAMED:
             (in_half if kernel.is_half else in_float)[name] += macs
     return Coverage(
@@ -197,4 +200,5 @@ def _sum_up(counted: list[tuple[str, int, Kernel]], events: list[dict[str, Any]]
         float_nodes=tuple(name for name, macs in in_float.most_common() if macs),
         half_nodes=tuple(name for name, macs in in_half.most_common() if macs),
         providers=tuple(sorted({args["provider"] for _, _, args in kernel_events(events)})),
+        products=tuple(Product(*node, macs // requests) for node, macs in by_node.items() if macs),
     )

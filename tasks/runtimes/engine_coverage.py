@@ -30,7 +30,7 @@ from tasks.runtimes.kernels import Kernel
 from tasks.runtimes.macs import count_macs
 from validators.datasets import Arrays
 from validators.engines import Layer
-from validators.measurements import UNNAMED, Coverage
+from validators.measurements import UNNAMED, Coverage, Product
 from validators.providers import CPU_PROVIDER, TENSORRT
 from validators.records import SessionSettings
 
@@ -72,6 +72,7 @@ def coverage_of_layers(onnx_path: Path, layers: Sequence[Layer], batch: Arrays) 
         float_nodes=tuple(name for name, kernel in found.items() if _is_float(kernel)),
         providers=(TENSORRT,),
         us_by_kernel=_times(layers),
+        products=tuple(Product(name, kernels.get(name, _UNKNOWN).name, count) for name, count in macs.items() if count),
     )
 
 

@@ -25,8 +25,11 @@ from .run import EngineRunner
 from .stale import digest_file, digest_onnx, same_machine, why_stale
 
 ONNX, ENGINE, TIMING_CACHE = "model.onnx", "engine.plan", "timing.cache"
-# What to do with an engine that is stale: "rebuild" (if it is not set) or "refuse".
-SWITCH = "QUANTGATE_STALE_ENGINE"
+# What to do with an engine that is stale: "warn" (if it is not set) and build it again, or "refuse". It is that of
+# `tasks/consumer.py`, for every mismatch between a version and the machine that loads it.
+POLICY = "QUANTGATE_MISMATCH"
+# Its name of before, for engines alone, whose "refuse" must not be passed over in silence.
+FORMER = "QUANTGATE_STALE_ENGINE"
 
 
 def open_version(folder: Path, manifest: dict[str, Any]) -> EngineRunner:
@@ -34,7 +37,7 @@ def open_version(folder: Path, manifest: dict[str, Any]) -> EngineRunner:
 
     Raises:
         RuntimeError: a file is not the one that was approved, there is no GPU, the engine is stale and
-            QUANTGATE_STALE_ENGINE=refuse, or it cannot be built or loaded here.
+            QUANTGATE_MISMATCH=refuse, or it cannot be built or loaded here.
         ImportError: there is no TensorRT.
     """
     check_files(folder, manifest["files"])
@@ -50,12 +53,9 @@ def open_version(folder: Path, manifest: dict[str, Any]) -> EngineRunner:
     why = why_stale(engine, here, found)
     if why is None:
         return EngineRunner((folder / ENGINE).read_bytes(), api)
-    answer = os.environ.get(SWITCH, "rebuild")
-    if answer not in ("rebuild", "refuse"):
-        raise RuntimeError(f"found {SWITCH}={answer}; expected rebuild or refuse; set one of them")
-    if answer == "refuse":
+    if _refuses():
         raise RuntimeError(
-            f"found a stale engine: {why}; expected the machine that it was approved on; load it there, or unset {SWITCH}"
+            f"found a stale engine: {why}; expected the machine that it was approved on; load it there, or set {POLICY}=warn"
         )
     warnings.warn(
         f"the engine is stale: {why}; it is built again from {ONNX}. Speed and accuracy were approved elsewhere and may "
@@ -63,6 +63,20 @@ def open_version(folder: Path, manifest: dict[str, Any]) -> EngineRunner:
         stacklevel=3,
     )
     return EngineRunner(_rebuild(folder, manifest, here), api)
+
+
+def _refuses() -> bool:
+    """Whether a stale engine is an error.
+
+    Raises:
+        RuntimeError: the environment says something else than `warn` or `refuse`, or says it under the former name.
+    """
+    if POLICY not in os.environ and FORMER in os.environ:
+        raise RuntimeError(f"found {FORMER}; expected {POLICY}, which took its place; set that to warn or refuse")
+    answer = os.environ.get(POLICY, "warn")
+    if answer not in ("warn", "refuse"):
+        raise RuntimeError(f"found {POLICY}={answer}; expected warn or refuse; set one of them")
+    return answer == "refuse"
 
 
 def machine(api: ModuleType) -> dict[str, str]:

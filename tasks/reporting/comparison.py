@@ -1,0 +1,187 @@
+"""The page that compares runs: of one model over time, of several models, or on several targets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tasks.reporting import formats
+from tasks.reporting.comparison_picture import Ends, compare_spec
+from tasks.reporting.inventory import inventory_facts
+from tasks.reporting.pictures import Picture, draw_pareto
+from tasks.reporting.rows import headings, metric_of, verdict_rows
+from tasks.reporting.templates import render
+from validators.job import Job
+from validators.result import CandidateResult, Result
+
+# What differs between any two runs and says nothing.
+_FLEETING = frozenset({"load at the start"})
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A recorded run; `started` is UTC, `job` is None where none was recorded."""
+
+    id: str
+    started: str
+    result: Result
+    job: Job | None = None
+
+    @property
+    def model(self) -> str:
+        """The source with its version."""
+        source = self.result.source
+        if source is None:
+            return "no source"
+        return f"{source.name} version {source.version}" if source.version else source.name
+
+    @property
+    def winner(self) -> CandidateResult | None:
+        """The candidate that was chosen."""
+        return next((one for one in self.result.candidates if one.name == self.result.chosen), None)
+
+
+def render_comparison(runs: Sequence[Compared]) -> str:
+    """One HTML document, like that of a run: outcomes beside one another, what each candidate came to in each run, what differs
+    between the runs, and each run's own picture and table. Runs are numbered from 1, in the order given."""
+    return render(
+        "comparison.html.j2",
+        runs=runs,
+        told=tell(runs),
+        outcomes=outcome_rows(runs),
+        picture=_picture(runs),
+        matrix=candidate_matrix(runs),
+        differences=differences(runs),
+        details=[_detail(run) for run in runs],
+    )
+
+
+def tell(runs: Sequence[Compared]) -> str:
+    """What is compared, in a sentence.
+
+    >>> tell([])
+    '0 runs'
+    """
+    models = sorted({run.model for run in runs})
+    targets = sorted({run.result.target or "no target" for run in runs})
+    parts = [f"{len(runs)} runs"]
+    for word, found in (("of", models), ("on", targets)):
+        if found:
+            parts.append(f"{word} {', '.join(found)}")
+    return " ".join(parts)
+
+
+def outcome_rows(runs: Sequence[Compared]) -> list[dict[str, str]]:
+    """A row a run: what was chosen and what it is worth, as confirmed where it was; text by column."""
+    return [_outcome_row(place, run) for place, run in enumerate(runs, start=1)]
+
+
+def candidate_matrix(runs: Sequence[Compared]) -> list[tuple[str, list[dict[str, str] | None]]]:
+    """Each candidate that any run had, with what it came to in each run: None where a run did not have it."""
+    names = dict.fromkeys(one.name for run in runs for one in run.result.candidates)
+    by_run = [{one.name: one for one in run.result.candidates} for run in runs]
+    return [
+        (
+            name,
+            [
+                _cell(found[name], run.result) if name in found else None
+                for run, found in zip(runs, by_run, strict=True)
+            ],
+        )
+        for name in names
+    ]
+
+
+def differences(runs: Sequence[Compared]) -> list[tuple[str, list[str]]]:
+    """The facts in which the runs differ, one text a run: source, hardware, versions, settings of the job.
+
+    What is the same in all of them is left out.
+    """
+    facts = [_facts(run) for run in runs]
+    names = dict.fromkeys(name for one in facts for name in one)
+    rows = [(name, [one.get(name, formats.NO_VALUE) for one in facts]) for name in names]
+    return [(name, values) for name, values in rows if len(set(values)) > 1]
+
+
+def _outcome_row(place: int, run: Compared) -> dict[str, str]:
+    result, winner, metric = run.result, run.winner, metric_of(run.result)
+    told = winner and (winner.confirmed or winner)
+    ratio, drop = (told.speedup_p50, told.metric_drop) if told else (None, None)
+    return {
+        "number": str(place),
+        "model": run.model,
+        "target": result.target or formats.NO_VALUE,
+        "started": run.started,
+        "outcome": result.outcome,
+        "chosen": result.chosen or formats.NO_VALUE,
+        "metric": metric,
+        "value": formats.metric_value(told.metric_value if told else None, metric),
+        "drop": formats.metric_drop(drop.value if drop else None, metric),
+        "drop_upper": f"≤ {formats.metric_drop(drop.high, metric)}" if drop and drop.high is not None else "",
+        "speedup": formats.speedup(ratio.value if ratio else None),
+        "speedup_lower": f"≥ {formats.speedup(ratio.low)}" if ratio and ratio.low is not None else "",
+        "p50_ms": formats.milliseconds(told.latency_p50_ms if told else None),
+        "size_mb": formats.megabytes(winner.size_bytes if winner else None),
+        "reason": result.reason,
+    }
+
+
+def _cell(candidate: CandidateResult, result: Result) -> dict[str, str]:
+    drop, ratio, metric = candidate.metric_drop, candidate.speedup_p50, metric_of(result)
+    return {
+        "outcome": candidate.outcome,
+        "speedup": formats.speedup(ratio.value if ratio else None),
+        "drop": formats.metric_drop(drop.value if drop else None, metric),
+        "is_chosen": "chosen" if candidate.name == result.chosen else "",
+    }
+
+
+def _facts(run: Compared) -> dict[str, str]:
+    """Source, machine and job of a run, by name."""
+    source = run.result.source
+    facts = {"source": run.model, "sha256 of the source": source.digest[:16] if source else formats.NO_VALUE}
+    inventory = inventory_facts(run.result.inventory or {})
+    facts |= {name: value for name, value in inventory.items() if name not in _FLEETING}
+    if run.job is not None:
+        settings = run.job.model_dump(mode="json", exclude={"source", "target"})
+        facts |= {f"job: {name}": value for name, value in _flat(settings)}
+    return facts
+
+
+def _flat(settings: dict[str, Any], above: str = "") -> list[tuple[str, str]]:
+    found: list[tuple[str, str]] = []
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            found += _flat(value, f"{above}{name}.")
+        else:
+            found.append((above + name, ", ".join(map(str, value)) if isinstance(value, list) else str(value)))
+    return found
+
+
+def _picture(runs: Sequence[Compared]) -> Picture | None:
+    """Speedup and drop of each run's winner; drops only where all runs have the same metric."""
+    ends, told = [], []
+    metrics = {metric_of(run.result) for run in runs if run.winner}
+    for place, run in enumerate(runs, start=1):
+        winner = run.winner
+        label = f"{place}. {run.model}" + (f", {run.result.target}" if run.result.target else "")
+        if winner is None:
+            ends.append(Ends(label, run.result.outcome.replace("_", " ")))
+            continue
+        shown = winner.confirmed or winner
+        ends.append(Ends(label, winner.name, shown.speedup_p50, shown.metric_drop if len(metrics) == 1 else None))
+        told.append(
+            f"{label}: {winner.name}, {formats.speedup(shown.speedup_p50.value if shown.speedup_p50 else None)}"
+        )
+    spec = compare_spec(ends, next(iter(metrics)) if len(metrics) == 1 else None)
+    return Picture(spec, f"What each run chose. {'; '.join(told)}.") if spec else None
+
+
+def _detail(run: Compared) -> dict[str, Any]:
+    return {
+        "run": run,
+        "headings": headings(run.result),
+        "rows": verdict_rows(run.result),
+        "picture": draw_pareto(run.result, run.job.gates) if run.job else None,
+    }

@@ -1,0 +1,106 @@
+"""Python that opens a version's artifact with its runtime alone, under the settings of its approval, and asks it once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from validators.providers import CUDA_PROVIDER, GPU_PROVIDERS, ORT_TENSORRT_PROVIDER
+
+# Where files lie beside the README.
+FOLDER = "variant"
+
+
+def example(manifest: Mapping[str, Any], request: Mapping[str, tuple[int, ...]]) -> list[str]:
+    """The lines of a program that runs in the folder of the README; it leaves `session`, `feed` and `outputs` by name.
+
+    `request` are the shapes of the inputs by name.
+    """
+    if manifest["engine"]:
+        opened, outputs, answered = _engine(), "session.outputs", "session.run(feed, names)"
+    else:
+        opened, outputs, answered = _session(manifest), "session.get_outputs()", "session.run(names, feed)"
+    feed = [
+        f"    {name!r}: np.zeros({shape!r}, dtype={manifest['inputs'][name]!r}),  # your samples, along axis 0"
+        for name, shape in request.items()
+    ]
+    return [
+        *opened,
+        "feed = {",
+        *feed,
+        "}",
+        f"names = [one.name for one in {outputs}]",
+        f"outputs = dict(zip(names, {answered}))",
+        "for name, array in outputs.items():",
+        "    print(name, array.dtype, array.shape)",
+    ]
+
+
+def _session(manifest: Mapping[str, Any]) -> list[str]:
+    """ONNX Runtime: what `tasks/consumer.py` does, written out for this one version."""
+    settings = manifest["session"]
+    provider, plugin = settings["provider"], manifest["plugin"]
+    packages = [library["package"] for library in manifest["libraries"] if "package" in library]
+    imports = [*packages, *([plugin["module"]] if plugin else [])]
+    if provider == ORT_TENSORRT_PROVIDER:
+        imports.append("tensorrt")
+    lines = [
+        "import numpy as np",
+        "import onnxruntime as ort",
+        *(f"import {name}" for name in imports),
+        "",
+        "options = ort.SessionOptions()",
+        f"options.intra_op_num_threads = {settings['threads']}",
+        f"options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_{settings['optimization'].upper()}",
+        *(f"options.add_session_config_entry({key!r}, {value!r})" for key, value in settings["entries"].items()),
+        *(f"options.register_custom_ops_library({_library(library)})" for library in manifest["libraries"]),
+    ]
+    given = f", providers={_providers(settings)!r}"
+    if provider in GPU_PROVIDERS:
+        lines.append("ort.preload_dlls()")
+    if plugin:
+        lines += [
+            f"ort.register_execution_provider_library({provider!r}, {plugin['module']}.get_library_path())",
+            f"devices = [one for one in ort.get_ep_devices() if one.ep_name == {provider!r}]",
+            "devices = [one for one in devices if one.device.type == ort.OrtHardwareDeviceType.CPU]",
+            f"options.add_provider_for_devices(devices[:1], {plugin['options']!r})",
+        ]
+        given = ""
+    return [
+        *lines,
+        f'session = ort.InferenceSession("{FOLDER}/model.onnx", options{given})',
+        f"assert session.get_providers()[0] == {provider!r}, session.get_providers()",
+        "",
+    ]
+
+
+def _library(library: Mapping[str, str]) -> str:
+    return repr(f"{FOLDER}/{library['file']}") if "file" in library else f"{library['package']}.get_library_path()"
+
+
+def _providers(settings: Mapping[str, Any]) -> list[Any]:
+    """As the consumer asks for them, less folders of the machine where the variant was approved."""
+    provider = settings["provider"]
+    if provider not in GPU_PROVIDERS:
+        return [provider]
+    options = {key: value for key, value in settings["provider_options"].items() if not key.endswith("_cache_path")}
+    if provider == CUDA_PROVIDER:
+        return [(provider, options)]
+    return [(provider, options), (CUDA_PROVIDER, {"device_id": options.get("device_id", "0")})]
+
+
+def _engine() -> list[str]:
+    """TensorRT: by the package that MLflow has put beside the artifacts."""
+    return [
+        "import json",
+        "import sys",
+        "from pathlib import Path",
+        "",
+        "import numpy as np",
+        "",
+        'sys.path.insert(0, "../code")  # of the same version',
+        "from trt_engine.load import open_version",
+        "",
+        f'session = open_version(Path("{FOLDER}"), json.loads(Path("manifest.json").read_text(encoding="utf-8")))',
+        "",
+    ]

@@ -1,0 +1,38 @@
+"""The record that the documents of a version are written from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from validators.approval import Approval
+from validators.datasets import TensorSpec
+from validators.job import Job
+from validators.records import DataFile, Inventory, Source
+
+
+@dataclass(frozen=True)
+class Promoted:
+    """An approved variant with all that it was made from and approved on.
+
+    `uri` is what consumers load. `data` is by role: calibration, evaluation and, where there was any, traffic. `manifest` is
+    that of `tasks/lineage.py`; `inputs` and `outputs` are those of the artifact, and `request` the shapes by input name of a
+    request as latency was measured with. `run_page` is the address of the run in MLflow, where it has pages; `at` is when it
+    was promoted, in UTC, as ISO 8601.
+    """
+
+    uri: str
+    source: Source
+    source_bytes: int
+    data: Mapping[str, DataFile]
+    inventory: Inventory
+    job: Job
+    approval: Approval
+    manifest: Mapping[str, Any]
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    request: Mapping[str, tuple[int, ...]]
+    run_id: str
+    run_page: str | None
+    at: str

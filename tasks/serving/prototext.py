@@ -1,0 +1,63 @@
+"""Protocol buffers' text format, as far as configurations need it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Word:
+    """A name that stands without quotes: of an enumeration's value, or a boolean."""
+
+    text: str
+
+
+# Of a message, in order; a repeated field comes several times.
+Fields = tuple[tuple[str, "str | int | Word | list[int] | Fields"], ...]
+
+
+def prototext(fields: Fields, depth: int = 0) -> str:
+    r"""The message as text.
+
+    >>> print(prototext((("name", "a\"b"), ("dims", [-1, 4]), ("kind", Word("KIND_CPU")), ("graph", (("level", 0),)))), end="")
+    name: "a\"b"
+    dims: [-1, 4]
+    kind: KIND_CPU
+    graph {
+      level: 0
+    }
+    """
+    return "".join(_field(name, value, "  " * depth, depth) for name, value in fields)
+
+
+def _field(name: str, value: str | int | Word | list[int] | Fields, indent: str, depth: int) -> str:
+    match value:
+        case tuple():
+            return f"{indent}{name} {{\n{prototext(value, depth + 1)}{indent}}}\n"
+        case str():
+            return f"{indent}{name}: {quoted(value)}\n"
+        case list():
+            return f"{indent}{name}: {_numbers(value)}\n"
+        case Word(text):
+            return f"{indent}{name}: {text}\n"
+        case _:
+            return f"{indent}{name}: {value}\n"
+
+
+def quoted(text: str) -> str:
+    r"""A string, its bytes in UTF-8: printable ASCII as it is, everything else by its octal number.
+
+    >>> print(quoted('a"\n\N{LATIN SMALL LETTER E WITH ACUTE}'))
+    "a\"\012\303\251"
+    """
+    shown = {ord('"'): '\\"', ord("\\"): "\\\\"}
+    return (
+        '"'
+        + "".join(shown.get(byte, chr(byte) if 32 <= byte < 127 else f"\\{byte:03o}") for byte in text.encode())
+        + '"'
+    )
+
+
+def _numbers(values: Sequence[int]) -> str:
+    return f"[{', '.join(map(str, values))}]"

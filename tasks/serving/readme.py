@@ -1,0 +1,107 @@
+"""The README among the artifacts of a version: for who runs the file without MLflow, and for who finds it in a year."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+
+from tasks.serving import sections
+from tasks.serving.example import FOLDER, example
+from tasks.serving.promoted import Promoted
+from tasks.serving.sections import shown, table
+from validators.datasets import TensorSpec
+
+
+def version_readme(promoted: Promoted) -> str:
+    """The README as Markdown: what the card says, whole, and what the files are and how they are opened."""
+    manifest = promoted.manifest
+    parts = {
+        "What it is": sections.origin(promoted),
+        "Approved for": sections.device(promoted),
+        "With MLflow": sections.load(promoted),
+        f"With {'TensorRT' if manifest['engine'] else 'ONNX Runtime'} alone": [
+            "In this folder, with the versions of `../requirements.txt`:",
+            "",
+            "```python",
+            *example(manifest, promoted.request),
+            "```",
+        ],
+        "Session": _session(promoted),
+        "Inputs and outputs": [
+            *table(
+                ("", "Name", "Type", "Shape"),
+                [*_tensors("input", promoted.inputs), *_tensors("output", promoted.outputs)],
+            ),
+            "",
+            "An axis that has a name, or `?`, takes any size; latency was measured with "
+            + ", ".join(f"{shown(name)} of {list(shape)}" for name, shape in promoted.request.items())
+            + ".",
+        ],
+        "Files": [
+            *table(
+                ("File", "sha256"), ((f"`{FOLDER}/`{shown(name)}", f"`{digest}`") for name, digest in _files(promoted))
+            ),
+            "",
+            "`manifest.json` has the same, the session's settings, and the ranges to watch in production.",
+        ],
+        "Verdicts": sections.verdicts(promoted),
+        "Beside the source": sections.figures(promoted),
+        "Data": sections.data(promoted),
+        "Limits": sections.limits(promoted),
+    }
+    title = f"# `{promoted.approval.variant.candidate}` of {shown(promoted.source.name)}"
+    return "\n\n".join([title, *("\n".join([f"## {name}", "", *lines]) for name, lines in parts.items())]) + "\n"
+
+
+def _session(promoted: Promoted) -> list[str]:
+    """The settings that the approval holds for; part of the variant, since they change speed and numbers."""
+    manifest = promoted.manifest
+    if engine := manifest["engine"]:
+        build = engine["build"]
+        rows = [
+            ("Runtime", f"{engine['runtime']} {engine['runtime_version']}"),
+            ("Built for", shown(f"{engine['gpu']}, compute capability {engine['compute_capability']}")),
+            ("Driver", shown(str(engine["driver"]))),
+            ("Workspace", f"{build['workspace_mb']} MB" if build["workspace_mb"] else "all there is"),
+            ("TF32", "yes" if build["tf32"] else "no"),
+            *((f"Shapes of {shown(name)}", _range(shapes)) for name, shapes in build["profile"].items()),
+        ]
+        return table(("Setting", "Value"), rows)
+    settings = manifest["session"]
+    rows = [
+        ("Runtime", f"{manifest['runtime']} {manifest['runtime_version']}"),
+        ("Provider", settings["provider"]),
+        *(
+            (f"Option {shown(key)} of the provider", shown(value))
+            for key, value in settings["provider_options"].items()
+        ),
+        ("`intra_op_num_threads`", f"{settings['threads']}" + (" (all cores)" if settings["threads"] == 0 else "")),
+        ("`graph_optimization_level`", f"`ORT_ENABLE_{settings['optimization'].upper()}`"),
+        *((f"Entry {shown(key)}", shown(value)) for key, value in settings["entries"].items()),
+    ]
+    if plugin := manifest["plugin"]:
+        rows.append(("Plugin", f"{plugin['distribution']} {plugin['version']}, {shown(json.dumps(plugin['options']))}"))
+    for library in manifest["libraries"]:
+        told = library.get("file") or f"{library['distribution']} {library['version']}"
+        rows.append(("Custom operators", shown(told)))
+    return table(("Setting", "Value"), rows)
+
+
+def _range(shapes: dict[str, list[int]]) -> str:
+    return f"{list(shapes['minimum'])} to {list(shapes['maximum'])}, fastest at {list(shapes['optimum'])}"
+
+
+def _tensors(side: str, specs: Iterable[TensorSpec]) -> list[tuple[str, ...]]:
+    return [
+        (
+            side,
+            shown(spec.name),
+            spec.dtype,
+            shown(f"[{', '.join('?' if axis is None else str(axis) for axis in spec.shape)}]"),
+        )
+        for spec in specs
+    ]
+
+
+def _files(promoted: Promoted) -> list[tuple[str, str]]:
+    return sorted(promoted.manifest["files"].items())

@@ -1,0 +1,206 @@
+"""The parts that the card of a version and the README in its artifacts share, as Markdown: each is a list of lines.
+
+Names of models, data, tensors and devices are others' text: escaped, and cut to a length, so that the sum of all parts has a
+bound too.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+
+from tasks.reporting import formats
+from tasks.serving.promoted import Promoted
+from validators.latencies import Latency, point_labels
+from validators.plain_text import as_markdown
+from validators.recipe import decode
+from validators.recipe_words import describe
+from validators.records import DataFile
+from validators.verdicts import Verdict
+
+LONGEST, LONGEST_ADDRESS = 160, 400
+# Gates that hold without a number worth a row; those that the job's own step logs are rows.
+YES_OR_NO = frozenset({"finite", "finite_outputs", "same_outputs", "not_constant", "deterministic", "not_rolled_back"})
+POLICY = (
+    "Another version of the runtime, or another device, than it was approved on is a warning when the version is loaded by "
+    "MLflow, and an error with `QUANTGATE_MISMATCH=refuse` in the environment. A changed file, or a provider that would not "
+    "run the model, is always an error."
+)
+
+
+def shown(text: str, most: int = LONGEST) -> str:
+    """Text of others as Markdown shows it, in at most so many characters, those that escape it among them.
+
+    >>> shown("a_b"), shown("long_name", 5)
+    ('a\\\\_b', 'long…')
+    """
+    whole = as_markdown(text)
+    if len(whole) <= most:
+        return whole
+    kept = text
+    while len(as_markdown(kept)) > most - 1:
+        kept = kept[: min(len(kept) - 1, most)]
+    return f"{as_markdown(kept)}…"
+
+
+def table(titles: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> list[str]:
+    """A GitHub-style table of cells that are Markdown already."""
+    lines = [titles, ("---",) * len(titles), *rows]
+    return [f"| {' | '.join(line)} |" for line in lines]
+
+
+def origin(promoted: Promoted) -> list[str]:
+    """What it was made from, how, and by whom it was agreed to."""
+    source, approval = promoted.source, promoted.approval
+    variant = approval.variant
+    version = f", version {source.version}" if source.version else ""
+    page = promoted.run_page
+    link = f" ([its page]({page}))" if page and len(page) <= LONGEST_ADDRESS else ""
+    rows = [
+        ("Source", f"{shown(source.name)}{shown(version)} ({source.flavor}), sha256 `{source.digest}`"),
+        ("Recipe", f"`{variant.candidate}`: {describe(decode(variant.candidate))}"),
+        ("Artifact", f"sha256 `{variant.digest}`, {formats.megabytes(variant.size_bytes)} MB"),
+        ("Promoted", f"{promoted.at}, by the run `{promoted.run_id}`{link}"),
+    ]
+    if said := approval.sign_off:
+        rows.append(("Approved", shown(str(said))))
+    return table(("What", "Value"), rows)
+
+
+def device(promoted: Promoted) -> list[str]:
+    """Where the approval holds."""
+    inventory = promoted.inventory
+    gpu = inventory.gpu
+    where = [f"{inventory.cpu}, {inventory.cores} cores, {' '.join(inventory.isa) or 'no integer extensions'}"]
+    if gpu:
+        where.insert(0, f"{gpu.name}, compute capability {gpu.compute_capability}, driver {gpu.driver}")
+    versions = ", ".join(f"{name} {version}" for name, version in inventory.runtimes.items())
+    return [
+        f"Approved for `{promoted.job.target}` on {shown('; '.join(where))}, with {shown(versions)}, and for no other.",
+        "",
+        POLICY,
+    ]
+
+
+def verdicts(promoted: Promoted) -> list[str]:
+    """Every gate that it passed: those with a bound as rows, the others in a sentence."""
+    trial = promoted.approval.trial
+    metric = trial.accuracy.metric if trial.accuracy else ""
+    bounded = [verdict for verdict in trial.verdicts if verdict.gate not in YES_OR_NO]
+    others = sorted(verdict.gate for verdict in trial.verdicts if verdict.gate in YES_OR_NO)
+    titles = ("Gate", "Value", "Must be", "Interval", "Confidence", "n")
+    return [
+        *table(titles, (_verdict(verdict, metric) for verdict in bounded)),
+        "",
+        f"All passed; so did {shown(', '.join(others))}.",
+    ]
+
+
+def _verdict(verdict: Verdict, metric: str) -> tuple[str, ...]:
+    ends = [formats.gate_value(verdict, end, metric) for end in (verdict.low, verdict.high)]
+    return (
+        shown(verdict.gate.replace("_", " "), 60),
+        formats.gate_value(verdict, verdict.value, metric),
+        formats.gate_bound(verdict, metric),
+        formats.NO_VALUE if verdict.low is verdict.high is None else " to ".join(ends),
+        formats.NO_VALUE if verdict.confidence is None else f"{100 * verdict.confidence:.3g} %",
+        formats.NO_VALUE if verdict.n is None else str(verdict.n),
+    )
+
+
+def figures(promoted: Promoted, points: int | None = None) -> list[str]:
+    """The metric, size and latency beside the source's, as it was chosen and as it was confirmed; of the operating points the
+    first `points`, or all."""
+    trial = promoted.approval.trial
+    variant, accuracy, confirmed = promoted.approval.variant, trial.accuracy, trial.confirmed
+    sizes = [formats.megabytes(size) for size in (variant.size_bytes, promoted.source_bytes)]
+    rows: list[tuple[str, ...]] = [
+        ("size", f"{sizes[0]} MB", f"{sizes[1]} MB", formats.speedup(variant.size_bytes / promoted.source_bytes))
+    ]
+    if accuracy:
+        value = formats.metric_value(accuracy.value, accuracy.metric)
+        rows.append((f"{shown(accuracy.metric, 60)}, {accuracy.n} rows that chose it", value, "", ""))
+    if accuracy and confirmed:
+        both = [formats.metric_value(one, accuracy.metric) for one in (confirmed.value, confirmed.baseline_value)]
+        rows.append((f"{shown(accuracy.metric, 60)}, {confirmed.n} rows that confirmed it", *both, ""))
+    for label, latency in list(zip(point_labels(trial.latencies), trial.latencies, strict=True))[:points]:
+        rows.append(_latency(f"p50 latency at {shown(label, 60)}", latency))
+    if confirmed:
+        rows.append(_latency("p50 latency, confirmed", confirmed.latency))
+    return table(("Figure", "This", "Source", "Ratio"), rows)
+
+
+def _latency(what: str, latency: Latency) -> tuple[str, str, str, str]:
+    both = [f"{formats.milliseconds(value)} ms" for value in (latency.p50_ms, latency.baseline_p50_ms)]
+    low = latency.speedup.low
+    bound = f", at least {formats.speedup(low)}" if low is not None else ""
+    return what, both[0], both[1], f"{formats.speedup(latency.speedup.value)} the speed{bound}"
+
+
+def data(promoted: Promoted) -> list[str]:
+    """Which data it was calibrated and judged on."""
+    return table(("Data", "File", "Samples", "sha256"), (_file(role, file) for role, file in promoted.data.items()))
+
+
+def _file(role: str, file: DataFile) -> tuple[str, ...]:
+    version = f" ({file.version})" if file.version else ""
+    return role, shown(f"{file.uri or file.path.name}{version}"), str(file.rows), f"`{file.digest}`"
+
+
+def limits(promoted: Promoted) -> list[str]:
+    """What nobody measured, and what the measurements do not say."""
+    trial, job = promoted.approval.trial, promoted.job
+    points = ", ".join(point_labels(trial.latencies)) or "no operating point"
+    threads = promoted.manifest["session"]["threads"] or "all"
+    lines = [
+        "Other devices, other versions of the runtime, and other settings of the session were not measured.",
+        f"Latency: one request at a time, {threads} threads, at {shown(points)} (b: samples a request); at "
+        "no other size, and not under load.",
+        f"Accuracy: on the evaluation data above alone, by {shown(trial.accuracy.metric, 60) if trial.accuracy else ''} of "
+        "one output; samples unlike those were not judged.",
+        _slices(promoted),
+    ]
+    if not trial.confirmed:
+        lines.append("No samples were kept to confirm it: it was judged on those that chose it among the candidates.")
+    if "traffic" not in promoted.data:
+        lines.append("No traffic was given: the calibration data was held against the evaluation data.")
+    if trial.saturation and (worst := trial.saturation.worst):
+        lines.append(
+            f"Its ranges are fixed: up to {formats.percent(worst.share)} % of the values of {shown(worst.tensor, 80)} lay "
+            f"outside of them ({trial.saturation.samples} samples); of other inputs more may."
+        )
+    if job.gates.min_speedup is None:
+        lines.append("The job asked for no speed: a faster one was not required.")
+    lines += [f"{shown(latency.disturbance)}" for latency in trial.latencies if latency.disturbance]
+    lines += [shown(note) for note in promoted.approval.variant.notes]
+    return [f"- {line}" for line in lines]
+
+
+def _slices(promoted: Promoted) -> str:
+    found, job = promoted.approval.trial.slices, promoted.job
+    metric = promoted.approval.trial.accuracy.metric if promoted.approval.trial.accuracy else ""
+    if not found:
+        return "No groups of samples were named: a loss in one of them is seen in the mean alone."
+    worst = max(found, key=lambda one: one.drop.value)
+    told = (
+        f"the worst of {len(found)} groups is {shown(worst.name, 80)}, {formats.metric_drop(worst.drop.value, metric)}"
+    )
+    bound = job.gates.max_slice_drop
+    if bound is None:
+        return f"Groups of samples were looked at and not judged: {told}."
+    unsure = [one for one in found if one.drop.high is None or one.drop.high > bound]
+    if unsure:
+        return f"Groups of samples: {told}; of {len(unsure)} too few samples were there to tell ({shown(unsure[0].name, 80)})."
+    return f"Groups of samples: {told}; groups that nobody named were not judged."
+
+
+def load(promoted: Promoted) -> list[str]:
+    """How it is loaded, without quantgate."""
+    return [
+        "```python",
+        "import mlflow",
+        "",
+        f"model = mlflow.pyfunc.load_model({json.dumps(promoted.uri)})",
+        "outputs = model.predict({...})  # one array for each input by name, samples along axis 0",
+        "```",
+    ]

@@ -1,0 +1,278 @@
+"""A version as Triton Inference Server loads it: `config.pbtxt`, and the files of the folder `1` beside it.
+
+Fields are those of `model_config.proto` (github.com/triton-inference-server/common); what each backend reads of them is in the
+README and the source of `onnxruntime_backend` and `tensorrt_backend`, as of July 2026:
+
+| approved setting | in `config.pbtxt` |
+|---|---|
+| threads inside an operator | parameter `intra_op_thread_count`; sequential execution is `execution_mode` 0 |
+| optimization of the graph | `optimization.graph.level`: 0 for all, -1 for basic |
+| entries of the session | `session.use_device_allocator_for_initializers` alone: the backend hands on no other |
+| options of a provider on a GPU | `gpu_execution_accelerator`; the device's number is that of the instance |
+| OpenVINO's plugin | `cpu_execution_accelerator`, without options: it is the provider of Triton's own build |
+| a library of custom operators | `model_operations.op_library_filename` |
+
+With inputs and outputs given, neither backend completes them; that of ONNX Runtime then adds no dynamic batching either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import onnx
+
+from tasks.serving.prototext import Fields, Word, prototext
+from validators.datasets import TensorSpec
+from validators.errors import JobError
+from validators.plain_text import plain
+from validators.providers import CUDA_PROVIDER, GPU_PROVIDERS, OPENVINO_PROVIDER, ORT_TENSORRT_PROVIDER
+
+ONNX, ENGINE = "model.onnx", "engine.plan"
+# `DataType` of model_config.proto, by numpy's name.
+TYPES = {
+    "bool": "TYPE_BOOL",
+    **{f"uint{bits}": f"TYPE_UINT{bits}" for bits in (8, 16, 32, 64)},
+    **{f"int{bits}": f"TYPE_INT{bits}" for bits in (8, 16, 32, 64)},
+    **{f"float{bits}": f"TYPE_FP{bits}" for bits in (16, 32, 64)},
+    "bfloat16": "TYPE_BF16",
+    "object": "TYPE_STRING",
+}
+# Keys that the manifests of former releases lack.
+ABSENT: dict[str, Any] = {
+    "engine": None,
+    "plugin": None,
+    "libraries": [],
+    "batch_sizes": [],
+    "runtime": "onnxruntime",
+    "device": "one that is not told",
+}
+# The entries that the backend of ONNX Runtime reads.
+ENTRIES = frozenset({"session.use_device_allocator_for_initializers"})
+# Options of ONNX Runtime's TensorRT provider that have another name in Triton; those of a boolean precision have one in common.
+RENAMED = {"trt_max_workspace_size": "max_workspace_size_bytes"}
+TENSORRT_OPTIONS = frozenset(
+    {
+        "trt_auxiliary_streams",
+        "trt_build_heuristics_enable",
+        "trt_builder_optimization_level",
+        "trt_context_memory_sharing_enable",
+        "trt_cuda_graph_enable",
+        "trt_detailed_build_log",
+        "trt_dla_core",
+        "trt_dla_enable",
+        "trt_dump_subgraphs",
+        "trt_engine_cache_enable",
+        "trt_engine_cache_prefix",
+        "trt_extra_plugin_lib_paths",
+        "trt_force_sequential_engine_build",
+        "trt_force_timing_cache",
+        "trt_layer_norm_fp32_fallback",
+        "trt_max_partition_iterations",
+        "trt_min_subgraph_size",
+        "trt_profile_max_shapes",
+        "trt_profile_min_shapes",
+        "trt_profile_opt_shapes",
+        "trt_sparsity_enable",
+        "trt_tactic_sources",
+        "trt_timing_cache_enable",
+    }
+)
+
+
+@dataclass(frozen=True)
+class TritonModel:
+    """A model of a repository: the text of `config.pbtxt`, which file of the variant each of the folder `1` is, by name, and
+    in `notes` what of the approval the configuration cannot say."""
+
+    config: str
+    files: Mapping[str, str]
+    notes: tuple[str, ...]
+
+
+def triton_model(
+    name: str,
+    manifest: Mapping[str, Any],
+    tensors: tuple[Sequence[TensorSpec], Sequence[TensorSpec]],
+    place: Path,
+    *,
+    about: str = "",
+    max_batch: int | None = None,
+) -> TritonModel:
+    """The model `name` of a manifest, whose file has these inputs and outputs, for the folder `place` in a repository.
+
+    `max_batch` takes the place of the largest batch size that was measured. `about` is a line for the top of the file.
+
+    Raises:
+        JobError: a tensor of a type that Triton has not, custom operators of a Python package, or `max_batch` where axis 0 is
+            not that of samples in all tensors.
+    """
+    manifest = ABSENT | dict(manifest)
+    engine = manifest["engine"]
+    batch, notes = _batch(manifest, tensors, max_batch)
+    session = manifest["session"]
+    on_gpu = session["provider"] in GPU_PROVIDERS
+    device = session.get("provider_options", {}).get("device_id", "0")
+    kind: Fields = (("count", 1), ("kind", Word("KIND_GPU" if on_gpu else "KIND_CPU")))
+    group = (*kind, ("gpus", [int(device)])) if on_gpu else kind
+    sides = zip(("input", "output"), tensors, strict=True)
+    fields: Fields = (
+        ("name", name),
+        ("platform", "tensorrt_plan" if engine else "onnxruntime_onnx"),
+        ("backend", "tensorrt" if engine else "onnxruntime"),
+        ("default_model_filename", "model.plan" if engine else ONNX),
+        ("max_batch_size", batch),
+        *((side, _tensor(spec, batch)) for side, specs in sides for spec in specs),
+        ("version_policy", (("latest", (("num_versions", 1),)),)),
+        ("instance_group", group),
+    )
+    runtime = f"{manifest['runtime']} {manifest['runtime_version']}"
+    notes += (f"the runtime is Triton's own; the variant was approved with {runtime}",)
+    notes += (f"the device is not checked; the variant was approved on {manifest['device']}",)
+    if engine:
+        files = {"model.plan": ENGINE}
+        notes += ("an engine runs on the TensorRT, the GPU and the driver that it was built with, and nowhere else",)
+        if batch > 1:
+            notes += (
+                "Triton adds dynamic batching to an engine unless it is started with --disable-auto-complete-config",
+            )
+    else:
+        files = {file: file for file in manifest["files"]}
+        settings, unsaid = _session(manifest, place)
+        fields, notes = fields + settings, unsaid + notes
+    top = [line for line in (about, *(f"Not carried over: {note}." for note in notes)) if line]
+    comments = "".join(f"# {' '.join(plain(line).split())}\n" for line in top)
+    return TritonModel(comments + prototext(fields), files, notes)
+
+
+def tensors_of(path: Path) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
+    """Inputs and outputs of an ONNX file.
+
+    Raises:
+        JobError: one has no shape, of which Triton wants to know the axes.
+    """
+    graph = onnx.load(path, load_external_data=False).graph
+    weights = {tensor.name for tensor in graph.initializer}
+    inputs = [value for value in graph.input if value.name not in weights]
+    return tuple(map(_spec, inputs)), tuple(map(_spec, graph.output))
+
+
+def _spec(value: onnx.ValueInfoProto) -> TensorSpec:
+    kind = value.type.tensor_type
+    if not kind.HasField("shape"):
+        raise JobError(
+            found=f"the tensor {value.name!r} without a shape",
+            expected="the number of its axes",
+            fix="export the model with shapes, and have it quantized again",
+        )
+    axes = [axis.dim_value if axis.HasField("dim_value") else axis.dim_param or None for axis in kind.shape.dim]
+    return TensorSpec(value.name, onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type).name, tuple(axes))
+
+
+def _batch(
+    manifest: Mapping[str, Any], tensors: tuple[Sequence[TensorSpec], Sequence[TensorSpec]], asked: int | None
+) -> tuple[int, tuple[str, ...]]:
+    """`max_batch_size`, and what is to be said of it: 0 unless axis 0 of every tensor is one dynamic axis, that of samples."""
+    firsts = {spec.shape[0] if spec.shape else None for side in tensors for spec in side}
+    shared = len(firsts) == 1 and isinstance(next(iter(firsts)), str)
+    profile = manifest["engine"]["build"]["profile"].values() if manifest["engine"] else ()
+    # Triton sends batches of any size up to the largest.
+    shared = shared and all(shapes["minimum"][0] <= 1 for shapes in profile)
+    if not shared:
+        if asked is not None:
+            raise JobError(
+                found=f"--max-batch {asked}, and no axis 0 that is dynamic and the same in all inputs and outputs",
+                expected="a model that takes batches of any size",
+                fix="leave it out: requests then have the shapes of the model",
+            )
+        return 0, ()
+    most = min((shapes["maximum"][0] for shapes in profile), default=None)
+    measured = max(manifest["batch_sizes"] or (0,))
+    size = asked or measured or (most or 0)
+    if most is not None and size > most:
+        size = most
+    if size == 0:
+        return 0, ("which batch sizes were measured is not told; --max-batch sets one",)
+    if size > measured:
+        told = f"up to {measured} were measured" if measured else "none is told to have been measured"
+        return size, (f"batches of up to {size} samples are taken; {told}",)
+    return size, ()
+
+
+def _tensor(spec: TensorSpec, batch: int) -> Fields:
+    if spec.dtype not in TYPES:
+        raise JobError(
+            found=f"{spec}",
+            expected=f"one of the types {', '.join(TYPES)}",
+            fix="Triton has no other; leave it out of Triton",
+        )
+    axes = spec.shape[1:] if batch else spec.shape
+    dims = [axis if isinstance(axis, int) else -1 for axis in axes]
+    fields: Fields = (("name", spec.name), ("data_type", Word(TYPES[spec.dtype])), ("dims", dims or [1]))
+    # Triton has no tensors without axes.
+    return fields if dims or not batch else (*fields, ("reshape", (("shape", []),)))
+
+
+def _session(manifest: Mapping[str, Any], place: Path) -> tuple[Fields, tuple[str, ...]]:
+    """The approved session as the backend of ONNX Runtime takes it, and what it does not take."""
+    settings = manifest["session"]
+    notes = [
+        f"the entry {key}={value} of the session: the backend hands none such on"
+        for key, value in settings["entries"].items()
+        if key not in ENTRIES
+    ]
+    accelerators, more = _accelerators(settings, manifest["plugin"])
+    level = {"all": 0, "basic": -1}[settings["optimization"]]
+    parameters = {"intra_op_thread_count": str(settings["threads"]), "execution_mode": "0"}
+    parameters |= {key: value for key, value in settings["entries"].items() if key in ENTRIES}
+    fields: Fields = (
+        ("optimization", (("graph", (("level", level),)), *accelerators)),
+        *(("parameters", (("key", key), ("value", (("string_value", value),)))) for key, value in parameters.items()),
+    )
+    libraries = [_library(library, place) for library in manifest["libraries"]]
+    if libraries:
+        fields += (("model_operations", tuple(("op_library_filename", path) for path in libraries)),)
+        more += (f"where the server finds {', '.join(libraries)}: the path is that of the machine which wrote this",)
+    return fields, (*notes, *more)
+
+
+def _library(library: Mapping[str, str], place: Path) -> str:
+    if "file" not in library:
+        raise JobError(
+            found=f"custom operators of the Python package {library['package']}",
+            expected="operators of a shared library that goes with the model",
+            fix="name the library's file in `operator_libraries` of the job, and promote a variant anew",
+        )
+    return str(PurePosixPath(place.absolute()) / "1" / library["file"])
+
+
+def _accelerators(settings: Mapping[str, Any], plugin: Mapping[str, Any] | None) -> tuple[Fields, tuple[str, ...]]:
+    """The provider, where it is none that the backend takes of itself."""
+    provider = settings["provider"]
+    given = {key: value for key, value in settings.get("provider_options", {}).items() if key != "device_id"}
+    if provider == OPENVINO_PROVIDER:
+        told = (
+            f"{plugin['distribution']} {plugin['version']} with {dict(plugin['options'])}" if plugin else "its plugin"
+        )
+        return _accelerator("cpu_execution_accelerator", "openvino", {}), (
+            f"the plugin {told}: Triton has a build of its own with this provider, and hands it no options",
+        )
+    if provider == CUDA_PROVIDER:
+        taken = {key: value for key, value in given.items() if not key.endswith("_cache_path")}
+        return (_accelerator("gpu_execution_accelerator", "cuda", taken) if taken else ()), ()
+    if provider != ORT_TENSORRT_PROVIDER:
+        return (), ()
+    taken = {RENAMED.get(key, key): value for key, value in given.items() if key in RENAMED or key in TENSORRT_OPTIONS}
+    left = [
+        key for key in given if key not in RENAMED and key not in TENSORRT_OPTIONS and not key.endswith("_cache_path")
+    ]
+    return _accelerator("gpu_execution_accelerator", "tensorrt", taken), tuple(
+        f"the option {key}={given[key]} of the provider" for key in left
+    )
+
+
+def _accelerator(kind: str, name: str, options: Mapping[str, str]) -> Fields:
+    parameters: Fields = tuple(("parameters", (("key", key), ("value", value))) for key, value in options.items())
+    return (("execution_accelerators", ((kind, (("name", name), *parameters)),)),)

@@ -1,0 +1,232 @@
+"""What a consumer does where version or device are others than those of the approval: it warns, or refuses if it is told to."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import shutil
+import sys
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+from conftest import Tiny
+
+from tasks.lineage import hardware_of
+from tasks.measure.inventory import take_inventory
+from validators.digests import digest_file
+from validators.records import Gpu
+
+H200 = {"name": "NVIDIA H200", "compute_capability": "9.0", "driver": "580.95"}
+
+
+@pytest.fixture(scope="module")
+def consumer() -> ModuleType:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # mlflow's, about its own type hints
+        return importlib.import_module("tasks.consumer")
+
+
+@pytest.fixture
+def version(tiny: Tiny, tmp_path: Path) -> dict[str, Any]:
+    """The manifest of a version that was approved here, its files in `tmp_path / "variant"`."""
+    (tmp_path / "variant").mkdir()
+    file = Path(shutil.copy(tiny.model, tmp_path / "variant" / "model.onnx"))
+    return {
+        "files": {"model.onnx": digest_file(file)},
+        "session": {
+            "provider": "CPUExecutionProvider",
+            "threads": 1,
+            "optimization": "basic",
+            "entries": {"session.intra_op.allow_spinning": "0"},
+            "provider_options": {},
+        },
+        "libraries": [],
+        "plugin": None,
+        "inputs": {"x": "float32"},
+        "runtime_version": onnxruntime.__version__,
+        "hardware": hardware_of(take_inventory("ort-cpu")),
+    }
+
+
+def opened(consumer: ModuleType, folder: Path, manifest: dict[str, Any]) -> Any:
+    """The champion, as MLflow opens it."""
+    path = folder / "manifest.json"
+    path.write_text(json.dumps(manifest), encoding="utf-8")
+    champion = consumer.Champion()
+    champion.load_context(SimpleNamespace(artifacts={"manifest": str(path), "variant": str(folder / "variant")}))
+    return champion
+
+
+def test_where_it_was_approved_it_is_loaded_without_a_word(
+    consumer: ModuleType, version: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Refused or not; with every setting of the session as it was approved."""
+    for policy in ("warn", "refuse"):
+        monkeypatch.setenv(consumer.POLICY, policy)
+        champion = opened(consumer, tmp_path, version)
+    options = champion.session.get_session_options()
+    assert options.intra_op_num_threads == 1
+    assert options.graph_optimization_level == onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    assert options.get_session_config_entry("session.intra_op.allow_spinning") == "0"
+    assert champion.predict(None, {"x": np.zeros((2, 64))})["logits"].shape == (2, 4)
+
+
+def older(manifest: dict[str, Any]) -> None:
+    manifest["runtime_version"] = "1.2.3"
+
+
+def other_processor(manifest: dict[str, Any]) -> None:
+    manifest["hardware"]["processor"] = "Z80"
+
+
+def lacks(manifest: dict[str, Any]) -> None:
+    manifest["hardware"]["isa"]["made_up"] = True
+
+
+def has_more(manifest: dict[str, Any]) -> None:
+    flag = next(name for name, had in manifest["hardware"]["isa"].items() if had)
+    manifest["hardware"]["isa"][flag] = False
+
+
+def more_cores(manifest: dict[str, Any]) -> None:
+    manifest["hardware"]["cores"] += 1000
+
+
+def on_a_gpu(manifest: dict[str, Any]) -> None:
+    manifest["hardware"]["gpu"] = dict(H200)
+
+
+MISMATCHES: list[tuple[Callable[[dict[str, Any]], None], str]] = [
+    (older, rf"found onnxruntime {onnxruntime.__version__}; .* 1\.2\.3"),
+    (other_processor, "found processor .* Z80"),
+    (lacks, "found a processor without made_up"),
+    (has_more, "found a processor with "),
+    (more_cores, r"found \d+ cores to compute on"),
+]
+
+
+@pytest.mark.parametrize(("change", "told"), MISMATCHES)
+def test_a_mismatch_is_a_warning_by_default(
+    consumer: ModuleType,
+    version: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    change: Callable[[dict[str, Any]], None],
+    told: str,
+) -> None:
+    """It answers all the same."""
+    monkeypatch.delenv(consumer.POLICY, raising=False)
+    change(version)
+    with pytest.warns(UserWarning, match=told):
+        champion = opened(consumer, tmp_path, version)
+    assert champion.predict(None, np.zeros((1, 64)))["logits"].shape == (1, 4)
+
+
+@pytest.mark.parametrize(("change", "told"), MISMATCHES)
+def test_a_mismatch_is_refused_if_told_so(
+    consumer: ModuleType,
+    version: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    change: Callable[[dict[str, Any]], None],
+    told: str,
+) -> None:
+    monkeypatch.setenv(consumer.POLICY, "refuse")
+    change(version)
+    with pytest.raises(RuntimeError, match=f"{told}.*set QUANTGATE_MISMATCH=warn"):
+        opened(consumer, tmp_path, version)
+
+
+def test_fewer_cores_than_here_are_no_mismatch(
+    consumer: ModuleType, version: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The session has the threads that it was approved with."""
+    monkeypatch.setenv(consumer.POLICY, "refuse")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(version["hardware"]["cores"] + 6)))
+    opened(consumer, tmp_path, version)
+
+
+def test_a_policy_that_is_misspelt_is_said_at_once(
+    consumer: ModuleType, version: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With nothing to be refused."""
+    monkeypatch.setenv(consumer.POLICY, "Refuse")
+    with pytest.raises(RuntimeError, match="found QUANTGATE_MISMATCH=Refuse; expected warn or refuse"):
+        opened(consumer, tmp_path, version)
+
+
+class Nvml(ModuleType):
+    """In the place of `pynvml`, of GPUs of these names."""
+
+    NVMLError = OSError
+
+    def __init__(self, *names: str, driver: str = H200["driver"], fails: bool = False) -> None:
+        super().__init__("pynvml")
+        self.names, self.driver, self.fails = names, driver, fails
+
+    def nvmlInit(self) -> None:  # noqa: N802  # its name
+        if self.fails:
+            raise self.NVMLError("no driver")
+
+    def __getattr__(self, name: str) -> Any:
+        answers = {
+            "nvmlDeviceGetCount": lambda: len(self.names),
+            "nvmlDeviceGetHandleByIndex": lambda index: index,
+            "nvmlDeviceGetName": lambda handle: self.names[handle],
+            "nvmlDeviceGetCudaComputeCapability": lambda handle: (9, 0),
+            "nvmlSystemGetDriverVersion": lambda: self.driver,
+        }
+        return answers[name]
+
+
+@pytest.mark.parametrize(
+    ("nvml", "told"),
+    [
+        (Nvml("NVIDIA H200", "NVIDIA H200"), []),
+        (Nvml("NVIDIA H100"), ["found NVIDIA H100, compute capability 9.0; "]),
+        (Nvml("NVIDIA H200", "NVIDIA L4"), ["found NVIDIA H200, compute capability 9.0 and NVIDIA L4"]),
+        (Nvml("NVIDIA H200", driver="590.1"), ["found NVIDIA driver 590.1; "]),
+        (Nvml(), ["found no GPU; "]),
+        (Nvml(fails=True), ["found a GPU that nothing tells of (no driver)", "found NVIDIA driver unknown"]),
+        (None, ["found a GPU that nothing tells of (nvidia-ml-py is not installed)", "found NVIDIA driver unknown"]),
+    ],
+    ids=["the same", "another", "a second kind", "driver", "none", "no driver", "no bindings"],
+)
+def test_on_a_gpu_it_is_the_gpu_that_counts(
+    consumer: ModuleType,
+    version: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    nvml: Nvml | None,
+    told: list[str],
+) -> None:
+    """Its model, compute capability and driver, and not the processor beside it."""
+    monkeypatch.delenv(consumer.POLICY, raising=False)
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    other_processor(version)
+    on_a_gpu(version)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        consumer._check_device(version["hardware"])
+    found = [str(one.message) for one in caught]
+    assert len(found) == len(told) and all(line.startswith(start) for line, start in zip(found, told, strict=True)), (
+        found
+    )
+
+
+def test_it_looks_at_the_device_as_the_inventory_does(consumer: ModuleType) -> None:
+    """It has a copy of that code, since it goes where quantgate is not."""
+    here = take_inventory("ort-cpu")
+    name, flags, cores = consumer._processor_here()
+    told = hardware_of(here)
+    assert (name, cores) == (told["processor"], told["cores"])
+    assert {flag for flag, had in told["isa"].items() if had} == flags & set(told["isa"]) == set(here.isa)
+    gpu = Gpu("NVIDIA H200", "GPU-1", "9.0", "580.95", 1)
+    assert hardware_of(replace(here, gpu=gpu))["gpu"] == H200

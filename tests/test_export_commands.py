@@ -1,0 +1,30 @@
+"""What `quantgate export` says where it cannot know what is meant; with a registry it is in test_version_served.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from flows.cli import app
+
+
+@pytest.mark.parametrize(
+    ("arguments", "found"),
+    [
+        ((), "no folder"),
+        (("--triton", "a", "--out", "b"), "both --triton and --out"),
+        (("--out", "b", "--max-batch", "4"), "--max-batch with --out"),
+        (("--max-batch", "4"), "no folder"),
+    ],
+)
+def test_one_folder_and_what_belongs_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], found: str
+) -> None:
+    monkeypatch.setattr("flows.export_commands.prepare_environment", lambda state: None)
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, ["export", "m", "--target", "ort-cpu", *arguments])
+    assert done.exit_code == 2
+    assert f"found:    {found}\n" in done.stderr and "fix:      name one of them\n" in done.stderr
+    assert not list(tmp_path.iterdir()), "nothing was made"

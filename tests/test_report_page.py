@@ -1,0 +1,99 @@
+"""The report in a real browser with the network blocked: what it shows, how it sorts, and what may be wrong with a page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from browser import browser
+from page_checks import NARROW, WIDE, visit
+from playwright.sync_api import Browser, Page
+from report_data import CALIBRATION, CHOSEN, ERROR, JOB, NAMES, NO_VARIANT, RECOVERED, REFUSED, TRIALS, with_samples
+
+from tasks.reporting.page import render_page
+from tasks.reporting.pictures import draw_pictures
+from validators.result import Result
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    """One browser for all pages."""
+    with browser() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A page for each kind of end, each with all that it can show."""
+    folder = tmp_path_factory.mktemp("pages")
+    trials = with_samples(TRIALS, folder)
+    kinds: dict[str, Result] = {"promoted": RECOVERED, "none": NO_VARIANT, "refused": REFUSED, "error": ERROR}
+    for name, result in kinds.items():
+        shown = trials if result.candidates else ()
+        text = render_page(result, JOB, shown, CALIBRATION, draw_pictures(result, JOB.gates, shown))
+        (folder / f"{name}.html").write_text(text, encoding="utf-8")
+    return {name: folder / f"{name}.html" for name in kinds}
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [WIDE, NARROW])
+def test_the_whole_report_is_without_fault(chromium: Browser, pages: dict[str, Path], width: int, dark: bool) -> None:
+    """With everything unfolded: contrast, names, order of headings, nothing wider than the window, nothing asked for."""
+    with visit(chromium, pages["promoted"], width=width, dark=dark) as view:
+        view.tab.evaluate("for (const one of document.querySelectorAll('details')) one.open = true")
+        assert view.faults() == []
+
+
+@pytest.mark.parametrize("kind", ["none", "refused", "error"])
+def test_a_report_of_any_other_end_is_without_fault(chromium: Browser, pages: dict[str, Path], kind: str) -> None:
+    """No champion, refused data, an error: narrow, where most can go wrong."""
+    with visit(chromium, pages[kind], width=NARROW) as view:
+        assert view.faults() == []
+
+
+def first_column(tab: Page) -> list[str]:
+    return [text.split("\n")[0] for text in tab.locator("table.verdicts tbody th").all_inner_texts()]
+
+
+def test_the_verdict_table_sorts_both_ways_with_the_baseline_on_top(chromium: Browser, pages: dict[str, Path]) -> None:
+    """By number or by name; what has no value stays at the end; by keyboard too."""
+    with visit(chromium, pages["promoted"]) as view:
+        assert first_column(view.tab) == ["baseline", *NAMES]
+        fastest = view.tab.get_by_role("button", name="p50 ms")
+        fastest.click()
+        upward = first_column(view.tab)
+        assert upward[:3] == ["baseline", CHOSEN, "int8-dynamic-pc+fused@ort-cpu"]
+        assert set(upward[-2:]) == {"int8-static-entropy-pc@ort-cpu", "fp8-amax-pc@ort-cpu"}
+        fastest.press("Enter")
+        downward = first_column(view.tab)
+        assert downward[1] == "int8-static-minmax-pt-all-s8s8@ort-cpu" and downward[-3] == CHOSEN
+        assert set(downward[-2:]) == set(upward[-2:])
+        assert view.tab.locator("th[aria-sort]").all_inner_texts() == ["p50 ms"]
+        view.tab.get_by_role("button", name="Candidate").click()
+        assert first_column(view.tab) == ["baseline", *sorted(NAMES)]
+
+
+def test_a_mark_tells_its_figures_and_a_name_opens_its_gates(chromium: Browser, pages: dict[str, Path]) -> None:
+    """Under the mouse; and from the table to what a verdict rests on."""
+    with visit(chromium, pages["promoted"]) as view:
+        mark = view.tab.locator(f"figure.picture [aria-label^='{CHOSEN}']")
+        mark.hover()
+        assert (view.tab.locator(".tip").text_content() or "").startswith(f"{CHOSEN} (chosen): 1.51x")
+        view.tab.locator("h1").hover()
+        assert view.tab.locator(".tip").count() == 0
+        view.tab.get_by_role("link", name=CHOSEN).click()
+        assert view.tab.locator("details[open] summary code").all_inner_texts() == [CHOSEN]
+
+
+def test_without_scripts_and_on_paper_every_picture_is_there(chromium: Browser, pages: dict[str, Path]) -> None:
+    """A mail program runs none, and paper has none."""
+    context = chromium.new_context(java_script_enabled=False, viewport={"width": WIDE, "height": 900})
+    tab = context.new_page()
+    tab.goto(pages["promoted"].as_uri())
+    drawn = [figure.bounding_box() for figure in tab.locator("section > figure svg").all()]
+    assert len(drawn) == 6 and all(box and box["width"] > 600 and box["height"] > 50 for box in drawn)
+    context.close()
+    with visit(chromium, pages["promoted"], media="print") as view:
+        assert view.tab.locator("section > figure svg").count() == 6
+        assert len(view.tab.pdf(format="A4")) > 50_000

@@ -1,0 +1,263 @@
+"""The card and the README of a version: what they must say, how long they may be, and that nobody's text breaks them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.serving.card import MOST_BYTES, model_card
+from tasks.serving.example import example
+from tasks.serving.promoted import Promoted
+from tasks.serving.readme import version_readme
+from tasks.serving.sections import shown
+from validators.approval import ALWAYS_JUDGED, Approval
+from validators.datasets import TensorSpec
+from validators.latencies import Latency
+from validators.measurements import Accuracy, Clipping, Estimate, Saturation
+from validators.read_job import parse_job
+from validators.records import Confirmed, DataFile, Gpu, Inventory, SessionSettings, Source, Trial, Variant
+from validators.sign_off import SignOff
+from validators.slices import SliceDrop
+from validators.verdicts import Verdict
+
+CANDIDATE = "int8-static-mse-pc-smooth@ort-cpu"
+HOSTILE = 'a`|\n<script>alert(1)</script>[x](javascript:alert(1))"\x1b[2J*_\N{SNOWMAN}' * 9
+FACTS = (
+    CANDIDATE,
+    "INT8 weights per output channel, UINT8 activations by mse, MatMul, Gemm and Conv, smoothed",
+    *(letter * 64 for letter in "abde"),
+    "fraud",
+    "version 3",
+    "2026-11-22T10:00:00+00:00",
+    "[its page](http://mlflow/#/experiments/1/runs/r1)",
+    "EPYC, 8 cores, avx2",
+    "onnxruntime 1.31.1",
+    "QUANTGATE_MISMATCH=refuse",
+    "| drop | +0.50 pt | ≤ +2.00 pt | -0.10 pt to +1.10 pt | 95 % | 1000 |",
+    "| confirmed drop |",
+    "2.00x the speed, at least 1.80x",
+    "| size | 2.00 MB | 8.00 MB | 0.25x |",
+    "calibration.npz",
+    'mlflow.pyfunc.load_model("models:/fraud-quantized@champion-ort-cpu")',
+    "approved by Ada",
+    "the worst of 2 groups is language de, +1.50 pt; of 1 too few samples were there to tell",
+    "0.3 % of the values of hidden lay outside of them",
+    "No traffic was given",
+)
+
+
+def latency(**changes: Any) -> Latency:
+    """Twice as fast as the baseline."""
+    told: dict[str, Any] = dict.fromkeys(("p95_ms", "p99_ms", "baseline_p95_ms", "baseline_p99_ms"))
+    for name in ("load_ms", "peak_memory_mb"):
+        told |= {name: 1.0, f"baseline_{name}": 1.0}
+    told |= {"batch_size": 1, "count": 9, "pairs": 3, "samples_path": Path("s")}
+    told |= {"p50_ms": 1.0, "baseline_p50_ms": 2.0, "speedup": Estimate(2.0, 1.8, 2.2)}
+    return Latency(**told | changes)
+
+
+def promoted(text: str = "", **changes: Any) -> Promoted:
+    """A version of `fraud`; every text of others is `text`, if there is any."""
+    told = (lambda word: text) if text else (lambda word: word)
+    variant = Variant(
+        CANDIDATE,
+        Path("model.onnx"),
+        "b" * 64,
+        2_000_000,
+        SessionSettings("CPUExecutionProvider", 2),
+        notes=(text,) * 30 if text else (),
+    )
+    gates = [Verdict(gate, "pass", 0.0, 0.0, "at_most") for gate in sorted(ALWAYS_JUDGED)]
+    gates += [Verdict(f"logged_{text}_{index}", "pass", 1.0, 2.0, "at_most") for index in range(30 if text else 0)]
+    for gate, low, high, confidence, n in (
+        ("drop", -0.001, 0.011, 0.95, 1000),
+        ("confirmed_drop", -0.002, 0.012, 0.983, 900),
+    ):
+        gates.append(Verdict(gate, "pass", 0.005, 0.02, "at_most", low, high, confidence, n))
+    slices = (SliceDrop("language", told("en"), 900, Estimate(0.0, -0.01, 0.01)),)
+    slices += (SliceDrop("language", told("de"), 20, Estimate(0.015, -0.1, 0.1)),)
+    clipped = Clipping(told("hidden"), (told("node"),), -1.0, 1.0, 0.003, 0.1)
+    estimate = Estimate(0.005, -0.002, 0.012)
+    trial = Trial(
+        CANDIDATE,
+        "passed",
+        variant=variant,
+        accuracy=Accuracy(told("accuracy"), 0.91, 1000, Path("s"), Path("o")),
+        drop=estimate,
+        slices=slices,
+        saturation=Saturation((clipped,), 384),
+        latencies=tuple(latency(batch_size=size, disturbance=text) for size in (1, 8)),
+        verdicts=tuple(gates),
+        confirmed=Confirmed(900, 0.983, 0.905, 0.9, estimate, (), latency()),
+    )
+    said = SignOff("approved", told("Ada"), told("as agreed"), "2026-11-22", "b" * 64, None)
+    where = f"[{told('EPYC')}] x8"
+    manifest = {
+        "files": {told("model.onnx"): "b" * 64},
+        "session": {
+            "provider": "CPUExecutionProvider",
+            "threads": 2,
+            "optimization": "all",
+            "entries": {told("key"): told("value")},
+            "provider_options": {},
+        },
+        "libraries": [],
+        "plugin": None,
+        "inputs": {told("x"): "float32"},
+        "runtime": "onnxruntime",
+        "runtime_version": "1.31.1",
+        "engine": None,
+        "device": where,
+    }
+    job = {"source": "models:/fraud/3", "data": {"calibration": "c.npz", "evaluation": "e.npz"}}
+    parsed = parse_job(job, base=Path())
+    facts: dict[str, Any] = {
+        "uri": f"models:/{told('fraud')}-quantized@champion-ort-cpu",
+        "source": Source(f"models:/{told('fraud')}/3", told("fraud"), "3", "a" * 64, Path("m"), "onnx"),
+        "source_bytes": 8_000_000,
+        "data": {
+            "calibration": DataFile(Path("d") / told("calibration.npz").replace("/", ""), "d" * 64, 128),
+            "evaluation": DataFile(Path("e.npz"), "e" * 64, 2000, f"s3://{told('b/e.npz')}", told("v1")),
+        },
+        "inventory": Inventory(
+            "ort-cpu", told("EPYC"), ("avx2",), 8, 1, "Linux", "3.11", {"onnxruntime": told("1.31.1")}, (), 0.0
+        ),
+        "job": parsed,
+        "approval": Approval(trial, "device", is_confirmed=True, sign_off=said),
+        "manifest": manifest,
+        "inputs": (TensorSpec(told("x"), "float32", ("batch", told("length"))),),
+        "outputs": (TensorSpec(told("logits"), "float32", (None, 4)),),
+        "request": {told("x"): (1, 64)},
+        "run_id": "r1",
+        "run_page": "http://mlflow/#/experiments/1/runs/r1",
+        "at": "2026-11-22T10:00:00+00:00",
+    }
+    return Promoted(**facts | changes)
+
+
+@pytest.mark.parametrize("fact", FACTS)
+def test_the_card_and_the_readme_say_it(fact: str) -> None:
+    """One place writes it for both."""
+    assert fact in model_card(promoted())
+    assert fact in version_readme(promoted())
+
+
+def test_the_readme_says_how_it_is_opened() -> None:
+    told = version_readme(promoted())
+    assert "| `variant/`model.onnx | `" + "b" * 64 + "` |" in told
+    assert (
+        "| input | x | float32 | \\[batch, length\\] |" in told and "| output | logits | float32 | \\[?, 4\\] |" in told
+    )
+    assert "| Provider | CPUExecutionProvider |" in told and "| `intra_op_num_threads` | 2 |" in told
+    assert "| Entry key | value |" in told and "| p50 latency at b8 |" in told
+
+
+def test_a_card_that_fits_is_whole() -> None:
+    card = model_card(promoted())
+    assert len(card.encode()) <= MOST_BYTES and "Left out" not in card
+
+
+def test_a_card_is_cut_by_sections_and_says_so() -> None:
+    """The same each time; source, recipe, artifact and device stay, whatever else there is."""
+    card = model_card(promoted(HOSTILE))
+    assert card == model_card(promoted(HOSTILE)) and len(card.encode()) <= MOST_BYTES
+    assert "Left out here, for its length: beside the source, verdicts" in card
+    for fact in (CANDIDATE, "a" * 64, "b" * 64, "and for no other", "QUANTGATE_MISMATCH", "2026-11-22T10:00:00"):
+        assert fact in card
+
+
+@pytest.mark.parametrize(
+    "text", ["\N{SNOWMAN}" * 5000, "|" * 5000, "\x1b" * 5000, "\N{GRINNING FACE}" * 5000, "a" * 300]
+)
+def test_no_text_of_others_makes_a_card_too_long(text: str) -> None:
+    said = promoted(text, run_page="http://mlflow/" + "a" * 9000)
+    assert len(model_card(said).encode()) <= MOST_BYTES
+
+
+def test_text_of_others_stays_text() -> None:
+    """No link, no tag and no row of theirs; every row of a table has as many cells as its heading."""
+    for document in (model_card(promoted("|x|`[a](javascript:b)<i>\n\n# y")), version_readme(promoted(HOSTILE[:150]))):
+        outside = "\n".join(document.split("```")[::2])
+        assert not re.search(r"(?<!\\)<", outside) and "\x1b" not in document
+        assert not re.search(r"(?<!\\)\]\(javascript", outside)
+        assert not re.search(r"^# y", document, re.MULTILINE)
+        for block in re.findall(r"(?:^\|.*\n)+", outside, re.MULTILINE):
+            assert len({len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines()}) == 1, block
+
+
+def test_what_is_cut_ends_in_a_sign_of_it() -> None:
+    """Never within an escape, whatever the length."""
+    for most in range(2, 40):
+        text = shown("*_" * 30, most)
+        assert len(text) <= most and text.endswith("…") and text.count("\\") == text.count("*") + text.count("_")
+
+
+def test_a_gpu_is_the_device() -> None:
+    gpu = Gpu("NVIDIA H200", "GPU-1", "9.0", "580.95", 1)
+    card = model_card(promoted(inventory=replace(promoted().inventory, gpu=gpu)))
+    assert "on NVIDIA H200, compute capability 9.0, driver 580.95; EPYC" in card
+
+
+def test_what_was_not_confirmed_or_named_is_a_limit() -> None:
+    said = promoted()
+    trial = replace(said.approval.trial, confirmed=None, slices=(), saturation=None)
+    card = model_card(replace(said, approval=replace(said.approval, trial=trial, is_confirmed=False)))
+    assert "No samples were kept to confirm it" in card and "No groups of samples were named" in card
+    assert "Its ranges are fixed" not in card
+
+
+def settings(provider: str, **options: str) -> dict[str, Any]:
+    return {"provider": provider, "threads": 2, "optimization": "all", "entries": {}, "provider_options": options}
+
+
+@pytest.mark.parametrize(
+    ("changes", "lines"),
+    [
+        (
+            {"session": settings("CUDAExecutionProvider", device_id="1")},
+            ["ort.preload_dlls()", "providers=[('CUDAExecutionProvider', {'device_id': '1'})]"],
+        ),
+        (
+            {"session": settings("TensorrtExecutionProvider", trt_engine_cache_path="/mine", trt_dla_core="0")},
+            ["import tensorrt", "[('TensorrtExecutionProvider', {'trt_dla_core': '0'}), ('CUDAExecutionProvider', "],
+        ),
+        (
+            {
+                "session": settings("OpenVINOExecutionProvider"),
+                "plugin": {"module": "plugin_of", "options": {"a": "b"}, "distribution": "p", "version": "1"},
+            },
+            [
+                "import plugin_of",
+                "ort.register_execution_provider_library('OpenVINOExecutionProvider', plugin_of.get_library_path())",
+                "options.add_provider_for_devices(devices[:1], {'a': 'b'})",
+            ],
+        ),
+        (
+            {"libraries": [{"file": "ours.so"}, {"package": "ops", "distribution": "o", "version": "1"}]},
+            [
+                "options.register_custom_ops_library('variant/ours.so')",
+                "import ops",
+                "options.register_custom_ops_library(ops.get_library_path())",
+            ],
+        ),
+    ],
+    ids=["cuda", "tensorrt of onnxruntime", "openvino", "libraries"],
+)
+def test_the_example_opens_each_kind_as_the_consumer_does(changes: dict[str, Any], lines: list[str]) -> None:
+    """And each is a program; what ran on this machine is run in test_version_served.py."""
+    told = promoted().manifest | changes
+    program = "\n".join(example(told, {"x": (1, 64)}))
+    compile(program, "example", "exec")
+    assert all(line in program for line in lines), program
+    assert "/mine" not in program, "a folder of the machine where it was approved"
+
+
+def test_the_example_of_an_engine_takes_what_lies_beside_it() -> None:
+    program = "\n".join(example(promoted().manifest | {"engine": {"runtime": "tensorrt"}}, {"x": (1, 64)}))
+    compile(program, "example", "exec")
+    assert 'sys.path.insert(0, "../code")' in program and "from trt_engine.load import open_version" in program
+    assert "onnxruntime" not in program
