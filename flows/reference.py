@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Any, get_args
 
 from flows.cli import EXIT_CODES
-from flows.describe import describe
 from flows.reference_commands import command_page
 from flows.reference_models import model_page, table
 from flows.schemas import schema_of
@@ -28,6 +27,7 @@ from validators.job import Job, MetricName
 from validators.job_data import TextDecoding
 from validators.job_gates import Gates
 from validators.logged_gates import judge_logged
+from validators.recipe_words import describe
 from validators.resource_gates import judge_load, judge_memory, judge_size, judge_speedup, judge_speedup_fp16
 from validators.sanity_gates import judge_finite, judge_sanity
 from validators.slices import judge_slices

@@ -78,6 +78,12 @@ PREPARED: dict[str, tuple[str, str]] = {
     assert model.predict({"x": features})["logits"].shape == (1000, 4)
     """,
     ),
+    "docs/consume.md": (
+        f"""{_CHAMPION}
+    features = register("fraud-quantized", ("x",), 64, "float32", "sqlite:///mlflow.db")["x"]
+    """,
+        """assert answers["logits"].shape == (3, 4)""",
+    ),
     "docs/own-metric.md": (
         "",
         """
