@@ -49,14 +49,14 @@ def of_kind(kind: str) -> list[Any]:
 
 
 def lines_of(script: str) -> list[list[str]]:
-    """The commands of a shell script as lists of words, without settings before them and comments behind them.
+    """The commands of a shell script as lists of words, without settings before them, comments and where output goes behind.
 
-    >>> lines_of("A=1 quantgate run x.yaml \\\\\\n  --no-promote  # so\\nmake a && make b")
+    >>> lines_of("A=1 quantgate run x.yaml \\\\\\n  --no-promote  # so\\nmake a && make b > c")
     [['quantgate', 'run', 'x.yaml', '--no-promote'], ['make', 'a'], ['make', 'b']]
     """
     found = []
     for line in script.replace("\\\n", " ").splitlines():
-        words = shlex.split(line, comments=True)
+        words = shlex.split(line.split(" > ")[0], comments=True)
         while "&&" in words:
             at = words.index("&&")
             found.append(words[:at])

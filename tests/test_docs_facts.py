@@ -66,7 +66,7 @@ def test_metrics_targets_and_exit_codes_are_on_their_pages() -> None:
     assert set(TARGETS) <= set(first_cells(PAGES["reference/names.md"]()))
     codes = first_cells(PAGES["reference/exit-codes.md"]())
     readme = first_cells(pages()["README.md"].split("| code | meaning |")[1].split("\n\n")[0])
-    assert readme == [code for code in codes if code.isdigit()] == ["0", "1", "2", "3", "4"]
+    assert len(readme) >= 5 and readme == [code for code in codes if code.isdigit()]
 
 
 def gates_of_the_code() -> Iterator[str]:
