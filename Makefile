@@ -3,7 +3,7 @@ VENV := .venv
 READY := $(VENV)/.ready
 BIN := $(VENV)/bin
 
-.PHONY: demo demo-image test test-faults lint format ui serve deploy worker audit gpu-check lock schemas clean
+.PHONY: demo demo-image test test-faults docs lint format ui serve deploy worker audit gpu-check lock schemas clean
 
 demo: $(READY)
 	@$(BIN)/quantgate demo
@@ -17,6 +17,10 @@ test: $(READY)
 # Every kill at every stage of a run, on real servers: minutes to an hour; docs/faults.md.
 test-faults: $(READY)
 	@$(BIN)/pytest -m faults
+
+# The documentation as a site, in build/docs; any link that leads nowhere ends it.
+docs: $(READY)
+	@NO_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --clean
 
 lint: $(READY)
 	@$(BIN)/ruff check .

@@ -15,11 +15,16 @@ from validators.result import Result
 SCHEMAS: dict[str, type[BaseModel]] = {"job.schema.json": Job, "result.schema.json": Result}
 
 
+def schema_of(name: str) -> dict[str, Any]:
+    """One of the schemas."""
+    mode: Literal["serialization", "validation"] = "serialization" if name.startswith("result") else "validation"
+    return SCHEMAS[name].model_json_schema(mode=mode)
+
+
 def schema_text(name: str) -> str:
     """The content of one schema file."""
-    schema: dict[str, Any] = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
-    mode: Literal["serialization", "validation"] = "serialization" if name.startswith("result") else "validation"
-    return json.dumps(schema | SCHEMAS[name].model_json_schema(mode=mode), indent=1, ensure_ascii=False) + "\n"
+    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema"} | schema_of(name)
+    return json.dumps(schema, indent=1, ensure_ascii=False) + "\n"
 
 
 if __name__ == "__main__":

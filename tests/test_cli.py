@@ -10,17 +10,13 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 from conftest import Tiny
 from driving import environment, write_job
 from typer.main import get_command
 from typer.testing import CliRunner
 
 from flows.cli import GROUPS, app
-from validators.read_job import parse_job
 from validators.recipe import DEFAULT_CANDIDATES
-
-ROOT = Path(__file__).parent.parent
 
 
 def quantgate(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -135,22 +131,3 @@ def test_doctor_names_every_target_and_the_runtime(tmp_path: Path) -> None:
     assert re.search(r"^ort-cpu\s+yes", done.stdout, re.MULTILINE)
     assert "onnxruntime 1.31.1" in done.stdout and "GB free of" in done.stdout
     assert re.search(r"^MLflow +the database .*mlflow.db \(not there yet", done.stdout, re.MULTILINE)
-
-
-def test_the_readme_names_commands_that_exist_and_a_job_that_reads() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"```(\w+)\n(.*?)```", text, re.DOTALL)
-    named = {match for kind, block in blocks if kind == "bash" for match in re.findall(r"quantgate ([\w-]+)", block)}
-    assert named
-    assert named <= set(commands())
-    targets = {
-        match for kind, block in blocks if kind == "bash" for match in re.findall(r"^make ([\w-]+)", block, re.M)
-    }
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    assert {"demo", "test"} <= targets
-    assert all(f"\n{target}:" in makefile for target in targets)
-    for kind, block in blocks:
-        if kind == "yaml":
-            assert parse_job(yaml.safe_load(block), base=Path("/data")).gates.max_drop == 0.02
-    links = re.findall(r"\]\((?!https?:)([^)#]+)\)", text)
-    assert [link for link in links if not (ROOT / link).exists()] == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import re
@@ -18,11 +19,13 @@ from typing import Any
 import jsonschema
 import pytest
 from conftest import Tiny
+from docs_pages import ROOT
 from driving import Answer, environment, register_models, run_jobs, write_job
-from test_cli import ROOT
 
+from tasks.compare import compare_runs
 from tasks.promotable import check_promotable
-from tasks.recorded import Recorded, fetch_report, find_recorded, recorded_job
+from tasks.recorded import Recorded, fetch_report, find_recorded, latest, recorded_job
+from tasks.registry import connect
 from validators.errors import JobError
 from validators.read_job import read_job
 from validators.recipe import DEFAULT_CANDIDATES
@@ -73,6 +76,8 @@ def world(tmp_path_factory: pytest.TempPathFactory, tiny: Tiny) -> tuple[Path, d
         "status": ["status", "--json"],
         "status of the model": ["status", "tiny-quantized"],
         "status of another": ["status", "fraud"],
+        "compare one": ["compare", "last", "last"],
+        "compare nobody": ["compare", "last", "0" * 32],
         "rollback": ["rollback", "tiny", "--target", "ort-cpu", "--to", "0", "--json"],
         "rollback nothing": ["rollback", "nothing", "--target", "ort-cpu"],
         "retention": ["retention", "--json"],
@@ -105,6 +110,20 @@ def test_run_validate_and_promote_print_the_result_document(world: tuple[Path, d
     assert "no models:/nothing/1 in the registry" in document(answers["gone"])["error"]["found"]
 
 
+def test_runs_compare_by_what_is_recorded_of_them(world: tuple[Path, dict[str, Answer]], tmp_path: Path) -> None:
+    """The trial beside the promotion and the run on a file: their results, with the jobs that tell them apart."""
+    root, answers = world
+    page = tmp_path / "page.html"
+    with connect(f"sqlite:///{root}/state/mlflow.db") as client:
+        runs = [run for run in latest(client, 20) if run.outcome in ("winner", "promoted")]
+        assert len(runs) == 3
+        compared = compare_runs(client, [run.id[:12] for run in runs], page)
+    assert compared == runs
+    text = html.unescape(page.read_text())
+    assert all(document(answers[name])["reason"] in text for name in ("trial", "promote", "file"))
+    assert all(f"quantgate report {run.id}" in text for run in runs)
+
+
 def test_promote_takes_the_recorded_job_and_its_finished_work(world: tuple[Path, dict[str, Answer]]) -> None:
     root, answers = world
     trial, promoted = document(answers["trial"]), document(answers["promote"])
@@ -134,6 +153,8 @@ def test_promote_takes_the_recorded_job_and_its_finished_work(world: tuple[Path,
         ("report to a folder", 2, "Is a directory"),
         ("report of nobody", 2, f"no run '{'0' * 32}'"),
         ("report of words", 2, "RUN 'the last one'"),
+        ("compare one", 2, "2 names of one run"),
+        ("compare nobody", 2, f"no run '{'0' * 32}'"),
         ("rollback nothing", 2, "no variants of 'nothing' for ort-cpu"),
         ("watch nothing", 2, "no-such-job"),
     ],

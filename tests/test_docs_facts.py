@@ -1,0 +1,233 @@
+"""What the pages state is what the code does and what was measured: reference, settings, figures, files that are named."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import typer
+from docs_pages import ROOT, pages
+
+from flows.cli import app
+from flows.reference import GATES, PAGES
+from validators.job import Job, MetricName
+from validators.job_gates import Gates
+from validators.recipe import TARGETS
+
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+def result(name: str) -> Any:
+    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+
+
+# Reference pages
+
+
+def keys(schema: dict[str, Any]) -> set[str]:
+    """Every key of a record and of those below it."""
+    parts = [schema, *schema.get("$defs", {}).values()]
+    return {key for part in parts for key in part.get("properties", {})}
+
+
+def first_cells(page: str) -> list[str]:
+    """The first cell of each row of the tables on a page, without its marks."""
+    return [cell.strip("`") for cell in re.findall(r"^\| ([^|]+?) \|", page, re.MULTILINE)]
+
+
+def test_every_key_of_a_job_is_on_its_page_with_type_default_and_meaning() -> None:
+    page = PAGES["reference/job.md"]()
+    assert keys(Job.model_json_schema()) <= set(first_cells(page))
+    rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| `")]
+    assert all(len(row) == 4 and all(cell.strip(" |") for cell in row) for row in rows)
+    assert "| `confidence` | number > 0.5, < 1 | `0.95` | One-sided confidence" in page
+    assert "| `launches` | whole number ≥ 1, ≤ 20 | `6` |" in page
+    assert "| `objective` | `latency`, `size` | `latency` |" in page
+
+
+def test_every_command_is_on_its_page_with_its_options() -> None:
+    page = PAGES["reference/commands.md"]()
+    for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
+        section = page.split(f"{{ #{name} }}", 1)[1].split("\n## ", 1)[0]
+        options = [option for param in command.params for option in param.opts if option.startswith("-")]
+        assert [option for option in options if f"`{option}`" not in section] == []
+        assert f"```bash\nquantgate {name}" in section, "an example"
+
+
+def test_metrics_targets_and_exit_codes_are_on_their_pages() -> None:
+    assert set(get_args(MetricName)) <= set(first_cells(PAGES["reference/metrics.md"]()))
+    assert set(TARGETS) <= set(first_cells(PAGES["reference/names.md"]()))
+    codes = first_cells(PAGES["reference/exit-codes.md"]())
+    readme = first_cells(pages()["README.md"].split("| code | meaning |")[1].split("\n\n")[0])
+    assert len(readme) >= 5 and readme == [code for code in codes if code.isdigit()]
+
+
+def gates_of_the_code() -> Iterator[str]:
+    """The names that verdicts are made with: the first argument, or `gate`, of what makes one."""
+    makers = {"Verdict", "bounded", "disturbed", "_exact", "_verdict", "_judge_ratio"}
+    for path in (ROOT / "validators").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in makers:
+                given = [keyword.value for keyword in node.keywords if keyword.arg == "gate"] or node.args[:1]
+                yield from (str(value.value) for value in given if isinstance(value, ast.Constant))
+
+
+def test_the_table_of_gates_has_every_verdict_and_every_key() -> None:
+    assert set(gates_of_the_code()) == set(GATES) - {"logged.<metric>"}
+    assert {key for key, _ in GATES.values()} - {""} == set(Gates.model_fields) - {"confidence"}
+
+
+# Settings
+
+
+def test_every_setting_that_the_code_reads_is_on_its_page_and_no_other() -> None:
+    files = [path for folder in ("flows", "tasks", "validators", "infra") for path in (ROOT / folder).rglob("*")]
+    files += [ROOT / "Dockerfile", ROOT / "Makefile"]
+    texts = [
+        path.read_text(encoding="utf-8", errors="ignore") for path in files if path.suffix != ".pyc" and path.is_file()
+    ]
+    read = {name for text in texts for name in re.findall(r"\bQUANTGATE_[A-Z_]+[A-Z]\b", text)}
+    table = pages()["docs/environment.md"].split("Of others")[0]
+    assert set(re.findall(r"^\| `(QUANTGATE_\w+)` \|", table, re.MULTILINE)) == read
+
+
+# Figures
+
+
+def percent(figure: dict[str, Any]) -> str:
+    return f"{figure['share']:.1%}".replace("%", " %")
+
+
+def decisions() -> Iterator[str]:
+    found = result("verdict_errors")
+    for n in (200, 500, 1000, 2000):
+        of_drop = {
+            row["drop_over_tolerance"]: row for row in found["verdicts"] if (row["kind"], row["n"]) == ("flips 5 %", n)
+        }
+        none, same, twice = (of_drop[drop] for drop in (0, 1, 2))
+        figures = (none["pass"], same["pass"], same["naive_pass"], twice["pass"], twice["fail"])
+        yield " | ".join([f"| {n:,}", *map(percent, figures)]) + " |"
+    for truth, chosen in found["choice_among_20"].items():
+        figures = (chosen["promoted on what chose"], chosen["promoted after confirmation"])
+        yield " | ".join([f"| {truth}", *map(percent, figures)]) + " |"
+
+
+def timings() -> Iterator[str]:
+    titles = {
+        "quiet": "a model beside itself",
+        "busy": "a model beside itself, one core taken",
+        "slower": "a model beside one of 10 % more layers",
+    }
+    for key, title in titles.items():
+        found = result("latency_errors")[key]
+        counts = [found["method"][verdict]["count"] for verdict in ("faster", "slower", "disturbed")]
+        naive = sum(figure["count"] for figure in found["naive"].values())
+        yield " | ".join([f"| {title}", *map(str, (found["comparisons"], *counts, naive))]) + " |"
+
+
+def drifts() -> Iterator[str]:
+    for drift in result("power")["drifts"].values():
+        points = [
+            f"{point['strength']:g}: {point['refused']['share']:.0%} ({point['refused_or_warned']['share']:.0%})"
+            for point in drift["points"]
+        ]
+        yield f"| {drift['title']} | {', '.join(points)} |".replace("%", " %")
+    alarms = result("false_alarms_texts_128")
+    yield f"Of {alarms['splits']} random clean draws of {alarms['calibration_samples']} movie reviews"
+    counts = [alarms[key]["count"] for key in ("refused", "accepted_with_warnings")]
+    yield "{} were refused and {} were warned of".format(*counts)
+    yield f"interval 0 to {alarms['refused']['interval'][1]:.1%}".replace("%", " %")
+
+
+def speeds() -> Iterator[str]:
+    found = result("variants_cpu")
+    at = [("text", "batch 1, 16 tokens"), ("text", "batch 16, 48 tokens"), ("image", "batch 1"), ("image", "batch 16")]
+    names = ["fp32-fused", *(f"int8-static-mse-pc{end}" for end in ("", "-all", "-smooth")), "int8-dynamic-pc"]
+    for name in [*names, "int4-g32-gptq", "ORT static, defaults"]:
+        cells = [name if name.startswith("ORT") else f"`{name}`"]
+        for model, request in at:
+            (row,) = [row for row in found[model][request]["rows"] if row["name"].split("@")[0] == name]
+            cells.append(f"{row['speedup']['value']:.2f}x" if "speedup" in row else "refused")
+        yield f"| {' | '.join(cells)} |"
+
+
+FALLBACKS = (
+    "Gemm, scales for each output",
+    "Gemm, scales along K",
+    "Conv, weights only",
+    "MatMul, activations only",
+    "Gemm, INT16 activations",
+    "ConvTranspose",
+    "a float16 file on a CPU",
+)
+
+
+def fallbacks() -> Iterator[str]:
+    rows = {row["file"]: row for row in result("fallbacks")["rows"]}
+    for name in FALLBACKS:
+        row = rows[name]
+        shares = [f"{row[key]:.0%}" for key in ("agreement", "operators_counted", "coverage_macs")]
+        yield " | ".join([f"| {name}", *shares, ", ".join(row["kernels"])]).replace("%", " %") + " |"
+
+
+@pytest.mark.parametrize(
+    ("page", "rows"),
+    [
+        ("docs/how-the-gate-decides.md", [*decisions(), *timings()]),
+        ("docs/how-calibration-is-judged.md", list(drifts())),
+        ("docs/low-precision.md", [*speeds(), *fallbacks()]),
+    ],
+)
+def test_figures_are_those_that_were_measured(page: str, rows: list[str]) -> None:
+    """Each row as the JSON of the benchmark has it."""
+    text = " ".join(pages()[page].split("\n"))
+    assert len(rows) > 6
+    assert [row for row in rows if row not in text] == []
+
+
+def test_the_demo_has_one_set_of_figures() -> None:
+    """The README shows some rows of the tutorial's table."""
+    rows = [
+        line for line in pages()["README.md"].splitlines() if re.match(r"\| (\*\*)?`?[\w-]+@ort|\| the source", line)
+    ]
+    assert len(rows) >= 5
+    assert set(rows) <= set(pages()["docs/tutorial.md"].splitlines())
+    for figure in ("6 min 8 s", "0.782", "0.76 points", "2.47x"):
+        assert figure in pages()["README.md"] and figure in pages()["docs/tutorial.md"]
+
+
+# Files
+
+
+def test_the_files_that_contributing_names_are_there() -> None:
+    named = re.findall(
+        r"`((?:tests|tasks|flows|validators|infra|benchmarks|docs)/[^`<>]*)`", pages()["CONTRIBUTING.md"]
+    )
+    assert len(named) > 25
+    assert [name for name in named if not list(ROOT.glob(name))] == []
+
+
+def test_pages_that_the_code_names_are_there() -> None:
+    """In errors, docstrings and comments."""
+    files = [path for folder in ("flows", "tasks", "validators", "infra") for path in (ROOT / folder).rglob("*.py")]
+    named = {
+        name for path in files for name in re.findall(r"docs/[\w./-]+\.(?:md|json)", path.read_text(encoding="utf-8"))
+    }
+    ours = {name for name in named if name not in {"docs/gguf.md", "docs/OperatorKernels.md"}}
+    assert len(ours) > 5
+    assert [name for name in ours if not (ROOT / name).is_file() and name not in pages()] == []
+
+
+def test_the_citation_is_valid_and_of_this_version() -> None:
+    check = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.citation-file-format"]
+    done = subprocess.run([*check, str(ROOT / "CITATION.cff")], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    version = re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE)
+    assert version and f"version: {version[1]}\n" in Path(ROOT / "CITATION.cff").read_text(encoding="utf-8")

@@ -1,0 +1,157 @@
+"""The documentation site: it builds, a link that leads nowhere ends the build, and its pages are whole in a real browser."""
+
+from __future__ import annotations
+
+import doctest
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+
+import pytest
+from browser import WAIT_MS, browser
+from docs_pages import ROOT
+from page_checks import NARROW, WIDE, missing_pictures, overflows, visit
+from playwright.sync_api import Browser, expect
+
+pytestmark = pytest.mark.slow
+# The corner above names of rows is empty in many tables; screen readers tell the row by its first cell.
+WITHOUT = ("empty-table-header",)
+# One of each: tables and links, code of each kind, generated pages with links in code, a picture, a box with a warning.
+LOOKED_AT = ("index", "tutorial", "ci", "reference/commands", "how-calibration-is-judged", "gpu-worker")
+
+
+def build(root: Path, site: Path) -> subprocess.CompletedProcess[str]:
+    command = [
+        sys.executable,
+        "-m",
+        "mkdocs",
+        "build",
+        "--config-file",
+        str(root / "mkdocs.yml"),
+        "--site-dir",
+        str(site),
+    ]
+    # A proxy that is not there: nothing may be fetched while the pages are made.
+    env = os.environ | {
+        "NO_MKDOCS_2_WARNING": "true",
+        "HTTPS_PROXY": "http://127.0.0.1:9",
+        "HTTP_PROXY": "http://127.0.0.1:9",
+    }
+    return subprocess.run(command, cwd=root, env=env, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The built site."""
+    folder = tmp_path_factory.mktemp("docs") / "site"
+    done = build(ROOT, folder)
+    assert done.returncode == 0, done.stderr
+    assert "WARNING" not in done.stderr
+    return folder
+
+
+class _Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        """Nothing."""
+
+
+@pytest.fixture(scope="module")
+def address(site: Path) -> Iterator[str]:
+    """Where the site is served: its search fetches its index, which no page from a file may."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=str(site)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    """One browser for all pages."""
+    with browser() as opened:
+        yield opened
+
+
+@pytest.mark.parametrize(("width", "dark"), [(WIDE, False), (NARROW, True)], ids=["wide and light", "narrow and dark"])
+@pytest.mark.parametrize("name", LOOKED_AT)
+def test_a_page_is_whole_and_can_be_read(chromium: Browser, address: str, name: str, width: int, dark: bool) -> None:
+    """Contrast, names of landmarks and the rest of axe-core's rules."""
+    with visit(chromium, f"{address}/{name}.html", width=width, dark=dark) as view:
+        assert view.faults(WITHOUT) == []
+        scheme = "slate" if dark else "default"
+        assert view.tab.locator("body").get_attribute("data-md-color-scheme") == scheme
+
+
+def test_every_page_fits_its_window_and_has_its_pictures(chromium: Browser, site: Path, address: str) -> None:
+    """At both widths, with no error, and no request that fails or leaves."""
+    names = sorted(str(path.relative_to(site)) for path in site.rglob("*.html"))
+    assert len(names) > 35
+    faults = {}
+    with visit(chromium, f"{address}/index.html") as view:
+        for name in names:
+            view.heard.clear()
+            view.tab.set_viewport_size({"width": NARROW, "height": 900})
+            view.tab.goto(f"{address}/{name}")
+            found = missing_pictures(view.tab) + overflows(view.tab)
+            view.tab.set_viewport_size({"width": WIDE, "height": 900})
+            faults[name] = [*view.heard, *found, *overflows(view.tab)]
+    assert {name: found for name, found in faults.items() if found} == {}
+
+
+def test_a_page_reads_as_a_file(chromium: Browser, site: Path) -> None:
+    with visit(chromium, site / "tutorial.html") as view:
+        assert overflows(view.tab) == []
+        view.tab.get_by_role("link", name="your own model").last.click()
+        expect(view.tab.get_by_role("heading", level=1)).to_contain_text("Bring your own model")
+
+
+def test_the_search_finds_a_command(chromium: Browser, address: str) -> None:
+    with visit(chromium, f"{address}/index.html") as view:
+        # The index is fetched when the box is entered.
+        box = view.tab.get_by_role("textbox", name="Search").first
+        box.click()
+        box.press_sequentially("suggest-calibration")
+        expect(view.tab.locator(".md-search-result__item").first).to_contain_text(
+            "suggest-calibration", timeout=WAIT_MS
+        )
+        assert view.heard == []
+
+
+def test_the_examples_of_the_hooks_hold() -> None:
+    """They are in no package, where doctests would be collected."""
+    spec = spec_from_file_location("docs_site", ROOT / "infra" / "docs_site.py")
+    assert spec and spec.loader
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert doctest.testmod(module) == (0, 2)
+
+
+BROKEN = {
+    "[x](nowhere.md)": "contains a link 'nowhere.md'",
+    "[x](verdicts.md#nowhere)": "'verdicts.md#nowhere'",
+    "[x](reference/job.md#nowhere)": "'reference/job.md#nowhere'",
+    "[x](../benchmarks/README.md#nowhere)": "'benchmarks/README.md#nowhere'",
+    "![x](pictures/nowhere.png)": "'pictures/nowhere.png'",
+    "[x](/verdicts.md)": "absolute link '/verdicts.md'",
+}
+
+
+def test_links_that_lead_nowhere_end_the_build(tmp_path: Path) -> None:
+    """To a page, to a place on one that is kept, generated or beside docs/, to a picture; one warning each."""
+    for name in ("docs", "infra", "benchmarks"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("mkdocs.yml", "CHANGELOG.md", "CONTRIBUTING.md"):
+        shutil.copy(ROOT / name, tmp_path)
+    page = tmp_path / "docs" / "engines.md"
+    page.write_text("\n\n".join([page.read_text(encoding="utf-8"), *BROKEN]), encoding="utf-8")
+    done = build(tmp_path, tmp_path / "site")
+    said = done.stdout + done.stderr
+    assert done.returncode != 0 and f"Aborted with {len(BROKEN)} warnings" in said, said
+    assert [words for words in BROKEN.values() if words not in said] == []
