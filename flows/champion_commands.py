@@ -107,6 +107,10 @@ def watch(
     """
     prepared()
     from flows.watch import watch as flow
+    from tasks.watch import watched_jobs
+
+    # A wrong name is said before Prefect is started, which takes seconds.
+    watched_jobs(job)
 
     state = _ended(lambda: flow(job, return_state=True))
     code = EXIT_OK if state.is_completed() else EXIT_INFRASTRUCTURE
