@@ -157,7 +157,6 @@ def _quantize(*, promote: bool) -> Callable[[Job], Any]:
 
 def _follow(load_job: Callable[[], Job], result_path: Path | None, load: Callable[[], Callable[[Job], Any]]) -> Answer:
     """Run the flow that `load` imports on a job to its result document, which is there and is written whatever comes of it."""
-    started = time.monotonic()
     from tasks.clock import Clock
 
     clock = Clock()
@@ -165,6 +164,8 @@ def _follow(load_job: Callable[[], Job], result_path: Path | None, load: Callabl
     try:
         _check_folder(result_path)
         job = load_job()
+        # What a demo builds before is no part of the run.
+        started = time.monotonic()
         prepared()
         start_server()
         with show_progress(err, job):

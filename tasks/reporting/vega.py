@@ -38,6 +38,7 @@ _CONFIG: Spec = {
         "labelColor": LIGHT["muted"],
         "labelFontSize": FONT_PIXELS,
         "labelFlush": False,
+        "labelOverlap": "greedy",
         "labelLimit": 0,
         "labelPadding": 6,
         "ticks": False,
