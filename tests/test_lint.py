@@ -10,9 +10,10 @@ import numpy as np
 import onnx
 import pytest
 from conftest import Tiny
+from docs_pages import ROOT
 from onnx import TensorProto, helper
 from qdq_models import HALF, Part, const, drawn, model, op, pair, product, weight
-from test_cli import ROOT, quantgate
+from test_cli import quantgate
 
 from validators.errors import SourceError
 from validators.findings import CONSEQUENCES, MEANING
