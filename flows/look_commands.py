@@ -35,6 +35,11 @@ RecordedRun = Annotated[
     typer.Argument(metavar="RUN", help="Id of a run in MLflow, a prefix of one, or `last`.", autocompletion=known_runs),
 ]
 
+PageFile = Annotated[
+    Path | None, typer.Option("--out", metavar="FILE", help="Where to write it; the state folder's reports by default.")
+]
+OpenPage = Annotated[bool, typer.Option("--open", help="Open it in the browser.")]
+
 
 def lint(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="An ONNX file, quantized or not.")],
@@ -88,11 +93,8 @@ def status(
 
 def report(
     run: RecordedRun,
-    path: Annotated[
-        Path | None,
-        typer.Option("--out", metavar="FILE", help="Where to write it; the state folder's reports by default."),
-    ] = None,
-    open_: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
+    path: PageFile = None,
+    open_: OpenPage = False,
 ) -> Answer:
     """Fetch the report of a recorded run.
 
@@ -117,11 +119,8 @@ def compare(
         list[str],
         typer.Argument(metavar="RUN...", help="Ids of runs, prefixes of them, or `last`.", autocompletion=known_runs),
     ],
-    path: Annotated[
-        Path | None,
-        typer.Option("--out", metavar="FILE", help="Where to write it; the state folder's reports by default."),
-    ] = None,
-    open_: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
+    path: PageFile = None,
+    open_: OpenPage = False,
 ) -> Answer:
     """Compare recorded runs on one page.
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnx
 
-from tasks.registry import registry_call
-from tasks.resolve_source import MODEL_URI, flavors_of
+from tasks.registry import MODEL_URI, named_version, registry_call
+from tasks.resolve_source import flavors_of
 from validators.bounded_yaml import load_yaml
 from validators.datasets import TensorSpec
 from validators.errors import SourceError
@@ -106,8 +106,6 @@ def _tell_signature(logged: Mapping[str, Any]) -> str:
 
 
 def _find(client: MlflowClient, uri: str) -> tuple[str, str]:
-    from mlflow.exceptions import MlflowException
-
     match = MODEL_URI.fullmatch(uri)
     if match is None:
         raise SourceError(
@@ -115,19 +113,7 @@ def _find(client: MlflowClient, uri: str) -> tuple[str, str]:
             expected="models:/<name>/<version> or models:/<name>@<alias>",
             fix="give the URI of a registered version; MLflow's page of the model shows its versions",
         )
-    name, number, alias = match.group("name", "version", "alias")
-    try:
-        found: Any = (
-            registry_call(client.get_model_version, name, number)
-            if number
-            else registry_call(client.get_model_version_by_alias, name, alias)
-        )
-    except MlflowException as error:
-        raise SourceError(
-            found=f"no {uri} in the registry",
-            expected="a registered model version",
-            fix="register the model first, or set MLFLOW_TRACKING_URI to the registry that has it",
-        ) from error
+    found = named_version(client, match)
     return str(found.name), str(found.version)
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import io
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from tasks.settings import artifact_location
-from validators.errors import ServiceDown
+from validators.errors import ServiceDown, SourceError
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -22,6 +23,8 @@ Arguments = ParamSpec("Arguments")
 REQUEST_ERRORS = frozenset(
     {"RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE", "RESOURCE_ALREADY_EXISTS", "NOT_FOUND"}
 )
+
+MODEL_URI = re.compile(r"models:/(?P<name>[^/@]+)(?:/(?P<version>\d+)|@(?P<alias>[^/@]+))")
 
 
 @contextmanager
@@ -104,3 +107,25 @@ def _down(error: Exception) -> ServiceDown:
         expected="an answer",
         fix="check MLFLOW_TRACKING_URI and that the server runs, then run again: finished work is kept",
     )
+
+
+def named_version(client: MlflowClient, named: re.Match[str]) -> Any:
+    """The registered version behind a match of `MODEL_URI`.
+
+    Raises:
+        SourceError: there is none.
+        ServiceDown: the registry does not answer.
+    """
+    from mlflow.exceptions import MlflowException
+
+    name, number, alias = named.group("name", "version", "alias")
+    try:
+        if number:
+            return registry_call(client.get_model_version, name, number)
+        return registry_call(client.get_model_version_by_alias, name, alias)
+    except MlflowException as error:
+        raise SourceError(
+            found=f"no {named[0]} in the registry at {client.tracking_uri}",
+            expected="a registered model version",
+            fix="register the model first, or set MLFLOW_TRACKING_URI to the registry that has it",
+        ) from error

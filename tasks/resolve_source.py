@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from tasks.export import PARITY_SAMPLES, Pickled, export_program
 from tasks.fetch_data import fetch_data
 from tasks.ptq.graph import gather_weights, notes_of, scratch
 from tasks.ptq.upgrade import upgrade_opset
-from tasks.registry import connect, registry_call
+from tasks.registry import MODEL_URI, connect, named_version, registry_call
 from tasks.step import step
 from validators.allowed import may_unpickle
 from validators.bounded_yaml import load_yaml
@@ -27,9 +26,6 @@ from validators.onnx_graph import LEAST_OPSET, check_source_graph, opset_of
 from validators.paths import inside
 from validators.records import Source
 from validators.s3_uris import S3Uri
-
-MODEL_URI = re.compile(r"models:/(?P<name>[^/@]+)(?:/(?P<version>\d+)|@(?P<alias>[^/@]+))")
-
 
 _FILES = ("resolve_source.py", "export.py", "export_process.py")
 _CODE = digest_values(MAKER_CODE, *(digest_file(Path(__file__).with_name(name)) for name in _FILES))
@@ -94,8 +90,6 @@ def _from_registry(run: Run) -> Source:
 
 
 def _find_version(run: Run) -> _Version:
-    from mlflow.exceptions import MlflowException
-
     match = MODEL_URI.fullmatch(run.job.source)
     if match is None:
         raise SourceError(
@@ -103,20 +97,8 @@ def _find_version(run: Run) -> _Version:
             expected="models:/<name>/<version>, models:/<name>@<alias>, or a path to an ONNX file",
             fix="correct `source`",
         )
-    name, number, alias = match.group("name", "version", "alias")
     with connect(run.tracking_uri) as client:
-        try:
-            found: Any = (
-                registry_call(client.get_model_version, name, number)
-                if number
-                else registry_call(client.get_model_version_by_alias, name, alias)
-            )
-        except MlflowException as error:
-            raise SourceError(
-                found=f"no {run.job.source} in the registry at {run.tracking_uri}",
-                expected="a registered model version",
-                fix="register the model first, or set MLFLOW_TRACKING_URI to the registry that has it",
-            ) from error
+        found = named_version(client, match)
     if found.status != "READY":
         raise SourceError(
             found=f"{run.job.source} in state {found.status}: {found.status_message or 'no message'}",
