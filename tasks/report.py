@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
+from uuid import UUID
 
 from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
+from prefect.runtime import flow_run
 
 from tasks.conclude import Findings
 from tasks.context import Run, log
+from tasks.prefect_server import server_client
 from tasks.record import report_address
-from tasks.reporting.markdown import artifact_rows, verdict_markdown
+from tasks.reporting.markdown import artifact_rows, headline, verdict_markdown
 from tasks.reporting.page import render_page
 from tasks.reporting.pictures import draw_pictures
 from tasks.step import step
-from validators.plain_text import as_markdown
+from validators.plain_text import as_markdown, plain
 from validators.redact import redact
 from validators.result import Result
+
+# Of a tag that says what came of a run: another attempt replaces those of the one before.
+TAG = "result: "
 
 
 @step("publish report")
@@ -27,8 +33,17 @@ def publish_report(run: Run, record: str, findings: Findings, result: Result) ->
         create_table_artifact(rows, key="candidates", description="one row a candidate")
     link = report_address(run, record) or page.as_uri()
     create_link_artifact(link, key="report", link_text="report.html", description="the whole report")
+    _tag_flow_run(result)
     log.info("report: %s", page)
     return page
+
+
+def _tag_flow_run(result: Result) -> None:
+    """Put the outcome into the flow run's tags, which its page and the list of runs show without a click."""
+    told = [plain(word) for word in headline(result)]
+    others = [tag for tag in flow_run.tags if not tag.startswith(TAG)]
+    with server_client() as client:
+        client.update_flow_run(UUID(str(flow_run.id)), tags=[*others, *(f"{TAG}{word}" for word in told)])
 
 
 def write_report(run: Run, record: str, findings: Findings, result: Result) -> Path:

@@ -290,3 +290,10 @@ def test_the_page_names_the_gpu_or_says_that_there_is_none() -> None:
     ):
         shown = page.render_page(RESULT.model_copy(update={"inventory": asdict(inventory)}), JOB)
         assert text in " ".join(re.sub(r"<[^>]+>", " ", shown).split())
+
+
+def test_the_headline_is_what_was_chosen_or_what_the_candidates_came_to() -> None:
+    """The sign of the metric's change, not of its drop."""
+    assert markdown.headline(RESULT) == [CHOSEN, "1.51x as fast", "accuracy -0.70 pt"]
+    assert markdown.headline(NO_VARIANT) == ["8 failed", "1 inconclusive", "1 refused"]
+    assert markdown.headline(REFUSED) == []

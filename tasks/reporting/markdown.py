@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
+from tasks.reporting import formats
 from tasks.reporting.confirmation import confirmed_rows, tell_confirmation
 from tasks.reporting.parts import PART_COLUMNS, part_rows, tell_recovery
-from tasks.reporting.rows import COLUMNS, headings, verdict_rows
+from tasks.reporting.rows import COLUMNS, headings, metric_of, verdict_rows
 from validators.plain_text import as_markdown, plain
 from validators.result import Result
 
@@ -45,6 +48,22 @@ def verdict_markdown(result: Result) -> str:
     parts += _confirmation(result)
     parts += _recovery(result)
     return "\n\n".join(parts) + "\n"
+
+
+def headline(result: Result) -> list[str]:
+    """What came of a run in a few words each: the chosen candidate with its speedup and drop, as confirmed where they were, or
+    how many candidates came to what."""
+    chosen = next((one for one in result.candidates if one.name == result.chosen), None)
+    if chosen is None:
+        counts = Counter(one.outcome for one in result.candidates)
+        return [f"{count} {outcome}" for outcome, count in counts.most_common()]
+    told = chosen.confirmed or chosen
+    words = [chosen.name]
+    if told.speedup_p50:
+        words.append(f"{formats.speedup(told.speedup_p50.value)} as fast")
+    if told.metric_drop:
+        words.append(f"{metric_of(result)} {formats.metric_drop(-told.metric_drop.value, metric_of(result))}")
+    return words
 
 
 def question_markdown(result: Result, digest: str, place: str, replaces: str, address: str | None) -> str:
