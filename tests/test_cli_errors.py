@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -208,6 +209,27 @@ def test_doctor_ends_with_1_where_nothing_runs(tmp_path: Path, monkeypatch: pyte
     assert done.exit_code == 1 and not document["any_target_runs"]
     assert {row["mend"] for row in document["targets"]} == {"pip install onnxruntime"}
     assert "does not answer" in document["facts"]["Prefect"]
+
+
+def test_a_page_that_no_browser_opens_is_written_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error says where it is."""
+    monkeypatch.setenv("QUANTGATE_STATE", str(tmp_path))
+    monkeypatch.setattr("webbrowser.open", lambda _: False)
+    monkeypatch.setattr("flows.look_commands.registry", contextlib.nullcontext)
+    monkeypatch.setattr("tasks.compare.compare_runs", lambda _client, _names, path: path.touch())
+    page = tmp_path / "page.html"
+    done = CliRunner().invoke(app, ["compare", "a", "b", "--out", str(page), "--open"])
+    assert done.exit_code == 1 and page.exists()
+    assert f"found:    no browser could be started for {page}\n" in done.stderr and page.as_uri() in done.stderr
+
+
+def test_the_demo_away_from_its_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Installed as a package it has no examples."""
+    monkeypatch.setenv("QUANTGATE_STATE", str(tmp_path / "state"))
+    monkeypatch.setattr("flows.demo.EXAMPLES", tmp_path)
+    done = CliRunner().invoke(app, ["demo", "--json"])
+    error = json.loads(done.stdout)["error"]
+    assert done.exit_code == 1 and error["found"] == f"no {tmp_path}/text.yaml" and "a clone" in error["fix"]
 
 
 @pytest.fixture
