@@ -101,13 +101,15 @@ def gpu_check(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+# Minutes on a machine with nothing else to do; the budget that it is given is spent on one that is busy.
+@pytest.mark.timeout(1500)
 def test_a_rehearsal_fills_every_cell_and_is_no_figure_of_a_gpu(folder: Path, tmp_path: Path) -> None:
     """Each part, model, candidate and batch size has a figure or a reason; what is there is not measured again."""
     results = tmp_path / "rehearsal.json"
     command = ["run", str(folder), "--provider", "cpu", "--models", "text", "--launches", "1", "--batches", "4"]
     command += ["--block-seconds", "0.01", "--results", str(results), "--work", str(tmp_path / "work")]
 
-    first = gpu_check(*command, "--only", "ceilings,ort-cuda", "--seconds", "300")
+    first = gpu_check(*command, "--only", "ceilings,ort-cuda", "--seconds", "900")
     assert first.returncode == 0, first.stderr
     figures = json.loads(results.read_text(encoding="utf-8"))
     assert figures["rehearsal"] is True and figures["inventory"]["gpu"] is None
