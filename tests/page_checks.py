@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from axe_playwright_python.sync_playwright import Axe
 from browser import WAIT_MS
-from playwright.sync_api import Browser, Page, Route
+from playwright.sync_api import Browser, Page, Request, Route
 
 WIDE, NARROW = 1280, 390
 
@@ -82,7 +82,7 @@ def visit(
     context.route("**/*", lambda route: _keep_home(route, where, view.heard))
     view.tab.on("console", lambda said: view.heard.append(f"console: {said.text}") if said.type == "error" else None)
     view.tab.on("pageerror", lambda error: view.heard.append(f"script: {error}"))
-    view.tab.on("requestfailed", lambda asked: view.heard.append(f"failed: {asked.url[:200]}: {asked.failure}"))
+    view.tab.on("requestfailed", lambda asked: _failed(asked, view.heard))
     view.tab.on(
         "response", lambda got: view.heard.append(f"{got.status}: {got.url[:200]}") if got.status >= 400 else None
     )
@@ -93,6 +93,12 @@ def visit(
         yield view
     finally:
         context.close()
+
+
+def _failed(asked: Request, heard: list[str]) -> None:
+    # What a page still asked for when it was left for the next one was cut short by that, and failed at nothing.
+    if asked.failure != "net::ERR_ABORTED":
+        heard.append(f"failed: {asked.url[:200]}: {asked.failure}")
 
 
 def _keep_home(route: Route, where: str, heard: list[str]) -> None:
