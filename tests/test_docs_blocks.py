@@ -70,7 +70,7 @@ def check_quantgate(words: list[str]) -> None:
     """That the command is there and takes these arguments and options; it is not called."""
     group = typer.main.get_command(app)
     with group.make_context("quantgate", list(words[:1]), resilient_parsing=True) as context:
-        command = group.get_command(context, words[0])  # type: ignore[attr-defined]
+        command = group.get_command(context, words[0])  # type: ignore[attr-defined]  # a group has it
         assert command is not None, f"no command {words[0]}"
         command.make_context(words[0], list(words[1:]), parent=context)
 

@@ -123,7 +123,7 @@ def test_a_batch_outside_of_the_profile_is_refused(fakes: Fakes, plan: Path, way
 
 def test_the_real_builder_s_machine_is_left_alone_without_a_gpu(plan: Path) -> None:
     """TensorRT-RTX itself, if it is here: a refusal, and no process that ends."""
-    pytest.importorskip("tensorrt_rtx")
-    pytest.importorskip("cuda.bindings.runtime")
+    pytest.importorskip("tensorrt_rtx", reason="its wheels are for x86-64 Linux alone")
+    pytest.importorskip("cuda.bindings.runtime", reason="comes with the extras dev and tensorrt")
     refused = refusal_of_opening(plan)
     assert refused.kind in ("unsupported", "invalid")

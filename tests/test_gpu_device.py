@@ -95,7 +95,7 @@ def test_the_gpu_tells_of_itself() -> None:
     assert first.sm_clock_mhz and first.memory_used_mb is not None and first.power_w
     if first.energy_j is not None and second.energy_j is not None:
         assert second.energy_j >= first.energy_j > 0
-    torch = pytest.importorskip("torch")
+    torch = pytest.importorskip("torch", reason="a second witness of what NVML tells")
     if torch.cuda.is_available():
         major, minor = torch.cuda.get_device_capability()
         assert gpu.compute_capability == f"{major}.{minor}"

@@ -99,7 +99,7 @@ def test_tensorrt_has_what_is_used() -> None:
 
 def test_tensorrt_rtx_has_what_is_used() -> None:
     """By asking it."""
-    module = pytest.importorskip("tensorrt_rtx")
+    module = pytest.importorskip("tensorrt_rtx", reason="its wheels are for x86-64 Linux alone")
     extractor = load_extractor()
     extractor.ENUMS += ("ComputeCapability",)
     live = extractor.describe_module(module)
@@ -184,7 +184,7 @@ def test_the_stand_in_for_cuda_has_its_arguments() -> None:
 
 
 def test_nvml_has_what_is_used() -> None:
-    assert wrong_calls(pytest.importorskip("pynvml"), {"nvml"}) == []
+    assert wrong_calls(pytest.importorskip("pynvml", reason="comes with the extras dev and gpu"), {"nvml"}) == []
 
 
 SNIPPETS = {
