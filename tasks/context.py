@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from tasks.clock import Clock
 from tasks.redact import redact_logs
 from tasks.runtimes.libraries import find_library
-from tasks.settings import state_folder, store_place, tracking_uri
+from tasks.settings import make_state_folder, state_folder, store_place, tracking_uri
 from tasks.storage.leftovers import remove_leftovers
 from tasks.storage.locks import Locks
 from tasks.storage.places import open_locks, open_store
@@ -53,9 +53,9 @@ def start_run(job: Job) -> Run:
 
     Raises:
         JobError: a library of custom operators that the job names cannot be loaded.
+        InfrastructureError: the state folder cannot be made.
     """
-    state = state_folder()
-    state.mkdir(parents=True, exist_ok=True)
+    state = make_state_folder(state_folder())
     where = store_place()
     store = open_store(state, where)
     remove_leftovers(store.root)

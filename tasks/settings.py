@@ -160,12 +160,27 @@ def prepare_environment(state: Path) -> None:
     }
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
+    make_state_folder(state)
     # Prefect makes only the last folder of its path, and without it the embedded server never answers.
+    _make_folder(Path(os.environ["PREFECT_HOME"]), "Prefect's folder", "PREFECT_HOME")
+
+
+def make_state_folder(state: Path) -> Path:
+    """The state folder, made if it was not there.
+
+    Raises:
+        InfrastructureError: it cannot be made.
+    """
+    return _make_folder(state, "state folder", "QUANTGATE_STATE")
+
+
+def _make_folder(path: Path, kind: str, variable: str) -> Path:
     try:
-        Path(os.environ["PREFECT_HOME"]).mkdir(parents=True, exist_ok=True)
+        path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InfrastructureError(
-            found=f"state folder {state}: {error.strerror or error}",
+            found=f"{kind} {path}: {error.strerror or error}",
             expected="a folder that this user may write into",
-            fix="set QUANTGATE_STATE to one, or mend the rights of this one",
+            fix=f"set {variable} to one, or mend the rights of this one",
         ) from error
+    return path

@@ -71,8 +71,12 @@ def visit(
     width: int = WIDE,
     dark: bool = False,
     media: Literal["print"] | None = None,
+    until: Literal["load", "networkidle"] = "networkidle",
 ) -> Iterator[View]:
-    """Open a page, a file or an address on this machine, and wait until it has loaded all that it asks for."""
+    """Open a page, a file or an address on this machine, and wait until it has loaded all that it asks for.
+
+    A page that asks its server again and again is never done with it: `until="load"`.
+    """
     where = address.absolute().as_uri() if isinstance(address, Path) else address
     context = opened.new_context(
         viewport={"width": width, "height": 900}, color_scheme="dark" if dark else "light", reduced_motion="reduce"
@@ -89,9 +93,11 @@ def visit(
     try:
         if media:
             view.tab.emulate_media(media=media)
-        view.tab.goto(where, wait_until="networkidle")
+        view.tab.goto(where, wait_until=until)
         yield view
     finally:
+        # What the page asks for just now ends with it, and is no error of whoever looks.
+        context.unroute_all(behavior="ignoreErrors")
         context.close()
 
 

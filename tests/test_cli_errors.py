@@ -46,6 +46,15 @@ FILES: list[Case] = [
     (("run", "{}/list.yaml"), {}, 2, "list.yaml holds list", "examples/text.yaml"),
     (("run", "{}/key.yaml"), {}, 2, "unknown key `speed`", "correct `speed`"),
     (("run", "{}/good.yaml"), {"QUANTGATE_STATE": "{}/good.yaml"}, 1, "state folder {}/good.yaml: ", "QUANTGATE_STATE"),
+    # Elsewhere than Prefect's folder, as in containers.
+    (
+        ("run", "{}/good.yaml"),
+        {"QUANTGATE_STATE": "{}/good.yaml", "PREFECT_HOME": "{}/prefect"},
+        1,
+        "state folder {}/good.yaml: ",
+        "QUANTGATE_STATE",
+    ),
+    (("run", "{}/good.yaml"), {"PREFECT_HOME": "{}/good.yaml"}, 1, "Prefect's folder {}/good.yaml: ", "PREFECT_HOME"),
     (("validate", "{}/none.yaml"), {}, 2, "none.yaml: No such file", "check the path"),
     (("candidates", "{}/none.yaml"), {}, 2, "none.yaml: No such file", "check the path"),
     (("candidates", "{}/key.yaml"), {}, 2, "unknown key `speed`", "correct `speed`"),

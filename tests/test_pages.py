@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
@@ -118,23 +119,27 @@ def test_a_form_that_is_wrong_says_so_and_one_that_is_right_runs(service: Servic
 THEIRS = ("/ico/undefined.svg", "/mlflow/users/current")
 
 
+def look(chromium: Browser, address: str) -> AbstractContextManager[View]:
+    """A page of a server's, which asks it for news as long as it is open."""
+    return visit(chromium, address, until="load")
+
+
 def faults_of(view: View) -> list[str]:
     """What is wrong with a page of somebody else's: what it cannot load, its pictures, and what would leave the machine.
 
     Contrast and width are theirs. The console repeats each answer that was an error, without its address.
     """
-    told = "console: Failed to load resource"
-    known = [one for one in view.heard if one.endswith(THEIRS)]
-    others = [one for one in view.heard if not one.endswith(THEIRS) and not one.startswith(told)]
-    repeated = [one for one in view.heard if one.startswith(told)]
-    return others + repeated[len(known) :] + missing_pictures(view.tab)
+    ours = [
+        one for one in view.heard if not one.endswith(THEIRS) and not one.startswith("console: Failed to load resource")
+    ]
+    return ours + missing_pictures(view.tab)
 
 
 def test_the_pages_of_a_run_show_it_without_a_network(service: Service, chromium: Browser) -> None:
     """Of the run above: Prefect's with its artifacts; MLflow's with a nested run a candidate, the pictures, the version."""
     (run,) = service.runs()
     record = service.record(run)["info"]
-    with visit(chromium, f"{service.site}/runs/flow-run/{run}?tab=Artifacts") as view:
+    with look(chromium, f"{service.site}/runs/flow-run/{run}?tab=Artifacts") as view:
         for told in ("Promoted", f"result: {STATIC}", "as fast"):
             expect(view.tab.get_by_text(told).first).to_be_visible(timeout=WAIT_MS)
         view.tab.get_by_role("link", name="Artifacts").or_(view.tab.get_by_text("Artifacts", exact=True)).first.click()
@@ -143,18 +148,18 @@ def test_the_pages_of_a_run_show_it_without_a_network(service: Service, chromium
         assert faults_of(view) == []
     server = service.report_of(run).partition("/#/")[0]
     of_run = f"{server}/#/experiments/{record['experiment_id']}/runs/{record['run_id']}"
-    with visit(chromium, of_run) as view:
+    with look(chromium, of_run) as view:
         expect(view.tab.get_by_role("link", name=STATIC).first).to_be_visible(timeout=WAIT_MS)
         assert faults_of(view) == []
-    with visit(chromium, f"{of_run}/artifacts/report/pareto.png") as view:
+    with look(chromium, f"{of_run}/artifacts/report/pareto.png") as view:
         picture = view.tab.locator("img[src^='blob:'], img[src^='data:image/png'], img[src*='pareto']").first
         expect(picture).to_be_visible(timeout=WAIT_MS)
         assert faults_of(view) == []
-    with visit(chromium, service.report_of(run)) as view:
+    with look(chromium, service.report_of(run)) as view:
         report = view.tab.frame_locator("iframe").first
-        expect(report.locator("figure.picture svg")).to_be_visible(timeout=WAIT_MS)
+        expect(report.locator("figure.picture svg").first).to_be_visible(timeout=WAIT_MS)
         assert faults_of(view) == []
-    with visit(chromium, f"{server}/#/models/formed-quantized/versions/1") as view:
+    with look(chromium, f"{server}/#/models/formed-quantized/versions/1") as view:
         expect(view.tab.get_by_text("Approved for").first).to_be_visible(timeout=WAIT_MS)
         assert faults_of(view) == []
 
