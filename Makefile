@@ -11,8 +11,10 @@ demo: $(READY)
 demo-image: $(READY)
 	@$(BIN)/quantgate demo --image
 
+# Two processes, a file of tests at a time; more where there is room: each brings models and servers of its own, up to 4 GB.
+TEST_PROCESSES := 2
 test: $(READY)
-	@$(BIN)/pytest
+	@$(BIN)/pytest -n $(TEST_PROCESSES) --dist loadfile
 
 # Every kill at every stage of a run, on real servers: minutes to an hour; docs/faults.md.
 test-faults: $(READY)

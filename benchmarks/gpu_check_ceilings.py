@@ -10,7 +10,7 @@ from typing import Any
 
 # Larger than any cache, and so large that starting a kernel takes no part of the time; small for a rehearsal on a processor.
 COPY_BYTES, SIDE = 1 << 30, 8192
-SMALL_COPY_BYTES, SMALL_SIDE = 64 << 20, 512
+SMALL_COPY_BYTES, SMALL_SIDE = 64 << 20, 128
 WARM_UPS, TIMED = 5, 30
 
 

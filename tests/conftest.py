@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from hypothesis import HealthCheck, settings
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
@@ -18,6 +19,9 @@ from tasks.ptq.range_methods import Range
 from validators.datasets import TensorSpec, load_samples
 
 FEATURES, HIDDEN, CLASSES = 64, 128, 4
+# How long an example takes is a matter of what else the machine does.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -21,7 +21,7 @@ from mlflow.models import infer_signature
 signature = infer_signature({"x": np.zeros((2, 64), np.float32)}, {"logits": np.zeros((2, 4), np.float32)})
 mlflow.set_experiment("user")
 with mlflow.start_run():
-    info = mlflow.onnx.log_model(onnx.load(sys.argv[1]), name="tiny", signature=signature)
+    info = mlflow.onnx.log_model(onnx.load(sys.argv[1]), name="tiny", signature=signature, pip_requirements=[])
 for name in sys.argv[2:]:
     mlflow.register_model(info.model_uri, name)
 """

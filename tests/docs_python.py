@@ -7,6 +7,7 @@ import sys
 import textwrap
 from pathlib import Path
 
+from databases import lend_mlflow
 from driving import environment
 
 # A champion of a registry on disk: a model of MLflow's own flavor onnx, with the inputs that the page names. That a version
@@ -139,6 +140,7 @@ def run_blocks(page: str, texts: list[str], folder: Path) -> None:
     before, after = (textwrap.dedent(part.strip("\n")) for part in PREPARED[page])
     program = folder / "page.py"
     program.write_text("\n\n".join(["from pathlib import Path", before, *texts, after]), encoding="utf-8")
+    lend_mlflow(folder / "mlflow.db")
     env = environment(folder / "state", MLFLOW_TRACKING_URI=f"sqlite:///{folder / 'mlflow.db'}", DO_NOT_TRACK="true")
     done = subprocess.run(
         [sys.executable, str(program)], cwd=folder, env=env, capture_output=True, text=True, check=False

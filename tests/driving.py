@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from databases import lend_both
 
 TESTS = Path(__file__).parent
 
@@ -35,7 +36,7 @@ def environment(state: Path, **extra: str) -> dict[str, str]:
 
 def register_models(state: Path, folder: Path) -> None:
     """Log and register the models of tests/user.py, made from `folder/tiny.onnx`."""
-    state.mkdir(parents=True, exist_ok=True)
+    lend_both(state)
     command = [sys.executable, str(TESTS / "user.py"), str(folder)]
     done = subprocess.run(command, env=environment(state), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -49,6 +50,7 @@ def write_job(path: Path, job: dict[str, object]) -> Path:
 
 def run_jobs(state: Path, folder: Path, calls: list[dict[str, object]], **extra: str) -> dict[str, Answer]:
     """Run jobs in one process; each call has a name, the job's path and what `drive.answer` reads of the rest."""
+    lend_both(state)
     folder.mkdir(parents=True, exist_ok=True)
     asked, answers = folder / "calls.json", folder / "answers.json"
     asked.write_text(json.dumps(calls))

@@ -28,7 +28,7 @@ model = onnx.load(sys.argv[1])
 signature = infer_signature({"x": np.zeros((2, 64), np.float32)}, {"logits": np.zeros((2, 4), np.float32)})
 mlflow.set_experiment("user")
 with mlflow.start_run():
-    info = mlflow.onnx.log_model(model, name="tiny", signature=signature)
+    info = mlflow.onnx.log_model(model, name="tiny", signature=signature, pip_requirements=[])
 mlflow.register_model(info.model_uri, "tiny")
 """
 

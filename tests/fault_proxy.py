@@ -79,11 +79,14 @@ class FaultProxy:
         return "none"
 
     async def _client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        # Cancelled where the proxy is closed: what clients have kept open is over.
-        with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            while await self._exchange(reader, writer):
-                pass
-        writer.close()
+        try:
+            with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+                while await self._exchange(reader, writer):
+                    pass
+        except asyncio.CancelledError:
+            # The proxy is closed: what clients have kept open is over.
+            writer.transport.abort()
+        await _closed(writer)
 
     async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         """One request and its answer; False when the connection is over."""
@@ -146,7 +149,7 @@ class FaultProxy:
                 return answer, await _chunks(reader)
             return answer, await reader.readexactly(_length(answer))
         finally:
-            writer.close()
+            await _closed(writer)
 
 
 @contextlib.contextmanager
@@ -194,6 +197,13 @@ async def _say(writer: asyncio.StreamWriter, data: bytes) -> bool:
     writer.write(data)
     await writer.drain()
     return True
+
+
+async def _closed(writer: asyncio.StreamWriter) -> None:
+    """Close a connection, and wait until it is: a loop that ends before leaves its socket open."""
+    writer.close()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
 
 
 def _reset(writer: asyncio.StreamWriter) -> bool:

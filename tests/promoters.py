@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime
+from databases import lend_mlflow
 from onnx import TensorProto, helper, numpy_helper
 
 from tasks.settings import prepare_environment
@@ -248,6 +249,8 @@ def prepare(folder: Path) -> list[Packed]:
     shutil.copytree(packed[2].path, folder / "whole")
     # In a registry of its own: what is imported and looked up on first use need not be so by every child.
     (folder / "warm").mkdir()
+    lend_mlflow(folder / "warm" / "mlflow.db")
+    lend_mlflow(folder / "mlflow.db")
     promote(folder / "warm", packed[0], None)
     os.environ.pop("MLFLOW_TRACKING_URI")  # which MLflow sets, for the processes that it starts
     assert forked(lambda: promote(folder, packed[0], None)) == "promoted"

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from databases import lend_mlflow, lend_prefect
 from driving import environment
 
 from tasks.processes import die_with_parent
@@ -155,6 +156,8 @@ class Stack:
         if self.on_postgres:
             url = f"postgresql+asyncpg://{POSTGRES_USER}@127.0.0.1:{self._postgres()}/prefect"
             database = {"PREFECT_SERVER_DATABASE_CONNECTION_URL": url}
+        else:
+            lend_prefect(self.root / "prefect")
         arguments = ("prefect", "server", "start", "--host", "127.0.0.1", "--port", str(self.port("prefect")))
         server = self.start_python("prefect", *arguments, **database)
         wait_until(lambda: answers(f"{self.api}/health"), server)
@@ -165,6 +168,8 @@ class Stack:
         artifacts = (self.root / "mlartifacts").as_uri()
         if self.on_postgres:
             store = f"postgresql+psycopg2://{POSTGRES_USER}@127.0.0.1:{self._postgres()}/mlflow"
+        else:
+            lend_mlflow(self.root / "mlflow.db")
         if self.on_s3:
             if "s3" not in self.processes:
                 self.start_s3()
@@ -260,9 +265,12 @@ class Stack:
 
     def stop(self, name: str, number: signal.Signals = signal.SIGTERM) -> int:
         """End a process by a signal to itself, and wait for it."""
-        process = self.processes.pop(name)
+        process = self.processes[name]
         process.send_signal(number)
-        return process.wait(60)
+        code = process.wait(READY_SECONDS)
+        # Not before: what does not end is left for `close` to kill.
+        del self.processes[name]
+        return code
 
     def kill(self, name: str) -> None:
         """End a process, and all that it started, by SIGKILL."""

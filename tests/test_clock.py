@@ -33,7 +33,7 @@ def test_the_union_of_a_table(intervals: list[Interval], expected: float) -> Non
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 12)), max_size=8))
-@settings(deadline=None, derandomize=True, database=None)
+@settings(derandomize=True, database=None)
 def test_the_union_is_the_number_of_seconds_covered(spans: list[tuple[int, int]]) -> None:
     """Counted second by second."""
     covered = {second for start, length in spans for second in range(start, start + length)}

@@ -184,7 +184,7 @@ PIECES = st.sampled_from(
 
 
 @given(st.lists(PIECES, min_size=1, max_size=6), st.sampled_from(["/", "\\", "//", ""]))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_name_leads_out_of_its_folder(tmp_path: Path, parts: list[str], between: str) -> None:
     """Whatever is accepted lies below the folder, by where the system finds it."""
     folder = tmp_path / "model"

@@ -27,7 +27,7 @@ def test_positive_scales_by_hand(low: float, high: float, scale: float) -> None:
     assert positive_scales(np.array(low), np.array(high)).tolist() == scale
 
 
-@settings(deadline=None, derandomize=True, database=None, max_examples=50)
+@settings(derandomize=True, database=None, max_examples=50)
 @given(st.integers(0, 2**32 - 1), st.sampled_from([np.float16, np.float32]), st.sampled_from([64, 128]))
 def test_blocks_are_read_back_as_the_nearest_numbers_of_their_grid(seed: int, dtype: Any, block_size: int) -> None:
     """The file's bytes through ONNX's own reader and DequantizeLinear, against rounding in float64."""

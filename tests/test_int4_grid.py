@@ -188,7 +188,7 @@ def test_the_kernel_reads_the_same_weight(dtype: Any, zeros: str, k: int, block_
     st.booleans(),
     st.sampled_from([np.float32, np.float16]),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_no_code_is_nearer(values: list[float], block_size: int, symmetric: bool, dtype: Any) -> None:
     """Of the sixteen values that a block can stand for, each weight has the nearest; zero stays zero."""
     weight = np.array(values)[:, None]

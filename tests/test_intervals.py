@@ -92,7 +92,7 @@ def test_without_discordant_pairs_the_bound_is_known(n: int) -> None:
 
 
 @given(st.integers(1, 200), st.floats(0, 1), st.floats(0, 1), st.sampled_from([0.8, 0.95, 0.999]))
-@settings(deadline=None, derandomize=True, database=None, max_examples=200)
+@settings(derandomize=True, database=None, max_examples=200)
 def test_bounds_hold_the_difference_and_mirror_each_other(n: int, share: float, part: float, confidence: float) -> None:
     """Any table: low <= difference <= high; swapping losses and gains mirrors; more confidence is wider."""
     discordant = round(share * n)
@@ -166,7 +166,7 @@ LISTS = st.lists(st.integers(-1000, 1000), min_size=8, max_size=60).filter(lambd
 
 
 @given(LISTS, st.sampled_from([0.8, 0.95, 0.999]), st.sampled_from([1e-200, 1e-3, 0.37, 1e150]))
-@settings(deadline=None, derandomize=True, database=None, max_examples=150)
+@settings(derandomize=True, database=None, max_examples=150)
 def test_what_holds_for_any_drops(numbers: list[int], confidence: float, scale: float) -> None:
     """The interval holds the mean, mirrors with the drops, moves and grows with them; four times the same drops narrow it."""
     drops = np.array(numbers) * scale * 1.5

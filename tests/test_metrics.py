@@ -129,7 +129,7 @@ def random_case(shape: tuple[int, ...], kind: str, n: int, rng: np.random.Genera
 
 @pytest.mark.parametrize("case", LIBRARY)
 @given(n=st.integers(1, 40), seed=st.integers(0, 2**32 - 1))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_any_selection_of_rows_has_the_librarys_value(case: str, n: int, seed: int) -> None:
     """Rows of all samples, of which a few are drawn with repeats, against the library on the same samples."""
     name, shape, kind, oracle = LIBRARY[case]

@@ -35,7 +35,7 @@ WHOLE = {"data": {"calibration": "c.npz", "evaluation": "e.npz"}}
 
 
 @given(NASTY, NASTY)
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
 def test_the_store_keeps_to_its_folder(tmp_path: Path, name: str, other: str) -> None:
     """Whatever keys are made of, entries lie two folders deep."""
     store = Store(tmp_path / "store")
@@ -45,7 +45,7 @@ def test_the_store_keeps_to_its_folder(tmp_path: Path, name: str, other: str) ->
 
 
 @given(NASTY)
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
 def test_locks_keep_to_their_folder(tmp_path: Path, name: str) -> None:
     """One file a name, directly in the folder."""
     with FolderLocks(tmp_path / "locks").hold(name, wait_seconds=1):
@@ -54,7 +54,6 @@ def test_locks_keep_to_their_folder(tmp_path: Path, name: str) -> None:
 
 
 @given(NASTY, NASTY)
-@settings(deadline=None)
 def test_a_registrys_address_has_plain_parts(name: str, alias: str) -> None:
     """A name with a slash or an at sign would be another address."""
     for uri in (f"models:/{name}/1", f"models:/{name}@{alias}"):
@@ -64,7 +63,6 @@ def test_a_registrys_address_has_plain_parts(name: str, alias: str) -> None:
 
 
 @given(NASTY)
-@settings(deadline=None)
 def test_a_candidates_name_is_one_that_decodes(name: str) -> None:
     with contextlib.suppress(JobError):
         assert decode(name).name == name and not set(name) & set("/\\\0\n")

@@ -182,7 +182,7 @@ FINITE = st.floats(-1e3, 1e3, allow_nan=False, width=32)
 
 
 @given(ends=st.tuples(FINITE, FINITE).map(sorted))
-@settings(deadline=None, derandomize=True, database=None, max_examples=30)
+@settings(derandomize=True, database=None, max_examples=30)
 def test_zero_is_stored_as_zero_whatever_the_range(tiny: Tiny, tmp_path_factory: Any, ends: list[float]) -> None:
     path = tmp_path_factory.mktemp("form") / "variant.onnx"
     low, high = ends

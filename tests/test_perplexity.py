@@ -53,7 +53,7 @@ def test_losses_worked_out_by_hand() -> None:
     np.testing.assert_allclose(score_windows(logits, targets), [math.log(2), expected[1]], rtol=1e-7)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(seed=st.integers(0, 2**32 - 1), size=st.sampled_from([1e-3, 1.0, 1e4]), dtype=st.sampled_from(["f2", "f4"]))
 def test_losses_are_those_of_a_float64_softmax(seed: int, size: float, dtype: str) -> None:
     rng = np.random.default_rng(seed)

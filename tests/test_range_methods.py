@@ -59,7 +59,7 @@ def squared_error(values: Values, low: float, high: float, levels: int) -> float
 # What holds of every method.
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.floats(-(2.0**100), 2.0**100, width=32), min_size=1, max_size=30),
     st.sampled_from(METHODS),
@@ -204,7 +204,7 @@ def test_the_divergence_of_a_tiny_histogram_by_hand() -> None:
     np.testing.assert_allclose(found, [whole, cut, np.inf], rtol=1e-12)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.integers(0, 50), min_size=12, max_size=40), st.data())
 def test_divergences_are_those_of_the_definition(counts: list[int], data: st.DataObject) -> None:
     groups = data.draw(st.integers(2, 6))

@@ -139,14 +139,14 @@ def test_names_and_candidates_of_a_table(name: str, candidate: Candidate) -> Non
 
 
 @given(CANDIDATES)
-@settings(deadline=None, derandomize=True, database=None, max_examples=300)
+@settings(derandomize=True, database=None, max_examples=300)
 def test_every_candidate_of_the_grammar_comes_back(candidate: Candidate) -> None:
     """Encoding and decoding lose nothing, whatever the parts."""
     assert decode(candidate.name) == candidate
 
 
 @given(PIECES)
-@settings(deadline=None, derandomize=True, database=None, max_examples=500)
+@settings(derandomize=True, database=None, max_examples=500)
 def test_text_is_refused_or_is_the_name(text: str) -> None:
     """No text decodes to a candidate of another name: there are no aliases."""
     with contextlib.suppress(JobError):

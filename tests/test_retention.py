@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from validators.journal import DONE, GOING_ON, JOURNAL, ROLLED_BACK, Journal, RolledBack, tag_of
@@ -105,7 +105,6 @@ registries = st.lists(
 policies = st.builds(Policy, keep_versions=st.integers(1, 20), older_than_days=st.integers(1, 400))
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(registries, policies)
 def test_nothing_protected_ever_goes(versions: list[Version], policy: Policy) -> None:
     """Whatever the registry holds, and whatever the policy: what an alias names, what its journal names before it, the next
@@ -176,7 +175,6 @@ entries = st.integers(1, 8).flatmap(
 )
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(entries, policies)
 def test_what_stays_names_nothing_that_goes(told: list[tuple[float, frozenset[str]]], policy: Policy) -> None:
     things = [Thing("entry", str(place), NOW - days * DAY_SECONDS, refers) for place, (days, refers) in enumerate(told)]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from databases import lend_mlflow
 
 from tasks.champions import TAG
 from tasks.record import EXPERIMENT
@@ -31,7 +32,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A state folder with six old versions of one model: the champion is 4, before it was 2, and 6 is the newest; 5 is somebody
     else's, and so is an alias on 1. A logged variant was never registered."""
     state = tmp_path / "state"
-    state.mkdir()
+    lend_mlflow(state / "mlflow.db")
     monkeypatch.setenv("QUANTGATE_STATE", str(state))
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.delenv("QUANTGATE_STORE", raising=False)

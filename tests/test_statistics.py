@@ -67,7 +67,7 @@ def reference(values: NDArray[Any], bins: int) -> tuple[int, dict[int, int]]:
 # What is counted.
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(VALUES)
 def test_extremes_and_bins_are_those_of_exact_arithmetic(values: NDArray[np.float32]) -> None:
     found = of(values)
@@ -162,7 +162,7 @@ def test_the_number_of_bins_is_a_power_of_two(bins: int) -> None:
 # The same bits, whatever the order.
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(VALUES, st.data())
 def test_parts_merge_to_the_whole_in_any_split_and_order(values: NDArray[np.float32], data: st.DataObject) -> None:
     order = np.array(data.draw(st.permutations(range(len(values)))), np.intp)
@@ -176,7 +176,7 @@ def test_parts_merge_to_the_whole_in_any_split_and_order(values: NDArray[np.floa
     assert bits(added) == whole
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(VALUES)
 def test_adding_nothing_changes_nothing(values: NDArray[np.float32]) -> None:
     some = of(values)

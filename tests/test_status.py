@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from conftest import Tiny
+from databases import lend_mlflow
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 from prefect.exceptions import Pause
@@ -27,8 +28,10 @@ def tags_of(uri: str, name: str, version: str = "1", target: str = "ort-cpu") ->
 
 @pytest.fixture(scope="module")
 def database(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A registry; making one takes MLflow seconds."""
-    return f"sqlite:///{tmp_path_factory.mktemp('registry') / 'mlflow.db'}"
+    """A registry."""
+    path = tmp_path_factory.mktemp("registry") / "mlflow.db"
+    lend_mlflow(path)
+    return f"sqlite:///{path}"
 
 
 @pytest.fixture

@@ -47,7 +47,7 @@ TEXT = st.lists(st.sampled_from("abc"), min_size=1, max_size=6).map(" ".join)
 
 
 @given(st.lists(st.tuples(TEXT, TEXT), min_size=1, max_size=12), st.data())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_any_selection_has_jiwers_rate(pairs: list[tuple[str, str]], data: st.DataObject) -> None:
     """The ratio of sums over the samples that were drawn, some of them twice."""
     meant, said = (np.array(texts) for texts in zip(*pairs, strict=True))

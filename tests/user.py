@@ -45,13 +45,13 @@ def main(folder: Path) -> None:
     example = np.zeros((2, 64), np.float32)
     signature = infer_signature({"x": example}, {"logits": np.zeros((2, 4), np.float32)})
     with mlflow.start_run():
-        info = mlflow.onnx.log_model(model, name="tiny", signature=signature)
+        # Without requirements MLflow would load each model in a process of its own to find them.
+        info = mlflow.onnx.log_model(model, name="tiny", signature=signature, pip_requirements=["onnxruntime"])
         mlflow.register_model(info.model_uri, "tiny")
         mlflow.register_model(info.model_uri, "tiny-pending")
         for name, form in (("tiny-torch", "pt2"), ("tiny-pickled", "pickle")):
-            info = mlflow.pytorch.log_model(
-                torch_model(folder), name=name, serialization_format=form, input_example=example
-            )
+            told = {"serialization_format": form, "pip_requirements": ["torch"]}
+            info = mlflow.pytorch.log_model(torch_model(folder), name=name, input_example=example, **told)
             mlflow.register_model(info.model_uri, name)
         info = mlflow.pyfunc.log_model(name="function", python_model=Doubler(), pip_requirements=[])
         mlflow.register_model(info.model_uri, "tiny-function")
