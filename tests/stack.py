@@ -279,14 +279,18 @@ class Stack:
             os.killpg(process.pid, signal.SIGKILL)
         process.wait(60)
 
+    def end(self, name: str) -> None:
+        """End a process in whatever way it takes: asked first, which has it end its own; then by force, with what is left."""
+        process = self.processes[name]
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(20)
+        self.kill(name)
+
     def close(self) -> None:
         """End everything, what was started last first."""
         for name in reversed(list(self.processes)):
-            process = self.processes[name]
-            process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(20)
-            self.kill(name)
+            self.end(name)
 
     def ask(self, path: str, body: dict[str, Any] | None = None, method: str = "POST") -> Any:
         """What the Prefect server answers."""

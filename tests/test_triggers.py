@@ -73,7 +73,8 @@ def test_a_registered_version_becomes_a_run(stack: Stack, tiny: Tiny) -> None:
         wait_until(lambda: len(runs(stack, "quantize")) >= 2)
         wait_until(lambda: Counter(run["state_name"] for run in runs(stack, "new version")) == {"Started": 2})
     finally:
-        stack.stop("worker")
+        # Asked to end just when a run of its own ends, a worker of Prefect 3.8 forgets it, and goes on.
+        stack.end("worker")
     taken = {run["parameters"]["version"]: run["state"]["message"] for run in runs(stack, "new version")}
     assert taken[version] == f"started: ranker version {version} with nightly (no status)"
     sources = {run["parameters"]["job"]["source"]: run["parameters"]["promote"] for run in runs(stack, "quantize")}
