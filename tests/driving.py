@@ -48,9 +48,15 @@ def write_job(path: Path, job: dict[str, object]) -> Path:
     return path
 
 
-def run_jobs(state: Path, folder: Path, calls: list[dict[str, object]], **extra: str) -> dict[str, Answer]:
-    """Run jobs in one process; each call has a name, the job's path and what `drive.answer` reads of the rest."""
-    lend_both(state)
+def run_jobs(
+    state: Path, folder: Path, calls: list[dict[str, object]], *, bare: bool = False, **extra: str
+) -> dict[str, Answer]:
+    """Run jobs in one process; each call has a name, the job's path and what `drive.answer` reads of the rest.
+
+    A `bare` state folder is left without databases.
+    """
+    if not bare:
+        lend_both(state)
     folder.mkdir(parents=True, exist_ok=True)
     asked, answers = folder / "calls.json", folder / "answers.json"
     asked.write_text(json.dumps(calls))

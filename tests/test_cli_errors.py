@@ -180,7 +180,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory, tiny: Tiny) -> tuple[Path,
         retries = {"PREFECT_CLIENT_MAX_RETRIES": "0", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
         # Names are those of files as well.
         numbered = [call | {"name": str(index)} for index, call in enumerate(calls)]
-        found = run_jobs(folder / "state", folder / name, numbered, **retries, **extra)
+        found = run_jobs(folder / "state", folder / name, numbered, bare=True, **retries, **extra)
         given |= {str(call["name"]): found[str(index)] for index, call in enumerate(calls)}
     return folder, given
 
