@@ -9,7 +9,6 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
 from contextlib import closing
 from importlib.metadata import version
 from pathlib import Path
@@ -68,7 +67,7 @@ def _make_prefect(path: Path) -> None:
 
 
 def _run(*arguments: str, **extra: str) -> None:
-    quiet: Mapping[str, str] = {"MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true", "PYTHONWARNINGS": "ignore"}
+    quiet = {"MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true"}
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("PREFECT_", "MLFLOW_"))}
     command = [sys.executable, *arguments]
     done = subprocess.run(command, env=kept | quiet | extra, capture_output=True, text=True, check=False)
