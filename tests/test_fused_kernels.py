@@ -20,6 +20,7 @@ from tasks.ptq.smooth import SmoothedGraph, read_channels, smooth
 from tasks.ptq.upgrade import upgrade_opset
 from tasks.runtimes.ort import open_session, run_outputs
 from validators.datasets import DataFile, Samples
+from validators.errors import CandidateRefused
 from validators.onnx_graph import LEAST_OPSET
 from validators.recipe import decode
 from validators.records import SessionSettings
@@ -138,6 +139,19 @@ def test_a_fused_form_keeps_the_embedding_in_int8(source: Path, tmp_path: Path) 
     assert list(tables.values()) == [2, 2]
     plain, fused = sizes.values()
     assert fused < 1.05 * plain
+
+
+def test_a_source_with_a_name_of_the_fusions_is_refused(tmp_path: Path) -> None:
+    """Two weights of one name would be one for the runtime: another function, or no model at all."""
+    model = onnx.load(transformer(tmp_path / "model.onnx", 17))
+    name = "Attention_0_qkv_weight"
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(2), name))
+    model.graph.node.append(onnx.helper.make_node("Mul", ["logits", name], ["doubled"], name="double"))
+    model.graph.output.append(onnx.helper.make_tensor_value_info("doubled", onnx.TensorProto.FLOAT, None))
+    onnx.save(model, tmp_path / "model.onnx")
+    with pytest.raises(CandidateRefused, match=name):
+        fuse_graph(tmp_path / "model.onnx", tmp_path / "fused.onnx")
+    assert not (tmp_path / "fused.onnx").exists()
 
 
 @pytest.mark.parametrize("left", [False, True])

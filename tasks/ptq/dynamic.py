@@ -27,10 +27,10 @@ from onnx.helper import make_node, make_opsetid
 
 from tasks.ptq.affine import WeightBits, fit_weight, store_weight
 from tasks.ptq.graph import (
+    Names,
     attribute,
     custom_operators,
     drop_unused_initializers,
-    free_name,
     from_array,
     operator_of,
     save_model,
@@ -56,11 +56,11 @@ class _Pass:
     per_channel: bool
     bits: WeightBits
     readers_in_int8: dict[str, int]
+    names: Names
     nodes: list[onnx.NodeProto] = field(default_factory=list)
     weights: dict[tuple[str, bool], tuple[str, str, str]] = field(default_factory=dict)
     activations: dict[str, tuple[str, str, str]] = field(default_factory=dict)
     folded: set[str] = field(default_factory=set)
-    taken: set[str] = field(default_factory=set)
 
 
 def quantize_dynamic(
@@ -92,8 +92,7 @@ def quantize_dynamic(
     for node in chosen:
         if operator_of(node) in ("MatMul", "Gemm", ATTENTION):
             readers[node.input[0]] = readers.get(node.input[0], 0) + 1
-    taken = set(view.constants) | {name for node in proto.graph.node for name in (node.name, *node.input, *node.output)}
-    work = _Pass(view, float_model.parent, per_channel, weight_bits, readers, taken=taken)
+    work = _Pass(view, float_model.parent, per_channel, weight_bits, readers, Names(proto.graph))
     for node in proto.graph.node:
         if node.name in names:
             work.nodes.extend(_MAKERS[operator_of(node)](work, node))
@@ -188,8 +187,8 @@ def _bias(work: _Pass, node: onnx.NodeProto) -> tuple[str, str, list[onnx.NodePr
     if len(node.input) > 2 and node.input[2]:
         if is_row(node.input[2]):
             return output, node.input[2], []
-        product = _free(work, f"{output}_product")
-        name = _free(work, f"{node.name}_Add")
+        product = work.names.new(f"{output}_product")
+        name = work.names.new(f"{node.name}_Add")
         return product, "", [make_node("Add", [product, node.input[2]], [output], name=name)]
     readers = view.readers.get(output, [])
     if len(readers) != 1 or output in view.pinned or operator_of(readers[0][0]) != "Add":
@@ -236,7 +235,7 @@ def _table(work: _Pass, node: onnx.NodeProto) -> list[onnx.NodeProto]:
     constant = work.view.constants[node.input[0]]
     size = _block_of(constant.dims[1])
     assert size is not None  # otherwise it is left
-    names = store_table(work.view.graph, node.input[0], bits=8, block_size=size, folder=work.folder)
+    names = store_table(work.view.graph, node.input[0], work.names, bits=8, block_size=size, folder=work.folder)
     return [look_up(node, names, 8, size)]
 
 
@@ -259,21 +258,15 @@ def _activation(work: _Pass, name: str) -> tuple[list[onnx.NodeProto], tuple[str
     """Names of an activation in UINT8, its scale and its zero point, and the node that makes them, the first time."""
     if name in work.activations:
         return [], work.activations[name]
-    outputs = [_free(work, f"{name}_{part}") for part in ("uint8", "scale", "zero_point")]
+    outputs = [work.names.new(f"{name}_{part}") for part in ("uint8", "scale", "zero_point")]
     work.activations[name] = (outputs[0], outputs[1], outputs[2])
-    node = make_node("DynamicQuantizeLinear", [name], outputs, name=_free(work, f"{name}_DynamicQuantizeLinear"))
+    node = make_node("DynamicQuantizeLinear", [name], outputs, name=work.names.new(f"{name}_DynamicQuantizeLinear"))
     return [node], work.activations[name]
 
 
 def _constant(work: _Pass, name: str, array: NDArray[Any]) -> str:
-    name = _free(work, name)
+    name = work.names.new(name)
     work.view.graph.initializer.append(from_array(array, name))
-    return name
-
-
-def _free(work: _Pass, name: str) -> str:
-    name = free_name(name, work.taken)
-    work.taken.add(name)
     return name
 
 

@@ -16,6 +16,7 @@ from onnx import TensorProto, helper
 
 from tasks.ptq.fp16_rules import MASK, Floats, Rules, find_rules, slots_of
 from tasks.ptq.graph import (
+    Names,
     attribute,
     custom_operators,
     drop_unused_initializers,
@@ -111,7 +112,7 @@ class _Converter:
     def __post_init__(self) -> None:
         graph = self.floats.view.graph
         self.inputs = {value.name for value in graph.input}
-        self.taken = self.inputs.union(*((*node.input, *node.output) for node in graph.node))
+        self.allocator = Names(graph)
 
     def rewrite(self) -> int:
         """Rewrite the graph; return the number of new casts."""
@@ -153,10 +154,7 @@ class _Converter:
         if (tensor, half) not in self.names:
             name = tensor
             if half == (tensor in self.inputs | self.floats.view.pinned):
-                name += "_float16" if half else "_float32"
-                while name in self.taken:
-                    name += "_"
-                self.taken.add(name)
+                name = self.allocator.new(f"{name}_float16" if half else f"{name}_float32")
                 self.carries[name] = tensor
             self.names[tensor, half] = name
         return self.names[tensor, half]
@@ -168,7 +166,8 @@ class _Converter:
             return []
         source, end = self._name(tensor, half), self._name(tensor, not half)
         to = TensorProto.FLOAT if half else TensorProto.FLOAT16
-        return [helper.make_node("Cast", [source], [end], name=f"{end}_cast", to=to)]
+        name = self.allocator.new(f"{end}_cast")
+        return [helper.make_node("Cast", [source], [end], name=name, to=to)]
 
     def _store_constants(self) -> None:
         graph = self.floats.view.graph

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Container, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -153,38 +153,59 @@ def attribute(node: onnx.NodeProto, name: str, default: Any) -> Any:
 
 def name_nodes(graph: onnx.GraphProto) -> int:
     """Give every node a name that no other has; return how many were renamed."""
-    taken = {node.name for node in graph.node}
+    names = Names(graph)
     seen: set[str] = set()
     renamed = 0
     for index, node in enumerate(graph.node):
         if not node.name or node.name in seen:
-            node.name = free_name(f"{node.op_type}_{index}", taken)
-            taken.add(node.name)
+            node.name = names.new(f"{node.op_type}_{index}")
             renamed += 1
         seen.add(node.name)
     return renamed
 
 
-def free_name(name: str, taken: Container[str]) -> str:
-    """The name, with underscores behind it until it is not taken.
+class Names:
+    """The names of all nodes and tensors of a graph and its bodies, and of those that a pass adds.
 
-    >>> free_name("a", {"a", "a_"})
-    'a__'
+    Whatever a pass adds gets its name here: a source may hold any name already, as `x_scale` for an input `x`.
     """
-    while name in taken:
-        name += "_"
-    return name
+
+    def __init__(self, graph: onnx.GraphProto) -> None:
+        self._taken = set(_all_names(graph))
+
+    def new(self, name: str) -> str:
+        """Return the name, with underscores behind it until nothing has it, and take it.
+
+        >>> names = Names(onnx.helper.make_graph([onnx.helper.make_node("Relu", ["x"], ["x_scale"])], "g", [], []))
+        >>> names.new("x_scale"), names.new("x_scale"), names.new("w")
+        ('x_scale_', 'x_scale__', 'w')
+        """
+        while name in self._taken:
+            name += "_"
+        self._taken.add(name)
+        return name
 
 
-def split_gemm(graph: onnx.GraphProto) -> int:
-    """Rewrite each plain Gemm with a constant 2-D weight as MatMul and Add; return how many.
+def _all_names(graph: onnx.GraphProto) -> Iterator[str]:
+    yield from (value.name for value in (*graph.input, *graph.output))
+    yield from (tensor.name for tensor in graph.initializer)
+    yield from (sparse.values.name for sparse in graph.sparse_initializer)
+    for node in graph.node:
+        yield from (node.name, *node.input, *node.output)
+        for item in node.attribute:
+            for body in (item.g, *item.graphs):
+                yield from _all_names(body)
+
+
+def split_gemm(graph: onnx.GraphProto) -> dict[str, str]:
+    """Rewrite each plain Gemm with a constant 2-D weight as MatMul and Add; return the name of each one's MatMul.
 
     Weight-only kernels exist for MatMul alone. A Gemm with alpha, beta or transA set apart from their defaults stays.
     """
     constants = initializers(graph)
-    taken = set(constants) | {name for node in graph.node for name in (*node.input, *node.output)}
+    names = Names(graph)
     transposed: dict[str, str] = {}
-    rewritten = 0
+    rewritten: dict[str, str] = {}
     nodes: list[onnx.NodeProto] = []
     for node in graph.node:
         weight = constants.get(node.input[1]) if operator_of(node) == "Gemm" else None
@@ -195,17 +216,16 @@ def split_gemm(graph: onnx.GraphProto) -> int:
         kernel = node.input[1]
         if attribute(node, "transB", 0):
             if kernel not in transposed:
-                transposed[kernel] = free_name(f"{kernel}_transposed", taken)
+                transposed[kernel] = names.new(f"{kernel}_transposed")
                 graph.initializer.append(from_array(to_array(weight).T.copy(), transposed[kernel]))
             kernel = transposed[kernel]
         has_bias = len(node.input) > 2 and bool(node.input[2])
-        product = f"{node.output[0]}_product" if has_bias else node.output[0]
-        nodes.append(onnx.helper.make_node("MatMul", [node.input[0], kernel], [product], name=f"{node.name}_MatMul"))
+        product = names.new(f"{node.output[0]}_product") if has_bias else node.output[0]
+        rewritten[node.name] = names.new(f"{node.name}_MatMul")
+        nodes.append(onnx.helper.make_node("MatMul", [node.input[0], kernel], [product], name=rewritten[node.name]))
         if has_bias:
-            nodes.append(
-                onnx.helper.make_node("Add", [product, node.input[2]], [node.output[0]], name=f"{node.name}_Add")
-            )
-        rewritten += 1
+            name = names.new(f"{node.name}_Add")
+            nodes.append(onnx.helper.make_node("Add", [product, node.input[2]], [node.output[0]], name=name))
     del graph.node[:]
     graph.node.extend(nodes)
     drop_unused_initializers(graph)

@@ -17,7 +17,15 @@ from numpy.typing import DTypeLike, NDArray
 from onnx import TensorProto, helper
 
 from tasks.ptq.awq import weight_of
-from tasks.ptq.graph import drop_unused_initializers, from_array, initializers, names_read, operator_of, save_model
+from tasks.ptq.graph import (
+    Names,
+    drop_unused_initializers,
+    from_array,
+    initializers,
+    names_read,
+    operator_of,
+    save_model,
+)
 from tasks.ptq.int4_grid import (
     MIDDLE_CODE,
     Floats,
@@ -122,16 +130,16 @@ def quantize_blocks(model: Path, variant: Path, *, block_size: int) -> BlocksRep
     if not sites:
         found = f"no MatMul or Gemm to quantize: {next(iter(left.items()), 'there is none')}"
         raise_problem(("unsupported", found, f"channels in blocks of {block_size}", "take smaller blocks, or INT8"))
-    graph, constants = proto.graph, initializers(proto.graph)
+    graph, constants, allocator = proto.graph, initializers(proto.graph), Names(proto.graph)
     made: dict[tuple[str, bool], BlockedWeight] = {}
     for site in sites:
         if site.key not in made:
             weight = weight_of(constants, site.key)
             stem = f"{site.constant}_transposed" if site.transposed else site.constant
-            names = (f"{stem}_int4", f"{stem}_scales", f"{stem}_dequantized")
-            made[site.key] = dequantize_blocks(
-                round_blocks(weight, block_size), weight.dtype, names, f"{stem}_dequantize"
-            )
+            codes, scales, end = (allocator.new(f"{stem}_{part}") for part in ("int4", "scales", "dequantized"))
+            node = allocator.new(f"{stem}_dequantize")
+            rounded = round_blocks(weight, block_size)
+            made[site.key] = dequantize_blocks(rounded, weight.dtype, (codes, scales, end), node)
         site.node.input[1] = made[site.key].node.output[0]
     graph.initializer.extend(tensor for one in made.values() for tensor in (one.codes, one.scales))
     nodes = [onnx.NodeProto.FromString(node.SerializeToString()) for node in graph.node]

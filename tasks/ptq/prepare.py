@@ -96,6 +96,7 @@ def fuse_graph(source: Path, fused: Path, libraries: Libraries = ()) -> dict[str
             expected="a transformer that ONNX Runtime's fusions recognize",
             fix="none is needed: for this model the baseline already is what the runtime makes of it",
         )
+    _refuse_twice_named(model.graph)
     name_nodes(model.graph)
     save_model(model, fused)
     return made
@@ -134,6 +135,22 @@ def _refuse_namesakes(model: Path) -> None:
             found=f"custom operator {found[0]}, which ONNX Runtime's fusions would take for {found[0].rpartition(':')[2]}",
             expected="custom operators with names of their own",
             fix="take a candidate on the plain graph, or rename the operator",
+        )
+
+
+def _refuse_twice_named(graph: onnx.GraphProto) -> None:
+    """Refuse a graph in which two tensors have one name: the fusions do not look whether theirs are taken."""
+    made = [
+        *(tensor.name for tensor in graph.initializer),
+        *(name for node in graph.node for name in node.output if name),
+    ]
+    twice = [name for name, count in Counter(made).items() if count > 1]
+    if twice:
+        raise CandidateRefused(
+            kind="unsupported",
+            found=f"a tensor {twice[0]!r} in the source, a name that ONNX Runtime's fusions give to one of their own",
+            expected="a source without the names of the fusions",
+            fix="rename the tensor, or take a candidate on the plain graph",
         )
 
 

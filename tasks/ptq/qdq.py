@@ -30,6 +30,7 @@ from tasks.ptq.e4m3 import E4M3, store_e4m3, weight_scales
 from tasks.ptq.fuse_bias import fuse_bias
 from tasks.ptq.graph import (
     WEIGHT_INPUT,
+    Names,
     attribute,
     drop_unused_initializers,
     from_array,
@@ -108,6 +109,15 @@ def quantize_qdq(
     return Report(plan.nodes, plan.left)
 
 
+@dataclass(frozen=True)
+class _Stored:
+    """A quantized constant, and the output of the DequantizeLinear that reads it."""
+
+    values: NDArray[Any]
+    scales: NDArray[Any]
+    end: str
+
+
 @dataclass
 class _Rewriter:
     """One rewriting by the rules of `target`; `pairs` go behind the node that makes their tensor, `first` before all nodes."""
@@ -122,9 +132,13 @@ class _Rewriter:
     types: Mapping[str, int]
     default_type: int
     affine: dict[str, Affine] = field(default_factory=dict)
-    constants: dict[str, onnx.TensorProto] = field(default_factory=dict)
-    first: dict[str, onnx.NodeProto] = field(default_factory=dict)
+    constants: list[onnx.TensorProto] = field(default_factory=list)
+    first: list[onnx.NodeProto] = field(default_factory=list)
+    stored: dict[str, list[_Stored]] = field(default_factory=dict)
     pairs: dict[str, list[onnx.NodeProto]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.names = Names(self.view.graph)
 
     def rewrite(self) -> None:
         graph = self.view.graph
@@ -134,13 +148,13 @@ class _Rewriter:
         for node in quantized:
             self._weigh(node)
         for tensor, places in self.plan.inputs.items():
-            end = self._pair(tensor, f"{tensor}_dequantized")
+            end = self._pair(tensor, self.names.new(f"{tensor}_dequantized"))
             for name, index in places:
                 nodes[name].input[index] = end
         for tensor in sorted(self.plan.outputs):
             self._quantize_output(tensor)
         self._order()
-        graph.initializer.extend(self.constants.values())
+        graph.initializer.extend(self.constants)
         drop_unused_initializers(graph)
 
     def parameters(self, tensor: str) -> Affine:
@@ -216,33 +230,35 @@ class _Rewriter:
         self, name: str, stored: NDArray[Any], scales: NDArray[Any], zero: NDArray[Any] | None, axis: int | None
     ) -> str:
         """The output of a DequantizeLinear of a stored constant; nodes that store it alike share it."""
-        label, tries = name, 0
-        while f"{label}_quantized" in self.constants and not (
-            np.array_equal(to_array(self.constants[f"{label}_scale"]), scales)
-            and np.array_equal(to_array(self.constants[f"{label}_quantized"]), stored)
-        ):
-            tries += 1
-            label = f"{name}_{tries}"
-        inputs = [f"{label}_quantized", f"{label}_scale"]
-        self.constants[inputs[0]] = from_array(stored, inputs[0])
-        self.constants[inputs[1]] = from_array(scales, inputs[1])
+        forms = self.stored.setdefault(name, [])
+        for form in forms:
+            if np.array_equal(form.scales, scales) and np.array_equal(form.values, stored):
+                return form.end
+        label = f"{name}_{len(forms)}" if forms else name
+        inputs = [self._constant(f"{label}_quantized", stored), self._constant(f"{label}_scale", scales)]
         if zero is not None:
-            inputs.append(f"{label}_zero_point")
-            self.constants[inputs[2]] = from_array(zero, inputs[2])
+            inputs.append(self._constant(f"{label}_zero_point", zero))
         options: dict[str, Any] = {} if axis is None else {"axis": axis}
-        end = f"{label}_dequantized"
-        self.first[end] = helper.make_node("DequantizeLinear", inputs, [end], name=f"{label}_dequantize", **options)
+        end, node = self.names.new(f"{label}_dequantized"), self.names.new(f"{label}_dequantize")
+        self.first.append(helper.make_node("DequantizeLinear", inputs, [end], name=node, **options))
+        forms.append(_Stored(stored, scales, end))
         return end
+
+    def _constant(self, name: str, values: NDArray[Any]) -> str:
+        name = self.names.new(name)
+        self.constants.append(from_array(values, name))
+        return name
 
     def _pair(self, tensor: str, end: str) -> str:
         """Quantize and dequantize an activation into the tensor `end`."""
         scale_value, zero_value = self._scale_and_zero(tensor)
-        scale, zero, middle = f"{tensor}_scale", f"{tensor}_zero_point", f"{tensor}_quantized"
-        self.constants[scale] = from_array(scale_value, scale)
-        self.constants[zero] = from_array(zero_value, zero)
+        scale = self._constant(f"{tensor}_scale", scale_value)
+        zero = self._constant(f"{tensor}_zero_point", zero_value)
+        middle = self.names.new(f"{tensor}_quantized")
+        quantize, dequantize = (self.names.new(f"{tensor}_{verb}") for verb in ("quantize", "dequantize"))
         self.pairs[tensor] = [
-            helper.make_node("QuantizeLinear", [tensor, scale, zero], [middle], name=f"{tensor}_quantize"),
-            helper.make_node("DequantizeLinear", [middle, scale, zero], [end], name=f"{tensor}_dequantize"),
+            helper.make_node("QuantizeLinear", [tensor, scale, zero], [middle], name=quantize),
+            helper.make_node("DequantizeLinear", [middle, scale, zero], [end], name=dequantize),
         ]
         return end
 
@@ -263,13 +279,13 @@ class _Rewriter:
             node = source
         if tensor in self.view.pinned:
             # Other graphs and callers know the tensor by its name: what is made gets another one.
-            made = f"{tensor}_float"
+            made = self.names.new(f"{tensor}_float")
             node.output[list(node.output).index(tensor)] = made
             self._pair(tensor, tensor)
             self.pairs[made] = self.pairs.pop(tensor)
             self.pairs[made][0].input[0] = made
             return
-        end = self._pair(tensor, f"{tensor}_dequantized")
+        end = self._pair(tensor, self.names.new(f"{tensor}_dequantized"))
         for reader, index in self.view.readers.get(tensor, []):
             reader.input[index] = end
 
@@ -281,7 +297,7 @@ class _Rewriter:
             nodes.append(node)
             for output in node.output:
                 nodes.extend(rest.pop(output, []))
-        before = [*self.first.values(), *(node for pair in rest.values() for node in pair)]
+        before = [*self.first, *(node for pair in rest.values() for node in pair)]
         ordered = [onnx.NodeProto.FromString(node.SerializeToString()) for node in [*before, *nodes]]
         del graph.node[:]
         graph.node.extend(ordered)

@@ -66,7 +66,7 @@ def find_sites(graph: onnx.GraphProto, *, block_size: int, exclude: Collection[s
     for value in graph.input:
         constants.pop(value.name, None)  # what a caller may replace is no constant
     makers = {name: node for node in graph.node for name in node.output}
-    excluded = {*exclude, *(f"{name}_MatMul" for name in exclude)}  # as split_gemm names them
+    excluded = {*exclude, *(split[name] for name in exclude if name in split)}
     sites: list[Site] = []
     left = list(custom_operators(graph).items())
     for node in graph.node:
@@ -76,7 +76,7 @@ def find_sites(graph: onnx.GraphProto, *, block_size: int, exclude: Collection[s
                 sites.append(found)
             else:
                 left.append((node.name, found))
-    return Plan(tuple(sites), tuple(left), split)
+    return Plan(tuple(sites), tuple(left), len(split))
 
 
 def tensors_to_collect(model: Path, *, block_size: int, exclude: Collection[str] = ()) -> dict[str, int]:

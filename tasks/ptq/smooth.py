@@ -19,7 +19,7 @@ from onnx import helper
 
 from tasks.ptq.affine import fit_range, fit_weight, read_weight, store_weight
 from tasks.ptq.bias_correction import watch
-from tasks.ptq.graph import attribute, drop_unused_initializers, from_array, operator_of, save_model, to_array
+from tasks.ptq.graph import Names, attribute, drop_unused_initializers, from_array, operator_of, save_model, to_array
 from tasks.ptq.placement import FLOATS, GraphView
 from validators.datasets import Arrays
 from validators.libraries import Libraries
@@ -284,20 +284,18 @@ def _divide(view: GraphView, node: onnx.NodeProto, indices: Iterable[int], facto
 
 def _set_constant(graph: onnx.GraphProto, node: onnx.NodeProto, index: int, values: NDArray[Any], dtype: Any) -> None:
     """A constant of its own for this node: others may read the one that it had."""
-    taken = {tensor.name for tensor in graph.initializer}
-    name = f"{node.input[index]}_smoothed"
-    while name in taken:
-        name += "_"
+    name = Names(graph).new(f"{node.input[index]}_smoothed")
     graph.initializer.append(from_array(np.asarray(values, dtype), name))
     node.input[index] = name
 
 
 def _multiply(view: GraphView, tensor: str, layers: list[onnx.NodeProto], inverse: NDArray[Any]) -> None:
     """Put a Mul between the tensor and its products."""
-    name, end = f"{tensor}_smoothing", f"{tensor}_smoothed"
+    names = Names(view.graph)
+    name, end = names.new(f"{tensor}_smoothing"), names.new(f"{tensor}_smoothed")
     view.graph.initializer.append(from_array(inverse, name))
     for node in layers:
         node.input[0] = end
     producer = view.producer.get(tensor)
     place = 0 if producer is None else list(view.graph.node).index(producer) + 1
-    view.graph.node.insert(place, helper.make_node("Mul", [tensor, name], [end], name=f"{tensor}_smooth"))
+    view.graph.node.insert(place, helper.make_node("Mul", [tensor, name], [end], name=names.new(f"{tensor}_smooth")))

@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 from onnx.helper import make_node
 
 from tasks.ptq.graph import (
+    Names,
     attribute,
     drop_unused_initializers,
-    free_name,
     from_array,
     initializers,
     names_read,
@@ -72,6 +72,7 @@ def retie(graph: onnx.GraphProto) -> int:
         constants[node.input[0]] for node in graph.node if operator_of(node) == "Gather" and node.input[0] in constants
     ]
     tables = {table.name: to_array(table) for table in looked_up if len(table.dims) == 2}
+    names = Names(graph)
     made = 0
     for node in list(graph.node):
         weight = constants.get(node.input[1]) if operator_of(node) == "MatMul" else None
@@ -79,8 +80,9 @@ def retie(graph: onnx.GraphProto) -> int:
             continue
         for name, table in tables.items():
             if list(weight.dims) == [*reversed(table.shape)] and np.array_equal(to_array(weight).T, table):
-                node.input[1] = free_name(f"{name}_transposed", {item for other in graph.node for item in other.output})
-                made_by = make_node("Transpose", [name], [node.input[1]], name=f"{node.name}_table", perm=[1, 0])
+                node.input[1] = names.new(f"{name}_transposed")
+                table_name = names.new(f"{node.name}_table")
+                made_by = make_node("Transpose", [name], [node.input[1]], name=table_name, perm=[1, 0])
                 graph.node.insert(list(graph.node).index(node), made_by)
                 made += 1
                 break
@@ -143,6 +145,7 @@ def _stored(codes: NDArray[np.float64], bits: TableBits) -> Bytes:
 def quantize_table(
     graph: onnx.GraphProto,
     table: Table,
+    names: Names,
     *,
     embedding_bits: TableBits | None,
     head_bits: TableBits | None,
@@ -154,7 +157,7 @@ def quantize_table(
     None leaves the look-up, or the head, in float. Bits that are the same are stored once.
     """
     stored = {
-        bits: store_table(graph, table.constant, bits=bits, block_size=block_size)
+        bits: store_table(graph, table.constant, names, bits=bits, block_size=block_size)
         for bits in dict.fromkeys(bits for bits in (embedding_bits, head_bits) if bits)
     }
     new: dict[str, list[onnx.NodeProto]] = {}
@@ -162,36 +165,39 @@ def quantize_table(
         for node in (node for node in graph.node if node.name in table.gathers):
             new[node.name] = [look_up(node, stored[embedding_bits], embedding_bits, block_size)]
     if head_bits:
-        flat = _flattened(graph, table, stored[head_bits], block_size)
+        reshapes = _flattened(graph, table, stored[head_bits], names, block_size)
+        flat = [reshape.output[0] for reshape in reshapes]
         for index, site in enumerate(table.sites):
-            product = _head(site, [flat[name] for name in stored[head_bits]], head_bits, block_size, accuracy_level)
-            shared = [
-                make_node("Reshape", [name, f"{name}_shape"], [flat[name]], name=f"{name}_reshape")
-                for name in stored[head_bits]
-            ]
-            new[site.node.name] = [*(shared if index == 0 else []), product]
+            product = _head(site, flat, head_bits, block_size, accuracy_level)
+            new[site.node.name] = [*(reshapes if index == 0 else []), product]
     return new
 
 
 def store_table(
-    graph: onnx.GraphProto, constant: str, *, bits: TableBits, block_size: int, folder: Path = Path()
+    graph: onnx.GraphProto, constant: str, names: Names, *, bits: TableBits, block_size: int, folder: Path = Path()
 ) -> list[str]:
     """Add the rounded rows of a table to the constants; return the names of codes, scales and zero points.
 
     `folder` has the file that the table is in, where it is external data.
     """
     rows = round_rows(to_array(initializers(graph)[constant], folder), bits=bits, block_size=block_size)
-    named = {"codes": rows.codes, "scales": rows.scales, "zero_points": rows.zero_points}
-    graph.initializer.extend(from_array(array, f"{constant}_{part}{bits}") for part, array in named.items())
-    return [f"{constant}_{part}{bits}" for part in named]
+    parts = {"codes": rows.codes, "scales": rows.scales, "zero_points": rows.zero_points}
+    named = {names.new(f"{constant}_{part}{bits}"): array for part, array in parts.items()}
+    graph.initializer.extend(from_array(array, name) for name, array in named.items())
+    return list(named)
 
 
-def _flattened(graph: onnx.GraphProto, table: Table, names: Sequence[str], block_size: int) -> dict[str, str]:
-    """Names of the bytes in the shapes that MatMulNBits reads; these shapes are added to the constants."""
+def _flattened(
+    graph: onnx.GraphProto, table: Table, stored: Sequence[str], names: Names, block_size: int
+) -> list[onnx.NodeProto]:
+    """The Reshape nodes that give the bytes in the shapes that MatMulNBits reads; these shapes are added to the constants."""
     width, tokens = table.sites[0].shape
-    for name, shape in zip(names, ([tokens, width // block_size, -1], [-1], [-1]), strict=True):
-        graph.initializer.append(from_array(np.array(shape, np.int64), f"{name}_shape"))
-    return {name: f"{name}_flat" for name in names}
+    nodes = []
+    for name, shape in zip(stored, ([tokens, width // block_size, -1], [-1], [-1]), strict=True):
+        target, end = names.new(f"{name}_shape"), names.new(f"{name}_flat")
+        graph.initializer.append(from_array(np.array(shape, np.int64), target))
+        nodes.append(make_node("Reshape", [name, target], [end], name=names.new(f"{name}_reshape")))
+    return nodes
 
 
 def look_up(node: onnx.NodeProto, names: Sequence[str], bits: TableBits, block_size: int) -> onnx.NodeProto:

@@ -15,7 +15,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper
 
-from tasks.ptq.graph import free_name
+from tasks.ptq.graph import Names
 from tasks.runtimes.ort import open_session, run_outputs
 from validators.errors import CandidateRefused
 from validators.records import SessionSettings
@@ -72,9 +72,9 @@ def open_watched(
     proto = onnx.load(model, load_external_data=False) if proto is None else proto
     given = {value.name for value in proto.graph.input}
     names = dict.fromkeys(tensors)
-    taken = {name for node in proto.graph.node for name in node.output}
+    allocator = Names(proto.graph)
     outputs = {
-        name: free_name(f"{name}/shape", taken) if shapes else name for name in names if shapes or name not in given
+        name: allocator.new(f"{name}/shape") if shapes else name for name in names if shapes or name not in given
     }
     content = _with_outputs(proto, outputs, shapes)
     # Nothing is timed here, and threads that spin would take the cores from whatever else runs.

@@ -25,7 +25,15 @@ from onnx.helper import make_node, make_opsetid
 from tasks.ptq.awq import Layer, Placed, Scaling, clipped, gram_of, scale_channels, weight_of
 from tasks.ptq.gptq import gptq
 from tasks.ptq.grams import Gram
-from tasks.ptq.graph import drop_unused_initializers, from_array, initializers, names_read, operator_of, save_model
+from tasks.ptq.graph import (
+    Names,
+    drop_unused_initializers,
+    from_array,
+    initializers,
+    names_read,
+    operator_of,
+    save_model,
+)
 from tasks.ptq.hqq import hqq
 from tasks.ptq.int4_grid import Floats, Packed, Quantized, pack, round_to_nearest
 from tasks.ptq.sites import Plan, Site, find_sites
@@ -120,9 +128,10 @@ def quantize_weights(
     level = 0 if method == "hqq" else accuracy_level
     tied_bits: dict[str, Any] = {"embedding_bits": embedding_bits, "head_bits": head_bits}
     new: dict[str, list[onnx.NodeProto]] = {}
+    names = Names(proto.graph)
     for table in tables:
-        new |= quantize_table(proto.graph, table, **tied_bits, block_size=block_size, accuracy_level=level)
-    _replace(proto, sites, seen, scaling, recipe, level, new)
+        new |= quantize_table(proto.graph, table, names, **tied_bits, block_size=block_size, accuracy_level=level)
+    _replace(proto, sites, seen, scaling, recipe, level, new, names)
     if _signature(proto) != before:
         raise _invalid(
             "other inputs or outputs after the pass", "the same as before", "report it with the source model"
@@ -220,6 +229,7 @@ def _replace(
     recipe: Recipe,
     accuracy_level: int,
     new: dict[str, list[onnx.NodeProto]],
+    names: Names,
 ) -> None:
     """Put MatMulNBits in place of the sites, and a Mul where factors must be inserted; drop what is not read any more.
 
@@ -227,7 +237,6 @@ def _replace(
     """
     graph = proto.graph
     constants = initializers(graph)
-    taken = set(constants) | {name for node in graph.node for name in (node.name, *node.input, *node.output)}
     weights: dict[tuple[str, bool], list[str]] = {}
     scaled: dict[str, str] = {}
     for site in sites:
@@ -235,13 +244,13 @@ def _replace(
         if site.key not in weights:
             gram = gram_of(site.key, sites, seen).matrix if seen else None
             packed = pack(_quantize(weight, gram, scaling.factors.get(site.activation), recipe), weight.dtype)
-            weights[site.key] = _add_weight(graph, site, packed, taken)
+            weights[site.key] = _add_weight(graph, site, packed, names)
         activation, made = site.activation, []
         if scaling.placed.get(activation) == "inserted" and activation not in scaled:
-            factors = _free(f"{activation}_factors", taken)
+            factors = names.new(f"{activation}_factors")
             graph.initializer.append(from_array(scaling.factors[activation].astype(weight.dtype), factors))
-            scaled[activation] = _free(f"{activation}_scaled", taken)
-            name = _free(f"{site.node.name}_factors", taken)
+            scaled[activation] = names.new(f"{activation}_scaled")
+            name = names.new(f"{site.node.name}_factors")
             made.append(make_node("Mul", [activation, factors], [scaled[activation]], name=name))
         inputs = [scaled.get(activation, activation), *weights[site.key]]
         new[site.node.name] = [*made, _product(site, inputs, recipe.block_size, accuracy_level)]
@@ -250,15 +259,15 @@ def _replace(
         proto.opset_import.append(make_opsetid(DOMAIN, 1))
 
 
-def _add_weight(graph: onnx.GraphProto, site: Site, packed: Packed, taken: set[str]) -> list[str]:
+def _add_weight(graph: onnx.GraphProto, site: Site, packed: Packed, names: Names) -> list[str]:
     """Add the constants of a weight; return their names in the order that the node reads them."""
     stem = site.constant + ("_transposed" if site.transposed else "")
     named = {"Q4": packed.codes, "scales": packed.scales}
     if packed.zero_points is not None:
         named["zero_points"] = packed.zero_points
-    names = {part: _free(f"{stem}_{part}", taken) for part in named}
-    graph.initializer.extend(from_array(array, names[part]) for part, array in named.items())
-    return list(names.values())
+    made = {names.new(f"{stem}_{part}"): array for part, array in named.items()}
+    graph.initializer.extend(from_array(array, name) for name, array in made.items())
+    return list(made)
 
 
 def _product(site: Site, inputs: list[str], block_size: int, accuracy_level: int) -> onnx.NodeProto:
@@ -286,11 +295,3 @@ def _set_nodes(graph: onnx.GraphProto, nodes: list[onnx.NodeProto]) -> None:
     del graph.node[:]
     graph.node.extend(kept)
     drop_unused_initializers(graph)
-
-
-def _free(name: str, taken: set[str]) -> str:
-    """The name, with underscores behind it until it is not taken; it is then."""
-    while name in taken:
-        name += "_"
-    taken.add(name)
-    return name

@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from tasks.ptq.graph import free_name, from_array, initializers, to_array
+from tasks.ptq.graph import Names, from_array, to_array
 from validators.errors import CandidateRefused
 
 # The attributes of standard and contrib operators that name the type of what they make or compute in.
@@ -97,19 +97,19 @@ def _widen_type(kind: onnx.TypeProto) -> None:
 
 def _cast_border(graph: onnx.GraphProto, names: Iterable[str], inputs: set[str]) -> None:
     """Put a Cast behind each of these inputs and before each of these outputs; inside, another tensor takes its place."""
-    taken = {name for node in _nodes(graph) for name in (*node.input, *node.output)} | set(initializers(graph))
-    taken |= {value.name for value in graph.input}
+    allocator = Names(graph)
     first, last = [], []
     inner: dict[str, str] = {}
     for name in names:
         if name in inner:
             continue
-        inner[name] = free_name(f"{name}_float32", taken)
-        taken.add(inner[name])
+        inner[name] = allocator.new(f"{name}_float32")
         if name in inputs:
-            first.append(helper.make_node("Cast", [name], [inner[name]], name=f"{name}_widen", to=TensorProto.FLOAT))
+            node = allocator.new(f"{name}_widen")
+            first.append(helper.make_node("Cast", [name], [inner[name]], name=node, to=TensorProto.FLOAT))
         else:
-            last.append(helper.make_node("Cast", [inner[name]], [name], name=f"{name}_narrow", to=TensorProto.FLOAT16))
+            node = allocator.new(f"{name}_narrow")
+            last.append(helper.make_node("Cast", [inner[name]], [name], name=node, to=TensorProto.FLOAT16))
     _rename(graph, inner)
     nodes = [*first, *(onnx.NodeProto.FromString(node.SerializeToString()) for node in graph.node), *last]
     graph.ClearField("node")
