@@ -254,9 +254,12 @@ def save_two_layers(path: Path) -> tuple[Floats, Floats]:
     return rng.normal(size=(10, 3, 16)).astype(np.float32), arrays["first"].astype(np.float32)
 
 
-@pytest.mark.parametrize("max_memory_mb", [1.0, 0.014])
-def test_grams_are_sums_over_all_batches(tmp_path: Path, max_memory_mb: float) -> None:
+@pytest.mark.parametrize(("max_memory_mb", "channels_at_once"), [(1.0, 1024), (0.009, 1024), (1.0, 7)])
+def test_grams_are_sums_over_all_batches(
+    tmp_path: Path, max_memory_mb: float, channels_at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of a graph input and of an activation that two nodes read, from batches of 4, 4 and 2; in one pass, and in two."""
+    monkeypatch.setattr("tasks.ptq.grams.CHANNELS_AT_ONCE", channels_at_once)
     x, first = save_two_layers(tmp_path / "m.onnx")
     tensors = tensors_to_collect(tmp_path / "m.onnx", block_size=16)
     assert tensors == {"x": 16, "a": 24}
@@ -277,13 +280,32 @@ def test_grams_are_sums_over_all_batches(tmp_path: Path, max_memory_mb: float) -
 
 
 def test_passes_by_hand() -> None:
-    """K = 1,000, 10 rows: 0.04 MB of values, 8.008 MB of sums, and 8.08 MB at work, of which there is one at a time."""
+    """K = 1,000, 10 rows: 0.04 MB of values, 0.008 MB of sums, and 8.08 MB at work, of which there is one at a time."""
     tensors, shapes = dict.fromkeys("abcd", 1000), dict.fromkeys("abcd", (2, 5, 1000))
-    assert plan_passes(tensors, shapes, 16.2) == [["a"], ["b"], ["c"], ["d"]]
-    assert plan_passes(tensors, shapes, 24.2) == [["a", "b"], ["c", "d"]]
+    assert plan_passes(tensors, shapes, 8.13) == [["a"], ["b"], ["c"], ["d"]]
+    assert plan_passes(tensors, shapes, 8.2) == [["a", "b"], ["c", "d"]]
     assert plan_passes(tensors, shapes, 100) == [["a", "b", "c", "d"]]
-    with pytest.raises(CandidateRefused, match="16 MB for the Gram matrix of 'a'") as caught:
-        plan_passes(tensors, shapes, 16.1)
+    with pytest.raises(CandidateRefused, match="8 MB for the Gram matrix of 'a'") as caught:
+        plan_passes(tensors, shapes, 8.12)
+    assert caught.value.kind == "unsupported"  # however often it is tried again
+
+
+@pytest.mark.parametrize("channels", [11_008, 28_672])
+def test_wide_layers_fit_in_the_default_memory(channels: int) -> None:
+    """The second projection of language models of 7 and 70 billion parameters, 8 windows of 512 tokens a batch."""
+    assert plan_passes({"h": channels}, {"h": (8, 512, channels)}, 2000.0) == [["h"]]
+
+
+def test_gram_matrices_lie_in_files_without_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that those of a whole model need not fit in memory; a full disk is refused before anything is computed."""
+    x, _ = save_two_layers(tmp_path / "m.onnx")
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    grams = collect_grams(tmp_path / "m.onnx", {"x": 16}, lambda: [{"x": x}], max_memory_mb=1)
+    assert isinstance(grams["x"].matrix, np.memmap) and not [*(tmp_path / "temporary").iterdir()]
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
+    with pytest.raises(CandidateRefused, match="TMPDIR") as caught:
+        collect_grams(tmp_path / "m.onnx", {"x": 16}, lambda: [{"x": x}], max_memory_mb=1)
     assert caught.value.kind == "infrastructure"
 
 

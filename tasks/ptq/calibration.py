@@ -40,7 +40,7 @@ def calibrate(
     the memory that it was expected to take beyond its loaded session.
 
     Raises:
-        CandidateRefused: `invalid`: the runtime cannot run the graph with its activations as outputs; `infrastructure`: one
+        CandidateRefused: `invalid`: the runtime cannot run the graph with its activations as outputs; `unsupported`: one
             sample with one of them takes more than `max_memory_mb`.
     """
     collected = collect_statistics(

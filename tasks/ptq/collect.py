@@ -73,7 +73,7 @@ def collect_statistics(
 
     Raises:
         CandidateRefused: `invalid`: the graph lacks a tensor, there is no sample, or the runtime fails on the model;
-            `infrastructure`: not even one tensor of one sample fits into `max_memory_mb`.
+            `unsupported`: not even one tensor of one sample fits into `max_memory_mb`.
     """
     settings = SessionSettings("CPUExecutionProvider", threads, libraries=libraries)
     graph = onnx.load(model, load_external_data=False).graph
@@ -176,15 +176,15 @@ def _split(tensors: list[str], sizes: Mapping[str, int], passing: float, budget:
     """The tensors in groups that fit into the budget with what lives beside them, in order.
 
     Raises:
-        CandidateRefused: `infrastructure`: one does not.
+        CandidateRefused: `unsupported`: one does not.
     """
 
     def refuse(name: str, needed: float) -> CandidateRefused:
         return CandidateRefused(
-            kind="infrastructure",
+            kind="unsupported",
             found=f"{max(budget, 0) / 1e6:.1f} MB for the activations of calibration",
             expected=f"{needed / 1e6:.1f} MB, which one sample takes with {name!r} exposed",
-            fix="allow calibration more memory, or leave the tensor out",
+            fix="raise calibration.max_memory_mb",
         )
 
     return split_by_memory({name: sizes[name] for name in tensors}, dict.fromkeys(tensors, passing), budget, refuse)

@@ -1,8 +1,15 @@
-"""Gram matrices of what the nodes read that weight-only quantizes: all that GPTQ and AWQ need of data."""
+"""Gram matrices of what the nodes read that weight-only quantizes: all that GPTQ and AWQ need of data.
+
+A matrix of K channels takes 8 K^2 bytes (969 MB for K = 11,008), and a model has one for each activation. So each lies in an
+unnamed temporary file that is mapped into memory: the kernel writes pages out when memory runs short, and the disk space is
+free again once the matrix is garbage.
+"""
 
 from __future__ import annotations
 
 import math
+import os
+import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,8 +27,8 @@ from validators.records import SessionSettings
 Floats = NDArray[np.float64]
 Batches = Callable[[], Iterable[Arrays]]
 
-# Rows of an activation that are float64 at a time.
-ROWS_AT_ONCE = 4096
+# Rows of an activation that are float64 at a time, and rows of its matrix that are computed at a time.
+ROWS_AT_ONCE, CHANNELS_AT_ONCE = 2048, 1024
 
 
 @dataclass(frozen=True)
@@ -54,12 +61,12 @@ def collect_grams(
     """Run a float model over batches of samples and sum up each of the tensors (name to channels K, its last axis).
 
     `batches()` starts over: the model runs once to learn the shapes, on the first batch alone, and then once over all batches
-    for each group of tensors whose outputs and sums fit in `max_memory_mb` (10^6 bytes; the session itself not counted).
-    Sums are float64; no activation outlives its batch. Rows of padding count like others.
+    for each group of tensors whose outputs fit in `max_memory_mb` (10^6 bytes; neither the session nor the files of the
+    matrices count). Sums are float64; no activation outlives its batch. Rows of padding count like others.
 
     Raises:
         CandidateRefused: `invalid`: the model does not run, a tensor has another number of channels, or one is not finite;
-            `infrastructure`: a single tensor takes more memory than allowed.
+            `unsupported`: a single tensor takes more memory than allowed; `infrastructure`: the temporary folder is full.
     """
     if not tensors:
         return {}
@@ -81,22 +88,24 @@ def plan_passes(
 ) -> list[list[str]]:
     """Groups of tensors, in order, each within the memory; `shapes` are those of one batch.
 
-    A tensor holds its values (as float32) and its sums until the pass ends; at work, a product of the size of its sums and
-    some rows as float64.
+    A tensor holds its values (as float32) and a sum by channel until the pass ends; at work, some rows as float64 and their
+    share of some rows of the matrix.
 
     Raises:
-        CandidateRefused: `infrastructure`: a single tensor takes more than allowed.
+        CandidateRefused: `unsupported`: a single tensor takes more than allowed.
     """
     rows = {name: math.prod(shapes[name][:-1]) for name in tensors}
-    held = {name: 4.0 * rows[name] * k + 8 * k * (k + 1) for name, k in tensors.items()}
-    at_work = {name: 8.0 * k * (k + min(rows[name], ROWS_AT_ONCE)) for name, k in tensors.items()}
+    held = {name: 4.0 * rows[name] * k + 8 * k for name, k in tensors.items()}
+    at_work = {
+        name: 8.0 * k * (min(k, CHANNELS_AT_ONCE) + min(rows[name], ROWS_AT_ONCE)) for name, k in tensors.items()
+    }
 
     def refuse(name: str, needed: float) -> CandidateRefused:
         return CandidateRefused(
-            kind="infrastructure",
+            kind="unsupported",
             found=f"{needed / 1e6:.0f} MB for the Gram matrix of {name!r}, {shapes[name]} a batch",
             expected=f"at most {max_memory_mb:g} MB",
-            fix="allow more memory, take smaller batches, or exclude the nodes that read it",
+            fix="raise calibration.max_memory_mb, or take an INT4 candidate by rtn or hqq, which need no Gram matrix",
         )
 
     return split_by_memory(held, at_work, max_memory_mb * 1e6, refuse)
@@ -107,7 +116,7 @@ class _Sum:
 
     def __init__(self, name: str, channels: int) -> None:
         self._name = name
-        self._gram = Gram(np.zeros((channels, channels)), np.zeros(channels), 0)
+        self._gram = Gram(_in_file(channels), np.zeros(channels), 0)
         self._absolute = np.zeros(channels)
 
     def add(self, values: NDArray[Any]) -> None:
@@ -115,7 +124,9 @@ class _Sum:
         rows = values.reshape(-1, values.shape[-1])
         for start in range(0, len(rows), ROWS_AT_ONCE):
             part = rows[start : start + ROWS_AT_ONCE].astype(np.float64)
-            self._gram.matrix[...] += part.T @ part
+            for first in range(0, part.shape[1], CHANNELS_AT_ONCE):
+                channels = slice(first, first + CHANNELS_AT_ONCE)
+                self._gram.matrix[channels] += part[:, channels].T @ part
             self._absolute += np.abs(part, out=part).sum(axis=0)
         self._gram = replace(self._gram, rows=self._gram.rows + len(rows))
 
@@ -133,6 +144,22 @@ class _Sum:
                 fix="find the samples that overflow, or keep the model in float32",
             )
         return replace(self._gram, mean_absolute=self._absolute / max(self._gram.rows, 1))
+
+
+def _in_file(channels: int) -> Floats:
+    """A square matrix of zeros in a file without a name."""
+    try:
+        with tempfile.TemporaryFile(prefix="quantgate-gram-") as file:
+            # Reserved: a page of a mapped file that the disk has no room for would end the process.
+            os.posix_fallocate(file.fileno(), 0, 8 * channels * channels)
+            return np.memmap(file, np.float64, "r+", shape=(channels, channels))
+    except OSError as error:
+        raise CandidateRefused(
+            kind="infrastructure",
+            found=f"{tempfile.gettempdir()}: {error.strerror}",
+            expected=f"{8e-6 * channels * channels:.0f} MB of disk for the Gram matrix of {channels} channels",
+            fix="free disk space, or set TMPDIR to a folder with more of it",
+        ) from error
 
 
 def _shapes(
