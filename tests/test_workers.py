@@ -19,6 +19,8 @@ from conftest import Tiny
 from driving import Answer, run_jobs, write_job
 from stack import Stack, wait_until
 
+from tasks.measure.inventory import usable_cores
+
 STATIC, DYNAMIC = "int8-static-minmax-pc@ort-cpu", "int8-dynamic-pc@ort-cpu"
 # A target that the plant below has no worker for, wherever the tests run.
 NOWHERE = "fp16@tensorrt"
@@ -159,7 +161,7 @@ def test_the_inventory_is_where_people_see_it(plant: Plant) -> None:
     (variable,) = plant.stack.ask("/variables/filter")
     assert variable["name"].startswith("quantgate-worker-") and variable["name"].endswith("-ort-cpu")
     told = json.loads(variable["value"])
-    assert (told["target"], told["cores"]) == ("ort-cpu", len(os.sched_getaffinity(0)))
+    assert (told["target"], told["cores"]) == ("ort-cpu", usable_cores())
 
 
 def test_a_worker_with_another_state_folder_says_so(plant: Plant, tiny: Tiny, tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ from validators.measurements import Estimate
 class Conditions:
     """What the machine did while the counted pairs of blocks were measured; see docs/latency.md.
 
-    `other_cores` and `stolen_cores` are the most that other processes and the hypervisor took during a block, in cores.
+    `other_cores`, `stolen_cores` and `quota_throttled_cores` are the most that other processes, the hypervisor and a CPU quota
+    took during a block, in cores.
     `canary_ratio` is the time of a fixed piece of arithmetic beside one block of a pair over that beside the other, in the
     worst pair.
     `frequency_mhz` is the lowest and the highest mean clock of the processors, `throttled` how often they were throttled:
@@ -32,6 +33,7 @@ class Conditions:
     repeated: int
     warmup_seconds: tuple[float, float]
     warm: bool
+    quota_throttled_cores: float = 0.0
 
 
 @dataclass(frozen=True)

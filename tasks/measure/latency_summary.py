@@ -185,4 +185,5 @@ def _conditions(gathered: Gathered) -> Conditions:
         repeated=sum(launch.repeated for launches in gathered.launches.values() for launch in launches),
         warmup_seconds=(max(one.seconds for one in warm_ups[0]), max(one.seconds for one in warm_ups[1])),
         warm=all(one.stable for side in warm_ups for one in side),
+        quota_throttled_cores=max(block.quota_throttled_cores for block in blocks),
     )

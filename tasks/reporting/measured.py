@@ -45,6 +45,8 @@ def _conditions(conditions: Conditions) -> Facts:
     ]
     if conditions.frequency_mhz is not None:
         facts.append(("clock MHz", " to ".join(f"{clock:.0f}" for clock in conditions.frequency_mhz)))
+    if conditions.quota_throttled_cores:
+        facts.append(("cores that the CPU quota took at most", f"{conditions.quota_throttled_cores:.2f}"))
     if not conditions.warm:
         facts.append(("warm-up", f"not stable after {formats.seconds(max(conditions.warmup_seconds))} s"))
     return facts
