@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,7 +18,8 @@ from conftest import Tiny
 from driving import Answer, run_jobs, write_job
 from stack import Stack, wait_until
 
-from tasks.measure.inventory import usable_cores
+from tasks.measure.inventory import take_inventory, usable_cores
+from tasks.worker_guard import limit_of
 
 STATIC, DYNAMIC = "int8-static-minmax-pc@ort-cpu", "int8-dynamic-pc@ort-cpu"
 # A target that the plant below has no worker for, wherever the tests run.
@@ -146,7 +146,7 @@ def test_no_two_are_timed_at_once(plant: Plant, dispatched: Answer) -> None:
     kinds = [f"prefect.concurrency-limit.{kind}" for kind in ("acquired", "released")]
     events = {"filter": {"event": {"name": kinds}}, "limit": 50}
     found = plant.stack.ask("/events/filter", events)["events"]
-    limit = f"cpu-{socket.gethostname()}"
+    limit = limit_of(take_inventory("ort-cpu"))
     assert {event["resource"]["prefect.resource.name"] for event in found} == {limit}
     ends = [(datetime.fromisoformat(event["occurred"]), event["event"].rpartition(".")[2]) for event in found]
     # Three at least: two candidates and the confirmation.
