@@ -11,28 +11,11 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from cgroup_trees import CPU_V1, USAGE_V1, plant, v2
 
 from tasks.measure import inventory
 from tasks.measure.cgroup import CpuLimit, cpu_limits, quota_cores
 from tasks.measure.inventory import usable_cores
-
-UNIFIED = "31 23 0:28 {start} /sys/fs/cgroup rw,nosuid - cgroup2 cgroup rw,nsdelegate\n"
-CPU_V1 = "32 31 0:29 {start} /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n"
-USAGE_V1 = "33 31 0:30 {start} /sys/fs/cgroup/cpuacct rw - cgroup cgroup rw,cpuacct\n"
-OTHERS = "30 23 0:27 / / rw - ext4 /dev/vda rw\n34 31 0:31 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
-
-
-def plant(root: Path, cgroup: str, mounts: str, **files: str) -> Path:
-    """The files of the kernel below `root`; names of `files` are paths below /sys/fs/cgroup."""
-    texts = {"proc/self/cgroup": cgroup, "proc/self/mountinfo": OTHERS + mounts}
-    for name, text in (texts | {f"sys/fs/cgroup/{path}": text for path, text in files.items()}).items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text)
-    return root
-
-
-def v2(root: Path, cgroup: str = "0::/\n", start: str = "/", **files: str) -> Path:
-    return plant(root, cgroup, UNIFIED.format(start=start), **files)
 
 
 def test_v2_quota_with_its_accounts(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ A container with `--cpus=4` or a Kubernetes limit may run on all processors of i
 then the kernel stops all its threads until the next period. The affinity mask shows nothing of this.
 
 Sources: Linux kernel documentation, "Control Group v2", section CPU, and "CFS Bandwidth Control".
+`tasks/consumer.py` has its own copy of what reads the quota, since it is shipped alone.
 """
 
 from __future__ import annotations
@@ -78,7 +79,6 @@ def _groups(root: Path) -> Iterator[tuple[Path, Path]]:
                 if folder == top:
                     break
                 folder = folder.parent
-            break
 
 
 def _memberships(root: Path) -> dict[str, str]:
