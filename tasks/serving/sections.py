@@ -85,8 +85,8 @@ def device(promoted: Promoted) -> list[str]:
 def _cap(promoted: Promoted) -> str:
     threads = promoted.manifest["session"]["threads"]
     return (
-        f" The session has {threads or 'all'} threads; where fewer than {promoted.inventory.cores} cores are usable (affinity or "
-        "CPU quota), MLflow's loader caps them at the usable cores. `QUANTGATE_THREADS` sets another number."
+        f" The session has {threads or 'all'} threads; where fewer than {promoted.inventory.cores} cores are usable "
+        "(affinity or CPU quota), MLflow's loader caps them at the usable cores. `QUANTGATE_THREADS` sets another number."
     )
 
 
