@@ -218,7 +218,7 @@ def compare(tiny: Tiny, folder: Path, measurement: Measurement) -> Any:
     """The tiny model with itself."""
     cpu = Contestant(tiny.model, SessionSettings("CPUExecutionProvider", 1))
     batch = {"x": np.load(tiny.evaluation)["x"][:1]}
-    return compare_latency(cpu, cpu, batch, measurement, confidence=0.95, samples_path=folder / "samples.npz")
+    return compare_latency(cpu, cpu, [batch], measurement, confidence=0.95, samples_path=folder / "samples.npz")
 
 
 STRICT = Measurement(

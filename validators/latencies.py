@@ -71,7 +71,8 @@ class Latency:
     `peak_memory_mb` is the resident memory of the whole process while it answers, `load_peak_memory_mb` while it loads;
     `load_ratio` is load time of variant / baseline. `energy_mj` is energy a request in millijoules, on a GPU that tells, all
     that it spent meanwhile; `peak_gpu_memory_mb` what the process held of its memory.
-    Raw samples (milliseconds, float64) lie in `samples_path`.
+    Raw samples (milliseconds, float64) lie in `samples_path`: each block has whole rounds of the same `requests` requests,
+    drawn from the evaluation data.
     """
 
     batch_size: int
@@ -103,6 +104,7 @@ class Latency:
     baseline_peak_gpu_memory_mb: float | None = None
     conditions: Conditions | None = None
     disturbance: str = ""
+    requests: int = 1
 
 
 def point_labels(latencies: Sequence[Latency]) -> tuple[str, ...]:

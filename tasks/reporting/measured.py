@@ -21,6 +21,8 @@ def measured_facts(latency: Latency, beside_fp16: Latency | None = None) -> Fact
         ("loads in ms", _beside(formats.milliseconds, latency.load_ms, latency.baseline_load_ms)),
         ("memory MB, peak", _beside(formats.significant, latency.peak_memory_mb, latency.baseline_peak_memory_mb)),
     ]
+    if latency.requests > 1:
+        facts.insert(0, ("different requests in turn", str(latency.requests)))
     if latency.load_peak_memory_mb is not None:
         both = latency.load_peak_memory_mb, latency.baseline_load_peak_memory_mb
         facts.append(("memory MB, peak while it loads", _beside(formats.significant, *both)))
