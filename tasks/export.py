@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from tasks.measure.inventory import usable_cores
 from tasks.runtimes.ort import describe_inputs, open_session
 from validators.datasets import Arrays, Samples, TensorSpec
 from validators.errors import InfrastructureError, SourceError
@@ -160,7 +161,7 @@ def _check_parity(
     samples: Callable[[tuple[TensorSpec, ...]], Samples],
     folder: Path,
 ) -> float:
-    with open_session(onnx_path, SessionSettings("CPUExecutionProvider", 0)) as session:
+    with open_session(onnx_path, SessionSettings("CPUExecutionProvider", usable_cores())) as session:
         inputs = describe_inputs(session)
         fixed = inputs[0].shape[0]
         batch = next(samples(inputs).batches(fixed if isinstance(fixed, int) else PARITY_SAMPLES))
