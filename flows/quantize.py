@@ -61,6 +61,7 @@ def quantize(job: Job, promote: bool = True) -> State[Result]:
         if promote:
             check_approval(run)
         with turn_of(run):
+            run.clock.begin_budget()
             status.result = quantized(run, status, promote=promote)
     return state_of(status.result)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -34,6 +35,10 @@ _TASKS = Path(__file__).parent
 MAKER_CODE = digest_code([_TASKS / "ptq", _TASKS / "runtimes"])
 MEASURE_CODE = digest_code([_TASKS / "measure", _TASKS / "runtimes"])
 
+# Shares of `budgets.seconds` after which work on candidates, and then on the winner, is cut off. Confirmation times one or a
+# few candidates where up to then all were made and timed, and the report takes seconds.
+CANDIDATES_SHARE, WINNER_SHARE = 0.8, 0.95
+
 
 @dataclass(frozen=True)
 class Run:
@@ -46,6 +51,14 @@ class Run:
     clock: Clock
     locks: Locks
     libraries: Libraries = ()
+
+    def time_for_candidates(self) -> AbstractContextManager[None]:
+        """A block whose passes over models are refused once the candidates' share of the budget is spent."""
+        return self.clock.within(CANDIDATES_SHARE * self.job.budgets.seconds)
+
+    def time_for_winner(self) -> AbstractContextManager[None]:
+        """The same for what follows the candidates, but for the report."""
+        return self.clock.within(WINNER_SHARE * self.job.budgets.seconds)
 
 
 def start_run(job: Job) -> Run:

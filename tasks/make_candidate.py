@@ -13,7 +13,7 @@ from typing import Any
 import onnx
 
 from tasks.build_engine import with_engine
-from tasks.context import MAKER_CODE, Evidence, Given, Run, log
+from tasks.context import CANDIDATES_SHARE, MAKER_CODE, Evidence, Given, Run, log
 from tasks.inspect_variant import coverage_of, sanity_of
 from tasks.measure.inventory import adds_pairs_in_16_bits, usable_cores, usable_providers
 from tasks.measure_accuracy import measure_accuracy
@@ -70,10 +70,13 @@ class _Made:
 def make_candidate(run: Run, given: Given, inventory: Inventory, baseline: Accuracy, name: str) -> Trial:
     """The candidate's trial: its variant, coverage and accuracy, or its refusal."""
     started = time.monotonic()
-    if run.clock.elapsed_seconds > run.job.budgets.seconds:
-        reason = f"the budget of {run.job.budgets.seconds:.0f} s was spent before this candidate was started"
+    if run.clock.spent_seconds > CANDIDATES_SHARE * run.job.budgets.seconds:
+        reason = (
+            f"{CANDIDATES_SHARE:.0%} of the budget of {run.job.budgets.seconds:.0f} s, the candidates' share, was spent "
+            "before this one was started"
+        )
         return Trial(name, outcome="refused", refusal=Refusal("infrastructure", reason))
-    with run.clock.work("make candidates"):
+    with run.clock.work("make candidates"), run.time_for_candidates():
         try:
             trial = _try(run, given, inventory, baseline, decode(name))
         except CandidateRefused as error:

@@ -21,7 +21,7 @@ from tasks.ptq.graph import model_bytes
 from tasks.registry import connect, registry_call
 from tasks.step import step
 from validators.champion_gate import judge_against_champion
-from validators.errors import CandidateRefused, VersionUnsound
+from validators.errors import CandidateRefused, InfrastructureError, VersionUnsound
 from validators.gates import overall
 from validators.libraries import Libraries
 from validators.measurements import Accuracy
@@ -59,7 +59,7 @@ def compare_with_champion(
     assert best.variant is not None and best.accuracy is not None
     if champion is None or champion.digest == best.variant.digest:
         return best
-    with run.clock.work("compare with champion"):
+    with run.clock.work("compare with champion"), run.time_for_winner():
         try:
             holder = variant_of(run, champion)
             if holder.session.provider == TENSORRT:
@@ -67,6 +67,9 @@ def compare_with_champion(
             accuracy, _ = measure_accuracy(run, given.evidence, inventory, holder, baseline)
             latency, _ = latency_of(run, given, inventory, holder, best.variant, run.job.measurement.points[0])
         except (CandidateRefused, VersionUnsound) as error:
+            if isinstance(error, CandidateRefused) and error.kind == "infrastructure":
+                # Nothing is known of the champion: to go on would promote without a comparison.
+                raise InfrastructureError(found=error.found, expected=error.expected, fix=error.fix) from error
             log.warning("champion version %s does not run here any more: %s", champion.version, error.found)
             return best
         # On samples that had no say in choosing the best, where the job keeps any.

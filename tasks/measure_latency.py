@@ -39,7 +39,7 @@ def measure_latency(run: Run, given: Given, inventory: Inventory, trial: Trial) 
     variant = trial.variant
     if variant is None or variant.proof != "measured":
         return trial
-    with run.clock.work("measure latency"):
+    with run.clock.work("measure latency"), run.time_for_candidates():
         try:
             baseline = baseline_variant(run, given, inventory)
             measured = [

@@ -337,7 +337,7 @@ def test_a_run_waits_no_longer_than_there_is_hope(
     now = 1000.0
     monkeypatch.setattr(dispatch_wait, "time", SimpleNamespace(monotonic=lambda: now))
     run: Any = SimpleNamespace(
-        job=SimpleNamespace(budgets=SimpleNamespace(seconds=100.0)), clock=SimpleNamespace(elapsed_seconds=elapsed)
+        job=SimpleNamespace(budgets=SimpleNamespace(seconds=100.0)), clock=SimpleNamespace(spent_seconds=elapsed)
     )
     server: Any = Server(state, worker)
     handed = dispatch_wait._Handed(order_of(tmp_path), "ort-cpu", uuid.uuid4())
@@ -400,7 +400,7 @@ def test_patience_starts_anew_when_a_worker_comes_back(tmp_path: Path, monkeypat
     now = 0.0
     monkeypatch.setattr(dispatch_wait, "time", SimpleNamespace(monotonic=lambda: now))
     run: Any = SimpleNamespace(
-        job=SimpleNamespace(budgets=SimpleNamespace(seconds=100.0)), clock=SimpleNamespace(elapsed_seconds=0)
+        job=SimpleNamespace(budgets=SimpleNamespace(seconds=100.0)), clock=SimpleNamespace(spent_seconds=0)
     )
     server: Any = Server(Scheduled(), None)
     handed = dispatch_wait._Handed(order_of(tmp_path), "ort-cpu", uuid.uuid4())

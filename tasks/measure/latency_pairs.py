@@ -14,6 +14,7 @@ from tasks.measure.inventory import usable_cores
 from tasks.measure.latency_process import Block, Kind, Worker
 from tasks.measure.latency_ratio import Samples
 from tasks.measure.nvml import Gpu
+from validators.deadline import check_deadline
 from validators.job_measurement import Measurement
 
 # How often a pair of blocks is measured before the machine is given up.
@@ -61,7 +62,12 @@ class Launch:
 def measure_pair(
     workers: tuple[Worker, Worker], order: tuple[int, int], measurement: Measurement, kind: Kind, gpu: Gpu | None
 ) -> Pair:
-    """A block of each worker, in this order."""
+    """A block of each worker, in this order.
+
+    Raises:
+        CandidateRefused: `infrastructure`: the deadline has passed.
+    """
+    check_deadline()
     blocks: dict[int, Block] = {}
     conditions: dict[int, BlockConditions] = {}
     for index in order:
