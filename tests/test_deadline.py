@@ -61,7 +61,7 @@ def test_weight_passes_and_timing_end_at_the_deadline() -> None:
         with pytest.raises(CandidateRefused):
             next(chunks)
         with pytest.raises(CandidateRefused):
-            measure_pair((None, None), (0, 1), None, "latency", None)  # type: ignore[arg-type]  # refused before any is used
+            measure_pair((None, None), (0, 1), None, "latency", None, 1)  # type: ignore[arg-type]  # refused before any is used
 
 
 def test_waiting_for_a_turn_spends_no_budget(monkeypatch: pytest.MonkeyPatch) -> None:

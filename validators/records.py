@@ -61,7 +61,10 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Inventory:
-    """What the target consists of. Latency is comparable, and a variant approved, only where `device_key` is equal."""
+    """What the target consists of. Latency is comparable, and a variant approved, only where `device_key` is equal.
+
+    `cores` are those that the run uses, `cpu_quota` the CPU quota of its control group in cores, if there is one.
+    """
 
     target: str
     cpu: str
@@ -74,6 +77,7 @@ class Inventory:
     providers: tuple[str, ...]
     load_average: float
     gpu: Gpu | None = None
+    cpu_quota: float | None = None
 
     @property
     def device_key(self) -> str:

@@ -60,9 +60,14 @@ class Launch:
 
 
 def measure_pair(
-    workers: tuple[Worker, Worker], order: tuple[int, int], measurement: Measurement, kind: Kind, gpu: Gpu | None
+    workers: tuple[Worker, Worker],
+    order: tuple[int, int],
+    measurement: Measurement,
+    kind: Kind,
+    gpu: Gpu | None,
+    mix: int,
 ) -> Pair:
-    """A block of each worker, in this order.
+    """Measure a block of each worker, in this order, both in whole rounds of the first `mix` requests.
 
     Raises:
         CandidateRefused: `infrastructure`: the deadline has passed.
@@ -72,7 +77,7 @@ def measure_pair(
     conditions: dict[int, BlockConditions] = {}
     for index in order:
         watch = Watch(workers[index].pid, gpu)
-        blocks[index] = workers[index].block(measurement.block_seconds, measurement.block_count, kind)
+        blocks[index] = workers[index].block(measurement.block_seconds, measurement.block_count, kind, mix)
         conditions[index] = watch.conditions()
     return Pair(blocks[0], blocks[1], (conditions[0], conditions[1]))
 

@@ -78,8 +78,16 @@ def device(promoted: Promoted) -> list[str]:
     return [
         f"Approved for `{promoted.job.target}` on {shown('; '.join(where))}, with {shown(versions)}, and for no other.",
         "",
-        POLICY,
+        POLICY + ("" if gpu else _cap(promoted)),
     ]
+
+
+def _cap(promoted: Promoted) -> str:
+    threads = promoted.manifest["session"]["threads"]
+    return (
+        f" The session has {threads or 'all'} threads; where fewer than {promoted.inventory.cores} cores are usable "
+        "(affinity or CPU quota), MLflow's loader caps them at the usable cores. `QUANTGATE_THREADS` sets another number."
+    )
 
 
 def verdicts(promoted: Promoted) -> list[str]:
