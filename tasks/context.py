@@ -93,7 +93,8 @@ class Evidence:
     """The samples of a run and what the model's graph says of its inputs and the judged output.
 
     `batch_axis` is the fixed size of the inputs' axis 0, or None when it is dynamic. `confirmation`, shape `(rows,)`, marks the
-    evaluation rows that have no say in choosing a winner.
+    evaluation rows that have no say in choosing a winner. `sample_bytes` is the size of one sample's inputs and judged output,
+    0 where it is not known.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -103,6 +104,7 @@ class Evidence:
     traffic: Samples | None
     batch_axis: int | None
     confirmation: NDArray[np.bool_]
+    sample_bytes: int = 0
 
     @property
     def reference(self) -> Samples:

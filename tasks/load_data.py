@@ -51,7 +51,8 @@ def _load(run: Run, source: Source) -> Evidence:
         evaluation = load_file(run, "evaluation", job.data.evaluation, inputs)
         traffic = load_file(run, "traffic", job.data.traffic, inputs) if job.data.traffic else None
         _check_fixed_batch(batch_axis, run, calibration, evaluation)
-        probe = session.run([output.name], next(evaluation.batches(batch_axis or 2)))[0]
+        batch = next(evaluation.batches(batch_axis or 2))
+        probe = session.run([output.name], batch)[0]
     metric = job_metric(job)
     labels = metric.expects(output, probe.shape)
     check_evaluation(evaluation, labels, metric=metric.name, label=job.data.label)
@@ -67,7 +68,9 @@ def _load(run: Run, source: Source) -> Evidence:
         job.gates, job.confirmation, confirmation[::unit], groups, is_right_or_wrong=metric.is_right_or_wrong
     )
     log.info("data: %d calibration and %d evaluation samples", len(calibration), len(evaluation))
-    return Evidence(inputs, output, calibration, evaluation, traffic, batch_axis, confirmation)
+    bytes_at_once = probe.nbytes + sum(array.nbytes for array in batch.values())
+    sample_bytes = bytes_at_once // len(next(iter(batch.values())))
+    return Evidence(inputs, output, calibration, evaluation, traffic, batch_axis, confirmation, sample_bytes)
 
 
 def describe_source(run: Run, source: Source) -> tuple[tuple[TensorSpec, ...], TensorSpec, int | None]:

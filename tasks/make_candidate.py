@@ -16,7 +16,8 @@ from tasks.build_engine import with_engine
 from tasks.context import CANDIDATES_SHARE, MAKER_CODE, Evidence, Given, Run, log
 from tasks.inspect_variant import coverage_of, sanity_of
 from tasks.measure.inventory import adds_pairs_in_16_bits, usable_cores, usable_providers
-from tasks.measure_accuracy import measure_accuracy
+from tasks.measure_accuracy import Reference, measure_accuracy
+from tasks.measure_baseline import baseline_variant
 from tasks.ptq.calibration import calibrate
 from tasks.ptq.grams import Gram, collect_grams
 from tasks.ptq.make import Materials, float_graph, make_variant, quantize_int8
@@ -106,7 +107,8 @@ def _try(run: Run, given: Given, inventory: Inventory, baseline: Accuracy, candi
     variant = replace(variant, session=with_engine_cache(variant.session, run.state))
     coverage, had_coverage = coverage_of(run, given, inventory, variant)
     sanity, had_sanity = sanity_of(run, given, inventory, variant)
-    accuracy, had_accuracy = measure_accuracy(run, given.evidence, inventory, variant, baseline)
+    reference = Reference(baseline, baseline_variant(run, given, inventory))
+    accuracy, had_accuracy = measure_accuracy(run, given.evidence, inventory, variant, reference)
     return Trial(
         candidate.name,
         variant=variant,

@@ -10,7 +10,7 @@ from tasks.build_engine import with_engine
 from tasks.context import Given, Run, log
 from tasks.job_metric import job_metric
 from tasks.measure.inventory import usable_cores
-from tasks.measure_accuracy import finite, measure_accuracy
+from tasks.measure_accuracy import measure_accuracy
 from tasks.ptq.graph import model_bytes
 from tasks.ptq.sessions import session_settings, with_engine_cache
 from tasks.step import step
@@ -57,8 +57,7 @@ def measure_baseline(run: Run, given: Given, inventory: Inventory) -> Accuracy:
             if error.kind == "infrastructure":
                 raise InfrastructureError(found=error.found, expected=error.expected, fix=error.fix) from error
             raise SourceError(found=error.found, expected=error.expected, fix=error.fix) from error
-        outputs = np.load(accuracy.outputs_path)
-    if not finite(outputs).any():
+    if not np.load(accuracy.finite_path).any():
         raise SourceError(
             found="outputs of the source that are NaN or Inf on every evaluation sample",
             expected="finite outputs",

@@ -14,7 +14,8 @@ from tasks.check_version import check_folder
 from tasks.context import Given, Run, log
 from tasks.job_metric import job_metric
 from tasks.measure.drops import estimate_drop
-from tasks.measure_accuracy import measure_accuracy
+from tasks.measure_accuracy import Reference, measure_accuracy
+from tasks.measure_baseline import baseline_variant
 from tasks.measure_latency import latency_of
 from tasks.promote import find_champion
 from tasks.ptq.graph import model_bytes
@@ -64,7 +65,8 @@ def compare_with_champion(
             holder = variant_of(run, champion)
             if holder.session.provider == TENSORRT:
                 holder = with_engine(run, given, inventory, holder)
-            accuracy, _ = measure_accuracy(run, given.evidence, inventory, holder, baseline)
+            reference = Reference(baseline, baseline_variant(run, given, inventory))
+            accuracy, _ = measure_accuracy(run, given.evidence, inventory, holder, reference)
             latency, _ = latency_of(run, given, inventory, holder, best.variant, run.job.measurement.points[0])
         except (CandidateRefused, VersionUnsound) as error:
             if isinstance(error, CandidateRefused) and error.kind == "infrastructure":

@@ -13,6 +13,7 @@ from onnx.external_data_helper import load_external_data_for_model
 
 from tasks.ptq.graph import add_note, save_model
 from tasks.runtimes.ort import describe_inputs, open_session, run_outputs
+from tasks.runtimes.parity import largest_difference, largest_magnitude
 from validators.datasets import Samples, TensorSpec
 from validators.errors import CandidateRefused, SourceError
 from validators.libraries import Libraries
@@ -73,7 +74,7 @@ def _check_parity(
         after = run_outputs(session, batch, names)
     worst = 0.0
     for name, one, other in zip(names, before, after, strict=True):
-        distance, scale = _distance(one, other), max(1.0, _largest(one))
+        distance, scale = _distance(one, other), max(1.0, largest_magnitude(one))
         if not distance <= TOLERANCE * scale:
             raise _refuse(
                 old, f"upgraded, its output {name!r} differs by {distance:.3g}, where its largest is {scale:.3g}"
@@ -84,17 +85,9 @@ def _check_parity(
 
 def _distance(one: NDArray[Any], other: NDArray[Any]) -> float:
     """The largest absolute difference, infinite where shapes, types or what is no number differ."""
-    if one.shape != other.shape or one.dtype != other.dtype:
+    if one.dtype != other.dtype or (one.dtype.kind != "f" and not np.array_equal(one, other)):
         return np.inf
-    if one.dtype.kind != "f":
-        return 0.0 if np.array_equal(one, other) else np.inf
-    unequal = ~((one == other) | (np.isnan(one) & np.isnan(other)))
-    differences = np.abs(one[unequal].astype(np.float64) - other[unequal])
-    return float(np.where(np.isnan(differences), np.inf, differences).max(initial=0))
-
-
-def _largest(values: NDArray[Any]) -> float:
-    return float(np.abs(values[np.isfinite(values)]).max(initial=0)) if values.dtype.kind == "f" else 0.0
+    return largest_difference(one, other)
 
 
 def _refuse(old: onnx.ModelProto, found: str) -> SourceError:
