@@ -11,7 +11,7 @@ from tasks.context import log
 from tasks.measure.inventory import take_inventory
 from tasks.promote_reconcile import reconcile, restore
 from tasks.promote_version import LOCK_WAIT_SECONDS, check_unmoved
-from tasks.registry import connect, registry_call
+from tasks.registry import connect, registry_call, warn_of_local_locks
 from tasks.settings import state_folder, store_place, tracking_uri
 from tasks.step import step
 from tasks.storage.locks import Held
@@ -71,6 +71,7 @@ def roll_back(
         InfrastructureError: the registry does not answer, or a promotion holds the lock.
     """
     state = state_folder()
+    warn_of_local_locks(state)
     with connect(tracking_uri(state)) as client:
         place = find_place(client, model, target)
         with open_locks(state, store_place()).hold(place.lock, wait_seconds=LOCK_WAIT_SECONDS) as held:
