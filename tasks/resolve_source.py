@@ -15,6 +15,7 @@ from tasks.fetch_data import fetch_data
 from tasks.ptq.graph import gather_weights, notes_of, scratch
 from tasks.ptq.upgrade import upgrade_opset
 from tasks.registry import MODEL_URI, connect, named_version, registry_call
+from tasks.settings import registry_uri
 from tasks.step import step
 from validators.allowed import may_unpickle
 from validators.bounded_yaml import load_yaml
@@ -76,7 +77,7 @@ def _from_file(run: Run) -> Source:
 def _from_registry(run: Run) -> Source:
     version = _find_version(run)
     uri = f"models:/{version.name}/{version.version}"
-    key = (run.tracking_uri, uri, version.created, _CODE)
+    key = (registry_uri(run.tracking_uri), uri, version.created, _CODE)
 
     def fetch(folder: Path) -> Source:
         from mlflow.artifacts import download_artifacts
