@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,9 +45,7 @@ def measure_accuracy(
     job, settings = run.job, variant.session
     metric = job_metric(job)
     key = (
-        variant.digest,
-        variant.proof,
-        asdict(settings),
+        variant.measured_as,
         evidence.evaluation.file.digest,
         metric.name,
         metric.version,
