@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
@@ -87,7 +88,14 @@ def hand_over(job: Job, orders: Iterable[tuple[Target, Order]]) -> list[_Handed]
         parameters = {"job": job.model_dump(mode="json"), "order": asdict(order)}
         flow_run: Any = None
         try:
-            flow_run = run_deployment(f"{FLOW}/{target}", parameters=parameters, timeout=0, as_subflow=True)
+            flow_run = run_deployment(
+                f"{FLOW}/{target}",
+                parameters=parameters,
+                timeout=0,
+                as_subflow=True,
+                # Prefect's client repeats a request whose answer was lost: the server then gives back the same flow run.
+                idempotency_key=os.urandom(16).hex(),
+            )
             log.info("%s: handed to the workers of %s", order.label, target)
         except ObjectNotFound:
             log.warning("%s: no worker of %s has been here yet", order.label, target)

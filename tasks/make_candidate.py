@@ -125,6 +125,9 @@ def _make(run: Run, given: Given, inventory: Inventory, candidate: Candidate) ->
     materials = materials_of(run, given, inventory)
     key = (
         candidate.name,
+        # Parts are ranked by what they do to the judged output; smoothing looks at a seeded draw of rows.
+        evidence.output.name if candidate.kept_parts else None,
+        run.job.seed if candidate.smooth else None,
         given.source.digest,
         evidence.calibration.file.digest,
         threads,
@@ -183,7 +186,7 @@ def materials_of(run: Run, given: Given, inventory: Inventory) -> Materials:
             _calibrate(run, graph, evidence, folder / "statistics.npz")
             return _File(folder / "statistics.npz")
 
-        key = (*base, evidence.calibration.file.digest, of_smoothed, run.job.seed)
+        key = (*base, evidence.calibration.file.digest, of_smoothed, run.job.seed if of_smoothed else None)
         return run.store.make("statistics", key, _File, make)[0].path
 
     def ranking(candidate: Candidate) -> tuple[Sensitivity, ...]:
@@ -208,7 +211,8 @@ def materials_of(run: Run, given: Given, inventory: Inventory) -> Materials:
                     )
                 )
 
-        key = (*base, candidate.name, evidence.calibration.file.digest, evidence.output.name, reduced)
+        seed = run.job.seed if candidate.smooth else None
+        key = (*base, candidate.name, evidence.calibration.file.digest, evidence.output.name, seed, reduced)
         return run.store.make("ranking", key, _Ranking, make)[0].parts
 
     def grams(candidate: Candidate, float_model: Path) -> Mapping[str, Gram]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,9 +58,7 @@ def measure_accuracy(
     job, settings = run.job, variant.session
     metric = job_metric(job)
     key = (
-        variant.digest,
-        variant.proof,
-        asdict(settings),
+        variant.measured_as,
         evidence.evaluation.file.digest,
         metric.name,
         metric.version,

@@ -84,7 +84,7 @@ def latency_of(
     job = run.job
     rows = draw_requests(given.evidence, point, job.seed, confirmation=purpose == "confirmation")
     key = (
-        [(side.digest, asdict(side.session)) for side in (baseline, variant)],
+        [side.measured_as for side in (baseline, variant)],
         job.measurement.model_dump(exclude=_POINTS),
         asdict(point),
         confidence or job.gates.confidence,

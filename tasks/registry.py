@@ -28,6 +28,10 @@ REQUEST_ERRORS = frozenset(
     {"RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE", "RESOURCE_ALREADY_EXISTS", "NOT_FOUND"}
 )
 
+# Read by MLflow at each request.
+_HTTP_RETRIES = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"
+_ONE_AT_A_TIME = threading.RLock()
+
 MODEL_URI = re.compile(r"models:/(?P<name>[^/@]+)(?:/(?P<version>\d+)|@(?P<alias>[^/@]+))")
 
 _REGISTRY = "MLFLOW_REGISTRY_URI"
@@ -88,6 +92,25 @@ def registry_call(call: Callable[Arguments, Answer], *args: Arguments.args, **kw
         raise _down(error) from error
     except (requests.RequestException, SQLAlchemyError, ConnectionError) as error:
         raise _down(error) from error
+
+
+@contextmanager
+def sent_once() -> Iterator[None]:
+    """Have MLflow send each request of the block once.
+
+    MLflow repeats requests of every kind, also one that the server fulfilled before the connection broke. A creation would be
+    done twice; whoever tries it again must look first for what the last attempt left.
+    """
+    with _ONE_AT_A_TIME:
+        before = os.environ.get(_HTTP_RETRIES)
+        os.environ[_HTTP_RETRIES] = "0"
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ[_HTTP_RETRIES]
+            else:
+                os.environ[_HTTP_RETRIES] = before
 
 
 def experiment_id(client: MlflowClient, name: str, tracking_uri: str) -> str:

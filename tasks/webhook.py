@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from tasks.registry import connect, pages, registry_call
+from tasks.registry import connect, pages, registry_call, sent_once
 from tasks.settings import registry_uri, state_folder, tracking_uri
 from validators.errors import InfrastructureError, JobError
 
@@ -37,7 +37,8 @@ def register_webhook(name: str, url: str) -> None:
         known = next((hook for hook in pages(client.list_webhooks, max_results=_PAGE) if hook.name == name), None)
         try:
             if known is None:
-                registry_call(client.create_webhook, name, **content)
+                with sent_once():
+                    registry_call(client.create_webhook, name, **content)
             else:
                 registry_call(client.update_webhook, known.webhook_id, **content)
         except MlflowException as error:

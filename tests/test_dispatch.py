@@ -300,6 +300,21 @@ def _latency() -> Any:
     return SimpleNamespace(speedup=SimpleNamespace(value=2.0), p50_ms=1.0, disturbance=None)
 
 
+def test_each_hand_over_has_an_idempotency_key(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prefect's client repeats requests; the same order handed over again is another flow run."""
+    keys: list[Any] = []
+
+    def run_deployment(_: str, **options: Any) -> Any:
+        keys.append(options.get("idempotency_key"))
+        return SimpleNamespace(id=uuid.uuid4())
+
+    monkeypatch.setattr(dispatch_wait, "run_deployment", run_deployment)
+    job, order = parse_job(tiny.job(), base=tmp_path), order_of(tmp_path)
+    for _ in range(2):
+        dispatch_wait.hand_over(job, [("ort-cpu", order)])
+    assert None not in keys and len(set(keys)) == 2
+
+
 class Server:
     """A Prefect client of one flow run and one pool, and what was asked of it."""
 

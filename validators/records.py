@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from validators.engines import Engine
 from validators.errors import RefusalKind
@@ -146,6 +146,15 @@ class Variant:
     changes: dict[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     engine: Engine | None = None
+
+    @property
+    def measured_as(self) -> tuple[Any, ...]:
+        """What every measurement of it depends on: the artifact, its engine if it has one, and how a runtime loads them.
+
+        Two candidates for which it is equal are copies of each other.
+        """
+        engine = self.engine.manifest.engine_digest if self.engine else None
+        return self.digest, engine, self.proof, asdict(self.session)
 
     @property
     def loaded(self) -> Path:
