@@ -28,9 +28,10 @@ class Attention(torch.nn.Module):
     def _heads(self, x: torch.Tensor) -> torch.Tensor:
         return x.view(x.shape[0], x.shape[1], HEADS, WIDTH // HEADS).permute(0, 2, 1, 3)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
         query, key, value = (self._heads(layer(x)) for layer in (self.query, self.key, self.value))
         scores = torch.matmul(query, key.transpose(-1, -2)) / (WIDTH // HEADS) ** 0.5
+        scores = scores if mask is None else scores + mask
         mixed = torch.matmul(torch.softmax(scores, dim=-1), value).permute(0, 2, 1, 3)
         return self.out(mixed.reshape(x.shape[0], x.shape[1], WIDTH))
 
@@ -48,54 +49,59 @@ class Encoder(torch.nn.Module):
         self.norms = torch.nn.ModuleList(torch.nn.LayerNorm(WIDTH) for _ in range(4))
         self.head = torch.nn.Linear(WIDTH, LABELS)
 
-    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
+        mask = None
+        if attention_mask is not None:
+            mask = (1.0 - attention_mask[:, None, None, :].to(torch.float32)) * -10000.0
         places = torch.arange(input_ids.shape[1]).unsqueeze(0)
         x = self.start(self.tokens(input_ids) + self.positions(places))
         for index, attention in enumerate(self.attention):
-            x = self.norms[2 * index](x + attention(x))
+            x = self.norms[2 * index](x + attention(x, mask))
             hidden = torch.nn.functional.gelu(self.up[index](x))
             x = self.norms[2 * index + 1](x + self.down[index](hidden))
         return self.head(x[:, 0])
 
 
-def transformer(path: Path, opset: int) -> Path:
+def transformer(path: Path, opset: int, *, masked: bool = False) -> Path:
     """Write a transformer from `input_ids` int64 `[batch, length]`, below `TOKENS`, to `logits` `[batch, LABELS]`.
 
-    Both axes are dynamic, up to `LENGTH` tokens. Below opset 17 its five layer norms are nine plain operators each.
+    Both axes are dynamic, up to `LENGTH` tokens. Below opset 17 its five layer norms are nine plain operators each. `masked`
+    adds the input `attention_mask` int64 `[batch, length]`.
     """
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = Encoder().eval()
-    return export(model, torch.ones(2, 8, dtype=torch.int64), path, opset, "input_ids", ("batch", "length"))
+    names = ["input_ids", *(["attention_mask"] if masked else [])]
+    examples = tuple(torch.ones(2, 8, dtype=torch.int64) for _ in names)
+    return export(model, dict(zip(names, examples, strict=True)), path, opset, ("batch", "length"))
 
 
 def export(
-    model: torch.nn.Module, example: torch.Tensor, path: Path, opset: int, name: str, axes: tuple[str, ...]
+    model: torch.nn.Module, examples: dict[str, torch.Tensor], path: Path, opset: int, axes: tuple[str, ...]
 ) -> Path:
-    """Write a model of one input, whose first axes are dynamic under these names, and of one output, `logits`."""
-    named = {name: dict(enumerate(axes))}
+    """Write a model whose inputs all have these first axes, which are dynamic, and of one output, `logits`."""
+    dynamic = {name: dict(enumerate(axes)) for name in examples}
     with quiet_exporter():
         if opset < DYNAMO_OPSET:
-            outputs = {"logits": {0: axes[0]}}
             torch.onnx.export(
                 model,
-                (example,),
+                tuple(examples.values()),
                 path,
                 dynamo=False,
                 opset_version=opset,
-                input_names=[name],
+                input_names=list(examples),
                 output_names=["logits"],
-                dynamic_axes=named | outputs,
+                dynamic_axes=dynamic | {"logits": {0: axes[0]}},
             )
         else:
             program = torch.onnx.export(
                 model,
-                (example,),
+                tuple(examples.values()),
                 dynamo=True,
                 opset_version=opset,
-                input_names=[name],
+                input_names=list(examples),
                 output_names=["logits"],
-                dynamic_shapes=(named[name],),
+                dynamic_shapes=tuple(dynamic.values()),
                 verbose=False,
             )
             assert program is not None  # None is what the older exporter returns

@@ -124,3 +124,31 @@ def test_a_fused_form_keeps_the_norms_of_any_opset(source: Path, tmp_path: Path)
         found = kernels(variant.path, variant.session, tmp_path)
         assert (name, found["norm"], found["gelu"]) == (name, 5, 2)
         assert np.abs(logits(variant.path, variant.session) - exact).max() < 0.2 * np.abs(exact).max(), name
+
+
+def test_a_fused_form_keeps_the_embedding_in_int8(source: Path, tmp_path: Path) -> None:
+    """Both tables, of tokens and of positions, as in the plain form, whose file is as small."""
+    materials = materials_of(source, tmp_path)
+    tables, sizes = {}, {}
+    for name in ("int8-dynamic-pc@ort-cpu", "int8-dynamic-pc+fused@ort-cpu"):
+        variant = make_variant(decode(name), materials, tmp_path, threads=1)
+        graph = onnx.load(variant.path).graph
+        tables[name] = Counter(node.op_type for node in graph.node)["GatherBlockQuantized"]
+        sizes[name] = sum(tensor.ByteSize() for tensor in graph.initializer)
+    assert list(tables.values()) == [2, 2]
+    plain, fused = sizes.values()
+    assert fused < 1.05 * plain
+
+
+@pytest.mark.parametrize("left", [False, True])
+def test_fused_attention_reads_a_mask_padded_on_either_side(tmp_path: Path, left: bool) -> None:
+    model = transformer(tmp_path / "model.onnx", 17, masked=True)
+    assert fuse_graph(model, tmp_path / "fused.onnx")["Attention"] == 2
+    lengths = np.random.default_rng(1).integers(4, LENGTH, len(IDS))
+    mask = (np.arange(LENGTH) < lengths[:, None]).astype(np.int64)
+    feeds = {"input_ids": IDS, "attention_mask": np.ascontiguousarray(mask[:, ::-1]) if left else mask}
+    found = []
+    for path in (model, tmp_path / "fused.onnx"):
+        with open_session(path, SessionSettings("CPUExecutionProvider", 1)) as session:
+            found.append(run_outputs(session, feeds, ["logits"])[0])
+    np.testing.assert_allclose(*found, rtol=1e-4, atol=1e-4)

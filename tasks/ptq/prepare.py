@@ -59,7 +59,8 @@ def fuse_graph(source: Path, fused: Path, libraries: Libraries = ()) -> dict[str
     """Apply ONNX Runtime's transformer fusions (attention, GELU, layer norm); return how many of each operator they made.
 
     The sum before a layer norm stays a node of its own: the one that is fused with it runs several times slower
-    (`tasks.ptq.make.SLOW_FUSION`).
+    (`tasks.ptq.sessions.SLOW_FUSION`). Look-ups stay Gather nodes: EmbedLayerNormalization has no form that reads an INT8 table
+    by blocks, so that the embedding, often the largest weight, would stay in float.
 
     Raises:
         CandidateRefused: `unsupported`: nothing could be fused, so that the result would be the baseline again, or a custom
@@ -69,7 +70,9 @@ def fuse_graph(source: Path, fused: Path, libraries: Libraries = ()) -> dict[str
     from onnxruntime.transformers.fusion_options import FusionOptions
 
     options = FusionOptions("bert")
-    options.enable_skip_layer_norm = options.enable_bias_skip_layer_norm = False
+    # The default makes the length of each row of the mask, which is wrong for rows that are padded on the left.
+    options.use_raw_attention_mask()
+    options.enable_skip_layer_norm = options.enable_bias_skip_layer_norm = options.enable_embed_layer_norm = False
     with scratch() as folder:
         copy, folded = folder / "model.onnx", folder / "folded.onnx"
         _copy_widened(source, copy)
