@@ -1,4 +1,4 @@
-"""Sources written in old operators: brought to an opset that every pass reads, if they compute the same there."""
+"""Graphs in old operators, brought to an opset that every pass reads, if they compute the same there."""
 
 from __future__ import annotations
 
