@@ -11,6 +11,7 @@ from tasks.context import Evidence, Run, log
 from tasks.fetch_data import fetch_data
 from tasks.job_hooks import job_hooks, job_step
 from tasks.job_metric import job_metric
+from tasks.measure.inventory import usable_cores
 from tasks.measure_accuracy import keeps_noise
 from tasks.runtimes.ort import describe_inputs, describe_outputs, open_session
 from tasks.step import step
@@ -44,7 +45,7 @@ def load_data(run: Run, source: Source) -> Evidence:
 
 def _load(run: Run, source: Source) -> Evidence:
     job = run.job
-    settings = SessionSettings(CPU_PROVIDER, job.measurement.points[0].threads, libraries=run.libraries)
+    settings = SessionSettings(CPU_PROVIDER, job.measurement.points[0].threads or usable_cores(), libraries=run.libraries)
     with _SourceErrors(source), open_session(source.onnx_path, settings) as session:
         inputs, output, batch_axis = _describe(job, session)
         calibration = load_file(run, "calibration", job.data.calibration, inputs)
