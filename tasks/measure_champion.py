@@ -23,6 +23,7 @@ from tasks.registry import connect, registry_call
 from tasks.settings import registry_uri
 from tasks.step import step
 from validators.champion_gate import judge_against_champion, judge_champion_device
+from validators.clusters import count_units, number_clusters
 from validators.errors import CandidateRefused, InfrastructureError, VersionUnsound
 from validators.gates import overall
 from validators.libraries import Libraries
@@ -105,7 +106,9 @@ def compare_with_champion(
         mask = kept if kept.any() else ~kept
         rows, best_rows = (np.load(one.scores_path)[mask] for one in (accuracy, best.accuracy))
         metric, confidence = job_metric(run.job), run.job.gates.confidence
-        drop, _ = estimate_drop(metric, rows, best_rows, confidence, seed=run.job.seed)
+        keys = given.evidence.evaluation.clusters
+        clusters = None if keys is None else number_clusters(keys[:: accuracy.samples_a_row][mask])
+        drop, _ = estimate_drop(metric, rows, best_rows, confidence, seed=run.job.seed, clusters=clusters)
         verdict = judge_against_champion(
             same_source=champion.source_digest == given.source.digest,
             drop=drop,
@@ -113,7 +116,7 @@ def compare_with_champion(
             size_ratio=best.variant.size_bytes / holder.size_bytes,
             objective=run.job.objective,
             gates=run.job.gates,
-            n=len(rows),
+            n=count_units(len(rows), clusters),
             pairs=latency.pairs,
             disturbance=latency.disturbance,
         )

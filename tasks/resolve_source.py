@@ -156,7 +156,7 @@ def _pickled(run: Run, model: Path, flavor: dict[str, Any]) -> Pickled:
     code = (inside(model, str(flavor["code"]), said_by="MLmodel"),) if flavor.get("code") else ()
     data = run.job.data
     arrays = read_arrays(_local(run, "evaluation"), "evaluation")
-    skipped = {data.label, *data.slices}
+    skipped = {data.label, *data.slices, *data.group_names}
     return Pickled({name: array[:PARITY_SAMPLES] for name, array in arrays.items() if name not in skipped}, code)
 
 
@@ -199,7 +199,7 @@ def _parity_samples(run: Run, inputs: tuple[TensorSpec, ...]) -> Samples:
     # Where a calibration set is still to be picked, there is none yet.
     to_pick = isinstance(data.calibration, Path) and not data.calibration.exists()
     role: Literal["calibration", "evaluation"] = "evaluation" if to_pick else "calibration"
-    return load_samples(_local(run, role), inputs, label=data.label, role=role, slices=data.slices)
+    return load_samples(_local(run, role), inputs, label=data.label, role=role, slices=data.slices, groups=data.groups)
 
 
 def _local(run: Run, role: Literal["calibration", "evaluation"]) -> Path:

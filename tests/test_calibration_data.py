@@ -73,6 +73,12 @@ def with_leak() -> tuple[Samples, Samples]:
     return change(CLEAN, **inputs), EVALUATION
 
 
+def with_patients() -> tuple[Samples, Samples]:
+    """Patients 40 to 42 have samples in both files, none of which is a copy of another."""
+    ours, theirs = np.arange(128) // 3, 40 + np.arange(2000) // 4
+    return replace(CLEAN, clusters=ours), replace(EVALUATION, clusters=theirs.astype(str))
+
+
 def without_class_three() -> tuple[Samples, Samples]:
     more = draw(200, seed=1)
     assert more.labels is not None
@@ -103,6 +109,11 @@ FAULTS: dict[str, tuple[Callable[[], tuple[Samples, Samples]], dict[str, str], l
         ["64 of 128 samples (50.0%)", "at most 5%"],
     ),
     "one leaks": (with_leak, {"no_leakage": "critical"}, ["1 of 128 samples", "remove sample 3 from"]),
+    "two patients in both": (
+        with_patients,
+        {"no_leakage": "critical"},
+        ["8 samples of 3 groups in both (40, 41, 42)", "no group (`data.groups`) in both files", "remove 8 samples"],
+    ),
     "one NaN": (with_nan, {"finite": "critical"}, ["'pixels' of 1 sample", "drop or repair sample 17"]),
     "class missing": (
         without_class_three,

@@ -31,12 +31,15 @@ class Leaks:
 
     `near` (shape `(n,)`) is the row of that evaluation sample, -1 where there is none; exact copies are not among them.
     `natural_share` is the share of evaluation samples that have such a neighbour among the others, and `allowed` the most
-    that as many new samples would have by chance.
+    that as many new samples would have by chance. `groups` are the keys of clusters (`data.groups`) that have samples in both
+    files, and `in_groups` (shape `(n,)`) marks the calibration samples of those.
     """
 
     near: NDArray[np.intp]
     natural_share: float
     allowed: int
+    groups: tuple[str, ...] = ()
+    in_groups: NDArray[np.bool_] | None = None
 
 
 @dataclass(frozen=True)
@@ -52,13 +55,13 @@ class Seen:
 class Evidence:
     """What the checks read: `table` has one row a calibration sample, the rest says what its columns are held against.
 
-    Columns of `table`: `digest` (of the inputs), `in evaluation` and `near evaluation` (0 or 1), `label` and
-    `slice.name` (if they are judged), `nearest other` (distance in the representation, NaN for what was not run through the
-    model), `representation` (its place along the first component there), and by input `input.differs from first` (0 or 1),
-    `input.not finite` (a count, float inputs only) and `input.statistic`. `groups` maps `label` and each `slice.name` to the
-    samples that the reference has of each of its values. `comparisons` rest on the reference rows that `compared` names
-    (empty: all of them); `medians` holds for each statistic the median over the calibration and over those. `seen` is None
-    when too few samples were run through the model.
+    Columns of `table`: `digest` (of the inputs), `in evaluation`, `near evaluation` and `group in evaluation` (0 or 1; the last
+    if the job names groups), `label` and `slice.name` (if they are judged), `nearest other` (distance in the representation,
+    NaN for what was not run through the model), `representation` (its place along the first component there), and by input
+    `input.differs from first` (0 or 1), `input.not finite` (a count, float inputs only) and `input.statistic`. `groups` maps
+    `label` and each `slice.name` to the samples that the reference has of each of its values. `comparisons` rest on the
+    reference rows that `compared` names (empty: all of them); `medians` holds for each statistic the median over the
+    calibration and over those. `seen` is None when too few samples were run through the model.
     """
 
     table: pd.DataFrame
@@ -99,6 +102,8 @@ def gather_evidence(
     groups = _groups(calibration, reference)
     columns: dict[str, Any] = {"digest": digests, "in evaluation": copies.astype(int)}
     columns["near evaluation"] = (leaks.near >= 0).astype(int)
+    if leaks.in_groups is not None:
+        columns["group in evaluation"] = leaks.in_groups.astype(int)
     columns |= {name: _group_columns(calibration)[name] for name in groups}
     is_float = {name: array.dtype.kind == "f" for name, array in calibration.inputs.items()}
     for name, array in calibration.inputs.items():
@@ -135,7 +140,12 @@ def _find_leaks(
     near[copies] = -1
     natural, m = int(np.count_nonzero(find_near_duplicates_within(evaluation.inputs) >= 0)), len(evaluation)
     allowed = allow_by_chance(int(np.count_nonzero(~copies)), natural, m, bounds.min_leak_p_value)
-    return Leaks(near, natural / m, allowed)
+    if calibration.clusters is None or evaluation.clusters is None:
+        return Leaks(near, natural / m, allowed)
+    # As text, as the split reads them: one file may have written numbers where the other has digits.
+    ours, theirs = calibration.clusters.astype(str), set(evaluation.clusters.astype(str).tolist())
+    in_groups = np.array([key in theirs for key in ours.tolist()], np.bool_)
+    return Leaks(near, natural / m, allowed, tuple(np.unique(ours[in_groups]).tolist()), in_groups)
 
 
 def see(view: ModelView, bounds: CalibrationBounds, seed: int) -> Seen | None:
