@@ -46,7 +46,9 @@ def load_data(run: Run, source: Source) -> Evidence:
 
 def _load(run: Run, source: Source) -> Evidence:
     job = run.job
-    settings = SessionSettings(CPU_PROVIDER, job.measurement.points[0].threads or usable_cores(), libraries=run.libraries)
+    settings = SessionSettings(
+        CPU_PROVIDER, job.measurement.points[0].threads or usable_cores(), libraries=run.libraries
+    )
     with _SourceErrors(source), open_session(source.onnx_path, settings) as session:
         inputs, output, batch_axis = _describe(job, session)
         calibration = load_file(run, "calibration", job.data.calibration, inputs)
