@@ -125,7 +125,7 @@ def count_confirmations(client: MlflowClient, run_id: str, evaluation: Samples) 
     experiment = registry_call(client.get_run, run_id).info.experiment_id
     condition = f"tags.`{EVALUATION_TAG}` = '{evaluation.file.digest}' and tags.`{CONFIRMED_TAG}` = 'true'"
     found: Any = registry_call(client.search_runs, [experiment], condition, max_results=1000)
-    times = sum(other.info.run_id != run_id for other in found)
+    times = sum(1 for other in found if other.info.run_id != run_id)
     if times >= MANY_CONFIRMATIONS:
         log.warning(
             "%s confirmed %d winners before: the chance that one of them is a false promotion grows with each; draw new "
