@@ -39,7 +39,7 @@ def measure_latency(run: Run, given: Given, inventory: Inventory, trial: Trial) 
     variant = trial.variant
     if variant is None or variant.proof != "measured":
         return trial
-    with run.clock.work("measure latency"):
+    with run.clock.work("measure latency"), run.time_for_candidates():
         try:
             baseline = baseline_variant(run, given, inventory)
             measured = [
@@ -84,7 +84,7 @@ def latency_of(
     job = run.job
     rows = draw_requests(given.evidence, point, job.seed, confirmation=purpose == "confirmation")
     key = (
-        [(side.digest, asdict(side.session)) for side in (baseline, variant)],
+        [side.measured_as for side in (baseline, variant)],
         job.measurement.model_dump(exclude=_POINTS),
         asdict(point),
         confidence or job.gates.confidence,

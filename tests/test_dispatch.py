@@ -300,6 +300,21 @@ def _latency() -> Any:
     return SimpleNamespace(speedup=SimpleNamespace(value=2.0), p50_ms=1.0, disturbance=None)
 
 
+def test_each_hand_over_has_an_idempotency_key(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prefect's client repeats requests; the same order handed over again is another flow run."""
+    keys: list[Any] = []
+
+    def run_deployment(_: str, **options: Any) -> Any:
+        keys.append(options.get("idempotency_key"))
+        return SimpleNamespace(id=uuid.uuid4())
+
+    monkeypatch.setattr(dispatch_wait, "run_deployment", run_deployment)
+    job, order = parse_job(tiny.job(), base=tmp_path), order_of(tmp_path)
+    for _ in range(2):
+        dispatch_wait.hand_over(job, [("ort-cpu", order)])
+    assert None not in keys and len(set(keys)) == 2
+
+
 class Server:
     """A Prefect client of one flow run and one pool, and what was asked of it."""
 
@@ -349,7 +364,7 @@ def test_a_run_waits_no_longer_than_there_is_hope(
     now = 1000.0
     monkeypatch.setattr(dispatch_wait, "time", SimpleNamespace(monotonic=lambda: now))
     run: Any = SimpleNamespace(
-        job=SimpleNamespace(budgets=SimpleNamespace(seconds=100.0)), clock=SimpleNamespace(elapsed_seconds=elapsed)
+        job=SimpleNamespace(budgets=SimpleNamespace(seconds=100.0)), clock=SimpleNamespace(spent_seconds=elapsed)
     )
     server: Any = Server(state, worker)
     handed = dispatch_wait._Handed(order_of(tmp_path), "ort-cpu", uuid.uuid4())
@@ -412,7 +427,7 @@ def test_patience_starts_anew_when_a_worker_comes_back(tmp_path: Path, monkeypat
     now = 0.0
     monkeypatch.setattr(dispatch_wait, "time", SimpleNamespace(monotonic=lambda: now))
     run: Any = SimpleNamespace(
-        job=SimpleNamespace(budgets=SimpleNamespace(seconds=100.0)), clock=SimpleNamespace(elapsed_seconds=0)
+        job=SimpleNamespace(budgets=SimpleNamespace(seconds=100.0)), clock=SimpleNamespace(spent_seconds=0)
     )
     server: Any = Server(Scheduled(), None)
     handed = dispatch_wait._Handed(order_of(tmp_path), "ort-cpu", uuid.uuid4())

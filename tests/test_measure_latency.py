@@ -61,7 +61,7 @@ def run_with(tiny: Tiny, folder: Path, **measurement: Any) -> Run:
 
 def trial_of(tiny: Tiny, folder: Path) -> Trial:
     settings = SessionSettings("CPUExecutionProvider", 2)
-    accuracy = Accuracy("accuracy", 0.9, 10, folder / "scores.npy", folder / "outputs.npy")
+    accuracy = Accuracy("accuracy", 0.9, 10, folder / "scores.npy", folder / "finite.npy")
     variant = Variant("int8-dynamic-pc@ort-cpu", tiny.model, "2" * 64, 100, settings)
     return Trial(variant.candidate, variant=variant, accuracy=accuracy)
 

@@ -14,6 +14,7 @@ from tasks.measure.inventory import usable_cores
 from tasks.measure.latency_process import Block, Kind, Worker
 from tasks.measure.latency_ratio import Samples
 from tasks.measure.nvml import Gpu
+from validators.deadline import check_deadline
 from validators.job_measurement import Measurement
 
 # How often a pair of blocks is measured before the machine is given up.
@@ -66,7 +67,12 @@ def measure_pair(
     gpu: Gpu | None,
     mix: int,
 ) -> Pair:
-    """Measure a block of each worker, in this order, both in whole rounds of the first `mix` requests."""
+    """Measure a block of each worker, in this order, both in whole rounds of the first `mix` requests.
+
+    Raises:
+        CandidateRefused: `infrastructure`: the deadline has passed.
+    """
+    check_deadline()
     blocks: dict[int, Block] = {}
     conditions: dict[int, BlockConditions] = {}
     for index in order:
