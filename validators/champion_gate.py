@@ -39,7 +39,7 @@ def judge_against_champion(
         verdict = bounded(
             "beats_champion",
             drop,
-            gates.max_drop,
+            gates.drop_bound,
             "at_most",
             gates.confidence,
             n,
