@@ -24,6 +24,7 @@ from validators.providers import CPU_PROVIDER
 from validators.records import SessionSettings, Source
 from validators.s3_uris import S3Uri
 from validators.split import confirmation_mask
+from validators.units import check_bounds_have_units
 
 if TYPE_CHECKING:
     import onnxruntime as ort
@@ -60,6 +61,7 @@ def _load(run: Run, source: Source) -> Evidence:
     metric = job_metric(job)
     labels = metric.expects(output, probe.shape)
     check_evaluation(evaluation, labels, metric=metric.name, label=job.data.label)
+    check_bounds_have_units(job, evaluation.labels)
     _check_axes(job.measurement.dims, inputs)
     # Seconds into the run rather than at its end.
     job_hooks(job)

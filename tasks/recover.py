@@ -12,6 +12,7 @@ import onnx
 from tasks.context import MEASURE_CODE, Given, Run, log
 from tasks.gather import trial_of
 from tasks.judge import ground_of, judge_trial
+from tasks.judge_answers import Ground
 from tasks.make_candidate import make_candidate, materials_of
 from tasks.measure_latency import measure_latency
 from tasks.measure_saturation import measure_saturation
@@ -20,6 +21,7 @@ from tasks.ptq.sensitivity import Sensitivity
 from tasks.request import request_batch
 from tasks.runtimes.kernel_times import kernel_times, node_times
 from validators.errors import CandidateRefused
+from validators.gates import confidence_of_each
 from validators.measurements import Accuracy
 from validators.recipe import decode
 from validators.records import Inventory, Trial, Variant
@@ -61,7 +63,7 @@ def recover_trials(
         return Recovered()
     candidate = decode(chosen.candidate)
     log.info("recovering %s: its accuracy alone does not pass", candidate.name)
-    ground = ground_of(run, given, baseline)
+    ground = strict_ground(ground_of(run, given, baseline))
     attempts: dict[int, Trial] = {}
 
     def attempt(kept: int) -> bool | None:
@@ -85,6 +87,20 @@ def recover_trials(
     timed = judge_trial(ground, trial_of(trial.candidate, state.result(raise_on_failure=False)))
     recovery = _with_costs(run, given, inventory, chosen.variant, trial.variant, recovery)
     return Recovered((*failed, timed), replace(recovery, recovered=timed.candidate))
+
+
+def strict_ground(ground: Ground) -> Ground:
+    """Return the ground that attempts are judged on: their error is shared among them where nothing is confirmed afterwards.
+
+    Many attempts on the same samples are as many chances to pass by luck. Samples that confirm undo that; without them
+    (`confirmation.share: 0`) each attempt gets its part of the error that `gates.confidence` allows (Bonferroni).
+    """
+    job = ground.job
+    if job.confirmation.share or not job.budgets.recovery:
+        return ground
+    confidence = confidence_of_each(job.gates.confidence, job.budgets.recovery)
+    gates = job.gates.model_copy(update={"confidence": confidence})
+    return replace(ground, job=job.model_copy(update={"gates": gates}))
 
 
 def fewest_parts(attempt: Callable[[int], bool | None], budget: int) -> int | None:

@@ -94,7 +94,7 @@ def _demands(
     groups = groups_of(slices)
     for words, part, confidence in parts:
         n, units = _count(part, clusters)
-        yield _Demand("max_drop", gates.max_drop, f"evaluation samples{words}", n, confidence, units)
+        yield _Demand("max_drop", gates.drop_bound, f"evaluation samples{words}", n, confidence, units)
         if gates.max_slice_drop is None or not groups:
             continue
         column, group, mask = min(groups, key=lambda found: _count(found[2] & part, clusters)[0])
@@ -142,7 +142,7 @@ def judge_drop(drop: Estimate, gates: Gates, *, n: int, method: str, counted: st
     """The accuracy gate, a non-inferiority test: pass if the upper bound of the drop is within the tolerance, fail if the
     lower bound is beyond it, else inconclusive."""
     return bounded(
-        "drop", drop, gates.max_drop, "at_most", gates.confidence, n, method, "{:+.4f}".format, counted=counted
+        "drop", drop, gates.drop_bound, "at_most", gates.confidence, n, method, "{:+.4f}".format, counted=counted
     )
 
 

@@ -40,7 +40,7 @@ def judge_against_champion(
         verdict = bounded(
             "beats_champion",
             drop,
-            gates.max_drop,
+            gates.drop_bound,
             "at_most",
             gates.confidence,
             n,
