@@ -59,17 +59,19 @@ def lint(
     return lint_model(model, target)
 
 
-def doctor() -> Answer:
+def doctor(
+    light: Annotated[bool, typer.Option("--light", help="Leave the targets out: no session is opened.")] = False,
+) -> Answer:
     """Say which targets run here, and what mends the others.
 
     With the state folder, disk space, versions, and whether the servers that the environment names answer. Exit code 0: at
-    least one target runs; 1: none.
+    least one target runs; 1: none. With `--light` 0: the state folder can be written to.
 
     Example: quantgate doctor
     """
-    from flows.doctor import diagnose
+    from flows.doctor import diagnose, diagnose_lightly
 
-    return diagnose()
+    return diagnose_lightly() if light else diagnose()
 
 
 def status(
