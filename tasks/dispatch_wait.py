@@ -136,7 +136,7 @@ def _look(client: SyncPrefectClient, run: Run, one: _Handed, online: set[str], p
     budget = run.job.budgets.seconds
     if one.unattended_since is not None and now - one.unattended_since >= patience_seconds:
         one.failure = _died(one, str(worker)) if worker else no_worker(one.target, patience_seconds)
-    elif worker is None and run.clock.elapsed_seconds > budget:
+    elif worker is None and run.clock.spent_seconds > budget:
         one.failure = _late(one, f"the budget of {budget:.0f} s was spent before a worker of {one.target} was free")
     elif one.running_since is not None and now - one.running_since > budget:
         one.failure = _late(one, f"it has run for {budget:.0f} s on {worker}")

@@ -14,7 +14,7 @@ from prefect.exceptions import PrefectSignal
 from prefect.runtime import flow_run
 
 from tasks.artifacts import CONFIRMATION_ROWS, JOB, RESULT
-from tasks.context import Evidence, Given, Run
+from tasks.context import Evidence, Given, Run, log
 from tasks.mlflow_runs import KIND, NAME, OUTCOME, close_candidates, delete_duplicates, find_or_create_run
 from tasks.record_candidate import log_table, open_candidate_run, record_trial
 from tasks.registry import connect, experiment_id, registry_call
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 EXPERIMENT = "quantgate"
 FLOW_RUN = "quantgate.flow_run"
+EVALUATION_TAG, CONFIRMED_TAG = "quantgate.evaluation_digest", "quantgate.confirmed"
+# At 5 % each, ten promotions hold a false one with a probability of up to 40 %.
+MANY_CONFIRMATIONS = 10
 
 
 @contextmanager
@@ -82,6 +85,8 @@ def record_evidence(run: Run, run_id: str, given: Given, inventory: Inventory, c
             "device": inventory.device_key,
             "runtimes": json.dumps(inventory.runtimes),
         }
+        facts["evaluation_digest"] = given.evidence.evaluation.file.digest
+        facts["evaluation_confirmed"] = str(count_confirmations(client, run_id, given.evidence.evaluation))
         for key, value in facts.items():
             registry_call(client.set_tag, run_id, f"quantgate.{key}", value)
         registry_call(client.set_tag, run_id, "quantgate.calibration", calibration.outcome)
@@ -105,6 +110,30 @@ def record_trials(run: Run, run_id: str, trials: tuple[Trial, ...]) -> None:
         for trial in trials:
             nested = trial.mlflow_run_id or open_candidate_run(client, run_id, trial.candidate)
             record_trial(client, nested, trial)
+        if any(trial.confirmed for trial in trials):
+            registry_call(client.set_tag, run_id, CONFIRMED_TAG, "true")
+
+
+def count_confirmations(client: MlflowClient, run_id: str, evaluation: Samples) -> int:
+    """Count the other runs that confirmed a winner on this evaluation data, and warn if they are many.
+
+    Samples that confirmed often are samples that promotions, and what people changed after them, have adapted to.
+
+    Raises:
+        ServiceDown: the tracking server does not answer.
+    """
+    experiment = registry_call(client.get_run, run_id).info.experiment_id
+    condition = f"tags.`{EVALUATION_TAG}` = '{evaluation.file.digest}' and tags.`{CONFIRMED_TAG}` = 'true'"
+    found: Any = registry_call(client.search_runs, [experiment], condition, max_results=1000)
+    times = sum(1 for other in found if other.info.run_id != run_id)
+    if times >= MANY_CONFIRMATIONS:
+        log.warning(
+            "%s confirmed %d winners before: the chance that one of them is a false promotion grows with each; draw new "
+            "evaluation samples",
+            evaluation.file.path.name,
+            times,
+        )
+    return times
 
 
 @step("record that an approval is asked for")

@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from tasks.registry import connect, pages, registry_call, sent_once
-from tasks.settings import state_folder, tracking_uri
+from tasks.settings import registry_uri, state_folder, tracking_uri
 from validators.errors import InfrastructureError, JobError
 
 if TYPE_CHECKING:
@@ -90,11 +90,13 @@ def try_webhook(name: str) -> str:
 
 
 def _server() -> str:
-    uri = tracking_uri(state_folder())
+    """Return the tracking URI, if the registry is a server."""
+    tracking = tracking_uri(state_folder())
+    uri = registry_uri(tracking)
     if not uri.startswith(("http://", "https://")):
         raise JobError(
             found=f"the registry {uri}",
             expected="an MLflow server: a database alone sends nothing",
-            fix="set MLFLOW_TRACKING_URI to the server's address",
+            fix="set MLFLOW_TRACKING_URI, or MLFLOW_REGISTRY_URI, to the server's address",
         )
-    return uri
+    return tracking
