@@ -13,7 +13,7 @@ from prefect.task_runners import ThreadPoolTaskRunner
 from tasks.conclude import Findings, conclude, conclude_validation
 from tasks.context import Given, Run, log, start_run
 from tasks.dispatch import at_target, inventory_of_target, try_candidates
-from tasks.gather import trial_of
+from tasks.gather import merge_copies, trial_of
 from tasks.judge import judge_trials
 from tasks.judge_calibration import judge_calibration_data
 from tasks.load_data import load_data
@@ -143,7 +143,7 @@ def judge_candidates(
     trials = tried(run, given, inventory, baseline)
     trials = judge_trials(run, given, baseline, trials)
     recovered = at_target(RECOVERY, run, given, inventory, baseline, trials)
-    trials += recovered.trials
+    trials = merge_copies(trials + recovered.trials)
     findings = replace(
         findings,
         baseline=baseline,
@@ -197,9 +197,11 @@ def challenge(
 def tried(run: Run, given: Given, inventory: Inventory, baseline: Accuracy) -> tuple[Trial, ...]:
     """Step 5: every candidate made, looked at and timed, by this process or by the workers of its target."""
     if hands_to_workers():
-        trials = measure_saturation(run, given, inventory, try_candidates(run, inventory, baseline))
+        trials = merge_copies(try_candidates(run, inventory, baseline))
+        trials = measure_saturation(run, given, inventory, trials)
     else:
-        trials = measure_saturation(run, given, inventory, made(run, given, inventory, baseline))
+        trials = merge_copies(made(run, given, inventory, baseline))
+        trials = measure_saturation(run, given, inventory, trials)
         trials = measured(run, given, inventory, trials)
     return at_target(BESIDE_FP16, run, given, inventory, trials)
 

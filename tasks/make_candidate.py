@@ -16,7 +16,7 @@ from tasks.build_engine import with_engine
 from tasks.context import CANDIDATES_SHARE, MAKER_CODE, Evidence, Given, Run, log
 from tasks.inspect_variant import coverage_of, sanity_of
 from tasks.measure.inventory import adds_pairs_in_16_bits, usable_cores, usable_providers
-from tasks.measure_accuracy import Reference, measure_accuracy
+from tasks.measure_accuracy import Reference, measure_accuracy, on_selection
 from tasks.measure_baseline import baseline_variant
 from tasks.ptq.calibration import calibrate
 from tasks.ptq.grams import Gram, collect_grams
@@ -114,7 +114,7 @@ def _try(run: Run, given: Given, inventory: Inventory, baseline: Accuracy, candi
         variant=variant,
         coverage=coverage,
         sanity=sanity,
-        accuracy=accuracy,
+        accuracy=on_selection(run.job, given.evidence, accuracy),
         cached=had_variant and had_coverage and had_sanity and had_accuracy,
     )
 
@@ -266,5 +266,6 @@ def _summary(trial: Trial) -> str:
     if trial.refusal:
         return f"refused ({trial.refusal.kind})"
     assert trial.accuracy and trial.coverage
-    text = f"{trial.accuracy.metric} {trial.accuracy.value:.4f}, coverage {trial.coverage.share:.0%}"
+    accuracy, share = trial.accuracy, trial.coverage.share
+    text = f"{accuracy.metric} {accuracy.value:.4f} on {accuracy.n} samples, coverage {share:.0%}"
     return text + (" (from the store)" if trial.cached else "")

@@ -20,6 +20,7 @@ from tasks.measure.values import has_noise
 from tasks.runtimes.runner import Runner, open_runner
 from validators.datasets import TensorSpec
 from validators.errors import CandidateRefused, JobError
+from validators.job import Job
 from validators.measurements import Accuracy
 from validators.records import Inventory, SessionSettings, Variant
 
@@ -84,6 +85,12 @@ def measure_accuracy(
         return _kept(folder, evidence, metric, reduced)
 
     return run.store.make("accuracy", key, Accuracy, measure)
+
+
+def on_selection(job: Job, evidence: Evidence, accuracy: Accuracy) -> Accuracy:
+    """Return the same with the metric on the samples that choose; its files hold those of all samples."""
+    rows = np.load(accuracy.scores_path)[~evidence.confirmation[:: accuracy.samples_a_row]]
+    return replace(accuracy, value=job_metric(job).value(rows), n=len(rows))
 
 
 def keeps_noise(metric: Metric, output: TensorSpec) -> bool:

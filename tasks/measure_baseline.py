@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from tasks.build_engine import with_engine
 from tasks.context import Given, Run, log
-from tasks.job_metric import job_metric
 from tasks.measure.inventory import usable_cores
-from tasks.measure_accuracy import measure_accuracy
+from tasks.measure_accuracy import measure_accuracy, on_selection
 from tasks.ptq.graph import model_bytes
 from tasks.ptq.sessions import session_settings, with_engine_cache
 from tasks.step import step
@@ -63,8 +60,6 @@ def measure_baseline(run: Run, given: Given, inventory: Inventory) -> Accuracy:
             expected="finite outputs",
             fix="check the source on the evaluation data first",
         )
-    # The metric that variants are shown beside is that of the samples that choose, like theirs.
-    rows = np.load(accuracy.scores_path)[~given.evidence.confirmation[:: accuracy.samples_a_row]]
-    accuracy = replace(accuracy, value=job_metric(run.job).value(rows), n=len(rows))
+    accuracy = on_selection(run.job, given.evidence, accuracy)
     log.info("baseline: %s %.4f on %d samples", accuracy.metric, accuracy.value, accuracy.n)
     return accuracy

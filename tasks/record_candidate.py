@@ -67,7 +67,7 @@ def record_trial(client: MlflowClient, run_id: str, trial: Trial) -> None:
         log_table(client, run_id, table, VERDICTS)
     for path, artifact in _files(trial):
         registry_call(client.log_artifact, run_id, str(path), str(PurePosixPath(artifact).parent))
-    registry_call(client.set_terminated, run_id, "FAILED" if trial.refusal else "FINISHED")
+    registry_call(client.set_terminated, run_id, "FAILED" if trial.refusal and not trial.is_copy else "FINISHED")
 
 
 def _params(trial: Trial) -> dict[str, Any]:
@@ -83,6 +83,8 @@ def _tags(trial: Trial) -> dict[str, str]:
     tags = {OUTCOME: str(trial.outcome), "quantgate.cached": str(trial.cached)}
     if trial.refusal:
         tags |= {"quantgate.refusal": trial.refusal.kind, "mlflow.note.content": trial.refusal.reason}
+    if trial.copies:
+        tags["quantgate.copies"] = ", ".join(trial.copies)
     if trial.saturation and trial.saturation.worst:
         tags["quantgate.saturation_worst"] = trial.saturation.worst.place
     for label, latency in _points(trial).items():

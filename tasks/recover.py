@@ -10,7 +10,7 @@ from pathlib import Path
 import onnx
 
 from tasks.context import MEASURE_CODE, Given, Run, log
-from tasks.gather import trial_of
+from tasks.gather import merge_copies, trial_of
 from tasks.judge import ground_of, judge_trial
 from tasks.judge_answers import Ground
 from tasks.make_candidate import make_candidate, materials_of
@@ -75,7 +75,9 @@ def recover_trials(
 
     fewest = fewest_parts(attempt, run.job.budgets.recovery)
     ranking = _ranking(run, given, inventory, chosen, tuple(attempts.values()))
-    recovery = Recovery(chosen.candidate, _ranked_parts(ranking, fewest or 0), len(attempts), run.job.budgets.recovery)
+    # Attempts that made the same artifact are one look at the samples.
+    count = sum(not trial.is_copy for trial in merge_copies(tuple(attempts.values())))
+    recovery = Recovery(chosen.candidate, _ranked_parts(ranking, fewest or 0), count, run.job.budgets.recovery)
     failed = tuple(trial for _, trial in sorted(attempts.items()) if trial.outcome != "passed")
     if fewest is None:
         log.info("nothing was recovered in %d attempts", len(attempts))

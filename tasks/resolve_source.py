@@ -72,7 +72,9 @@ def _from_file(run: Run) -> Source:
         return Source(str(path), path.stem, None, digest, folder / "model.onnx", "file", parity_max_abs=parity)
 
     files = [path, *external_files(path)]
-    return run.store.make("source", (_CODE, *(digest_file(file) for file in files)), Source, gather)[0]
+    source, _ = run.store.make("source", (_CODE, *(digest_file(file) for file in files)), Source, gather)
+    # The entry may be another job's, whose file had the same content and another name.
+    return replace(source, uri=str(path), name=path.stem)
 
 
 def _from_registry(run: Run) -> Source:

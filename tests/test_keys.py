@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from tasks.measure.inventory import take_inventory
 from tasks.measure_baseline import baseline_variant
 from tasks.measure_saturation import measure_saturation
 from tasks.recover import _kernel_times
+from tasks.resolve_source import _from_file
 from tasks.storage.locks import FolderLocks
 from tasks.storage.store import Store
 from validators.datasets import TensorSpec, load_samples
@@ -162,6 +164,20 @@ def test_kernels_are_profiled_for_each_evaluation_file(shop: Shop, tmp_path: Pat
     assert shop.count("kernel-times") == 2
 
 
+def test_source_is_shared_by_content_and_named_by_the_job(shop: Shop, tmp_path: Path) -> None:
+    """Two files of the same bytes are one entry; each job's source has its own path and name."""
+    found = []
+    for name in ("first", "second"):
+        path = tmp_path / f"{name}.onnx"
+        shutil.copy(shop.model, path)
+        found.append(_from_file(shop.run(source=str(path))))
+    assert [(source.uri, source.name) for source in found] == [
+        (str(tmp_path / "first.onnx"), "first"),
+        (str(tmp_path / "second.onnx"), "second"),
+    ]
+    assert shop.count("source") == 1 and found[0].onnx_path == found[1].onnx_path
+
+
 def test_measurements_depend_on_artifact_engine_and_session(tmp_path: Path) -> None:
     session = SessionSettings("CPUExecutionProvider", 2)
     manifest = EngineManifest("tensorrt", "10", None, "9.0", None, BuildSettings(), "1" * 64, "2" * 64)
@@ -188,6 +204,7 @@ def test_code_of_every_step_that_fills_the_store_is_in_a_key() -> None:
     elsewhere = {
         "context.py": "copies a file by its digest",
         "measure_champion.py": "downloads by digest",
+        "own_step.py": "copies rows of a file, both in its key",
         "resolve_source.py": "lists its own files",
     }
     fillers = {path.name for path in TASKS.glob("*.py") if re.search(r"store\.make\(", path.read_text())}

@@ -19,6 +19,8 @@ from conftest import Tiny
 from driving import Answer, environment, register_models, run_jobs, write_job
 
 STATIC, DYNAMIC, INT4 = "int8-static-minmax-pc@ort-cpu", "int8-dynamic-pc@ort-cpu", "int4-g32-rtn@ort-cpu"
+# On this model both place the same pairs.
+COPY = "int8-static-minmax-pc-all@ort-cpu"
 FP8, ELSEWHERE = "fp8-amax-pc@ort-cpu", "fp16@tensorrt"
 
 pytestmark = pytest.mark.slow
@@ -47,7 +49,7 @@ def world(tmp_path_factory: pytest.TempPathFactory, tiny: Tiny) -> tuple[Path, d
         {"name": "trial", "job": first, "promote": False},
         {"name": "first", "job": first},
         {"name": "again", "job": first},
-        {"name": "none", "job": job("none", candidates=[STATIC, INT4], gates={"min_speedup": 1000.0})},
+        {"name": "none", "job": job("none", candidates=[STATIC, COPY, INT4], gates={"min_speedup": 1000.0})},
         {"name": "refused", "job": job("refused", data=data)},
         {"name": "file", "job": job("file", source=str(tiny.model))},
         {"name": "torch", "job": job("torch", source="models:/tiny-torch/1")},
@@ -110,6 +112,38 @@ def test_outcome_and_exit_code(world: tuple[Path, dict[str, Answer]], name: str,
     assert answer.result is not None
     assert (answer.code, answer.result["outcome"]) == (code, outcome), answer.said
     assert "Traceback" not in answer.said
+
+
+def test_copy_of_an_artifact_is_judged_once(world: tuple[Path, dict[str, Answer]]) -> None:
+    """One measurement, one verdict, one outcome; the names of both stand in the document, in MLflow and in the log."""
+    state, answers = world
+    result, said = answers["none"].result, answers["none"].said
+    assert result is not None
+    first, copy, other = result["candidates"]
+    assert (first["copies"], copy["copies"], other["copies"]) == ([COPY], [], [])
+    assert first["verdicts"] and (copy["outcome"], copy["verdicts"], copy["latencies"]) == ("refused", [], [])
+    assert copy["refusal"] == {"kind": "copy", "reason": f"the same artifact as {STATIC}, which is judged for both"}
+    assert "of 2 candidates" in result["reason"] and "1 further candidate made the same artifact" in result["reason"]
+    assert said.count(f"measured {STATIC}:") == 1 and f"measured {COPY}:" not in said
+    parent = Path(result["report"]).parent.name
+    nested = f"SELECT run_uuid FROM tags WHERE key = 'mlflow.parentRunId' AND value = '{parent}'"
+    assert registry(state, f"SELECT value FROM tags WHERE key = 'quantgate.copies' AND run_uuid IN ({nested})") == [
+        (COPY,)
+    ]
+    assert registry(state, f"SELECT name, status FROM runs WHERE run_uuid IN ({nested}) ORDER BY name") == [
+        (name, "FINISHED") for name in sorted((STATIC, COPY, INT4))
+    ]
+
+
+def test_progress_compares_the_same_samples(world: tuple[Path, dict[str, Answer]]) -> None:
+    """The baseline and each variant on the samples that choose, with their number and the value that is judged."""
+    result, said = world[1]["none"].result, world[1]["none"].said
+    assert result is not None
+    (n,) = {verdict["n"] for verdict in result["candidates"][0]["verdicts"] if verdict["gate"] == "drop"}
+    assert n < 2000
+    assert f"baseline: accuracy {result['baseline']['value']:.4f} on {n} samples" in said
+    for one in (result["candidates"][0], result["candidates"][2]):
+        assert f"made {one['name']}: accuracy {one['metric_value']:.4f} on {n} samples, " in said
 
 
 def test_each_candidate_ends_for_its_own_reason(world: tuple[Path, dict[str, Answer]]) -> None:

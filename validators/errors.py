@@ -22,7 +22,7 @@ from typing import ClassVar, Literal
 from validators.plain_text import plain
 from validators.redact import redact
 
-RefusalKind = Literal["unsupported", "invalid", "infrastructure"]
+RefusalKind = Literal["unsupported", "invalid", "infrastructure", "copy"]
 
 EXIT_OK = 0
 EXIT_INFRASTRUCTURE = 1

@@ -164,7 +164,10 @@ class Variant:
 
 @dataclass(frozen=True)
 class Refusal:
-    """The recorded reason why a candidate made no variant or was not measured; `log` is what the builder said, if one did."""
+    """The recorded reason why a candidate made no variant or was not measured; `log` is what the builder said, if one did.
+
+    A `copy` made the same variant as an earlier candidate of the job, which is measured and judged for both.
+    """
 
     kind: RefusalKind
     reason: str
@@ -222,7 +225,7 @@ class Trial:
     """All that is known of one candidate: refused, or made and measured, and then judged.
 
     `latencies` are those beside the baseline, one for each operating point; `beside_fp16` is that beside the float16 model, on
-    a GPU and at the first point.
+    a GPU and at the first point. `copies` are later candidates that made the same variant.
     """
 
     candidate: str
@@ -241,8 +244,14 @@ class Trial:
     verdicts: tuple[Verdict, ...] = ()
     confirmed: Confirmed | None = None
     mlflow_run_id: str | None = None
+    copies: tuple[str, ...] = ()
     cached: bool = False
     seconds: float = 0.0
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether an earlier candidate of the job made the same variant."""
+        return self.refusal is not None and self.refusal.kind == "copy"
 
     @property
     def latency(self) -> Latency | None:

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from validators.errors import RefusalKind
 from validators.latencies import Latency
 from validators.measurements import Estimate, Flips
 from validators.records import CandidateOutcome, Proof
@@ -64,9 +65,9 @@ class BaselineResult(_Document):
 
 
 class RefusalResult(_Document):
-    """Why a candidate made no variant or was not measured."""
+    """Why a candidate made no variant or was not measured; a `copy` made the same variant as the candidate that it names."""
 
-    kind: Literal["unsupported", "invalid", "infrastructure"]
+    kind: RefusalKind
     reason: str
 
 
@@ -134,6 +135,8 @@ class CandidateResult(_Document):
     verdicts: list[Verdict]
     confirmed: ConfirmedResult | None = None
     """Null for a candidate that was not held against the confirmation samples."""
+    copies: list[str] = []
+    """Later candidates of the job that made the same variant: it is measured and judged once for all of them."""
     cached: bool
     """Whether everything about it came from the store and nothing was made or measured anew."""
 
