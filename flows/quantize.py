@@ -60,7 +60,7 @@ def quantize(job: Job, promote: bool = True) -> State[Result]:
         run = start_run(job)
         if promote:
             check_approval(run)
-        with turn_of(run):
+        with turn_of(run), run.footprint.measured():
             status.result = quantized(run, status, promote=promote)
     return state_of(status.result)
 
@@ -76,6 +76,7 @@ def quantized(run: Run, status: Kept, *, promote: bool) -> Result:
         if findings.calibration.outcome != "refused":
             findings = judge_candidates(run, given, findings, promote=promote, record=record)
             record_trials(run, record, findings.trials)
+        findings = replace(findings, footprint=run.footprint.read())
         page = publish_report(run, record, findings, conclude(job, findings, run.clock))
         result = conclude(job, replace(findings, report=page), run.clock)
         close_run(run, record, result, page)
