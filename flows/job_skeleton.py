@@ -35,6 +35,7 @@ target: {target}
 data:
   calibration: calibration.npz  # CHECK
   evaluation: evaluation.npz  # CHECK
+  # groups: patient  # CHECK: an array with the key of what samples belong to (patient, video, document), if they do
 {label}
 # CHECK: {metric_why}
 # Others: accuracy, top5, agreement, f1_macro, f1_binary, auroc; mse, mae, r2; cosine, spearman; perplexity; wer, cer; sqnr.

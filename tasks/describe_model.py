@@ -20,6 +20,7 @@ from validators.bounded_yaml import load_yaml
 from validators.datasets import TensorSpec
 from validators.errors import SourceError
 from validators.paths import inside
+from validators.source_form import declared_shape
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -156,8 +157,7 @@ def _read_onnx(uri: str, data: str, folder: Path) -> tuple[tuple[TensorSpec, ...
 
 def _spec(value: onnx.ValueInfoProto) -> TensorSpec:
     tensor = value.type.tensor_type
-    shape = tuple(axis.dim_value if axis.HasField("dim_value") else axis.dim_param or None for axis in tensor.shape.dim)
-    return TensorSpec(value.name, _dtype(tensor.elem_type), shape)
+    return TensorSpec(value.name, _dtype(tensor.elem_type), declared_shape(tensor.shape))
 
 
 def _dtype(number: int) -> str:

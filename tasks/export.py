@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tasks.measure.inventory import usable_cores
 from tasks.runtimes.ort import describe_inputs, describe_outputs, open_session
 from tasks.runtimes.parity import largest_difference, largest_magnitude
 from validators.datasets import Arrays, Samples, TensorSpec
@@ -163,7 +164,7 @@ def _check_parity(
     samples: Callable[[tuple[TensorSpec, ...]], Samples],
     folder: Path,
 ) -> float:
-    with open_session(onnx_path, SessionSettings("CPUExecutionProvider", 0)) as session:
+    with open_session(onnx_path, SessionSettings("CPUExecutionProvider", usable_cores())) as session:
         inputs, outputs = describe_inputs(session), describe_outputs(session)
         fixed = inputs[0].shape[0]
         batch = next(samples(inputs).batches(fixed if isinstance(fixed, int) else PARITY_SAMPLES))

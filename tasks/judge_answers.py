@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +14,9 @@ from tasks.job_metric import job_metric
 from tasks.measure.drops import count_flips, estimate_drop, estimate_sqnr
 from tasks.measure.metric import Metric, Rows
 from validators.accuracy_gates import judge_drop, judge_sqnr
+from validators.clusters import count_units, number_clusters
 from validators.datasets import Arrays
+from validators.intervals import Clusters
 from validators.job import Job
 from validators.journal import RolledBack
 from validators.measurements import Accuracy, Estimate, Flips
@@ -28,7 +31,8 @@ Mask = NDArray[np.bool_]
 class Ground:
     """What trials are judged on: the job's gates, the baseline, and which samples had no say in the choice.
 
-    `confirmation` and each of the `slices` have shape `(samples,)`; `rolled_back` are variants that were, by digest.
+    `confirmation`, each of the `slices` and `clusters` (the key of each sample's cluster, if the job names groups) have shape
+    `(samples,)`; `rolled_back` are variants that were, by digest.
     """
 
     job: Job
@@ -37,6 +41,7 @@ class Ground:
     confirmation: Mask
     slices: Arrays
     rolled_back: Mapping[str, RolledBack] = field(default_factory=dict)
+    clusters: NDArray[Any] | None = None
 
     @cached_property
     def metric(self) -> Metric:
@@ -75,23 +80,29 @@ def judge_answers(ground: Ground, accuracy: Accuracy, samples: Mask, confidence:
     step = accuracy.samples_a_row
     mask = samples[::step]
     before, after = ground.baseline_rows[mask], np.load(accuracy.scores_path)[mask]
+    clusters = _numbered(ground, samples, step)
+    counted = "samples" if clusters is None else "clusters"
     sqnr, sqnr_method = None, ""
     if accuracy.noise_path:
-        sqnr, sqnr_method = estimate_sqnr(np.load(accuracy.noise_path)[samples], confidence, seed=seed)
+        noise = np.load(accuracy.noise_path)[samples]
+        sqnr, sqnr_method = estimate_sqnr(noise, confidence, seed=seed, clusters=_numbered(ground, samples))
     drop: Estimate | None = None
     slices: tuple[SliceDrop, ...] = ()
     verdicts: list[Verdict | None] = []
     if metric.has_drop:
-        drop, method = estimate_drop(metric, before, after, confidence, seed=seed)
+        drop, method = estimate_drop(metric, before, after, confidence, seed=seed, clusters=clusters)
         groups = {name: array[::step][mask] for name, array in ground.slices.items()}
 
         def estimate(group: Mask, each: float) -> tuple[Estimate, str]:
-            return estimate_drop(metric, before[group], after[group], each, seed=seed)
+            of_group = None if clusters is None else clusters[group]
+            return estimate_drop(metric, before[group], after[group], each, seed=seed, clusters=of_group)
 
-        slices = slice_drops(groups, estimate, confidence)
-        verdicts = [judge_drop(drop, gates, n=len(before), method=method), judge_slices(slices, gates)]
+        slices = slice_drops(groups, estimate, confidence, clusters=clusters)
+        n = count_units(len(before), clusters)
+        verdicts = [judge_drop(drop, gates, n=n, method=method, counted=counted), judge_slices(slices, gates)]
+    n = count_units(int(samples.sum()), _numbered(ground, samples))
     verdicts += [
-        judge_sqnr(sqnr, gates, n=int(samples.sum()), method=sqnr_method),
+        judge_sqnr(sqnr, gates, n=n, method=sqnr_method, counted=counted),
         judge_finite(_newly_bad(ground.baseline, accuracy, samples), int(samples.sum())),
     ]
     return Judged(
@@ -104,6 +115,11 @@ def judge_answers(ground: Ground, accuracy: Accuracy, samples: Mask, confidence:
         slices,
         tuple(verdict for verdict in verdicts if verdict is not None),
     )
+
+
+def _numbered(ground: Ground, samples: Mask, step: int = 1) -> Clusters | None:
+    """Return the cluster of each row of the samples, one row for each `step` of them."""
+    return None if ground.clusters is None else number_clusters(ground.clusters[::step][samples[::step]])
 
 
 def _newly_bad(baseline: Accuracy, variant: Accuracy, samples: Mask) -> int:

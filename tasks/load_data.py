@@ -11,10 +11,12 @@ from tasks.context import Evidence, Run, log
 from tasks.fetch_data import fetch_data
 from tasks.job_hooks import job_hooks, job_step
 from tasks.job_metric import job_metric
+from tasks.measure.inventory import usable_cores
 from tasks.measure_accuracy import keeps_noise
 from tasks.runtimes.ort import describe_inputs, describe_outputs, open_session
 from tasks.step import step
 from validators.accuracy_gates import check_gates_can_be_met
+from validators.clusters import number_clusters
 from validators.datasets import Samples, TensorSpec, check_evaluation, load_samples
 from validators.errors import DataError, JobError, SourceError
 from validators.job import Job
@@ -44,7 +46,9 @@ def load_data(run: Run, source: Source) -> Evidence:
 
 def _load(run: Run, source: Source) -> Evidence:
     job = run.job
-    settings = SessionSettings(CPU_PROVIDER, job.measurement.points[0].threads, libraries=run.libraries)
+    settings = SessionSettings(
+        CPU_PROVIDER, job.measurement.points[0].threads or usable_cores(), libraries=run.libraries
+    )
     with _SourceErrors(source), open_session(source.onnx_path, settings) as session:
         inputs, output, batch_axis = _describe(job, session)
         calibration = load_file(run, "calibration", job.data.calibration, inputs)
@@ -64,8 +68,14 @@ def _load(run: Run, source: Source) -> Evidence:
     unit = 2 if labels.in_pairs else 1
     confirmation = confirmation_mask(evaluation, job.confirmation.share, unit)
     groups = {name: array[::unit] for name, array in evaluation.slices.items()}
+    clusters = None if evaluation.clusters is None else number_clusters(evaluation.clusters[::unit])
     check_gates_can_be_met(
-        job.gates, job.confirmation, confirmation[::unit], groups, is_right_or_wrong=metric.is_right_or_wrong
+        job.gates,
+        job.confirmation,
+        confirmation[::unit],
+        groups,
+        clusters=clusters,
+        is_right_or_wrong=metric.is_right_or_wrong,
     )
     log.info("data: %d calibration and %d evaluation samples", len(calibration), len(evaluation))
     bytes_at_once = probe.nbytes + sum(array.nbytes for array in batch.values())
@@ -100,16 +110,18 @@ def load_file(run: Run, role: Role, place: Path | S3Uri, inputs: tuple[TensorSpe
     data = run.job.data
     fetched = fetch_data(run.state, place, role) if isinstance(place, S3Uri) else None
     path = fetched.path if fetched else Path(str(place))
-    samples = load_samples(path, inputs, label=data.label, role=role, slices=data.slices)
+    samples = load_samples(path, inputs, label=data.label, role=role, slices=data.slices, groups=data.groups)
     if fetched:
         samples = replace(samples, file=replace(samples.file, uri=str(place), version=fetched.version))
     missing = sorted(set(data.slices) - set(samples.slices))
+    if samples.clusters is None:
+        missing += data.group_names
     # Requests come as they are: traffic without groups is held against in other ways.
     if missing and role != "traffic":
         raise DataError(
-            found=f"{role} data {path.name} without {missing}, which `data.slices` names",
-            expected="an array (or column) for each slice in calibration and evaluation data",
-            fix="add the groups, or take their names out of `data.slices`",
+            found=f"{role} data {path.name} without {missing}, which `data.slices` or `data.groups` name",
+            expected="an array (or column) for each slice and for the groups in calibration and evaluation data",
+            fix="add the arrays, or take their names out of `data.slices` or `data.groups`",
         )
     return samples
 

@@ -13,7 +13,7 @@ from typing import Any
 import onnx
 
 from tasks.build_engine import with_engine
-from tasks.context import MAKER_CODE, Evidence, Given, Run, log
+from tasks.context import CANDIDATES_SHARE, MAKER_CODE, Evidence, Given, Run, log
 from tasks.gather import trial_of
 from tasks.inspect_variant import coverage_of, sanity_of
 from tasks.measure.inventory import adds_pairs_in_16_bits, usable_cores, usable_providers
@@ -74,10 +74,13 @@ class _Made:
 def make_candidate(run: Run, given: Given, inventory: Inventory, baseline: Accuracy, name: str) -> Trial:
     """The candidate's trial: its variant, coverage and accuracy, or its refusal."""
     started = time.monotonic()
-    if run.clock.elapsed_seconds > run.job.budgets.seconds:
-        reason = f"the budget of {run.job.budgets.seconds:.0f} s was spent before this candidate was started"
+    if run.clock.spent_seconds > CANDIDATES_SHARE * run.job.budgets.seconds:
+        reason = (
+            f"{CANDIDATES_SHARE:.0%} of the budget of {run.job.budgets.seconds:.0f} s, the candidates' share, was spent "
+            "before this one was started"
+        )
         return Trial(name, outcome="refused", refusal=Refusal("infrastructure", reason))
-    with run.clock.work("make candidates"):
+    with run.clock.work("make candidates"), run.time_for_candidates():
         try:
             # A variant takes about as much as its source at most; what it shares with others is made once.
             run.footprint.check(f"{name}: its file", Needed(0, model_bytes(given.source.onnx_path)))
@@ -129,6 +132,9 @@ def _make(run: Run, given: Given, inventory: Inventory, candidate: Candidate) ->
     materials = materials_of(run, given, inventory)
     key = (
         candidate.name,
+        # Parts are ranked by what they do to the judged output; smoothing looks at a seeded draw of rows.
+        evidence.output.name if candidate.kept_parts else None,
+        run.job.seed if candidate.smooth else None,
         given.source.digest,
         evidence.calibration.file.digest,
         threads,
@@ -187,7 +193,7 @@ def materials_of(run: Run, given: Given, inventory: Inventory) -> Materials:
             _calibrate(run, graph, evidence, folder / "statistics.npz")
             return _File(folder / "statistics.npz")
 
-        key = (*base, evidence.calibration.file.digest, of_smoothed, run.job.seed)
+        key = (*base, evidence.calibration.file.digest, of_smoothed, run.job.seed if of_smoothed else None)
         return run.store.make("statistics", key, _File, make)[0].path
 
     def ranking(candidate: Candidate) -> tuple[Sensitivity, ...]:
@@ -212,7 +218,8 @@ def materials_of(run: Run, given: Given, inventory: Inventory) -> Materials:
                     )
                 )
 
-        key = (*base, candidate.name, evidence.calibration.file.digest, evidence.output.name, reduced)
+        seed = run.job.seed if candidate.smooth else None
+        key = (*base, candidate.name, evidence.calibration.file.digest, evidence.output.name, seed, reduced)
         return run.store.make("ranking", key, _Ranking, make)[0].parts
 
     def grams(candidate: Candidate, float_model: Path) -> Mapping[str, Gram]:

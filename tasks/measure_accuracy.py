@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -59,9 +59,7 @@ def measure_accuracy(
     job, settings = run.job, variant.session
     metric = job_metric(job)
     key = (
-        variant.digest,
-        variant.proof,
-        asdict(settings),
+        variant.measured_as,
         evidence.evaluation.file.digest,
         metric.name,
         metric.version,
@@ -161,7 +159,8 @@ def _keeping(outputs: Iterator[NDArray[Any]], path: Path, n: int) -> Iterator[ND
     for batch in outputs:
         if not start and batch.ndim and batch.nbytes * n <= KEPT_BYTES * len(batch):
             kept = np.lib.format.open_memmap(path, "w+", batch.dtype, (n, *batch.shape[1:]))
-        if kept is not None and batch.shape[1:] == kept.shape[1:]:
+        # What does not fit is refused by who reads the batches.
+        if kept is not None and batch.shape[1:] == kept.shape[1:] and start + len(batch) <= n:
             kept[start : start + len(batch)] = batch
         start += len(batch) if batch.ndim else 0
         yield batch

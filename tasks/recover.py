@@ -221,9 +221,9 @@ def _kernel_times(run: Run, given: Given, inventory: Inventory, variant: Variant
         return _KernelTimes(node_times(graph, times), sum(times.values()))
 
     key = (
-        variant.digest,
-        asdict(variant.session),
-        run.job.measurement.model_dump(),
+        variant.measured_as,
+        given.evidence.evaluation.file.digest,
+        asdict(run.job.measurement.points[0]),
         inventory.device_key,
         MEASURE_CODE,
     )

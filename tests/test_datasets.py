@@ -185,10 +185,22 @@ def test_slices_are_groups_and_no_inputs(tmp_path: Path, kind: str, suffix: str)
     assert list(found.inputs) == ["x", "ids"]
 
 
+def test_groups_are_read_beside_the_inputs(tmp_path: Path) -> None:
+    """Keys of clusters are no input and no slice; their length counts, and a file without them has none."""
+    patients = np.arange(ROWS) // 2
+    (tmp_path / "data.npz").write_bytes(npz(patient=patients))
+    found = load_samples(tmp_path / "data.npz", SPECS, label="label", role="evaluation", groups="patient")
+    assert found.clusters is not None and found.clusters.tolist() == patients.tolist() and found.slices == {}
+    assert load_samples(tmp_path / "data.npz", SPECS, label="label", role="x", slices=("patient",)).clusters is None
+    (tmp_path / "data.npz").write_bytes(npz(patient=patients[1:]))
+    with pytest.raises(DataError, match="with lengths"):
+        load_samples(tmp_path / "data.npz", SPECS, label="label", role="evaluation", groups="patient")
+
+
 @pytest.mark.parametrize("groups", [np.linspace(0, 1, ROWS), np.zeros((ROWS, 2), int)])
 def test_slices_that_sort_nothing_are_refused(tmp_path: Path, groups: NDArray[Any]) -> None:
     (tmp_path / "data.npz").write_bytes(npz(place=groups))
-    with pytest.raises(DataError, match="slice 'place' is"):
+    with pytest.raises(DataError, match="'place' is"):
         load_samples(tmp_path / "data.npz", SPECS, label="label", role="evaluation", slices=("place",))
 
 

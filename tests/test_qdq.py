@@ -344,6 +344,35 @@ def test_a_clip_that_is_no_relu_leaves_no_float_convolution(tmp_path: Path, keep
     assert sqnr_db(case.values["y"], run(variant, case.x)) > 25
 
 
+@pytest.mark.parametrize("activation", ["uint8", "int8"])
+@pytest.mark.parametrize(("low", "high"), [(1e-3, 10.0), (-10.0, -1e-3)])
+@pytest.mark.parametrize("kind", ["Gemm", "MatMul", "Conv"])
+def test_a_clip_whose_range_lacks_zero_is_not_folded(
+    tmp_path: Path, kind: str, low: float, high: float, activation: str
+) -> None:
+    """Integers always stand for zero too, so that saturation cannot do its work: Log of 1e-3 would become Log of 0."""
+    rank = {"Gemm": 2, "MatMul": 3, "Conv": 4}[kind]
+    shape = {2: (16,), 3: (4, 16), 4: (16, 3, 3)}[rank]
+    weight = draw(8, 16, 1, 1) if kind == "Conv" else draw(16, 8)
+    constants = {"w": weight, "low": np.float32(low), "high": np.float32(high), "w2": draw(8, 5)}
+    nodes = [
+        op(kind, "x w", "c"),
+        op("Clip", "c low high", "r"),
+        op("Abs", "r", "a"),
+        op("Log", "a", "y"),
+        # A second reader, in integers, may see the clipped tensor quantized; the Log may not.
+        *([op("MatMul", "r w2", "z")] if kind == "MatMul" else []),
+    ]
+    case = build(tmp_path, nodes, constants, shape, more=("z",) if kind == "MatMul" else ())
+    variant, report = case.quantize(activation=activation, every_operator=True)
+    assert "c" in report.quantized
+    ran = kernels(variant)
+    assert ran["Clip"] == 1 and not ran.keys() & {kind, f"Fused{kind}"}
+    found = run(variant, case.x)
+    assert np.isfinite(found).all() and found.min() >= np.log(1e-3) - 1e-4
+    assert np.median(np.abs(found - case.values["y"])) < 0.05
+
+
 # TensorRT
 
 

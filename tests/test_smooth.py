@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from onnx import helper
 from test_qdq import BASIC, Case, build, draw, kernels, op, run, sqnr_db
 
-from tasks.ptq.bias_correction import correct_bias
+from tasks.ptq.bias_correction import correct_bias, watch
 from tasks.ptq.smooth import ChannelStatistics, output_error, read_channels, smooth, smoothing_factors
 from tasks.runtimes.ort import open_session, run_outputs
 
@@ -225,6 +225,49 @@ def test_the_mean_of_every_channel_comes_back(tmp_path: Path, kind: str, target:
     assert sqnr_db(exact[32:], run(corrected, fresh, BASIC)) > sqnr_db(exact[32:], run(variant, fresh, BASIC)) + 3
     if target == "ort-cpu":
         assert kernels(corrected) == kernels(variant)
+
+
+class Counted(list[dict[str, Array]]):
+    """Batches that count how often they are gone through."""
+
+    passes = 0
+
+    def __iter__(self) -> Iterator[dict[str, Array]]:
+        self.passes += 1
+        return super().__iter__()
+
+
+def test_a_deep_model_is_corrected_in_one_pass_of_each_model(tmp_path: Path) -> None:
+    """Every layer's mean comes back on what the corrected ones before it give, branches and sums included."""
+    constants, nodes, tensor = {}, [], "x"
+    for index in range(8):
+        constants |= {f"w{index}": draw(12, 12, 1, 1, seed=index) / 3 + 0.05, f"b{index}": draw(12, seed=index)}
+        nodes.append(op("Conv", f"{tensor} w{index} b{index}", f"c{index}"))
+        nodes.append(op("Relu", f"c{index}", f"r{index}"))
+        if index % 2:
+            nodes.append(op("Add", f"r{index} r{index - 1}", f"s{index}"))
+        tensor = nodes[-1].output[0]
+    constants |= {"w": draw(5, 12, 1, 1), "b": draw(5)}
+    case = build(tmp_path, [*nodes, op("Conv", f"{tensor} w b", "y")], constants, (12, 3, 3))
+    variant, report = case.quantize()
+    batches = Counted([{"x": case.x[:40]}, {"x": case.x[40:]}])
+    done = correct_bias(case.path, variant, tmp_path / "corrected.onnx", batches)
+    assert list(done.largest) == [*(f"c{index}" for index in range(8)), "y"] == list(report.quantized)
+    assert batches.passes == 2
+
+    # With its Relu folded, a convolution of the variant gives the tensor that the Relu gave, before saturation.
+    origins = {f"r{index}": f"c{index}" for index in range(8)}
+
+    def shifts(path: Path) -> dict[str, float]:
+        (found,) = watch(onnx.load(path), origins, [{"x": case.x}])
+        return {
+            name: float(np.abs((found[name] - case.values[origin]).mean(axis=(0, 2, 3))).max())
+            for name, origin in origins.items()
+        }
+
+    before, after = shifts(variant), shifts(tmp_path / "corrected.onnx")
+    # What is left is the rounding of the bias, and of the biases before it.
+    assert all(after[name] < before[name] / 10 for name in origins), (before, after)
 
 
 def test_a_layer_without_bias_is_named(tmp_path: Path) -> None:

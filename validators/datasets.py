@@ -37,13 +37,15 @@ class TensorSpec:
 class Samples:
     """Samples that fit a model: `inputs[name]` has shape `(n, ...)`, `labels` has shape `(n, ...)` or is None.
 
-    `slices[name]` (integers, booleans or text of shape `(n,)`) tells each sample's group.
+    `slices[name]` (integers, booleans or text of shape `(n,)`) tells each sample's group. `clusters` (likewise) has the key of
+    what a sample shares with others of its cluster, such as a patient; None where the job names no `data.groups`.
     """
 
     file: DataFile
     inputs: Arrays
     labels: NDArray[Any] | None
     slices: Arrays = field(default_factory=dict)
+    clusters: NDArray[Any] | None = None
 
     def __len__(self) -> int:
         return self.file.rows
@@ -55,18 +57,25 @@ class Samples:
 
 
 def load_samples(
-    path: Path, inputs: tuple[TensorSpec, ...], *, label: str, role: str, slices: tuple[str, ...] = ()
+    path: Path,
+    inputs: tuple[TensorSpec, ...],
+    *,
+    label: str,
+    role: str,
+    slices: tuple[str, ...] = (),
+    groups: str | None = None,
 ) -> Samples:
     """Read a data file and check that its arrays fit the model's inputs.
 
-    `role` (calibration, evaluation, traffic) names the file in errors. The label is optional here, and so are slices.
+    `role` (calibration, evaluation, traffic) names the file in errors. Label, slices and groups are optional here.
 
     Raises:
         DataError: the file is missing, unreadable or empty, or a name, dtype, shape or length does not fit.
     """
     arrays = read_arrays(path, role)
     labels = _as_text(arrays.pop(label)) if label in arrays else None
-    groups = {name: _as_groups(arrays.pop(name), name, path, role) for name in slices if name in arrays}
+    sorted_by = {name: _as_groups(arrays.pop(name), name, path, role) for name in slices if name in arrays}
+    clusters = _as_groups(arrays.pop(groups), groups, path, role) if groups in arrays else None
     expected = "; ".join(str(spec) for spec in inputs)
     missing = [spec.name for spec in inputs if spec.name not in arrays]
     extra = sorted(set(arrays) - {spec.name for spec in inputs})
@@ -76,7 +85,7 @@ def load_samples(
             + (f", missing {missing}" if missing else "")
             + (f", not inputs of the model: {extra}" if extra else ""),
             expected=f"one array for each input ({expected}) and {label!r}",
-            fix="name the arrays like the model's inputs, or set `data.label` and `data.slices`",
+            fix="name the arrays like the model's inputs, or set `data.label`, `data.slices` and `data.groups`",
         )
     for spec in inputs:
         _check_array(arrays[spec.name], spec, path, role)
@@ -86,7 +95,9 @@ def load_samples(
             expected="one label a sample, along axis 0",
             fix="write the labels as an array",
         )
-    others = groups | ({label: labels} if labels is not None else {})
+    others = sorted_by | ({label: labels} if labels is not None else {})
+    if groups is not None and clusters is not None:
+        others[groups] = clusters
     lengths = {name: len(array) for name, array in (arrays | others).items()}
     if len(set(lengths.values())) > 1:
         raise DataError(
@@ -99,7 +110,7 @@ def load_samples(
         raise DataError(
             found=f"{role} data {path.name} with no samples", expected="at least one sample", fix="fill the file"
         )
-    return Samples(DataFile(path, digest_file(path), rows), arrays, labels, groups)
+    return Samples(DataFile(path, digest_file(path), rows), arrays, labels, sorted_by, clusters)
 
 
 def check_evaluation(samples: Samples, spec: LabelSpec, *, metric: str, label: str) -> None:
@@ -215,13 +226,13 @@ def _as_text(array: NDArray[Any]) -> NDArray[Any]:
 
 
 def _as_groups(array: NDArray[Any], name: str, path: Path, role: str) -> NDArray[Any]:
-    """A slice as an array of integers, booleans or text."""
+    """A slice, or the groups, as an array of integers, booleans or text."""
     array = _as_text(array)
     if array.ndim != 1 or array.dtype.kind not in "iubU":
         raise DataError(
-            found=f"{role} data {path.name}: slice {name!r} is {array.dtype} of shape {array.shape}",
+            found=f"{role} data {path.name}: {name!r} is {array.dtype} of shape {array.shape}",
             expected="one integer, boolean or text a sample",
-            fix="write the groups as a one-dimensional array, or take the name out of `data.slices`",
+            fix="write the groups as a one-dimensional array, or take the name out of `data.slices` or `data.groups`",
         )
     return array
 

@@ -61,6 +61,7 @@ def bounded(
         method=method,
         reason=reason,
         samples_needed=needed,
+        counted=counted,
     )
 
 

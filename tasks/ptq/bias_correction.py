@@ -7,6 +7,7 @@ channel, layer after layer, so that a layer is measured on what the corrected on
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,15 +19,24 @@ from numpy.typing import NDArray
 from onnx.external_data_helper import load_external_data_for_model
 
 from tasks.ptq.fuse_bias import bias_behind
-from tasks.ptq.graph import from_array, initializers, name_nodes, operator_of, save_model, to_array, weight_input
+from tasks.ptq.graph import (
+    from_array,
+    initializers,
+    name_nodes,
+    operator_of,
+    save_model,
+    scratch,
+    to_array,
+    weight_input,
+)
 from tasks.ptq.placement import GraphView
+from tasks.ptq.staged import WATCHING, StagedRun
 from tasks.ptq.watched import open_watched
 from validators.datasets import Arrays
 from validators.libraries import Libraries
-from validators.records import SessionSettings
 
-# Without fusions: a tensor that is watched cannot vanish into a kernel, and integers are computed as their real numbers.
-WATCHING = SessionSettings("CPUExecutionProvider", 2, "basic")
+log = logging.getLogger("quantgate")
+LOG_LINES = 10  # of one correction, so that a large model shows progress
 
 
 @dataclass(frozen=True)
@@ -54,7 +64,8 @@ def correct_bias(
 ) -> Corrections:
     """Write the variant with shifted biases. `variant` is what `quantize_qdq` made of `source`; a batch maps input to array.
 
-    One pass over the batches for each layer, as a layer's shift depends on the corrections before it.
+    Each model runs over the batches once, in stages: a layer's shift depends on the corrections before it, so that the variant
+    goes on from each layer with the corrected bias.
 
     Raises:
         CandidateRefused: `invalid`: the runtime does not run one of the models.
@@ -63,17 +74,36 @@ def correct_bias(
     float_model, model = (onnx.load(path, load_external_data=False) for path in (source, variant))
     name_nodes(float_model.graph)
     layers, left = _find_layers(GraphView(float_model.graph), GraphView(model.graph))
-    axes = {layer.source_output: layer.channel_axis for layer in layers}
-    expected = mean_by_channel(float_model, axes, batches, source, libraries) if axes else {}
+    expected = _expected_means(float_model, source, layers, batches, libraries)
     largest = {}
-    for layer in layers:
-        found = mean_by_channel(model, {layer.output: layer.channel_axis}, batches, variant, libraries)
-        shift = found[layer.output] - expected[layer.source_output]
-        _shift_bias(model.graph, variant.parent, layer, shift)
-        largest[layer.node] = float(np.abs(shift).max())
+    with scratch() as folder:
+        run = StagedRun(model, variant, [layer.output for layer in layers], batches, folder, libraries)
+        starts = {node.name: index for index, node in enumerate(model.graph.node)}
+        for done, layer in enumerate(layers, 1):
+            values = run.values(layer.output, restart=starts[layer.node])
+            shift = channel_mean(values, layer.channel_axis) - expected[layer.source_output]
+            _shift_bias(model.graph, variant.parent, layer, shift)
+            largest[layer.node] = float(np.abs(shift).max())
+            if done * LOG_LINES // len(layers) > (done - 1) * LOG_LINES // len(layers):
+                log.info("bias correction: %d of %d layers", done, len(layers))
     load_external_data_for_model(model, str(variant.parent))
     save_model(model, corrected)
     return Corrections(largest, left)
+
+
+def _expected_means(
+    model: onnx.ModelProto,
+    path: Path,
+    layers: Sequence[_Layer],
+    batches: Iterable[Arrays],
+    libraries: Libraries,
+) -> dict[str, NDArray[np.float64]]:
+    """The mean of each layer's channels in the float model, by the name of its output there."""
+    axes = {layer.source_output: layer.channel_axis for layer in layers}
+    with scratch() as folder:
+        run = StagedRun(model, path, axes, batches, folder, libraries)
+        order = sorted(axes, key=run.position)
+        return {name: channel_mean(run.values(name, run.position(name) + 1), axes[name]) for name in order}
 
 
 def watch(
@@ -89,22 +119,18 @@ def watch(
             yield watched.run(batch)
 
 
-def mean_by_channel(
-    model: onnx.ModelProto,
-    channel_axes: dict[str, int],
-    batches: Iterable[Arrays],
-    path: Path,
-    libraries: Libraries = (),
-) -> dict[str, NDArray[np.float64]]:
-    """The mean of each tensor over all values of a channel, shape `(channels,)`; `model` and `path` as in `watch`."""
-    sums: dict[str, NDArray[np.float64]] = {}
-    counts = dict.fromkeys(channel_axes, 0)
-    for values in watch(model, channel_axes, batches, path, libraries):
-        for name, array in values.items():
-            rows = np.moveaxis(array, channel_axes[name], -1).reshape(-1, array.shape[channel_axes[name]])
-            sums[name] = sums.get(name, np.zeros(rows.shape[1])) + rows.sum(axis=0, dtype=np.float64)
-            counts[name] += len(rows)
-    return {name: sums[name] / counts[name] for name in sums}
+def channel_mean(batches: Iterable[NDArray[Any]], channel_axis: int) -> NDArray[np.float64]:
+    """The mean over all values of a channel of all batches, shape `(channels,)`.
+
+    >>> channel_mean([np.array([[1.0, 2.0]]), np.array([[2.0, 4.0], [3.0, 6.0]])], -1).tolist()
+    [2.0, 4.0]
+    """
+    total, count = np.zeros(()), 0
+    for array in batches:
+        rows = np.moveaxis(array, channel_axis, -1).reshape(-1, array.shape[channel_axis])
+        total = total + rows.sum(axis=0, dtype=np.float64)
+        count += len(rows)
+    return np.asarray(total / count)
 
 
 def _find_layers(source: GraphView, variant: GraphView) -> tuple[list[_Layer], dict[str, str]]:

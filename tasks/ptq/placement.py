@@ -109,14 +109,25 @@ class GraphView:
         count = 2 if node.op_type in WEIGHT_INPUT else len(node.input)
         return [index for index, name in enumerate(node.input[:count]) if name and name not in self.constants]
 
-    def folds(self, node: onnx.NodeProto) -> onnx.NodeProto | None:
-        """The Relu or Clip (of constant bounds) that alone reads a node's output."""
+    def activation_behind(self, node: onnx.NodeProto) -> onnx.NodeProto | None:
+        """The Relu or Clip that alone reads a node's output."""
         name = node.output[0]
         found = self.readers.get(name, [])
         if name in self.pinned or len(found) != 1 or found[0][0].op_type not in FOLDED or found[0][0].domain:
             return None
-        activation = found[0][0]
-        return activation if all(not item or item in self.constants for item in activation.input[1:]) else None
+        return found[0][0]
+
+    def folds(self, node: onnx.NodeProto) -> onnx.NodeProto | None:
+        """The activation behind a node, if saturation can do its work.
+
+        Its bounds must be constants, and hold zero, since every integer type stands for zero too: what a Clip keeps above 1e-3
+        would come out as 0.
+        """
+        activation = self.activation_behind(node)
+        if activation is None or any(item and item not in self.constants for item in activation.input[1:]):
+            return None
+        low, high = self.bounds(activation.output[0])
+        return activation if low <= 0 <= high else None
 
     def bounds(self, tensor: str) -> Range:
         """What the operator behind a tensor cannot leave, whatever it reads."""
@@ -240,8 +251,11 @@ def _place_for_ort(
         # A product gives float for nothing, unless it is read in integers as well (of both kinds of readers the runtime wants
         # no integer kernel at all), or a Relu or Clip comes before the float: there it looks for integers behind that.
         readers = view.readers.get(results[node.name], [])
-        if found[node.name][1] or any(
-            reader.name in integer and index in view.activations(reader) for reader, index in readers
+        in_float = view.activation_behind(node) if results[node.name] in ranges else None
+        if (
+            found[node.name][1]
+            or in_float
+            or any(reader.name in integer and index in view.activations(reader) for reader, index in readers)
         ):
             outputs.add(results[node.name])
     if every_operator:

@@ -32,7 +32,7 @@ class Watched:
 
     def __init__(self, session: ort.InferenceSession, outputs: Mapping[str, str], given: tuple[str, ...]) -> None:
         self._session, self._outputs, self._given = session, dict(outputs), given
-        self._inputs = {value.name for value in session.get_inputs()}
+        self.inputs = {value.name for value in session.get_inputs()}
         values = [*session.get_inputs(), *session.get_outputs()]
         self.types: dict[str, str] = {value.name: value.type for value in values}
         """The runtime's type of each input and output, as `tensor(float)`."""
@@ -43,7 +43,7 @@ class Watched:
         Raises:
             CandidateRefused: `invalid`: the runtime fails on the batch.
         """
-        feeds = {name: array for name, array in batch.items() if name in self._inputs}
+        feeds = {name: array for name, array in batch.items() if name in self.inputs}
         outputs = list(self._outputs.values())
         values = run_outputs(self._session, feeds, outputs) if outputs else []
         return dict(zip(self._outputs, values, strict=True)) | {name: feeds[name] for name in self._given}

@@ -130,8 +130,7 @@ def _against(verdict: Verdict, metric: str) -> str:
     bound = formats.gate_value(verdict, verdict.bound, metric)
     if verdict.outcome == "inconclusive":
         needed = f"about {two_digits(verdict.samples_needed):,}" if verdict.samples_needed else "more"
-        counted = "pairs of blocks" if "speedup" in verdict.gate or "p50" in verdict.method else "samples"
-        return f"{gate} may be {side} {bound}: {needed} {counted} would tell"
+        return f"{gate} may be {side} {bound}: {needed} {verdict.counted} would tell"
     return f"{gate} {side} {bound}"
 
 
