@@ -64,7 +64,7 @@ def quantize(job: Job, promote: bool = True, replace_device: bool = False) -> St
         if promote:
             check_approval(run)
             warn_of_local_locks(run.state)
-        with turn_of(run):
+        with turn_of(run), run.footprint.measured():
             run.clock.begin_budget()
             status.result = quantized(run, status, promote=promote, replace_device=replace_device)
     return state_of(status.result)
@@ -83,6 +83,7 @@ def quantized(run: Run, status: Kept, *, promote: bool, replace_device: bool) ->
                 run, given, findings, promote=promote, replace_device=replace_device, record=record
             )
             record_trials(run, record, findings.trials)
+        findings = replace(findings, footprint=run.footprint.read())
         page = publish_report(run, record, findings, conclude(job, findings, run.clock))
         result = conclude(job, replace(findings, report=page), run.clock)
         close_run(run, record, result, page)

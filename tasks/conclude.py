@@ -20,6 +20,7 @@ from validators.result import (
     ChampionResult,
     CheckResult,
     ErrorResult,
+    FootprintResult,
     Result,
     RunOutcome,
     SignOffResult,
@@ -45,6 +46,7 @@ class Findings:
     sign_off: SignOff | None = None
     champion: Champion | None = None
     report: Path | None = None
+    footprint: FootprintResult | None = None
 
 
 def conclude(job: Job, findings: Findings, clock: Clock) -> Result:
@@ -239,6 +241,7 @@ def _document(job: Job | None, findings: Findings, clock: Clock, outcome: RunOut
         if champion
         else None,
         report=str(findings.report) if findings.report else None,
+        footprint=findings.footprint,
         seconds=clock.seconds(),
     )
 

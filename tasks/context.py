@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import shutil
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tasks.clock import Clock
+from tasks.footprint import Footprint
 from tasks.redact import redact_logs
 from tasks.runtimes.libraries import find_library
 from tasks.settings import make_state_folder, state_folder, store_place, tracking_uri
@@ -62,6 +63,10 @@ class Run:
     clock: Clock
     locks: Locks
     libraries: Libraries = ()
+    footprint: Footprint = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "footprint", Footprint(self.job.budgets, self.store))
 
     def time_for_candidates(self) -> AbstractContextManager[None]:
         """A block whose passes over models are refused once the candidates' share of the budget is spent."""

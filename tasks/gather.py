@@ -7,7 +7,7 @@ from dataclasses import replace
 from tasks.context import log
 from tasks.storage.space import StorageFull
 from validators.digests import digest_values
-from validators.errors import InfrastructureError
+from validators.errors import BudgetExceeded, InfrastructureError, RefusalKind
 from validators.records import Refusal, Trial
 
 
@@ -21,14 +21,16 @@ def trial_of(name: str, outcome: Trial | BaseException) -> Trial:
         return outcome
     if isinstance(outcome, StorageFull) or not isinstance(outcome, Exception):
         raise outcome
-    if isinstance(outcome, InfrastructureError):
+    if isinstance(outcome, InfrastructureError | BudgetExceeded):
         reason = f"{outcome.found}; expected {outcome.expected}; {outcome.fix}"
     else:
         reason = (
             f"unexpected {type(outcome).__name__}: {str(outcome).splitlines()[0] if str(outcome) else 'no message'}"
         )
         log.error("%s: %s", name, reason, exc_info=outcome)
-    return Trial(name, outcome="refused", refusal=Refusal("infrastructure", reason))
+    # A budget would be exceeded again: another try is worth nothing.
+    kind: RefusalKind = "unsupported" if isinstance(outcome, BudgetExceeded) else "infrastructure"
+    return Trial(name, outcome="refused", refusal=Refusal(kind, reason))
 
 
 def merge_copies(trials: tuple[Trial, ...]) -> tuple[Trial, ...]:

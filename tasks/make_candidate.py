@@ -14,12 +14,15 @@ import onnx
 
 from tasks.build_engine import with_engine
 from tasks.context import CANDIDATES_SHARE, MAKER_CODE, Evidence, Given, Run, log
+from tasks.gather import trial_of
 from tasks.inspect_variant import coverage_of, sanity_of
 from tasks.measure.inventory import adds_pairs_in_16_bits, usable_cores, usable_providers
+from tasks.measure.reduction import Needed
 from tasks.measure_accuracy import Reference, measure_accuracy, on_selection
 from tasks.measure_baseline import baseline_variant
 from tasks.ptq.calibration import calibrate
 from tasks.ptq.grams import Gram, collect_grams
+from tasks.ptq.graph import model_bytes
 from tasks.ptq.make import Materials, float_graph, make_variant, quantize_int8
 from tasks.ptq.prepare import fuse_graph, prepare_graph
 from tasks.ptq.qdq import Report
@@ -31,7 +34,7 @@ from tasks.runtimes.openvino import find_device
 from tasks.stages import MAKE
 from tasks.step import step
 from validators.datasets import Arrays
-from validators.errors import CandidateRefused
+from validators.errors import BudgetExceeded, CandidateRefused
 from validators.measurements import Accuracy
 from validators.providers import CPU_PROVIDER
 from validators.recipe import Candidate, decode
@@ -79,9 +82,13 @@ def make_candidate(run: Run, given: Given, inventory: Inventory, baseline: Accur
         return Trial(name, outcome="refused", refusal=Refusal("infrastructure", reason))
     with run.clock.work("make candidates"), run.time_for_candidates():
         try:
+            # A variant takes about as much as its source at most; what it shares with others is made once.
+            run.footprint.check(f"{name}: its file", Needed(0, model_bytes(given.source.onnx_path)))
             trial = _try(run, given, inventory, baseline, decode(name))
         except CandidateRefused as error:
             trial = refused(name, error)
+        except BudgetExceeded as error:
+            trial = trial_of(name, error)
     log.info("made %s: %s", name, _summary(trial))
     return replace(trial, seconds=time.monotonic() - started)
 
@@ -222,7 +229,7 @@ def materials_of(run: Run, given: Given, inventory: Inventory) -> Materials:
                 float_model,
                 tensors_to_collect(float_model, block_size=candidate.block_size or 32),
                 lambda: evidence.calibration.batches(size),
-                max_memory_mb=run.job.calibration.max_memory_mb,
+                max_memory_mb=run.footprint.room_mb(run.job.calibration.max_memory_mb),
                 threads=run.job.measurement.points[0].threads or usable_cores(),
                 libraries=run.libraries,
             )
@@ -255,7 +262,7 @@ def _calibrate(run: Run, prepared: Path, evidence: Evidence, statistics: Path) -
             evidence.calibration,
             statistics,
             threads=run.job.measurement.points[0].threads or usable_cores(),
-            max_memory_mb=run.job.calibration.max_memory_mb,
+            max_memory_mb=run.footprint.room_mb(run.job.calibration.max_memory_mb),
             fixed_batch=evidence.batch_axis,
             libraries=run.libraries,
         )

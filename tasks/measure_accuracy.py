@@ -19,7 +19,7 @@ from tasks.measure.reduction import KEPT_BYTES, Reduced, batch_size, reduce_outp
 from tasks.measure.values import has_noise
 from tasks.runtimes.runner import Runner, open_runner
 from validators.datasets import TensorSpec
-from validators.errors import CandidateRefused, JobError
+from validators.errors import BudgetExceeded, CandidateRefused, JobError
 from validators.job import Job
 from validators.measurements import Accuracy
 from validators.records import Inventory, SessionSettings, Variant
@@ -55,6 +55,7 @@ def measure_accuracy(
         CandidateRefused: the runtime does not load or run it, or the metric fails on outputs that are not the baseline's.
         DataError: the samples have no targets for the metric `perplexity`.
         JobError: the metric fails on the baseline's outputs.
+        BudgetExceeded: the run takes more memory or disk than it may.
     """
     job, settings = run.job, variant.session
     metric = job_metric(job)
@@ -74,9 +75,9 @@ def measure_accuracy(
     def measure(folder: Path) -> Accuracy:
         threads = settings.threads if alone else settings.threads // 2
         try:
-            reduced = _reduced(evidence, metric, variant, reference, threads, folder)
+            reduced = _reduced(run, evidence, metric, variant, reference, threads, folder)
         except JobError as error:
-            if reference is None:
+            if reference is None or isinstance(error, BudgetExceeded):
                 raise
             # What fails on a variant alone is the variant's fault.
             raise CandidateRefused(
@@ -99,6 +100,7 @@ def keeps_noise(metric: Metric, output: TensorSpec) -> bool:
 
 
 def _reduced(
+    run: Run,
     evidence: Evidence,
     metric: Metric,
     variant: Variant,
@@ -122,7 +124,23 @@ def _reduced(
                 beside = _stored(reference.accuracy.outputs_path, _size(evidence))
             else:
                 beside = _outputs(opened(reference.variant), evidence, metric)
-        return reduce_outputs(metric, outputs, samples.labels, beside, len(samples), keeps_noise=noise, scratch=folder)
+        what = f"metric {metric.name!r} on output {evidence.output.name!r}"
+        return reduce_outputs(
+            metric,
+            _within_budget(run, outputs, what),
+            samples.labels,
+            beside,
+            len(samples),
+            keeps_noise=noise,
+            scratch=folder,
+            check=lambda needed: run.footprint.check(what, needed),
+        )
+
+
+def _within_budget(run: Run, outputs: Iterator[NDArray[Any]], what: str) -> Iterator[NDArray[Any]]:
+    for batch in outputs:
+        run.footprint.check(what)
+        yield batch
 
 
 def _size(evidence: Evidence) -> int:
@@ -148,7 +166,8 @@ def _keeping(outputs: Iterator[NDArray[Any]], path: Path, n: int) -> Iterator[ND
     for batch in outputs:
         if not start and batch.ndim and batch.nbytes * n <= KEPT_BYTES * len(batch):
             kept = np.lib.format.open_memmap(path, "w+", batch.dtype, (n, *batch.shape[1:]))
-        if kept is not None and batch.shape[1:] == kept.shape[1:]:
+        # What does not fit is refused by who reads the batches.
+        if kept is not None and batch.shape[1:] == kept.shape[1:] and start + len(batch) <= n:
             kept[start : start + len(batch)] = batch
         start += len(batch) if batch.ndim else 0
         yield batch

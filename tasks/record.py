@@ -184,6 +184,8 @@ def close_run(run: Run, run_id: str, result: Result, page: Path) -> None:
         _log_report(client, run_id, page)
         metrics = {f"seconds_{step.replace(' ', '_')}": value for step, value in result.seconds.by_step.items()}
         metrics |= {"seconds_total": result.seconds.total, "seconds_overhead": result.seconds.overhead}
+        if result.footprint:
+            metrics |= result.footprint.model_dump()
         registry_call(client.log_batch, run_id, metrics=as_metrics(metrics))
         _close_others(client, run_id)
         registry_call(client.set_terminated, run_id, "FINISHED")

@@ -47,6 +47,11 @@ class Budgets(Settings):
     recovery: Annotated[int, Field(ge=0)] = 12
     """How many variants of a candidate that fails on accuracy alone are made and evaluated, with some of it left in float; 0
     for none."""
+    memory_mb: Annotated[float, Field(gt=0)] | None = None
+    """Peak resident memory of the run with the processes that it starts; null for what the machine has. A candidate that is
+    started or measured beyond it is refused."""
+    disk_mb: Annotated[float, Field(gt=0)] | None = None
+    """Space that the run may take in the state folder; null for what is free. A candidate that needs more is refused."""
 
 
 class Confirmation(Settings):

@@ -176,6 +176,15 @@ class SecondsResult(_Document):
     by_step: dict[str, float]
 
 
+class FootprintResult(_Document):
+    """Memory and disk that the run took, in MB of 10^6 bytes, on the machine that ran the flow."""
+
+    peak_memory_mb: float
+    """Resident memory of the run's process and of those that it started, at its highest."""
+    disk_mb: float
+    """Files written into the store, with temporary ones, at their highest; what was there before is not counted."""
+
+
 class Result(_Document):
     """What a run came to."""
 
@@ -198,4 +207,6 @@ class Result(_Document):
     report: str | None = None
     """Path of the HTML report."""
     error: ErrorResult | None = None
+    footprint: FootprintResult | None = None
+    """Null for a run that ended before anything was measured, and while it waits for an approval."""
     seconds: SecondsResult
