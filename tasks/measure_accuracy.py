@@ -104,6 +104,13 @@ def _outputs(runner: Runner, evidence: Evidence, metric: Metric) -> NDArray[Any]
         # The logits of all windows fit nowhere; their losses, finite where they are, stand for them from here on.
         return score_batches(logits, samples, evidence.output)
     outputs = run_all(runner, samples.batches(evidence.batch_axis or EVALUATION_BATCH_SIZE), output)
+    if len(outputs) != len(samples):
+        raise CandidateRefused(
+            kind="invalid",
+            found=f"output {output!r} has {len(outputs)} rows for {len(samples)} evaluation samples",
+            expected="a judged output with one row a sample along axis 0",
+            fix="name another `output`, or export the model with the batch on axis 0 of this one",
+        )
     # The runtime gives text as Python objects, which numpy stores by pickle alone.
     return outputs.astype(str) if outputs.dtype.kind == "O" else outputs
 

@@ -71,12 +71,14 @@ class Data(Settings):
     slices: tuple[str, ...] = ()
     """Names of arrays or columns that sort samples into groups, such as language or customer: integers or text. Calibration
     data must cover each group of the reference."""
+    ignore: tuple[str, ...] = ()
+    """Names of arrays or columns that are neither inputs, label nor slices and are left alone, such as ids."""
 
     @model_validator(mode="after")
     def _names_differ(self) -> Data:
-        names = (self.label, *self.slices)
+        names = (self.label, *self.slices, *self.ignore)
         if len(set(names)) < len(names):
-            raise ValueError("the label and each slice have names of their own")
+            raise ValueError("the label, each slice and each ignored array have names of their own")
         return self
 
 

@@ -12,6 +12,7 @@ from validators.external_data import check_external_data, check_sizes, tensors
 from validators.external_data import nodes as nodes_in
 from validators.findings import Finding, Rule, apply_rules
 from validators.graph_scope import DEQUANTIZE, QUANTIZE
+from validators.interfaces import check_interface
 from validators.ort_rules import CPU_RULES, CUDA_RULES
 from validators.quantized_graph import QuantizedGraph
 from validators.recipe import Target
@@ -46,7 +47,7 @@ def check_source_graph(path: Path, *, custom_operators: bool = False) -> onnx.Mo
 
     Raises:
         SourceError: the file is unreadable or truncated, too new or too old, already quantized, uses a custom operator,
-            or fails `onnx.checker`.
+            has inputs or outputs that are not supported, or fails `onnx.checker`.
     """
     model = _load(path)
     _check_versions(path, model)
@@ -54,6 +55,7 @@ def check_source_graph(path: Path, *, custom_operators: bool = False) -> onnx.Mo
     _check_operators(path, model, nodes)
     if not custom_operators:
         _refuse_custom(path, model, nodes)
+    check_interface(model, path.name)
     try:
         # By path, so that external data beside the file is checked too and 2 GB are no limit.
         onnx.checker.check_model(str(path))
