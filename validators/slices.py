@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from validators.gates import bounded, confidence_of_each
+from validators.gates import EVALUATION, bounded, confidence_of_each
 from validators.job_gates import Gates
 from validators.measurements import Estimate
 from validators.verdicts import Verdict
@@ -87,7 +87,7 @@ def _judge(found: SliceDrop, bound: float, confidence: float) -> Verdict:
         found.n,
         f"{found.name}: {found.method}",
         "{:+.4f}".format,
-        counted=f"samples of {found.name}",
+        counted=f"{EVALUATION} of {found.name}",
     )
     return replace(verdict, reason=verdict.reason and f"{found.name}: {verdict.reason}")
 
