@@ -9,6 +9,7 @@ import numpy as np
 from tasks.build_engine import with_engine
 from tasks.context import Given, Run, log
 from tasks.job_metric import job_metric
+from tasks.measure.chance import chance_warning
 from tasks.measure.inventory import usable_cores
 from tasks.measure_accuracy import finite, measure_accuracy
 from tasks.ptq.graph import model_bytes
@@ -63,7 +64,13 @@ def measure_baseline(run: Run, given: Given, inventory: Inventory) -> Accuracy:
             fix="check the source on the evaluation data first",
         )
     # The metric that variants are shown beside is that of the samples that choose, like theirs.
-    rows = np.load(accuracy.scores_path)[~given.evidence.confirmation[:: accuracy.samples_a_row]]
-    accuracy = replace(accuracy, value=job_metric(run.job).value(rows), n=len(rows))
+    step = accuracy.samples_a_row
+    every, metric, labels = np.load(accuracy.scores_path), job_metric(run.job), given.evidence.evaluation.labels
+    rows = every[~given.evidence.confirmation[::step]]
+    # Of all samples: the confirmation rests on the same baseline.
+    warning = chance_warning(metric, every, None if labels is None else labels[::step], run.job.seed)
+    accuracy = replace(accuracy, value=metric.value(rows), n=len(rows), warning=warning)
     log.info("baseline: %s %.4f on %d samples", accuracy.metric, accuracy.value, accuracy.n)
+    if warning:
+        log.warning("%s", warning)
     return accuracy

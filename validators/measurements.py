@@ -186,7 +186,8 @@ class Accuracy:
     `scores_path` holds float64 rows (`.npy`, shape `(n, k)`), each of `samples_a_row` samples, in order: of one column they are
     scores whose mean is judged. `noise_path` holds energies of signal and noise against the baseline's outputs (float64, shape
     `(samples, 2)`), and `sqnr` is their ratio in dB with a one-sided bound on either side, once it was judged; both are
-    None for the baseline, and where the output is no floating-point value or is not kept.
+    None for the baseline, and where the output is no floating-point value or is not kept. `warning` says that a baseline is at
+    chance level.
     """
 
     metric: str
@@ -197,6 +198,7 @@ class Accuracy:
     samples_a_row: int = 1
     noise_path: Path | None = None
     sqnr: Estimate | None = None
+    warning: str = ""
 
 
 @dataclass(frozen=True)
