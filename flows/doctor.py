@@ -12,7 +12,7 @@ from typing import Any
 
 from flows.describe import Rows, target_rows
 from tasks.measure.inventory import take_inventory
-from tasks.settings import database_file, state_folder, tracking_uri
+from tasks.settings import database_file, registry_uri, state_folder, tracking_uri
 from validators.answer import Answer, Table
 from validators.errors import EXIT_INFRASTRUCTURE, EXIT_OK, InfrastructureError
 from validators.recipe import TARGETS
@@ -71,7 +71,13 @@ def _disk(state: Path) -> str:
 
 
 def _mlflow(state: Path) -> str:
-    address = tracking_uri(state)
+    tracking = tracking_uri(state)
+    registry = registry_uri(tracking)
+    told = _store(tracking)
+    return told if registry == tracking else f"{told}; models in {_store(registry)}"
+
+
+def _store(address: str) -> str:
     if address.startswith(("http://", "https://")):
         return f"{redact(address)}: {_asked(address)}"
     file = database_file(address)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flows.console import prepared
-from flows.run_commands import ResultFile, follow_job
+from flows.run_commands import ReplaceDevice, ResultFile, follow_job
 from tasks.settings import database_file, state_folder, tracking_uri
 from validators.answer import Answer
 from validators.errors import InfrastructureError, JobError
@@ -149,7 +149,7 @@ def _open(page: Path) -> None:
         )
 
 
-def promote(run: RecordedRun, result: ResultFile = None) -> Answer:
+def promote(run: RecordedRun, result: ResultFile = None, replace_device: ReplaceDevice = False) -> Answer:
     """Promote the winner of a run with --no-promote.
 
     Runs its recorded job again, with promotion: finished work is taken from the store, and every gate and the champion
@@ -165,7 +165,7 @@ def promote(run: RecordedRun, result: ResultFile = None) -> Answer:
         found = find_recorded(client, run)
         check_promotable(found)
         job = recorded_job(client, found)
-    answer = follow_job(job, result)
+    answer = follow_job(job, result, replace_device=replace_device)
     chosen = getattr(answer.document, "chosen", None)
     if chosen not in (None, found.chosen):
         note = f"note:      run {found.id[:8]} chose {found.chosen}; measured again, {chosen} is the better one"

@@ -46,7 +46,7 @@ def confirm_winner(
     ground = ground_of(run, given, baseline)
     tried: dict[str, Trial] = {}
     for trial in passing[: run.job.confirmation.candidates]:
-        with run.clock.work("confirm the winner"):
+        with run.clock.work("confirm the winner"), run.time_for_winner():
             try:
                 again = _judge_again(run, given, inventory, ground, trial)
             except CandidateRefused as error:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +12,6 @@ from numpy.typing import NDArray
 from tasks.job_metric import job_metric
 from tasks.measure.drops import count_flips, estimate_drop, estimate_sqnr
 from tasks.measure.metric import Metric, Rows
-from tasks.measure_accuracy import finite
 from validators.accuracy_gates import judge_drop, judge_sqnr
 from validators.datasets import Arrays
 from validators.job import Job
@@ -110,9 +108,5 @@ def judge_answers(ground: Ground, accuracy: Accuracy, samples: Mask, confidence:
 
 def _newly_bad(baseline: Accuracy, variant: Accuracy, samples: Mask) -> int:
     """How many of the samples have NaN or Inf where the baseline's outputs are finite."""
-    before, after = (_finite_samples(np.load(accuracy.outputs_path)) for accuracy in (baseline, variant))
+    before, after = (np.load(accuracy.finite_path) == 1 for accuracy in (baseline, variant))
     return int((before & ~after)[samples].sum())
-
-
-def _finite_samples(outputs: NDArray[Any]) -> NDArray[np.bool_]:
-    return np.asarray(finite(outputs).reshape(len(outputs), -1).all(axis=1))

@@ -58,7 +58,7 @@ def _load(run: Run, source: Source) -> Evidence:
         evaluation = load_file(run, "evaluation", job.data.evaluation, inputs)
         traffic = load_file(run, "traffic", job.data.traffic, inputs) if job.data.traffic else None
         _check_fixed_batch(batch_axis, run, calibration, evaluation)
-        probe = _probe(session, output, evaluation, batch_axis)
+        probe, sample_bytes = _probe(session, output, evaluation, batch_axis)
     metric = job_metric(job)
     labels = metric.expects(output, probe.shape)
     check_evaluation(evaluation, labels, metric=metric.name, label=job.data.label)
@@ -74,18 +74,23 @@ def _load(run: Run, source: Source) -> Evidence:
         job.gates, job.confirmation, confirmation[::unit], groups, is_right_or_wrong=metric.is_right_or_wrong
     )
     log.info("data: %d calibration and %d evaluation samples", len(calibration), len(evaluation))
-    return Evidence(inputs, output, calibration, evaluation, traffic, batch_axis, confirmation)
+    return Evidence(inputs, output, calibration, evaluation, traffic, batch_axis, confirmation, sample_bytes)
 
 
 def _probe(
     session: ort.InferenceSession, output: TensorSpec, evaluation: Samples, batch_axis: int | None
-) -> NDArray[Any]:
-    """Return the judged output for a small batch, after batches of several sizes gave one row a sample."""
+) -> tuple[NDArray[Any], int]:
+    """Return the judged output for a small batch, and the bytes of one sample's inputs and judged output.
+
+    Raises:
+        JobError: batches of several sizes do not give one row a sample.
+    """
     batches = [next(evaluation.batches(size)) for size in ((batch_axis,) if batch_axis else PROBE_SAMPLES)]
     counts = [len(next(iter(batch.values()))) for batch in batches]
     answers = [session.run([output.name], batch)[0] for batch in batches]
     check_judged(output, list(zip(counts, answers, strict=True)))
-    return np.asarray(answers[0])
+    probe = np.asarray(answers[0])
+    return probe, (probe.nbytes + sum(array.nbytes for array in batches[0].values())) // counts[0]
 
 
 def describe_source(run: Run, source: Source) -> tuple[tuple[TensorSpec, ...], TensorSpec, int | None]:

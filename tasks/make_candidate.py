@@ -13,10 +13,11 @@ from typing import Any
 import onnx
 
 from tasks.build_engine import with_engine
-from tasks.context import MAKER_CODE, Evidence, Given, Run, log
+from tasks.context import CANDIDATES_SHARE, MAKER_CODE, Evidence, Given, Run, log
 from tasks.inspect_variant import coverage_of, sanity_of
 from tasks.measure.inventory import adds_pairs_in_16_bits, usable_cores, usable_providers
-from tasks.measure_accuracy import measure_accuracy
+from tasks.measure_accuracy import Reference, measure_accuracy
+from tasks.measure_baseline import baseline_variant
 from tasks.ptq.calibration import calibrate
 from tasks.ptq.grams import Gram, collect_grams
 from tasks.ptq.make import Materials, float_graph, make_variant, quantize_int8
@@ -70,10 +71,13 @@ class _Made:
 def make_candidate(run: Run, given: Given, inventory: Inventory, baseline: Accuracy, name: str) -> Trial:
     """The candidate's trial: its variant, coverage and accuracy, or its refusal."""
     started = time.monotonic()
-    if run.clock.elapsed_seconds > run.job.budgets.seconds:
-        reason = f"the budget of {run.job.budgets.seconds:.0f} s was spent before this candidate was started"
+    if run.clock.spent_seconds > CANDIDATES_SHARE * run.job.budgets.seconds:
+        reason = (
+            f"{CANDIDATES_SHARE:.0%} of the budget of {run.job.budgets.seconds:.0f} s, the candidates' share, was spent "
+            "before this one was started"
+        )
         return Trial(name, outcome="refused", refusal=Refusal("infrastructure", reason))
-    with run.clock.work("make candidates"):
+    with run.clock.work("make candidates"), run.time_for_candidates():
         try:
             trial = _try(run, given, inventory, baseline, decode(name))
         except CandidateRefused as error:
@@ -103,7 +107,8 @@ def _try(run: Run, given: Given, inventory: Inventory, baseline: Accuracy, candi
     variant = replace(variant, session=with_engine_cache(variant.session, run.state))
     coverage, had_coverage = coverage_of(run, given, inventory, variant)
     sanity, had_sanity = sanity_of(run, given, inventory, variant)
-    accuracy, had_accuracy = measure_accuracy(run, given.evidence, inventory, variant, baseline)
+    reference = Reference(baseline, baseline_variant(run, given, inventory))
+    accuracy, had_accuracy = measure_accuracy(run, given.evidence, inventory, variant, reference)
     return Trial(
         candidate.name,
         variant=variant,
@@ -120,6 +125,9 @@ def _make(run: Run, given: Given, inventory: Inventory, candidate: Candidate) ->
     materials = materials_of(run, given, inventory)
     key = (
         candidate.name,
+        # Parts are ranked by what they do to the judged output; smoothing looks at a seeded draw of rows.
+        evidence.output.name if candidate.kept_parts else None,
+        run.job.seed if candidate.smooth else None,
         given.source.digest,
         evidence.calibration.file.digest,
         threads,
@@ -178,7 +186,7 @@ def materials_of(run: Run, given: Given, inventory: Inventory) -> Materials:
             _calibrate(run, graph, evidence, folder / "statistics.npz")
             return _File(folder / "statistics.npz")
 
-        key = (*base, evidence.calibration.file.digest, of_smoothed, run.job.seed)
+        key = (*base, evidence.calibration.file.digest, of_smoothed, run.job.seed if of_smoothed else None)
         return run.store.make("statistics", key, _File, make)[0].path
 
     def ranking(candidate: Candidate) -> tuple[Sensitivity, ...]:
@@ -203,7 +211,8 @@ def materials_of(run: Run, given: Given, inventory: Inventory) -> Materials:
                     )
                 )
 
-        key = (*base, candidate.name, evidence.calibration.file.digest, evidence.output.name, reduced)
+        seed = run.job.seed if candidate.smooth else None
+        key = (*base, candidate.name, evidence.calibration.file.digest, evidence.output.name, seed, reduced)
         return run.store.make("ranking", key, _Ranking, make)[0].parts
 
     def grams(candidate: Candidate, float_model: Path) -> Mapping[str, Gram]:

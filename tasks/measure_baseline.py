@@ -11,11 +11,11 @@ from tasks.context import Given, Run, log
 from tasks.job_metric import job_metric
 from tasks.measure.chance import chance_warning
 from tasks.measure.inventory import usable_cores
-from tasks.measure_accuracy import finite, measure_accuracy
+from tasks.measure_accuracy import measure_accuracy
 from tasks.ptq.graph import model_bytes
 from tasks.ptq.sessions import session_settings, with_engine_cache
 from tasks.step import step
-from validators.errors import CandidateRefused, SourceError
+from validators.errors import CandidateRefused, InfrastructureError, SourceError
 from validators.measurements import Accuracy
 from validators.providers import CPU_PROVIDER, TENSORRT
 from validators.recipe import GPU_TARGETS, Candidate
@@ -50,14 +50,15 @@ def measure_baseline(run: Run, given: Given, inventory: Inventory) -> Accuracy:
         JobError: the metric fails on its outputs.
         SourceError: the source does not run on the target, or its outputs are NaN or Inf throughout.
     """
-    with run.clock.work("measure baseline"):
+    with run.clock.work("measure baseline"), run.time_for_candidates():
         try:
             variant = baseline_variant(run, given, inventory)
             accuracy, _ = measure_accuracy(run, given.evidence, inventory, variant, None, alone=True)
         except CandidateRefused as error:
+            if error.kind == "infrastructure":
+                raise InfrastructureError(found=error.found, expected=error.expected, fix=error.fix) from error
             raise SourceError(found=error.found, expected=error.expected, fix=error.fix) from error
-        outputs = np.load(accuracy.outputs_path)
-    if not finite(outputs).any():
+    if not np.load(accuracy.finite_path).any():
         raise SourceError(
             found="outputs of the source that are NaN or Inf on every evaluation sample",
             expected="finite outputs",

@@ -16,7 +16,7 @@ from validators.records import Inventory, Trial, Variant
 def measure_beside_fp16(run: Run, given: Given, inventory: Inventory, trials: tuple[Trial, ...]) -> tuple[Trial, ...]:
     """Every trial that was timed on a GPU with its latency beside the float16 candidate of its target, if there is one."""
     halves = _halves(trials)
-    with run.clock.work("measure beside fp16"):
+    with run.clock.work("measure beside fp16"), run.time_for_candidates():
         return tuple(
             _measure(run, given, inventory, trial, halves.get(decode(trial.candidate).target)) for trial in trials
         )

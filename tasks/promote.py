@@ -82,7 +82,14 @@ def promote(
     done = "is the champion already" if version == before else "promoted"
     log.info("%s %s: models:/%s@%s is version %s", variant.candidate, done, place.name, place.alias, version)
     return Champion(
-        place.name, version, place.alias, variant.digest, given.source.digest, variant.candidate, previous=before
+        place.name,
+        version,
+        place.alias,
+        variant.digest,
+        given.source.digest,
+        variant.candidate,
+        previous=before,
+        device=inventory.device_key,
     )
 
 

@@ -15,7 +15,8 @@ from prefect.runtime import flow_run
 
 from tasks.artifacts import CONFIRMATION_ROWS, JOB, RESULT
 from tasks.context import Evidence, Given, Run
-from tasks.record_candidate import find_run, log_table, open_candidate_run, record_trial
+from tasks.mlflow_runs import KIND, NAME, OUTCOME, close_candidates, delete_duplicates, find_or_create_run
+from tasks.record_candidate import log_table, open_candidate_run, record_trial
 from tasks.registry import connect, experiment_id, registry_call
 from tasks.reporting.page import job_yaml
 from tasks.settings import pages_address
@@ -59,12 +60,9 @@ def open_run(run: Run, kind: str) -> str:
     job = run.job
     with run.clock.work("record in MLflow"), connect(run.tracking_uri) as client:
         identifier = experiment_id(client, EXPERIMENT, run.tracking_uri)
-        own = {FLOW_RUN: str(flow_run.id), "quantgate.kind": kind}
-        parent: Any = find_run(client, identifier, own)
-        if parent is None:
-            tags = own | {"mlflow.runName": f"{job.source.rsplit(':/', 1)[-1]} on {job.target}"}
-            parent = registry_call(client.create_run, identifier, tags=tags)
-        else:
+        name = {NAME: f"{job.source.rsplit(':/', 1)[-1]} on {job.target}"}
+        parent = find_or_create_run(client, identifier, {FLOW_RUN: str(flow_run.id), KIND: kind}, name)
+        if parent.info.status != "RUNNING":
             registry_call(client.update_run, parent.info.run_id, status="RUNNING")
         params = flat(job.model_dump(mode="json"))
         registry_call(client.log_batch, parent.info.run_id, params=as_params(params))
@@ -113,7 +111,7 @@ def record_trials(run: Run, run_id: str, trials: tuple[Trial, ...]) -> None:
 def record_awaiting(run: Run, run_id: str, result: Result, page: Path) -> str | None:
     """The outcome so far and the report; the run stays open. Gives the address of the report where there is a server."""
     with run.clock.work("record in MLflow"), connect(run.tracking_uri) as client:
-        registry_call(client.set_tag, run_id, "quantgate.outcome", result.outcome)
+        registry_call(client.set_tag, run_id, OUTCOME, result.outcome)
         registry_call(client.set_tag, run_id, "mlflow.note.content", result.reason)
         _log_report(client, run_id, page)
     return report_address(run, run_id)
@@ -142,9 +140,12 @@ def _log_report(client: MlflowClient, run_id: str, page: Path) -> None:
 
 @step("close MLflow run")
 def close_run(run: Run, run_id: str, result: Result, page: Path) -> None:
-    """The outcome as tags, the result document, the report and its picture as artifacts; the run ends FINISHED."""
+    """The outcome as tags, the result document, the report and its picture as artifacts; the run ends FINISHED.
+
+    Duplicates that unanswered requests left are deleted, so that there is one run for each candidate and none still runs.
+    """
     with run.clock.work("record in MLflow"), connect(run.tracking_uri) as client:
-        registry_call(client.set_tag, run_id, "quantgate.outcome", result.outcome)
+        registry_call(client.set_tag, run_id, OUTCOME, result.outcome)
         registry_call(client.set_tag, run_id, "mlflow.note.content", result.reason)
         if result.chosen:
             registry_call(client.set_tag, run_id, "quantgate.chosen", result.chosen or "")
@@ -155,13 +156,23 @@ def close_run(run: Run, run_id: str, result: Result, page: Path) -> None:
         metrics = {f"seconds_{step.replace(' ', '_')}": value for step, value in result.seconds.by_step.items()}
         metrics |= {"seconds_total": result.seconds.total, "seconds_overhead": result.seconds.overhead}
         registry_call(client.log_batch, run_id, metrics=as_metrics(metrics))
+        _close_others(client, run_id)
         registry_call(client.set_terminated, run_id, "FINISHED")
+
+
+def _close_others(client: MlflowClient, run_id: str) -> None:
+    """Delete duplicates of the parent run and of its candidates' runs, and leave none of those running."""
+    record = registry_call(client.get_run, run_id)
+    identity = {key: record.data.tags[key] for key in (FLOW_RUN, KIND)}
+    delete_duplicates(client, record.info.experiment_id, identity, keep=run_id)
+    close_candidates(client, record.info.experiment_id, run_id)
 
 
 def _abandon(run: Run, run_id: str) -> None:
     """Mark the parent run of a run that an error ended as FAILED, as far as the registry still answers."""
     with connect(run.tracking_uri) as client, suppress(Exception):
         client.set_terminated(run_id, "FAILED")
+        _close_others(client, run_id)
 
 
 def _datasets(evidence: Evidence) -> list[Any]:

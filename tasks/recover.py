@@ -128,12 +128,15 @@ def choose_recovered(trials: tuple[Trial, ...]) -> Trial | None:
     fastest = max((speedup for speedup, _ in worth), default=0.0)
     if max(passed, default=0.0) >= NEARLY_AS_FAST * fastest:
         return None
-    near = [
-        (trial.drop.value if trial.drop else 0.0, -speedup, trial)
-        for speedup, trial in worth
-        if speedup >= NEARLY_AS_FAST * fastest
-    ]
+    near = [(_drop_of(trial), -speedup, trial) for speedup, trial in worth if speedup >= NEARLY_AS_FAST * fastest]
     return min(near, key=lambda each: each[:2])[2]
+
+
+def _drop_of(trial: Trial) -> float:
+    """Return the drop to compare by. NaN counts as Inf: `min` would take it or not by its position."""
+    if trial.drop is None:
+        return 0.0
+    return math.inf if math.isnan(trial.drop.value) else trial.drop.value
 
 
 def _fails_on_accuracy_alone(trial: Trial) -> bool:
@@ -218,9 +221,9 @@ def _kernel_times(run: Run, given: Given, inventory: Inventory, variant: Variant
         return _KernelTimes(node_times(graph, times), sum(times.values()))
 
     key = (
-        variant.digest,
-        asdict(variant.session),
-        run.job.measurement.model_dump(),
+        variant.measured_as,
+        given.evidence.evaluation.file.digest,
+        asdict(run.job.measurement.points[0]),
         inventory.device_key,
         MEASURE_CODE,
     )

@@ -12,13 +12,15 @@ import yaml
 from tasks.context import MAKER_CODE, Run, log
 from tasks.export import PARITY_SAMPLES, Pickled, export_program
 from tasks.fetch_data import fetch_data
+from tasks.ptq.declare import declare_outputs
 from tasks.ptq.graph import gather_weights, notes_of, scratch
 from tasks.ptq.upgrade import upgrade_opset
 from tasks.registry import MODEL_URI, connect, named_version, registry_call
+from tasks.settings import registry_uri
 from tasks.step import step
 from validators.allowed import may_unpickle
 from validators.bounded_yaml import load_yaml
-from validators.datasets import load_samples, read_arrays
+from validators.datasets import Arrays, Samples, TensorSpec, load_samples, read_arrays
 from validators.digests import digest_file, digest_model, digest_values
 from validators.errors import SourceError
 from validators.external_data import external_files
@@ -90,7 +92,7 @@ def _from_file(run: Run) -> Source:
 def _from_registry(run: Run) -> Source:
     version = _find_version(run)
     uri = f"models:/{version.name}/{version.version}"
-    key = (run.tracking_uri, uri, version.created, _CODE)
+    key = (registry_uri(run.tracking_uri), uri, version.created, _CODE)
 
     def fetch(folder: Path) -> Source:
         from mlflow.artifacts import download_artifacts
@@ -186,15 +188,20 @@ def _pickled(run: Run, model: Path, flavor: dict[str, Any]) -> Pickled:
 
 def _gather(run: Run, path: Path, gathered: Path) -> float | None:
     """Write the model in one piece, in operators that the passes read; how far its outputs moved if it had to be upgraded."""
+
+    def batch(inputs: tuple[TensorSpec, ...]) -> Arrays:
+        fixed = inputs[0].shape[0] if inputs[0].shape else None
+        return next(_parity_samples(run, inputs).batches(fixed if isinstance(fixed, int) else PARITY_SAMPLES))
+
     custom = bool(run.libraries)
-    if opset_of(check_source_graph(path, custom_operators=custom)) >= LEAST_OPSET:
-        gather_weights(path, gathered, custom_operators=custom)
-        return None
+    old = opset_of(check_source_graph(path, custom_operators=custom)) < LEAST_OPSET
     with scratch() as folder:
-        gather_weights(path, folder / "model.onnx", custom_operators=custom)
-        return upgrade_opset(
-            folder / "model.onnx", gathered, lambda inputs: _parity_samples(run, inputs), run.libraries
-        )
+        plain = folder / "model.onnx" if old else gathered
+        gather_weights(path, plain, custom_operators=custom)
+        declared = declare_outputs(plain, batch, run.libraries)
+        if declared:
+            log.info("shapes of outputs were missing and are found: %s", ", ".join(declared))
+        return upgrade_opset(plain, gathered, batch, run.libraries) if old else None
 
 
 def _find_program(data: Path, uri: str, allowed: bool) -> Path:
@@ -213,7 +220,7 @@ def _find_program(data: Path, uri: str, allowed: bool) -> Path:
     )
 
 
-def _parity_samples(run: Run, inputs: Any) -> Any:
+def _parity_samples(run: Run, inputs: tuple[TensorSpec, ...]) -> Samples:
     data = run.job.data
     # Where a calibration set is still to be picked, there is none yet.
     to_pick = isinstance(data.calibration, Path) and not data.calibration.exists()

@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 
 from validators.calibration_checks import DESCRIPTIONS, OPTIONAL, Result, Severity, describe_checks
 from validators.calibration_data import conclude, judge_calibration
-from validators.calibration_evidence import MAX_REFERENCE_SAMPLES, Evidence, Leaks, gather_evidence
+from validators.calibration_evidence import Evidence, Leaks, gather_evidence
 from validators.datasets import Arrays, Samples
+from validators.disjoint import MAX_REFERENCE_SAMPLES
 from validators.errors import DataError
 from validators.job_data import CalibrationBounds
 from validators.records import CalibrationVerdict, Check, DataFile
@@ -305,7 +306,7 @@ def make_result(check: str, passed: bool, severity: Severity, subject: str = "x"
 def test_a_check_is_as_grave_as_its_gravest_failure(critical: bool, warning: bool, severity: str, outcome: str) -> None:
     table = pd.DataFrame({"in evaluation": [0, 0], "near evaluation": [0, 0], "x.not finite": [0, 0]})
     leaks = Leaks(np.full(2, -1), 0.0, 0)
-    evidence = Evidence(table, ("x",), (), (), {"x.mean": (1.0, 2.0)}, "the traffic", {}, leaks, None, BOUNDS)
+    evidence = Evidence(table, ("x",), (), (), "", {"x.mean": (1.0, 2.0)}, "the traffic", {}, leaks, None, BOUNDS)
     results = [make_result(name, True, "critical") for name in ("enough_samples", "finite", "varies", "no_leakage")]
     results.append(make_result("no_duplicates", True, "warning"))
     results.append(make_result("same_distribution", critical, "critical", "x.mean"))

@@ -50,7 +50,7 @@ def make_job(source: str = "models:/tiny/3") -> Job:
 
 
 def accuracy(value: float) -> Accuracy:
-    return Accuracy("accuracy", value, 2000, Path("scores.npy"), Path("outputs.npy"))
+    return Accuracy("accuracy", value, 2000, Path("scores.npy"), Path("finite.npy"))
 
 
 def latency(speedup: float, baseline_p50_ms: float) -> Latency:

@@ -12,13 +12,15 @@ from conftest import Tiny
 from driving import run_jobs, write_job
 from interfaces import REFUSED, WORKING, Interface
 
+from flows.job_skeleton import job_skeleton
 from tasks.context import Evidence, start_run
+from tasks.describe_model import describe_file
 from tasks.export import export_program
 from tasks.load_data import load_data
 from tasks.resolve_source import resolve_source, unsupported_flavor
 from validators.datasets import Samples, TensorSpec
 from validators.errors import QuantgateError
-from validators.read_job import parse_job
+from validators.read_job import parse_job, read_job
 from validators.records import DataFile
 
 
@@ -90,6 +92,13 @@ def test_another_flavor_is_refused_with_its_converter(flavor: str, words: str) -
     error = unsupported_flavor("models:/m/1", {flavor: {}, "python_function": {}})
     assert f"flavors {flavor}, which are not supported" in error.found
     assert words in error.fix and error.exit_code == 2
+
+
+def test_a_job_for_an_onnx_file_reads_and_names_the_file(tiny: Tiny, tmp_path: Path) -> None:
+    facts = describe_file(tiny.model)
+    assert [str(spec) for spec in facts.inputs] == ["x: float32[batch, 64]"]
+    (tmp_path / "job.yaml").write_text(job_skeleton(facts, "ort-cpu", "job.yaml"), encoding="utf-8")
+    assert read_job(tmp_path / "job.yaml").source == str(tiny.model)
 
 
 PROGRAMS = ("dict_output", "nested_output", "keywords", "dict_input", "with_none")

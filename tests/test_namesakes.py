@@ -145,13 +145,15 @@ def test_factors_of_awq_are_not_folded_through(tmp_path: Path, domain: str) -> N
 
 @BOTH
 def test_means_are_not_pooled(domain: str) -> None:
-    mean = node("ReduceMean", ["x", "axes"], ["y"], domain=domain, name="mean")
+    pool = node("MaxPool", ["x"], ["p"], kernel_shape=[1, 1], name="pool")
+    mean = node("ReduceMean", ["p", "axes"], ["y"], domain=domain, name="mean")
     graph = helper.make_graph(
-        [mean],
+        [pool, mean],
         "g",
         [info("x", FLOAT, [1, 3, 8, 8])],
         [info("y", FLOAT, [1, 3, 1, 1])],
         [numpy_helper.from_array(np.array([2, 3]), "axes")],
+        value_info=[info("p", FLOAT, [1, 3, 8, 8])],
     )
     assert pool_means(graph) == (0 if domain else 1)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -159,45 +160,70 @@ def test_a_graph_whose_patterns_are_fused_already_is_refused(tmp_path: Path) -> 
         fuse_graph(tmp_path / "fused.onnx", tmp_path / "again.onnx")
 
 
-def save_mean(path: Path, rank: int, axes: list[int], *, keepdims: int = 1, opset: int = 18) -> Path:
-    """A mean over axes of `x` with a dynamic batch; its axes are an attribute before opset 18."""
+def save_mean(
+    path: Path,
+    rank: int,
+    axes: list[int],
+    *,
+    keepdims: int = 1,
+    opset: int = 18,
+    behind: str = "Conv",
+    norm: bool = False,
+) -> Path:
+    """A mean over axes of what an operator makes of `x`, whose batch is dynamic; the axes are an attribute before opset 18.
+
+    With `norm` the mean is subtracted from its own input.
+    """
     shape = ["batch", 3, 4, 5, 2][:rank]
-    node = helper.make_node("ReduceMean", ["x", "axes"], ["y"], keepdims=keepdims)
-    if opset < 18:
-        node = helper.make_node("ReduceMean", ["x"], ["y"], keepdims=keepdims, axes=axes)
+    held = {"Conv": {"w": draw(3, 3, *[1] * (rank - 2))}, "MatMul": {"w": draw(4, 4)}}.get(behind, {})
+    end = "m" if norm else "y"
+    nodes = [
+        helper.make_node("Relu", ["x"], ["a"]) if behind == "Relu" else helper.make_node(behind, ["x", "w"], ["a"]),
+        helper.make_node("LeakyRelu", ["a"], ["b"]),
+        helper.make_node("ReduceMean", ["b", "axes"], [end], keepdims=keepdims)
+        if opset >= 18
+        else helper.make_node("ReduceMean", ["b"], [end], keepdims=keepdims, axes=axes),
+        *([helper.make_node("Sub", ["b", "m"], ["y"])] if norm else []),
+    ]
+    held |= {"axes": np.array(axes, np.int64)} if opset >= 18 else {}
     graph = helper.make_graph(
-        [node],
+        nodes,
         "mean",
         [helper.make_tensor_value_info("x", FLOAT, shape)],
         [helper.make_tensor_value_info("y", FLOAT, None)],
-        [numpy_helper.from_array(np.array(axes, np.int64), "axes")] if opset >= 18 else [],
+        [numpy_helper.from_array(array, name) for name, array in held.items()],
     )
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8), path)
     return path
 
 
 @pytest.mark.parametrize(
-    ("rank", "axes", "keepdims", "opset", "made"),
+    ("rank", "axes", "changes", "made"),
     [
-        (4, [2, 3], 1, 18, 1),
-        (4, [-1, -2], 1, 13, 1),
-        (3, [2], 1, 18, 1),
-        (5, [2, 3, 4], 1, 18, 1),
-        (4, [2, 3], 0, 18, 0),
-        (4, [3], 1, 18, 0),
-        (4, [1, 2], 1, 18, 0),
-        (3, [1], 1, 13, 0),
-        (2, [], 1, 18, 0),
+        (4, [2, 3], {}, 1),
+        (4, [-1, -2], {"opset": 13}, 1),
+        (3, [2], {}, 1),
+        (5, [2, 3, 4], {}, 1),
+        (4, [2, 3], {"keepdims": 0}, 0),
+        (4, [3], {}, 0),
+        (4, [1, 2], {}, 0),
+        (3, [1], {"opset": 13}, 0),
+        (2, [], {"behind": "Relu"}, 0),
+        (3, [-1], {"behind": "MatMul"}, 0),
+        (3, [-1], {"behind": "Relu"}, 0),
+        (4, [2, 3], {"behind": "Relu"}, 0),
+        (3, [-1], {"norm": True}, 0),
+        (4, [2, 3], {"norm": True}, 0),
     ],
 )
-def test_a_mean_over_all_positions_becomes_a_pooling(
-    tmp_path: Path, rank: int, axes: list[int], keepdims: int, opset: int, made: int
+def test_a_mean_over_positions_behind_a_conv_is_a_pooling(
+    tmp_path: Path, rank: int, axes: list[int], changes: dict[str, Any], made: int
 ) -> None:
-    """And no other; the values stay."""
-    source = save_mean(tmp_path / "source.onnx", rank, axes, keepdims=keepdims, opset=opset)
+    """No other mean is: not one of a norm, nor one over the features of tokens. The values stay."""
+    source = save_mean(tmp_path / "source.onnx", rank, axes, **changes)
     assert prepare_graph(source, tmp_path / "prepared.onnx")["means made GlobalAveragePool"] == made
     kinds = [node.op_type for node in onnx.load(tmp_path / "prepared.onnx").graph.node]
-    assert kinds == ["GlobalAveragePool" if made else "ReduceMean"]
+    assert ("GlobalAveragePool" in kinds, "ReduceMean" in kinds) == (bool(made), not made)
     x = draw(*[2, 3, 4, 5, 2][:rank])
     np.testing.assert_allclose(run(tmp_path / "prepared.onnx", x), run(source, x), rtol=1e-6, atol=1e-6)
 

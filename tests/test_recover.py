@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from math import isfinite
 from pathlib import Path
@@ -50,6 +51,13 @@ def test_of_two_that_are_nearly_as_fast_the_one_that_loses_less_is_recovered() -
     assert choose_recovered((rough, smooth)) is smooth
     slow = replace(smooth, latencies=(latency(Estimate(1.7, 1.7, 1.7)),))
     assert choose_recovered((rough, slow)) is rough
+
+
+@pytest.mark.parametrize("nan_first", [False, True])
+def test_a_trial_whose_drop_is_nan_loses_most(nan_first: bool) -> None:
+    nan = replace(trial(DYNAMIC, 2.0, "failed"), drop=Estimate(math.nan, None, None))
+    known = replace(trial("int8-dynamic-pc-smooth@ort-cpu", 1.85, "failed"), drop=Estimate(0.05, 0.04, 0.06))
+    assert choose_recovered((nan, known) if nan_first else (known, nan)) is known
 
 
 @given(st.integers(1, 200), st.integers(0, 20))

@@ -58,6 +58,15 @@ def world(tmp_path_factory: pytest.TempPathFactory, tiny: Tiny) -> tuple[Path, d
         {"name": "weaker", "job": job("weaker", source="models:/tiny-torch/1", candidates=[STATIC], objective="size")},
         {"name": "rollback", "command": "rollback", "model": "tiny-torch", "target": "ort-cpu"},
         {"name": "rolled back", "job": str(root / "challenger.yaml")},
+        {
+            "name": "tagged",
+            "command": "tag",
+            "model": "tiny-quantized",
+            "tag": "quantgate.device",
+            "value": "Server CPU [avx2] x16; onnxruntime 1.20.0",
+        },
+        {"name": "other device", "job": job("other device", candidates=[INT4], objective="size")},
+        {"name": "replaced", "job": str(root / "other device.yaml"), "replace_device": True},
         {"name": "elsewhere", "job": job("elsewhere", target="tensorrt", candidates="default")},
     ]
     return state, run_jobs(state, root / "runs", calls)
@@ -72,7 +81,7 @@ def registry(state: Path, query: str) -> list[tuple[Any, ...]]:
 def test_every_result_follows_the_published_schema(world: tuple[Path, dict[str, Answer]]) -> None:
     schema = json.loads((Path(__file__).parent.parent / "docs" / "result.schema.json").read_text())
     for name, answer in world[1].items():
-        if name == "rollback":
+        if name in ("rollback", "tagged"):
             continue
         assert answer.result is not None, (name, answer.said)
         jsonschema.validate(answer.result, schema)
@@ -91,6 +100,8 @@ def test_every_result_follows_the_published_schema(world: tuple[Path, dict[str, 
         ("challenger", 0, "promoted"),
         ("weaker", 3, "no_variant"),
         ("rolled back", 3, "no_variant"),
+        ("other device", 3, "no_variant"),
+        ("replaced", 0, "promoted"),
         ("elsewhere", 3, "no_variant"),
     ],
 )
@@ -266,6 +277,26 @@ def test_what_was_rolled_back_is_not_promoted_by_the_next_run(world: tuple[Path,
     champion = "SELECT version FROM registered_model_aliases WHERE name = 'tiny-torch-quantized'"
     assert registry(state, champion) == [(1,)]
     assert registry(state, "SELECT COUNT(*) FROM model_versions WHERE name = 'tiny-torch-quantized'") == [(2,)]
+
+
+def test_champion_of_another_device_is_replaced_only_on_request(world: tuple[Path, dict[str, Answer]]) -> None:
+    """A warning before the baseline is measured, a verdict that names both devices, and no comparison of speeds."""
+    answers = world[1]
+    refused, replaced = answers["other device"].result, answers["replaced"].result
+    assert refused is not None and replaced is not None
+    (candidate,) = refused["candidates"]
+    against = [verdict for verdict in candidate["verdicts"] if verdict["outcome"] != "pass"]
+    assert [verdict["gate"] for verdict in against] == ["champion_device"]
+    here = f"{refused['inventory']['cpu']} [{' '.join(refused['inventory']['isa'])}]"
+    reason = f"it was approved on Server CPU [avx2], and this is {here}; to replace it, run with --replace-device"
+    assert against[0]["reason"] == reason and reason in refused["reason"]
+    assert "beats_champion" not in {verdict["gate"] for verdict in candidate["verdicts"]}
+    warning = answers["other device"].said.index("champion version 1 stays whatever wins")
+    assert warning < answers["other device"].said.index("made ")
+    (candidate,) = replaced["candidates"]
+    verdicts = {verdict["gate"]: verdict for verdict in candidate["verdicts"]}
+    assert verdicts["champion_device"]["reason"].startswith("replaced on request: it was approved on Server CPU [avx2]")
+    assert verdicts["beats_champion"]["outcome"] == "pass" and replaced["champion"]["previous"] == "1"
 
 
 def test_refused_data_leaves_a_page_and_says_what_to_do(world: tuple[Path, dict[str, Answer]]) -> None:

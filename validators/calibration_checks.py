@@ -146,7 +146,8 @@ def _describe_distribution(evidence: Evidence, results: Sequence[Result]) -> Wor
     return (
         found or fine,
         f"for each statistic, a PSI of at most {bounds.max_psi:g} above chance and a corrected Kolmogorov-Smirnov "
-        f"p-value of at least {bounds.min_drift_p_value:g} against {reference}",
+        f"p-value of at least {bounds.min_drift_p_value:g} against {reference}"
+        + (f" ({evidence.compared})" if evidence.compared else ""),
         f"compare how input {', '.join(inputs)} is made and scaled in the calibration data and in {reference}; "
         "draw the calibration samples at random from the same source",
     )

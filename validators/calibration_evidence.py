@@ -12,23 +12,17 @@ from numpy.typing import NDArray
 
 from validators.datasets import Samples
 from validators.digests import digest_samples
-from validators.drift import Comparison, Vector, compare
-from validators.errors import DataError
-from validators.input_kinds import kind_of
+from validators.disjoint import compare_disjoint
+from validators.drift import Comparison, Vector
 from validators.job_data import CalibrationBounds
 from validators.label_coverage import Label
 from validators.model_view import ModelView
 from validators.near_duplicates import allow_by_chance, find_near_duplicates, find_near_duplicates_within
 from validators.representation import MIN_SAMPLES, Cover, Likeness, measure_cover, measure_likeness
-from validators.sample_statistics import align, count_nonfinite, differs_from_first, measure_samples
-from validators.token_frequencies import measure_tokens
+from validators.sample_statistics import count_nonfinite, differs_from_first
 
 if TYPE_CHECKING:
     import pandas as pd
-
-# Statistics of more reference samples than this would take longer and change no verdict: chance in the calibration samples,
-# of which there are fewer, is what limits the comparison.
-MAX_REFERENCE_SAMPLES = 5000
 
 
 @dataclass(frozen=True)
@@ -62,14 +56,16 @@ class Evidence:
     `slice.name` (if they are judged), `nearest other` (distance in the representation, NaN for what was not run through the
     model), `representation` (its place along the first component there), and by input `input.differs from first` (0 or 1),
     `input.not finite` (a count, float inputs only) and `input.statistic`. `groups` maps `label` and each `slice.name` to the
-    samples that the reference has of each of its values. `medians` holds for each statistic the median over the calibration
-    and over the reference. `seen` is None when too few samples were run through the model.
+    samples that the reference has of each of its values. `comparisons` rest on the reference rows that `compared` names
+    (empty: all of them); `medians` holds for each statistic the median over the calibration and over those. `seen` is None
+    when too few samples were run through the model.
     """
 
     table: pd.DataFrame
     float_inputs: tuple[str, ...]
     other_inputs: tuple[str, ...]
     comparisons: tuple[Comparison, ...]
+    compared: str
     medians: dict[str, tuple[float, float]]
     reference: str
     groups: dict[str, dict[Label, int]]
@@ -95,9 +91,10 @@ def gather_evidence(
     import pandas as pd  # 1 s to import
 
     reference = evaluation if traffic is None else traffic
-    statistics, reference_statistics = measure_both(calibration, reference, seed)
-    digests, known = digest_samples(calibration.inputs), set(digest_samples(evaluation.inputs))
-    copies = np.array([digest in known for digest in digests])
+    digests, known = digest_samples(calibration.inputs), digest_samples(evaluation.inputs)
+    compared = compare_disjoint(calibration, reference, known, bounds, seed, is_evaluation=traffic is None)
+    in_evaluation = set(known)
+    copies = np.array([digest in in_evaluation for digest in digests])
     leaks = _find_leaks(calibration, evaluation, copies, bounds)
     groups = _groups(calibration, reference)
     columns: dict[str, Any] = {"digest": digests, "in evaluation": copies.astype(int)}
@@ -114,34 +111,21 @@ def gather_evidence(
         columns["nearest other"] = _spread(seen.cover.among, rows, len(calibration))
         columns["representation"] = _spread(seen.cover.along, rows, len(calibration))
     return Evidence(
-        table=pd.DataFrame(columns | statistics),
+        table=pd.DataFrame(columns | compared.statistics),
         float_inputs=tuple(name for name in is_float if is_float[name]),
         other_inputs=tuple(name for name in is_float if not is_float[name]),
-        comparisons=compare(statistics, reference_statistics),
-        medians={name: (_median(values), _median(reference_statistics[name])) for name, values in statistics.items()},
+        comparisons=compared.comparisons,
+        compared=compared.note,
+        medians={
+            name: (_median(values), _median(compared.reference_statistics[name]))
+            for name, values in compared.statistics.items()
+        },
         reference="the evaluation inputs" if traffic is None else "the traffic",
         groups=groups,
         leaks=leaks,
         seen=seen,
         bounds=bounds,
     )
-
-
-def measure_both(calibration: Samples, reference: Samples, seed: int) -> tuple[dict[str, Vector], dict[str, Vector]]:
-    """The statistics of each sample on either side, those of tokens with them.
-
-    Raises:
-        DataError: an input of the reference has a finite value in no sample.
-    """
-    rows = _draw(len(reference), seed)
-    ours, theirs = align(measure_samples(calibration.inputs), measure_samples(reference.inputs, rows))
-    _check_reference(reference, theirs)
-    for name, array in calibration.inputs.items():
-        drawn = reference.inputs[name] if rows is None else reference.inputs[name][rows]
-        if array[0].size and drawn[0].size and "index" in (kind_of(array), kind_of(drawn)):
-            for table, tokens in zip((ours, theirs), measure_tokens(array, drawn), strict=True):
-                table |= {f"{name}.{statistic}": values for statistic, values in tokens.items()}
-    return ours, theirs
 
 
 def _find_leaks(
@@ -171,12 +155,6 @@ def _spread(values: Vector, rows: NDArray[np.intp], count: int) -> Vector:
     return column
 
 
-def _draw(count: int, seed: int) -> NDArray[np.intp] | None:
-    if count <= MAX_REFERENCE_SAMPLES:
-        return None
-    return np.sort(np.random.default_rng(seed).choice(count, MAX_REFERENCE_SAMPLES, replace=False))
-
-
 def _group_columns(samples: Samples) -> dict[str, NDArray[Any]]:
     """What sorts the samples: class indices, and slices."""
     labels = samples.labels
@@ -200,13 +178,3 @@ def _groups(calibration: Samples, reference: Samples) -> dict[str, dict[Label, i
 def _median(values: Vector) -> float:
     finite = values[np.isfinite(values)]
     return float(np.median(finite)) if finite.size else float("nan")
-
-
-def _check_reference(reference: Samples, statistics: dict[str, Vector]) -> None:
-    empty = sorted({name.rpartition(".")[0] for name, values in statistics.items() if not np.isfinite(values).any()})
-    if empty:
-        raise DataError(
-            found=f"{reference.file.path.name}: NaN or Inf in input {empty[0]!r} of every sample",
-            expected="samples with finite values, to hold the calibration data against",
-            fix="repair the file, or leave out `data.traffic`",
-        )

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from validators.datasets import TensorSpec
 from validators.errors import JobError, SourceError
+from validators.source_form import declared_shape
 
 # Element types that numpy has and ONNX Runtime takes from it, and how numpy names those that ONNX names differently.
 NUMPY_NAMES = {"float": "float32", "double": "float64"}
@@ -35,11 +36,9 @@ def dtype_name(element_type: int) -> str:
 
 
 def spec_of(value: onnx.ValueInfoProto) -> TensorSpec:
-    """Return name, dtype and shape of a tensor; an axis without a positive size or a name is None."""
+    """Return name, dtype and shape of a tensor."""
     tensor = value.type.tensor_type
-    axes = (axis.dim_value if axis.HasField("dim_value") else axis.dim_param or None for axis in tensor.shape.dim)
-    shape = tuple(None if isinstance(axis, int) and axis < 0 else axis for axis in axes)
-    return TensorSpec(value.name, dtype_name(tensor.elem_type), shape)
+    return TensorSpec(value.name, dtype_name(tensor.elem_type), declared_shape(tensor.shape))
 
 
 def check_interface(model: onnx.ModelProto, file: str) -> None:
@@ -105,6 +104,15 @@ def _check_input(value: onnx.ValueInfoProto, file: str) -> None:
             expected="inputs that are tensors of numbers",
             fix=f"export the model with a tensor in place of {value.name!r}",
         )
+    if not value.type.tensor_type.HasField("shape"):
+        missing = (
+            "shape: its number of axes is dynamic, which is not supported" if value.type.WhichOneof("value") else "type"
+        )
+        raise SourceError(
+            found=f"{file}: input {value.name!r} has no {missing}",
+            expected="the element type and the number of axes of every input; axes may be dynamic",
+            fix="export with the shapes of the inputs, or write them into `graph.input` of the file with onnx",
+        )
     spec = spec_of(value)
     if spec.dtype == "string":
         raise SourceError(
@@ -117,12 +125,6 @@ def _check_input(value: onnx.ValueInfoProto, file: str) -> None:
             found=f"{file}: input {value.name!r} has the type {spec.dtype}, which numpy does not have",
             expected=f"one of {', '.join(sorted(NUMBERS))}",
             fix="export the model with a float32 or float16 input and a Cast behind it",
-        )
-    if not value.type.tensor_type.HasField("shape"):
-        raise SourceError(
-            found=f"{file}: input {value.name!r} has no shape: its number of axes is dynamic, which is not supported",
-            expected="inputs with a fixed number of axes, the first of them for the samples",
-            fix="export the model with the shape of its input, dynamic axes by name",
         )
     if 0 in spec.shape:
         raise SourceError(
@@ -142,7 +144,8 @@ def _check_output(value: onnx.ValueInfoProto, file: str) -> None:
             fix=f"export the model with tensors in place of {value.name!r}, or without it{zipmap}",
         )
     dtype = spec_of(value).dtype
-    if dtype not in NUMBERS | {"string"}:
+    # Of an undefined type is what the exporter did not declare: it is inferred later.
+    if dtype not in NUMBERS | {"string", "undefined"}:
         raise SourceError(
             found=f"{file}: output {value.name!r} has the type {dtype}, which numpy does not have",
             expected=f"one of {', '.join(sorted(NUMBERS))}",

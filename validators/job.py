@@ -42,7 +42,8 @@ class Budgets(Settings):
     """What a run may use."""
 
     seconds: Annotated[float, Field(gt=0)] = 3600.0
-    """After this long no further candidate is started; those left are refused as `infrastructure`."""
+    """How long the run may take once it has its turn. After 80 % of it candidates that are not done are refused as
+    `infrastructure`, between two batches, layers or blocks of requests; the rest is for confirmation and the report."""
     recovery: Annotated[int, Field(ge=0)] = 12
     """How many variants of a candidate that fails on accuracy alone are made and evaluated, with some of it left in float; 0
     for none."""

@@ -14,7 +14,7 @@ from tasks.ptq.widen import has_half, widen
 from tasks.runtimes.ort import open_session
 from validators.errors import CandidateRefused
 from validators.libraries import Libraries
-from validators.onnx_graph import KNOWN_DOMAINS
+from validators.onnx_graph import KNOWN_DOMAINS, opset_of
 from validators.records import SessionSettings
 
 # Whatever its size: a protobuf message ends at 2 GB, and the runtime writes one unless weights go elsewhere.
@@ -24,6 +24,8 @@ FOLDING = SessionSettings(
     "basic",
     {"session.optimized_model_external_initializers_file_name": "folded.onnx.data"},
 )
+
+LAYER_NORM_OPSET, LAYER_NORM_IR_VERSION = 17, 8
 
 
 def prepare_graph(source: Path, prepared: Path, libraries: Libraries = ()) -> dict[str, int]:
@@ -76,6 +78,7 @@ def fuse_graph(source: Path, fused: Path, libraries: Libraries = ()) -> dict[str
         with open_session(copy, folding, optimized_model=folded, without=("ConstantSharing",)):
             pass
         _refuse_namesakes(folded)
+        _raise_to_layer_norm(folded)
         # Head count and hidden size of 0 are read from the graph.
         optimized = optimizer.optimize_model(
             str(folded), model_type="bert", num_heads=0, hidden_size=0, optimization_options=options, opt_level=0
@@ -93,6 +96,29 @@ def fuse_graph(source: Path, fused: Path, libraries: Libraries = ()) -> dict[str
     name_nodes(model.graph)
     save_model(model, fused)
     return made
+
+
+def _raise_to_layer_norm(path: Path) -> None:
+    """Convert a model to an opset with LayerNormalization, which the fusions write whatever the model's own opset is.
+
+    Raises:
+        CandidateRefused: `unsupported`: onnx cannot convert the model.
+    """
+    model = onnx.load(path, load_external_data=False)
+    if opset_of(model) >= LAYER_NORM_OPSET:
+        return
+    try:
+        # The converter reads attributes and small constants alone: weights may stay in their file meanwhile.
+        converted = onnx.version_converter.convert_version(model, LAYER_NORM_OPSET)
+    except Exception as error:  # RuntimeError, ConvertError and what the bindings make of assertions
+        raise CandidateRefused(
+            kind="unsupported",
+            found=f"opset {opset_of(model)}, and onnx cannot convert the model: {str(error).splitlines()[0][:300]}",
+            expected=f"opset {LAYER_NORM_OPSET} or above, the first with LayerNormalization, which the fusions write",
+            fix=f"export the model with opset {LAYER_NORM_OPSET} or above, or take a candidate on the plain graph",
+        ) from error
+    converted.ir_version = max(model.ir_version, LAYER_NORM_IR_VERSION)
+    onnx.save_model(converted, path)
 
 
 def _refuse_namesakes(model: Path) -> None:
