@@ -20,7 +20,7 @@ _MAX_DROP = {
 }
 _TEMPLATE = """\
 # A job for {uri}, for the target {target}.
-# Written from what the registered version says of itself; look at what is marked CHECK, make the two data files, then
+# Written from what the model says of itself; look at what is marked CHECK, make the two data files, then
 #   quantgate candidates {file}     what would be tried
 #   quantgate validate {file}       whether the calibration data is sound
 #   quantgate run {file}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import webbrowser
 from collections.abc import Iterator
@@ -196,11 +197,13 @@ def registry() -> Iterator[MlflowClient]:
 
 
 def init(
-    uri: Annotated[str, typer.Argument(metavar="MODEL_URI", help="models:/NAME/VERSION or models:/NAME@ALIAS.")],
+    uri: Annotated[
+        str, typer.Argument(metavar="MODEL", help="models:/NAME/VERSION, models:/NAME@ALIAS, or an ONNX file.")
+    ],
     path: Annotated[Path, typer.Option("--out", metavar="FILE", help="The job file to write.")] = Path("job.yaml"),
     target: Annotated[Target, typer.Option(metavar="TARGET", help="Where the variants will run.")] = "ort-cpu",
 ) -> Answer:
-    """Write a job file with comments for a registered model.
+    """Write a job file with comments for a registered model or an ONNX file.
 
     With its inputs, a metric and candidates that are likely for it, and what the data files must hold. Nothing is
     overwritten. Exit code 2: no such version, or the file is there already.
@@ -210,10 +213,15 @@ def init(
     _check_new(path)
     prepared()
     from flows.job_skeleton import job_skeleton
-    from tasks.describe_model import describe_model
+    from tasks.describe_model import describe_file, describe_model
 
-    with registry() as client:
-        facts = describe_model(client, uri)
+    if uri.endswith(".onnx"):
+        facts = describe_file(Path(uri))
+        # A job's paths are relative to its own folder.
+        facts = replace(facts, uri=os.path.relpath(uri, path.parent))
+    else:
+        with registry() as client:
+            facts = describe_model(client, uri)
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(job_skeleton(facts, target, str(path)))

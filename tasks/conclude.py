@@ -268,4 +268,5 @@ def _baseline(findings: Findings, trials: tuple[Trial, ...]) -> BaselineResult |
         latency_p50_ms=p50[len(p50) // 2] if p50 else None,
         latency_p95_ms=p95[len(p95) // 2] if p95 else None,
         size_bytes=findings.baseline_bytes,
+        warning=findings.baseline.warning or None,
     )

@@ -16,6 +16,7 @@ from tasks.measure.metric import Metric, Rows
 from validators.accuracy_gates import judge_drop, judge_sqnr
 from validators.clusters import count_units, number_clusters
 from validators.datasets import Arrays
+from validators.gates import EVALUATION
 from validators.intervals import Clusters
 from validators.job import Job
 from validators.journal import RolledBack
@@ -81,7 +82,7 @@ def judge_answers(ground: Ground, accuracy: Accuracy, samples: Mask, confidence:
     mask = samples[::step]
     before, after = ground.baseline_rows[mask], np.load(accuracy.scores_path)[mask]
     clusters = _numbered(ground, samples, step)
-    counted = "samples" if clusters is None else "clusters"
+    counted = EVALUATION if clusters is None else "clusters"
     sqnr, sqnr_method = None, ""
     if accuracy.noise_path:
         noise = np.load(accuracy.noise_path)[samples]

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 from tasks.context import Evidence, Run, log
 from tasks.fetch_data import fetch_data
@@ -19,6 +22,7 @@ from validators.accuracy_gates import check_gates_can_be_met
 from validators.clusters import number_clusters
 from validators.datasets import Samples, TensorSpec, check_evaluation, load_samples
 from validators.errors import DataError, JobError, SourceError
+from validators.interfaces import check_judged
 from validators.job import Job
 from validators.providers import CPU_PROVIDER
 from validators.records import SessionSettings, Source
@@ -28,6 +32,9 @@ from validators.units import check_bounds_have_units
 
 if TYPE_CHECKING:
     import onnxruntime as ort
+
+# Two sizes, so that an axis that has one of them by chance does not pass for the batch.
+PROBE_SAMPLES = (2, 3)
 
 Role = Literal["calibration", "evaluation", "traffic", "pool"]
 
@@ -56,8 +63,7 @@ def _load(run: Run, source: Source) -> Evidence:
         evaluation = load_file(run, "evaluation", job.data.evaluation, inputs)
         traffic = load_file(run, "traffic", job.data.traffic, inputs) if job.data.traffic else None
         _check_fixed_batch(batch_axis, run, calibration, evaluation)
-        batch = next(evaluation.batches(batch_axis or 2))
-        probe = session.run([output.name], batch)[0]
+        probe, sample_bytes = _probe(session, output, evaluation, batch_axis)
     metric = job_metric(job)
     labels = metric.expects(output, probe.shape)
     check_evaluation(evaluation, labels, metric=metric.name, label=job.data.label)
@@ -80,9 +86,23 @@ def _load(run: Run, source: Source) -> Evidence:
         is_right_or_wrong=metric.is_right_or_wrong,
     )
     log.info("data: %d calibration and %d evaluation samples", len(calibration), len(evaluation))
-    bytes_at_once = probe.nbytes + sum(array.nbytes for array in batch.values())
-    sample_bytes = bytes_at_once // len(next(iter(batch.values())))
     return Evidence(inputs, output, calibration, evaluation, traffic, batch_axis, confirmation, sample_bytes)
+
+
+def _probe(
+    session: ort.InferenceSession, output: TensorSpec, evaluation: Samples, batch_axis: int | None
+) -> tuple[NDArray[Any], int]:
+    """Return the judged output for a small batch, and the bytes of one sample's inputs and judged output.
+
+    Raises:
+        JobError: batches of several sizes do not give one row a sample.
+    """
+    batches = [next(evaluation.batches(size)) for size in ((batch_axis,) if batch_axis else PROBE_SAMPLES)]
+    counts = [len(next(iter(batch.values()))) for batch in batches]
+    answers = [session.run([output.name], batch)[0] for batch in batches]
+    check_judged(output, list(zip(counts, answers, strict=True)))
+    probe = np.asarray(answers[0])
+    return probe, (probe.nbytes + sum(array.nbytes for array in batches[0].values())) // counts[0]
 
 
 def describe_source(run: Run, source: Source) -> tuple[tuple[TensorSpec, ...], TensorSpec, int | None]:
@@ -112,7 +132,9 @@ def load_file(run: Run, role: Role, place: Path | S3Uri, inputs: tuple[TensorSpe
     data = run.job.data
     fetched = fetch_data(run.state, place, role) if isinstance(place, S3Uri) else None
     path = fetched.path if fetched else Path(str(place))
-    samples = load_samples(path, inputs, label=data.label, role=role, slices=data.slices, groups=data.groups)
+    samples = load_samples(
+        path, inputs, label=data.label, role=role, slices=data.slices, groups=data.groups, ignore=data.ignore
+    )
     if fetched:
         samples = replace(samples, file=replace(samples.file, uri=str(place), version=fetched.version))
     missing = sorted(set(data.slices) - set(samples.slices))

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from tasks.build_engine import with_engine
 from tasks.context import Given, Run, log
+from tasks.job_metric import job_metric
+from tasks.measure.chance import chance_warning
 from tasks.measure.inventory import usable_cores
 from tasks.measure_accuracy import measure_accuracy, on_selection
 from tasks.ptq.graph import model_bytes
@@ -60,6 +64,12 @@ def measure_baseline(run: Run, given: Given, inventory: Inventory) -> Accuracy:
             expected="finite outputs",
             fix="check the source on the evaluation data first",
         )
-    accuracy = on_selection(run.job, given.evidence, accuracy)
+    step, labels = accuracy.samples_a_row, given.evidence.evaluation.labels
+    # Of all samples: the confirmation rests on the same baseline.
+    every = np.load(accuracy.scores_path)
+    warning = chance_warning(job_metric(run.job), every, None if labels is None else labels[::step], run.job.seed)
+    accuracy = replace(on_selection(run.job, given.evidence, accuracy), warning=warning)
     log.info("baseline: %s %.4f on %d samples", accuracy.metric, accuracy.value, accuracy.n)
+    if warning:
+        log.warning("%s", warning)
     return accuracy

@@ -33,6 +33,20 @@ _FILES = ("resolve_source.py", "export.py", "export_process.py")
 _CODE = digest_values(MAKER_CODE, *(digest_file(Path(__file__).with_name(name)) for name in _FILES))
 
 
+# What makes ONNX of a model of another flavor.
+CONVERTERS = {
+    "sklearn": "skl2onnx",
+    "xgboost": "onnxmltools",
+    "lightgbm": "onnxmltools",
+    "catboost": "CatBoost's save_model(..., format='onnx')",
+    "keras": "tf2onnx",
+    "tensorflow": "tf2onnx",
+    "transformers": "`optimum-cli export onnx`",
+    "sentence_transformers": "`optimum-cli export onnx`",
+    "spark": "onnxmltools",
+}
+
+
 @dataclass(frozen=True)
 class _Version:
     name: str
@@ -132,10 +146,22 @@ def _read_model(model: Path, folder: Path, uri: str, version: _Version, run: Run
         )
         shutil.rmtree(model, ignore_errors=True) if model != folder else None
         return replace(base, flavor="pytorch", digest=digest_model(base.onnx_path), parity_max_abs=parity)
-    raise SourceError(
-        found=f"{uri} with flavors {sorted(set(flavors) - {'python_function'}) or 'none'}",
+    raise unsupported_flavor(uri, flavors)
+
+
+def unsupported_flavor(uri: str, flavors: dict[str, dict[str, Any]]) -> SourceError:
+    """The error for a version without a flavor that runs start from."""
+    named = sorted(set(flavors) - {"python_function"})
+    converters = [f"{flavor} models are converted by {CONVERTERS[flavor]}" for flavor in named if flavor in CONVERTERS]
+    return SourceError(
+        found=f"{uri} with the MLflow flavors {', '.join(named or sorted(flavors)) or 'none'}, which are not supported",
         expected="the flavor onnx or pytorch",
-        fix="log the model with mlflow.onnx.log_model or mlflow.pytorch.log_model(..., serialization_format='pt2')",
+        fix="; ".join(
+            [
+                *converters,
+                "log the model with mlflow.onnx.log_model or mlflow.pytorch.log_model(..., serialization_format='pt2')",
+            ]
+        ),
     )
 
 
@@ -158,7 +184,7 @@ def _pickled(run: Run, model: Path, flavor: dict[str, Any]) -> Pickled:
     code = (inside(model, str(flavor["code"]), said_by="MLmodel"),) if flavor.get("code") else ()
     data = run.job.data
     arrays = read_arrays(_local(run, "evaluation"), "evaluation")
-    skipped = {data.label, *data.slices, *data.group_names}
+    skipped = {data.label, *data.slices, *data.group_names, *data.ignore}
     return Pickled({name: array[:PARITY_SAMPLES] for name, array in arrays.items() if name not in skipped}, code)
 
 
@@ -201,7 +227,15 @@ def _parity_samples(run: Run, inputs: tuple[TensorSpec, ...]) -> Samples:
     # Where a calibration set is still to be picked, there is none yet.
     to_pick = isinstance(data.calibration, Path) and not data.calibration.exists()
     role: Literal["calibration", "evaluation"] = "evaluation" if to_pick else "calibration"
-    return load_samples(_local(run, role), inputs, label=data.label, role=role, slices=data.slices, groups=data.groups)
+    return load_samples(
+        _local(run, role),
+        inputs,
+        label=data.label,
+        role=role,
+        slices=data.slices,
+        groups=data.groups,
+        ignore=data.ignore,
+    )
 
 
 def _local(run: Run, role: Literal["calibration", "evaluation"]) -> Path:

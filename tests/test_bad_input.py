@@ -89,7 +89,7 @@ def bad_data(folder: Path, tiny: Tiny) -> dict[str, tuple[Changes, int, str]]:
         "unreadable data": (
             {"data": {"calibration": str(folder / "not_a_zip.npz"), "evaluation": str(ev)}},
             2,
-            "cannot be read as npz",
+            "is no npz archive but a text file",
         ),
         "no bound in the metric's units": (
             {"metric": "mse", **job(targets, "evaluation")},

@@ -390,9 +390,9 @@ def test_that_many_samples_settle_four_in_five(drop: float) -> None:
 def test_the_reason_counts_what_was_counted() -> None:
     """Samples for a drop, pairs of blocks for a speedup, both in two digits."""
     drop = judge_drop(Estimate(0.0, -0.03, 0.03), GATES, n=1000, method="m")
-    assert (drop.samples_needed, drop.reason.endswith("about 5,200 samples would tell")) == (5142, True)
+    assert (drop.samples_needed, drop.reason.endswith("about 5,200 evaluation samples would tell")) == (5142, True)
     speed = judge_speedup(latency(Estimate(1.3, 1.15, 1.45)), GATES, "ort-cpu")
-    assert speed is not None and speed.reason.endswith("about 42 pairs of blocks would tell")
+    assert speed is not None and "about 42 pairs of blocks would tell: raise `measurement.launches`" in speed.reason
 
 
 def test_confidence_is_shared() -> None:

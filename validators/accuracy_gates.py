@@ -13,7 +13,7 @@ from scipy.special import ndtri
 
 from validators.clusters import worth_naming
 from validators.errors import JobError
-from validators.gates import bounded, confidence_of_each
+from validators.gates import EVALUATION, bounded, confidence_of_each
 from validators.intervals import MIN_SAMPLES, Clusters, effective_clusters
 from validators.job import Confirmation
 from validators.job_gates import Gates
@@ -138,7 +138,7 @@ def _unmeetable(demand: _Demand, needed: float, total: int, *, by_split: bool) -
     )
 
 
-def judge_drop(drop: Estimate, gates: Gates, *, n: int, method: str, counted: str = "samples") -> Verdict:
+def judge_drop(drop: Estimate, gates: Gates, *, n: int, method: str, counted: str = EVALUATION) -> Verdict:
     """The accuracy gate, a non-inferiority test: pass if the upper bound of the drop is within the tolerance, fail if the
     lower bound is beyond it, else inconclusive."""
     return bounded(
@@ -146,7 +146,9 @@ def judge_drop(drop: Estimate, gates: Gates, *, n: int, method: str, counted: st
     )
 
 
-def judge_sqnr(sqnr: Estimate | None, gates: Gates, *, n: int, method: str, counted: str = "samples") -> Verdict | None:
+def judge_sqnr(
+    sqnr: Estimate | None, gates: Gates, *, n: int, method: str, counted: str = EVALUATION
+) -> Verdict | None:
     """The noise gate: the signal-to-quantization-noise ratio of the outputs in dB; None where the job has no such gate.
 
     One that is infinite (not a bit differs) passes, and one that is NaN (outputs that are not finite) fails.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
-from validators.gates import bounded
+from validators.gates import BLOCKS, bounded
 from validators.job_gates import Gates
 from validators.journal import RolledBack
 from validators.measurements import Estimate
@@ -70,7 +70,7 @@ def judge_against_champion(
         pairs,
         _IN_TURN,
         "{:.3f}x".format,
-        counted="pairs of blocks",
+        counted=BLOCKS,
     )
 
 

@@ -142,6 +142,13 @@ class Job(Settings):
                 raise ValueError("a candidate is named twice")
         return value
 
+    @field_validator("output", mode="before")
+    @classmethod
+    def _is_one_output(cls, value: object) -> object:
+        if isinstance(value, list | tuple):
+            raise ValueError("several judged outputs are not supported: name one")
+        return value
+
     @field_validator("operator_libraries")
     @classmethod
     def _names_of_files_differ(cls, value: tuple[OperatorLibrary, ...]) -> tuple[OperatorLibrary, ...]:

@@ -71,6 +71,8 @@ class Data(Settings):
     slices: tuple[str, ...] = ()
     """Names of arrays or columns that sort samples into groups, such as language or customer: integers or text. Calibration
     data must cover each group of the reference."""
+    ignore: tuple[str, ...] = ()
+    """Names of arrays or columns that are neither inputs, label nor slices and are left alone, such as ids."""
 
     groups: str | None = None
     """Name of the array or column that says which samples belong together, such as patient, video or document: integers or
@@ -79,9 +81,9 @@ class Data(Settings):
 
     @model_validator(mode="after")
     def _names_differ(self) -> Data:
-        names = (self.label, *self.slices, *self.group_names)
+        names = (self.label, *self.slices, *self.group_names, *self.ignore)
         if len(set(names)) < len(names):
-            raise ValueError("the label, the groups and each slice have names of their own")
+            raise ValueError("the label, the groups, each slice and each ignored array have names of their own")
         return self
 
     @property

@@ -188,7 +188,8 @@ class Accuracy:
     shape `(samples,)`). `noise_path` holds energies of signal and noise against the baseline's outputs (float64, shape
     `(samples, 2)`), and `sqnr` is their ratio in dB with a one-sided bound on either side, once it was judged; both are
     None for the baseline, and where the output is no floating-point value or has no noise. `outputs_path` holds the outputs
-    themselves, of a baseline alone, where they are small and variants are compared with them.
+    themselves, of a baseline alone, where they are small and variants are compared with them. `warning` says that a baseline is
+    at chance level.
     """
 
     metric: str
@@ -200,6 +201,7 @@ class Accuracy:
     noise_path: Path | None = None
     sqnr: Estimate | None = None
     outputs_path: Path | None = None
+    warning: str = ""
 
 
 @dataclass(frozen=True)

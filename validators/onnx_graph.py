@@ -12,6 +12,7 @@ from validators.external_data import check_external_data, check_sizes, tensors
 from validators.external_data import nodes as nodes_in
 from validators.findings import Finding, Rule, apply_rules
 from validators.graph_scope import DEQUANTIZE, QUANTIZE
+from validators.interfaces import check_interface
 from validators.ort_rules import CPU_RULES, CUDA_RULES
 from validators.quantized_graph import QuantizedGraph
 from validators.recipe import Target
@@ -48,7 +49,7 @@ def check_source_graph(path: Path, *, custom_operators: bool = False) -> onnx.Mo
 
     Raises:
         SourceError: the file is unreadable or truncated, too new or too old, already quantized, uses a custom operator,
-            has an input without a shape, or fails `onnx.checker`.
+            has inputs or outputs that are not supported, or fails `onnx.checker`.
     """
     model = _load(path)
     _check_versions(path, model)
@@ -56,7 +57,7 @@ def check_source_graph(path: Path, *, custom_operators: bool = False) -> onnx.Mo
     _check_operators(path, model, nodes)
     if not custom_operators:
         _refuse_custom(path, model, nodes)
-    _refuse_shapeless_inputs(path, model)
+    check_interface(model, path.name)
     if is_checkable(model):
         _check_valid(path)
     return model
@@ -142,19 +143,6 @@ def _refuse_custom(path: Path, model: onnx.ModelProto, nodes: list[onnx.NodeProt
             fix="name the library that has them in `operator_libraries` of the job, export without them, or define them in the"
             " file as functions of standard ones",
         )
-
-
-def _refuse_shapeless_inputs(path: Path, model: onnx.ModelProto) -> None:
-    constants = {tensor.name for tensor in model.graph.initializer}
-    for value in model.graph.input:
-        kind = value.type.WhichOneof("value")
-        shapeless = kind is None or (kind == "tensor_type" and not value.type.tensor_type.HasField("shape"))
-        if shapeless and value.name not in constants:
-            raise SourceError(
-                found=f"{path.name}: input {value.name!r} has no {'shape' if kind else 'type'}",
-                expected="the element type and the number of axes of every input; axes may be dynamic",
-                fix="export with the shapes of the inputs, or write them into `graph.input` of the file with onnx",
-            )
 
 
 def _check_valid(path: Path) -> None:

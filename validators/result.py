@@ -62,6 +62,8 @@ class BaselineResult(_Document):
     latency_p50_ms: float | None
     latency_p95_ms: float | None
     size_bytes: int
+    warning: str | None = None
+    """Why nothing can be concluded from the drops of variants: the baseline is at chance level; null otherwise."""
 
 
 class RefusalResult(_Document):

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from validators.clusters import count_units
-from validators.gates import bounded, confidence_of_each
+from validators.gates import EVALUATION, bounded, confidence_of_each
 from validators.intervals import Clusters
 from validators.job_gates import Gates
 from validators.measurements import Estimate
@@ -94,7 +94,7 @@ def _judge(found: SliceDrop, bound: float, confidence: float) -> Verdict:
         found.clusters or found.n,
         f"{found.name}: {found.method}",
         "{:+.4f}".format,
-        counted=f"{'clusters' if found.clusters else 'samples'} of {found.name}",
+        counted=f"{'clusters' if found.clusters else EVALUATION} of {found.name}",
     )
     return replace(verdict, reason=verdict.reason and f"{found.name}: {verdict.reason}")
 

@@ -32,4 +32,4 @@ class Verdict:
     reason: str = ""
     samples_needed: int | None = None
     evidence: str = ""
-    counted: str = "samples"
+    counted: str = "evaluation samples"

@@ -22,6 +22,8 @@ def verdict_markdown(result: Result) -> str:
     """The outcome in one sentence and, where candidates were judged, the verdict table as a GitHub-style table; where one was
     recovered, the noisiest parts too."""
     parts = [f"**{as_markdown(result.outcome.replace('_', ' '))}**: {as_markdown(result.reason)}"]
+    if result.baseline is not None and result.baseline.warning:
+        parts.append(f"**warning**: {as_markdown(result.baseline.warning)}")
     if result.champion is not None:
         champion = result.champion
         before = f"version {champion.previous}" if champion.previous else "none"

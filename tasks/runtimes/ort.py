@@ -36,6 +36,8 @@ DTYPES = {
     "tensor(int8)": "int8",
     "tensor(uint8)": "uint8",
     "tensor(uint16)": "uint16",
+    "tensor(uint32)": "uint32",
+    "tensor(uint64)": "uint64",
     "tensor(bool)": "bool",
     "tensor(string)": "str",
 }
