@@ -72,7 +72,7 @@ USER 10001
 WORKDIR /jobs
 ENV PATH=/opt/venv/bin:$PATH QUANTGATE_STATE=/state PYTHONUNBUFFERED=1
 VOLUME /state
-HEALTHCHECK --interval=5m --timeout=60s CMD ["quantgate", "doctor"]
+HEALTHCHECK --interval=5m --timeout=60s CMD ["quantgate", "doctor", "--light"]
 ENTRYPOINT ["quantgate"]
 CMD ["--help"]
 
@@ -84,6 +84,6 @@ USER 10001
 WORKDIR /jobs
 ENV PATH=/opt/venv/bin:$PATH QUANTGATE_STATE=/state PYTHONUNBUFFERED=1
 VOLUME /state
-HEALTHCHECK --interval=5m --timeout=60s CMD ["quantgate", "doctor"]
+HEALTHCHECK --interval=5m --timeout=60s CMD ["quantgate", "doctor", "--light"]
 ENTRYPOINT ["quantgate"]
 CMD ["--help"]

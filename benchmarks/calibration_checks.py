@@ -22,7 +22,7 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
-from calibration_draws import CALIBRATION, DRIFTS, Drift, Judge, open_judge
+from calibration_draws import CALIBRATION, DRIFTS, Drift, Judge, open_judge, short_texts
 from calibration_figures import draw_power, save, share
 
 from tasks.demo.pools import image_pool, text_pool
@@ -44,15 +44,21 @@ def false_alarms(
     stratified: Annotated[
         bool, typer.Option("--stratified", help="Each label in its share, as the demos split.")
     ] = False,
+    tokens: Annotated[
+        int | None, typer.Option(help="Texts of so few tokens, of which many repeat, in place of whole reviews.", min=1)
+    ] = None,
     out: Out = RESULTS,
 ) -> None:
     """The share of random clean splits that are refused, with its 95 % interval (Clopper and Pearson)."""
     outcomes: Counter[str] = Counter()
     failed: Counter[str] = Counter()
     started = time.monotonic()
-    with open_judge(image_pool if image else text_pool) as judge:
+    with open_judge(short_texts(tokens) if tokens else image_pool if image else text_pool) as judge:
         for seed in range(splits):
-            rows, evaluation, _ = judge.split(seed, size, stratified=stratified)
+            if tokens:
+                rows, evaluation = judge.split_distinct(seed, size)
+            else:
+                rows, evaluation, _ = judge.split(seed, size, stratified=stratified)
             verdict = judge(judge.pool.take(rows), evaluation, seed)
             outcomes[verdict.outcome] += 1
             failed.update(_failed(verdict))
@@ -70,7 +76,8 @@ def false_alarms(
         "seconds": round(time.monotonic() - started),
     }
     figures |= {name: share(outcomes[name], splits) for name in ("refused", "accepted_with_warnings", "accepted")}
-    name = f"false_alarms_{'digits' if image else 'texts'}_{size}{'_stratified' if stratified else ''}"
+    pool = f"texts_of_{tokens}" if tokens else "digits" if image else "texts"
+    name = f"false_alarms_{pool}_{size}{'_stratified' if stratified else ''}"
     save(out, name, figures | {"failed_checks": dict(failed)})
 
 

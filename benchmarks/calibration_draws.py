@@ -19,6 +19,7 @@ from tasks.measure.inventory import usable_cores
 from tasks.measure.taps import find_taps
 from validators.calibration_data import judge_calibration
 from validators.datasets import Samples
+from validators.digests import digest_samples
 from validators.job_data import CalibrationBounds
 from validators.records import CalibrationVerdict, SessionSettings
 
@@ -62,12 +63,45 @@ class Judge:
         order = np.random.default_rng(seed).permutation(n)
         return order[:size], self.pool.take(order[size : size + evaluation]), order[size + evaluation :]
 
+    def split_distinct(self, seed: int, size: int) -> tuple[Rows, Samples]:
+        """Rows for calibration, distinct and none of them a copy of an evaluation sample, and evaluation samples, as drawn."""
+        order = np.random.default_rng(seed).permutation(len(self.pool.labels))
+        evaluation, rest = order[:EVALUATION], order[EVALUATION:]
+        known = set(digest_samples({name: array[evaluation] for name, array in self.pool.inputs.items()}))
+        rows: list[int] = []
+        for row, digest in zip(rest, digest_samples({n: a[rest] for n, a in self.pool.inputs.items()}), strict=True):
+            if digest not in known and len(rows) < size:
+                known.add(digest)
+                rows.append(int(row))
+        return np.array(rows), self.pool.take(evaluation)
+
     def __call__(self, calibration: Samples, evaluation: Samples, seed: int) -> CalibrationVerdict:
         view = view_samples(
             self._watch, calibration, evaluation, most=BOUNDS.model_samples, fixed_batch=None, seed=seed
         )
         with tempfile.TemporaryDirectory() as folder:
             return judge_calibration(calibration, evaluation, None, view, BOUNDS, Path(folder), seed=seed)
+
+
+def short_texts(tokens: int) -> Callable[[Path], Pool]:
+    """A maker of the reviews' pool with `tokens` consecutive tokens of each review in place of the whole; many repeat."""
+
+    def make(folder: Path) -> Pool:
+        pool = text_pool(folder)
+        ids, mask = pool.inputs["input_ids"], pool.inputs["attention_mask"]
+        lengths = mask.sum(axis=1) - 2  # without the first and the last token, which mark the text's ends
+        whole = np.flatnonzero(lengths >= tokens)
+        starts = np.random.default_rng(0).integers(1, lengths[whole] - tokens + 2)
+        short = np.zeros_like(ids[whole])
+        short[:, 0] = ids[whole, 0]
+        for place in range(tokens):
+            short[:, 1 + place] = ids[whole, starts + place]
+        short[:, 1 + tokens] = ids[whole, lengths[whole] + 1]
+        inputs = {"input_ids": short, "attention_mask": (np.arange(ids.shape[1]) < tokens + 2).astype(mask.dtype)}
+        inputs["attention_mask"] = np.broadcast_to(inputs["attention_mask"], short.shape).copy()
+        return Pool(inputs, pool.labels[whole], pool.model, pool.output)
+
+    return make
 
 
 @contextmanager

@@ -113,7 +113,7 @@ def _cell(
     latency = compare_latency(
         Contestant(other.loaded, other.session),
         Contestant(one.loaded, one.session),
-        workshop.bundle.request(batch),
+        [workshop.bundle.request(batch)],
         measurement,
         confidence=CONFIDENCE,
         samples_path=folder / f"{target}-{workshop.bundle.notes.name}-b{batch}-{label}.npz",

@@ -24,7 +24,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tasks.measure.inventory import usable_cores
 from tasks.measure.latency import compare_latency
-from tasks.measure.latency_process import Contestant, Worker
+from tasks.measure.latency_process import Contestant, Worker, save_requests
 from validators.job_measurement import Measurement
 from validators.latencies import Latency
 from validators.records import SessionSettings
@@ -118,15 +118,14 @@ class _Bench:
         return compare_latency(
             self._model,
             other,
-            self._batch,
+            [self._batch],
             measurement,
             confidence=CONFIDENCE,
             samples_path=self._folder / "samples.npz",
         )
 
     def _naive(self, other: Contestant) -> float:
-        inputs = self._folder / "naive.npz"
-        np.savez(inputs, **self._batch)
+        inputs = save_requests(self._folder / "naive.npz", [self._batch])
         medians = []
         for contestant in (self._model, other):
             with Worker(contestant, inputs) as worker:

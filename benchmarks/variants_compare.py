@@ -14,7 +14,7 @@ from variants_models import Case
 from flows.quantize import gather_given, made, measured
 from tasks.context import Given, Run, start_run
 from tasks.judge import judge_trials, rank_passing
-from tasks.measure_accuracy import measure_accuracy
+from tasks.measure_accuracy import Reference, measure_accuracy
 from tasks.measure_baseline import baseline_variant, measure_baseline
 from tasks.measure_latency import latency_of
 from tasks.ptq.graph import model_bytes
@@ -58,7 +58,7 @@ def compare(case: Case, folder: Path) -> Shape:
         for one in rivals:
             if one.outcome == "passed" and one.variant:
                 against[one.candidate] = versus(run, given, inventory, one.variant, choice.variant)
-    rows = [row(baseline, trial) for trial in (*rivals, *trials)]
+    rows = [row(trial) for trial in (*rivals, *trials)]
     return Shape(choice, against, rows)
 
 
@@ -78,7 +78,9 @@ def rival(
     batch = request_batch(given.evidence, run.job.measurement.points[0])
     try:
         coverage = measure_coverage(path, session, batch)
-        accuracy, _ = measure_accuracy(run, given.evidence, inventory, variant, baseline)
+        accuracy, _ = measure_accuracy(
+            run, given.evidence, inventory, variant, Reference(baseline, baseline_variant(run, given, inventory))
+        )
     except CandidateRefused as error:
         return Trial(name, outcome="refused", refusal=Refusal(error.kind, error.found))
     return Trial(name, variant=variant, coverage=coverage, accuracy=accuracy)
@@ -90,7 +92,7 @@ def versus(run: Run, given: Given, inventory: Inventory, rival: Variant, choice:
     return latency.speedup
 
 
-def row(baseline: Accuracy, trial: Trial) -> dict[str, Any]:
+def row(trial: Trial) -> dict[str, Any]:
     """One line of the table."""
     if trial.refusal or trial.variant is None or trial.accuracy is None:
         return {"name": trial.candidate, "refused": trial.refusal.reason if trial.refusal else "not made"}
@@ -98,7 +100,7 @@ def row(baseline: Accuracy, trial: Trial) -> dict[str, Any]:
         "name": trial.candidate,
         "metric": trial.accuracy.value,
         "drop": _interval(trial.drop),
-        "sqnr_db": sqnr_db(baseline, trial.accuracy),
+        "sqnr_db": sqnr_db(trial.accuracy),
         "size_mb": trial.variant.size_bytes / 1e6,
         "low_precision_macs": trial.coverage.share if trial.coverage else None,
         "speedup": _interval(trial.latency.speedup) if trial.latency else None,
@@ -120,13 +122,12 @@ def describe(shape: Shape) -> dict[str, Any]:
     }
 
 
-def sqnr_db(baseline: Accuracy, variant: Accuracy) -> float | None:
+def sqnr_db(variant: Accuracy) -> float | None:
     """Signal to noise of the outputs on the evaluation samples, in dB; None where only losses are kept of them."""
-    if variant.metric == "perplexity":
+    if variant.noise_path is None:
         return None
-    reference, outputs = (np.load(one.outputs_path).astype(np.float64) for one in (baseline, variant))
-    noise = float(((outputs - reference) ** 2).sum())
-    return float(10 * np.log10(float((reference**2).sum()) / noise)) if noise else None
+    signal, noise = np.load(variant.noise_path).sum(axis=0)
+    return float(10 * np.log10(signal / noise)) if noise else None
 
 
 def _interval(estimate: Estimate | None) -> dict[str, float | None] | None:

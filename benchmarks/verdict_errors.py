@@ -1,10 +1,12 @@
 """How often a verdict on accuracy is wrong, by simulation, beside the rule that compares two averages.
 
     python benchmarks/verdict_errors.py run
+    python benchmarks/verdict_errors.py clusters
 
 For each kind of metric, number of samples and true drop: the share of pass, fail and inconclusive. Then the same of bounds
 alone, beside Student's and the BCa bootstrap, on skewed drops of few samples; and what a choice among twenty candidates does.
-All by the functions that a run is judged with.
+`clusters` simulates samples that resemble each other, such as the frames of a video. All by the functions that a run is judged
+with.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import typer
 from calibration_figures import save, share
 from scipy import stats
 from verdict_errors_choice import BOUND, choose_by_drop, choose_by_speed
+from verdict_errors_clusters import cells, judge_clustered, print_clustered
 from verdict_errors_draws import CONFIDENCE, KINDS, SKEWED
 from verdict_errors_figures import draw, print_cells, print_choices, print_methods
 
@@ -35,11 +38,6 @@ RESAMPLES = 999
 PROCESSES = 2
 
 app = typer.Typer(add_completion=False, help=__doc__)
-
-
-@app.callback()
-def _commands() -> None:
-    """Keeps `run` a command of its own."""
 
 
 @app.command()
@@ -73,6 +71,26 @@ def run(
     print_cells(cells)
     print_methods(methods)
     print_choices(chosen)
+
+
+@app.command()
+def clusters(
+    experiments: Annotated[int, typer.Option(help="simulated experiments a cell")] = 2000,
+    seed: Annotated[int, typer.Option(help="seed of the first cell")] = 1,
+) -> None:
+    """Simulate samples in clusters, and write figures to `benchmarks/results/verdict_errors_clusters.json`."""
+    with ProcessPoolExecutor(PROCESSES) as pool:
+        futures = [pool.submit(judge_clustered, cell, seed + row, experiments) for row, cell in enumerate(cells())]
+        found = [future.result() for future in futures]
+    figures = {
+        "experiments": experiments,
+        "seed": seed,
+        "tolerance": TOLERANCE,
+        "confidence": CONFIDENCE,
+        "clusters": found,
+    }
+    save(RESULTS, "verdict_errors_clusters", figures)
+    print_clustered(found)
 
 
 def judge_cell(kind: int, n: int, ratio: float, seed: int, experiments: int) -> dict[str, Any]:

@@ -75,21 +75,25 @@ def rollback(
     target: Annotated[Target, typer.Option(metavar="TARGET", help="Of which target it is the champion.")],
     to: Annotated[
         int | None,
-        typer.Option(min=0, metavar="VERSION", help="Where to, by default the one before; 0: none."),
+        typer.Option(min=0, metavar="VERSION", help="Default: the version before; 0: none."),
+    ] = None,
+    leaving: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="VERSION", help="Only if this version is the champion."),
     ] = None,
     reason: Annotated[str, typer.Option(help="Why; kept with the version that is left.")] = "",
 ) -> Answer:
     """Put the champion back to the version before it.
 
     In the registry alone. The variant that is left is not promoted on this target again. Exit code 2: no such model or
-    version, or none to go back to; 1: infrastructure.
+    version, or none to go back to; 1: infrastructure, or the champion is not the version of `--leaving`.
 
     Example: quantgate rollback fraud --target ort-cpu --reason "too slow"
     """
     prepared()
     from tasks.rollback import roll_back
 
-    done = roll_back(model, target, to, reason)
+    done = roll_back(model, target, to, reason, leaving=leaving)
     return Answer(asdict(done), (str(done),))
 
 

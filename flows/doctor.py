@@ -12,7 +12,7 @@ from typing import Any
 
 from flows.describe import Rows, target_rows
 from tasks.measure.inventory import take_inventory
-from tasks.settings import database_file, state_folder, tracking_uri
+from tasks.settings import database_file, registry_uri, state_folder, tracking_uri
 from validators.answer import Answer, Table
 from validators.errors import EXIT_INFRASTRUCTURE, EXIT_OK, InfrastructureError
 from validators.recipe import TARGETS
@@ -35,19 +35,39 @@ def diagnose() -> Answer:
             ("Target", "Here", "Why", "To mend it"),
             *((target, "no", f"{error.found}; expected {error.expected}", error.fix) for target in TARGETS),
         ]
+    facts |= _surroundings(state_folder())
+    runs = any(row[1] == "yes" for row in rows[1:])
+    document = {"facts": facts, "targets": _documents(rows), "any_target_runs": runs}
+    lines = [f"{name:<11}{value}" for name, value in facts.items()]
+    table = Table(rows, folded=frozenset({"Why", "To mend it"}))
+    return Answer(document, (*lines, "", table), EXIT_OK if runs else EXIT_INFRASTRUCTURE)
+
+
+def diagnose_lightly() -> Answer:
+    """Return all but the targets; exit code 0 if the state folder can be written to.
+
+    Every few minutes a container asks for its health: a session for each target would take memory of the GPU, and time of the
+    cores on which a run measures.
+    """
     state = state_folder()
-    facts |= {
+    facts = _surroundings(state)
+    there = _first_folder(state)
+    usable = there.is_dir() and os.access(there, os.W_OK | os.X_OK)
+    if not usable:
+        facts["state"] = f"{state} cannot be written to: set QUANTGATE_STATE, or mend its rights"
+    lines = [f"{name:<11}{value}" for name, value in facts.items()]
+    return Answer({"facts": facts, "state_is_usable": usable}, lines, EXIT_OK if usable else EXIT_INFRASTRUCTURE)
+
+
+def _surroundings(state: Path) -> dict[str, str]:
+    """Return the facts for which nothing has to be opened or run."""
+    return {
         "packages": ", ".join(f"{name} {metadata.version(name)}" for name in PACKAGES),
         "state": f"{state}{'' if state.is_dir() else ' (not there yet: the first run makes it)'}",
         "disk": _disk(state),
         "MLflow": _mlflow(state),
         "Prefect": _prefect(),
     }
-    runs = any(row[1] == "yes" for row in rows[1:])
-    document = {"facts": facts, "targets": _documents(rows), "any_target_runs": runs}
-    lines = [f"{name:<11}{value}" for name, value in facts.items()]
-    table = Table(rows, folded=frozenset({"Why", "To mend it"}))
-    return Answer(document, (*lines, "", table), EXIT_OK if runs else EXIT_INFRASTRUCTURE)
 
 
 def _documents(rows: Rows) -> list[dict[str, Any]]:
@@ -64,14 +84,24 @@ def _machine() -> dict[str, str]:
     }
 
 
+def _first_folder(state: Path) -> Path:
+    """Return the state folder, or the first above it that is there."""
+    return next(folder for folder in (state, *state.parents) if folder.exists())
+
+
 def _disk(state: Path) -> str:
-    there = next(folder for folder in (state, *state.parents) if folder.exists())
-    usage = shutil.disk_usage(there)
+    usage = shutil.disk_usage(_first_folder(state))
     return f"{usage.free / 1e9:.1f} GB free of {usage.total / 1e9:.1f} GB"
 
 
 def _mlflow(state: Path) -> str:
-    address = tracking_uri(state)
+    tracking = tracking_uri(state)
+    registry = registry_uri(tracking)
+    told = _store(tracking)
+    return told if registry == tracking else f"{told}; models in {_store(registry)}"
+
+
+def _store(address: str) -> str:
     if address.startswith(("http://", "https://")):
         return f"{redact(address)}: {_asked(address)}"
     file = database_file(address)

@@ -14,9 +14,13 @@ from validators.recipe_words import describe
 _VOCABULARY = 1000
 _CLASSES = 2000
 _DIM = 128
+_MAX_DROP = {
+    "r2": "2 points of the explained variance; mse and mae have units, and need a bound in them",
+    "perplexity": "nats a token: exp(0.02), 2 % more perplexity",
+}
 _TEMPLATE = """\
 # A job for {uri}, for the target {target}.
-# Written from what the registered version says of itself; look at what is marked CHECK, make the two data files, then
+# Written from what the model says of itself; look at what is marked CHECK, make the two data files, then
 #   quantgate candidates {file}     what would be tried
 #   quantgate validate {file}       whether the calibration data is sound
 #   quantgate run {file}
@@ -35,6 +39,7 @@ target: {target}
 data:
   calibration: calibration.npz  # CHECK
   evaluation: evaluation.npz  # CHECK
+  # groups: patient  # CHECK: an array with the key of what samples belong to (patient, video, document), if they do
 {label}
 # CHECK: {metric_why}
 # Others: accuracy, top5, agreement, f1_macro, f1_binary, auroc; mse, mae, r2; cosine, spearman; perplexity; wer, cer; sqnr.
@@ -85,7 +90,7 @@ def job_skeleton(facts: ModelFacts, target: Target, file: str) -> str:
         candidates="\n".join(f"  - {name}  # {describe(decode(name))}" for name in DEFAULT_CANDIDATES[target]),
         gates="  min_sqnr_db: 30      # CHECK: at least so many dB of signal to quantization noise"
         if metric == "sqnr"
-        else "  max_drop: 0.02       # CHECK: at most so much worse, in the metric's own unit",
+        else f"  max_drop: 0.02       # CHECK: {_MAX_DROP.get(metric, 'at most so much worse: 0.02 is 2 points')}",
         dims=_dims(facts.inputs),
     )
 
@@ -98,7 +103,7 @@ def suggest_metric(outputs: Sequence[TensorSpec]) -> tuple[str, str]:
     >>> suggest_metric([TensorSpec("logits", "float32", ("batch", "length", 32000))])[0]
     'perplexity'
     >>> suggest_metric([TensorSpec("score", "float32", ("batch", 1))])[0]
-    'mse'
+    'r2'
     >>> suggest_metric([TensorSpec("mask", "float32", ("batch", 3, 64, 64))])[0]
     'sqnr'
     """
@@ -109,7 +114,7 @@ def suggest_metric(outputs: Sequence[TensorSpec]) -> tuple[str, str]:
     if len(shape) == 3 and isinstance(last, int) and last >= _VOCABULARY:
         return "perplexity", f"{first} looks like scores over a vocabulary"
     if len(shape) == 1 or (len(shape) == 2 and last == 1):
-        return "mse", f"{first} looks like one value a sample; of a yes or no, take f1_binary"
+        return "r2", f"{first} looks like one value a sample; of a yes or no, take f1_binary"
     if len(shape) == 2 and isinstance(last, int) and last <= _CLASSES:
         return "accuracy", f"{first} looks like scores of {last} classes; of an embedding, take cosine"
     return "sqnr", f"{first} speaks for no metric; sqnr needs no labels, and says nothing of what the model is for"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import webbrowser
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flows.console import prepared
-from flows.run_commands import ResultFile, follow_job
+from flows.run_commands import ReplaceDevice, ResultFile, follow_job
 from tasks.settings import database_file, state_folder, tracking_uri
 from validators.answer import Answer
 from validators.errors import InfrastructureError, JobError
@@ -59,17 +60,19 @@ def lint(
     return lint_model(model, target)
 
 
-def doctor() -> Answer:
+def doctor(
+    light: Annotated[bool, typer.Option("--light", help="Leave the targets out: no session is opened.")] = False,
+) -> Answer:
     """Say which targets run here, and what mends the others.
 
     With the state folder, disk space, versions, and whether the servers that the environment names answer. Exit code 0: at
-    least one target runs; 1: none.
+    least one target runs; 1: none. With `--light` 0: the state folder can be written to.
 
     Example: quantgate doctor
     """
-    from flows.doctor import diagnose
+    from flows.doctor import diagnose, diagnose_lightly
 
-    return diagnose()
+    return diagnose_lightly() if light else diagnose()
 
 
 def status(
@@ -148,7 +151,7 @@ def _open(page: Path) -> None:
         )
 
 
-def promote(run: RecordedRun, result: ResultFile = None) -> Answer:
+def promote(run: RecordedRun, result: ResultFile = None, replace_device: ReplaceDevice = False) -> Answer:
     """Promote the winner of a run with --no-promote.
 
     Runs its recorded job again, with promotion: finished work is taken from the store, and every gate and the champion
@@ -164,7 +167,7 @@ def promote(run: RecordedRun, result: ResultFile = None) -> Answer:
         found = find_recorded(client, run)
         check_promotable(found)
         job = recorded_job(client, found)
-    answer = follow_job(job, result)
+    answer = follow_job(job, result, replace_device=replace_device)
     chosen = getattr(answer.document, "chosen", None)
     if chosen not in (None, found.chosen):
         note = f"note:      run {found.id[:8]} chose {found.chosen}; measured again, {chosen} is the better one"
@@ -194,11 +197,13 @@ def registry() -> Iterator[MlflowClient]:
 
 
 def init(
-    uri: Annotated[str, typer.Argument(metavar="MODEL_URI", help="models:/NAME/VERSION or models:/NAME@ALIAS.")],
+    uri: Annotated[
+        str, typer.Argument(metavar="MODEL", help="models:/NAME/VERSION, models:/NAME@ALIAS, or an ONNX file.")
+    ],
     path: Annotated[Path, typer.Option("--out", metavar="FILE", help="The job file to write.")] = Path("job.yaml"),
     target: Annotated[Target, typer.Option(metavar="TARGET", help="Where the variants will run.")] = "ort-cpu",
 ) -> Answer:
-    """Write a job file with comments for a registered model.
+    """Write a job file with comments for a registered model or an ONNX file.
 
     With its inputs, a metric and candidates that are likely for it, and what the data files must hold. Nothing is
     overwritten. Exit code 2: no such version, or the file is there already.
@@ -208,10 +213,15 @@ def init(
     _check_new(path)
     prepared()
     from flows.job_skeleton import job_skeleton
-    from tasks.describe_model import describe_model
+    from tasks.describe_model import describe_file, describe_model
 
-    with registry() as client:
-        facts = describe_model(client, uri)
+    if uri.endswith(".onnx"):
+        facts = describe_file(Path(uri))
+        # A job's paths are relative to its own folder.
+        facts = replace(facts, uri=os.path.relpath(uri, path.parent))
+    else:
+        with registry() as client:
+            facts = describe_model(client, uri)
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(job_skeleton(facts, target, str(path)))

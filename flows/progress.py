@@ -1,6 +1,6 @@
 """What a run says while it runs, on standard error: one line for each thing done and, on a terminal, what goes on below them.
 
-    |  12.4 s  made int8-dynamic-pc@ort-cpu: accuracy 0.8412, coverage 98%
+    |  12.4 s  made int8-dynamic-pc@ort-cpu: accuracy 0.8412 on 911 samples, coverage 98%
     ⠋ 00:14  1 of 3 made, 0 of 3 measured, about 12 s of making left
       make int4-g32-rtn@ort-cpu  00:09
 

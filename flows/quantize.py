@@ -2,6 +2,7 @@
 
 # No `from __future__ import annotations`: Prefect reads the parameters' types from the signature.
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from prefect import flow
@@ -12,17 +13,18 @@ from prefect.task_runners import ThreadPoolTaskRunner
 from tasks.conclude import Findings, conclude, conclude_validation
 from tasks.context import Given, Run, log, start_run
 from tasks.dispatch import at_target, inventory_of_target, try_candidates
-from tasks.gather import trial_of
+from tasks.gather import merge_copies, trial_of
 from tasks.judge import judge_trials
 from tasks.judge_calibration import judge_calibration_data
 from tasks.load_data import load_data
 from tasks.make_candidate import make_candidate
-from tasks.measure_champion import look_up_champion
+from tasks.measure_champion import judge_device, look_up_champion, warn_of_device
 from tasks.measure_latency import measure_latency
 from tasks.measure_saturation import measure_saturation
 from tasks.ptq.graph import model_bytes
 from tasks.record import close_run, record_evidence, record_trials, recorded
 from tasks.redact import shielded
+from tasks.registry import warn_of_local_locks
 from tasks.report import publish_report
 from tasks.resolve_source import resolve_source
 from tasks.settings import hands_to_workers
@@ -49,23 +51,26 @@ CANDIDATES_AT_A_TIME = 2
     task_runner=ThreadPoolTaskRunner(max_workers=CANDIDATES_AT_A_TIME),  # type: ignore[arg-type]  # invariant in its future
 )
 @shielded
-def quantize(job: Job, promote: bool = True) -> State[Result]:
+def quantize(job: Job, promote: bool = True, replace_device: bool = False) -> State[Result]:
     """Make quantized versions of a registered model, judge them on this machine, promote the best that passes.
 
     Args:
         job: What to quantize, for which target, on which data, and what must hold. Paths are those of the machine that runs it.
         promote: Register the winner and move the champion's alias; off, a winner is named and nothing is registered.
+        replace_device: Promote even if the present champion was approved on a device of another class.
     """
     with keep_status(job, promote=promote) as status:
         run = start_run(job)
         if promote:
             check_approval(run)
-        with turn_of(run):
-            status.result = quantized(run, status, promote=promote)
+            warn_of_local_locks(run.state)
+        with turn_of(run), run.footprint.measured():
+            run.clock.begin_budget()
+            status.result = quantized(run, status, promote=promote, replace_device=replace_device)
     return state_of(status.result)
 
 
-def quantized(run: Run, status: Kept, *, promote: bool) -> Result:
+def quantized(run: Run, status: Kept, *, promote: bool, replace_device: bool) -> Result:
     """The whole story of a run, and what it came to."""
     job = run.job
     given, inventory = gather_given(run)
@@ -74,8 +79,11 @@ def quantized(run: Run, status: Kept, *, promote: bool) -> Result:
         findings = judge_evidence(run, given, inventory, record)
         assert findings.calibration is not None
         if findings.calibration.outcome != "refused":
-            findings = judge_candidates(run, given, findings, promote=promote, record=record)
+            findings = judge_candidates(
+                run, given, findings, promote=promote, replace_device=replace_device, record=record
+            )
             record_trials(run, record, findings.trials)
+        findings = replace(findings, footprint=run.footprint.read())
         page = publish_report(run, record, findings, conclude(job, findings, run.clock))
         result = conclude(job, replace(findings, report=page), run.clock)
         close_run(run, record, result, page)
@@ -122,17 +130,21 @@ def judge_evidence(run: Run, given: Given, inventory: Inventory, record: str) ->
     return Findings(source=given.source, inventory=inventory, calibration=calibration)
 
 
-def judge_candidates(run: Run, given: Given, findings: Findings, *, promote: bool, record: str) -> Findings:
+def judge_candidates(
+    run: Run, given: Given, findings: Findings, *, promote: bool, replace_device: bool, record: str
+) -> Findings:
     """Steps 4 to 8: baseline and champion; candidates made, measured, judged and recovered; the best confirmed and promoted."""
     assert findings.inventory is not None
     inventory = findings.inventory
-    baseline = at_target(BASELINE, run, given, inventory)
     champion = look_up_champion(run, given)
+    if promote and not replace_device:
+        warn_of_device(inventory, champion)
+    baseline = at_target(BASELINE, run, given, inventory)
 
     trials = tried(run, given, inventory, baseline)
     trials = judge_trials(run, given, baseline, trials)
     recovered = at_target(RECOVERY, run, given, inventory, baseline, trials)
-    trials += recovered.trials
+    trials = merge_copies(trials + recovered.trials)
     findings = replace(
         findings,
         baseline=baseline,
@@ -147,15 +159,18 @@ def judge_candidates(run: Run, given: Given, findings: Findings, *, promote: boo
     findings = replace(findings, trials=confirmation.trials)
     if confirmation.winner is None:
         return findings
+    follow = partial(challenge, run, given, promote=promote, replace_device=replace_device, record=record)
     try:
-        return challenge(run, given, findings, confirmation.winner, promote=promote, record=record)
+        return follow(findings, confirmation.winner)
     except ChampionMoved as moved:
         log.info("%s: comparing with that one", moved.found)
     findings = replace(findings, champion_before=look_up_champion(run, given))
-    return challenge(run, given, findings, confirmation.winner, promote=promote, record=record)
+    return follow(findings, confirmation.winner)
 
 
-def challenge(run: Run, given: Given, findings: Findings, winner: Trial, *, promote: bool, record: str) -> Findings:
+def challenge(
+    run: Run, given: Given, findings: Findings, winner: Trial, *, promote: bool, replace_device: bool, record: str
+) -> Findings:
     """Steps 7, second half, and 8: the winner beside the champion and, if it passes and whoever is asked agrees, in its place.
 
     Raises:
@@ -163,6 +178,10 @@ def challenge(run: Run, given: Given, findings: Findings, winner: Trial, *, prom
     """
     assert findings.inventory is not None and findings.baseline is not None
     inventory, champion = findings.inventory, findings.champion_before
+    if promote:
+        winner = judge_device(inventory, winner, champion, replace_device=replace_device)
+        if winner.outcome != "passed":
+            return replace(findings, best=winner)
     best = at_target(CHAMPION, run, given, inventory, findings.baseline, winner, champion)
     findings = replace(findings, best=best)
     if best.outcome != "passed" or not promote or run.job.source_is_file:
@@ -179,9 +198,11 @@ def challenge(run: Run, given: Given, findings: Findings, winner: Trial, *, prom
 def tried(run: Run, given: Given, inventory: Inventory, baseline: Accuracy) -> tuple[Trial, ...]:
     """Step 5: every candidate made, looked at and timed, by this process or by the workers of its target."""
     if hands_to_workers():
-        trials = measure_saturation(run, given, inventory, try_candidates(run, inventory, baseline))
+        trials = merge_copies(try_candidates(run, inventory, baseline))
+        trials = measure_saturation(run, given, inventory, trials)
     else:
-        trials = measure_saturation(run, given, inventory, made(run, given, inventory, baseline))
+        trials = merge_copies(made(run, given, inventory, baseline))
+        trials = measure_saturation(run, given, inventory, trials)
         trials = measured(run, given, inventory, trials)
     return at_target(BESIDE_FP16, run, given, inventory, trials)
 

@@ -19,7 +19,7 @@ from tasks.measure.metrics import Options, named_metric
 from tasks.measure.text_errors import Decoder
 from validators import errors, recipe
 from validators.accuracy_gates import judge_drop, judge_sqnr
-from validators.champion_gate import judge_against_champion, judge_rolled_back
+from validators.champion_gate import judge_against_champion, judge_champion_device, judge_rolled_back
 from validators.coverage_gate import judge_coverage, judge_simulation, judge_time_coverage
 from validators.datasets import TensorSpec
 from validators.errors import CandidateRefused, JobError, QuantgateError
@@ -52,6 +52,7 @@ GATES: dict[str, tuple[str, Callable[..., Any]]] = {
     "load_ratio": ("max_load_ratio", judge_load),
     "logged.<metric>": ("logged", judge_logged),
     "beats_champion": ("", judge_against_champion),
+    "champion_device": ("", judge_champion_device),
     "not_rolled_back": ("", judge_rolled_back),
 }
 

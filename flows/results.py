@@ -19,6 +19,8 @@ def result_parts(result: Result) -> list[str | Table]:
     # Before candidates are built, or without any, the checks are all there is to see.
     parts: list[str | Table] = [Table(terminal_rows(result) or check_rows(result))]
     parts.append(f"{result.outcome.replace('_', ' ')}: {result.reason}")
+    if result.baseline and result.baseline.warning:
+        parts.append(f"warning:   {result.baseline.warning}")
     if result.champion:
         uri = f"models:/{result.champion.name}@{result.champion.alias}"
         parts.append(f"champion:  {uri} (version {result.champion.version})")

@@ -19,6 +19,7 @@ def rollback(
     model: str,
     target: Target,
     to: Annotated[int | None, Field(ge=0)] = None,
+    leaving: Annotated[int | None, Field(ge=1)] = None,
     reason: Annotated[str, Field(max_length=1000)] = "",
 ) -> State[Rollback]:
     """Put the champion of a model back. The variant that is left is not promoted on this target again.
@@ -27,7 +28,8 @@ def rollback(
         model: The registered model: the source, or the one that holds its variants.
         target: Of which target the champion is put back.
         to: The version to go to; empty: the champion before this one; 0: no champion at all.
+        leaving: The version that is to be rolled back; if the champion is another one by then, nothing changes.
         reason: Why; kept with the version that is left.
     """
-    done = roll_back_step(model, target, to, reason, request=flow_run.get_id() or "")
+    done = roll_back_step(model, target, to, reason, leaving=leaving, request=flow_run.get_id() or "")
     return Completed(name="RolledBack", message=str(done), data=done)

@@ -43,13 +43,16 @@ EXIT_CODES = {
     "error": EXIT_INFRASTRUCTURE,
 }
 JobFile = Annotated[Path, typer.Argument(metavar="JOB", help="The job file (YAML).")]
-ResultFile = Annotated[Path | None, typer.Option(metavar="FILE", help="Write the result (JSON) here, too.")]
+ResultFile = Annotated[Path | None, typer.Option(metavar="FILE", help="Write the result (JSON) here.")]
+
+ReplaceDevice = Annotated[bool, typer.Option("--replace-device", help="Ignore the champion's device.")]
 
 
 def run(
     job: JobFile,
     result: ResultFile = None,
     promote: Annotated[bool, typer.Option(help="Register the winner and move the alias.")] = True,
+    replace_device: ReplaceDevice = False,
 ) -> Answer:
     """Run a job: quantize, judge, promote.
 
@@ -58,7 +61,7 @@ def run(
 
     Example: quantgate run examples/text.yaml --result result.json
     """
-    return _follow(lambda: read_job(job), result, partial(_quantize, promote=promote))
+    return _follow(lambda: read_job(job), result, partial(_quantize, promote=promote, replace_device=replace_device))
 
 
 def validate(job: JobFile, result: ResultFile = None) -> Answer:
@@ -144,15 +147,15 @@ def suggest_calibration(
     return Answer(asdict(picked) | {"rows": [int(row) for row in picked.rows]}, lines)
 
 
-def follow_job(job: Job, result_path: Path | None) -> Answer:
+def follow_job(job: Job, result_path: Path | None, *, replace_device: bool) -> Answer:
     """Run a job with promotion; what it came to, whatever that is."""
-    return _follow(lambda: job, result_path, partial(_quantize, promote=True))
+    return _follow(lambda: job, result_path, partial(_quantize, promote=True, replace_device=replace_device))
 
 
-def _quantize(*, promote: bool) -> Callable[[Job], Any]:
+def _quantize(*, promote: bool, replace_device: bool = False) -> Callable[[Job], Any]:
     from flows.quantize import quantize
 
-    return partial(quantize, promote=promote, return_state=True)
+    return partial(quantize, promote=promote, replace_device=replace_device, return_state=True)
 
 
 def _follow(load_job: Callable[[], Job], result_path: Path | None, load: Callable[[], Callable[[Job], Any]]) -> Answer:

@@ -147,4 +147,5 @@ def champion_at(client: MlflowClient, place: Place) -> Champion | None:
         source_digest=tags.get(SOURCE_DIGEST, ""),
         candidate=tags.get(f"{TAG}candidate", ""),
         previous=str(version.version),
+        device=tags.get(DEVICE, ""),
     )

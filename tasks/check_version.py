@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,9 @@ from tasks.registry import registry_call
 from tasks.runtimes.trt_engine.files import check_files
 from validators.digests import digest_file
 from validators.errors import InfrastructureError, VersionUnsound
+from validators.read_back import find_difference, tolerance_of
 
+Batch = Mapping[str, NDArray[np.generic]]
 FIX = "check the artifact store, and run again"
 
 
@@ -88,10 +90,9 @@ def load_version(uri: str) -> Any:
         raise _unsound(uri, f"does not load: {type(error).__name__}: {error}", "a model that answers") from error
 
 
-def check_answer(
-    uri: str, batch: Mapping[str, NDArray[np.generic]], expected: Mapping[str, NDArray[np.generic]]
-) -> None:
-    """Load a version and ask it `batch`: it answers as the judged artifact did. Arrays by name, samples along axis 0.
+def check_answer(uri: str, requests: Sequence[Batch], expected: Sequence[Batch], candidate: str) -> None:
+    """Load a version and ask it each request: it answers as the judged artifact of the candidate did, within the tolerance of
+    its precision. Arrays by name, samples along axis 0; an output is compared over all requests.
 
     Raises:
         VersionUnsound: it does not load, or answers otherwise.
@@ -99,13 +100,22 @@ def check_answer(
     """
     loaded = load_version(uri)
     try:
-        answer = loaded.predict(batch)
+        answers = [loaded.predict(request) for request in requests]
     except Exception as error:
         raise _unsound(uri, f"does not answer: {type(error).__name__}: {error}", "an answer") from error
-    for name, array in expected.items():
-        found = answer.get(name)
-        if found is None or not np.allclose(found, array, rtol=1e-3, atol=1e-5, equal_nan=True):
-            raise _unsound(uri, f"answers {name!r} otherwise than the artifact that was judged", "the same values")
+    for name in expected[0]:
+        if any(answer.get(name) is None for answer in answers):
+            raise _unsound(uri, f"does not answer {name!r}", "every output of the artifact that was judged")
+        # Flat, since the shape of an output may depend on the request.
+        shapes = [np.shape(answer[name]) for answer in answers]
+        judged = [np.shape(one[name]) for one in expected]
+        if shapes != judged:
+            raise _unsound(uri, f"answers {name!r} in the shapes {shapes}", f"{judged}")
+        found, wanted = (np.concatenate([np.ravel(one[name]) for one in side]) for side in (answers, expected))
+        if difference := find_difference(found, wanted, tolerance_of(candidate)):
+            raise _unsound(
+                uri, f"answers {name!r} otherwise than the artifact that was judged: {difference}", "the same values"
+            )
 
 
 def _unsound(uri: str, found: str, expected: str) -> VersionUnsound:

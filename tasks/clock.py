@@ -6,8 +6,9 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
+from validators.deadline import work_until
 from validators.result import SecondsResult
 
 Interval = tuple[float, float]
@@ -17,7 +18,7 @@ class Clock:
     """Collects the intervals in which work was done; safe to use from several threads."""
 
     def __init__(self) -> None:
-        self._started = time.monotonic()
+        self._started = self._budget_from = time.monotonic()
         self._intervals: dict[str, list[Interval]] = defaultdict(list)
         self._lock = threading.Lock()
 
@@ -25,6 +26,19 @@ class Clock:
     def elapsed_seconds(self) -> float:
         """Seconds since the run began."""
         return time.monotonic() - self._started
+
+    def begin_budget(self) -> None:
+        """Count the budget from now on: waiting for another run of the same model spends none of it."""
+        self._budget_from = time.monotonic()
+
+    @property
+    def spent_seconds(self) -> float:
+        """Seconds of the budget that are spent."""
+        return time.monotonic() - self._budget_from
+
+    def within(self, seconds: float) -> AbstractContextManager[None]:
+        """A block whose passes over models are refused once so many seconds of the budget are spent."""
+        return work_until(self._budget_from + seconds)
 
     @contextmanager
     def work(self, step: str) -> Iterator[None]:

@@ -20,12 +20,14 @@ from validators.result import (
     ChampionResult,
     CheckResult,
     ErrorResult,
+    FootprintResult,
     Result,
     RunOutcome,
     SignOffResult,
     SourceResult,
 )
 from validators.sign_off import SignOff
+from validators.words import count as counted
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,7 @@ class Findings:
     sign_off: SignOff | None = None
     champion: Champion | None = None
     report: Path | None = None
+    footprint: FootprintResult | None = None
 
 
 def conclude(job: Job, findings: Findings, clock: Clock) -> Result:
@@ -152,17 +155,22 @@ def _why_none(trials: tuple[Trial, ...]) -> str:
     """How many candidates ended in which way, and at which gates."""
     if not trials:
         return "no variant wins: the job has no candidates"
-    ways = {way: sum(trial.outcome == way for trial in trials) for way in ("failed", "inconclusive", "refused")}
+    tried = tuple(trial for trial in trials if not trial.is_copy)
+    ways = {way: sum(trial.outcome == way for trial in tried) for way in ("failed", "inconclusive", "refused")}
     gates: dict[str, int] = {}
     for trial in trials:
         for verdict in trial.verdicts:
             if verdict.outcome != "pass":
                 gates[verdict.gate] = gates.get(verdict.gate, 0) + 1
     counts = ", ".join(f"{count} {way}" for way, count in ways.items() if count)
-    where = ", ".join(f"{gate} {count}x" for gate, count in sorted(gates.items(), key=lambda item: -item[1]))
-    refusals = sorted({trial.refusal.kind for trial in trials if trial.refusal})
+    where = ", ".join(
+        f"{gate} ({counted(count, 'candidate')})" for gate, count in sorted(gates.items(), key=lambda item: -item[1])
+    )
+    refusals = sorted({trial.refusal.kind for trial in tried if trial.refusal})
+    copies = len(trials) - len(tried)
     return (
-        f"no variant wins: of {len(trials)} candidates {counts}"
+        f"no variant wins: of {counted(len(tried), 'candidate')} {counts}"
+        + (f"; {counted(copies, 'further candidate')} made the same artifact as another" if copies else "")
         + (f"; gates not passed: {where}" if where else "")
         + (f"; refusals: {', '.join(refusals)}" if refusals else "")
     )
@@ -195,6 +203,8 @@ def _tell_recovery(findings: Findings) -> str:
     trial = next(trial for trial in findings.trials if trial.candidate == recovery.recovered)
     against = ", ".join(verdict.gate for verdict in trial.verdicts if verdict.outcome != "pass")
     why = f"does not pass {against}" if against else "could not be measured"
+    if trial.is_copy and trial.refusal:
+        why = f"is {trial.refusal.reason}"
     return f"; {recovery.candidate} with {kept} parts in float ({recovery.recovered}) passes in accuracy and {why}"
 
 
@@ -231,6 +241,7 @@ def _document(job: Job | None, findings: Findings, clock: Clock, outcome: RunOut
         if champion
         else None,
         report=str(findings.report) if findings.report else None,
+        footprint=findings.footprint,
         seconds=clock.seconds(),
     )
 
@@ -257,4 +268,5 @@ def _baseline(findings: Findings, trials: tuple[Trial, ...]) -> BaselineResult |
         latency_p50_ms=p50[len(p50) // 2] if p50 else None,
         latency_p95_ms=p95[len(p95) // 2] if p95 else None,
         size_bytes=findings.baseline_bytes,
+        warning=findings.baseline.warning or None,
     )

@@ -42,6 +42,7 @@ def conclude_candidate(trial: Trial) -> CandidateResult:
         ],
         latencies=list(trial.latencies),
         confirmed=_confirmed(trial),
+        copies=list(trial.copies),
         cached=trial.cached,
     )
 

@@ -5,6 +5,7 @@ Whoever is the best of many on some samples owes a part of it to them; whoever i
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from tasks.artifacts import CONFIRMED, with_evidence
@@ -13,14 +14,16 @@ from tasks.judge import ground_of, rank_passing
 from tasks.judge_answers import Ground, judge_answers
 from tasks.make_candidate import refused
 from tasks.measure_baseline import baseline_variant
+from tasks.measure_fp16 import halves_of
 from tasks.measure_latency import latency_of
 from tasks.step import step
 from validators.errors import CandidateRefused
 from validators.gates import confidence_of_each, overall
 from validators.latencies import Latency
 from validators.measurements import Accuracy
-from validators.records import Confirmed, Inventory, Trial
-from validators.resource_gates import judge_speedup
+from validators.recipe import decode
+from validators.records import Confirmed, Inventory, Trial, Variant
+from validators.resource_gates import judge_speedup, judge_speedup_fp16
 from validators.verdicts import Verdict
 
 
@@ -45,10 +48,11 @@ def confirm_winner(
         return Confirmation(trials, passing[0] if passing else None)
     ground = ground_of(run, given, baseline)
     tried: dict[str, Trial] = {}
+    halves = halves_of(trials) if run.job.gates.min_speedup_fp16 is not None else {}
     for trial in passing[: run.job.confirmation.candidates]:
-        with run.clock.work("confirm the winner"):
+        with run.clock.work("confirm the winner"), run.time_for_winner():
             try:
-                again = _judge_again(run, given, inventory, ground, trial)
+                again = _judge_again(run, given, inventory, ground, trial, halves)
             except CandidateRefused as error:
                 again = refused(trial.candidate, error)
         tried[trial.candidate] = again
@@ -60,8 +64,10 @@ def confirm_winner(
     return Confirmation(after, next((trial for trial in tried.values() if trial.outcome == "passed"), None))
 
 
-def _judge_again(run: Run, given: Given, inventory: Inventory, ground: Ground, trial: Trial) -> Trial:
-    """The trial with further verdicts, `confirmed_...`, and what they rest on."""
+def _judge_again(
+    run: Run, given: Given, inventory: Inventory, ground: Ground, trial: Trial, halves: Mapping[str, Variant]
+) -> Trial:
+    """The trial with further verdicts, `confirmed_...`, and what they rest on. `halves` are the float16 variants by target."""
     assert trial.variant and trial.accuracy
     job = run.job
     confidence = confidence_of_each(job.gates.confidence, job.confirmation.candidates)
@@ -69,6 +75,11 @@ def _judge_again(run: Run, given: Given, inventory: Inventory, ground: Ground, t
     answers = judge_answers(ground, trial.accuracy, ground.confirmation, confidence)
     gates = job.gates.model_copy(update={"confidence": confidence})
     verdicts: list[Verdict | None] = [*answers.verdicts, judge_speedup(latency, gates, job.target)]
+    half = halves.get(decode(trial.candidate).target)
+    # As in the choice: float16 itself is not held against itself.
+    if trial.beside_fp16 is not None and half is not None:
+        beside = _measure_again(run, given, inventory, trial, confidence, half)
+        verdicts.append(judge_speedup_fp16(beside, gates))
     rested = [with_evidence(verdict, CONFIRMED) for verdict in verdicts if verdict is not None]
     again = tuple(replace(verdict, gate=f"confirmed_{verdict.gate}") for verdict in rested)
     confirmed = Confirmed(
@@ -84,13 +95,16 @@ def _judge_again(run: Run, given: Given, inventory: Inventory, ground: Ground, t
     return replace(trial, confirmed=confirmed, verdicts=everything, outcome=overall(everything))
 
 
-def _measure_again(run: Run, given: Given, inventory: Inventory, trial: Trial, confidence: float) -> Latency:
+def _measure_again(
+    run: Run, given: Given, inventory: Inventory, trial: Trial, confidence: float, beside: Variant | None = None
+) -> Latency:
+    """Time the trial anew beside the float16 variant `beside`, or beside the baseline."""
     assert trial.variant
     latency, _ = latency_of(
         run,
         given,
         inventory,
-        baseline_variant(run, given, inventory),
+        beside or baseline_variant(run, given, inventory),
         trial.variant,
         run.job.measurement.points[0],
         confidence=confidence,

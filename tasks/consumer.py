@@ -4,7 +4,8 @@ MLflow copies this one file beside the variant and runs it where the model is lo
 and onnxruntime and nothing of quantgate.
 
 A file that is not the approved one, or a provider that would not run it, is an error. Another version or device than the
-variant was approved on is what `QUANTGATE_MISMATCH` says: `warn`, which is the same as none, or `refuse`.
+variant was approved on is what `QUANTGATE_MISMATCH` says: `warn`, which is the same as none, or `refuse`. Where fewer cores are
+usable than there, the session gets no more threads than these, or as many as `QUANTGATE_THREADS` says.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ import numpy as np
 # What to do where a version or the device is another one than the variant was approved on. Engines heed it too, by
 # `trt_engine/load.py`.
 POLICY = "QUANTGATE_MISMATCH"
+# How many threads the session gets, in place of the approved number or its cap.
+THREADS = "QUANTGATE_THREADS"
 
 
 def _refuses() -> bool:
@@ -62,8 +65,66 @@ def _processor_here() -> tuple[str, set[str], int]:
     pairs = (line.partition(":") for line in first.splitlines())
     cpu = {key.strip(): value.strip() for key, _, value in pairs}
     flags = set((cpu.get("flags") or cpu.get("Features") or "").split())
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return cpu.get("model name") or platform.processor() or platform.machine(), flags, cores
+    return cpu.get("model name") or platform.processor() or platform.machine(), flags, _usable_cores()
+
+
+def _usable_cores() -> int:
+    """Return how many cores this process may use: those of its affinity mask, or the whole cores of its CPU quota if fewer."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = _quota_cores()
+    return allowed if quota is None else max(1, min(allowed, int(quota)))
+
+
+# The same as `tasks/measure/cgroup.py`.
+def _quota_cores(root: Path = Path("/")) -> float | None:
+    """Return the smallest CPU quota of this process's control groups (cgroup v2 and v1), in cores; None without one."""
+    groups = {}
+    for line in _read(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        groups.update(dict.fromkeys(controllers.split(","), path))
+    quotas = []
+    for line in _read(root / "proc/self/mountinfo").splitlines():
+        left, _, right = line.partition(" - ")
+        fields, (kind, _, options) = left.split(), right.split(" ", 2)
+        if kind != "cgroup2" and not (kind == "cgroup" and "cpu" in options.split(",")):
+            continue
+        top = root / fields[4].lstrip("/")
+        group = groups.get("" if kind == "cgroup2" else "cpu", "/")
+        inside = f"{group.rstrip('/')}/".removeprefix(f"{fields[3].rstrip('/')}/").strip("/")
+        visible = ".." not in Path(inside).parts and (top / inside).is_dir()
+        folder = top / inside if visible else top
+        for above in (folder, *folder.parents):
+            quota, period, *_ = [*_read(above / "cpu.max").split(), "", ""]
+            if not quota:
+                quota, period = _read(above / "cpu.cfs_quota_us").strip(), _read(above / "cpu.cfs_period_us").strip()
+            if quota.isdigit() and period.isdigit() and int(quota) and int(period):
+                quotas.append(int(quota) / int(period))
+            if above == top:
+                break
+    return min(quotas, default=None)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError:
+        return ""
+
+
+def _threads(approved: int, hardware: dict[str, Any]) -> int:
+    """Return the threads of the session: `QUANTGATE_THREADS`, or the approved ones, capped where fewer cores are usable.
+
+    0, for all cores, is what versions of former releases may have.
+
+    Raises:
+        RuntimeError: the environment names no number of threads.
+    """
+    if told := os.environ.get(THREADS):
+        if not (told.isascii() and told.isdigit() and int(told)):
+            raise RuntimeError(f"found {THREADS}={told}; expected a whole number above 0; set one, or unset it")
+        return int(told)
+    cores = _usable_cores()
+    return min(approved, cores) if approved and cores < hardware["cores"] else approved or cores
 
 
 def _gpus_here() -> tuple[set[str], str]:
@@ -87,7 +148,7 @@ def _gpus_here() -> tuple[set[str], str]:
 def _check_device(hardware: dict[str, Any]) -> None:
     """Hold this machine against the one that the variant was approved on: its GPU where it runs on one, else its processor.
 
-    More cores are no mismatch: the session has the threads that it was approved with.
+    More cores are no mismatch: the session has the threads that it was approved with. With fewer, `_threads` caps them.
 
     Raises:
         RuntimeError: it is another one, and that is refused.
@@ -109,7 +170,8 @@ def _check_device(hardware: dict[str, Any]) -> None:
             words = ("with", "without") if flag in flags else ("without", "with")
             _mismatch(f"a processor {words[0]} {flag}", f"one {words[1]}", fix)
     if cores < hardware["cores"]:
-        _mismatch(f"{cores} cores to compute on", str(hardware["cores"]), fix)
+        capped = f"threads are capped at the usable cores, or set by {THREADS}"
+        _mismatch(f"{cores} cores to compute on", str(hardware["cores"]), f"{capped}; {fix}")
 
 
 def _plugin_device(provider: str, plugin: dict[str, Any]) -> Any:
@@ -141,6 +203,13 @@ def _plugin_device(provider: str, plugin: dict[str, Any]) -> Any:
             f"variant was approved on ({provider}); load it there, or take the champion of ort-cpu"
         )
     return devices[0]
+
+
+def _plugin_options(options: dict[str, str], threads: int) -> dict[str, str]:
+    """Return the options of the approval with this number of threads: OpenVINO ignores that of the session."""
+    config = json.loads(options["load_config"])
+    config["CPU"]["INFERENCE_NUM_THREADS"] = str(threads)
+    return options | {"load_config": json.dumps(config)}
 
 
 # ONNX Runtime's names, and words of which the name of every operator that multiplies has one.
@@ -226,7 +295,7 @@ class Champion(mlflow.pyfunc.PythonModel):  # type: ignore[misc,name-defined,unu
         settings = manifest["session"]
         on_gpu = settings["provider"] in GPU_PROVIDERS
         options = ort.SessionOptions()
-        options.intra_op_num_threads = settings["threads"]
+        options.intra_op_num_threads = threads = _threads(settings["threads"], manifest["hardware"])
         options.graph_optimization_level = getattr(
             ort.GraphOptimizationLevel, f"ORT_ENABLE_{settings['optimization'].upper()}"
         )
@@ -239,9 +308,8 @@ class Champion(mlflow.pyfunc.PythonModel):  # type: ignore[misc,name-defined,unu
             options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
             providers = _gpu_providers(settings["provider"], settings["provider_options"])
         if manifest["plugin"]:
-            options.add_provider_for_devices(
-                [_plugin_device(settings["provider"], manifest["plugin"])], manifest["plugin"]["options"]
-            )
+            device = _plugin_device(settings["provider"], manifest["plugin"])
+            options.add_provider_for_devices([device], _plugin_options(manifest["plugin"]["options"], threads))
             providers = None  # a list of names would put the device aside
         self.session = ort.InferenceSession(
             folder / "model.onnx", options, providers=providers, enable_fallback=not on_gpu

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 import shutil
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tasks.clock import Clock
+from tasks.footprint import Footprint
 from tasks.redact import redact_logs
 from tasks.runtimes.libraries import find_library
 from tasks.settings import make_state_folder, state_folder, store_place, tracking_uri
@@ -30,9 +32,24 @@ log = logging.getLogger("quantgate")
 redact_logs()
 
 _TASKS = Path(__file__).parent
-# A change in what makes artifacts makes them anew; the same for what measures.
-MAKER_CODE = digest_code([_TASKS / "ptq", _TASKS / "runtimes"])
-MEASURE_CODE = digest_code([_TASKS / "measure", _TASKS / "runtimes"])
+# Code versions in the keys of the store: a change in code that makes artifacts makes them anew; the same for what measures.
+# With the steps themselves, whose constants say how many samples a pass takes and in batches of what size.
+_MAKERS = ("make_candidate.py", "build_engine.py")
+_MEASURERS = (
+    "inspect_variant.py",
+    "judge_calibration.py",
+    "measure_accuracy.py",
+    "measure_latency.py",
+    "measure_saturation.py",
+    "recover.py",
+    "request.py",
+)
+MAKER_CODE = digest_code([_TASKS / "ptq", _TASKS / "runtimes", *(_TASKS / name for name in _MAKERS)])
+MEASURE_CODE = digest_code([_TASKS / "measure", _TASKS / "runtimes", *(_TASKS / name for name in _MEASURERS)])
+
+# Shares of `budgets.seconds` after which work on candidates, and then on the winner, is cut off. Confirmation times one or a
+# few candidates where up to then all were made and timed, and the report takes seconds.
+CANDIDATES_SHARE, WINNER_SHARE = 0.8, 0.95
 
 
 @dataclass(frozen=True)
@@ -46,6 +63,18 @@ class Run:
     clock: Clock
     locks: Locks
     libraries: Libraries = ()
+    footprint: Footprint = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "footprint", Footprint(self.job.budgets, self.store))
+
+    def time_for_candidates(self) -> AbstractContextManager[None]:
+        """A block whose passes over models are refused once the candidates' share of the budget is spent."""
+        return self.clock.within(CANDIDATES_SHARE * self.job.budgets.seconds)
+
+    def time_for_winner(self) -> AbstractContextManager[None]:
+        """The same for what follows the candidates, but for the report."""
+        return self.clock.within(WINNER_SHARE * self.job.budgets.seconds)
 
 
 def start_run(job: Job) -> Run:
@@ -80,7 +109,8 @@ class Evidence:
     """The samples of a run and what the model's graph says of its inputs and the judged output.
 
     `batch_axis` is the fixed size of the inputs' axis 0, or None when it is dynamic. `confirmation`, shape `(rows,)`, marks the
-    evaluation rows that have no say in choosing a winner.
+    evaluation rows that have no say in choosing a winner. `sample_bytes` is the size of one sample's inputs and judged output,
+    0 where it is not known.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -90,6 +120,7 @@ class Evidence:
     traffic: Samples | None
     batch_axis: int | None
     confirmation: NDArray[np.bool_]
+    sample_bytes: int = 0
 
     @property
     def reference(self) -> Samples:

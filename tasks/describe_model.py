@@ -15,10 +15,13 @@ import numpy as np
 import onnx
 
 from tasks.registry import MODEL_URI, named_version, registry_call
-from tasks.resolve_source import flavors_of
+from tasks.resolve_source import flavors_of, unsupported_flavor
 from validators.bounded_yaml import load_yaml
 from validators.datasets import TensorSpec
 from validators.errors import SourceError
+from validators.external_data import external_files
+from validators.interfaces import dtype_name, spec_of
+from validators.onnx_graph import check_source_graph
 from validators.paths import inside
 
 if TYPE_CHECKING:
@@ -76,16 +79,23 @@ def describe_model(client: MlflowClient, uri: str) -> ModelFacts:
         elif "pytorch" in flavors:
             flavor, found = "pytorch", _read_program(exact, str(flavors["pytorch"].get("model_data", "data")), folder)
         else:
-            raise SourceError(
-                found=f"{exact} with flavors {sorted(set(flavors) - {'python_function'}) or 'none'}",
-                expected="the flavor onnx or pytorch",
-                fix="log it with mlflow.onnx.log_model or mlflow.pytorch.log_model(..., serialization_format='pt2')",
-            )
+            raise unsupported_flavor(exact, flavors)
     inputs, outputs, precision = found
     signature = _tell_signature(logged.get("signature") or {})
     return ModelFacts(
         uri, name, version, flavor, inputs, outputs, precision, int(logged.get("model_size_bytes") or 0), signature
     )
+
+
+def describe_file(path: Path) -> ModelFacts:
+    """The facts of an ONNX file.
+
+    Raises:
+        SourceError: there is no such file, or it is no ONNX model that quantgate starts from.
+    """
+    check_source_graph(path)
+    size = sum(file.stat().st_size for file in (path, *external_files(path)))
+    return ModelFacts(str(path), path.stem, "", "an ONNX file", *_read_graph(path, str(path)), size, "")
 
 
 def _tell_signature(logged: Mapping[str, Any]) -> str:
@@ -135,8 +145,10 @@ def _read_onnx(uri: str, data: str, folder: Path) -> tuple[tuple[TensorSpec, ...
     """Inputs, outputs and precision of the graph; weights that lie beside it are not fetched."""
     inside(folder, data, said_by="MLmodel")
     path = _fetch(f"{uri}/{data}" if data.endswith(".onnx") else f"{uri}/{data}/model.onnx", folder)
-    if path.is_dir():
-        path /= "model.onnx"
+    return _read_graph(path / "model.onnx" if path.is_dir() else path, uri)
+
+
+def _read_graph(path: Path, uri: str) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...], str]:
     try:
         graph = onnx.load(path, load_external_data=False).graph
     except Exception as error:  # protobuf raises classes of its own
@@ -148,25 +160,10 @@ def _read_onnx(uri: str, data: str, folder: Path) -> tuple[tuple[TensorSpec, ...
     weights = {tensor.name for tensor in graph.initializer}
     sizes: Counter[str] = Counter()
     for tensor in graph.initializer:
-        dtype = _dtype(tensor.data_type)
+        dtype = dtype_name(tensor.data_type)
         sizes[dtype] += int(np.prod(tensor.dims, dtype=np.int64))
-    inputs = tuple(_spec(value) for value in graph.input if value.name not in weights)
-    return inputs, tuple(_spec(value) for value in graph.output), sizes.most_common(1)[0][0] if sizes else ""
-
-
-def _spec(value: onnx.ValueInfoProto) -> TensorSpec:
-    tensor = value.type.tensor_type
-    shape = tuple(axis.dim_value if axis.HasField("dim_value") else axis.dim_param or None for axis in tensor.shape.dim)
-    return TensorSpec(value.name, _dtype(tensor.elem_type), shape)
-
-
-def _dtype(number: int) -> str:
-    """
-    >>> _dtype(1), _dtype(7), _dtype(16)
-    ('float32', 'int64', 'bfloat16')
-    """
-    name: str = onnx.TensorProto.DataType.Name(number).lower()
-    return {"float": "float32", "double": "float64"}.get(name, name)
+    inputs = tuple(spec_of(value) for value in graph.input if value.name not in weights)
+    return inputs, tuple(spec_of(value) for value in graph.output), sizes.most_common(1)[0][0] if sizes else ""
 
 
 def _read_program(uri: str, data: str, folder: Path) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...], str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
@@ -87,7 +88,14 @@ def hand_over(job: Job, orders: Iterable[tuple[Target, Order]]) -> list[_Handed]
         parameters = {"job": job.model_dump(mode="json"), "order": asdict(order)}
         flow_run: Any = None
         try:
-            flow_run = run_deployment(f"{FLOW}/{target}", parameters=parameters, timeout=0, as_subflow=True)
+            flow_run = run_deployment(
+                f"{FLOW}/{target}",
+                parameters=parameters,
+                timeout=0,
+                as_subflow=True,
+                # Prefect's client repeats a request whose answer was lost: the server then gives back the same flow run.
+                idempotency_key=os.urandom(16).hex(),
+            )
             log.info("%s: handed to the workers of %s", order.label, target)
         except ObjectNotFound:
             log.warning("%s: no worker of %s has been here yet", order.label, target)
@@ -128,7 +136,7 @@ def _look(client: SyncPrefectClient, run: Run, one: _Handed, online: set[str], p
     budget = run.job.budgets.seconds
     if one.unattended_since is not None and now - one.unattended_since >= patience_seconds:
         one.failure = _died(one, str(worker)) if worker else no_worker(one.target, patience_seconds)
-    elif worker is None and run.clock.elapsed_seconds > budget:
+    elif worker is None and run.clock.spent_seconds > budget:
         one.failure = _late(one, f"the budget of {budget:.0f} s was spent before a worker of {one.target} was free")
     elif one.running_since is not None and now - one.running_since > budget:
         one.failure = _late(one, f"it has run for {budget:.0f} s on {worker}")

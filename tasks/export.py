@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from tasks.runtimes.ort import describe_inputs, open_session
+from tasks.measure.inventory import usable_cores
+from tasks.runtimes.ort import describe_inputs, describe_outputs, open_session
+from tasks.runtimes.parity import largest_difference, largest_magnitude
 from validators.datasets import Arrays, Samples, TensorSpec
 from validators.errors import InfrastructureError, SourceError
 from validators.onnx_graph import check_source_graph
@@ -160,8 +164,8 @@ def _check_parity(
     samples: Callable[[tuple[TensorSpec, ...]], Samples],
     folder: Path,
 ) -> float:
-    with open_session(onnx_path, SessionSettings("CPUExecutionProvider", 0)) as session:
-        inputs = describe_inputs(session)
+    with open_session(onnx_path, SessionSettings("CPUExecutionProvider", usable_cores())) as session:
+        inputs, outputs = describe_inputs(session), describe_outputs(session)
         fixed = inputs[0].shape[0]
         batch = next(samples(inputs).batches(fixed if isinstance(fixed, int) else PARITY_SAMPLES))
         ours = session.run(None, batch)
@@ -170,14 +174,34 @@ def _check_parity(
     _ask(process, program, order | {"names": [spec.name for spec in inputs]})
     with np.load(folder / "outputs.npz", allow_pickle=False) as archive:
         originals = [archive[name] for name in archive.files]
+    return compare_outputs([spec.name for spec in outputs], ours, originals)
+
+
+def compare_outputs(names: Sequence[str], ours: Sequence[NDArray[Any]], originals: Sequence[NDArray[Any]]) -> float:
+    """Return the largest absolute difference over all outputs.
+
+    Raises:
+        SourceError: an output differs by more than rounding does, or has NaN or Inf in other places.
+    """
+    scale = max(1.0, *(largest_magnitude(output) for output in ours))
     worst = 0.0
-    for mine, original in zip(ours, originals, strict=True):
-        worst = max(worst, float(np.abs(mine.astype(np.float64) - original.astype(np.float64)).max()))
-    scale = max(1.0, *(float(np.abs(output).max()) for output in ours))
-    if not worst <= PARITY_TOLERANCE * scale:
-        raise SourceError(
-            found=f"the ONNX export differs from the PyTorch program by {worst:.3g}",
-            expected=f"at most {PARITY_TOLERANCE * scale:.3g} on {len(ours[0])} calibration samples",
-            fix="export it to ONNX yourself, check it, and log it with mlflow.onnx.log_model",
-        )
+    for name, mine, original in zip(names, ours, originals, strict=True):
+        difference = largest_difference(mine, original)
+        if difference > PARITY_TOLERANCE * scale:
+            how = _tell_difference(mine, original, difference)
+            raise SourceError(
+                found=f"output {name!r} of the ONNX export differs from the PyTorch program's {how}",
+                expected=f"a difference of at most {PARITY_TOLERANCE * scale:.3g} on {len(ours[0])} calibration samples",
+                fix="export it to ONNX yourself, check it, and log it with mlflow.onnx.log_model",
+            )
+        worst = max(worst, difference)
     return worst
+
+
+def _tell_difference(mine: NDArray[Any], original: NDArray[Any], difference: float) -> str:
+    if mine.shape != original.shape:
+        return f"in shape: {mine.shape} against {original.shape}"
+    if math.isfinite(difference):
+        return f"by {difference:.3g}"
+    places = int((np.isfinite(mine) != np.isfinite(original)).sum())
+    return f"in where it has NaN or Inf: {places} of {mine.size} values are finite on one side alone"

@@ -64,17 +64,17 @@ def main() -> None:
         answers.flush()
 
     try:
-        module = _export(order)
+        exported = _export(order)
         answer({"has_network": has_network})
         asked = json.loads(sys.stdin.readline())
-        _run(module, asked)
+        _run(exported, asked)
         answer({})
     except Exception as error:  # whatever the model, its operators' conversions, or its pickle raise
         answer({"error": f"{type(error).__name__}: {error}"[:2000]})
 
 
-def _export(order: dict[str, Any]) -> Any:
-    """Write the model as ONNX; the module that does the same."""
+def _export(order: dict[str, Any]) -> torch.export.ExportedProgram:
+    """Write the model as ONNX; return the program that it was converted from."""
     import onnx
     import torch
 
@@ -89,7 +89,7 @@ def _export(order: dict[str, Any]) -> Any:
     model = converted.model_proto
     model.ir_version = IR_VERSION
     onnx.save(model, order["onnx"])
-    return exported.module()
+    return exported
 
 
 def _unpickled(order: dict[str, Any]) -> torch.export.ExportedProgram:
@@ -108,14 +108,17 @@ def _unpickled(order: dict[str, Any]) -> torch.export.ExportedProgram:
     return torch.export.export(module.eval(), tensors, dynamic_shapes=shapes)
 
 
-def _run(module: Any, asked: dict[str, str]) -> None:
-    """Write the module's outputs on a batch."""
+def _run(exported: torch.export.ExportedProgram, asked: dict[str, Any]) -> None:
+    """Write the program's outputs on a batch, in the order of the export: containers are flattened on both sides."""
     import torch
+    from torch.utils import _pytree as pytree
 
     batch = _arrays(asked["batch"])
+    tensors = [torch.from_numpy(batch[name]) for name in asked["names"]]
+    args, kwargs = pytree.tree_unflatten(tensors, exported.call_spec.in_spec)
     with torch.no_grad():
-        outputs = module(*(torch.from_numpy(batch[name]) for name in asked["names"]))
-    given = list(outputs) if isinstance(outputs, tuple | list) else [outputs]
+        outputs = exported.module()(*args, **kwargs)
+    given = [output for output in pytree.tree_leaves(outputs) if isinstance(output, torch.Tensor)]
     np.savez(asked["outputs"], *(output.numpy() for output in given))
 
 

@@ -32,16 +32,17 @@ def coverage_of(run: Run, given: Given, inventory: Inventory, variant: Variant) 
         CandidateRefused: the runtime does not load or run the variant.
     """
 
+    baseline = baseline_variant(run, given, inventory)
+
     def measure(folder: Path) -> Coverage:
         if variant.engine is not None:
             return _engine_coverage(variant, _request(run, given), folder)
-        baseline = baseline_variant(run, given, inventory)
         # Kernels of two providers are not to be compared.
         same = baseline.session.provider == variant.session.provider
         before = _baseline_kernels(run, given, inventory, baseline) if same else None
         return measure_coverage(variant.path, variant.session, _request(run, given), baseline=before, folder=folder)
 
-    key = (variant.digest, asdict(variant.session), *_shared_key(run, given, inventory))
+    key = (variant.measured_as, baseline.measured_as, *_request_key(run, given, inventory))
     return run.store.make("coverage", key, Coverage, measure)
 
 
@@ -52,17 +53,21 @@ def sanity_of(run: Run, given: Given, inventory: Inventory, variant: Variant) ->
         CandidateRefused: the runtime does not load or run the variant.
     """
 
-    def answers(of: Variant, baseline: Sanity | None) -> tuple[Sanity, bool]:
-        def measure(_: Path) -> Sanity:
-            batches = _batches(run, given.evidence)
-            found = ask(of.loaded, of.session, batches)
-            samples = sum(len(next(iter(batch.values()))) for batch in batches)
-            return Sanity(samples, RUNS, baseline.variant if baseline else found, found)
+    baseline = baseline_variant(run, given, inventory)
+    evaluation = given.evidence.evaluation.file.digest
+    batches = _batches(run, given.evidence)
+    samples = sum(len(next(iter(batch.values()))) for batch in batches)
 
-        key = (of.digest, asdict(of.session), baseline is None, *_shared_key(run, given, inventory))
+    def answers(of: Variant, before: Sanity | None) -> tuple[Sanity, bool]:
+        def measure(_: Path) -> Sanity:
+            found = ask(of.loaded, of.session, batches)
+            return Sanity(samples, RUNS, before.variant if before else found, found)
+
+        beside = baseline.measured_as if before else None
+        key = (of.measured_as, beside, evaluation, samples, inventory.device_key, MEASURE_CODE)
         return run.store.make("sanity", key, Sanity, measure)
 
-    before, _ = answers(baseline_variant(run, given, inventory), None)
+    before, _ = answers(baseline, None)
     return answers(variant, before)
 
 
@@ -79,7 +84,7 @@ def _engine_coverage(variant: Variant, batch: Arrays, folder: Path) -> Coverage:
 
 
 def _baseline_kernels(run: Run, given: Given, inventory: Inventory, baseline: Variant) -> KernelProfile:
-    key = (baseline.digest, asdict(baseline.session), *_shared_key(run, given, inventory))
+    key = (baseline.measured_as, *_request_key(run, given, inventory))
     return run.store.make(
         "kernels",
         key,
@@ -99,13 +104,11 @@ def _batches(run: Run, evidence: Evidence) -> list[Arrays]:
     return list(islice(evidence.evaluation.batches(size), max(1, wanted // size)))
 
 
-def _shared_key(run: Run, given: Given, inventory: Inventory) -> tuple[object, ...]:
-    """What the kernels and answers of any model of the run hang on."""
+def _request_key(run: Run, given: Given, inventory: Inventory) -> tuple[object, ...]:
+    """What kernels depend on beside the model that runs: the request, the device and the code."""
     return (
-        given.source.digest,
         given.evidence.evaluation.file.digest,
-        run.job.metric,
-        run.job.measurement.model_dump(),
+        asdict(run.job.measurement.points[0]),
         inventory.device_key,
         MEASURE_CODE,
     )

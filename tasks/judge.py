@@ -37,7 +37,8 @@ def ground_of(run: Run, given: Given, baseline: Accuracy) -> Ground:
     if not run.job.source_is_file:
         with connect(run.tracking_uri) as client:
             rolled_back = rolled_back_digests(client, place_of(given.source.name, run.job.target))
-    return Ground(run.job, baseline, size, evidence.confirmation, evidence.evaluation.slices, rolled_back)
+    samples = evidence.evaluation
+    return Ground(run.job, baseline, size, evidence.confirmation, samples.slices, rolled_back, samples.clusters)
 
 
 @step("judge candidates")

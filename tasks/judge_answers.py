@@ -13,9 +13,11 @@ from numpy.typing import NDArray
 from tasks.job_metric import job_metric
 from tasks.measure.drops import count_flips, estimate_drop, estimate_sqnr
 from tasks.measure.metric import Metric, Rows
-from tasks.measure_accuracy import finite
 from validators.accuracy_gates import judge_drop, judge_sqnr
+from validators.clusters import count_units, number_clusters
 from validators.datasets import Arrays
+from validators.gates import EVALUATION
+from validators.intervals import Clusters
 from validators.job import Job
 from validators.journal import RolledBack
 from validators.measurements import Accuracy, Estimate, Flips
@@ -30,7 +32,8 @@ Mask = NDArray[np.bool_]
 class Ground:
     """What trials are judged on: the job's gates, the baseline, and which samples had no say in the choice.
 
-    `confirmation` and each of the `slices` have shape `(samples,)`; `rolled_back` are variants that were, by digest.
+    `confirmation`, each of the `slices` and `clusters` (the key of each sample's cluster, if the job names groups) have shape
+    `(samples,)`; `rolled_back` are variants that were, by digest.
     """
 
     job: Job
@@ -39,6 +42,7 @@ class Ground:
     confirmation: Mask
     slices: Arrays
     rolled_back: Mapping[str, RolledBack] = field(default_factory=dict)
+    clusters: NDArray[Any] | None = None
 
     @cached_property
     def metric(self) -> Metric:
@@ -77,23 +81,29 @@ def judge_answers(ground: Ground, accuracy: Accuracy, samples: Mask, confidence:
     step = accuracy.samples_a_row
     mask = samples[::step]
     before, after = ground.baseline_rows[mask], np.load(accuracy.scores_path)[mask]
+    clusters = _numbered(ground, samples, step)
+    counted = EVALUATION if clusters is None else "clusters"
     sqnr, sqnr_method = None, ""
     if accuracy.noise_path:
-        sqnr, sqnr_method = estimate_sqnr(np.load(accuracy.noise_path)[samples], confidence, seed=seed)
+        noise = np.load(accuracy.noise_path)[samples]
+        sqnr, sqnr_method = estimate_sqnr(noise, confidence, seed=seed, clusters=_numbered(ground, samples))
     drop: Estimate | None = None
     slices: tuple[SliceDrop, ...] = ()
     verdicts: list[Verdict | None] = []
     if metric.has_drop:
-        drop, method = estimate_drop(metric, before, after, confidence, seed=seed)
+        drop, method = estimate_drop(metric, before, after, confidence, seed=seed, clusters=clusters)
         groups = {name: array[::step][mask] for name, array in ground.slices.items()}
 
         def estimate(group: Mask, each: float) -> tuple[Estimate, str]:
-            return estimate_drop(metric, before[group], after[group], each, seed=seed)
+            of_group = None if clusters is None else clusters[group]
+            return estimate_drop(metric, before[group], after[group], each, seed=seed, clusters=of_group)
 
-        slices = slice_drops(groups, estimate, confidence)
-        verdicts = [judge_drop(drop, gates, n=len(before), method=method), judge_slices(slices, gates)]
+        slices = slice_drops(groups, estimate, confidence, clusters=clusters)
+        n = count_units(len(before), clusters)
+        verdicts = [judge_drop(drop, gates, n=n, method=method, counted=counted), judge_slices(slices, gates)]
+    n = count_units(int(samples.sum()), _numbered(ground, samples))
     verdicts += [
-        judge_sqnr(sqnr, gates, n=int(samples.sum()), method=sqnr_method),
+        judge_sqnr(sqnr, gates, n=n, method=sqnr_method, counted=counted),
         judge_finite(_newly_bad(ground.baseline, accuracy, samples), int(samples.sum())),
     ]
     return Judged(
@@ -108,11 +118,12 @@ def judge_answers(ground: Ground, accuracy: Accuracy, samples: Mask, confidence:
     )
 
 
+def _numbered(ground: Ground, samples: Mask, step: int = 1) -> Clusters | None:
+    """Return the cluster of each row of the samples, one row for each `step` of them."""
+    return None if ground.clusters is None else number_clusters(ground.clusters[::step][samples[::step]])
+
+
 def _newly_bad(baseline: Accuracy, variant: Accuracy, samples: Mask) -> int:
     """How many of the samples have NaN or Inf where the baseline's outputs are finite."""
-    before, after = (_finite_samples(np.load(accuracy.outputs_path)) for accuracy in (baseline, variant))
+    before, after = (np.load(accuracy.finite_path) == 1 for accuracy in (baseline, variant))
     return int((before & ~after)[samples].sum())
-
-
-def _finite_samples(outputs: NDArray[Any]) -> NDArray[np.bool_]:
-    return np.asarray(finite(outputs).reshape(len(outputs), -1).all(axis=1))

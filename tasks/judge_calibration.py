@@ -40,6 +40,7 @@ def judge_calibration_data(run: Run, given: Given) -> CalibrationVerdict:
         evidence.output.name,
         job.data.label,
         job.data.slices,
+        job.data.groups,
         job.calibration.model_dump(),
         job.seed,
         [asdict(spec) for spec in evidence.inputs],

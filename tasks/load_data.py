@@ -5,26 +5,36 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 from tasks.context import Evidence, Run, log
 from tasks.fetch_data import fetch_data
 from tasks.job_hooks import job_hooks, job_step
 from tasks.job_metric import job_metric
+from tasks.measure.inventory import usable_cores
 from tasks.measure_accuracy import keeps_noise
 from tasks.runtimes.ort import describe_inputs, describe_outputs, open_session
 from tasks.step import step
 from validators.accuracy_gates import check_gates_can_be_met
+from validators.clusters import number_clusters
 from validators.datasets import Samples, TensorSpec, check_evaluation, load_samples
 from validators.errors import DataError, JobError, SourceError
+from validators.interfaces import check_judged
 from validators.job import Job
 from validators.providers import CPU_PROVIDER
 from validators.records import SessionSettings, Source
 from validators.s3_uris import S3Uri
 from validators.split import confirmation_mask
+from validators.units import check_bounds_have_units
 
 if TYPE_CHECKING:
     import onnxruntime as ort
+
+# Two sizes, so that an axis that has one of them by chance does not pass for the batch.
+PROBE_SAMPLES = (2, 3)
 
 Role = Literal["calibration", "evaluation", "traffic", "pool"]
 
@@ -44,17 +54,20 @@ def load_data(run: Run, source: Source) -> Evidence:
 
 def _load(run: Run, source: Source) -> Evidence:
     job = run.job
-    settings = SessionSettings(CPU_PROVIDER, job.measurement.points[0].threads, libraries=run.libraries)
+    settings = SessionSettings(
+        CPU_PROVIDER, job.measurement.points[0].threads or usable_cores(), libraries=run.libraries
+    )
     with _SourceErrors(source), open_session(source.onnx_path, settings) as session:
         inputs, output, batch_axis = _describe(job, session)
         calibration = load_file(run, "calibration", job.data.calibration, inputs)
         evaluation = load_file(run, "evaluation", job.data.evaluation, inputs)
         traffic = load_file(run, "traffic", job.data.traffic, inputs) if job.data.traffic else None
         _check_fixed_batch(batch_axis, run, calibration, evaluation)
-        probe = session.run([output.name], next(evaluation.batches(batch_axis or 2)))[0]
+        probe, sample_bytes = _probe(session, output, evaluation, batch_axis)
     metric = job_metric(job)
     labels = metric.expects(output, probe.shape)
     check_evaluation(evaluation, labels, metric=metric.name, label=job.data.label)
+    check_bounds_have_units(job, evaluation.labels)
     _check_axes(job.measurement.dims, inputs)
     # Seconds into the run rather than at its end.
     job_hooks(job)
@@ -63,11 +76,33 @@ def _load(run: Run, source: Source) -> Evidence:
     unit = 2 if labels.in_pairs else 1
     confirmation = confirmation_mask(evaluation, job.confirmation.share, unit)
     groups = {name: array[::unit] for name, array in evaluation.slices.items()}
+    clusters = None if evaluation.clusters is None else number_clusters(evaluation.clusters[::unit])
     check_gates_can_be_met(
-        job.gates, job.confirmation, confirmation[::unit], groups, is_right_or_wrong=metric.is_right_or_wrong
+        job.gates,
+        job.confirmation,
+        confirmation[::unit],
+        groups,
+        clusters=clusters,
+        is_right_or_wrong=metric.is_right_or_wrong,
     )
     log.info("data: %d calibration and %d evaluation samples", len(calibration), len(evaluation))
-    return Evidence(inputs, output, calibration, evaluation, traffic, batch_axis, confirmation)
+    return Evidence(inputs, output, calibration, evaluation, traffic, batch_axis, confirmation, sample_bytes)
+
+
+def _probe(
+    session: ort.InferenceSession, output: TensorSpec, evaluation: Samples, batch_axis: int | None
+) -> tuple[NDArray[Any], int]:
+    """Return the judged output for a small batch, and the bytes of one sample's inputs and judged output.
+
+    Raises:
+        JobError: batches of several sizes do not give one row a sample.
+    """
+    batches = [next(evaluation.batches(size)) for size in ((batch_axis,) if batch_axis else PROBE_SAMPLES)]
+    counts = [len(next(iter(batch.values()))) for batch in batches]
+    answers = [session.run([output.name], batch)[0] for batch in batches]
+    check_judged(output, list(zip(counts, answers, strict=True)))
+    probe = np.asarray(answers[0])
+    return probe, (probe.nbytes + sum(array.nbytes for array in batches[0].values())) // counts[0]
 
 
 def describe_source(run: Run, source: Source) -> tuple[tuple[TensorSpec, ...], TensorSpec, int | None]:
@@ -97,16 +132,20 @@ def load_file(run: Run, role: Role, place: Path | S3Uri, inputs: tuple[TensorSpe
     data = run.job.data
     fetched = fetch_data(run.state, place, role) if isinstance(place, S3Uri) else None
     path = fetched.path if fetched else Path(str(place))
-    samples = load_samples(path, inputs, label=data.label, role=role, slices=data.slices)
+    samples = load_samples(
+        path, inputs, label=data.label, role=role, slices=data.slices, groups=data.groups, ignore=data.ignore
+    )
     if fetched:
         samples = replace(samples, file=replace(samples.file, uri=str(place), version=fetched.version))
     missing = sorted(set(data.slices) - set(samples.slices))
+    if samples.clusters is None:
+        missing += data.group_names
     # Requests come as they are: traffic without groups is held against in other ways.
     if missing and role != "traffic":
         raise DataError(
-            found=f"{role} data {path.name} without {missing}, which `data.slices` names",
-            expected="an array (or column) for each slice in calibration and evaluation data",
-            fix="add the groups, or take their names out of `data.slices`",
+            found=f"{role} data {path.name} without {missing}, which `data.slices` or `data.groups` name",
+            expected="an array (or column) for each slice and for the groups in calibration and evaluation data",
+            fix="add the arrays, or take their names out of `data.slices` or `data.groups`",
         )
     return samples
 

@@ -13,12 +13,16 @@ from typing import Any
 import onnx
 
 from tasks.build_engine import with_engine
-from tasks.context import MAKER_CODE, Evidence, Given, Run, log
+from tasks.context import CANDIDATES_SHARE, MAKER_CODE, Evidence, Given, Run, log
+from tasks.gather import trial_of
 from tasks.inspect_variant import coverage_of, sanity_of
 from tasks.measure.inventory import adds_pairs_in_16_bits, usable_cores, usable_providers
-from tasks.measure_accuracy import measure_accuracy
+from tasks.measure.reduction import Needed
+from tasks.measure_accuracy import Reference, measure_accuracy, on_selection
+from tasks.measure_baseline import baseline_variant
 from tasks.ptq.calibration import calibrate
 from tasks.ptq.grams import Gram, collect_grams
+from tasks.ptq.graph import model_bytes
 from tasks.ptq.make import Materials, float_graph, make_variant, quantize_int8
 from tasks.ptq.prepare import fuse_graph, prepare_graph
 from tasks.ptq.qdq import Report
@@ -30,7 +34,7 @@ from tasks.runtimes.openvino import find_device
 from tasks.stages import MAKE
 from tasks.step import step
 from validators.datasets import Arrays
-from validators.errors import CandidateRefused
+from validators.errors import BudgetExceeded, CandidateRefused
 from validators.measurements import Accuracy
 from validators.providers import CPU_PROVIDER
 from validators.recipe import Candidate, decode
@@ -70,14 +74,21 @@ class _Made:
 def make_candidate(run: Run, given: Given, inventory: Inventory, baseline: Accuracy, name: str) -> Trial:
     """The candidate's trial: its variant, coverage and accuracy, or its refusal."""
     started = time.monotonic()
-    if run.clock.elapsed_seconds > run.job.budgets.seconds:
-        reason = f"the budget of {run.job.budgets.seconds:.0f} s was spent before this candidate was started"
+    if run.clock.spent_seconds > CANDIDATES_SHARE * run.job.budgets.seconds:
+        reason = (
+            f"{CANDIDATES_SHARE:.0%} of the budget of {run.job.budgets.seconds:.0f} s, the candidates' share, was spent "
+            "before this one was started"
+        )
         return Trial(name, outcome="refused", refusal=Refusal("infrastructure", reason))
-    with run.clock.work("make candidates"):
+    with run.clock.work("make candidates"), run.time_for_candidates():
         try:
+            # A variant takes about as much as its source at most; what it shares with others is made once.
+            run.footprint.check(f"{name}: its file", Needed(0, model_bytes(given.source.onnx_path)))
             trial = _try(run, given, inventory, baseline, decode(name))
         except CandidateRefused as error:
             trial = refused(name, error)
+        except BudgetExceeded as error:
+            trial = trial_of(name, error)
     log.info("made %s: %s", name, _summary(trial))
     return replace(trial, seconds=time.monotonic() - started)
 
@@ -103,13 +114,14 @@ def _try(run: Run, given: Given, inventory: Inventory, baseline: Accuracy, candi
     variant = replace(variant, session=with_engine_cache(variant.session, run.state))
     coverage, had_coverage = coverage_of(run, given, inventory, variant)
     sanity, had_sanity = sanity_of(run, given, inventory, variant)
-    accuracy, had_accuracy = measure_accuracy(run, given.evidence, inventory, variant, baseline)
+    reference = Reference(baseline, baseline_variant(run, given, inventory))
+    accuracy, had_accuracy = measure_accuracy(run, given.evidence, inventory, variant, reference)
     return Trial(
         candidate.name,
         variant=variant,
         coverage=coverage,
         sanity=sanity,
-        accuracy=accuracy,
+        accuracy=on_selection(run.job, given.evidence, accuracy),
         cached=had_variant and had_coverage and had_sanity and had_accuracy,
     )
 
@@ -120,6 +132,9 @@ def _make(run: Run, given: Given, inventory: Inventory, candidate: Candidate) ->
     materials = materials_of(run, given, inventory)
     key = (
         candidate.name,
+        # Parts are ranked by what they do to the judged output; smoothing looks at a seeded draw of rows.
+        evidence.output.name if candidate.kept_parts else None,
+        run.job.seed if candidate.smooth else None,
         given.source.digest,
         evidence.calibration.file.digest,
         threads,
@@ -180,7 +195,7 @@ def materials_of(run: Run, given: Given, inventory: Inventory) -> Materials:
             _calibrate(run, graph, evidence, folder / "statistics.npz")
             return _File(folder / "statistics.npz")
 
-        key = (*base, evidence.calibration.file.digest, of_smoothed, run.job.seed)
+        key = (*base, evidence.calibration.file.digest, of_smoothed, run.job.seed if of_smoothed else None)
         return run.store.make("statistics", key, _File, make)[0].path
 
     def ranking(candidate: Candidate) -> tuple[Sensitivity, ...]:
@@ -205,7 +220,8 @@ def materials_of(run: Run, given: Given, inventory: Inventory) -> Materials:
                     )
                 )
 
-        key = (*base, candidate.name, evidence.calibration.file.digest, evidence.output.name, reduced)
+        seed = run.job.seed if candidate.smooth else None
+        key = (*base, candidate.name, evidence.calibration.file.digest, evidence.output.name, seed, reduced)
         return run.store.make("ranking", key, _Ranking, make)[0].parts
 
     def grams(candidate: Candidate, float_model: Path) -> Mapping[str, Gram]:
@@ -215,7 +231,7 @@ def materials_of(run: Run, given: Given, inventory: Inventory) -> Materials:
                 float_model,
                 tensors_to_collect(float_model, block_size=candidate.block_size or 32),
                 lambda: evidence.calibration.batches(size),
-                max_memory_mb=run.job.calibration.max_memory_mb,
+                max_memory_mb=run.footprint.room_mb(run.job.calibration.max_memory_mb),
                 threads=run.job.measurement.points[0].threads or usable_cores(),
                 libraries=run.libraries,
             )
@@ -248,7 +264,7 @@ def _calibrate(run: Run, prepared: Path, evidence: Evidence, statistics: Path) -
             evidence.calibration,
             statistics,
             threads=run.job.measurement.points[0].threads or usable_cores(),
-            max_memory_mb=run.job.calibration.max_memory_mb,
+            max_memory_mb=run.footprint.room_mb(run.job.calibration.max_memory_mb),
             fixed_batch=evidence.batch_axis,
             libraries=run.libraries,
         )
@@ -259,5 +275,6 @@ def _summary(trial: Trial) -> str:
     if trial.refusal:
         return f"refused ({trial.refusal.kind})"
     assert trial.accuracy and trial.coverage
-    text = f"{trial.accuracy.metric} {trial.accuracy.value:.4f}, coverage {trial.coverage.share:.0%}"
+    accuracy, share = trial.accuracy, trial.coverage.share
+    text = f"{accuracy.metric} {accuracy.value:.4f} on {accuracy.n} samples, coverage {share:.0%}"
     return text + (" (from the store)" if trial.cached else "")

@@ -9,12 +9,13 @@ import numpy as np
 from tasks.build_engine import with_engine
 from tasks.context import Given, Run, log
 from tasks.job_metric import job_metric
+from tasks.measure.chance import chance_warning
 from tasks.measure.inventory import usable_cores
-from tasks.measure_accuracy import finite, measure_accuracy
+from tasks.measure_accuracy import measure_accuracy, on_selection
 from tasks.ptq.graph import model_bytes
 from tasks.ptq.sessions import session_settings, with_engine_cache
 from tasks.step import step
-from validators.errors import CandidateRefused, SourceError
+from validators.errors import CandidateRefused, InfrastructureError, SourceError
 from validators.measurements import Accuracy
 from validators.providers import CPU_PROVIDER, TENSORRT
 from validators.recipe import GPU_TARGETS, Candidate
@@ -49,21 +50,26 @@ def measure_baseline(run: Run, given: Given, inventory: Inventory) -> Accuracy:
         JobError: the metric fails on its outputs.
         SourceError: the source does not run on the target, or its outputs are NaN or Inf throughout.
     """
-    with run.clock.work("measure baseline"):
+    with run.clock.work("measure baseline"), run.time_for_candidates():
         try:
             variant = baseline_variant(run, given, inventory)
             accuracy, _ = measure_accuracy(run, given.evidence, inventory, variant, None, alone=True)
         except CandidateRefused as error:
+            if error.kind == "infrastructure":
+                raise InfrastructureError(found=error.found, expected=error.expected, fix=error.fix) from error
             raise SourceError(found=error.found, expected=error.expected, fix=error.fix) from error
-        outputs = np.load(accuracy.outputs_path)
-    if not finite(outputs).any():
+    if not np.load(accuracy.finite_path).any():
         raise SourceError(
             found="outputs of the source that are NaN or Inf on every evaluation sample",
             expected="finite outputs",
             fix="check the source on the evaluation data first",
         )
-    # The metric that variants are shown beside is that of the samples that choose, like theirs.
-    rows = np.load(accuracy.scores_path)[~given.evidence.confirmation[:: accuracy.samples_a_row]]
-    accuracy = replace(accuracy, value=job_metric(run.job).value(rows), n=len(rows))
+    step, labels = accuracy.samples_a_row, given.evidence.evaluation.labels
+    # Of all samples: the confirmation rests on the same baseline.
+    every = np.load(accuracy.scores_path)
+    warning = chance_warning(job_metric(run.job), every, None if labels is None else labels[::step], run.job.seed)
+    accuracy = replace(on_selection(run.job, given.evidence, accuracy), warning=warning)
     log.info("baseline: %s %.4f on %d samples", accuracy.metric, accuracy.value, accuracy.n)
+    if warning:
+        log.warning("%s", warning)
     return accuracy

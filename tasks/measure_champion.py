@@ -14,14 +14,17 @@ from tasks.check_version import check_folder
 from tasks.context import Given, Run, log
 from tasks.job_metric import job_metric
 from tasks.measure.drops import estimate_drop
-from tasks.measure_accuracy import measure_accuracy
-from tasks.measure_latency import latency_of
+from tasks.measure_accuracy import Reference, measure_accuracy
+from tasks.measure_baseline import baseline_variant
+from tasks.measure_latency import latency_of, with_threads
 from tasks.promote import find_champion
 from tasks.ptq.graph import model_bytes
 from tasks.registry import connect, registry_call
+from tasks.settings import registry_uri
 from tasks.step import step
-from validators.champion_gate import judge_against_champion
-from validators.errors import CandidateRefused, VersionUnsound
+from validators.champion_gate import judge_against_champion, judge_champion_device
+from validators.clusters import count_units, number_clusters
+from validators.errors import CandidateRefused, InfrastructureError, VersionUnsound
 from validators.gates import overall
 from validators.libraries import Libraries
 from validators.measurements import Accuracy
@@ -48,25 +51,54 @@ def look_up_champion(run: Run, given: Given) -> Champion | None:
     return champion
 
 
+def judge_device(
+    inventory: Inventory, best: Trial, champion: Champion | None, *, replace_device: bool = False
+) -> Trial:
+    """The best trial with the verdict on its device beside the champion's.
+
+    Unchanged where there is no champion, where the champion is the same artifact, or where its device is not recorded.
+    """
+    assert best.variant is not None
+    if champion is None or not champion.device or champion.digest == best.variant.digest:
+        return best
+    verdict = judge_champion_device(approved_on=champion.device, here=inventory.device_key, replaces=replace_device)
+    verdicts = (*best.verdicts, verdict)
+    return replace(best, verdicts=verdicts, outcome=overall(verdicts))
+
+
+def warn_of_device(inventory: Inventory, champion: Champion | None) -> None:
+    """Warn, before anything is measured, that the champion of another device will not be replaced."""
+    if champion is None or not champion.device:
+        return
+    verdict = judge_champion_device(approved_on=champion.device, here=inventory.device_key, replaces=False)
+    if verdict.outcome != "pass":
+        log.warning("champion version %s stays whatever wins: %s", champion.version, verdict.reason)
+
+
 @step("compare with champion")
 def compare_with_champion(
     run: Run, given: Given, inventory: Inventory, baseline: Accuracy, best: Trial, champion: Champion | None
 ) -> Trial:
     """The best trial with the verdict on it beside the champion; unchanged where it is the champion, or there is none.
 
+    Both run on this machine with the job's thread count, whatever the champion was approved with.
     A champion that no longer loads or runs here has lost already.
     """
     assert best.variant is not None and best.accuracy is not None
     if champion is None or champion.digest == best.variant.digest:
         return best
-    with run.clock.work("compare with champion"):
+    with run.clock.work("compare with champion"), run.time_for_winner():
         try:
-            holder = variant_of(run, champion)
+            holder, variant = contestants(run, champion, best.variant)
             if holder.session.provider == TENSORRT:
                 holder = with_engine(run, given, inventory, holder)
-            accuracy, _ = measure_accuracy(run, given.evidence, inventory, holder, baseline)
-            latency, _ = latency_of(run, given, inventory, holder, best.variant, run.job.measurement.points[0])
+            reference = Reference(baseline, baseline_variant(run, given, inventory))
+            accuracy, _ = measure_accuracy(run, given.evidence, inventory, holder, reference)
+            latency, _ = latency_of(run, given, inventory, holder, variant, run.job.measurement.points[0])
         except (CandidateRefused, VersionUnsound) as error:
+            if isinstance(error, CandidateRefused) and error.kind == "infrastructure":
+                # Nothing is known of the champion: to go on would promote without a comparison.
+                raise InfrastructureError(found=error.found, expected=error.expected, fix=error.fix) from error
             log.warning("champion version %s does not run here any more: %s", champion.version, error.found)
             return best
         # On samples that had no say in choosing the best, where the job keeps any.
@@ -74,7 +106,9 @@ def compare_with_champion(
         mask = kept if kept.any() else ~kept
         rows, best_rows = (np.load(one.scores_path)[mask] for one in (accuracy, best.accuracy))
         metric, confidence = job_metric(run.job), run.job.gates.confidence
-        drop, _ = estimate_drop(metric, rows, best_rows, confidence, seed=run.job.seed)
+        keys = given.evidence.evaluation.clusters
+        clusters = None if keys is None else number_clusters(keys[:: accuracy.samples_a_row][mask])
+        drop, _ = estimate_drop(metric, rows, best_rows, confidence, seed=run.job.seed, clusters=clusters)
         verdict = judge_against_champion(
             same_source=champion.source_digest == given.source.digest,
             drop=drop,
@@ -82,13 +116,24 @@ def compare_with_champion(
             size_ratio=best.variant.size_bytes / holder.size_bytes,
             objective=run.job.objective,
             gates=run.job.gates,
-            n=len(rows),
+            n=count_units(len(rows), clusters),
             pairs=latency.pairs,
             disturbance=latency.disturbance,
         )
     log.info("beside champion version %s: %s %s", champion.version, verdict.outcome, verdict.reason)
     verdicts = (*best.verdicts, verdict)
     return replace(best, verdicts=verdicts, outcome=overall(verdicts))
+
+
+def contestants(run: Run, champion: Champion, variant: Variant) -> tuple[Variant, Variant]:
+    """Return the champion and the variant that challenges it, both with the threads of the job on this machine.
+
+    Raises:
+        CandidateRefused: `unsupported`: the champion needs a library of custom operators that the job does not name.
+        InfrastructureError: the registry does not answer.
+    """
+    point = run.job.measurement.points[0]
+    return with_threads(variant_of(run, champion), point), with_threads(variant, point)
 
 
 def variant_of(run: Run, champion: Champion) -> Variant:
@@ -125,7 +170,7 @@ def fetch_champion(run: Run, champion: Champion) -> Fetched:
         check_folder(uri, model / "artifacts", tags)
         return Fetched(model / "artifacts" / "variant" / "model.onnx", model / "artifacts" / "manifest.json")
 
-    key = (run.tracking_uri, champion.name, champion.version, champion.digest)
+    key = (registry_uri(run.tracking_uri), champion.name, champion.version, champion.digest)
     fetched = run.store.make("champion", key, Fetched, fetch)[0]
     check_folder(uri, fetched.manifest.parent, tags)
     return fetched

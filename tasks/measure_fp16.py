@@ -15,8 +15,8 @@ from validators.records import Inventory, Trial, Variant
 @step("measure beside fp16")
 def measure_beside_fp16(run: Run, given: Given, inventory: Inventory, trials: tuple[Trial, ...]) -> tuple[Trial, ...]:
     """Every trial that was timed on a GPU with its latency beside the float16 candidate of its target, if there is one."""
-    halves = _halves(trials)
-    with run.clock.work("measure beside fp16"):
+    halves = halves_of(trials)
+    with run.clock.work("measure beside fp16"), run.time_for_candidates():
         return tuple(
             _measure(run, given, inventory, trial, halves.get(decode(trial.candidate).target)) for trial in trials
         )
@@ -24,11 +24,11 @@ def measure_beside_fp16(run: Run, given: Given, inventory: Inventory, trials: tu
 
 def can_measure_beside_fp16(trials: tuple[Trial, ...]) -> bool:
     """Whether there is a float16 candidate that was timed on a GPU."""
-    return bool(_halves(trials))
+    return bool(halves_of(trials))
 
 
-def _halves(trials: tuple[Trial, ...]) -> dict[str, Variant]:
-    """The float16 variant of each target that has one which was timed on a GPU."""
+def halves_of(trials: tuple[Trial, ...]) -> dict[str, Variant]:
+    """Return the float16 variant of each target that has one which was timed on a GPU."""
     return {
         decode(trial.candidate).target: trial.variant
         for trial in trials

@@ -14,7 +14,7 @@ from tasks.measure.inventory import usable_cores
 from tasks.measure.latency import compare_latency
 from tasks.measure.latency_process import Contestant
 from tasks.measure_baseline import baseline_variant
-from tasks.request import request_batch
+from tasks.request import draw_requests, request_of
 from tasks.stages import MEASURE
 from tasks.step import step
 from validators.digests import digest_values
@@ -39,7 +39,7 @@ def measure_latency(run: Run, given: Given, inventory: Inventory, trial: Trial) 
     variant = trial.variant
     if variant is None or variant.proof != "measured":
         return trial
-    with run.clock.work("measure latency"):
+    with run.clock.work("measure latency"), run.time_for_candidates():
         try:
             baseline = baseline_variant(run, given, inventory)
             measured = [
@@ -75,21 +75,23 @@ def latency_of(
     One that was disturbed is not kept there, so that the next run measures again; its samples lie in the state folder.
 
     `confidence` is the one-sided one of its bounds, the gates' if not given. What is kept was measured for this `purpose`: a
-    measurement that chose a candidate cannot confirm it.
+    measurement that chose a candidate cannot confirm it. Both sides answer the same requests, see `draw_requests`.
 
     Raises:
         CandidateRefused: a session does not load or run.
         InfrastructureError: a measuring process died or fell silent.
     """
     job = run.job
+    rows = draw_requests(given.evidence, point, job.seed, confirmation=purpose == "confirmation")
     key = (
-        [(side.digest, asdict(side.session)) for side in (baseline, variant)],
+        [side.measured_as for side in (baseline, variant)],
         job.measurement.model_dump(exclude=_POINTS),
         asdict(point),
         confidence or job.gates.confidence,
         purpose,
         [hook.digest for hook in job_hooks(job)],
         given.evidence.evaluation.file.digest,
+        rows.tolist(),
         inventory.device_key,
         MEASURE_CODE,
     )
@@ -98,7 +100,7 @@ def latency_of(
         latency = compare_latency(
             Contestant(baseline.loaded, baseline.session),
             Contestant(variant.loaded, variant.session),
-            request_batch(given.evidence, point),
+            [request_of(given.evidence, point, one) for one in rows],
             job.measurement,
             confidence=confidence or job.gates.confidence,
             samples_path=folder / "samples.npz",

@@ -40,6 +40,8 @@ def measure_saturation(run: Run, given: Given, inventory: Inventory, trials: tup
     key = (
         sorted(variants),
         given.source.digest,
+        sorted(inventory.runtimes.items()),
+        given.evidence.output.name,
         given.evidence.reference.file.digest,
         bounds.model_samples,
         run.job.seed,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tasks.champions import TAG, Place, place_of
 from tasks.recorded import Recorded, latest
 from tasks.registry import connect, pages, registry_call
-from tasks.settings import database_file, state_folder, store_place, tracking_uri
+from tasks.settings import database_file, registry_uri, state_folder, store_place, tracking_uri
 from tasks.storage.locks import Locks, LockTaken
 from tasks.storage.places import open_locks
 from tasks.turn import turn_name
@@ -70,7 +70,7 @@ def survey(model: str | None) -> Overview:
     uri = tracking_uri(state)
     waiting = _waiting(model)
     database = database_file(uri)
-    if database is not None and not database.exists():
+    if database is not None and not database.exists() and registry_uri(uri) == uri:
         return Overview(uri, approvals=waiting)
     with connect(uri) as client:
         runs = latest(client, SHOWN_RUNS, lambda run: _is_of(run.source, model))

@@ -8,12 +8,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tasks.context import Given, Run, log
+import numpy as np
+
+from tasks.context import Evidence, Given, Run, log
 from tasks.job_hooks import job_step
 from tasks.record_candidate import open_candidate_run
 from tasks.registry import connect, quiet_mlflow, registry_call
 from tasks.runtimes.runner import Runner, open_runner
 from tasks.step import step
+from validators.digests import digest_values
 from validators.gates import overall
 from validators.logged_gates import judge_logged
 from validators.records import Trial, Variant
@@ -22,7 +25,7 @@ from validators.redact import redact
 
 @dataclass(frozen=True)
 class Subject:
-    """What the job's own step is called with: one variant, and what it was judged on.
+    """One variant, as the job's own step sees it, and the evaluation samples that choose.
 
     The step runs inside the candidate's run in MLflow: `mlflow.log_metric` and its siblings log there.
     """
@@ -50,12 +53,43 @@ def run_own_step(run: Run, given: Given, record: str, trials: tuple[Trial, ...])
     if own is None:
         return trials
     with run.clock.work("own step"):
+        samples = choosing_samples(run, given.evidence)
         return tuple(
-            _try(run, given, record, own.function, trial) if trial.outcome == "passed" else trial for trial in trials
+            _try(run, given, record, own.function, samples, trial) if trial.outcome == "passed" else trial
+            for trial in trials
         )
 
 
-def _try(run: Run, given: Given, record: str, function: Any, trial: Trial) -> Trial:
+@dataclass(frozen=True)
+class _File:
+    path: Path
+
+
+def choosing_samples(run: Run, evidence: Evidence) -> Path:
+    """The evaluation data without the samples that confirm the winner: what filters candidates must not see those.
+
+    It is the job's own file where all samples choose, else a copy of the remaining rows in the same format.
+    """
+    path, kept = evidence.evaluation.file.path, ~evidence.confirmation
+    if kept.all():
+        return path
+
+    def make(folder: Path) -> _File:
+        target = folder / path.name
+        if path.suffix == ".parquet":
+            from pyarrow import parquet
+
+            parquet.write_table(parquet.read_table(path).filter(kept), target)
+        else:
+            with np.load(path, allow_pickle=False) as archive:
+                np.savez(target, **{name: archive[name][kept] for name in archive.files})
+        return _File(target)
+
+    key = (evidence.evaluation.file.digest, digest_values(np.packbits(kept).tobytes()), path.name)
+    return run.store.make("choosing", key, _File, make)[0].path
+
+
+def _try(run: Run, given: Given, record: str, function: Any, samples: Path, trial: Trial) -> Trial:
     import mlflow
 
     assert trial.variant is not None
@@ -63,7 +97,7 @@ def _try(run: Run, given: Given, record: str, function: Any, trial: Trial) -> Tr
         trial.candidate,
         trial.variant.path,
         given.source.onnx_path,
-        given.evidence.evaluation.file.path,
+        samples,
         trial.variant,
     )
     problem = ""

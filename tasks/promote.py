@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 from prefect.runtime import flow_run
 
 from tasks.champions import Place, champion_at, place_of
@@ -19,7 +21,7 @@ from tasks.lineage import lineage_of, manifest_of, runtime_requirements, signatu
 from tasks.promote_reconcile import reconcile
 from tasks.promote_version import Offer, promote_version
 from tasks.registry import connect, quiet_mlflow, registry_call
-from tasks.request import request_batch
+from tasks.request import request_of
 from tasks.runtimes.runner import open_runner
 from tasks.serving.card import model_card
 from tasks.serving.promoted import Promoted
@@ -31,6 +33,8 @@ from validators.datasets import Arrays
 from validators.records import Champion, Inventory, Variant
 
 CONSUMER = Path(__file__).with_name("consumer.py")
+# A registered version is asked so many samples at least: the scale of an output is not to be that of one number.
+READ_BACK_SAMPLES = 8
 # Of an engine, with the package that MLflow puts beside it.
 ENGINE_CONSUMER = Path(__file__).with_name("consumer_tensorrt.py")
 ENGINE_PACKAGE = Path(__file__).with_name("runtimes") / "trt_engine"
@@ -82,7 +86,14 @@ def promote(
     done = "is the champion already" if version == before else "promoted"
     log.info("%s %s: models:/%s@%s is version %s", variant.candidate, done, place.name, place.alias, version)
     return Champion(
-        place.name, version, place.alias, variant.digest, given.source.digest, variant.candidate, previous=before
+        place.name,
+        version,
+        place.alias,
+        variant.digest,
+        given.source.digest,
+        variant.candidate,
+        previous=before,
+        device=inventory.device_key,
     )
 
 
@@ -90,7 +101,10 @@ def promote(
 def _offer(run: Run, given: Given, inventory: Inventory, approval: Approval, mlflow_run_id: str) -> Iterator[Offer]:
     """What is to be promoted, while its files lie in a folder of their own."""
     variant = approval.variant
-    batch = request_batch(given.evidence, run.job.measurement.points[0])
+    point = run.job.measurement.points[0]
+    count = math.ceil(READ_BACK_SAMPLES / point.batch_size)
+    rows = np.resize(np.arange(len(given.evidence.evaluation)), (count, point.batch_size))
+    requests = [request_of(given.evidence, point, one) for one in rows]
     sizes = {point.batch_size for point in run.job.measurement.points}
     manifest = json.dumps(manifest_of(given, inventory, variant, approval.trial.saturation, sizes), indent=1)
     place = champion_place(run, given)
@@ -104,24 +118,28 @@ def _offer(run: Run, given: Given, inventory: Inventory, approval: Approval, mlf
             approval,
             place=place,
             manifest=manifest,
-            request=batch,
+            request=requests[0],
             mlflow_run_id=mlflow_run_id,
         )
+
+    @cache
+    def judged() -> list[Arrays]:
+        return _answers_of(variant, requests)
 
     with tempfile.TemporaryDirectory(prefix="quantgate-") as folder:
         yield Offer(
             tags=lineage_of(run, given, inventory, approval, mlflow_run_id, manifest),
             upload=lambda: _upload(promoted(), manifest, Path(folder)),
-            check=lambda uri: check_answer(uri, batch, _answer_of(variant, batch)),
+            check=lambda uri: check_answer(uri, requests, judged(), variant.candidate),
             describe=lambda: model_card(promoted()),
         )
 
 
-def _answer_of(variant: Variant, batch: Arrays) -> Arrays:
-    """What the judged artifact answers: every output by name."""
+def _answers_of(variant: Variant, requests: list[Arrays]) -> list[Arrays]:
+    """Return what the judged artifact answers to each request: every output by name."""
     with open_runner(variant.loaded, variant.session) as runner:
         names = [output.name for output in runner.outputs]
-        return dict(zip(names, runner.run(batch, names), strict=True))
+        return [dict(zip(names, runner.run(request, names), strict=True)) for request in requests]
 
 
 def _upload(promoted: Promoted, manifest: str, folder: Path) -> str:

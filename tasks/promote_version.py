@@ -40,7 +40,7 @@ from tasks.champions import (
 from tasks.check_version import check_artifact
 from tasks.context import log
 from tasks.promote_reconcile import reconcile, restore, write_phase
-from tasks.registry import quiet_mlflow, registry_call
+from tasks.registry import quiet_mlflow, registry_call, sent_once
 from tasks.storage.locks import Held, Locks
 from validators.errors import ChampionMoved, InfrastructureError, VersionUnsound
 from validators.journal import (
@@ -195,7 +195,8 @@ def _register(client: MlflowClient, place: Place, offer: Offer, journal: Journal
     import mlflow
 
     uri = offer.upload()
-    with quiet_mlflow():
+    # Sent once: a repeated request would register a second version. The next attempt takes up what this one left.
+    with quiet_mlflow(), sent_once():
         made = registry_call(mlflow.register_model, uri, place.name, tags=offer.tags | {JOURNAL: tag_of(journal)})
     return registry_call(client.get_model_version, place.name, str(made.version))
 

@@ -14,8 +14,9 @@ from prefect.exceptions import PrefectSignal
 from prefect.runtime import flow_run
 
 from tasks.artifacts import CONFIRMATION_ROWS, JOB, RESULT
-from tasks.context import Evidence, Given, Run
-from tasks.record_candidate import find_run, log_table, open_candidate_run, record_trial
+from tasks.context import Evidence, Given, Run, log
+from tasks.mlflow_runs import KIND, NAME, OUTCOME, close_candidates, delete_duplicates, find_or_create_run
+from tasks.record_candidate import log_table, open_candidate_run, record_trial
 from tasks.registry import connect, experiment_id, registry_call
 from tasks.reporting.page import job_yaml
 from tasks.settings import pages_address
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
 
 EXPERIMENT = "quantgate"
 FLOW_RUN = "quantgate.flow_run"
+EVALUATION_TAG, CONFIRMED_TAG = "quantgate.evaluation_digest", "quantgate.confirmed"
+# At 5 % each, ten promotions hold a false one with a probability of up to 40 %.
+MANY_CONFIRMATIONS = 10
 
 
 @contextmanager
@@ -59,12 +63,9 @@ def open_run(run: Run, kind: str) -> str:
     job = run.job
     with run.clock.work("record in MLflow"), connect(run.tracking_uri) as client:
         identifier = experiment_id(client, EXPERIMENT, run.tracking_uri)
-        own = {FLOW_RUN: str(flow_run.id), "quantgate.kind": kind}
-        parent: Any = find_run(client, identifier, own)
-        if parent is None:
-            tags = own | {"mlflow.runName": f"{job.source.rsplit(':/', 1)[-1]} on {job.target}"}
-            parent = registry_call(client.create_run, identifier, tags=tags)
-        else:
+        name = {NAME: f"{job.source.rsplit(':/', 1)[-1]} on {job.target}"}
+        parent = find_or_create_run(client, identifier, {FLOW_RUN: str(flow_run.id), KIND: kind}, name)
+        if parent.info.status != "RUNNING":
             registry_call(client.update_run, parent.info.run_id, status="RUNNING")
         params = flat(job.model_dump(mode="json"))
         registry_call(client.log_batch, parent.info.run_id, params=as_params(params))
@@ -84,6 +85,8 @@ def record_evidence(run: Run, run_id: str, given: Given, inventory: Inventory, c
             "device": inventory.device_key,
             "runtimes": json.dumps(inventory.runtimes),
         }
+        facts["evaluation_digest"] = given.evidence.evaluation.file.digest
+        facts["evaluation_confirmed"] = str(count_confirmations(client, run_id, given.evidence.evaluation))
         for key, value in facts.items():
             registry_call(client.set_tag, run_id, f"quantgate.{key}", value)
         registry_call(client.set_tag, run_id, "quantgate.calibration", calibration.outcome)
@@ -107,13 +110,37 @@ def record_trials(run: Run, run_id: str, trials: tuple[Trial, ...]) -> None:
         for trial in trials:
             nested = trial.mlflow_run_id or open_candidate_run(client, run_id, trial.candidate)
             record_trial(client, nested, trial)
+        if any(trial.confirmed for trial in trials):
+            registry_call(client.set_tag, run_id, CONFIRMED_TAG, "true")
+
+
+def count_confirmations(client: MlflowClient, run_id: str, evaluation: Samples) -> int:
+    """Count the other runs that confirmed a winner on this evaluation data, and warn if they are many.
+
+    Samples that confirmed often are samples that promotions, and what people changed after them, have adapted to.
+
+    Raises:
+        ServiceDown: the tracking server does not answer.
+    """
+    experiment = registry_call(client.get_run, run_id).info.experiment_id
+    condition = f"tags.`{EVALUATION_TAG}` = '{evaluation.file.digest}' and tags.`{CONFIRMED_TAG}` = 'true'"
+    found: Any = registry_call(client.search_runs, [experiment], condition, max_results=1000)
+    times = sum(1 for other in found if other.info.run_id != run_id)
+    if times >= MANY_CONFIRMATIONS:
+        log.warning(
+            "%s confirmed %d winners before: the chance that one of them is a false promotion grows with each; draw new "
+            "evaluation samples",
+            evaluation.file.path.name,
+            times,
+        )
+    return times
 
 
 @step("record that an approval is asked for")
 def record_awaiting(run: Run, run_id: str, result: Result, page: Path) -> str | None:
     """The outcome so far and the report; the run stays open. Gives the address of the report where there is a server."""
     with run.clock.work("record in MLflow"), connect(run.tracking_uri) as client:
-        registry_call(client.set_tag, run_id, "quantgate.outcome", result.outcome)
+        registry_call(client.set_tag, run_id, OUTCOME, result.outcome)
         registry_call(client.set_tag, run_id, "mlflow.note.content", result.reason)
         _log_report(client, run_id, page)
     return report_address(run, run_id)
@@ -142,9 +169,12 @@ def _log_report(client: MlflowClient, run_id: str, page: Path) -> None:
 
 @step("close MLflow run")
 def close_run(run: Run, run_id: str, result: Result, page: Path) -> None:
-    """The outcome as tags, the result document, the report and its picture as artifacts; the run ends FINISHED."""
+    """The outcome as tags, the result document, the report and its picture as artifacts; the run ends FINISHED.
+
+    Duplicates that unanswered requests left are deleted, so that there is one run for each candidate and none still runs.
+    """
     with run.clock.work("record in MLflow"), connect(run.tracking_uri) as client:
-        registry_call(client.set_tag, run_id, "quantgate.outcome", result.outcome)
+        registry_call(client.set_tag, run_id, OUTCOME, result.outcome)
         registry_call(client.set_tag, run_id, "mlflow.note.content", result.reason)
         if result.chosen:
             registry_call(client.set_tag, run_id, "quantgate.chosen", result.chosen or "")
@@ -154,14 +184,26 @@ def close_run(run: Run, run_id: str, result: Result, page: Path) -> None:
         _log_report(client, run_id, page)
         metrics = {f"seconds_{step.replace(' ', '_')}": value for step, value in result.seconds.by_step.items()}
         metrics |= {"seconds_total": result.seconds.total, "seconds_overhead": result.seconds.overhead}
+        if result.footprint:
+            metrics |= result.footprint.model_dump()
         registry_call(client.log_batch, run_id, metrics=as_metrics(metrics))
+        _close_others(client, run_id)
         registry_call(client.set_terminated, run_id, "FINISHED")
+
+
+def _close_others(client: MlflowClient, run_id: str) -> None:
+    """Delete duplicates of the parent run and of its candidates' runs, and leave none of those running."""
+    record = registry_call(client.get_run, run_id)
+    identity = {key: record.data.tags[key] for key in (FLOW_RUN, KIND)}
+    delete_duplicates(client, record.info.experiment_id, identity, keep=run_id)
+    close_candidates(client, record.info.experiment_id, run_id)
 
 
 def _abandon(run: Run, run_id: str) -> None:
     """Mark the parent run of a run that an error ended as FAILED, as far as the registry still answers."""
     with connect(run.tracking_uri) as client, suppress(Exception):
         client.set_terminated(run_id, "FAILED")
+        _close_others(client, run_id)
 
 
 def _datasets(evidence: Evidence) -> list[Any]:

@@ -10,6 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from tasks.artifacts import BESIDE_FP16, BUILD_LOG, CONFIRMED, KERNELS, LATENCY, NOISE, SCORES, VERDICTS
+from tasks.mlflow_runs import NAME, OUTCOME, candidate_identity, find_or_create_run
 from tasks.registry import registry_call
 from tasks.tracking import as_metrics, as_params, as_table, as_tags, flat
 from validators.latencies import Latency, point_labels
@@ -27,20 +28,8 @@ def open_candidate_run(client: MlflowClient, run_id: str, candidate: str) -> str
         ServiceDown: the tracking server does not answer.
     """
     experiment = registry_call(client.get_run, run_id).info.experiment_id
-    tags = {"mlflow.runName": candidate, "mlflow.parentRunId": run_id, "quantgate.kind": "candidate"}
-    nested: Any = find_run(client, experiment, tags) or registry_call(client.create_run, experiment, tags=tags)
-    return str(nested.info.run_id)
-
-
-def find_run(client: MlflowClient, experiment: str, tags: dict[str, str]) -> Any:
-    """The run with these tags, or None.
-
-    Raises:
-        ServiceDown: the tracking server does not answer.
-    """
-    condition = " and ".join(f"tags.`{key}` = '{value}'" for key, value in tags.items())
-    found: Any = registry_call(client.search_runs, [experiment], condition, max_results=1)
-    return found[0] if found else None
+    identity = candidate_identity(run_id) | {NAME: candidate}
+    return str(find_or_create_run(client, experiment, identity).info.run_id)
 
 
 def log_table(client: MlflowClient, run_id: str, columns: dict[str, list[Any]], path: str) -> None:
@@ -78,7 +67,7 @@ def record_trial(client: MlflowClient, run_id: str, trial: Trial) -> None:
         log_table(client, run_id, table, VERDICTS)
     for path, artifact in _files(trial):
         registry_call(client.log_artifact, run_id, str(path), str(PurePosixPath(artifact).parent))
-    registry_call(client.set_terminated, run_id, "FAILED" if trial.refusal else "FINISHED")
+    registry_call(client.set_terminated, run_id, "FAILED" if trial.refusal and not trial.is_copy else "FINISHED")
 
 
 def _params(trial: Trial) -> dict[str, Any]:
@@ -91,9 +80,11 @@ def _params(trial: Trial) -> dict[str, Any]:
 
 
 def _tags(trial: Trial) -> dict[str, str]:
-    tags = {"quantgate.outcome": str(trial.outcome), "quantgate.cached": str(trial.cached)}
+    tags = {OUTCOME: str(trial.outcome), "quantgate.cached": str(trial.cached)}
     if trial.refusal:
         tags |= {"quantgate.refusal": trial.refusal.kind, "mlflow.note.content": trial.refusal.reason}
+    if trial.copies:
+        tags["quantgate.copies"] = ", ".join(trial.copies)
     if trial.saturation and trial.saturation.worst:
         tags["quantgate.saturation_worst"] = trial.saturation.worst.place
     for label, latency in _points(trial).items():

@@ -10,8 +10,9 @@ from pathlib import Path
 import onnx
 
 from tasks.context import MEASURE_CODE, Given, Run, log
-from tasks.gather import trial_of
+from tasks.gather import merge_copies, trial_of
 from tasks.judge import ground_of, judge_trial
+from tasks.judge_answers import Ground
 from tasks.make_candidate import make_candidate, materials_of
 from tasks.measure_latency import measure_latency
 from tasks.measure_saturation import measure_saturation
@@ -20,6 +21,7 @@ from tasks.ptq.sensitivity import Sensitivity
 from tasks.request import request_batch
 from tasks.runtimes.kernel_times import kernel_times, node_times
 from validators.errors import CandidateRefused
+from validators.gates import confidence_of_each
 from validators.measurements import Accuracy
 from validators.recipe import decode
 from validators.records import Inventory, Trial, Variant
@@ -61,7 +63,7 @@ def recover_trials(
         return Recovered()
     candidate = decode(chosen.candidate)
     log.info("recovering %s: its accuracy alone does not pass", candidate.name)
-    ground = ground_of(run, given, baseline)
+    ground = strict_ground(ground_of(run, given, baseline))
     attempts: dict[int, Trial] = {}
 
     def attempt(kept: int) -> bool | None:
@@ -73,7 +75,9 @@ def recover_trials(
 
     fewest = fewest_parts(attempt, run.job.budgets.recovery)
     ranking = _ranking(run, given, inventory, chosen, tuple(attempts.values()))
-    recovery = Recovery(chosen.candidate, _ranked_parts(ranking, fewest or 0), len(attempts), run.job.budgets.recovery)
+    # Attempts that made the same artifact are one look at the samples.
+    count = sum(not trial.is_copy for trial in merge_copies(tuple(attempts.values())))
+    recovery = Recovery(chosen.candidate, _ranked_parts(ranking, fewest or 0), count, run.job.budgets.recovery)
     failed = tuple(trial for _, trial in sorted(attempts.items()) if trial.outcome != "passed")
     if fewest is None:
         log.info("nothing was recovered in %d attempts", len(attempts))
@@ -85,6 +89,20 @@ def recover_trials(
     timed = judge_trial(ground, trial_of(trial.candidate, state.result(raise_on_failure=False)))
     recovery = _with_costs(run, given, inventory, chosen.variant, trial.variant, recovery)
     return Recovered((*failed, timed), replace(recovery, recovered=timed.candidate))
+
+
+def strict_ground(ground: Ground) -> Ground:
+    """Return the ground that attempts are judged on: their error is shared among them where nothing is confirmed afterwards.
+
+    Many attempts on the same samples are as many chances to pass by luck. Samples that confirm undo that; without them
+    (`confirmation.share: 0`) each attempt gets its part of the error that `gates.confidence` allows (Bonferroni).
+    """
+    job = ground.job
+    if job.confirmation.share or not job.budgets.recovery:
+        return ground
+    confidence = confidence_of_each(job.gates.confidence, job.budgets.recovery)
+    gates = job.gates.model_copy(update={"confidence": confidence})
+    return replace(ground, job=job.model_copy(update={"gates": gates}))
 
 
 def fewest_parts(attempt: Callable[[int], bool | None], budget: int) -> int | None:
@@ -128,12 +146,15 @@ def choose_recovered(trials: tuple[Trial, ...]) -> Trial | None:
     fastest = max((speedup for speedup, _ in worth), default=0.0)
     if max(passed, default=0.0) >= NEARLY_AS_FAST * fastest:
         return None
-    near = [
-        (trial.drop.value if trial.drop else 0.0, -speedup, trial)
-        for speedup, trial in worth
-        if speedup >= NEARLY_AS_FAST * fastest
-    ]
+    near = [(_drop_of(trial), -speedup, trial) for speedup, trial in worth if speedup >= NEARLY_AS_FAST * fastest]
     return min(near, key=lambda each: each[:2])[2]
+
+
+def _drop_of(trial: Trial) -> float:
+    """Return the drop to compare by. NaN counts as Inf: `min` would take it or not by its position."""
+    if trial.drop is None:
+        return 0.0
+    return math.inf if math.isnan(trial.drop.value) else trial.drop.value
 
 
 def _fails_on_accuracy_alone(trial: Trial) -> bool:
@@ -218,9 +239,9 @@ def _kernel_times(run: Run, given: Given, inventory: Inventory, variant: Variant
         return _KernelTimes(node_times(graph, times), sum(times.values()))
 
     key = (
-        variant.digest,
-        asdict(variant.session),
-        run.job.measurement.model_dump(),
+        variant.measured_as,
+        given.evidence.evaluation.file.digest,
+        asdict(run.job.measurement.points[0]),
         inventory.device_key,
         MEASURE_CODE,
     )

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
+import os
 import re
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from tasks.settings import artifact_location
+from tasks.settings import artifact_location, is_remote, registry_uri, store_place, tracking_uri
 from validators.errors import ServiceDown, SourceError
 
 if TYPE_CHECKING:
@@ -24,17 +28,49 @@ REQUEST_ERRORS = frozenset(
     {"RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE", "RESOURCE_ALREADY_EXISTS", "NOT_FOUND"}
 )
 
+# Read by MLflow at each request.
+_HTTP_RETRIES = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"
+_ONE_AT_A_TIME = threading.RLock()
+
 MODEL_URI = re.compile(r"models:/(?P<name>[^/@]+)(?:/(?P<version>\d+)|@(?P<alias>[^/@]+))")
+
+_REGISTRY = "MLFLOW_REGISTRY_URI"
+_SETTING = threading.Lock()
+log = logging.getLogger("quantgate")
 
 
 @contextmanager
 def connect(tracking_uri: str) -> Iterator[MlflowClient]:
-    """A client of the registry; MLflow's global URI is set too, for the calls that only know that."""
+    """A client of the tracking store and of the registry, which is another one where `MLFLOW_REGISTRY_URI` is set.
+
+    MLflow's global URIs are set too, for the calls that only know those.
+    """
     import mlflow
 
-    mlflow.set_tracking_uri(tracking_uri)
-    mlflow.set_registry_uri(tracking_uri)
-    yield mlflow.MlflowClient(tracking_uri, tracking_uri)
+    with _SETTING:
+        told = os.environ.get(_REGISTRY)
+        registry = registry_uri(tracking_uri)
+        mlflow.set_tracking_uri(tracking_uri)
+        mlflow.set_registry_uri(registry)
+        # MLflow writes it into the environment, where the next call would take it for the user's.
+        if told is None:
+            os.environ.pop(_REGISTRY, None)
+    yield mlflow.MlflowClient(tracking_uri, registry)
+
+
+def warn_of_local_locks(state: Path) -> None:
+    """Warn if other machines share the registry and cannot see the locks of this one.
+
+    Two of them would then promote at the same time, and each may read the other's version by the staging alias.
+    """
+    address = registry_uri(tracking_uri(state))
+    if store_place() is None and is_remote(address):
+        log.warning(
+            "the registry at %s is shared, and its locks are in %s: set the same QUANTGATE_STORE=s3://bucket/prefix on every "
+            "machine that promotes, unless all of them share that folder",
+            address,
+            state / "locks",
+        )
 
 
 def registry_call(call: Callable[Arguments, Answer], *args: Arguments.args, **kwargs: Arguments.kwargs) -> Answer:
@@ -56,6 +92,25 @@ def registry_call(call: Callable[Arguments, Answer], *args: Arguments.args, **kw
         raise _down(error) from error
     except (requests.RequestException, SQLAlchemyError, ConnectionError) as error:
         raise _down(error) from error
+
+
+@contextmanager
+def sent_once() -> Iterator[None]:
+    """Have MLflow send each request of the block once.
+
+    MLflow repeats requests of every kind, also one that the server fulfilled before the connection broke. A creation would be
+    done twice; whoever tries it again must look first for what the last attempt left.
+    """
+    with _ONE_AT_A_TIME:
+        before = os.environ.get(_HTTP_RETRIES)
+        os.environ[_HTTP_RETRIES] = "0"
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ[_HTTP_RETRIES]
+            else:
+                os.environ[_HTTP_RETRIES] = before
 
 
 def experiment_id(client: MlflowClient, name: str, tracking_uri: str) -> str:
@@ -105,7 +160,8 @@ def _down(error: Exception) -> ServiceDown:
     return ServiceDown(
         found=f"the MLflow registry does not answer: {str(error).splitlines()[0][:300]}",
         expected="an answer",
-        fix="check MLFLOW_TRACKING_URI and that the server runs, then run again: finished work is kept",
+        fix="check MLFLOW_TRACKING_URI, MLFLOW_REGISTRY_URI if it is set, and that the server runs, then run again: finished "
+        "work is kept",
     )
 
 
@@ -125,7 +181,7 @@ def named_version(client: MlflowClient, named: re.Match[str]) -> Any:
         return registry_call(client.get_model_version_by_alias, name, alias)
     except MlflowException as error:
         raise SourceError(
-            found=f"no {named[0]} in the registry at {client.tracking_uri}",
+            found=f"no {named[0]} in the registry at {registry_uri(client.tracking_uri)}",
             expected="a registered model version",
-            fix="register the model first, or set MLFLOW_TRACKING_URI to the registry that has it",
+            fix="register the model first, or set MLFLOW_TRACKING_URI or MLFLOW_REGISTRY_URI to the registry that has it",
         ) from error

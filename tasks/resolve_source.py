@@ -12,13 +12,15 @@ import yaml
 from tasks.context import MAKER_CODE, Run, log
 from tasks.export import PARITY_SAMPLES, Pickled, export_program
 from tasks.fetch_data import fetch_data
+from tasks.ptq.declare import declare_outputs
 from tasks.ptq.graph import gather_weights, notes_of, scratch
 from tasks.ptq.upgrade import upgrade_opset
 from tasks.registry import MODEL_URI, connect, named_version, registry_call
+from tasks.settings import registry_uri
 from tasks.step import step
 from validators.allowed import may_unpickle
 from validators.bounded_yaml import load_yaml
-from validators.datasets import load_samples, read_arrays
+from validators.datasets import Arrays, Samples, TensorSpec, load_samples, read_arrays
 from validators.digests import digest_file, digest_model, digest_values
 from validators.errors import SourceError
 from validators.external_data import external_files
@@ -29,6 +31,20 @@ from validators.s3_uris import S3Uri
 
 _FILES = ("resolve_source.py", "export.py", "export_process.py")
 _CODE = digest_values(MAKER_CODE, *(digest_file(Path(__file__).with_name(name)) for name in _FILES))
+
+
+# What makes ONNX of a model of another flavor.
+CONVERTERS = {
+    "sklearn": "skl2onnx",
+    "xgboost": "onnxmltools",
+    "lightgbm": "onnxmltools",
+    "catboost": "CatBoost's save_model(..., format='onnx')",
+    "keras": "tf2onnx",
+    "tensorflow": "tf2onnx",
+    "transformers": "`optimum-cli export onnx`",
+    "sentence_transformers": "`optimum-cli export onnx`",
+    "spark": "onnxmltools",
+}
 
 
 @dataclass(frozen=True)
@@ -70,13 +86,15 @@ def _from_file(run: Run) -> Source:
         return Source(str(path), path.stem, None, digest, folder / "model.onnx", "file", parity_max_abs=parity)
 
     files = [path, *external_files(path)]
-    return run.store.make("source", (_CODE, *(digest_file(file) for file in files)), Source, gather)[0]
+    source, _ = run.store.make("source", (_CODE, *(digest_file(file) for file in files)), Source, gather)
+    # The entry may be another job's, whose file had the same content and another name.
+    return replace(source, uri=str(path), name=path.stem)
 
 
 def _from_registry(run: Run) -> Source:
     version = _find_version(run)
     uri = f"models:/{version.name}/{version.version}"
-    key = (run.tracking_uri, uri, version.created, _CODE)
+    key = (registry_uri(run.tracking_uri), uri, version.created, _CODE)
 
     def fetch(folder: Path) -> Source:
         from mlflow.artifacts import download_artifacts
@@ -128,10 +146,22 @@ def _read_model(model: Path, folder: Path, uri: str, version: _Version, run: Run
         )
         shutil.rmtree(model, ignore_errors=True) if model != folder else None
         return replace(base, flavor="pytorch", digest=digest_model(base.onnx_path), parity_max_abs=parity)
-    raise SourceError(
-        found=f"{uri} with flavors {sorted(set(flavors) - {'python_function'}) or 'none'}",
+    raise unsupported_flavor(uri, flavors)
+
+
+def unsupported_flavor(uri: str, flavors: dict[str, dict[str, Any]]) -> SourceError:
+    """The error for a version without a flavor that runs start from."""
+    named = sorted(set(flavors) - {"python_function"})
+    converters = [f"{flavor} models are converted by {CONVERTERS[flavor]}" for flavor in named if flavor in CONVERTERS]
+    return SourceError(
+        found=f"{uri} with the MLflow flavors {', '.join(named or sorted(flavors)) or 'none'}, which are not supported",
         expected="the flavor onnx or pytorch",
-        fix="log the model with mlflow.onnx.log_model or mlflow.pytorch.log_model(..., serialization_format='pt2')",
+        fix="; ".join(
+            [
+                *converters,
+                "log the model with mlflow.onnx.log_model or mlflow.pytorch.log_model(..., serialization_format='pt2')",
+            ]
+        ),
     )
 
 
@@ -154,21 +184,26 @@ def _pickled(run: Run, model: Path, flavor: dict[str, Any]) -> Pickled:
     code = (inside(model, str(flavor["code"]), said_by="MLmodel"),) if flavor.get("code") else ()
     data = run.job.data
     arrays = read_arrays(_local(run, "evaluation"), "evaluation")
-    skipped = {data.label, *data.slices}
+    skipped = {data.label, *data.slices, *data.group_names, *data.ignore}
     return Pickled({name: array[:PARITY_SAMPLES] for name, array in arrays.items() if name not in skipped}, code)
 
 
 def _gather(run: Run, path: Path, gathered: Path) -> float | None:
     """Write the model in one piece, in operators that the passes read; how far its outputs moved if it had to be upgraded."""
+
+    def batch(inputs: tuple[TensorSpec, ...]) -> Arrays:
+        fixed = inputs[0].shape[0] if inputs[0].shape else None
+        return next(_parity_samples(run, inputs).batches(fixed if isinstance(fixed, int) else PARITY_SAMPLES))
+
     custom = bool(run.libraries)
-    if opset_of(check_source_graph(path, custom_operators=custom)) >= LEAST_OPSET:
-        gather_weights(path, gathered, custom_operators=custom)
-        return None
+    old = opset_of(check_source_graph(path, custom_operators=custom)) < LEAST_OPSET
     with scratch() as folder:
-        gather_weights(path, folder / "model.onnx", custom_operators=custom)
-        return upgrade_opset(
-            folder / "model.onnx", gathered, lambda inputs: _parity_samples(run, inputs), run.libraries
-        )
+        plain = folder / "model.onnx" if old else gathered
+        gather_weights(path, plain, custom_operators=custom)
+        declared = declare_outputs(plain, batch, run.libraries)
+        if declared:
+            log.info("shapes of outputs were missing and are found: %s", ", ".join(declared))
+        return upgrade_opset(plain, gathered, batch, run.libraries) if old else None
 
 
 def _find_program(data: Path, uri: str, allowed: bool) -> Path:
@@ -187,12 +222,20 @@ def _find_program(data: Path, uri: str, allowed: bool) -> Path:
     )
 
 
-def _parity_samples(run: Run, inputs: Any) -> Any:
+def _parity_samples(run: Run, inputs: tuple[TensorSpec, ...]) -> Samples:
     data = run.job.data
     # Where a calibration set is still to be picked, there is none yet.
     to_pick = isinstance(data.calibration, Path) and not data.calibration.exists()
     role: Literal["calibration", "evaluation"] = "evaluation" if to_pick else "calibration"
-    return load_samples(_local(run, role), inputs, label=data.label, role=role, slices=data.slices)
+    return load_samples(
+        _local(run, role),
+        inputs,
+        label=data.label,
+        role=role,
+        slices=data.slices,
+        groups=data.groups,
+        ignore=data.ignore,
+    )
 
 
 def _local(run: Run, role: Literal["calibration", "evaluation"]) -> Path:

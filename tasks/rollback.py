@@ -11,12 +11,12 @@ from tasks.context import log
 from tasks.measure.inventory import take_inventory
 from tasks.promote_reconcile import reconcile, restore
 from tasks.promote_version import LOCK_WAIT_SECONDS, check_unmoved
-from tasks.registry import connect, registry_call
+from tasks.registry import connect, registry_call, warn_of_local_locks
 from tasks.settings import state_folder, store_place, tracking_uri
 from tasks.step import step
 from tasks.storage.locks import Held
 from tasks.storage.places import open_locks
-from validators.errors import InfrastructureError, JobError, VersionUnsound
+from validators.errors import ChampionMoved, InfrastructureError, JobError, VersionUnsound
 from validators.journal import ROLLED_BACK, RolledBack, now, predecessors, read_rolled_back, tag_of
 from validators.recipe import Target
 
@@ -46,27 +46,40 @@ class Rollback:
         return f"{here}: {f'version {self.left} was left, and ' if self.left else ''}{there} now"
 
 
-def roll_back(model: str, target: Target, to: int | None = None, reason: str = "", *, request: str = "") -> Rollback:
+def roll_back(
+    model: str,
+    target: Target,
+    to: int | None = None,
+    reason: str = "",
+    *,
+    leaving: int | None = None,
+    request: str = "",
+) -> Rollback:
     """Put the champion of a model back: to version `to`, or to the one before it; 0 takes the alias away.
 
     `model` names the source or the model that holds its variants. The version that is left is marked with when, why and
     where to, if the other is an older one; a variant with its digest is not promoted on this target again. The version that
     becomes the champion loses such a mark.
+    `leaving` is the version that the decision is about; it is compared with the champion under the promotion lock, so that a
+    version that was promoted since the decision stays.
     `request` is the same where one request is made again after a crash, so that it goes back one version and not two.
 
     Raises:
         JobError: no such model or version, no champion, or no version before it that is whole.
-        ChampionMoved: somebody moved the alias meanwhile.
+        ChampionMoved: the champion is not `leaving`, or somebody moved the alias meanwhile.
         VersionUnsound: version `to` is not what was registered, or does not load.
         InfrastructureError: the registry does not answer, or a promotion holds the lock.
     """
     state = state_folder()
+    warn_of_local_locks(state)
     with connect(tracking_uri(state)) as client:
         place = find_place(client, model, target)
         with open_locks(state, store_place()).hold(place.lock, wait_seconds=LOCK_WAIT_SECONDS) as held:
             reconcile(client, place)
             present = number_at(client, place, place.alias)
             versions = own_versions(client, place)
+            if leaving is not None and not _is_done(versions, present, to, request):
+                _check_leaving(place, leaving, present)
             goal = _goal(place, versions, present, to, request)
             if goal != present:
                 mark = RolledBack(int(goal or 0), now(), " ".join(reason.split())[:1000], request)
@@ -95,10 +108,26 @@ def _goal(place: Place, versions: dict[str, Any], present: str | None, to: int |
         if str(to) != present:
             _check(place, versions[str(to)])
         return str(to)
+    return present if _is_done(versions, present, to, request) else _predecessor(place, versions, present)
+
+
+def _check_leaving(place: Place, leaving: int, present: str | None) -> None:
+    """Raise ChampionMoved unless the champion is the version that the decision is about."""
+    if present != str(leaving):
+        raise ChampionMoved(
+            found=f"models:/{place.name}@{place.alias} is {f'version {present}' if present else 'no version'}",
+            expected=f"version {leaving}, which is to be rolled back",
+            fix="look at the present champion, and name its version if that is to be rolled back",
+        )
+
+
+def _is_done(versions: dict[str, Any], present: str | None, to: int | None, request: str) -> bool:
+    """Return whether the alias is where `to`, or an earlier attempt of the same request, puts it."""
+    now_at = int(present or 0)
+    if to is not None:
+        return to == now_at
     marks = [read_rolled_back(version.tags) for version in versions.values()]
-    if request and any(mark and (mark.request, mark.to) == (request, int(present or 0)) for mark in marks):
-        return present
-    return _predecessor(place, versions, present)
+    return bool(request) and any(mark and (mark.request, mark.to) == (request, now_at) for mark in marks)
 
 
 def _predecessor(place: Place, versions: dict[str, Any], present: str | None) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from validators.errors import InfrastructureError, JobError
 from validators.s3_uris import S3Uri, parse_s3_uri
@@ -27,8 +28,27 @@ def store_place() -> S3Uri | None:
 
 
 def tracking_uri(state: Path) -> str:
-    """The MLflow tracking and registry URI: `MLFLOW_TRACKING_URI`, or a database in the state folder."""
+    """The MLflow tracking URI: `MLFLOW_TRACKING_URI`, or a database in the state folder."""
     return os.environ.get("MLFLOW_TRACKING_URI") or f"{_SQLITE}{state / 'mlflow.db'}"
+
+
+def registry_uri(tracking: str) -> str:
+    """The URI of the model registry: `MLFLOW_REGISTRY_URI`, or the tracking URI."""
+    return os.environ.get("MLFLOW_REGISTRY_URI") or tracking
+
+
+def is_remote(uri: str) -> bool:
+    """Return whether other machines can reach an MLflow store: it is neither a file nor a server of this machine alone.
+
+    >>> is_remote("http://mlflow:5000"), is_remote("postgresql://db/mlflow"), is_remote("databricks")
+    (True, True, True)
+    >>> is_remote("http://127.0.0.1:5000"), is_remote("sqlite:////state/mlflow.db"), is_remote("/state/mlruns")
+    (False, False, False)
+    """
+    if uri == "databricks":
+        return True
+    parts = urlsplit(uri)
+    return parts.scheme not in ("", "file", "sqlite") and parts.hostname not in ("localhost", "127.0.0.1", "::1")
 
 
 def database_file(uri: str) -> Path | None:

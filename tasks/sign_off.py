@@ -21,7 +21,7 @@ from tasks.report import write_report
 from tasks.reporting.markdown import question_markdown, verdict_markdown
 from validators.errors import JobError
 from validators.plain_text import as_markdown
-from validators.records import Champion
+from validators.records import Champion, device_class
 from validators.result import Result
 from validators.sign_off import SignOff
 
@@ -114,6 +114,9 @@ def _question(run: Run, given: Given, findings: Findings, result: Result, addres
     assert best is not None and best.variant is not None
     place = champion_place(run, given)
     replaces = f"version {champion.version}, {champion.candidate}" if champion else "nothing: it would be the first"
+    assert findings.inventory is not None
+    if champion and champion.device and device_class(champion.device) != device_class(findings.inventory.device_key):
+        replaces += f", which was approved on another device: {device_class(champion.device)}"
     return question_markdown(result, best.variant.digest, f"{place.name}@{place.alias}", replaces, address)
 
 

@@ -88,7 +88,7 @@ def suggest_calibration_data(run: Run, source: Source, pool_path: Path, size: in
         chosen = choose_samples(places, size, strata=strata, reference=held, seed=run.job.seed)
         coverage, random_coverage = _compare(places, chosen, held, run.job.seed)
     picked = embedded.rows[chosen]
-    _write(pool, picked, path, run.job.data.label)
+    _write(pool, picked, path, run.job.data.label, run.job.data.groups)
     log.info("wrote %d samples to %s", size, path)
     return Suggestion(path, tuple(int(row) for row in picked), coverage, random_coverage, left_out)
 
@@ -108,8 +108,10 @@ def _find_eligible(pool: Samples, evaluation: Samples) -> tuple[NDArray[np.bool_
     known = set(digest_samples(evaluation.inputs))
     leaked = np.array([digest in known for digest in digest_samples(pool.inputs)])
     leaked |= find_near_duplicates(pool.inputs, evaluation.inputs) >= 0
+    if pool.clusters is not None and evaluation.clusters is not None:
+        leaked |= np.isin(pool.clusters.astype(str), evaluation.clusters.astype(str))
     left_out = {
-        "in the evaluation data, or nearly": int(np.count_nonzero(leaked)),
+        "in the evaluation data, or nearly, or of a group there": int(np.count_nonzero(leaked)),
         "copies of others, or not finite": int(np.count_nonzero(~usable & ~leaked)),
     }
     return usable & ~leaked, left_out
@@ -139,10 +141,12 @@ def _compare(
     return covered_share(among, measure_distances(pool[chosen], reference)[1]), covered_share(among, distances)
 
 
-def _write(pool: Samples, rows: NDArray[np.intp], path: Path, label: str) -> None:
+def _write(pool: Samples, rows: NDArray[np.intp], path: Path, label: str, groups: str | None) -> None:
     arrays: dict[str, Any] = {name: array[rows] for name, array in (pool.inputs | pool.slices).items()}
     if pool.labels is not None:
         arrays[label] = pool.labels[rows]
+    if groups is not None and pool.clusters is not None:
+        arrays[groups] = pool.clusters[rows]
     temporary = path.with_name(f".{path.name}.writing")
     with temporary.open("wb") as stream:
         np.savez(stream, **arrays)

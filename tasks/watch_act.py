@@ -5,7 +5,7 @@ from __future__ import annotations
 from tasks.context import Run, log
 from tasks.watch_champion import Lineage
 from tasks.watch_record import Trend, record_action
-from validators.errors import JobError
+from validators.errors import ChampionMoved, JobError
 from validators.watch import Decision
 
 
@@ -20,7 +20,11 @@ def act(run: Run, lineage: Lineage, trend: Trend, decision: Decision) -> str:
         return ""
     if alarm.kind in trend.actions:
         return f"{trend.actions[alarm.kind]}, at an earlier look"
-    done = (_requantize if decision.action == "requantize" else _roll_back)(run, lineage, decision)
+    try:
+        done = (_requantize if decision.action == "requantize" else _roll_back)(run, lineage, decision)
+    except ChampionMoved as moved:
+        # Not recorded: the alarm is about a version that may become the champion again.
+        return f"no rollback: {moved.found}; the alarm is about version {lineage.champion.version}"
     log.warning("watch: %s", done)
     record_action(run, trend, alarm.kind, done)
     return done
@@ -43,6 +47,7 @@ def _roll_back(run: Run, lineage: Lineage, decision: Decision) -> str:
             run.job.source_name,
             run.job.target,
             to=int(lineage.predecessor),
+            leaving=int(lineage.champion.version),
             reason=reason,
             request=_key(run, lineage, decision),
         )

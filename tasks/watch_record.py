@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from tasks.context import Run
+from tasks.mlflow_runs import KIND, NAME, delete_duplicates, find_or_create_run
 from tasks.registry import connect, experiment_id, registry_call
 from tasks.tracking import as_tags
 from tasks.watch_champion import Lineage
@@ -45,17 +45,14 @@ def open_trend(run: Run, lineage: Lineage) -> Trend:
     with connect(run.tracking_uri) as client:
         experiment = experiment_id(client, EXPERIMENT, run.tracking_uri)
         quoted = version.replace("'", "")
-        found: Any = registry_call(
-            client.search_runs, [experiment], filter_string=f"tags.`{_VERSION}` = '{quoted}'", max_results=1
-        )
-        if not found:
-            name = f"{champion.name} version {champion.version} on {run.job.target}"
-            tags = {"mlflow.runName": name, _VERSION: quoted, "quantgate.kind": "watch"}
-            found = [registry_call(client.create_run, experiment, tags=tags)]
-    tags = found[0].data.tags
+        name = f"{champion.name} version {champion.version} on {run.job.target}"
+        identity = {_VERSION: quoted, KIND: "watch"}
+        found = find_or_create_run(client, experiment, identity, {NAME: name})
+        delete_duplicates(client, experiment, identity, keep=found.info.run_id)
+    tags = found.data.tags
     seen = json.loads(tags.get(_SEEN, "{}"))
     return Trend(
-        str(found[0].info.run_id),
+        str(found.info.run_id),
         Memory(**json.loads(tags.get(_MEMORY, "{}"))),
         Seen(seen.get("newest", 0.0), tuple(seen.get("places", ()))),
         {key.removeprefix(_ACTION): value for key, value in tags.items() if key.startswith(_ACTION)},

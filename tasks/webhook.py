@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from tasks.registry import connect, pages, registry_call
-from tasks.settings import state_folder, tracking_uri
+from tasks.registry import connect, pages, registry_call, sent_once
+from tasks.settings import registry_uri, state_folder, tracking_uri
 from validators.errors import InfrastructureError, JobError
 
 if TYPE_CHECKING:
@@ -37,7 +37,8 @@ def register_webhook(name: str, url: str) -> None:
         known = next((hook for hook in pages(client.list_webhooks, max_results=_PAGE) if hook.name == name), None)
         try:
             if known is None:
-                registry_call(client.create_webhook, name, **content)
+                with sent_once():
+                    registry_call(client.create_webhook, name, **content)
             else:
                 registry_call(client.update_webhook, known.webhook_id, **content)
         except MlflowException as error:
@@ -89,11 +90,13 @@ def try_webhook(name: str) -> str:
 
 
 def _server() -> str:
-    uri = tracking_uri(state_folder())
+    """Return the tracking URI, if the registry is a server."""
+    tracking = tracking_uri(state_folder())
+    uri = registry_uri(tracking)
     if not uri.startswith(("http://", "https://")):
         raise JobError(
             found=f"the registry {uri}",
             expected="an MLflow server: a database alone sends nothing",
-            fix="set MLFLOW_TRACKING_URI to the server's address",
+            fix="set MLFLOW_TRACKING_URI, or MLFLOW_REGISTRY_URI, to the server's address",
         )
-    return uri
+    return tracking

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 
 from validators.errors import InfrastructureError
 from validators.recipe import GPU_TARGETS
@@ -12,16 +13,18 @@ from validators.records import Inventory
 
 # A holder that died frees the device after so long; one that lives renews its lease.
 LEASE_SECONDS = 60
+# random(4).
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def limit_of(inventory: Inventory) -> str:
-    """The limit of the device that latency is measured on: of a GPU by its UUID, of a processor by its host.
+    """Return the name of the limit of the device that latency is measured on: a GPU by its UUID, processors by their kernel.
 
     Raises:
         InfrastructureError: the target needs a GPU, and the inventory has none.
     """
     if inventory.target not in GPU_TARGETS:
-        return f"cpu-{socket.gethostname()}"
+        return f"cpu-{running_kernel()}"
     if inventory.gpu is None:
         raise InfrastructureError(
             found=f"no GPU for the target {inventory.target}",
@@ -29,6 +32,18 @@ def limit_of(inventory: Inventory) -> str:
             fix="`quantgate doctor` says what is missing",
         )
     return f"gpu-{inventory.gpu.uuid.removeprefix('GPU-')}"
+
+
+def running_kernel() -> str:
+    """Return the boot id, which all containers of one running kernel share, or the host name where it cannot be read.
+
+    Rejected: the host name, which each container has its own of; /etc/machine-id, which images lack, or share with every other
+    container made from them, on whatever host. A reboot changes the boot id: workers make the new limit when they start.
+    """
+    try:
+        return BOOT_ID.read_text(encoding="ascii").strip()
+    except OSError:
+        return socket.gethostname()
 
 
 @contextmanager

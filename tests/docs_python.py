@@ -69,8 +69,10 @@ PREPARED: dict[str, tuple[str, str]] = {
     "docs/own-model.md": (
         f"""{_CHAMPION}
     register("fraud-quantized", ("x",), 64, "float32", "sqlite:///mlflow.db")
+    onnx.save(mlflow.onnx.load_model("models:/fraud-quantized/1"), "fraud.onnx")
     """,
         """
+    assert mlflow.MlflowClient().get_model_version("fraud", "1").status == "READY"
     from validators.datasets import TensorSpec, load_samples
     for name, count in (("calibration", 200), ("evaluation", 800)):
         spec = (TensorSpec("x", "float32", ("n", 64)),)

@@ -24,13 +24,27 @@ def answer(call: dict[str, Any], result: Path) -> int:
         given = call["arguments"]
     elif command == "rollback":
         given = ["rollback", call["model"], "--target", call["target"]]
+    elif command == "tag":
+        tag_champion(call["model"], call["tag"], call["value"])
+        return 0
     elif command == "suggest":
         given = ["suggest-calibration", call["job"], "--from", call["pool"], "--size", str(call["size"])]
     else:
         given = [command, call["job"], "--result", str(result)]
         given += [] if call.get("promote", True) else ["--no-promote"]
+        given += ["--replace-device"] if call.get("replace_device") else []
     code: int = app(given, standalone_mode=False)
     return code
+
+
+def tag_champion(model: str, tag: str, value: str) -> None:
+    """Change a tag of a model's champion for ort-cpu."""
+    from tasks.registry import connect
+    from tasks.settings import state_folder, tracking_uri
+
+    with connect(tracking_uri(state_folder())) as client:
+        version = client.get_model_version_by_alias(model, "champion-ort-cpu").version
+        client.set_model_version_tag(model, version, tag, value)
 
 
 class _Copied(io.StringIO):

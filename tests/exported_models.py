@@ -15,6 +15,7 @@ import onnx
 import torch
 
 TOKENS, WIDTH, HEADS, LENGTH, LABELS = 200, 64, 4, 24, 3
+SIDE = 16  # of the images, in pixels
 DYNAMO_OPSET = 18  # the least that the exporter on torch.export writes
 
 
@@ -60,6 +61,56 @@ class Encoder(torch.nn.Module):
             hidden = torch.nn.functional.gelu(self.up[index](x))
             x = self.norms[2 * index + 1](x + self.down[index](hidden))
         return self.head(x[:, 0])
+
+
+class Convolutions(torch.nn.Module):
+    """An image classifier: a stem, a depthwise block with a shortcut, and a head on the mean of the positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        conv, norm = torch.nn.Conv2d, torch.nn.BatchNorm2d
+        self.stem = torch.nn.Sequential(
+            conv(3, 16, 3, padding=1, bias=False), norm(16), torch.nn.ReLU6(), torch.nn.MaxPool2d(2)
+        )
+        self.block = torch.nn.Sequential(
+            conv(16, 16, 3, padding=1, groups=16, bias=False), norm(16), torch.nn.Hardswish(), conv(16, WIDTH, 1)
+        )
+        self.shortcut, self.head = conv(16, WIDTH, 1), torch.nn.Linear(WIDTH, LABELS)
+
+    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+        x = self.stem(pixels)
+        x = torch.relu(self.block(x) + self.shortcut(x))
+        x = torch.nn.functional.interpolate(x, scale_factor=2.0, mode="nearest")
+        return self.head(torch.flatten(torch.nn.functional.adaptive_avg_pool2d(x, 1), 1))
+
+
+class Recurrence(torch.nn.Module):
+    """A text classifier: embeddings, a bidirectional LSTM, and a head on the mean of its states."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = torch.nn.Embedding(TOKENS, WIDTH)
+        self.states = torch.nn.LSTM(WIDTH, WIDTH, batch_first=True, bidirectional=True)
+        self.head = torch.nn.Linear(2 * WIDTH, LABELS)
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        return self.head(self.states(self.tokens(input_ids))[0].mean(1))
+
+
+def cnn(path: Path, opset: int) -> Path:
+    """Write a CNN from `pixels` float32 `[batch, 3, 16, 16]` to `logits` `[batch, LABELS]`."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = Convolutions().eval()
+    return export(model, {"pixels": torch.zeros(2, 3, SIDE, SIDE)}, path, opset, ("batch",))
+
+
+def lstm(path: Path, opset: int) -> Path:
+    """Write an LSTM from `input_ids` int64 `[batch, LENGTH]`, below `TOKENS`, to `logits` `[batch, LABELS]`."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = Recurrence().eval()
+    return export(model, {"input_ids": torch.ones(2, LENGTH, dtype=torch.int64)}, path, opset, ("batch",))
 
 
 def transformer(path: Path, opset: int, *, masked: bool = False) -> Path:

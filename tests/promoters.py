@@ -107,7 +107,7 @@ def promote(root: Path, packed: Packed, judged_against: str | None, uri: str = "
     offer = Offer(
         packed.tags,
         lambda: uploaded(packed) if uri else str(packed.path),
-        lambda uri: check_answer(uri, BATCH, {"y": BATCH["x"] * packed.factor}),
+        lambda uri: check_answer(uri, [BATCH], [{"y": BATCH["x"] * packed.factor}], "fp32-fused@ort-cpu"),
         lambda: f"factor {packed.factor}",
     )
     with connect(uri or f"sqlite:///{root / 'mlflow.db'}") as client:

@@ -35,6 +35,7 @@ class Hold:
     reached: threading.Event = field(default_factory=threading.Event)
     released: threading.Event = field(default_factory=threading.Event)
     answered: bool = True
+    request: Request = field(init=False)
 
 
 class Gate:
@@ -83,6 +84,7 @@ class Gate:
             hold = self._hold
             if hold is None or hold.reached.is_set() or not hold.matches(request):
                 return None
+            hold.request = request
             if hold.moment == "before":
                 hold.reached.set()
             else:

@@ -45,11 +45,31 @@ def marks(folder: Path) -> dict[int, Any]:
         return {version: json.loads(value) for version, value in database.execute(tags)}
 
 
-def back(to: int | None = None, model: str = "m", **told_: str) -> Any:
+def back(to: int | None = None, model: str = "m", **options: Any) -> Any:
     """Roll back."""
     from tasks.rollback import roll_back
 
-    return roll_back(model, TARGET, to, told_.get("reason", ""), request=told_.get("request", ""))
+    return roll_back(model, TARGET, to, **options)
+
+
+def watch_rolls_back(champion: str, predecessor: str) -> str:
+    """Act on an alarm that the watch raised about `champion`, whichever version is the champion by now."""
+    from types import SimpleNamespace
+
+    from tasks.champions import Place
+    from tasks.watch_act import act
+    from tasks.watch_champion import Lineage
+    from tasks.watch_record import Trend
+    from tasks.watch_traffic import Seen
+    from validators.records import Champion
+    from validators.watch import Alarm, Decision, Memory
+
+    place = Place("m-quantized", TARGET)
+    about = Champion(place.name, champion, place.alias, "digest", "source", "int8", champion)
+    lineage = Lineage(place, about, "models:/m/1", "", predecessor)
+    run: Any = SimpleNamespace(job=SimpleNamespace(source_name="m", target=TARGET))
+    alarm = Alarm("disagreement", 0.5, 0.9, "")
+    return act(run, lineage, Trend("none", Memory(), Seen(), {}), Decision("rollback", alarm, "disagreement"))
 
 
 def story(folder: Path, packed: list[Packed]) -> None:
@@ -79,10 +99,14 @@ def faults(folder: Path, packed: list[Packed]) -> None:
 
             def attempt(at: int = at, fault: Callable[[Path], None] = fault) -> Any:
                 plant(at, fault, folder)
-                return back(request="r")
+                return back(request="r", leaving=3)
 
             told(folder, f"{name} {at}", attempt)
-            told(folder, f"{name} {at}, again", lambda: back(request="r"))
+            told(folder, f"{name} {at}, again", lambda: back(request="r", leaving=3))
+    shutil.copy(folder / "before.db", folder / "mlflow.db")
+    told(folder, "from version 2, which is not the champion", lambda: back(1, leaving=2))
+    told(folder, "the watch, about version 2", lambda: watch_rolls_back("2", "1"))
+    told(folder, "from version 3, which is the champion", lambda: back(leaving=3))
     shutil.copy(folder / "before.db", folder / "mlflow.db")
     model = packed[1].path / "artifacts" / "variant" / "model.onnx"
     model.write_bytes(model.read_bytes() + b"\0")

@@ -120,7 +120,7 @@ def test_what_was_loaded_before_is_asked_again(tmp_path: Path, monkeypatch: pyte
 def test_the_measuring_process_holds_the_same_rule(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It loads functions by name, from what its parent tells it."""
     canary = plant(tmp_path)
-    np.savez(tmp_path / "x.npz", x=np.ones((1, 64), np.float32))
+    np.savez(tmp_path / "x.npz", x=np.ones((1, 1, 64), np.float32))
     contestant = Contestant(tiny.model, SessionSettings("CPUExecutionProvider", 1))
     measurement = Measurement(preprocess="mine:score")
     with pytest.raises(CandidateRefused), Worker(contestant, tmp_path / "x.npz", measurement, tmp_path) as one:

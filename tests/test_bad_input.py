@@ -69,6 +69,9 @@ def bad_data(folder: Path, tiny: Tiny) -> dict[str, tuple[Changes, int, str]]:
     def relabel(arrays: dict[str, np.ndarray]) -> None:
         arrays["label"][0] = 4
 
+    def targets(arrays: dict[str, np.ndarray]) -> None:
+        arrays["label"] = np.eye(4)[arrays["label"]]
+
     def job(change: Callable[[dict[str, np.ndarray]], object], role: str) -> Changes:
         path = samples(folder, f"{change.__name__}_{role}.npz", change, cal if role == "calibration" else ev)
         return {"data": {"calibration": str(cal), "evaluation": str(ev)} | {role: path}}
@@ -86,7 +89,17 @@ def bad_data(folder: Path, tiny: Tiny) -> dict[str, tuple[Changes, int, str]]:
         "unreadable data": (
             {"data": {"calibration": str(folder / "not_a_zip.npz"), "evaluation": str(ev)}},
             2,
-            "cannot be read as npz",
+            "is no npz archive but a text file",
+        ),
+        "no bound in the metric's units": (
+            {"metric": "mse", **job(targets, "evaluation")},
+            2,
+            "the metric 'mse', which has units, without `gates.max_drop`",
+        ),
+        "groups that are not there": (
+            {"data": {"calibration": str(cal), "evaluation": str(ev), "groups": "patient"}},
+            2,
+            "without ['patient'], which `data.slices` or `data.groups` name",
         ),
         "no data file": ({"data": {"calibration": str(folder / "none.npz"), "evaluation": str(ev)}}, 2, "no such file"),
     }

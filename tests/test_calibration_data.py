@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 
 from validators.calibration_checks import DESCRIPTIONS, OPTIONAL, Result, Severity, describe_checks
 from validators.calibration_data import conclude, judge_calibration
-from validators.calibration_evidence import MAX_REFERENCE_SAMPLES, Evidence, Leaks, gather_evidence
+from validators.calibration_evidence import Evidence, Leaks, gather_evidence
 from validators.datasets import Arrays, Samples
+from validators.disjoint import MAX_REFERENCE_SAMPLES
 from validators.errors import DataError
 from validators.job_data import CalibrationBounds
 from validators.records import CalibrationVerdict, Check, DataFile
@@ -72,6 +73,12 @@ def with_leak() -> tuple[Samples, Samples]:
     return change(CLEAN, **inputs), EVALUATION
 
 
+def with_patients() -> tuple[Samples, Samples]:
+    """Patients 40 to 42 have samples in both files, none of which is a copy of another."""
+    ours, theirs = np.arange(128) // 3, 40 + np.arange(2000) // 4
+    return replace(CLEAN, clusters=ours), replace(EVALUATION, clusters=theirs.astype(str))
+
+
 def without_class_three() -> tuple[Samples, Samples]:
     more = draw(200, seed=1)
     assert more.labels is not None
@@ -102,6 +109,11 @@ FAULTS: dict[str, tuple[Callable[[], tuple[Samples, Samples]], dict[str, str], l
         ["64 of 128 samples (50.0%)", "at most 5%"],
     ),
     "one leaks": (with_leak, {"no_leakage": "critical"}, ["1 of 128 samples", "remove sample 3 from"]),
+    "two patients in both": (
+        with_patients,
+        {"no_leakage": "critical"},
+        ["8 samples of 3 groups in both (40, 41, 42)", "no group (`data.groups`) in both files", "remove 8 samples"],
+    ),
     "one NaN": (with_nan, {"finite": "critical"}, ["'pixels' of 1 sample", "drop or repair sample 17"]),
     "class missing": (
         without_class_three,
@@ -305,7 +317,7 @@ def make_result(check: str, passed: bool, severity: Severity, subject: str = "x"
 def test_a_check_is_as_grave_as_its_gravest_failure(critical: bool, warning: bool, severity: str, outcome: str) -> None:
     table = pd.DataFrame({"in evaluation": [0, 0], "near evaluation": [0, 0], "x.not finite": [0, 0]})
     leaks = Leaks(np.full(2, -1), 0.0, 0)
-    evidence = Evidence(table, ("x",), (), (), {"x.mean": (1.0, 2.0)}, "the traffic", {}, leaks, None, BOUNDS)
+    evidence = Evidence(table, ("x",), (), (), "", {"x.mean": (1.0, 2.0)}, "the traffic", {}, leaks, None, BOUNDS)
     results = [make_result(name, True, "critical") for name in ("enough_samples", "finite", "varies", "no_leakage")]
     results.append(make_result("no_duplicates", True, "warning"))
     results.append(make_result("same_distribution", critical, "critical", "x.mean"))

@@ -220,9 +220,9 @@ def another_kind(path: Path, arrays: dict[str, NDArray[np.generic]]) -> None:
     ("write", "words"),
     [
         (wrong_dtype, "input_ids is int32"),
-        (empty, "cannot be read as npz"),
+        (empty, "is no npz archive but an empty file"),
         (no_samples, "with no samples"),
-        (another_kind, "cannot be read as npz"),
+        (another_kind, "is no npz archive but a Parquet file"),
     ],
 )
 def test_a_file_that_is_no_data_is_an_error_of_the_file(

@@ -15,7 +15,7 @@ from unittest import mock
 
 import pytest
 from conftest import Tiny
-from driving import Answer, run_jobs, write_job
+from driving import Answer, environment, run_jobs, write_job
 from typer.testing import CliRunner
 
 from flows import doctor
@@ -204,6 +204,23 @@ def test_a_port_that_is_taken(command: str, tmp_path: Path, monkeypatch: pytest.
         done = CliRunner().invoke(app, [command, "--mlflow-port", str(port), "--json"])
     error = json.loads(done.stdout)["error"]
     assert done.exit_code == 1 and error["found"] == f"port {port} is taken" and "--mlflow-port" in error["fix"]
+
+
+@pytest.mark.parametrize("usable", [True, False])
+def test_light_doctor_opens_no_session(tmp_path: Path, usable: bool) -> None:
+    """Neither a runtime nor a GPU is asked: none is imported. It fails where nothing could be kept."""
+    state = tmp_path / "state"
+    state.mkdir() if usable else state.write_text("a file")
+    script = (
+        "import sys\nfrom flows.cli import app\ncode = app(['doctor', '--light'], standalone_mode=False)\n"
+        "print(sorted({'onnxruntime', 'torch', 'tensorrt', 'pynvml', 'openvino'} & set(sys.modules)))\nsys.exit(code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment(state), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == (0 if usable else 1), done.stderr
+    assert done.stdout.splitlines()[-1] == "[]"
+    assert ("cannot be written to" in done.stdout) is not usable
 
 
 def test_doctor_ends_with_1_where_nothing_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,6 +52,8 @@ def world(tmp_path_factory: pytest.TempPathFactory, tiny: Tiny) -> tuple[Path, d
         "gone": ["run", gone, "--json"],
         "without a report": ["report", "last", "--json"],
         "init": ["init", "models:/tiny/1", "--out", new],
+        "init file": ["init", str(tiny.model), "--out", f"{root}/of-a-file.yaml"],
+        "init no file": ["init", f"{root}/none.onnx", "--out", f"{root}/no.yaml"],
         "init again": ["init", "models:/tiny/1", "--out", new],
         "init torch": ["init", "models:/tiny-torch/1", "--out", torch, "--json"],
         "init pickled": ["init", "models:/tiny-pickled/1", "--out", f"{root}/no.yaml"],
@@ -142,10 +144,11 @@ def test_promote_takes_the_recorded_job_and_its_finished_work(world: tuple[Path,
         ("without a report", 2, "no run that came to its end"),
         ("init again", 2, "new.yaml: it is there already"),
         ("init pickled", 2, "without an exported program (.pt2)"),
-        ("init function", 2, "with flavors none"),
+        ("init function", 2, "with the MLflow flavors python_function, which are not supported"),
         ("init nothing", 2, "no models:/nothing/1 in the registry"),
         ("init version", 2, "no models:/tiny/9 in the registry"),
         ("init alias", 2, "no models:/tiny@nobody in the registry"),
+        ("init no file", 2, "none.onnx: no such file"),
         ("init words", 2, "MODEL_URI 'tiny'"),
         ("promote validation", 2, "with the outcome accepted"),
         ("promote file", 2, "of the file "),
@@ -205,6 +208,9 @@ def test_init_writes_a_job_that_reads_and_whose_data_is_accepted(world: tuple[Pa
     assert (job.source, job.metric, job.candidates) == ("models:/tiny/1", "accuracy", DEFAULT_CANDIDATES["ort-cpu"])
     assert all(name in answers["candidates"].out for name in job.candidate_names)
     assert document(answers["validate"])["source"]["version"] == "1"
+    assert answers["init file"].code == 0, answers["init file"].said
+    of_file = read_job(root / "of-a-file.yaml")
+    assert Path(of_file.source).name == "tiny.onnx" and Path(of_file.source).is_file()
     model = document(answers["init torch"])["model"]
     assert model["flavor"] == "pytorch" and model["precision"] == "float32"
     assert model["inputs"] == [{"name": "x", "dtype": "float32", "shape": [None, 64]}]

@@ -91,7 +91,7 @@ def test_only_what_differs_is_listed_and_the_load_of_a_moment_is_not() -> None:
     ]
     assert differences([RUNS[0], RUNS[0]]) == []
     strict = JOB.model_copy(update={"gates": JOB.gates.model_copy(update={"max_drop": 0.01})})
-    assert differences([RUNS[0], Compared("x", "", RESULT, strict)]) == [("job: gates.max_drop", ["0.02", "0.01"])]
+    assert differences([RUNS[0], Compared("x", "", RESULT, strict)]) == [("job: gates.max_drop", ["None", "0.01"])]
 
 
 def test_drops_are_drawn_for_one_metric_alone() -> None:

@@ -50,7 +50,7 @@ def make_job(source: str = "models:/tiny/3") -> Job:
 
 
 def accuracy(value: float) -> Accuracy:
-    return Accuracy("accuracy", value, 2000, Path("scores.npy"), Path("outputs.npy"))
+    return Accuracy("accuracy", value, 2000, Path("scores.npy"), Path("finite.npy"))
 
 
 def latency(speedup: float, baseline_p50_ms: float) -> Latency:
@@ -104,6 +104,7 @@ GOOD = trial(FAST, 2.0, verdict("drop", "pass"), verdict("speedup", "pass"))
 UNSURE = trial(SMALL, 3.0, verdict("drop", "inconclusive"), verdict("speedup", "pass"))
 FAILED = trial(BAD, 1.0, verdict("drop", "fail"), verdict("speedup", "fail"))
 REFUSED = Trial(GONE, outcome="refused", refusal=Refusal("unsupported", "no such target here"))
+COPY = Trial(GONE, outcome="refused", refusal=Refusal("copy", f"the same artifact as {BAD}, which is judged for both"))
 
 FINDINGS = Findings(
     source=Source("models:/tiny/3", "tiny", "3", "a" * 64, Path("model.onnx"), "onnx", "run"),
@@ -218,21 +219,32 @@ ENDS: dict[str, tuple[str, Findings, str, str | None, list[str]]] = {
         replace(FINDINGS, trials=(UNSURE, FAILED, REFUSED)),
         "no_variant",
         None,
-        ["of 3 candidates 1 failed, 1 inconclusive, 1 refused", "drop 2x, speedup 1x", "refusals: unsupported"],
+        [
+            "of 3 candidates 1 failed, 1 inconclusive, 1 refused",
+            "drop (2 candidates), speedup (1 candidate)",
+            "refusals: unsupported",
+        ],
+    ),
+    "copies count once": (
+        "models:/tiny/3",
+        replace(FINDINGS, trials=(replace(FAILED, copies=(GONE,)), COPY)),
+        "no_variant",
+        None,
+        ["of 1 candidate 1 failed; 1 further candidate made the same artifact as another; gates not passed: "],
     ),
     "all refused": (
         "models:/tiny/3",
         replace(FINDINGS, trials=(REFUSED,)),
         "no_variant",
         None,
-        ["of 1 candidates 1 refused; refusals: unsupported"],
+        ["of 1 candidate 1 refused; refusals: unsupported"],
     ),
     "nothing was recovered": (
         "models:/tiny/3",
         replace(FINDINGS, trials=(FAILED,), recovery=LOST),
         "no_variant",
         None,
-        ["of 1 candidates 1 failed", f"; recovery of {BAD} did not pass within 2 of at most 2 attempts"],
+        ["of 1 candidate 1 failed", f"; recovery of {BAD} did not pass within 2 of at most 2 attempts"],
     ),
     "what was recovered is too slow": (
         "models:/tiny/3",

@@ -20,7 +20,7 @@ from validators.approval import ALWAYS_JUDGED, Approval, NotApproved
 from validators.errors import CandidateRefused
 from validators.gates import confidence_of_each
 from validators.measurements import Accuracy, Estimate
-from validators.records import Trial
+from validators.records import Trial, Variant
 from validators.sign_off import SignOff
 from validators.verdicts import Verdict
 
@@ -52,9 +52,13 @@ class Rehearsal:
             job, bench.folder, "sqlite://", Store(bench.folder / "store"), Clock(), FolderLocks(bench.folder)
         )
 
-        def measured(run: Run, given: Any, inventory: Any, trial: Trial, confidence: float) -> Any:
+        def measured(
+            run: Run, given: Any, inventory: Any, trial: Trial, confidence: float, beside: Variant | None = None
+        ) -> Any:
             self.asked.append((trial.candidate, confidence))
             speedup = anew.get(trial.candidate, SPEED[trial.candidate])
+            if beside is not None:
+                speedup = anew["beside fp16"]
             if isinstance(speedup, Exception):
                 raise speedup
             return latency(Estimate(speedup, speedup * 0.98, speedup * 1.02))
@@ -66,7 +70,7 @@ class Rehearsal:
         monkeypatch.setattr(confirm, "_measure_again", measured)
         monkeypatch.setattr(confirm, "ground_of", ground)
 
-    def confirm(self, scores: dict[str, Any]) -> Confirmation:
+    def confirm(self, scores: dict[str, Any], **changes: Any) -> Confirmation:
         """What comes of candidates that passed with these scores."""
         trials = tuple(
             good_trial(
@@ -75,6 +79,7 @@ class Rehearsal:
                 latencies=(latency(Estimate(SPEED[name], SPEED[name], SPEED[name])),),
                 outcome="passed",
                 verdicts=(Verdict("drop", "pass", 0.0, 0.02, "at_most"),),
+                **changes,
             )
             for name, given in scores.items()
         )
@@ -104,6 +109,22 @@ def test_the_speed_is_confirmed_too(bench: Bench, monkeypatch: pytest.MonkeyPatc
     assert done.winner is not None and done.winner.candidate == SLOWER
     assert [verdict.gate for verdict in done.trials[0].verdicts if verdict.outcome == "fail"] == ["confirmed_speedup"]
     assert done.winner.confirmed is not None and done.winner.confirmed.latency.speedup.value == SPEED[SLOWER]
+
+
+@pytest.mark.parametrize(("anew", "outcome"), [(1.3, "pass"), (1.0, "fail")])
+def test_the_speed_beside_fp16_is_confirmed_too(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, anew: float, outcome: str
+) -> None:
+    """A lucky measurement beside float16 is measured again, at the confidence of the confirmation."""
+    rehearsal = Rehearsal(
+        bench, monkeypatch, {"beside fp16": anew}, gates={"min_speedup": None, "min_speedup_fp16": 1.1}
+    )
+    fp16 = good_trial(bench.accuracy(good_until(0)), "fp16@ort-cuda")
+    assert fp16.variant is not None
+    monkeypatch.setattr(confirm, "halves_of", lambda trials: {"ort-cpu": fp16.variant})
+    done = rehearsal.confirm({FAST: good_until(0)}, beside_fp16=latency(Estimate(1.4, 1.35, 1.45)))
+    found = {verdict.gate: verdict.outcome for verdict in done.trials[0].verdicts}
+    assert found["confirmed_speedup_fp16"] == outcome and (done.winner is not None) == (outcome == "pass")
 
 
 def test_no_more_candidates_are_tried_than_the_job_allows(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

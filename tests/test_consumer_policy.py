@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 import shutil
 import sys
 import warnings
@@ -17,10 +16,13 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
+from cgroup_trees import CPU_V1, UNIFIED, plant
 from conftest import Tiny
 
 from tasks.lineage import hardware_of
+from tasks.measure.cgroup import quota_cores
 from tasks.measure.inventory import take_inventory
+from tasks.runtimes.openvino import provider_options
 from validators.digests import digest_file
 from validators.records import Gpu
 
@@ -150,8 +152,80 @@ def test_fewer_cores_than_here_are_no_mismatch(
 ) -> None:
     """The session has the threads that it was approved with."""
     monkeypatch.setenv(consumer.POLICY, "refuse")
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(version["hardware"]["cores"] + 6)))
+    monkeypatch.setattr(consumer, "_usable_cores", lambda: version["hardware"]["cores"] + 6)
     opened(consumer, tmp_path, version)
+
+
+@pytest.mark.parametrize(
+    ("told", "approved", "usable", "threads"),
+    [
+        (None, 16, 2, 2),
+        (None, 2, 8, 2),
+        (None, 16, 16, 16),
+        (None, 20, 16, 20),  # more threads than cores, as they were measured
+        (None, 0, 2, 2),
+        ("5", 16, 2, 5),
+        ("", 16, 2, 2),
+    ],
+)
+def test_threads_are_capped_at_the_usable_cores(
+    consumer: ModuleType,
+    version: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    told: str | None,
+    approved: int,
+    usable: int,
+    threads: int,
+) -> None:
+    """Approved on 16 cores, loaded where fewer are usable: with a warning, unless the environment names a number."""
+    monkeypatch.delenv(consumer.POLICY, raising=False)
+    monkeypatch.delenv(consumer.THREADS, raising=False)
+    if told is not None:
+        monkeypatch.setenv(consumer.THREADS, told)
+    monkeypatch.setattr(consumer, "_usable_cores", lambda: usable)
+    version["hardware"]["cores"] = 16
+    version["session"]["threads"] = approved
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        champion = opened(consumer, tmp_path, version)
+    assert champion.session.get_session_options().intra_op_num_threads == threads
+    fewer = [f"found {usable} cores to compute on"] if usable < 16 else []
+    assert [str(one.message).partition(";")[0] for one in caught] == fewer
+    assert all("threads are capped at the usable cores" in str(one.message) for one in caught)
+
+
+@pytest.mark.parametrize("told", ["0", "-1", "2.5", "all"])
+def test_a_wrong_number_of_threads_is_refused(
+    consumer: ModuleType, version: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: str
+) -> None:
+    monkeypatch.setenv(consumer.THREADS, told)
+    with pytest.raises(RuntimeError, match=f"found QUANTGATE_THREADS={told}; expected a whole number above 0"):
+        opened(consumer, tmp_path, version)
+
+
+def test_openvino_gets_the_capped_threads_too(consumer: ModuleType) -> None:
+    """It ignores those of the session; its other options stay as approved."""
+    approved = provider_options(16) | {"other": "1"}
+    assert consumer._plugin_options(approved, 2) == provider_options(2) | {"other": "1"}
+
+
+@pytest.mark.parametrize("cgroup", ["0::/\n", "0::/pod/box\n", "0::/../x\n", "4:cpu,cpuacct:/box\n0::/\n", ""])
+@pytest.mark.parametrize("start", ["/", "/pod", "/pod/box"])
+def test_it_reads_quotas_as_the_measurement_does(consumer: ModuleType, tmp_path: Path, cgroup: str, start: str) -> None:
+    """It has a copy of that code too."""
+    files = {
+        "cpu.max": "700000 100000\n",
+        "pod/cpu.max": "max 100000\n",
+        "pod/box/cpu.max": "250000 100000\n",
+        "box/cpu.max": "300000 100000\n",
+        "cpu/box/cpu.cfs_quota_us": "150000\n",
+        "cpu/box/cpu.cfs_period_us": "100000\n",
+        "cpu/cpu.cfs_quota_us": "-1\n",
+    }
+    root = plant(tmp_path, cgroup, UNIFIED.format(start=start) + CPU_V1.format(start="/"), **files)
+    assert consumer._quota_cores(root) == quota_cores(root) is not None
+    assert consumer._quota_cores(tmp_path / "none") is None
 
 
 def test_a_policy_that_is_misspelt_is_said_at_once(

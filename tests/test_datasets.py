@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import pickle
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -48,12 +49,30 @@ def npz(**changes: Any) -> bytes:
     return stream.getvalue()
 
 
+def npy() -> bytes:
+    """The bytes of a file with one array."""
+    stream = io.BytesIO()
+    np.save(stream, arrays()["x"])
+    return stream.getvalue()
+
+
 BAD_FILES: dict[str, tuple[str, bytes, str]] = {
     "wrong suffix": ("data.csv", b"x,y\n1,2\n", "with suffix '.csv'"),
     "npy under no suffix": ("data", npz(), "with suffix ''"),
-    "empty file": ("data.npz", b"", "cannot be read as npz"),
-    "text": ("data.npz", b"hello", "cannot be read as npz"),
-    "parquet that is npz": ("data.parquet", npz(), "cannot be read as parquet"),
+    "npy": ("data.npy", npy(), "with suffix '.npy': one array as numpy.save writes it"),
+    "json": ("data.json", b'{"x": [1]}', "with suffix '.json': a JSON file"),
+    "empty file": ("data.npz", b"", "is no npz archive but an empty file"),
+    "text": ("data.npz", b"hello", "is no npz archive but a text file"),
+    "json under npz": ("data.npz", b"[1, 2]", "is no npz archive but a JSON file"),
+    "npy under npz": ("data.npz", npy(), "is no npz archive but one array as numpy.save writes it"),
+    "pickle under npz": ("data.npz", pickle.dumps([1]), "is no npz archive but a pickle"),
+    "noise under npz": ("data.npz", b"\x00\xff\x00\x01", "is no npz archive but a file of an unknown kind"),
+    "truncated npz": ("data.npz", npz()[:-40], "is a truncated npz archive"),
+    "parquet that is npz": ("data.parquet", npz(), "is no Parquet file but a zip archive"),
+    "parquet that is text": ("data.parquet", b"x,y\n1,2\n", "is no Parquet file but a text file"),
+    "empty parquet": ("data.parquet", b"", "is no Parquet file but an empty file"),
+    "truncated parquet": ("data.parquet", b"PAR1" + bytes(50), "is a truncated Parquet file"),
+    "damaged parquet": ("data.parquet", b"PAR1" + bytes(50) + b"PAR1", "cannot be read as parquet"),
     "wrong names": (
         "data.npz",
         npz(x=None, pixels=arrays()["x"]),
@@ -69,7 +88,7 @@ BAD_FILES: dict[str, tuple[str, bytes, str]] = {
     "length mismatch": ("data.npz", npz(ids=arrays()["ids"][:4]), "lengths {'x': 6, 'ids': 4, 'label': 6}"),
     "labels of another length": ("data.npz", npz(label=np.arange(5)), "lengths {'x': 6, 'ids': 6, 'label': 5}"),
     "no rows": ("data.npz", npz(**{name: array[:0] for name, array in arrays().items()}), "with no samples"),
-    "pickled objects": ("data.npz", npz(x=np.array([None] * ROWS, dtype=object)), "Object arrays cannot be loaded"),
+    "pickled objects": ("data.npz", npz(x=np.array([None] * ROWS, dtype=object)), "array 'x' holds Python objects"),
 }
 
 
@@ -89,10 +108,52 @@ def test_a_bad_file_is_refused_with_what_is_wrong(tmp_path: Path, fault: str) ->
 
 def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
     """The path is named."""
-    for path in (tmp_path / "none.npz", tmp_path):
-        with pytest.raises(DataError, match="no such file") as caught:
+    for path, words in ((tmp_path / "none.npz", "no such file"), (tmp_path, "a folder")):
+        with pytest.raises(DataError, match=words) as caught:
             load(path)
         assert str(path) in caught.value.found
+
+
+def test_an_extra_array_may_be_ignored(tmp_path: Path) -> None:
+    """The refusal names the key; with it, the rest of the file is as without the array."""
+    path = tmp_path / "data.npz"
+    path.write_bytes(npz(row_id=np.arange(ROWS)))
+    with pytest.raises(DataError) as caught:
+        load(path)
+    assert "add `ignore: [row_id]` to `data`" in caught.value.fix
+    samples = load_samples(path, SPECS, label="label", role="evaluation", ignore=("row_id", "not there"))
+    assert set(samples.inputs) == {"x", "ids"} and samples.labels is not None
+
+
+@pytest.mark.parametrize(
+    ("spec", "array", "words"),
+    [
+        (("batch", 3, 8, 9), np.zeros((2, 8, 9, 3), np.float32), ".transpose(0, 3, 1, 2); a reshape would scramble"),
+        (("batch", 3, "h", "w"), np.zeros((2, 8, 9, 3), np.float32), ".transpose(0, 3, 1, 2)"),
+        (("batch", 8, 9, 3), np.zeros((2, 3, 8, 9), np.float32), ".transpose(0, 2, 3, 1)"),
+        (("batch", 8), np.zeros((2, 1, 8), np.float32), ".squeeze(1)"),
+        (("batch", 1, 8), np.zeros((2, 8), np.float32), "numpy.expand_dims(array, 1)"),
+        (("batch", 8), np.zeros((2, 9), np.float32), "or export the model with dynamic axes"),
+        (("batch", 8), np.zeros((2, 8), np.uint8), "x / 255"),
+        (("batch", 8), np.zeros((2, 8)), "convert the array with .astype('float32')"),
+        (("batch", 8), np.full((2, 8), "de"), "encode the text"),
+    ],
+)
+def test_an_array_that_does_not_fit_is_refused_with_advice(
+    tmp_path: Path, spec: tuple[int | str, ...], array: NDArray[Any], words: str
+) -> None:
+    np.savez(tmp_path / "data.npz", x=array)
+    with pytest.raises(DataError) as caught:
+        load_samples(tmp_path / "data.npz", (TensorSpec("x", "float32", spec),), label="label", role="evaluation")
+    assert words in caught.value.fix
+    assert "reshape the array" not in caught.value.fix
+
+
+def test_the_transposed_array_of_the_advice_fits(tmp_path: Path) -> None:
+    array = np.zeros((2, 8, 9, 3), np.float32).transpose(0, 3, 1, 2)
+    np.savez(tmp_path / "data.npz", x=array)
+    spec = (TensorSpec("x", "float32", ("batch", 3, 8, 9)),)
+    assert len(load_samples(tmp_path / "data.npz", spec, label="label", role="evaluation")) == 2
 
 
 def test_a_good_file_comes_back_as_it_was_written(tmp_path: Path) -> None:
@@ -185,10 +246,22 @@ def test_slices_are_groups_and_no_inputs(tmp_path: Path, kind: str, suffix: str)
     assert list(found.inputs) == ["x", "ids"]
 
 
+def test_groups_are_read_beside_the_inputs(tmp_path: Path) -> None:
+    """Keys of clusters are no input and no slice; their length counts, and a file without them has none."""
+    patients = np.arange(ROWS) // 2
+    (tmp_path / "data.npz").write_bytes(npz(patient=patients))
+    found = load_samples(tmp_path / "data.npz", SPECS, label="label", role="evaluation", groups="patient")
+    assert found.clusters is not None and found.clusters.tolist() == patients.tolist() and found.slices == {}
+    assert load_samples(tmp_path / "data.npz", SPECS, label="label", role="x", slices=("patient",)).clusters is None
+    (tmp_path / "data.npz").write_bytes(npz(patient=patients[1:]))
+    with pytest.raises(DataError, match="with lengths"):
+        load_samples(tmp_path / "data.npz", SPECS, label="label", role="evaluation", groups="patient")
+
+
 @pytest.mark.parametrize("groups", [np.linspace(0, 1, ROWS), np.zeros((ROWS, 2), int)])
 def test_slices_that_sort_nothing_are_refused(tmp_path: Path, groups: NDArray[Any]) -> None:
     (tmp_path / "data.npz").write_bytes(npz(place=groups))
-    with pytest.raises(DataError, match="slice 'place' is"):
+    with pytest.raises(DataError, match="'place' is"):
         load_samples(tmp_path / "data.npz", SPECS, label="label", role="evaluation", slices=("place",))
 
 
@@ -251,7 +324,7 @@ def test_a_truncated_file_is_refused(tmp_path: Path, share: float) -> None:
     whole = npz()
     path = tmp_path / "data.npz"
     path.write_bytes(whole[: int(len(whole) * share)])
-    with pytest.raises(DataError, match="cannot be read as npz"):
+    with pytest.raises(DataError, match="is a truncated npz archive"):
         load(path)
 
 
@@ -261,12 +334,6 @@ def damaged_compressed() -> bytes:
     whole = bytearray(stream.getvalue())
     whole[200:260] = b"\xff" * 60
     return bytes(whole)
-
-
-def plain_array() -> bytes:
-    stream = io.BytesIO()
-    np.save(stream, arrays()["x"])
-    return stream.getvalue()
 
 
 def text_member() -> bytes:
@@ -282,7 +349,7 @@ def flipped(position: int) -> bytes:
     return bytes(whole)
 
 
-@pytest.mark.parametrize("make", [damaged_compressed, plain_array, text_member, lambda: flipped(29)])
+@pytest.mark.parametrize("make", [damaged_compressed, text_member, lambda: flipped(29)])
 def test_a_damaged_file_is_refused(tmp_path: Path, make: Callable[[], bytes]) -> None:
     """Damage that zlib, zipfile or numpy report in their own ways, and files of another make under the suffix."""
     path = tmp_path / "data.npz"

@@ -51,6 +51,7 @@ from validators.read_job import parse_job
 from validators.records import Champion, Gpu, Inventory, Refusal, SessionSettings, Trial, Variant
 from validators.verdicts import Verdict
 
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 INVENTORY = Inventory(
     target="ort-cpu",
     cpu="Some CPU",
@@ -189,10 +190,10 @@ def test_what_a_step_raises_is_its_answer(tiny: Tiny, tmp_path: Path, monkeypatc
 @pytest.mark.parametrize(
     ("inventory", "limit", "device", "timing"),
     [
-        (INVENTORY, f"cpu-{os.uname().nodename}", False, True),
-        (replace(INVENTORY, target="ort-openvino"), f"cpu-{os.uname().nodename}", False, True),
+        (INVENTORY, f"cpu-{BOOT_ID}", False, True),
+        (replace(INVENTORY, target="ort-openvino"), f"cpu-{BOOT_ID}", False, True),
         # A machine with a GPU that serves the processor's target.
-        (replace(INVENTORY, gpu=GPU), f"cpu-{os.uname().nodename}", False, True),
+        (replace(INVENTORY, gpu=GPU), f"cpu-{BOOT_ID}", False, True),
         (ON_GPU, "gpu-5F1E0A2B-0000-1111-2222-333344445555", True, False),
         (replace(ON_GPU, target="ort-cuda"), "gpu-5F1E0A2B-0000-1111-2222-333344445555", True, False),
     ],
@@ -216,6 +217,17 @@ def test_each_target_holds_its_device_once(
             assert held == [expected]
     assert limit_of(inventory) == limit
     assert device != timing
+
+
+def test_containers_of_one_kernel_hold_the_same_limit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Each has a host name of its own; without a boot id that is all there is."""
+    limits = set()
+    for name in ("3f2a", "9c1d"):
+        monkeypatch.setattr("socket.gethostname", lambda name=name: name)
+        limits.add(limit_of(INVENTORY))
+    assert limits == {f"cpu-{BOOT_ID}"}
+    monkeypatch.setattr(worker_guard, "BOOT_ID", tmp_path / "absent")
+    assert limit_of(INVENTORY) == "cpu-9c1d"
 
 
 def test_a_gpu_target_without_a_gpu_holds_nothing_and_says_so() -> None:
@@ -288,6 +300,21 @@ def _latency() -> Any:
     return SimpleNamespace(speedup=SimpleNamespace(value=2.0), p50_ms=1.0, disturbance=None)
 
 
+def test_each_hand_over_has_an_idempotency_key(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prefect's client repeats requests; the same order handed over again is another flow run."""
+    keys: list[Any] = []
+
+    def run_deployment(_: str, **options: Any) -> Any:
+        keys.append(options.get("idempotency_key"))
+        return SimpleNamespace(id=uuid.uuid4())
+
+    monkeypatch.setattr(dispatch_wait, "run_deployment", run_deployment)
+    job, order = parse_job(tiny.job(), base=tmp_path), order_of(tmp_path)
+    for _ in range(2):
+        dispatch_wait.hand_over(job, [("ort-cpu", order)])
+    assert None not in keys and len(set(keys)) == 2
+
+
 class Server:
     """A Prefect client of one flow run and one pool, and what was asked of it."""
 
@@ -337,7 +364,7 @@ def test_a_run_waits_no_longer_than_there_is_hope(
     now = 1000.0
     monkeypatch.setattr(dispatch_wait, "time", SimpleNamespace(monotonic=lambda: now))
     run: Any = SimpleNamespace(
-        job=SimpleNamespace(budgets=SimpleNamespace(seconds=100.0)), clock=SimpleNamespace(elapsed_seconds=elapsed)
+        job=SimpleNamespace(budgets=SimpleNamespace(seconds=100.0)), clock=SimpleNamespace(spent_seconds=elapsed)
     )
     server: Any = Server(state, worker)
     handed = dispatch_wait._Handed(order_of(tmp_path), "ort-cpu", uuid.uuid4())
@@ -400,7 +427,7 @@ def test_patience_starts_anew_when_a_worker_comes_back(tmp_path: Path, monkeypat
     now = 0.0
     monkeypatch.setattr(dispatch_wait, "time", SimpleNamespace(monotonic=lambda: now))
     run: Any = SimpleNamespace(
-        job=SimpleNamespace(budgets=SimpleNamespace(seconds=100.0)), clock=SimpleNamespace(elapsed_seconds=0)
+        job=SimpleNamespace(budgets=SimpleNamespace(seconds=100.0)), clock=SimpleNamespace(spent_seconds=0)
     )
     server: Any = Server(Scheduled(), None)
     handed = dispatch_wait._Handed(order_of(tmp_path), "ort-cpu", uuid.uuid4())

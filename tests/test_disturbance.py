@@ -17,11 +17,13 @@ import pytest
 from conftest import Tiny
 
 from tasks.measure import disturbance
+from tasks.measure.cgroup import CpuLimit
 from tasks.measure.disturbance import (
     BlockConditions,
     Watch,
     canary_ratio,
     clock_mhz,
+    competing_cores,
     involuntary_switches,
     process_seconds,
     processor_seconds,
@@ -132,6 +134,7 @@ GPU = GpuState(1500, 2000, (), 90, 4000.0, 300.0, 10.0, 2)
 DISTURBED: dict[str, tuple[BlockConditions, str]] = {
     "others": (replace(STILL, other_cores=0.25), "other processes kept 0.25 cores busy"),
     "hypervisor": (replace(STILL, stolen_cores=0.25), "the hypervisor took 0.25"),
+    "quota": (replace(STILL, quota_throttled_cores=0.4), "the CPU quota of the control group took 0.40 cores"),
     "canary": (replace(STILL, canary_ms=(1.0, 1.8)), "took 1.71 times as long"),
     "slower from the second block on": (replace(STILL, canary_ms=(1.7, 1.7)), "took 1.70 times as long"),
     "clock": (replace(STILL, frequency_mhz=2000.0), "from 2000 to 2500 MHz"),
@@ -146,6 +149,35 @@ def test_each_disturbance_is_named_on_either_side(what: str) -> None:
     block, said = DISTURBED[what]
     assert said in why_disturbed((STILL, block), 0.3)
     assert said in why_disturbed((block, STILL), 0.3)
+
+
+def test_a_load_just_above_the_bound_reads_differently() -> None:
+    """The least that goes beyond the bound must not read as 0.30 where 0.30 are allowed."""
+    block = replace(STILL, other_cores=0.2004)
+    assert "0.3004 together, where 0.3000 are allowed" in why_disturbed((STILL, block), 0.3)
+    throttled = replace(STILL, quota_throttled_cores=0.301)
+    assert "took 0.301 cores, where 0.300 are allowed" in why_disturbed((STILL, throttled), 0.3)
+
+
+def test_work_beyond_the_quota_is_no_load_unless_cores_run_out() -> None:
+    """A quota of 4 cores on 16: others may use 12; processes of the same group share the 4."""
+    assert competing_cores(11.0, [0.0], idle_cores=12) == 0
+    assert competing_cores(13.5, [0.0], idle_cores=12) == 1.5
+    assert competing_cores(11.0, [0.7, 0.2], idle_cores=12) == 0.7
+
+
+def test_a_block_has_the_throttling_of_its_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The growth of the worst group's account, in cores; a group that has gone meanwhile says nothing."""
+    readings = [
+        (CpuLimit(1.0, 100.0, 5.0), CpuLimit(4.0, 200.0, 7.0)),
+        (CpuLimit(1.0, 105.0, 5.0), CpuLimit(4.0, 200.0, 8.0)),
+    ]
+    monkeypatch.setattr(disturbance, "cpu_limits", lambda: readings.pop(0))
+    monkeypatch.setattr(time, "monotonic", iter([10.0, 12.0]).__next__)
+    found = Watch(os.getpid()).conditions()
+    assert found.quota_throttled_cores == pytest.approx(0.5)
+    # 5 s in 2 s, less the few ticks of this process.
+    assert 2.0 < found.other_cores <= 2.5
 
 
 def test_the_run_itself_may_hold_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,7 +218,7 @@ def compare(tiny: Tiny, folder: Path, measurement: Measurement) -> Any:
     """The tiny model with itself."""
     cpu = Contestant(tiny.model, SessionSettings("CPUExecutionProvider", 1))
     batch = {"x": np.load(tiny.evaluation)["x"][:1]}
-    return compare_latency(cpu, cpu, batch, measurement, confidence=0.95, samples_path=folder / "samples.npz")
+    return compare_latency(cpu, cpu, [batch], measurement, confidence=0.95, samples_path=folder / "samples.npz")
 
 
 STRICT = Measurement(

@@ -97,7 +97,7 @@ def source(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     exported = transformer(folder / "exported.onnx", request.param)
     if request.param >= LEAST_OPSET:
         return exported
-    upgrade_opset(exported, folder / "upgraded.onnx", lambda inputs: SAMPLES)
+    upgrade_opset(exported, folder / "upgraded.onnx", lambda inputs: {"input_ids": IDS})
     return folder / "upgraded.onnx"
 
 

@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from validators.accuracy_gates import check_gates_can_be_met, judge_drop
-from validators.champion_gate import judge_against_champion
+from validators.champion_gate import judge_against_champion, judge_champion_device
 from validators.coverage_gate import judge_coverage, judge_simulation, judge_time_coverage
 from validators.errors import JobError
 from validators.gates import confidence_of_each, overall, samples_to_settle
@@ -96,6 +96,7 @@ CAUGHT: dict[str, tuple[Callable[[], Verdict | None], Callable[[], Verdict | Non
         lambda: against_champion(speedup=Estimate(0.9, 0.88, 0.92)),
         lambda: against_champion(speedup=Estimate(1.1, 1.05, 1.15)),
     ),
+    "champion_device": (lambda: beside_device("Xeon [avx2] x16; o 1"), lambda: beside_device("i5 [avx2] x16; o 1")),
 }
 
 
@@ -111,6 +112,11 @@ def sanity_verdict(place: int, **changes: Any) -> Verdict:
     """One of the sanity verdicts on a variant that differs from the baseline in one thing."""
     answers = Answers("y", "float32", (8, 4))
     return judge_sanity(Sanity(8, 3, (answers,), (replace(answers, **changes),)))[place]
+
+
+def beside_device(approved_on: str) -> Verdict:
+    """The verdict on a variant that was judged on an i5 with AVX2, beside a champion of some device."""
+    return judge_champion_device(approved_on=approved_on, here="i5 [avx2] x8; onnxruntime 1.27.0", replaces=False)
 
 
 def against_champion(**changes: Any) -> Verdict:
@@ -298,6 +304,26 @@ def test_what_it_takes_to_follow_a_champion(changes: dict[str, Any], outcome: Ou
     assert bool(verdict.reason) == (outcome != "pass")
 
 
+@pytest.mark.parametrize(
+    ("approved_on", "here", "outcome"),
+    [
+        # Cores, the driver and runtimes change without the device.
+        ("i5 [avx2] x4; onnxruntime 1.20.0", "i5 [avx2] x8; onnxruntime 1.27.0", "pass"),
+        ("i5 [avx2] x8; L4 cc8.9 driver 550.1; o 1", "i5 [avx2] x8; L4 cc8.9 driver 580.9; o 2", "pass"),
+        ("i5 [avx2] x8; o 1", "i7 [avx2] x8; o 1", "fail"),
+        ("i5 [avx2] x8; o 1", "i5 [avx2 avx512f] x8; o 1", "fail"),
+        ("i5 [avx2] x8; L4 cc8.9 driver 1; o 1", "i5 [avx2] x8; H200 cc9.0 driver 1; o 1", "fail"),
+        ("i5 [avx2] x8; L4 cc8.9 driver 1; o 1", "i5 [avx2] x8; o 1", "fail"),
+        ("written by hand", "i5 [avx2] x8; o 1", "fail"),
+    ],
+)
+def test_champion_device_compares_processor_and_gpu(approved_on: str, here: str, outcome: Outcome) -> None:
+    """A device of another class fails unless the user asked to replace it, and then the verdict says so."""
+    assert judge_champion_device(approved_on=approved_on, here=here, replaces=False).outcome == outcome
+    asked = judge_champion_device(approved_on=approved_on, here=here, replaces=True)
+    assert (asked.outcome, asked.reason[:8]) == ("pass", "" if outcome == "pass" else "replaced")
+
+
 def test_overall_is_the_worst_verdict() -> None:
     """Any failure fails, else any doubt is doubt."""
     made = {outcome: Verdict("g", outcome, 0.0, 0.0, "at_most") for outcome in ("pass", "fail", "inconclusive")}
@@ -364,9 +390,9 @@ def test_that_many_samples_settle_four_in_five(drop: float) -> None:
 def test_the_reason_counts_what_was_counted() -> None:
     """Samples for a drop, pairs of blocks for a speedup, both in two digits."""
     drop = judge_drop(Estimate(0.0, -0.03, 0.03), GATES, n=1000, method="m")
-    assert (drop.samples_needed, drop.reason.endswith("about 5,200 samples would tell")) == (5142, True)
+    assert (drop.samples_needed, drop.reason.endswith("about 5,200 evaluation samples would tell")) == (5142, True)
     speed = judge_speedup(latency(Estimate(1.3, 1.15, 1.45)), GATES, "ort-cpu")
-    assert speed is not None and speed.reason.endswith("about 42 pairs of blocks would tell")
+    assert speed is not None and "about 42 pairs of blocks would tell: raise `measurement.launches`" in speed.reason
 
 
 def test_confidence_is_shared() -> None:

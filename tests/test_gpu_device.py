@@ -138,7 +138,7 @@ def test_latency_is_measured_with_energy_and_memory(tiny: Tiny, tmp_path: Path) 
     latency = compare_latency(
         contestant,
         contestant,
-        samples(16),
+        [samples(16)],
         Measurement(launches=2, max_other_load=None),
         confidence=0.95,
         samples_path=tmp_path / "samples.npz",

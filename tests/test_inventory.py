@@ -17,8 +17,9 @@ from validators.recipe import GPU_TARGETS, TARGETS
 from validators.records import Gpu, Inventory
 
 
-def test_the_inventory_is_that_of_this_machine() -> None:
+def test_the_inventory_is_that_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cores, memory, platform, runtimes and providers against psutil, platform and the runtime itself."""
+    monkeypatch.setattr(inventory_module, "quota_cores", lambda: None)
     inventory = take_inventory("ort-cpu")
     process = psutil.Process()
     assert inventory.target == "ort-cpu"
@@ -32,8 +33,9 @@ def test_the_inventory_is_that_of_this_machine() -> None:
     assert inventory.load_average >= 0
 
 
-def test_cores_are_those_that_the_process_may_use() -> None:
+def test_cores_are_those_that_the_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that is bound to one core has one, whatever the machine has."""
+    monkeypatch.setattr(inventory_module, "quota_cores", lambda: None)
     allowed = os.sched_getaffinity(0)
     try:
         os.sched_setaffinity(0, {min(allowed)})
@@ -41,6 +43,16 @@ def test_cores_are_those_that_the_process_may_use() -> None:
     finally:
         os.sched_setaffinity(0, allowed)
     assert usable_cores() == len(allowed)
+
+
+def test_processors_beyond_the_quota_may_be_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A load of 10 on 16 processors takes nothing of a quota of 4; one of 13.5 takes 1.5 of it."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)))
+    monkeypatch.setattr(inventory_module, "quota_cores", lambda: 4.0)
+    for load, competing in ((10.0, 0.0), (13.5, 1.5)):
+        monkeypatch.setattr(os, "getloadavg", lambda load=load: (load, 0.0, 0.0))
+        found = take_inventory("ort-cpu")
+        assert (found.cores, found.cpu_quota, found.load_average) == (4, 4.0, competing)
 
 
 GPU = Gpu("NVIDIA H200", "GPU-1", "9.0", "580.95.05", 150_000_000_000)

@@ -22,7 +22,13 @@ NAME = "int8-dynamic-pc@ort-cpu"
 # A change to a whole job, and words that the error must hold.
 BAD_JOBS: list[tuple[dict[str, Any], str]] = [
     ({"speed": 3}, "unknown key `speed`"),
-    ({"gates": {"max_dorp": 0.1}}, "unknown key `gates.max_dorp`"),
+    ({"gates": {"max_dorp": 0.1}}, "unknown key `gates.max_dorp`; did you mean 'max_drop'?"),
+    ({"metric": "acuracy"}, "`metric`: unknown value 'acuracy'; did you mean 'accuracy'? (known: accuracy, top5"),
+    ({"metric": "own.py:f:g"}, "`metric`: 'own.py:f:g' where module:function was expected"),
+    ({"target": "ort-cuad"}, "did you mean 'ort-cuda'?"),
+    ({"candidates": "defualt"}, "did you mean 'default'?"),
+    ({"output": ["a", "b"]}, "several judged outputs are not supported: name one"),
+    ({"data": DATA | {"label": "y", "ignore": ["y"]}}, "each ignored array have names of their own"),
     ({"data": DATA | {"labels": "y"}}, "unknown key `data.labels`"),
     ({"measurement": {"dims": {"sequence": 0}}}, "`measurement.dims.sequence.0`"),
     ({"data": DATA | {"slices": ["label"]}}, "names of their own"),
@@ -244,3 +250,9 @@ def test_a_key_that_is_there_twice_is_refused(tmp_path: Path) -> None:
 def test_more_bad_jobs(tmp_path: Path, change: dict[str, Any], words: str) -> None:
     """A seed that numpy refuses minutes later; gates that nothing passes or everything does."""
     assert words in caught(written(tmp_path, WHOLE | change)).found
+
+
+def test_a_typo_of_a_metric_is_told_without_a_regular_expression() -> None:
+    with pytest.raises(JobError) as caught:
+        parse_job({"source": "m.onnx", "data": DATA, "metric": "acuracy"}, base=Path())
+    assert "pattern" not in caught.value.found and "\\w" not in caught.value.found

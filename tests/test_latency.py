@@ -18,7 +18,7 @@ from conftest import Tiny, tiny_model
 from scipy import stats
 
 from tasks.measure.latency import compare_latency
-from tasks.measure.latency_process import Contestant, Worker
+from tasks.measure.latency_process import Contestant, Worker, save_requests
 from tasks.measure.latency_ratio import central_ratio, percentile, ratio_estimate, samples_needed
 from validators.errors import CandidateRefused, InfrastructureError
 from validators.job_measurement import Measurement
@@ -40,8 +40,7 @@ QUICK = Measurement(
 @pytest.fixture
 def inputs(tmp_path: Path) -> Path:
     """One request for the tiny model."""
-    np.savez(tmp_path / "batch.npz", x=np.ones((1, 64), np.float32))
-    return tmp_path / "batch.npz"
+    return save_requests(tmp_path / "requests.npz", [{"x": np.ones((1, 64), np.float32)}])
 
 
 def compare(baseline: Path, variant: Path, folder: Path, *, settings: SessionSettings = CPU, **batch: Any) -> Any:
@@ -49,7 +48,7 @@ def compare(baseline: Path, variant: Path, folder: Path, *, settings: SessionSet
     return compare_latency(
         Contestant(baseline, CPU),
         Contestant(variant, settings),
-        batch or {"x": np.ones((3, 64), np.float32)},
+        [batch or {"x": np.ones((3, 64), np.float32)}],
         QUICK,
         confidence=0.95,
         samples_path=folder / "samples.npz",
@@ -124,7 +123,7 @@ def test_a_comparison_reports_what_its_raw_samples_say(tiny: Tiny, tmp_path: Pat
     with np.load(latency.samples_path) as archive:
         raw = {name: archive[name] for name in archive.files}
     by_block = {f"{side}_{what}" for side in ("baseline", "variant") for what in ("block", "canary_ms", "other_cores")}
-    assert set(raw) == {"baseline", "variant", "launch"} | by_block
+    assert set(raw) == {"baseline", "variant", "launch", "requests"} | by_block
     assert raw["launch"].tolist() == [0, 0, 0, 1, 1, 1]
     pairs = QUICK.launches * QUICK.blocks
     medians = {}

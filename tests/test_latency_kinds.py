@@ -16,7 +16,7 @@ from tasks.measure import latency_worker
 from tasks.measure.disturbance import BlockConditions
 from tasks.measure.latency import compare_latency
 from tasks.measure.latency_pairs import Launch, Pair, WarmUp
-from tasks.measure.latency_process import Block, Contestant, Worker
+from tasks.measure.latency_process import Block, Contestant, Worker, save_requests
 from tasks.measure.latency_summary import Gathered, Side, summarise
 from tasks.measure.nvml import GpuState
 from validators import records
@@ -145,7 +145,7 @@ def compare(tiny: Tiny, folder: Path, batch: dict[str, Any], *, code: Path = Pat
     one = Contestant(tiny.model, CPU)
     measurement = QUICK.model_copy(update=changes)
     place = folder / "samples.npz"
-    return compare_latency(one, one, batch, measurement, confidence=0.95, samples_path=place, code=code)
+    return compare_latency(one, one, [batch], measurement, confidence=0.95, samples_path=place, code=code)
 
 
 def test_clients_call_the_one_session_at_once(tiny: Tiny, tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_each_client_makes_its_requests(tiny: Tiny) -> None:
     import threading
 
     together = threading.Barrier(3, timeout=30)
-    done = latency_worker._completions([together.wait] * 3, 0.0)
+    done = latency_worker._completions([[together.wait]] * 3, 0.0, 1)
     assert len(done) == 3 and done == sorted(done) and done[0] > 0
 
 
@@ -170,7 +170,7 @@ def test_a_client_that_fails_ends_the_block() -> None:
         raise ValueError("no such input")
 
     with pytest.raises(ValueError, match="no such input"):
-        latency_worker._completions([fail] * 2, 10.0)
+        latency_worker._completions([[fail]] * 2, 10.0, 1)
 
 
 def test_end_to_end_runs_the_users_functions(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,10 +210,11 @@ def big(folder: Path, rows: int) -> Path:
 def test_memory_of_a_model_with_a_big_constant(tmp_path: Path) -> None:
     """64 MiB of weights are 64 MiB more while it answers. Loading takes the file's bytes beside them: at least as much, and
     its peak is no part of what answering takes."""
-    np.savez(tmp_path / "batch.npz", x=np.ones((1, 64), np.float32), row=np.zeros(1, np.int64))
+    request = {"x": np.ones((1, 64), np.float32), "row": np.zeros(1, np.int64)}
+    inputs = save_requests(tmp_path / "requests.npz", [request])
     peaks = []
     for rows in (16, 65_536 + 16):
-        with Worker(Contestant(big(tmp_path, rows), CPU), tmp_path / "batch.npz") as worker:
+        with Worker(Contestant(big(tmp_path, rows), CPU), inputs) as worker:
             worker.block(0.0, 3)
             peaks.append((worker.load_peak_memory_mb, worker.peak_memory_mb))
     (small_load, small), (large_load, large) = peaks
@@ -235,7 +236,7 @@ def test_a_gpu_is_timed_with_and_without_copies(tiny: Tiny, tmp_path: Path) -> N
     found = compare_latency(
         Contestant(tiny.model, CPU),
         Contestant(tiny.model, CPU),
-        {"x": np.load(tiny.evaluation)["x"][:3]},
+        [{"x": np.load(tiny.evaluation)["x"][:3]}],
         QUICK.model_copy(update={"clients": 2}),
         confidence=0.95,
         samples_path=tmp_path / "samples.npz",
@@ -253,7 +254,7 @@ def test_a_refusal_in_the_process_is_one_outside(tiny: Tiny, tmp_path: Path, col
     if columns is None:
         model = tmp_path / "broken.onnx"
         model.write_bytes(b"no model")
-    np.savez(tmp_path / "x.npz", x=np.ones((1, columns or 64), np.float32))
+    save_requests(tmp_path / "x.npz", [{"x": np.ones((1, columns or 64), np.float32)}])
     with (
         pytest.raises(CandidateRefused, match=says) as caught,
         Worker(Contestant(model, CPU), tmp_path / "x.npz") as one,
@@ -267,7 +268,7 @@ def test_what_a_library_prints_is_no_answer(tiny: Tiny, tmp_path: Path, monkeypa
     code = "import sys\ndef loud(outputs):\n    print('x' * 1000000)\n    print('x' * 1000000, file=sys.stderr)\n"
     (tmp_path / "loud.py").write_text(code)
     monkeypatch.setenv("QUANTGATE_ALLOWED_HOOKS", f"loud:loud@{tmp_path}")
-    np.savez(tmp_path / "x.npz", x=np.load(tiny.evaluation)["x"][:1])
+    save_requests(tmp_path / "x.npz", [{"x": np.load(tiny.evaluation)["x"][:1]}])
     measurement = QUICK.model_copy(update={"postprocess": "loud:loud"})
     with Worker(Contestant(tiny.model, CPU), tmp_path / "x.npz", measurement, tmp_path) as one:
         assert len(one.block(0.0, 3, "end_to_end").samples) == 3

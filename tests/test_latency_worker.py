@@ -11,6 +11,8 @@ import numpy as np
 from conftest import Tiny
 from driving import environment
 
+from tasks.measure.latency_process import save_requests
+
 SCRIPT = """
 import os, signal, sys
 from pathlib import Path
@@ -24,7 +26,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_a_stopped_worker_ends_when_its_run_is_killed(tiny: Tiny, tmp_path: Path) -> None:
-    np.savez(tmp_path / "batch.npz", x=np.load(tiny.evaluation)["x"][:1])
+    save_requests(tmp_path / "batch.npz", [{"x": np.load(tiny.evaluation)["x"][:1]}])
     command = [sys.executable, "-c", SCRIPT, str(tiny.model), str(tmp_path / "batch.npz")]
     done = subprocess.run(command, env=environment(tmp_path), capture_output=True, text=True, check=False)
     assert done.returncode == -9, done.stderr

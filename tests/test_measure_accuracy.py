@@ -1,19 +1,33 @@
-"""Sessions for accuracy may have fewer threads than the variant's own: the outputs are the same to the bit."""
+"""Accuracy by batches: no outputs of a variant are kept, and fewer threads or another batch size change no bit."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
-from conftest import Tiny, statistics_of
+from conftest import CLASSES, FEATURES, Tiny, statistics_of
 
-from tasks.measure_accuracy import _considerate
+from tasks import measure_accuracy as module
+from tasks.clock import Clock
+from tasks.context import Evidence, Run
+from tasks.measure import reduction
+from tasks.measure.inventory import take_inventory
+from tasks.measure_accuracy import Reference, _considerate, measure_accuracy
 from tasks.ptq.make import Materials, make_variant
 from tasks.ptq.prepare import prepare_graph
 from tasks.ptq.smooth import SmoothedGraph
 from tasks.runtimes.ort import open_session
+from tasks.storage.locks import FolderLocks
+from tasks.storage.store import Store
+from validators.datasets import TensorSpec, load_samples
+from validators.digests import digest_model
+from validators.measurements import Accuracy
+from validators.read_job import parse_job
 from validators.recipe import decode
+from validators.records import SessionSettings, Variant
 
 
 @pytest.fixture(scope="module")
@@ -46,3 +60,57 @@ def test_fewer_threads_give_the_same_bits(name: str, materials: Materials, tiny:
         with open_session(variant.path, settings) as session:
             outputs.append(session.run(None, feed)[0])
     np.testing.assert_array_equal(*outputs)
+
+
+def measured(tiny: Tiny, folder: Path, metric: str) -> tuple[Accuracy, Accuracy]:
+    """The tiny model and one with noise on its weights, in a store of their own."""
+    noisy = onnx.load(tiny.model)
+    for tensor in noisy.graph.initializer:
+        array = onnx.numpy_helper.to_array(tensor)
+        noise = np.random.default_rng(3).normal(size=array.shape, scale=0.05).astype(array.dtype)
+        tensor.CopyFrom(onnx.numpy_helper.from_array(array + noise, tensor.name))
+    folder.mkdir()
+    onnx.save(noisy, folder / "noisy.onnx")
+    spec = TensorSpec("x", "float32", ("batch", FEATURES))
+    samples = load_samples(tiny.evaluation, (spec,), label="label", role="evaluation")
+    logits, kept = TensorSpec("logits", "float32", ("batch", CLASSES)), np.zeros(len(samples), bool)
+    evidence = Evidence((spec,), logits, samples, samples, None, None, kept)
+    gates = {"min_sqnr_db": 10.0}
+    job = parse_job(tiny.job() | {"metric": metric, "gates": gates}, base=folder)
+    run = Run(job, folder, "", Store(folder / "store"), Clock(), FolderLocks(folder))
+    settings = SessionSettings("CPUExecutionProvider", 2)
+    variants = [Variant("v", path, digest_model(path), 0, settings) for path in (tiny.model, folder / "noisy.onnx")]
+    inventory = take_inventory("ort-cpu")
+    baseline, _ = measure_accuracy(run, evidence, inventory, variants[0], None)
+    return baseline, measure_accuracy(run, evidence, inventory, variants[1], Reference(baseline, variants[0]))[0]
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "agreement", "sqnr"])
+def test_a_baseline_that_is_not_kept_is_run_beside_variants(
+    metric: str, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows, noise and finite shares are those against the kept outputs, and the store has no outputs but the baseline's."""
+    kept = measured(tiny, tmp_path / "kept", metric)
+    monkeypatch.setattr(reduction, "GATHERED_BYTES", 0)
+    monkeypatch.setattr(module, "KEPT_BYTES", 0)
+    again = measured(tiny, tmp_path / "again", metric)
+    assert kept[0].outputs_path is not None and kept[1].outputs_path is None
+    assert again[0].outputs_path is None and again[1].outputs_path is None
+    assert len(list(tmp_path.rglob("outputs*"))) == 1
+    for one, other in zip(kept, again, strict=True):
+        assert one.value == other.value
+        for name in ("scores_path", "finite_path", "noise_path"):
+            paths = getattr(one, name), getattr(other, name)
+            if paths[0] is not None:
+                np.testing.assert_array_equal(*(np.load(path) for path in paths))
+    assert kept[1].noise_path is not None and np.load(kept[1].noise_path)[:, 1].all()
+
+
+def test_large_samples_run_in_small_batches(tiny: Tiny) -> None:
+    spec = TensorSpec("x", "float32", ("batch", FEATURES))
+    samples = load_samples(tiny.evaluation, (spec,), label="label", role="evaluation")
+    logits = TensorSpec("logits", "float32", ("batch", CLASSES))
+    evidence = Evidence((spec,), logits, samples, samples, None, None, np.zeros(len(samples), bool), 4_000)
+    assert module._size(evidence) == module.EVALUATION_BATCH_SIZE
+    assert module._size(replace(evidence, sample_bytes=10 * 2**20)) == 3
+    assert module._size(replace(evidence, sample_bytes=10 * 2**20, batch_axis=8)) == 8

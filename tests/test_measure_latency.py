@@ -12,10 +12,11 @@ import pytest
 from conftest import Tiny
 
 from tasks import measure_latency as step
+from tasks import request
 from tasks.clock import Clock
 from tasks.context import Evidence, Given, Run
 from tasks.measure.inventory import take_inventory, usable_cores
-from tasks.request import request_batch
+from tasks.request import draw_requests, request_batch
 from tasks.storage.locks import FolderLocks
 from tasks.storage.store import Store
 from validators.datasets import Samples, TensorSpec, load_samples
@@ -60,7 +61,7 @@ def run_with(tiny: Tiny, folder: Path, **measurement: Any) -> Run:
 
 def trial_of(tiny: Tiny, folder: Path) -> Trial:
     settings = SessionSettings("CPUExecutionProvider", 2)
-    accuracy = Accuracy("accuracy", 0.9, 10, folder / "scores.npy", folder / "outputs.npy")
+    accuracy = Accuracy("accuracy", 0.9, 10, folder / "scores.npy", folder / "finite.npy")
     variant = Variant("int8-dynamic-pc@ort-cpu", tiny.model, "2" * 64, 100, settings)
     return Trial(variant.candidate, variant=variant, accuracy=accuracy)
 
@@ -73,9 +74,11 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Calls]:
         calls: Calls = []
         left = list(latencies)
 
-        def compare(baseline: Any, variant: Any, batch: Any, measurement: Any, **options: Any) -> Latency:
+        def compare(baseline: Any, variant: Any, requests: Any, measurement: Any, **options: Any) -> Latency:
             threads = (baseline.settings.threads, variant.settings.threads)
-            calls.append({"shape": batch["x"].shape, "threads": threads, "dims": options["dims"]})
+            batch = requests[0]
+            drawn = np.stack([request["x"] for request in requests])
+            calls.append({"shape": batch["x"].shape, "threads": threads, "dims": options["dims"], "drawn": drawn})
             np.savez(options["samples_path"], variant=np.ones(3))
             latency = left.pop(0) if len(left) > 1 else left[0]
             return replace(latency, batch_size=len(batch["x"]), samples_path=options["samples_path"])
@@ -150,6 +153,60 @@ def test_a_request_has_the_sizes_of_its_point(tiny: Tiny) -> None:
     long = request_batch(evidence, OperatingPoint(2001, {"features": 70}, 0))["x"]
     assert long.shape == (2001, 70) and not long[:, 64:].any()
     np.testing.assert_array_equal(long[2000, :64], data[0])
+
+
+def rows_in(samples: Samples, drawn: Any) -> list[int]:
+    """The evaluation rows that requests were made of, none of which has a copy."""
+    known = {row.tobytes(): index for index, row in enumerate(samples.inputs["x"])}
+    return [known[row.tobytes()] for row in drawn.reshape(-1, 64)]
+
+
+def test_requests_are_different_samples_of_the_evaluation_data(
+    tiny: Tiny, tmp_path: Path, inventory: Inventory, planted: Callable[..., Calls]
+) -> None:
+    """Drawn by the seed; the confirmation has requests of its own, of the rows that had no say in the choice."""
+    calls = planted(CLEAN)
+    evidence = given(tiny).evidence
+    kept = np.arange(len(evidence.evaluation)) % 3 == 0
+    those = replace(given(tiny), evidence=replace(evidence, confirmation=kept))
+    run = run_with(tiny, tmp_path, batch_sizes=[4])
+    variant = trial_of(tiny, tmp_path).variant
+    assert variant is not None
+    for purpose in ("selection", "confirmation", "selection"):
+        step.latency_of(run, those, inventory, variant, variant, run.job.measurement.points[0], purpose=purpose)
+    assert [call["drawn"].shape for call in calls] == [(64, 4, 64)] * 2
+    chosen, confirming = (rows_in(evidence.evaluation, call["drawn"]) for call in calls)
+    assert len(set(chosen)) == len(set(confirming)) == 256
+    assert not kept[chosen].any() and kept[confirming].all()
+
+
+def test_stored_latencies_belong_to_their_requests(
+    tiny: Tiny, tmp_path: Path, inventory: Inventory, planted: Callable[..., Calls]
+) -> None:
+    """Another seed draws others, and is measured anew; the same one finds what there is."""
+    calls = planted(CLEAN)
+    run = run_with(tiny, tmp_path)
+    other = replace(run, job=run.job.model_copy(update={"seed": run.job.seed + 1}))
+    for one in (run, other, run, other):
+        measure(one, tiny, inventory, tmp_path)
+    assert len(calls) == 2
+    first, second = (rows_in(given(tiny).evidence.evaluation, call["drawn"]) for call in calls)
+    assert first != second
+
+
+def test_requests_are_bounded_in_number_and_bytes(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    """64 at most; as many as fit; one, of repeated samples, where there are fewer samples than it has."""
+    evidence = given(tiny).evidence
+    assert draw_requests(evidence, OperatingPoint(1, {}, 0), 0).shape == (64, 1)
+    assert draw_requests(evidence, OperatingPoint(2001, {}, 0), 0).shape == (1, 2001)
+    assert draw_requests(evidence, OperatingPoint(600, {}, 0), 0).shape == (3, 600)
+    monkeypatch.setattr(request, "MOST_REQUEST_BYTES", 10 * 2 * 64 * 4)
+    assert draw_requests(evidence, OperatingPoint(2, {}, 0), 0).shape == (10, 2)
+    monkeypatch.setattr(request, "MOST_REQUEST_BYTES", 1)
+    assert draw_requests(evidence, OperatingPoint(2, {}, 0), 0).shape == (1, 2)
+    monkeypatch.undo()
+    all_kept = replace(evidence, confirmation=np.ones(len(evidence.evaluation), bool))
+    assert draw_requests(all_kept, OperatingPoint(1, {}, 0), 0).shape == (64, 1)
 
 
 def test_labels_of_points_differ_where_the_points_do() -> None:

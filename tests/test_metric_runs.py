@@ -125,7 +125,7 @@ def test_noise_is_judged_without_a_drop(answers: dict[str, Answer]) -> None:
     assert candidate["metric_value"] == pytest.approx(candidate["sqnr_db"]["value"])
     gates = {verdict["gate"]: verdict["outcome"] for verdict in candidate["verdicts"]}
     assert gates["sqnr"] == "pass" and "drop" not in gates
-    assert "sqnr 1x" in failed["reason"]
+    assert "sqnr (1 candidate)" in failed["reason"]
 
 
 def test_a_function_that_fails_is_a_refusal_of_the_variant_or_an_error_of_the_job(answers: dict[str, Answer]) -> None:

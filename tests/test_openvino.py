@@ -345,5 +345,5 @@ def test_the_provider_runs_a_variant_in_integers(tiny: Tiny, tmp_path: Path) -> 
     assert coverage.measure_coverage(path, OPENVINO, batch).share == 1
     measurement = Measurement(launches=1, blocks=3, block_seconds=0.01, warmup_seconds=0.01, max_other_load=None)
     sides = (Contestant(tiny.model, CPU), Contestant(path, OPENVINO))
-    latency = compare_latency(*sides, batch, measurement, confidence=0.95, samples_path=tmp_path / "s.npz")
+    latency = compare_latency(*sides, [batch], measurement, confidence=0.95, samples_path=tmp_path / "s.npz")
     assert latency.pairs == 3 and latency.p50_ms > 0

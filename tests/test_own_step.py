@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import sqlite3
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 from conftest import Tiny
 from driving import Answer, register_models, run_jobs, write_job
 
+from tasks.own_step import choosing_samples
+from tasks.storage.store import Store
+from validators.datasets import Samples
 from validators.errors import JobError
 from validators.read_job import parse_job
+from validators.records import DataFile
 
 STATIC, DYNAMIC, FP8 = "int8-static-minmax-pc@ort-cpu", "int8-dynamic-pc@ort-cpu", "fp8-amax-pc@ort-cpu"
 
@@ -84,7 +91,10 @@ def test_a_metric_within_its_bound_lets_pass(world: tuple[Path, dict[str, Answer
     with sqlite3.connect(state / "mlflow.db") as database:
         asked = database.execute(query).fetchall()
         runs = database.execute("SELECT COUNT(*) FROM runs WHERE name = ?", (STATIC,)).fetchall()
-    assert set(asked) == {(STATIC, 2000.0), (DYNAMIC, 2000.0)}
+    # The samples that confirm the winner are kept from the step.
+    by_name = {candidate["name"]: candidate for candidate in answer.result["candidates"]}
+    (confirmed,) = {one["confirmed"]["n"] for one in by_name.values() if one.get("confirmed")}
+    assert set(asked) == {(STATIC, 2000.0 - confirmed), (DYNAMIC, 2000.0 - confirmed)}
     assert runs == [(len(answers),)], "one run in MLflow a candidate and run"
 
 
@@ -106,6 +116,31 @@ def test_what_is_beyond_or_not_known_does_not(
         (verdict,) = logged_verdicts(answer)[candidate]
         assert verdict["outcome"] == outcome and words in verdict["reason"]
     assert "Traceback" not in answer.said
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".parquet"])
+def test_the_step_sees_the_samples_that_choose_alone(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"evaluation{suffix}"
+    columns = {"x": np.arange(6), "customer": np.array(list("abcdef"))}
+    if suffix == ".npz":
+        np.savez(path, x=columns["x"], customer=columns["customer"])
+    else:
+        pd.DataFrame(columns).to_parquet(path)
+    samples = Samples(DataFile(path, "0" * 64, 6), {"x": columns["x"]}, None)
+    run = SimpleNamespace(store=Store(tmp_path / "store"))
+
+    def seen(confirming: list[int]) -> dict[str, list[Any]]:
+        evidence = SimpleNamespace(evaluation=samples, confirmation=np.isin(np.arange(6), confirming))
+        found = choosing_samples(run, evidence)  # type: ignore[arg-type]  # what it reads of both
+        assert (found == path) == (not confirming) and found.name == path.name
+        if suffix == ".npz":
+            with np.load(found) as archive:
+                return {name: archive[name].tolist() for name in archive.files}
+        return pd.read_parquet(found).to_dict("list")
+
+    assert seen([1, 4]) == {"x": [0, 2, 3, 5], "customer": ["a", "c", "d", "f"]}
+    assert seen([0]) == {"x": [1, 2, 3, 4, 5], "customer": ["b", "c", "d", "e", "f"]}
+    assert seen([])["x"] == [0, 1, 2, 3, 4, 5]
 
 
 def test_gates_on_logged_metrics_need_a_step() -> None:

@@ -22,7 +22,7 @@ from tasks.measure.drops import estimate_drop
 from tasks.measure.inventory import take_inventory
 from tasks.measure.metrics import PERPLEXITY
 from tasks.measure.perplexity import perplexity, score_batches, score_windows, targets_of
-from tasks.measure_accuracy import measure_accuracy
+from tasks.measure_accuracy import Reference, measure_accuracy
 from tasks.storage.locks import FolderLocks
 from tasks.storage.store import Store
 from validators.accuracy_gates import judge_drop
@@ -201,7 +201,8 @@ def measured(tmp_path: Path) -> Any:
     def measure(table: NDArray[np.float32], baseline: Accuracy | None = None) -> Accuracy:
         path, settings = bigram(tmp_path, table), SessionSettings("CPUExecutionProvider", 1)
         variant = Variant("bigram", path, str(table.tobytes()), 0, settings)
-        return measure_accuracy(run, evidence, inventory, variant, baseline)[0]
+        reference = Reference(baseline, variant) if baseline else None
+        return measure_accuracy(run, evidence, inventory, variant, reference)[0]
 
     return measure, reference, samples.inputs["input_ids"]
 
@@ -214,7 +215,8 @@ def test_the_metric_of_a_model(measured: Any) -> None:
     np.testing.assert_allclose(np.load(accuracy.scores_path), expected[:, None], rtol=1e-6)
     assert accuracy.metric == "perplexity" and accuracy.n == 300
     assert accuracy.value == pytest.approx(np.exp(expected.mean()), rel=1e-6)
-    assert np.load(accuracy.outputs_path).shape == (300,)
+    assert accuracy.outputs_path is None and np.load(accuracy.finite_path).shape == (300,)
+    assert not list(accuracy.scores_path.parent.glob("outputs*"))
 
 
 @pytest.mark.parametrize(("noise", "outcome"), [(0.0, "pass"), (0.002, "pass"), (1.0, "fail")])

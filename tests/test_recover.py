@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from math import isfinite
 from pathlib import Path
@@ -12,11 +13,12 @@ from conftest import Hard
 from driving import Answer, run_jobs, write_job
 from hypothesis import given
 from hypothesis import strategies as st
-from test_judge import latency
+from test_judge import latency, make_job
 
-from tasks.recover import choose_recovered, fewest_parts
+from tasks.judge_answers import Ground
+from tasks.recover import choose_recovered, fewest_parts, strict_ground
 from tasks.runtimes.ort import open_session, run_batches
-from validators.measurements import Estimate
+from validators.measurements import Accuracy, Estimate
 from validators.records import SessionSettings, Trial
 from validators.verdicts import Verdict
 
@@ -52,6 +54,13 @@ def test_of_two_that_are_nearly_as_fast_the_one_that_loses_less_is_recovered() -
     assert choose_recovered((rough, slow)) is rough
 
 
+@pytest.mark.parametrize("nan_first", [False, True])
+def test_a_trial_whose_drop_is_nan_loses_most(nan_first: bool) -> None:
+    nan = replace(trial(DYNAMIC, 2.0, "failed"), drop=Estimate(math.nan, None, None))
+    known = replace(trial("int8-dynamic-pc-smooth@ort-cpu", 1.85, "failed"), drop=Estimate(0.05, 0.04, 0.06))
+    assert choose_recovered((nan, known) if nan_first else (known, nan)) is known
+
+
 @given(st.integers(1, 200), st.integers(0, 20))
 def test_the_fewest_parts_are_found_in_twice_the_logarithm(enough: int, budget: int) -> None:
     asked: list[int] = []
@@ -66,6 +75,18 @@ def test_the_fewest_parts_are_found_in_twice_the_logarithm(enough: int, budget: 
     if budget >= 2 * (enough - 1).bit_length() + 1:
         assert found == enough
         assert len(asked) <= 2 * (enough - 1).bit_length() + 1
+
+
+def test_attempts_share_the_error_where_nothing_is_confirmed() -> None:
+    """Twelve looks at the same samples: each at 1 - 0.05 / 12; samples that confirm, or no attempts, leave it at 95 %."""
+    for changes, confidence in (
+        ({"confirmation": {"share": 0}}, 1 - 0.05 / 12),
+        ({"confirmation": {"share": 0}, "budgets": {"recovery": 4}}, 1 - 0.05 / 4),
+        ({"confirmation": {"share": 0}, "budgets": {"recovery": 0}}, 0.95),
+        ({}, 0.95),
+    ):
+        ground = Ground(make_job(**changes), Accuracy("accuracy", 1.0, 8, Path(), Path()), 1, np.zeros(8, bool), {})
+        assert strict_ground(ground).job.gates.confidence == pytest.approx(confidence)
 
 
 def test_the_search_ends_where_nothing_more_can_be_kept() -> None:

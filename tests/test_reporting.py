@@ -198,7 +198,10 @@ def test_rows_say_what_was_measured_and_why() -> None:
     ]  # fmt: skip
     assert (chosen.size_mb, chosen.peak_memory_mb, chosen.coverage_percent) == ("22.9", "209", "98.2")
     assert broken.reason == "drop above +2.00 pt; speedup below 1.05x"
-    assert by_name["int8-static-minmax-pc@ort-cpu"].reason == "drop may be above +2.00 pt: more samples would tell"
+    assert (
+        by_name["int8-static-minmax-pc@ort-cpu"].reason
+        == "drop may be above +2.00 pt: more evaluation samples would tell"
+    )
     refused = by_name["int8-static-entropy-pc@ort-cpu"]
     assert refused.reason.startswith("infrastructure: found 12 GB") and refused.speedup == formats.NO_VALUE
     assert by_name["fp8-amax-pc@ort-cpu"].marks == ("simulated",)

@@ -124,7 +124,14 @@ def test_an_inconclusive_verdict_says_how_many_would_tell() -> None:
         Verdict("drop", "inconclusive", 0.01, 0.02, "at_most", 0.0, 0.03, 0.95, 900, samples_needed=1801),
         Verdict("speedup", "inconclusive", 1.1, 1.05, "at_least", 1.0, 1.2, 0.95, 18, samples_needed=41),
         Verdict("drop", "inconclusive", 0.02, 0.02, "at_most", 0.01, 0.03, 0.95, 900),
+        Verdict("load_ratio", "inconclusive", 1.1, 1.2, "at_most", 1.0, 1.3, 0.95, 6, samples_needed=12),
     )
-    for verdict, words in zip(doubts, ("about 1,900 samples", "about 41 pairs of blocks", "more samples"), strict=True):
+    expected = (
+        "about 1,900 evaluation samples would tell",
+        "about 41 pairs of blocks would tell: raise `measurement.launches`",
+        "more evaluation samples would tell",
+        "about 12 launches would tell: raise `measurement.launches`",
+    )
+    for verdict, words in zip(doubts, expected, strict=True):
         candidate = RESULT.candidates[0].model_copy(update={"verdicts": [verdict], "outcome": "inconclusive"})
-        assert f"{words} would tell" in why(candidate, "accuracy")
+        assert words in why(candidate, "accuracy")

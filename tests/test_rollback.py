@@ -90,6 +90,23 @@ def test_an_alias_that_somebody_moved_meanwhile_is_left(steps: dict[str, dict[st
 
 
 @pytest.mark.slow
+def test_rollback_refuses_another_champion_than_was_judged(steps: dict[str, dict[str, Any]]) -> None:
+    """Version 3 was promoted while somebody decided about version 2: it stays, and is not marked."""
+    refused = steps["from version 2, which is not the champion"]
+    assert (refused["error"], refused["left"]["aliases"], refused["marks"]) == ("ChampionMoved", {CHAMPION: 3}, {})
+    done = steps["from version 3, which is the champion"]
+    assert (done["left"]["aliases"], list(done["marks"])) == ({CHAMPION: 2}, ["3"])
+
+
+@pytest.mark.slow
+def test_watch_leaves_a_champion_that_it_did_not_judge(steps: dict[str, dict[str, Any]]) -> None:
+    """The alarm is about version 2 and the champion is version 3 by now; nothing is recorded as done about the alarm."""
+    watch = steps["the watch, about version 2"]
+    assert watch["said"].startswith("no rollback: models:/m-quantized@champion-ort-cpu is version 3")
+    assert (watch["left"]["aliases"], watch["marks"]) == ({CHAMPION: 3}, {})
+
+
+@pytest.mark.slow
 def test_a_damaged_version_is_passed_over_and_refused_by_name(steps: dict[str, dict[str, Any]]) -> None:
     by_name, past = steps["to one that is damaged"], steps["past one that is damaged"]
     assert (by_name["error"], by_name["left"]["aliases"], by_name["marks"]) == ("VersionUnsound", {CHAMPION: 3}, {})
@@ -100,9 +117,10 @@ def test_the_form_has_descriptions_choices_and_bounds() -> None:
     """What the UI makes of the flow's parameters."""
     schema = parameter_schema(rollback).model_dump()
     fields = schema["properties"]
-    assert list(fields) == ["model", "target", "to", "reason"] and schema["required"] == ["model", "target"]
+    assert list(fields) == ["model", "target", "to", "leaving", "reason"] and schema["required"] == ["model", "target"]
     assert all(field["description"] for field in fields.values())
     assert fields["target"]["enum"] == list(TARGETS)
+    assert fields["leaving"]["anyOf"][0] == {"minimum": 1, "type": "integer"}
     assert fields["to"]["anyOf"][0] == {"minimum": 0, "type": "integer"} and fields["reason"]["maxLength"] == 1000
 
 

@@ -19,6 +19,8 @@ from conftest import Tiny
 from driving import Answer, environment, register_models, run_jobs, write_job
 
 STATIC, DYNAMIC, INT4 = "int8-static-minmax-pc@ort-cpu", "int8-dynamic-pc@ort-cpu", "int4-g32-rtn@ort-cpu"
+# On this model both place the same pairs.
+COPY = "int8-static-minmax-pc-all@ort-cpu"
 FP8, ELSEWHERE = "fp8-amax-pc@ort-cpu", "fp16@tensorrt"
 
 pytestmark = pytest.mark.slow
@@ -47,7 +49,7 @@ def world(tmp_path_factory: pytest.TempPathFactory, tiny: Tiny) -> tuple[Path, d
         {"name": "trial", "job": first, "promote": False},
         {"name": "first", "job": first},
         {"name": "again", "job": first},
-        {"name": "none", "job": job("none", candidates=[STATIC, INT4], gates={"min_speedup": 1000.0})},
+        {"name": "none", "job": job("none", candidates=[STATIC, COPY, INT4], gates={"min_speedup": 1000.0})},
         {"name": "refused", "job": job("refused", data=data)},
         {"name": "file", "job": job("file", source=str(tiny.model))},
         {"name": "torch", "job": job("torch", source="models:/tiny-torch/1")},
@@ -58,6 +60,15 @@ def world(tmp_path_factory: pytest.TempPathFactory, tiny: Tiny) -> tuple[Path, d
         {"name": "weaker", "job": job("weaker", source="models:/tiny-torch/1", candidates=[STATIC], objective="size")},
         {"name": "rollback", "command": "rollback", "model": "tiny-torch", "target": "ort-cpu"},
         {"name": "rolled back", "job": str(root / "challenger.yaml")},
+        {
+            "name": "tagged",
+            "command": "tag",
+            "model": "tiny-quantized",
+            "tag": "quantgate.device",
+            "value": "Server CPU [avx2] x16; onnxruntime 1.20.0",
+        },
+        {"name": "other device", "job": job("other device", candidates=[INT4], objective="size")},
+        {"name": "replaced", "job": str(root / "other device.yaml"), "replace_device": True},
         {"name": "elsewhere", "job": job("elsewhere", target="tensorrt", candidates="default")},
     ]
     return state, run_jobs(state, root / "runs", calls)
@@ -72,7 +83,7 @@ def registry(state: Path, query: str) -> list[tuple[Any, ...]]:
 def test_every_result_follows_the_published_schema(world: tuple[Path, dict[str, Answer]]) -> None:
     schema = json.loads((Path(__file__).parent.parent / "docs" / "result.schema.json").read_text())
     for name, answer in world[1].items():
-        if name == "rollback":
+        if name in ("rollback", "tagged"):
             continue
         assert answer.result is not None, (name, answer.said)
         jsonschema.validate(answer.result, schema)
@@ -91,6 +102,8 @@ def test_every_result_follows_the_published_schema(world: tuple[Path, dict[str, 
         ("challenger", 0, "promoted"),
         ("weaker", 3, "no_variant"),
         ("rolled back", 3, "no_variant"),
+        ("other device", 3, "no_variant"),
+        ("replaced", 0, "promoted"),
         ("elsewhere", 3, "no_variant"),
     ],
 )
@@ -99,6 +112,38 @@ def test_outcome_and_exit_code(world: tuple[Path, dict[str, Answer]], name: str,
     assert answer.result is not None
     assert (answer.code, answer.result["outcome"]) == (code, outcome), answer.said
     assert "Traceback" not in answer.said
+
+
+def test_copy_of_an_artifact_is_judged_once(world: tuple[Path, dict[str, Answer]]) -> None:
+    """One measurement, one verdict, one outcome; the names of both stand in the document, in MLflow and in the log."""
+    state, answers = world
+    result, said = answers["none"].result, answers["none"].said
+    assert result is not None
+    first, copy, other = result["candidates"]
+    assert (first["copies"], copy["copies"], other["copies"]) == ([COPY], [], [])
+    assert first["verdicts"] and (copy["outcome"], copy["verdicts"], copy["latencies"]) == ("refused", [], [])
+    assert copy["refusal"] == {"kind": "copy", "reason": f"the same artifact as {STATIC}, which is judged for both"}
+    assert "of 2 candidates" in result["reason"] and "1 further candidate made the same artifact" in result["reason"]
+    assert said.count(f"measured {STATIC}:") == 1 and f"measured {COPY}:" not in said
+    parent = Path(result["report"]).parent.name
+    nested = f"SELECT run_uuid FROM tags WHERE key = 'mlflow.parentRunId' AND value = '{parent}'"
+    assert registry(state, f"SELECT value FROM tags WHERE key = 'quantgate.copies' AND run_uuid IN ({nested})") == [
+        (COPY,)
+    ]
+    assert registry(state, f"SELECT name, status FROM runs WHERE run_uuid IN ({nested}) ORDER BY name") == [
+        (name, "FINISHED") for name in sorted((STATIC, COPY, INT4))
+    ]
+
+
+def test_progress_compares_the_same_samples(world: tuple[Path, dict[str, Answer]]) -> None:
+    """The baseline and each variant on the samples that choose, with their number and the value that is judged."""
+    result, said = world[1]["none"].result, world[1]["none"].said
+    assert result is not None
+    (n,) = {verdict["n"] for verdict in result["candidates"][0]["verdicts"] if verdict["gate"] == "drop"}
+    assert n < 2000
+    assert f"baseline: accuracy {result['baseline']['value']:.4f} on {n} samples" in said
+    for one in (result["candidates"][0], result["candidates"][2]):
+        assert f"made {one['name']}: accuracy {one['metric_value']:.4f} on {n} samples, " in said
 
 
 def test_each_candidate_ends_for_its_own_reason(world: tuple[Path, dict[str, Answer]]) -> None:
@@ -266,6 +311,26 @@ def test_what_was_rolled_back_is_not_promoted_by_the_next_run(world: tuple[Path,
     champion = "SELECT version FROM registered_model_aliases WHERE name = 'tiny-torch-quantized'"
     assert registry(state, champion) == [(1,)]
     assert registry(state, "SELECT COUNT(*) FROM model_versions WHERE name = 'tiny-torch-quantized'") == [(2,)]
+
+
+def test_champion_of_another_device_is_replaced_only_on_request(world: tuple[Path, dict[str, Answer]]) -> None:
+    """A warning before the baseline is measured, a verdict that names both devices, and no comparison of speeds."""
+    answers = world[1]
+    refused, replaced = answers["other device"].result, answers["replaced"].result
+    assert refused is not None and replaced is not None
+    (candidate,) = refused["candidates"]
+    against = [verdict for verdict in candidate["verdicts"] if verdict["outcome"] != "pass"]
+    assert [verdict["gate"] for verdict in against] == ["champion_device"]
+    here = f"{refused['inventory']['cpu']} [{' '.join(refused['inventory']['isa'])}]"
+    reason = f"it was approved on Server CPU [avx2], and this is {here}; to replace it, run with --replace-device"
+    assert against[0]["reason"] == reason and reason in refused["reason"]
+    assert "beats_champion" not in {verdict["gate"] for verdict in candidate["verdicts"]}
+    warning = answers["other device"].said.index("champion version 1 stays whatever wins")
+    assert warning < answers["other device"].said.index("made ")
+    (candidate,) = replaced["candidates"]
+    verdicts = {verdict["gate"]: verdict for verdict in candidate["verdicts"]}
+    assert verdicts["champion_device"]["reason"].startswith("replaced on request: it was approved on Server CPU [avx2]")
+    assert verdicts["beats_champion"]["outcome"] == "pass" and replaced["champion"]["previous"] == "1"
 
 
 def test_refused_data_leaves_a_page_and_says_what_to_do(world: tuple[Path, dict[str, Answer]]) -> None:

@@ -103,3 +103,31 @@ def test_noise_is_the_power_of_the_error_over_that_of_the_output(
     expected = ((outputs[1] - outputs[0]) ** 2).sum() / (outputs[0] ** 2).sum()
     noise = next(sensitivity.noise for sensitivity in found if sensitivity.part.name == "third")
     assert noise == pytest.approx(expected, rel=1e-6) and noise > 0
+
+
+def test_masked_logits_leave_the_order_of_parts(
+    hard: Hard, ranked: tuple[Path, dict[str, Range], tuple[Sensitivity, ...]], tmp_path: Path
+) -> None:
+    """A class masked by -inf in the float model too: the parts keep their noise on the other classes."""
+    prepared, ranges, found = ranked
+    model = onnx.load(prepared)
+    head = next(node for node in model.graph.node if "logits" in node.output)
+    head.output[0] = "unmasked"
+    classes = model.graph.output[0].type.tensor_type.shape.dim[1].dim_value
+    mask = np.zeros(classes, np.float32)
+    mask[0] = -np.inf
+    model.graph.initializer.append(numpy_helper.from_array(mask, "mask"))
+    model.graph.node.append(helper.make_node("Add", ["unmasked", "mask"], ["logits"], name="masking"))
+    onnx.save(model, tmp_path / "masked.onnx")
+    ranges = ranges | {"unmasked": ranges["logits"]} if "logits" in ranges else ranges
+
+    def without(model: Path, keep_float: Collection[str], path: Path) -> None:
+        static_int8(model, ranges, path, keep_float=keep_float)
+
+    samples = load_samples(
+        hard.calibration, (TensorSpec("x", "float32", ("batch", 64)),), label="label", role="calibration"
+    )
+    parts = find_parts(onnx.load(tmp_path / "masked.onnx").graph, ("first", "second", "third", "head"))
+    masked = rank_parts(tmp_path / "masked.onnx", parts, without, samples, "logits", SETTINGS)
+    assert all(np.isfinite(one.noise) for one in masked)
+    assert [one.part.name for one in masked[:2]] == [one.part.name for one in found[:2]]

@@ -11,11 +11,12 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from fault_proxy import faults
 from s3_server import client, s3_stack, some_place
 from stack import Stack
 
@@ -308,6 +309,56 @@ def test_a_lease_that_another_took_is_not_given_back(where: S3Uri) -> None:
         assert S3().write(where / "m.json", json.dumps(other).encode(), only_if=found.etag)
         assert not held._write(held._told)
     assert json.loads(S3().read(where / "m.json")[0]) == other
+
+
+def test_a_lease_that_is_given_back_leaves_no_object(where: S3Uri) -> None:
+    """Every entry of the store has a lock of its own: thousands of leases would stay."""
+    locks = S3Locks(where, lease_seconds=60)
+    with locks.hold("entry-a", wait_seconds=0):
+        assert [found.uri.name for found in S3().list(where)] == ["entry-a.json"]
+    assert list(S3().list(where)) == []
+    with locks.hold("entry-a", wait_seconds=0) as held:
+        held.check()
+
+
+def test_a_lease_of_another_is_not_deleted(where: S3Uri) -> None:
+    """Another took it between the release and the deletion."""
+    s3 = S3()
+    first = s3.write(where / "m.json", b"first", only_if_absent=True)
+    assert first is not None
+    second = s3.write(where / "m.json", b"second", only_if=first.etag)
+    assert second is not None
+    assert not s3.delete(where / "m.json", only_if=first.etag)
+    assert s3.read(where / "m.json")[0] == b"second"
+    assert s3.delete(where / "m.json", only_if=second.etag) and not s3.delete(where / "m.json", only_if=second.etag)
+
+
+def test_leases_stay_where_the_server_deletes_regardless(where: S3Uri, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that ignores the condition could delete a lease that another has taken meanwhile."""
+    monkeypatch.setattr(S3, "delete", lambda self, uri, only_if=None: bool(self.call("deleting", "delete_object", uri)))
+    with S3Locks(where, lease_seconds=60).hold("m", wait_seconds=0):
+        pass
+    (left,) = S3().list(where)
+    assert json.loads(S3().read(left.uri)[0])["released"]
+
+
+def test_renewal_goes_on_after_one_whose_answers_were_lost(
+    stack: Stack, where: S3Uri, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server renewed the lease and no answer arrived: what the holder finds there then is its own."""
+    port = int(stack.endpoint.rpartition(":")[2])
+    with faults(port, {"lost": 1.0}, seed=1) as proxy:
+        proxy.paused = True
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
+        with S3Locks(where, lease_seconds=60).hold("m", wait_seconds=0) as held:
+            told = held._told
+            proxy.paused = False
+            with pytest.raises(InfrastructureError):
+                held._write(replace(told, renewals=1))
+            proxy.paused = True
+            assert json.loads(S3().read(where / "m.json")[0])["renewals"] == 1
+            assert held._write(replace(told, renewals=2))
+            held.check()
 
 
 def test_data_is_fetched_once_and_again_when_it_changes(tmp_path: Path, where: S3Uri) -> None:

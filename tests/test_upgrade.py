@@ -16,10 +16,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tasks.ptq.graph import gather_weights, notes_of
 from tasks.ptq.upgrade import OPSET, upgrade_opset
-from validators.datasets import Samples, TensorSpec
+from validators.datasets import Arrays, TensorSpec
 from validators.errors import SourceError
 from validators.onnx_graph import check_source_graph, opset_of
-from validators.records import DataFile
 
 node = helper.make_node
 Array = NDArray[Any]
@@ -29,8 +28,8 @@ def draw(*shape: int, seed: int = 0) -> NDArray[np.float32]:
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
-def samples(*shape: int) -> Callable[[tuple[TensorSpec, ...]], Samples]:
-    return lambda inputs: Samples(DataFile(Path("x"), "", shape[0]), {"x": draw(*shape, seed=7)}, None, {})
+def samples(*shape: int) -> Callable[[tuple[TensorSpec, ...]], Arrays]:
+    return lambda inputs: {"x": draw(*shape, seed=7)}
 
 
 def save(

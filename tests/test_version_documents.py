@@ -37,6 +37,8 @@ FACTS = (
     "EPYC, 8 cores, avx2",
     "onnxruntime 1.31.1",
     "QUANTGATE_MISMATCH=refuse",
+    "The session has 2 threads; where fewer than 8 cores are usable",
+    "`QUANTGATE_THREADS` sets another number",
     "| drop | +0.50 pt | ≤ +2.00 pt | -0.10 pt to +1.10 pt | 95 % | 1000 |",
     "| confirmed drop |",
     "2.00x the speed, at least 1.80x",

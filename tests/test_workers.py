@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,6 +17,9 @@ import pytest
 from conftest import Tiny
 from driving import Answer, run_jobs, write_job
 from stack import Stack, wait_until
+
+from tasks.measure.inventory import take_inventory, usable_cores
+from tasks.worker_guard import limit_of
 
 STATIC, DYNAMIC = "int8-static-minmax-pc@ort-cpu", "int8-dynamic-pc@ort-cpu"
 # A target that the plant below has no worker for, wherever the tests run.
@@ -144,7 +146,7 @@ def test_no_two_are_timed_at_once(plant: Plant, dispatched: Answer) -> None:
     kinds = [f"prefect.concurrency-limit.{kind}" for kind in ("acquired", "released")]
     events = {"filter": {"event": {"name": kinds}}, "limit": 50}
     found = plant.stack.ask("/events/filter", events)["events"]
-    limit = f"cpu-{socket.gethostname()}"
+    limit = limit_of(take_inventory("ort-cpu"))
     assert {event["resource"]["prefect.resource.name"] for event in found} == {limit}
     ends = [(datetime.fromisoformat(event["occurred"]), event["event"].rpartition(".")[2]) for event in found]
     # Three at least: two candidates and the confirmation.
@@ -159,7 +161,7 @@ def test_the_inventory_is_where_people_see_it(plant: Plant) -> None:
     (variable,) = plant.stack.ask("/variables/filter")
     assert variable["name"].startswith("quantgate-worker-") and variable["name"].endswith("-ort-cpu")
     told = json.loads(variable["value"])
-    assert (told["target"], told["cores"]) == ("ort-cpu", len(os.sched_getaffinity(0)))
+    assert (told["target"], told["cores"]) == ("ort-cpu", usable_cores())
 
 
 def test_a_worker_with_another_state_folder_says_so(plant: Plant, tiny: Tiny, tmp_path: Path) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
+
 from validators.calibration_evidence import Evidence
 from validators.label_coverage import MIN_EXPECTED_COUNT, count_required_labels
 from validators.measurements import worst_first
@@ -96,11 +98,23 @@ def _describe_leakage(evidence: Evidence, _: Sequence[Result]) -> Words:
     if near:
         places = [f"{row} like its {leaks.near[row]}" for row in near]
         found.append(f"{len(near)} nearly the same as one there ({', '.join(places[:SHOWN])}{and_more(places)})")
-    leaked = copies + (near if len(near) > leaks.allowed else [])
+    leaked = {*copies, *(near if len(near) > leaks.allowed else [])}
+    expected = (
+        "no calibration sample in the evaluation data, and at most "
+        f"{leaks.allowed} nearly the same (evaluation samples among themselves: {leaks.natural_share:.1%})"
+    )
+    if leaks.in_groups is not None:
+        rows = [int(row) for row in np.flatnonzero(leaks.in_groups)]
+        leaked.update(rows)
+        names = ", ".join(leaks.groups[:SHOWN]) + and_more(leaks.groups)
+        found.append(
+            f"{count(len(rows), 'sample')} of {count(len(leaks.groups), 'group')} in both"
+            + (f" ({names})" if rows else "")
+        )
+        expected += ", and no group (`data.groups`) in both files"
     return (
         ", ".join(found),
-        "no calibration sample in the evaluation data, and at most "
-        f"{leaks.allowed} nearly the same (evaluation samples among themselves: {leaks.natural_share:.1%})",
+        expected,
         f"remove {name_rows(sorted(leaked))} from the calibration data, or the same samples from the evaluation data",
     )
 
@@ -146,7 +160,8 @@ def _describe_distribution(evidence: Evidence, results: Sequence[Result]) -> Wor
     return (
         found or fine,
         f"for each statistic, a PSI of at most {bounds.max_psi:g} above chance and a corrected Kolmogorov-Smirnov "
-        f"p-value of at least {bounds.min_drift_p_value:g} against {reference}",
+        f"p-value of at least {bounds.min_drift_p_value:g} against {reference}"
+        + (f" ({evidence.compared})" if evidence.compared else ""),
         f"compare how input {', '.join(inputs)} is made and scaled in the calibration data and in {reference}; "
         "draw the calibration samples at random from the same source",
     )

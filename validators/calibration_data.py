@@ -45,6 +45,7 @@ def judge_calibration(
     - `no_leakage` (critical): no sample is in the evaluation data, by the digest of its inputs; and no more are nearly the same
       as an evaluation sample than evaluation samples are among themselves (`min_leak_p_value`, 0.001).
       `validators.near_duplicates` says what nearly the same means.
+      No group that the job names (`data.groups`) has samples in both.
     - `no_duplicates` (warning): at most `max_duplicates` (5 %) of the samples repeat an earlier one.
     - `labels_covered`, `slices_covered` (critical; absent unless calibration and reference have class indices, or slices): no
       group of the reference is missing or rare (`min_label_share`, 0.25 of its share there).
@@ -87,10 +88,13 @@ def conclude(checks: tuple[Check, ...]) -> Literal["accepted", "accepted_with_wa
 
 def measure_figures(evidence: Evidence) -> dict[str, float]:
     """The numbers that are worth watching from run to run, by name; shares from 0 to 1."""
+    leaked = evidence.table["in evaluation"] + evidence.table["near evaluation"]
+    if "group in evaluation" in evidence.table:
+        leaked += evidence.table["group in evaluation"]
     figures: dict[str, float] = {
         "samples": len(evidence.table),
         "distinct_samples": int(evidence.table["digest"].nunique()),
-        "leaked_samples": int(evidence.table["in evaluation"].sum() + evidence.table["near evaluation"].sum()),
+        "leaked_samples": int((leaked > 0).sum()),
     }
     if evidence.comparisons:
         figures["min_drift_p_value"] = min(comparison.p_value for comparison in evidence.comparisons)

@@ -12,23 +12,17 @@ from numpy.typing import NDArray
 
 from validators.datasets import Samples
 from validators.digests import digest_samples
-from validators.drift import Comparison, Vector, compare
-from validators.errors import DataError
-from validators.input_kinds import kind_of
+from validators.disjoint import compare_disjoint
+from validators.drift import Comparison, Vector
 from validators.job_data import CalibrationBounds
 from validators.label_coverage import Label
 from validators.model_view import ModelView
 from validators.near_duplicates import allow_by_chance, find_near_duplicates, find_near_duplicates_within
 from validators.representation import MIN_SAMPLES, Cover, Likeness, measure_cover, measure_likeness
-from validators.sample_statistics import align, count_nonfinite, differs_from_first, measure_samples
-from validators.token_frequencies import measure_tokens
+from validators.sample_statistics import count_nonfinite, differs_from_first
 
 if TYPE_CHECKING:
     import pandas as pd
-
-# Statistics of more reference samples than this would take longer and change no verdict: chance in the calibration samples,
-# of which there are fewer, is what limits the comparison.
-MAX_REFERENCE_SAMPLES = 5000
 
 
 @dataclass(frozen=True)
@@ -37,12 +31,15 @@ class Leaks:
 
     `near` (shape `(n,)`) is the row of that evaluation sample, -1 where there is none; exact copies are not among them.
     `natural_share` is the share of evaluation samples that have such a neighbour among the others, and `allowed` the most
-    that as many new samples would have by chance.
+    that as many new samples would have by chance. `groups` are the keys of clusters (`data.groups`) that have samples in both
+    files, and `in_groups` (shape `(n,)`) marks the calibration samples of those.
     """
 
     near: NDArray[np.intp]
     natural_share: float
     allowed: int
+    groups: tuple[str, ...] = ()
+    in_groups: NDArray[np.bool_] | None = None
 
 
 @dataclass(frozen=True)
@@ -58,18 +55,20 @@ class Seen:
 class Evidence:
     """What the checks read: `table` has one row a calibration sample, the rest says what its columns are held against.
 
-    Columns of `table`: `digest` (of the inputs), `in evaluation` and `near evaluation` (0 or 1), `label` and
-    `slice.name` (if they are judged), `nearest other` (distance in the representation, NaN for what was not run through the
-    model), `representation` (its place along the first component there), and by input `input.differs from first` (0 or 1),
-    `input.not finite` (a count, float inputs only) and `input.statistic`. `groups` maps `label` and each `slice.name` to the
-    samples that the reference has of each of its values. `medians` holds for each statistic the median over the calibration
-    and over the reference. `seen` is None when too few samples were run through the model.
+    Columns of `table`: `digest` (of the inputs), `in evaluation`, `near evaluation` and `group in evaluation` (0 or 1; the last
+    if the job names groups), `label` and `slice.name` (if they are judged), `nearest other` (distance in the representation,
+    NaN for what was not run through the model), `representation` (its place along the first component there), and by input
+    `input.differs from first` (0 or 1), `input.not finite` (a count, float inputs only) and `input.statistic`. `groups` maps
+    `label` and each `slice.name` to the samples that the reference has of each of its values. `comparisons` rest on the
+    reference rows that `compared` names (empty: all of them); `medians` holds for each statistic the median over the
+    calibration and over those. `seen` is None when too few samples were run through the model.
     """
 
     table: pd.DataFrame
     float_inputs: tuple[str, ...]
     other_inputs: tuple[str, ...]
     comparisons: tuple[Comparison, ...]
+    compared: str
     medians: dict[str, tuple[float, float]]
     reference: str
     groups: dict[str, dict[Label, int]]
@@ -95,13 +94,16 @@ def gather_evidence(
     import pandas as pd  # 1 s to import
 
     reference = evaluation if traffic is None else traffic
-    statistics, reference_statistics = measure_both(calibration, reference, seed)
-    digests, known = digest_samples(calibration.inputs), set(digest_samples(evaluation.inputs))
-    copies = np.array([digest in known for digest in digests])
+    digests, known = digest_samples(calibration.inputs), digest_samples(evaluation.inputs)
+    compared = compare_disjoint(calibration, reference, known, bounds, seed, is_evaluation=traffic is None)
+    in_evaluation = set(known)
+    copies = np.array([digest in in_evaluation for digest in digests])
     leaks = _find_leaks(calibration, evaluation, copies, bounds)
     groups = _groups(calibration, reference)
     columns: dict[str, Any] = {"digest": digests, "in evaluation": copies.astype(int)}
     columns["near evaluation"] = (leaks.near >= 0).astype(int)
+    if leaks.in_groups is not None:
+        columns["group in evaluation"] = leaks.in_groups.astype(int)
     columns |= {name: _group_columns(calibration)[name] for name in groups}
     is_float = {name: array.dtype.kind == "f" for name, array in calibration.inputs.items()}
     for name, array in calibration.inputs.items():
@@ -114,34 +116,21 @@ def gather_evidence(
         columns["nearest other"] = _spread(seen.cover.among, rows, len(calibration))
         columns["representation"] = _spread(seen.cover.along, rows, len(calibration))
     return Evidence(
-        table=pd.DataFrame(columns | statistics),
+        table=pd.DataFrame(columns | compared.statistics),
         float_inputs=tuple(name for name in is_float if is_float[name]),
         other_inputs=tuple(name for name in is_float if not is_float[name]),
-        comparisons=compare(statistics, reference_statistics),
-        medians={name: (_median(values), _median(reference_statistics[name])) for name, values in statistics.items()},
+        comparisons=compared.comparisons,
+        compared=compared.note,
+        medians={
+            name: (_median(values), _median(compared.reference_statistics[name]))
+            for name, values in compared.statistics.items()
+        },
         reference="the evaluation inputs" if traffic is None else "the traffic",
         groups=groups,
         leaks=leaks,
         seen=seen,
         bounds=bounds,
     )
-
-
-def measure_both(calibration: Samples, reference: Samples, seed: int) -> tuple[dict[str, Vector], dict[str, Vector]]:
-    """The statistics of each sample on either side, those of tokens with them.
-
-    Raises:
-        DataError: an input of the reference has a finite value in no sample.
-    """
-    rows = _draw(len(reference), seed)
-    ours, theirs = align(measure_samples(calibration.inputs), measure_samples(reference.inputs, rows))
-    _check_reference(reference, theirs)
-    for name, array in calibration.inputs.items():
-        drawn = reference.inputs[name] if rows is None else reference.inputs[name][rows]
-        if array[0].size and drawn[0].size and "index" in (kind_of(array), kind_of(drawn)):
-            for table, tokens in zip((ours, theirs), measure_tokens(array, drawn), strict=True):
-                table |= {f"{name}.{statistic}": values for statistic, values in tokens.items()}
-    return ours, theirs
 
 
 def _find_leaks(
@@ -151,7 +140,12 @@ def _find_leaks(
     near[copies] = -1
     natural, m = int(np.count_nonzero(find_near_duplicates_within(evaluation.inputs) >= 0)), len(evaluation)
     allowed = allow_by_chance(int(np.count_nonzero(~copies)), natural, m, bounds.min_leak_p_value)
-    return Leaks(near, natural / m, allowed)
+    if calibration.clusters is None or evaluation.clusters is None:
+        return Leaks(near, natural / m, allowed)
+    # As text, as the split reads them: one file may have written numbers where the other has digits.
+    ours, theirs = calibration.clusters.astype(str), set(evaluation.clusters.astype(str).tolist())
+    in_groups = np.array([key in theirs for key in ours.tolist()], np.bool_)
+    return Leaks(near, natural / m, allowed, tuple(np.unique(ours[in_groups]).tolist()), in_groups)
 
 
 def see(view: ModelView, bounds: CalibrationBounds, seed: int) -> Seen | None:
@@ -169,12 +163,6 @@ def _spread(values: Vector, rows: NDArray[np.intp], count: int) -> Vector:
     column = np.full(count, np.nan)
     column[rows] = values
     return column
-
-
-def _draw(count: int, seed: int) -> NDArray[np.intp] | None:
-    if count <= MAX_REFERENCE_SAMPLES:
-        return None
-    return np.sort(np.random.default_rng(seed).choice(count, MAX_REFERENCE_SAMPLES, replace=False))
 
 
 def _group_columns(samples: Samples) -> dict[str, NDArray[Any]]:
@@ -200,13 +188,3 @@ def _groups(calibration: Samples, reference: Samples) -> dict[str, dict[Label, i
 def _median(values: Vector) -> float:
     finite = values[np.isfinite(values)]
     return float(np.median(finite)) if finite.size else float("nan")
-
-
-def _check_reference(reference: Samples, statistics: dict[str, Vector]) -> None:
-    empty = sorted({name.rpartition(".")[0] for name, values in statistics.items() if not np.isfinite(values).any()})
-    if empty:
-        raise DataError(
-            found=f"{reference.file.path.name}: NaN or Inf in input {empty[0]!r} of every sample",
-            expected="samples with finite values, to hold the calibration data against",
-            fix="repair the file, or leave out `data.traffic`",
-        )

@@ -69,6 +69,13 @@ def _expect_unseen(evidence: Evidence) -> Iterator[Expectation]:
     yield gxe.ExpectColumnSumToBeBetween(
         column="near evaluation", max_value=evidence.leaks.allowed, **_tell("no_leakage", "", "critical", text)
     )
+    if evidence.leaks.in_groups is not None:
+        text = (
+            "no group has samples in both files (observed: calibration samples whose group is in the evaluation data)"
+        )
+        yield gxe.ExpectColumnSumToBeBetween(
+            column="group in evaluation", max_value=0, **_tell("no_leakage", "", "critical", text)
+        )
     share = 1 - evidence.bounds.max_duplicates
     text = f"at least {share:.0%} of the samples are distinct"
     yield gxe.ExpectColumnProportionOfUniqueValuesToBeBetween(

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
-from validators.gates import bounded
+from validators.gates import BLOCKS, bounded
 from validators.job_gates import Gates
 from validators.journal import RolledBack
 from validators.measurements import Estimate
+from validators.records import device_class
 from validators.resource_gates import disturbed
 from validators.verdicts import Verdict
 
@@ -39,7 +40,7 @@ def judge_against_champion(
         verdict = bounded(
             "beats_champion",
             drop,
-            gates.max_drop,
+            gates.drop_bound,
             "at_most",
             gates.confidence,
             n,
@@ -69,7 +70,28 @@ def judge_against_champion(
         pairs,
         _IN_TURN,
         "{:.3f}x".format,
-        counted="pairs of blocks",
+        counted=BLOCKS,
+    )
+
+
+def judge_champion_device(*, approved_on: str, here: str, replaces: bool) -> Verdict:
+    """The gate `champion_device`: the champion was approved on a device of the same class as this one; both are device keys.
+
+    The alias of a target is shared by all machines, and speed on one says nothing of another. `replaces` says that the user
+    asked to replace a champion of another device.
+    """
+    champion, ours = device_class(approved_on), device_class(here)
+    differs = champion != ours
+    found = f"it was approved on {champion}, and this is {ours}"
+    reason = f"replaced on request: {found}" if replaces else f"{found}; to replace it, run with --replace-device"
+    return Verdict(
+        "champion_device",
+        "fail" if differs and not replaces else "pass",
+        float(differs),
+        0.0,
+        "at_most",
+        method="device class beside the champion's",
+        reason=reason if differs else "",
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from validators.data_advice import dtype_advice, is_cut, kind_of_file, shape_advice
 from validators.digests import digest_file
 from validators.errors import DataError
 from validators.labels import LabelSpec, check_labels
@@ -37,13 +38,15 @@ class TensorSpec:
 class Samples:
     """Samples that fit a model: `inputs[name]` has shape `(n, ...)`, `labels` has shape `(n, ...)` or is None.
 
-    `slices[name]` (integers, booleans or text of shape `(n,)`) tells each sample's group.
+    `slices[name]` (integers, booleans or text of shape `(n,)`) tells each sample's group. `clusters` (likewise) has the key of
+    what a sample shares with others of its cluster, such as a patient; None where the job names no `data.groups`.
     """
 
     file: DataFile
     inputs: Arrays
     labels: NDArray[Any] | None
     slices: Arrays = field(default_factory=dict)
+    clusters: NDArray[Any] | None = None
 
     def __len__(self) -> int:
         return self.file.rows
@@ -55,18 +58,27 @@ class Samples:
 
 
 def load_samples(
-    path: Path, inputs: tuple[TensorSpec, ...], *, label: str, role: str, slices: tuple[str, ...] = ()
+    path: Path,
+    inputs: tuple[TensorSpec, ...],
+    *,
+    label: str,
+    role: str,
+    slices: tuple[str, ...] = (),
+    groups: str | None = None,
+    ignore: tuple[str, ...] = (),
 ) -> Samples:
     """Read a data file and check that its arrays fit the model's inputs.
 
-    `role` (calibration, evaluation, traffic) names the file in errors. The label is optional here, and so are slices.
+    `role` (calibration, evaluation, traffic) names the file in errors. Label, slices and groups are optional here. Arrays of a
+    name in `ignore` are left out.
 
     Raises:
         DataError: the file is missing, unreadable or empty, or a name, dtype, shape or length does not fit.
     """
-    arrays = read_arrays(path, role)
+    arrays = {name: array for name, array in read_arrays(path, role).items() if name not in ignore}
     labels = _as_text(arrays.pop(label)) if label in arrays else None
-    groups = {name: _as_groups(arrays.pop(name), name, path, role) for name in slices if name in arrays}
+    sorted_by = {name: _as_groups(arrays.pop(name), name, path, role) for name in slices if name in arrays}
+    clusters = _as_groups(arrays.pop(groups), groups, path, role) if groups in arrays else None
     expected = "; ".join(str(spec) for spec in inputs)
     missing = [spec.name for spec in inputs if spec.name not in arrays]
     extra = sorted(set(arrays) - {spec.name for spec in inputs})
@@ -76,7 +88,10 @@ def load_samples(
             + (f", missing {missing}" if missing else "")
             + (f", not inputs of the model: {extra}" if extra else ""),
             expected=f"one array for each input ({expected}) and {label!r}",
-            fix="name the arrays like the model's inputs, or set `data.label` and `data.slices`",
+            fix="name the arrays like the model's inputs"
+            if missing
+            else f"add `ignore: [{', '.join(extra)}]` to `data`, name labels in `data.label` and groups in `data.slices` or "
+            "`data.groups`, or leave them out of the file",
         )
     for spec in inputs:
         _check_array(arrays[spec.name], spec, path, role)
@@ -86,7 +101,9 @@ def load_samples(
             expected="one label a sample, along axis 0",
             fix="write the labels as an array",
         )
-    others = groups | ({label: labels} if labels is not None else {})
+    others = sorted_by | ({label: labels} if labels is not None else {})
+    if groups is not None and clusters is not None:
+        others[groups] = clusters
     lengths = {name: len(array) for name, array in (arrays | others).items()}
     if len(set(lengths.values())) > 1:
         raise DataError(
@@ -99,7 +116,7 @@ def load_samples(
         raise DataError(
             found=f"{role} data {path.name} with no samples", expected="at least one sample", fix="fill the file"
         )
-    return Samples(DataFile(path, digest_file(path), rows), arrays, labels, groups)
+    return Samples(DataFile(path, digest_file(path), rows), arrays, labels, sorted_by, clusters)
 
 
 def check_evaluation(samples: Samples, spec: LabelSpec, *, metric: str, label: str) -> None:
@@ -134,17 +151,18 @@ def read_arrays(path: Path, role: str) -> Arrays:
     """
     if not path.is_file():
         raise DataError(
-            found=f"{role} data {path}: no such file",
+            found=f"{role} data {path}: {'a folder' if path.is_dir() else 'no such file'}",
             expected="an .npz or .parquet file",
             fix="correct the path in `data`",
         )
     readers = {".npz": _read_npz, ".parquet": _read_parquet}
     if path.suffix not in readers:
         raise DataError(
-            found=f"{role} data {path.name} with suffix {path.suffix!r}",
+            found=f"{role} data {path.name} with suffix {path.suffix!r}: {kind_of_file(path)}",
             expected=".npz or .parquet",
-            fix="convert the file",
+            fix="write the arrays with numpy.savez('data.npz', x=..., label=...), or a table with pandas' to_parquet",
         )
+    _check_kind(path, role)
     try:
         return readers[path.suffix](path)
     except Exception as error:  # numpy, zipfile, zlib and pyarrow raise a dozen unrelated classes for a damaged file
@@ -156,6 +174,24 @@ def read_arrays(path: Path, role: str) -> Arrays:
         ) from error
 
 
+def _check_kind(path: Path, role: str) -> None:
+    """Refuse a file that is not of the kind that its suffix says: the libraries' own words are about pickles and footers."""
+    name, magic = {".npz": ("npz archive", "zip archive"), ".parquet": ("Parquet file", "Parquet file")}[path.suffix]
+    kind = kind_of_file(path)
+    if not kind.endswith(magic):
+        raise DataError(
+            found=f"{role} data {path.name} is no {name} but {kind}",
+            expected=f"a {name}, as its suffix says" if name[0] == "P" else f"an {name}, as its suffix says",
+            fix="write the file again with numpy.savez or a Parquet writer, or correct its suffix",
+        )
+    if is_cut(path):
+        raise DataError(
+            found=f"{role} data {path.name} is a truncated {name}: its end is missing",
+            expected="a whole file",
+            fix="copy or write the file again",
+        )
+
+
 def _read_npz(path: Path) -> Arrays:
     # Opened here: numpy leaves a file that it opened itself open when the archive is damaged.
     with path.open("rb") as stream:
@@ -165,12 +201,24 @@ def _read_npz(path: Path) -> Arrays:
             raise ValueError("one array, not an archive of named arrays")
         assert archive.zip is not None  # it is open
         _check_fits(sum(member.file_size for member in archive.zip.infolist()))
-        arrays = {name: archive[name] for name in archive.files}
+        arrays = {name: _member(archive, name) for name in archive.files}
     # numpy gives a member that is no array as its bytes.
     foreign = sorted(name for name, array in arrays.items() if not isinstance(array, np.ndarray))
     if foreign:
         raise ValueError(f"members that are no arrays: {foreign}")
     return arrays
+
+
+def _member(archive: Any, name: str) -> Any:
+    """One array of an archive; an array of Python objects is a pickle, which can run code when it is read."""
+    try:
+        return archive[name]
+    except ValueError as error:
+        if "Object arrays cannot be loaded" not in str(error):
+            raise
+        raise ValueError(
+            f"array {name!r} holds Python objects, which are pickled: store text with .astype(str), numbers with a dtype"
+        ) from error
 
 
 def _read_parquet(path: Path) -> Arrays:
@@ -215,13 +263,13 @@ def _as_text(array: NDArray[Any]) -> NDArray[Any]:
 
 
 def _as_groups(array: NDArray[Any], name: str, path: Path, role: str) -> NDArray[Any]:
-    """A slice as an array of integers, booleans or text."""
+    """A slice, or the groups, as an array of integers, booleans or text."""
     array = _as_text(array)
     if array.ndim != 1 or array.dtype.kind not in "iubU":
         raise DataError(
-            found=f"{role} data {path.name}: slice {name!r} is {array.dtype} of shape {array.shape}",
+            found=f"{role} data {path.name}: {name!r} is {array.dtype} of shape {array.shape}",
             expected="one integer, boolean or text a sample",
-            fix="write the groups as a one-dimensional array, or take the name out of `data.slices`",
+            fix="write the groups as a one-dimensional array, or take the name out of `data.slices` or `data.groups`",
         )
     return array
 
@@ -231,7 +279,7 @@ def _check_array(array: NDArray[Any], spec: TensorSpec, path: Path, role: str) -
         raise DataError(
             found=f"{role} data {path.name}: {spec.name} is {array.dtype}",
             expected=f"{spec}",
-            fix=f"convert the array with .astype({spec.dtype!r})",
+            fix=dtype_advice(array, spec.dtype),
         )
     fits = array.ndim == len(spec.shape) and all(
         not isinstance(axis, int) or axis == size for axis, size in zip(spec.shape[1:], array.shape[1:], strict=True)
@@ -240,5 +288,5 @@ def _check_array(array: NDArray[Any], spec: TensorSpec, path: Path, role: str) -
         raise DataError(
             found=f"{role} data {path.name}: {spec.name} of shape {array.shape}",
             expected=f"{spec}, with samples along axis 0",
-            fix="reshape the array, or export the model with dynamic axes",
+            fix=shape_advice(array.shape, spec.shape),
         )

@@ -43,9 +43,9 @@ def digest_values(*values: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def digest_code(folders: Iterable[Path]) -> str:
-    """The sha256 of all Python files below some folders: the version of the code that makes an artifact."""
-    files = sorted(file for folder in folders for file in folder.rglob("*.py"))
+def digest_code(places: Iterable[Path]) -> str:
+    """The sha256 of some Python files, and of all below some folders: the version of the code that makes an artifact."""
+    files = sorted(file for place in places for file in ([place] if place.is_file() else place.rglob("*.py")))
     return digest_values([(file.name, digest_file(file)) for file in files])
 
 

@@ -2,6 +2,7 @@
 
     QuantgateError                 found, expected, fix; an exit code
     ├── JobError               2   the job file, or what the command line said
+    │   └── BudgetExceeded         the run needs more memory or disk than the job allows
     ├── SourceError            2   the model that the job names
     ├── DataError              2   a data file that the job names
     ├── InfrastructureError    1   a registry, a disk, a process: worth another try
@@ -22,7 +23,7 @@ from typing import ClassVar, Literal
 from validators.plain_text import plain
 from validators.redact import redact
 
-RefusalKind = Literal["unsupported", "invalid", "infrastructure"]
+RefusalKind = Literal["unsupported", "invalid", "infrastructure", "copy"]
 
 EXIT_OK = 0
 EXIT_INFRASTRUCTURE = 1
@@ -59,6 +60,10 @@ class JobError(QuantgateError):
     """The job cannot be read, or asks for what cannot be."""
 
     exit_code = EXIT_BAD_INPUT
+
+
+class BudgetExceeded(JobError):
+    """The run needs more memory or disk than `budgets` allows or the machine has; another try would need as much."""
 
 
 class SourceError(QuantgateError):

@@ -42,8 +42,9 @@ def check_sizes(path: Path, model: onnx.ModelProto) -> None:
     for tensor in tensors(model):
         _check_shape(path, f"tensor {tensor.name!r}", tensor.dims)
     for value in [*model.graph.input, *model.graph.output, *model.graph.value_info]:
-        dims = [dim.dim_value for dim in value.type.tensor_type.shape.dim if dim.HasField("dim_value")]
-        _check_shape(path, f"value {value.name!r}", dims)
+        # Some exporters write -1 for a dynamic axis.
+        sizes = [dim.dim_value for dim in value.type.tensor_type.shape.dim if dim.HasField("dim_value")]
+        _check_shape(path, f"value {value.name!r}", (size for size in sizes if size >= 0))
     constants = {tensor.name: tensor for tensor in model.graph.initializer}
     for node in nodes(model):
         shape = constants.get(node.input[-1]) if node.op_type in _FILLED and node.input else None
@@ -124,12 +125,16 @@ def _check_external(path: Path, tensor: onnx.TensorProto, whole: bool) -> None:
 def _check_shape(path: Path, what: str, dims: Iterable[int]) -> None:
     shape = list(dims)
     if any(dim < 0 for dim in shape) or math.prod(shape) > MOST_BYTES:
-        raise _refuse(f"{path.name}: {what}", f"has the shape {shape[:8]}")
+        raise SourceError(
+            found=f"{path.name}: {what} has the shape {shape[:8]}",
+            expected=f"sizes of 0 or more, and at most 2^{MOST_BYTES.bit_length() - 1} elements in a tensor",
+            fix="export the model again; the file is damaged, or its exporter wrote a wrong shape",
+        )
 
 
 def _refuse(what: str, found: str) -> SourceError:
     return SourceError(
         found=f"{what} {found}",
-        expected="every external data file beside the model, whole, and no tensor larger than a memory",
+        expected="every external data file beside the model, whole",
         fix="export the model again, and copy or log it with all its files",
     )

@@ -25,6 +25,14 @@ def overall(verdicts: tuple[Verdict, ...]) -> Literal["passed", "failed", "incon
     return "failed" if "fail" in outcomes else "inconclusive" if "inconclusive" in outcomes else "passed"
 
 
+# What a verdict counts, and the key of the job that gives more of it where that is not the evaluation data.
+EVALUATION, BLOCKS, LAUNCHES = "evaluation samples", "pairs of blocks", "launches"
+_KEYS = {
+    BLOCKS: ": raise `measurement.launches`, or `measurement.blocks`, the pairs of each",
+    LAUNCHES: ": raise `measurement.launches`",
+}
+
+
 def bounded(
     gate: str,
     estimate: Estimate,
@@ -35,7 +43,7 @@ def bounded(
     method: str,
     show: Callable[[float], str],
     *,
-    counted: str = "samples",
+    counted: str = EVALUATION,
 ) -> Verdict:
     """The verdict on an estimate: pass if its whole interval is on the right side of the bound, fail if none of it is, else
     inconclusive, with how many of what is `counted` would tell. An end that is absent lies anywhere; NaN never passes."""
@@ -61,15 +69,25 @@ def bounded(
         method=method,
         reason=reason,
         samples_needed=needed,
+        counted=counted,
     )
 
 
 def _doubt(estimate: Estimate, method: str, needed: int | None, counted: str) -> str:
     if estimate.low is None or estimate.high is None:
-        return f"no interval ({method.removeprefix('none: ')}): more {counted} would tell"
+        return f"no interval ({method.removeprefix('none: ')}): more {would_tell(counted)}"
     if needed is None:
         return f"the value lies on the bound: no number of {counted} would tell"
-    return f"the interval holds the bound: about {two_digits(needed):,} {counted} would tell"
+    return f"the interval holds the bound: about {two_digits(needed):,} {would_tell(counted)}"
+
+
+def would_tell(counted: str) -> str:
+    """Words for more samples or measurements, with the key of the job that asks for them.
+
+    >>> would_tell("launches")
+    'launches would tell: raise `measurement.launches`'
+    """
+    return f"{counted} would tell{_KEYS.get(counted, '')}"
 
 
 def two_digits(count: int) -> int:

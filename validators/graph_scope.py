@@ -68,7 +68,7 @@ class Scope:
             return list(constant.dims)
         if value is None or not value.type.tensor_type.HasField("shape"):
             return None
-        return [dim.dim_value for dim in value.type.tensor_type.shape.dim]
+        return [max(0, dim.dim_value) for dim in value.type.tensor_type.shape.dim]
 
     def numbers(self, tensor: TensorProto) -> Array:
         """The numbers of a scale or a zero point, in float64.

@@ -14,6 +14,8 @@ from validators.measurements import Estimate
 Drops = NDArray[np.float64]
 # One row of figures a sample, shape (n, k), from any subset of which a metric can be reckoned.
 Rows = NDArray[np.float64]
+# The cluster of each sample, shape (n,): numbers from 0 without gaps. Samples of one cluster resemble each other.
+Clusters = NDArray[np.intp]
 
 # Fewer cannot show how skewed they are: even of 8 exponential drops the truth is beyond a 95 % bound in 8 % of draws.
 MIN_SAMPLES = 8
@@ -109,29 +111,38 @@ def _unseen_drops(drops: Drops, confidence: float) -> tuple[float, float] | None
     """
     values, counts = np.unique(drops, return_counts=True)
     n, most = len(drops), int(counts.max())
-    if not _is_few(n - most, n):
+    if not is_few(n - most, n):
         return None
     away = drops - values[counts.argmax()]
     largest = float(np.abs(away).max())
-    below, above = (_unseen(int(count), n, confidence) * largest / n for count in ((away < 0).sum(), (away > 0).sum()))
+    below, above = (
+        unseen_count(int(count), n, confidence) * largest / n for count in ((away < 0).sum(), (away > 0).sum())
+    )
     return below, above
 
 
-def _is_few(different: int, n: int) -> bool:
+def is_few(different: float, n: float) -> bool:
+    """Say whether so few samples differ that those that count may not have been drawn."""
     return different < FEW_DIFFERENT and different < n / 2
 
 
-def _unseen(count: int, n: int, confidence: float) -> float:
+def unseen_count(count: float, n: float, confidence: float) -> float:
     """By how many of `n` the upper bound of Clopper and Pearson exceeds a count.
 
-    >>> round(_unseen(0, 1000, 0.95), 2), round(_unseen(9, 1000, 0.95), 2)
+    >>> round(unseen_count(0, 1000, 0.95), 2), round(unseen_count(9, 1000, 0.95), 2)
     (2.99, 6.65)
     """
     return n * float(stats.beta.ppf(confidence, count + 1, n - count)) - count
 
 
 def paired_interval(
-    baseline: Rows, variant: Rows, drop_of: Callable[[Rows, Rows], float], confidence: float, *, seed: int
+    baseline: Rows,
+    variant: Rows,
+    drop_of: Callable[[Rows, Rows], float],
+    confidence: float,
+    *,
+    seed: int,
+    clusters: Clusters | None = None,
 ) -> tuple[Estimate, str]:
     """The drop of a metric that is no mean over samples, with a one-sided bound on either side, and the method.
 
@@ -141,44 +152,57 @@ def paired_interval(
     Statist. 40, 1969), not for quantiles. Where few samples differ at all, others may change as much as any of them could:
     the count of those not seen is bounded as for means. A drop that is not finite has no interval: NaN, which no gate lets
     pass; one that is undefined without some samples has no bounds.
+
+    With `clusters` (the cluster of each row) whole clusters are left out, and count as samples do without; those that were not
+    drawn may be as far off as the farthest of those that were.
     """
     n, rng = len(baseline), np.random.default_rng(seed)
+    count = n if clusters is None else effective_clusters(clusters)
     with np.errstate(all="ignore"):  # 0/0 is found by its result
         value = float(drop_of(baseline, variant))
         if not math.isfinite(value):
             return Estimate(math.nan, math.nan, math.nan), NOT_FINITE
-        if n < MIN_SAMPLES:
-            return Estimate(value), TOO_FEW
-        pseudo = _pseudo_values(baseline, variant, drop_of, value, rng)
-        different = int((baseline != variant).any(axis=1).sum())
-        is_few = _is_few(different, n)
-        reach = _largest_change(baseline, variant, drop_of, rng) if is_few else 0.0
+        if count < MIN_SAMPLES:
+            return Estimate(value), TOO_FEW if clusters is None else too_few_clusters(count)
+        units = np.arange(n) if clusters is None else clusters
+        pseudo = _pseudo_values(baseline, variant, drop_of, value, units, rng)
+        different = int((baseline != variant).any(axis=1).sum()) * (count / n)
+        few = is_few(different, count)
+        reach = _largest_change(baseline, variant, drop_of, rng) * n / count if few else 0.0
     if not (np.isfinite(pseudo).all() and math.isfinite(reach)):
         return Estimate(value), "none: the metric is undefined without some of the samples"
     mean = float(pseudo.mean())
     low, high = mean_interval(pseudo, confidence) if np.ptp(pseudo) else (mean, mean)
-    unseen = _unseen(different, n, confidence) * reach if is_few else 0.0
+    unseen = unseen_count(different, count, confidence) * reach if few else 0.0
+    if clusters is not None:
+        unseen = max(unseen, unseen_share(count, confidence) * float(np.abs(pseudo - mean).max()))
     below, above = max(mean - low, unseen), max(high - mean, unseen)
-    words = "jackknife, wider of Student and Hall" + (" and of changes not seen" if is_few else "") + f", seed {seed}"
+    of = "" if clusters is None else f" of {clusters.max() + 1} clusters"
+    words = f"jackknife{of}, wider of Student and Hall{' and of changes not seen' if few else ''}, seed {seed}"
     return Estimate(value, value - below, value + above), words
 
 
 def _pseudo_values(
-    baseline: Rows, variant: Rows, drop_of: Callable[[Rows, Rows], float], value: float, rng: np.random.Generator
+    baseline: Rows,
+    variant: Rows,
+    drop_of: Callable[[Rows, Rows], float],
+    value: float,
+    units: Clusters,
+    rng: np.random.Generator,
 ) -> Drops:
-    """One for each group left out, shape `(groups,)`. Groups are equally large; a rest smaller than one is always in."""
-    n = len(baseline)
+    """One for each group of units left out, shape `(groups,)`. Groups have equally many units (samples, or whole clusters:
+    `units` has that of each row); a rest smaller than a group is always in."""
+    n = int(units.max()) + 1
     size = math.ceil(n / JACKKNIFE_GROUPS)
     groups = n // size
     # At random: neighbours in a file that is sorted would be more alike than samples are.
-    order = rng.permutation(n)
+    group_of = np.empty(n, np.intp)
+    group_of[rng.permutation(n)] = np.arange(n) // size
+    group_of_row = group_of[units]
     without = np.empty(groups)
-    kept = np.ones(n, np.bool_)
     for group in range(groups):
-        left_out = order[group * size : (group + 1) * size]
-        kept[left_out] = False
+        kept = group_of_row != group
         without[group] = drop_of(baseline[kept], variant[kept])
-        kept[left_out] = True
     return groups * value - (groups - 1) * without
 
 
@@ -198,7 +222,32 @@ def _largest_change(
     return largest
 
 
-def tango_interval(lost: int, gained: int, n: int, confidence: float) -> tuple[float, float]:
+def effective_clusters(clusters: Clusters) -> float:
+    """Return how many clusters of equal size tell as much as these: n^2 / sum of squared sizes (L. Kish, "Survey Sampling",
+    1965).
+
+    >>> effective_clusters(np.array([0, 0, 1, 1])), round(effective_clusters(np.array([0, 0, 0, 1])), 2)
+    (2.0, 1.6)
+    """
+    sizes = np.bincount(clusters).astype(np.float64)
+    return float(sizes.sum() ** 2 / (sizes**2).sum()) if len(sizes) else 0.0
+
+
+def unseen_share(count: float, confidence: float) -> float:
+    """Return the largest share of clusters of which none may have been drawn (Clopper and Pearson's bound of none seen).
+
+    >>> round(unseen_share(149, 0.95), 4)
+    0.0199
+    """
+    return float(1 - (1 - confidence) ** (1 / count))
+
+
+def too_few_clusters(effective: float) -> str:
+    """Say why so few effective clusters have no interval."""
+    return f"none: {effective:.1f} clusters of equal weight, fewer than {MIN_SAMPLES}"
+
+
+def tango_interval(lost: float, gained: float, n: float, confidence: float) -> tuple[float, float]:
     """Score bounds of the difference of two paired proportions, `(lost - gained) / n`; each one-sided at `confidence`.
 
     `lost` counts samples that only the baseline has right, `gained` those that only the variant has. Source: T. Tango,

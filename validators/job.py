@@ -42,10 +42,16 @@ class Budgets(Settings):
     """What a run may use."""
 
     seconds: Annotated[float, Field(gt=0)] = 3600.0
-    """After this long no further candidate is started; those left are refused as `infrastructure`."""
+    """How long the run may take once it has its turn. After 80 % of it candidates that are not done are refused as
+    `infrastructure`, between two batches, layers or blocks of requests; the rest is for confirmation and the report."""
     recovery: Annotated[int, Field(ge=0)] = 12
     """How many variants of a candidate that fails on accuracy alone are made and evaluated, with some of it left in float; 0
     for none."""
+    memory_mb: Annotated[float, Field(gt=0)] | None = None
+    """Peak resident memory of the run with the processes that it starts; null for what the machine has. A candidate that is
+    started or measured beyond it is refused."""
+    disk_mb: Annotated[float, Field(gt=0)] | None = None
+    """Space that the run may take in the state folder; null for what is free. A candidate that needs more is refused."""
 
 
 class Confirmation(Settings):
@@ -134,6 +140,13 @@ class Job(Settings):
                     raise ValueError(f"{error.found} does not decode; expected {error.expected}") from error
             if len(set(value)) != len(value):
                 raise ValueError("a candidate is named twice")
+        return value
+
+    @field_validator("output", mode="before")
+    @classmethod
+    def _is_one_output(cls, value: object) -> object:
+        if isinstance(value, list | tuple):
+            raise ValueError("several judged outputs are not supported: name one")
         return value
 
     @field_validator("operator_libraries")

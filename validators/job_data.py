@@ -71,13 +71,25 @@ class Data(Settings):
     slices: tuple[str, ...] = ()
     """Names of arrays or columns that sort samples into groups, such as language or customer: integers or text. Calibration
     data must cover each group of the reference."""
+    ignore: tuple[str, ...] = ()
+    """Names of arrays or columns that are neither inputs, label nor slices and are left alone, such as ids."""
+
+    groups: str | None = None
+    """Name of the array or column that says which samples belong together, such as patient, video or document: integers or
+    text. Samples of one group resemble each other, so gates count groups (clusters) in place of samples, a group is never split
+    between the samples that choose and those that confirm, and none may be in both calibration and evaluation data."""
 
     @model_validator(mode="after")
     def _names_differ(self) -> Data:
-        names = (self.label, *self.slices)
+        names = (self.label, *self.slices, *self.group_names, *self.ignore)
         if len(set(names)) < len(names):
-            raise ValueError("the label and each slice have names of their own")
+            raise ValueError("the label, the groups, each slice and each ignored array have names of their own")
         return self
+
+    @property
+    def group_names(self) -> tuple[str, ...]:
+        """The name of the array of groups, if there is one."""
+        return () if self.groups is None else (self.groups,)
 
 
 class TextDecoding(Settings):

@@ -9,6 +9,8 @@ from pydantic import Field, model_validator
 from validators.frozen import Settings
 from validators.recipe import Target
 
+# Of metrics without units: 2 points of accuracy, or of the explained variance.
+DEFAULT_MAX_DROP = 0.02
 Ratio = Annotated[float, Field(gt=0)]
 
 
@@ -32,11 +34,13 @@ class LoggedGate(Settings):
 class Gates(Settings):
     """What a variant must satisfy to be promoted. A gate that is null is not applied."""
 
-    max_drop: Annotated[float, Field(ge=0)] = 0.02
+    max_drop: Annotated[float, Field(ge=0)] | None = None
     """Largest drop of the metric against the baseline, in the metric's own units (0.02 of accuracy is 2 points). For perplexity
-    it is a rise of the loss in nats a token: 0.02 allows exp(0.02), 2 % more perplexity."""
+    it is a rise of the loss in nats a token: 0.02 allows exp(0.02), 2 % more perplexity. 0.02 when null. `mse`, `mae` and
+    functions of your own have units, in which 0.02 means nothing: they need a number here."""
     max_slice_drop: Annotated[float, Field(ge=0)] | None = 0.05
-    """Largest drop in the worst of the groups that `data.slices` names, with a bound that holds for all of them at once."""
+    """Largest drop in the worst of the groups that `data.slices` names, with a bound that holds for all of them at once.
+    Metrics with units need a number (or null) here too, if the job names slices."""
     min_sqnr_db: float | None = None
     """Smallest signal-to-quantization-noise ratio of the judged output against the baseline's, in decibels."""
     confidence: Annotated[float, Field(gt=0.5, lt=1)] = 0.95
@@ -65,6 +69,15 @@ class Gates(Settings):
         if len(set(names)) < len(names):
             raise ValueError("a metric is named twice in `logged`")
         return self
+
+    @property
+    def drop_bound(self) -> float:
+        """The largest drop.
+
+        >>> Gates().drop_bound, Gates(max_drop=0.0).drop_bound
+        (0.02, 0.0)
+        """
+        return DEFAULT_MAX_DROP if self.max_drop is None else self.max_drop
 
     def speedup_bound(self, target: str) -> float | None:
         """The smallest speedup on a target; None where there is no such gate.

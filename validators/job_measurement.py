@@ -47,8 +47,8 @@ class Measurement(Settings):
     """Sizes of the model's other dynamic axes by name, such as `sequence: 16` or `sequence: [16, 128]`; an axis not named keeps
     the data's size. All combinations with batch sizes and threads are measured; gates and objective look at the first."""
     threads: ThreadCounts = (0,)
-    """Threads inside an operator, one number or a list; 0 takes the cores that the process may use. Variants are made and
-    judged for the first."""
+    """Threads inside an operator, one number or a list; 0 takes the cores that the process may use, by affinity and CPU quota.
+    Variants are made and judged for the first."""
     launches: Annotated[int, Field(ge=1, le=20)] = 6
     """How many times both processes are started afresh. The interval rests on their number: of one launch it speaks of that
     launch alone."""
@@ -57,7 +57,7 @@ class Measurement(Settings):
     block_seconds: Annotated[float, Field(gt=0, le=60)] = 0.12
     """Shortest duration of a block, in seconds."""
     block_count: Annotated[int, Field(ge=1)] = 10
-    """Fewest requests in a block."""
+    """Fewest requests in a block, and fewest different ones, as far as the evaluation data has them; see docs/latency.md."""
     warmup_seconds: Annotated[float, Field(ge=0, le=60)] = 0.1
     """Shortest time of requests before the first block of a launch, in seconds, not counted."""
     warmup_limit_seconds: Annotated[float, Field(ge=0, le=600)] = 0.6

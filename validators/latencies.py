@@ -13,7 +13,8 @@ from validators.measurements import Estimate
 class Conditions:
     """What the machine did while the counted pairs of blocks were measured; see docs/latency.md.
 
-    `other_cores` and `stolen_cores` are the most that other processes and the hypervisor took during a block, in cores.
+    `other_cores`, `stolen_cores` and `quota_throttled_cores` are the most that other processes, the hypervisor and a CPU quota
+    took during a block, in cores.
     `canary_ratio` is the time of a fixed piece of arithmetic beside one block of a pair over that beside the other, in the
     worst pair.
     `frequency_mhz` is the lowest and the highest mean clock of the processors, `throttled` how often they were throttled:
@@ -32,6 +33,7 @@ class Conditions:
     repeated: int
     warmup_seconds: tuple[float, float]
     warm: bool
+    quota_throttled_cores: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,8 @@ class Latency:
     `peak_memory_mb` is the resident memory of the whole process while it answers, `load_peak_memory_mb` while it loads;
     `load_ratio` is load time of variant / baseline. `energy_mj` is energy a request in millijoules, on a GPU that tells, all
     that it spent meanwhile; `peak_gpu_memory_mb` what the process held of its memory.
-    Raw samples (milliseconds, float64) lie in `samples_path`.
+    Raw samples (milliseconds, float64) lie in `samples_path`: each block has whole rounds of the same `requests` requests,
+    drawn from the evaluation data.
     """
 
     batch_size: int
@@ -101,6 +104,7 @@ class Latency:
     baseline_peak_gpu_memory_mb: float | None = None
     conditions: Conditions | None = None
     disturbance: str = ""
+    requests: int = 1
 
 
 def point_labels(latencies: Sequence[Latency]) -> tuple[str, ...]:

@@ -184,19 +184,24 @@ class Accuracy:
     """A metric over the whole evaluation set, with the rows that it is reckoned from.
 
     `scores_path` holds float64 rows (`.npy`, shape `(n, k)`), each of `samples_a_row` samples, in order: of one column they are
-    scores whose mean is judged. `noise_path` holds energies of signal and noise against the baseline's outputs (float64, shape
+    scores whose mean is judged. `finite_path` holds the share of each sample's outputs that are neither NaN nor Inf (float64,
+    shape `(samples,)`). `noise_path` holds energies of signal and noise against the baseline's outputs (float64, shape
     `(samples, 2)`), and `sqnr` is their ratio in dB with a one-sided bound on either side, once it was judged; both are
-    None for the baseline, and where the output is no floating-point value or is not kept.
+    None for the baseline, and where the output is no floating-point value or has no noise. `outputs_path` holds the outputs
+    themselves, of a baseline alone, where they are small and variants are compared with them. `warning` says that a baseline is
+    at chance level.
     """
 
     metric: str
     value: float
     n: int
     scores_path: Path
-    outputs_path: Path
+    finite_path: Path
     samples_a_row: int = 1
     noise_path: Path | None = None
     sqnr: Estimate | None = None
+    outputs_path: Path | None = None
+    warning: str = ""
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,11 @@ from validators.external_data import check_external_data, check_sizes, tensors
 from validators.external_data import nodes as nodes_in
 from validators.findings import Finding, Rule, apply_rules
 from validators.graph_scope import DEQUANTIZE, QUANTIZE
+from validators.interfaces import check_interface
 from validators.ort_rules import CPU_RULES, CUDA_RULES
 from validators.quantized_graph import QuantizedGraph
 from validators.recipe import Target
+from validators.source_form import is_checkable
 from validators.tensorrt_rules import TENSORRT_RULES
 
 # ONNX Runtime 1.31 reads these, and onnx's converter upgrades from the oldest of them.
@@ -42,11 +44,12 @@ def check_source_graph(path: Path, *, custom_operators: bool = False) -> onnx.Mo
     """Load and check a source model; return it without its external data.
 
     `custom_operators` says that sessions register libraries of custom operators, so that a model may have some; whether the
-    libraries have them is seen when a session loads it.
+    libraries have them is seen when a session loads it. Some files that the runtime loads fail `onnx.checker`: it judges those
+    only in the form that step 1 gives them (`validators.source_form`), where this function is called again.
 
     Raises:
         SourceError: the file is unreadable or truncated, too new or too old, already quantized, uses a custom operator,
-            or fails `onnx.checker`.
+            has inputs or outputs that are not supported, or fails `onnx.checker`.
     """
     model = _load(path)
     _check_versions(path, model)
@@ -54,15 +57,9 @@ def check_source_graph(path: Path, *, custom_operators: bool = False) -> onnx.Mo
     _check_operators(path, model, nodes)
     if not custom_operators:
         _refuse_custom(path, model, nodes)
-    try:
-        # By path, so that external data beside the file is checked too and 2 GB are no limit.
-        onnx.checker.check_model(str(path))
-    except onnx.checker.ValidationError as error:
-        raise SourceError(
-            found=f"{path.name} fails onnx.checker: {str(error).splitlines()[0]}",
-            expected="a valid ONNX model",
-            fix="export the model again",
-        ) from error
+    check_interface(model, path.name)
+    if is_checkable(model):
+        _check_valid(path)
     return model
 
 
@@ -146,6 +143,18 @@ def _refuse_custom(path: Path, model: onnx.ModelProto, nodes: list[onnx.NodeProt
             fix="name the library that has them in `operator_libraries` of the job, export without them, or define them in the"
             " file as functions of standard ones",
         )
+
+
+def _check_valid(path: Path) -> None:
+    try:
+        # By path, so that external data beside the file is checked too and 2 GB are no limit.
+        onnx.checker.check_model(str(path))
+    except onnx.checker.ValidationError as error:
+        raise SourceError(
+            found=f"{path.name} fails onnx.checker: {str(error).splitlines()[0]}",
+            expected="a valid ONNX model",
+            fix="export the model again",
+        ) from error
 
 
 def _load(path: Path, *, whole: bool = True) -> onnx.ModelProto:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ def parse_job(raw: Any, *, base: Path, origin: str = "the job") -> Job:
         job = Job.model_validate(raw)
     except ValidationError as error:
         raise JobError(
-            found=f"{origin}: " + "; ".join(_describe(fault) for fault in error.errors()),
+            found=f"{origin}: " + "; ".join(_describe(fault) for fault in _told(error.errors())),
             expected="the keys and bounds of docs/job.schema.json",
             fix="correct " + ", ".join(dict.fromkeys(f"`{_place(fault['loc'])}`" for fault in error.errors())),
         ) from error
@@ -84,9 +85,43 @@ def _place(location: tuple[int | str, ...]) -> str:
     return ".".join(str(part) for part in location if not re.search(r"\[|^constrained-", str(part))) or "job"
 
 
+def _told(faults: list[Any]) -> list[Any]:
+    """The faults, without those of a type that the value was not meant for: a name from a list, or `module:function`."""
+    listed, functions = (
+        {_place(fault["loc"]) for fault in faults if fault["type"] == kind}
+        for kind in ("literal_error", "string_pattern_mismatch")
+    )
+
+    def unmeant(fault: Any) -> bool:
+        is_function = isinstance(fault["input"], str) and ":" in fault["input"]
+        return bool(fault["type"] == ("literal_error" if is_function else "string_pattern_mismatch"))
+
+    return [fault for fault in faults if not (_place(fault["loc"]) in listed & functions and unmeant(fault))]
+
+
+def _suggest(given: object, choices: list[str]) -> str:
+    """
+    >>> _suggest("acuracy", ["accuracy", "mse"])
+    "; did you mean 'accuracy'?"
+    """
+    close = get_close_matches(str(given), choices, 1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def _known_keys() -> list[str]:
+    schema = Job.model_json_schema()
+    return [key for part in (schema, *schema["$defs"].values()) for key in part.get("properties", {})]
+
+
 def _describe(fault: Any) -> str:
     if fault["type"] == "extra_forbidden":
-        return f"unknown key `{_place(fault['loc'])}`"
+        return f"unknown key `{_place(fault['loc'])}`{_suggest(fault['loc'][-1], _known_keys())}"
+    if fault["type"] == "literal_error":
+        choices = re.findall(r"'([^']+)'", fault["ctx"]["expected"])
+        hint = _suggest(fault["input"], choices)
+        return f"`{_place(fault['loc'])}`: unknown value {fault['input']!r}{hint} (known: {', '.join(choices)})"
+    if fault["type"] == "string_pattern_mismatch" and fault["loc"][0] in ("metric", "step"):
+        return f"`{_place(fault['loc'])}`: {fault['input']!r} where module:function was expected"
     if fault["type"] == "missing":
         return f"no key `{_place(fault['loc'])}`"
     given = f" (given {fault['input']!r})" if not isinstance(fault["input"], dict) else ""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+import re
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from validators.engines import Engine
 from validators.errors import RefusalKind
@@ -16,6 +17,8 @@ from validators.slices import SliceDrop
 from validators.verdicts import Verdict
 
 CandidateOutcome = Literal["passed", "failed", "inconclusive", "refused"]
+# Of `Inventory.device_key`: processor and instruction sets, cores, GPU with compute capability, driver; runtimes follow.
+_DEVICE_KEY = re.compile(r"(?P<processor>.* \[[^\]]*\]) x\d+; (?:(?P<gpu>.* cc\S+) driver [^;]*; )?")
 # Run where it will run; simulated by a runtime that has no kernels for it; built ahead of time and looked at, never run.
 Proof = Literal["measured", "simulated", "aot-checked"]
 
@@ -61,7 +64,10 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Inventory:
-    """What the target consists of. Latency is comparable, and a variant approved, only where `device_key` is equal."""
+    """What the target consists of. Latency is comparable, and a variant approved, only where `device_key` is equal.
+
+    `cores` are those that the run uses, `cpu_quota` the CPU quota of its control group in cores, if there is one.
+    """
 
     target: str
     cpu: str
@@ -74,6 +80,7 @@ class Inventory:
     providers: tuple[str, ...]
     load_average: float
     gpu: Gpu | None = None
+    cpu_quota: float | None = None
 
     @property
     def device_key(self) -> str:
@@ -81,6 +88,23 @@ class Inventory:
         runtime = ",".join(f"{name} {version}" for name, version in sorted(self.runtimes.items()))
         gpu = f"{self.gpu.name} cc{self.gpu.compute_capability} driver {self.gpu.driver}; " if self.gpu else ""
         return f"{self.cpu} [{' '.join(self.isa)}] x{self.cores}; {gpu}{runtime}"
+
+
+def device_class(device_key: str) -> str:
+    """Return what of a device key decides which kernels run: processor, instruction sets and GPU.
+
+    Cores, driver and runtimes are left out: they change with a quota or an update of the same machine. A key of another shape
+    is its own class.
+
+    >>> device_class("Xeon Gold [avx2 avx512f] x16; onnxruntime 1.27.0")
+    'Xeon Gold [avx2 avx512f]'
+    >>> device_class("Xeon Gold [avx2] x16; NVIDIA H200 cc9.0 driver 580.10; onnxruntime-gpu 1.27.0")
+    'Xeon Gold [avx2], NVIDIA H200 cc9.0'
+    """
+    found = _DEVICE_KEY.match(device_key)
+    if found is None:
+        return device_key
+    return ", ".join(part for part in found.group("processor", "gpu") if part)
 
 
 @dataclass(frozen=True)
@@ -124,6 +148,15 @@ class Variant:
     engine: Engine | None = None
 
     @property
+    def measured_as(self) -> tuple[Any, ...]:
+        """What every measurement of it depends on: the artifact, its engine if it has one, and how a runtime loads them.
+
+        Two candidates for which it is equal are copies of each other.
+        """
+        engine = self.engine.manifest.engine_digest if self.engine else None
+        return self.digest, engine, self.proof, asdict(self.session)
+
+    @property
     def loaded(self) -> Path:
         """The file that answers: the engine where it runs here, else the ONNX file, by which one that does not is simulated."""
         return self.engine.path if self.engine and self.proof == "measured" else self.path
@@ -131,7 +164,10 @@ class Variant:
 
 @dataclass(frozen=True)
 class Refusal:
-    """The recorded reason why a candidate made no variant or was not measured; `log` is what the builder said, if one did."""
+    """The recorded reason why a candidate made no variant or was not measured; `log` is what the builder said, if one did.
+
+    A `copy` made the same variant as an earlier candidate of the job, which is measured and judged for both.
+    """
 
     kind: RefusalKind
     reason: str
@@ -189,7 +225,7 @@ class Trial:
     """All that is known of one candidate: refused, or made and measured, and then judged.
 
     `latencies` are those beside the baseline, one for each operating point; `beside_fp16` is that beside the float16 model, on
-    a GPU and at the first point.
+    a GPU and at the first point. `copies` are later candidates that made the same variant.
     """
 
     candidate: str
@@ -208,8 +244,14 @@ class Trial:
     verdicts: tuple[Verdict, ...] = ()
     confirmed: Confirmed | None = None
     mlflow_run_id: str | None = None
+    copies: tuple[str, ...] = ()
     cached: bool = False
     seconds: float = 0.0
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether an earlier candidate of the job made the same variant."""
+        return self.refusal is not None and self.refusal.kind == "copy"
 
     @property
     def latency(self) -> Latency | None:
@@ -219,7 +261,10 @@ class Trial:
 
 @dataclass(frozen=True)
 class Champion:
-    """The promoted variant of a model for one target, as the registry holds it."""
+    """The promoted variant of a model for one target, as the registry holds it.
+
+    `device` is the device key that it was approved on; empty for a version that quantgate did not promote.
+    """
 
     name: str
     version: str
@@ -228,3 +273,4 @@ class Champion:
     source_digest: str
     candidate: str
     previous: str | None = None
+    device: str = ""

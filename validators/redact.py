@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import html
 import json
+import math
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from urllib.parse import quote, unquote
 
 HIDDEN = "***"
 # Shorter values stand in ordinary words: taking them out would make texts unreadable and hide nothing.
-LEAST_CHARACTERS = 6
+LEAST_CHARACTERS = 8
+LEAST_PASSWORD = 6
+# Of the whole value, by the frequencies of its own characters: "aaaaaaaa" has 0, "kerberos" 20, eight different ones 24.
+LEAST_BITS = 16.0
+# A count or a bound; numbers of twelve digits and more are none.
+_NUMBER = re.compile(r"[+-]?[0-9][0-9_,.]{0,10}(e[+-]?[0-9]+)?", re.IGNORECASE)
 
-_WORDS = "SECRET|TOKEN(?!IZ)|PASSW|PASSPHRASE|CREDENTIAL|PRIVATE|SIGNING|API_?KEY|ACCESS_?KEY|_KEY$|_PASS$|_PWD$|_AUTH"
+_WORDS = (
+    "SECRET|TOKEN(?!IZ)|PASSW|PASSPHRASE|CREDENTIAL|PRIVATE|SIGNING|API_?KEY|ACCESS_?KEY|_KEY$|_PASS$|_PWD$|_AUTH(?!OR)"
+)
+_PASSWORD_NAME = re.compile(r"(?i)SECRET|PASSW|PASSPHRASE|_PASS$|_PWD$")
 _SECRET_NAME = re.compile(rf"(?i)({_WORDS})(?!.*_(FILE|PATH|DIR|ID|URL|HOST|PORT|SOCK)$)")
 _PARAMETER = (
     "x-amz-signature|x-amz-credential|x-amz-security-token|awsaccesskeyid|signature|sig|access_token|token|password"
@@ -30,6 +40,16 @@ _FORMS = (
     (re.compile(r"(?i)(authorization['\"]?\s*[:=]\s*['\"]?(?:[a-z]+\s+)?)[^\s'\",]+"), rf"\1{HIDDEN}"),
     (re.compile(r"(?i)(\bbearer\s+)[a-z0-9._~+/=-]{8,}"), rf"\1{HIDDEN}"),
     (re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL), HIDDEN),
+    # keys that are known by their prefix: AWS, GitHub, GitLab, Hugging Face, Slack, Google, OpenAI, Anthropic; JSON web tokens
+    (
+        re.compile(
+            r"(?<![A-Za-z0-9_-])(?:(?:AKIA|ASIA)[A-Z0-9]{16}|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_[A-Za-z0-9_]{16,}"
+            r"|glpat-[A-Za-z0-9_-]{16,}|hf_[A-Za-z0-9]{24,}|xox[abeprs]-[A-Za-z0-9-]{10,}|AIza[A-Za-z0-9_-]{35}"
+            r"|sk-(?:[A-Za-z0-9]{32,}|(?:proj|ant)-[A-Za-z0-9_-]{20,})"
+            r"|eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,})(?![A-Za-z0-9])"
+        ),
+        HIDDEN,
+    ),
 )
 _PASSWORD = re.compile(r"://[^/\s@:]*:([^\s]+)@")
 
@@ -66,9 +86,25 @@ def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
 def _values(environment: Mapping[str, str]) -> Iterator[str]:
     """The environment's secrets, in each way that a text may hold them."""
     for name, value in environment.items():
-        found = [value, *value.splitlines()] if _SECRET_NAME.search(name) else []
-        found += list(_PASSWORD.findall(value))
+        told = [value, *value.splitlines()] if _SECRET_NAME.search(name) else []
+        found = [part for part in told if _looks_secret(name, part)]
+        found += [part for part in _PASSWORD.findall(value) if len(part.strip()) >= LEAST_PASSWORD]
         for secret in found:
             for form in (secret, unquote(secret)):
-                if len(form.strip()) >= LEAST_CHARACTERS:
+                if len(form.strip()) >= LEAST_PASSWORD:
                     yield from {form, quote(form, safe=""), quote(form), html.escape(form), json.dumps(form)[1:-1]}
+
+
+def _looks_secret(name: str, value: str) -> bool:
+    """Return whether the value of a variable that is named like a secret can be one.
+
+    >>> _looks_secret("MAX_TOKENS", "100000"), _looks_secret("MAX_TOKENS", "16777216"), _looks_secret("HF_TOKEN", "disabled")
+    (False, False, True)
+    >>> _looks_secret("DB_PASSWORD", "83629174"), _looks_secret("API_TOKEN", "00000000-0000")
+    (True, False)
+    """
+    text = value.strip()
+    if len(text) < LEAST_CHARACTERS or (_NUMBER.fullmatch(text) and not _PASSWORD_NAME.search(name)):
+        return False
+    counts = Counter(text)
+    return sum(count * math.log2(len(text) / count) for count in counts.values()) >= LEAST_BITS

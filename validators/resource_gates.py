@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from validators.gates import bounded
+from validators.gates import BLOCKS, LAUNCHES, bounded
 from validators.job_gates import Gates
 from validators.latencies import Latency
 from validators.recipe import Target
@@ -36,7 +36,7 @@ def _judge_ratio(gate: str, latency: Latency, bound: float | None, confidence: f
         latency.pairs,
         f"paired blocks of {latency.launches} launches, Student interval of log ratios",
         lambda value: f"{value:.3f}x",
-        counted="pairs of blocks",
+        counted=BLOCKS,
     )
 
 
@@ -58,6 +58,7 @@ def judge_load(latency: Latency, gates: Gates) -> Verdict | None:
         latency.launches,
         "paired launches, Student interval of log ratios",
         lambda value: f"{value:.2f}x",
+        counted=LAUNCHES,
     )
 
 

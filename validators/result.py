@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from validators.errors import RefusalKind
 from validators.latencies import Latency
 from validators.measurements import Estimate, Flips
 from validators.records import CandidateOutcome, Proof
@@ -61,12 +62,14 @@ class BaselineResult(_Document):
     latency_p50_ms: float | None
     latency_p95_ms: float | None
     size_bytes: int
+    warning: str | None = None
+    """Why nothing can be concluded from the drops of variants: the baseline is at chance level; null otherwise."""
 
 
 class RefusalResult(_Document):
-    """Why a candidate made no variant or was not measured."""
+    """Why a candidate made no variant or was not measured; a `copy` made the same variant as the candidate that it names."""
 
-    kind: Literal["unsupported", "invalid", "infrastructure"]
+    kind: RefusalKind
     reason: str
 
 
@@ -134,6 +137,8 @@ class CandidateResult(_Document):
     verdicts: list[Verdict]
     confirmed: ConfirmedResult | None = None
     """Null for a candidate that was not held against the confirmation samples."""
+    copies: list[str] = []
+    """Later candidates of the job that made the same variant: it is measured and judged once for all of them."""
     cached: bool
     """Whether everything about it came from the store and nothing was made or measured anew."""
 
@@ -173,6 +178,15 @@ class SecondsResult(_Document):
     by_step: dict[str, float]
 
 
+class FootprintResult(_Document):
+    """Memory and disk that the run took, in MB of 10^6 bytes, on the machine that ran the flow."""
+
+    peak_memory_mb: float
+    """Resident memory of the run's process and of those that it started, at its highest."""
+    disk_mb: float
+    """Files written into the store, with temporary ones, at their highest; what was there before is not counted."""
+
+
 class Result(_Document):
     """What a run came to."""
 
@@ -195,4 +209,6 @@ class Result(_Document):
     report: str | None = None
     """Path of the HTML report."""
     error: ErrorResult | None = None
+    footprint: FootprintResult | None = None
+    """Null for a run that ended before anything was measured, and while it waits for an approval."""
     seconds: SecondsResult

@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from validators.gates import bounded, confidence_of_each
+from validators.clusters import count_units
+from validators.gates import EVALUATION, bounded, confidence_of_each
+from validators.intervals import Clusters
 from validators.job_gates import Gates
 from validators.measurements import Estimate
 from validators.verdicts import Verdict
@@ -29,6 +31,8 @@ class SliceDrop:
     n: int
     drop: Estimate
     method: str = ""
+    # How many clusters the samples are in; 0 where the job names no groups.
+    clusters: int = 0
 
     @property
     def name(self) -> str:
@@ -49,17 +53,20 @@ def groups_of(slices: Mapping[str, NDArray[Any]]) -> list[tuple[str, str, Mask]]
     return [(name, str(group), array == group) for name, array in slices.items() for group in np.unique(array)]
 
 
-def slice_drops(slices: Mapping[str, NDArray[Any]], estimate: EstimateDrop, confidence: float) -> tuple[SliceDrop, ...]:
+def slice_drops(
+    slices: Mapping[str, NDArray[Any]], estimate: EstimateDrop, confidence: float, *, clusters: Clusters | None = None
+) -> tuple[SliceDrop, ...]:
     """The drop in every group of every slice column, in order, with bounds that hold for all of them with `confidence`.
 
     Each bound has the confidence of Bonferroni, 1 - (1 - confidence) / groups. `slices[column]` has one group a sample, and
-    so have the masks, shape `(n,)`, that `estimate` is called with.
+    so have the masks, shape `(n,)`, that `estimate` is called with. `clusters` has each sample's, if there are any.
     """
     groups = groups_of(slices)
     found = []
     for column, group, mask in groups:
         drop, method = estimate(mask, confidence_of_each(confidence, len(groups)))
-        found.append(SliceDrop(column, group, int(mask.sum()), drop, method))
+        count = 0 if clusters is None else count_units(0, clusters[mask])
+        found.append(SliceDrop(column, group, int(mask.sum()), drop, method, count))
     return tuple(found)
 
 
@@ -84,10 +91,10 @@ def _judge(found: SliceDrop, bound: float, confidence: float) -> Verdict:
         bound,
         "at_most",
         confidence,
-        found.n,
+        found.clusters or found.n,
         f"{found.name}: {found.method}",
         "{:+.4f}".format,
-        counted=f"samples of {found.name}",
+        counted=f"{'clusters' if found.clusters else EVALUATION} of {found.name}",
     )
     return replace(verdict, reason=verdict.reason and f"{found.name}: {verdict.reason}")
 

@@ -17,10 +17,11 @@ def confirmation_mask(samples: Samples, share: float, rows_per_unit: int) -> NDA
 
     A sample's side follows from the sha256 of its own inputs and label, and from nothing else: samples that are added or
     taken away move no other, samples that are equal stand on one side, and every run of every job agrees. `rows_per_unit`
-    adjacent samples (the halves of a pair) make one unit, which goes to one side whole.
+    adjacent samples (the halves of a pair) make one unit, which goes to one side whole. Where samples have clusters, the side
+    follows from the cluster's key alone, so that no cluster is on both sides.
 
     Raises:
-        DataError: the samples do not make whole units.
+        DataError: the samples do not make whole units, or a unit is in two clusters.
     """
     n = len(samples)
     if n % rows_per_unit:
@@ -29,8 +30,14 @@ def confirmation_mask(samples: Samples, share: float, rows_per_unit: int) -> NDA
             expected=f"a multiple of {rows_per_unit}: that many adjacent samples belong together",
             fix="write whole units",
         )
+    if samples.clusters is not None:
+        _check_units(samples, samples.clusters, rows_per_unit)
     if share == 0:
         return np.zeros(n, np.bool_)
+    if samples.clusters is not None:
+        keys, places = np.unique(samples.clusters, return_inverse=True)
+        sides = np.array([_fraction(hashlib.sha256(f"group {key}".encode())) < share for key in keys], np.bool_)
+        return np.asarray(sides[places.reshape(-1)])
     kept = np.array([_place(samples, start, rows_per_unit) < share for start in range(0, n, rows_per_unit)], np.bool_)
     return np.repeat(kept, rows_per_unit)
 
@@ -44,7 +51,23 @@ def _place(samples: Samples, start: int, rows: int) -> float:
         if samples.labels is not None:
             # No input's name is empty.
             _add(digest, "", samples.labels, row)
+    return _fraction(digest)
+
+
+def _fraction(digest: Any) -> float:
     return int.from_bytes(digest.digest()[:8], "big") / 2**64
+
+
+def _check_units(samples: Samples, clusters: NDArray[Any], rows: int) -> None:
+    units = clusters.reshape(-1, rows)
+    split = np.flatnonzero((units != units[:, :1]).any(axis=1))
+    if len(split):
+        raise DataError(
+            found=f"{samples.file.path.name}: samples {rows * split[0]} to {rows * split[0] + rows - 1} are a pair, and are in "
+            f"different groups: {', '.join(str(key) for key in units[split[0]])}",
+            expected="one group for both samples of a pair",
+            fix="give both the same value in the array that `data.groups` names",
+        )
 
 
 def _add(digest: Any, name: str, array: NDArray[Any], row: int) -> None:

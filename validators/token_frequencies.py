@@ -12,6 +12,7 @@ from validators.drift import Vector
 
 # Added to the count of each token (H. Jeffreys' prior): one that the reference lacks is rare, not impossible.
 PRIOR_COUNT = 0.5
+SURPRISAL_DECIMALS = 3
 
 
 def measure_tokens(calibration: NDArray[Any], reference: NDArray[Any]) -> tuple[dict[str, Vector], dict[str, Vector]]:
@@ -23,8 +24,11 @@ def measure_tokens(calibration: NDArray[Any], reference: NDArray[Any]) -> tuple[
     reference lacks. As numbers of a sample they can be compared by tests that need independent values, which the frequencies
     of single tokens, bound together by sentences, are not.
 
-    A reference sample is measured by the tokens of all the others: its own would make it look more usual than a new sample.
-    A sample without tokens has NaN.
+    A reference sample is measured by the tokens of the reference samples that differ from it. Its own tokens, and those of its
+    copies, would make it look more usual than a calibration sample, which must not be in the reference. Counts of what is left
+    are scaled to the whole reference, and surprisal is rounded to 0.001: where texts are so short that few values occur, the
+    few samples that are left out would otherwise shift every reference sample against every calibration sample. A sample
+    without tokens has NaN.
 
     >>> one, other = measure_tokens(np.array([[5, 9]]), np.array([[5, 5], [5, 7]]))
     >>> one["share of unseen tokens"], other["share of unseen tokens"]
@@ -37,7 +41,16 @@ def measure_tokens(calibration: NDArray[Any], reference: NDArray[Any]) -> tuple[
     theirs = _count(places[split:].reshape(len(reference), -1), len(tokens), padding)
     totals = np.asarray(theirs.sum(axis=0), np.float64).ravel()
     prior = PRIOR_COUNT * (len(tokens) - (padding >= 0))
-    return _measure(ours, totals, prior, own=False), _measure(theirs, totals, prior, own=True)
+    copies = _copies(reference)
+    scales = len(reference) / np.maximum(len(reference) - copies, 1)
+    zeros, ones = np.zeros(len(calibration)), np.ones(len(calibration))
+    return _measure(ours, totals, prior, zeros, ones), _measure(theirs, totals, prior, copies, scales)
+
+
+def _copies(samples: NDArray[Any]) -> Vector:
+    """How often each sample occurs among `samples`, itself included; shape `(m,)`."""
+    _, places, counts = np.unique(samples.reshape(len(samples), -1), axis=0, return_inverse=True, return_counts=True)
+    return counts[places.reshape(-1)].astype(np.float64)
 
 
 def _count(places: NDArray[np.intp], tokens: int, padding: int) -> sparse.csr_array[Any]:
@@ -47,17 +60,27 @@ def _count(places: NDArray[np.intp], tokens: int, padding: int) -> sparse.csr_ar
     return sparse.csr_array(counts)
 
 
-def _measure(counts: sparse.csr_array[Any], totals: Vector, prior: float, *, own: bool) -> dict[str, Vector]:
+def _measure(
+    counts: sparse.csr_array[Any], totals: Vector, prior: float, copies: Vector, scales: Vector
+) -> dict[str, Vector]:
+    """The two statistics of each sample, shape `(n,)` as all that is given of each.
+
+    `copies` is how often the sample is in the reference, `scales` the factor from the rest of the reference to the whole.
+    """
     lengths = np.asarray(counts.sum(axis=1), np.float64).ravel()
-    entry_lengths = np.repeat(lengths, np.diff(counts.indptr))
-    # What the reference holds of each entry's token, and of tokens in all, without the sample itself where it is in it.
-    known = totals[counts.indices] - (counts.data if own else 0)
-    all_known = totals.sum() - (entry_lengths if own else 0)
-    share = (known + PRIOR_COUNT) / (all_known + prior)
+    entries = np.diff(counts.indptr)
+    # The reference's count of each entry's token, and of all tokens, without the sample and its copies.
+    known = totals[counts.indices] - counts.data * np.repeat(copies, entries)
+    all_known = totals.sum() - np.repeat(lengths * copies, entries)
+    scale = np.repeat(scales, entries)
+    share = (scale * known + PRIOR_COUNT) / (scale * all_known + prior)
 
     def mean(values: Vector) -> Vector:
         weighted = sparse.csr_array((counts.data * values, counts.indices, counts.indptr), shape=counts.shape)
         with np.errstate(invalid="ignore"):
             return np.asarray(weighted.sum(axis=1)).ravel() / lengths
 
-    return {"surprisal": mean(-np.log(share)), "share of unseen tokens": mean((known == 0).astype(np.float64))}
+    return {
+        "surprisal": np.round(mean(-np.log(share)), SURPRISAL_DECIMALS),
+        "share of unseen tokens": mean((known == 0).astype(np.float64)),
+    }

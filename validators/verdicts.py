@@ -14,7 +14,8 @@ class Verdict:
 
     `direction` says on which side of `bound` the value must lie; `low` and `high` are one-sided bounds at `confidence`,
     absent where the value is exact. `samples_needed` is how many samples would settle an inconclusive one at 80 % power, if
-    the value stays what it is; None where no number would, or none was reckoned. `evidence` names the artifact of the
+    the value stays what it is; None where no number would, or none was reckoned. `n` and `samples_needed` count what `counted`
+    says: samples, clusters of samples, pairs of blocks. `evidence` names the artifact of the
     candidate's run in MLflow that it rests on, where there is one.
     """
 
@@ -31,3 +32,4 @@ class Verdict:
     reason: str = ""
     samples_needed: int | None = None
     evidence: str = ""
+    counted: str = "evaluation samples"

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from validators.calibration_evidence import measure_both, see
+from validators.calibration_evidence import see
 from validators.datasets import Samples
-from validators.drift import compare, count_in_bins, expect_psi_by_chance, find_signs, measure_psi
+from validators.digests import digest_samples
+from validators.disjoint import compare_disjoint
+from validators.drift import count_in_bins, expect_psi_by_chance, find_signs, measure_psi
 from validators.job_data import CalibrationBounds
 from validators.model_view import ModelView
 
@@ -31,11 +33,12 @@ def find_drift(
     Raises:
         DataError: an input of the traffic has a finite value in no sample.
     """
-    ours, theirs = measure_both(calibration, traffic, seed)
+    # The champion's calibration samples were picked so as not to be in its evaluation data, which is like the traffic.
+    compared = compare_disjoint(calibration, traffic, digest_samples(traffic.inputs), bounds, seed, is_evaluation=True)
     signs: list[str] = []
     figures: dict[str, float] = {}
-    for one in compare(ours, theirs):
-        counts = count_in_bins(ours[one.statistic], one.edges)
+    for one in compared.comparisons:
+        counts = count_in_bins(compared.statistics[one.statistic], one.edges)
         above_chance = measure_psi(counts, one.reference_counts) - expect_psi_by_chance(counts, one.reference_counts)
         figures["psi_max"] = max(figures.get("psi_max", 0.0), above_chance)
         figures["drift_p_value"] = min(figures.get("drift_p_value", 1.0), one.p_value)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import io
-import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +13,7 @@ import numpy as np
 from tasks.demo.assets import DIGITS, LITE0_WEIGHTS, fetch, read_wheel
 from tasks.demo.built import CALIBRATION_FILE, EVALUATION_FILE, Demo, Notes, build_once
 from tasks.demo.splits import Array, save_samples, split_indices
+from tasks.measure.inventory import usable_cores
 
 if TYPE_CHECKING:
     from tasks.demo.efficientnet import EfficientNetLite0
@@ -122,7 +122,7 @@ def features(model: EfficientNetLite0, digits: Array, batch_size: int = 32) -> A
     batches = np.split(digits, range(batch_size, len(digits), batch_size))
     # One thread an operator (a setting of each thread of the pool) and batches side by side: threads inside an
     # operator wait for each other on a machine in use.
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0)), initializer=torch.set_num_threads, initargs=(1,)) as pool:
+    with ThreadPoolExecutor(usable_cores(), initializer=torch.set_num_threads, initargs=(1,)) as pool:
         return np.concatenate(list(pool.map(run, batches)))
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from tasks.demo.built import Demo
 from tasks.demo.splits import Array
-from tasks.registry import connect, experiment_id, quiet_mlflow, registry_call
+from tasks.registry import connect, experiment_id, quiet_mlflow, registry_call, sent_once
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -98,7 +98,7 @@ def _register(built: Demo, tracking_uri: str, log: Callable[[], str]) -> str:
                 # MLflow 3.17 warns about a type hint of its own when its pyfunc flavor is imported.
                 warnings.filterwarnings("ignore", ".*Any type hint is inferred as AnyType", UserWarning)
                 model_uri = registry_call(log)
-        with quiet_mlflow():
+        with quiet_mlflow(), sent_once():
             made: Any = registry_call(mlflow.register_model, model_uri, built.name, tags={DIGEST_TAG: built.digest})
         return f"models:/{built.name}/{made.version}"
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import warnings
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +16,7 @@ import numpy as np
 from tasks.demo.assets import MINILM, REVIEWS, fetch, read_tar, read_wheel
 from tasks.demo.built import CALIBRATION_FILE, EVALUATION_FILE, Demo, Notes, build_once
 from tasks.demo.splits import Array, save_samples, split_indices
+from tasks.measure.inventory import usable_cores
 from validators.errors import InfrastructureError
 
 if TYPE_CHECKING:
@@ -239,7 +239,7 @@ def _run(model: bytes | Path, samples: Mapping[str, Array], batch_size: int = 32
         feeds = {name: samples[name][chosen, :longest] for name in ("input_ids", "attention_mask")}
         return np.asarray(session.run(None, feeds)[0])
 
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+    with ThreadPoolExecutor(usable_cores()) as pool:
         batches = list(pool.map(run, np.split(order, range(batch_size, len(order), batch_size))))
     return np.asarray(np.concatenate(batches)[np.argsort(order)])
 

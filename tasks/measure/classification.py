@@ -18,6 +18,7 @@ from tasks.measure.metric import (
     flat,
     mean_of_scores,
     misfit,
+    of_the_set,
     values_a_sample,
 )
 from tasks.measure.ranks import midranks, order_codes
@@ -58,7 +59,7 @@ def _unlabelled(output: TensorSpec, shape: tuple[int, ...]) -> LabelSpec:
 
 ACCURACY = Metric("accuracy", _accuracy, mean_of_scores, _classes("accuracy"), is_right_or_wrong=True)
 TOP5 = Metric("top5", _top5, mean_of_scores, _classes("top5", least=6), is_right_or_wrong=True)
-AGREEMENT = Metric("agreement", _agreement, mean_of_scores, _unlabelled, is_right_or_wrong=True)
+AGREEMENT = Metric("agreement", _agreement, mean_of_scores, _unlabelled, is_right_or_wrong=True, reads_reference=True)
 
 
 def f1_of_classes(rows: Rows) -> NDArray[np.float64]:
@@ -163,4 +164,4 @@ def _ranked(output: TensorSpec, shape: tuple[int, ...]) -> LabelSpec:
     return _classes("auroc", distinct=2)(output, shape)
 
 
-AUROC = Metric("auroc", _label_and_order, _auroc, _ranked, _order_lost)
+AUROC = Metric("auroc", _label_and_order, _auroc, _ranked, _order_lost, scope=of_the_set)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from tasks.measure.cgroup import CpuLimit, cpu_limits
+from tasks.measure.inventory import usable_cores
 from tasks.measure.nvml import Gpu, GpuState
 
 _TICK_SECONDS = 1 / os.sysconf("SC_CLK_TCK")
@@ -33,7 +36,8 @@ _DRIVER = "/libcuda.so"
 class BlockConditions:
     """What the machine did during one block.
 
-    `other_cores` is what processes other than the measured one used, `stolen_cores` what the hypervisor took, in cores;
+    `other_cores` is what processes other than the measured one took of the usable cores, `stolen_cores` what the hypervisor
+    took, `quota_throttled_cores` the time for which a CPU quota stopped the threads of the control group, all in cores;
     `canary_ms` is the time of a fixed piece of work before and after, while the measured processes are stopped. Clock and
     throttling are None where nothing tells them, and so is `gpu_memory_mb`, what the measured process holds of a GPU's memory.
     """
@@ -47,6 +51,7 @@ class BlockConditions:
     involuntary_switches: int = 0
     gpu: tuple[GpuState, GpuState] | None = None
     gpu_memory_mb: float | None = None
+    quota_throttled_cores: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -61,6 +66,7 @@ class _Reading:
     major_faults: int
     involuntary_switches: int
     gpu: GpuState | None
+    limits: tuple[CpuLimit, ...]
 
 
 class Watch:
@@ -76,8 +82,14 @@ class Watch:
         """The means and counts of the time since then."""
         start, end = self._start, self._read()
         elapsed = end.clock - start.clock
+        own = end.own - start.own
+        limits = list(zip(start.limits, end.limits, strict=False))
         return BlockConditions(
-            other_cores=max(0.0, (end.busy - start.busy - (end.own - start.own)) / elapsed),
+            other_cores=competing_cores(
+                (end.busy - start.busy - own) / elapsed,
+                [(used - own) / elapsed for used in _growths(limits, "used_seconds")],
+                idle_cores=len(os.sched_getaffinity(0)) - usable_cores(),
+            ),
             stolen_cores=(end.stolen - start.stolen) / elapsed,
             canary_ms=(self._canary_ms, canary_ms()),
             frequency_mhz=clock_mhz(_CPUS),
@@ -86,6 +98,7 @@ class Watch:
             involuntary_switches=end.involuntary_switches - start.involuntary_switches,
             gpu=(start.gpu, end.gpu) if start.gpu and end.gpu else None,
             gpu_memory_mb=end.gpu.held_mb.get(self._pid) if end.gpu else None,
+            quota_throttled_cores=max(_growths(limits, "throttled_seconds"), default=0.0) / elapsed,
         )
 
     def _read(self) -> _Reading:
@@ -99,7 +112,27 @@ class Watch:
             major_faults=int(_stat_fields(self._pid)[9]),
             involuntary_switches=involuntary_switches(self._pid),
             gpu=self._gpu.read() if self._gpu else None,
+            limits=cpu_limits(),
         )
+
+
+def competing_cores(others: float, group_others: Sequence[float], idle_cores: int) -> float:
+    """Return how many of the usable cores other processes took.
+
+    `others` is what they used of all processors in the affinity mask. A CPU quota leaves `idle_cores` of these processors to
+    others: only what goes beyond them competes. `group_others` is what processes under the same quota used, by control
+    group: all of that competes.
+
+    >>> competing_cores(10.0, [0.5], idle_cores=12), competing_cores(10.0, [], idle_cores=0)
+    (0.5, 10.0)
+    """
+    return max(0.0, others - idle_cores, *group_others)
+
+
+def _growths(limits: Sequence[tuple[CpuLimit, CpuLimit]], account: str) -> list[float]:
+    """Return by how many seconds an account of each control group grew."""
+    readings = [(getattr(before, account), getattr(after, account)) for before, after in limits]
+    return [after - before for before, after in readings if before is not None and after is not None]
 
 
 def why_disturbed(blocks: tuple[BlockConditions, BlockConditions], max_cores: float) -> str:
@@ -109,9 +142,16 @@ def why_disturbed(blocks: tuple[BlockConditions, BlockConditions], max_cores: fl
     """
     for block in blocks:
         if block.other_cores + block.stolen_cores > max_cores:
+            together, allowed = _told_apart(block.other_cores + block.stolen_cores, max_cores)
             return (
                 f"other processes kept {block.other_cores:.2f} cores busy and the hypervisor took {block.stolen_cores:.2f},"
-                f" where {max_cores:.2f} are allowed"
+                f" {together} together, where {allowed} are allowed"
+            )
+        if block.quota_throttled_cores > max_cores:
+            lost, allowed = _told_apart(block.quota_throttled_cores, max_cores)
+            return (
+                f"the CPU quota of the control group took {lost} cores, where {allowed} are allowed: use fewer threads "
+                "(measurement.threads), or raise the quota"
             )
         if block.throttled:
             return f"the processor was throttled {block.throttled} times"
@@ -124,6 +164,16 @@ def why_disturbed(blocks: tuple[BlockConditions, BlockConditions], max_cores: fl
     if clocks and max(clocks) > STEADY_CLOCK * min(clocks):
         return f"the processors' clock went from {min(clocks):.0f} to {max(clocks):.0f} MHz"
     return ""
+
+
+def _told_apart(found: float, allowed: float) -> tuple[str, str]:
+    """Return both figures with two decimals, or as many as show which one is larger.
+
+    >>> _told_apart(0.3004, 0.3), _told_apart(0.5, 0.3)
+    (('0.3004', '0.3000'), ('0.50', '0.30'))
+    """
+    texts = ((f"{found:.{digits}f}", f"{allowed:.{digits}f}") for digits in range(2, 17))
+    return next((pair for pair in texts if pair[0] != pair[1]), (repr(found), repr(allowed)))
 
 
 def canary_ratio(blocks: tuple[BlockConditions, BlockConditions]) -> float:

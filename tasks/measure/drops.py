@@ -6,26 +6,40 @@ import math
 
 from tasks.measure.metric import Metric, Rows, are_scores
 from tasks.measure.values import decibels_of, noise_share
-from validators.intervals import drop_interval, paired_interval
+from validators.clusters import clustered_drop_interval, worth_naming
+from validators.intervals import Clusters, drop_interval, paired_interval
 from validators.measurements import Estimate, Flips
 
 
 def estimate_drop(
-    metric: Metric, baseline: Rows, variant: Rows, confidence: float, *, seed: int
+    metric: Metric,
+    baseline: Rows,
+    variant: Rows,
+    confidence: float,
+    *,
+    seed: int,
+    clusters: Clusters | None = None,
 ) -> tuple[Estimate, str]:
     """The drop of the metric with a one-sided bound on either side, positive where the variant is worse, and the method.
 
-    The rows are those of the same samples, in the same order. For perplexity the drop is in nats a token: 0.02 more are 2 %
-    more perplexity, whatever the model's own; else in the metric's own units.
+    The rows are those of the same samples, in the same order. `clusters` says which of them resemble each other; without it all
+    are independent. For perplexity the drop is in nats a token: 0.02 more are 2 % more perplexity, whatever the model's own;
+    else in the metric's own units.
     """
     sign = 1.0 if metric.higher_is_better else -1.0
+    clusters = worth_naming(clusters)
     if are_scores(baseline):
-        return drop_interval(sign * (baseline - variant)[:, 0], confidence)
+        drops = sign * (baseline - variant)[:, 0]
+        return (
+            drop_interval(drops, confidence)
+            if clusters is None
+            else clustered_drop_interval(drops, clusters, confidence)
+        )
 
     def drop_of(before: Rows, after: Rows) -> float:
         return sign * (metric.value(before) - metric.value(after))
 
-    return paired_interval(baseline, variant, drop_of, confidence, seed=seed)
+    return paired_interval(baseline, variant, drop_of, confidence, seed=seed, clusters=clusters)
 
 
 def count_flips(metric: Metric, baseline: Rows, variant: Rows) -> Flips | None:
@@ -41,7 +55,9 @@ def count_flips(metric: Metric, baseline: Rows, variant: Rows) -> Flips | None:
     return Flips(lost=int((after > before).sum()), gained=int((after < before).sum()), n=len(before))
 
 
-def estimate_sqnr(rows: Rows, confidence: float, *, seed: int) -> tuple[Estimate, str]:
+def estimate_sqnr(
+    rows: Rows, confidence: float, *, seed: int, clusters: Clusters | None = None
+) -> tuple[Estimate, str]:
     """The signal-to-quantization-noise ratio in dB of rows (signal, noise), with a one-sided bound on either side, and the
     method.
 
@@ -53,6 +69,8 @@ def estimate_sqnr(rows: Rows, confidence: float, *, seed: int) -> tuple[Estimate
         return Estimate(
             level, level, level
         ), "no noise" if share == 0 else "none: no signal, or noise that is not finite"
-    found, method = paired_interval(rows, rows, lambda _, drawn: noise_share(drawn), confidence, seed=seed)
+    found, method = paired_interval(
+        rows, rows, lambda _, drawn: noise_share(drawn), confidence, seed=seed, clusters=worth_naming(clusters)
+    )
     low, high = (None if end is None else decibels_of(max(end, 0.0)) for end in (found.high, found.low))
     return Estimate(decibels_of(share), low, high), f"share of noise, {method}"

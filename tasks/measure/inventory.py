@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 from importlib import metadata
 from pathlib import Path
 
+from tasks.measure.cgroup import quota_cores
 from tasks.measure.nvml import open_gpu
 from tasks.runtimes import openvino
 from tasks.runtimes.ort import installed_runtime
@@ -40,8 +42,18 @@ GPU_LIBRARIES = {
 
 
 def usable_cores() -> int:
-    """The cores that this process may use, which in a container are fewer than the machine has."""
-    return len(os.sched_getaffinity(0))
+    """Return how many cores this process may use: those of its affinity mask, or the whole cores of its CPU quota if fewer.
+
+    At least 1: a quota of half a core still runs one thread.
+    """
+    allowed = len(os.sched_getaffinity(0))
+    quota = quota_cores()
+    return allowed if quota is None else max(1, min(allowed, math.floor(quota)))
+
+
+def competing_load() -> float:
+    """Return the machine's load average, less the processors that a CPU quota leaves to others."""
+    return max(0.0, os.getloadavg()[0] - (len(os.sched_getaffinity(0)) - usable_cores()))
 
 
 def adds_pairs_in_16_bits(inventory: Inventory) -> bool:
@@ -82,8 +94,9 @@ def take_inventory(target: Target, device: int = 0) -> Inventory:
             **(_gpu_runtimes(target) if on_gpu else {}),
         },
         providers=tuple(ort.get_available_providers()),
-        load_average=os.getloadavg()[0],
+        load_average=competing_load(),
         gpu=find_gpu(device) if on_gpu else None,
+        cpu_quota=quota_cores(),
     )
 
 

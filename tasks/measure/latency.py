@@ -7,15 +7,13 @@ process of its own, and the process whose turn it is not is stopped by signal: i
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-import numpy as np
-
 from tasks.measure.latency_pairs import Pair, WarmUp, measure_launch, measure_pair, warm_up
-from tasks.measure.latency_process import Contestant, Kind, Worker
+from tasks.measure.latency_process import Contestant, Kind, Worker, save_requests
 from tasks.measure.latency_ratio import Samples
 from tasks.measure.latency_summary import Gathered, save, summarise
 from tasks.measure.nvml import Gpu, open_gpu
@@ -28,7 +26,7 @@ from validators.latencies import Latency
 def compare_latency(
     baseline: Contestant,
     variant: Contestant,
-    batch: Arrays,
+    requests: Sequence[Arrays],
     measurement: Measurement,
     *,
     confidence: float,
@@ -36,13 +34,14 @@ def compare_latency(
     dims: dict[str, int] | None = None,
     code: Path = Path(),
 ) -> Latency:
-    """Measure both on the same batch and return the variant's latency with its speedup over the baseline.
+    """Measure both on the same requests and return the variant's latency with its speedup over the baseline.
 
-    `batch` holds one request's inputs, samples along axis 0; `dims` names sizes in it for the record, and `code` is the folder
-    of the user's functions that the measurement names. Raw samples go to `samples_path` (`.npz`: `baseline` and `variant` in
-    milliseconds, `baseline_block` and `variant_block` with the index of each sample's block, `launch` with that of each
-    block's launch, and by block what the machine did). A machine that others disturb gives a latency whose `disturbance` says
-    how, and no bounds.
+    Each of `requests` holds its inputs, samples along axis 0, all of the same shapes. Every block of either side cycles through
+    the first of them in whole rounds, as many as a block has time for, so that all blocks hold the same mix. `dims` names sizes
+    in the requests for the record, and `code` is the folder of the user's functions that the measurement names. Raw samples go
+    to `samples_path` (`.npz`: `baseline` and `variant` in milliseconds, `baseline_block` and `variant_block` with the index of
+    each sample's block, `launch` with that of each block's launch, `requests` with the length of a round, and by block what the
+    machine did). A machine that others disturb gives a latency whose `disturbance` says how, and no bounds.
 
     Raises:
         CandidateRefused: `invalid` when a session does not load or run, `unsupported` when another provider would run it.
@@ -51,17 +50,16 @@ def compare_latency(
     gathered = Gathered()
     gpu = open_gpu(device_of(variant.settings)) if variant.settings.on_gpu else None
     with tempfile.TemporaryDirectory(prefix="quantgate-") as folder:
-        inputs = Path(folder, "batch.npz")
-        np.savez(inputs, **batch)  # type: ignore[arg-type]  # numpy's stub takes any keyword for allow_pickle
+        inputs = save_requests(Path(folder, "requests.npz"), requests)
         for launch in range(measurement.launches):
             start = partial(Worker, inputs=inputs, measurement=measurement, code=code)
-            _launch((baseline, variant), start, measurement, launch, gathered, gpu)
+            _launch((baseline, variant), start, measurement, launch, gathered, gpu, len(requests))
             if gathered.disturbance:
                 break
     save(samples_path, gathered)
     return summarise(
         gathered,
-        batch_size=len(next(iter(batch.values()))),
+        batch_size=len(next(iter(requests[0].values()))),
         dims=dims or {},
         threads=variant.settings.threads,
         confidence=confidence,
@@ -76,6 +74,7 @@ def _launch(
     launch: int,
     gathered: Gathered,
     gpu: Gpu | None,
+    requests: int,
 ) -> None:
     """Both processes afresh, and every kind of block that the job asks for."""
     started: dict[int, Worker] = {}
@@ -88,8 +87,11 @@ def _launch(
             side.load_ms.append(worker.load_ms)
             side.load_peak_memory_mb.append(worker.load_peak_memory_mb)
             side.warm_ups.append(_warm_up(worker, measurement))
+        # The same in all launches, so that their ratios can be compared.
+        gathered.mix = gathered.mix or mix_size(workers, measurement, requests)
+        gathered.requests = min(gathered.mix, *(worker.bound_requests for worker in workers))
         for kind in _kinds(measurement, on_gpu=any(side.settings.on_gpu for side in contestants)):
-            measure = partial(_pair, workers, measurement, kind, gpu, launch)
+            measure = partial(_pair, workers, measurement, kind, gpu, gathered.mix, launch)
             measured = measure_launch(measure, measurement, gathered.ratios(kind))
             gathered.launches.setdefault(kind, []).append(measured)
             if measured.disturbance:
@@ -99,15 +101,35 @@ def _launch(
 
 
 def _pair(
-    workers: tuple[Worker, Worker], measurement: Measurement, kind: Kind, gpu: Gpu | None, launch: int, block: int
+    workers: tuple[Worker, Worker],
+    measurement: Measurement,
+    kind: Kind,
+    gpu: Gpu | None,
+    mix: int,
+    launch: int,
+    block: int,
 ) -> Pair:
     # The order alternates, so that a machine that slows down steadily favours neither.
-    return measure_pair(workers, _order(launch + block), measurement, kind, gpu)
+    return measure_pair(workers, _order(launch + block), measurement, kind, gpu, mix)
+
+
+def mix_size(workers: tuple[Worker, Worker], measurement: Measurement, requests: int) -> int:
+    """Return how many of the requests a round holds: those that both sides answer within a block, `block_count` at least."""
+    size = min(measurement.block_count, requests)
+    # On a GPU the copies of all requests are timed, but few requests lie there at once.
+    kind: Kind = "latency" if all(worker.bound_requests == requests for worker in workers) else "end_to_end"
+    while size < requests:
+        wider = min(2 * size, requests)
+        if any(worker.block(0.0, 1, kind, wider).samples.sum() > 1e3 * measurement.block_seconds for worker in workers):
+            break
+        size = wider
+    return size
 
 
 def _warm_up(worker: Worker, measurement: Measurement) -> WarmUp:
     def samples(seconds: float, count: int) -> Samples:
-        return worker.block(seconds, count).samples
+        # The same few requests in each piece, whose medians are compared.
+        return worker.block(seconds, count, mix=count).samples
 
     return warm_up(samples, measurement.warmup_seconds, measurement.warmup_limit_seconds)
 

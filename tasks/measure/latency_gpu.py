@@ -11,7 +11,12 @@ from typing import Any
 from tasks.runtimes.runner import Runner, open_runner
 from validators.datasets import Arrays
 from validators.libraries import Library
+from validators.providers import TENSORRT
 from validators.records import SessionSettings
+
+# A bound request keeps its inputs and outputs on the GPU, and one of an engine has an execution context of its own.
+MOST_BOUND = 8
+MOST_BOUND_ENGINE = 1
 
 
 class OnGpu:
@@ -21,6 +26,7 @@ class OnGpu:
         self._runner = runner
         self._outputs = [spec.name for spec in runner.outputs]
         self.providers = [provider]
+        self.most_bound = MOST_BOUND_ENGINE if provider == TENSORRT else MOST_BOUND
 
     def run(self, batch: Arrays) -> list[Any]:
         """All outputs, with the copies."""

@@ -14,6 +14,7 @@ from tasks.measure.inventory import usable_cores
 from tasks.measure.latency_process import Block, Kind, Worker
 from tasks.measure.latency_ratio import Samples
 from tasks.measure.nvml import Gpu
+from validators.deadline import check_deadline
 from validators.job_measurement import Measurement
 
 # How often a pair of blocks is measured before the machine is given up.
@@ -59,14 +60,24 @@ class Launch:
 
 
 def measure_pair(
-    workers: tuple[Worker, Worker], order: tuple[int, int], measurement: Measurement, kind: Kind, gpu: Gpu | None
+    workers: tuple[Worker, Worker],
+    order: tuple[int, int],
+    measurement: Measurement,
+    kind: Kind,
+    gpu: Gpu | None,
+    mix: int,
 ) -> Pair:
-    """A block of each worker, in this order."""
+    """Measure a block of each worker, in this order, both in whole rounds of the first `mix` requests.
+
+    Raises:
+        CandidateRefused: `infrastructure`: the deadline has passed.
+    """
+    check_deadline()
     blocks: dict[int, Block] = {}
     conditions: dict[int, BlockConditions] = {}
     for index in order:
         watch = Watch(workers[index].pid, gpu)
-        blocks[index] = workers[index].block(measurement.block_seconds, measurement.block_count, kind)
+        blocks[index] = workers[index].block(measurement.block_seconds, measurement.block_count, kind, mix)
         conditions[index] = watch.conditions()
     return Pair(blocks[0], blocks[1], (conditions[0], conditions[1]))
 

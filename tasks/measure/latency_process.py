@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
@@ -18,6 +19,7 @@ import numpy as np
 
 from tasks.measure.latency_ratio import Samples
 from tasks.runtimes.openvino import library_path, provider_options
+from validators.datasets import Arrays
 from validators.errors import CandidateRefused, InfrastructureError
 from validators.job_measurement import Measurement
 from validators.providers import OPENVINO_PROVIDER
@@ -37,6 +39,13 @@ class Contestant:
 
     model: Path
     settings: SessionSettings
+
+
+def save_requests(path: Path, requests: Sequence[Arrays]) -> Path:
+    """Write requests of equal shapes to a file for a `Worker`, stacked along a new axis 0; returns the path."""
+    stacked = {name: np.stack([one[name] for one in requests]) for name in requests[0]}
+    np.savez(path, **stacked)  # type: ignore[arg-type]  # numpy's stub takes any keyword for allow_pickle
+    return path
 
 
 @dataclass(frozen=True)
@@ -63,6 +72,7 @@ class Block:
 class Worker:
     """A measuring process: running during its blocks, stopped between them, ended at the end.
 
+    `inputs` is a file of `save_requests`; latency is measured with the first `bound_requests` of them at most.
     `measurement` names the user's functions for the end-to-end time, which are looked for in the folder `code` first, and how
     many clients the throughput has.
     """
@@ -85,6 +95,7 @@ class Worker:
         )
         self.pid = self._process.pid
         self.peak_memory_mb = 0.0
+        self.bound_requests = 1
         try:
             ready = self._answer(PATIENCE_SECONDS)
             if ready["providers"][0] != contestant.settings.provider:
@@ -95,17 +106,18 @@ class Worker:
                     fix="install the provider's libraries",
                 )
             self.load_ms = float(ready["load_ms"])
+            self.bound_requests = int(ready["bound_requests"])
             self.load_peak_memory_mb = ready["peak_memory_kb"] * 1024 / 1e6
         except BaseException:
             self.__exit__(None, None, None)
             raise
         self._process.send_signal(signal.SIGSTOP)
 
-    def block(self, seconds: float, count: int, kind: Kind = "latency") -> Block:
-        """Requests for at least `seconds` and at least `count` of them."""
+    def block(self, seconds: float, count: int, kind: Kind = "latency", mix: int | None = None) -> Block:
+        """Make requests for at least `seconds`, and at least `count`, in whole rounds of the first `mix`, or of all."""
         self._process.send_signal(signal.SIGCONT)
         assert self._process.stdin is not None
-        command = {"kind": kind, "seconds": seconds, "count": count, "clients": self._clients}
+        command = {"kind": kind, "seconds": seconds, "count": count, "clients": self._clients, "mix": mix}
         try:
             self._process.stdin.write(json.dumps(command) + "\n")
             self._process.stdin.flush()

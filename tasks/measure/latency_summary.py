@@ -36,6 +36,10 @@ class Gathered:
 
     sides: tuple[Side, Side] = field(default_factory=lambda: (Side(), Side()))
     launches: dict[Kind, list[Launch]] = field(default_factory=dict)
+    mix: int = 0
+    """Requests of a round, once it is known."""
+    requests: int = 1
+    """Those of them that latency is measured with."""
 
     @property
     def disturbance(self) -> str:
@@ -98,15 +102,17 @@ def summarise(
         baseline_peak_gpu_memory_mb=_gpu_memory_mb(gathered, 0),
         conditions=_conditions(gathered),
         disturbance=gathered.disturbance,
+        requests=gathered.requests,
     )
 
 
 def save(path: Path, gathered: Gathered) -> None:
-    """Raw samples with the index of their block, and for each block its launch, canaries and what others used of the cores."""
+    """Write raw samples with the index of their block, the length of a round, and what the machine did during each block."""
     pairs = list(gathered.pairs())
     launches = gathered.launches["latency"]
     arrays: dict[str, NDArray[Any]] = {
-        "launch": np.repeat(np.arange(len(launches)), [len(launch.pairs) for launch in launches])
+        "launch": np.repeat(np.arange(len(launches)), [len(launch.pairs) for launch in launches]),
+        "requests": np.array(gathered.requests),
     }
     for index, name in enumerate(SIDES):
         blocks = [(pair.baseline, pair.variant)[index] for pair in pairs]
@@ -185,4 +191,5 @@ def _conditions(gathered: Gathered) -> Conditions:
         repeated=sum(launch.repeated for launches in gathered.launches.values() for launch in launches),
         warmup_seconds=(max(one.seconds for one in warm_ups[0]), max(one.seconds for one in warm_ups[1])),
         warm=all(one.stable for side in warm_ups for one in side),
+        quota_throttled_cores=max(block.quota_throttled_cores for block in blocks),
     )

@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, Protocol
 
@@ -32,9 +33,13 @@ Function = Callable[[Any], Any]
 
 
 class Model(Protocol):
-    """What answers requests: `providers` that run it, `run` for arrays in host memory, `bound` for one client of a batch."""
+    """A loaded model: `providers` that run it, `run` for arrays in host memory, `bound` for one client's cycle of requests.
+
+    `most_bound` is how many requests a client may have bound at a time.
+    """
 
     providers: list[str]
+    most_bound: int
 
     def run(self, batch: Batch) -> list[Any]: ...
 
@@ -47,6 +52,7 @@ class OnProcessor:
     def __init__(self, session: ort.InferenceSession) -> None:
         self._session = session
         self.providers = session.get_providers()
+        self.most_bound = sys.maxsize
 
     def run(self, batch: Batch) -> list[Any]:
         return list(self._session.run(None, batch))
@@ -66,10 +72,12 @@ def main() -> None:
     os.dup2(2, 1)
     config = json.loads(sys.argv[1])
     with np.load(config["inputs"], allow_pickle=False) as archive:
-        batch = {name: archive[name] for name in archive.files}
+        stacked = {name: archive[name] for name in archive.files}
+    count = len(next(iter(stacked.values())))
+    pool = [{name: array[index, ...] for name, array in stacked.items()} for index in range(count)]
     _reset_peak()
     if not config["on_gpu"]:
-        _measure(config, *_load(config), batch, answers)
+        _measure(config, *_load(config), pool, answers)
         return
     # Of quantgate, what opens the model everywhere else: what computes on a GPU is not in this process.
     from tasks.measure.latency_gpu import load
@@ -77,29 +85,36 @@ def main() -> None:
 
     with ExitStack() as stack:
         try:
-            _measure(config, *load(config, stack), batch, answers)
+            _measure(config, *load(config, stack), pool, answers)
         except CandidateRefused as error:
             refused = {"kind": error.kind, "found": error.found, "expected": error.expected, "fix": error.fix}
             _answer(answers, {"refused": refused})
 
 
-def _measure(config: dict[str, Any], model: Model, load_ms: float, batch: Batch, answers: IO[str]) -> None:
+def _measure(config: dict[str, Any], model: Model, load_ms: float, pool: list[Batch], answers: IO[str]) -> None:
     """Answer commands until there are no more."""
-    _answer(answers, {"load_ms": load_ms, "providers": model.providers, "peak_memory_kb": _peak_memory_kb()})
+    bound = min(len(pool), model.most_bound)
+    peak_kb = _peak_memory_kb() - _spare_kb(pool)
+    _answer(
+        answers,
+        {"load_ms": load_ms, "providers": model.providers, "peak_memory_kb": peak_kb, "bound_requests": bound},
+    )
     before, after = (_named(config[key], config["code"], key) for key in HOOKS)
-    ready = (before or dict)(batch)
-    requests = _requests(model, batch, ready, before or dict, after or list)
-    clients: list[Request] = []
+    ready = [(before or dict)(batch) for batch in pool]
+    requests = _requests(model, pool, ready[:bound], before or dict, after or list)
+    spare_kb = _spare_kb(pool) + (_spare_kb(ready) if before else 0)
+    clients: list[list[Request]] = []
     _reset_peak()
     gc.disable()
     for line in sys.stdin:
         command = json.loads(line)
+        mix = command["mix"] or len(pool)
         if command["kind"] == "throughput":
-            clients = clients or [model.bound(ready) for _ in range(command["clients"])]
-            ns = _completions(clients, command["seconds"])
+            clients = clients or _clients(model, ready[:mix], command["clients"])
+            ns = _completions(clients, command["seconds"], mix)
         else:
-            ns = _block(requests[command["kind"]], command["seconds"], command["count"])
-        _answer(answers, {"ns": ns, "peak_memory_kb": _peak_memory_kb()})
+            ns = _block(requests[command["kind"]][:mix], command["seconds"], command["count"])
+        _answer(answers, {"ns": ns, "peak_memory_kb": _peak_memory_kb() - spare_kb})
 
 
 def _load(config: dict[str, Any]) -> tuple[OnProcessor, float]:
@@ -133,40 +148,60 @@ def _add_plugin(so: ort.SessionOptions, provider: str, library: str, options: di
     so.add_provider_for_devices(devices[:1], options)
 
 
-def _block(request: Request, seconds: float, count: int) -> list[int]:
-    """Requests one after the other until both the duration and the count are reached; nanoseconds each."""
+def _block(requests: Sequence[Request], seconds: float, count: int) -> list[int]:
+    """Make requests in order, in whole rounds, until both the duration and the count are reached; nanoseconds each."""
     clock = time.perf_counter_ns
     samples: list[int] = []
     end = clock() + int(seconds * 1e9)
     before = clock()
     while before < end or len(samples) < count:
-        request()
-        after = clock()
-        samples.append(after - before)
-        before = clock()
+        for request in requests:
+            request()
+            after = clock()
+            samples.append(after - before)
+            before = clock()
     return samples
 
 
-def _completions(requests: Sequence[Request], seconds: float) -> list[int]:
-    """When each request was done, in nanoseconds since they began, in order; each caller makes its own, all at once."""
+def _clients(model: Model, ready: Sequence[Batch], count: int) -> list[list[Request]]:
+    """Return the cycle of requests of each client; a client whose requests lie on a device has one."""
+    if model.most_bound >= len(ready):
+        cycle = [model.bound(batch) for batch in ready]
+        return [cycle] * count
+    return [[model.bound(ready[index % len(ready)])] for index in range(count)]
+
+
+def _completions(clients: Sequence[Sequence[Request]], seconds: float, mix: int) -> list[int]:
+    """Return when each request was done, in nanoseconds since the start, in order; all clients call at once.
+
+    A client that is free takes the next request of the cycle. They end with a whole round of `mix` requests, after as many
+    requests at least as there are clients.
+    """
     clock = time.perf_counter_ns
     done: list[int] = []  # appending is atomic
     failures: list[BaseException] = []
-    barrier = threading.Barrier(len(requests) + 1)
+    barrier = threading.Barrier(len(clients) + 1)
+    lock = threading.Lock()
+    taken = 0
 
-    def call(request: Request) -> None:
+    def take() -> int | None:
+        nonlocal taken
+        with lock:
+            if failures or (clock() >= end and taken >= len(clients) and taken % mix == 0):
+                return None
+            taken += 1
+            return taken - 1
+
+    def call(requests: Sequence[Request]) -> None:
         barrier.wait()
         try:
-            while not failures:
-                request()
-                now = clock()
-                done.append(now - start)
-                if now >= end:
-                    return
+            while (index := take()) is not None:
+                requests[index % mix % len(requests)]()
+                done.append(clock() - start)
         except BaseException as error:
             failures.append(error)
 
-    threads = [threading.Thread(target=call, args=(request,)) for request in requests]
+    threads = [threading.Thread(target=call, args=(requests,)) for requests in clients]
     for thread in threads:
         thread.start()
     start = clock()
@@ -179,9 +214,18 @@ def _completions(requests: Sequence[Request], seconds: float) -> list[int]:
     return sorted(done)
 
 
-def _requests(model: Model, batch: Batch, ready: Batch, before: Function, after: Function) -> dict[str, Request]:
-    """What a request is, by the kind of block: the model alone, or with what the user does before and after it, and copies."""
-    return {"latency": model.bound(ready), "end_to_end": lambda: after(model.run(before(batch)))}
+def _requests(
+    model: Model, pool: Sequence[Batch], ready: Sequence[Batch], before: Function, after: Function
+) -> dict[str, list[Request]]:
+    """Return the requests by the kind of block: the model alone, or with what the user does before and after it, and copies."""
+
+    def end_to_end(batch: Batch) -> Any:
+        return after(model.run(before(batch)))
+
+    return {
+        "latency": [model.bound(batch) for batch in ready],
+        "end_to_end": [partial(end_to_end, batch) for batch in pool],
+    }
 
 
 def _named(reference: str | None, code: str, key: str) -> Function | None:
@@ -199,6 +243,11 @@ def _named(reference: str | None, code: str, key: str) -> Function | None:
             raise RuntimeError(f"{reference} of the job fails: {error!r}") from error
 
     return call
+
+
+def _spare_kb(batches: Sequence[Batch]) -> int:
+    """Return the memory of all requests but one, which a deployment would not hold."""
+    return int(sum(getattr(array, "nbytes", 0) for batch in batches[1:] for array in batch.values()) // 1024)
 
 
 def _reset_peak() -> None:

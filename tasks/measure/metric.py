@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,18 @@ Labels = NDArray[Any]
 # Shape (n, k). Of one column: scores, whose mean is judged. Of several: figures whose value is no mean over samples.
 Rows = NDArray[np.float64]
 Vector = NDArray[np.float64]
+# What a row depends on: its own sample ("sample"), or all samples ("set"); "kept" rows also hold the outputs themselves.
+Scope = Literal["sample", "set", "kept"]
+
+
+def of_each_sample(_: Outputs, __: Labels | None) -> Scope:
+    """The scope of a metric whose rows can be computed in batches."""
+    return "sample"
+
+
+def of_the_set(_: Outputs, __: Labels | None) -> Scope:
+    """The scope of a metric that ranks all samples, and whose rows are the ranks of the outputs."""
+    return "kept"
 
 
 @dataclass(frozen=True)
@@ -31,7 +43,8 @@ class Metric:
     `expects(output, shape)` says what labels the metric takes, given one batch of outputs, or raises a JobError where it does
     not fit that output. `losses(rows)` says of rows that are no scores how bad each is, shape `(n,)`, larger is worse; None
     where a row by itself is neither good nor bad. `has_drop` is False for what is held against the baseline itself. `version`
-    stands for whatever else decides the rows: the source of a function, a vocabulary.
+    stands for whatever else decides the rows: the source of a function, a vocabulary. `scope(outputs, labels)` says, given some
+    samples, whether rows may be computed in batches. `reads_reference` is True where rows without labels need `reference`.
     """
 
     name: str
@@ -43,6 +56,8 @@ class Metric:
     is_right_or_wrong: bool = False
     has_drop: bool = True
     version: str = ""
+    scope: Callable[[Outputs, Labels | None], Scope] = of_each_sample
+    reads_reference: bool = False
 
 
 def are_scores(rows: Rows) -> bool:

@@ -10,12 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasks.measure.folding import fold, unfold
-from tasks.measure.metric import Labels, Metric, Outputs, Rows, are_scores, as_rows
+from tasks.measure.metric import Labels, Metric, Outputs, Rows, Scope, are_scores, as_rows
 from validators.datasets import TensorSpec
 from validators.errors import JobError
 from validators.labels import LabelSpec
 
 Function = Callable[..., Any]
+# Sums of float32 in another order differ by less; scores that depend on other samples differ by far more.
+SAME_SCORE = 1e-5
 
 
 def user_metric(name: str, function: Function, *, higher_is_better: bool, version: str) -> Metric:
@@ -23,6 +25,8 @@ def user_metric(name: str, function: Function, *, higher_is_better: bool, versio
 
     Given one score a sample, shape `(n,)`, the metric is their mean. Given one number, rows hold outputs and labels themselves
     (see `tasks.measure.folding`), of which any selection is given to the function again; `labels` may be None.
+
+    A function that gives each sample its score whatever samples are beside it may be called in batches.
     """
 
     def rows(outputs: Outputs, labels: Labels | None, _: Outputs | None) -> Rows:
@@ -39,7 +43,27 @@ def user_metric(name: str, function: Function, *, higher_is_better: bool, versio
         except Exception:  # of some samples alone, such as a resample without one of the classes, it may have no value
             return math.nan
 
-    return Metric(name, rows, value, _anything, higher_is_better=higher_is_better, version=version)
+    def scope(outputs: Outputs, labels: Labels | None) -> Scope:
+        return _scope_of(function, outputs, labels)
+
+    return Metric(name, rows, value, _anything, higher_is_better=higher_is_better, version=version, scope=scope)
+
+
+def _scope_of(function: Function, outputs: Outputs, labels: Labels | None) -> Scope:
+    """Return the scope by the scores of some samples together, against those of the first alone and of the rest."""
+
+    def scores(part: slice) -> NDArray[np.float64]:
+        return np.asarray(function(outputs[part], None if labels is None else labels[part]), np.float64)
+
+    try:
+        together = scores(slice(None))
+        if not together.ndim:
+            return "kept"
+        apart = np.concatenate([scores(slice(0, 1)), scores(slice(1, None))])
+        alike = together.shape == apart.shape and np.allclose(together, apart, rtol=SAME_SCORE, atol=0)
+        return "sample" if alike else "set"
+    except Exception:  # of a few samples alone, such as those of one class, it may have no score
+        return "set"
 
 
 def _anything(_: TensorSpec, __: tuple[int, ...]) -> LabelSpec:

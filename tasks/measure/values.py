@@ -16,6 +16,7 @@ from tasks.measure.metric import (
     flat,
     mean_of_scores,
     misfit,
+    of_the_set,
     values_a_sample,
 )
 from tasks.measure.ranks import midranks, order_codes
@@ -89,7 +90,7 @@ def _embeddings(output: TensorSpec, shape: tuple[int, ...]) -> LabelSpec:
     return LabelSpec("numbers", size=shape[1], required=False)
 
 
-COSINE = Metric("cosine", _cosine, mean_of_scores, _embeddings)
+COSINE = Metric("cosine", _cosine, mean_of_scores, _embeddings, reads_reference=True)
 
 
 def _score_and_gold(outputs: Outputs, labels: Labels | None, _: Outputs | None) -> Rows:
@@ -120,7 +121,7 @@ def _scores_or_pairs(output: TensorSpec, shape: tuple[int, ...]) -> LabelSpec:
     return LabelSpec("numbers", size=1, distinct=2, in_pairs=values_a_sample(shape) > 1)
 
 
-SPEARMAN = Metric("spearman", _score_and_gold, _spearman, _scores_or_pairs, _rank_error)
+SPEARMAN = Metric("spearman", _score_and_gold, _spearman, _scores_or_pairs, _rank_error, scope=of_the_set)
 
 
 def signal_and_noise(outputs: Outputs, reference: Outputs) -> Rows:
@@ -171,4 +172,4 @@ def has_noise(output: TensorSpec) -> bool:
     return output.dtype.startswith("float")
 
 
-SQNR = Metric("sqnr", _beside_itself, _sqnr, _noisy, has_drop=False)
+SQNR = Metric("sqnr", _beside_itself, _sqnr, _noisy, has_drop=False, reads_reference=True)

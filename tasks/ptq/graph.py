@@ -16,6 +16,7 @@ from onnx import numpy_helper
 
 from validators.errors import SourceError
 from validators.onnx_graph import check_source_graph
+from validators.source_form import normalize
 
 # A protobuf message ends at 2 GB; weights beyond this go to a file beside the model.
 EXTERNAL_DATA_BYTES = 1_800_000_000
@@ -42,11 +43,10 @@ def message_bytes(model: onnx.ModelProto) -> int:
 
 
 def gather_weights(source: Path, gathered: Path, *, custom_operators: bool = False) -> None:
-    """Write a model with all its weights in one file (two when it is too large), whatever files they came in, as constants.
+    """Write a model in its normal form, with all its weights in one file, or in two when it is too large.
 
     MLflow, for one, puts weights beside the model under a random name: gathered, equal models have equal bytes, and the
-    runtime's tools, which mishandle such files, see a plain one. Weights that are also inputs, as in old files all are, could
-    be replaced by any caller: the runtime does not prepare them, and no pass may change them. None is an input here.
+    runtime's tools, which mishandle such files, see a plain one. The normal form is that of `validators.source_form`.
     `custom_operators` as in `check_source_graph`.
 
     Raises:
@@ -55,7 +55,7 @@ def gather_weights(source: Path, gathered: Path, *, custom_operators: bool = Fal
     check_source_graph(source, custom_operators=custom_operators)
     try:
         model = onnx.load(source)
-        _fix_constants(model)
+        normalize(model)
         save_model(model, gathered)
     except (ValueError, OSError, onnx.checker.ValidationError) as error:
         raise SourceError(
@@ -63,14 +63,6 @@ def gather_weights(source: Path, gathered: Path, *, custom_operators: bool = Fal
             expected="every external data file beside the model",
             fix="copy or log the model again with all its files",
         ) from error
-
-
-def _fix_constants(model: onnx.ModelProto) -> None:
-    """Take the inputs that are constants from the list of inputs."""
-    constants = initializers(model.graph)
-    for value in [value for value in model.graph.input if value.name in constants]:
-        model.graph.input.remove(value)
-        model.ir_version = max(model.ir_version, 4)  # the first in which a constant need not be an input
 
 
 def model_bytes(path: Path) -> int:

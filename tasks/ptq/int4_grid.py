@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from validators.deadline import check_deadline
+
 Floats = NDArray[np.float64]
 Codes = NDArray[np.uint8]
 
@@ -128,6 +130,7 @@ def column_chunks(columns: int) -> Iterator[slice]:
     [512, 514]
     """
     for start in range(0, columns, COLUMNS_AT_ONCE):
+        check_deadline()  # a chunk may take seconds
         yield slice(start, min(start + COLUMNS_AT_ONCE, columns))
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,17 +18,19 @@ from tasks.ptq.dynamic import quantize_dynamic
 from tasks.ptq.forms import count_reasons, weight_changes
 from tasks.ptq.fp8 import quantize_fp8
 from tasks.ptq.grams import Gram
-from tasks.ptq.graph import custom_operators, model_bytes, notes_of, save_model
+from tasks.ptq.graph import custom_operators, model_bytes, notes_of, save_model, scratch
 from tasks.ptq.qdq import Report, quantize_qdq
 from tasks.ptq.range_methods import Range
 from tasks.ptq.sensitivity import Sensitivity
 from tasks.ptq.sessions import session_settings
 from tasks.ptq.smooth import SmoothedGraph
+from tasks.ptq.upgrade import OPSET, convert_opset
 from tasks.ptq.weight_only import quantize_weights
 from validators.datasets import Arrays
 from validators.digests import digest_model, digest_values
 from validators.errors import CandidateRefused
 from validators.libraries import Libraries
+from validators.onnx_graph import opset_of
 from validators.recipe import GPU_TARGETS, Candidate
 from validators.records import Variant
 
@@ -225,20 +228,39 @@ def _int4(candidate: Candidate, materials: Materials, path: Path) -> dict[str, i
 
 
 def _fp8(candidate: Candidate, materials: Materials, path: Path) -> dict[str, int]:
-    report = quantize_fp8(materials.prepared(), ranges_for(candidate, materials.statistics(False)), candidate, path)
+    with _in_new_operators(materials.prepared(), materials) as graph:
+        report = quantize_fp8(graph, ranges_for(candidate, materials.statistics(False)), candidate, path)
     return {"MatMul, Gemm and Conv in FP8 E4M3": len(report.quantized)} | count_reasons(LEFT, report.left.values())
 
 
 def _tensorrt(candidate: Candidate, materials: Materials, path: Path) -> dict[str, int]:
-    graph = float_graph(candidate, materials)
-    return tensorrt_forms.make_form(candidate, graph, materials.statistics(candidate.smooth), path)
+    with _in_new_operators(float_graph(candidate, materials), materials) as graph:
+        return tensorrt_forms.make_form(candidate, graph, materials.statistics(candidate.smooth), path)
 
 
 def _cuda(candidate: Candidate, materials: Materials, path: Path) -> dict[str, int]:
-    graph = materials.prepared()
-    return cuda_forms.make_form(
-        candidate, graph, materials.statistics(False), lambda: materials.grams(candidate, graph), path
-    )
+    prepared = materials.prepared()
+    with _in_new_operators(prepared, materials) as graph:
+        return cuda_forms.make_form(
+            candidate, graph, materials.statistics(False), lambda: materials.grams(candidate, prepared), path
+        )
+
+
+@contextmanager
+def _in_new_operators(graph: Path, materials: Materials) -> Iterator[Path]:
+    """A float graph in operators of `OPSET`, with the names of its tensors; the graph itself where it has them.
+
+    Forms for GPUs, and FP8, are written in types that operators of older opsets do not take.
+
+    Raises:
+        CandidateRefused: `unsupported`: onnx cannot upgrade it, or the result computes something else.
+    """
+    if opset_of(onnx.load(graph, load_external_data=False)) >= OPSET:
+        yield graph
+        return
+    with scratch() as folder:
+        convert_opset(graph, folder / "upgraded.onnx", lambda _: materials.batches()[0], materials.libraries)
+        yield folder / "upgraded.onnx"
 
 
 def ranges_for(candidate: Candidate, statistics: Path) -> dict[str, Range]:

@@ -96,7 +96,8 @@ def rank_parts(
 ) -> tuple[Sensitivity, ...]:
     """The parts by the noise that each brings when it alone is quantized, the worst first, with their outlier ratios.
 
-    `model` is the float graph, `output` the one that is judged. NaN or Inf, which a part may make, count as infinite noise.
+    `model` is the float graph, `output` the one that is judged. NaN or Inf where it is finite count as
+    infinite noise.
 
     Raises:
         CandidateRefused: a file with one part quantized cannot be made or run.
@@ -104,7 +105,9 @@ def rank_parts(
     nodes = {node for part in parts for node in part.nodes}
     batches = _first_batches(model, samples, output, settings, fixed_batch)
     reference = _run(model, batches, output, settings)
-    power = float(np.square(reference).mean()) or 1.0
+    # Values that are not finite in the float model, such as masked logits, have no noise.
+    finite = np.isfinite(reference)
+    power = (float(np.square(reference[finite]).mean()) if finite.any() else 0.0) or 1.0
     # One sample at a time, as all activations of the graph are held at once.
     size = fixed_batch or 1
     seen = islice(samples.batches(size), max(1, SAMPLES // size))
@@ -117,8 +120,8 @@ def rank_parts(
         for part in parts:
             path = folder / "alone.onnx"
             quantize(float_model, nodes - set(part.nodes), path)
-            error = _run(path, batches, output, settings) - reference
-            noise = float(np.square(error).mean()) / power
+            error = _run(path, batches, output, settings)[finite] - reference[finite]
+            noise = (float(np.square(error).mean()) if error.size else 0.0) / power
             ratios = _largest_ratios([outliers[node] for node in part.nodes if node in outliers])
             found.append(Sensitivity(part, noise if np.isfinite(noise) else float("inf"), *ratios))
             path.unlink()

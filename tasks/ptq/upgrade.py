@@ -1,4 +1,4 @@
-"""Sources written in old operators: brought to an opset that every pass reads, if they compute the same there."""
+"""Graphs in old operators, brought to an opset that every pass reads, if they compute the same there."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from onnx.external_data_helper import load_external_data_for_model
 
 from tasks.ptq.graph import add_note, save_model
 from tasks.runtimes.ort import describe_inputs, open_session, run_outputs
-from validators.datasets import Samples, TensorSpec
+from tasks.runtimes.parity import largest_difference, largest_magnitude
+from validators.datasets import Arrays, TensorSpec
 from validators.errors import CandidateRefused, SourceError
 from validators.libraries import Libraries
 from validators.onnx_graph import LEAST_OPSET, opset_of
@@ -21,22 +22,39 @@ from validators.records import SessionSettings
 
 # The newest opset that every part of the pinned runtimes reads, with the IR version that belongs to it.
 OPSET, IR_VERSION = 21, 10
-SAMPLES = 16
 # The same kernels run for nearly all operators; a wrong conversion differs by far more than another order of the same sums.
 TOLERANCE = 1e-4
 
-GetSamples = Callable[[tuple[TensorSpec, ...]], Samples]
+GetBatch = Callable[[tuple[TensorSpec, ...]], Arrays]
 
 
-def upgrade_opset(source: Path, upgraded: Path, samples: GetSamples, libraries: Libraries = ()) -> float:
+def upgrade_opset(source: Path, upgraded: Path, batch: GetBatch, libraries: Libraries = ()) -> float:
     """Write the source in operators of `OPSET`; return the largest absolute difference of the outputs of both.
 
-    `samples(inputs)` gives the samples to compare on, for the inputs that the source has; `libraries` have its custom
-    operators, which stay as they are. What was done stands in the file, as a note of it (`add_note`).
+    `batch(inputs)` gives the samples to compare on, for the inputs that the source has; `libraries` have its custom
+    operators, which stay as they are. The file has a note of the upgrade (`add_note`).
 
     Raises:
         SourceError: onnx has no way to upgrade an operator, or the result does not run, or computes something else.
         DataError: the samples do not fit the inputs.
+    """
+    try:
+        return convert_opset(source, upgraded, batch, libraries)
+    except CandidateRefused as error:
+        raise SourceError(
+            found=error.found,
+            expected=f"opset {LEAST_OPSET} or above, or operators that can be upgraded",
+            fix=error.fix,
+        ) from error
+
+
+def convert_opset(source: Path, upgraded: Path, batch: GetBatch, libraries: Libraries = ()) -> float:
+    """Write any float graph in operators of `OPSET`; return the largest absolute difference of the outputs on one batch.
+
+    Names of tensors, inputs and outputs stay, and the shapes of the latter as the file has them.
+
+    Raises:
+        CandidateRefused: `unsupported`: as `upgrade_opset` says of a source.
     """
     old = onnx.load(source, load_external_data=False)
     try:
@@ -46,34 +64,38 @@ def upgrade_opset(source: Path, upgraded: Path, samples: GetSamples, libraries: 
         Exception
     ) as error:  # the converter raises RuntimeError, ConvertError and what its bindings make of assertions
         raise _refuse(old, f"onnx cannot upgrade it: {str(error).splitlines()[0][:300]}") from error
-    new.ir_version = IR_VERSION
+    new.ir_version = max(old.ir_version, IR_VERSION)
+    # The converter drops the shape of an output whose operator it replaces.
+    for value, declared in zip(new.graph.output, old.graph.output, strict=True):
+        value.CopyFrom(declared)
     load_external_data_for_model(new, str(source.parent))
     add_note(new, "upgraded", f"from opset {opset_of(old)} to {OPSET}, which the passes need")
     save_model(new, upgraded)
     try:
         onnx.checker.check_model(str(upgraded))
-        return _check_parity(old, source, upgraded, samples, libraries)
+        return _check_parity(old, source, upgraded, batch, libraries)
     except onnx.checker.ValidationError as error:
         raise _refuse(old, f"upgraded, it fails onnx.checker: {str(error).splitlines()[0]}") from error
     except CandidateRefused as error:
         raise _refuse(old, error.found) from error
 
 
-def _check_parity(
-    old: onnx.ModelProto, source: Path, upgraded: Path, samples: GetSamples, libraries: Libraries
-) -> float:
-    settings = SessionSettings("CPUExecutionProvider", 0, "basic", libraries=libraries).without_spinning()
+def parity_settings(libraries: Libraries) -> SessionSettings:
+    """Those of a session that computes a graph as it is written, as far as the runtime does so."""
+    return SessionSettings("CPUExecutionProvider", 0, "basic", libraries=libraries).without_spinning()
+
+
+def _check_parity(old: onnx.ModelProto, source: Path, upgraded: Path, batch: GetBatch, libraries: Libraries) -> float:
+    settings = parity_settings(libraries)
     with open_session(source, settings) as session:
-        inputs = describe_inputs(session)
         names = [value.name for value in session.get_outputs()]
-        fixed = inputs[0].shape[0] if inputs[0].shape else None
-        batch = next(samples(inputs).batches(fixed if isinstance(fixed, int) else SAMPLES))
-        before = run_outputs(session, batch, names)
+        arrays = batch(describe_inputs(session))
+        before = run_outputs(session, arrays, names)
     with open_session(upgraded, settings) as session:
-        after = run_outputs(session, batch, names)
+        after = run_outputs(session, arrays, names)
     worst = 0.0
     for name, one, other in zip(names, before, after, strict=True):
-        distance, scale = _distance(one, other), max(1.0, _largest(one))
+        distance, scale = _distance(one, other), max(1.0, largest_magnitude(one))
         if not distance <= TOLERANCE * scale:
             raise _refuse(
                 old, f"upgraded, its output {name!r} differs by {distance:.3g}, where its largest is {scale:.3g}"
@@ -84,22 +106,15 @@ def _check_parity(
 
 def _distance(one: NDArray[Any], other: NDArray[Any]) -> float:
     """The largest absolute difference, infinite where shapes, types or what is no number differ."""
-    if one.shape != other.shape or one.dtype != other.dtype:
+    if one.dtype != other.dtype or (one.dtype.kind != "f" and not np.array_equal(one, other)):
         return np.inf
-    if one.dtype.kind != "f":
-        return 0.0 if np.array_equal(one, other) else np.inf
-    unequal = ~((one == other) | (np.isnan(one) & np.isnan(other)))
-    differences = np.abs(one[unequal].astype(np.float64) - other[unequal])
-    return float(np.where(np.isnan(differences), np.inf, differences).max(initial=0))
+    return largest_difference(one, other)
 
 
-def _largest(values: NDArray[Any]) -> float:
-    return float(np.abs(values[np.isfinite(values)]).max(initial=0)) if values.dtype.kind == "f" else 0.0
-
-
-def _refuse(old: onnx.ModelProto, found: str) -> SourceError:
-    return SourceError(
+def _refuse(old: onnx.ModelProto, found: str) -> CandidateRefused:
+    return CandidateRefused(
+        kind="unsupported",
         found=f"a model of opset {opset_of(old)}; {found}",
-        expected=f"opset {LEAST_OPSET} or above, or operators that can be upgraded",
+        expected=f"opset {OPSET}, or operators that can be upgraded to it",
         fix=f"export again with opset {OPSET}",
     )

@@ -19,6 +19,7 @@ _WORDS = {
     "providers": "providers",
     "load_average": "load at the start",
     "gpu": "GPU",
+    "cpu_quota": "CPU quota in cores",
 }
 
 
@@ -30,6 +31,8 @@ def inventory_facts(inventory: Mapping[str, Any]) -> dict[str, str]:
 def _fact(key: str, value: Any) -> str:
     if key == "memory_bytes":
         return f"{value / 1e9:.1f} GB"
+    if key == "cpu_quota" and value is None:
+        return "none"
     if key == "gpu":
         return _gpu(value) if value else "none"
     if isinstance(value, Mapping):

@@ -9,7 +9,7 @@ from tasks.reporting.confirmation import confirmed_rows, tell_confirmation
 from tasks.reporting.parts import PART_COLUMNS, part_rows, tell_recovery
 from tasks.reporting.rows import COLUMNS, headings, metric_of, verdict_rows
 from validators.plain_text import as_markdown, plain
-from validators.result import Result
+from validators.result import CandidateResult, Result
 
 # A terminal has 80 to 200 columns: memory and the tail latency are on the page.
 TERMINAL_COLUMNS = ("name", "outcome", "metric", "drop", "speedup", "p50_ms", "size_mb", "coverage_percent", "reason")
@@ -22,6 +22,8 @@ def verdict_markdown(result: Result) -> str:
     """The outcome in one sentence and, where candidates were judged, the verdict table as a GitHub-style table; where one was
     recovered, the noisiest parts too."""
     parts = [f"**{as_markdown(result.outcome.replace('_', ' '))}**: {as_markdown(result.reason)}"]
+    if result.baseline is not None and result.baseline.warning:
+        parts.append(f"**warning**: {as_markdown(result.baseline.warning)}")
     if result.champion is not None:
         champion = result.champion
         before = f"version {champion.previous}" if champion.previous else "none"
@@ -55,7 +57,7 @@ def headline(result: Result) -> list[str]:
     how many candidates came to what."""
     chosen = next((one for one in result.candidates if one.name == result.chosen), None)
     if chosen is None:
-        counts = Counter(one.outcome for one in result.candidates)
+        counts = Counter(_counted_as(one) for one in result.candidates)
         return [f"{count} {outcome}" for outcome, count in counts.most_common()]
     told = chosen.confirmed or chosen
     words = [chosen.name]
@@ -64,6 +66,10 @@ def headline(result: Result) -> list[str]:
     if told.metric_drop:
         words.append(f"{metric_of(result)} {formats.metric_drop(-told.metric_drop.value, metric_of(result))}")
     return words
+
+
+def _counted_as(candidate: CandidateResult) -> str:
+    return "copy" if candidate.refusal and candidate.refusal.kind == "copy" else candidate.outcome
 
 
 def question_markdown(result: Result, digest: str, place: str, replaces: str, address: str | None) -> str:

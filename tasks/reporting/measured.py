@@ -21,6 +21,8 @@ def measured_facts(latency: Latency, beside_fp16: Latency | None = None) -> Fact
         ("loads in ms", _beside(formats.milliseconds, latency.load_ms, latency.baseline_load_ms)),
         ("memory MB, peak", _beside(formats.significant, latency.peak_memory_mb, latency.baseline_peak_memory_mb)),
     ]
+    if latency.requests > 1:
+        facts.insert(0, ("different requests in turn", str(latency.requests)))
     if latency.load_peak_memory_mb is not None:
         both = latency.load_peak_memory_mb, latency.baseline_load_peak_memory_mb
         facts.append(("memory MB, peak while it loads", _beside(formats.significant, *both)))
@@ -45,6 +47,8 @@ def _conditions(conditions: Conditions) -> Facts:
     ]
     if conditions.frequency_mhz is not None:
         facts.append(("clock MHz", " to ".join(f"{clock:.0f}" for clock in conditions.frequency_mhz)))
+    if conditions.quota_throttled_cores:
+        facts.append(("cores that the CPU quota took at most", f"{conditions.quota_throttled_cores:.2f}"))
     if not conditions.warm:
         facts.append(("warm-up", f"not stable after {formats.seconds(max(conditions.warmup_seconds))} s"))
     return facts

@@ -198,7 +198,7 @@ def describe(result: Result, count: int) -> str:
 
 
 def _lines(result: Result, gates: Gates) -> Lines:
-    return Lines(gates.max_drop, gates.speedup_bound(result.target or ""))
+    return Lines(gates.drop_bound, gates.speedup_bound(result.target or ""))
 
 
 def _baseline_percentiles(latency: Latency) -> tuple[float, float | None, float | None]:

@@ -8,7 +8,7 @@ from statistics import median
 from typing import Literal
 
 from tasks.reporting import formats
-from validators.gates import two_digits
+from validators.gates import two_digits, would_tell
 from validators.records import CandidateOutcome, Trial
 from validators.result import CandidateResult, Result
 from validators.verdicts import Verdict
@@ -130,8 +130,7 @@ def _against(verdict: Verdict, metric: str) -> str:
     bound = formats.gate_value(verdict, verdict.bound, metric)
     if verdict.outcome == "inconclusive":
         needed = f"about {two_digits(verdict.samples_needed):,}" if verdict.samples_needed else "more"
-        counted = "pairs of blocks" if "speedup" in verdict.gate or "p50" in verdict.method else "samples"
-        return f"{gate} may be {side} {bound}: {needed} {counted} would tell"
+        return f"{gate} may be {side} {bound}: {needed} {would_tell(verdict.counted)}"
     return f"{gate} {side} {bound}"
 
 

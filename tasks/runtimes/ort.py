@@ -15,6 +15,7 @@ from tasks.runtimes.assignment import RECORD, assignment, refuse_strays
 from tasks.runtimes.openvino import find_device, provider_options
 from tasks.runtimes.ort_gpu import gpu_providers, load_libraries, why_missing
 from validators.datasets import Arrays, TensorSpec
+from validators.deadline import check_deadline
 from validators.errors import CandidateRefused, InfrastructureError
 from validators.providers import OPENVINO_PROVIDER
 from validators.records import SessionSettings
@@ -35,6 +36,8 @@ DTYPES = {
     "tensor(int8)": "int8",
     "tensor(uint8)": "uint8",
     "tensor(uint16)": "uint16",
+    "tensor(uint32)": "uint32",
+    "tensor(uint64)": "uint64",
     "tensor(bool)": "bool",
     "tensor(string)": "str",
 }
@@ -196,8 +199,9 @@ def run_outputs(session: ort.InferenceSession, batch: Arrays, outputs: list[str]
     """Some outputs for one batch, in the order of their names.
 
     Raises:
-        CandidateRefused: `invalid`: the runtime fails while it runs.
+        CandidateRefused: `invalid`: the runtime fails while it runs; `infrastructure`: the deadline has passed.
     """
+    check_deadline()
     with failures_refused():
         return list(session.run(outputs, batch))
 
@@ -211,6 +215,8 @@ def failures_refused() -> Iterator[None]:
     """
     try:
         yield
+    except CandidateRefused:
+        raise
     except Exception as error:  # see open_session
         raise CandidateRefused(
             kind="invalid",

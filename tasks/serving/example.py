@@ -50,7 +50,7 @@ def _session(manifest: Mapping[str, Any]) -> list[str]:
         *(f"import {name}" for name in imports),
         "",
         "options = ort.SessionOptions()",
-        f"options.intra_op_num_threads = {settings['threads']}",
+        f"options.intra_op_num_threads = {settings['threads']}  # lower it where fewer cores are usable",
         f"options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_{settings['optimization'].upper()}",
         *(f"options.add_session_config_entry({key!r}, {value!r})" for key, value in settings["entries"].items()),
         *(f"options.register_custom_ops_library({_library(library)})" for library in manifest["libraries"]),

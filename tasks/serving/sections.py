@@ -20,7 +20,17 @@ from validators.verdicts import Verdict
 
 LONGEST, LONGEST_ADDRESS = 160, 400
 # Gates that hold without a number worth a row; those that the job's own step logs are rows.
-YES_OR_NO = frozenset({"finite", "finite_outputs", "same_outputs", "not_constant", "deterministic", "not_rolled_back"})
+YES_OR_NO = frozenset(
+    {
+        "finite",
+        "finite_outputs",
+        "same_outputs",
+        "not_constant",
+        "deterministic",
+        "not_rolled_back",
+        "champion_device",
+    }
+)
 POLICY = (
     "Another version of the runtime, or another device, than it was approved on is a warning when the version is loaded by "
     "MLflow, and an error with `QUANTGATE_MISMATCH=refuse` in the environment. A changed file, or a provider that would not "
@@ -78,8 +88,16 @@ def device(promoted: Promoted) -> list[str]:
     return [
         f"Approved for `{promoted.job.target}` on {shown('; '.join(where))}, with {shown(versions)}, and for no other.",
         "",
-        POLICY,
+        POLICY + ("" if gpu else _cap(promoted)),
     ]
+
+
+def _cap(promoted: Promoted) -> str:
+    threads = promoted.manifest["session"]["threads"]
+    return (
+        f" The session has {threads or 'all'} threads; where fewer than {promoted.inventory.cores} cores are usable "
+        "(affinity or CPU quota), MLflow's loader caps them at the usable cores. `QUANTGATE_THREADS` sets another number."
+    )
 
 
 def verdicts(promoted: Promoted) -> list[str]:

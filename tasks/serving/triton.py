@@ -29,6 +29,7 @@ from validators.datasets import TensorSpec
 from validators.errors import JobError
 from validators.plain_text import plain
 from validators.providers import CUDA_PROVIDER, GPU_PROVIDERS, OPENVINO_PROVIDER, ORT_TENSORRT_PROVIDER
+from validators.source_form import declared_shape
 
 ONNX, ENGINE = "model.onnx", "engine.plan"
 # `DataType` of model_config.proto, by numpy's name.
@@ -167,8 +168,8 @@ def _spec(value: onnx.ValueInfoProto) -> TensorSpec:
             expected="the number of its axes",
             fix="export the model with shapes, and have it quantized again",
         )
-    axes = [axis.dim_value if axis.HasField("dim_value") else axis.dim_param or None for axis in kind.shape.dim]
-    return TensorSpec(value.name, onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type).name, tuple(axes))
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type).name
+    return TensorSpec(value.name, dtype, declared_shape(kind.shape))
 
 
 def _batch(

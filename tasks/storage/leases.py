@@ -61,6 +61,8 @@ class S3Locks:
 
     def __init__(self, root: S3Uri, *, lease_seconds: float = LEASE_SECONDS) -> None:
         self._root, self._lease_seconds = root, lease_seconds
+        self._deletes: bool | None = None
+        self._asking = threading.Lock()
         third = lease_seconds / 3
         # A renewal that takes longer is no use, and there is one after it.
         self._s3 = S3(Patience(attempts=4, seconds=third, first_delay_seconds=0.1, answer_seconds=third / 2))
@@ -77,7 +79,11 @@ class S3Locks:
         try:
             yield lease
         finally:
-            lease.release()
+            if lease.release():
+                # Each entry of the store has a lease of its own: they would stay in thousands.
+                with suppress(InfrastructureError):
+                    if self._can_delete():
+                        self._s3.delete(lease.uri, only_if=lease.etag)
 
     def _take(self, name: str, end: float) -> _HeldLease:
         uri = self._root / f"{lock_key(name)}.json"
@@ -90,7 +96,9 @@ class S3Locks:
             there = None
             if found is None:
                 with suppress(ObjectMissing):
-                    there, etag = self._read(uri, told)
+                    read, etag = _read(self._s3, uri)
+                    # Of one that cannot be read, as much as must be assumed.
+                    there = read or replace(told, holder="an unreadable lease")
                     if etag != seen:
                         seen, since = etag, _now()
                     if there.released or _now() - since > there.seconds * (1 + MARGIN):
@@ -107,21 +115,40 @@ class S3Locks:
             # Not in step with others that wait.
             time.sleep(random.uniform(POLL_SECONDS, 2 * POLL_SECONDS))  # noqa: S311  # no secret
 
-    def _read(self, uri: S3Uri, mine: _Told) -> tuple[_Told, str]:
-        """The lease that is there; of one that cannot be read, as much as must be assumed."""
-        data, found = self._s3.read(uri)
-        try:
-            return TypeAdapter(_Told).validate_json(data), found.etag
-        except ValidationError:
-            return replace(mine, holder="an unreadable lease"), found.etag
+    def _can_delete(self) -> bool:
+        """Return whether the server holds to the condition of a deletion; asked once a process.
+
+        One that does not could delete the lease of the next holder, so that leases stay there.
+        """
+        with self._asking:
+            if self._deletes is None:
+                probe = self._root / f"probes/{os.urandom(8).hex()}"
+                self._s3.write(probe, b"probe")
+                self._deletes = not self._s3.delete(probe, only_if='"00000000000000000000000000000000"')
+                self._s3.delete(probe)
+        return self._deletes
+
+
+def _read(s3: S3, uri: S3Uri) -> tuple[_Told | None, str]:
+    """Return the lease that is there, None for one that cannot be read, and its ETag.
+
+    Raises:
+        ObjectMissing: there is none.
+        InfrastructureError: the S3 server does not answer.
+    """
+    data, found = s3.read(uri)
+    try:
+        return TypeAdapter(_Told).validate_json(data), found.etag
+    except ValidationError:
+        return None, found.etag
 
 
 class _HeldLease:
     """A lease that a thread renews three times in its length, until it is given back or lost."""
 
     def __init__(self, s3: S3, uri: S3Uri, told: _Told, etag: str, asked: float) -> None:
-        self._s3, self._uri, self._told = s3, uri, told
-        self._etag, self._renewed, self._taken_over = etag, asked, False
+        self._s3, self.uri, self._told = s3, uri, told
+        self.etag, self._renewed, self._taken_over = etag, asked, False
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._keep, name=f"lease {told.name}", daemon=True)
         self._thread.start()
@@ -137,13 +164,14 @@ class _HeldLease:
                 fix="look at the S3 server and the load of this machine, and run again",
             )
 
-    def release(self) -> None:
-        """Give it back; where the server does not answer, it grows old."""
+    def release(self) -> bool:
+        """Give it back, and return whether that was done; where the server does not answer, it grows old."""
         self._end.set()
         self._thread.join()
         if not self._taken_over:
             with suppress(InfrastructureError):
-                self._write(replace(self._told, released=True))
+                return self._write(replace(self._told, released=True))
+        return False
 
     def _keep(self) -> None:
         while not self._end.wait(self._told.seconds / 3):
@@ -159,7 +187,18 @@ class _HeldLease:
             self._renewed = asked
 
     def _write(self, told: _Told) -> bool:
-        found = self._s3.write(self._uri, told.as_json(), only_if=self._etag)
+        """Replace the lease, and return whether it was still this holder's."""
+        found = self._s3.write(self.uri, told.as_json(), only_if=self.etag)
+        if found is None and (etag := self._own_etag()):
+            found = self._s3.write(self.uri, told.as_json(), only_if=etag)
         if found is not None:
-            self._etag = found.etag
+            self.etag = found.etag
         return found is not None
+
+    def _own_etag(self) -> str:
+        """Return the ETag of the lease if this holder wrote it: the answers to an earlier write may have been lost."""
+        try:
+            there, etag = _read(self._s3, self.uri)
+        except ObjectMissing:
+            return ""
+        return etag if there is not None and there.token == self._told.token and not there.released else ""

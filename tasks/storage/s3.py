@@ -10,7 +10,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
-from tasks.storage.s3_retry import ObjectMissing, Patience, WrongBytes, call, code_of, status_of
+from tasks.storage.s3_retry import ObjectMissing, Patience, StorageRefused, WrongBytes, call, code_of, status_of
 from validators.s3_uris import S3Uri
 
 # Our uploads say the sha256 of the whole object: checksums of S3 are of parts, or of kinds that not every server has.
@@ -149,9 +149,20 @@ class S3:
                 return
             told["ContinuationToken"] = answer["NextContinuationToken"]
 
-    def delete(self, uri: S3Uri) -> None:
-        """Delete an object; one that is not there is no fault."""
-        self.call("deleting", "delete_object", uri)
+    def delete(self, uri: S3Uri, *, only_if: str | None = None) -> bool:
+        """Delete an object; one that is not there is no fault.
+
+        `only_if` is the ETag that it must have: with another, or if it is not there, nothing is deleted and False returned.
+        """
+        try:
+            self.call("deleting", "delete_object", uri, **({"IfMatch": only_if} if only_if else {}))
+        except ObjectMissing:
+            return only_if is None
+        except StorageRefused as error:
+            if only_if is None or not isinstance(error.__cause__, Exception) or not is_unmet(error.__cause__):
+                raise
+            return False
+        return True
 
 
 def _connect(patience: Patience) -> Any:

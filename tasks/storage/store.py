@@ -50,6 +50,10 @@ class Store:
     ) -> None:
         self.root = root
         self.shared = shared
+        # Bytes of the entries that this process made, without those that it found.
+        self.written_bytes = 0
+        # Checked with the size of an entry before it is kept; raises to refuse it.
+        self.admit: Callable[[str, int], None] = lambda _, __: None
         self._held_by, self._wait_seconds = locks, wait_seconds
         # Of the folders that machines have of their own, the deepest first.
         self._places = {"store": root, "state": root.parent}
@@ -66,6 +70,7 @@ class Store:
 
         Raises:
             StorageFull: there is no room for the entry.
+            BudgetExceeded: the run may not take as much disk.
             InfrastructureError: the S3 server does not answer.
         """
         place = self._place(kind, key)
@@ -162,6 +167,10 @@ class Store:
             # By this module and not by pydantic, which writes NaN, a finding like any other, as null.
             text = pack(json.dumps(record, indent=1), {"entry": folder, **self._places})
             (folder / RECORD_FILE).write_text(text, encoding="utf-8")
+            size = sum(file.lstat().st_size for file in folder.rglob("*") if file.is_file())
+            self.admit(place.parent.name, size)
+            with self._lock:
+                self.written_bytes += size
             if self._publish(place, folder):
                 _settle(folder, place)
 

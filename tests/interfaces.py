@@ -1,0 +1,386 @@
+"""Small models with the interfaces that ordinary models have: each is the classifier of `conftest` with one part changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx
+from conftest import CLASSES, FEATURES, tiny_samples, tiny_weights
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+Arrays = dict[str, NDArray[Any]]
+FLOAT, HALF, INT64 = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.INT64
+node = helper.make_node
+tensor = helper.make_tensor_value_info
+LOGITS = tensor("logits", FLOAT, ["batch", CLASSES])
+X = tensor("x", FLOAT, ["batch", FEATURES])
+LABELS = ["a", "b", "c", "d"]
+
+
+@dataclass(frozen=True)
+class Interface:
+    """A model, its samples, and the changes of the job. `words` are of the reason for a refusal; None where runs work.
+
+    `data(n, seed)` gives `n` samples with their labels.
+    """
+
+    model: onnx.ModelProto
+    words: str | None = None
+    data: Callable[[int, int], Arrays] = tiny_samples
+    job: dict[str, object] = field(default_factory=dict)
+
+
+def model(
+    inputs: list[onnx.ValueInfoProto],
+    nodes: list[onnx.NodeProto],
+    outputs: list[onnx.ValueInfoProto],
+    opset: int = 21,
+    **constants: Any,
+) -> onnx.ModelProto:
+    """A graph of the classifier's weights and other constants. `features` are what its first layer reads."""
+    first, bias, second = tiny_weights()
+    body = [
+        node("MatMul", ["features", "first"], ["product"], name="first_matmul"),
+        node("Add", ["product", "bias"], ["sum"], name="first_add"),
+        node("Relu", ["sum"], ["hidden"], name="relu"),
+        node("MatMul", ["hidden", "second"], ["scores"], name="second_matmul"),
+    ]
+    made = {name for one in nodes for name in one.output}
+    before = [one for one in nodes if not ({"scores", "hidden"} & set(one.input))]
+    after = [one for one in nodes if {"scores", "hidden"} & set(one.input)]
+    ends = {value.name for value in outputs}
+    if "features" not in made:
+        before.append(node("Identity", ["x"], ["features"], name="features"))
+    if "logits" in ends and "logits" not in made:
+        after.append(node("Identity", ["scores"], ["logits"], name="logits"))
+    weights = {"first": first, "bias": bias, "second": second} | constants
+    graph = helper.make_graph(
+        before + body + after,
+        "interface",
+        inputs,
+        outputs,
+        [
+            value if isinstance(value, onnx.TensorProto) else numpy_helper.from_array(np.asarray(value), name)
+            for name, value in weights.items()
+        ],
+    )
+    opsets = [helper.make_opsetid("", opset), helper.make_opsetid("ai.onnx.ml", 4)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=10)
+
+
+def with_(**arrays: Callable[[int], NDArray[Any]]) -> Callable[[int, int], Arrays]:
+    """The samples with more arrays, each made for `n` samples."""
+    return lambda n, seed: tiny_samples(n, seed) | {name: make(n) for name, make in arrays.items()}
+
+
+def cast(dtype: Any) -> Callable[[int, int], Arrays]:
+    kind = np.dtype(dtype).kind
+    scale, shift = {"f": (1, 0), "i": (10, 0), "u": (10, 128), "b": (1, 0)}[kind]
+
+    def data(n: int, seed: int) -> Arrays:
+        arrays = tiny_samples(n, seed)
+        numbers = arrays["x"] * scale + shift
+        return arrays | {"x": numbers > 0 if kind == "b" else numbers.astype(dtype)}
+
+    return data
+
+
+def typed(kind: int, dtype: Any, words: str | None = None) -> Interface:
+    """An input of another type that the graph casts to float."""
+    nodes = [node("Cast", ["x"], ["features"], to=FLOAT, name="cast")]
+    return Interface(model([tensor("x", kind, ["batch", FEATURES])], nodes, [LOGITS]), words, cast(dtype))
+
+
+def value(name: str, kind: onnx.TypeProto) -> onnx.ValueInfoProto:
+    return helper.make_value_info(name, kind)
+
+
+def of_tensor(kind: int = FLOAT, shape: Any = ("batch", CLASSES)) -> onnx.TypeProto:
+    return helper.make_tensor_type_proto(kind, shape)
+
+
+def text_input() -> onnx.ModelProto:
+    encode = node(
+        "LabelEncoder",
+        ["code"],
+        ["factor"],
+        domain="ai.onnx.ml",
+        name="encode",
+        keys_strings=["de", "fr"],
+        values_floats=[1.0, 1.1],
+    )
+    return model(
+        [X, tensor("code", TensorProto.STRING, ["batch", 1])],
+        [encode, node("Mul", ["x", "factor"], ["features"], name="by")],
+        [LOGITS],
+    )
+
+
+def text_codes(n: int) -> NDArray[Any]:
+    return np.array(["de", "fr"])[np.arange(n) % 2][:, None]
+
+
+def text_output(first: bool) -> onnx.ModelProto:
+    text = tensor("label", TensorProto.STRING, ["batch"])
+    top = node("ArgMax", ["scores"], ["index"], axis=1, keepdims=0, name="top")
+    made = model([X], [top], [text, LOGITS] if first else [LOGITS, text])
+    names = {"keys_int64s": [0, 1, 2, 3], "values_strings": LABELS}
+    made.graph.node.append(node("LabelEncoder", ["index"], ["label"], domain="ai.onnx.ml", name="names", **names))
+    return made
+
+
+def zipmap(first: bool) -> onnx.ModelProto:
+    kind = helper.make_sequence_type_proto(helper.make_map_type_proto(TensorProto.STRING, of_tensor(FLOAT, [])))
+    probabilities = value("probabilities", kind)
+    nodes = [node("ZipMap", ["scores"], ["probabilities"], domain="ai.onnx.ml", name="zip", classlabels_strings=LABELS)]
+    return model([X], nodes, [probabilities, LOGITS] if first else [LOGITS, probabilities])
+
+
+def sequence(first: bool) -> onnx.ModelProto:
+    parts = value("parts", helper.make_sequence_type_proto(of_tensor(FLOAT, None)))
+    nodes = [node("SequenceConstruct", ["scores", "hidden"], ["parts"], name="parts")]
+    return model([X], nodes, [parts, LOGITS] if first else [LOGITS, parts])
+
+
+def map_input() -> onnx.ModelProto:
+    kind = helper.make_map_type_proto(INT64, of_tensor(FLOAT, []))
+    nodes = [
+        node(
+            "CastMap",
+            ["counts"],
+            ["dense"],
+            domain="ai.onnx.ml",
+            name="dense",
+            cast_to="TO_FLOAT",
+            map_form="SPARSE",
+            max_map=FEATURES,
+        ),
+        node("Add", ["x", "dense"], ["features"], name="more"),
+    ]
+    return model([X, value("counts", kind)], nodes, [LOGITS])
+
+
+def sequence_input() -> onnx.ModelProto:
+    kind = helper.make_sequence_type_proto(of_tensor(FLOAT, ["batch", FEATURES]))
+    nodes = [node("SequenceAt", ["images", "zero"], ["features"], name="at")]
+    return model([value("images", kind)], nodes, [LOGITS], zero=np.int64(0))
+
+
+def optional_input() -> onnx.ModelProto:
+    kind = helper.make_optional_type_proto(of_tensor(FLOAT, ["batch", FEATURES]))
+    nodes = [node("OptionalGetElement", ["x"], ["features"], name="get")]
+    return model([value("x", kind)], nodes, [LOGITS])
+
+
+def optional_output() -> onnx.ModelProto:
+    kind = helper.make_optional_type_proto(of_tensor())
+    return model([X], [node("Optional", ["scores"], ["maybe"], name="maybe")], [LOGITS, value("maybe", kind)])
+
+
+def scalar(name: str, kind: int, shape: Any) -> onnx.ModelProto:
+    nodes = [
+        node("Cast", [name], ["number"], to=FLOAT, name="number"),
+        node("ReduceMax", ["number"], ["top"], keepdims=0, name="top"),
+        node("Mul", ["x", "top"], ["features"], name="by"),
+    ]
+    return model([X, tensor(name, kind, shape)], nodes, [LOGITS])
+
+
+def state(shape: list[Any], axis: int, batch: Any = "batch", carried: bool = False) -> onnx.ModelProto:
+    """The state of two layers is added to the features; carried, it is also given back."""
+    nodes = [
+        node("ReduceMean", ["state", "axes"], ["summed"], keepdims=0, name="sum"),
+        node("Add", ["x", "summed"], ["features"], name="more"),
+        *([node("Identity", ["state"], ["state_out"], name="carry")] if carried else []),
+    ]
+    inputs = [tensor("x", FLOAT, [batch, FEATURES]), tensor("state", FLOAT, shape)]
+    outputs = [tensor("logits", FLOAT, [batch, CLASSES]), *([tensor("state_out", FLOAT, shape)] if carried else [])]
+    return model(inputs, nodes, outputs, axes=np.array([axis]))
+
+
+def own_rows(first: bool) -> onnx.ModelProto:
+    """Boxes that are left after a choice: as many rows as were chosen."""
+    nodes = [node("Greater", ["scores", "least"], ["chosen"], name="chosen")]
+    rows = tensor("rows", INT64, ["rows", 2])
+    made = model([X], nodes, [rows, LOGITS] if first else [LOGITS, rows], least=np.float32(-1e9))
+    made.graph.node.extend(
+        [
+            node("NonZero", ["chosen"], ["places"], name="places"),
+            node("Transpose", ["places"], ["rows"], perm=[1, 0], name="rows"),
+        ]
+    )
+    return made
+
+
+def nms(first: bool) -> onnx.ModelProto:
+    """NonMaxSuppression of four boxes side by side: rows of (sample, class, box)."""
+    selected = tensor("selected", INT64, ["selected", 3])
+    corners = np.array([[at, 0, at + 1, 1] for at in range(CLASSES)], np.float32)
+    made = model(
+        [X],
+        [node("Reshape", ["scores", "one_class"], ["box_scores"], name="box_scores")],
+        [selected, LOGITS] if first else [LOGITS, selected],
+        one_class=np.array([0, 1, CLASSES]),
+        most=np.int64(3),
+        corners=corners,
+        shape_of_boxes=np.array([CLASSES, 4]),
+    )
+    made.graph.node.extend(
+        [
+            node("Shape", ["x"], ["n"], end=1, name="n"),
+            node("Concat", ["n", "shape_of_boxes"], ["box_shape"], axis=0, name="box_shape"),
+            node("Expand", ["corners", "box_shape"], ["boxes"], name="boxes"),
+            node("NonMaxSuppression", ["boxes", "box_scores", "most"], ["selected"], name="nms"),
+        ]
+    )
+    return made
+
+
+def fixed(batch: int) -> onnx.ModelProto:
+    return model([tensor("x", FLOAT, [batch, FEATURES])], [], [tensor("logits", FLOAT, [batch, CLASSES])])
+
+
+def image(layout: str) -> onnx.ModelProto:
+    """8 x 8 pixels of one channel in NHWC, or 1 x 8 x 8 in NCHW."""
+    shape = ["batch", 8, 8, 1] if layout == "NHWC" else ["batch", 1, 8, 8]
+    return model([tensor("x", FLOAT, shape)], [node("Flatten", ["x"], ["features"], name="flat")], [LOGITS])
+
+
+def image_data(layout: str) -> Callable[[int, int], Arrays]:
+    def data(n: int, seed: int) -> Arrays:
+        arrays = tiny_samples(n, seed)
+        return arrays | {"x": arrays["x"].reshape((n, 8, 8, 1) if layout == "NHWC" else (n, 1, 8, 8))}
+
+    return data
+
+
+def transposed(first: bool) -> onnx.ModelProto:
+    nodes = [node("Transpose", ["scores"], ["by_class"], perm=[1, 0], name="by_class")]
+    out = tensor("by_class", FLOAT, [CLASSES, "batch"])
+    return model([X], nodes, [out, LOGITS] if first else [LOGITS, out])
+
+
+def no_inputs() -> onnx.ModelProto:
+    drawn = node("RandomNormal", [], ["features"], shape=[2, FEATURES], seed=1.0, name="drawn")
+    return model([], [drawn], [tensor("logits", FLOAT, [2, CLASSES])])
+
+
+def top_class() -> onnx.ModelProto:
+    nodes = [node("ArgMax", ["scores"], ["top"], axis=1, keepdims=0, name="top")]
+    return model([X], nodes, [tensor("top", INT64, ["batch"])])
+
+
+def empty() -> onnx.ModelProto:
+    """A cache without entries: its axis of steps is empty."""
+    nodes = [
+        node("Concat", ["past", "row"], ["present"], axis=1, name="present"),
+        node("ReduceMax", ["present", "axes"], ["most"], keepdims=0, name="most"),
+        node("Add", ["x", "most"], ["features"], name="more"),
+    ]
+    inputs = [X, tensor("past", FLOAT, ["batch", 0, FEATURES])]
+    nodes.insert(0, node("Unsqueeze", ["x", "axes"], ["row"], name="row"))
+    return model(inputs, nodes, [LOGITS], axes=np.array([1]))
+
+
+def zeros(*shape: int, dtype: Any = np.float32) -> Callable[[int], NDArray[Any]]:
+    return lambda n: np.zeros((n, *shape), dtype)
+
+
+def numbers(*shape: int, dtype: Any = np.float32) -> Callable[[int], NDArray[Any]]:
+    return lambda n: np.random.default_rng(n).normal(size=(n, *shape)).astype(dtype)
+
+
+def fixed_array(array: Any) -> Callable[[int], NDArray[Any]]:
+    """One array for all samples, as a model with a scalar input would take it."""
+    return lambda _: np.asarray(array)
+
+
+def without_shape() -> onnx.ModelProto:
+    return model([tensor("x", FLOAT, None)], [], [LOGITS])
+
+
+def apart(name: str, shape: list[Any]) -> onnx.ModelProto:
+    """A second input that is not read, of this shape."""
+    return model([X, tensor(name, INT64, shape)], [], [LOGITS])
+
+
+def for_batch(size: int) -> dict[str, object]:
+    """The changes of a job for a model of one batch size."""
+    return {"measurement": {"launches": 1, "blocks": 3, "block_seconds": 0.02, "batch_sizes": [size]}}
+
+
+STATES = with_(state=lambda n: np.zeros((2, n, FEATURES), np.float32))
+NO_BATCH, SIZES = "inputs without a common batch axis", "inputs of different sizes along axis 0"
+
+REFUSED: dict[str, Interface] = {
+    "text input": Interface(text_input(), "input 'code' is text", with_(code=text_codes)),
+    "text output judged": Interface(text_output(first=True), "metric 'accuracy' on output 'label' of str"),
+    "zipmap": Interface(zipmap(first=False), "output 'probabilities' is a sequence of maps"),
+    "zipmap judged": Interface(zipmap(first=True), "output 'probabilities' is a sequence of maps"),
+    "sequence": Interface(sequence(first=False), "output 'parts' is a sequence, which is not supported, judged or not"),
+    "sequence judged": Interface(sequence(first=True), "output 'parts' is a sequence"),
+    "sequence input": Interface(sequence_input(), "input 'images' is a sequence"),
+    "map input": Interface(map_input(), "input 'counts' is a map"),
+    "optional input": Interface(optional_input(), "input 'x' is an optional value"),
+    "optional output": Interface(optional_output(), "output 'maybe' is an optional value"),
+    "scalar sr": Interface(scalar("sr", INT64, []), "input sr: int64[] is a scalar", with_(sr=fixed_array(16000))),
+    "scalar training": Interface(
+        scalar("training", TensorProto.BOOL, []),
+        "input training: bool[] is a scalar",
+        with_(training=fixed_array(True)),
+    ),
+    "orig_size": Interface(scalar("orig_size", INT64, [2]), SIZES, with_(orig_size=fixed_array([1, 1]))),
+    "positions without a batch": Interface(
+        model([tensor("x", FLOAT, ["batch", "steps"]), tensor("at", INT64, ["steps"])], [], [LOGITS]), NO_BATCH
+    ),
+    "state[2, N, 64]": Interface(
+        state([2, "batch", FEATURES], 0), "batch, 64] is axis 1 of input state: float32[2, batch, 64]", STATES
+    ),
+    "state[2, 1, 64]": Interface(state([2, 1, FEATURES], 0, 1), SIZES, STATES, for_batch(1)),
+    "state[2, N, 64] carried": Interface(state([2, "batch", FEATURES], 0, carried=True), NO_BATCH, STATES),
+    "own rows judged": Interface(own_rows(first=True), "it has a number of rows of its own", job={"metric": "mse"}),
+    "boxes judged": Interface(nms(first=True), "it has a number of rows of its own", job={"metric": "mse"}),
+    "several judged": Interface(
+        nms(first=False), "several judged outputs are not supported", job={"output": ["logits", "selected"]}
+    ),
+    "dynamic rank": Interface(without_shape(), "input 'x' has no shape: its number of axes is dynamic"),
+    "bfloat16": typed(TensorProto.BFLOAT16, np.float32, "input 'x' has the type bfloat16"),
+    "float8": typed(TensorProto.FLOAT8E4M3FN, np.float32, "input 'x' has the type float8e4m3fn"),
+    "transposed judged": Interface(transposed(first=True), "its batch is on axis 1"),
+    "no inputs": Interface(no_inputs(), "has no inputs", job=for_batch(2)),
+    "class judged by accuracy": Interface(top_class(), "metric 'accuracy' on output 'top' of int64"),
+    "empty cache": Interface(empty(), "float32[batch, 0, 64] has an empty axis", with_(past=zeros(0, FEATURES))),
+    "fixed batch 4 with a rest": Interface(fixed(4), "99 samples for a model of fixed batch size 4", job=for_batch(4)),
+    "fixed batch 3 measured at 1": Interface(
+        fixed(3), "batch sizes [1] for a model of fixed batch size 3", job=for_batch(1)
+    ),
+}
+WORKING: dict[str, Interface] = {
+    "text output": Interface(text_output(first=False)),
+    "state carried": Interface(state(["batch", 2, FEATURES], 1, carried=True), data=with_(state=numbers(2, FEATURES))),
+    "own rows": Interface(own_rows(first=False)),
+    "boxes": Interface(nms(first=False)),
+    "fixed batch 3": Interface(fixed(3), job=for_batch(3)),
+    "fixed batch 1": Interface(fixed(1), job=for_batch(1)),
+    "float16": typed(HALF, np.float16),
+    "float64": typed(TensorProto.DOUBLE, np.float64),
+    "uint8": typed(TensorProto.UINT8, np.uint8),
+    "int8": typed(TensorProto.INT8, np.int8),
+    "bool": typed(TensorProto.BOOL, bool),
+    "uint32": typed(TensorProto.UINT32, np.uint32),
+    "uint64": typed(TensorProto.UINT64, np.uint64),
+    "NHWC": Interface(image("NHWC"), data=image_data("NHWC")),
+    "NCHW": Interface(image("NCHW"), data=image_data("NCHW")),
+    "transposed": Interface(transposed(first=False)),
+    "class judged by mse": Interface(top_class(), job={"metric": "mse"}),
+    "other names of the batch": Interface(
+        apart("ids", ["other_batch", 3]), data=with_(ids=lambda n: np.arange(3 * n).reshape(n, 3))
+    ),
+    "axes of one name": Interface(
+        apart("ids", ["any", "any"]), data=with_(ids=lambda n: np.arange(3 * n).reshape(n, 3))
+    ),
+}

@@ -1,0 +1,130 @@
+"""Memory and disk of a run: measured with its children, and refused beyond the budgets of the job or what there is."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from conftest import Tiny
+from driving import run_jobs, write_job
+
+from tasks.footprint import Footprint
+from tasks.gather import trial_of
+from tasks.measure.reduction import Needed
+from tasks.storage.store import Store
+from validators.errors import EXIT_BAD_INPUT, BudgetExceeded
+from validators.job import Budgets
+
+HELD_MB = 150
+CHILD = f"held = bytearray(b'x' * {HELD_MB * 10**6}); print('held', flush=True); input()"
+
+
+def footprint(folder: Path, **budgets: float) -> Footprint:
+    return Footprint(Budgets(**budgets), Store(folder / "store"))  # type: ignore[arg-type]  # its other keys are no floats
+
+
+def test_the_memory_of_children_counts(tmp_path: Path) -> None:
+    found = footprint(tmp_path)
+    own = psutil.Process().memory_info().rss / 1e6
+    with subprocess.Popen([sys.executable, "-c", CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None and child.stdout.readline() == b"held\n"
+        held = found.read().peak_memory_mb
+        child.communicate(b"\n")
+    assert held >= 0.9 * own + HELD_MB
+    assert found.read().peak_memory_mb == held, "a peak stays"
+
+
+def test_a_peak_begins_with_the_run(tmp_path: Path) -> None:
+    held = bytearray(b"x" * HELD_MB * 10**6)
+    size = len(held)
+    del held
+    found = footprint(tmp_path)
+    with found.measured():
+        before = found.read().peak_memory_mb
+        held = bytearray(b"x" * size)
+        del held
+        assert found.read().peak_memory_mb >= before + 0.9 * HELD_MB
+
+
+@pytest.mark.parametrize(
+    ("budgets", "needed", "words"),
+    [
+        ({"memory_mb": 1.0}, None, "at most 1 MB, `budgets.memory_mb`"),
+        ({"memory_mb": 1e9}, Needed(2 * 10**15, 0), "at most 1,000,000,000 MB, `budgets.memory_mb`"),
+        ({"disk_mb": 2.0}, Needed(0, 3_000_000), "at most 2 MB, `budgets.disk_mb`"),
+        ({}, Needed(10**18, 0), "what this machine has"),
+        ({}, Needed(0, 10**18), "what this machine has"),
+    ],
+)
+def test_what_passes_a_budget_is_refused(
+    budgets: dict[str, float], needed: Needed | None, words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(BudgetExceeded, match=words) as caught:
+        footprint(tmp_path, **budgets).check("the metric", needed)
+    assert "(the metric)" in caught.value.found and caught.value.exit_code == EXIT_BAD_INPUT
+
+
+def test_what_fits_is_allowed_and_counted(tmp_path: Path) -> None:
+    found = footprint(tmp_path, memory_mb=1e6, disk_mb=2.0)
+    found.check("the metric")
+    found.check("the metric", Needed(1000, 1_500_000))
+    assert found.read().disk_mb == 1.5
+
+
+def test_an_entry_beyond_the_disk_budget_is_not_kept(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    found = Footprint(Budgets(disk_mb=1.0), store)
+
+    def make(size: int) -> bool:
+        def maker(folder: Path) -> str:
+            (folder / "file").write_bytes(b"x" * size)
+            return "made"
+
+        return store.make("thing", (size,), str, maker)[1]
+
+    assert not make(600_000) and make(600_000), "found again, it is not counted again"
+    with pytest.raises(BudgetExceeded, match=r"`budgets\.disk_mb`"):
+        make(500_000)
+    assert not make(300_000)
+    assert found.read().disk_mb == pytest.approx(0.9, abs=0.05)
+    assert sum(file.stat().st_size for file in tmp_path.rglob("file")) == 900_000
+
+
+def test_a_candidate_beyond_a_budget_is_refused_for_good() -> None:
+    trial = trial_of("fp32-fused@ort-cpu", BudgetExceeded(found="12 MB", expected="at most 1 MB", fix="allow more"))
+    assert trial.refusal is not None and trial.refusal.kind == "unsupported"
+    assert trial.refusal.reason == "12 MB; expected at most 1 MB; allow more"
+
+
+@pytest.mark.slow
+def test_runs_hold_their_budgets_and_report_them(tiny: Tiny, tmp_path: Path) -> None:
+    """Without room for a variant it is refused; without memory for the baseline the run ends in an error of the job."""
+    base = tiny.job() | {"candidates": ["int8-dynamic-pc@ort-cpu"]}
+
+    def call(name: str, budgets: dict[str, float], metric: str = "accuracy") -> dict[str, object]:
+        job = base | {"budgets": budgets, "metric": metric}
+        return {"name": name, "job": str(write_job(tmp_path / f"{name}.yaml", job))}
+
+    store = tmp_path / "state" / "store"
+    free = run_jobs(tmp_path / "state", tmp_path / "runs", [call("free", {})])["free"].result
+    assert free is not None and free["footprint"]["peak_memory_mb"] > 100
+    assert free["footprint"]["disk_mb"] == pytest.approx(size_of(store) / 1e6, abs=0.2)
+
+    # What is written before the first candidate, and half of a variant.
+    baseline = next(place for place in (store / "accuracy").iterdir() if not (place / "noise.npy").exists())
+    written = sum(size_of(place) for place in (store / "calibration-verdict", store / "source", baseline))
+    short = call("short", {"disk_mb": (written + tiny.model.stat().st_size / 2) / 1e6})
+    answers = run_jobs(tmp_path / "other", tmp_path / "others", [short, call("none", {"memory_mb": 10.0}, "agreement")])
+    result, failed = answers["short"].result, answers["none"].result
+    assert result is not None and failed is not None
+    (candidate,) = result["candidates"]
+    assert candidate["refusal"]["kind"] == "unsupported" and "`budgets.disk_mb`" in candidate["refusal"]["reason"]
+    assert failed["error"]["kind"] == "BudgetExceeded" and "`budgets.memory_mb`" in failed["error"]["expected"]
+    assert answers["none"].code == EXIT_BAD_INPUT
+
+
+def size_of(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())

@@ -1,0 +1,146 @@
+"""Interfaces that ordinary models have: each is read by the first steps of a run, or refused there with its reason."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from conftest import Tiny
+from driving import run_jobs, write_job
+from interfaces import REFUSED, WORKING, Interface
+
+from flows.job_skeleton import job_skeleton
+from tasks.context import Evidence, start_run
+from tasks.describe_model import describe_file
+from tasks.export import export_program
+from tasks.load_data import load_data
+from tasks.resolve_source import resolve_source, unsupported_flavor
+from validators.datasets import Samples, TensorSpec
+from validators.errors import QuantgateError
+from validators.read_job import parse_job, read_job
+from validators.records import DataFile
+
+
+def job_of(folder: Path, case: Interface, tiny: Tiny) -> dict[str, object]:
+    """Write the model and its data; return the job on them."""
+    onnx.save(case.model, folder / "model.onnx")
+    for role, n, seed in (("calibration", 99, 11), ("evaluation", 999, 12)):
+        np.savez(folder / f"{role}.npz", **case.data(n, seed))
+    data = {role: str(folder / f"{role}.npz") for role in ("calibration", "evaluation")}
+    return tiny.job(source=str(folder / "model.onnx"), data=data) | case.job
+
+
+def first_steps(folder: Path, case: Interface, tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> Evidence:
+    """Steps 1 and 3 of a run, without the orchestrator."""
+    monkeypatch.setenv("QUANTGATE_STATE", str(folder / "state"))
+    run = start_run(parse_job(job_of(folder, case, tiny), base=folder))
+    return load_data.fn(run, resolve_source.fn(run))
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_an_unsupported_interface_is_refused_with_the_reason(
+    name: str, tmp_path: Path, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(QuantgateError) as caught:
+        first_steps(tmp_path, REFUSED[name], tiny, monkeypatch)
+    assert caught.value.exit_code == 2
+    assert REFUSED[name].words in caught.value.found
+    assert caught.value.expected and caught.value.fix
+
+
+@pytest.mark.parametrize("name", WORKING)
+def test_a_supported_interface_passes_the_first_steps(
+    name: str, tmp_path: Path, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evidence = first_steps(tmp_path, WORKING[name], tiny, monkeypatch)
+    assert evidence.output.name == WORKING[name].model.graph.output[0].name
+    assert len(evidence.evaluation) == 999
+
+
+@pytest.mark.slow
+def test_the_command_refuses_an_interface_without_a_traceback(tmp_path: Path, tiny: Tiny) -> None:
+    """Through the whole command, those that once ended in a crash."""
+    names = ("zipmap judged", "scalar sr", "no inputs", "bfloat16", "optional input")
+    calls: list[dict[str, object]] = []
+    for name in names:
+        folder = tmp_path / name.replace(" ", "_")
+        folder.mkdir()
+        job = write_job(folder / "job.yaml", job_of(folder, REFUSED[name], tiny))
+        calls.append({"name": name.replace(" ", "_"), "job": str(job)})
+    answers = run_jobs(tmp_path / "state", tmp_path / "runs", calls)
+    for name in names:
+        answer = answers[name.replace(" ", "_")]
+        assert (answer.code, "Traceback" in answer.said) == (2, False), answer.said
+        assert all(word in answer.said for word in ("found:", "expected:", "fix:")), answer.said
+        assert answer.result is not None and answer.result["outcome"] == "error"
+
+
+@pytest.mark.parametrize(
+    ("flavor", "words"),
+    [
+        ("sklearn", "skl2onnx"),
+        ("xgboost", "onnxmltools"),
+        ("keras", "tf2onnx"),
+        ("transformers", "optimum-cli"),
+        ("python_function", "mlflow.onnx.log_model"),
+    ],
+)
+def test_another_flavor_is_refused_with_its_converter(flavor: str, words: str) -> None:
+    error = unsupported_flavor("models:/m/1", {flavor: {}, "python_function": {}})
+    assert f"flavors {flavor}, which are not supported" in error.found
+    assert words in error.fix and error.exit_code == 2
+
+
+def test_a_job_for_an_onnx_file_reads_and_names_the_file(tiny: Tiny, tmp_path: Path) -> None:
+    facts = describe_file(tiny.model)
+    assert [str(spec) for spec in facts.inputs] == ["x: float32[batch, 64]"]
+    (tmp_path / "job.yaml").write_text(job_skeleton(facts, "ort-cpu", "job.yaml"), encoding="utf-8")
+    assert read_job(tmp_path / "job.yaml").source == str(tiny.model)
+
+
+PROGRAMS = ("dict_output", "nested_output", "keywords", "dict_input", "with_none")
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Exported programs whose inputs and outputs are containers."""
+    import torch
+
+    class Net(torch.nn.Module):
+        def __init__(self, kind: str) -> None:
+            super().__init__()
+            self.kind = kind
+
+        def forward(self, x: Any, shift: Any = None) -> Any:
+            if isinstance(x, dict):
+                return x["b"] * 2 - x["a"]
+            y = torch.relu(x) if shift is None else x * 2 - shift
+            return {
+                "dict_output": {"z": y, "a": y * 2},
+                "nested_output": {"b": (y, {"c": y * 3})},
+                "with_none": (y, None),
+            }.get(self.kind, y)
+
+    folder = tmp_path_factory.mktemp("programs")
+    x, batch = torch.ones(4, 4), {0: torch.export.Dim("batch")}
+    for kind in PROGRAMS:
+        args, kwargs, shapes = (x,), None, {"x": batch}
+        if kind == "keywords":
+            args, kwargs, shapes = (), {"x": x, "shift": x * 3}, {"x": batch, "shift": batch}
+        elif kind == "dict_input":
+            args, shapes = ({"b": x, "a": x * 3},), {"x": {"b": batch, "a": batch}}
+        torch.export.save(torch.export.export(Net(kind), args, kwargs, dynamic_shapes=shapes), folder / f"{kind}.pt2")
+    return folder
+
+
+@pytest.mark.parametrize("kind", PROGRAMS)
+def test_programs_with_containers_agree_with_their_export(kind: str, programs: Path, tmp_path: Path) -> None:
+    def samples(inputs: tuple[TensorSpec, ...]) -> Samples:
+        rng = np.random.default_rng(3)
+        arrays = {spec.name: rng.normal(size=(16, 4)).astype(np.float32) for spec in inputs}
+        return Samples(DataFile(tmp_path, "", 16), arrays, None)
+
+    assert export_program(programs / f"{kind}.pt2", tmp_path / "model.onnx", samples) < 1e-6

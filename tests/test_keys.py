@@ -1,0 +1,213 @@
+"""Keys of the store: two jobs share a product only where nothing that its maker reads differs."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from conftest import CLASSES, FEATURES, Tiny, tiny_samples
+from onnx import TensorProto, helper, numpy_helper
+
+from tasks import context
+from tasks.clock import Clock
+from tasks.context import Evidence, Given, Run
+from tasks.inspect_variant import coverage_of, sanity_of
+from tasks.make_candidate import _make
+from tasks.measure.inventory import take_inventory
+from tasks.measure_baseline import baseline_variant
+from tasks.measure_saturation import measure_saturation
+from tasks.recover import _kernel_times
+from tasks.resolve_source import _from_file
+from tasks.storage.locks import FolderLocks
+from tasks.storage.store import Store
+from validators.datasets import TensorSpec, load_samples
+from validators.digests import digest_model
+from validators.engines import BuildSettings, Engine, EngineManifest
+from validators.read_job import parse_job
+from validators.recipe import decode
+from validators.records import SessionSettings, Source, Trial, Variant
+
+PLAIN, SMOOTH = "int8-static-minmax-pc@ort-cpu", "int8-static-minmax-pc-smooth@ort-cpu"
+KEPT, KEPT_SMOOTH = "int8-static-minmax-pc-keep1@ort-cpu", "int8-static-minmax-pc-smooth-keep1@ort-cpu"
+TASKS = Path(context.__file__).parent
+
+
+@pytest.fixture(scope="module")
+def inventory() -> Any:
+    return take_inventory("ort-cpu")
+
+
+@pytest.fixture(scope="module")
+def two_heads(tmp_path_factory: pytest.TempPathFactory, tiny: Tiny) -> Path:
+    """The tiny model with a second output, which no part but the first layer leads to."""
+    model = onnx.load(tiny.model)
+    weights = numpy_helper.from_array(np.ones((128, 2), np.float32), "third")
+    model.graph.initializer.append(weights)
+    model.graph.node.append(helper.make_node("MatMul", ["hidden", "third"], ["other"], name="third_matmul"))
+    model.graph.output.append(helper.make_tensor_value_info("other", TensorProto.FLOAT, ["batch", 2]))
+    path = tmp_path_factory.mktemp("heads") / "two.onnx"
+    onnx.save(model, path)
+    return path
+
+
+class Shop:
+    """Jobs on one model in one store."""
+
+    def __init__(self, tiny: Tiny, model: Path, folder: Path, inventory: Any) -> None:
+        self.tiny, self.model, self.inventory = tiny, model, inventory
+        self.folder, self.store = folder, Store(folder / "store")
+
+    def run(self, **changes: object) -> Run:
+        """The run of a job with some changes."""
+        job = parse_job(self.tiny.job(**changes), base=self.folder)
+        return Run(job, self.folder, "", self.store, Clock(), FolderLocks(self.folder))
+
+    def given(self, output: str = "logits", evaluation: Path | None = None) -> Given:
+        """The samples, with the judged output."""
+        spec = TensorSpec("x", "float32", ("batch", FEATURES))
+        calibration = load_samples(self.tiny.calibration, (spec,), label="label", role="calibration")
+        samples = load_samples(evaluation or self.tiny.evaluation, (spec,), label="label", role="evaluation")
+        judged = TensorSpec(output, "float32", ("batch", CLASSES if output == "logits" else 2))
+        evidence = Evidence((spec,), judged, calibration, samples, None, None, np.zeros(len(samples), bool))
+        return Given(Source("tiny", "tiny", None, digest_model(self.model), self.model, "file"), evidence)
+
+    def variant(self, name: str, *, output: str = "logits", **changes: object) -> tuple[Variant, bool]:
+        """The variant of a candidate, and whether it was in the store."""
+        made, was_there = _make(self.run(**changes), self.given(output), self.inventory, decode(name))
+        assert made.variant is not None, made.refusal
+        return made.variant, was_there
+
+    def count(self, kind: str) -> int:
+        """Finished entries of a kind."""
+        return len(list((self.folder / "store" / kind).glob("*/record.json")))
+
+
+@pytest.fixture
+def shop(tiny: Tiny, two_heads: Path, tmp_path: Path, inventory: Any) -> Shop:
+    return Shop(tiny, two_heads, tmp_path, inventory)
+
+
+def test_kept_parts_are_chosen_for_each_judged_output(shop: Shop) -> None:
+    """The head of the other output cannot hurt the judged one, so that it is never the part that is kept for it."""
+    first, _ = shop.variant(KEPT, output="logits")
+    second, was_there = shop.variant(KEPT, output="other")
+    assert not was_there
+    assert any("second_matmul" in change or "first_matmul" in change for change in first.changes)
+    assert not any(change.startswith("kept in float: second_matmul") for change in second.changes)
+    assert shop.variant(KEPT, output="logits")[1]
+
+
+def test_plain_variant_is_shared_by_judged_outputs_and_seeds(shop: Shop) -> None:
+    shop.variant(PLAIN, output="logits", seed=1)
+    assert shop.variant(PLAIN, output="other", seed=2)[1]
+    assert shop.count("statistics") == 1
+
+
+@pytest.mark.parametrize("name", [SMOOTH, KEPT_SMOOTH])
+def test_smoothed_variant_is_made_for_each_seed(shop: Shop, name: str) -> None:
+    shop.variant(name, seed=1)
+    assert not shop.variant(name, seed=2)[1]
+    assert shop.variant(name, seed=1)[1]
+    assert shop.count("smoothed") == 2
+    assert shop.count("ranking") == (2 if name == KEPT_SMOOTH else 0)
+
+
+def test_saturation_is_measured_for_each_judged_output(shop: Shop) -> None:
+    trial = Trial(PLAIN, variant=shop.variant(PLAIN)[0])
+    for output in ("logits", "other", "logits"):
+        measure_saturation.fn(shop.run(), shop.given(output), shop.inventory, (trial,))
+    assert shop.count("saturation") == 2
+
+
+def test_saturation_is_measured_for_each_runtime(shop: Shop) -> None:
+    trial = Trial(PLAIN, variant=shop.variant(PLAIN)[0])
+    for version in ("1.0", "2.0"):
+        other = replace(shop.inventory, runtimes={"onnxruntime": version})
+        measure_saturation.fn(shop.run(), shop.given(), other, (trial,))
+    assert shop.count("saturation") == 2
+
+
+def test_coverage_is_shared_by_jobs_that_time_otherwise(shop: Shop) -> None:
+    """A request of another size is another profile; more launches of the same request are not."""
+    run, given, variant = shop.run(), shop.given(), shop.variant(PLAIN)[0]
+    longer, larger = (
+        shop.run(measurement={"max_other_load": None} | more) for more in ({"launches": 3}, {"batch_sizes": [4]})
+    )
+    had = [coverage_of(one, given, shop.inventory, variant)[1] for one in (run, longer, larger)]
+    assert had == [False, True, False]
+    assert [sanity_of(one, given, shop.inventory, variant)[1] for one in (run, longer, larger)] == [False, True, True]
+
+
+def test_sanity_is_asked_anew_beside_another_baseline(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, given, variant = shop.run(), shop.given(), shop.variant(PLAIN)[0]
+    baseline = baseline_variant(run, given, shop.inventory)
+    had = []
+    for threads in (1, 2, 1):
+        other = replace(baseline, session=replace(baseline.session, threads=threads))
+        monkeypatch.setattr("tasks.inspect_variant.baseline_variant", lambda *_, other=other: other)
+        had.append(sanity_of(run, given, shop.inventory, variant)[1])
+    assert had == [False, False, True]
+
+
+def test_kernels_are_profiled_for_each_evaluation_file(shop: Shop, tmp_path: Path) -> None:
+    """The request that is profiled is made of its samples."""
+    np.savez(tmp_path / "other.npz", **tiny_samples(32, 5))
+    variant = shop.variant(PLAIN)[0]
+    for evaluation in (None, tmp_path / "other.npz", None):
+        _kernel_times(shop.run(), shop.given(evaluation=evaluation), shop.inventory, variant)
+    assert shop.count("kernel-times") == 2
+
+
+def test_source_is_shared_by_content_and_named_by_the_job(shop: Shop, tmp_path: Path) -> None:
+    """Two files of the same bytes are one entry; each job's source has its own path and name."""
+    found = []
+    for name in ("first", "second"):
+        path = tmp_path / f"{name}.onnx"
+        shutil.copy(shop.model, path)
+        found.append(_from_file(shop.run(source=str(path))))
+    assert [(source.uri, source.name) for source in found] == [
+        (str(tmp_path / "first.onnx"), "first"),
+        (str(tmp_path / "second.onnx"), "second"),
+    ]
+    assert shop.count("source") == 1 and found[0].onnx_path == found[1].onnx_path
+
+
+def test_measurements_depend_on_artifact_engine_and_session(tmp_path: Path) -> None:
+    session = SessionSettings("CPUExecutionProvider", 2)
+    manifest = EngineManifest("tensorrt", "10", None, "9.0", None, BuildSettings(), "1" * 64, "2" * 64)
+    engine = Engine(tmp_path / "engine", manifest, tmp_path / "log")
+    variant = Variant("a", tmp_path / "model.onnx", "1" * 64, 10, session, engine=engine)
+    same = replace(variant, candidate="b", path=tmp_path / "other.onnx", notes=("n",), changes={"c": 1})
+    assert same.measured_as == variant.measured_as
+    rebuilt = replace(engine, manifest=replace(manifest, engine_digest="3" * 64))
+    others = [
+        replace(variant, digest="4" * 64),
+        replace(variant, engine=rebuilt),
+        replace(variant, engine=None),
+        replace(variant, proof="simulated"),
+        replace(variant, session=replace(session, threads=1)),
+    ]
+    keys = [repr(one.measured_as) for one in (variant, *others)]
+    assert len(set(keys)) == len(keys)
+
+
+def test_code_of_every_step_that_fills_the_store_is_in_a_key() -> None:
+    """Its constants, such as samples a pass and batch sizes, are not in any key by themselves."""
+    listed = {*context._MAKERS, *context._MEASURERS}
+    assert all((TASKS / name).is_file() for name in listed)
+    elsewhere = {
+        "context.py": "copies a file by its digest",
+        "measure_champion.py": "downloads by digest",
+        "own_step.py": "copies rows of a file, both in its key",
+        "resolve_source.py": "lists its own files",
+    }
+    fillers = {path.name for path in TASKS.glob("*.py") if re.search(r"store\.make\(", path.read_text())}
+    assert fillers - set(elsewhere) <= listed
+    for name in ("request.py", "build_engine.py"):
+        assert name in listed

@@ -1,0 +1,41 @@
+"""The deadline of the work in hand: passes over models check it between batches, layers and blocks of requests.
+
+It is kept beside the call rather than handed down, since every pass would have to hand it on to the next.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from validators.errors import CandidateRefused
+
+_deadline: ContextVar[float | None] = ContextVar("deadline", default=None)
+
+
+@contextmanager
+def work_until(deadline: float) -> Iterator[None]:
+    """Let `check_deadline` raise in the block, in this thread, once `time.monotonic()` has passed `deadline` (seconds)."""
+    token = _deadline.set(deadline)
+    try:
+        yield
+    finally:
+        _deadline.reset(token)
+
+
+def check_deadline() -> None:
+    """Return at once, unless the deadline of the block has passed.
+
+    Raises:
+        CandidateRefused: `infrastructure`: the deadline has passed.
+    """
+    deadline = _deadline.get()
+    if deadline is not None and time.monotonic() > deadline:
+        raise CandidateRefused(
+            kind="infrastructure",
+            found="the time that `budgets.seconds` leaves for this was spent before it was done",
+            expected="an end within the budget of the run",
+            fix="raise `budgets.seconds`, or name fewer candidates; run again: finished work is kept",
+        )
