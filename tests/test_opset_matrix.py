@@ -8,10 +8,12 @@ import numpy as np
 import onnx
 import pytest
 from conftest import Tiny, tiny_model
+from exported_models import LENGTH, TOKENS, transformer
 from opset_matrix import DEFAULT_CANDIDATES, open_bench
 
 from tasks.ptq.make import Materials, make_variant
-from tasks.ptq.prepare import prepare_graph
+from tasks.ptq.prepare import fuse_graph, prepare_graph
+from tasks.ptq.upgrade import upgrade_opset
 from validators.errors import CandidateRefused
 from validators.recipe import decode
 
@@ -51,6 +53,15 @@ def test_a_model_of_any_opset_reaches_every_target(tmp_path: Path, model: str, o
     ]
     on_gpu = [cell for cell in cells if decode(cell.candidate).target in ("tensorrt", "ort-tensorrt", "ort-cuda")]
     assert {cell.opset for cell in on_gpu} == {21}
+
+
+def test_an_upgraded_transformer_keeps_its_attention(tmp_path: Path) -> None:
+    """Its Softmax has the last of four axes, which only the runtime's folding shows: it stays one operator."""
+    transformer(tmp_path / "old.onnx", 11)
+    ids = np.random.default_rng(0).integers(0, TOKENS, (4, LENGTH))
+    upgrade_opset(tmp_path / "old.onnx", tmp_path / "new.onnx", lambda inputs: {"input_ids": ids})
+    made = fuse_graph(tmp_path / "new.onnx", tmp_path / "fused.onnx")
+    assert made == fuse_graph(tmp_path / "old.onnx", tmp_path / "fused.onnx") and made["Attention"] == 2
 
 
 def test_the_subset_names_every_target() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ import onnx
 from numpy.typing import NDArray
 from onnx.external_data_helper import load_external_data_for_model
 
-from tasks.ptq.graph import add_note, save_model
+from tasks.ptq.graph import add_note, attribute, operator_of, save_model, scratch
+from tasks.ptq.prepare import FOLDING
 from tasks.runtimes.ort import describe_inputs, open_session, run_outputs
 from tasks.runtimes.parity import largest_difference, largest_magnitude
 from validators.datasets import Arrays, TensorSpec
@@ -24,6 +26,8 @@ from validators.records import SessionSettings
 OPSET, IR_VERSION = 21, 10
 # The same kernels run for nearly all operators; a wrong conversion differs by far more than another order of the same sums.
 TOLERANCE = 1e-4
+# Operators that took all axes from theirs on as one, and the first opset in which they take one.
+FLATTENING, FLATTENING_ENDS = frozenset({"Softmax", "LogSoftmax", "Hardmax"}), 13
 
 GetBatch = Callable[[tuple[TensorSpec, ...]], Arrays]
 
@@ -57,6 +61,7 @@ def convert_opset(source: Path, upgraded: Path, batch: GetBatch, libraries: Libr
         CandidateRefused: `unsupported`: as `upgrade_opset` says of a source.
     """
     old = onnx.load(source, load_external_data=False)
+    _name_last_axis(old, source, libraries)
     try:
         # It looks at attributes and small constants alone: weights may stay in their file meanwhile.
         new = onnx.version_converter.convert_version(old, OPSET)
@@ -78,6 +83,40 @@ def convert_opset(source: Path, upgraded: Path, batch: GetBatch, libraries: Libr
         raise _refuse(old, f"upgraded, it fails onnx.checker: {str(error).splitlines()[0]}") from error
     except CandidateRefused as error:
         raise _refuse(old, error.found) from error
+
+
+def _name_last_axis(old: onnx.ModelProto, source: Path, libraries: Libraries) -> None:
+    """Write the axis of a Softmax as -1 where it is the last: below opset 13 that means the same.
+
+    Up to opset 12 a Softmax takes all axes from its own on as one. The converter writes three operators around each whose rank
+    it does not know, and no fusion finds an attention with them.
+    """
+    found = [node for node in old.graph.node if operator_of(node) in FLATTENING and attribute(node, "axis", 1) > 0]
+    if opset_of(old) >= FLATTENING_ENDS or not found:
+        return
+    ranks = _infer_ranks(source, libraries)
+    for node in found:
+        if attribute(node, "axis", 1) == ranks.get(node.input[0], 0) - 1:
+            del node.attribute[:]
+            node.attribute.append(onnx.helper.make_attribute("axis", -1))
+
+
+def _infer_ranks(source: Path, libraries: Libraries) -> dict[str, int]:
+    """The ranks of tensors that onnx infers of a graph whose constants the runtime has folded; of exported shapes it has many.
+
+    None where the runtime does not load the graph, which the comparison of outputs then reports.
+    """
+    with scratch() as folder:
+        folded, inferred = folder / "folded.onnx", folder / "inferred.onnx"
+        try:
+            with open_session(source, replace(FOLDING, libraries=libraries), optimized_model=folded):
+                pass
+            onnx.shape_inference.infer_shapes_path(str(folded), str(inferred), data_prop=True)
+        except (CandidateRefused, onnx.shape_inference.InferenceError):
+            return {}
+        values = onnx.load(inferred, load_external_data=False).graph.value_info
+        shapes = {value.name: value.type.tensor_type for value in values}
+        return {name: len(kind.shape.dim) for name, kind in shapes.items() if kind.HasField("shape")}
 
 
 def parity_settings(libraries: Libraries) -> SessionSettings:
