@@ -16,6 +16,7 @@ import pyarrow.parquet
 import pytest
 from numpy.typing import NDArray
 
+from validators import datasets as module
 from validators.datasets import Samples, TensorSpec, check_evaluation, load_samples, read_arrays
 from validators.digests import digest_file
 from validators.errors import DataError
@@ -468,3 +469,36 @@ def test_what_is_declared_is_held_against_the_memory(tmp_path: Path, monkeypatch
     for name in ("data.npz", "data.parquet"):
         with pytest.raises(DataError, match="when unpacked, and this machine has"):
             read_arrays(tmp_path / name, "evaluation")
+
+
+@pytest.mark.parametrize("write", [np.savez, np.savez_compressed])
+def test_large_arrays_are_mapped_and_survive_their_file(
+    write: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that is written anew while a run lasts changes nothing of what was read."""
+    monkeypatch.setattr(module, "MAPPED_BYTES", 400)
+    rng = np.random.default_rng(3)
+    arrays = {
+        "floats": rng.normal(size=(50, 3, 4)).astype(np.float32),
+        "columns": np.asfortranarray(rng.normal(size=(50, 6))),
+        "text": np.array(["yes", "no"] * 25),
+        "small": np.arange(3),
+    }
+    path = tmp_path / "data.npz"
+    write(path, **arrays)
+    found = read_arrays(path, "evaluation")
+    path.write_bytes(b"written anew")
+    assert isinstance(found["floats"].base, np.memmap) and not isinstance(found["small"].base, np.memmap)
+    for name, array in arrays.items():
+        assert type(found[name]) is np.ndarray and found[name].dtype == array.dtype
+        np.testing.assert_array_equal(found[name], array)
+
+
+def test_a_large_array_that_is_cut_short_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAPPED_BYTES", 400)
+    whole = io.BytesIO()
+    np.save(whole, np.zeros((50, 4)))
+    with zipfile.ZipFile(tmp_path / "data.npz", "w") as archive:
+        archive.writestr("x.npy", whole.getvalue()[:-8])
+    with pytest.raises(DataError, match="1592 bytes for float64"):
+        read_arrays(tmp_path / "data.npz", "evaluation")

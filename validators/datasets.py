@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +23,9 @@ from validators.records import DataFile
 Arrays = dict[str, NDArray[Any]]
 # Of a value of a column.
 LEAST_BYTES = 1
+# Arrays from this size on are mapped from a temporary file.
+MAPPED_BYTES = 64 * 2**20
+COPIED_BYTES = 2**20
 
 
 @dataclass(frozen=True)
@@ -127,7 +133,7 @@ def check_evaluation(samples: Samples, spec: LabelSpec, *, metric: str, label: s
     """
     name = samples.file.path.name
     for key, array in samples.inputs.items():
-        if array.dtype.kind == "f" and (bad := int((~np.isfinite(array.reshape(len(array), -1))).any(axis=1).sum())):
+        if bad := _count_not_finite(array):
             raise DataError(
                 found=f"evaluation data {name}: NaN or Inf in input {key!r} of {bad} samples",
                 expected="finite values",
@@ -141,6 +147,11 @@ def check_evaluation(samples: Samples, spec: LabelSpec, *, metric: str, label: s
             expected=f"labels, which the metric {metric!r} needs",
             fix="add the labels, set `data.label`, or take the metric `agreement` or `sqnr`, which need none",
         )
+
+
+def _count_not_finite(array: NDArray[Any]) -> int:
+    """Return how many samples hold NaN or Inf; sample by sample, since a mask of a large array is large too."""
+    return sum(not np.isfinite(sample).all() for sample in array) if array.dtype.kind == "f" else 0
 
 
 def read_arrays(path: Path, role: str) -> Arrays:
@@ -201,7 +212,7 @@ def _read_npz(path: Path) -> Arrays:
             raise ValueError("one array, not an archive of named arrays")
         assert archive.zip is not None  # it is open
         _check_fits(sum(member.file_size for member in archive.zip.infolist()))
-        arrays = {name: _member(archive, name) for name in archive.files}
+        arrays = {name: _read_member(archive, name) for name in archive.files}
     # numpy gives a member that is no array as its bytes.
     foreign = sorted(name for name, array in arrays.items() if not isinstance(array, np.ndarray))
     if foreign:
@@ -219,6 +230,30 @@ def _member(archive: Any, name: str) -> Any:
         raise ValueError(
             f"array {name!r} holds Python objects, which are pickled: store text with .astype(str), numbers with a dtype"
         ) from error
+
+
+def _read_member(archive: np.lib.npyio.NpzFile, name: str) -> NDArray[Any]:
+    """Read an array; a large one is unpacked into a temporary file without a name and mapped, so that its pages can be dropped.
+
+    The user's own file is not mapped: one that is written anew meanwhile would change the samples or end the process.
+    """
+    assert archive.zip is not None  # it is open
+    member = f"{name}.npy"
+    size = archive.zip.getinfo(member).file_size if member in archive.zip.namelist() else 0
+    if size < MAPPED_BYTES or shutil.disk_usage(tempfile.gettempdir()).free < size:
+        return _member(archive, name)
+    with archive.zip.open(member) as stream, tempfile.TemporaryFile() as file:
+        version = np.lib.format.read_magic(stream)
+        readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+        if version not in readers:
+            return np.asarray(_member(archive, name))
+        shape, is_fortran, dtype = readers[version](stream)
+        if dtype.hasobject or is_fortran:
+            return np.asarray(_member(archive, name))
+        shutil.copyfileobj(stream, file, COPIED_BYTES)
+        if file.tell() != math.prod(shape) * dtype.itemsize:
+            raise ValueError(f"{name!r} has {file.tell()} bytes for {dtype} of shape {shape}")
+        return np.memmap(file, dtype, "r+", shape=shape).view(np.ndarray)
 
 
 def _read_parquet(path: Path) -> Arrays:
