@@ -241,7 +241,8 @@ def _read_member(archive: np.lib.npyio.NpzFile, name: str) -> NDArray[Any]:
     member = f"{name}.npy"
     size = archive.zip.getinfo(member).file_size if member in archive.zip.namelist() else 0
     if size < MAPPED_BYTES or shutil.disk_usage(tempfile.gettempdir()).free < size:
-        return _member(archive, name)
+        array: NDArray[Any] = _member(archive, name)
+        return array
     with archive.zip.open(member) as stream, tempfile.TemporaryFile() as file:
         version = np.lib.format.read_magic(stream)
         readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
