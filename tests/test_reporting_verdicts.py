@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from report_data import CHOSEN, NAMES, RESULT, Reader
 from test_reporting import render
 
@@ -122,7 +124,10 @@ def test_verdicts_of_the_confirmation_have_the_units_of_their_gates() -> None:
 def test_an_inconclusive_verdict_says_how_many_would_tell() -> None:
     doubts = (
         Verdict("drop", "inconclusive", 0.01, 0.02, "at_most", 0.0, 0.03, 0.95, 900, samples_needed=1801),
-        Verdict("speedup", "inconclusive", 1.1, 1.05, "at_least", 1.0, 1.2, 0.95, 18, samples_needed=41),
+        replace(
+            Verdict("speedup", "inconclusive", 1.1, 1.05, "at_least", 1.0, 1.2, 0.95, 18, samples_needed=41),
+            counted="pairs of blocks",
+        ),
         Verdict("drop", "inconclusive", 0.02, 0.02, "at_most", 0.01, 0.03, 0.95, 900),
         Verdict("load_ratio", "inconclusive", 1.1, 1.2, "at_most", 1.0, 1.3, 0.95, 6, samples_needed=12),
     )

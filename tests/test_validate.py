@@ -135,7 +135,7 @@ def test_what_the_model_makes_of_samples_can_be_left_out(answers: dict[str, Answ
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("slice not there", "without ['place'], which `data.slices` names"),
+        ("slice not there", "without ['place'], which `data.slices` or `data.groups` name"),
         ("no such tensor", "`calibration.representation` 'nothing'"),
         ("pick again", "is there already"),
     ],
