@@ -203,7 +203,7 @@ def init(
     path: Annotated[Path, typer.Option("--out", metavar="FILE", help="The job file to write.")] = Path("job.yaml"),
     target: Annotated[Target, typer.Option(metavar="TARGET", help="Where the variants will run.")] = "ort-cpu",
 ) -> Answer:
-    """Write a job file with comments for a registered model or an ONNX file.
+    """Write a job file with comments for a model.
 
     With its inputs, a metric and candidates that are likely for it, and what the data files must hold. Nothing is
     overwritten. Exit code 2: no such version, or the file is there already.

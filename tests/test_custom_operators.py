@@ -196,12 +196,12 @@ def test_an_old_opset_is_upgraded_around_it(made: GetOdd, tmp_path: Path) -> Non
     old = custom()
     old.opset_import[0].version = 11
     onnx.save(old, tmp_path / "old.onnx")
-    samples = made("custom").samples
-    worst = upgrade_opset(tmp_path / "old.onnx", tmp_path / "new.onnx", lambda inputs: samples, (LIBRARY,))
+    batch = next(made("custom").samples.batches(4))
+    worst = upgrade_opset(tmp_path / "old.onnx", tmp_path / "new.onnx", lambda inputs: batch, (LIBRARY,))
     assert worst <= 1e-6
     assert {one.domain: one.version for one in onnx.load(tmp_path / "new.onnx").opset_import} == {"": 21, DOMAIN: 1}
     with pytest.raises(SourceError, match="NegPos"):
-        upgrade_opset(tmp_path / "old.onnx", tmp_path / "new.onnx", lambda inputs: samples)
+        upgrade_opset(tmp_path / "old.onnx", tmp_path / "new.onnx", lambda inputs: batch)
 
 
 def test_what_it_multiplies_is_not_counted(made: GetOdd, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -129,7 +129,10 @@ def test_an_inconclusive_verdict_says_how_many_would_tell() -> None:
             counted="pairs of blocks",
         ),
         Verdict("drop", "inconclusive", 0.02, 0.02, "at_most", 0.01, 0.03, 0.95, 900),
-        Verdict("load_ratio", "inconclusive", 1.1, 1.2, "at_most", 1.0, 1.3, 0.95, 6, samples_needed=12),
+        replace(
+            Verdict("load_ratio", "inconclusive", 1.1, 1.2, "at_most", 1.0, 1.3, 0.95, 6, samples_needed=12),
+            counted="launches",
+        ),
     )
     expected = (
         "about 1,900 evaluation samples would tell",

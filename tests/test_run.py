@@ -181,7 +181,8 @@ def test_the_winner_was_confirmed_and_the_registry_says_so(world: tuple[Path, di
     }
     assert sum(found["n"] for found in chosen["slices"]) == gates["drop"]["n"]
     assert f"on {chosen['confirmed']['n']} samples that did not choose it" in result["reason"]
-    tags = "SELECT key, value FROM model_version_tags WHERE name = 'tiny-quantized' AND key LIKE 'quantgate.verdict.%'"
+    tags = "SELECT key, value FROM model_version_tags WHERE name = 'tiny-quantized' AND version = 1 AND key LIKE "
+    tags += "'quantgate.verdict.%'"
     told = {key.removeprefix("quantgate.verdict."): json.loads(value) for key, value in registry(state, tags)}
     assert set(told) == set(gates)
     assert told["confirmed_drop"]["evidence"] == "accuracy/scores.npy" and told["drop"]["outcome"] == "pass"
@@ -198,7 +199,8 @@ def test_a_second_run_makes_nothing_again_and_keeps_the_champion(world: tuple[Pa
     assert all(candidate["cached"] for candidate in again["candidates"])
     assert again["champion"]["version"] == first["champion"]["version"] == again["champion"]["previous"]
     assert first["champion"]["previous"] is None
-    assert registry(state, "SELECT COUNT(*) FROM model_versions WHERE name = 'tiny-quantized'") == [(1,)]
+    # The second version is that of the run "replaced".
+    assert registry(state, "SELECT COUNT(*) FROM model_versions WHERE name = 'tiny-quantized'") == [(2,)]
 
 
 def test_runs_without_promotion_register_nothing(world: tuple[Path, dict[str, Answer]]) -> None:
@@ -214,7 +216,7 @@ def test_the_sources_version_says_what_its_last_run_came_to(world: tuple[Path, d
     """For each target on its own, with the MLflow run that has the evidence; a file's run and a trial leave it as it is."""
     state, answers = world
     for name, target, last in (
-        ("tiny", "ort-cpu", "refused"),
+        ("tiny", "ort-cpu", "replaced"),
         ("tiny", "tensorrt", "elsewhere"),
         ("tiny-torch", "ort-cpu", "rolled back"),
     ):
@@ -257,15 +259,18 @@ def test_what_the_fixed_ranges_cut_off_goes_with_the_variant(world: tuple[Path, 
 
 def test_lineage_tags_tie_the_variant_to_source_data_and_hardware(world: tuple[Path, dict[str, Answer]]) -> None:
     state, answers = world
-    result = answers["first"].result
+    # Version 1 has the device that the test wrote into its tags.
+    result = answers["replaced"].result
     assert result is not None
-    tags = dict(registry(state, "SELECT key, value FROM model_version_tags WHERE name = 'tiny-quantized'"))
+    tags = dict(
+        registry(state, "SELECT key, value FROM model_version_tags WHERE name = 'tiny-quantized' AND version = 2")
+    )
     assert tags["quantgate.source_digest"] == result["source"]["digest"]
     assert tags["quantgate.candidate"] == result["chosen"]
     assert result["inventory"]["cpu"] in tags["quantgate.device"]
     assert set(json.loads(tags["quantgate.verdicts"]).values()) == {"pass"}
     aliases = registry(state, "SELECT name, alias, version FROM registered_model_aliases ORDER BY name")
-    assert aliases[0] == ("tiny-quantized", "champion-ort-cpu", 1)
+    assert aliases[0] == ("tiny-quantized", "champion-ort-cpu", 2)
 
 
 def test_mlflow_holds_a_parent_run_with_one_nested_run_a_candidate(world: tuple[Path, dict[str, Answer]]) -> None:
