@@ -127,7 +127,7 @@ def _watched(root: Path, name: str, extra: dict[str, Any]) -> dict[str, Any]:
         "candidates": CANDIDATES,
         "gates": {"min_speedup": None, "max_drop": 0.2, "max_size_ratio": None},
         "measurement": {"launches": 1, "blocks": 3, "block_seconds": 0.02, "max_other_load": None},
-        "budgets": {"recovery": 0, "memory_mb": MOST_MEMORY_MB, "disk_mb": MOST_DISK_MB},
+        "budgets": {"seconds": 36000, "recovery": 0, "memory_mb": MOST_MEMORY_MB, "disk_mb": MOST_DISK_MB},
         "code": str(root),
     } | extra
     path = write_job(root / f"{name}.yaml", job)
