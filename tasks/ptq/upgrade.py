@@ -11,7 +11,8 @@ import onnx
 from numpy.typing import NDArray
 from onnx.external_data_helper import load_external_data_for_model
 
-from tasks.ptq.graph import add_note, save_model
+from tasks.ptq.graph import add_note, attribute, operator_of, save_model
+from tasks.ptq.watched import open_watched
 from tasks.runtimes.ort import describe_inputs, open_session, run_outputs
 from tasks.runtimes.parity import largest_difference, largest_magnitude
 from validators.datasets import Arrays, TensorSpec
@@ -22,6 +23,7 @@ from validators.records import SessionSettings
 
 # The newest opset that every part of the pinned runtimes reads, with the IR version that belongs to it.
 OPSET, IR_VERSION = 21, 10
+SOFTMAX_OPSET = 13  # the first whose Softmax computes along one axis
 # The same kernels run for nearly all operators; a wrong conversion differs by far more than another order of the same sums.
 TOLERANCE = 1e-4
 
@@ -57,6 +59,7 @@ def convert_opset(source: Path, upgraded: Path, batch: GetBatch, libraries: Libr
         CandidateRefused: `unsupported`: as `upgrade_opset` says of a source.
     """
     old = onnx.load(source, load_external_data=False)
+    _name_last_axes(old, source, batch, libraries)
     try:
         # It looks at attributes and small constants alone: weights may stay in their file meanwhile.
         new = onnx.version_converter.convert_version(old, OPSET)
@@ -78,6 +81,31 @@ def convert_opset(source: Path, upgraded: Path, batch: GetBatch, libraries: Libr
         raise _refuse(old, f"upgraded, it fails onnx.checker: {str(error).splitlines()[0]}") from error
     except CandidateRefused as error:
         raise _refuse(old, error.found) from error
+
+
+def _name_last_axes(old: onnx.ModelProto, source: Path, batch: GetBatch, libraries: Libraries) -> None:
+    """Write the axis of a Softmax over the last axis as -1, by the rank that its input has for the samples.
+
+    Below opset 13 a Softmax takes all axes from its own on for one, which is the same for the last. The converter knows that of
+    -1 alone; for any other number it puts Flatten and Reshape around the Softmax, and fused attention is not found any more.
+    """
+    nodes = [node for node in old.graph.node if operator_of(node) in ("Softmax", "LogSoftmax")]
+    if opset_of(old) >= SOFTMAX_OPSET or not nodes:
+        return
+    settings = parity_settings(libraries)
+    try:
+        with open_session(source, settings) as session:
+            arrays = batch(describe_inputs(session))
+        with open_watched(source, [node.input[0] for node in nodes], settings, shapes=True) as watched:
+            shapes = watched.run(arrays)
+    except CandidateRefused as error:
+        raise _refuse(old, error.found) from error
+    for node in nodes:
+        rank, axis = shapes[node.input[0]].size, attribute(node, "axis", 1)
+        if axis in (rank - 1, -1):
+            kept = [item for item in node.attribute if item.name != "axis"]
+            del node.attribute[:]
+            node.attribute.extend([*kept, onnx.helper.make_attribute("axis", -1)])
 
 
 def parity_settings(libraries: Libraries) -> SessionSettings:
