@@ -142,8 +142,9 @@ def _make(run: Run, given: Given, inventory: Inventory, candidate: Candidate) ->
         materials.reduced_range,
         [asdict(library) for library in run.libraries],
         run.job.provider_options,
-        # A refusal for lack of it is stored, and must not outlive a larger one.
+        # A refusal for lack of memory is stored, and must not outlive a larger limit.
         run.job.calibration.max_memory_mb,
+        run.job.budgets.memory_mb,
         MAKER_CODE,
     )
     options = run.job.provider_options

@@ -116,14 +116,14 @@ def test_each_variant_has_the_fused_kernels_of_its_source(source: Path, tmp_path
     assert max(errors.values()) < 0.2, errors
 
 
-def test_a_fused_form_keeps_the_norms_of_any_opset(source: Path, tmp_path: Path) -> None:
+def test_a_fused_form_has_the_kernels_of_any_opset(source: Path, tmp_path: Path) -> None:
     materials = materials_of(source, tmp_path)
     settings = session_settings(decode("fp32-fused@ort-cpu"), 1)
     exact = logits(source, settings)
     for name in FUSED:
         variant = make_variant(decode(name), materials, tmp_path, threads=1)
         found = kernels(variant.path, variant.session, tmp_path)
-        assert (name, found["norm"], found["gelu"]) == (name, 5, 2)
+        assert (name, found["norm"], found["gelu"], found["attention"]) == (name, 5, 2, 2)
         assert np.abs(logits(variant.path, variant.session) - exact).max() < 0.2 * np.abs(exact).max(), name
 
 

@@ -184,7 +184,7 @@ def _split(tensors: list[str], sizes: Mapping[str, int], passing: float, budget:
             kind="unsupported",
             found=f"{max(budget, 0) / 1e6:.1f} MB for the activations of calibration",
             expected=f"{needed / 1e6:.1f} MB, which one sample takes with {name!r} exposed",
-            fix="raise calibration.max_memory_mb",
+            fix="raise calibration.max_memory_mb (and budgets.memory_mb, if set)",
         )
 
     return split_by_memory({name: sizes[name] for name in tensors}, dict.fromkeys(tensors, passing), budget, refuse)

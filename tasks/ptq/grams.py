@@ -105,7 +105,7 @@ def plan_passes(
             kind="unsupported",
             found=f"{needed / 1e6:.0f} MB for the Gram matrix of {name!r}, {shapes[name]} a batch",
             expected=f"at most {max_memory_mb:g} MB",
-            fix="raise calibration.max_memory_mb, or take an INT4 candidate by rtn or hqq, which need no Gram matrix",
+            fix="raise calibration.max_memory_mb (and budgets.memory_mb, if set), or take INT4 by rtn or hqq, which need none",
         )
 
     return split_by_memory(held, at_work, max_memory_mb * 1e6, refuse)
