@@ -2,6 +2,7 @@
 
     python benchmarks/verdict_errors.py run
     python benchmarks/verdict_errors.py clusters
+    python benchmarks/verdict_errors.py clusters-again
 
 For each kind of metric, number of samples and true drop: the share of pass, fail and inconclusive. Then the same of bounds
 alone, beside Student's and the BCa bootstrap, on skewed drops of few samples; and what a choice among twenty candidates does.
@@ -11,6 +12,7 @@ with.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from itertools import product
@@ -22,7 +24,7 @@ import typer
 from calibration_figures import save, share
 from scipy import stats
 from verdict_errors_choice import BOUND, choose_by_drop, choose_by_speed
-from verdict_errors_clusters import cells, judge_clustered, print_clustered
+from verdict_errors_clusters import cell_of, cells, held_out_cells, judge_clustered, print_clustered
 from verdict_errors_draws import CONFIDENCE, KINDS, SKEWED
 from verdict_errors_figures import draw, print_cells, print_choices, print_methods
 
@@ -36,6 +38,8 @@ RATIOS = (0.0, 0.5, 1.0, 2.0)
 SMALL = (8, 16, 64, 256)
 RESAMPLES = 999
 PROCESSES = 2
+# A cell of `clusters` that lies above this is simulated again, with new seeds and more experiments.
+AGAIN_ABOVE = 0.06
 
 app = typer.Typer(add_completion=False, help=__doc__)
 
@@ -90,6 +94,32 @@ def clusters(
         "clusters": found,
     }
     save(RESULTS, "verdict_errors_clusters", figures)
+    print_clustered(found)
+
+
+@app.command()
+def clusters_again(
+    experiments: Annotated[int, typer.Option(help="simulated experiments of a cell that is repeated")] = 5000,
+    experiments_held_out: Annotated[int, typer.Option(help="simulated experiments of a held-out cell")] = 1000,
+    seed: Annotated[int, typer.Option(help="seed of the first cell")] = 1_000_001,
+) -> None:
+    """Repeat the cells above 6 %, simulate held-out ones, write `benchmarks/results/verdict_errors_clusters_again.json`."""
+    first = json.loads((RESULTS / "verdict_errors_clusters.json").read_text(encoding="utf-8"))["clusters"]
+    high = [cell_of(row) for row in first if row["pass_at_tolerance"]["share"] > AGAIN_ABOVE]
+    tried = [(cell, experiments) for cell in high] + [(cell, experiments_held_out) for cell in held_out_cells()]
+    with ProcessPoolExecutor(PROCESSES) as pool:
+        futures = [pool.submit(judge_clustered, cell, seed + row, count) for row, (cell, count) in enumerate(tried)]
+        found = [future.result() for future in futures]
+    figures = {
+        "experiments": experiments,
+        "experiments_held_out": experiments_held_out,
+        "seed": seed,
+        "tolerance": TOLERANCE,
+        "confidence": CONFIDENCE,
+        "again": found[: len(high)],
+        "held_out": found[len(high) :],
+    }
+    save(RESULTS, "verdict_errors_clusters_again", figures)
     print_clustered(found)
 
 

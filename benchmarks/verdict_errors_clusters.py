@@ -26,6 +26,9 @@ KINDS: dict[str, Draw] = {
     "few change": lambda rng, n, drop: (few_change(rng, n, drop),),
     "error rate": error_rates,
 }
+# Kind and cluster sizes that the rule was not chosen with.
+HELD_OUT: dict[str, Draw] = {"flips 5 %": lambda rng, n, drop: (flips(0.05)(rng, n, drop),)}
+HELD_OUT_SAMPLES, HELD_OUT_SIZES = (300, 1000, 4000), (3, 10, 50)
 SAMPLES, SIZES = (200, 500, 2000, 10000), (1, 5, 20, 100)
 # Of 500 samples only the cells with fewest clusters are simulated.
 FEW = {500: (100,)}
@@ -49,6 +52,24 @@ def cells() -> list[Cell]:
                     found += [(kind, n, size, like, "equal") for like in (FOLLOW if size > 1 else ["not"])]
         found += [(kind, 2000, size, like, "differ") for size in (5, 20) for like in FOLLOW]
     return found
+
+
+def held_out_cells() -> list[Cell]:
+    """Return cells of a kind, numbers of samples and cluster sizes that `cells` lacks, with at least five clusters each."""
+    return [
+        (kind, n, size, like, sizes)
+        for kind in HELD_OUT
+        for n in HELD_OUT_SAMPLES
+        for size in HELD_OUT_SIZES
+        for like in FOLLOW
+        for sizes in ("equal", "differ")
+        if n // size >= 5
+    ]
+
+
+def cell_of(row: dict[str, Any]) -> Cell:
+    """Return the cell that a row of the results describes."""
+    return (row["kind"], row["n"], row["samples_a_cluster"], row["correlated"], row["sizes"])
 
 
 def judge_clustered(cell: Cell, seed: int, experiments: int) -> dict[str, Any]:
@@ -91,7 +112,8 @@ def _draw(
     if differ:
         sizes = np.maximum(1, np.round(size * rng.lognormal(-(SPREAD**2) / 2, SPREAD, count))).astype(np.intp)
     clusters = np.repeat(np.arange(count), sizes)
-    of_clusters, own = KINDS[kind](rng, count, drop), KINDS[kind](rng, len(clusters), drop)
+    draw = (KINDS | HELD_OUT)[kind]
+    of_clusters, own = draw(rng, count, drop), draw(rng, len(clusters), drop)
     follows = rng.random(len(clusters)) < follow
     mixed = []
     for common, single in zip(of_clusters, own, strict=True):

@@ -60,6 +60,20 @@ def answers(url: str) -> bool:
         return False
 
 
+def send(request: urllib.request.Request) -> bytes:
+    """Return the body of the answer of Prefect; repeat on 503, its answer while SQLite is locked (as its client does)."""
+    for wait_s in (1, 2, 4, 8):
+        try:
+            with urllib.request.urlopen(request, timeout=30) as answer:
+                body: bytes = answer.read()
+                return body
+        except urllib.error.HTTPError as error:
+            if error.code != 503:
+                raise
+            time.sleep(wait_s)
+    raise AssertionError(f"four times 503 from {request.full_url}")
+
+
 def wait_until(
     holds: Callable[[], bool], process: subprocess.Popen[bytes] | None = None, seconds: float = READY_SECONDS
 ) -> None:
@@ -297,8 +311,7 @@ class Stack:
         data = None if method == "GET" else json.dumps(body or {}).encode()
         headers = {"content-type": "application/json"}
         request = urllib.request.Request(f"{self.api}{path}", data, headers, method=method)
-        with urllib.request.urlopen(request, timeout=30) as answer:
-            text = answer.read()
+        text = send(request)
         return json.loads(text) if text else None
 
 

@@ -20,7 +20,7 @@ import psutil
 import pytest
 from conftest import Tiny
 from driving import environment
-from stack import answers, free_port, listens, wait_until
+from stack import answers, free_port, listens, send, wait_until
 
 ROOT = Path(__file__).parents[1]
 pytestmark = pytest.mark.slow
@@ -71,12 +71,11 @@ class Service:
         return {one.pid for one in psutil.Process(self.process.pid).children()}
 
     def ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
-        """What Prefect answers to a POST, or without a body to a GET."""
+        """Return what Prefect answers to a POST, or without a body to a GET."""
         data = None if body is None else json.dumps(body).encode()
         url = f"http://127.0.0.1:{self.ports['prefect']}/api{path}"
         request = urllib.request.Request(url, data, {"content-type": "application/json"})
-        with urllib.request.urlopen(request, timeout=30) as answer:
-            return json.load(answer)
+        return json.loads(send(request))
 
 
 @pytest.fixture(scope="module")
