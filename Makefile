@@ -56,7 +56,7 @@ gpu-check:
 
 # The JSON Schemas of job and result, from the code.
 schemas: $(READY)
-	@$(BIN)/python -m flows.schemas docs
+	@$(BIN)/python -m flows.docs.schemas docs
 
 # The locks name no index: whoever installs chooses theirs. dev.txt is what tests run on, and the images take from it.
 LOCK := $(BIN)/uv pip compile --universal --python-version 3.11 --generate-hashes --no-annotate --quiet \

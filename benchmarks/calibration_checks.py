@@ -26,7 +26,7 @@ from calibration_draws import CALIBRATION, DRIFTS, Drift, Judge, open_judge, sho
 from calibration_figures import draw_power, save, share
 
 from tasks.demo.pools import image_pool, text_pool
-from validators.records import CalibrationVerdict
+from validators.records.run import CalibrationVerdict
 
 RESULTS = Path(__file__).parent / "results"
 FIRST_POWER_SEED = 1000  # so that no split of the false alarms occurs in a power curve

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from tasks.measure.inventory import usable_cores
-from validators.datasets import Samples
-from validators.records import DataFile, SessionSettings
+from validators.records.run import DataFile, SessionSettings
+from validators.samples.datasets import Samples
 
 REFERENCE = 2000
 OUTPUT = "logits"
@@ -30,10 +30,10 @@ def read_samples(path: Path, rows: slice) -> Samples:
 
 
 def evaluate(model: Path, samples: Samples) -> str:
-    """The metric, as `tasks.measure_accuracy` takes it of a model that has the machine for itself."""
-    from tasks.measure.classification import ACCURACY
-    from tasks.measure_accuracy import EVALUATION_BATCH_SIZE
+    """The metric, as `tasks.trials.measure_accuracy` takes it of a model that has the machine for itself."""
+    from tasks.measure.metrics.classification import ACCURACY
     from tasks.runtimes.ort import open_session, run_batches
+    from tasks.trials.measure_accuracy import EVALUATION_BATCH_SIZE
 
     settings = SessionSettings("CPUExecutionProvider", usable_cores()).without_spinning()
     with open_session(model, settings) as session:
@@ -42,13 +42,13 @@ def evaluate(model: Path, samples: Samples) -> str:
 
 
 def validate(model: Path, calibration: Samples, evaluation: Samples) -> str:
-    """The outcome, as `tasks.judge_calibration` finds it."""
+    """The outcome, as `tasks.evidence.judge_calibration` finds it."""
     import tempfile
 
     from tasks.measure.activations import open_tapped, view_samples
     from tasks.measure.taps import find_taps
-    from validators.calibration_data import judge_calibration
-    from validators.job_data import CalibrationBounds
+    from validators.calibration.judge import judge_calibration
+    from validators.job.job_data import CalibrationBounds
 
     bounds, settings = CalibrationBounds(), SessionSettings("CPUExecutionProvider", usable_cores())
     with tempfile.TemporaryDirectory() as folder:

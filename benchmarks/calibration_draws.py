@@ -17,11 +17,11 @@ from tasks.demo.splits import split_indices
 from tasks.measure.activations import Watch, open_tapped, view_samples
 from tasks.measure.inventory import usable_cores
 from tasks.measure.taps import find_taps
-from validators.calibration_data import judge_calibration
-from validators.datasets import Samples
+from validators.calibration.judge import judge_calibration
 from validators.digests import digest_samples
-from validators.job_data import CalibrationBounds
-from validators.records import CalibrationVerdict, SessionSettings
+from validators.job.job_data import CalibrationBounds
+from validators.records.run import CalibrationVerdict, SessionSettings
+from validators.samples.datasets import Samples
 
 BOUNDS = CalibrationBounds()
 CALIBRATION, EVALUATION = 128, 2000

@@ -88,8 +88,8 @@ def measure(what: str, folder: Path, count: int) -> None:
 
 def _collect(folder: Path, arrays: Arrays, memory: Memory) -> dict[str, Any]:
     from tasks.measure.inventory import usable_cores
-    from tasks.ptq.collect import collect_statistics
-    from tasks.ptq.statistics import save_statistics
+    from tasks.ptq.calibrate.collect import collect_statistics
+    from tasks.ptq.calibrate.statistics import save_statistics
 
     done = collect_statistics(
         folder / "model.onnx",
@@ -161,8 +161,8 @@ def compare(folder: Path, what: str, count: int) -> dict[str, Any]:
     Its Entropy has 128 bins for 128 levels, one window to choose from, which is the whole range: what quantgate's search
     finds is narrower, so that the distance tells how much, and is no target.
     """
-    from tasks.ptq.range_methods import METHODS, find_range, minmax_range
-    from tasks.ptq.statistics import load_statistics
+    from tasks.ptq.calibrate.range_methods import METHODS, find_range, minmax_range
+    from tasks.ptq.calibrate.statistics import load_statistics
 
     theirs: Ranges = json.loads((folder / f"{what}-{count}.json").read_text(encoding="utf-8"))
     method = next(method for method in METHODS if method == what)

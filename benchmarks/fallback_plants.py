@@ -16,8 +16,8 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from validators.records import SessionSettings
-from validators.verdicts import Outcome
+from validators.records.run import SessionSettings
+from validators.records.verdicts import Outcome
 
 Array = NDArray[Any]
 CPU = "CPUExecutionProvider"

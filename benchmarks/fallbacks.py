@@ -22,12 +22,12 @@ from numpy.typing import NDArray
 from tasks.runtimes.coverage import coverage_of, measure_coverage, profile_kernels
 from tasks.runtimes.macs import MAC_RULES
 from tasks.runtimes.ort import open_session
-from validators.coverage_gate import judge_coverage
-from validators.datasets import Arrays
-from validators.job_gates import Gates
-from validators.measurements import Coverage
-from validators.onnx_graph import QUANTIZED_OPERATORS
-from validators.records import SessionSettings
+from validators.gates.coverage import judge_coverage
+from validators.graph.source_graph import QUANTIZED_OPERATORS
+from validators.job.job_gates import Gates
+from validators.records.measurements import Coverage
+from validators.records.run import SessionSettings
+from validators.samples.datasets import Arrays
 
 RESULTS = Path(__file__).parent / "results"
 SAMPLES = 64

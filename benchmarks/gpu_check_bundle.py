@@ -18,11 +18,11 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-from tasks.ptq.graph import from_array, to_array
-from validators.datasets import Samples
+from tasks.ptq.graph.edits import from_array, to_array
 from validators.digests import digest_file, digest_values
 from validators.errors import DataError
-from validators.records import DataFile
+from validators.records.run import DataFile
+from validators.samples.datasets import Samples
 
 MODEL, STATE, NOTES = "model.onnx", "state.npz", "notes.json"
 CALIBRATION, EVALUATION = "calibration.npz", "evaluation.npz"

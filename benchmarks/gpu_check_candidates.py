@@ -14,13 +14,13 @@ from gpu_check_record import REFUSED
 from gpu_check_session import CONFIDENCE, Check, accuracy, achieved, interval, refusal
 from gpu_check_trtexec import measure_trtexec
 
-from tasks.measure.latency import compare_latency
-from tasks.measure.latency_process import Contestant
+from tasks.measure.latency.compare import compare_latency
+from tasks.measure.latency.process import Contestant
 from validators.errors import CandidateRefused
-from validators.job_measurement import Measurement
-from validators.measurements import Coverage
-from validators.recipe import DEFAULT_CANDIDATES, Target
-from validators.records import Variant
+from validators.job.candidate_name import DEFAULT_CANDIDATES, Target
+from validators.job.job_measurement import Measurement
+from validators.records.measurements import Coverage
+from validators.records.run import Variant
 
 HALF = "fp16"
 # In a rehearsal, what goes through the same steps on the CPU provider; fp16 is refused there, as it should be.

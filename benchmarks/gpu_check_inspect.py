@@ -13,16 +13,16 @@ import numpy as np
 from gpu_check_bundle import Bundle
 from numpy.typing import NDArray
 
-from tasks.measure.classification import ACCURACY
-from tasks.measure.metric import Metric
-from tasks.measure.metrics import PERPLEXITY
-from tasks.measure.perplexity import score_batches
+from tasks.measure.metrics.catalog import PERPLEXITY
+from tasks.measure.metrics.classification import ACCURACY
+from tasks.measure.metrics.metric import Metric
+from tasks.measure.metrics.perplexity import score_batches
 from tasks.runtimes.coverage import measure_coverage
 from tasks.runtimes.runner import open_runner, run_all
 from validators.errors import InfrastructureError
-from validators.measurements import Coverage
 from validators.providers import TENSORRT
-from validators.records import SessionSettings, Variant
+from validators.records.measurements import Coverage
+from validators.records.run import SessionSettings, Variant
 
 METRICS: dict[str, Metric] = {"accuracy": ACCURACY, "perplexity": PERPLEXITY}
 Result = TypeVar("Result")
@@ -110,9 +110,9 @@ def coverage_of(variant: Variant, batch: dict[str, NDArray[Any]]) -> Coverage:
     """The kernels that ran; of an engine, its layers as the runtime tells them."""
     if variant.session.provider != TENSORRT or variant.engine is None:
         return measure_coverage(variant.path, variant.session, batch)
-    from tasks.runtimes.engine_coverage import coverage_of_layers
-    from tasks.runtimes.engine_layers import parse_layers_json, with_times
-    from tasks.runtimes.engine_runner import inspect_engine
+    from tasks.runtimes.engines.coverage import coverage_of_layers
+    from tasks.runtimes.engines.layers import parse_layers_json, with_times
+    from tasks.runtimes.engines.runner import inspect_engine
 
     text, times = inspect_engine(variant.engine.path, batch)
     return coverage_of_layers(variant.path, with_times(parse_layers_json(text), times), batch)

@@ -7,7 +7,7 @@ from importlib import metadata
 from typing import Any
 
 from tasks.measure.inventory import take_inventory
-from tasks.measure.nvml import open_gpu
+from tasks.measure.latency.nvml import open_gpu
 from validators.errors import InfrastructureError
 
 DISTRIBUTIONS = (

@@ -14,24 +14,24 @@ from gpu_check_inspect import apart, rows_of
 import tasks.ptq
 import tasks.runtimes
 from tasks.measure.inventory import usable_cores
-from tasks.ptq.calibration import calibrate
-from tasks.ptq.grams import Gram, collect_grams
-from tasks.ptq.graph import model_bytes
-from tasks.ptq.make import Materials, make_variant
-from tasks.ptq.prepare import fuse_graph, prepare_graph
+from tasks.ptq.build_variant import Materials, make_variant
+from tasks.ptq.calibrate.calibration import calibrate
+from tasks.ptq.calibrate.grams import Gram, collect_grams
+from tasks.ptq.eight_bit.smooth import SmoothedGraph, read_channels, smooth
+from tasks.ptq.graph.edits import model_bytes
+from tasks.ptq.graph.prepare import fuse_graph, prepare_graph
 from tasks.ptq.sensitivity import Sensitivity
 from tasks.ptq.sessions import session_settings
-from tasks.ptq.sites import tensors_to_collect
-from tasks.ptq.smooth import SmoothedGraph, read_channels, smooth
+from tasks.ptq.weight_only.sites import tensors_to_collect
 from tasks.runtimes.coverage import measure_coverage
 from tasks.storage.store import Store
-from validators.datasets import Arrays
 from validators.digests import digest_code, digest_model
-from validators.engines import BuildSettings, Engine, ShapeRange
 from validators.errors import CandidateRefused
+from validators.job.candidate_name import GPU_TARGETS, Candidate, Target, decode
 from validators.providers import CPU_PROVIDER, GPU_PROVIDERS, TENSORRT
-from validators.recipe import GPU_TARGETS, Candidate, Target, decode
-from validators.records import Gpu, SessionSettings, Variant
+from validators.records.engines import BuildSettings, Engine, ShapeRange
+from validators.records.run import Gpu, SessionSettings, Variant
+from validators.samples.datasets import Arrays
 
 MAKER_CODE = digest_code([Path(part.__path__[0]) for part in (tasks.ptq, tasks.runtimes)])
 # The name of the source at its own precision among the candidates.
@@ -109,7 +109,7 @@ class Workshop:
         import onnxruntime
 
         if provider == TENSORRT:
-            from tasks.runtimes.engines import available
+            from tasks.runtimes.engines.build import available
 
             here = self.gpu is not None and bool(available().runtimes)
         else:
@@ -123,7 +123,7 @@ class Workshop:
             )
 
     def _engine(self, variant: Variant) -> Engine:
-        from tasks.runtimes.engines import build_engine
+        from tasks.runtimes.engines.build import build_engine
 
         build = BuildSettings(profile=profile_of(self.bundle))
 

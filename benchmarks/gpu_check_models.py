@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from tasks.measure.inventory import usable_cores
 from validators.providers import CPU_PROVIDER
-from validators.records import SessionSettings
+from validators.records.run import SessionSettings
 
 Arrays = Mapping[str, NDArray[Any]]
 IMAGES = 500

@@ -12,7 +12,7 @@ from gpu_check_record import REFUSED
 from gpu_check_session import CONFIDENCE, PYTORCH, Check, accuracy, achieved, interval
 from gpu_check_torch import MODES, Launch, measure_launch, rows_of_module
 
-from tasks.measure.latency_ratio import ratio_estimate
+from tasks.measure.latency.ratio import ratio_estimate
 
 HALF = "fp16"
 

@@ -20,7 +20,7 @@ from gpu_check_session import CEILINGS, PYTORCH, Check, Options, refusal, told
 from tasks.measure.inventory import take_inventory
 from tasks.storage.store import Store
 from validators.errors import QuantgateError
-from validators.recipe import Target
+from validators.job.candidate_name import Target
 
 # What a rehearsal runs on: a processor takes minutes for a figure that says nothing.
 REHEARSED_BATCHES = 2

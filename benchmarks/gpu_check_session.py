@@ -15,9 +15,9 @@ from gpu_check_inspect import METRICS
 from gpu_check_make import Reference, Workshop
 from gpu_check_record import REFUSED, Results
 
-from tasks.measure.drops import estimate_drop
+from tasks.measure.metrics.drops import estimate_drop
 from validators.errors import QuantgateError
-from validators.measurements import Estimate
+from validators.records.measurements import Estimate
 
 CEILINGS, PYTORCH = "ceilings", "pytorch"
 CONFIDENCE = 0.95

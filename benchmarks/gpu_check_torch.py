@@ -14,9 +14,9 @@ from gpu_check_bundle import Bundle
 from gpu_check_inspect import METRICS
 from numpy.typing import NDArray
 
-from tasks.measure.perplexity import score_batches
-from tasks.ptq.graph import to_array
-from validators.datasets import TensorSpec
+from tasks.measure.metrics.perplexity import score_batches
+from tasks.ptq.graph.edits import to_array
+from validators.samples.datasets import TensorSpec
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

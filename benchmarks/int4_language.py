@@ -27,12 +27,12 @@ import typer
 
 from tasks.demo.language import language_pool, open_scorer, window_losses
 from tasks.measure.inventory import usable_cores
-from tasks.measure.perplexity import perplexity
-from tasks.ptq.grams import Gram, collect_grams
-from tasks.ptq.sites import tensors_to_collect
-from tasks.ptq.tied import TableBits
-from tasks.ptq.weight_only import quantize_weights
-from validators.recipe import WeightMethod
+from tasks.measure.metrics.perplexity import perplexity
+from tasks.ptq.calibrate.grams import Gram, collect_grams
+from tasks.ptq.eight_bit.tied import TableBits
+from tasks.ptq.weight_only.matmul_nbits import quantize_weights
+from tasks.ptq.weight_only.sites import tensors_to_collect
+from validators.job.candidate_name import WeightMethod
 
 MODEL, WINDOWS_FILE, CALIBRATION_FILE = "language.onnx", "evaluation.npy", "calibration.npy"
 RESULTS = Path(__file__).parent / "results" / "int4_language.json"

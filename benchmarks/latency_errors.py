@@ -23,11 +23,11 @@ from calibration_figures import save, share
 from onnx import TensorProto, helper, numpy_helper
 
 from tasks.measure.inventory import usable_cores
-from tasks.measure.latency import compare_latency
-from tasks.measure.latency_process import Contestant, Worker, save_requests
-from validators.job_measurement import Measurement
-from validators.latencies import Latency
-from validators.records import SessionSettings
+from tasks.measure.latency.compare import compare_latency
+from tasks.measure.latency.process import Contestant, Worker, save_requests
+from validators.job.job_measurement import Measurement
+from validators.records.latencies import Latency
+from validators.records.run import SessionSettings
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 RESULTS = Path(__file__).parent / "results"

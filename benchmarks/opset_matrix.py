@@ -30,23 +30,23 @@ from calibration_figures import save  # noqa: E402  # from the folders that the 
 from exported_models import LABELS, LENGTH, SIDE, TOKENS, cnn, lstm, transformer  # noqa: E402
 from real_builds import build  # noqa: E402
 
-from tasks.clock import Clock  # noqa: E402
-from tasks.context import Evidence, Given, Run  # noqa: E402
-from tasks.make_candidate import materials_of  # noqa: E402
-from tasks.ptq.make import Materials, make_variant  # noqa: E402
+from tasks.evidence.resolve_source import resolve_source  # noqa: E402
+from tasks.evidence.target_inventory import take_inventory  # noqa: E402
+from tasks.ptq.build_variant import Materials, make_variant  # noqa: E402
 from tasks.ptq.sessions import session_settings  # noqa: E402
-from tasks.resolve_source import resolve_source  # noqa: E402
-from tasks.runtimes.engines import available  # noqa: E402
+from tasks.run.clock import Clock  # noqa: E402
+from tasks.run.context import Evidence, Given, Run  # noqa: E402
+from tasks.runtimes.engines.build import available  # noqa: E402
 from tasks.runtimes.ort import describe_inputs, describe_outputs, open_session, run_outputs  # noqa: E402
 from tasks.storage.locks import FolderLocks  # noqa: E402
 from tasks.storage.store import Store  # noqa: E402
-from tasks.take_inventory import take_inventory  # noqa: E402
-from validators.datasets import Arrays, load_samples  # noqa: E402
+from tasks.trials.make_candidate import materials_of  # noqa: E402
 from validators.errors import CandidateRefused  # noqa: E402
-from validators.onnx_graph import RULES, lint, opset_of  # noqa: E402
-from validators.read_job import parse_job  # noqa: E402
-from validators.recipe import DEFAULT_CANDIDATES, Candidate, Target, decode  # noqa: E402
-from validators.records import SessionSettings  # noqa: E402
+from validators.graph.source_graph import RULES, lint, opset_of  # noqa: E402
+from validators.job.candidate_name import DEFAULT_CANDIDATES, Candidate, Target, decode  # noqa: E402
+from validators.job.read_job import parse_job  # noqa: E402
+from validators.records.run import SessionSettings  # noqa: E402
+from validators.samples.datasets import Arrays, load_samples  # noqa: E402
 
 RESULTS = HERE / "results"
 MODELS: dict[str, Callable[[Path, int], Path]] = {"transformer": transformer, "cnn": cnn, "lstm": lstm}

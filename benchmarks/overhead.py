@@ -98,7 +98,7 @@ def _by_command(state: Path, job: Path, root: Path) -> dict[str, float]:
     result = root / "result.json"
     _forget(state)
     started = time.monotonic()
-    command = [sys.executable, "-m", "flows.cli", "run", str(job), "--result", str(result)]
+    command = [sys.executable, "-m", "flows.cli.app", "run", str(job), "--result", str(result)]
     subprocess.run(command, env=environment(state), check=True, capture_output=True)
     return _seconds(time.monotonic() - started, json.loads(result.read_text())["seconds"])
 
@@ -113,7 +113,7 @@ def _start(service: Stack) -> None:
     service.start_prefect()
     service.start_mlflow()
     subprocess.run(
-        [sys.executable, "-m", "flows.cli", "deploy"], env=service.settings(), check=True, capture_output=True
+        [sys.executable, "-m", "flows.cli.app", "deploy"], env=service.settings(), check=True, capture_output=True
     )
     service.start_python("worker", "prefect", "worker", "start", "--pool", "quantgate", "--limit", "1")
     wait_until(lambda: "started!" in service.said("worker"), service.processes["worker"])
@@ -121,7 +121,7 @@ def _start(service: Stack) -> None:
 
 def _by_deployment(service: Stack, job: Path) -> dict[str, float]:
     """A run of the deployment, from being asked for to its end, as the server saw it."""
-    from validators.read_job import read_job
+    from validators.job.read_job import read_job
 
     _forget(service.state)
     deployment = service.ask("/deployments/name/quantize/on-demand", method="GET")["id"]

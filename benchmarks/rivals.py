@@ -13,7 +13,7 @@ import numpy as np
 from onnxruntime.quantization import QuantType, quant_pre_process, quantize_dynamic, quantize_static
 from onnxruntime.quantization.calibrate import CalibrationDataReader
 
-from validators.datasets import Arrays
+from validators.samples.datasets import Arrays
 
 Batches = Sequence[Arrays]
 

@@ -131,7 +131,7 @@ def _watched(root: Path, name: str, extra: dict[str, Any]) -> dict[str, Any]:
         "code": str(root),
     } | extra
     path = write_job(root / f"{name}.yaml", job)
-    command = [sys.executable, "-m", "flows.cli", "run", str(path), "--result", str(result)]
+    command = [sys.executable, "-m", "flows.cli.app", "run", str(path), "--result", str(result)]
     allowed = {"QUANTGATE_ALLOWED_HOOKS": f"pixels:pixel_accuracy@{root}"}
     with (root / "said").open("w+") as said:
         process = subprocess.Popen(command, env=environment(state, **allowed), stdout=said, stderr=said)

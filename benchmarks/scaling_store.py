@@ -15,7 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tasks.settings import state_folder, store_place
+from tasks.run.settings import state_folder, store_place
 from tasks.storage.places import open_store
 from tasks.storage.store import Store
 

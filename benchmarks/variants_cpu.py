@@ -20,7 +20,7 @@ import numpy as np
 import typer
 from calibration_figures import save
 
-from tasks.settings import prepare_environment, state_folder
+from tasks.run.settings import prepare_environment, state_folder
 
 RESULTS = Path(__file__).parent / "results"
 

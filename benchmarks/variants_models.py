@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import yaml
 
-from flows.demo import prepare_demo
-from validators.job import Confirmation, Job
-from validators.read_job import parse_job, read_job
+from flows.cli.demo import prepare_demo
+from validators.job.job import Confirmation, Job
+from validators.job.read_job import parse_job, read_job
 
 LANGUAGE_WINDOWS = 16  # of 512 tokens
 LANGUAGE_CALIBRATION = 32

@@ -28,9 +28,9 @@ from verdict_errors_clusters import cell_of, cells, held_out_cells, judge_cluste
 from verdict_errors_draws import CONFIDENCE, KINDS, SKEWED
 from verdict_errors_figures import draw, print_cells, print_choices, print_methods
 
-from validators.accuracy_gates import judge_drop
-from validators.intervals import drop_interval
-from validators.job_gates import Gates
+from validators.gates.accuracy import judge_drop
+from validators.gates.intervals import drop_interval
+from validators.job.job_gates import Gates
 
 RESULTS = Path(__file__).parent / "results"
 TOLERANCE = 0.02

@@ -9,16 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 from verdict_errors_draws import CONFIDENCE, flips
 
-from tasks.measure.latency_ratio import ratio_estimate
-from validators.accuracy_gates import judge_drop
-from validators.datasets import Samples
-from validators.gates import bounded, confidence_of_each
-from validators.intervals import drop_interval
-from validators.job import Confirmation
-from validators.job_gates import Gates
-from validators.records import DataFile
-from validators.split import confirmation_mask
-from validators.verdicts import Verdict
+from tasks.measure.latency.ratio import ratio_estimate
+from validators.gates.accuracy import judge_drop
+from validators.gates.intervals import drop_interval
+from validators.gates.verdict_rules import bounded, confidence_of_each
+from validators.job.job import Confirmation
+from validators.job.job_gates import Gates
+from validators.records.run import DataFile
+from validators.records.verdicts import Verdict
+from validators.samples.confirmation_split import confirmation_mask
+from validators.samples.datasets import Samples
 
 CANDIDATES, SAMPLES, FLIPS = 20, 2000, 0.05
 BOUND = 1.05

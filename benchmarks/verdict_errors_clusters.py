@@ -10,11 +10,11 @@ from calibration_figures import share
 from numpy.typing import NDArray
 from verdict_errors_draws import CONFIDENCE, Floats, error_rate_drop, error_rates, few_change, flips, squared_errors
 
-from validators.accuracy_gates import judge_drop
-from validators.clusters import clustered_drop_interval
-from validators.intervals import Clusters, drop_interval, paired_interval
-from validators.job_gates import Gates
-from validators.measurements import Estimate
+from validators.gates.accuracy import judge_drop
+from validators.gates.clusters import clustered_drop_interval
+from validators.gates.intervals import Clusters, drop_interval, paired_interval
+from validators.job.job_gates import Gates
+from validators.records.measurements import Estimate
 
 TOLERANCE = 0.02
 # Rows of one draw with this true drop: drops of shape (n,), or rows before and after of shape (n, 2).

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from validators.intervals import drop_interval, paired_interval
-from validators.measurements import Estimate
+from validators.gates.intervals import drop_interval, paired_interval
+from validators.records.measurements import Estimate
 
 Floats = NDArray[np.float64]
 # An estimate of the drop with its method, from so many samples with this true drop.

@@ -14,13 +14,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from validators.datasets import Samples
-from validators.job_data import CalibrationBounds
-from validators.job_watch import Watch
-from validators.model_view import Embeddings, ModelView
-from validators.records import DataFile
-from validators.watch import DRIFT_BY_CHANCE, Memory, Signal, find_alarms, remember, weigh
-from validators.watch_drift import find_drift
+from tasks.watch.drift import find_drift
+from tasks.watch.evidence import DRIFT_BY_CHANCE, Memory, Signal, find_alarms, remember, weigh
+from validators.calibration.model_view import Embeddings, ModelView
+from validators.job.job_data import CalibrationBounds
+from validators.job.job_watch import Watch
+from validators.records.run import DataFile
+from validators.samples.datasets import Samples
 
 WATCHES, LOOKS, SAMPLES = 400, 1000, 200
 FEATURES, HIDDEN, CLASSES = 64, 128, 4

@@ -10,36 +10,36 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 from prefect.task_runners import ThreadPoolTaskRunner
 
-from tasks.conclude import Findings, conclude, conclude_validation
-from tasks.context import Given, Run, log, start_run
-from tasks.dispatch import at_target, inventory_of_target, try_candidates
-from tasks.gather import merge_copies, trial_of
-from tasks.judge import judge_trials
-from tasks.judge_calibration import judge_calibration_data
-from tasks.load_data import load_data
-from tasks.make_candidate import make_candidate
-from tasks.measure_champion import judge_device, look_up_champion, warn_of_device
-from tasks.measure_latency import measure_latency
-from tasks.measure_saturation import measure_saturation
-from tasks.ptq.graph import model_bytes
-from tasks.record import close_run, record_evidence, record_trials, recorded
-from tasks.redact import shielded
-from tasks.registry import warn_of_local_locks
-from tasks.report import publish_report
-from tasks.resolve_source import resolve_source
-from tasks.settings import hands_to_workers
-from tasks.sign_off import check_approval, sign_off
-from tasks.status import Kept, keep_status
-from tasks.suggest_calibration import Suggestion, suggest_calibration_data
-from tasks.turn import turn_of
-from tasks.worker_steps import BASELINE, BESIDE_FP16, CHAMPION, CONFIRMATION, OWN_STEP, PROMOTION, RECOVERY
-from validators.approval import Approval
+from tasks.champion.ask_approval import check_approval, sign_off
+from tasks.champion.compare_champion import judge_device, look_up_champion, warn_of_device
+from tasks.evidence.judge_calibration import judge_calibration_data
+from tasks.evidence.load_data import load_data
+from tasks.evidence.resolve_source import resolve_source
+from tasks.evidence.suggest_calibration import Suggestion, suggest_calibration_data
+from tasks.ptq.graph.edits import model_bytes
+from tasks.records.publish_report import publish_report
+from tasks.records.result_document import Findings, conclude, conclude_validation
+from tasks.records.run_record import close_run, record_evidence, record_trials, recorded
+from tasks.registry.mlflow_registry import warn_of_local_locks
+from tasks.registry.source_status import Kept, keep_status
+from tasks.run.context import Given, Run, log, start_run
+from tasks.run.exclusive_run import turn_of
+from tasks.run.log_redaction import shielded
+from tasks.run.settings import hands_to_workers
+from tasks.trials.gather import merge_copies, trial_of
+from tasks.trials.judge import judge_trials
+from tasks.trials.make_candidate import make_candidate
+from tasks.trials.measure_latency import measure_latency
+from tasks.trials.measure_saturation import measure_saturation
+from tasks.workers.dispatch import at_target, inventory_of_target, try_candidates
+from tasks.workers.steps import BASELINE, BESIDE_FP16, CHAMPION, CONFIRMATION, OWN_STEP, PROMOTION, RECOVERY
 from validators.errors import ChampionMoved
-from validators.job import Job
-from validators.measurements import Accuracy
-from validators.recipe import decode
-from validators.records import Inventory, Trial
-from validators.result import Result
+from validators.gates.approval import Approval
+from validators.job.candidate_name import decode
+from validators.job.job import Job
+from validators.records.measurements import Accuracy
+from validators.records.result import Result
+from validators.records.run import Inventory, Trial
 
 # Two candidates at a time, with half of the threads each: quantizers compute on one core.
 CANDIDATES_AT_A_TIME = 2

@@ -8,9 +8,9 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed
 from pydantic import Field
 
-from tasks.retention import Kept, delete_all, list_kept
-from tasks.retention_report import publish_kept, tell_kept
-from validators.retention import Policy
+from tasks.service.registry_retention import Kept, delete_all, list_kept
+from tasks.service.retention_policy import Policy
+from tasks.service.retention_report import publish_kept, tell_kept
 
 Versions = Annotated[int, Field(ge=1, le=10_000, description="Newest versions that are kept of each model and target.")]
 Days = Annotated[int, Field(ge=1, le=36_500, description="Nothing goes that was made, or last used, in so many days.")]

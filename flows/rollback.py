@@ -10,8 +10,8 @@ from prefect.runtime import flow_run
 from prefect.states import Completed
 from pydantic import Field
 
-from tasks.rollback import Rollback, roll_back_step
-from validators.recipe import Target
+from tasks.champion.rollback import Rollback, roll_back_step
+from validators.job.candidate_name import Target
 
 
 @flow(name="rollback", flow_run_name="{model} on {target}")

@@ -8,8 +8,8 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 from pydantic import Field
 
-from tasks.watch import look, watched_jobs
-from validators.watch import Looked
+from tasks.watch.evidence import Looked
+from tasks.watch.watch import look, watched_jobs
 
 JobName = Annotated[
     str | None, Field(description="Name of a job file in QUANTGATE_JOBS, without its suffix; all of them when empty.")

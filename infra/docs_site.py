@@ -1,7 +1,7 @@
 """What MkDocs calls while it builds the site (`hooks` in mkdocs.yml).
 
-It adds the reference pages that the code writes (`flows/reference.py`), and the pages that lie beside docs/: on disk a page
-links them by their place in the repository, `../benchmarks/README.md`, in the site by their place there.
+It adds the reference pages that the code writes (`flows/docs/reference.py`), and the pages beside docs/: on disk a page links
+them by their place in the repository, `../benchmarks/README.md`, in the site by their place there.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
-from flows.reference import PAGES
+from flows.docs.reference import PAGES
 
 ROOT = Path(__file__).parents[1]
 # In the site under the same path as in the repository, where docs/ is the root.

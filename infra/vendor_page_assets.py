@@ -13,7 +13,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-FOLDER = Path(__file__).parents[1] / "validators" / "page_assets"
+FOLDER = Path(__file__).parents[1] / "validators" / "calibration" / "page_assets"
 
 
 @dataclass(frozen=True)
@@ -77,9 +77,9 @@ PACKAGES = (
 README = """# What the Data Docs pages link
 
 Great Expectations writes pages that load styles, scripts and an icon font from elsewhere. These files stand in for them, so
-that a page can be read with no network; `validators/offline_pages.py` copies them into each site and points the pages at them.
-They are what their authors published, unchanged; `python infra/vendor_page_assets.py` fetches them again and writes this table.
-`page.css` is ours.
+that a page can be read with no network; `validators/calibration/offline_pages.py` copies them into each site and points the
+pages at them. They are what their authors published, unchanged; `python infra/vendor_page_assets.py` fetches them again and
+writes this table. `page.css` is ours.
 
 Two files that the pages link are left out. popper.js places drop-down menus and tooltips, and the pages have none of
 Bootstrap's. bootstrap-dark recolours the pages on a dark desktop, where the charts, which are transparent, could not be read.

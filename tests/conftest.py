@@ -13,10 +13,10 @@ from hypothesis import HealthCheck, settings
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from tasks.ptq.calibration import calibrate
-from tasks.ptq.qdq import Report, quantize_qdq
-from tasks.ptq.range_methods import Range
-from validators.datasets import TensorSpec, load_samples
+from tasks.ptq.calibrate.calibration import calibrate
+from tasks.ptq.calibrate.range_methods import Range
+from tasks.ptq.eight_bit.qdq import Report, quantize_qdq
+from validators.samples.datasets import TensorSpec, load_samples
 
 FEATURES, HIDDEN, CLASSES = 64, 128, 4
 # How long an example takes is a matter of what else the machine does.

@@ -40,7 +40,7 @@ class Service:
         self._run("-c", _REGISTER, str(model), *names)
         # The deployments are made, whatever else the command may have to complain of.
         self.command("deploy")
-        worker = self.stack.start_python("worker", "flows.cli", "worker")
+        worker = self.stack.start_python("worker", "flows.cli.app", "worker")
         wait_until(lambda: "started!" in self.stack.said("worker"), worker)
 
     @property
@@ -50,7 +50,7 @@ class Service:
 
     def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """A command of quantgate's."""
-        command = [sys.executable, "-m", "flows.cli", *arguments]
+        command = [sys.executable, "-m", "flows.cli.app", *arguments]
         return subprocess.run(command, env=self.stack.settings(), capture_output=True, text=True, check=False)
 
     def _run(self, *arguments: str) -> None:

@@ -24,7 +24,7 @@ class Block:
 @cache
 def pages() -> dict[str, str]:
     """The markdown of every page by its path in the repository, those that the code writes under `docs/reference/`."""
-    from flows.reference import PAGES
+    from flows.docs.reference import PAGES
 
     files = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md")]
     files += sorted((ROOT / "docs").rglob("*.md"))

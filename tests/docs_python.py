@@ -73,7 +73,7 @@ PREPARED: dict[str, tuple[str, str]] = {
     """,
         """
     assert mlflow.MlflowClient().get_model_version("fraud", "1").status == "READY"
-    from validators.datasets import TensorSpec, load_samples
+    from validators.samples.datasets import TensorSpec, load_samples
     for name, count in (("calibration", 200), ("evaluation", 800)):
         spec = (TensorSpec("x", "float32", ("n", 64)),)
         samples = load_samples(Path(f"{name}.npz"), spec, label="label", role=name)
@@ -90,7 +90,7 @@ PREPARED: dict[str, tuple[str, str]] = {
     "docs/own-metric.md": (
         "",
         """
-    from tasks.measure.user_metric import user_metric
+    from tasks.measure.metrics.user_metric import user_metric
     metric = user_metric("costs:cost_of_errors", cost_of_errors, higher_is_better=False, version="")
     outputs, labels = np.eye(2)[[0, 1, 0, 1]], np.array([0, 1, 1, 0])
     assert metric.rows(outputs, labels, None)[:, 0].tolist() == [0.0, 0.0, 10.0, 1.0]
@@ -98,8 +98,8 @@ PREPARED: dict[str, tuple[str, str]] = {
     ),
     "docs/read-a-verdict.md": (
         """
-    from validators.result import CandidateResult, Result, SecondsResult
-    from validators.verdicts import Verdict
+    from validators.records.result import CandidateResult, Result, SecondsResult
+    from validators.records.verdicts import Verdict
     measured = dict.fromkeys(CandidateResult.model_fields)
     verdicts = [
         Verdict("drop", "fail", 0.03, 0.02, "at_most", reason="beyond the bound"),

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from flows.cli import app
+from flows.cli.app import app
 
 
 def answer(call: dict[str, Any], result: Path) -> int:
@@ -39,8 +39,8 @@ def answer(call: dict[str, Any], result: Path) -> int:
 
 def tag_champion(model: str, tag: str, value: str) -> None:
     """Change a tag of a model's champion for ort-cpu."""
-    from tasks.registry import connect
-    from tasks.settings import state_folder, tracking_uri
+    from tasks.registry.mlflow_registry import connect
+    from tasks.run.settings import state_folder, tracking_uri
 
     with connect(tracking_uri(state_folder())) as client:
         version = client.get_model_version_by_alias(model, "champion-ort-cpu").version

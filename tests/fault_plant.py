@@ -50,7 +50,7 @@ class Plant:
         self.stack.start_prefect()
         self.gate = Gate(free_port(), self.stack.port("mlflow"))
         self.log_model()
-        self.stack.start_python("deploy", "flows.cli", "deploy", **self.settings())
+        self.stack.start_python("deploy", "flows.cli.app", "deploy", **self.settings())
         assert self.stack.processes.pop("deploy").wait(180) in (0, 1), self.stack.said("deploy")
         # A watch that comes by its schedule would work beside a case, and hold a slot at its end.
         for one in self.stack.ask("/deployments/filter"):
@@ -62,7 +62,7 @@ class Plant:
         """A worker of the runs."""
         log = self.stack.root / f"{WORKER}.log"
         before = len(self.stack.said(WORKER)) if log.exists() else 0
-        process = self.stack.start_python(WORKER, "flows.cli", "worker", **self.settings())
+        process = self.stack.start_python(WORKER, "flows.cli.app", "worker", **self.settings())
         wait_until(lambda: "started!" in self.stack.said(WORKER)[before:], process)
 
     def start_target_worker(self, name: str) -> None:
@@ -70,7 +70,7 @@ class Plant:
         places = {"QUANTGATE_STATE": str(self.state(name)), "QUANTGATE_STORE": self.shared_store(name)}
         log = self.stack.root / f"{TARGET_WORKER}.log"
         before = len(self.stack.said(TARGET_WORKER)) if log.exists() else 0
-        arguments = ("flows.cli", "worker", "--target", TARGET)
+        arguments = ("flows.cli.app", "worker", "--target", TARGET)
         process = self.stack.start_python(TARGET_WORKER, *arguments, **self.settings(), **places)
         wait_until(lambda: "started!" in self.stack.said(TARGET_WORKER)[before:], process)
 

@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 
-from tasks.processes import die_with_parent
+from tasks.service.processes import die_with_parent
 
 
 def main(database: str, artifacts: str, port: int) -> None:

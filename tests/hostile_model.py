@@ -12,7 +12,7 @@ import mlflow
 import torch
 from user import torch_model
 
-from tasks.settings import artifact_location, state_folder, tracking_uri
+from tasks.run.settings import artifact_location, state_folder, tracking_uri
 
 LOOK = """
 import json, os, resource

@@ -20,21 +20,21 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tasks.measure.activations import open_tapped, view_samples
 from tasks.measure.taps import find_taps
-from tasks.ptq.calibration import calibrate
-from tasks.ptq.grams import Gram, collect_grams
-from tasks.ptq.graph import gather_weights
-from tasks.ptq.make import Materials, make_variant, quantize_int8
-from tasks.ptq.prepare import prepare_graph
-from tasks.ptq.qdq import Report
+from tasks.ptq.build_variant import Materials, make_variant, quantize_int8
+from tasks.ptq.calibrate.calibration import calibrate
+from tasks.ptq.calibrate.grams import Gram, collect_grams
+from tasks.ptq.eight_bit.qdq import Report
+from tasks.ptq.eight_bit.smooth import SmoothedGraph, read_channels, smooth
+from tasks.ptq.graph.edits import gather_weights
+from tasks.ptq.graph.prepare import prepare_graph
 from tasks.ptq.sensitivity import Sensitivity, find_parts, rank_parts
-from tasks.ptq.sites import tensors_to_collect
-from tasks.ptq.smooth import SmoothedGraph, read_channels, smooth
+from tasks.ptq.weight_only.sites import tensors_to_collect
 from tasks.runtimes.coverage import measure_coverage
-from validators.datasets import Arrays, Samples
-from validators.libraries import Libraries
-from validators.onnx_graph import check_source_graph
-from validators.recipe import Candidate, decode
-from validators.records import DataFile, SessionSettings, Variant
+from validators.graph.source_graph import check_source_graph
+from validators.job.candidate_name import Candidate, decode
+from validators.records.libraries import Libraries
+from validators.records.run import DataFile, SessionSettings, Variant
+from validators.samples.datasets import Arrays, Samples
 
 FLOAT, HALF = TensorProto.FLOAT, TensorProto.FLOAT16
 node = helper.make_node

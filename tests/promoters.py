@@ -31,7 +31,7 @@ import onnxruntime
 from databases import lend_mlflow
 from onnx import TensorProto, helper, numpy_helper
 
-from tasks.settings import prepare_environment
+from tasks.run.settings import prepare_environment
 
 NAME, TARGET = "m-quantized", "ort-cpu"
 WRITES = (
@@ -65,9 +65,9 @@ def pack(folder: Path, factor: float) -> Packed:
     import mlflow
     from mlflow.models import infer_signature
 
-    from tasks.lineage import hardware_of
+    from tasks.champion.manifest import hardware_of
+    from tasks.champion.promote import CONSUMER
     from tasks.measure.inventory import take_inventory
-    from tasks.promote import CONSUMER
     from validators.digests import digest_file
 
     described = folder / f"variant-{factor}"
@@ -98,10 +98,10 @@ def pack(folder: Path, factor: float) -> Packed:
 
 def promote(root: Path, packed: Packed, judged_against: str | None, uri: str = "") -> str:
     """Promote a variant in the registry of a folder, or of a server to which it is uploaded, as the step of a run does."""
-    from tasks.champions import Place
-    from tasks.check_version import check_answer
-    from tasks.promote_version import Offer, promote_version
-    from tasks.registry import connect
+    from tasks.champion.promote_version import Offer, promote_version
+    from tasks.champion.readback import check_answer
+    from tasks.registry.champion_slot import Place
+    from tasks.registry.mlflow_registry import connect
     from tasks.storage.locks import FolderLocks
 
     offer = Offer(
@@ -119,7 +119,7 @@ def uploaded(packed: Packed) -> str:
     """The URI of the variant, logged as a run logs it."""
     import mlflow
 
-    from tasks.promote import CONSUMER
+    from tasks.champion.promote import CONSUMER
 
     described = packed.path.with_name(f"variant-{packed.factor}")
     artifacts = {"variant": str(described / "variant"), "manifest": str(described / "manifest.json")}
@@ -137,9 +137,9 @@ def uploaded(packed: Packed) -> str:
 
 def retry(root: Path, packed: Packed) -> None:
     """What the run that comes after a crash does: look the champion up, compare, promote; once."""
-    from tasks.champions import Place, champion_at
-    from tasks.promote_reconcile import reconcile
-    from tasks.registry import connect
+    from tasks.champion.reconcile import reconcile
+    from tasks.registry.champion_slot import Place, champion_at
+    from tasks.registry.mlflow_registry import connect
     from tasks.storage.locks import FolderLocks
 
     place = Place(NAME, TARGET)

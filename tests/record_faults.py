@@ -28,7 +28,7 @@ from recorder import CANDIDATES
 from registry_gate import Gate, Request
 from stack import READY_SECONDS, Stack, answers, free_port, listens, wait_until
 
-from tasks.processes import die_with_parent
+from tasks.service.processes import die_with_parent
 
 Struck = Literal["parent", "candidate"]
 # Keeps a core busy for at most half an hour.

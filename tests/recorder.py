@@ -10,7 +10,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from tasks.settings import prepare_environment, state_folder
+from tasks.run.settings import prepare_environment, state_folder
 
 # Before MLflow and Prefect are imported, which read it then.
 prepare_environment(state_folder())
@@ -19,10 +19,10 @@ import numpy as np  # noqa: E402  # after what must come first
 from prefect import flow  # noqa: E402  # after what must come first
 from report_data import BARE, JOB, TRIALS, with_samples  # noqa: E402  # after what must come first
 
-from tasks.context import start_run  # noqa: E402  # after what must come first
-from tasks.embedded_server import on_server, start_server  # noqa: E402  # after what must come first
-from tasks.record import close_run, record_trials, recorded  # noqa: E402  # after what must come first
-from validators.records import Trial  # noqa: E402  # after what must come first
+from tasks.records.run_record import close_run, record_trials, recorded  # noqa: E402  # after what must come first
+from tasks.run.context import start_run  # noqa: E402  # after what must come first
+from tasks.service.embedded_server import on_server, start_server  # noqa: E402  # after what must come first
+from validators.records.run import Trial  # noqa: E402  # after what must come first
 
 CANDIDATES = 4
 

@@ -10,14 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from validators import records
-from validators.job import Job
-from validators.job_data import Data
-from validators.latencies import Latency
-from validators.measurements import Estimate, Product
-from validators.records import CalibrationVerdict, Check, SessionSettings, Trial, Variant
-from validators.recovery import RankedPart, Recovery
-from validators.result import (
+from validators.job.job import Job
+from validators.job.job_data import Data
+from validators.records import run as records
+from validators.records.latencies import Latency
+from validators.records.measurements import Estimate, Product
+from validators.records.recovery import RankedPart, Recovery
+from validators.records.result import (
     BaselineResult,
     CalibrationResult,
     CandidateResult,
@@ -30,7 +29,8 @@ from validators.result import (
     SliceResult,
     SourceResult,
 )
-from validators.verdicts import Verdict
+from validators.records.run import CalibrationVerdict, Check, SessionSettings, Trial, Variant
+from validators.records.verdicts import Verdict
 
 EVIL = "<script>alert(1)</script>"
 VOID = {"meta", "br", "hr", "img", "link", "input"}

@@ -16,7 +16,7 @@ from typing import Any
 
 from promoters import TARGET, Packed, ended, fork, kill, left, move, plant, prepare, promote, refuse
 
-from tasks.settings import prepare_environment
+from tasks.run.settings import prepare_environment
 
 
 def told(folder: Path, step: str, act: Callable[[], Any]) -> None:
@@ -47,7 +47,7 @@ def marks(folder: Path) -> dict[int, Any]:
 
 def back(to: int | None = None, model: str = "m", **options: Any) -> Any:
     """Roll back."""
-    from tasks.rollback import roll_back
+    from tasks.champion.rollback import roll_back
 
     return roll_back(model, TARGET, to, **options)
 
@@ -56,13 +56,13 @@ def watch_rolls_back(champion: str, predecessor: str) -> str:
     """Act on an alarm that the watch raised about `champion`, whichever version is the champion by now."""
     from types import SimpleNamespace
 
-    from tasks.champions import Place
-    from tasks.watch_act import act
-    from tasks.watch_champion import Lineage
-    from tasks.watch_record import Trend
-    from tasks.watch_traffic import Seen
-    from validators.records import Champion
-    from validators.watch import Alarm, Decision, Memory
+    from tasks.registry.champion_slot import Place
+    from tasks.watch.act import act
+    from tasks.watch.evidence import Alarm, Decision, Memory
+    from tasks.watch.subject import Lineage
+    from tasks.watch.traffic import Seen
+    from tasks.watch.trend import Trend
+    from validators.records.run import Champion
 
     place = Place("m-quantized", TARGET)
     about = Champion(place.name, champion, place.alias, "digest", "source", "int8", champion)

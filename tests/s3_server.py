@@ -12,7 +12,7 @@ from stack import BUCKET, S3_KEY, S3_SECRET, Stack
 
 from tasks.storage.s3 import S3
 from tasks.storage.s3_retry import Patience
-from validators.s3_uris import S3Uri
+from validators.untrusted.s3_uris import S3Uri
 
 # The least that S3 takes as a part.
 PART_BYTES = 5 * 2**20

@@ -25,7 +25,7 @@ from typing import Any
 from databases import lend_mlflow, lend_prefect
 from driving import environment
 
-from tasks.processes import die_with_parent
+from tasks.service.processes import die_with_parent
 
 READY_SECONDS = 180.0
 S3_KEY, S3_SECRET, BUCKET = "quantgate-test", "quantgate-test-secret", "quantgate"

@@ -14,9 +14,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tasks.measure.activations import Counts, Ranges, describe_clipping, open_tapped, view_samples
 from tasks.measure.taps import Tap, Taps, find_taps, taps_of
-from validators.datasets import Samples
 from validators.errors import JobError
-from validators.records import DataFile, SessionSettings
+from validators.records.run import DataFile, SessionSettings
+from validators.samples.datasets import Samples
 
 SETTINGS = SessionSettings("CPUExecutionProvider", 1)
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from tasks.ptq.affine import (
+from tasks.ptq.eight_bit.affine import (
     BIAS_LIMIT,
     ActivationType,
     WeightBits,

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 from conftest import Tiny
 
-from tasks.measure.latency_process import Contestant, Worker
-from tasks.measure.user_code import load_function
+from tasks.measure.latency.process import Contestant, Worker
+from tasks.measure.metrics.user_code import load_function
 from tasks.runtimes.libraries import find_library
-from validators.allowed import check_hook, check_library, may_unpickle
 from validators.errors import CandidateRefused, JobError
-from validators.job_data import OperatorLibrary
-from validators.job_measurement import Measurement
-from validators.records import SessionSettings
+from validators.job.job_data import OperatorLibrary
+from validators.job.job_measurement import Measurement
+from validators.records.run import SessionSettings
+from validators.untrusted.operator_allowlist import check_hook, check_library, may_unpickle
 
 
 def plant(folder: Path, name: str = "mine") -> Path:

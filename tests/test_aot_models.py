@@ -20,19 +20,19 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 from tensorrt_rules import check_form, draw
 
-from tasks.ptq.calibration import calibrate
-from tasks.ptq.prepare import prepare_graph
+from tasks.ptq.calibrate.calibration import calibrate
+from tasks.ptq.graph.prepare import prepare_graph
 from tasks.ptq.tensorrt_forms import make_form
-from tasks.runtimes.engine_coverage import coverage_of_layers
-from tasks.runtimes.engines import available, build_engine, profile_of
+from tasks.runtimes.engines.build import available, build_engine, profile_of
+from tasks.runtimes.engines.coverage import coverage_of_layers
 from tasks.runtimes.ort import describe_inputs, open_session, run_batches
-from validators.datasets import Arrays, Samples
-from validators.engines import BuildSettings
-from validators.job_engines import Engines
-from validators.job_measurement import OperatingPoint
-from validators.measurements import Coverage
-from validators.recipe import DEFAULT_CANDIDATES, decode
-from validators.records import DataFile, SessionSettings
+from validators.job.candidate_name import DEFAULT_CANDIDATES, decode
+from validators.job.job_engines import Engines
+from validators.job.job_measurement import OperatingPoint
+from validators.records.engines import BuildSettings
+from validators.records.measurements import Coverage
+from validators.records.run import DataFile, SessionSettings
+from validators.samples.datasets import Arrays, Samples
 
 pytestmark = [
     pytest.mark.slow,

@@ -16,26 +16,26 @@ import pytest
 from conftest import CLASSES, FEATURES, Tiny
 from onnx import TensorProto, helper, numpy_helper
 
-from tasks import build_engine as step
-from tasks.build_engine import with_engine
-from tasks.clock import Clock
-from tasks.context import Evidence, Given, Run
-from tasks.lineage import manifest_of, runtime_requirements, variant_folder
-from tasks.make_candidate import refused
+from tasks.champion.manifest import manifest_of, runtime_requirements, variant_folder
 from tasks.measure.inventory import take_inventory
-from tasks.measure_baseline import baseline_variant
-from tasks.record_candidate import _files
+from tasks.records.candidate_record import _files
+from tasks.run.clock import Clock
+from tasks.run.context import Evidence, Given, Run
 from tasks.storage.locks import FolderLocks
 from tasks.storage.store import Store
-from validators.approval import ALWAYS_JUDGED, Approval, NotApproved
-from validators.datasets import TensorSpec, load_samples
+from tasks.trials import build_engine as step
+from tasks.trials.build_engine import with_engine
+from tasks.trials.make_candidate import refused
+from tasks.trials.measure_baseline import baseline_variant
 from validators.digests import digest_file, digest_model
-from validators.engines import BuildSettings, Engine, EngineManifest, Layer
 from validators.errors import CandidateRefused
+from validators.gates.approval import ALWAYS_JUDGED, Approval, NotApproved
+from validators.job.read_job import parse_job
 from validators.providers import CPU_PROVIDER, CUDA_PROVIDER, ORT_TENSORRT_PROVIDER, TENSORRT
-from validators.read_job import parse_job
-from validators.records import Gpu, Inventory, Proof, SessionSettings, Source, Trial, Variant
-from validators.verdicts import Verdict
+from validators.records.engines import BuildSettings, Engine, EngineManifest, Layer
+from validators.records.run import Gpu, Inventory, Proof, SessionSettings, Source, Trial, Variant
+from validators.records.verdicts import Verdict
+from validators.samples.datasets import TensorSpec, load_samples
 
 GPU = Gpu("NVIDIA H200", "GPU-1", "9.0", "580.95.05", 150_000_000_000)
 WITHOUT = take_inventory("ort-cpu")

@@ -18,14 +18,14 @@ import pandas as pd
 import pytest
 from numpy.typing import NDArray
 
-from validators.calibration_checks import DESCRIPTIONS, OPTIONAL, Result, Severity, describe_checks
-from validators.calibration_data import conclude, judge_calibration
-from validators.calibration_evidence import Evidence, Leaks, gather_evidence
-from validators.datasets import Arrays, Samples
-from validators.disjoint import MAX_REFERENCE_SAMPLES
+from validators.calibration.descriptions import DESCRIPTIONS, OPTIONAL, Result, Severity, describe_checks
+from validators.calibration.disjoint import MAX_REFERENCE_SAMPLES
+from validators.calibration.evidence import Evidence, Leaks, gather_evidence
+from validators.calibration.judge import conclude, judge_calibration
 from validators.errors import DataError
-from validators.job_data import CalibrationBounds
-from validators.records import CalibrationVerdict, Check, DataFile
+from validators.job.job_data import CalibrationBounds
+from validators.records.run import CalibrationVerdict, Check, DataFile
+from validators.samples.datasets import Arrays, Samples
 
 BOUNDS = CalibrationBounds()
 CLASSES = 10
@@ -233,7 +233,7 @@ def test_traffic_is_the_reference_and_evaluation_still_the_place_of_leaks(tmp_pa
 
 
 def test_a_fault_of_the_program_is_no_verdict_on_the_data(tmp_path: Path, verdicts: object) -> None:
-    from validators.checkpoint import run_checkpoint
+    from validators.calibration.gx_checkpoint import run_checkpoint
 
     evidence = gather_evidence(CLEAN, EVALUATION, None, None, BOUNDS, seed=7)
     with pytest.raises(RuntimeError, match=r"expect_column_to_follow_reference on pixels\.std"):
@@ -241,7 +241,7 @@ def test_a_fault_of_the_program_is_no_verdict_on_the_data(tmp_path: Path, verdic
 
 
 def test_threads_judge_one_after_the_other(tmp_path: Path, verdicts: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    from validators import checkpoint
+    from validators.calibration import gx_checkpoint as checkpoint
 
     run, inside, most, made = checkpoint.run_checkpoint, [0], [0], {}
 

@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 from tasks.demo.pools import Pool, image_pool, other_domain, text_pool
 from tasks.measure.activations import Watch, open_tapped, view_samples
 from tasks.measure.taps import find_taps
-from tasks.ptq.selection import choose_samples
-from validators.calibration_data import judge_calibration
-from validators.datasets import Samples, TensorSpec, load_samples
+from tasks.ptq.calibrate.selection import choose_samples
+from validators.calibration.judge import judge_calibration
+from validators.calibration.representation import measure_distances, project
 from validators.errors import DataError
-from validators.job_data import CalibrationBounds
-from validators.records import CalibrationVerdict, SessionSettings
-from validators.representation import measure_distances, project
+from validators.job.job_data import CalibrationBounds
+from validators.records.run import CalibrationVerdict, SessionSettings
+from validators.samples.datasets import Samples, TensorSpec, load_samples
 
 pytestmark = pytest.mark.slow
 

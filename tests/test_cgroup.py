@@ -14,8 +14,8 @@ import pytest
 from cgroup_trees import CPU_V1, USAGE_V1, plant, v2
 
 from tasks.measure import inventory
-from tasks.measure.cgroup import CpuLimit, cpu_limits, quota_cores
 from tasks.measure.inventory import usable_cores
+from tasks.measure.latency.cgroup import CpuLimit, cpu_limits, quota_cores
 
 
 def test_v2_quota_with_its_accounts(tmp_path: Path) -> None:
@@ -96,8 +96,8 @@ UNIFIED_HERE = (V1 / "cgroup.controllers").exists()
 INSIDE = """
 import json, os, sys
 from pathlib import Path
-from tasks.measure.cgroup import cpu_limits, quota_cores
-from tasks.measure.disturbance import Watch
+from tasks.measure.latency.cgroup import cpu_limits, quota_cores
+from tasks.measure.latency.disturbance import Watch
 from tasks.measure.inventory import usable_cores
 quota, text, *groups = sys.argv[1:]
 for group in groups:

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from tasks import measure_champion
+from tasks.champion import compare_champion as measure_champion
+from tasks.champion.compare_champion import contestants
 from tasks.measure.inventory import usable_cores
-from tasks.measure_champion import contestants
-from validators.job_measurement import Measurement
+from validators.job.job_measurement import Measurement
 from validators.providers import CPU_PROVIDER
-from validators.records import Champion, SessionSettings, Variant
+from validators.records.run import Champion, SessionSettings, Variant
 
 CHAMPION = Champion("m-quantized", "3", "champion-ort-cpu", "d", "s", "int8-dynamic-pc@ort-cpu")
 

@@ -9,12 +9,12 @@ import pytest
 from numpy.typing import NDArray
 from report_data import RESULT
 
-from flows.results import result_parts
-from tasks.measure.chance import chance_warning
-from tasks.measure.metrics import Options, named_metric
-from tasks.measure.text_errors import Decoder
+from flows.cli.results import result_parts
+from tasks.measure.metrics.catalog import Options, named_metric
+from tasks.measure.metrics.chance import chance_warning
+from tasks.measure.metrics.text_errors import Decoder
 from tasks.reporting import markdown, page
-from validators.job import MetricName, TextDecoding
+from validators.job.job import MetricName, TextDecoding
 
 Array = NDArray[np.float64]
 CLASSES, N = 4, 300

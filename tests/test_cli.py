@@ -15,13 +15,13 @@ from driving import environment, write_job
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from flows.cli import GROUPS, app
-from validators.recipe import DEFAULT_CANDIDATES
+from flows.cli.app import GROUPS, app
+from validators.job.candidate_name import DEFAULT_CANDIDATES
 
 
 def quantgate(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """One call of the console script's module, with a state folder of its own."""
-    command = [sys.executable, "-m", "flows.cli", *arguments]
+    command = [sys.executable, "-m", "flows.cli.app", *arguments]
     env = environment(tmp_path / "state", COLUMNS="200", NO_COLOR="1", TERM="dumb")
     return subprocess.run(command, env=env, capture_output=True, text=True, cwd=tmp_path, check=False)
 
@@ -71,7 +71,7 @@ def test_the_list_of_commands_is_in_groups_and_fits_a_large_screen(screen: CliRu
 def test_help_starts_without_the_heavy_libraries(tmp_path: Path) -> None:
     """Prefect, MLflow, ONNX Runtime and PyTorch take seconds to import."""
     heavy = {"prefect", "mlflow", "onnxruntime", "onnx", "torch", "great_expectations", "pandas", "scipy"}
-    code = f"import sys; import flows.cli; print(sorted({heavy} & set(sys.modules)))"
+    code = f"import sys; import flows.cli.app; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True)
     assert done.stdout.strip() == "[]"
 

@@ -18,8 +18,8 @@ from conftest import Tiny
 from driving import Answer, environment, run_jobs, write_job
 from typer.testing import CliRunner
 
-from flows import doctor
-from flows.cli import app
+from flows.cli import doctor
+from flows.cli.app import app
 from validators.errors import InfrastructureError
 
 NOWHERE = "http://127.0.0.1:9"
@@ -212,7 +212,7 @@ def test_light_doctor_opens_no_session(tmp_path: Path, usable: bool) -> None:
     state = tmp_path / "state"
     state.mkdir() if usable else state.write_text("a file")
     script = (
-        "import sys\nfrom flows.cli import app\ncode = app(['doctor', '--light'], standalone_mode=False)\n"
+        "import sys\nfrom flows.cli.app import app\ncode = app(['doctor', '--light'], standalone_mode=False)\n"
         "print(sorted({'onnxruntime', 'torch', 'tensorrt', 'pynvml', 'openvino'} & set(sys.modules)))\nsys.exit(code)"
     )
     done = subprocess.run(
@@ -241,8 +241,8 @@ def test_a_page_that_no_browser_opens_is_written_all_the_same(tmp_path: Path, mo
     """The error says where it is."""
     monkeypatch.setenv("QUANTGATE_STATE", str(tmp_path))
     monkeypatch.setattr("webbrowser.open", lambda _: False)
-    monkeypatch.setattr("flows.look_commands.registry", contextlib.nullcontext)
-    monkeypatch.setattr("tasks.compare.compare_runs", lambda _client, _names, path: path.touch())
+    monkeypatch.setattr("flows.cli.inspect.registry", contextlib.nullcontext)
+    monkeypatch.setattr("tasks.records.compare.compare_runs", lambda _client, _names, path: path.touch())
     page = tmp_path / "page.html"
     done = CliRunner().invoke(app, ["compare", "a", "b", "--out", str(page), "--open"])
     assert done.exit_code == 1 and page.exists()
@@ -252,7 +252,7 @@ def test_a_page_that_no_browser_opens_is_written_all_the_same(tmp_path: Path, mo
 def test_the_demo_away_from_its_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Installed as a package it has no examples."""
     monkeypatch.setenv("QUANTGATE_STATE", str(tmp_path / "state"))
-    monkeypatch.setattr("flows.demo.EXAMPLES", tmp_path)
+    monkeypatch.setattr("flows.cli.demo.EXAMPLES", tmp_path)
     done = CliRunner().invoke(app, ["demo", "--json"])
     error = json.loads(done.stdout)["error"]
     assert done.exit_code == 1 and error["found"] == f"no {tmp_path}/text.yaml" and "a clone" in error["fix"]
@@ -266,7 +266,7 @@ def fault(monkeypatch: pytest.MonkeyPatch) -> list[BaseException]:
     def ends(*_: object) -> None:
         raise raised[0]
 
-    monkeypatch.setattr("flows.run_commands.read_job", ends)
+    monkeypatch.setattr("flows.cli.run.read_job", ends)
     return raised
 
 
@@ -294,7 +294,7 @@ def test_ctrl_c_says_how_to_go_on(fault: list[BaseException], monkeypatch: pytes
 NOISY = """
 import os, subprocess, sys
 from pathlib import Path
-from flows import console
+from flows.cli import console
 
 @console.command
 def noisy():

@@ -13,10 +13,10 @@ import pytest
 from conftest import Tiny
 from rich.console import Console
 
-from flows.progress import Progress, show_progress
-from tasks.stages import MAKE, MEASURE, Stage, stage, watch_stages
-from tasks.step import step
-from validators.read_job import parse_job
+from flows.cli.progress import Progress, show_progress
+from tasks.run.progress_events import MAKE, MEASURE, Stage, stage, watch_stages
+from tasks.run.step import step
+from validators.job.read_job import parse_job
 
 
 class Clock:
@@ -33,7 +33,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The time that the progress sees."""
     made = Clock()
-    monkeypatch.setattr("flows.progress.time", made)
+    monkeypatch.setattr("flows.cli.progress.time", made)
     return made
 
 

@@ -22,13 +22,13 @@ from conftest import Tiny
 from docs_pages import ROOT
 from driving import Answer, environment, register_models, run_jobs, write_job
 
-from tasks.compare import compare_runs
-from tasks.promotable import check_promotable
-from tasks.recorded import Recorded, fetch_report, find_recorded, latest, recorded_job
-from tasks.registry import connect
+from tasks.champion.promotable import check_promotable
+from tasks.records.compare import compare_runs
+from tasks.records.run_lookup import Recorded, fetch_report, find_recorded, latest, recorded_job
+from tasks.registry.mlflow_registry import connect
 from validators.errors import JobError
-from validators.read_job import read_job
-from validators.recipe import DEFAULT_CANDIDATES
+from validators.job.candidate_name import DEFAULT_CANDIDATES
+from validators.job.read_job import read_job
 
 STATIC, DYNAMIC, INT4 = "int8-static-minmax-pc@ort-cpu", "int8-dynamic-pc@ort-cpu", "int4-g32-rtn@ort-cpu"
 
@@ -223,7 +223,9 @@ RUN = Recorded(
 
 
 def test_a_winner_of_another_device_is_not_promoted_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tasks.promotable.take_inventory", lambda target: SimpleNamespace(device_key="this one"))
+    monkeypatch.setattr(
+        "tasks.champion.promotable.take_inventory", lambda target: SimpleNamespace(device_key="this one")
+    )
     with pytest.raises(JobError, match=r"was judged on a device; here is this one"):
         check_promotable(RUN)
     check_promotable(replace(RUN, device="this one"))

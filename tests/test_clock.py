@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks import clock as clock_module
-from tasks.clock import Clock, Interval, union_seconds
+from tasks.run import clock as clock_module
+from tasks.run.clock import Clock, Interval, union_seconds
 
 
 @pytest.mark.parametrize(

@@ -15,17 +15,17 @@ from test_intervals import Floats, f1_drop, interval_of, mean_drop
 from test_judge import Bench, good_trial, make_job, right
 from test_split import samples, some
 
-from tasks.judge import judge_trial
-from tasks.judge_answers import Ground
-from tasks.measure.drops import estimate_drop, estimate_sqnr
-from tasks.measure.metrics import Options, named_metric
-from tasks.measure.text_errors import make_decoder
-from validators.accuracy_gates import check_gates_can_be_met, judge_drop
-from validators.clusters import clustered_drop_interval, number_clusters
+from tasks.measure.metrics.catalog import Options, named_metric
+from tasks.measure.metrics.drops import estimate_drop, estimate_sqnr
+from tasks.measure.metrics.text_errors import make_decoder
+from tasks.trials.judge import judge_trial
+from tasks.trials.judge_on_samples import Ground
 from validators.errors import DataError, JobError
-from validators.intervals import drop_interval, mean_interval, paired_interval, tango_interval
-from validators.job_data import TextDecoding
-from validators.split import confirmation_mask
+from validators.gates.accuracy import check_gates_can_be_met, judge_drop
+from validators.gates.clusters import clustered_drop_interval, number_clusters
+from validators.gates.intervals import drop_interval, mean_interval, paired_interval, tango_interval
+from validators.job.job_data import TextDecoding
+from validators.samples.confirmation_split import confirmation_mask
 
 
 def flips(rng: np.random.Generator, n: int, lost: float, gained: float) -> Floats:

@@ -15,9 +15,9 @@ from conftest import Tiny, tiny_samples
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from tasks.ptq import watched as module
-from tasks.ptq.collect import Collected, collect_statistics
-from tasks.ptq.statistics import MIN_BINS, TensorStatistics, add, empty
+from tasks.ptq.calibrate import watched as module
+from tasks.ptq.calibrate.collect import Collected, collect_statistics
+from tasks.ptq.calibrate.statistics import MIN_BINS, TensorStatistics, add, empty
 from validators.errors import CandidateRefused
 
 Arrays = dict[str, NDArray[Any]]

@@ -18,10 +18,10 @@ from tasks.reporting.comparison import (
     render_comparison,
     tell,
 )
-from tasks.reporting.comparison_picture import Ends, compare_spec
 from tasks.reporting.formats import NO_VALUE
-from validators.measurements import Estimate
-from validators.result import ConfirmedResult, Result
+from tasks.reporting.pictures.comparison_picture import Ends, compare_spec
+from validators.records.measurements import Estimate
+from validators.records.result import ConfirmedResult, Result
 
 
 def changed(result: Result, **changes: Any) -> Result:

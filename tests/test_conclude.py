@@ -10,15 +10,17 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from tasks.clock import Clock
-from tasks.conclude import Findings, conclude, conclude_error
+from tasks.records.result_document import Findings, conclude, conclude_error
+from tasks.run.clock import Clock
 from validators.errors import JobError
-from validators.gates import overall
-from validators.job import Job
-from validators.latencies import Latency
-from validators.measurements import Accuracy, Coverage, Estimate, KernelTime
-from validators.read_job import parse_job
-from validators.records import (
+from validators.gates.verdict_rules import overall
+from validators.job.job import Job
+from validators.job.read_job import parse_job
+from validators.records.latencies import Latency
+from validators.records.measurements import Accuracy, Coverage, Estimate, KernelTime
+from validators.records.recovery import RankedPart, Recovery
+from validators.records.result import Result
+from validators.records.run import (
     CalibrationVerdict,
     Champion,
     Check,
@@ -29,10 +31,8 @@ from validators.records import (
     Trial,
     Variant,
 )
-from validators.recovery import RankedPart, Recovery
-from validators.result import Result
-from validators.sign_off import SignOff
-from validators.verdicts import Verdict
+from validators.records.sign_off import SignOff
+from validators.records.verdicts import Verdict
 
 SCHEMA = json.loads((Path(__file__).parents[1] / "docs" / "result.schema.json").read_text(encoding="utf-8"))
 CPU = "CPUExecutionProvider"

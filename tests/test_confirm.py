@@ -10,19 +10,19 @@ import numpy as np
 import pytest
 from test_judge import Bench, N, good_trial, latency, make_job, right
 
-from tasks import confirm
-from tasks.clock import Clock
-from tasks.confirm import Confirmation, confirm_winner
-from tasks.context import Run
+from tasks.run.clock import Clock
+from tasks.run.context import Run
 from tasks.storage.locks import FolderLocks
 from tasks.storage.store import Store
-from validators.approval import ALWAYS_JUDGED, Approval, NotApproved
+from tasks.trials import confirm
+from tasks.trials.confirm import Confirmation, confirm_winner
 from validators.errors import CandidateRefused
-from validators.gates import confidence_of_each
-from validators.measurements import Accuracy, Estimate
-from validators.records import Trial, Variant
-from validators.sign_off import SignOff
-from validators.verdicts import Verdict
+from validators.gates.approval import ALWAYS_JUDGED, Approval, NotApproved
+from validators.gates.verdict_rules import confidence_of_each
+from validators.records.measurements import Accuracy, Estimate
+from validators.records.run import Trial, Variant
+from validators.records.sign_off import SignOff
+from validators.records.verdicts import Verdict
 
 FAST, SLOWER, SLOWEST = "int8-static-minmax-pc@ort-cpu", "int8-dynamic-pc@ort-cpu", "int4-g32-rtn@ort-cpu"
 SPEED = {FAST: 3.0, SLOWER: 2.0, SLOWEST: 1.5}

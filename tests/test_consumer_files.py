@@ -23,7 +23,7 @@ def check(request: pytest.FixtureRequest) -> Check:
         return engine_files.check_files
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # mlflow's, about its own type hints
-        module = importlib.import_module("tasks.consumer")
+        module = importlib.import_module("tasks.champion.consumer.consumer")
     found: Check = module._check_files
     return found
 
@@ -112,7 +112,7 @@ def test_a_manifest_cannot_lead_out_of_the_folder(check: Check, version: tuple[P
 def test_a_library_without_a_digest_is_not_loaded() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        module = importlib.import_module("tasks.consumer")
+        module = importlib.import_module("tasks.champion.consumer.consumer")
     with pytest.raises(RuntimeError, match=r"found library '\.\./ours\.so', which has no digest"):
         module._find_library({"file": "../ours.so"}, Path(), {"model.onnx": ""})
     assert module._find_library({"file": "ours.so"}, Path("variant"), {"ours.so": ""}) == "variant/ours.so"

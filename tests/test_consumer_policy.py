@@ -19,12 +19,12 @@ import pytest
 from cgroup_trees import CPU_V1, UNIFIED, plant
 from conftest import Tiny
 
-from tasks.lineage import hardware_of
-from tasks.measure.cgroup import quota_cores
+from tasks.champion.manifest import hardware_of
 from tasks.measure.inventory import take_inventory
+from tasks.measure.latency.cgroup import quota_cores
 from tasks.runtimes.openvino import provider_options
 from validators.digests import digest_file
-from validators.records import Gpu
+from validators.records.run import Gpu
 
 H200 = {"name": "NVIDIA H200", "compute_capability": "9.0", "driver": "580.95"}
 
@@ -33,7 +33,7 @@ H200 = {"name": "NVIDIA H200", "compute_capability": "9.0", "driver": "580.95"}
 def consumer() -> ModuleType:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # mlflow's, about its own type hints
-        return importlib.import_module("tasks.consumer")
+        return importlib.import_module("tasks.champion.consumer.consumer")
 
 
 @pytest.fixture

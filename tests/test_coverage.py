@@ -16,20 +16,20 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from tasks.ptq.calibration import read_ranges
-from tasks.ptq.dynamic import quantize_dynamic
-from tasks.ptq.prepare import prepare_graph
-from tasks.ptq.range_methods import Range
-from tasks.ptq.weight_only import quantize_weights
+from tasks.ptq.calibrate.calibration import read_ranges
+from tasks.ptq.calibrate.range_methods import Range
+from tasks.ptq.eight_bit.dynamic import quantize_dynamic
+from tasks.ptq.graph.prepare import prepare_graph
+from tasks.ptq.weight_only.matmul_nbits import quantize_weights
 from tasks.runtimes.coverage import coverage_of, measure_coverage, profile_kernels
 from tasks.runtimes.kernels import LOW_PRECISION_KERNELS
 from tasks.runtimes.macs import MAC_RULES
 from tasks.runtimes.ort import describe_inputs, describe_outputs, installed_runtime, open_session, run_batches
-from validators.datasets import Samples, TensorSpec, load_samples
 from validators.errors import CandidateRefused
-from validators.measurements import Coverage, KernelProfile, KernelTime
-from validators.recipe import decode
-from validators.records import SessionSettings
+from validators.job.candidate_name import decode
+from validators.records.measurements import Coverage, KernelProfile, KernelTime
+from validators.records.run import SessionSettings
+from validators.samples.datasets import Samples, TensorSpec, load_samples
 
 FLOAT = TensorProto.FLOAT
 CPU = "CPUExecutionProvider"

@@ -18,19 +18,19 @@ from onnx import TensorProto, helper, numpy_helper
 from tensorrt_rules import check_form
 
 from tasks.ptq import tensorrt_forms
+from tasks.ptq.build_variant import Materials, make_variant, refuse_other_targets
+from tasks.ptq.calibrate.grams import Gram, collect_grams
 from tasks.ptq.cuda_forms import make_form
-from tasks.ptq.grams import Gram, collect_grams
-from tasks.ptq.int4_grid import round_to_nearest
-from tasks.ptq.make import Materials, make_variant, refuse_other_targets
-from tasks.ptq.prepare import prepare_graph
+from tasks.ptq.eight_bit.smooth import SmoothedGraph
+from tasks.ptq.graph.prepare import prepare_graph
 from tasks.ptq.sessions import AS_WRITTEN, session_settings, why_unmeasured, with_engine_cache
-from tasks.ptq.sites import tensors_to_collect
-from tasks.ptq.smooth import SmoothedGraph
+from tasks.ptq.weight_only.int4_grid import round_to_nearest
+from tasks.ptq.weight_only.sites import tensors_to_collect
 from tasks.runtimes.ort import open_session, run_batches
 from validators.errors import CandidateRefused
+from validators.job.candidate_name import DEFAULT_CANDIDATES, Candidate, decode
 from validators.providers import CPU_PROVIDER, CUDA_PROVIDER, ORT_TENSORRT_PROVIDER
-from validators.recipe import DEFAULT_CANDIDATES, Candidate, decode
-from validators.records import SessionSettings
+from validators.records.run import SessionSettings
 
 Floats = NDArray[np.float64]
 CPU = SessionSettings(CPU_PROVIDER, 1)

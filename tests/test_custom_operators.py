@@ -28,18 +28,18 @@ from odd import (
 )
 from onnx import numpy_helper
 
-from tasks.ptq.dynamic import quantize_dynamic
-from tasks.ptq.fp16 import convert_to_float16
-from tasks.ptq.graph import save_model
-from tasks.ptq.make import make_variant
-from tasks.ptq.prepare import fuse_graph
-from tasks.ptq.upgrade import upgrade_opset
+from tasks.ptq.build_variant import make_variant
+from tasks.ptq.eight_bit.dynamic import quantize_dynamic
+from tasks.ptq.float.fp16 import convert_to_float16
+from tasks.ptq.graph.edits import save_model
+from tasks.ptq.graph.prepare import fuse_graph
+from tasks.ptq.graph.upgrade import upgrade_opset
 from tasks.runtimes.coverage import measure_coverage
 from tasks.runtimes.libraries import find_library
 from tasks.runtimes.macs import MAC_RULES
 from validators.errors import CandidateRefused, SourceError
-from validators.job_data import OperatorLibrary
-from validators.recipe import decode
+from validators.job.candidate_name import decode
+from validators.job.job_data import OperatorLibrary
 
 DOMAIN = "ai.onnx.contrib"
 LEFT = f"custom operator {DOMAIN}:NegPos"

@@ -16,12 +16,12 @@ import pyarrow.parquet
 import pytest
 from numpy.typing import NDArray
 
-from validators import datasets as module
-from validators.datasets import Samples, TensorSpec, check_evaluation, load_samples, read_arrays
 from validators.digests import digest_file
 from validators.errors import DataError
-from validators.labels import LabelSpec
-from validators.records import DataFile
+from validators.records.run import DataFile
+from validators.samples import datasets as module
+from validators.samples.datasets import Samples, TensorSpec, check_evaluation, load_samples, read_arrays
+from validators.samples.labels import LabelSpec
 
 Arrays = dict[str, NDArray[Any]]
 SPECS = (TensorSpec("x", "float32", ("batch", 4)), TensorSpec("ids", "int64", ("batch", "sequence")))

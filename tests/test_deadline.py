@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 from conftest import Tiny
 
-from tasks import clock as clock_module
-from tasks.clock import Clock
-from tasks.measure.latency_pairs import measure_pair
-from tasks.ptq.int4_grid import column_chunks
-from tasks.ptq.watched import open_watched
+from tasks.measure.latency.pairs import measure_pair
+from tasks.ptq.calibrate.watched import open_watched
+from tasks.ptq.weight_only.int4_grid import column_chunks
+from tasks.run import clock as clock_module
+from tasks.run.clock import Clock
 from tasks.runtimes.runner import open_runner, run_all
 from validators.deadline import check_deadline, work_until
 from validators.errors import CandidateRefused
 from validators.providers import CPU_PROVIDER
-from validators.records import SessionSettings
+from validators.records.run import SessionSettings
 
 SETTINGS = SessionSettings(CPU_PROVIDER, 1)
 
@@ -75,8 +75,8 @@ def test_waiting_for_a_turn_spends_no_budget(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_candidates_leave_time_for_the_winner_and_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tasks.context import CANDIDATES_SHARE, WINNER_SHARE, Run
-    from validators.job import Job
+    from tasks.run.context import CANDIDATES_SHARE, WINNER_SHARE, Run
+    from validators.job.job import Job
 
     job = Job.model_validate({"source": "m.onnx", "data": {"calibration": "c.npz", "evaluation": "e.npz"}})
     job = job.model_copy(update={"budgets": job.budgets.model_copy(update={"seconds": 100.0})})

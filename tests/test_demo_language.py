@@ -16,7 +16,7 @@ from scipy.special import log_softmax, softmax
 
 from tasks.demo import language
 from tasks.demo.llama import Llama, LlamaShape, exported, fold_gains, halves_apart, load_model, rotary_tables, rotate
-from tasks.measure.perplexity import perplexity
+from tasks.measure.metrics.perplexity import perplexity
 from validators.errors import SourceError
 
 Floats = NDArray[np.float64]

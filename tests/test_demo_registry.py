@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 from tasks.demo.built import Demo
 from tasks.demo.registry import register_image, register_text
 from tasks.demo.splits import save_samples
-from tasks.registry import connect
+from tasks.registry.mlflow_registry import connect
 
 
 @pytest.fixture(autouse=True)

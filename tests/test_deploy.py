@@ -23,9 +23,9 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from rich.console import Console
 from stack import Stack, free_port, wait_until
 
-from flows.deploy import deploy
-from tasks.deployments import Made, apply_automation, apply_deployments, deployment_file
-from tasks.run_pool import apply_pool, zombie_automation
+from flows.service.deploy import deploy
+from tasks.workers.deployments import Made, apply_automation, apply_deployments, deployment_file
+from tasks.workers.run_pool import apply_pool, zombie_automation
 from validators.errors import InfrastructureError, JobError
 
 ROOT = Path(__file__).parents[1]
@@ -63,8 +63,8 @@ def deployed() -> tuple[dict[str, Made], str]:
 
 def planted_file(folder: Path, **changes: Any) -> Path:
     """A file with one deployment of the tests' own flow, in other respects that of the webhook."""
-    (spec,) = (one for one in SPECS if one["entrypoint"] == "flows.intake.new_version")
-    (nightly,) = (one for one in SPECS if one["entrypoint"] == "flows.intake.sweep")
+    (spec,) = (one for one in SPECS if one["entrypoint"] == "flows.new_versions.new_version")
+    (nightly,) = (one for one in SPECS if one["entrypoint"] == "flows.new_versions.sweep")
     triggers = [trigger | {"name": TRIGGER} for trigger in spec["triggers"]]
     planted = {"entrypoint": "served_flows.planted", "name": "planted", "schedules": nightly["schedules"]}
     spec = spec | planted | {"triggers": triggers} | changes
@@ -118,7 +118,7 @@ def test_one_command_makes_all_and_a_second_changes_nothing(
 ) -> None:
     """From any folder; the pool with its limits, every deployment whose flow is there, the automation; with their addresses."""
     env = environment(tmp_path / "state", PREFECT_API_URL=stack.api, PYTHONPATH=str(ROOT), COLUMNS="300")
-    command = [sys.executable, "-m", "flows.cli", "deploy"]
+    command = [sys.executable, "-m", "flows.cli.app", "deploy"]
     done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, check=False)
     left_out = importless({spec["entrypoint"] for spec in SPECS}, env)
     assert done.returncode == (1 if left_out else 0), done.stderr

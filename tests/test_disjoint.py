@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from validators.datasets import Samples
+from validators.calibration.disjoint import Compared, compare_disjoint
 from validators.digests import digest_samples
-from validators.disjoint import Compared, compare_disjoint
-from validators.drift import count_in_bins, find_signs
-from validators.job_data import CalibrationBounds
-from validators.records import DataFile
+from validators.job.job_data import CalibrationBounds
+from validators.records.run import DataFile
+from validators.samples.datasets import Samples
+from validators.samples.drift import count_in_bins, find_signs
 
 BOUNDS = CalibrationBounds()
 WORD_PIECES, PIECES = 6, 400

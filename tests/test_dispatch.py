@@ -18,10 +18,16 @@ import pytest
 from conftest import Tiny
 from prefect.states import Completed, Crashed, Failed, Pending, Running, Scheduled
 
-from flows.worker import check_worker
-from tasks import dispatch, dispatch_wait, worker_guard, worker_steps
-from tasks.context import Run, start_run
-from tasks.dispatch_records import (
+from flows.service.worker import check_worker
+from tasks.run.context import Run, start_run
+from tasks.run.settings import hands_to_workers, worker_wait_seconds
+from tasks.storage.store import Store
+from tasks.workers import device_limits as worker_guard
+from tasks.workers import dispatch
+from tasks.workers import order_tracking as dispatch_wait
+from tasks.workers import steps as worker_steps
+from tasks.workers.device_limits import device_phase, limit_of, timing_phase
+from tasks.workers.orders import (
     MARKER_FILE,
     Order,
     code_version,
@@ -31,12 +37,8 @@ from tasks.dispatch_records import (
     read_answer,
     read_arguments,
 )
-from tasks.settings import hands_to_workers, worker_wait_seconds
-from tasks.storage.store import Store
-from tasks.worker_guard import device_phase, limit_of, timing_phase
-from tasks.worker_pool import worker_name
-from tasks.worker_steps import BASELINE, CHAMPION, CONFIRMATION, PROMOTION, RECOVERY, fulfil
-from validators.approval import ALWAYS_JUDGED, Approval
+from tasks.workers.steps import BASELINE, CHAMPION, CONFIRMATION, PROMOTION, RECOVERY, fulfil
+from tasks.workers.target_pool import worker_name
 from validators.errors import (
     CandidateRefused,
     DataError,
@@ -46,10 +48,11 @@ from validators.errors import (
     SourceError,
     WorkLost,
 )
-from validators.measurements import Accuracy
-from validators.read_job import parse_job
-from validators.records import Champion, Gpu, Inventory, Refusal, SessionSettings, Trial, Variant
-from validators.verdicts import Verdict
+from validators.gates.approval import ALWAYS_JUDGED, Approval
+from validators.job.read_job import parse_job
+from validators.records.measurements import Accuracy
+from validators.records.run import Champion, Gpu, Inventory, Refusal, SessionSettings, Trial, Variant
+from validators.records.verdicts import Verdict
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 INVENTORY = Inventory(
@@ -271,7 +274,7 @@ def test_a_worker_refuses_a_target_that_cannot_run_here(monkeypatch: pytest.Monk
     with pytest.raises(InfrastructureError, match="no PREFECT_API_URL"):
         check_worker("ort-cpu")
     rows = [("Target", "Here", "Why"), ("tensorrt", "no", "there is no GPU")]
-    monkeypatch.setattr("flows.worker.target_rows", lambda: rows)
+    monkeypatch.setattr("flows.service.worker.target_rows", lambda: rows)
     with pytest.raises(InfrastructureError, match="target tensorrt cannot run here: there is no GPU"):
         check_worker("tensorrt")
 

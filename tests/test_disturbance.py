@@ -16,9 +16,10 @@ import numpy as np
 import pytest
 from conftest import Tiny
 
-from tasks.measure import disturbance
-from tasks.measure.cgroup import CpuLimit
-from tasks.measure.disturbance import (
+from tasks.measure.latency import disturbance
+from tasks.measure.latency.cgroup import CpuLimit
+from tasks.measure.latency.compare import compare_latency
+from tasks.measure.latency.disturbance import (
     BlockConditions,
     Watch,
     canary_ratio,
@@ -30,11 +31,10 @@ from tasks.measure.disturbance import (
     throttle_count,
     why_disturbed,
 )
-from tasks.measure.latency import compare_latency
-from tasks.measure.latency_process import Contestant
-from tasks.measure.nvml import GpuState
-from validators.job_measurement import Measurement
-from validators.records import SessionSettings
+from tasks.measure.latency.nvml import GpuState
+from tasks.measure.latency.process import Contestant
+from validators.job.job_measurement import Measurement
+from validators.records.run import SessionSettings
 
 SPINNER = """
 import sys, numpy as np, onnxruntime as ort

@@ -24,9 +24,9 @@ from docs_pages import ROOT, Block, blocks, pages
 from docs_python import PREPARED, run_blocks
 from driving import environment, write_job
 
-from flows.cli import app
-from validators.read_job import parse_job
-from validators.tensorrt_rules import TENSORRT_RULES
+from flows.cli.app import app
+from validators.graph.tensorrt_rules import TENSORRT_RULES
+from validators.job.read_job import parse_job
 
 # Programs of others, which no test here starts: what is told of them is their own.
 OTHERS = {"export", "cp", "echo", "docker", "kubectl"}
@@ -129,7 +129,7 @@ def test_cheap_commands_run_as_they_stand(tmp_path: Path, tiny: Tiny) -> None:
     write_job(tmp_path / "job.yaml", tiny.job())
     assert len(cheap_commands()) >= 3
     for line in cheap_commands():
-        command = [sys.executable, "-m", "flows.cli", *shlex.split(line)[1:]]
+        command = [sys.executable, "-m", "flows.cli.app", *shlex.split(line)[1:]]
         env = environment(tmp_path / "state")
         done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, check=False)
         assert done.returncode == 0, f"{line}\n{done.stderr}"

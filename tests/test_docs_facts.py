@@ -15,11 +15,11 @@ import pytest
 import typer
 from docs_pages import ROOT, pages
 
-from flows.cli import app
-from flows.reference import GATES, PAGES
-from validators.job import Job, MetricName
-from validators.job_gates import Gates
-from validators.recipe import TARGETS
+from flows.cli.app import app
+from flows.docs.reference import GATES, PAGES
+from validators.job.candidate_name import TARGETS
+from validators.job.job import Job, MetricName
+from validators.job.job_gates import Gates
 
 RESULTS = ROOT / "benchmarks" / "results"
 
@@ -72,7 +72,7 @@ def test_metrics_targets_and_exit_codes_are_on_their_pages() -> None:
 def gates_of_the_code() -> Iterator[str]:
     """The names that verdicts are made with: the first argument, or `gate`, of what makes one."""
     makers = {"Verdict", "bounded", "disturbed", "_exact", "_verdict", "_judge_ratio"}
-    for path in (ROOT / "validators").glob("*.py"):
+    for path in (ROOT / "validators").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in makers:
                 given = [keyword.value for keyword in node.keywords if keyword.arg == "gate"] or node.args[:1]

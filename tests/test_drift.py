@@ -9,9 +9,9 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
-from validators.drift import compare, count_in_bins, expect_psi_by_chance, find_edges, find_signs, measure_psi
-from validators.job_data import CalibrationBounds
-from validators.sample_statistics import measure_samples
+from validators.job.job_data import CalibrationBounds
+from validators.samples.drift import compare, count_in_bins, expect_psi_by_chance, find_edges, find_signs, measure_psi
+from validators.samples.sample_statistics import measure_samples
 
 BOUNDS = CalibrationBounds()
 

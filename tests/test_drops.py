@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tasks.measure.drops import count_flips, estimate_drop, estimate_sqnr
-from tasks.measure.metrics import Options, named_metric
-from tasks.measure.text_errors import make_decoder
-from validators.accuracy_gates import judge_sqnr
-from validators.intervals import drop_interval
-from validators.job import MetricName
-from validators.job_data import TextDecoding
-from validators.job_gates import Gates
-from validators.measurements import Flips
+from tasks.measure.metrics.catalog import Options, named_metric
+from tasks.measure.metrics.drops import count_flips, estimate_drop, estimate_sqnr
+from tasks.measure.metrics.text_errors import make_decoder
+from validators.gates.accuracy import judge_sqnr
+from validators.gates.intervals import drop_interval
+from validators.job.job import MetricName
+from validators.job.job_data import TextDecoding
+from validators.job.job_gates import Gates
+from validators.records.measurements import Flips
 
 OPTIONS = Options(0.0, make_decoder(TextDecoding()))
 

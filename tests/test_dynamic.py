@@ -15,12 +15,12 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from tasks.ptq.affine import fit_range, fit_weight, read_weight, store_weight
-from tasks.ptq.dynamic import quantize_dynamic
+from tasks.ptq.eight_bit.affine import fit_range, fit_weight, read_weight, store_weight
+from tasks.ptq.eight_bit.dynamic import quantize_dynamic
 from tasks.runtimes.coverage import measure_coverage
 from tasks.runtimes.ort import open_session, run_outputs
 from validators.errors import CandidateRefused
-from validators.records import SessionSettings
+from validators.records.run import SessionSettings
 
 RNG = np.random.default_rng(7)
 WIDTH, TOKENS = 32, 6

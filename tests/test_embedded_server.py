@@ -14,14 +14,14 @@ import pytest
 from driving import environment
 from stack import wait_until
 
-from tasks import embedded_server
+from tasks.service import embedded_server
 
 # What a command does: the server first, Prefect's import beside it, then a flow.
 COMMAND = """
 import json, sys
 from pathlib import Path
-from tasks.embedded_server import _started, on_server, start_server
-from tasks.settings import prepare_environment, state_folder
+from tasks.service.embedded_server import _started, on_server, start_server
+from tasks.run.settings import prepare_environment, state_folder
 
 prepare_environment(state_folder())
 start_server()

@@ -27,10 +27,10 @@ from engine_models import (
 )
 from tensorrt_rules import draw, op
 
-from tasks.runtimes.engine_coverage import coverage_of_layers, kernel_of_layer, kernels_of_nodes
-from tasks.runtimes.engine_layers import layers_in_log
-from validators.engines import Layer
-from validators.measurements import UNNAMED, Coverage
+from tasks.runtimes.engines.coverage import coverage_of_layers, kernel_of_layer, kernels_of_nodes
+from tasks.runtimes.engines.layers import layers_in_log
+from validators.records.engines import Layer
+from validators.records.measurements import UNNAMED, Coverage
 
 CALM = 3  # samples a request
 HALF_WEIGHT = {"w": WEIGHT.astype(np.float16)}

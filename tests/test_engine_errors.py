@@ -14,7 +14,7 @@ from engine_models import ACTIVATION, FLOAT32, WEIGHT, build, codes, int8_produc
 from onnx import TensorProto
 from tensorrt_rules import op
 
-from tasks.runtimes.engine_errors import notes_in, refusal_of, refused_warning
+from tasks.runtimes.engines.errors import notes_in, refusal_of, refused_warning
 from tasks.runtimes.trt_engine.build import NodeError
 
 pytest.importorskip("tensorrt_rtx", reason="the extra tensorrt-aot is not installed")

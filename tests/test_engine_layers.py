@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from engine_models import PROFILE, build, int4_product, int8_product
 
-from tasks.runtimes.engine_layers import layers_in_log, parse_layers_json, parse_layers_text, with_times
-from validators.engines import Layer
+from tasks.runtimes.engines.layers import layers_in_log, parse_layers_json, parse_layers_text, with_times
 from validators.errors import CandidateRefused
+from validators.records.engines import Layer
 
 GOLDEN = Path(__file__).parent / "tensorrt_layers"
 SHAPES = Layer("__mye77_0_myl0_0", "shape_call", (), (), (), "", ())

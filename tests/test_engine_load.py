@@ -18,7 +18,7 @@ from engines import Fakes, faked
 from tasks.runtimes.trt_engine import load
 from tasks.runtimes.trt_engine.build import NodeError, Plan
 from validators.digests import digest_file, digest_model
-from validators.engines import BuildSettings, EngineManifest, ShapeRange
+from validators.records.engines import BuildSettings, EngineManifest, ShapeRange
 
 ROOT = Path(__file__).parents[1]
 GPU = {"gpu": "NVIDIA H200", "uuid": "GPU-1", "compute_capability": "9.0", "driver": "580.95.05"}
@@ -224,7 +224,7 @@ import numpy as np
 tests, tasks, folder, *drivers = sys.argv[1:]
 mlflow.pyfunc.save_model(
     "model",
-    python_model=f"{tasks}/consumer_tensorrt.py",
+    python_model=f"{tasks}/champion/consumer/consumer_tensorrt.py",
     code_paths=[f"{tasks}/runtimes/trt_engine"],
     artifacts={"variant": folder, "manifest": f"{folder}.json"},
     pip_requirements=["numpy"],

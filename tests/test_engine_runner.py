@@ -13,13 +13,13 @@ import pytest
 from engines import MIXED, Fakes, faked, mixed_batch
 from fake_cuda import Error
 
-from tasks.runtimes.engine_runner import inspect_engine, open_engine
+from tasks.runtimes.engines.runner import inspect_engine, open_engine
 from tasks.runtimes.runner import Runner, run_all
-from validators.datasets import TensorSpec
 from validators.errors import CandidateRefused
-from validators.libraries import Library
 from validators.providers import CPU_PROVIDER, TENSORRT
-from validators.records import SessionSettings
+from validators.records.libraries import Library
+from validators.records.run import SessionSettings
+from validators.samples.datasets import TensorSpec
 
 SETTINGS = SessionSettings(provider=TENSORRT, threads=1)
 

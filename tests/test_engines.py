@@ -14,17 +14,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensorrt_rules import op
 
-from tasks.runtimes import engine_process, engines
-from tasks.runtimes.engine_build import _share
-from tasks.runtimes.engines import Available, available, build_engine, profile_of
+from tasks.runtimes.engines import build as engines
+from tasks.runtimes.engines import build_process as engine_process
+from tasks.runtimes.engines.build import Available, available, build_engine, profile_of
+from tasks.runtimes.engines.build_process_child import _share
 from tasks.runtimes.trt_engine.api import load_api
-from validators.datasets import TensorSpec
 from validators.digests import digest_file, digest_model
-from validators.engines import BuildSettings, Layer, ShapeRange
 from validators.errors import CandidateRefused, JobError
-from validators.job_engines import AxisRange, Engines
-from validators.job_measurement import OperatingPoint
-from validators.records import Gpu
+from validators.job.job_engines import AxisRange, Engines
+from validators.job.job_measurement import OperatingPoint
+from validators.records.engines import BuildSettings, Layer, ShapeRange
+from validators.records.run import Gpu
+from validators.samples.datasets import TensorSpec
 
 HERE = Path(__file__).parent
 GPU = Gpu("NVIDIA H200", "GPU-1", "9.0", "580.1", 10**11)
@@ -250,7 +251,9 @@ def test_a_shared_cache_that_was_cut_off_is_timed_anew(tmp_path: Path) -> None:
 
 def test_what_another_build_put_there_meanwhile_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shared = tmp_path / "gpu.cache"
-    monkeypatch.setattr("tasks.runtimes.engine_build.merge_timing_caches", lambda first, second: first + second)
+    monkeypatch.setattr(
+        "tasks.runtimes.engines.build_process_child.merge_timing_caches", lambda first, second: first + second
+    )
     _share(b"mine", None, shared)
     assert shared.read_bytes() == b"mine"
     _share(b"mine and more", b"mine", shared)
@@ -261,7 +264,7 @@ def test_what_another_build_put_there_meanwhile_is_kept(tmp_path: Path, monkeypa
     def fails(first: bytes, second: bytes) -> bytes:
         raise RuntimeError("timing caches were not merged")
 
-    monkeypatch.setattr("tasks.runtimes.engine_build.merge_timing_caches", fails)
+    monkeypatch.setattr("tasks.runtimes.engines.build_process_child.merge_timing_caches", fails)
     _share(b"anew", b"mine", shared)
     assert shared.read_bytes() == b"anew"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["gpu.cache", "gpu.lock"]

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from databases import lend_mlflow
 
-from tasks.record import CONFIRMED_TAG, EVALUATION_TAG, MANY_CONFIRMATIONS, count_confirmations
-from tasks.registry import connect
-from validators.datasets import Samples
-from validators.records import DataFile
+from tasks.records.run_record import CONFIRMED_TAG, EVALUATION_TAG, MANY_CONFIRMATIONS, count_confirmations
+from tasks.registry.mlflow_registry import connect
+from validators.records.run import DataFile
+from validators.samples.datasets import Samples
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from flows.cli import app
+from flows.cli.app import app
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ from flows.cli import app
 def test_one_folder_and_what_belongs_to_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], found: str
 ) -> None:
-    monkeypatch.setattr("flows.export_commands.prepared", lambda: None)
+    monkeypatch.setattr("flows.cli.export.prepared", lambda: None)
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(app, ["export", "m", "--target", "ort-cpu", *arguments])
     assert done.exit_code == 2

@@ -17,9 +17,9 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxruntime import InferenceSession
 
 from validators.errors import SourceError
-from validators.external_data import external_files
-from validators.onnx_graph import check_source_graph, is_quantized, lint
-from validators.paths import inside
+from validators.graph.source_graph import check_source_graph, is_quantized, lint
+from validators.untrusted.external_data import external_files
+from validators.untrusted.paths import inside
 
 SECRET = np.arange(64 * 128, dtype=np.float32).reshape(64, 128)
 

@@ -13,9 +13,9 @@ from fallbacks import row as row_of
 
 from tasks.runtimes.coverage import coverage_of, measure_coverage
 from tasks.runtimes.kernel_times import time_kernels
-from validators.coverage_gate import judge_coverage
-from validators.job_gates import Gates
-from validators.measurements import KernelProfile
+from validators.gates.coverage import judge_coverage
+from validators.job.job_gates import Gates
+from validators.records.measurements import KernelProfile
 
 
 @pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.name)

@@ -10,9 +10,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from tasks.ptq.fixed_ranges import read_fixed_ranges
+from tasks.ptq.calibrate.fixed_ranges import read_fixed_ranges
 from tasks.runtimes.ort import open_session, run_outputs
-from validators.records import SessionSettings
+from validators.records.run import SessionSettings
 
 
 def quantizer(path: Path, zero: Any, scale: Any, kind: int | None) -> Path:

@@ -11,12 +11,12 @@ import pytest
 from conftest import Tiny
 from driving import run_jobs, write_job
 
-from tasks.footprint import Footprint
-from tasks.gather import trial_of
-from tasks.measure.reduction import Needed
+from tasks.measure.metrics.reduction import Needed
+from tasks.run.footprint import Footprint
 from tasks.storage.store import Store
+from tasks.trials.gather import trial_of
 from validators.errors import EXIT_BAD_INPUT, BudgetExceeded
-from validators.job import Budgets
+from validators.job.job import Budgets
 
 HELD_MB = 150
 CHILD = f"held = bytearray(b'x' * {HELD_MB * 10**6}); print('held', flush=True); input()"

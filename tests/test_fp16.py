@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from tasks.ptq.fp16 import Float16Report, convert_to_float16
-from tasks.ptq.fp16_rules import MASK, slots_of
-from tasks.ptq.range_methods import Range
+from tasks.ptq.calibrate.range_methods import Range
+from tasks.ptq.float.fp16 import Float16Report, convert_to_float16
+from tasks.ptq.float.fp16_rules import MASK, slots_of
 from validators.errors import CandidateRefused
 
 FLOAT, HALF, INT64 = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.INT64

@@ -13,16 +13,16 @@ from conftest import Tiny, statistics_of, tiny_model
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from tasks.ptq.affine import E4M3_MAX
-from tasks.ptq.e4m3 import E4M3, store_e4m3, weight_scales
-from tasks.ptq.fp8 import quantize_fp8
-from tasks.ptq.make import ranges_for
-from tasks.ptq.prepare import prepare_graph
-from tasks.ptq.range_methods import Range
+from tasks.ptq.build_variant import ranges_for
+from tasks.ptq.calibrate.range_methods import Range
+from tasks.ptq.eight_bit.affine import E4M3_MAX
+from tasks.ptq.eight_bit.e4m3 import E4M3, store_e4m3, weight_scales
+from tasks.ptq.eight_bit.fp8 import quantize_fp8
+from tasks.ptq.graph.prepare import prepare_graph
 from tasks.ptq.sessions import session_settings
 from tasks.runtimes.ort import open_session, run_batches
 from validators.errors import CandidateRefused
-from validators.recipe import decode
+from validators.job.candidate_name import decode
 
 Floats = NDArray[np.float64]
 PER_CHANNEL, PER_TENSOR = decode("fp8-amax-pc@ort-cpu"), decode("fp8-amax-pt@ort-cpu")

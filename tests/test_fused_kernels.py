@@ -12,18 +12,18 @@ import pytest
 from exported_models import LENGTH, TOKENS, transformer
 from numpy.typing import NDArray
 
-from tasks.ptq.calibration import calibrate
-from tasks.ptq.make import Materials, make_variant
-from tasks.ptq.prepare import fuse_graph, prepare_graph
+from tasks.ptq.build_variant import Materials, make_variant
+from tasks.ptq.calibrate.calibration import calibrate
+from tasks.ptq.eight_bit.smooth import SmoothedGraph, read_channels, smooth
+from tasks.ptq.graph.prepare import fuse_graph, prepare_graph
+from tasks.ptq.graph.upgrade import upgrade_opset
 from tasks.ptq.sessions import session_settings
-from tasks.ptq.smooth import SmoothedGraph, read_channels, smooth
-from tasks.ptq.upgrade import upgrade_opset
 from tasks.runtimes.ort import open_session, run_outputs
-from validators.datasets import DataFile, Samples
 from validators.errors import CandidateRefused
-from validators.onnx_graph import LEAST_OPSET
-from validators.recipe import decode
-from validators.records import SessionSettings
+from validators.graph.source_graph import LEAST_OPSET
+from validators.job.candidate_name import decode
+from validators.records.run import SessionSettings
+from validators.samples.datasets import DataFile, Samples
 
 IDS = np.random.default_rng(0).integers(0, TOKENS, (32, LENGTH))
 SAMPLES = Samples(DataFile(Path("x"), "", len(IDS)), {"input_ids": IDS}, None)

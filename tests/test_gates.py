@@ -12,20 +12,20 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from validators.accuracy_gates import check_gates_can_be_met, judge_drop
-from validators.champion_gate import judge_against_champion, judge_champion_device
-from validators.coverage_gate import judge_coverage, judge_simulation, judge_time_coverage
 from validators.errors import JobError
-from validators.gates import confidence_of_each, overall, samples_to_settle
-from validators.intervals import drop_interval, tango_interval
-from validators.job import Confirmation
-from validators.job_gates import Gates
-from validators.latencies import Latency
-from validators.measurements import Answers, Coverage, Estimate, KernelTime, Sanity
-from validators.records import SessionSettings, Variant
-from validators.resource_gates import judge_size, judge_speedup
-from validators.sanity_gates import judge_finite, judge_sanity
-from validators.verdicts import Outcome, Verdict
+from validators.gates.accuracy import check_gates_can_be_met, judge_drop
+from validators.gates.champion import judge_against_champion, judge_champion_device
+from validators.gates.coverage import judge_coverage, judge_simulation, judge_time_coverage
+from validators.gates.intervals import drop_interval, tango_interval
+from validators.gates.resource import judge_size, judge_speedup
+from validators.gates.sanity import judge_finite, judge_sanity
+from validators.gates.verdict_rules import confidence_of_each, overall, samples_to_settle
+from validators.job.job import Confirmation
+from validators.job.job_gates import Gates
+from validators.records.latencies import Latency
+from validators.records.measurements import Answers, Coverage, Estimate, KernelTime, Sanity
+from validators.records.run import SessionSettings, Variant
+from validators.records.verdicts import Outcome, Verdict
 
 CANDIDATE = "int8-static-minmax-pc@ort-cpu"
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tasks.gather import merge_copies
-from validators.records import Refusal, SessionSettings, Trial, Variant
+from tasks.trials.gather import merge_copies
+from validators.records.run import Refusal, SessionSettings, Trial, Variant
 
 FIRST, SECOND, THIRD = "int8-static-minmax-pc@ort-cpu", "int8-static-minmax-pc-all@ort-cpu", "int4-g32-rtn@ort-cpu"
 

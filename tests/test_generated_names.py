@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from odd import FLOAT, Odd, draw, info, layers, model_of, node, run, weights
 from onnx import helper, numpy_helper
 
-from tasks.ptq.graph import Names
-from tasks.ptq.make import make_variant
-from tasks.ptq.watched import open_watched
-from validators.recipe import decode
+from tasks.ptq.build_variant import make_variant
+from tasks.ptq.calibrate.watched import open_watched
+from tasks.ptq.graph.edits import Names
+from validators.job.candidate_name import decode
 
 PLAIN = (
     "int8-static-minmax-pc@ort-cpu",

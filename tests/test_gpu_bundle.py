@@ -20,7 +20,7 @@ from onnx import numpy_helper
 
 from validators.errors import DataError
 from validators.providers import CPU_PROVIDER
-from validators.records import SessionSettings
+from validators.records.run import SessionSettings
 
 NOTES = Notes("tiny", "accuracy", "logits", (1, 8, 32), 64)
 

@@ -17,20 +17,20 @@ import pytest
 from conftest import Tiny, statistics_of, tiny_samples
 from numpy.typing import NDArray
 
-from tasks.measure.latency import compare_latency
-from tasks.measure.latency_process import Contestant
-from tasks.measure.nvml import open_gpu
-from tasks.ptq.prepare import prepare_graph
+from tasks.measure.latency.compare import compare_latency
+from tasks.measure.latency.nvml import open_gpu
+from tasks.measure.latency.process import Contestant
+from tasks.ptq.graph.prepare import prepare_graph
 from tasks.ptq.tensorrt_forms import make_form
 from tasks.runtimes.coverage import measure_coverage
 from tasks.runtimes.ort import open_session
 from tasks.runtimes.runner import open_runner
-from validators.engines import BuildSettings, Engine, ShapeRange
 from validators.errors import CandidateRefused
-from validators.job_measurement import Measurement
+from validators.job.candidate_name import decode
+from validators.job.job_measurement import Measurement
 from validators.providers import CPU_PROVIDER, CUDA_PROVIDER, TENSORRT
-from validators.recipe import decode
-from validators.records import SessionSettings
+from validators.records.engines import BuildSettings, Engine, ShapeRange
+from validators.records.run import SessionSettings
 
 pytestmark = [
     pytest.mark.gpu,
@@ -76,7 +76,7 @@ def engine(tiny: Tiny, tmp_path: Path) -> Engine:
 
 def build(model: Path, folder: Path) -> Engine:
     from tasks.measure.inventory import find_gpu
-    from tasks.runtimes.engines import available, build_engine
+    from tasks.runtimes.engines.build import available, build_engine
 
     if not available().runtimes:
         pytest.skip("no TensorRT")
@@ -180,9 +180,9 @@ def test_a_bound_request_is_a_cuda_graph(engine: Engine) -> None:
 @pytest.mark.parametrize("name", ["fp16@tensorrt", "int8-static-minmax-pc@tensorrt", "fp8-amax-pc@tensorrt"])
 def test_layers_run_in_the_precision_of_the_label(name: str, tiny: Tiny, tmp_path: Path) -> None:
     """Types by the inspector, times by the profiler, both by multiply-accumulates; answers as near as its precision allows."""
-    from tasks.runtimes.engine_coverage import coverage_of_layers
-    from tasks.runtimes.engine_layers import parse_layers_json, with_times
-    from tasks.runtimes.engine_runner import inspect_engine
+    from tasks.runtimes.engines.coverage import coverage_of_layers
+    from tasks.runtimes.engines.layers import parse_layers_json, with_times
+    from tasks.runtimes.engines.runner import inspect_engine
 
     prepared, form = tmp_path / "prepared.onnx", tmp_path / "form.onnx"
     prepare_graph(tiny.model, prepared)

@@ -17,7 +17,7 @@ from gpu_check_inspect import rows_of
 from gpu_check_torch import MODES, measure_launch, rows_of_module
 
 from validators.providers import CPU_PROVIDER
-from validators.records import SessionSettings
+from validators.records.run import SessionSettings
 
 # The export, and a process for each figure, which imports PyTorch or ONNX Runtime anew.
 pytestmark = pytest.mark.slow

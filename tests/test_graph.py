@@ -13,7 +13,7 @@ from conftest import Tiny, tiny_model
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from tasks.ptq.graph import (
+from tasks.ptq.graph.edits import (
     attribute,
     drop_unused_initializers,
     gather_weights,
@@ -240,7 +240,7 @@ def test_a_large_model_is_saved_in_two_files(tiny: Tiny, tmp_path: Path, monkeyp
     small = tmp_path / "small.onnx"
     save_model(tiny_model(*tiny.weights), small)
     assert model_bytes(small) == small.stat().st_size
-    monkeypatch.setattr("tasks.ptq.graph.EXTERNAL_DATA_BYTES", 1000)
+    monkeypatch.setattr("tasks.ptq.graph.edits.EXTERNAL_DATA_BYTES", 1000)
     large = tmp_path / "large.onnx"
     save_model(tiny_model(*tiny.weights), large)
     weights = (tmp_path / "large.onnx.data").stat().st_size

@@ -325,7 +325,7 @@ def test_every_command_is_one_that_its_program_knows() -> None:
 
 def help_of(calls: list[str]) -> str:
     """What a program says of itself."""
-    program = [sys.executable, "-m", "flows.cli"] if calls[0] == "quantgate" else [str(BIN / calls[0])]
+    program = [sys.executable, "-m", "flows.cli.app"] if calls[0] == "quantgate" else [str(BIN / calls[0])]
     env = os.environ | {"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb", "PYTHONPATH": str(ROOT)}
     done = subprocess.run([*program, *calls[1:], "--help"], env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, (calls, done.stderr)

@@ -10,19 +10,19 @@ import onnx
 import pytest
 from conftest import CLASSES, FEATURES, Tiny, tiny_samples
 
-import tasks.inspect_variant as module
-from tasks.clock import Clock
-from tasks.context import Evidence, Given, Run
-from tasks.inspect_variant import SANITY_SAMPLES, coverage_of, sanity_of
+import tasks.trials.inspect_variant as module
 from tasks.measure.inventory import take_inventory
-from tasks.measure_baseline import baseline_variant
-from tasks.ptq.dynamic import quantize_dynamic
+from tasks.ptq.eight_bit.dynamic import quantize_dynamic
+from tasks.run.clock import Clock
+from tasks.run.context import Evidence, Given, Run
 from tasks.storage.locks import FolderLocks
 from tasks.storage.store import Store
-from validators.datasets import TensorSpec, load_samples
+from tasks.trials.inspect_variant import SANITY_SAMPLES, coverage_of, sanity_of
+from tasks.trials.measure_baseline import baseline_variant
 from validators.digests import digest_model
-from validators.read_job import parse_job
-from validators.records import Source, Variant
+from validators.job.read_job import parse_job
+from validators.records.run import Source, Variant
+from validators.samples.datasets import TensorSpec, load_samples
 
 Bench = tuple[Run, Given, Variant]
 

@@ -15,8 +15,8 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from tensorrt_rules import check_form, draw, op
 
-from tasks.ptq.graph import model_bytes
-from tasks.ptq.int4_blocks import dequantize_blocks, positive_scales, quantize_blocks, round_blocks
+from tasks.ptq.graph.edits import model_bytes
+from tasks.ptq.weight_only.int4_blocks import dequantize_blocks, positive_scales, quantize_blocks, round_blocks
 
 
 @pytest.mark.parametrize(

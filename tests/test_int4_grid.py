@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from tasks.ptq.int4_grid import (
+from tasks.ptq.weight_only.int4_grid import (
     COLUMNS_AT_ONCE,
     Grid,
     Quantized,

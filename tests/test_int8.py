@@ -17,14 +17,14 @@ from conftest import Tiny, static_int8, tiny_model
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from tasks.ptq.calibration import calibrate, read_ranges
-from tasks.ptq.dynamic import quantize_dynamic
-from tasks.ptq.prepare import prepare_graph
+from tasks.ptq.calibrate.calibration import calibrate, read_ranges
+from tasks.ptq.eight_bit.dynamic import quantize_dynamic
+from tasks.ptq.graph.prepare import prepare_graph
 from tasks.runtimes.ort import open_session, run_batches
-from validators.datasets import Samples, TensorSpec, load_samples
 from validators.errors import CandidateRefused
-from validators.recipe import RangeMethod
-from validators.records import SessionSettings
+from validators.job.candidate_name import RangeMethod
+from validators.records.run import SessionSettings
+from validators.samples.datasets import Samples, TensorSpec, load_samples
 
 Floats = NDArray[np.float64]
 Ranges = dict[str, tuple[float, float]]

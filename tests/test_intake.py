@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from flows.intake import state_of
-from tasks.intake import Intake, sentence
-from tasks.jobs import Jobs
+from flows.new_versions import state_of
+from tasks.service.job_files import Jobs
+from tasks.service.new_versions import Intake, sentence
 from validators.errors import JobError
 
 STARTED = Intake("m", "2", "j", "started", "no status", "id")

@@ -12,16 +12,16 @@ from conftest import Tiny
 from driving import run_jobs, write_job
 from interfaces import REFUSED, WORKING, Interface
 
-from flows.job_skeleton import job_skeleton
-from tasks.context import Evidence, start_run
-from tasks.describe_model import describe_file
-from tasks.export import export_program
-from tasks.load_data import load_data
-from tasks.resolve_source import resolve_source, unsupported_flavor
-from validators.datasets import Samples, TensorSpec
+from flows.cli.init import job_skeleton
+from tasks.evidence.load_data import load_data
+from tasks.evidence.model_facts import describe_file
+from tasks.evidence.resolve_source import resolve_source, unsupported_flavor
+from tasks.evidence.torch_export import export_program
+from tasks.run.context import Evidence, start_run
 from validators.errors import QuantgateError
-from validators.read_job import parse_job, read_job
-from validators.records import DataFile
+from validators.job.read_job import parse_job, read_job
+from validators.records.run import DataFile
+from validators.samples.datasets import Samples, TensorSpec
 
 
 def job_of(folder: Path, case: Interface, tiny: Tiny) -> dict[str, object]:

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from scipy import optimize, stats
 from scipy.special import xlogy
 
-from validators.intervals import drop_interval, mean_interval, paired_interval, tango_interval
-from validators.measurements import Estimate
+from validators.gates.intervals import drop_interval, mean_interval, paired_interval, tango_interval
+from validators.records.measurements import Estimate
 
 Floats = NDArray[np.float64]
 ONE_SIDED_95 = 1.6448536269514722

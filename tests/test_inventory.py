@@ -13,8 +13,8 @@ import pytest
 
 from tasks.measure import inventory as inventory_module
 from tasks.measure.inventory import GPU_LIBRARIES, ISA_FLAGS, take_inventory, usable_cores, usable_providers
-from validators.recipe import GPU_TARGETS, TARGETS
-from validators.records import Gpu, Inventory
+from validators.job.candidate_name import GPU_TARGETS, TARGETS
+from validators.records.run import Gpu, Inventory
 
 
 def test_the_inventory_is_that_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:

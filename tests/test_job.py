@@ -9,10 +9,10 @@ import pytest
 import yaml
 
 from validators.errors import JobError
-from validators.job import Job
-from validators.job_gates import Gates
-from validators.read_job import parse_job, read_job
-from validators.recipe import DEFAULT_CANDIDATES
+from validators.job.candidate_name import DEFAULT_CANDIDATES
+from validators.job.job import Job
+from validators.job.job_gates import Gates
+from validators.job.read_job import parse_job, read_job
 
 ROOT = Path(__file__).parents[1]
 DATA = {"calibration": "calibration.npz", "evaluation": "evaluation.npz"}

@@ -8,9 +8,9 @@ import pytest
 from conftest import Tiny
 from driving import write_job
 
-from tasks.jobs import Jobs, at_version, jobs_folder, jobs_for, read_jobs
+from tasks.service.job_files import Jobs, at_version, jobs_folder, jobs_for, read_jobs
 from validators.errors import JobError
-from validators.read_job import parse_job
+from validators.job.read_job import parse_job
 
 
 @pytest.fixture

@@ -9,18 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tasks.gather import trial_of
-from tasks.judge import judge_trial, rank_passing
-from tasks.judge_answers import Ground
 from tasks.storage.space import StorageFull
-from validators.datasets import Arrays
+from tasks.trials.gather import trial_of
+from tasks.trials.judge import judge_trial, rank_passing
+from tasks.trials.judge_on_samples import Ground
 from validators.errors import InfrastructureError
-from validators.job import Job
-from validators.journal import RolledBack
-from validators.latencies import Latency
-from validators.measurements import Accuracy, Answers, Coverage, Estimate, Sanity
-from validators.read_job import parse_job
-from validators.records import Refusal, SessionSettings, Trial, Variant
+from validators.job.job import Job
+from validators.job.read_job import parse_job
+from validators.records.journal import RolledBack
+from validators.records.latencies import Latency
+from validators.records.measurements import Accuracy, Answers, Coverage, Estimate, Sanity
+from validators.records.run import Refusal, SessionSettings, Trial, Variant
+from validators.samples.datasets import Arrays
 
 NAME = "int8-static-minmax-pc@ort-cpu"
 N, BASELINE_BYTES = 1000, 1000

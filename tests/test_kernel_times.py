@@ -12,13 +12,13 @@ import pytest
 from conftest import Hard, static_int8, statistics_of
 from onnx import TensorProto, helper, numpy_helper
 
-from tasks.ptq.calibration import read_ranges
-from tasks.ptq.dynamic import quantize_dynamic
-from tasks.ptq.prepare import prepare_graph
-from tasks.recover import part_cost
+from tasks.ptq.calibrate.calibration import read_ranges
+from tasks.ptq.eight_bit.dynamic import quantize_dynamic
+from tasks.ptq.graph.prepare import prepare_graph
 from tasks.runtimes import kernel_times as module
 from tasks.runtimes.kernel_times import kernel_events, kernel_times, node_times, profile
-from validators.records import SessionSettings
+from tasks.trials.recover import part_cost
+from validators.records.run import SessionSettings
 
 SETTINGS = SessionSettings("CPUExecutionProvider", 1)
 

@@ -14,24 +14,24 @@ import pytest
 from conftest import CLASSES, FEATURES, Tiny, tiny_samples
 from onnx import TensorProto, helper, numpy_helper
 
-from tasks import context
-from tasks.clock import Clock
-from tasks.context import Evidence, Given, Run
-from tasks.inspect_variant import coverage_of, sanity_of
-from tasks.make_candidate import _make
+from tasks.evidence.resolve_source import _from_file
 from tasks.measure.inventory import take_inventory
-from tasks.measure_baseline import baseline_variant
-from tasks.measure_saturation import measure_saturation
-from tasks.recover import _kernel_times
-from tasks.resolve_source import _from_file
+from tasks.run import context
+from tasks.run.clock import Clock
+from tasks.run.context import Evidence, Given, Run
 from tasks.storage.locks import FolderLocks
 from tasks.storage.store import Store
-from validators.datasets import TensorSpec, load_samples
+from tasks.trials.inspect_variant import coverage_of, sanity_of
+from tasks.trials.make_candidate import _make
+from tasks.trials.measure_baseline import baseline_variant
+from tasks.trials.measure_saturation import measure_saturation
+from tasks.trials.recover import _kernel_times
 from validators.digests import digest_model
-from validators.engines import BuildSettings, Engine, EngineManifest
-from validators.read_job import parse_job
-from validators.recipe import decode
-from validators.records import SessionSettings, Source, Trial, Variant
+from validators.job.candidate_name import decode
+from validators.job.read_job import parse_job
+from validators.records.engines import BuildSettings, Engine, EngineManifest
+from validators.records.run import SessionSettings, Source, Trial, Variant
+from validators.samples.datasets import TensorSpec, load_samples
 
 PLAIN, SMOOTH = "int8-static-minmax-pc@ort-cpu", "int8-static-minmax-pc-smooth@ort-cpu"
 KEPT, KEPT_SMOOTH = "int8-static-minmax-pc-keep1@ort-cpu", "int8-static-minmax-pc-smooth-keep1@ort-cpu"
@@ -150,7 +150,7 @@ def test_sanity_is_asked_anew_beside_another_baseline(shop: Shop, monkeypatch: p
     had = []
     for threads in (1, 2, 1):
         other = replace(baseline, session=replace(baseline.session, threads=threads))
-        monkeypatch.setattr("tasks.inspect_variant.baseline_variant", lambda *_, other=other: other)
+        monkeypatch.setattr("tasks.trials.inspect_variant.baseline_variant", lambda *_, other=other: other)
         had.append(sanity_of(run, given, shop.inventory, variant)[1])
     assert had == [False, False, True]
 
@@ -202,12 +202,14 @@ def test_code_of_every_step_that_fills_the_store_is_in_a_key() -> None:
     listed = {*context._MAKERS, *context._MEASURERS}
     assert all((TASKS / name).is_file() for name in listed)
     elsewhere = {
-        "context.py": "copies a file by its digest",
-        "measure_champion.py": "downloads by digest",
-        "own_step.py": "copies rows of a file, both in its key",
-        "resolve_source.py": "lists its own files",
+        "run/context.py": "copies a file by its digest",
+        "champion/compare_champion.py": "downloads by digest",
+        "trials/user_step.py": "copies rows of a file, both in its key",
+        "evidence/resolve_source.py": "lists its own files",
     }
-    fillers = {path.name for path in TASKS.glob("*.py") if re.search(r"store\.make\(", path.read_text())}
+    fillers = {
+        str(path.relative_to(TASKS)) for path in TASKS.rglob("*.py") if re.search(r"store\.make\(", path.read_text())
+    }
     assert fillers - set(elsewhere) <= listed
-    for name in ("request.py", "build_engine.py"):
+    for name in ("trials/request.py", "trials/build_engine.py"):
         assert name in listed

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from validators.label_coverage import ShortLabel, find_short_labels
+from validators.calibration.label_coverage import ShortLabel, find_short_labels
 
 
 @pytest.mark.parametrize(("classes", "n"), [(10, 64), (10, 128), (100, 1000)])

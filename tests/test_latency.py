@@ -17,13 +17,13 @@ import pytest
 from conftest import Tiny, tiny_model
 from scipy import stats
 
-from tasks.measure.latency import compare_latency
-from tasks.measure.latency_process import Contestant, Worker, save_requests
-from tasks.measure.latency_ratio import central_ratio, percentile, ratio_estimate, samples_needed
+from tasks.measure.latency.compare import compare_latency
+from tasks.measure.latency.process import Contestant, Worker, save_requests
+from tasks.measure.latency.ratio import central_ratio, percentile, ratio_estimate, samples_needed
 from validators.errors import CandidateRefused, InfrastructureError
-from validators.job_measurement import Measurement
-from validators.measurements import Estimate
-from validators.records import SessionSettings
+from validators.job.job_measurement import Measurement
+from validators.records.measurements import Estimate
+from validators.records.run import SessionSettings
 
 CPU = SessionSettings("CPUExecutionProvider", 1)
 QUICK = Measurement(

@@ -12,19 +12,19 @@ import pytest
 from conftest import Tiny, tiny_model
 from onnx import TensorProto, helper, numpy_helper
 
-from tasks.measure import latency_worker
-from tasks.measure.disturbance import BlockConditions
-from tasks.measure.latency import compare_latency
-from tasks.measure.latency_pairs import Launch, Pair, WarmUp
-from tasks.measure.latency_process import Block, Contestant, Worker, save_requests
-from tasks.measure.latency_summary import Gathered, Side, summarise
-from tasks.measure.nvml import GpuState
-from validators import records
+from tasks.measure.latency import worker as latency_worker
+from tasks.measure.latency.compare import compare_latency
+from tasks.measure.latency.disturbance import BlockConditions
+from tasks.measure.latency.nvml import GpuState
+from tasks.measure.latency.pairs import Launch, Pair, WarmUp
+from tasks.measure.latency.process import Block, Contestant, Worker, save_requests
+from tasks.measure.latency.summary import Gathered, Side, summarise
 from validators.errors import CandidateRefused
-from validators.job_measurement import Measurement
-from validators.latencies import Latency
-from validators.measurements import Estimate
-from validators.records import SessionSettings
+from validators.job.job_measurement import Measurement
+from validators.records import run as records
+from validators.records.latencies import Latency
+from validators.records.measurements import Estimate
+from validators.records.run import SessionSettings
 
 CPU = SessionSettings("CPUExecutionProvider", 1)
 QUICK = Measurement(

@@ -8,10 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tasks.measure.disturbance import BlockConditions
-from tasks.measure.latency_pairs import Launch, Pair, WarmUp, measure_launch, relative_spread, warm_up, why_odd
-from tasks.measure.latency_process import Block
-from validators.job_measurement import Measurement
+from tasks.measure.latency.disturbance import BlockConditions
+from tasks.measure.latency.pairs import Launch, Pair, WarmUp, measure_launch, relative_spread, warm_up, why_odd
+from tasks.measure.latency.process import Block
+from validators.job.job_measurement import Measurement
 
 STILL = BlockConditions(0.0, 0.0, (1.0, 1.0))
 SLOWER = replace(STILL, canary_ms=(1.0, 2.0))

@@ -10,11 +10,11 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from tasks.measure import latency_worker
-from tasks.measure.latency import compare_latency, mix_size
-from tasks.measure.latency_process import Block, Contestant, Worker, save_requests
-from validators.job_measurement import Measurement
-from validators.records import SessionSettings
+from tasks.measure.latency import worker as latency_worker
+from tasks.measure.latency.compare import compare_latency, mix_size
+from tasks.measure.latency.process import Block, Contestant, Worker, save_requests
+from validators.job.job_measurement import Measurement
+from validators.records.run import SessionSettings
 
 CPU = SessionSettings("CPUExecutionProvider", 1)
 QUICK = Measurement(

@@ -11,13 +11,13 @@ import numpy as np
 from conftest import Tiny
 from driving import environment
 
-from tasks.measure.latency_process import save_requests
+from tasks.measure.latency.process import save_requests
 
 SCRIPT = """
 import os, signal, sys
 from pathlib import Path
-from tasks.measure.latency_process import Contestant, Worker
-from validators.records import SessionSettings
+from tasks.measure.latency.process import Contestant, Worker
+from validators.records.run import SessionSettings
 worker = Worker(Contestant(Path(sys.argv[1]), SessionSettings("CPUExecutionProvider", 1)), Path(sys.argv[2]))
 worker.block(0.01, 3)
 print(worker.pid, flush=True)

@@ -105,7 +105,9 @@ def test_what_consumers_get_needs_nothing_of_ours() -> None:
     found = {name for path in modules("tasks/runtimes/trt_engine") for name in imports(path)}
     outside = {name for name in found if not name.startswith(shipped) and not shipped.startswith(name)}
     assert {name.partition(".")[0] for name in outside} - sys.stdlib_module_names == {"numpy"}
-    names = {name.partition(".")[0] for name in imports(ROOT / "tasks" / "consumer_tensorrt.py")}
+    names = {
+        name.partition(".")[0] for name in imports(ROOT / "tasks" / "champion" / "consumer" / "consumer_tensorrt.py")
+    }
     assert names - sys.stdlib_module_names == {"mlflow", "numpy", "trt_engine"}
 
 
@@ -148,16 +150,16 @@ def test_the_measuring_process_imports_little() -> None:
     the job names functions of the user's, what loads them comes along, on a GPU what opens models there, nothing besides."""
     found = {
         name
-        for name in imports(ROOT / "tasks" / "measure" / "latency_worker.py")
+        for name in imports(ROOT / "tasks" / "measure" / "latency" / "worker.py")
         if name.partition(".")[0] not in sys.stdlib_module_names | {"__future__"}
     }
     ours = {name for name in found if name.partition(".")[0] in PACKAGES}
     assert found - ours == {"numpy", "onnxruntime"}
     assert {name for name in ours if not any(other.startswith(f"{name}.") for other in ours)} == {
-        "tasks.measure.user_code.load_function",
-        "tasks.measure.latency_gpu.load",
+        "tasks.measure.metrics.user_code.load_function",
+        "tasks.measure.latency.gpu.load",
         "validators.errors.CandidateRefused",
     }
-    worker = ast.parse((ROOT / "tasks" / "measure" / "latency_worker.py").read_text(encoding="utf-8"))
+    worker = ast.parse((ROOT / "tasks" / "measure" / "latency" / "worker.py").read_text(encoding="utf-8"))
     at_the_top = [node.module or "" for node in worker.body if isinstance(node, ast.ImportFrom)]
     assert not any(name.partition(".")[0] in PACKAGES for name in at_the_top)

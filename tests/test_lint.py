@@ -16,8 +16,8 @@ from qdq_models import HALF, Part, const, drawn, model, op, pair, product, weigh
 from test_cli import quantgate
 
 from validators.errors import SourceError
-from validators.findings import CONSEQUENCES, MEANING
-from validators.onnx_graph import RULES, lint
+from validators.graph.lint import CONSEQUENCES, MEANING
+from validators.graph.source_graph import RULES, lint
 
 GOOD = pair() + weight(64, 32) + product()
 ALONG_K = pair() + weight(64, 32, axis=0) + product()

@@ -10,24 +10,24 @@ import onnx
 import pytest
 from conftest import CLASSES, FEATURES, Tiny, statistics_of
 
-from tasks import measure_accuracy as module
-from tasks.clock import Clock
-from tasks.context import Evidence, Run
-from tasks.measure import reduction
 from tasks.measure.inventory import take_inventory
-from tasks.measure_accuracy import Reference, _considerate, measure_accuracy
-from tasks.ptq.make import Materials, make_variant
-from tasks.ptq.prepare import prepare_graph
-from tasks.ptq.smooth import SmoothedGraph
+from tasks.measure.metrics import reduction
+from tasks.ptq.build_variant import Materials, make_variant
+from tasks.ptq.eight_bit.smooth import SmoothedGraph
+from tasks.ptq.graph.prepare import prepare_graph
+from tasks.run.clock import Clock
+from tasks.run.context import Evidence, Run
 from tasks.runtimes.ort import open_session
 from tasks.storage.locks import FolderLocks
 from tasks.storage.store import Store
-from validators.datasets import TensorSpec, load_samples
+from tasks.trials import measure_accuracy as module
+from tasks.trials.measure_accuracy import Reference, _considerate, measure_accuracy
 from validators.digests import digest_model
-from validators.measurements import Accuracy
-from validators.read_job import parse_job
-from validators.recipe import decode
-from validators.records import SessionSettings, Variant
+from validators.job.candidate_name import decode
+from validators.job.read_job import parse_job
+from validators.records.measurements import Accuracy
+from validators.records.run import SessionSettings, Variant
+from validators.samples.datasets import TensorSpec, load_samples
 
 
 @pytest.fixture(scope="module")

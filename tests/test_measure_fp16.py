@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 
-from tasks import measure_fp16 as step
-from tasks.clock import Clock
-from tasks.context import Run
-from tasks.judge import judge_speedup_fp16
+from tasks.run.clock import Clock
+from tasks.run.context import Run
 from tasks.storage.locks import FolderLocks
 from tasks.storage.store import Store
+from tasks.trials import measure_fp16 as step
+from tasks.trials.judge import judge_speedup_fp16
 from validators.errors import CandidateRefused
-from validators.job_gates import Gates
-from validators.latencies import Latency
-from validators.measurements import Estimate
-from validators.read_job import parse_job
-from validators.records import Refusal, SessionSettings, Trial, Variant
+from validators.job.job_gates import Gates
+from validators.job.read_job import parse_job
+from validators.records.latencies import Latency
+from validators.records.measurements import Estimate
+from validators.records.run import Refusal, SessionSettings, Trial, Variant
 
 LATENCY = Latency(
     1, 1.0, None, None, 60, 2.0, None, None, Estimate(2.0, 1.9, 2.1), 6, 5.0, 80.0, 9.0, 120.0, Path("samples.npz")

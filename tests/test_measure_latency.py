@@ -11,20 +11,20 @@ import numpy as np
 import pytest
 from conftest import Tiny
 
-from tasks import measure_latency as step
-from tasks import request
-from tasks.clock import Clock
-from tasks.context import Evidence, Given, Run
 from tasks.measure.inventory import take_inventory, usable_cores
-from tasks.request import draw_requests, request_batch
+from tasks.run.clock import Clock
+from tasks.run.context import Evidence, Given, Run
 from tasks.storage.locks import FolderLocks
 from tasks.storage.store import Store
-from validators.datasets import Samples, TensorSpec, load_samples
-from validators.job_measurement import Measurement, OperatingPoint
-from validators.latencies import Latency, point_labels
-from validators.measurements import Accuracy, Estimate
-from validators.read_job import parse_job
-from validators.records import Inventory, SessionSettings, Source, Trial, Variant
+from tasks.trials import measure_latency as step
+from tasks.trials import request
+from tasks.trials.request import draw_requests, request_batch
+from validators.job.job_measurement import Measurement, OperatingPoint
+from validators.job.read_job import parse_job
+from validators.records.latencies import Latency, point_labels
+from validators.records.measurements import Accuracy, Estimate
+from validators.records.run import Inventory, SessionSettings, Source, Trial, Variant
+from validators.samples.datasets import Samples, TensorSpec, load_samples
 
 CLEAN = Latency(
     1, 1.0, None, None, 60, 2.0, None, None, Estimate(2.0, 1.9, 2.1), 6, 5.0, 80.0, 9.0, 120.0, Path("samples.npz")

@@ -9,9 +9,9 @@ from driving import Answer, run_jobs, write_job
 from sklearn import metrics as sk
 
 from tasks.runtimes.ort import open_session
-from validators.datasets import TensorSpec, load_samples
-from validators.records import SessionSettings
-from validators.split import confirmation_mask
+from validators.records.run import SessionSettings
+from validators.samples.confirmation_split import confirmation_mask
+from validators.samples.datasets import TensorSpec, load_samples
 
 CODE = """
 import numpy as np

@@ -15,16 +15,16 @@ from numpy.typing import NDArray
 from scipy import stats
 from sklearn import metrics as sk
 
-from tasks.measure.classification import f1_binary
-from tasks.measure.metric import Metric, are_scores
-from tasks.measure.metrics import Options, named_metric
-from tasks.measure.ranks import midranks, order_codes
-from tasks.measure.text_errors import make_decoder
-from tasks.measure.values import signal_and_noise
-from validators.datasets import TensorSpec
+from tasks.measure.metrics.catalog import Options, named_metric
+from tasks.measure.metrics.classification import f1_binary
+from tasks.measure.metrics.metric import Metric, are_scores
+from tasks.measure.metrics.ranks import midranks, order_codes
+from tasks.measure.metrics.text_errors import make_decoder
+from tasks.measure.metrics.values import signal_and_noise
 from validators.errors import JobError
-from validators.job import MetricName
-from validators.job_data import TextDecoding
+from validators.job.job import MetricName
+from validators.job.job_data import TextDecoding
+from validators.samples.datasets import TensorSpec
 
 SCORES = np.array([[0.1, 0.9, 0.0], [0.8, 0.1, 0.1], [0.2, 0.3, 0.5], [0.4, 0.3, 0.3]], np.float32)
 # Seven classes; the best five of the first row are 6, 5, 4, 3, 2, those of the second 0, 1, 2, 3, 4.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from validators.model_view import Embeddings, draw_rows, usable_rows
+from validators.calibration.model_view import Embeddings, draw_rows, usable_rows
 
 
 def test_copies_and_samples_that_are_not_finite_are_not_worth_running() -> None:

@@ -11,18 +11,18 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tasks.clock import Clock
-from tasks.conclude import conclude_error
+from tasks.evidence.resolve_source import MODEL_URI
+from tasks.records.result_document import conclude_error
 from tasks.reporting.markdown import artifact_rows, check_rows, verdict_markdown
 from tasks.reporting.page import render_page
-from tasks.resolve_source import MODEL_URI
+from tasks.run.clock import Clock
 from tasks.storage.locks import FolderLocks
 from tasks.storage.store import Store
-from validators.bounded_yaml import load_yaml
 from validators.errors import JobError, QuantgateError
+from validators.job.candidate_name import decode
+from validators.job.read_job import parse_job, read_job
 from validators.plain_text import as_markdown, plain
-from validators.read_job import parse_job, read_job
-from validators.recipe import decode
+from validators.untrusted.bounded_yaml import load_yaml
 
 NASTY = st.one_of(
     st.text(max_size=40),

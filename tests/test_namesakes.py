@@ -14,19 +14,19 @@ from odd import FLOAT, draw, info, model_of, node, weights
 from onnx import helper, numpy_helper
 
 from tasks.measure.taps import find_taps
-from tasks.ptq.bias_correction import correct_bias
-from tasks.ptq.dynamic import quantize_dynamic
-from tasks.ptq.fixed_ranges import read_fixed_ranges
-from tasks.ptq.grams import Gram
-from tasks.ptq.graph import custom_operators, split_gemm, weighted_nodes
-from tasks.ptq.placement import GraphView, place
-from tasks.ptq.pool_means import pool_means
-from tasks.ptq.qdq_checks import refuse_model, weight_type
+from tasks.ptq.calibrate.fixed_ranges import read_fixed_ranges
+from tasks.ptq.calibrate.grams import Gram
+from tasks.ptq.eight_bit.bias_correction import correct_bias
+from tasks.ptq.eight_bit.dynamic import quantize_dynamic
+from tasks.ptq.eight_bit.placement import GraphView, place
+from tasks.ptq.eight_bit.qdq_checks import refuse_model, weight_type
+from tasks.ptq.eight_bit.smooth import ChannelStatistics, smooth
+from tasks.ptq.eight_bit.tied import find_tables, retie
+from tasks.ptq.graph.edits import custom_operators, split_gemm, weighted_nodes
+from tasks.ptq.graph.pool_means import pool_means
 from tasks.ptq.sensitivity import find_parts
-from tasks.ptq.sites import find_sites
-from tasks.ptq.smooth import ChannelStatistics, smooth
-from tasks.ptq.tied import find_tables, retie
-from tasks.ptq.weight_only import quantize_weights
+from tasks.ptq.weight_only.matmul_nbits import quantize_weights
+from tasks.ptq.weight_only.sites import find_sites
 from validators.errors import CandidateRefused
 
 BOTH = pytest.mark.parametrize("domain", ["", "acme"])

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
-import validators.near_duplicates
-from validators.near_duplicates import (
+import validators.samples.near_duplicates
+from validators.samples.near_duplicates import (
     allow_by_chance,
     chance_of_so_many,
     find_near_duplicates,
@@ -361,9 +361,9 @@ def test_blocks_and_order_change_nothing(draw: Any, monkeypatch: pytest.MonkeyPa
     found = find(samples, others)
     assert found == [*range(40, 60), *[-1] * 20]
     assert find(samples, others[::-1]) == [149 - row if row >= 0 else -1 for row in found]
-    monkeypatch.setattr(validators.near_duplicates, "BLOCK_VALUES", 1000)
+    monkeypatch.setattr(validators.samples.near_duplicates, "BLOCK_VALUES", 1000)
     assert find(samples, others) == found
-    monkeypatch.setattr(validators.near_duplicates, "MAX_SAMPLES", 60)
+    monkeypatch.setattr(validators.samples.near_duplicates, "MAX_SAMPLES", 60)
     assert find(samples, others) == found
 
 

@@ -8,9 +8,9 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from tasks.measure.inventory import find_gpu
-from tasks.measure.nvml import Gpu, GpuState, open_gpu
-from validators import records
+from tasks.measure.latency.nvml import Gpu, GpuState, open_gpu
 from validators.errors import InfrastructureError
+from validators.records import run as records
 
 
 class NVMLError(Exception):

@@ -23,7 +23,7 @@ from odd import (
 )
 from onnx import numpy_helper
 
-from tasks.ptq.graph import notes_of
+from tasks.ptq.graph.edits import notes_of
 
 
 def half() -> onnx.ModelProto:

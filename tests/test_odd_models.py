@@ -27,10 +27,10 @@ from odd import (
 )
 from onnx import TensorProto, helper
 
-from tasks.ptq.bias_correction import correct_bias
-from tasks.ptq.collect import collect_statistics
-from tasks.ptq.grams import collect_grams
-from tasks.ptq.prepare import prepare_graph
+from tasks.ptq.calibrate.collect import collect_statistics
+from tasks.ptq.calibrate.grams import collect_grams
+from tasks.ptq.eight_bit.bias_correction import correct_bias
+from tasks.ptq.graph.prepare import prepare_graph
 
 
 def branch() -> onnx.ModelProto:

@@ -10,9 +10,9 @@ import pytest
 from odd import CANDIDATES, GetOdd, check_pass, check_prepared, check_viewed, gathered, layers, model_of, node, weights
 from onnx import helper
 
-from tasks.ptq.graph import notes_of
-from tasks.ptq.make import quantize_int8
-from validators.recipe import decode
+from tasks.ptq.build_variant import quantize_int8
+from tasks.ptq.graph.edits import notes_of
+from validators.job.candidate_name import decode
 
 
 def contrib() -> onnx.ModelProto:

@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from validators.calibration_data import judge_calibration
-from validators.datasets import Samples
-from validators.job_data import CalibrationBounds
-from validators.offline_pages import ASSETS, LINKS, make_offline
-from validators.records import DataFile
+from validators.calibration.judge import judge_calibration
+from validators.calibration.offline_pages import ASSETS, LINKS, make_offline
+from validators.job.job_data import CalibrationBounds
+from validators.records.run import DataFile
+from validators.samples.datasets import Samples
 
 # Bootstrap's own text-success, text-danger and table border, and the two bars of a chart.
 GREEN, RED, BORDER, CALIBRATION, REFERENCE = "#28a745", "#dc3545", "#dee2e6", "#d55e00", "#56b4e9"
@@ -43,7 +43,7 @@ def judge(samples: Samples, folder: Path) -> Path:
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The pages of clean samples, of samples that fail, and of these as Great Expectations writes them."""
-    from validators import checkpoint
+    from validators.calibration import gx_checkpoint as checkpoint
 
     around = tmp_path_factory.mktemp("sites")
     pages = {"passed": judge(draw(128, seed=1), around / "passed")}
@@ -243,7 +243,7 @@ def test_a_chart_stands_once_for_a_statistic_and_in_a_row_that_failed(name: str,
 
 def test_a_chart_holds_strings_and_numbers_only() -> None:
     """It is written as a Python literal into a script."""
-    from validators.charts import draw_shares
+    from validators.calibration.charts import draw_shares
 
     def leaves(value: object) -> list[object]:
         inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None

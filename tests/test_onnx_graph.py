@@ -12,8 +12,8 @@ from conftest import Tiny, tiny_model
 from onnx import TensorProto, helper, numpy_helper
 
 from validators.errors import SourceError
-from validators.external_data import external_files
-from validators.onnx_graph import check_source_graph
+from validators.graph.source_graph import check_source_graph
+from validators.untrusted.external_data import external_files
 
 FLOAT = TensorProto.FLOAT
 

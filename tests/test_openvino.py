@@ -17,25 +17,25 @@ import pytest
 from conftest import FEATURES, Tiny
 from driving import environment
 
-from flows.describe import candidate_rows, target_rows
-from tasks import make_candidate
-from tasks.lineage import runtime_requirements
+from flows.service.describe import candidate_rows, target_rows
+from tasks.champion.manifest import runtime_requirements
 from tasks.measure.inventory import take_inventory
-from tasks.measure.latency import Contestant, compare_latency
-from tasks.ptq.qdq import quantize_qdq
+from tasks.measure.latency.compare import Contestant, compare_latency
+from tasks.ptq.eight_bit.qdq import quantize_qdq
 from tasks.runtimes import coverage, openvino
 from tasks.runtimes.openvino_kernels import kernels_by_node, products_behind
 from tasks.runtimes.ort import open_session, run_batches
-from validators.coverage_gate import judge_coverage
+from tasks.trials import make_candidate
 from validators.errors import CandidateRefused
-from validators.job_gates import Gates
-from validators.job_measurement import Measurement
-from validators.measurements import UNNAMED, Coverage
+from validators.gates.coverage import judge_coverage
+from validators.job.candidate_name import decode
+from validators.job.job_gates import Gates
+from validators.job.job_measurement import Measurement
+from validators.job.read_job import parse_job
+from validators.job.recipe_words import describe
 from validators.providers import OPENVINO_PROVIDER
-from validators.read_job import parse_job
-from validators.recipe import decode
-from validators.recipe_words import describe
-from validators.records import Inventory, SessionSettings, Variant
+from validators.records.measurements import UNNAMED, Coverage
+from validators.records.run import Inventory, SessionSettings, Variant
 
 ROOT = Path(__file__).parent.parent
 CPU, OPENVINO = SessionSettings("CPUExecutionProvider", 1), SessionSettings(OPENVINO_PROVIDER, 1)
@@ -183,7 +183,7 @@ for installed in (False, True):
 
 
 def test_a_consumer_says_what_is_missing(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", CONSUMER, str(ROOT / "tasks" / "consumer.py")]
+    command = [sys.executable, "-c", CONSUMER, str(ROOT / "tasks" / "champion" / "consumer" / "consumer.py")]
     done = subprocess.run(command, env=environment(tmp_path), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     absent, refused = done.stdout.splitlines()[-2:]

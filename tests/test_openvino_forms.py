@@ -15,16 +15,16 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from tasks.ptq.calibration import read_ranges
-from tasks.ptq.make import refuse_other_targets
+from tasks.ptq.build_variant import refuse_other_targets
+from tasks.ptq.calibrate.calibration import read_ranges
+from tasks.ptq.eight_bit.qdq import Report, quantize_qdq
 from tasks.ptq.openvino_forms import place_for_openvino, ranges_for_openvino
-from tasks.ptq.qdq import Report, quantize_qdq
 from tasks.ptq.sessions import session_settings
 from tasks.runtimes.ort import open_session, run_batches
 from validators.errors import CandidateRefused
+from validators.job.candidate_name import DEFAULT_CANDIDATES, decode
 from validators.providers import OPENVINO_PROVIDER
-from validators.recipe import DEFAULT_CANDIDATES, decode
-from validators.records import SessionSettings
+from validators.records.run import SessionSettings
 
 BASIC = SessionSettings("CPUExecutionProvider", 1, "basic")
 Array = NDArray[Any]

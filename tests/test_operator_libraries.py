@@ -11,13 +11,13 @@ from typing import Any
 import onnxruntime_extensions
 import pytest
 
-from tasks.context import start_run
+from tasks.run.context import start_run
 from tasks.runtimes.libraries import describe_library, find_library
 from validators.errors import JobError
-from validators.job import Job
-from validators.job_data import OperatorLibrary
-from validators.libraries import Library
-from validators.read_job import parse_job
+from validators.job.job import Job
+from validators.job.job_data import OperatorLibrary
+from validators.job.read_job import parse_job
+from validators.records.libraries import Library
 
 PACKAGE = "onnxruntime_extensions"
 # As its own metadata writes the name; an installer takes hyphens and underscores for the same.

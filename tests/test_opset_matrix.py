@@ -11,11 +11,11 @@ from conftest import Tiny, tiny_model
 from exported_models import LENGTH, TOKENS, transformer
 from opset_matrix import DEFAULT_CANDIDATES, open_bench
 
-from tasks.ptq.make import Materials, make_variant
-from tasks.ptq.prepare import fuse_graph, prepare_graph
-from tasks.ptq.upgrade import upgrade_opset
+from tasks.ptq.build_variant import Materials, make_variant
+from tasks.ptq.graph.prepare import fuse_graph, prepare_graph
+from tasks.ptq.graph.upgrade import upgrade_opset
 from validators.errors import CandidateRefused
-from validators.recipe import decode
+from validators.job.candidate_name import decode
 
 # One of each precision and target that its opset could keep from being made.
 CANDIDATES = (

@@ -26,11 +26,9 @@ from tasks.runtimes.macs import MAC_RULES
 from tasks.runtimes.ort import open_session
 from tasks.runtimes.ort_gpu import device_of, gpu_providers, load_libraries, probe, why_missing
 from tasks.runtimes.runner import _OPENERS, Device, GpuSessionRunner, bind, open_runner, run_all
-from validators import records
-from validators.coverage_gate import judge_coverage
 from validators.errors import CandidateRefused
-from validators.job_gates import Gates
-from validators.measurements import UNNAMED
+from validators.gates.coverage import judge_coverage
+from validators.job.job_gates import Gates
 from validators.providers import (
     CPU_PROVIDER,
     CUDA_PROVIDER,
@@ -39,7 +37,9 @@ from validators.providers import (
     ORT_TENSORRT_PROVIDER,
     TENSORRT,
 )
-from validators.records import SessionSettings
+from validators.records import run as records
+from validators.records.measurements import UNNAMED
+from validators.records.run import SessionSettings
 
 CPU = Device("cpu", 0)
 SETTINGS = SessionSettings(CPU_PROVIDER, 1)
@@ -249,7 +249,7 @@ def test_every_provider_has_its_runner(tiny: Tiny) -> None:
 def consumer() -> ModuleType:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # mlflow's, about its own type hints
-        return importlib.import_module("tasks.consumer")
+        return importlib.import_module("tasks.champion.consumer.consumer")
 
 
 def test_a_consumer_asks_for_what_was_approved(consumer: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from onnx import TensorProto, helper, numpy_helper
 
-from tasks.ptq.outliers import Outliers, channel_amax, find_outliers, outlier_ratio
+from tasks.ptq.calibrate.outliers import Outliers, channel_amax, find_outliers, outlier_ratio
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,12 @@ import pytest
 from conftest import Tiny
 from driving import Answer, register_models, run_jobs, write_job
 
-from tasks.own_step import choosing_samples
 from tasks.storage.store import Store
-from validators.datasets import Samples
+from tasks.trials.user_step import choosing_samples
 from validators.errors import JobError
-from validators.read_job import parse_job
-from validators.records import DataFile
+from validators.job.read_job import parse_job
+from validators.records.run import DataFile
+from validators.samples.datasets import Samples
 
 STATIC, DYNAMIC, FP8 = "int8-static-minmax-pc@ort-cpu", "int8-dynamic-pc@ort-cpu", "fp8-amax-pc@ort-cpu"
 

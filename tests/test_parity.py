@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tasks.export import PARITY_TOLERANCE, compare_outputs
+from tasks.evidence.torch_export import PARITY_TOLERANCE, compare_outputs
 from tasks.runtimes.parity import largest_difference, largest_magnitude
 from validators.errors import SourceError
 

@@ -15,24 +15,24 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from scipy.special import log_softmax
 
-from tasks.clock import Clock
-from tasks.context import Evidence, Run
-from tasks.measure import perplexity as module
-from tasks.measure.drops import estimate_drop
 from tasks.measure.inventory import take_inventory
-from tasks.measure.metrics import PERPLEXITY
-from tasks.measure.perplexity import perplexity, score_batches, score_windows, targets_of
-from tasks.measure_accuracy import Reference, measure_accuracy
+from tasks.measure.metrics.catalog import PERPLEXITY
+from tasks.measure.metrics.catalog import perplexity as module
+from tasks.measure.metrics.drops import estimate_drop
+from tasks.measure.metrics.perplexity import perplexity, score_batches, score_windows, targets_of
+from tasks.run.clock import Clock
+from tasks.run.context import Evidence, Run
 from tasks.storage.locks import FolderLocks
 from tasks.storage.store import Store
-from validators.accuracy_gates import judge_drop
-from validators.datasets import TensorSpec, load_samples
+from tasks.trials.measure_accuracy import Reference, measure_accuracy
 from validators.errors import DataError
-from validators.job_gates import Gates
-from validators.labels import IGNORED
-from validators.measurements import Accuracy
-from validators.read_job import parse_job
-from validators.records import SessionSettings, Variant
+from validators.gates.accuracy import judge_drop
+from validators.job.job_gates import Gates
+from validators.job.read_job import parse_job
+from validators.records.measurements import Accuracy
+from validators.records.run import SessionSettings, Variant
+from validators.samples.datasets import TensorSpec, load_samples
+from validators.samples.labels import IGNORED
 
 VOCABULARY, SEQUENCE = 7, 9
 INPUT = TensorSpec("input_ids", "int64", ("batch", "sequence"))
@@ -237,6 +237,6 @@ def test_the_gate_tells_a_worse_model_from_an_equal_one(noise: float, outcome: s
 def test_batches_of_one_give_what_all_at_once_give(measured: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     measure, table, _ = measured
     one = np.load(measure(table).scores_path)
-    monkeypatch.setattr("tasks.measure_accuracy.WINDOWS_AT_ONCE", 77)
+    monkeypatch.setattr("tasks.trials.measure_accuracy.WINDOWS_AT_ONCE", 77)
     assert module.WINDOWS_AT_ONCE == 1
     np.testing.assert_array_equal(np.load(measure(table * 1.0 + 0).scores_path), one)

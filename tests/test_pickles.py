@@ -18,10 +18,10 @@ from conftest import Tiny
 from driving import Answer, environment, run_jobs, write_job
 from hostile_programs import ATTACKS
 
-from tasks.export import export_program
-from validators.datasets import read_arrays
+from tasks.evidence.torch_export import export_program
 from validators.errors import DataError, SourceError
-from validators.torch_program import check_program
+from validators.samples.datasets import read_arrays
+from validators.untrusted.torch_program import check_program
 
 TESTS = Path(__file__).parent
 # What torch 2.13 refuses by itself, at a later place.

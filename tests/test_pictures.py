@@ -24,12 +24,13 @@ from report_data import (
     with_samples,
 )
 
-from tasks.reporting import bars, latency_pictures, palette, pareto, pictures
-from tasks.reporting.coverage_map import coverage_spec
-from tasks.reporting.labels import Box
-from tasks.reporting.scales import Scale
-from tasks.reporting.vega import FONT_PIXELS, text_width
-from validators.measurements import UNNAMED, Coverage, Estimate, Product
+from tasks.reporting.pictures import bars, latency_pictures, palette, pareto
+from tasks.reporting.pictures import run_pictures as pictures
+from tasks.reporting.pictures.coverage_map import coverage_spec
+from tasks.reporting.pictures.labels import Box
+from tasks.reporting.pictures.scales import Scale
+from tasks.reporting.pictures.vega import FONT_PIXELS, text_width
+from validators.records.measurements import UNNAMED, Coverage, Estimate, Product
 
 LINES = pareto.Lines(0.02, 1.05)
 
@@ -155,7 +156,7 @@ def test_a_point_outside_its_bars_is_still_in_the_frame() -> None:
 
 def test_a_scale_knows_where_the_library_draws() -> None:
     """The corner of a rectangle at a value, as drawn, against the pixel that the scale reckons."""
-    from tasks.reporting.vega import picture, to_svg
+    from tasks.reporting.pictures.vega import picture, to_svg
 
     for scale in (
         Scale("linear", -1, 4, 500),

@@ -15,20 +15,20 @@ from conftest import Tiny, statistics_of, tiny_model
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from tasks.ptq.grams import Gram, collect_grams
-from tasks.ptq.graph import model_bytes
-from tasks.ptq.make import Materials, make_variant, refuse_other_targets
-from tasks.ptq.prepare import fuse_graph, prepare_graph
+from tasks.ptq.build_variant import Materials, make_variant, refuse_other_targets
+from tasks.ptq.calibrate.grams import Gram, collect_grams
+from tasks.ptq.eight_bit.smooth import SmoothedGraph
+from tasks.ptq.graph.edits import model_bytes
+from tasks.ptq.graph.prepare import fuse_graph, prepare_graph
 from tasks.ptq.sensitivity import Part, Sensitivity
 from tasks.ptq.sessions import SLOW_FUSION, session_settings
-from tasks.ptq.sites import tensors_to_collect
-from tasks.ptq.smooth import SmoothedGraph
+from tasks.ptq.weight_only.sites import tensors_to_collect
 from tasks.runtimes.ort import open_session
-from validators.datasets import Arrays
 from validators.digests import digest_file
 from validators.errors import CandidateRefused
-from validators.recipe import DEFAULT_CANDIDATES, Candidate, decode
-from validators.records import SessionSettings
+from validators.job.candidate_name import DEFAULT_CANDIDATES, Candidate, decode
+from validators.records.run import SessionSettings
+from validators.samples.datasets import Arrays
 
 FLOAT = TensorProto.FLOAT
 

@@ -16,15 +16,15 @@ import psutil
 import pytest
 from stack import free_port, listens, wait_until
 
-from tasks.processes import Program, Programs
-from tasks.secrets import secret
+from tasks.service.generated_secrets import secret
+from tasks.service.processes import Program, Programs
 from validators.errors import InfrastructureError
 
 # Two servers, one of them with a grandchild that leads a session of its own, as the runs of a worker do.
 DRIVER = """
 import subprocess, sys
 from pathlib import Path
-from tasks.processes import Program, Programs
+from tasks.service.processes import Program, Programs
 first, second, logs = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
 orphan = "import subprocess, sys; subprocess.Popen(['sleep', '987.25'], start_new_session=True); "
 serve = "import http.server; http.server.test(http.server.SimpleHTTPRequestHandler, port=%d, bind='127.0.0.1')"

@@ -130,7 +130,7 @@ def test_through_a_server_it_is_the_same(tmp_path: Path) -> None:
         state = left(tmp_path)
         assert state["aliases"] == {CHAMPION: 2}
         assert {version["phase"] for version in state["versions"].values()} == {"done"}
-        command = [sys.executable, "-m", "flows.cli", "rollback", "m", "--target", "ort-cpu"]
+        command = [sys.executable, "-m", "flows.cli.app", "rollback", "m", "--target", "ort-cpu"]
         models = sorted((tmp_path / "mlartifacts").rglob("model.onnx"), key=lambda path: path.stat().st_mtime_ns)
         kept = models[0].rename(tmp_path / "kept")
         gone = subprocess.run(command, env=stack.settings(), capture_output=True, text=True, check=False)

@@ -16,16 +16,16 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from tasks.ptq.calibration import calibrate, read_ranges
-from tasks.ptq.graph import scratch
-from tasks.ptq.placement import QdqTarget
-from tasks.ptq.prepare import prepare_graph
-from tasks.ptq.qdq import Report, quantize_qdq
-from tasks.ptq.range_methods import Range
+from tasks.ptq.calibrate.calibration import calibrate, read_ranges
+from tasks.ptq.calibrate.range_methods import Range
+from tasks.ptq.eight_bit.placement import QdqTarget
+from tasks.ptq.eight_bit.qdq import Report, quantize_qdq
+from tasks.ptq.graph.edits import scratch
+from tasks.ptq.graph.prepare import prepare_graph
 from tasks.runtimes.ort import open_session, run_batches, run_outputs
-from validators.datasets import Samples
 from validators.errors import CandidateRefused
-from validators.records import DataFile, SessionSettings
+from validators.records.run import DataFile, SessionSettings
+from validators.samples.datasets import Samples
 
 Floats = NDArray[np.float64]
 Array = NDArray[Any]

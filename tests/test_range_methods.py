@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from tasks.ptq.range_methods import METHODS, Method, divergences, find_range
-from tasks.ptq.statistics import TensorStatistics, add, empty
+from tasks.ptq.calibrate.range_methods import METHODS, Method, divergences, find_range
+from tasks.ptq.calibrate.statistics import TensorStatistics, add, empty
 from validators.errors import CandidateRefused
 
 Values = NDArray[np.float32]

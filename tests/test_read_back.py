@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tasks import check_version
-from tasks.check_version import check_answer
+from tasks.champion import readback as check_version
+from tasks.champion.readback import check_answer
 from validators.errors import VersionUnsound
-from validators.read_back import find_difference, tolerance_of
+from validators.gates.read_back import find_difference, tolerance_of
 
 Floats = NDArray[Any]
 WIDTH, BLOCKS = 128, 12

@@ -10,7 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from validators.errors import JobError
-from validators.recipe import DEFAULT_CANDIDATES, TARGETS, Candidate, Granularity, RangeMethod, WeightMethod, decode
+from validators.job.candidate_name import (
+    DEFAULT_CANDIDATES,
+    TARGETS,
+    Candidate,
+    Granularity,
+    RangeMethod,
+    WeightMethod,
+    decode,
+)
 
 GRANULARITIES = st.sampled_from(get_args(Granularity))
 TARGET = st.sampled_from(TARGETS)

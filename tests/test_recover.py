@@ -15,12 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_judge import latency, make_job
 
-from tasks.judge_answers import Ground
-from tasks.recover import choose_recovered, fewest_parts, strict_ground
 from tasks.runtimes.ort import open_session, run_batches
-from validators.measurements import Accuracy, Estimate
-from validators.records import SessionSettings, Trial
-from validators.verdicts import Verdict
+from tasks.trials.judge_on_samples import Ground
+from tasks.trials.recover import choose_recovered, fewest_parts, strict_ground
+from validators.records.measurements import Accuracy, Estimate
+from validators.records.run import SessionSettings, Trial
+from validators.records.verdicts import Verdict
 
 STATIC, DYNAMIC = "int8-static-minmax-pc@ort-cpu", "int8-dynamic-pc@ort-cpu"
 

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.redact import Redacted, redact_logs, shielded
+from tasks.run.log_redaction import Redacted, redact_logs, shielded
 from validators.errors import CandidateRefused, InfrastructureError
-from validators.read_job import parse_job
+from validators.job.read_job import parse_job
+from validators.records.result import Result
 from validators.redact import holds_credentials, redact, without_secrets
-from validators.result import Result
 
 SECRET = 'Tr0ub4dor&3/"<zebra>'
 JOB = {"source": "m.onnx", "data": {"calibration": "c.npz", "evaluation": "e.npz"}}
@@ -200,8 +200,8 @@ def test_children_that_run_foreign_code_get_no_secrets() -> None:
 
 
 def test_the_result_document_has_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tasks.clock import Clock
-    from tasks.conclude import conclude_error
+    from tasks.records.result_document import conclude_error
+    from tasks.run.clock import Clock
 
     monkeypatch.setenv("DB_PASSWORD", SECRET)
     error = InfrastructureError(found=SECRET, expected="x", fix="y")

@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tasks.measure import reduction
-from tasks.measure.metric import Metric
-from tasks.measure.metrics import Options, named_metric
-from tasks.measure.reduction import Needed, reduce_outputs
-from tasks.measure.text_errors import make_decoder
-from tasks.measure.user_metric import user_metric
-from tasks.measure.values import signal_and_noise
+from tasks.measure.metrics import reduction
+from tasks.measure.metrics.catalog import Options, named_metric
+from tasks.measure.metrics.metric import Metric
+from tasks.measure.metrics.reduction import Needed, reduce_outputs
+from tasks.measure.metrics.text_errors import make_decoder
+from tasks.measure.metrics.user_metric import user_metric
+from tasks.measure.metrics.values import signal_and_noise
 from validators.errors import CandidateRefused
-from validators.job import MetricName
-from validators.job_data import TextDecoding
+from validators.job.job import MetricName
+from validators.job.job_data import TextDecoding
 
 N = 46
 RNG = np.random.default_rng(5)

@@ -12,7 +12,7 @@ import pytest
 from databases import lend_mlflow
 from promoters import BATCH, pack, promote
 
-from tasks.registry import connect, experiment_id, warn_of_local_locks
+from tasks.registry.mlflow_registry import connect, experiment_id, warn_of_local_locks
 
 TABLES = ("runs", "logged_models", "registered_models", "model_versions", "registered_model_aliases")
 

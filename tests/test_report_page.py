@@ -12,8 +12,8 @@ from playwright.sync_api import Browser, Page
 from report_data import CALIBRATION, CHOSEN, ERROR, JOB, NAMES, NO_VARIANT, RECOVERED, REFUSED, TRIALS, with_samples
 
 from tasks.reporting.page import render_page
-from tasks.reporting.pictures import draw_pictures
-from validators.result import Result
+from tasks.reporting.pictures.run_pictures import draw_pictures
+from validators.records.result import Result
 
 
 @pytest.fixture(scope="module")

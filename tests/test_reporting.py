@@ -34,13 +34,13 @@ from report_data import (
 
 from tasks.reporting import formats, markdown, page, parts, rows
 from tasks.reporting.coverage import coverage_facts
-from tasks.reporting.pictures import draw_pictures
-from validators import records
-from validators.measurements import KernelTime
-from validators.read_job import parse_job
-from validators.recipe import DEFAULT_CANDIDATES
-from validators.recovery import RankedPart, Recovery
-from validators.result import (
+from tasks.reporting.pictures.run_pictures import draw_pictures
+from validators.job.candidate_name import DEFAULT_CANDIDATES
+from validators.job.read_job import parse_job
+from validators.records import run as records
+from validators.records.measurements import KernelTime
+from validators.records.recovery import RankedPart, Recovery
+from validators.records.result import (
     CalibrationResult,
     ChampionResult,
     CheckResult,
@@ -49,7 +49,7 @@ from validators.result import (
     Result,
     SourceResult,
 )
-from validators.verdicts import Verdict
+from validators.records.verdicts import Verdict
 
 
 def render(result: Result = RESULT, *, full: bool = True) -> str:

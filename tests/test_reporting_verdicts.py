@@ -12,9 +12,9 @@ from tasks.reporting.formats import NO_VALUE, gate_value
 from tasks.reporting.markdown import verdict_markdown
 from tasks.reporting.rows import why
 from tasks.reporting.slices import SHOWN_SLICES, slice_rows, tell_flips
-from validators.measurements import Estimate, Flips
-from validators.result import ConfirmedResult, Result, SliceResult
-from validators.verdicts import Verdict
+from validators.records.measurements import Estimate, Flips
+from validators.records.result import ConfirmedResult, Result, SliceResult
+from validators.records.verdicts import Verdict
 
 LUCKY = NAMES[2]
 CONFIDENCE = 1 - 0.05 / 3

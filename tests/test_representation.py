@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
-from validators.representation import (
+from validators.calibration.representation import (
     COMPONENTS,
     MAX_PERMUTATIONS,
     covered_share,

@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from tasks.judge import rank_passing
-from tasks.measure_latency import with_threads
 from tasks.reporting.measured import measured_facts
-from validators.champion_gate import judge_against_champion
-from validators.job_gates import Gates
-from validators.job_measurement import OperatingPoint
-from validators.latencies import Conditions, EndToEnd, Latency, Throughput
-from validators.measurements import Estimate
-from validators.read_job import parse_job
-from validators.records import SessionSettings, Trial, Variant
-from validators.resource_gates import judge_load, judge_memory, judge_speedup, judge_speedup_fp16
+from tasks.trials.judge import rank_passing
+from tasks.trials.measure_latency import with_threads
+from validators.gates.champion import judge_against_champion
+from validators.gates.resource import judge_load, judge_memory, judge_speedup, judge_speedup_fp16
+from validators.job.job_gates import Gates
+from validators.job.job_measurement import OperatingPoint
+from validators.job.read_job import parse_job
+from validators.records.latencies import Conditions, EndToEnd, Latency, Throughput
+from validators.records.measurements import Estimate
+from validators.records.run import SessionSettings, Trial, Variant
 
 CONDITIONS = Conditions(0.21, 0.03, 1.07, (2400.0, 2600.0), 0, 0, 5, 1, (0.2, 1.04), False)
 LATENCY = Latency(

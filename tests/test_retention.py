@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from validators.journal import DONE, GOING_ON, JOURNAL, ROLLED_BACK, Journal, RolledBack, tag_of
-from validators.retention import (
+from tasks.service.retention_policy import (
     DAY_SECONDS,
     LoggedModel,
     Policy,
@@ -19,6 +18,7 @@ from validators.retention import (
     judge_things,
     judge_versions,
 )
+from validators.records.journal import DONE, GOING_ON, JOURNAL, ROLLED_BACK, Journal, RolledBack, tag_of
 
 NOW = 1_000 * DAY_SECONDS
 CPU = {"quantgate.variant_digest": "d", "quantgate.target": "ort-cpu"}

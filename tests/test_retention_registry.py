@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 from databases import lend_mlflow
 
-from tasks.champions import TAG
-from tasks.record import EXPERIMENT
-from tasks.registry import connect, experiment_id
-from tasks.retention import delete_all, list_kept
-from tasks.settings import tracking_uri
+from tasks.records.run_record import EXPERIMENT
+from tasks.registry.champion_slot import TAG
+from tasks.registry.mlflow_registry import connect, experiment_id
+from tasks.run.settings import tracking_uri
+from tasks.service.registry_retention import delete_all, list_kept
+from tasks.service.retention_policy import Policy
 from tasks.storage.locks import FolderLocks
 from tasks.storage.store import Store
-from validators.journal import JOURNAL, Journal, tag_of
-from validators.retention import Policy
+from validators.records.journal import JOURNAL, Journal, tag_of
 
 pytestmark = pytest.mark.slow
 

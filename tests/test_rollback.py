@@ -13,7 +13,7 @@ from driving import TESTS, environment
 from prefect.utilities.callables import parameter_schema
 
 from flows.rollback import rollback
-from validators.recipe import TARGETS
+from validators.job.candidate_name import TARGETS
 
 CHAMPION = "champion-ort-cpu"
 # Step, error, champion, and versions that are marked as rolled back, after it.
@@ -135,7 +135,7 @@ def test_the_form_has_descriptions_choices_and_bounds() -> None:
 )
 @pytest.mark.slow
 def test_the_command_refuses_what_cannot_be(tmp_path: Path, arguments: tuple[str, ...], said: str) -> None:
-    command = [sys.executable, "-m", "flows.cli", "rollback", *arguments]
+    command = [sys.executable, "-m", "flows.cli.app", "rollback", *arguments]
     env = environment(tmp_path, TERM="dumb", COLUMNS="200")
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and said in done.stderr, done.stderr

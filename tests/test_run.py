@@ -368,7 +368,7 @@ def test_a_run_that_was_killed_is_resumed_without_making_anything_twice(tiny: Ti
     state = tmp_path / "state"
     state.mkdir()
     job = write_job(tmp_path / "job.yaml", tiny.job(candidates=[STATIC, DYNAMIC, INT4]))
-    command = [sys.executable, "-m", "flows.cli", "run", str(job)]
+    command = [sys.executable, "-m", "flows.cli.app", "run", str(job)]
     process = subprocess.Popen(
         command, env=environment(state), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
     )

@@ -13,8 +13,8 @@ from conftest import Tiny
 from driving import Answer, run_jobs, write_job
 from onnx import TensorProto, helper, numpy_helper
 
-from tasks.runtimes.engines import available
-from validators.recipe import DEFAULT_CANDIDATES
+from tasks.runtimes.engines.build import available
+from validators.job.candidate_name import DEFAULT_CANDIDATES
 
 # Blocks of 128 do not divide the 64 features of the tiny model.
 NAMES = [name for name in DEFAULT_CANDIDATES["tensorrt"] if "g128" not in name]

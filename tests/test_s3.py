@@ -24,7 +24,7 @@ from tasks.storage.s3_download import download, verified_by
 from tasks.storage.s3_retry import ObjectMissing, Patience, StorageRefused
 from tasks.storage.s3_upload import upload
 from validators.errors import InfrastructureError
-from validators.s3_uris import S3Uri, parse_s3_uri
+from validators.untrusted.s3_uris import S3Uri, parse_s3_uri
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[1]
@@ -273,7 +273,7 @@ from pathlib import Path
 from tasks.storage.s3 import S3, PART_BYTES
 from tasks.storage.s3_download import download
 from tasks.storage.s3_upload import upload
-from validators.s3_uris import parse_s3_uri
+from validators.untrusted.s3_uris import parse_s3_uri
 s3, path, uri = S3(), Path(sys.argv[1]), parse_s3_uri(sys.argv[2])
 s3.write(uri, b"warm")
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from tasks.storage.portable import pack, references, unpack
 from validators.errors import JobError
-from validators.job import Job
-from validators.read_job import parse_job
-from validators.s3_uris import S3Uri, parse_s3_uri
+from validators.job.job import Job
+from validators.job.read_job import parse_job
+from validators.untrusted.s3_uris import S3Uri, parse_s3_uri
 
 WRONG = [
     "",

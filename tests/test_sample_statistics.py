@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from validators.drift import Vector, compare
-from validators.sample_statistics import (
+from validators.samples.drift import Vector, compare
+from validators.samples.sample_statistics import (
     BLOCK_VALUES,
     MAGNITUDE_STATISTICS,
     align,

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from tasks.measure.sanity import RUNS, ask, describe, merge
-from validators.datasets import Arrays
-from validators.measurements import Answers, Sanity
-from validators.records import SessionSettings
-from validators.sanity_gates import SPREAD_SLACK, judge_finite, judge_sanity
+from validators.gates.sanity import SPREAD_SLACK, judge_finite, judge_sanity
+from validators.records.measurements import Answers, Sanity
+from validators.records.run import SessionSettings
+from validators.samples.datasets import Arrays
 
 SETTINGS = SessionSettings("CPUExecutionProvider", 1)
 SAMPLES = 8

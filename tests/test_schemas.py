@@ -10,10 +10,10 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
-from flows.schemas import SCHEMAS, schema_text
+from flows.docs.schemas import SCHEMAS, schema_text
 from validators.errors import JobError
-from validators.job import Job
-from validators.read_job import parse_job
+from validators.job.job import Job
+from validators.job.read_job import parse_job
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted(ROOT.glob("examples/*.yaml"))

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.spatial.distance import cdist
 
-from tasks.ptq import selection
-from tasks.ptq.selection import choose_samples, share_out
+from tasks.ptq.calibrate import selection
+from tasks.ptq.calibrate.selection import choose_samples, share_out
+from validators.calibration.representation import measure_likeness
 from validators.errors import JobError
-from validators.representation import measure_likeness
 
 Array = NDArray[Any]
 COUNTS = st.lists(st.integers(1, 40), min_size=1, max_size=8)

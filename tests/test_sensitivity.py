@@ -11,13 +11,13 @@ import pytest
 from conftest import Hard, static_int8, statistics_of
 from onnx import TensorProto, helper, numpy_helper
 
-from tasks.ptq.calibration import read_ranges
-from tasks.ptq.prepare import prepare_graph
-from tasks.ptq.range_methods import Range
+from tasks.ptq.calibrate.calibration import read_ranges
+from tasks.ptq.calibrate.range_methods import Range
+from tasks.ptq.graph.prepare import prepare_graph
 from tasks.ptq.sensitivity import Part, Sensitivity, find_parts, rank_parts
 from tasks.runtimes.ort import open_session, run_batches
-from validators.datasets import TensorSpec, load_samples
-from validators.records import SessionSettings
+from validators.records.run import SessionSettings
+from validators.samples.datasets import TensorSpec, load_samples
 
 SETTINGS = SessionSettings("CPUExecutionProvider", 1)
 

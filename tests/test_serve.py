@@ -40,7 +40,7 @@ class Service:
     def command(self) -> list[str]:
         """`quantgate serve` on ports of its own."""
         ports = [part for name, port in self.ports.items() for part in (f"--{name}-port", str(port))]
-        return [sys.executable, "-m", "flows.cli", "serve", *ports]
+        return [sys.executable, "-m", "flows.cli.app", "serve", *ports]
 
     def environment(self) -> dict[str, str]:
         """Deaths are noticed in seconds; nothing that a user would not have."""

@@ -20,7 +20,7 @@ from fault_proxy import faults
 from s3_server import client, s3_stack, some_place
 from stack import Stack
 
-from tasks.fetch_data import fetch_data
+from tasks.evidence.fetch_data import fetch_data
 from tasks.storage.leases import S3Locks
 from tasks.storage.locks import Held, LockLost, LockTaken
 from tasks.storage.places import open_locks, open_store
@@ -28,7 +28,7 @@ from tasks.storage.s3 import S3
 from tasks.storage.shared_entries import RECORD_FILE, SharedEntries
 from tasks.storage.store import Store
 from validators.errors import DataError, InfrastructureError
-from validators.s3_uris import S3Uri
+from validators.untrusted.s3_uris import S3Uri
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[1]
@@ -134,7 +134,7 @@ from tasks.storage.leases import S3Locks
 from tasks.storage.s3 import S3
 from tasks.storage.shared_entries import SharedEntries
 from tasks.storage.store import Store
-from validators.s3_uris import parse_s3_uri
+from validators.untrusted.s3_uris import parse_s3_uri
 
 @dataclass(frozen=True)
 class Thing:

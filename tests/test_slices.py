@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from validators.accuracy_gates import judge_drop
-from validators.intervals import drop_interval, tango_interval
-from validators.job_gates import Gates
-from validators.measurements import Estimate
-from validators.slices import EstimateDrop, SliceDrop, judge_slices, slice_drops
-from validators.verdicts import Outcome
+from validators.gates.accuracy import judge_drop
+from validators.gates.intervals import drop_interval, tango_interval
+from validators.gates.slices import EstimateDrop, SliceDrop, judge_slices, slice_drops
+from validators.job.job_gates import Gates
+from validators.records.measurements import Estimate
+from validators.records.verdicts import Outcome
 
 GATES = Gates(max_drop=0.02, max_slice_drop=0.05)
 N = 4000

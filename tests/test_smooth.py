@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from onnx import helper
 from test_qdq import BASIC, Case, build, draw, kernels, op, run, sqnr_db
 
-from tasks.ptq.bias_correction import correct_bias, watch
-from tasks.ptq.smooth import ChannelStatistics, output_error, read_channels, smooth, smoothing_factors
+from tasks.ptq.eight_bit.bias_correction import correct_bias, watch
+from tasks.ptq.eight_bit.smooth import ChannelStatistics, output_error, read_channels, smooth, smoothing_factors
 from tasks.runtimes.ort import open_session, run_outputs
 
 Array = NDArray[Any]

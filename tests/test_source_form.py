@@ -14,17 +14,17 @@ from conftest import CLASSES, FEATURES, Tiny, static_int8, statistics_of, tiny_m
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from tasks.clock import Clock
-from tasks.context import Run
-from tasks.ptq.calibration import read_ranges
-from tasks.ptq.graph import gather_weights
-from tasks.ptq.prepare import prepare_graph
-from tasks.resolve_source import resolve_source
+from tasks.evidence.resolve_source import resolve_source
+from tasks.ptq.calibrate.calibration import read_ranges
+from tasks.ptq.graph.edits import gather_weights
+from tasks.ptq.graph.prepare import prepare_graph
+from tasks.run.clock import Clock
+from tasks.run.context import Run
 from tasks.storage.locks import FolderLocks
 from tasks.storage.store import Store
 from validators.errors import SourceError
-from validators.onnx_graph import check_source_graph, opset_of
-from validators.read_job import parse_job
+from validators.graph.source_graph import check_source_graph, opset_of
+from validators.job.read_job import parse_job
 
 FLOAT = TensorProto.FLOAT
 Habit = Callable[[onnx.ModelProto], object]

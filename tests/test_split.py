@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from validators.datasets import Samples
 from validators.errors import DataError
-from validators.records import DataFile
-from validators.split import confirmation_mask
+from validators.records.run import DataFile
+from validators.samples.confirmation_split import confirmation_mask
+from validators.samples.datasets import Samples
 
 N = 400
 

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from tasks.ptq import statistics as module
-from tasks.ptq.statistics import (
+from tasks.ptq.calibrate import statistics as module
+from tasks.ptq.calibrate.statistics import (
     FORMAT_VERSION,
     MIN_BINS,
     MIN_EXPONENT,

@@ -13,10 +13,10 @@ from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 from prefect.exceptions import Pause
 
-from tasks.status import LONGEST_REASON, digest_job, keep_status, read_status
+from tasks.registry.source_status import LONGEST_REASON, digest_job, keep_status, read_status
 from validators.errors import InfrastructureError, QuantgateError, SourceError
-from validators.job import Job
-from validators.read_job import parse_job
+from validators.job.job import Job
+from validators.job.read_job import parse_job
 
 
 def tags_of(uri: str, name: str, version: str = "1", target: str = "ort-cpu") -> dict[str, str]:

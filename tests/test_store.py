@@ -19,7 +19,7 @@ from tasks.storage.shared_entries import RECORD_FILE
 from tasks.storage.space import StorageFull
 from tasks.storage.store import Store
 from validators.errors import InfrastructureError
-from validators.measurements import Estimate
+from validators.records.measurements import Estimate
 
 ROOT = Path(__file__).parents[1]
 

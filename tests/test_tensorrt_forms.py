@@ -16,20 +16,20 @@ from onnx.reference import ReferenceEvaluator
 from real_builds import build
 from tensorrt_rules import Array, check_form, draw, op
 
-from tasks.ptq.calibration import calibrate
-from tasks.ptq.collect import collect_statistics
-from tasks.ptq.graph import model_bytes
-from tasks.ptq.make import Materials, make_variant, refuse_other_targets
-from tasks.ptq.prepare import prepare_graph
+from tasks.ptq.build_variant import Materials, make_variant, refuse_other_targets
+from tasks.ptq.calibrate.calibration import calibrate
+from tasks.ptq.calibrate.collect import collect_statistics
+from tasks.ptq.calibrate.statistics import save_statistics
+from tasks.ptq.eight_bit.smooth import SmoothedGraph
+from tasks.ptq.graph.edits import model_bytes
+from tasks.ptq.graph.prepare import prepare_graph
 from tasks.ptq.sessions import why_unmeasured
-from tasks.ptq.smooth import SmoothedGraph
-from tasks.ptq.statistics import save_statistics
 from tasks.ptq.tensorrt_forms import make_form
 from tasks.runtimes.ort import open_session, run_batches
 from validators.errors import CandidateRefused
-from validators.onnx_graph import lint
-from validators.recipe import DEFAULT_CANDIDATES, decode
-from validators.records import SessionSettings
+from validators.graph.source_graph import lint
+from validators.job.candidate_name import DEFAULT_CANDIDATES, decode
+from validators.records.run import SessionSettings
 
 BASIC = SessionSettings("CPUExecutionProvider", 2, "basic")
 # ONNX Runtime 1.31.1 would store the float16 biases of convolutions as INT32 with scales that float16 rounds to zero.

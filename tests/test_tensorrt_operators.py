@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
 
-from validators.tensorrt_operators import CONTRIB_AS_STANDARD, CONTRIB_IMPORTED, STANDARD_IMPORTED
+from validators.graph.tensorrt_operators import CONTRIB_AS_STANDARD, CONTRIB_IMPORTED, STANDARD_IMPORTED
 
 # In a process of its own: one logger serves a whole process.
 ASK = """

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.measure.text_errors import count_errors, error_rate, make_decoder
-from validators.datasets import TensorSpec
+from tasks.measure.metrics.text_errors import count_errors, error_rate, make_decoder
 from validators.errors import JobError
-from validators.job_data import TextDecoding
+from validators.job.job_data import TextDecoding
+from validators.samples.datasets import TensorSpec
 
 # Id 0 is the blank of CTC; `|` stands for a space.
 TOKENS = ["<blank>", "a", "b", "|", "c"]

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from onnx import helper
 from test_weight_only import K, constants_of, node, normal, operators, run, save
 
-from tasks.ptq.tied import TableBits, retie, round_rows
-from tasks.ptq.weight_only import quantize_weights
+from tasks.ptq.eight_bit.tied import TableBits, retie, round_rows
+from tasks.ptq.weight_only.matmul_nbits import quantize_weights
 
 TOKENS, BLOCK = 48, 16
 

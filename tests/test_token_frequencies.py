@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from validators.token_frequencies import PRIOR_COUNT, measure_tokens
+from validators.samples.token_frequencies import PRIOR_COUNT, measure_tokens
 
 
 def test_a_table_worked_out_by_hand() -> None:

@@ -30,9 +30,9 @@ from triggering import (
     start_servers,
 )
 
-from tasks import intake
-from tasks.jobs import at_version, read_jobs
-from tasks.status import digest_job
+from tasks.registry.source_status import digest_job
+from tasks.service import new_versions as intake
+from tasks.service.job_files import at_version, read_jobs
 
 pytestmark = pytest.mark.slow
 

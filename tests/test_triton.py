@@ -14,8 +14,8 @@ from onnx import TensorProto, helper
 from triton_proto import model_config, read_config
 
 from tasks.serving.triton import TYPES, TritonModel, tensors_of, triton_model
-from validators.datasets import TensorSpec
 from validators.errors import JobError
+from validators.samples.datasets import TensorSpec
 
 PLACE = Path("/models/m")
 X, Y = TensorSpec("x", "float32", ("batch", 64)), TensorSpec("logits", "float32", ("batch", 4))

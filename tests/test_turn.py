@@ -16,7 +16,7 @@ from conftest import Tiny, tiny_model
 from driving import environment, register_models, write_job
 from stack import wait_until
 
-from tasks.turn import turn_name
+from tasks.run.exclusive_run import turn_name
 
 DYNAMIC = "int8-dynamic-pc@ort-cpu"
 
@@ -45,7 +45,7 @@ def test_the_second_of_two_runs_waits_and_promotes_nothing_again(tiny: Tiny, tmp
     job = write_job(tmp_path / "job.yaml", tiny.job(source="models:/tiny/1", candidates=[DYNAMIC], objective="size"))
 
     def start(name: str) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "flows.cli", "run", str(job), "--result", str(tmp_path / f"{name}.json")]
+        command = [sys.executable, "-m", "flows.cli.app", "run", str(job), "--result", str(tmp_path / f"{name}.json")]
         with (tmp_path / f"{name}.log").open("wb") as log:
             return subprocess.Popen(command, env=environment(state), stdout=log, stderr=log)
 

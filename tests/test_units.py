@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from test_judge import make_job
 
-from tasks.measure.drops import estimate_drop
-from tasks.measure.metrics import Options, named_metric
-from tasks.measure.text_errors import make_decoder
-from validators.accuracy_gates import judge_drop
+from tasks.measure.metrics.catalog import Options, named_metric
+from tasks.measure.metrics.drops import estimate_drop
+from tasks.measure.metrics.text_errors import make_decoder
 from validators.errors import JobError
-from validators.job_data import TextDecoding
-from validators.job_gates import Gates
-from validators.units import check_bounds_have_units, suggest_max_drop
+from validators.gates.accuracy import judge_drop
+from validators.job.job_data import TextDecoding
+from validators.job.job_gates import Gates
+from validators.job.units import check_bounds_have_units, suggest_max_drop
 
 
 def unbounded(metric: str, **changes: Any) -> Any:

@@ -14,11 +14,11 @@ from conftest import Tiny, tiny_model
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from tasks.ptq.graph import gather_weights, notes_of
-from tasks.ptq.upgrade import OPSET, upgrade_opset
-from validators.datasets import Arrays, TensorSpec
+from tasks.ptq.graph.edits import gather_weights, notes_of
+from tasks.ptq.graph.upgrade import OPSET, upgrade_opset
 from validators.errors import SourceError
-from validators.onnx_graph import check_source_graph, opset_of
+from validators.graph.source_graph import check_source_graph, opset_of
+from validators.samples.datasets import Arrays, TensorSpec
 
 node = helper.make_node
 Array = NDArray[Any]

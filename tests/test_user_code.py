@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.measure.user_code import load_function
+from tasks.measure.metrics.user_code import load_function
 from validators.errors import JobError
 
 

@@ -14,15 +14,15 @@ from tasks.serving.example import example
 from tasks.serving.promoted import Promoted
 from tasks.serving.readme import version_readme
 from tasks.serving.sections import shown
-from validators.approval import ALWAYS_JUDGED, Approval
-from validators.datasets import TensorSpec
-from validators.latencies import Latency
-from validators.measurements import Accuracy, Clipping, Estimate, Saturation
-from validators.read_job import parse_job
-from validators.records import Confirmed, DataFile, Gpu, Inventory, SessionSettings, Source, Trial, Variant
-from validators.sign_off import SignOff
-from validators.slices import SliceDrop
-from validators.verdicts import Verdict
+from validators.gates.approval import ALWAYS_JUDGED, Approval
+from validators.gates.slices import SliceDrop
+from validators.job.read_job import parse_job
+from validators.records.latencies import Latency
+from validators.records.measurements import Accuracy, Clipping, Estimate, Saturation
+from validators.records.run import Confirmed, DataFile, Gpu, Inventory, SessionSettings, Source, Trial, Variant
+from validators.records.sign_off import SignOff
+from validators.records.verdicts import Verdict
+from validators.samples.datasets import TensorSpec
 
 CANDIDATE = "int8-static-mse-pc-smooth@ort-cpu"
 HOSTILE = 'a`|\n<script>alert(1)</script>[x](javascript:alert(1))"\x1b[2J*_\N{SNOWMAN}' * 9

@@ -187,7 +187,7 @@ def test_the_registry_has_the_card(state: Path) -> None:
 
 
 def exported(state: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "flows.cli", "export", "tiny", "--target", "ort-cpu", *arguments]
+    command = [sys.executable, "-m", "flows.cli.app", "export", "tiny", "--target", "ort-cpu", *arguments]
     return subprocess.run(command, env=environment(state), capture_output=True, text=True, cwd=ROOT, check=False)
 
 

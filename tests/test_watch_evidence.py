@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from validators.job_watch import Action, Watch
-from validators.watch import (
+from tasks.watch.evidence import (
     DRIFT_BY_CHANCE,
     DRIFT_STAKES,
     Alarm,
@@ -24,6 +23,7 @@ from validators.watch import (
     weigh,
     weigh_columns,
 )
+from validators.job.job_watch import Action, Watch
 
 WATCH = Watch(traffic="requests")
 

@@ -12,9 +12,9 @@ from conftest import Tiny, tiny_model, tiny_samples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.ptq.watched import open_watched, split_by_memory
+from tasks.ptq.calibrate.watched import open_watched, split_by_memory
 from validators.errors import CandidateRefused
-from validators.records import SessionSettings
+from validators.records.run import SessionSettings
 
 SETTINGS = SessionSettings("CPUExecutionProvider", 1)
 

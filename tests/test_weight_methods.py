@@ -13,15 +13,15 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from tasks.demo.pools import text_pool
-from tasks.ptq.awq import ALPHAS, Layer, clipped, factors_for, output_error, search_factors
-from tasks.ptq.clipping import RATIOS
-from tasks.ptq.gptq import DAMPING, gptq
-from tasks.ptq.grams import Gram, collect_grams, plan_passes
-from tasks.ptq.hqq import BETA, BETA_GROWTH, ITERATIONS, NORM, hqq, shrink
-from tasks.ptq.int4_grid import Grid, Quantized, as_blocks, fit_grid, quantize_on, round_to_nearest
-from tasks.ptq.sites import tensors_to_collect
-from validators.datasets import Arrays
+from tasks.ptq.calibrate.grams import Gram, collect_grams, plan_passes
+from tasks.ptq.weight_only.awq import ALPHAS, Layer, clipped, factors_for, output_error, search_factors
+from tasks.ptq.weight_only.clipping import RATIOS
+from tasks.ptq.weight_only.gptq import DAMPING, gptq
+from tasks.ptq.weight_only.hqq import BETA, BETA_GROWTH, ITERATIONS, NORM, hqq, shrink
+from tasks.ptq.weight_only.int4_grid import Grid, Quantized, as_blocks, fit_grid, quantize_on, round_to_nearest
+from tasks.ptq.weight_only.sites import tensors_to_collect
 from validators.errors import CandidateRefused
+from validators.samples.datasets import Arrays
 
 Floats = NDArray[np.float64]
 
@@ -259,7 +259,7 @@ def test_grams_are_sums_over_all_batches(
     tmp_path: Path, max_memory_mb: float, channels_at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a graph input and of an activation that two nodes read, from batches of 4, 4 and 2; in one pass, and in two."""
-    monkeypatch.setattr("tasks.ptq.grams.CHANNELS_AT_ONCE", channels_at_once)
+    monkeypatch.setattr("tasks.ptq.calibrate.grams.CHANNELS_AT_ONCE", channels_at_once)
     x, first = save_two_layers(tmp_path / "m.onnx")
     tensors = tensors_to_collect(tmp_path / "m.onnx", block_size=16)
     assert tensors == {"x": 16, "a": 24}

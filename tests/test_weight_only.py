@@ -13,16 +13,16 @@ from conftest import Tiny
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from tasks.ptq import graph as graph_module
-from tasks.ptq.awq import Layer, clipped, fold, search_factors
-from tasks.ptq.gptq import gptq
-from tasks.ptq.grams import Gram, collect_grams
-from tasks.ptq.int4_grid import round_to_nearest
-from tasks.ptq.prepare import prepare_graph
-from tasks.ptq.sites import tensors_to_collect
-from tasks.ptq.weight_only import quantize_weights
+from tasks.ptq.calibrate.grams import Gram, collect_grams
+from tasks.ptq.graph import edits as graph_module
+from tasks.ptq.graph.prepare import prepare_graph
+from tasks.ptq.weight_only.awq import Layer, clipped, fold, search_factors
+from tasks.ptq.weight_only.gptq import gptq
+from tasks.ptq.weight_only.int4_grid import round_to_nearest
+from tasks.ptq.weight_only.matmul_nbits import quantize_weights
+from tasks.ptq.weight_only.sites import tensors_to_collect
 from validators.errors import CandidateRefused
-from validators.recipe import WeightMethod
+from validators.job.candidate_name import WeightMethod
 
 Arrays = dict[str, NDArray[Any]]
 K = 32

@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from tasks.ptq.widen import has_half, widen
+from tasks.ptq.float.widen import has_half, widen
 from validators.errors import CandidateRefused
 
 HALF = TensorProto.FLOAT16

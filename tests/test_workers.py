@@ -19,7 +19,7 @@ from driving import Answer, run_jobs, write_job
 from stack import Stack, wait_until
 
 from tasks.measure.inventory import take_inventory, usable_cores
-from tasks.worker_guard import limit_of
+from tasks.workers.device_limits import limit_of
 
 STATIC, DYNAMIC = "int8-static-minmax-pc@ort-cpu", "int8-dynamic-pc@ort-cpu"
 # A target that the plant below has no worker for, wherever the tests run.
@@ -42,7 +42,7 @@ class Plant:
     def start_worker(self, name: str, state: Path | None = None) -> subprocess.Popen[bytes]:
         """A worker of ort-cpu, when it has started to ask for work."""
         extra = {"QUANTGATE_STATE": str(state)} if state else {}
-        process = self.stack.start_python(name, "flows.cli", "worker", "--target", "ort-cpu", **extra)
+        process = self.stack.start_python(name, "flows.cli.app", "worker", "--target", "ort-cpu", **extra)
         wait_until(lambda: "started!" in self.stack.said(name), process)
         return process
 
@@ -184,7 +184,7 @@ def test_a_worker_that_dies_or_stops_costs_its_candidate_and_not_the_run(
     slow = tiny.job()["measurement"] | {"blocks": 30, "block_seconds": 2.0}  # type: ignore[operator]  # a mapping
     job = write_job(tmp_path / "job.yaml", tiny.job(candidates=[STATIC], measurement=slow))
     plant.start_worker("doomed")
-    command = [sys.executable, "-m", "flows.cli", "run", str(job), "--result", str(tmp_path / "result.json")]
+    command = [sys.executable, "-m", "flows.cli.app", "run", str(job), "--result", str(tmp_path / "result.json")]
     env = plant.stack.settings() | {"QUANTGATE_DISPATCH": "pools"}
     run = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     timed: list[int] = []

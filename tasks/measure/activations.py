@@ -13,11 +13,11 @@ import onnx
 from numpy.typing import NDArray
 
 from tasks.measure.taps import Taps
-from tasks.ptq.watched import Watched, open_watched
-from validators.datasets import Samples
-from validators.measurements import Clipping
-from validators.model_view import Embeddings, ModelView, draw_rows, usable_rows
-from validators.records import SessionSettings
+from tasks.ptq.calibrate.watched import Watched, open_watched
+from validators.calibration.model_view import Embeddings, ModelView, draw_rows, usable_rows
+from validators.records.measurements import Clipping
+from validators.records.run import SessionSettings
+from validators.samples.datasets import Samples
 
 # What the watched tensors of one batch may take: all of them live until the batch is done, unlike in a plain run.
 WATCHED_BYTES = 200_000_000

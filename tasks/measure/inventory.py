@@ -8,13 +8,13 @@ import platform
 from importlib import metadata
 from pathlib import Path
 
-from tasks.measure.cgroup import quota_cores
-from tasks.measure.nvml import open_gpu
+from tasks.measure.latency.cgroup import quota_cores
+from tasks.measure.latency.nvml import open_gpu
 from tasks.runtimes import openvino
 from tasks.runtimes.ort import installed_runtime
+from validators.job.candidate_name import GPU_TARGETS, Target
 from validators.providers import GPU_PROVIDERS, TENSORRT
-from validators.recipe import GPU_TARGETS, Target
-from validators.records import Gpu, Inventory
+from validators.records.run import Gpu, Inventory
 
 # The instruction sets that decide which integer kernels run, in the spelling of /proc/cpuinfo.
 ISA_FLAGS = (

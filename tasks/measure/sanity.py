@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasks.runtimes.runner import open_runner
-from validators.datasets import Arrays
-from validators.measurements import Answers
-from validators.records import SessionSettings
+from validators.records.measurements import Answers
+from validators.records.run import SessionSettings
+from validators.samples.datasets import Arrays
 
 RUNS = 3
 _NUMBERS = "biuf"

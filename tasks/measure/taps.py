@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import onnx
 
-from tasks.ptq.graph import dependent_tensors, operator_of, weight_input
+from tasks.ptq.graph.edits import dependent_tensors, operator_of, weight_input
 from validators.errors import JobError
 
 

@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from tasks.ptq.calibration import read_ranges
+from tasks.ptq.calibrate.calibration import read_ranges
+from tasks.ptq.calibrate.grams import Gram
+from tasks.ptq.float.fp16 import Float16Report, convert_to_float16
 from tasks.ptq.forms import count_reasons, refuse_any, weight_changes
-from tasks.ptq.fp16 import Float16Report, convert_to_float16
-from tasks.ptq.grams import Gram
-from tasks.ptq.graph import scratch
-from tasks.ptq.weight_only import quantize_weights
-from validators.recipe import Candidate
+from tasks.ptq.graph.edits import scratch
+from tasks.ptq.weight_only.matmul_nbits import quantize_weights
+from validators.job.candidate_name import Candidate
 
 # matmul_4bits.cu: with another one a single row raises.
 BLOCK_SIZES = (16, 32, 64, 128)

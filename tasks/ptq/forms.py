@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from tasks.ptq.weight_only import Report
+from tasks.ptq.weight_only.matmul_nbits import Report
 from validators.errors import CandidateRefused
 
 

@@ -26,12 +26,12 @@ from pathlib import Path
 
 import onnx
 
-from tasks.ptq.calibration import read_ranges
+from tasks.ptq.calibrate.calibration import read_ranges
+from tasks.ptq.calibrate.range_methods import Range
+from tasks.ptq.eight_bit.placement import FOLDED, KEPT, PASS_THROUGH, GraphView, Placement, read_places, why_not
 from tasks.ptq.forms import refuse_any
-from tasks.ptq.graph import WEIGHT_INPUT, custom_operators
-from tasks.ptq.placement import FOLDED, KEPT, PASS_THROUGH, GraphView, Placement, read_places, why_not
-from tasks.ptq.range_methods import Range
-from validators.recipe import Candidate, RangeMethod
+from tasks.ptq.graph.edits import WEIGHT_INPUT, custom_operators
+from validators.job.candidate_name import Candidate, RangeMethod
 
 SUMS = frozenset({"Add", "Concat"})
 # Integers pass through these as they are: saturated, or in another place.

@@ -17,11 +17,11 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from tasks.ptq.graph import initializers, operator_of, scratch
-from tasks.ptq.outliers import Outliers, find_outliers, has_weight
+from tasks.ptq.calibrate.outliers import Outliers, find_outliers, has_weight
+from tasks.ptq.graph.edits import initializers, operator_of, scratch
 from tasks.runtimes.ort import open_session, run_batches
-from validators.datasets import Arrays, Samples
-from validators.records import SessionSettings
+from validators.records.run import SessionSettings
+from validators.samples.datasets import Arrays, Samples
 
 # Samples that are run for each part. With 16 in place of 64 the seven noisiest parts of the text demo were the same ones.
 SAMPLES = 16

@@ -9,10 +9,10 @@ from pathlib import Path
 from tasks.runtimes.openvino import Missing
 from tasks.runtimes.ort_gpu import ENGINE_CACHE, why_missing
 from validators.errors import CandidateRefused
-from validators.libraries import Libraries
+from validators.job.candidate_name import Candidate
 from validators.providers import CPU_PROVIDER, CUDA_PROVIDER, OPENVINO_PROVIDER, ORT_TENSORRT_PROVIDER, TENSORRT
-from validators.recipe import Candidate
-from validators.records import SessionSettings, Variant
+from validators.records.libraries import Libraries
+from validators.records.run import SessionSettings, Variant
 
 # The kernel that adds and normalizes at once works number by number: five to six times the time of Add and
 # LayerNormalization in ONNX Runtime 1.31.1 (`benchmarks/README.md`), and the runtime makes it of them when it loads.

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tasks.ptq.calibration import read_ranges
+from tasks.ptq.calibrate.calibration import read_ranges
+from tasks.ptq.calibrate.range_methods import Range
+from tasks.ptq.eight_bit.fp8 import quantize_fp8
+from tasks.ptq.eight_bit.qdq import quantize_qdq
+from tasks.ptq.float.fp16 import convert_to_float16
 from tasks.ptq.forms import count_reasons, refuse_any
-from tasks.ptq.fp8 import quantize_fp8
-from tasks.ptq.fp16 import convert_to_float16
-from tasks.ptq.graph import scratch
-from tasks.ptq.int4_blocks import BLOCK_SIZES, quantize_blocks
-from tasks.ptq.qdq import quantize_qdq
-from tasks.ptq.range_methods import Range
-from validators.recipe import Candidate
+from tasks.ptq.graph.edits import scratch
+from tasks.ptq.weight_only.int4_blocks import BLOCK_SIZES, quantize_blocks
+from validators.job.candidate_name import Candidate
 
 
 def make_form(candidate: Candidate, graph: Path, statistics: Path, path: Path) -> dict[str, int]:

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from tasks.reporting import formats
-from tasks.reporting.comparison_picture import Ends, compare_spec
 from tasks.reporting.inventory import inventory_facts
-from tasks.reporting.pictures import Picture, draw_pareto
+from tasks.reporting.pictures.comparison_picture import Ends, compare_spec
+from tasks.reporting.pictures.run_pictures import Picture, draw_pareto
 from tasks.reporting.rows import headings, metric_of, verdict_rows
 from tasks.reporting.templates import render
-from validators.job import Job
-from validators.result import CandidateResult, Result
+from validators.job.job import Job
+from validators.records.result import CandidateResult, Result
 
 # What differs between any two runs and says nothing.
 _FLEETING = frozenset({"load at the start"})

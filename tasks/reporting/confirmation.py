@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from tasks.reporting import formats
 from tasks.reporting.rows import metric_of
-from validators.records import CandidateOutcome
-from validators.result import CandidateResult, Result
+from validators.records.result import CandidateResult, Result
+from validators.records.run import CandidateOutcome
 
 # Attribute of `ConfirmedRow` and heading, in the order of the table.
 CONFIRMED_COLUMNS: tuple[tuple[str, str], ...] = (

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tasks.reporting import formats
-from validators.coverage_gate import name_kernels
-from validators.measurements import Coverage
+from validators.gates.coverage import name_kernels
+from validators.records.measurements import Coverage
 
 SHOWN_NODES = 8
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 
-from validators.verdicts import Verdict
+from validators.records.verdicts import Verdict
 
 NO_VALUE = "\N{EN DASH}"
 # Shares, whose drops are shown in points.

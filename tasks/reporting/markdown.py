@@ -9,7 +9,7 @@ from tasks.reporting.confirmation import confirmed_rows, tell_confirmation
 from tasks.reporting.parts import PART_COLUMNS, part_rows, tell_recovery
 from tasks.reporting.rows import COLUMNS, headings, metric_of, verdict_rows
 from validators.plain_text import as_markdown, plain
-from validators.result import CandidateResult, Result
+from validators.records.result import CandidateResult, Result
 
 # A terminal has 80 to 200 columns: memory and the tail latency are on the page.
 TERMINAL_COLUMNS = ("name", "outcome", "metric", "drop", "speedup", "p50_ms", "size_mb", "coverage_percent", "reason")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tasks.reporting import formats
-from validators.latencies import Conditions, Latency
-from validators.measurements import Estimate
+from validators.records.latencies import Conditions, Latency
+from validators.records.measurements import Estimate
 
 Facts = list[tuple[str, str]]
 

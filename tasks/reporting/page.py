@@ -16,14 +16,14 @@ from tasks.reporting.coverage import coverage_facts
 from tasks.reporting.inventory import inventory_facts
 from tasks.reporting.measured import measured_facts
 from tasks.reporting.parts import PART_COLUMNS, part_rows, tell_recovery
-from tasks.reporting.pictures import Pictures
+from tasks.reporting.pictures.run_pictures import Pictures
 from tasks.reporting.rows import failing, headings, metric_of, verdict_rows
 from tasks.reporting.slices import slice_rows, tell_flips
 from tasks.reporting.templates import render
-from validators.job import Job
-from validators.records import CalibrationVerdict, Check, Trial
-from validators.result import CandidateResult, Result
-from validators.words import percent
+from validators.job.job import Job
+from validators.records.result import CandidateResult, Result
+from validators.records.run import CalibrationVerdict, Check, Trial
+from validators.samples.words import percent
 
 NO_PICTURES = Pictures()
 SHOWN_TENSORS = 3

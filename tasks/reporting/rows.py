@@ -8,10 +8,10 @@ from statistics import median
 from typing import Literal
 
 from tasks.reporting import formats
-from validators.gates import two_digits, would_tell
-from validators.records import CandidateOutcome, Trial
-from validators.result import CandidateResult, Result
-from validators.verdicts import Verdict
+from validators.gates.verdict_rules import two_digits, would_tell
+from validators.records.result import CandidateResult, Result
+from validators.records.run import CandidateOutcome, Trial
+from validators.records.verdicts import Verdict
 
 RowOutcome = Literal["baseline"] | CandidateOutcome
 

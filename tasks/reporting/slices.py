@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tasks.reporting import formats
-from validators.result import CandidateResult
+from validators.records.result import CandidateResult
 
 # All are in the result document.
 SHOWN_SLICES = 10

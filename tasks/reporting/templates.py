@@ -11,7 +11,7 @@ from typing import Any
 import jinja2
 
 from tasks.reporting import formats
-from tasks.reporting.palette import DARK, LIGHT
+from tasks.reporting.pictures.palette import DARK, LIGHT
 
 FOLDER = Path(__file__).parent
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 from validators.errors import CandidateRefused
-from validators.words import SHOWN, and_more
+from validators.samples.words import SHOWN, and_more
 
 if TYPE_CHECKING:
     import onnxruntime as ort

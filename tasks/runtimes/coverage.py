@@ -17,10 +17,10 @@ from tasks.runtimes.kernels import Kernel, kernel_of
 from tasks.runtimes.macs import BLOCKED_DOMAIN, all_graphs, count_macs
 from tasks.runtimes.openvino_kernels import kernels_by_node, products_behind
 from tasks.runtimes.unfused import CONVERSIONS, find_unfused
-from validators.datasets import Arrays
-from validators.measurements import UNNAMED, Coverage, KernelProfile, KernelTime, Product
 from validators.providers import CPU_PROVIDER, OPENVINO_PROVIDER, ORT_TENSORRT_PROVIDER
-from validators.records import SessionSettings
+from validators.records.measurements import UNNAMED, Coverage, KernelProfile, KernelTime, Product
+from validators.records.run import SessionSettings
+from validators.samples.datasets import Arrays
 
 # Requests under the profiler; 7 behind the warm-up are enough for a share, and a large model takes seconds for each.
 PROFILED = WARM_UP + 7

@@ -23,9 +23,9 @@ from typing import Any, NamedTuple
 import onnx
 
 from tasks.runtimes.ort import open_session, run_batches
-from validators.datasets import Arrays
-from validators.measurements import KernelTime
-from validators.records import SessionSettings
+from validators.records.measurements import KernelTime
+from validators.records.run import SessionSettings
+from validators.samples.datasets import Arrays
 
 # The median of so many, after a few in which memory is taken and caches fill.
 REQUESTS, WARM_UP = 30, 3

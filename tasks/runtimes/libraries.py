@@ -1,7 +1,7 @@
 """Libraries of custom operators: found as the job names them, tried once, and described for whoever loads the variant.
 
 A library is code that every session runs. It comes from the job, never from a model file, and the operator must allow it by
-name (`validators.allowed`).
+name (`validators.untrusted.operator_allowlist`).
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import importlib
 from importlib import metadata
 from pathlib import Path
 
-from validators.allowed import check_library
 from validators.digests import digest_file
 from validators.errors import JobError
-from validators.job_data import OperatorLibrary
-from validators.libraries import Library
+from validators.job.job_data import OperatorLibrary
+from validators.records.libraries import Library
+from validators.untrusted.operator_allowlist import check_library
 
 
 def find_library(named: OperatorLibrary) -> Library:

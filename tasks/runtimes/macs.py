@@ -9,7 +9,7 @@ from typing import Any
 import onnx
 
 from tasks.runtimes.kernel_times import kernel_events
-from validators.onnx_graph import KNOWN_DOMAINS
+from validators.graph.source_graph import KNOWN_DOMAINS
 
 Shape = tuple[int, ...]
 # (node, shapes of its inputs, shapes of all initializers, shape of its output) -> multiply-accumulates

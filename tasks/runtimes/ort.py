@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from tasks.runtimes.assignment import RECORD, assignment, refuse_strays
 from tasks.runtimes.openvino import find_device, provider_options
 from tasks.runtimes.ort_gpu import gpu_providers, load_libraries, why_missing
-from validators.datasets import Arrays, TensorSpec
 from validators.deadline import check_deadline
 from validators.errors import CandidateRefused, InfrastructureError
 from validators.providers import OPENVINO_PROVIDER
-from validators.records import SessionSettings
+from validators.records.run import SessionSettings
+from validators.samples.datasets import Arrays, TensorSpec
 
 if TYPE_CHECKING:
     import onnxruntime as ort

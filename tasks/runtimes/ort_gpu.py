@@ -24,7 +24,7 @@ from tasks.runtimes.openvino import Missing
 from validators.digests import digest_model, digest_values
 from validators.errors import CandidateRefused
 from validators.providers import CUDA_PROVIDER, ORT_TENSORRT_PROVIDER
-from validators.records import SessionSettings
+from validators.records.run import SessionSettings
 
 # The base folder of the provider's engines and timing caches, an option of its own name (ONNX Runtime documentation,
 # "TensorRT Execution Provider"); absent, each session builds its engines anew, which takes minutes.

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from tasks.runtimes.ort import describe_inputs, describe_outputs, failures_refused, open_session, run_outputs
 from tasks.runtimes.ort_gpu import device_of
-from validators.datasets import Arrays, TensorSpec
 from validators.providers import CPU_PROVIDER, CUDA_PROVIDER, OPENVINO_PROVIDER, ORT_TENSORRT_PROVIDER, TENSORRT
-from validators.records import SessionSettings
+from validators.records.run import SessionSettings
+from validators.samples.datasets import Arrays, TensorSpec
 
 if TYPE_CHECKING:
     import onnxruntime as ort
@@ -153,7 +153,7 @@ def _open_on_gpu(model: Path, settings: SessionSettings) -> Iterator[Runner]:
 @contextmanager
 def _open_engine(model: Path, settings: SessionSettings) -> Iterator[Runner]:
     # TensorRT is on a few machines alone.
-    from tasks.runtimes.engine_runner import open_engine
+    from tasks.runtimes.engines.runner import open_engine
 
     with open_engine(model, settings) as runner:
         yield runner

@@ -37,7 +37,7 @@ def example(manifest: Mapping[str, Any], request: Mapping[str, tuple[int, ...]])
 
 
 def _session(manifest: Mapping[str, Any]) -> list[str]:
-    """ONNX Runtime: what `tasks/consumer.py` does, written out for this one version."""
+    """ONNX Runtime: what `tasks/champion/consumer/consumer.py` does, written out for this one version."""
     settings = manifest["session"]
     provider, plugin = settings["provider"], manifest["plugin"]
     packages = [library["package"] for library in manifest["libraries"] if "package" in library]

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from validators.approval import Approval
-from validators.datasets import TensorSpec
-from validators.job import Job
-from validators.records import DataFile, Inventory, Source
+from validators.gates.approval import Approval
+from validators.job.job import Job
+from validators.records.run import DataFile, Inventory, Source
+from validators.samples.datasets import TensorSpec
 
 
 @dataclass(frozen=True)
@@ -17,9 +17,9 @@ class Promoted:
     """An approved variant with all that it was made from and approved on.
 
     `uri` is what consumers load. `data` is by role: calibration, evaluation and, where there was any, traffic. `manifest` is
-    that of `tasks/lineage.py`; `inputs` and `outputs` are those of the artifact, and `request` the shapes by input name of a
-    request as latency was measured with. `run_page` is the address of the run in MLflow, where it has pages; `at` is when it
-    was promoted, in UTC, as ISO 8601.
+    that of `tasks/champion/manifest.py`; `inputs` and `outputs` are those of the artifact, and `request` the shapes by input
+    name of a request as latency was measured with. `run_page` is the address of the run in MLflow, where it has pages; `at`
+    is when it was promoted, in UTC, as ISO 8601.
     """
 
     uri: str

@@ -9,7 +9,7 @@ from tasks.serving import sections
 from tasks.serving.example import FOLDER, example
 from tasks.serving.promoted import Promoted
 from tasks.serving.sections import shown, table
-from validators.datasets import TensorSpec
+from validators.samples.datasets import TensorSpec
 
 
 def version_readme(promoted: Promoted) -> str:

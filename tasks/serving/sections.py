@@ -11,12 +11,12 @@ from collections.abc import Iterable
 
 from tasks.reporting import formats
 from tasks.serving.promoted import Promoted
-from validators.latencies import Latency, point_labels
+from validators.job.candidate_name import decode
+from validators.job.recipe_words import describe
 from validators.plain_text import as_markdown
-from validators.recipe import decode
-from validators.recipe_words import describe
-from validators.records import DataFile
-from validators.verdicts import Verdict
+from validators.records.latencies import Latency, point_labels
+from validators.records.run import DataFile
+from validators.records.verdicts import Verdict
 
 LONGEST, LONGEST_ADDRESS = 160, 400
 # Gates that hold without a number worth a row; those that the job's own step logs are rows.

@@ -25,11 +25,11 @@ from typing import Any
 import onnx
 
 from tasks.serving.prototext import Fields, Word, prototext
-from validators.datasets import TensorSpec
 from validators.errors import JobError
+from validators.graph.source_form import declared_shape
 from validators.plain_text import plain
 from validators.providers import CUDA_PROVIDER, GPU_PROVIDERS, OPENVINO_PROVIDER, ORT_TENSORRT_PROVIDER
-from validators.source_form import declared_shape
+from validators.samples.datasets import TensorSpec
 
 ONNX, ENGINE = "model.onnx", "engine.plan"
 # `DataType` of model_config.proto, by numpy's name.

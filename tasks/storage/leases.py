@@ -24,7 +24,7 @@ from tasks.storage.locks import POLL_SECONDS, LockLost, LockTaken, lock_key
 from tasks.storage.s3 import S3
 from tasks.storage.s3_retry import ObjectMissing, Patience
 from validators.errors import InfrastructureError
-from validators.s3_uris import S3Uri
+from validators.untrusted.s3_uris import S3Uri
 
 log = logging.getLogger("quantgate")
 

@@ -10,7 +10,7 @@ from tasks.storage.s3 import S3
 from tasks.storage.shared_entries import SharedEntries
 from tasks.storage.store import Store
 from validators.digests import digest_values
-from validators.s3_uris import S3Uri
+from validators.untrusted.s3_uris import S3Uri
 
 
 def open_store(state: Path, where: S3Uri | None) -> Store:

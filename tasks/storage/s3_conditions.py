@@ -6,7 +6,7 @@ import os
 
 from tasks.storage.s3 import S3
 from tasks.storage.s3_retry import StorageRefused
-from validators.s3_uris import S3Uri
+from validators.untrusted.s3_uris import S3Uri
 
 
 def check_conditions(s3: S3, root: S3Uri) -> None:

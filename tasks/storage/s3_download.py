@@ -14,7 +14,7 @@ from typing import IO, Any
 from tasks.storage.s3 import S3, Found, is_unmet, wrong_bytes
 from tasks.storage.s3_retry import Attempts
 from tasks.storage.space import room_in
-from validators.s3_uris import S3Uri
+from validators.untrusted.s3_uris import S3Uri
 
 CHUNK_BYTES = 2**20
 

@@ -14,7 +14,7 @@ from tasks.storage.s3 import MAX_PARTS, S3, SHA256, Found, is_unmet
 from tasks.storage.s3_retry import Attempts, ObjectMissing, WrongBytes, call, code_of, status_of
 from validators.digests import digest_file
 from validators.errors import InfrastructureError
-from validators.s3_uris import S3Uri
+from validators.untrusted.s3_uris import S3Uri
 
 
 @dataclass(frozen=True)

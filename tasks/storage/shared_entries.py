@@ -17,7 +17,7 @@ from tasks.storage.s3_retry import ObjectMissing
 from tasks.storage.s3_upload import upload
 from validators.digests import digest_file
 from validators.errors import InfrastructureError
-from validators.s3_uris import S3Uri
+from validators.untrusted.s3_uris import S3Uri
 
 RECORD_FILE = "record.json"
 MARKER_FILE = "marker"

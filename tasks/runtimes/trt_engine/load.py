@@ -5,7 +5,7 @@
 | key | value |
 |---|---|
 | `files` | sha256 by name of each file in the folder: `model.onnx` (and `.data`), `engine.plan` and, if any, `timing.cache` |
-| `engine` | the fields of `validators.engines.EngineManifest`, as `dataclasses.asdict` gives them |
+| `engine` | the fields of `validators.records.engines.EngineManifest`, as `dataclasses.asdict` gives them |
 | `inputs` | numpy dtype by input name |
 """
 
@@ -26,7 +26,7 @@ from .stale import digest_file, digest_onnx, same_machine, why_stale
 
 ONNX, ENGINE, TIMING_CACHE = "model.onnx", "engine.plan", "timing.cache"
 # What to do with an engine that is stale: "warn" (if it is not set) and build it again, or "refuse". It is that of
-# `tasks/consumer.py`, for every mismatch between a version and the machine that loads it.
+# `tasks/champion/consumer/consumer.py`, for every mismatch between a version and the machine that loads it.
 POLICY = "QUANTGATE_MISMATCH"
 # Its name of before, for engines alone, whose "refuse" must not be passed over in silence.
 FORMER = "QUANTGATE_STALE_ENGINE"

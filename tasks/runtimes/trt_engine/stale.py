@@ -29,7 +29,7 @@ from typing import Any
 def why_stale(manifest: dict[str, Any], here: dict[str, str], files: dict[str, str]) -> str | None:
     """What differs between an engine's manifest and this machine, in words; None if the engine may be loaded.
 
-    `manifest` has the fields of `validators.engines.EngineManifest`. `here` has `runtime`, `runtime_version`, `gpu`,
+    `manifest` has the fields of `validators.records.engines.EngineManifest`. `here` has `runtime`, `runtime_version`, `gpu`,
     `compute_capability` and `driver`; `files` the digests found, as `onnx_digest` and `engine_digest`.
 
     Raises:

@@ -1,0 +1,115 @@
+"""The command line: which commands there are, in groups by what they are for, and how it speaks of wrong usage.
+
+A command is a function that returns an `Answer` (`validators/records/answer.py`); `flows/cli/console.py` makes a command of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from flows.cli import champion as champions
+from flows.cli import export as exports
+from flows.cli import inspect as look
+from flows.cli import run as runs
+from flows.cli import service
+from flows.cli.console import command, documents_only, fail
+from validators.errors import EXIT_BAD_INPUT, JobError
+
+# In place of typer's own, so that the list of commands fits a screen.
+_SHORT = {
+    "install_completion": "Install completion for this shell.",
+    "show_completion": "Print completion for this shell.",
+}
+
+
+class Commands(TyperGroup):
+    """The commands, which say what is wrong with a call as they say everything that is wrong."""
+
+    def get_params(self, ctx: Any) -> Any:
+        """The options of `quantgate` itself."""
+        params: Any = super().get_params(ctx)
+        for param in params:
+            param.help = _SHORT.get(param.name, param.help)
+        return params
+
+    def main(  # type: ignore[override]  # narrower: the rest of the parameters is for other systems
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        *,
+        standalone_mode: bool = True,
+        **extra: Any,
+    ) -> Any:
+        given = sys.argv[1:] if args is None else list(args)
+        try:
+            code = super().main(args, prog_name or "quantgate", standalone_mode=False, **extra)
+        except typer.TyperException as error:
+            code = _told_usage(error, as_json="--json" in given)
+        if not standalone_mode:
+            return code
+        sys.exit(code)
+
+
+def _told_usage(error: typer.TyperException, *, as_json: bool) -> int:
+    """Say what is wrong with a call; the exit code of that."""
+    if type(error).__name__ == "NoArgsIsHelpError":  # `quantgate` alone: its help has been printed
+        return EXIT_BAD_INPUT
+    context = getattr(error, "ctx", None)
+    usage = " ".join(context.get_usage().removeprefix("Usage: ").split()) if context else "quantgate COMMAND"
+    path = context.command_path if context else "quantgate"
+    wrong = JobError(
+        found=error.format_message().replace("Value error, ", ""), expected=usage, fix=f"`{path} --help` says more"
+    )
+    with documents_only() if as_json else contextlib.nullcontext():
+        return fail(wrong)
+
+
+app = typer.Typer(
+    name="quantgate",
+    cls=Commands,
+    help="Quantize a registered model, judge every variant where it will run, promote the best that passes.",
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+)
+
+GROUPS = {
+    "Jobs": (
+        runs.demo,
+        look.init,
+        runs.candidates,
+        runs.suggest_calibration,
+        runs.validate,
+        runs.run,
+    ),
+    "What there is": (look.status, look.report, look.compare, look.lint, look.doctor),
+    "Champions": (
+        look.promote,
+        champions.approvals,
+        champions.approve,
+        champions.reject,
+        champions.rollback,
+        champions.watch,
+        champions.retention,
+        exports.export,
+    ),
+    "Service": (service.ui, service.serve, service.deploy, service.worker, service.webhook),
+}
+for group, functions in GROUPS.items():
+    for function in functions:
+        app.command(rich_help_panel=group)(command(function))
+
+
+def main() -> None:
+    """The entry point of the console script."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""The commands of who answers for champions: approvals, rollback, watching and retention."""
+
+from __future__ import annotations
+
+import getpass
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Annotated, Any, Literal
+
+import typer
+
+from flows.cli.console import prepared
+from validators.errors import EXIT_INFRASTRUCTURE, EXIT_OK
+from validators.job.candidate_name import Target
+from validators.records.answer import Answer, Table
+
+WaitingRun = Annotated[str, typer.Argument(metavar="RUN", help="Id or name of the flow run.")]
+Name = Annotated[
+    str | None, typer.Option("--who", metavar="NAME", help="Your name; by default that of your account here.")
+]
+
+
+def approvals() -> Answer:
+    """List the runs that wait for an approval.
+
+    Needs PREFECT_API_URL: runs wait on a server.
+
+    Example: quantgate approvals
+    """
+    prepared()
+    from tasks.champion.approvals import list_waiting
+
+    waiting = list_waiting()
+    headings = ("Run", "Source", "Target", "Candidate", "Since (UTC)", "Expires (UTC)")
+    rows = [(str(one.id), one.source, one.target, one.candidate, one.since, one.expires) for one in waiting]
+    return Answer(waiting, (Table([headings, *rows]) if rows else "nothing waits",))
+
+
+def approve(
+    run: WaitingRun, comment: Annotated[str, typer.Option(help="Why; it is recorded.")] = "", who: Name = None
+) -> Answer:
+    """Have the variant promoted that a run waits with.
+
+    Exit code 2: no such run waits, or it expired.
+
+    Example: quantgate approve "models:/fraud/3 for ort-cpu" --comment agreed
+    """
+    return _answer(run, "approve", who, comment)
+
+
+def reject(
+    run: WaitingRun, comment: Annotated[str, typer.Option(help="Why; it is recorded.")], who: Name = None
+) -> Answer:
+    """Have nothing promoted by a run that waits.
+
+    Exit code 2: no such run waits, or it expired.
+
+    Example: quantgate reject "models:/fraud/3 for ort-cpu" --comment "not yet"
+    """
+    return _answer(run, "reject", who, comment)
+
+
+def _answer(run: str, decision: Literal["approve", "reject"], who: str | None, comment: str) -> Answer:
+    prepared()
+    from tasks.champion.approvals import answer_approval
+
+    told = answer_approval(run, decision, who=who or getpass.getuser(), comment=comment)
+    word = {"approve": "approved", "reject": "rejected"}[decision]
+    line = f"{word}: {told.candidate} of {told.source} for {told.target}; the run goes on"
+    return Answer({"decision": word, "run": told}, (line,))
+
+
+def rollback(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A source, or the model of its variants.")],
+    target: Annotated[Target, typer.Option(metavar="TARGET", help="Of which target it is the champion.")],
+    to: Annotated[
+        int | None,
+        typer.Option(min=0, metavar="VERSION", help="Default: the version before; 0: none."),
+    ] = None,
+    leaving: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="VERSION", help="Only if this version is the champion."),
+    ] = None,
+    reason: Annotated[str, typer.Option(help="Why; kept with the version that is left.")] = "",
+) -> Answer:
+    """Put the champion back to the version before it.
+
+    In the registry alone. The variant that is left is not promoted on this target again. Exit code 2: no such model or
+    version, or none to go back to; 1: infrastructure, or the champion is not the version of `--leaving`.
+
+    Example: quantgate rollback fraud --target ort-cpu --reason "too slow"
+    """
+    prepared()
+    from tasks.champion.rollback import roll_back
+
+    done = roll_back(model, target, to, reason, leaving=leaving)
+    return Answer(asdict(done), (str(done),))
+
+
+def watch(
+    job: Annotated[
+        str | None, typer.Argument(metavar="JOB", help="Name of a job file in QUANTGATE_JOBS; all of them by default.")
+    ] = None,
+) -> Answer:
+    """Look once at recent traffic of the watched champions.
+
+    At drift, saturation, and agreement with the source. Exit code 0: looked, with an alarm or without; 1: a look failed;
+    2: no such job.
+
+    Example: quantgate watch
+    """
+    prepared()
+    from flows.watch import watch as flow
+    from tasks.watch.watch import watched_jobs
+
+    # A wrong name is said before Prefect is started, which takes seconds.
+    watched_jobs(job)
+
+    state = _ended(lambda: flow(job, return_state=True))
+    code = EXIT_OK if state.is_completed() else EXIT_INFRASTRUCTURE
+    return Answer({"looks": state.result(raise_on_failure=False)}, (state.message,), code)
+
+
+def retention(
+    keep_versions: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Newest versions kept of each model and target.")
+    ] = 5,
+    older_than_days: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Nothing goes that was used in so many days.")
+    ] = 30,
+    delete: Annotated[bool, typer.Option("--delete", help="Delete what goes; else it is listed.")] = False,
+) -> Answer:
+    """List what is old, variants and runs, or delete it.
+
+    Versions, their artifacts, finished work and reports. The champion, the version before it and whatever an alias names
+    always stay.
+
+    Example: quantgate retention --older-than-days 90
+    """
+    prepared()
+    from flows.retention import retention as flow
+
+    state = _ended(lambda: flow(keep_versions, older_than_days, delete, return_state=True))
+    goes = [fate for fate in state.result().fates if fate.goes]
+    lines = [f"{fate.kind:9}{fate.name}: {fate.reason}" for fate in goes]
+    return Answer({"deleted": delete, "goes": goes, "told": state.message}, (*lines, state.message))
+
+
+def _ended(flow: Callable[[], Any]) -> Any:
+    """The state that a flow ended in; an error that it ended in becomes the command's."""
+    state = flow()
+    found = state.result(raise_on_failure=False)
+    if isinstance(found, BaseException):
+        raise found
+    return state

@@ -1,0 +1,193 @@
+"""How every command speaks: its answer as text or as one JSON document, its errors, and the exit code of either.
+
+With `--json` standard output holds one document and nothing else, whoever prints; all other output goes to standard error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import os
+import shlex
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import IO, Annotated, Any
+
+import typer
+from pydantic_core import to_json
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table as RichTable
+
+from tasks.run.settings import prepare_environment, state_folder
+from validators.errors import EXIT_OK, InfrastructureError, Interrupted, QuantgateError
+from validators.plain_text import plain
+from validators.records.answer import Answer, Table
+from validators.redact import redact
+
+out = Console()
+err = Console(stderr=True)
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document in place of text.")]
+# Where the document of the present command goes, with `--json`; emptied by the first one, since there is one.
+_documents: list[IO[str]] = []
+
+
+def command(function: Callable[..., Answer | None]) -> Callable[..., None]:
+    """The function as a command with the option `--json`: what it answers, or raises, is told in the form asked for."""
+    signature = inspect.signature(function, eval_str=True)
+    option = inspect.Parameter("json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Json)
+
+    @functools.wraps(function)
+    def told(*, json: bool = False, **given: Any) -> None:
+        with documents_only() if json else contextlib.nullcontext():
+            code = _answered(lambda: function(**given))
+        raise typer.Exit(code)
+
+    told.__signature__ = signature.replace(  # type: ignore[attr-defined]  # what typer reads
+        parameters=[*signature.parameters.values(), option], return_annotation=None
+    )
+    # Typer keeps the ends of lines, and terminals have other widths than source files.
+    told.__doc__ = "\n\n".join(" ".join(part.split()) for part in (inspect.getdoc(function) or "").split("\n\n"))
+    told.__annotations__ = {name: one.annotation for name, one in signature.parameters.items()} | {"json": Json}
+    return told
+
+
+def prepared() -> None:
+    """Everything that must be set before Prefect or MLflow is imported.
+
+    Raises:
+        InfrastructureError: the state folder cannot be made.
+    """
+    prepare_environment(state_folder())
+
+
+def tell(answer: Answer, *, indent: int | None = 1) -> None:
+    """Print the document where one was asked for, else the lines and tables.
+
+    What goes on after it has answered, such as a server, calls this itself with an indent of None, for one line, and returns
+    None.
+    """
+    if _documents:
+        stream = _documents.pop()
+        stream.write(to_json(answer.document, indent=indent, inf_nan_mode="null").decode() + "\n")
+        stream.flush()
+        return
+    for part in answer.parts:
+        if isinstance(part, Table):
+            print_table(part)
+        else:
+            say(part)
+
+
+def say(line: str) -> None:
+    """Print a line as it is: to standard error where standard output is for a document."""
+    out.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def print_table(table: Table) -> None:
+    """A table without a frame; off a terminal it takes the width that it needs."""
+    if not table.rows:
+        return
+    headings, *rows = table.rows
+    shown = RichTable(box=None, pad_edge=False, header_style="bold")
+    folded = table.folded or {headings[-1]}
+    for heading in headings:
+        shown.add_column(escape(heading), no_wrap=heading not in folded, overflow="fold")
+    for row in rows:
+        shown.add_row(*(escape(plain(cell)) for cell in row))
+    console = out if out.is_terminal else Console(file=sys.stdout, width=240)
+    console.print(shown)
+
+
+def tell_error(error: QuantgateError) -> None:
+    """What is wrong, for people, on standard error."""
+    for label in ("found", "expected", "fix"):
+        err.print(f"[bold]{label + ':':<10}[/bold]{escape(getattr(error, label))}", highlight=False, soft_wrap=True)
+
+
+def fail(error: QuantgateError) -> int:
+    """Say what is wrong, as a document as well where one was asked for; return the exit code."""
+    tell_error(error)
+    if _documents:
+        tell(Answer(error_document(error)))
+    return error.exit_code
+
+
+def error_document(error: QuantgateError) -> Mapping[str, Any]:
+    """An error for a machine to read: under the same key as in the result document of a run."""
+    kind, found, expected, fix = type(error).__name__, error.found, error.expected, error.fix
+    return {"error": {"kind": kind, "found": found, "expected": expected, "fix": fix}}
+
+
+def unexpected(error: Exception) -> QuantgateError:
+    """A fault that nobody foresaw: its traceback goes to a file, since it helps only who mends quantgate."""
+    log = state_folder() / "logs" / "last-error.log"
+    with contextlib.suppress(OSError):
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.write_text(redact("".join(traceback.format_exception(error))), encoding="utf-8")
+    return InfrastructureError(
+        found=f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}",
+        expected="the command to come to its end",
+        fix=f"run again: finished work is kept; if it stays, report it with {log}",
+    )
+
+
+def interrupted() -> Interrupted:
+    """Ctrl-C, with what takes the command up again."""
+    return Interrupted(
+        found="Ctrl-C before the end",
+        expected="the command to come to its end",
+        fix=f"to resume, run it again: finished work is kept: {command_line()}",
+    )
+
+
+def command_line() -> str:
+    """The present command as a shell takes it."""
+    return shlex.join(["quantgate", *sys.argv[1:]])
+
+
+def _answered(call: Callable[[], Answer | None]) -> int:
+    """The exit code of a call whose answer, or error, was told."""
+    try:
+        answer = call()
+        if answer is None:
+            return EXIT_OK
+        tell(answer)
+    except QuantgateError as error:
+        return fail(error)
+    except KeyboardInterrupt:
+        return fail(interrupted())
+    except (typer.Exit, BrokenPipeError):
+        raise
+    except Exception as error:
+        return fail(unexpected(error))
+    return answer.exit_code
+
+
+@contextmanager
+def documents_only() -> Iterator[None]:
+    """Standard output for the document alone during the block; what else is printed there goes to standard error.
+
+    By its number, too: libraries in C and child processes know it by no other name.
+    """
+    kept: int | None = None
+    with contextlib.suppress(OSError, ValueError):  # what a test has put in its place may have no number
+        number = sys.stdout.fileno()
+        sys.stdout.flush()
+        kept = os.dup(number)
+        os.dup2(sys.stderr.fileno(), number)
+    stream = sys.stdout if kept is None else os.fdopen(os.dup(kept), "w", encoding="utf-8")
+    _documents[:] = [stream]
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        _documents.clear()
+        if kept is not None:
+            stream.close()
+            os.dup2(kept, number)
+            os.close(kept)

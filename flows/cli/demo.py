@@ -1,0 +1,65 @@
+"""The two demos: a real model from public assets, registered as a user would, and its job from `examples/`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import yaml
+
+from tasks.run.context import log
+from tasks.run.settings import tracking_uri
+from validators.errors import InfrastructureError
+
+if TYPE_CHECKING:
+    from tasks.demo.built import Demo
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def prepare_demo(state: Path, *, image: bool) -> Path:
+    """Fetch, build and register what is not there yet; return the job file to run, on this state.
+
+    Raises:
+        InfrastructureError: an asset cannot be fetched, or the registry does not answer.
+    """
+    name = "image" if image else "text"
+    example = EXAMPLES / f"{name}.yaml"
+    if not example.exists():
+        raise InfrastructureError(
+            found=f"no {example}", expected="a checkout of quantgate", fix="run the demo from a clone of the repository"
+        )
+    state.mkdir(parents=True, exist_ok=True)
+    log.info("demo: fetching assets and building the model (once)")
+    built, uri = _build(state, image=image)
+    figures = ", ".join(f"{key} {value}" for key, value in sorted(built.notes.items()))
+    log.info("demo: %s is registered as %s (%s)", built.name, uri, figures)
+    _link(state / "demo" / name, built.calibration_path.parent)
+    job = yaml.safe_load(example.read_text(encoding="utf-8")) | {"source": uri}
+    job["data"] |= {"calibration": str(built.calibration_path), "evaluation": str(built.evaluation_path)}
+    path = state / "demo" / f"{name}.yaml"
+    path.write_text(yaml.safe_dump(job, sort_keys=False), encoding="utf-8")
+    return path
+
+
+def _build(state: Path, *, image: bool) -> tuple[Demo, str]:
+    from tasks.demo.registry import register_image, register_text
+
+    uri = tracking_uri(state)
+    if image:
+        from tasks.demo.image import build as build_image
+
+        built = build_image(state)
+        return built, register_image(built, uri)
+    from tasks.demo.text import build as build_text
+
+    built = build_text(state)
+    return built, register_text(built, uri)
+
+
+def _link(link: Path, folder: Path) -> None:
+    """Point `link` at `folder`, so that the job in `examples/` finds the data by a name that does not change."""
+    temporary = link.with_name(f".{link.name}.new")
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(folder.name)
+    temporary.replace(link)

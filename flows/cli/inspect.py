@@ -1,0 +1,250 @@
+"""The commands that look at something: a file, this machine, a registered model, what runs left."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import webbrowser
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flows.cli.console import prepared
+from flows.cli.run import ReplaceDevice, ResultFile, follow_job
+from tasks.run.settings import database_file, state_folder, tracking_uri
+from validators.errors import InfrastructureError, JobError
+from validators.job.candidate_name import Target
+from validators.records.answer import Answer
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+
+def known_runs(incomplete: str) -> list[str]:
+    """What completes a RUN, without asking MLflow, which takes seconds: the runs whose reports lie in the state folder."""
+    folder = state_folder() / "reports"
+    names = ["last", *sorted(path.name for path in folder.glob("*") if path.is_dir())]
+    return [name for name in names if name.startswith(incomplete)]
+
+
+RecordedRun = Annotated[
+    str,
+    typer.Argument(metavar="RUN", help="Id of a run in MLflow, a prefix of one, or `last`.", autocompletion=known_runs),
+]
+
+PageFile = Annotated[
+    Path | None, typer.Option("--out", metavar="FILE", help="Where to write it; the state folder's reports by default.")
+]
+OpenPage = Annotated[bool, typer.Option("--open", help="Open it in the browser.")]
+
+
+def lint(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="An ONNX file, quantized or not.")],
+    target: Annotated[
+        Target, typer.Option(metavar="TARGET", help="Where it will run; `quantgate doctor` lists targets.")
+    ] = "tensorrt",
+) -> Answer:
+    """Say what a runtime would refuse of a quantized model.
+
+    Or silently compute in float, or do slower than it could. Exit code 0: nothing, or merely slow; 3: something fails, is
+    wrong or runs in float; 2: no ONNX file, or no rules for the target.
+
+    Example: quantgate lint model.onnx --target tensorrt
+    """
+    from flows.cli.lint import lint_model
+
+    return lint_model(model, target)
+
+
+def doctor(
+    light: Annotated[bool, typer.Option("--light", help="Leave the targets out: no session is opened.")] = False,
+) -> Answer:
+    """Say which targets run here, and what mends the others.
+
+    With the state folder, disk space, versions, and whether the servers that the environment names answer. Exit code 0: at
+    least one target runs; 1: none. With `--light` 0: the state folder can be written to.
+
+    Example: quantgate doctor
+    """
+    from flows.cli.doctor import diagnose, diagnose_lightly
+
+    return diagnose_lightly() if light else diagnose()
+
+
+def status(
+    model: Annotated[
+        str | None, typer.Argument(metavar="[MODEL]", help="A source, or the model that holds its variants.")
+    ] = None,
+) -> Answer:
+    """Show champions, what is under way, and the last runs.
+
+    Of one model, or of all that the registry has.
+
+    Example: quantgate status
+    """
+    prepared()
+    from flows.cli.status import status_parts
+    from tasks.service.overview import survey
+
+    found = survey(model)
+    return Answer(found, status_parts(found, model))
+
+
+def report(
+    run: RecordedRun,
+    path: PageFile = None,
+    open_: OpenPage = False,
+) -> Answer:
+    """Fetch the report of a recorded run.
+
+    The page is one file that needs no network; its path is printed. Exit code 2: no such run, or one without a report.
+
+    Example: quantgate report last --open
+    """
+    prepared()
+    from tasks.records.run_lookup import fetch_report, find_recorded
+
+    with registry() as client:
+        found = find_recorded(client, run)
+        page = (path or state_folder() / "reports" / found.id / "report.html").resolve()
+        fetch_report(client, found, page)
+    if open_:
+        _open(page)
+    return Answer({"run": found, "report": page}, (str(page),))
+
+
+def compare(
+    runs: Annotated[
+        list[str],
+        typer.Argument(metavar="RUN...", help="Ids of runs, prefixes of them, or `last`.", autocompletion=known_runs),
+    ],
+    path: PageFile = None,
+    open_: OpenPage = False,
+) -> Answer:
+    """Compare recorded runs on one page.
+
+    Of one model over time, of several models, or on several targets. Exit code 2: no such run, or one without a result.
+
+    Example: quantgate compare 3f2a last --open
+    """
+    prepared()
+    from tasks.records.compare import compare_runs
+
+    page = (path or state_folder() / "reports" / "comparison.html").resolve()
+    with registry() as client:
+        compared = compare_runs(client, runs, page)
+    if open_:
+        _open(page)
+    return Answer({"runs": compared, "report": page}, (str(page),))
+
+
+def _open(page: Path) -> None:
+    if not webbrowser.open(page.as_uri()):
+        raise InfrastructureError(
+            found=f"no browser could be started for {page}",
+            expected="a browser on this machine",
+            fix=f"open {page.as_uri()} in one",
+        )
+
+
+def promote(run: RecordedRun, result: ResultFile = None, replace_device: ReplaceDevice = False) -> Answer:
+    """Promote the winner of a run with --no-promote.
+
+    Runs its recorded job again, with promotion: finished work is taken from the store, and every gate and the champion
+    are looked at anew. Exit codes are those of `run`; 2 also: the run named no winner, or was made on another device.
+
+    Example: quantgate promote last
+    """
+    prepared()
+    from tasks.champion.promotable import check_promotable
+    from tasks.records.run_lookup import find_recorded, recorded_job
+
+    with registry() as client:
+        found = find_recorded(client, run)
+        check_promotable(found)
+        job = recorded_job(client, found)
+    answer = follow_job(job, result, replace_device=replace_device)
+    chosen = getattr(answer.document, "chosen", None)
+    if chosen not in (None, found.chosen):
+        note = f"note:      run {found.id[:8]} chose {found.chosen}; measured again, {chosen} is the better one"
+        return replace(answer, parts=(*answer.parts, note))
+    return answer
+
+
+@contextmanager
+def registry() -> Iterator[MlflowClient]:
+    """A client of the tracking server, or of the database in the state folder, which must be there.
+
+    Raises:
+        JobError: there is no such database: to look would make one.
+    """
+    from tasks.registry.mlflow_registry import connect
+
+    uri = tracking_uri(state_folder())
+    database = database_file(uri)
+    if database is not None and not database.exists():
+        raise JobError(
+            found=f"nothing recorded: there is no {database}",
+            expected="a state folder in which a job ran, or a tracking server",
+            fix="set QUANTGATE_STATE or MLFLOW_TRACKING_URI, or run a job first: `quantgate run JOB`",
+        )
+    with connect(uri) as client:
+        yield client
+
+
+def init(
+    uri: Annotated[
+        str, typer.Argument(metavar="MODEL", help="models:/NAME/VERSION, models:/NAME@ALIAS, or an ONNX file.")
+    ],
+    path: Annotated[Path, typer.Option("--out", metavar="FILE", help="The job file to write.")] = Path("job.yaml"),
+    target: Annotated[Target, typer.Option(metavar="TARGET", help="Where the variants will run.")] = "ort-cpu",
+) -> Answer:
+    """Write a job file with comments for a model.
+
+    With its inputs, a metric and candidates that are likely for it, and what the data files must hold. Nothing is
+    overwritten. Exit code 2: no such version, or the file is there already.
+
+    Example: quantgate init models:/fraud/3 --out fraud.yaml
+    """
+    _check_new(path)
+    prepared()
+    from flows.cli.init import job_skeleton
+    from tasks.evidence.model_facts import describe_file, describe_model
+
+    if uri.endswith(".onnx"):
+        facts = describe_file(Path(uri))
+        # A job's paths are relative to its own folder.
+        facts = replace(facts, uri=os.path.relpath(uri, path.parent))
+    else:
+        with registry() as client:
+            facts = describe_model(client, uri)
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(job_skeleton(facts, target, str(path)))
+    except FileExistsError:
+        _check_new(path)
+        raise
+    lines = (
+        f"wrote {path}: {facts.flavor}, inputs {', '.join(map(str, facts.inputs)) or 'unknown'}",
+        f"next: make the data files that it names, look at what is marked CHECK, then `quantgate validate {path}`",
+    )
+    return Answer({"job": path, "model": facts}, lines)
+
+
+def _check_new(path: Path) -> None:
+    if path.exists():
+        raise JobError(
+            found=f"--out {path}: it is there already",
+            expected="a new file: nothing is overwritten",
+            fix="give another with --out, or move this one away",
+        )
+    if not path.resolve().parent.is_dir():
+        raise JobError(
+            found=f"--out {path}: no such folder",
+            expected="a folder that exists",
+            fix=f"mkdir -p {shlex.quote(str(path.parent))}",
+        )

@@ -1,0 +1,62 @@
+"""What `quantgate lint` prints: the findings of a file's rules, by what comes of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from validators.errors import EXIT_NO_VARIANT, EXIT_OK
+from validators.graph.lint import CONSEQUENCES, MEANING, SEVERE, Finding
+from validators.graph.source_graph import is_quantized, lint
+from validators.job.candidate_name import Target
+from validators.records.answer import Answer, Table
+
+HEADINGS = ("Consequence", "Node", "Rule", "Found", "Fix")
+
+
+def lint_model(model: Path, target: Target) -> Answer:
+    """Lint a model file; exit code 3 if something fails, is wrong or runs in float, else 0.
+
+    Raises:
+        SourceError: the file is no ONNX file.
+        JobError: the target has no rules.
+    """
+    findings = lint(model, target)
+    summary = summarize(model, findings)
+    code = EXIT_NO_VARIANT if any(finding.consequence in SEVERE for finding in findings) else EXIT_OK
+    return Answer(as_document(model, target, findings, summary), (*table_of(findings), summary), code)
+
+
+def table_of(findings: tuple[Finding, ...]) -> tuple[Table, ...]:
+    """The table of findings, gravest first; none without findings."""
+    rows = [
+        (item.consequence, item.node, item.rule, item.found, item.fix)
+        for consequence in CONSEQUENCES
+        for item in findings
+        if item.consequence == consequence
+    ]
+    return (Table([HEADINGS, *rows], folded=frozenset({"Node", "Found", "Fix"})),) if rows else ()
+
+
+def summarize(model: Path, findings: tuple[Finding, ...]) -> str:
+    """One line: how many findings of which consequence, or that there was nothing to check."""
+    if findings:
+        counts = Counter(finding.consequence for finding in findings)
+        return f"{model.name}: " + "; ".join(
+            f"{counts[item]} {item} ({MEANING[item]})" for item in CONSEQUENCES if counts[item]
+        )
+    if not is_quantized(model):
+        return f"{model.name}: not quantized, nothing to check: it would run in the float types that it has"
+    return f"{model.name}: no findings"
+
+
+def as_document(model: Path, target: str, findings: tuple[Finding, ...], summary: str) -> dict[str, Any]:
+    """The findings for a machine to read."""
+    return {
+        "model": str(model),
+        "target": target,
+        "summary": summary,
+        "findings": [asdict(finding) for finding in findings],
+    }

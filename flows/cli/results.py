@@ -1,0 +1,42 @@
+"""The result document of a run, as a file and as what people read of it in a terminal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from validators.records.answer import Table
+
+if TYPE_CHECKING:
+    from validators.records.result import Result
+
+
+def result_parts(result: Result) -> list[str | Table]:
+    """The table of candidates, or of checks where there are none, and where to look further."""
+    # Here, for it imports half of the report.
+    from tasks.reporting.markdown import check_rows, terminal_rows
+
+    # Before candidates are built, or without any, the checks are all there is to see.
+    parts: list[str | Table] = [Table(terminal_rows(result) or check_rows(result))]
+    parts.append(f"{result.outcome.replace('_', ' ')}: {result.reason}")
+    if result.baseline and result.baseline.warning:
+        parts.append(f"warning:   {result.baseline.warning}")
+    if result.champion:
+        uri = f"models:/{result.champion.name}@{result.champion.alias}"
+        parts.append(f"champion:  {uri} (version {result.champion.version})")
+    if result.calibration and result.calibration.page:
+        parts.append(f"checks:    {result.calibration.page}")
+    if result.report:
+        parts.append(f"report:    {result.report}")
+    seconds = result.seconds
+    steps = ", ".join(f"{step} {value:.1f}" for step, value in seconds.by_step.items() if value >= 0.05)
+    return [*parts, f"seconds:   {seconds.total:.1f} in all, {seconds.overhead:.1f} overhead ({steps})"]
+
+
+def write_result(result: Result, path: Path | None) -> None:
+    """Write the document whole or not at all."""
+    if path is None:
+        return
+    temporary = path.with_name(f".{path.name}.writing")
+    temporary.write_text(result.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    temporary.replace(path)

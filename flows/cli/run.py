@@ -1,0 +1,235 @@
+"""The commands that take a job file: run, validate, demo, candidates, suggest-calibration."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+
+from flows.cli.console import err, interrupted, prepared, tell_error, unexpected
+from flows.cli.progress import show_progress
+from flows.cli.results import result_parts, write_result
+from tasks.run.settings import state_folder
+from tasks.service.embedded_server import on_server, start_server
+from validators.errors import (
+    EXIT_INFRASTRUCTURE,
+    EXIT_NO_VARIANT,
+    EXIT_OK,
+    EXIT_REFUSED,
+    JobError,
+    QuantgateError,
+)
+from validators.job.job import Job
+from validators.job.read_job import read_job
+from validators.records.answer import Answer, Table
+from validators.untrusted.s3_uris import S3Uri
+
+if TYPE_CHECKING:
+    from tasks.run.clock import Clock
+    from validators.records.result import Result
+
+EXIT_CODES = {
+    "promoted": EXIT_OK,
+    "winner": EXIT_OK,
+    "accepted": EXIT_OK,
+    "no_variant": EXIT_NO_VARIANT,
+    "rejected": EXIT_NO_VARIANT,
+    "refused": EXIT_REFUSED,
+    "error": EXIT_INFRASTRUCTURE,
+}
+JobFile = Annotated[Path, typer.Argument(metavar="JOB", help="The job file (YAML).")]
+ResultFile = Annotated[Path | None, typer.Option(metavar="FILE", help="Write the result (JSON) here.")]
+
+ReplaceDevice = Annotated[bool, typer.Option("--replace-device", help="Ignore the champion's device.")]
+
+
+def run(
+    job: JobFile,
+    result: ResultFile = None,
+    promote: Annotated[bool, typer.Option(help="Register the winner and move the alias.")] = True,
+    replace_device: ReplaceDevice = False,
+) -> Answer:
+    """Run a job: quantize, judge, promote.
+
+    Exit code 0: promoted (a winner, with --no-promote); 3: no variant wins; 4: calibration data refused; 2: bad job or
+    input; 1: infrastructure; 130: Ctrl-C, and the same command resumes.
+
+    Example: quantgate run examples/text.yaml --result result.json
+    """
+    return _follow(lambda: read_job(job), result, partial(_quantize, promote=promote, replace_device=replace_device))
+
+
+def validate(job: JobFile, result: ResultFile = None) -> Answer:
+    """Judge the calibration data of a job alone.
+
+    The same checks that `run` starts with. Exit code 0: accepted, with warnings or without; 4: refused; 2: bad job or
+    input; 1: infrastructure.
+
+    Example: quantgate validate examples/text.yaml
+    """
+
+    def load() -> Callable[[Job], Any]:
+        from flows.quantize import validate as flow
+
+        return partial(flow, return_state=True)
+
+    return _follow(lambda: read_job(job), result, load)
+
+
+def demo(
+    image: Annotated[bool, typer.Option("--image", help="The image demo in place of the text demo.")] = False,
+    result: ResultFile = None,
+) -> Answer:
+    """Build and register a real model, and run a job on it.
+
+    The model and its data are public, and fetched once. Exit codes are those of `run`.
+
+    Example: quantgate demo
+    """
+
+    def prepare() -> Job:
+        prepared()
+        with show_progress(err):
+            from flows.cli.demo import prepare_demo
+
+            return read_job(prepare_demo(state_folder(), image=image))
+
+    return _follow(prepare, result, partial(_quantize, promote=True))
+
+
+def candidates(job: JobFile) -> Answer:
+    """Show what a job would try, and what the names mean.
+
+    Example: quantgate candidates examples/text.yaml
+    """
+    from flows.service.describe import candidate_rows
+
+    rows = candidate_rows(read_job(job))
+    document = [dict(zip(("candidate", "what_it_is", "here"), row, strict=True)) for row in rows[1:]]
+    return Answer(document, (Table(rows),))
+
+
+def suggest_calibration(
+    job: JobFile,
+    pool: Annotated[Path, typer.Option("--from", metavar="POOL", help="Samples: .npz or .parquet.")],
+    size: Annotated[int, typer.Option(min=2, metavar="N", help="How many samples to pick.")],
+    path: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="FILE", help="The job's calibration file by default."),
+    ] = None,
+) -> Answer:
+    """Pick a calibration set from a pool of samples.
+
+    Each label in its share, and near to all that the pool (or the traffic) holds. Samples of the evaluation data, and
+    what is nearly the same as one, are left out.
+
+    Example: quantgate suggest-calibration job.yaml --from pool.npz --size 128
+    """
+    read = read_job(job)
+    target = path or _local_target(read.data.calibration)
+    prepared()
+    start_server()
+    with show_progress(err):
+        from flows.quantize import suggest_calibration as pick
+
+        with on_server():
+            picked = pick(read, pool, size, target)
+    lines = [
+        f"wrote {len(picked.rows)} samples of {pool.name} to {picked.path}",
+        f"covers {picked.coverage:.1%}; a random draw of as many {picked.random_coverage:.1%}",
+        *(f"left out: {count} {reason}" for reason, count in picked.left_out.items() if count),
+    ]
+    return Answer(asdict(picked) | {"rows": [int(row) for row in picked.rows]}, lines)
+
+
+def follow_job(job: Job, result_path: Path | None, *, replace_device: bool) -> Answer:
+    """Run a job with promotion; what it came to, whatever that is."""
+    return _follow(lambda: job, result_path, partial(_quantize, promote=True, replace_device=replace_device))
+
+
+def _quantize(*, promote: bool, replace_device: bool = False) -> Callable[[Job], Any]:
+    from flows.quantize import quantize
+
+    return partial(quantize, promote=promote, replace_device=replace_device, return_state=True)
+
+
+def _follow(load_job: Callable[[], Job], result_path: Path | None, load: Callable[[], Callable[[Job], Any]]) -> Answer:
+    """Run the flow that `load` imports on a job to its result document, which is there and is written whatever comes of it."""
+    from tasks.run.clock import Clock
+
+    clock = Clock()
+    job: Job | None = None
+    try:
+        _check_folder(result_path)
+        job = load_job()
+        # What a demo builds before is no part of the run.
+        started = time.monotonic()
+        prepared()
+        start_server()
+        with show_progress(err, job):
+            flow = load()
+            with on_server():
+                result = _result_of(flow(job))
+    except (Exception, KeyboardInterrupt) as error:
+        return _failed(error, result_path, job, clock)
+    seconds = result.seconds
+    total = time.monotonic() - started
+    # The command's own start, and Prefect's, belong to what the user waits for.
+    overhead = seconds.overhead + total - seconds.total
+    seconds = seconds.model_copy(update={"total": round(total, 3), "overhead": round(overhead, 3)})
+    result = result.model_copy(update={"seconds": seconds})
+    write_result(result, result_path)
+    return Answer(result, result_parts(result), EXIT_CODES[result.outcome])
+
+
+def _failed(raised: Exception | KeyboardInterrupt, result_path: Path | None, job: Job | None, clock: Clock) -> Answer:
+    """The same for what an error ended, or Ctrl-C."""
+    error = (
+        interrupted()
+        if isinstance(raised, KeyboardInterrupt)
+        else raised
+        if isinstance(raised, QuantgateError)
+        else unexpected(raised)
+    )
+    tell_error(error)
+    from tasks.records.result_document import conclude_error
+
+    result = conclude_error(job, error, clock)
+    if result_path is None or result_path.resolve().parent.is_dir():
+        write_result(result, result_path)
+    return Answer(result, (), error.exit_code)
+
+
+def _result_of(state: Any) -> Result:
+    """The document in the state that a flow ended in, failed or not; what a flow raised is raised here."""
+    found = state.result(raise_on_failure=False)
+    if isinstance(found, BaseException):
+        raise found
+    return cast("Result", found)
+
+
+def _check_folder(path: Path | None) -> None:
+    if path is not None and not path.resolve().parent.is_dir():
+        raise JobError(
+            found=f"--result {path}: no such folder", expected="a folder that exists", fix=f"mkdir -p {path.parent}"
+        )
+
+
+def _local_target(place: Path | S3Uri) -> Path:
+    """Where a calibration set is written if nothing else is said.
+
+    Raises:
+        JobError: the job names a place on S3.
+    """
+    if isinstance(place, S3Uri):
+        raise JobError(
+            found=f"`data.calibration` at {place}",
+            expected="a file to write the calibration set to",
+            fix="give one with --out, look at it, and upload it",
+        )
+    return place

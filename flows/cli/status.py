@@ -1,0 +1,55 @@
+"""What `quantgate status` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tasks.service.overview import Overview
+from validators.records.answer import Table
+from validators.redact import redact
+
+
+def status_parts(found: Overview, model: str | None) -> list[str | Table]:
+    """Champions, what is under way, what waits, and the last runs; of each, that there is none."""
+    of = f" of {model}" if model else ""
+    if found.is_empty:
+        return [f"nothing yet{of} at {redact(found.registry)}: no champion, no run; `quantgate run JOB` makes both"]
+    return [
+        *_section(f"champions{of}", ("Model", "Target", "Version", "Candidate", "Since (UTC)"), _champions(found)),
+        *_section("under way", ("Run", "Source", "Target", "Since (UTC)", "State"), _under_way(found)),
+        *_approvals(found),
+        *_section(
+            "last runs", ("Run", "Source", "Target", "Started (UTC)", "Outcome", "Why"), _runs(found), folded="Why"
+        ),
+    ]
+
+
+def _section(
+    title: str, headings: tuple[str, ...], rows: Sequence[tuple[str, ...]], *, folded: str = ""
+) -> list[str | Table]:
+    if not rows:
+        return [f"{title}: none", ""]
+    return [title, Table([headings, *rows], frozenset({folded} if folded else ())), ""]
+
+
+def _champions(found: Overview) -> list[tuple[str, ...]]:
+    return [(one.model, one.target, one.version, one.candidate, one.since) for one in found.champions]
+
+
+def _under_way(found: Overview) -> list[tuple[str, ...]]:
+    return [(one.run.id[:8], one.run.source, one.run.target, one.run.started, one.state) for one in found.under_way]
+
+
+def _approvals(found: Overview) -> list[str | Table]:
+    if found.approvals is None:
+        return ["approvals: none can wait without a Prefect server (PREFECT_API_URL)", ""]
+    headings = ("Run", "Source", "Target", "Candidate", "Expires (UTC)")
+    rows = [(str(one.id), one.source, one.target, one.candidate, one.expires) for one in found.approvals]
+    return _section("waiting for an approval", headings, rows)
+
+
+def _runs(found: Overview) -> list[tuple[str, ...]]:
+    return [
+        (run.id[:8], run.source, run.target, run.started, run.outcome or run.status.lower(), run.reason)
+        for run in found.runs
+    ]

@@ -1,0 +1,221 @@
+"""The reference pages of the documentation, from the code: `infra/docs_site.py` puts them into the site while it is built.
+
+They are not kept in the repository: a page that is written with the site cannot be out of date, and a new command, key or
+metric appears by itself. Who reads without the site has `quantgate COMMAND --help` and the JSON Schemas in docs/.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, get_args
+
+from flows.cli.run import EXIT_CODES
+from flows.docs.reference_commands import command_page
+from flows.docs.reference_models import model_page, table
+from flows.docs.schemas import schema_of
+from tasks.measure.metrics.catalog import Options, named_metric
+from tasks.measure.metrics.text_errors import Decoder
+from validators import errors
+from validators.errors import CandidateRefused, JobError, QuantgateError
+from validators.gates.accuracy import judge_drop, judge_sqnr
+from validators.gates.champion import judge_against_champion, judge_champion_device, judge_rolled_back
+from validators.gates.coverage import judge_coverage, judge_simulation, judge_time_coverage
+from validators.gates.logged import judge_logged
+from validators.gates.resource import judge_load, judge_memory, judge_size, judge_speedup, judge_speedup_fp16
+from validators.gates.sanity import judge_finite, judge_sanity
+from validators.gates.slices import judge_slices
+from validators.job import candidate_name as recipe
+from validators.job.job import Job, MetricName
+from validators.job.job_data import TextDecoding
+from validators.job.job_gates import Gates
+from validators.job.recipe_words import describe
+from validators.samples.datasets import TensorSpec
+
+# Every gate by the name that its verdict carries: the key of the job that sets it, and the function that judges.
+GATES: dict[str, tuple[str, Callable[..., Any]]] = {
+    "drop": ("max_drop", judge_drop),
+    "worst_slice": ("max_slice_drop", judge_slices),
+    "sqnr": ("min_sqnr_db", judge_sqnr),
+    "finite": ("", judge_finite),
+    "same_outputs": ("", judge_sanity),
+    "not_constant": ("", judge_sanity),
+    "deterministic": ("", judge_sanity),
+    "finite_outputs": ("", judge_sanity),
+    "speedup": ("min_speedup", judge_speedup),
+    "speedup_fp16": ("min_speedup_fp16", judge_speedup_fp16),
+    "coverage": ("min_coverage", judge_coverage),
+    "time_coverage": ("min_time_coverage", judge_time_coverage),
+    "real_kernels": ("", judge_simulation),
+    "size_ratio": ("max_size_ratio", judge_size),
+    "memory_ratio": ("max_memory_ratio", judge_memory),
+    "load_ratio": ("max_load_ratio", judge_load),
+    "logged.<metric>": ("logged", judge_logged),
+    "beats_champion": ("", judge_against_champion),
+    "champion_device": ("", judge_champion_device),
+    "not_rolled_back": ("", judge_rolled_back),
+}
+
+_OPTIONS = Options(threshold=None, decoder=Decoder(TextDecoding(), ("a",) * 50, ""))
+
+# One function judges these four.
+_SANITY = {
+    "same_outputs": "No output is missing, new, in another place, or has another dtype or shape.",
+    "not_constant": "Not every sample gets the same answer, unless the source gives every sample the same.",
+    "deterministic": "The same batch again gives the same bits; where the source's answers differ, no more than twice as much.",
+    "finite_outputs": "No output has NaN or Inf where the source's is finite.",
+}
+
+# What a model may put out, as metrics tell outputs apart: by shape.
+_OUTPUTS: dict[str, tuple[str, tuple[int, ...]]] = {
+    "(n, classes)": ("float32", (8, 10)),
+    "(n, 2)": ("float32", (8, 2)),
+    "(n,)": ("float32", (8,)),
+    "(n, tokens, vocabulary)": ("float32", (8, 6, 50)),
+    "text": ("str", (8,)),
+}
+
+
+def job_page() -> str:
+    """The job file: every key with type, default, bounds and meaning."""
+    lead = (
+        "A job file is YAML. Keys that are not here are refused, and so are values out of their bounds. Paths are relative to "
+        "the job file. The same as JSON Schema, for an editor: [job.schema.json](../job.schema.json)."
+    )
+    return model_page("The job file", lead, schema_of("job.schema.json"))
+
+
+def result_page() -> str:
+    """The result document."""
+    lead = (
+        "`--result FILE` writes one JSON document, whatever a run came to. As JSON Schema: "
+        "[result.schema.json](../result.schema.json)."
+    )
+    return model_page("The result document", lead, schema_of("result.schema.json"))
+
+
+def exit_code_page() -> str:
+    """Exit codes, with the outcomes and the errors that lead to them."""
+    rows = []
+    for name, code in sorted((name, code) for name, code in vars(errors).items() if name.startswith("EXIT_")):
+        outcomes = ", ".join(f"`{outcome}`" for outcome, found in EXIT_CODES.items() if found == code)
+        ends = [kind for kind in _kinds(QuantgateError) if kind is not CandidateRefused and kind.exit_code == code]
+        told = "<br>".join(f"`{kind.__name__}`: {_sentence(kind)}" for kind in ends)
+        rows.append((code, f"`{code}`", name.removeprefix("EXIT_").replace("_", " ").lower(), outcomes, told))
+    lines = table(("code", "name", "outcome in the result", "errors"), (row[1:] for row in sorted(rows)))
+    lead = "Every command ends with one of these. An error says what was found, what was expected, and what to do.\n"
+    return "\n".join(["# Exit codes", "", lead, *lines, ""])
+
+
+def metric_page() -> str:
+    """The metrics by name: which outputs they fit, and which labels they want."""
+    rows = []
+    for name in get_args(MetricName):
+        metric = named_metric(name, _OPTIONS)
+        better = "higher" if metric.higher_is_better else "lower"
+        judged = "right or wrong" if metric.is_right_or_wrong else "by value" if metric.has_drop else "none"
+        rows.append((f"`{name}`", better, judged, *(_labels(name, *output) for output in _OUTPUTS.values())))
+    text = [
+        "# Metrics",
+        f"`metric` of a job. {_line(Job.model_fields['metric'].description)}",
+        "The table has the labels that a metric takes, by the shape of the output that it reads; an empty cell: it does not "
+        "fit that output.",
+        "\n".join(table(("metric", "better", "drops", *(f"`{shape}`" for shape in _OUTPUTS)), rows)),
+        "A function of your own: [your own metric](../own-metric.md). How drops are judged: [verdicts](../verdicts.md).",
+    ]
+    return "\n\n".join(text) + "\n"
+
+
+def gate_page() -> str:
+    """The gates by the name of their verdict."""
+    rows = []
+    for name, (key, judge) in GATES.items():
+        field = Gates.model_fields[key] if key else None
+        told = " ".join([_SANITY.get(name) or _sentence(judge), _line(field.description) if field else ""]).strip()
+        default = f"`{_plain(field.default)}`" if field else "always on"
+        rows.append((f"`{name}`", f"`gates.{key}`" if key else "", default, told))
+    lead = (
+        "A variant is promoted if every gate that applies to it passes. `null` in a job turns a gate off; those without a key "
+        "are always on. `gates.confidence` holds for all that rest on samples."
+    )
+    return "\n".join(["# Gates", "", lead, "", *table(("verdict", "key", "default", "what it asks"), rows), ""])
+
+
+def name_page() -> str:
+    """Candidate names: the grammar's examples, its words, and the default lists."""
+    first, *lines = (recipe.__doc__ or "").strip().splitlines()
+    examples = [re.split(r"\s{2,}", line.strip(), maxsplit=1) for line in lines if "@" in line]
+    shown = [(f"`{name}`", describe(recipe.decode(name)), told) for name, told in examples]
+    words = [
+        (f"`{word}`", ", ".join(f"`{value}`" for value in get_args(kind)))
+        for word, kind in (
+            ("target", recipe.Target),
+            ("precision", recipe.Precision),
+            ("ranges", recipe.RangeMethod),
+            ("granularity", recipe.Granularity),
+            ("method of INT4", recipe.WeightMethod),
+        )
+    ]
+    lists = [
+        (f"`{target}`", "<br>".join(f"`{name}`" for name in names))
+        for target, names in recipe.DEFAULT_CANDIDATES.items()
+    ]
+    text = [
+        "# Candidate names",
+        f"{first} [Candidates](../candidates.md) says what they do.",
+        "## Words",
+        "\n".join(table(("part", "values"), words)),
+        "## Names and what they decode to",
+        "\n".join(table(("name", "decoded", "in short"), shown)),
+        "## The list `default` of each target",
+        "\n".join(table(("target", "candidates, in the order they are tried"), lists)),
+    ]
+    return "\n\n".join(text) + "\n"
+
+
+PAGES: dict[str, Callable[[], str]] = {
+    "reference/job.md": job_page,
+    "reference/commands.md": command_page,
+    "reference/result.md": result_page,
+    "reference/metrics.md": metric_page,
+    "reference/names.md": name_page,
+    "reference/gates.md": gate_page,
+    "reference/exit-codes.md": exit_code_page,
+}
+
+
+def _labels(name: MetricName, dtype: str, shape: tuple[int, ...]) -> str:
+    """The labels that a metric takes on outputs of a shape, in words; empty where it does not fit them."""
+    for options in (_OPTIONS, replace(_OPTIONS, threshold=0.5)):
+        try:
+            spec = named_metric(name, options).expects(TensorSpec("output", dtype, ("n", *shape[1:])), shape)
+        except JobError:
+            continue
+        if dtype == "str" and spec.kind != "text":
+            return ""
+        kind = {"any": "none needed", "classes": "class indices", "numbers": "numbers", "text": "text or ids"}[
+            spec.kind
+        ]
+        pairs = ", one for samples 2i and 2i + 1" if spec.in_pairs else ""
+        several = ", one a value" if spec.kind == "numbers" and spec.size > 1 else ""
+        return f"{kind}{several}{pairs}{'' if spec.required or spec.kind == 'any' else ', or none'}"
+    return ""
+
+
+def _kinds(kind: type[QuantgateError]) -> list[type[QuantgateError]]:
+    """The errors below one, in the order of the file."""
+    return [found for below in kind.__subclasses__() for found in (below, *_kinds(below))]
+
+
+def _sentence(documented: object) -> str:
+    """The first paragraph of a docstring on one line."""
+    return _line((documented.__doc__ or "").split("\n\n", 1)[0])
+
+
+def _line(text: str | None) -> str:
+    return " ".join((text or "").split())
+
+
+def _plain(value: object) -> str:
+    return "null" if value is None else str(list(value) if isinstance(value, tuple) else value)

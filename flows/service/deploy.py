@@ -1,0 +1,35 @@
+"""All that the service needs on a Prefect server, made by one command that may be run as often as one likes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from prefect.settings import get_current_settings
+from rich.console import Console
+
+from tasks.run.prefect_server import server_client
+from tasks.run.settings import check_server
+from tasks.workers.deployments import Made, apply_automation, apply_deployments, deployment_file
+from tasks.workers.run_pool import apply_pool, zombie_automation
+
+
+def deploy(console: Console, job_template: Path | None = None, runs: int | None = None) -> list[Made]:
+    """Make the pool, the deployments and the automations on the server of `PREFECT_API_URL`, and print what came of each.
+
+    Raises:
+        InfrastructureError: no server is named, or it does not answer, or refuses.
+        JobError: the pool is there and of another type than the template.
+    """
+    check_server("to deploy to")
+    with server_client() as client:
+        done = [_print(console, made) for made in apply_pool(client, job_template, runs)]
+        done += [_print(console, made) for made in apply_deployments(client, deployment_file())]
+        ours = [made.deployment for made in done if made.deployment]
+        return [*done, _print(console, apply_automation(client, zombie_automation(ours)))]
+
+
+def _print(console: Console, made: Made) -> Made:
+    address = f"  {get_current_settings().ui_url or ''}{made.path}" if made.path else ""
+    line = f"{made.outcome:<10} {made.name}{f': {made.detail}' if made.detail else ''}{address}"
+    console.print(line, highlight=False, markup=False, soft_wrap=True)
+    return made

@@ -1,0 +1,83 @@
+"""The service on one machine, without containers: everything as processes of this one, on files of the state folder."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from rich.console import Console
+
+from flows.service.programs import RECEIVER, mlflow_server, prefect_server, quantgate, receiver
+from tasks.service.generated_secrets import secret
+from tasks.service.processes import HOST, Program, Programs
+
+# Told once all is up, for machines.
+Ready = Callable[[Mapping[str, object]], None]
+_JOBS_README = (
+    "Jobs of the service: every *.yaml here is one, for the model that its `source` names (docs/triggers.md).\n"
+)
+
+
+def serve_pages(state: Path, mlflow_port: int, prefect_port: int, console: Console, ready: Ready) -> None:
+    """Both servers, for looking at what runs left, until SIGTERM or Ctrl-C; `ready` is told the addresses once both answer.
+
+    Raises:
+        InfrastructureError: a port is taken, a server does not start, or dies too often.
+    """
+    _run(state, [mlflow_server(state, mlflow_port), prefect_server(prefect_port)], console, ready)
+
+
+def serve_all(
+    state: Path, mlflow_port: int, prefect_port: int, receiver_port: int, console: Console, ready: Ready
+) -> None:
+    """Both servers, the deployments, the receiver with its webhook, and a worker, until SIGTERM or Ctrl-C.
+
+    Raises:
+        InfrastructureError: a port is taken, a program does not start, or dies too often.
+    """
+    service = service_environment(state, mlflow_port, prefect_port)
+    prepare_jobs(Path(service["QUANTGATE_JOBS"]))
+    programs = [mlflow_server(state, mlflow_port), prefect_server(prefect_port)]
+    programs += [quantgate("Deploy", ("deploy",), service, ends=True)]
+    if RECEIVER.is_dir():
+        url = f"http://{HOST}:{receiver_port}/webhook"
+        programs += [receiver(state, receiver_port, service)]
+        programs += [quantgate("Webhook", ("webhook", url), service, ends=True)]
+    programs += [quantgate("Worker", ("worker",), service)]
+    _run(state, programs, console, ready)
+
+
+def service_environment(state: Path, mlflow_port: int, prefect_port: int) -> dict[str, str]:
+    """What every part of the service is told beside this process's own environment."""
+    return {
+        "PREFECT_API_URL": f"http://{HOST}:{prefect_port}/api",
+        "MLFLOW_TRACKING_URI": f"http://{HOST}:{mlflow_port}",
+        "QUANTGATE_STATE": str(state),
+        "QUANTGATE_JOBS": os.environ.get("QUANTGATE_JOBS", str(state / "jobs")),
+        "QUANTGATE_WEBHOOK_SECRET": os.environ.get("QUANTGATE_WEBHOOK_SECRET") or secret(state, "webhook"),
+    }
+
+
+def prepare_jobs(folder: Path) -> None:
+    """Make the folder of job files, with a line that says so."""
+    folder.mkdir(parents=True, exist_ok=True)
+    readme = folder / "README.txt"
+    if not readme.exists():
+        readme.write_text(_JOBS_README, encoding="utf-8")
+
+
+def _run(state: Path, programs: list[Program], console: Console, ready: Ready) -> None:
+    def say(line: str) -> None:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+    logs = state / "logs"
+    try:
+        with Programs(logs) as running:
+            running.start(programs, say)
+            say(f"logs     {logs}")
+            say("Ctrl-C stops all.")
+            ready({one.name.lower(): one.address for one in programs if one.port} | {"logs": logs})
+            running.keep_alive(say)
+    except KeyboardInterrupt:
+        say("stopped")

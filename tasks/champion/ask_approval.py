@@ -1,0 +1,140 @@
+"""Step 8, before the promotion: a person is asked, where the job says so, and the run is suspended until they answer."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Literal
+from uuid import UUID
+
+from prefect.artifacts import create_markdown_artifact
+from prefect.client.orchestration import get_client
+from prefect.flow_runs import suspend_flow_run
+from prefect.input import RunInput
+from prefect.runtime import deployment, flow_run
+from pydantic import ConfigDict, Field
+
+from tasks.champion.promote import champion_place
+from tasks.records.publish_report import write_report
+from tasks.records.result_document import Findings, conclude_awaiting
+from tasks.records.run_record import record_awaiting
+from tasks.reporting.markdown import question_markdown, verdict_markdown
+from tasks.run.context import Given, Run, log
+from validators.errors import JobError
+from validators.plain_text import as_markdown
+from validators.records.result import Result
+from validators.records.run import Champion, device_class
+from validators.records.sign_off import SignOff
+
+DEPLOYMENT = "quantize/on-demand"
+# A label of the flow run: who lists what waits need not read artifacts.
+CANDIDATE_LABEL = "quantgate.candidate"
+# How many answers one run may have got: each to another question.
+_ANSWERS = 100
+
+
+class Answer(RunInput):
+    """What the form asks for; the server refuses an answer that does not fit."""
+
+    model_config = ConfigDict(title="Approval", extra="forbid", use_attribute_docstrings=True)
+
+    decision: Literal["approve", "reject"]
+    """`approve` promotes the variant; with `reject` nothing is promoted."""
+    who: Annotated[str, Field(min_length=1, max_length=200)]
+    """Your name: it is recorded with the promoted version."""
+    comment: Annotated[str, Field(max_length=2000)] = ""
+    """Why; recorded too."""
+
+
+def check_approval(run: Run) -> None:
+    """That the run can be suspended, if the job has a person asked.
+
+    Raises:
+        JobError: it is not of a deployment, or inside another flow run: nothing could start it again after the answer.
+    """
+    if not run.job.approval.required or run.job.source_is_file:
+        return
+    if deployment.id is None or flow_run.parent_flow_run_id is not None:
+        raise JobError(
+            found="`approval.required` in a run without a deployment of its own",
+            expected="a run that can be suspended, and started again when somebody has answered",
+            fix=f"start it from the deployment {DEPLOYMENT}, or with --no-promote to have the winner named alone",
+        )
+
+
+def sign_off(run: Run, given: Given, record: str, findings: Findings) -> SignOff | None:
+    """What somebody said of the winner; None where nobody is asked, or the winner is the champion already.
+
+    The first call for a winner and a champion does not return: the flow run is suspended, its process ends, and it runs from
+    the top once there is an answer. Outside any slot of a device.
+    """
+    best, champion = findings.best, findings.champion_before
+    assert best is not None and best.variant is not None
+    digest = best.variant.digest
+    if not run.job.approval.required or (champion is not None and champion.digest == digest):
+        return None
+    question = question_key(digest, champion)
+    said = _answer(question, digest, champion)
+    if said is None:
+        _ask(run, given, record, findings, question)
+        raise AssertionError("the flow run goes on without an answer")
+    log.info("%s: %s", best.candidate, said)
+    return said
+
+
+def question_key(digest: str, champion: Champion | None) -> str:
+    """What an answer is tied to: one artifact and the version that it would follow.
+
+    >>> question_key("0123456789abcdef0123", None)
+    '0123456789abcdef-after-none'
+    """
+    return f"{digest[:16]}-after-{champion.version if champion else 'none'}"
+
+
+def _answer(question: str, digest: str, champion: Champion | None) -> SignOff | None:
+    """The last answer to this question that the server took."""
+    with get_client(sync_client=True) as client:
+        found = client.filter_flow_run_input(UUID(flow_run.id), f"suspended-{question}-", _ANSWERS, set())
+    answers = [one for one in found if one.key.endswith("-response")]
+    if not answers:
+        return None
+    last = max(answers, key=lambda one: one.created or datetime.min.replace(tzinfo=UTC))
+    said = Answer(**last.decoded_value)
+    return SignOff(
+        decision="approved" if said.decision == "approve" else "rejected",
+        by=said.who,
+        comment=said.comment,
+        at=f"{last.created:%Y-%m-%dT%H:%M:%SZ}",
+        digest=digest,
+        replaces=champion.version if champion else None,
+    )
+
+
+def _question(run: Run, given: Given, findings: Findings, result: Result, address: str | None) -> str:
+    best, champion = findings.best, findings.champion_before
+    assert best is not None and best.variant is not None
+    place = champion_place(run, given)
+    replaces = f"version {champion.version}, {champion.candidate}" if champion else "nothing: it would be the first"
+    assert findings.inventory is not None
+    if champion and champion.device and device_class(champion.device) != device_class(findings.inventory.device_key):
+        replaces += f", which was approved on another device: {device_class(champion.device)}"
+    return question_markdown(result, best.variant.digest, f"{place.name}@{place.alias}", replaces, address)
+
+
+def _ask(run: Run, given: Given, record: str, findings: Findings, question: str) -> None:
+    """Put what is to be decided where people see it, and suspend the flow run."""
+    assert findings.best is not None
+    seconds = max(1, round(run.job.approval.expires_hours * 3600))
+    until = f"{datetime.now(UTC) + timedelta(seconds=seconds):%Y-%m-%d %H:%M UTC}"
+    result = conclude_awaiting(run.job, findings, run.clock, until)
+    page = write_report(run, record, findings, result)
+    address = record_awaiting(run, record, result, page)
+    text = _question(run, given, findings, result, address)
+    create_markdown_artifact(
+        f"{text}\n{verdict_markdown(result)}", key="approval", description=as_markdown(result.reason)
+    )
+    with get_client(sync_client=True) as client:
+        client.update_flow_run_labels(UUID(flow_run.id), {CANDIDATE_LABEL: findings.best.candidate})
+    log.info("%s waits for an approval until %s", findings.best.candidate, until)
+    # Of this attempt: a run that was retried after its question expired asks again.
+    form = Answer.with_initial_data(description=text)
+    suspend_flow_run(wait_for_input=form, timeout=seconds, key=f"{question}-{flow_run.run_count}")

@@ -1,0 +1,195 @@
+"""Steps 4 and 7: the present champion beside the one that would follow it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tasks.champion.promote import find_champion
+from tasks.champion.readback import check_folder
+from tasks.measure.metrics.drops import estimate_drop
+from tasks.ptq.graph.edits import model_bytes
+from tasks.registry.mlflow_registry import connect, registry_call
+from tasks.run.context import Given, Run, log
+from tasks.run.job_metric import job_metric
+from tasks.run.settings import registry_uri
+from tasks.run.step import step
+from tasks.trials.build_engine import with_engine
+from tasks.trials.measure_accuracy import Reference, measure_accuracy
+from tasks.trials.measure_baseline import baseline_variant
+from tasks.trials.measure_latency import latency_of, with_threads
+from validators.errors import CandidateRefused, InfrastructureError, VersionUnsound
+from validators.gates.champion import judge_against_champion, judge_champion_device
+from validators.gates.clusters import count_units, number_clusters
+from validators.gates.verdict_rules import overall
+from validators.providers import TENSORRT
+from validators.records.libraries import Libraries
+from validators.records.measurements import Accuracy
+from validators.records.run import Champion, Inventory, SessionSettings, Trial, Variant
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """The champion's artifact and its manifest, as they came from the registry."""
+
+    model: Path
+    manifest: Path
+
+
+@step("look up champion")
+def look_up_champion(run: Run, given: Given) -> Champion | None:
+    """The present champion of the source's model on the job's target; None for a source that is a file."""
+    if run.job.source_is_file:
+        return None
+    with run.clock.work("look up champion"):
+        champion = find_champion(run, given)
+    log.info("champion: %s", f"version {champion.version}, {champion.candidate}" if champion else "none yet")
+    return champion
+
+
+def judge_device(
+    inventory: Inventory, best: Trial, champion: Champion | None, *, replace_device: bool = False
+) -> Trial:
+    """The best trial with the verdict on its device beside the champion's.
+
+    Unchanged where there is no champion, where the champion is the same artifact, or where its device is not recorded.
+    """
+    assert best.variant is not None
+    if champion is None or not champion.device or champion.digest == best.variant.digest:
+        return best
+    verdict = judge_champion_device(approved_on=champion.device, here=inventory.device_key, replaces=replace_device)
+    verdicts = (*best.verdicts, verdict)
+    return replace(best, verdicts=verdicts, outcome=overall(verdicts))
+
+
+def warn_of_device(inventory: Inventory, champion: Champion | None) -> None:
+    """Warn, before anything is measured, that the champion of another device will not be replaced."""
+    if champion is None or not champion.device:
+        return
+    verdict = judge_champion_device(approved_on=champion.device, here=inventory.device_key, replaces=False)
+    if verdict.outcome != "pass":
+        log.warning("champion version %s stays whatever wins: %s", champion.version, verdict.reason)
+
+
+@step("compare with champion")
+def compare_with_champion(
+    run: Run, given: Given, inventory: Inventory, baseline: Accuracy, best: Trial, champion: Champion | None
+) -> Trial:
+    """The best trial with the verdict on it beside the champion; unchanged where it is the champion, or there is none.
+
+    Both run on this machine with the job's thread count, whatever the champion was approved with.
+    A champion that no longer loads or runs here has lost already.
+    """
+    assert best.variant is not None and best.accuracy is not None
+    if champion is None or champion.digest == best.variant.digest:
+        return best
+    with run.clock.work("compare with champion"), run.time_for_winner():
+        try:
+            holder, variant = contestants(run, champion, best.variant)
+            if holder.session.provider == TENSORRT:
+                holder = with_engine(run, given, inventory, holder)
+            reference = Reference(baseline, baseline_variant(run, given, inventory))
+            accuracy, _ = measure_accuracy(run, given.evidence, inventory, holder, reference)
+            latency, _ = latency_of(run, given, inventory, holder, variant, run.job.measurement.points[0])
+        except (CandidateRefused, VersionUnsound) as error:
+            if isinstance(error, CandidateRefused) and error.kind == "infrastructure":
+                # Nothing is known of the champion: to go on would promote without a comparison.
+                raise InfrastructureError(found=error.found, expected=error.expected, fix=error.fix) from error
+            log.warning("champion version %s does not run here any more: %s", champion.version, error.found)
+            return best
+        # On samples that had no say in choosing the best, where the job keeps any.
+        kept = given.evidence.confirmation[:: accuracy.samples_a_row]
+        mask = kept if kept.any() else ~kept
+        rows, best_rows = (np.load(one.scores_path)[mask] for one in (accuracy, best.accuracy))
+        metric, confidence = job_metric(run.job), run.job.gates.confidence
+        keys = given.evidence.evaluation.clusters
+        clusters = None if keys is None else number_clusters(keys[:: accuracy.samples_a_row][mask])
+        drop, _ = estimate_drop(metric, rows, best_rows, confidence, seed=run.job.seed, clusters=clusters)
+        verdict = judge_against_champion(
+            same_source=champion.source_digest == given.source.digest,
+            drop=drop,
+            speedup=latency.speedup,
+            size_ratio=best.variant.size_bytes / holder.size_bytes,
+            objective=run.job.objective,
+            gates=run.job.gates,
+            n=count_units(len(rows), clusters),
+            pairs=latency.pairs,
+            disturbance=latency.disturbance,
+        )
+    log.info("beside champion version %s: %s %s", champion.version, verdict.outcome, verdict.reason)
+    verdicts = (*best.verdicts, verdict)
+    return replace(best, verdicts=verdicts, outcome=overall(verdicts))
+
+
+def contestants(run: Run, champion: Champion, variant: Variant) -> tuple[Variant, Variant]:
+    """Return the champion and the variant that challenges it, both with the threads of the job on this machine.
+
+    Raises:
+        CandidateRefused: `unsupported`: the champion needs a library of custom operators that the job does not name.
+        InfrastructureError: the registry does not answer.
+    """
+    point = run.job.measurement.points[0]
+    return with_threads(variant_of(run, champion), point), with_threads(variant, point)
+
+
+def variant_of(run: Run, champion: Champion) -> Variant:
+    """The champion like a variant that was made here.
+
+    Raises:
+        CandidateRefused: `unsupported`: it needs a library of custom operators that the job does not name.
+        InfrastructureError: the registry does not answer.
+    """
+    fetched = fetch_champion(run, champion)
+    manifest: dict[str, Any] = json.loads(fetched.manifest.read_text(encoding="utf-8"))
+    path = fetched.model
+    settings = SessionSettings(**manifest["session"], libraries=_libraries_of(run, manifest.get("libraries", [])))
+    return Variant(champion.candidate, path, champion.digest, model_bytes(path), settings)
+
+
+def fetch_champion(run: Run, champion: Champion) -> Fetched:
+    """The champion's artifact, from the registry into the store: each file is what was registered.
+
+    Raises:
+        VersionUnsound: one is not, or is missing.
+        InfrastructureError: the registry does not answer.
+    """
+    uri = f"models:/{champion.name}/{champion.version}"
+    with connect(run.tracking_uri) as client:
+        tags = registry_call(client.get_model_version, champion.name, champion.version).tags
+
+    def fetch(folder: Path) -> Fetched:
+        from mlflow.artifacts import download_artifacts
+
+        with connect(run.tracking_uri):
+            model = Path(registry_call(download_artifacts, artifact_uri=uri, dst_path=str(folder)))
+        # Nothing of a version is opened before it is known to be quantgate's own.
+        check_folder(uri, model / "artifacts", tags)
+        return Fetched(model / "artifacts" / "variant" / "model.onnx", model / "artifacts" / "manifest.json")
+
+    key = (registry_uri(run.tracking_uri), champion.name, champion.version, champion.digest)
+    fetched = run.store.make("champion", key, Fetched, fetch)[0]
+    check_folder(uri, fetched.manifest.parent, tags)
+    return fetched
+
+
+def _libraries_of(run: Run, described: list[dict[str, str]]) -> Libraries:
+    """The libraries that a manifest describes, as the job names them: no code is loaded because a registry says so.
+
+    Raises:
+        CandidateRefused: `unsupported`: the job does not name one of them, or another build of it.
+    """
+    ours = {library.digest: library for library in run.libraries}
+    for library in described:
+        if library["sha256"] not in ours:
+            name = library.get("file") or f"{library['distribution']} {library['version']}"
+            raise CandidateRefused(
+                kind="unsupported",
+                found=f"operator library {name}, sha256 {library['sha256'][:12]}, which the job does not name",
+                expected="the libraries of the job's `operator_libraries`",
+                fix="name that build of it to hold candidates against the champion",
+            )
+    return tuple(ours[library["sha256"]] for library in described)

@@ -1,0 +1,351 @@
+"""What a consumer runs: `mlflow.pyfunc.load_model("models:/<name>@champion-<target>").predict({...})`.
+
+MLflow copies this one file beside the variant and runs it where the model is loaded, so that it may import mlflow, numpy
+and onnxruntime and nothing of quantgate.
+
+A file that is not the approved one, or a provider that would not run it, is an error. Another version or device than the
+variant was approved on is what `QUANTGATE_MISMATCH` says: `warn`, which is the same as none, or `refuse`. Where fewer cores are
+usable than there, the session gets no more threads than these, or as many as `QUANTGATE_THREADS` says.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import warnings
+from importlib import import_module, metadata
+from pathlib import Path
+from typing import Any
+
+import mlflow
+import mlflow.pyfunc
+import numpy as np
+
+# What to do where a version or the device is another one than the variant was approved on. Engines heed it too, by
+# `trt_engine/load.py`.
+POLICY = "QUANTGATE_MISMATCH"
+# How many threads the session gets, in place of the approved number or its cap.
+THREADS = "QUANTGATE_THREADS"
+
+
+def _refuses() -> bool:
+    """Whether a mismatch is an error.
+
+    Raises:
+        RuntimeError: the environment says something else than `warn` or `refuse`.
+    """
+    answer = os.environ.get(POLICY, "warn")
+    if answer not in ("warn", "refuse"):
+        raise RuntimeError(f"found {POLICY}={answer}; expected warn or refuse; set one of them")
+    return answer == "refuse"
+
+
+def _mismatch(found: str, approved: str, fix: str) -> None:
+    """Warn of what is not as it was approved, or refuse it.
+
+    Raises:
+        RuntimeError: it is refused.
+    """
+    if _refuses():
+        raise RuntimeError(
+            f"found {found}; expected {approved}, on which the variant was approved; {fix}, or set {POLICY}=warn"
+        )
+    warnings.warn(
+        f"found {found}; the variant was approved on {approved}: accuracy and speed may differ; {fix}", stacklevel=4
+    )
+
+
+# Written as in `tasks/measure/inventory.py`, which says on which device a variant is approved.
+def _processor_here() -> tuple[str, set[str], int]:
+    """Name and instruction sets of the processor, and the cores that this process may use."""
+    path = Path("/proc/cpuinfo")
+    first = path.read_text(encoding="utf-8").split("\n\n", 1)[0] if path.exists() else ""
+    pairs = (line.partition(":") for line in first.splitlines())
+    cpu = {key.strip(): value.strip() for key, _, value in pairs}
+    flags = set((cpu.get("flags") or cpu.get("Features") or "").split())
+    return cpu.get("model name") or platform.processor() or platform.machine(), flags, _usable_cores()
+
+
+def _usable_cores() -> int:
+    """Return how many cores this process may use: those of its affinity mask, or the whole cores of its CPU quota if fewer."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = _quota_cores()
+    return allowed if quota is None else max(1, min(allowed, int(quota)))
+
+
+# The same as `tasks/measure/latency/cgroup.py`.
+def _quota_cores(root: Path = Path("/")) -> float | None:
+    """Return the smallest CPU quota of this process's control groups (cgroup v2 and v1), in cores; None without one."""
+    groups = {}
+    for line in _read(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        groups.update(dict.fromkeys(controllers.split(","), path))
+    quotas = []
+    for line in _read(root / "proc/self/mountinfo").splitlines():
+        left, _, right = line.partition(" - ")
+        fields, (kind, _, options) = left.split(), right.split(" ", 2)
+        if kind != "cgroup2" and not (kind == "cgroup" and "cpu" in options.split(",")):
+            continue
+        top = root / fields[4].lstrip("/")
+        group = groups.get("" if kind == "cgroup2" else "cpu", "/")
+        inside = f"{group.rstrip('/')}/".removeprefix(f"{fields[3].rstrip('/')}/").strip("/")
+        visible = ".." not in Path(inside).parts and (top / inside).is_dir()
+        folder = top / inside if visible else top
+        for above in (folder, *folder.parents):
+            quota, period, *_ = [*_read(above / "cpu.max").split(), "", ""]
+            if not quota:
+                quota, period = _read(above / "cpu.cfs_quota_us").strip(), _read(above / "cpu.cfs_period_us").strip()
+            if quota.isdigit() and period.isdigit() and int(quota) and int(period):
+                quotas.append(int(quota) / int(period))
+            if above == top:
+                break
+    return min(quotas, default=None)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError:
+        return ""
+
+
+def _threads(approved: int, hardware: dict[str, Any]) -> int:
+    """Return the threads of the session: `QUANTGATE_THREADS`, or the approved ones, capped where fewer cores are usable.
+
+    0, for all cores, is what versions of former releases may have.
+
+    Raises:
+        RuntimeError: the environment names no number of threads.
+    """
+    if told := os.environ.get(THREADS):
+        if not (told.isascii() and told.isdigit() and int(told)):
+            raise RuntimeError(f"found {THREADS}={told}; expected a whole number above 0; set one, or unset it")
+        return int(told)
+    cores = _usable_cores()
+    return min(approved, cores) if approved and cores < hardware["cores"] else approved or cores
+
+
+def _gpus_here() -> tuple[set[str], str]:
+    """The kinds of GPU that the driver knows, each as `name, compute capability 9.0`, and its version."""
+    try:
+        nvml = import_module("pynvml")
+    except ImportError:
+        return {"a GPU that nothing tells of (nvidia-ml-py is not installed)"}, "unknown"
+    try:
+        nvml.nvmlInit()
+        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+        kinds = set()
+        for handle in handles:
+            major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
+            kinds.add(f"{nvml.nvmlDeviceGetName(handle)}, compute capability {major}.{minor}")
+        return kinds, str(nvml.nvmlSystemGetDriverVersion())
+    except nvml.NVMLError as error:
+        return {f"a GPU that nothing tells of ({error})"}, "unknown"
+
+
+def _check_device(hardware: dict[str, Any]) -> None:
+    """Hold this machine against the one that the variant was approved on: its GPU where it runs on one, else its processor.
+
+    More cores are no mismatch: the session has the threads that it was approved with. With fewer, `_threads` caps them.
+
+    Raises:
+        RuntimeError: it is another one, and that is refused.
+    """
+    fix = "load it on such a machine, or have quantgate approve it on this one"
+    if gpu := hardware["gpu"]:
+        approved = f"{gpu['name']}, compute capability {gpu['compute_capability']}"
+        kinds, driver = _gpus_here()
+        if kinds != {approved}:
+            _mismatch(" and ".join(sorted(kinds)) or "no GPU", approved, fix)
+        if driver != gpu["driver"]:
+            _mismatch(f"NVIDIA driver {driver}", gpu["driver"], fix)
+        return
+    name, flags, cores = _processor_here()
+    if name != hardware["processor"]:
+        _mismatch(f"processor {name}", hardware["processor"], fix)
+    for flag, had in hardware["isa"].items():
+        if (flag in flags) != had:
+            words = ("with", "without") if flag in flags else ("without", "with")
+            _mismatch(f"a processor {words[0]} {flag}", f"one {words[1]}", fix)
+    if cores < hardware["cores"]:
+        capped = f"threads are capped at the usable cores, or set by {THREADS}"
+        _mismatch(f"{cores} cores to compute on", str(hardware["cores"]), f"{capped}; {fix}")
+
+
+def _plugin_device(provider: str, plugin: dict[str, Any]) -> Any:
+    """The processor as a provider knows it that comes in a package of its own; registers the provider once a process.
+
+    Raises:
+        RuntimeError: the package is not installed, or takes no processor of this machine.
+    """
+    import onnxruntime as ort
+
+    needed = f"{plugin['distribution']}=={plugin['version']}"
+    try:
+        found = metadata.version(plugin["distribution"])
+        library = import_module(plugin["module"]).get_library_path()
+    except (ImportError, OSError) as error:
+        raise RuntimeError(f"found {error}; the variant runs on {provider} alone; install {needed}") from error
+    if found != plugin["version"]:
+        _mismatch(f"{plugin['distribution']} {found}", plugin["version"], "install that version")
+    try:
+        ort.register_execution_provider_library(provider, library)
+    except Exception as error:  # the bindings raise a dozen unrelated classes; another champion may have registered it
+        if "already registered" not in str(error):
+            raise RuntimeError(f"found {error}; expected a library that loads; install {needed}") from error
+    cpu = ort.OrtHardwareDeviceType.CPU
+    devices = [one for one in ort.get_ep_devices() if one.ep_name == provider and one.device.type == cpu]
+    if not devices:
+        raise RuntimeError(
+            f"found {plugin['distribution']} {found} without a device for this processor; expected one of the maker that the "
+            f"variant was approved on ({provider}); load it there, or take the champion of ort-cpu"
+        )
+    return devices[0]
+
+
+def _plugin_options(options: dict[str, str], threads: int) -> dict[str, str]:
+    """Return the options of the approval with this number of threads: OpenVINO ignores that of the session."""
+    config = json.loads(options["load_config"])
+    config["CPU"]["INFERENCE_NUM_THREADS"] = str(threads)
+    return options | {"load_config": json.dumps(config)}
+
+
+# ONNX Runtime's names, and words of which the name of every operator that multiplies has one.
+CUDA, TENSORRT = "CUDAExecutionProvider", "TensorrtExecutionProvider"
+GPU_PROVIDERS = (CUDA, TENSORRT)
+PRODUCTS = ("MatMul", "Gemm", "Conv", "Attention", "LSTM", "GRU", "RNN", "Einsum")
+DOMAINS = ("", "ai.onnx", "com.microsoft")
+
+
+def _gpu_providers(provider: str, options: dict[str, str]) -> list[tuple[str, dict[str, str]]]:
+    """Providers with the options that the variant was approved with, less folders of the machine where that was."""
+    import onnxruntime as ort
+
+    ort.preload_dlls()
+    given = {name: value for name, value in options.items() if not name.endswith("_cache_path")}
+    if provider == CUDA:
+        return [(CUDA, given)]
+    import_module("tensorrt")  # loads its libraries, which may lie where no search path leads
+    return [(TENSORRT, given), (CUDA, {"device_id": options.get("device_id", "0")})]
+
+
+def _refuse_strays(session: Any, provider: str) -> None:
+    """Refuse a session in which another provider runs a product: slower than what was approved, and in silence.
+
+    Raises:
+        RuntimeError: the nodes, by name.
+    """
+    strays = [
+        f"{node.name} ({node.op_type} on {part.ep_name})"
+        for part in session.get_provider_graph_assignment_info()
+        for node in part.get_nodes()
+        if part.ep_name != provider and node.domain in DOMAINS and any(word in node.op_type for word in PRODUCTS)
+    ]
+    if strays:
+        raise RuntimeError(
+            f"found products that {provider} does not run: {', '.join(strays[:5])}; expected all of them there, as approved; "
+            "install the versions that the manifest names"
+        )
+
+
+# Written as in `trt_engine/files.py`: this file goes to consumers alone, and can import nothing of ours.
+def _check_files(folder: Path, files: dict[str, str]) -> None:
+    """Nothing, if the folder holds the files of the manifest, sha256 by name, and nothing else.
+
+    Raises:
+        RuntimeError: a file is missing, another one, or one that the manifest does not name; or a name leads elsewhere.
+    """
+    outside = [name for name in files if Path(name).name != name or name in ("", "..")]
+    if outside:
+        raise RuntimeError(f"found {outside[0]!r} in the manifest; expected names of files beside the model")
+    found = {path.name: path for path in folder.iterdir()}
+    strays = sorted(found.keys() - files.keys())
+    if strays:
+        raise RuntimeError(f"found {strays[0]!r}, which the manifest does not name; download the version again")
+    for name, expected in files.items():
+        if name not in found or found[name].is_symlink() or not found[name].is_file():
+            raise RuntimeError(f"found no file {name}, which the manifest names; download the version again")
+        with found[name].open("rb") as stream:
+            digest = hashlib.file_digest(stream, "sha256").hexdigest()
+        if digest != expected:
+            raise RuntimeError(f"found {name} with sha256 {digest}; expected {expected}; download the version again")
+
+
+class Champion(mlflow.pyfunc.PythonModel):  # type: ignore[misc,name-defined,unused-ignore]  # mlflow exports it untyped
+    """The promoted variant, under the session settings that it was approved with."""
+
+    def load_context(self, context: Any) -> None:
+        """Check the files against their manifest and open the session.
+
+        Raises:
+            RuntimeError: the files are not those that were approved, another provider would run them, a library of custom
+                operators is missing, or version or device are others than those of the approval and QUANTGATE_MISMATCH=refuse.
+        """
+        import onnxruntime as ort
+
+        manifest = json.loads(Path(context.artifacts["manifest"]).read_text(encoding="utf-8"))
+        folder = Path(context.artifacts["variant"])
+        _check_files(folder, manifest["files"])
+        _refuses()  # a policy that is misspelt is said before it is needed
+        if ort.__version__ != manifest["runtime_version"]:
+            _mismatch(f"onnxruntime {ort.__version__}", manifest["runtime_version"], "install that version")
+        _check_device(manifest["hardware"])
+        settings = manifest["session"]
+        on_gpu = settings["provider"] in GPU_PROVIDERS
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = threads = _threads(settings["threads"], manifest["hardware"])
+        options.graph_optimization_level = getattr(
+            ort.GraphOptimizationLevel, f"ORT_ENABLE_{settings['optimization'].upper()}"
+        )
+        for key, value in settings["entries"].items():
+            options.add_session_config_entry(key, value)
+        for library in manifest["libraries"]:
+            options.register_custom_ops_library(_find_library(library, folder, manifest["files"]))
+        providers: Any = [settings["provider"]]
+        if on_gpu:
+            options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+            providers = _gpu_providers(settings["provider"], settings["provider_options"])
+        if manifest["plugin"]:
+            device = _plugin_device(settings["provider"], manifest["plugin"])
+            options.add_provider_for_devices([device], _plugin_options(manifest["plugin"]["options"], threads))
+            providers = None  # a list of names would put the device aside
+        self.session = ort.InferenceSession(
+            folder / "model.onnx", options, providers=providers, enable_fallback=not on_gpu
+        )
+        if self.session.get_providers()[0] != settings["provider"]:
+            raise RuntimeError(f"found providers {self.session.get_providers()}; expected {settings['provider']} first")
+        if on_gpu:
+            _refuse_strays(self.session, settings["provider"])
+        self.dtypes = manifest["inputs"]
+
+    # mlflow warns each consumer of any hint but this one, and of none; most callers pass a dict of arrays.
+    def predict(self, context: Any, model_input: np.ndarray, params: Any = None) -> dict[str, np.ndarray]:
+        """Outputs by name, for inputs by name (a dict of arrays, samples along axis 0) or one array for one input."""
+        given: Any = model_input if hasattr(model_input, "keys") else {next(iter(self.dtypes)): model_input}
+        feed = {name: np.asarray(given[name], dtype=dtype) for name, dtype in self.dtypes.items()}
+        names = [output.name for output in self.session.get_outputs()]
+        return dict(zip(names, self.session.run(names, feed), strict=True))
+
+
+def _find_library(library: dict[str, str], folder: Path, files: dict[str, str]) -> str:
+    """A library of custom operators: a file beside the model, its digest checked with the others, or an installed package's."""
+    if "file" in library:
+        if library["file"] not in files:
+            raise RuntimeError(
+                f"found library {library['file']!r}, which has no digest; expected one of {sorted(files)}"
+            )
+        return str(folder / library["file"])
+    package, wanted = library["package"], f"{library['distribution']}=={library['version']}"
+    try:
+        path = str(import_module(package).get_library_path())
+    except ImportError as error:
+        raise RuntimeError(f"found no package {package}; expected {wanted}, which has custom operators") from error
+    found = metadata.version(library["distribution"])
+    if found != library["version"]:
+        _mismatch(f"{library['distribution']} {found}", wanted, "install that version")
+    return path
+
+
+mlflow.models.set_model(Champion())

@@ -1,0 +1,192 @@
+"""What a registered version says of itself: its files, manifest, signature, requirements, and lineage with the verdicts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from dataclasses import asdict
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tasks.measure.inventory import ISA_FLAGS
+from tasks.registry.champion_slot import TAG
+from tasks.run.context import Given, Run
+from tasks.runtimes import openvino
+from tasks.runtimes.libraries import describe_library
+from tasks.runtimes.ort import DISTRIBUTIONS
+from validators.digests import digest_file, digest_text
+from validators.gates.approval import Approval
+from validators.providers import OPENVINO_PROVIDER
+from validators.records.measurements import Saturation
+from validators.records.run import Inventory, Variant
+from validators.records.verdicts import Verdict
+from validators.samples.datasets import TensorSpec
+
+FORMAT = 2
+# By which a consumer knows the GPU.
+_NVML = "nvidia-ml-py"
+# What a consumer of an engine needs beside TensorRT.
+_ENGINE_REQUIREMENTS = ("cuda-bindings", _NVML)
+
+
+def variant_folder(variant: Variant, folder: Path) -> Path:
+    """A folder with the artifact alone: its entry in the store holds the record as well."""
+    files = folder / "variant"
+    files.mkdir()
+    for path in _artifact_files(variant):
+        (files / path.name).hardlink_to(path) if _same_disk(path, files) else (files / path.name).write_bytes(
+            path.read_bytes()
+        )
+    return files
+
+
+def _same_disk(path: Path, folder: Path) -> bool:
+    return path.stat().st_dev == folder.stat().st_dev
+
+
+def _artifact_files(variant: Variant) -> list[Path]:
+    beside = variant.path.with_name(f"{variant.path.name}.data")
+    libraries = [library.path for library in variant.session.libraries if library.package is None]
+    engine = variant.engine
+    built = [engine.path, *([engine.timing_cache] if engine.timing_cache else [])] if engine else []
+    return [variant.path, *([beside] if beside.exists() else []), *libraries, *built]
+
+
+def hardware_of(inventory: Inventory) -> dict[str, Any]:
+    """The device of an approval as a consumer compares it: the GPU, or the processor with what it has and lacks."""
+    gpu = inventory.gpu
+    return {
+        "processor": inventory.cpu,
+        "isa": {flag: flag in inventory.isa for flag in ISA_FLAGS},
+        "cores": inventory.cores,
+        "gpu": {key: getattr(gpu, key) for key in ("name", "compute_capability", "driver")} if gpu else None,
+    }
+
+
+def manifest_of(
+    given: Given,
+    inventory: Inventory,
+    variant: Variant,
+    saturation: Saturation | None,
+    batch_sizes: Collection[int] = (),
+) -> dict[str, Any]:
+    """What the consumer checks and needs: digests, session settings, and what the approval is tied to.
+
+    `format` counts what the keys mean; it is absent from 1, which has neither `hardware` nor `batch_sizes`, the sizes at which
+    latency was measured. Keys are added, never changed: every release reads all formats.
+
+    `ranges` is what to watch in production: the ends of each fixed range, and the share of values that lay outside of it here.
+    """
+    plugin = variant.session.provider == OPENVINO_PROVIDER
+    engine = variant.engine.manifest if variant.engine else None
+    runtime = engine.runtime if engine else next(name for name in inventory.runtimes if name in DISTRIBUTIONS)
+    return {
+        "format": FORMAT,
+        "candidate": variant.candidate,
+        "source_digest": given.source.digest,
+        "files": {path.name: digest_file(path) for path in _artifact_files(variant)},
+        "session": {key: value for key, value in asdict(variant.session).items() if key != "libraries"},
+        "libraries": [describe_library(library) for library in variant.session.libraries],
+        "plugin": openvino.describe_plugin(variant.session.threads) if plugin else None,
+        "inputs": {spec.name: spec.dtype for spec in given.evidence.inputs},
+        "runtime": runtime,
+        "runtime_version": engine.runtime_version if engine else inventory.runtimes[runtime],
+        "engine": asdict(engine) if engine else None,
+        "device": inventory.device_key,
+        "hardware": hardware_of(inventory),
+        "batch_sizes": sorted(batch_sizes),
+        "ranges": {
+            tensor.tensor: {"low": tensor.low, "high": tensor.high, "share_outside": tensor.share}
+            for tensor in (saturation.tensors if saturation else ())
+        },
+    }
+
+
+def runtime_requirements(inventory: Inventory, variant: Variant) -> list[str]:
+    if variant.engine:
+        built = variant.engine.manifest
+        bindings = [f"{name}=={metadata.version(name)}" for name in _ENGINE_REQUIREMENTS]
+        return [f"{built.runtime.replace('_', '-')}=={built.runtime_version}", *bindings, f"numpy=={np.__version__}"]
+    plugin = variant.session.provider == OPENVINO_PROVIDER
+    runtimes = [
+        f"{name}=={version}"
+        for name, version in inventory.runtimes.items()
+        if name.startswith("onnxruntime") and (plugin or name != openvino.DISTRIBUTION)
+    ]
+    packages = [f"{one.distribution}=={one.version}" for one in variant.session.libraries if one.package]
+    if variant.session.on_gpu:
+        packages.append(f"{_NVML}=={metadata.version(_NVML)}")
+    return [*runtimes, *packages, f"numpy=={np.__version__}"]
+
+
+def signature_of(inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> Any:
+    """The signature of a variant, from what its own session says: names, dtypes, -1 for every dynamic axis."""
+    from mlflow import types
+    from mlflow.models import ModelSignature
+
+    schemas = [
+        types.Schema(
+            [
+                types.TensorSpec(
+                    np.dtype(spec.dtype), tuple(axis if isinstance(axis, int) else -1 for axis in spec.shape), spec.name
+                )
+                for spec in side
+            ]
+        )
+        for side in (inputs, outputs)
+    ]
+    return ModelSignature(inputs=schemas[0], outputs=schemas[1])
+
+
+def lineage_of(
+    run: Run, given: Given, inventory: Inventory, approval: Approval, mlflow_run_id: str, manifest: str
+) -> dict[str, str]:
+    """The tags of the version: what it was made from, what it runs on, and every verdict with its evidence."""
+    winner = approval.trial
+    assert winner.accuracy and winner.latency and winner.coverage
+    facts = {
+        "source_uri": given.source.uri,
+        "source_name": given.source.name,
+        "source_version": given.source.version or "",
+        "source_digest": given.source.digest,
+        "variant_digest": approval.variant.digest,
+        "manifest_digest": digest_text(manifest),
+        "calibration_uri": given.evidence.calibration.file.uri or "",
+        "calibration_digest": given.evidence.calibration.file.digest,
+        "evaluation_uri": given.evidence.evaluation.file.uri or "",
+        "evaluation_digest": given.evidence.evaluation.file.digest,
+        "candidate": winner.candidate,
+        "target": run.job.target,
+        "device": inventory.device_key,
+        "runtimes": ", ".join(f"{name} {version}" for name, version in inventory.runtimes.items()),
+        "metric": f"{winner.accuracy.metric} {winner.accuracy.value:.6g}",
+        "metric_drop_upper": f"{winner.drop.high:.6g}" if winner.drop else "",
+        "speedup_p50": f"{winner.latency.speedup.value:.4g}",
+        "coverage_macs": f"{winner.coverage.share:.4g}",
+        "saturation": _saturation(winner.saturation),
+        "verdicts": json.dumps({verdict.gate: verdict.outcome for verdict in approval.verdicts}),
+        "evidence": f"runs:/{mlflow_run_id}",
+    }
+    if said := approval.sign_off:
+        facts |= {"approved_by": said.by, "approved_at": said.at, "approval_comment": said.comment}
+    facts |= {f"verdict.{verdict.gate}": _in_short(verdict) for verdict in approval.verdicts}
+    return {f"{TAG}{key}": value for key, value in facts.items()}
+
+
+def _in_short(verdict: Verdict) -> str:
+    """A verdict as JSON without what is not there; `evidence` is the artifact of the candidate's run in MLflow."""
+    kept = {key: value for key, value in asdict(verdict).items() if value not in (None, "") and key != "gate"}
+    return json.dumps(
+        {key: float(f"{value:.6g}") if isinstance(value, float) else value for key, value in kept.items()}
+    )
+
+
+def _saturation(saturation: Saturation | None) -> str:
+    """The tensor that loses most, in words: the figure to watch in production."""
+    if saturation is None or saturation.worst is None:
+        return "no range is fixed"
+    worst = saturation.worst
+    return f"{worst.share:.4g} of the values of {worst.place} outside its range, at most ({saturation.samples} samples)"

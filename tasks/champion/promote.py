@@ -1,0 +1,168 @@
+"""Step 8: the winner into the registry, with lineage and evidence; the alias moves last."""
+
+from __future__ import annotations
+
+import json
+import math
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from prefect.runtime import flow_run
+
+from tasks.champion.describe_version import describe_version
+from tasks.champion.manifest import lineage_of, manifest_of, runtime_requirements, signature_of, variant_folder
+from tasks.champion.promote_version import Offer, promote_version
+from tasks.champion.readback import check_answer
+from tasks.champion.reconcile import reconcile
+from tasks.registry.champion_slot import Place, champion_at, place_of
+from tasks.registry.mlflow_registry import connect, quiet_mlflow, registry_call
+from tasks.run.context import Given, Run, log
+from tasks.run.step import step
+from tasks.runtimes.runner import open_runner
+from tasks.serving.card import model_card
+from tasks.serving.promoted import Promoted
+from tasks.serving.readme import version_readme
+from tasks.storage.locks import LockTaken
+from tasks.trials.request import request_of
+from validators.gates.approval import Approval, NotApproved
+from validators.records.run import Champion, Inventory, Variant
+from validators.samples.datasets import Arrays
+
+CONSUMER = Path(__file__).with_name("consumer") / "consumer.py"
+# A registered version is asked so many samples at least: the scale of an output is not to be that of one number.
+READ_BACK_SAMPLES = 8
+# Of an engine, with the package that MLflow puts beside it.
+ENGINE_CONSUMER = Path(__file__).with_name("consumer") / "consumer_tensorrt.py"
+ENGINE_PACKAGE = Path(__file__).parents[1] / "runtimes" / "trt_engine"
+
+
+def champion_place(run: Run, given: Given) -> Place:
+    """Where the variants of a run's source are registered, and its champion on the job's target."""
+    return place_of(given.source.name, run.job.target)
+
+
+def find_champion(run: Run, given: Given) -> Champion | None:
+    """The present champion, or None. What a promotion left that was killed is mended first, unless one is going on.
+
+    Raises:
+        InfrastructureError: the registry does not answer.
+    """
+    place = champion_place(run, given)
+    with connect(run.tracking_uri) as client:
+        with suppress(LockTaken), run.locks.hold(place.lock, wait_seconds=0):
+            reconcile(client, place)
+        return champion_at(client, place)
+
+
+@step("promote")
+def promote(
+    run: Run, given: Given, inventory: Inventory, approval: Approval, champion: Champion | None, mlflow_run_id: str
+) -> Champion:
+    """Register the approved variant, check that it loads and answers as it was judged, and move the alias to it.
+
+    `champion` is the one that the variant was compared with. A variant that already is the champion stays it, and nothing is
+    registered.
+
+    Raises:
+        NotApproved: the approval is of another device than this.
+        ChampionMoved: the champion is another one by now.
+        InfrastructureError: the registry does not answer, the registered version does not answer as the variant did, or the
+            variant was rolled back meanwhile; the alias then points where it pointed before.
+    """
+    if approval.device_key != inventory.device_key:
+        raise NotApproved(f"approved on {approval.device_key}, and here is {inventory.device_key}")
+    place, variant = champion_place(run, given), approval.variant
+    with (
+        run.clock.work("promote"),
+        connect(run.tracking_uri) as client,
+        _offer(run, given, inventory, approval, mlflow_run_id) as offer,
+    ):
+        before = champion.version if champion else None
+        version = promote_version(client, run.locks, place, offer, judged_against=before, flow_run=flow_run.get_id())
+    done = "is the champion already" if version == before else "promoted"
+    log.info("%s %s: models:/%s@%s is version %s", variant.candidate, done, place.name, place.alias, version)
+    return Champion(
+        place.name,
+        version,
+        place.alias,
+        variant.digest,
+        given.source.digest,
+        variant.candidate,
+        previous=before,
+        device=inventory.device_key,
+    )
+
+
+@contextmanager
+def _offer(run: Run, given: Given, inventory: Inventory, approval: Approval, mlflow_run_id: str) -> Iterator[Offer]:
+    """What is to be promoted, while its files lie in a folder of their own."""
+    variant = approval.variant
+    point = run.job.measurement.points[0]
+    count = math.ceil(READ_BACK_SAMPLES / point.batch_size)
+    rows = np.resize(np.arange(len(given.evidence.evaluation)), (count, point.batch_size))
+    requests = [request_of(given.evidence, point, one) for one in rows]
+    sizes = {point.batch_size for point in run.job.measurement.points}
+    manifest = json.dumps(manifest_of(given, inventory, variant, approval.trial.saturation, sizes), indent=1)
+    place = champion_place(run, given)
+
+    @cache
+    def promoted() -> Promoted:
+        return describe_version(
+            run,
+            given,
+            inventory,
+            approval,
+            place=place,
+            manifest=manifest,
+            request=requests[0],
+            mlflow_run_id=mlflow_run_id,
+        )
+
+    @cache
+    def judged() -> list[Arrays]:
+        return _answers_of(variant, requests)
+
+    with tempfile.TemporaryDirectory(prefix="quantgate-") as folder:
+        yield Offer(
+            tags=lineage_of(run, given, inventory, approval, mlflow_run_id, manifest),
+            upload=lambda: _upload(promoted(), manifest, Path(folder)),
+            check=lambda uri: check_answer(uri, requests, judged(), variant.candidate),
+            describe=lambda: model_card(promoted()),
+        )
+
+
+def _answers_of(variant: Variant, requests: list[Arrays]) -> list[Arrays]:
+    """Return what the judged artifact answers to each request: every output by name."""
+    with open_runner(variant.loaded, variant.session) as runner:
+        names = [output.name for output in runner.outputs]
+        return [dict(zip(names, runner.run(request, names), strict=True)) for request in requests]
+
+
+def _upload(promoted: Promoted, manifest: str, folder: Path) -> str:
+    """Log the variant as a model that consumers load without quantgate; the URI of what was logged."""
+    import mlflow
+
+    variant = promoted.approval.variant
+    texts = {
+        "manifest": (folder / "manifest.json", manifest),
+        "readme": (folder / "README.md", version_readme(promoted)),
+    }
+    for path, text in texts.values():
+        path.write_text(text, encoding="utf-8")
+    files = variant_folder(variant, folder)
+    requirements = runtime_requirements(promoted.inventory, variant)
+    with mlflow.start_run(run_id=promoted.run_id, log_system_metrics=False), quiet_mlflow():
+        logged = registry_call(
+            mlflow.pyfunc.log_model,
+            name="variant",
+            python_model=str(ENGINE_CONSUMER if variant.engine else CONSUMER),
+            code_paths=[str(ENGINE_PACKAGE)] if variant.engine else None,
+            artifacts={"variant": str(files)} | {name: str(path) for name, (path, _) in texts.items()},
+            signature=signature_of(promoted.inputs, promoted.outputs),
+            pip_requirements=[f"mlflow=={mlflow.__version__}", *requirements],
+        )
+    return str(logged.model_uri)

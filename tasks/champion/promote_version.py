@@ -1,0 +1,220 @@
+"""How an approved variant becomes the champion, whatever ends the process that does it.
+
+The registry has no compare-and-swap on aliases, so that one promotion at a time holds the lock of its model and target. Each
+step below is one write to the registry, so that a crash falls between two of them; what it leaves is mended by whoever holds
+the lock next (`tasks/champion/reconcile.py`).
+
+| killed after | what is there | what reconcile does |
+|---|---|---|
+| nothing, or the upload | files that no version refers to | nothing: no consumer sees them |
+| the version is registered | journal `registered` | marks it `interrupted` |
+| it is described | the same | the same |
+| its files were read back | journal `verified` | the same |
+| the staging alias is set | that alias, journal `verified` | removes the alias; the same |
+| it answered as it was judged | staging alias, journal `moving`, champion as before | the same |
+| the alias is moved | champion is the new version, journal `moving` | reads it back: `done`, or restores the previous |
+| the staging alias is removed | the same without staging | the same |
+| the journal says `done` | nothing to mend | nothing |
+| the old alias is restored | journal of the phase that failed | marks it `interrupted` |
+
+A version that is `interrupted` is whole: the next promotion of the same variant, from the same source and with the same
+manifest, takes it up in place of registering another. One that is `failed` is not what was judged and is never taken up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tasks.champion.readback import check_artifact
+from tasks.champion.reconcile import reconcile, restore, write_phase
+from tasks.registry.champion_slot import (
+    MANIFEST_DIGEST,
+    SOURCE_DIGEST,
+    VARIANT_DIGEST,
+    Place,
+    number_at,
+    own_versions,
+    rolled_back_digests,
+    version_at,
+)
+from tasks.registry.mlflow_registry import quiet_mlflow, registry_call, sent_once
+from tasks.run.context import log
+from tasks.storage.locks import Held, Locks
+from validators.errors import ChampionMoved, InfrastructureError, VersionUnsound
+from validators.records.journal import (
+    DONE,
+    FAILED,
+    INTERRUPTED,
+    JOURNAL,
+    MOVING,
+    REGISTERED,
+    VERIFIED,
+    Journal,
+    now,
+    read_journal,
+    tag_of,
+)
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+# As long as the promotion of a model of several GB may take: it is read back once and loaded twice.
+LOCK_WAIT_SECONDS = 900.0
+# What makes a registered version the same as one that would be registered now.
+SAME = (VARIANT_DIGEST, SOURCE_DIGEST, MANIFEST_DIGEST)
+
+
+@dataclass(frozen=True)
+class Offer:
+    """An approved variant: the tags of its version, `upload()`, which puts its files beside the registry and gives their URI,
+    `check(uri)`, which raises `VersionUnsound` unless what a consumer loads from there answers as the variant did, and
+    `describe()`, the description of the version as Markdown."""
+
+    tags: dict[str, str]
+    upload: Callable[[], str]
+    check: Callable[[str], None]
+    describe: Callable[[], str]
+
+
+def promote_version(
+    client: MlflowClient, locks: Locks, place: Place, offer: Offer, *, judged_against: str | None, flow_run: str | None
+) -> str:
+    """Make the offered variant the champion, and give its version; one that is it already stays it. The alias moves last, and
+    whatever fails, before or after that, leaves it where it was.
+
+    `judged_against` is the version that was the champion when the variant was compared with it, or None.
+
+    Raises:
+        ChampionMoved: the champion is another one by now.
+        VersionUnsound: what the registry serves is not what was judged.
+        InfrastructureError: the registry does not answer, another promotion holds the lock, or the variant was rolled back
+            since it was judged.
+    """
+    with locks.hold(place.lock, wait_seconds=LOCK_WAIT_SECONDS) as held:
+        reconcile(client, place)
+        present = version_at(client, place, place.alias)
+        if present is not None and present.tags.get(VARIANT_DIGEST) == offer.tags[VARIANT_DIGEST]:
+            return str(present.version)
+        check_unmoved(client, place, judged_against)
+        if offer.tags[VARIANT_DIGEST] in rolled_back_digests(client, place):
+            raise InfrastructureError(
+                found=f"the variant was rolled back from {place.target} while it was being judged",
+                expected="a variant that nobody took away",
+                fix="run again: it fails the gate `not_rolled_back` then, and the next best is tried",
+            )
+        journal = Journal(REGISTERED, previous=judged_against, flow_run=flow_run, at=now())
+        version = _take_up(client, place, offer, journal) or _register(client, place, offer, journal)
+        attempt = _Attempt(client, place, held, version, journal)
+        try:
+            _move(attempt, offer)
+        except BaseException as error:
+            _undo(attempt, error)
+            raise
+    return attempt.number
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    """A registered version on its way to the alias."""
+
+    client: MlflowClient
+    place: Place
+    held: Held
+    version: Any
+    journal: Journal
+
+    @property
+    def number(self) -> str:
+        return str(self.version.version)
+
+    def write(self, phase: str, reason: str = "") -> None:
+        """Say how far it came."""
+        write_phase(self.client, self.place, self.number, self.journal, phase, reason)
+
+
+def _move(attempt: _Attempt, offer: Offer) -> None:
+    client, place, number = attempt.client, attempt.place, attempt.number
+    registry_call(client.update_model_version, place.name, number, description=offer.describe())
+    check_artifact(place, attempt.version)
+    attempt.write(VERIFIED)
+    registry_call(client.set_registered_model_alias, place.name, place.staging, number)
+    offer.check(place.uri(place.staging))
+    attempt.write(MOVING)
+    attempt.held.check()
+    check_unmoved(client, place, attempt.journal.previous)
+    registry_call(client.set_registered_model_alias, place.name, place.alias, number)
+    try:
+        offer.check(place.uri(place.alias))
+    finally:
+        # Where somebody moved it just now, it was another version that answered.
+        check_unmoved(client, place, number)
+    registry_call(client.delete_registered_model_alias, place.name, place.staging)
+    attempt.write(DONE)
+
+
+def check_unmoved(client: MlflowClient, place: Place, expected: str | None) -> None:
+    """Nothing, while the champion is the version that is expected, or there is none where none is.
+
+    Raises:
+        ChampionMoved: it is another one.
+        InfrastructureError: the registry does not answer.
+    """
+    found = number_at(client, place, place.alias)
+    if found != expected:
+        raise ChampionMoved(
+            found=f"models:/{place.name}@{place.alias} is {_told(found)}",
+            expected=f"{_told(expected)}, as when the variant was compared with it",
+            fix="run again: what is finished is kept, and the variant is compared with the new champion",
+        )
+
+
+def _told(number: str | None) -> str:
+    return f"version {number}" if number else "no version"
+
+
+def _take_up(client: MlflowClient, place: Place, offer: Offer, journal: Journal) -> Any:
+    """The version that an earlier attempt registered and did not bring to its end, with the tags of this one; or None."""
+    for number, version in own_versions(client, place).items():
+        left = read_journal(version.tags)
+        same = all(version.tags.get(key) == offer.tags[key] for key in SAME)
+        if left is None or left.phase != INTERRUPTED or not same or version.status != "READY":
+            continue
+        log.info("taking up models:/%s/%s, which an attempt before this one registered", place.name, number)
+        tags = offer.tags | {JOURNAL: tag_of(journal)}
+        for key, value in tags.items():
+            if version.tags.get(key) != value:
+                registry_call(client.set_model_version_tag, place.name, number, key, value)
+        return version
+    return None
+
+
+def _register(client: MlflowClient, place: Place, offer: Offer, journal: Journal) -> Any:
+    """A new version, with its journal from the first moment on."""
+    import mlflow
+
+    uri = offer.upload()
+    # Sent once: a repeated request would register a second version. The next attempt takes up what this one left.
+    with quiet_mlflow(), sent_once():
+        made = registry_call(mlflow.register_model, uri, place.name, tags=offer.tags | {JOURNAL: tag_of(journal)})
+    return registry_call(client.get_model_version, place.name, str(made.version))
+
+
+def _undo(attempt: _Attempt, error: BaseException) -> None:
+    """The alias to where it was, if it is still at this version; the version marked; the staging alias gone.
+
+    Where the registry does not answer, whoever promotes next does it.
+    """
+    from mlflow.exceptions import MlflowException
+
+    client, place, number = attempt.client, attempt.place, attempt.number
+    reason = " ".join(str(getattr(error, "found", error) or type(error).__name__).split())[:1000]
+    try:
+        if number_at(client, place, place.alias) == number:
+            restore(client, place, attempt.journal.previous)
+        attempt.write(FAILED if isinstance(error, VersionUnsound) else INTERRUPTED, reason)
+        if number_at(client, place, place.staging) == number:
+            registry_call(client.delete_registered_model_alias, place.name, place.staging)
+    except (InfrastructureError, MlflowException) as second:
+        log.warning("models:/%s/%s is left as it is until the next promotion: %s", place.name, number, second)

@@ -1,0 +1,122 @@
+"""What the registry serves of a version, held against what was judged."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tasks.registry.champion_slot import MANIFEST_DIGEST, Place
+from tasks.registry.mlflow_registry import registry_call
+from tasks.runtimes.trt_engine.files import check_files
+from validators.digests import digest_file
+from validators.errors import InfrastructureError, VersionUnsound
+from validators.gates.read_back import find_difference, tolerance_of
+
+Batch = Mapping[str, NDArray[np.generic]]
+FIX = "check the artifact store, and run again"
+
+
+def check_artifact(place: Place, version: Any) -> None:
+    """Read a version back from the registry: the manifest has the digest of its tag, and every file that of the manifest.
+
+    Raises:
+        VersionUnsound: it is not what was registered.
+        InfrastructureError: the registry does not answer.
+    """
+    uri = place.uri(str(version.version))
+    with tempfile.TemporaryDirectory(prefix="quantgate-") as folder:
+        check_folder(uri, download_version(uri, Path(folder)), version.tags)
+
+
+def check_folder(uri: str, artifacts: Path, tags: Mapping[str, str]) -> None:
+    """What a version has in its folder of artifacts, held against its tags and the manifest, as `check_artifact` does.
+
+    Raises:
+        VersionUnsound: it is not what was registered.
+    """
+    manifest = artifacts / "manifest.json"
+    if not manifest.is_file():
+        raise _unsound(uri, "has no manifest", "the manifest that it was registered with")
+    expected = tags.get(MANIFEST_DIGEST)
+    # Versions of releases before the tag have none.
+    if expected and (found := digest_file(manifest)) != expected:
+        raise _unsound(uri, f"has a manifest with sha256 {found}", expected)
+    try:
+        check_files(artifacts / "variant", json.loads(manifest.read_text(encoding="utf-8"))["files"])
+    except (RuntimeError, OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise _unsound(uri, f"has not the files that it was registered with: {error}", "its files") from error
+
+
+def download_version(uri: str, folder: Path) -> Path:
+    """The folder of a version's artifacts, in the folder that MLflow has of it, below `folder`.
+
+    Raises:
+        VersionUnsound: there is none.
+        InfrastructureError: the registry does not answer.
+    """
+    from mlflow.artifacts import download_artifacts
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return Path(registry_call(download_artifacts, artifact_uri=uri, dst_path=str(folder))) / "artifacts"
+    except (MlflowException, FileNotFoundError) as error:  # the registry answers: it is not there
+        raise _unsound(uri, f"cannot be read back: {error}", "its files") from error
+
+
+def load_version(uri: str) -> Any:
+    """The model behind a URI, opened as a consumer opens it: every file is checked against the manifest on the way.
+
+    Raises:
+        VersionUnsound: it does not load.
+        InfrastructureError: the registry does not answer.
+    """
+    import mlflow
+    import requests
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return mlflow.pyfunc.load_model(uri)
+    except (MlflowException, requests.RequestException, ConnectionError) as error:
+        raise InfrastructureError(
+            found=f"{uri} is not served: {str(error).splitlines()[0][:300]}", expected="a model", fix=FIX
+        ) from error
+    except Exception as error:  # the consumer's code and the runtime's: whatever they raise, no consumer could load it
+        raise _unsound(uri, f"does not load: {type(error).__name__}: {error}", "a model that answers") from error
+
+
+def check_answer(uri: str, requests: Sequence[Batch], expected: Sequence[Batch], candidate: str) -> None:
+    """Load a version and ask it each request: it answers as the judged artifact of the candidate did, within the tolerance of
+    its precision. Arrays by name, samples along axis 0; an output is compared over all requests.
+
+    Raises:
+        VersionUnsound: it does not load, or answers otherwise.
+        InfrastructureError: the registry does not answer.
+    """
+    loaded = load_version(uri)
+    try:
+        answers = [loaded.predict(request) for request in requests]
+    except Exception as error:
+        raise _unsound(uri, f"does not answer: {type(error).__name__}: {error}", "an answer") from error
+    for name in expected[0]:
+        if any(answer.get(name) is None for answer in answers):
+            raise _unsound(uri, f"does not answer {name!r}", "every output of the artifact that was judged")
+        # Flat, since the shape of an output may depend on the request.
+        shapes = [np.shape(answer[name]) for answer in answers]
+        judged = [np.shape(one[name]) for one in expected]
+        if shapes != judged:
+            raise _unsound(uri, f"answers {name!r} in the shapes {shapes}", f"{judged}")
+        found, wanted = (np.concatenate([np.ravel(one[name]) for one in side]) for side in (answers, expected))
+        if difference := find_difference(found, wanted, tolerance_of(candidate)):
+            raise _unsound(
+                uri, f"answers {name!r} otherwise than the artifact that was judged: {difference}", "the same values"
+            )
+
+
+def _unsound(uri: str, found: str, expected: str) -> VersionUnsound:
+    return VersionUnsound(found=f"{uri} {found}", expected=expected, fix=FIX)

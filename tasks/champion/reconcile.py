@@ -1,0 +1,89 @@
+"""Mends what a killed promotion left; the table of the possible states is on top of `tasks/champion/promote_version.py`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from tasks.champion.readback import check_artifact
+from tasks.registry.champion_slot import Place, own_versions, version_at
+from tasks.registry.mlflow_registry import registry_call
+from tasks.run.context import log
+from validators.errors import VersionUnsound
+from validators.records.journal import (
+    DONE,
+    FAILED,
+    GOING_ON,
+    INTERRUPTED,
+    JOURNAL,
+    Journal,
+    now,
+    read_journal,
+    tag_of,
+)
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+
+def reconcile(client: MlflowClient, place: Place) -> None:
+    """Mend what is left of promotions that were killed. The caller holds the lock of the place, so that none is going on.
+
+    A champion whose promotion did not come to its end was loaded, and answered as it was judged, before the alias moved: it
+    stays if its files are still what they were, else the one before it is restored.
+
+    Raises:
+        InfrastructureError: the registry does not answer; nothing is concluded from that.
+    """
+    champion = version_at(client, place, place.alias)
+    if champion is not None:
+        _finish(client, place, champion)
+    if version_at(client, place, place.staging) is not None:
+        log.warning("removing models:/%s@%s, which a promotion left that was killed", place.name, place.staging)
+        registry_call(client.delete_registered_model_alias, place.name, place.staging)
+    for number, version in own_versions(client, place).items():
+        journal = read_journal(version.tags)
+        if journal is not None and journal.phase in GOING_ON:
+            write_phase(client, place, number, journal, INTERRUPTED, f"it ended when it was {journal.phase}")
+
+
+def write_phase(
+    client: MlflowClient, place: Place, number: str, journal: Journal, phase: str, reason: str = ""
+) -> None:
+    """Say in the journal of a version how far it came.
+
+    Raises:
+        InfrastructureError: the registry does not answer.
+    """
+    written = replace(journal, phase=phase, at=now(), reason=reason)
+    registry_call(client.set_model_version_tag, place.name, number, JOURNAL, tag_of(written))
+
+
+def restore(client: MlflowClient, place: Place, previous: str | None) -> None:
+    """Put the alias back to the version that it pointed to, or take it away where there was none, or that one is gone."""
+    from mlflow.exceptions import MlflowException
+
+    if previous is not None:
+        try:
+            registry_call(client.set_registered_model_alias, place.name, place.alias, previous)
+            return
+        except MlflowException as error:
+            log.warning("version %s of %s cannot be the champion again: %s", previous, place.name, error)
+    registry_call(client.delete_registered_model_alias, place.name, place.alias)
+
+
+def _finish(client: MlflowClient, place: Place, champion: Any) -> None:
+    """The last steps of a promotion that moved the alias, or its undoing."""
+    journal = read_journal(champion.tags)
+    if journal is None or journal.phase not in GOING_ON | {INTERRUPTED}:
+        return
+    number = str(champion.version)
+    try:
+        check_artifact(place, champion)
+    except VersionUnsound as error:
+        log.warning("%s; the champion before it is restored", error.found)
+        restore(client, place, journal.previous)
+        write_phase(client, place, number, journal, FAILED, error.found)
+    else:
+        log.warning("finishing the promotion of models:/%s/%s, which was killed", place.name, number)
+        write_phase(client, place, number, journal, DONE)

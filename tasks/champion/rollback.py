@@ -1,0 +1,198 @@
+"""The champion back to the version before it, or to one that is named."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tasks.champion.promote_version import LOCK_WAIT_SECONDS, check_unmoved
+from tasks.champion.readback import check_artifact, load_version
+from tasks.champion.reconcile import reconcile, restore
+from tasks.measure.inventory import take_inventory
+from tasks.registry.champion_slot import DEVICE, VARIANT_DIGEST, Place, find_place, number_at, own_versions
+from tasks.registry.mlflow_registry import connect, registry_call, warn_of_local_locks
+from tasks.run.context import log
+from tasks.run.settings import state_folder, store_place, tracking_uri
+from tasks.run.step import step
+from tasks.storage.locks import Held
+from tasks.storage.places import open_locks
+from validators.errors import ChampionMoved, InfrastructureError, JobError, VersionUnsound
+from validators.job.candidate_name import Target
+from validators.records.journal import ROLLED_BACK, RolledBack, now, predecessors, read_rolled_back, tag_of
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+
+@dataclass(frozen=True)
+class Rollback:
+    """What a rollback came to: the version that the alias left, and that which it points to now; None is no version."""
+
+    name: str
+    alias: str
+    left: str | None
+    now: str | None
+
+    def __str__(self) -> str:
+        """In words.
+
+        >>> str(Rollback("fraud-quantized", "champion-ort-cpu", "3", None))
+        'models:/fraud-quantized@champion-ort-cpu: version 3 was left, and there is no champion now'
+        """
+        here = f"models:/{self.name}@{self.alias}"
+        there = f"version {self.now} is the champion" if self.now else "there is no champion"
+        if self.left == self.now:
+            return f"{here}: {there} already"
+        return f"{here}: {f'version {self.left} was left, and ' if self.left else ''}{there} now"
+
+
+def roll_back(
+    model: str,
+    target: Target,
+    to: int | None = None,
+    reason: str = "",
+    *,
+    leaving: int | None = None,
+    request: str = "",
+) -> Rollback:
+    """Put the champion of a model back: to version `to`, or to the one before it; 0 takes the alias away.
+
+    `model` names the source or the model that holds its variants. The version that is left is marked with when, why and
+    where to, if the other is an older one; a variant with its digest is not promoted on this target again. The version that
+    becomes the champion loses such a mark.
+    `leaving` is the version that the decision is about; it is compared with the champion under the promotion lock, so that a
+    version that was promoted since the decision stays.
+    `request` is the same where one request is made again after a crash, so that it goes back one version and not two.
+
+    Raises:
+        JobError: no such model or version, no champion, or no version before it that is whole.
+        ChampionMoved: the champion is not `leaving`, or somebody moved the alias meanwhile.
+        VersionUnsound: version `to` is not what was registered, or does not load.
+        InfrastructureError: the registry does not answer, or a promotion holds the lock.
+    """
+    state = state_folder()
+    warn_of_local_locks(state)
+    with connect(tracking_uri(state)) as client:
+        place = find_place(client, model, target)
+        with open_locks(state, store_place()).hold(place.lock, wait_seconds=LOCK_WAIT_SECONDS) as held:
+            reconcile(client, place)
+            present = number_at(client, place, place.alias)
+            versions = own_versions(client, place)
+            if leaving is not None and not _is_done(versions, present, to, request):
+                _check_leaving(place, leaving, present)
+            goal = _goal(place, versions, present, to, request)
+            if goal != present:
+                mark = RolledBack(int(goal or 0), now(), " ".join(reason.split())[:1000], request)
+                _move(client, place, held, present, goal, mark)
+            if goal is not None:
+                _clear_marks(client, place, versions, versions[goal])
+    done = Rollback(place.name, place.alias, present, goal)
+    log.info("rollback: %s", done)
+    return done
+
+
+roll_back_step = step("roll back")(roll_back)
+
+
+def _goal(place: Place, versions: dict[str, Any], present: str | None, to: int | None, request: str) -> str | None:
+    """The version to go to; None to take the alias away."""
+    if to == 0:
+        return None
+    if to is not None:
+        if str(to) not in versions:
+            raise JobError(
+                found=f"version {to} of {place.name}, which is no variant for {place.target}",
+                expected=f"one of {', '.join(versions)}",
+                fix="correct the version",
+            )
+        if str(to) != present:
+            _check(place, versions[str(to)])
+        return str(to)
+    return present if _is_done(versions, present, to, request) else _predecessor(place, versions, present)
+
+
+def _check_leaving(place: Place, leaving: int, present: str | None) -> None:
+    """Raise ChampionMoved unless the champion is the version that the decision is about."""
+    if present != str(leaving):
+        raise ChampionMoved(
+            found=f"models:/{place.name}@{place.alias} is {f'version {present}' if present else 'no version'}",
+            expected=f"version {leaving}, which is to be rolled back",
+            fix="look at the present champion, and name its version if that is to be rolled back",
+        )
+
+
+def _is_done(versions: dict[str, Any], present: str | None, to: int | None, request: str) -> bool:
+    """Return whether the alias is where `to`, or an earlier attempt of the same request, puts it."""
+    now_at = int(present or 0)
+    if to is not None:
+        return to == now_at
+    marks = [read_rolled_back(version.tags) for version in versions.values()]
+    return bool(request) and any(mark and (mark.request, mark.to) == (request, now_at) for mark in marks)
+
+
+def _predecessor(place: Place, versions: dict[str, Any], present: str | None) -> str:
+    """The latest champion before the present one that is whole and was not rolled back itself."""
+    if present is None:
+        raise JobError(
+            found=f"no champion of {place.name} for {place.target}",
+            expected="one to go back from",
+            fix="name the version with --to",
+        )
+    for number in predecessors(present, {number: version.tags for number, version in versions.items()}):
+        try:
+            _check(place, versions[number])
+        except VersionUnsound as error:
+            log.warning("version %s is passed over: %s", number, error.found)
+        else:
+            return number
+    raise JobError(
+        found=f"no version of {place.name} that was the champion for {place.target} before version {present}, and is whole",
+        expected="one to go back to",
+        fix="name a version with --to, or take the alias away with --to 0: consumers then load the source",
+    )
+
+
+def _check(place: Place, version: Any) -> None:
+    """That a version is what was registered, and loads; the latter where it can be tried."""
+    check_artifact(place, version)
+    device = version.tags.get(DEVICE)
+    if place.target == "ort-cpu" or device == _device_here(place.target):
+        load_version(place.uri(str(version.version)))
+    else:
+        log.warning(
+            "version %s was read back, and not loaded: it is for %s, which is not here", version.version, device
+        )
+
+
+def _device_here(target: Any) -> str | None:
+    try:
+        return take_inventory(target).device_key
+    except InfrastructureError:
+        return None
+
+
+def _move(
+    client: MlflowClient, place: Place, held: Held, present: str | None, goal: str | None, mark: RolledBack
+) -> None:
+    """The mark before the alias: killed between the two, the version that is to be left is not promoted anew meanwhile.
+
+    Whoever goes forward takes a rollback back, and says nothing against the version that is left.
+    """
+    marked = present is not None and int(goal or 0) < int(present)
+    if marked:
+        registry_call(client.set_model_version_tag, place.name, present, ROLLED_BACK, tag_of(mark))
+    try:
+        held.check()
+        check_unmoved(client, place, present)
+        restore(client, place, goal)
+    except BaseException:
+        if marked and number_at(client, place, place.alias) == present:
+            registry_call(client.delete_model_version_tag, place.name, present, ROLLED_BACK)
+        raise
+
+
+def _clear_marks(client: MlflowClient, place: Place, versions: dict[str, Any], champion: Any) -> None:
+    """Whoever makes a version the champion says that it is good: its digest is not held against it any more."""
+    for number, version in versions.items():
+        if version.tags.get(VARIANT_DIGEST) == champion.tags[VARIANT_DIGEST] and ROLLED_BACK in version.tags:
+            registry_call(client.delete_model_version_tag, place.name, number, ROLLED_BACK)

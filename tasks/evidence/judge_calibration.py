@@ -1,0 +1,116 @@
+"""Step 3, second half: the calibration data, judged before anything is made from it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+from prefect.artifacts import create_link_artifact
+
+from tasks.measure.activations import open_tapped, view_samples
+from tasks.measure.inventory import usable_cores
+from tasks.measure.taps import find_taps
+from tasks.run.context import MEASURE_CODE, Given, Run, log
+from tasks.run.step import step
+from validators.calibration import judge as calibration_data
+from validators.calibration.judge import judge_calibration
+from validators.calibration.model_view import ModelView
+from validators.digests import digest_code
+from validators.errors import CandidateRefused, DataError
+from validators.plain_text import as_markdown
+from validators.providers import CPU_PROVIDER
+from validators.records.run import CalibrationVerdict, SessionSettings
+
+CHECK_CODE = digest_code([Path(calibration_data.__file__).parents[1]])
+
+
+@step("judge calibration data")
+def judge_calibration_data(run: Run, given: Given) -> CalibrationVerdict:
+    """The verdict on the calibration data, with the Data Docs page of its checkpoint in the store.
+
+    Raises:
+        DataError: the source fails on the samples.
+        JobError: `calibration.representation` is no tensor of the source.
+    """
+    job, evidence = run.job, given.evidence
+    files = [evidence.calibration, evidence.evaluation] + ([evidence.traffic] if evidence.traffic else [])
+    key = (
+        [samples.file.digest for samples in files],
+        given.source.digest,
+        evidence.output.name,
+        job.data.label,
+        job.data.slices,
+        job.data.groups,
+        job.calibration.model_dump(),
+        job.seed,
+        [asdict(spec) for spec in evidence.inputs],
+        CHECK_CODE,
+        MEASURE_CODE,
+    )
+    with run.clock.work("judge calibration data"):
+        verdict, _ = run.store.make(
+            "calibration-verdict", key, CalibrationVerdict, lambda folder: _judge(run, given, folder)
+        )
+    create_link_artifact(
+        verdict.page.as_uri(),
+        key="calibration-data",
+        link_text="the checks of the calibration data",
+        description=as_markdown(_tell(verdict)),
+    )
+    log.info("calibration data %s", verdict.outcome.replace("_", " "))
+    for check in verdict.failed:
+        log.warning(
+            "calibration: %s (%s): found %s, expected %s", check.name, check.severity, check.found, check.expected
+        )
+    return verdict
+
+
+def _judge(run: Run, given: Given, folder: Path) -> CalibrationVerdict:
+    evidence = given.evidence
+    view = _view(run, given) if run.job.calibration.model_samples else None
+    return judge_calibration(
+        evidence.calibration,
+        evidence.evaluation,
+        evidence.traffic,
+        view,
+        run.job.calibration,
+        folder,
+        seed=run.job.seed,
+    )
+
+
+def _view(run: Run, given: Given) -> ModelView | None:
+    """What the source makes of some calibration and reference samples; None when there is no sound one on either side."""
+    job, evidence = run.job, given.evidence
+    calibration, reference = evidence.calibration, evidence.reference
+    settings = SessionSettings(
+        CPU_PROVIDER, job.measurement.points[0].threads or usable_cores(), libraries=run.libraries
+    )
+    try:
+        with open_tapped(
+            given.source.onnx_path,
+            settings,
+            lambda graph: find_taps(graph, evidence.output.name, job.calibration.representation),
+        ) as watch:
+            return view_samples(
+                watch,
+                calibration,
+                reference,
+                most=job.calibration.model_samples,
+                fixed_batch=evidence.batch_axis,
+                seed=job.seed,
+            )
+    except CandidateRefused as error:
+        raise DataError(
+            found=f"{given.source.uri} fails on samples of {calibration.file.path.name} or {reference.file.path.name}: "
+            f"{error.found}",
+            expected="samples that the model runs on",
+            fix="check the values (a token beyond the vocabulary, an axis of another size), or set "
+            "`calibration.model_samples: 0` to leave the model out",
+        ) from error
+
+
+def _tell(verdict: CalibrationVerdict) -> str:
+    """The verdict in one line, for who sees the link."""
+    failed = ", ".join(f"{check.name} ({check.severity})" for check in verdict.failed)
+    return verdict.outcome.replace("_", " ") + (f": {failed}" if failed else f": {len(verdict.checks)} checks passed")

@@ -1,0 +1,233 @@
+"""Step 3, first half: the job's samples, checked against the model that they are for."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tasks.evidence.fetch_data import fetch_data
+from tasks.measure.inventory import usable_cores
+from tasks.run.context import Evidence, Run, log
+from tasks.run.job_hooks import job_hooks, job_step
+from tasks.run.job_metric import job_metric
+from tasks.run.step import step
+from tasks.runtimes.ort import describe_inputs, describe_outputs, open_session
+from tasks.trials.measure_accuracy import keeps_noise
+from validators.errors import DataError, JobError, SourceError
+from validators.gates.accuracy import check_gates_can_be_met
+from validators.gates.clusters import number_clusters
+from validators.graph.interfaces import check_judged
+from validators.job.job import Job
+from validators.job.units import check_bounds_have_units
+from validators.providers import CPU_PROVIDER
+from validators.records.run import SessionSettings, Source
+from validators.samples.confirmation_split import confirmation_mask
+from validators.samples.datasets import Samples, TensorSpec, check_evaluation, load_samples
+from validators.untrusted.s3_uris import S3Uri
+
+if TYPE_CHECKING:
+    import onnxruntime as ort
+
+# Two sizes, so that an axis that has one of them by chance does not pass for the batch.
+PROBE_SAMPLES = (2, 3)
+
+Role = Literal["calibration", "evaluation", "traffic", "pool"]
+
+
+@step("load data")
+def load_data(run: Run, source: Source) -> Evidence:
+    """Read the samples and hold them, the metric and the gates against the model.
+
+    Raises:
+        DataError: a file is unreadable, or its arrays do not fit the model or the metric.
+        JobError: the metric does not fit the output, an axis of the job does not exist, or a gate cannot be met.
+        SourceError: the runtime does not load or run the source.
+    """
+    with run.clock.work("load data"):
+        return _load(run, source)
+
+
+def _load(run: Run, source: Source) -> Evidence:
+    job = run.job
+    settings = SessionSettings(
+        CPU_PROVIDER, job.measurement.points[0].threads or usable_cores(), libraries=run.libraries
+    )
+    with _SourceErrors(source), open_session(source.onnx_path, settings) as session:
+        inputs, output, batch_axis = _describe(job, session)
+        calibration = load_file(run, "calibration", job.data.calibration, inputs)
+        evaluation = load_file(run, "evaluation", job.data.evaluation, inputs)
+        traffic = load_file(run, "traffic", job.data.traffic, inputs) if job.data.traffic else None
+        _check_fixed_batch(batch_axis, run, calibration, evaluation)
+        probe, sample_bytes = _probe(session, output, evaluation, batch_axis)
+    metric = job_metric(job)
+    labels = metric.expects(output, probe.shape)
+    check_evaluation(evaluation, labels, metric=metric.name, label=job.data.label)
+    check_bounds_have_units(job, evaluation.labels)
+    _check_axes(job.measurement.dims, inputs)
+    # Seconds into the run rather than at its end.
+    job_hooks(job)
+    job_step(job)
+    _check_noise_gate(job, keeps_noise(metric, output))
+    unit = 2 if labels.in_pairs else 1
+    confirmation = confirmation_mask(evaluation, job.confirmation.share, unit)
+    groups = {name: array[::unit] for name, array in evaluation.slices.items()}
+    clusters = None if evaluation.clusters is None else number_clusters(evaluation.clusters[::unit])
+    check_gates_can_be_met(
+        job.gates,
+        job.confirmation,
+        confirmation[::unit],
+        groups,
+        clusters=clusters,
+        is_right_or_wrong=metric.is_right_or_wrong,
+    )
+    log.info("data: %d calibration and %d evaluation samples", len(calibration), len(evaluation))
+    return Evidence(inputs, output, calibration, evaluation, traffic, batch_axis, confirmation, sample_bytes)
+
+
+def _probe(
+    session: ort.InferenceSession, output: TensorSpec, evaluation: Samples, batch_axis: int | None
+) -> tuple[NDArray[Any], int]:
+    """Return the judged output for a small batch, and the bytes of one sample's inputs and judged output.
+
+    Raises:
+        JobError: batches of several sizes do not give one row a sample.
+    """
+    batches = [next(evaluation.batches(size)) for size in ((batch_axis,) if batch_axis else PROBE_SAMPLES)]
+    counts = [len(next(iter(batch.values()))) for batch in batches]
+    answers = [session.run([output.name], batch)[0] for batch in batches]
+    check_judged(output, list(zip(counts, answers, strict=True)))
+    probe = np.asarray(answers[0])
+    return probe, (probe.nbytes + sum(array.nbytes for array in batches[0].values())) // counts[0]
+
+
+def describe_source(run: Run, source: Source) -> tuple[tuple[TensorSpec, ...], TensorSpec, int | None]:
+    """Inputs and judged output of a source, and the fixed size of its batch axis, if it is fixed.
+
+    Raises:
+        JobError: the output does not exist.
+        SourceError: the runtime does not load the source.
+    """
+    settings = SessionSettings(CPU_PROVIDER, 1, libraries=run.libraries)
+    with _SourceErrors(source), open_session(source.onnx_path, settings) as session:
+        return _describe(run.job, session)
+
+
+def _describe(job: Job, session: ort.InferenceSession) -> tuple[tuple[TensorSpec, ...], TensorSpec, int | None]:
+    inputs = describe_inputs(session)
+    return inputs, _judged_output(job.output, describe_outputs(session)), _batch_axis(inputs)
+
+
+def load_file(run: Run, role: Role, place: Path | S3Uri, inputs: tuple[TensorSpec, ...]) -> Samples:
+    """One data file of the job, or a pool for one, with its slices.
+
+    Raises:
+        DataError: the file is not there, is unreadable, does not fit the model, or lacks a slice that the job names.
+        InfrastructureError: the S3 server does not answer.
+    """
+    data = run.job.data
+    fetched = fetch_data(run.state, place, role) if isinstance(place, S3Uri) else None
+    path = fetched.path if fetched else Path(str(place))
+    samples = load_samples(
+        path, inputs, label=data.label, role=role, slices=data.slices, groups=data.groups, ignore=data.ignore
+    )
+    if fetched:
+        samples = replace(samples, file=replace(samples.file, uri=str(place), version=fetched.version))
+    missing = sorted(set(data.slices) - set(samples.slices))
+    if samples.clusters is None:
+        missing += data.group_names
+    # Requests come as they are: traffic without groups is held against in other ways.
+    if missing and role != "traffic":
+        raise DataError(
+            found=f"{role} data {path.name} without {missing}, which `data.slices` or `data.groups` name",
+            expected="an array (or column) for each slice and for the groups in calibration and evaluation data",
+            fix="add the arrays, or take their names out of `data.slices` or `data.groups`",
+        )
+    return samples
+
+
+class _SourceErrors:
+    """Turns a refusal of the runtime into an error of the source: here the model is the user's own."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument, RuntimeException
+
+        from validators.errors import CandidateRefused
+
+        if isinstance(error, CandidateRefused):
+            raise SourceError(
+                found=f"{self._source.uri}: {error.found}",
+                expected="a model that ONNX Runtime loads and runs",
+                fix="check the model in a session of its own first",
+            ) from error
+        if isinstance(error, Fail | InvalidArgument | RuntimeException):
+            raise DataError(
+                found=f"{self._source.uri} fails on the first evaluation samples: {str(error).splitlines()[0][:300]}",
+                expected="samples that the model runs on",
+                fix="check the shapes and values of the evaluation data",
+            ) from error
+
+
+def _judged_output(name: str | None, outputs: tuple[TensorSpec, ...]) -> TensorSpec:
+    if name is None:
+        return outputs[0]
+    for output in outputs:
+        if output.name == name:
+            return output
+    raise JobError(
+        found=f"output {name!r}", expected=f"one of {[output.name for output in outputs]}", fix="correct `output`"
+    )
+
+
+def _batch_axis(inputs: tuple[TensorSpec, ...]) -> int | None:
+    first = inputs[0].shape[0] if inputs[0].shape else None
+    return first if isinstance(first, int) else None
+
+
+def _check_fixed_batch(batch_axis: int | None, run: Run, *files: Samples) -> None:
+    if batch_axis is None:
+        return
+    for samples in files:
+        if len(samples) % batch_axis:
+            raise DataError(
+                found=f"{samples.file.path.name} with {len(samples)} samples for a model of fixed batch size {batch_axis}",
+                expected=f"a multiple of {batch_axis}",
+                fix="leave out the rest, or export the model with a dynamic batch axis",
+            )
+    wrong = [size for size in run.job.measurement.batch_sizes if size != batch_axis]
+    if wrong:
+        raise JobError(
+            found=f"batch sizes {wrong} for a model of fixed batch size {batch_axis}",
+            expected=f"`measurement.batch_sizes: [{batch_axis}]`",
+            fix="correct the batch sizes, or export the model with a dynamic batch axis",
+        )
+
+
+def _check_axes(dims: Collection[str], inputs: tuple[TensorSpec, ...]) -> None:
+    axes = {axis for spec in inputs for axis in spec.shape[1:] if isinstance(axis, str)}
+    unknown = sorted(set(dims) - axes)
+    if unknown:
+        raise JobError(
+            found=f"`measurement.dims` names {unknown}",
+            expected=f"dynamic axes of the inputs besides the batch: {sorted(axes) or 'there are none'}",
+            fix="correct the names; the inputs are " + "; ".join(str(spec) for spec in inputs),
+        )
+
+
+def _check_noise_gate(job: Job, has_noise: bool) -> None:
+    if job.gates.min_sqnr_db is not None and not has_noise:
+        raise JobError(
+            found=f"`gates.min_sqnr_db: {job.gates.min_sqnr_db}` with the metric {job.metric!r}",
+            expected="an output of floating-point values that is kept, which the logits behind `perplexity` are not",
+            fix="take `min_sqnr_db` out, or take another `metric` or `output`",
+        )

@@ -1,0 +1,209 @@
+"""A registered model version looked at from outside: its graph and what was logged beside it are read, nothing of it is run."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import zipfile
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx
+
+from tasks.evidence.resolve_source import flavors_of, unsupported_flavor
+from tasks.registry.mlflow_registry import MODEL_URI, named_version, registry_call
+from validators.errors import SourceError
+from validators.graph.interfaces import dtype_name, spec_of
+from validators.graph.source_graph import check_source_graph
+from validators.samples.datasets import TensorSpec
+from validators.untrusted.bounded_yaml import load_yaml
+from validators.untrusted.external_data import external_files
+from validators.untrusted.paths import inside
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+# torch/_export/serde/schema.py, ScalarType.
+_TORCH_DTYPES = {
+    1: "uint8",
+    2: "int8",
+    3: "int16",
+    4: "int32",
+    5: "int64",
+    6: "float16",
+    7: "float32",
+    8: "float64",
+    12: "bool",
+    13: "bfloat16",
+}
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What can be told of a version. `precision` is the type that most weights have, by bytes; empty where none can be told.
+
+    `signature` is that of MLflow in a line, empty without one; `size_bytes` is what MLflow counted, or 0.
+    """
+
+    uri: str
+    name: str
+    version: str
+    flavor: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    precision: str
+    size_bytes: int
+    signature: str
+
+
+def describe_model(client: MlflowClient, uri: str) -> ModelFacts:
+    """The facts of `models:/name/version` or `models:/name@alias`.
+
+    Raises:
+        SourceError: no such URI or version, or one of a flavor, or in a form, that quantgate does not start from.
+        ServiceDown: the registry does not answer.
+    """
+    name, version = _find(client, uri)
+    exact = f"models:/{name}/{version}"
+    with tempfile.TemporaryDirectory(prefix="quantgate-") as place:
+        folder = Path(place)
+        described = _fetch(f"{exact}/MLmodel", folder)
+        flavors = flavors_of(described.parent, exact)
+        logged: Mapping[str, Any] = load_yaml(described.read_text(encoding="utf-8"))
+        if "onnx" in flavors:
+            flavor, found = "onnx", _read_onnx(exact, str(flavors["onnx"].get("data")), folder)
+        elif "pytorch" in flavors:
+            flavor, found = "pytorch", _read_program(exact, str(flavors["pytorch"].get("model_data", "data")), folder)
+        else:
+            raise unsupported_flavor(exact, flavors)
+    inputs, outputs, precision = found
+    signature = _tell_signature(logged.get("signature") or {})
+    return ModelFacts(
+        uri, name, version, flavor, inputs, outputs, precision, int(logged.get("model_size_bytes") or 0), signature
+    )
+
+
+def describe_file(path: Path) -> ModelFacts:
+    """The facts of an ONNX file.
+
+    Raises:
+        SourceError: there is no such file, or it is no ONNX model that quantgate starts from.
+    """
+    check_source_graph(path)
+    size = sum(file.stat().st_size for file in (path, *external_files(path)))
+    return ModelFacts(str(path), path.stem, "", "an ONNX file", *_read_graph(path, str(path)), size, "")
+
+
+def _tell_signature(logged: Mapping[str, Any]) -> str:
+    """
+    >>> _tell_signature({"inputs": '[{"name": "x", "type": "tensor", "tensor-spec": {"dtype": "float32", "shape": [-1, 4]}}]'})
+    'x float32[-1, 4]'
+    >>> _tell_signature({"inputs": '[{"type": "string", "name": "text"}]', "outputs": '[{"type": "double"}]'})
+    'text string -> double'
+    """
+
+    def told(column: Mapping[str, Any]) -> str:
+        tensor = column.get("tensor-spec")
+        kind = f"{tensor['dtype']}{tensor['shape']}" if tensor else str(column.get("type", ""))
+        return " ".join(part for part in (column.get("name", ""), kind) if part)
+
+    sides = [", ".join(map(told, json.loads(logged[side]))) for side in ("inputs", "outputs") if logged.get(side)]
+    return " -> ".join(sides)
+
+
+def _find(client: MlflowClient, uri: str) -> tuple[str, str]:
+    match = MODEL_URI.fullmatch(uri)
+    if match is None:
+        raise SourceError(
+            found=f"MODEL_URI {uri!r}",
+            expected="models:/<name>/<version> or models:/<name>@<alias>",
+            fix="give the URI of a registered version; MLflow's page of the model shows its versions",
+        )
+    found = named_version(client, match)
+    return str(found.name), str(found.version)
+
+
+def _fetch(uri: str, folder: Path) -> Path:
+    from mlflow.artifacts import download_artifacts
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return Path(registry_call(download_artifacts, artifact_uri=uri, dst_path=str(folder)))
+    except (MlflowException, OSError) as error:
+        raise SourceError(
+            found=f"{uri} cannot be fetched: {str(error).splitlines()[0][:300]}",
+            expected="the files that were logged with the model",
+            fix="log and register the model again, or restore its artifacts",
+        ) from error
+
+
+def _read_onnx(uri: str, data: str, folder: Path) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...], str]:
+    """Inputs, outputs and precision of the graph; weights that lie beside it are not fetched."""
+    inside(folder, data, said_by="MLmodel")
+    path = _fetch(f"{uri}/{data}" if data.endswith(".onnx") else f"{uri}/{data}/model.onnx", folder)
+    return _read_graph(path / "model.onnx" if path.is_dir() else path, uri)
+
+
+def _read_graph(path: Path, uri: str) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...], str]:
+    try:
+        graph = onnx.load(path, load_external_data=False).graph
+    except Exception as error:  # protobuf raises classes of its own
+        raise SourceError(
+            found=f"{uri}: {type(error).__name__}: {str(error)[:200]}",
+            expected="an ONNX file",
+            fix="log the model again",
+        ) from error
+    weights = {tensor.name for tensor in graph.initializer}
+    sizes: Counter[str] = Counter()
+    for tensor in graph.initializer:
+        dtype = dtype_name(tensor.data_type)
+        sizes[dtype] += int(np.prod(tensor.dims, dtype=np.int64))
+    inputs = tuple(spec_of(value) for value in graph.input if value.name not in weights)
+    return inputs, tuple(spec_of(value) for value in graph.output), sizes.most_common(1)[0][0] if sizes else ""
+
+
+def _read_program(uri: str, data: str, folder: Path) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...], str]:
+    """The same of an exported PyTorch program, from the description in its archive: nothing of it is loaded."""
+    inside(folder, data, said_by="MLmodel")
+    place = _fetch(f"{uri}/{data}", folder)
+    programs = sorted(place.rglob("*.pt2"))
+    if not programs:
+        raise SourceError(
+            found=f"{uri} without an exported program (.pt2)",
+            expected="one: what a pickle takes cannot be told without running it",
+            fix="log it with mlflow.pytorch.log_model(model, serialization_format='pt2', input_example=...)",
+        )
+    try:
+        with zipfile.ZipFile(programs[0]) as archive:
+            member = next(name for name in archive.namelist() if name.endswith("models/model.json"))
+            module = json.loads(archive.read(member))["graph_module"]
+        tensors, signature = module["graph"]["tensor_values"], module["signature"]
+        inputs = _program_specs((spec.get("user_input") for spec in signature["input_specs"]), tensors)
+        outputs = _program_specs((spec.get("user_output") for spec in signature["output_specs"]), tensors)
+        kept = [spec["parameter"]["arg"]["name"] for spec in signature["input_specs"] if "parameter" in spec]
+        sizes: Counter[str] = Counter()
+        for name in kept:
+            spec = _program_spec(name, tensors[name])
+            sizes[spec.dtype] += int(np.prod([axis for axis in spec.shape if isinstance(axis, int)], dtype=np.int64))
+    except (StopIteration, KeyError, TypeError, ValueError, zipfile.BadZipFile) as error:
+        raise SourceError(
+            found=f"{uri}: {programs[0].name} cannot be read: {type(error).__name__}: {error}",
+            expected="an exported program as torch.export.save writes it",
+            fix="log the model again with the version of torch that quantgate has",
+        ) from error
+    return inputs, outputs, sizes.most_common(1)[0][0] if sizes else ""
+
+
+def _program_specs(arguments: Iterable[Any], tensors: Mapping[str, Any]) -> tuple[TensorSpec, ...]:
+    names = [one["arg"]["as_tensor"]["name"] for one in arguments if one and "as_tensor" in one["arg"]]
+    return tuple(_program_spec(name, tensors[name]) for name in names)
+
+
+def _program_spec(name: str, tensor: Mapping[str, Any]) -> TensorSpec:
+    return TensorSpec(
+        name, _TORCH_DTYPES.get(tensor["dtype"], "unknown"), tuple(size.get("as_int") for size in tensor["sizes"])
+    )

@@ -1,0 +1,153 @@
+"""A calibration set picked from a pool: stratified by label and slice, and covering what the pool or the traffic holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from tasks.evidence.load_data import describe_source, load_file
+from tasks.measure.activations import Watch, open_tapped
+from tasks.measure.inventory import usable_cores
+from tasks.measure.taps import Taps, find_taps
+from tasks.ptq.calibrate.selection import choose_samples
+from tasks.run.context import Run, log
+from tasks.run.step import step
+from validators.calibration.model_view import Embeddings, draw_rows, usable_rows
+from validators.calibration.representation import covered_share, measure_distances, project
+from validators.digests import digest_samples
+from validators.errors import DataError, JobError
+from validators.providers import CPU_PROVIDER
+from validators.records.run import SessionSettings, Source
+from validators.samples.datasets import Samples
+from validators.samples.near_duplicates import find_near_duplicates
+
+# More would take long to run through a large model; a draw of so many holds what the pool holds.
+MAX_POOL_SAMPLES = 6000
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """The calibration set: where it was written, the rows of the pool in it, and how much it covers.
+
+    `coverage` is the share of the pool (or the traffic) that has a sample of the set near it, `random_coverage` that of a
+    random draw of the same size, within the same distance. `left_out` counts the pool's samples that were no choice, by reason.
+    """
+
+    path: Path
+    rows: tuple[int, ...]
+    coverage: float
+    random_coverage: float
+    left_out: dict[str, int]
+
+
+@step("suggest calibration data", retried=False)
+def suggest_calibration_data(run: Run, source: Source, pool_path: Path, size: int, path: Path) -> Suggestion:
+    """Choose `size` samples of the pool and write them to `path`, an `.npz` file like those that a job names.
+
+    Raises:
+        DataError: a file is unreadable or does not fit the model, or the pool has too few samples to choose from.
+        JobError: the file is there already, or is to have another suffix.
+    """
+    _check_target(path)
+    inputs, output, batch_axis = describe_source(run, source)
+    pool = load_file(run, "pool", pool_path, inputs)
+    evaluation = load_file(run, "evaluation", run.job.data.evaluation, inputs)
+    traffic = load_file(run, "traffic", run.job.data.traffic, inputs) if run.job.data.traffic else None
+    eligible, left_out = _find_eligible(pool, evaluation)
+    rows = draw_rows(eligible, MAX_POOL_SAMPLES, batch_axis or 1, run.job.seed)
+    if len(rows) < size:
+        raise DataError(
+            found=f"{pool_path.name} with {len(rows)} samples to choose from"
+            + "".join(f", {count} {reason}" for reason, count in left_out.items() if count),
+            expected=f"at least {size}",
+            fix="take a larger pool or a smaller --size",
+        )
+    settings = SessionSettings(
+        CPU_PROVIDER, run.job.measurement.points[0].threads or usable_cores(), libraries=run.libraries
+    )
+
+    def choose_taps(graph: onnx.GraphProto) -> Taps:
+        return replace(find_taps(graph, output.name, run.job.calibration.representation), watched=())
+
+    with run.clock.work("run the pool"), open_tapped(source.onnx_path, settings, choose_taps) as watch:
+        embedded = _embed(watch, pool, rows, batch_axis)
+        reference = embedded.vectors
+        if traffic is not None:
+            seen = draw_rows(usable_rows(traffic.inputs), MAX_POOL_SAMPLES, batch_axis or 1, run.job.seed)
+            reference = _embed(watch, traffic, seen, batch_axis).vectors
+    with run.clock.work("choose"):
+        strata = _strata(pool, embedded.rows)
+        # Along the components that the coverage is judged in: chosen in all dimensions, where distances say little, a set
+        # covered hardly more than a random draw.
+        _, places, held = project(np.concatenate([embedded.vectors, reference]), embedded.vectors, reference)
+        chosen = choose_samples(places, size, strata=strata, reference=held, seed=run.job.seed)
+        coverage, random_coverage = _compare(places, chosen, held, run.job.seed)
+    picked = embedded.rows[chosen]
+    _write(pool, picked, path, run.job.data.label, run.job.data.groups)
+    log.info("wrote %d samples to %s", size, path)
+    return Suggestion(path, tuple(int(row) for row in picked), coverage, random_coverage, left_out)
+
+
+def _check_target(path: Path) -> None:
+    if path.exists():
+        raise JobError(
+            found=f"{path} is there already", expected="a new file", fix="give another one with --out, or remove it"
+        )
+    if path.suffix != ".npz":
+        raise JobError(found=f"--out {path.name}", expected="a name that ends in .npz", fix="correct the suffix")
+
+
+def _find_eligible(pool: Samples, evaluation: Samples) -> tuple[NDArray[np.bool_], dict[str, int]]:
+    """The samples that calibration may use, and how many it may not, by reason."""
+    usable = usable_rows(pool.inputs)
+    known = set(digest_samples(evaluation.inputs))
+    leaked = np.array([digest in known for digest in digest_samples(pool.inputs)])
+    leaked |= find_near_duplicates(pool.inputs, evaluation.inputs) >= 0
+    if pool.clusters is not None and evaluation.clusters is not None:
+        leaked |= np.isin(pool.clusters.astype(str), evaluation.clusters.astype(str))
+    left_out = {
+        "in the evaluation data, or nearly, or of a group there": int(np.count_nonzero(leaked)),
+        "copies of others, or not finite": int(np.count_nonzero(~usable & ~leaked)),
+    }
+    return usable & ~leaked, left_out
+
+
+def _embed(watch: Watch, samples: Samples, rows: NDArray[np.intp], batch_axis: int | None) -> Embeddings:
+    return Embeddings(watch.ranges(samples, rows, batch_axis)[1], rows).finite()
+
+
+def _strata(pool: Samples, rows: NDArray[np.intp]) -> NDArray[Any] | None:
+    """One group for each combination of class and slices; None for a pool with neither."""
+    labels = pool.labels
+    columns = [groups.astype(str) for groups in pool.slices.values()]
+    if labels is not None and labels.ndim == 1 and labels.dtype.kind in "iu":
+        columns.append(labels.astype(str))
+    if not columns:
+        return None
+    return np.unique(np.stack(columns, axis=1)[rows], axis=0, return_inverse=True)[1]
+
+
+def _compare(
+    pool: NDArray[np.float64], chosen: NDArray[np.intp], reference: NDArray[np.float64], seed: int
+) -> tuple[float, float]:
+    """The coverage of the choice and of a random draw of its size, both within the radius that the draw has."""
+    drawn = np.random.default_rng(seed).choice(len(pool), len(chosen), replace=False)
+    among, distances = measure_distances(pool[drawn], reference)
+    return covered_share(among, measure_distances(pool[chosen], reference)[1]), covered_share(among, distances)
+
+
+def _write(pool: Samples, rows: NDArray[np.intp], path: Path, label: str, groups: str | None) -> None:
+    arrays: dict[str, Any] = {name: array[rows] for name, array in (pool.inputs | pool.slices).items()}
+    if pool.labels is not None:
+        arrays[label] = pool.labels[rows]
+    if groups is not None and pool.clusters is not None:
+        arrays[groups] = pool.clusters[rows]
+    temporary = path.with_name(f".{path.name}.writing")
+    with temporary.open("wb") as stream:
+        np.savez(stream, **arrays)
+    temporary.replace(path)

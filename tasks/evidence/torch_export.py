@@ -1,0 +1,207 @@
+"""PyTorch to ONNX, in a process of its own: the export must agree with the program that it came from."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tasks.measure.inventory import usable_cores
+from tasks.runtimes.ort import describe_inputs, describe_outputs, open_session
+from tasks.runtimes.parity import largest_difference, largest_magnitude
+from validators.errors import InfrastructureError, SourceError
+from validators.graph.source_graph import check_source_graph
+from validators.records.run import SessionSettings
+from validators.redact import without_secrets
+from validators.samples.datasets import Arrays, Samples, TensorSpec
+from validators.untrusted.torch_program import check_program
+
+log = logging.getLogger("quantgate")
+
+ROOT = Path(__file__).parents[2]
+PARITY_SAMPLES = 16
+# Two float32 implementations of the same sums differ by rounding; a wrong operator differs by far more.
+PARITY_TOLERANCE = 1e-3
+# Longest life of the process that exports, in seconds.
+PATIENCE_SECONDS = 7200.0
+# The largest file that the process may write, in sizes of the model's own file and in bytes beside it.
+WRITTEN_SIZES, WRITTEN_BYTES = 8, 1 << 30
+# Of the environment, what Python and the libraries of numbers need.
+KEPT = (
+    "PATH",
+    "LANG",
+    "LC_ALL",
+    "LD_LIBRARY_PATH",
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "PYTHONPATH",
+    "PYTHONWARNINGS",
+)
+
+
+@dataclass(frozen=True)
+class Pickled:
+    """What a pickled module needs beside its file: a few samples of each input, and the folders of the code that it names."""
+
+    samples: Arrays
+    code: tuple[Path, ...] = ()
+
+
+def export_program(
+    program: Path,
+    onnx_path: Path,
+    samples: Callable[[tuple[TensorSpec, ...]], Samples],
+    *,
+    pickled: Pickled | None = None,
+    trusted: bool = False,
+) -> float:
+    """Export a `.pt2` program to `onnx_path` and return the largest absolute difference of their outputs.
+
+    `samples(inputs)` gives the samples to compare on, for the inputs that the export turns out to have. `pickled` says that the
+    file is a pickle; that and what `check_program` would refuse is for models that the operator allowed, who are `trusted`.
+
+    Raises:
+        SourceError: the program cannot be read or exported, would run code, or the export's outputs differ from the program's.
+        DataError: the samples do not fit the inputs.
+        InfrastructureError: the process that exports is killed.
+    """
+    if not trusted:
+        check_program(program)
+    with tempfile.TemporaryDirectory(prefix="quantgate-") as folder, _exporter(Path(folder)) as process:
+        told = _ask(process, program, _order(program, onnx_path, pickled, Path(folder)))
+        if told["has_network"]:
+            log.info("the kernel does not let the process that loads %s give up the network", program.name)
+        check_source_graph(onnx_path)
+        return _check_parity(process, program, onnx_path, samples, Path(folder))
+
+
+def _order(program: Path, onnx_path: Path, pickled: Pickled | None, folder: Path) -> dict[str, Any]:
+    if pickled is not None:
+        np.savez(folder / "samples.npz", **pickled.samples)  # type: ignore[arg-type]  # its stub: keywords for allow_pickle
+    return {
+        "program": str(program.resolve()),
+        "onnx": str(onnx_path.resolve()),
+        "samples": str(folder / "samples.npz") if pickled else None,
+        "code": [str(path.resolve()) for path in pickled.code] if pickled else [],
+        "written_bytes": program.stat().st_size * WRITTEN_SIZES + WRITTEN_BYTES,
+    }
+
+
+@contextmanager
+def _exporter(folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """The process, with a temporary folder for its home; ended with the block."""
+    kept = {name: value for name, value in without_secrets(os.environ).items() if name in KEPT}
+    path = os.pathsep.join(filter(None, [str(ROOT), kept.get("PYTHONPATH")]))
+    with (folder / "said").open("w") as said:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "tasks.evidence.torch_export_process"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=said,
+            text=True,
+            cwd=folder,
+            env=kept | {"PYTHONPATH": path, "HOME": str(folder), "TMPDIR": str(folder)},
+            start_new_session=True,
+        )
+
+    def end() -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+    patience = threading.Timer(PATIENCE_SECONDS, end)
+    patience.start()
+    try:
+        yield process
+    finally:
+        patience.cancel()
+        end()
+        process.communicate()
+
+
+def _ask(process: subprocess.Popen[str], program: Path, order: dict[str, Any]) -> dict[str, Any]:
+    """The answer to one order."""
+    assert process.stdin is not None and process.stdout is not None
+    try:
+        process.stdin.write(json.dumps(order) + "\n")
+        process.stdin.flush()
+        answer = process.stdout.readline()
+    except BrokenPipeError:
+        answer = ""
+    if not answer:
+        raise InfrastructureError(
+            found=f"the process that exports {program.name} ended with {process.wait(60)}",
+            expected="a process that comes to its end",
+            fix="look at free memory and disk, and run again; -9 may be a limit of time",
+        )
+    told: dict[str, Any] = json.loads(answer)
+    if "error" in told:
+        raise SourceError(
+            found=f"{program.name} cannot be exported to ONNX: {told['error'].splitlines()[0][:300]}",
+            expected="an exported program of operators that ONNX has",
+            fix="export it to ONNX yourself and log it with mlflow.onnx.log_model",
+        )
+    return told
+
+
+def _check_parity(
+    process: subprocess.Popen[str],
+    program: Path,
+    onnx_path: Path,
+    samples: Callable[[tuple[TensorSpec, ...]], Samples],
+    folder: Path,
+) -> float:
+    with open_session(onnx_path, SessionSettings("CPUExecutionProvider", usable_cores())) as session:
+        inputs, outputs = describe_inputs(session), describe_outputs(session)
+        fixed = inputs[0].shape[0]
+        batch = next(samples(inputs).batches(fixed if isinstance(fixed, int) else PARITY_SAMPLES))
+        ours = session.run(None, batch)
+    np.savez(folder / "batch.npz", **batch)  # type: ignore[arg-type]  # its stub: keywords for allow_pickle
+    order = {"batch": str(folder / "batch.npz"), "outputs": str(folder / "outputs.npz")}
+    _ask(process, program, order | {"names": [spec.name for spec in inputs]})
+    with np.load(folder / "outputs.npz", allow_pickle=False) as archive:
+        originals = [archive[name] for name in archive.files]
+    return compare_outputs([spec.name for spec in outputs], ours, originals)
+
+
+def compare_outputs(names: Sequence[str], ours: Sequence[NDArray[Any]], originals: Sequence[NDArray[Any]]) -> float:
+    """Return the largest absolute difference over all outputs.
+
+    Raises:
+        SourceError: an output differs by more than rounding does, or has NaN or Inf in other places.
+    """
+    scale = max(1.0, *(largest_magnitude(output) for output in ours))
+    worst = 0.0
+    for name, mine, original in zip(names, ours, originals, strict=True):
+        difference = largest_difference(mine, original)
+        if difference > PARITY_TOLERANCE * scale:
+            how = _tell_difference(mine, original, difference)
+            raise SourceError(
+                found=f"output {name!r} of the ONNX export differs from the PyTorch program's {how}",
+                expected=f"a difference of at most {PARITY_TOLERANCE * scale:.3g} on {len(ours[0])} calibration samples",
+                fix="export it to ONNX yourself, check it, and log it with mlflow.onnx.log_model",
+            )
+        worst = max(worst, difference)
+    return worst
+
+
+def _tell_difference(mine: NDArray[Any], original: NDArray[Any], difference: float) -> str:
+    if mine.shape != original.shape:
+        return f"in shape: {mine.shape} against {original.shape}"
+    if math.isfinite(difference):
+        return f"by {difference:.3g}"
+    places = int((np.isfinite(mine) != np.isfinite(original)).sum())
+    return f"in where it has NaN or Inf: {places} of {mine.size} values are finite on one side alone"

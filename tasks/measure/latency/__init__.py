@@ -1,0 +1,1 @@
+"""Latency of a variant beside its baseline, and what disturbs it."""

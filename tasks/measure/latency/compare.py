@@ -1,0 +1,148 @@
+"""Latency of a variant beside its baseline: two processes with one session each take turns, block by block.
+
+Sessions that share a process spin against each other (wrong by a factor of eight, in both directions), so each has a
+process of its own, and the process whose turn it is not is stopped by signal: it cannot compute.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+from tasks.measure.latency.nvml import Gpu, open_gpu
+from tasks.measure.latency.pairs import Pair, WarmUp, measure_launch, measure_pair, warm_up
+from tasks.measure.latency.process import Contestant, Kind, Worker, save_requests
+from tasks.measure.latency.ratio import Samples
+from tasks.measure.latency.summary import Gathered, save, summarise
+from tasks.runtimes.ort_gpu import device_of
+from validators.job.job_measurement import Measurement
+from validators.records.latencies import Latency
+from validators.samples.datasets import Arrays
+
+
+def compare_latency(
+    baseline: Contestant,
+    variant: Contestant,
+    requests: Sequence[Arrays],
+    measurement: Measurement,
+    *,
+    confidence: float,
+    samples_path: Path,
+    dims: dict[str, int] | None = None,
+    code: Path = Path(),
+) -> Latency:
+    """Measure both on the same requests and return the variant's latency with its speedup over the baseline.
+
+    Each of `requests` holds its inputs, samples along axis 0, all of the same shapes. Every block of either side cycles through
+    the first of them in whole rounds, as many as a block has time for, so that all blocks hold the same mix. `dims` names sizes
+    in the requests for the record, and `code` is the folder of the user's functions that the measurement names. Raw samples go
+    to `samples_path` (`.npz`: `baseline` and `variant` in milliseconds, `baseline_block` and `variant_block` with the index of
+    each sample's block, `launch` with that of each block's launch, `requests` with the length of a round, and by block what the
+    machine did). A machine that others disturb gives a latency whose `disturbance` says how, and no bounds.
+
+    Raises:
+        CandidateRefused: `invalid` when a session does not load or run, `unsupported` when another provider would run it.
+        InfrastructureError: a measuring process died or fell silent.
+    """
+    gathered = Gathered()
+    gpu = open_gpu(device_of(variant.settings)) if variant.settings.on_gpu else None
+    with tempfile.TemporaryDirectory(prefix="quantgate-") as folder:
+        inputs = save_requests(Path(folder, "requests.npz"), requests)
+        for launch in range(measurement.launches):
+            start = partial(Worker, inputs=inputs, measurement=measurement, code=code)
+            _launch((baseline, variant), start, measurement, launch, gathered, gpu, len(requests))
+            if gathered.disturbance:
+                break
+    save(samples_path, gathered)
+    return summarise(
+        gathered,
+        batch_size=len(next(iter(requests[0].values()))),
+        dims=dims or {},
+        threads=variant.settings.threads,
+        confidence=confidence,
+        samples_path=samples_path,
+    )
+
+
+def _launch(
+    contestants: tuple[Contestant, Contestant],
+    start: Callable[[Contestant], Worker],
+    measurement: Measurement,
+    launch: int,
+    gathered: Gathered,
+    gpu: Gpu | None,
+    requests: int,
+) -> None:
+    """Both processes afresh, and every kind of block that the job asks for."""
+    started: dict[int, Worker] = {}
+    with ExitStack() as stack:
+        # The side that starts first alternates: of two equal processes the later one is a percent or two faster.
+        for index in _order(launch):
+            started[index] = stack.enter_context(start(contestants[index]))
+        workers = (started[0], started[1])
+        for worker, side in zip(workers, gathered.sides, strict=True):
+            side.load_ms.append(worker.load_ms)
+            side.load_peak_memory_mb.append(worker.load_peak_memory_mb)
+            side.warm_ups.append(_warm_up(worker, measurement))
+        # The same in all launches, so that their ratios can be compared.
+        gathered.mix = gathered.mix or mix_size(workers, measurement, requests)
+        gathered.requests = min(gathered.mix, *(worker.bound_requests for worker in workers))
+        for kind in _kinds(measurement, on_gpu=any(side.settings.on_gpu for side in contestants)):
+            measure = partial(_pair, workers, measurement, kind, gpu, gathered.mix, launch)
+            measured = measure_launch(measure, measurement, gathered.ratios(kind))
+            gathered.launches.setdefault(kind, []).append(measured)
+            if measured.disturbance:
+                break
+        for worker, side in zip(workers, gathered.sides, strict=True):
+            side.peak_memory_mb.append(worker.peak_memory_mb)
+
+
+def _pair(
+    workers: tuple[Worker, Worker],
+    measurement: Measurement,
+    kind: Kind,
+    gpu: Gpu | None,
+    mix: int,
+    launch: int,
+    block: int,
+) -> Pair:
+    # The order alternates, so that a machine that slows down steadily favours neither.
+    return measure_pair(workers, _order(launch + block), measurement, kind, gpu, mix)
+
+
+def mix_size(workers: tuple[Worker, Worker], measurement: Measurement, requests: int) -> int:
+    """Return how many of the requests a round holds: those that both sides answer within a block, `block_count` at least."""
+    size = min(measurement.block_count, requests)
+    # On a GPU the copies of all requests are timed, but few requests lie there at once.
+    kind: Kind = "latency" if all(worker.bound_requests == requests for worker in workers) else "end_to_end"
+    while size < requests:
+        wider = min(2 * size, requests)
+        if any(worker.block(0.0, 1, kind, wider).samples.sum() > 1e3 * measurement.block_seconds for worker in workers):
+            break
+        size = wider
+    return size
+
+
+def _warm_up(worker: Worker, measurement: Measurement) -> WarmUp:
+    def samples(seconds: float, count: int) -> Samples:
+        # The same few requests in each piece, whose medians are compared.
+        return worker.block(seconds, count, mix=count).samples
+
+    return warm_up(samples, measurement.warmup_seconds, measurement.warmup_limit_seconds)
+
+
+def _order(turn: int) -> tuple[int, int]:
+    return (0, 1) if turn % 2 == 0 else (1, 0)
+
+
+def _kinds(measurement: Measurement, *, on_gpu: bool) -> tuple[Kind, ...]:
+    kinds: list[Kind] = ["latency"]
+    # On a GPU the copies there and back are part of it, whatever the job adds.
+    if measurement.preprocess or measurement.postprocess or on_gpu:
+        kinds.append("end_to_end")
+    if measurement.clients:
+        kinds.append("throughput")
+    return tuple(kinds)

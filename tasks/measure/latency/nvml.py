@@ -1,0 +1,152 @@
+"""What an NVIDIA GPU does, as its management library tells: clocks, throttling, load, memory, power, energy.
+
+The library is optional (`nvidia-ml-py`, module `pynvml`). Without it, or without a GPU, there is nothing to read: None.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from validators.errors import InfrastructureError
+from validators.records import run as records
+
+# nvml.h, "Clocks event reasons": the GPU runs slower than it was asked to.
+SLOWDOWNS = {
+    0x08: "hardware slowdown",
+    0x20: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "power brake",
+}
+# CUDA C++ Programming Guide, "CUDA Environment Variables": which GPUs a process sees, and in what order.
+VISIBLE, ORDER, BY_BUS = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "PCI_BUS_ID"
+# nvml.h, nvmlClockType_t.
+_SM, _MEMORY = 1, 2
+
+
+@dataclass(frozen=True)
+class GpuState:
+    """One reading; what the GPU does not tell is None.
+
+    `slowdowns` are the reasons of the moment for which it is throttled; `processes` is how many compute on it, ours among
+    them; `energy_j` counts since the driver was loaded. `held_mb` is memory by process id, as the driver counts processes: in a
+    container ours may have other ids.
+    """
+
+    sm_clock_mhz: int | None
+    memory_clock_mhz: int | None
+    slowdowns: tuple[str, ...]
+    utilisation_percent: int | None
+    memory_used_mb: float | None
+    power_w: float | None
+    energy_j: float | None
+    processes: int | None
+    held_mb: dict[int, float] = field(default_factory=dict)
+
+
+class Gpu:
+    """One GPU through the management library."""
+
+    def __init__(self, library: Any, handle: Any) -> None:
+        self._library = library
+        self._handle = handle
+
+    def read(self) -> GpuState:
+        """The state of this moment."""
+        nvml, handle = self._library, self._handle
+        reasons = self._ask(lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)) or 0
+        power_mw = self._ask(lambda: nvml.nvmlDeviceGetPowerUsage(handle))
+        energy_mj = self._ask(lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle))
+        used = self._ask(lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used)
+        running = self._ask(lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle))
+        return GpuState(
+            sm_clock_mhz=self._ask(lambda: nvml.nvmlDeviceGetClockInfo(handle, _SM)),
+            memory_clock_mhz=self._ask(lambda: nvml.nvmlDeviceGetClockInfo(handle, _MEMORY)),
+            slowdowns=tuple(name for bit, name in SLOWDOWNS.items() if reasons & bit),
+            utilisation_percent=self._ask(lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu),
+            memory_used_mb=None if used is None else used / 1e6,
+            power_w=None if power_mw is None else power_mw / 1e3,
+            energy_j=None if energy_mj is None else energy_mj / 1e3,
+            processes=None if running is None else len(running),
+            held_mb={one.pid: one.usedGpuMemory / 1e6 for one in running or () if one.usedGpuMemory is not None},
+        )
+
+    def describe(self) -> records.Gpu:
+        """What it is, for the inventory."""
+        nvml, handle = self._library, self._handle
+        major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
+        return records.Gpu(
+            name=nvml.nvmlDeviceGetName(handle),
+            uuid=nvml.nvmlDeviceGetUUID(handle),
+            compute_capability=f"{major}.{minor}",
+            driver=nvml.nvmlSystemGetDriverVersion(),
+            memory_bytes=int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
+        )
+
+    def _ask(self, question: Callable[[], Any]) -> Any:
+        try:
+            return question()
+        except self._library.NVMLError:  # older GPUs and slices of one do not answer every question
+            return None
+
+
+def open_gpu(index: int = 0) -> Gpu | None:
+    """The GPU that a CUDA program of this process calls by this index; None without the library, a driver, or that GPU.
+
+    Raises:
+        InfrastructureError: there are GPUs of several kinds, and nothing says which of them comes first.
+    """
+    try:
+        library = importlib.import_module("pynvml")
+    except ImportError:
+        return None
+    try:
+        library.nvmlInit()
+        handles = _visible(library, _all_handles(library))
+    except library.NVMLError:
+        return None
+    return Gpu(library, handles[index]) if index < len(handles) else None
+
+
+def _all_handles(library: Any) -> list[Any]:
+    """In the order of the bus."""
+    return [library.nvmlDeviceGetHandleByIndex(index) for index in range(library.nvmlDeviceGetCount())]
+
+
+def _visible(library: Any, handles: list[Any]) -> list[Any]:
+    """Those that the environment lets a process see, as CUDA numbers them: up to the first entry that names none."""
+    given = os.environ.get(VISIBLE)
+    entries = [str(index) for index in range(len(handles))] if given is None else given.split(",")
+    if any(entry.strip().isdigit() for entry in entries):
+        _refuse_unordered(library, handles)
+    found: list[Any] = []
+    for entry in entries:
+        named = _named(library, handles, entry.strip())
+        if named is None:
+            break
+        found.append(named)
+    return found
+
+
+def _named(library: Any, handles: list[Any], entry: str) -> Any | None:
+    """The GPU of an index, of the beginning of a UUID, or a slice of one (MIG) of a whole UUID."""
+    if entry.isdigit():
+        return handles[int(entry)] if int(entry) < len(handles) else None
+    if entry.startswith("MIG-"):
+        return library.nvmlDeviceGetHandleByUUID(entry)
+    of_uuid = [handle for handle in handles if entry and library.nvmlDeviceGetUUID(handle).startswith(entry)]
+    return of_uuid[0] if len(of_uuid) == 1 else None
+
+
+def _refuse_unordered(library: Any, handles: list[Any]) -> None:
+    """CUDA puts the fastest GPU first, by its own measure, where nothing else is said; equal ones stay in the bus's order."""
+    names = [library.nvmlDeviceGetName(handle) for handle in handles]
+    if len(set(names)) > 1 and os.environ.get(ORDER) != BY_BUS:
+        raise InfrastructureError(
+            found=f"GPUs of several kinds: {', '.join(names)}, and {VISIBLE}={os.environ.get(VISIBLE)}",
+            expected="one GPU that the job runs on, named without doubt",
+            fix=f"set {VISIBLE} to its UUID (`nvidia-smi -L`), or {ORDER}={BY_BUS}",
+        )

@@ -1,0 +1,191 @@
+"""A measuring process as its parent sees it: started, stopped between its blocks, ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+import numpy as np
+
+from tasks.measure.latency.ratio import Samples
+from tasks.runtimes.openvino import library_path, provider_options
+from validators.errors import CandidateRefused, InfrastructureError
+from validators.job.job_measurement import Measurement
+from validators.providers import OPENVINO_PROVIDER
+from validators.records.run import SessionSettings
+from validators.redact import without_secrets
+from validators.samples.datasets import Arrays
+
+WORKER = Path(__file__).with_name("worker.py")
+# Longest silence of a worker, in seconds, beyond the block it was asked for.
+PATIENCE_SECONDS = 300.0
+# One request at a time; several at once; one at a time with the user's own work before and after.
+Kind = Literal["latency", "throughput", "end_to_end"]
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A model file with the settings that it runs under."""
+
+    model: Path
+    settings: SessionSettings
+
+
+def save_requests(path: Path, requests: Sequence[Arrays]) -> Path:
+    """Write requests of equal shapes to a file for a `Worker`, stacked along a new axis 0; returns the path."""
+    stacked = {name: np.stack([one[name] for one in requests]) for name in requests[0]}
+    np.savez(path, **stacked)  # type: ignore[arg-type]  # numpy's stub takes any keyword for allow_pickle
+    return path
+
+
+@dataclass(frozen=True)
+class Block:
+    """Requests that were made in one go.
+
+    `samples` are milliseconds, shape `(n,)`: of each request, or, for the throughput, from the start until each was done.
+    """
+
+    kind: Kind
+    samples: Samples
+    clients: int = 1
+
+    @property
+    def value_ms(self) -> float:
+        """What the sides are compared by: the median, or for the throughput the time for which a request came out.
+
+        >>> Block("throughput", np.array([2.0, 3.0, 6.0])).value_ms
+        2.0
+        """
+        return float(self.samples[-1] / len(self.samples) if self.kind == "throughput" else np.median(self.samples))
+
+
+class Worker:
+    """A measuring process: running during its blocks, stopped between them, ended at the end.
+
+    `inputs` is a file of `save_requests`; latency is measured with the first `bound_requests` of them at most.
+    `measurement` names the user's functions for the end-to-end time, which are looked for in the folder `code` first, and how
+    many clients the throughput has.
+    """
+
+    def __init__(
+        self, contestant: Contestant, inputs: Path, measurement: Measurement | None = None, code: Path = Path()
+    ) -> None:
+        self._name = contestant.model.name
+        self._clients = measurement.clients if measurement else 0
+        # A file, since nobody reads it meanwhile: a pipe would be full at some point, and the process would wait.
+        self._said = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 - closed on exit
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", str(WORKER), json.dumps(_config(contestant, inputs, measurement, code))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._said,
+            text=True,
+            # OpenMP and BLAS pools of numpy would be threads beside the session's.
+            env=without_secrets(os.environ) | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+        )
+        self.pid = self._process.pid
+        self.peak_memory_mb = 0.0
+        self.bound_requests = 1
+        try:
+            ready = self._answer(PATIENCE_SECONDS)
+            if ready["providers"][0] != contestant.settings.provider:
+                raise CandidateRefused(
+                    kind="unsupported",
+                    found=f"providers {ready['providers']}",
+                    expected=contestant.settings.provider,
+                    fix="install the provider's libraries",
+                )
+            self.load_ms = float(ready["load_ms"])
+            self.bound_requests = int(ready["bound_requests"])
+            self.load_peak_memory_mb = ready["peak_memory_kb"] * 1024 / 1e6
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        self._process.send_signal(signal.SIGSTOP)
+
+    def block(self, seconds: float, count: int, kind: Kind = "latency", mix: int | None = None) -> Block:
+        """Make requests for at least `seconds`, and at least `count`, in whole rounds of the first `mix`, or of all."""
+        self._process.send_signal(signal.SIGCONT)
+        assert self._process.stdin is not None
+        command = {"kind": kind, "seconds": seconds, "count": count, "clients": self._clients, "mix": mix}
+        try:
+            self._process.stdin.write(json.dumps(command) + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            pass  # the process died; reading its answer says so, with the reason
+        answer = self._answer(seconds + PATIENCE_SECONDS)
+        self._process.send_signal(signal.SIGSTOP)
+        self.peak_memory_mb = answer["peak_memory_kb"] * 1024 / 1e6
+        samples = np.asarray(answer["ns"], dtype=np.float64) / 1e6
+        return Block(kind, samples, self._clients if kind == "throughput" else 1)
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._process.kill()
+        self._process.communicate()
+        self._said.close()
+
+    def _answer(self, timeout_seconds: float) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._process.stdout, selectors.EVENT_READ)
+            if not selector.select(timeout_seconds):
+                raise InfrastructureError(
+                    found=f"no answer from the measuring process of {self._name} in {timeout_seconds:.0f} s",
+                    expected="an answer after each block",
+                    fix="look at the machine's load; run again",
+                )
+        line = self._process.stdout.readline()
+        if line:
+            message: dict[str, Any] = json.loads(line)
+            if "refused" in message:
+                raise CandidateRefused(**message["refused"])
+            return message
+        code = self._process.wait()
+        self._said.seek(0)
+        said = self._said.read().strip().splitlines()
+        if code > 0:
+            raise CandidateRefused(
+                kind="invalid",
+                found=f"the runtime fails on {self._name}: {said[-1][:300] if said else f'exit code {code}'}",
+                expected="a model that loads and runs",
+                fix="another precision or granularity",
+            )
+        raise InfrastructureError(
+            found=f"the measuring process of {self._name} ended by signal {-code}",
+            expected="an answer after each block",
+            fix="check for lack of memory; run again",
+        )
+
+
+def _config(contestant: Contestant, inputs: Path, measurement: Measurement | None, code: Path) -> dict[str, Any]:
+    """What the process needs to know, as JSON can hold it."""
+    settings = contestant.settings
+    plugin = {}
+    if settings.provider == OPENVINO_PROVIDER:
+        plugin = {"plugin": {"library": library_path(), "options": provider_options(settings.threads)}}
+    return {
+        "model": str(contestant.model),
+        "inputs": str(inputs),
+        **asdict(settings),
+        "on_gpu": settings.on_gpu,
+        "libraries": [str(library.path) for library in settings.libraries],
+        "preprocess": measurement.preprocess if measurement else None,
+        "postprocess": measurement.postprocess if measurement else None,
+        "code": str(code),
+        **plugin,
+    }

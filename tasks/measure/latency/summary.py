@@ -1,0 +1,195 @@
+"""From the blocks of a comparison to its record and its file of raw samples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tasks.measure.latency.disturbance import canary_ratio
+from tasks.measure.latency.pairs import Launch, Pair, WarmUp
+from tasks.measure.latency.process import Kind
+from tasks.measure.latency.ratio import Samples, central_ratio, percentile, ratio_estimate
+from validators.records.latencies import Conditions, EndToEnd, Latency, Throughput
+from validators.records.measurements import Estimate
+
+SIDES = ("baseline", "variant")
+
+
+@dataclass
+class Side:
+    """What one contestant's processes told beside its blocks, one entry a launch."""
+
+    load_ms: list[float] = field(default_factory=list)
+    load_peak_memory_mb: list[float] = field(default_factory=list)
+    peak_memory_mb: list[float] = field(default_factory=list)
+    warm_ups: list[WarmUp] = field(default_factory=list)
+
+
+@dataclass
+class Gathered:
+    """All that was measured so far."""
+
+    sides: tuple[Side, Side] = field(default_factory=lambda: (Side(), Side()))
+    launches: dict[Kind, list[Launch]] = field(default_factory=dict)
+    mix: int = 0
+    """Requests of a round, once it is known."""
+    requests: int = 1
+    """Those of them that latency is measured with."""
+
+    @property
+    def disturbance(self) -> str:
+        """Why the comparison is not to be judged by; empty while nothing speaks against it."""
+        found = [launch.disturbance for launches in self.launches.values() for launch in launches]
+        return next((reason for reason in found if reason), "")
+
+    def pairs(self, kind: Kind = "latency") -> Iterator[Pair]:
+        """Every pair of a kind, launch after launch."""
+        for launch in self.launches.get(kind, []):
+            yield from launch.pairs
+
+    def ratios(self, kind: Kind = "latency") -> list[list[float]]:
+        """The ratio of every pair of a kind, a list a launch."""
+        return [[pair.ratio for pair in launch.pairs] for launch in self.launches.get(kind, [])]
+
+    def samples(self, kind: Kind = "latency") -> tuple[Samples, Samples]:
+        """The pooled samples of baseline and variant, in milliseconds."""
+        pairs = list(self.pairs(kind))
+        return (
+            np.concatenate([pair.baseline.samples for pair in pairs]),
+            np.concatenate([pair.variant.samples for pair in pairs]),
+        )
+
+
+def summarise(
+    gathered: Gathered, *, batch_size: int, dims: dict[str, int], threads: int, confidence: float, samples_path: Path
+) -> Latency:
+    """The record of a comparison; what was measured of one that was disturbed, without bounds."""
+    base, variant = gathered.samples()
+    sides = gathered.sides
+    energy = [_energy_mj(gathered, index) for index in (0, 1)]
+    return Latency(
+        batch_size=batch_size,
+        p50_ms=float(np.median(variant)),
+        p95_ms=percentile(variant, 0.95),
+        p99_ms=percentile(variant, 0.99),
+        count=len(variant),
+        baseline_p50_ms=float(np.median(base)),
+        baseline_p95_ms=percentile(base, 0.95),
+        baseline_p99_ms=percentile(base, 0.99),
+        speedup=_estimate(gathered, gathered.ratios(), confidence),
+        pairs=sum(1 for _ in gathered.pairs()),
+        load_ms=float(np.median(sides[1].load_ms)),
+        peak_memory_mb=max(sides[1].peak_memory_mb),
+        baseline_load_ms=float(np.median(sides[0].load_ms)),
+        baseline_peak_memory_mb=max(sides[0].peak_memory_mb),
+        samples_path=samples_path,
+        dims=dims,
+        threads=threads,
+        launches=len(gathered.launches["latency"]),
+        load_peak_memory_mb=max(sides[1].load_peak_memory_mb),
+        baseline_load_peak_memory_mb=max(sides[0].load_peak_memory_mb),
+        load_ratio=_load_ratio(gathered, confidence),
+        throughput=_throughput(gathered, batch_size, confidence),
+        end_to_end=_end_to_end(gathered, confidence),
+        energy_mj=energy[1],
+        baseline_energy_mj=energy[0],
+        peak_gpu_memory_mb=_gpu_memory_mb(gathered, 1),
+        baseline_peak_gpu_memory_mb=_gpu_memory_mb(gathered, 0),
+        conditions=_conditions(gathered),
+        disturbance=gathered.disturbance,
+        requests=gathered.requests,
+    )
+
+
+def save(path: Path, gathered: Gathered) -> None:
+    """Write raw samples with the index of their block, the length of a round, and what the machine did during each block."""
+    pairs = list(gathered.pairs())
+    launches = gathered.launches["latency"]
+    arrays: dict[str, NDArray[Any]] = {
+        "launch": np.repeat(np.arange(len(launches)), [len(launch.pairs) for launch in launches]),
+        "requests": np.array(gathered.requests),
+    }
+    for index, name in enumerate(SIDES):
+        blocks = [(pair.baseline, pair.variant)[index] for pair in pairs]
+        conditions = [pair.conditions[index] for pair in pairs]
+        arrays[name] = np.concatenate([block.samples for block in blocks])
+        arrays[f"{name}_block"] = np.repeat(np.arange(len(blocks)), [len(block.samples) for block in blocks])
+        arrays[f"{name}_canary_ms"] = np.array([one.canary_ms for one in conditions])
+        arrays[f"{name}_other_cores"] = np.array([one.other_cores + one.stolen_cores for one in conditions])
+    np.savez(path, **arrays)  # type: ignore[arg-type]  # numpy's stub takes any keyword for allow_pickle
+
+
+def _estimate(gathered: Gathered, ratios: list[list[float]], confidence: float) -> Estimate:
+    # Bounds would say how sure the figure is, and a disturbed one is not sure at all.
+    return Estimate(central_ratio(ratios)) if gathered.disturbance else ratio_estimate(ratios, confidence)
+
+
+def _load_ratio(gathered: Gathered, confidence: float) -> Estimate:
+    ratios = [[after / before] for before, after in zip(*(side.load_ms for side in gathered.sides), strict=True)]
+    return _estimate(gathered, ratios, confidence) if len(ratios) > 1 else Estimate(central_ratio(ratios))
+
+
+def _throughput(gathered: Gathered, batch_size: int, confidence: float) -> Throughput | None:
+    pairs = list(gathered.pairs("throughput"))
+    if not pairs:
+        return None
+    # All requests over all time, in turn: 1000 ms hold so many.
+    base, variant = (
+        1e3 * sum(len(block.samples) for block in blocks) / sum(float(block.samples[-1]) for block in blocks)
+        for blocks in ([pair.baseline for pair in pairs], [pair.variant for pair in pairs])
+    )
+    ratio = _estimate(gathered, gathered.ratios("throughput"), confidence)
+    return Throughput(pairs[0].variant.clients, variant, variant * batch_size, base, base * batch_size, ratio)
+
+
+def _end_to_end(gathered: Gathered, confidence: float) -> EndToEnd | None:
+    if not gathered.launches.get("end_to_end"):
+        return None
+    base, variant = gathered.samples("end_to_end")
+    ratio = _estimate(gathered, gathered.ratios("end_to_end"), confidence)
+    return EndToEnd(float(np.median(variant)), float(np.median(base)), ratio)
+
+
+def _energy_mj(gathered: Gathered, index: int) -> float | None:
+    """Energy a request in millijoules; None where the GPU does not tell."""
+    spent = requests = 0.0
+    for pair in gathered.pairs():
+        states = pair.conditions[index].gpu
+        if states is None or states[0].energy_j is None or states[1].energy_j is None:
+            return None
+        spent += 1e3 * (states[1].energy_j - states[0].energy_j)
+        requests += len((pair.baseline, pair.variant)[index].samples)
+    return spent / requests
+
+
+def _gpu_memory_mb(gathered: Gathered, index: int) -> float | None:
+    """The most that the side's processes held at the end of a block; None where the driver does not tell."""
+    pairs = [pair for kind in gathered.launches for pair in gathered.pairs(kind)]
+    held = [pair.conditions[index].gpu_memory_mb for pair in pairs]
+    return max((one for one in held if one is not None), default=None)
+
+
+def _conditions(gathered: Gathered) -> Conditions:
+    pairs = [pair for kind in gathered.launches for pair in gathered.pairs(kind)]
+    blocks = [conditions for pair in pairs for conditions in pair.conditions]
+    clocks = [block.frequency_mhz for block in blocks if block.frequency_mhz is not None]
+    throttled = [block.throttled for block in blocks if block.throttled is not None]
+    warm_ups = [side.warm_ups for side in gathered.sides]
+    return Conditions(
+        other_cores=max(block.other_cores for block in blocks),
+        stolen_cores=max(block.stolen_cores for block in blocks),
+        canary_ratio=max(canary_ratio(pair.conditions) for pair in pairs),
+        frequency_mhz=(min(clocks), max(clocks)) if clocks else None,
+        throttled=sum(throttled) if throttled else None,
+        major_faults=sum(block.major_faults for block in blocks),
+        involuntary_switches=sum(block.involuntary_switches for block in blocks),
+        repeated=sum(launch.repeated for launches in gathered.launches.values() for launch in launches),
+        warmup_seconds=(max(one.seconds for one in warm_ups[0]), max(one.seconds for one in warm_ups[1])),
+        warm=all(one.stable for side in warm_ups for one in side),
+        quota_throttled_cores=max(block.quota_throttled_cores for block in blocks),
+    )

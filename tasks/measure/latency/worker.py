@@ -1,0 +1,270 @@
+"""The measuring process: one session, blocks of requests on command, raw times back. Run as a script by `latency_process.py`.
+
+It imports numpy and onnxruntime alone (and what the user's own functions need, where the job names any; and on a GPU what opens
+models there), since whatever else lives in the process could compute while it measures. Commands are lines of JSON on standard
+input, answers lines of JSON on standard output.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from functools import partial
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+import numpy as np
+import onnxruntime as ort
+
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+HOOKS = ("preprocess", "postprocess")
+RESET_PEAK = "5"  # proc_pid_clear_refs(5): the peak resident size becomes the present one
+Batch = dict[str, np.ndarray]
+Request = Callable[[], Any]
+Function = Callable[[Any], Any]
+
+
+class Model(Protocol):
+    """A loaded model: `providers` that run it, `run` for arrays in host memory, `bound` for one client's cycle of requests.
+
+    `most_bound` is how many requests a client may have bound at a time.
+    """
+
+    providers: list[str]
+    most_bound: int
+
+    def run(self, batch: Batch) -> list[Any]: ...
+
+    def bound(self, batch: Batch) -> Request: ...
+
+
+class OnProcessor:
+    """A session on the processor, where nothing is to be copied."""
+
+    def __init__(self, session: ort.InferenceSession) -> None:
+        self._session = session
+        self.providers = session.get_providers()
+        self.most_bound = sys.maxsize
+
+    def run(self, batch: Batch) -> list[Any]:
+        return list(self._session.run(None, batch))
+
+    def bound(self, batch: Batch) -> Request:
+        def request() -> Any:
+            return self._session.run(None, batch)
+
+        return request
+
+
+def main() -> None:
+    # Between its blocks the process is stopped, and would outlive a run that is killed: the kernel ends it with its parent.
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    # What a library prints would stand among the answers.
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    config = json.loads(sys.argv[1])
+    with np.load(config["inputs"], allow_pickle=False) as archive:
+        stacked = {name: archive[name] for name in archive.files}
+    count = len(next(iter(stacked.values())))
+    pool = [{name: array[index, ...] for name, array in stacked.items()} for index in range(count)]
+    _reset_peak()
+    if not config["on_gpu"]:
+        _measure(config, *_load(config), pool, answers)
+        return
+    # Of quantgate, what opens the model everywhere else: what computes on a GPU is not in this process.
+    from tasks.measure.latency.gpu import load
+    from validators.errors import CandidateRefused
+
+    with ExitStack() as stack:
+        try:
+            _measure(config, *load(config, stack), pool, answers)
+        except CandidateRefused as error:
+            refused = {"kind": error.kind, "found": error.found, "expected": error.expected, "fix": error.fix}
+            _answer(answers, {"refused": refused})
+
+
+def _measure(config: dict[str, Any], model: Model, load_ms: float, pool: list[Batch], answers: IO[str]) -> None:
+    """Answer commands until there are no more."""
+    bound = min(len(pool), model.most_bound)
+    peak_kb = _peak_memory_kb() - _spare_kb(pool)
+    _answer(
+        answers,
+        {"load_ms": load_ms, "providers": model.providers, "peak_memory_kb": peak_kb, "bound_requests": bound},
+    )
+    before, after = (_named(config[key], config["code"], key) for key in HOOKS)
+    ready = [(before or dict)(batch) for batch in pool]
+    requests = _requests(model, pool, ready[:bound], before or dict, after or list)
+    spare_kb = _spare_kb(pool) + (_spare_kb(ready) if before else 0)
+    clients: list[list[Request]] = []
+    _reset_peak()
+    gc.disable()
+    for line in sys.stdin:
+        command = json.loads(line)
+        mix = command["mix"] or len(pool)
+        if command["kind"] == "throughput":
+            clients = clients or _clients(model, ready[:mix], command["clients"])
+            ns = _completions(clients, command["seconds"], mix)
+        else:
+            ns = _block(requests[command["kind"]][:mix], command["seconds"], command["count"])
+        _answer(answers, {"ns": ns, "peak_memory_kb": _peak_memory_kb() - spare_kb})
+
+
+def _load(config: dict[str, Any]) -> tuple[OnProcessor, float]:
+    """A session on the processor and how long it took to load, in milliseconds."""
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = config["threads"]
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    options.graph_optimization_level = getattr(
+        ort.GraphOptimizationLevel, f"ORT_ENABLE_{config['optimization'].upper()}"
+    )
+    for key, value in config["entries"].items():
+        options.add_session_config_entry(key, value)
+    for library in config["libraries"]:
+        options.register_custom_ops_library(library)
+    started = time.perf_counter_ns()
+    if "plugin" in config:
+        _add_plugin(options, config["provider"], **config["plugin"])
+        session = ort.InferenceSession(config["model"], options)
+    else:
+        session = ort.InferenceSession(config["model"], options, providers=[config["provider"]])
+    load_ms = (time.perf_counter_ns() - started) / 1e6
+    return OnProcessor(session), load_ms
+
+
+def _add_plugin(so: ort.SessionOptions, provider: str, library: str, options: dict[str, str]) -> None:
+    """Let the session run on the processor as a provider knows it that comes in a library of its own."""
+    ort.register_execution_provider_library(provider, library)
+    cpu = ort.OrtHardwareDeviceType.CPU
+    devices = [one for one in ort.get_ep_devices() if one.ep_name == provider and one.device.type == cpu]
+    so.add_provider_for_devices(devices[:1], options)
+
+
+def _block(requests: Sequence[Request], seconds: float, count: int) -> list[int]:
+    """Make requests in order, in whole rounds, until both the duration and the count are reached; nanoseconds each."""
+    clock = time.perf_counter_ns
+    samples: list[int] = []
+    end = clock() + int(seconds * 1e9)
+    before = clock()
+    while before < end or len(samples) < count:
+        for request in requests:
+            request()
+            after = clock()
+            samples.append(after - before)
+            before = clock()
+    return samples
+
+
+def _clients(model: Model, ready: Sequence[Batch], count: int) -> list[list[Request]]:
+    """Return the cycle of requests of each client; a client whose requests lie on a device has one."""
+    if model.most_bound >= len(ready):
+        cycle = [model.bound(batch) for batch in ready]
+        return [cycle] * count
+    return [[model.bound(ready[index % len(ready)])] for index in range(count)]
+
+
+def _completions(clients: Sequence[Sequence[Request]], seconds: float, mix: int) -> list[int]:
+    """Return when each request was done, in nanoseconds since the start, in order; all clients call at once.
+
+    A client that is free takes the next request of the cycle. They end with a whole round of `mix` requests, after as many
+    requests at least as there are clients.
+    """
+    clock = time.perf_counter_ns
+    done: list[int] = []  # appending is atomic
+    failures: list[BaseException] = []
+    barrier = threading.Barrier(len(clients) + 1)
+    lock = threading.Lock()
+    taken = 0
+
+    def take() -> int | None:
+        nonlocal taken
+        with lock:
+            if failures or (clock() >= end and taken >= len(clients) and taken % mix == 0):
+                return None
+            taken += 1
+            return taken - 1
+
+    def call(requests: Sequence[Request]) -> None:
+        barrier.wait()
+        try:
+            while (index := take()) is not None:
+                requests[index % mix % len(requests)]()
+                done.append(clock() - start)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=call, args=(requests,)) for requests in clients]
+    for thread in threads:
+        thread.start()
+    start = clock()
+    end = start + int(seconds * 1e9)
+    barrier.wait()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
+    return sorted(done)
+
+
+def _requests(
+    model: Model, pool: Sequence[Batch], ready: Sequence[Batch], before: Function, after: Function
+) -> dict[str, list[Request]]:
+    """Return the requests by the kind of block: the model alone, or with what the user does before and after it, and copies."""
+
+    def end_to_end(batch: Batch) -> Any:
+        return after(model.run(before(batch)))
+
+    return {
+        "latency": [model.bound(batch) for batch in ready],
+        "end_to_end": [partial(end_to_end, batch) for batch in pool],
+    }
+
+
+def _named(reference: str | None, code: str, key: str) -> Function | None:
+    """The user's function, whose errors name it."""
+    if reference is None:
+        return None
+    from tasks.measure.metrics.user_code import load_function
+
+    function = load_function(reference, Path(code), key=f"measurement.{key}").function
+
+    def call(argument: Any) -> Any:
+        try:
+            return function(argument)
+        except Exception as error:
+            raise RuntimeError(f"{reference} of the job fails: {error!r}") from error
+
+    return call
+
+
+def _spare_kb(batches: Sequence[Batch]) -> int:
+    """Return the memory of all requests but one, which a deployment would not hold."""
+    return int(sum(getattr(array, "nbytes", 0) for batch in batches[1:] for array in batch.values()) // 1024)
+
+
+def _reset_peak() -> None:
+    # Where the kernel does not allow it, the peak is that since the process began.
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text(RESET_PEAK, encoding="ascii")
+
+
+def _peak_memory_kb() -> int:
+    with Path("/proc/self/status").open(encoding="ascii") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith("VmHWM"))
+
+
+def _answer(answers: IO[str], message: dict[str, object]) -> None:
+    answers.write(json.dumps(message) + "\n")
+    answers.flush()
+
+
+if __name__ == "__main__":
+    main()

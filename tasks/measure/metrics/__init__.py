@@ -1,0 +1,1 @@
+"""Metrics and everything that is computed from the answers of a model."""

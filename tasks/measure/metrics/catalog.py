@@ -1,0 +1,64 @@
+"""The metrics by name: the one table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tasks.measure.metrics import classification, values
+from tasks.measure.metrics.metric import Labels, Metric, Outputs, Rows, as_rows, misfit
+from tasks.measure.metrics.perplexity import perplexity
+from tasks.measure.metrics.text_errors import Decoder, error_rate
+from validators.job.job import MetricName
+from validators.samples.datasets import TensorSpec
+from validators.samples.labels import LabelSpec
+
+
+@dataclass(frozen=True)
+class Options:
+    """What some metrics need besides: the threshold of one value a sample, and how outputs become text."""
+
+    threshold: float | None
+    decoder: Decoder
+
+
+def _losses_of_windows(outputs: Outputs, _: Labels | None, __: Outputs | None) -> Rows:
+    """Keep the losses of a language model (see `tasks.measure.metrics.perplexity`): its logits fit nowhere."""
+    return as_rows(outputs)
+
+
+def _perplexity(rows: Rows) -> float:
+    return perplexity(rows[:, 0])
+
+
+def _windows(output: TensorSpec, shape: tuple[int, ...]) -> LabelSpec:
+    if len(shape) != 3 or shape[1] < 2 or shape[2] < 2:
+        raise misfit("perplexity", output, shape, "logits of shape (samples, tokens, vocabulary), 2 tokens or more")
+    # Checked against the logits by `targets_of`, which also takes the tokens of the input for them.
+    return LabelSpec("any", required=False)
+
+
+PERPLEXITY = Metric("perplexity", _losses_of_windows, _perplexity, _windows, higher_is_better=False)
+
+_MAKERS: dict[MetricName, Callable[[Options], Metric]] = {
+    "accuracy": lambda _: classification.ACCURACY,
+    "top5": lambda _: classification.TOP5,
+    "agreement": lambda _: classification.AGREEMENT,
+    "f1_macro": lambda _: classification.F1_MACRO,
+    "f1_binary": lambda options: classification.f1_binary(options.threshold),
+    "auroc": lambda _: classification.AUROC,
+    "mse": lambda _: values.MSE,
+    "mae": lambda _: values.MAE,
+    "r2": lambda _: values.R2,
+    "cosine": lambda _: values.COSINE,
+    "spearman": lambda _: values.SPEARMAN,
+    "sqnr": lambda _: values.SQNR,
+    "perplexity": lambda _: PERPLEXITY,
+    "wer": lambda options: error_rate("wer", options.decoder),
+    "cer": lambda options: error_rate("cer", options.decoder),
+}
+
+
+def named_metric(name: MetricName, options: Options) -> Metric:
+    """The metric of that name."""
+    return _MAKERS[name](options)

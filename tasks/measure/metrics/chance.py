@@ -1,0 +1,95 @@
+"""Whether the baseline does better than chance: a variant of a model that knows nothing has nothing to lose."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+from tasks.measure.metrics.metric import Labels, Metric, Rows, Vector, flat
+
+# One-sided: of baselines at chance, 95 % are warned of.
+MAX_P_VALUE = 0.05
+# The smallest p-value of so many permutations is 1 in 200.
+PERMUTATIONS = 199
+_BEST_OF = {"accuracy": 1, "top5": 5}
+_PERMUTED = ("f1_macro", "f1_binary", "auroc", "spearman")
+_CONSTANT = ("mse", "mae", "r2")
+
+
+def chance_warning(metric: Metric, rows: Rows, labels: Labels | None, seed: int) -> str:
+    """Return a warning where rows of a baseline are no better than an answer that does not look at the input; else "".
+
+    `rows` are finite rows of the metric, shape `(n, k)`, `labels` those of the same samples. The chance level is that of always
+    giving the most frequent classes (exact binomial test), of answers dealt to other samples (permutation test), or of a
+    constant, the mean or median of the labels (Student's test of paired losses). Metrics without a chance level give "".
+
+    >>> from tasks.measure.metrics.classification import ACCURACY
+    >>> right = np.array([[1.0]] * 27 + [[0.0]] * 73)
+    >>> chance_warning(ACCURACY, right, np.arange(100) % 4, 0).split(" is not")[0]
+    'the baseline is at chance level: accuracy 0.27 on 100 samples'
+    """
+    if labels is None or not np.isfinite(rows).all() or len(rows) < 2:
+        return ""
+    if metric.name in _BEST_OF:
+        level, p_value, what = _frequent_classes(rows, labels, _BEST_OF[metric.name])
+    elif metric.name in _PERMUTED:
+        level, p_value = _permuted(metric, rows, np.random.default_rng(seed))
+        what = "giving the same answers to other samples"
+    elif metric.name in _CONSTANT:
+        level, p_value = _constant(metric.name, rows, labels)
+        what = f"always answering the {'median' if metric.name == 'mae' else 'mean'} of the labels"
+    else:
+        return ""
+    if p_value <= MAX_P_VALUE:
+        return ""
+    return (
+        f"the baseline is at chance level: {metric.name} {metric.value(rows):.4g} on {len(rows)} samples is not significantly"
+        f" better than {level:.4g}, the {metric.name} of {what} (one-sided p = {p_value:.2g}); nothing can be concluded from"
+        " the drop of a variant: check that the labels fit the outputs, and the preprocessing of the data"
+    )
+
+
+def _frequent_classes(rows: Rows, labels: Labels, count: int) -> tuple[float, float, str]:
+    """Return level, p-value and description of always giving the `count` most frequent classes."""
+    counts = np.sort(np.unique(labels, return_counts=True)[1])[::-1]
+    level = float(counts[:count].sum() / len(labels))
+    p_value = float(stats.binom.sf(rows[:, 0].sum() - 1, len(rows), level))
+    return (
+        level,
+        p_value,
+        f"always giving the {f'{count} ' if count > 1 else ''}most frequent class{'es' * (count > 1)}",
+    )
+
+
+def _permuted(metric: Metric, rows: Rows, rng: np.random.Generator) -> tuple[float, float]:
+    """Return the mean metric of labels dealt anew, and the share of deals that are as good; the first column has the labels."""
+    value = metric.value(rows)
+    dealt = []
+    for _ in range(PERMUTATIONS):
+        order = rng.permutation(len(rows))
+        dealt.append(metric.value(np.column_stack([rows[order, 0], rows[:, 1:]])))
+    found: NDArray[np.float64] = np.array(dealt)
+    return float(np.nanmean(found)), (1 + int((found >= value).sum())) / (1 + PERMUTATIONS)
+
+
+def _constant(name: str, rows: Rows, labels: Labels) -> tuple[float, float]:
+    """Return the metric of the best constant, and the p-value of the losses that the baseline saves beside it."""
+    targets = flat(labels)
+    if name == "mae":
+        constant: Vector = np.abs(targets - np.median(targets, axis=0)).mean(axis=1)
+        return float(constant.mean()), _p_value(constant - rows[:, 0])
+    spread = (targets - targets.mean(axis=0)) ** 2
+    if name == "mse":
+        constant = spread.mean(axis=1)
+        return float(constant.mean()), _p_value(constant - rows[:, 0])
+    varied = spread.sum(axis=0) > 0
+    errors = np.split(rows, 2, axis=1)[1] ** 2
+    return 0.0, _p_value(((spread - errors)[:, varied] / spread.mean(axis=0)[varied]).mean(axis=1))
+
+
+def _p_value(saved: Vector) -> float:
+    """Return the p-value of a mean above 0 (Student); 0 or 1 where all values are the same."""
+    if np.ptp(saved) == 0:
+        return float(saved[0] <= 0)
+    return float(stats.ttest_1samp(saved, 0.0, alternative="greater").pvalue)

@@ -1,0 +1,167 @@
+"""Metrics of class scores."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tasks.measure.metrics.metric import (
+    Labels,
+    Metric,
+    Outputs,
+    Rows,
+    Vector,
+    as_rows,
+    flat,
+    mean_of_scores,
+    misfit,
+    of_the_set,
+    values_a_sample,
+)
+from tasks.measure.metrics.ranks import midranks, order_codes
+from validators.samples.datasets import TensorSpec
+from validators.samples.labels import LabelSpec
+
+
+def _classes(metric: str, *, least: int = 2, distinct: int = 1) -> Callable[[TensorSpec, tuple[int, ...]], LabelSpec]:
+    def expects(output: TensorSpec, shape: tuple[int, ...]) -> LabelSpec:
+        if len(shape) != 2 or shape[1] < 2:
+            raise misfit(metric, output, shape, "an output of shape (samples, classes) with at least 2 classes")
+        if shape[1] < least:
+            raise misfit(metric, output, shape, f"more than {least - 1} classes: with fewer every answer is right")
+        return LabelSpec("classes", classes=shape[1], distinct=distinct)
+
+    return expects
+
+
+def _accuracy(outputs: Outputs, labels: Labels | None, _: Outputs | None) -> Rows:
+    return as_rows(outputs.argmax(axis=-1) == labels)
+
+
+def _top5(outputs: Outputs, labels: Labels | None, _: Outputs | None) -> Rows:
+    assert labels is not None
+    best = np.argpartition(outputs, -5, axis=-1)[:, -5:]
+    return as_rows((best == labels[:, None]).any(axis=-1))
+
+
+def _agreement(outputs: Outputs, _: Labels | None, reference: Outputs | None) -> Rows:
+    baseline = outputs if reference is None else reference
+    return as_rows(outputs.argmax(axis=-1) == baseline.argmax(axis=-1))
+
+
+def _unlabelled(output: TensorSpec, shape: tuple[int, ...]) -> LabelSpec:
+    _classes("agreement")(output, shape)
+    return LabelSpec("any", required=False)
+
+
+ACCURACY = Metric("accuracy", _accuracy, mean_of_scores, _classes("accuracy"), is_right_or_wrong=True)
+TOP5 = Metric("top5", _top5, mean_of_scores, _classes("top5", least=6), is_right_or_wrong=True)
+AGREEMENT = Metric("agreement", _agreement, mean_of_scores, _unlabelled, is_right_or_wrong=True, reads_reference=True)
+
+
+def f1_of_classes(rows: Rows) -> NDArray[np.float64]:
+    """F1 of each class up to the highest that occurs, of rows (true class, predicted class); NaN where it does not occur.
+
+    F1 is 2 TP / (2 TP + FP + FN) (C. J. van Rijsbergen, "Information Retrieval", 1979, chapter 7).
+
+    >>> f1_of_classes(np.array([[0.0, 0.0], [2.0, 0.0]])).round(3)
+    array([0.667,   nan, 0.   ])
+    """
+    true, predicted = rows.astype(np.intp).T
+    count = int(rows.max()) + 1
+    hits = np.bincount(true[true == predicted], minlength=count)
+    either = np.bincount(true, minlength=count) + np.bincount(predicted, minlength=count)
+    # Not by `where`: counts of no sample at all are left undefined on purpose.
+    with np.errstate(invalid="ignore"):
+        return np.asarray(2 * hits / either, np.float64)
+
+
+def _f1_macro(rows: Rows) -> float:
+    """The mean over classes that occur among labels or predictions, as scikit-learn's `f1_score(average="macro")`."""
+    return float(np.nanmean(f1_of_classes(rows))) if len(rows) else math.nan
+
+
+def _f1_positive(rows: Rows) -> float:
+    """F1 of class 1; 0 where it occurs neither among labels nor predictions, as in scikit-learn."""
+    found = f1_of_classes(rows) if len(rows) else np.empty(0)
+    return float(np.nan_to_num(found[1])) if len(found) > 1 else 0.0
+
+
+def _missed(rows: Rows) -> Vector:
+    return np.asarray(rows[:, 0] != rows[:, 1], np.float64)
+
+
+def _true_and_predicted(outputs: Outputs, labels: Labels | None, _: Outputs | None) -> Rows:
+    assert labels is not None
+    return as_rows(labels, outputs.argmax(axis=-1))
+
+
+F1_MACRO = Metric("f1_macro", _true_and_predicted, _f1_macro, _classes("f1_macro"), _missed)
+
+
+def f1_binary(threshold: float | None) -> Metric:
+    """F1 of class 1, of two class scores, or of one value a sample that says class 1 where it is above the `threshold`."""
+
+    def rows(outputs: Outputs, labels: Labels | None, reference: Outputs | None) -> Rows:
+        if values_a_sample(outputs.shape) == 2:
+            return _true_and_predicted(outputs, labels, reference)
+        assert labels is not None and threshold is not None
+        return as_rows(labels, flat(outputs)[:, 0] > threshold)
+
+    def expects(output: TensorSpec, shape: tuple[int, ...]) -> LabelSpec:
+        if len(shape) > 2 or values_a_sample(shape) not in (1, 2):
+            raise misfit("f1_binary", output, shape, "2 classes, or one value a sample; `f1_macro` takes more classes")
+        if values_a_sample(shape) == 1 and threshold is None:
+            needed = (
+                "`metric_threshold`, above which one value a sample says class 1: 0 for a logit, 0.5 for a probability"
+            )
+            raise misfit("f1_binary", output, shape, needed)
+        return LabelSpec("classes", classes=2)
+
+    return Metric("f1_binary", rows, _f1_positive, expects, _missed, version=str(threshold))
+
+
+def _label_and_order(outputs: Outputs, labels: Labels | None, _: Outputs | None) -> Rows:
+    """Of two classes one column, the difference of their scores, which has the order of the softmax's probability."""
+    assert labels is not None
+    scores = flat(outputs)
+    if scores.shape[1] == 2:
+        with np.errstate(invalid="ignore"):  # of infinite scores: NaN, which no gate lets pass
+            scores = scores[:, 1:] - scores[:, :1]
+    return as_rows(labels, order_codes(scores))
+
+
+def _auroc(rows: Rows) -> float:
+    """The area under the ROC curve by the sum of ranks (Hanley and McNeil, Radiology 143, 1982): the mean over classes, each
+    against the rest by its own scores. Classes that no row has, or all have, do not count; NaN without any that does."""
+    if not np.isfinite(rows).all():
+        return math.nan
+    classes = [1] if rows.shape[1] == 2 else range(rows.shape[1] - 1)
+    areas = []
+    for column, index in enumerate(classes, start=1):
+        positive = rows[:, 0] == index
+        count = int(positive.sum())
+        if 0 < count < len(rows):
+            total = midranks(rows[:, column])[positive].sum()
+            areas.append((total - count * (count + 1) / 2) / (count * (len(rows) - count)))
+    return float(np.mean(areas)) if areas else math.nan
+
+
+def _order_lost(rows: Rows) -> Vector:
+    """How low the label's own class ranks a sample; of one column, how high it ranks one of class 0."""
+    label = rows[:, 0].astype(np.intp)
+    if rows.shape[1] == 2:
+        return np.where(label == 1, -rows[:, 1], rows[:, 1])
+    return np.asarray(-rows[np.arange(len(rows)), 1 + label], np.float64)
+
+
+def _ranked(output: TensorSpec, shape: tuple[int, ...]) -> LabelSpec:
+    if len(shape) <= 2 and values_a_sample(shape) == 1:
+        return LabelSpec("classes", classes=2, distinct=2)
+    return _classes("auroc", distinct=2)(output, shape)
+
+
+AUROC = Metric("auroc", _label_and_order, _auroc, _ranked, _order_lost, scope=of_the_set)

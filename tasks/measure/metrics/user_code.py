@@ -1,0 +1,150 @@
+"""Functions of the user's own that a job names as `module:function`: a metric, a step, what comes before or after a model.
+
+The module is a file in the job's `code` folder, or one that can be imported where quantgate runs; the file is taken first.
+It is the user's code and runs with the rights of quantgate, so the operator must allow it by name
+(`validators.untrusted.operator_allowlist`).
+
+A file is loaded by its path, under a name that no module of ours or of a library has. While it loads, its folder stands last
+on `sys.path`, so that it may import its neighbours and yet shadow nothing; import them at the top of the file, since the folder
+is taken away afterwards. A module is loaded once in a process, however often the file is changed meanwhile: what a run
+measures must not change half-way.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from validators.digests import digest_file, digest_values
+from validators.errors import JobError
+from validators.untrusted.operator_allowlist import allows_all_of, check_hook
+
+
+@dataclass(frozen=True)
+class UserFunction:
+    """A function of the user's, and the digest of the source that it comes from.
+
+    The digest covers the module's file and those neighbours in the `code` folder that it imports; of an importable module its
+    own file alone.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    digest: str
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    module: ModuleType
+    digest: str
+
+
+_loaded: dict[str, _Loaded] = {}
+# Candidates are made by several threads, and `sys.path` is theirs in common.
+_lock = threading.Lock()
+
+
+def load_function(name: str, folder: Path, *, key: str) -> UserFunction:
+    """The function that a job names as `module:function`, with `folder` as its `code` folder; `key` names the job's key.
+
+    Raises:
+        JobError: the operator does not allow it, there is no such module, it fails while it loads, or has no such function.
+    """
+    module_name, _, function_name = name.partition(":")
+    path = (folder / Path(*module_name.split("."))).with_suffix(".py").resolve()
+    place = folder if path.is_file() else None
+    check_hook(name, place, key=key)
+    with _lock:
+        source = str(path) if place else module_name
+        if source not in _loaded:
+            _loaded[source] = _load(path, name, key) if place else _import(module_name, name, path, key)
+        loaded = _loaded[source]
+    function = getattr(loaded.module, function_name, None)
+    # What a module merely imports, such as `os.system`, nobody meant to allow with it.
+    borrowed = allows_all_of(name, place) and function_name not in _functions_of(loaded.module)
+    if not callable(function) or borrowed:
+        raise JobError(
+            found=f"`{key}: {name}`, and no function {function_name!r} in {source}",
+            expected=f"one of {sorted(_functions_of(loaded.module)) or 'its functions, of which it has none'}",
+            fix="correct the name, or define the function at the top level of the module",
+        )
+    return UserFunction(name, function, loaded.digest)
+
+
+def _load(path: Path, name: str, key: str) -> _Loaded:
+    """The module of a file, with the digest of it and of the neighbours that it imports."""
+    module_name = f"_quantgate_user_{digest_values(str(path))[:12]}_{path.stem}"
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    assert spec is not None and spec.loader is not None  # for a .py file there is always one
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module  # records and pickle look their module up
+    with _neighbours(path.parent) as neighbours:
+        try:
+            spec.loader.exec_module(module)
+        except (Exception, SystemExit) as error:
+            del sys.modules[module_name]
+            raise _failed(name, key, str(path), error) from error
+    return _Loaded(module, digest_values(digest_file(path), [digest_file(file) for file in neighbours]))
+
+
+@contextmanager
+def _neighbours(folder: Path) -> Iterator[list[Path]]:
+    """A block in which modules of the folder can be imported; afterwards the list holds their files, sorted.
+
+    They are forgotten again: another job's folder may have one of the same name.
+    """
+    files: list[Path] = []
+    before = set(sys.modules)
+    sys.path.append(str(folder))
+    try:
+        yield files
+    finally:
+        sys.path.remove(str(folder))
+        for name in set(sys.modules) - before:
+            file = getattr(sys.modules[name], "__file__", None)
+            if file and Path(file).resolve().is_relative_to(folder) and not name.startswith("_quantgate_user_"):
+                files.append(Path(file).resolve())
+                del sys.modules[name]
+        files.sort()
+
+
+def _import(module_name: str, name: str, path: Path, key: str) -> _Loaded:
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and f"{module_name}.".startswith(f"{error.name}."):
+            raise JobError(
+                found=f"`{key}: {name}`: neither a file {path} nor a module {module_name!r} that can be imported",
+                expected="a Python file in the job's `code` folder, or a module of an installed package",
+                fix="correct the name, which has no `.py`, or `code`, or install the package where quantgate runs",
+            ) from error
+        raise _failed(name, key, module_name, error) from error
+    except (Exception, SystemExit) as error:
+        raise _failed(name, key, module_name, error) from error
+    file = getattr(module, "__file__", None)
+    return _Loaded(module, digest_file(Path(file)) if file else digest_values(module_name))
+
+
+def _failed(name: str, key: str, source: str, error: BaseException) -> JobError:
+    return JobError(
+        found=f"`{key}: {name}`: {source} raises {type(error).__name__} while it loads: {str(error)[:300]}",
+        expected="a module that can be imported",
+        fix="import it in a Python of the environment that quantgate runs in",
+    )
+
+
+def _functions_of(module: ModuleType) -> set[str]:
+    """Names of the functions that a module defines itself."""
+    return {
+        name
+        for name, value in vars(module).items()
+        if callable(value) and getattr(value, "__module__", None) == module.__name__ and not name.startswith("_")
+    }

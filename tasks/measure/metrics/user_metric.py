@@ -1,0 +1,111 @@
+"""A metric that is a function of the user's: a score a sample, or one number for all."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tasks.measure.metrics.folding import fold, unfold
+from tasks.measure.metrics.metric import Labels, Metric, Outputs, Rows, Scope, are_scores, as_rows
+from validators.errors import JobError
+from validators.samples.datasets import TensorSpec
+from validators.samples.labels import LabelSpec
+
+Function = Callable[..., Any]
+# Sums of float32 in another order differ by less; scores that depend on other samples differ by far more.
+SAME_SCORE = 1e-5
+
+
+def user_metric(name: str, function: Function, *, higher_is_better: bool, version: str) -> Metric:
+    """The metric of `function(outputs, labels)`, which gets arrays with samples along axis 0 and gives finite numbers.
+
+    Given one score a sample, shape `(n,)`, the metric is their mean. Given one number, rows hold outputs and labels themselves
+    (see `tasks.measure.metrics.folding`), of which any selection is given to the function again; `labels` may be None.
+
+    A function that gives each sample its score whatever samples are beside it may be called in batches.
+    """
+
+    def rows(outputs: Outputs, labels: Labels | None, _: Outputs | None) -> Rows:
+        given = _call(name, function, outputs, labels)
+        scores = _as_numbers(name, given, len(outputs))
+        return as_rows(scores) if scores.ndim else _fold(name, outputs, labels)
+
+    def value(rows: Rows) -> float:
+        if are_scores(rows):
+            return float(rows.mean())
+        outputs, *labels = unfold(rows)
+        try:
+            return float(function(outputs, labels[0] if labels else None))
+        except Exception:  # of some samples alone, such as a resample without one of the classes, it may have no value
+            return math.nan
+
+    def scope(outputs: Outputs, labels: Labels | None) -> Scope:
+        return _scope_of(function, outputs, labels)
+
+    return Metric(name, rows, value, _anything, higher_is_better=higher_is_better, version=version, scope=scope)
+
+
+def _scope_of(function: Function, outputs: Outputs, labels: Labels | None) -> Scope:
+    """Return the scope by the scores of some samples together, against those of the first alone and of the rest."""
+
+    def scores(part: slice) -> NDArray[np.float64]:
+        return np.asarray(function(outputs[part], None if labels is None else labels[part]), np.float64)
+
+    try:
+        together = scores(slice(None))
+        if not together.ndim:
+            return "kept"
+        apart = np.concatenate([scores(slice(0, 1)), scores(slice(1, None))])
+        alike = together.shape == apart.shape and np.allclose(together, apart, rtol=SAME_SCORE, atol=0)
+        return "sample" if alike else "set"
+    except Exception:  # of a few samples alone, such as those of one class, it may have no score
+        return "set"
+
+
+def _anything(_: TensorSpec, __: tuple[int, ...]) -> LabelSpec:
+    """The function itself says what it takes."""
+    return LabelSpec("any", required=False)
+
+
+def _call(name: str, function: Function, outputs: Outputs, labels: Labels | None) -> Any:
+    try:
+        return function(outputs, labels)
+    except Exception as error:
+        shapes = f"outputs {outputs.shape}, labels {None if labels is None else labels.shape}"
+        raise JobError(
+            found=f"metric {name!r} raises {type(error).__name__} on {shapes}: {str(error)[:300]}",
+            expected="a function of outputs and labels, arrays with samples along axis 0",
+            fix="call it on the evaluation data and the model's outputs first",
+        ) from error
+
+
+def _as_numbers(name: str, given: Any, n: int) -> NDArray[np.float64]:
+    """What the function gave as float64, of shape `(n,)` or `()`."""
+    try:
+        numbers = np.asarray(given, np.float64)
+    except (TypeError, ValueError):
+        numbers = np.full(1, np.nan)
+    if numbers.shape not in ((n,), ()) or not np.isfinite(numbers).all():
+        what = f"{type(given).__name__} of shape {np.shape(given)}" if np.shape(given) else repr(given)[:100]
+        bad = " with NaN or Inf" if numbers.size > 1 and numbers.shape == (n,) else ""
+        raise JobError(
+            found=f"metric {name!r} gives {what}{bad} for {n} samples",
+            expected=f"finite numbers: one score a sample, shape {(n,)}, or one number for all",
+            fix="correct the function",
+        )
+    return numbers
+
+
+def _fold(name: str, outputs: Outputs, labels: Labels | None) -> Rows:
+    try:
+        return fold(outputs) if labels is None else fold(outputs, labels)
+    except ValueError as error:
+        raise JobError(
+            found=f"metric {name!r} gives one number, of {error}",
+            expected="outputs and labels that can be drawn again, sample by sample",
+            fix="return one score a sample",
+        ) from error

@@ -1,0 +1,175 @@
+"""Metrics of values and embeddings, and of the noise that quantization makes."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from tasks.measure.metrics.metric import (
+    Labels,
+    Metric,
+    Outputs,
+    Rows,
+    Vector,
+    as_rows,
+    flat,
+    mean_of_scores,
+    misfit,
+    of_the_set,
+    values_a_sample,
+)
+from tasks.measure.metrics.ranks import midranks, order_codes
+from validators.samples.datasets import TensorSpec
+from validators.samples.labels import LabelSpec
+
+
+def _targets(_: TensorSpec, shape: tuple[int, ...]) -> LabelSpec:
+    return LabelSpec("numbers", size=values_a_sample(shape))
+
+
+def _squared(outputs: Outputs, labels: Labels | None, _: Outputs | None) -> Rows:
+    assert labels is not None
+    return as_rows(((flat(outputs) - flat(labels)) ** 2).mean(axis=1))
+
+
+def _absolute(outputs: Outputs, labels: Labels | None, _: Outputs | None) -> Rows:
+    assert labels is not None
+    return as_rows(np.abs(flat(outputs) - flat(labels)).mean(axis=1))
+
+
+MSE = Metric("mse", _squared, mean_of_scores, _targets, higher_is_better=False)
+MAE = Metric("mae", _absolute, mean_of_scores, _targets, higher_is_better=False)
+
+
+def _target_and_error(outputs: Outputs, labels: Labels | None, _: Outputs | None) -> Rows:
+    assert labels is not None
+    return as_rows(flat(labels), flat(labels) - flat(outputs))
+
+
+def _r2(rows: Rows) -> float:
+    """The share of the targets' variance that the outputs explain, the mean over their components, as scikit-learn's
+    `r2_score`: where a component's targets are all equal it is 1 without any error, else 0."""
+    targets, errors = np.split(rows, 2, axis=1)
+    left, whole = (errors**2).sum(axis=0), ((targets - targets.mean(axis=0)) ** 2).sum(axis=0)
+    constant = whole == 0
+    explained = 1 - left / np.where(constant, 1.0, whole)
+    return float(np.where(constant & np.isfinite(left), left == 0, explained).mean())
+
+
+def _squared_error(rows: Rows) -> Vector:
+    return np.asarray((np.split(rows, 2, axis=1)[1] ** 2).sum(axis=1), np.float64)
+
+
+def _varied_targets(_: TensorSpec, shape: tuple[int, ...]) -> LabelSpec:
+    return LabelSpec("numbers", size=values_a_sample(shape), distinct=2)
+
+
+R2 = Metric("r2", _target_and_error, _r2, _varied_targets, _squared_error)
+
+
+def cosines(first: Rows, second: Rows) -> Vector:
+    """The cosine of each pair of rows, shape `(n,)`; 0 where one of them is zero, as in scikit-learn.
+
+    >>> cosines(np.array([[3.0, 4.0], [0.0, 0.0]]), np.array([[4.0, 3.0], [1.0, 0.0]])).round(2)
+    array([0.96, 0.  ])
+    """
+    lengths = np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)
+    with np.errstate(invalid="ignore"):  # of infinite values: NaN, which no gate lets pass
+        return np.asarray((first * second).sum(axis=1) / np.where(lengths == 0, 1.0, lengths), np.float64)
+
+
+def _cosine(outputs: Outputs, labels: Labels | None, reference: Outputs | None) -> Rows:
+    beside = labels if labels is not None else outputs if reference is None else reference
+    return as_rows(cosines(flat(outputs), flat(beside)))
+
+
+def _embeddings(output: TensorSpec, shape: tuple[int, ...]) -> LabelSpec:
+    if len(shape) != 2 or shape[1] < 2:
+        raise misfit("cosine", output, shape, "embeddings of shape (samples, dimensions), 2 dimensions or more")
+    return LabelSpec("numbers", size=shape[1], required=False)
+
+
+COSINE = Metric("cosine", _cosine, mean_of_scores, _embeddings, reads_reference=True)
+
+
+def _score_and_gold(outputs: Outputs, labels: Labels | None, _: Outputs | None) -> Rows:
+    """Of embeddings, one row a pair: samples 2i and 2i+1, which both have its gold similarity."""
+    assert labels is not None
+    values, gold = flat(outputs), flat(labels)
+    if values.shape[1] > 1:
+        values, gold = cosines(values[::2], values[1::2])[:, None], gold[::2]
+    return order_codes(np.hstack([values, gold]))
+
+
+def _spearman(rows: Rows) -> float:
+    """Pearson's correlation of the ranks, of codes of (score, gold); NaN where either is the same throughout."""
+    if not np.isfinite(rows).all():
+        return math.nan
+    score, gold = (ranks - ranks.mean() for ranks in map(midranks, rows.T))
+    scale = math.sqrt((score @ score) * (gold @ gold))
+    return float(score @ gold) / scale if scale else math.nan
+
+
+def _rank_error(rows: Rows) -> Vector:
+    return np.abs(rows[:, 0] - rows[:, 1])
+
+
+def _scores_or_pairs(output: TensorSpec, shape: tuple[int, ...]) -> LabelSpec:
+    if len(shape) > 2:
+        raise misfit("spearman", output, shape, "one value a sample, or embeddings of shape (samples, dimensions)")
+    return LabelSpec("numbers", size=1, distinct=2, in_pairs=values_a_sample(shape) > 1)
+
+
+SPEARMAN = Metric("spearman", _score_and_gold, _spearman, _scores_or_pairs, _rank_error, scope=of_the_set)
+
+
+def signal_and_noise(outputs: Outputs, reference: Outputs) -> Rows:
+    """Energy of the reference and of what the outputs differ from it by, summed over each sample: float64 `(n, 2)`.
+
+    Values that are not finite in the reference (masked logits) have no energy and do not count.
+    """
+    kept = np.isfinite(flat(reference))
+    signal = np.where(kept, flat(reference), 0.0)
+    with np.errstate(invalid="ignore", over="ignore"):  # of infinite values: no finite noise, which no gate lets pass
+        noise = np.where(kept, flat(outputs) - signal, 0.0)
+        return as_rows((signal**2).sum(axis=1), (noise**2).sum(axis=1))
+
+
+def decibels_of(noise_share: float) -> float:
+    """A share of noise in the signal's energy as signal-to-noise ratio in decibels.
+
+    >>> decibels_of(0.001), decibels_of(0.0)
+    (30.0, inf)
+    """
+    if noise_share > 0:
+        return -10 * math.log10(noise_share) if math.isfinite(noise_share) else -math.inf
+    return math.inf if noise_share == 0 else math.nan
+
+
+def noise_share(rows: Rows) -> float:
+    """The noise's energy over the signal's, of rows (signal, noise); NaN where there is neither."""
+    signal, noise = rows.sum(axis=0)
+    return float(noise / signal) if signal else math.inf if noise else math.nan
+
+
+def _sqnr(rows: Rows) -> float:
+    return decibels_of(noise_share(rows))
+
+
+def _beside_itself(outputs: Outputs, _: Labels | None, reference: Outputs | None) -> Rows:
+    return signal_and_noise(outputs, outputs if reference is None else reference)
+
+
+def _noisy(output: TensorSpec, shape: tuple[int, ...]) -> LabelSpec:
+    if not has_noise(output):
+        raise misfit("sqnr", output, shape, "an output of floating-point values")
+    return LabelSpec("any", required=False)
+
+
+def has_noise(output: TensorSpec) -> bool:
+    """Whether an output can have quantization noise: floating-point values, no text and no indices."""
+    return output.dtype.startswith("float")
+
+
+SQNR = Metric("sqnr", _beside_itself, _sqnr, _noisy, has_drop=False, reads_reference=True)

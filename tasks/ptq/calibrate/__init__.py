@@ -1,0 +1,1 @@
+"""Calibration: statistics of activations, ranges from them, the choice of samples."""

@@ -1,0 +1,71 @@
+"""What calibration leaves for all candidates: statistics of every activation, in one file, and the ranges read from them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tasks.ptq.calibrate.collect import collect_statistics
+from tasks.ptq.calibrate.range_methods import Method, Range, find_range
+from tasks.ptq.calibrate.statistics import load_statistics, save_statistics
+from validators.job.candidate_name import RangeMethod
+from validators.records.libraries import Libraries
+from validators.samples.datasets import Samples
+
+# How a range is found, and which share of the values it keeps, in percent, where that matters.
+METHODS: dict[RangeMethod, tuple[Method, float]] = {
+    "minmax": ("minmax", 100.0),
+    "p99.9": ("percentile", 99.9),
+    "percentile": ("percentile", 99.99),
+    "p99.999": ("percentile", 99.999),
+    "entropy": ("entropy", 100.0),
+    "mse": ("mse", 100.0),
+}
+# Of 8-bit integers: symmetric ones leave out -128, so that both signs reach as far.
+LEVELS, SYMMETRIC_LEVELS = 256, 255
+
+
+def calibrate(
+    prepared: Path,
+    samples: Samples,
+    statistics: Path,
+    *,
+    threads: int,
+    max_memory_mb: float,
+    fixed_batch: int | None = None,
+    libraries: Libraries = (),
+) -> dict[str, float]:
+    """Run the calibration samples through the prepared graph and write the statistics of its activations to one file.
+
+    Every method of finding ranges reads them from there. Returns what the run was: `passes`, `samples`, and `predicted_mb`,
+    the memory that it was expected to take beyond its loaded session.
+
+    Raises:
+        CandidateRefused: `invalid`: the runtime cannot run the graph with its activations as outputs; `unsupported`: one
+            sample with one of them takes more than `max_memory_mb`.
+    """
+    collected = collect_statistics(
+        prepared,
+        None,
+        samples.batches,
+        threads=threads,
+        max_memory_mb=max_memory_mb,
+        fixed_batch=fixed_batch,
+        libraries=libraries,
+    )
+    save_statistics(statistics, collected.statistics)
+    return {"passes": collected.passes, "samples": collected.samples, "predicted_mb": collected.predicted_mb}
+
+
+def read_ranges(statistics: Path, method: RangeMethod, *, symmetric: bool) -> dict[str, Range]:
+    """The range of each activation by a method, for 8-bit integers; without tensors that never had a finite value.
+
+    Raises:
+        CandidateRefused: `invalid`: the file is damaged.
+    """
+    levels = SYMMETRIC_LEVELS if symmetric else LEVELS
+    how, percent = METHODS[method]
+    return {
+        name: find_range(one, how, levels=levels, symmetric=symmetric, percent=percent)
+        for name, one in load_statistics(statistics).items()
+        if one.finite
+    }

@@ -1,0 +1,239 @@
+"""Calibration samples through a float graph, and the statistics of its tensors, within a bound on memory.
+
+A tensor that is an output of the graph lives until the end of its batch, so that all of them together take many times what a
+plain run takes. How much is told before the run from the sizes for one sample; what does not fit is split over several
+passes, each of which exposes a group of tensors and goes through all samples.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import onnx
+from numpy.typing import NDArray
+
+from tasks.ptq.calibrate.statistics import BLOCK_VALUES, DEFAULT_BINS, TensorStatistics, add, empty
+from tasks.ptq.calibrate.watched import Watched, open_watched, split_by_memory
+from tasks.ptq.graph.edits import dependent_tensors, initializers, names_read
+from validators.errors import CandidateRefused
+from validators.records.libraries import Libraries
+from validators.records.run import SessionSettings
+
+Batch = Mapping[str, NDArray[Any]]
+# Given a size, all samples in batches of at most that many, along axis 0 of every array.
+Batches = Callable[[int], Iterator[Batch]]
+
+MAX_BATCH_SIZE = 8
+
+FLOAT_BYTES = {"tensor(float16)": 2, "tensor(float)": 4, "tensor(double)": 8}
+# By the number that a graph declares them with.
+FLOAT_TYPES: dict[int, str] = {
+    onnx.TensorProto.FLOAT16: "tensor(float16)",
+    onnx.TensorProto.FLOAT: "tensor(float)",
+    onnx.TensorProto.DOUBLE: "tensor(double)",
+}
+
+# What `add` takes beside its values: of a block the scaled values, their bins, and which are negative.
+_BLOCK_BYTES = 13 * BLOCK_VALUES
+
+
+@dataclass(frozen=True)
+class Collected:
+    """The statistics of each watched tensor, in graph order, over `samples` samples.
+
+    `predicted_mb` (of 1e6 bytes) is what any of the `passes` was expected to take at most, beyond its loaded session.
+    """
+
+    statistics: Mapping[str, TensorStatistics]
+    predicted_mb: float
+    passes: int
+    samples: int
+
+
+def collect_statistics(
+    model: Path,
+    tensors: Sequence[str] | None,
+    batches: Batches,
+    *,
+    threads: int,
+    max_memory_mb: float,
+    fixed_batch: int | None,
+    bins: int = DEFAULT_BINS,
+    libraries: Libraries = (),
+) -> Collected:
+    """Run all samples through the graph as it is written, without optimizations, and count the values of its tensors.
+
+    Watched are `tensors` (None: all) as far as they are floats, depend on the graph's inputs (a weight does not), and are
+    outside of the bodies of If and Loop. `fixed_batch` is the only batch size that the model takes, if there is but one.
+    `batches` is called once to find the largest sample, and once a pass.
+
+    Raises:
+        CandidateRefused: `invalid`: the graph lacks a tensor, there is no sample, or the runtime fails on the model;
+            `unsupported`: not even one tensor of one sample fits into `max_memory_mb`.
+    """
+    settings = SessionSettings("CPUExecutionProvider", threads, libraries=libraries)
+    graph = onnx.load(model, load_external_data=False).graph
+    _check_names(graph, tensors)
+    largest, samples = _largest_unit(batches, fixed_batch)
+    sizes = _measure(model, graph, largest, settings)
+    found = {name: empty(bins) for name in sizes if tensors is None or name in set(tensors)}
+    overhead = _BLOCK_BYTES + len(found) * bins * 8
+    budget = max_memory_mb * 1e6 - overhead
+    groups = _split(list(found), sizes, _bytes_in_passing(graph, sizes), budget)
+    predicted = float(overhead)
+    for group in groups:
+        others = {name: size for name, size in sizes.items() if name not in set(group)}
+        plan = _Pass(group, sum(sizes[name] for name in group), _bytes_in_passing(graph, others), budget, fixed_batch)
+        predicted = max(predicted, overhead + plan.bytes_at_once)
+        _run_pass(model, plan, batches, found, settings)
+    return Collected(found, predicted / 1e6, len(groups), samples)
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """Tensors to expose in one pass, and the bytes of a unit: of these tensors, and of what lives meanwhile beside them.
+
+    A unit is one sample, or a batch if its size is fixed.
+    """
+
+    tensors: list[str]
+    held: float
+    passing: float
+    budget: float
+    fixed_batch: int | None
+
+    @property
+    def units(self) -> int:
+        """Units to run at once."""
+        most = 1 if self.fixed_batch else MAX_BATCH_SIZE
+        return int(min(max(self.budget // max(self.held + self.passing, 1), 1), most))
+
+    @property
+    def bytes_at_once(self) -> float:
+        """What a batch takes."""
+        return self.units * (self.held + self.passing)
+
+
+def _run_pass(
+    model: Path, plan: _Pass, batches: Batches, found: dict[str, TensorStatistics], settings: SessionSettings
+) -> None:
+    """Add the values of the plan's tensors over all samples to what was found."""
+    with open_watched(model, plan.tensors, settings, as_written=True) as watched:
+        for batch in batches(plan.fixed_batch or plan.units):
+            start = 0
+            while start < _rows(batch):
+                stop = start + (plan.fixed_batch or plan.units)
+                piece = {name: array[start:stop] for name, array in batch.items()}
+                held = _add_batch(watched, piece, found)
+                # Sizes may depend on the data: one that is larger than was foreseen makes the batches smaller.
+                unit = held if plan.fixed_batch else held / _rows(piece)
+                plan = replace(plan, held=max(plan.held, unit))
+                start = stop
+
+
+def _add_batch(watched: Watched, batch: Batch, found: dict[str, TensorStatistics]) -> int:
+    """Add the values of one batch; return the bytes of the tensors, none of which outlives the call."""
+    values = watched.run(batch)
+    for name, array in values.items():
+        found[name] = add(found[name], array)
+    return sum(array.nbytes for array in values.values())
+
+
+def _measure(model: Path, graph: onnx.GraphProto, batch: Batch, settings: SessionSettings) -> dict[str, int]:
+    """The bytes of each float tensor for one batch, told by the runtime while it holds no more than a plain run does."""
+    kinds = _types(model, graph, settings)
+    # A tensor that is no float, or no tensor but a sequence, is of another type.
+    floats = [name for name in dependent_tensors(graph) if kinds[name] in FLOAT_BYTES]
+    with open_watched(model, floats, settings, shapes=True, as_written=True) as watched:
+        shapes = watched.run(batch)
+    return {name: math.prod(shapes[name].tolist()) * FLOAT_BYTES[kinds[name]] for name in floats}
+
+
+def _types(model: Path, graph: onnx.GraphProto, settings: SessionSettings) -> dict[str, str]:
+    """The type of each tensor that depends on the inputs: as the graph declares it, else as the runtime infers it."""
+    declared = [*graph.input, *graph.output, *graph.value_info]
+    kinds = {
+        value.name: FLOAT_TYPES.get(value.type.tensor_type.elem_type, "") for value in declared if _is_typed(value)
+    }
+    unknown = [name for name in dependent_tensors(graph) if name not in kinds]
+    if unknown:
+        with open_watched(model, unknown, settings, as_written=True) as watched:
+            kinds |= watched.types
+    return kinds
+
+
+def _is_typed(value: onnx.ValueInfoProto) -> bool:
+    return bool(value.type.WhichOneof("value")) and (
+        value.type.WhichOneof("value") != "tensor_type" or value.type.tensor_type.elem_type != 0
+    )
+
+
+def _split(tensors: list[str], sizes: Mapping[str, int], passing: float, budget: float) -> list[list[str]]:
+    """The tensors in groups that fit into the budget with what lives beside them, in order.
+
+    Raises:
+        CandidateRefused: `unsupported`: one does not.
+    """
+
+    def refuse(name: str, needed: float) -> CandidateRefused:
+        return CandidateRefused(
+            kind="unsupported",
+            found=f"{max(budget, 0) / 1e6:.1f} MB for the activations of calibration",
+            expected=f"{needed / 1e6:.1f} MB, which one sample takes with {name!r} exposed",
+            fix="raise calibration.max_memory_mb (and budgets.memory_mb, if set)",
+        )
+
+    return split_by_memory({name: sizes[name] for name in tensors}, dict.fromkeys(tensors, passing), budget, refuse)
+
+
+def _bytes_in_passing(graph: onnx.GraphProto, sizes: Mapping[str, int]) -> int:
+    """The bytes that tensors of these sizes take at the fullest moment of a run, freed after the last node that reads them."""
+    reads = [set(names_read(node)) for node in graph.node]
+    last = {name: place for place, names in enumerate(reads) for name in names}
+    made = {name for node in graph.node for name in node.output}
+    fullest = live = sum(size for name, size in sizes.items() if name not in made)
+    for place, node in enumerate(graph.node):
+        live += sum(sizes.get(name, 0) for name in node.output)
+        fullest = max(fullest, live)
+        live -= sum(sizes.get(name, 0) for name in reads[place] | set(node.output) if last.get(name, place) == place)
+    return fullest
+
+
+def _check_names(graph: onnx.GraphProto, tensors: Sequence[str] | None) -> None:
+    known = {value.name for value in graph.input} | {name for node in graph.node for name in node.output}
+    missing = sorted(set(tensors or ()) - known - set(initializers(graph)))
+    if missing:
+        raise CandidateRefused(
+            kind="invalid",
+            found=f"tensors to calibrate that the graph lacks: {missing[:5]}",
+            expected="names of tensors of the graph, outside of the bodies of If and Loop",
+            fix="take the names from the same graph",
+        )
+
+
+def _largest_unit(batches: Batches, fixed_batch: int | None) -> tuple[Batch, int]:
+    """The sample (or the batch, if its size is fixed) whose inputs have the most bytes, and the number of samples.
+
+    Raises:
+        CandidateRefused: `invalid`: there is none.
+    """
+    largest: Batch = {}
+    samples, most = 0, -1
+    for batch in batches(fixed_batch or 1):
+        samples += _rows(batch)
+        taken = sum(array.nbytes for array in batch.values())
+        if taken > most:
+            largest, most = batch, taken
+    if not samples:
+        raise CandidateRefused(
+            kind="invalid", found="no calibration samples", expected="at least one", fix="fill the calibration data"
+        )
+    return largest, samples
+
+
+def _rows(batch: Batch) -> int:
+    return len(next(iter(batch.values())))

@@ -1,0 +1,178 @@
+"""Gram matrices of what the nodes read that weight-only quantizes: all that GPTQ and AWQ need of data.
+
+A matrix of K channels takes 8 K^2 bytes (969 MB for K = 11,008), and a model has one for each activation. So each lies in an
+unnamed temporary file that is mapped into memory: the kernel writes pages out when memory runs short, and the disk space is
+free again once the matrix is garbage.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tasks.ptq.calibrate.watched import open_watched, split_by_memory
+from validators.errors import CandidateRefused
+from validators.records.libraries import Libraries
+from validators.records.run import SessionSettings
+from validators.samples.datasets import Arrays
+
+Floats = NDArray[np.float64]
+Batches = Callable[[], Iterable[Arrays]]
+
+# Rows of an activation that are float64 at a time, and rows of its matrix that are computed at a time.
+ROWS_AT_ONCE, CHANNELS_AT_ONCE = 2048, 1024
+
+
+@dataclass(frozen=True)
+class Gram:
+    """What `rows` rows of an activation X `[rows, K]` add up to.
+
+    `matrix`: `X^T X`, float64 `[K, K]`, a sum. `mean_absolute`: the mean of `|X|` by channel, float64 `[K]`.
+    """
+
+    matrix: Floats
+    mean_absolute: Floats
+    rows: int
+
+    def __add__(self, other: Gram) -> Gram:
+        """That of the rows of both."""
+        rows = self.rows + other.rows
+        mean = (self.mean_absolute * self.rows + other.mean_absolute * other.rows) / max(rows, 1)
+        return Gram(self.matrix + other.matrix, mean, rows)
+
+
+def collect_grams(
+    model: Path,
+    tensors: Mapping[str, int],
+    batches: Batches,
+    *,
+    max_memory_mb: float,
+    threads: int = 1,
+    libraries: Libraries = (),
+) -> dict[str, Gram]:
+    """Run a float model over batches of samples and sum up each of the tensors (name to channels K, its last axis).
+
+    `batches()` starts over: the model runs once to learn the shapes, on the first batch alone, and then once over all batches
+    for each group of tensors whose outputs fit in `max_memory_mb` (10^6 bytes; neither the session nor the files of the
+    matrices count). Sums are float64; no activation outlives its batch. Rows of padding count like others.
+
+    Raises:
+        CandidateRefused: `invalid`: the model does not run, a tensor has another number of channels, or one is not finite;
+            `unsupported`: a single tensor takes more memory than allowed; `infrastructure`: the temporary folder is full.
+    """
+    if not tensors:
+        return {}
+    settings = SessionSettings("CPUExecutionProvider", threads, libraries=libraries).without_spinning()
+    shapes = _shapes(model, tensors, next(iter(batches())), settings)
+    found: dict[str, Gram] = {}
+    for group in plan_passes(tensors, shapes, max_memory_mb):
+        sums = {name: _Sum(name, tensors[name]) for name in group}
+        with open_watched(model, group, settings) as watched:
+            for batch in batches():
+                for name, values in watched.run(batch).items():
+                    sums[name].add(values)
+        found.update({name: total.gram() for name, total in sums.items()})
+    return found
+
+
+def plan_passes(
+    tensors: Mapping[str, int], shapes: Mapping[str, tuple[int, ...]], max_memory_mb: float
+) -> list[list[str]]:
+    """Groups of tensors, in order, each within the memory; `shapes` are those of one batch.
+
+    A tensor holds its values (as float32) and a sum by channel until the pass ends; at work, some rows as float64 and their
+    share of some rows of the matrix.
+
+    Raises:
+        CandidateRefused: `unsupported`: a single tensor takes more than allowed.
+    """
+    rows = {name: math.prod(shapes[name][:-1]) for name in tensors}
+    held = {name: 4.0 * rows[name] * k + 8 * k for name, k in tensors.items()}
+    at_work = {
+        name: 8.0 * k * (min(k, CHANNELS_AT_ONCE) + min(rows[name], ROWS_AT_ONCE)) for name, k in tensors.items()
+    }
+
+    def refuse(name: str, needed: float) -> CandidateRefused:
+        return CandidateRefused(
+            kind="unsupported",
+            found=f"{needed / 1e6:.0f} MB for the Gram matrix of {name!r}, {shapes[name]} a batch",
+            expected=f"at most {max_memory_mb:g} MB",
+            fix="raise calibration.max_memory_mb (and budgets.memory_mb, if set), or take INT4 by rtn or hqq, which need none",
+        )
+
+    return split_by_memory(held, at_work, max_memory_mb * 1e6, refuse)
+
+
+class _Sum:
+    """The sums of one tensor so far."""
+
+    def __init__(self, name: str, channels: int) -> None:
+        self._name = name
+        self._gram = Gram(_in_file(channels), np.zeros(channels), 0)
+        self._absolute = np.zeros(channels)
+
+    def add(self, values: NDArray[Any]) -> None:
+        """Add a batch, `[..., K]`."""
+        rows = values.reshape(-1, values.shape[-1])
+        for start in range(0, len(rows), ROWS_AT_ONCE):
+            part = rows[start : start + ROWS_AT_ONCE].astype(np.float64)
+            for first in range(0, part.shape[1], CHANNELS_AT_ONCE):
+                channels = slice(first, first + CHANNELS_AT_ONCE)
+                self._gram.matrix[channels] += part[:, channels].T @ part
+            self._absolute += np.abs(part, out=part).sum(axis=0)
+        self._gram = replace(self._gram, rows=self._gram.rows + len(rows))
+
+    def gram(self) -> Gram:
+        """What was added.
+
+        Raises:
+            CandidateRefused: `invalid`: a value was not finite.
+        """
+        if not np.isfinite(self._absolute).all():
+            raise CandidateRefused(
+                kind="invalid",
+                found=f"NaN or Inf among the values of {self._name!r}",
+                expected="finite activations on the calibration samples",
+                fix="find the samples that overflow, or keep the model in float32",
+            )
+        return replace(self._gram, mean_absolute=self._absolute / max(self._gram.rows, 1))
+
+
+def _in_file(channels: int) -> Floats:
+    """A square matrix of zeros in a file without a name."""
+    try:
+        with tempfile.TemporaryFile(prefix="quantgate-gram-") as file:
+            # Reserved: a page of a mapped file that the disk has no room for would end the process.
+            os.posix_fallocate(file.fileno(), 0, 8 * channels * channels)
+            return np.memmap(file, np.float64, "r+", shape=(channels, channels))
+    except OSError as error:
+        raise CandidateRefused(
+            kind="infrastructure",
+            found=f"{tempfile.gettempdir()}: {error.strerror}",
+            expected=f"{8e-6 * channels * channels:.0f} MB of disk for the Gram matrix of {channels} channels",
+            fix="free disk space, or set TMPDIR to a folder with more of it",
+        ) from error
+
+
+def _shapes(
+    model: Path, tensors: Mapping[str, int], batch: Arrays, settings: SessionSettings
+) -> dict[str, tuple[int, ...]]:
+    with open_watched(model, tensors, settings, shapes=True) as watched:
+        shapes = {name: tuple(shape.tolist()) for name, shape in watched.run(batch).items()}
+    for name, channels in tensors.items():
+        if not shapes[name] or shapes[name][-1] != channels:
+            raise CandidateRefused(
+                kind="invalid",
+                found=f"{name!r} of shape {shapes[name]}",
+                expected=f"{channels} channels along the last axis, as the weight has rows",
+                fix="report it with the source model",
+            )
+    return shapes

@@ -1,0 +1,96 @@
+"""Outlier ratios: how far the largest channel of a weight or an activation lies above the others.
+
+One scale has to hold all channels of an activation, and of a weight that has one scale as a whole: what the largest needs, the
+others pay for in steps. The ratio is the largest absolute value over the median of the channels' largest absolute values. G.
+Xiao et al., "SmoothQuant", ICML 2023, section 3, see channels of activations about 100 times as large as most others; T.
+Dettmers et al., "LLM.int8()", NeurIPS 2022, section 4, find that few channels hold them. The median, as the mean would rise
+with the outliers that it is to show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from tasks.ptq.eight_bit.bias_correction import watch
+from tasks.ptq.graph.edits import WEIGHT_INPUT, initializers, operator_of, output_channel_axis, to_array
+from validators.records.libraries import Libraries
+from validators.samples.datasets import Arrays
+
+Vector = NDArray[np.float64]
+WEIGHTED = frozenset({*WEIGHT_INPUT, "com.microsoft:Attention", "LSTM"})
+
+
+@dataclass(frozen=True)
+class Outliers:
+    """Outlier ratios of a node's weight, by output channel, and of the activation that it reads, by input channel."""
+
+    weight: float | None
+    activation: float | None
+
+
+def has_weight(node: onnx.NodeProto, constants: Mapping[str, onnx.TensorProto]) -> bool:
+    """Whether a node multiplies with a constant matrix or kernel."""
+    return operator_of(node) in WEIGHTED and node.input[1] in constants
+
+
+def outlier_ratio(channels: Vector) -> float | None:
+    """The largest over the median of the channels' largest absolute values, shape `(channels,)`.
+
+    None where at least half of the channels are zero, or one is not finite: there is nothing to compare with.
+
+    >>> outlier_ratio(np.array([1.0, 2.0, 4.0, 100.0]))
+    33.333333333333336
+    """
+    middle = float(np.median(channels)) if channels.size else 0.0
+    return float(channels.max()) / middle if np.isfinite(channels).all() and middle > 0 else None
+
+
+def channel_amax(array: NDArray[Any], axes: Collection[int]) -> Vector:
+    """The largest absolute value of each channel, a channel being one index along `axes`; shape `(channels,)`."""
+    kept = {axis % array.ndim for axis in axes}
+    others = tuple(axis for axis in range(array.ndim) if axis not in kept)
+    return np.asarray(np.abs(array.astype(np.float64)).max(axis=others)).reshape(-1)
+
+
+def find_outliers(
+    model: Path, nodes: Collection[str], batches: Iterable[Arrays], libraries: Libraries = ()
+) -> dict[str, Outliers]:
+    """The ratios of those of a float graph's nodes that have a weight, in one pass over the batches.
+
+    Channels of a weight are those of the output. Those of an activation lie along axis 1 for Conv, along the last otherwise.
+
+    Raises:
+        CandidateRefused: `invalid`: the runtime does not run the model.
+    """
+    proto = onnx.load(model, load_external_data=False)
+    constants = initializers(proto.graph)
+    weighted = [node for node in proto.graph.node if node.name in nodes and has_weight(node, constants)]
+    channel_axes = {
+        node.input[0]: 1 if node.op_type == "Conv" else -1 for node in weighted if node.input[0] not in constants
+    }
+    seen: dict[str, Vector] = {}
+    for values in watch(proto, channel_axes, batches, model, libraries) if channel_axes else ():
+        for name, array in values.items():
+            found = channel_amax(array, (channel_axes[name],))
+            seen[name] = np.maximum(seen[name], found) if name in seen else found
+    return {
+        node.name: Outliers(_weight_ratio(node, constants[node.input[1]], model.parent), _ratio_of(seen, node.input[0]))
+        for node in weighted
+    }
+
+
+def _weight_ratio(node: onnx.NodeProto, weight: onnx.TensorProto, folder: Path) -> float | None:
+    # An LSTM's weight is `(directions, 4 hidden, inputs)`: its output channels lie along two axes.
+    axes = (0, 1) if node.op_type == "LSTM" else (output_channel_axis(node, weight),)
+    return outlier_ratio(channel_amax(to_array(weight, folder), axes))
+
+
+def _ratio_of(seen: dict[str, Vector], tensor: str) -> float | None:
+    return outlier_ratio(seen[tensor]) if tensor in seen else None

@@ -1,0 +1,178 @@
+"""Bias correction: what quantization shifts the mean of a layer's outputs by is taken from the layer's bias.
+
+M. Nagel, M. van Baalen, T. Blankevoort, M. Welling, "Data-Free Quantization Through Weight Equalization and Bias Correction",
+ICCV 2019, section 4.2 and the empirical form of appendix D: E[y] of the quantized model less E[y] of the float one, per output
+channel, layer after layer, so that a layer is measured on what the corrected ones before it give.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx.external_data_helper import load_external_data_for_model
+
+from tasks.ptq.calibrate.staged import WATCHING, StagedRun
+from tasks.ptq.calibrate.watched import open_watched
+from tasks.ptq.eight_bit.placement import GraphView
+from tasks.ptq.graph.edits import (
+    from_array,
+    initializers,
+    name_nodes,
+    operator_of,
+    save_model,
+    scratch,
+    to_array,
+    weight_input,
+)
+from tasks.ptq.graph.fuse_bias import bias_behind
+from validators.records.libraries import Libraries
+from validators.samples.datasets import Arrays
+
+log = logging.getLogger("quantgate")
+LOG_LINES = 10  # of one correction, so that a large model shows progress
+
+
+@dataclass(frozen=True)
+class Corrections:
+    """The largest shift of each corrected node's bias, in units of its output, and why others were left as they are."""
+
+    largest: dict[str, float]
+    left: dict[str, str]
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """A quantized node, its output with the bias in the variant and in the source, and where the bias is stored."""
+
+    node: str
+    output: str
+    source_output: str
+    bias: str
+    scale: str | None
+    channel_axis: int
+
+
+def correct_bias(
+    source: Path, variant: Path, corrected: Path, batches: Sequence[Arrays], libraries: Libraries = ()
+) -> Corrections:
+    """Write the variant with shifted biases. `variant` is what `quantize_qdq` made of `source`; a batch maps input to array.
+
+    Each model runs over the batches once, in stages: a layer's shift depends on the corrections before it, so that the variant
+    goes on from each layer with the corrected bias.
+
+    Raises:
+        CandidateRefused: `invalid`: the runtime does not run one of the models.
+    """
+    # Weights beside the files stay there: none is read but the biases.
+    float_model, model = (onnx.load(path, load_external_data=False) for path in (source, variant))
+    name_nodes(float_model.graph)
+    layers, left = _find_layers(GraphView(float_model.graph), GraphView(model.graph))
+    expected = _expected_means(float_model, source, layers, batches, libraries)
+    largest = {}
+    with scratch() as folder:
+        run = StagedRun(model, variant, [layer.output for layer in layers], batches, folder, libraries)
+        starts = {node.name: index for index, node in enumerate(model.graph.node)}
+        for done, layer in enumerate(layers, 1):
+            values = run.values(layer.output, restart=starts[layer.node])
+            shift = channel_mean(values, layer.channel_axis) - expected[layer.source_output]
+            _shift_bias(model.graph, variant.parent, layer, shift)
+            largest[layer.node] = float(np.abs(shift).max())
+            if done * LOG_LINES // len(layers) > (done - 1) * LOG_LINES // len(layers):
+                log.info("bias correction: %d of %d layers", done, len(layers))
+    load_external_data_for_model(model, str(variant.parent))
+    save_model(model, corrected)
+    return Corrections(largest, left)
+
+
+def _expected_means(
+    model: onnx.ModelProto,
+    path: Path,
+    layers: Sequence[_Layer],
+    batches: Iterable[Arrays],
+    libraries: Libraries,
+) -> dict[str, NDArray[np.float64]]:
+    """The mean of each layer's channels in the float model, by the name of its output there."""
+    axes = {layer.source_output: layer.channel_axis for layer in layers}
+    with scratch() as folder:
+        run = StagedRun(model, path, axes, batches, folder, libraries)
+        order = sorted(axes, key=run.position)
+        return {name: channel_mean(run.values(name, run.position(name) + 1), axes[name]) for name in order}
+
+
+def watch(
+    model: onnx.ModelProto,
+    tensors: Iterable[str],
+    batches: Iterable[Arrays],
+    path: Path = Path(),
+    libraries: Libraries = (),
+) -> Iterator[dict[str, NDArray[Any]]]:
+    """The values of some tensors of a graph, batch by batch. Weights that `model` does not hold lie beside `path`."""
+    with open_watched(path, tensors, replace(WATCHING, libraries=libraries), proto=model) as watched:
+        for batch in batches:
+            yield watched.run(batch)
+
+
+def channel_mean(batches: Iterable[NDArray[Any]], channel_axis: int) -> NDArray[np.float64]:
+    """The mean over all values of a channel of all batches, shape `(channels,)`.
+
+    >>> channel_mean([np.array([[1.0, 2.0]]), np.array([[2.0, 4.0], [3.0, 6.0]])], -1).tolist()
+    [2.0, 4.0]
+    """
+    total, count = np.zeros(()), 0
+    for array in batches:
+        rows = np.moveaxis(array, channel_axis, -1).reshape(-1, array.shape[channel_axis])
+        total = total + rows.sum(axis=0, dtype=np.float64)
+        count += len(rows)
+    return np.asarray(total / count)
+
+
+def _find_layers(source: GraphView, variant: GraphView) -> tuple[list[_Layer], dict[str, str]]:
+    """The quantized nodes with a bias, in graph order, and the reason why others are none."""
+    float_nodes = {node.name: node for node in source.graph.node}
+    layers, left = [], {}
+    for node in variant.graph.node:
+        origin = float_nodes.get(node.name)
+        weight = variant.producer.get(node.input[1]) if weight_input(node) else None
+        if (
+            origin is None
+            or weight is None
+            or operator_of(weight) != "DequantizeLinear"
+            or weight.input[0] not in variant.constants
+        ):
+            continue
+        behind, before = bias_behind(variant, node), bias_behind(source, origin)
+        bias = node.input[2] if len(node.input) > 2 else ""
+        if behind is not None:
+            bias = next(name for name in behind.input if name in variant.constants)
+        stored, scale = bias, None
+        if bias in variant.producer:
+            stored, scale = variant.producer[bias].input[:2]
+        if stored not in variant.constants:
+            left[node.name] = "has no bias"
+            continue
+        output = (behind or node).output[0]
+        axis = 1 if node.op_type == "Conv" else -1
+        merged = origin.op_type == "MatMul" and before is not None
+        layers.append(
+            _Layer(node.name, output, (before if merged and before else origin).output[0], stored, scale, axis)
+        )
+    return layers, left
+
+
+def _shift_bias(graph: onnx.GraphProto, folder: Path, layer: _Layer, shift: NDArray[np.float64]) -> None:
+    constants = initializers(graph)
+    stored = to_array(constants[layer.bias], folder)
+    if layer.scale is None:
+        shifted = (stored - shift.reshape(stored.shape)).astype(stored.dtype)
+    else:
+        limits = np.iinfo(stored.dtype)
+        steps = np.rint(shift / to_array(constants[layer.scale], folder).astype(np.float64)).reshape(stored.shape)
+        shifted = np.clip(stored - steps, limits.min, limits.max).astype(stored.dtype)
+    constants[layer.bias].CopyFrom(from_array(shifted, layer.bias))

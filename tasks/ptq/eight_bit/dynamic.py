@@ -1,0 +1,283 @@
+"""INT8 with ranges at run time: weights are stored in INT8, activations get scale and zero point from each request.
+
+Operators of ONNX Runtime do the work (com.microsoft, its ContribOperators.md), since of the standard ones the runtime makes
+the same when it loads a file:
+
+MatMul, Gemm        DynamicQuantizeMatMul; MatMulIntegerToFloat where several products read the same activation, which
+                    DynamicQuantizeLinear then quantizes once. A constant that is added to each row goes in as their bias.
+Attention (fused)   QAttention
+LSTM                DynamicQuantizeLSTM
+Gather of a table   GatherBlockQuantized: an embedding, each row by blocks. Nothing is computed in INT8; the file is smaller.
+
+Convolutions stay in float: ConvInteger takes several times as long as Conv (`benchmarks/README.md`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx.external_data_helper import load_external_data_for_model
+from onnx.helper import make_node, make_opsetid
+
+from tasks.ptq.eight_bit.affine import WeightBits, fit_weight, store_weight
+from tasks.ptq.eight_bit.placement import KEPT, GraphView
+from tasks.ptq.eight_bit.qdq import Report
+from tasks.ptq.eight_bit.tied import TABLE_BLOCKS, look_up, store_table
+from tasks.ptq.graph.edits import (
+    Names,
+    attribute,
+    custom_operators,
+    drop_unused_initializers,
+    from_array,
+    operator_of,
+    save_model,
+    to_array,
+)
+from validators.errors import CandidateRefused
+
+DOMAIN = "com.microsoft"
+ATTENTION = f"{DOMAIN}:Attention"
+# Which attributes of Attention its quantized form has too.
+ATTENTION_ATTRIBUTES = {"num_heads", "unidirectional", "scale", "mask_filter_value"}
+
+
+@dataclass
+class _Pass:
+    """A graph on the way: its nodes in order, and what was made once for several of them."""
+
+    view: GraphView
+    folder: Path  # of the weights that lie beside the file
+    per_channel: bool
+    bits: WeightBits
+    readers_in_int8: dict[str, int]
+    names: Names
+    nodes: list[onnx.NodeProto] = field(default_factory=list)
+    weights: dict[tuple[str, bool], tuple[str, str, str]] = field(default_factory=dict)
+    activations: dict[str, tuple[str, str, str]] = field(default_factory=dict)
+    folded: set[str] = field(default_factory=set)
+
+
+def quantize_dynamic(
+    float_model: Path,
+    variant: Path,
+    *,
+    per_channel: bool,
+    weight_bits: WeightBits = 8,
+    keep_float: Collection[str] = (),
+) -> Report:
+    """Write a form of a float model, whose nodes have names, with INT8 weights and ranges at run time.
+
+    Weights are symmetric, by output channel or as a whole. The nodes that `keep_float` names stay as they are. A variant in
+    the folder of a model whose weights lie in a file beside it goes on reading those that stay.
+
+    Raises:
+        CandidateRefused: `unsupported`: nothing of the model can be quantized so.
+    """
+    # Its weights one by one, as they are needed: whether they lie in the file or beside it.
+    proto = onnx.load(float_model, load_external_data=False)
+    view = GraphView(proto.graph)
+    left = {node.name: why for node in proto.graph.node if (why := _why_left(view, node, keep_float))}
+    chosen = [node for node in proto.graph.node if node.name not in left and _has_form(view, node)]
+    names = {node.name for node in chosen}
+    left |= {name: why for name, why in custom_operators(proto.graph).items() if name not in {*names, *left}}
+    if not chosen:
+        raise _nothing(left)
+    readers: dict[str, int] = {}
+    for node in chosen:
+        if operator_of(node) in ("MatMul", "Gemm", ATTENTION):
+            readers[node.input[0]] = readers.get(node.input[0], 0) + 1
+    work = _Pass(view, float_model.parent, per_channel, weight_bits, readers, Names(proto.graph))
+    for node in proto.graph.node:
+        if node.name in names:
+            work.nodes.extend(_MAKERS[operator_of(node)](work, node))
+        elif node.name not in work.folded:
+            work.nodes.append(node)
+    nodes = [onnx.NodeProto.FromString(node.SerializeToString()) for node in work.nodes]
+    proto.graph.ClearField("node")
+    proto.graph.node.extend(nodes)
+    drop_unused_initializers(proto.graph)
+    if not any(opset.domain == DOMAIN for opset in proto.opset_import):
+        proto.opset_import.append(make_opsetid(DOMAIN, 1))
+    # Beside its source a variant shares what it does not change.
+    if variant.parent != float_model.parent:
+        load_external_data_for_model(proto, str(float_model.parent))
+    save_model(proto, variant)
+    return Report(tuple(node.name for node in chosen), left)
+
+
+def _has_form(view: GraphView, node: onnx.NodeProto) -> bool:
+    """Whether an operator has a quantized form at all: a Gather of indices or shapes has none, and nothing to lose."""
+    return operator_of(node) in _MAKERS and (node.op_type != "Gather" or _is_matrix(view, node.input[0]))
+
+
+def _why_left(view: GraphView, node: onnx.NodeProto, keep_float: Collection[str]) -> str | None:
+    """Why a node that multiplies stays in float; None for all others, and for those that can be quantized."""
+    if node.name in keep_float:
+        return KEPT
+    kind = operator_of(node)
+    if any(body.node for item in node.attribute for body in (item.g, *item.graphs)):
+        return "bodies of control flow are not looked into"
+    if kind in ("Conv", "ConvTranspose"):
+        return "convolutions are slower with ranges at run time"
+    if kind in ("MatMul", "Gemm"):
+        return _why_no_product(view, node)
+    if kind == ATTENTION:
+        extra = any(node.input[4:]) or {item.name for item in node.attribute} - ATTENTION_ATTRIBUTES
+        plain = not extra and node.input[2] and _is_matrix(view, node.input[1])
+        return None if plain else "attention in a form that has no quantized one"
+    if kind == "LSTM":
+        weights = [view.constants.get(name) for name in node.input[1:3]]
+        fixed = all(weight is not None and weight.data_type == onnx.TensorProto.FLOAT for weight in weights)
+        plain = fixed and not any(node.input[7:]) and not attribute(node, "layout", 0)
+        return None if plain else "an LSTM in a form that has no quantized one"
+    if kind == "Gather":
+        if not _is_matrix(view, node.input[0]):
+            return None
+        table = view.constants[node.input[0]]
+        shared = len(view.readers[node.input[0]]) > 1 or attribute(node, "axis", 0) != 0
+        return "a table that is read elsewhere, or by columns" if shared or _block_of(table.dims[1]) is None else None
+    return None
+
+
+def _why_no_product(view: GraphView, node: onnx.NodeProto) -> str | None:
+    if not _is_matrix(view, node.input[1]):
+        return "the weight is no constant matrix of float32"
+    if node.input[0] in view.constants:
+        return "the input is a constant"
+    scaled = attribute(node, "alpha", 1.0) != 1.0 or attribute(node, "beta", 1.0) != 1.0
+    return "a Gemm with alpha, beta or transA" if scaled or attribute(node, "transA", 0) else None
+
+
+def _is_matrix(view: GraphView, name: str) -> bool:
+    constant = view.constants.get(name)
+    return constant is not None and len(constant.dims) == 2 and constant.data_type == onnx.TensorProto.FLOAT
+
+
+def _block_of(columns: int) -> int | None:
+    return next((size for size in TABLE_BLOCKS if columns % size == 0), None)
+
+
+def _product(work: _Pass, node: onnx.NodeProto) -> list[onnx.NodeProto]:
+    """A MatMul or Gemm, with what is added to each row as its bias."""
+    weight, scales, zeros = _weight(work, node.input[1], bool(attribute(node, "transB", 0)))
+    output, bias, after = _bias(work, node)
+    activation = node.input[0]
+    if work.readers_in_int8[activation] == 1:
+        inputs = [activation, weight, scales, zeros, bias]
+        return [make_node("DynamicQuantizeMatMul", inputs, [output], name=node.name, domain=DOMAIN), *after]
+    made, (stored, scale, zero) = _activation(work, activation)
+    inputs = [stored, weight, scale, scales, zero, zeros, bias]
+    return [*made, make_node("MatMulIntegerToFloat", inputs, [output], name=node.name, domain=DOMAIN), *after]
+
+
+def _bias(work: _Pass, node: onnx.NodeProto) -> tuple[str, str, list[onnx.NodeProto]]:
+    """Of a product: the name of its output, its bias (empty for none), and what must still be done after it."""
+    view, output = work.view, node.output[0]
+    width = view.constants[node.input[1]].dims[0 if attribute(node, "transB", 0) else 1]
+
+    def is_row(name: str) -> bool:
+        return name in view.constants and list(view.constants[name].dims) == [width]
+
+    if len(node.input) > 2 and node.input[2]:
+        if is_row(node.input[2]):
+            return output, node.input[2], []
+        product = work.names.new(f"{output}_product")
+        name = work.names.new(f"{node.name}_Add")
+        return product, "", [make_node("Add", [product, node.input[2]], [output], name=name)]
+    readers = view.readers.get(output, [])
+    if len(readers) != 1 or output in view.pinned or operator_of(readers[0][0]) != "Add":
+        return output, "", []
+    reader, place = readers[0]
+    if not is_row(reader.input[1 - place]):
+        return output, "", []
+    work.folded.add(reader.name)
+    return reader.output[0], reader.input[1 - place], []
+
+
+def _attention(work: _Pass, node: onnx.NodeProto) -> list[onnx.NodeProto]:
+    weight, scales, zeros = _weight(work, node.input[1], False)
+    made, (stored, scale, zero) = _activation(work, node.input[0])
+    mask = node.input[3] if len(node.input) > 3 else ""
+    inputs = [stored, weight, node.input[2], scale, scales, mask, zero, zeros]
+    quantized = make_node("QAttention", inputs, list(node.output), name=node.name, domain=DOMAIN)
+    quantized.attribute.extend(node.attribute)
+    return [*made, quantized]
+
+
+def _lstm(work: _Pass, node: onnx.NodeProto) -> list[onnx.NodeProto]:
+    """W `[directions, 4 hidden, inputs]` and R, each transposed, with scales `[directions, 4 hidden]` or `[directions]`."""
+    stored: list[str] = []
+    parts: list[str] = []
+    for name in node.input[1:3]:
+        weight = to_array(work.view.constants[name], work.folder)
+        axis = 0 if work.per_channel else None  # of one direction
+        scales = np.stack([fit_weight(one, axis, work.bits) for one in weight])
+        codes = np.stack([store_weight(*pair, axis, work.bits) for pair in zip(weight, scales, strict=True)])
+        stored.append(_constant(work, f"{name}_int8", np.ascontiguousarray(codes.transpose(0, 2, 1))))
+        parts += [
+            _constant(work, f"{name}_scale", scales),
+            _constant(work, f"{name}_zero_point", np.zeros(scales.shape, np.int8)),
+        ]
+    rest = [*node.input[3:7], *[""] * 4][:4]  # bias, lengths and the first states
+    inputs = [node.input[0], *stored, *rest, "", *parts]
+    quantized = make_node("DynamicQuantizeLSTM", inputs, list(node.output), name=node.name, domain=DOMAIN)
+    quantized.attribute.extend(item for item in node.attribute if item.name != "layout")
+    return [quantized]
+
+
+def _table(work: _Pass, node: onnx.NodeProto) -> list[onnx.NodeProto]:
+    constant = work.view.constants[node.input[0]]
+    size = _block_of(constant.dims[1])
+    assert size is not None  # otherwise it is left
+    names = store_table(work.view.graph, node.input[0], work.names, bits=8, block_size=size, folder=work.folder)
+    return [look_up(node, names, 8, size)]
+
+
+def _weight(work: _Pass, name: str, transposed: bool) -> tuple[str, str, str]:
+    """Names of a matrix `[K, N]` in INT8, its scales and its zero points, which are zero; made once."""
+    if (name, transposed) not in work.weights:
+        matrix = to_array(work.view.constants[name], work.folder)
+        matrix = np.ascontiguousarray(matrix.T) if transposed else matrix
+        axis = 1 if work.per_channel else None
+        scales = fit_weight(matrix, axis, work.bits)
+        work.weights[name, transposed] = (
+            _constant(work, f"{name}_int8", store_weight(matrix, scales, axis, work.bits)),
+            _constant(work, f"{name}_scale", scales),
+            _constant(work, f"{name}_zero_point", np.zeros(scales.shape, np.int8)),
+        )
+    return work.weights[name, transposed]
+
+
+def _activation(work: _Pass, name: str) -> tuple[list[onnx.NodeProto], tuple[str, str, str]]:
+    """Names of an activation in UINT8, its scale and its zero point, and the node that makes them, the first time."""
+    if name in work.activations:
+        return [], work.activations[name]
+    outputs = [work.names.new(f"{name}_{part}") for part in ("uint8", "scale", "zero_point")]
+    work.activations[name] = (outputs[0], outputs[1], outputs[2])
+    node = make_node("DynamicQuantizeLinear", [name], outputs, name=work.names.new(f"{name}_DynamicQuantizeLinear"))
+    return [node], work.activations[name]
+
+
+def _constant(work: _Pass, name: str, array: NDArray[Any]) -> str:
+    name = work.names.new(name)
+    work.view.graph.initializer.append(from_array(array, name))
+    return name
+
+
+def _nothing(left: dict[str, str]) -> CandidateRefused:
+    but = "; ".join(f"{name}: {why}" for name, why in list(left.items())[:5])
+    return CandidateRefused(
+        kind="unsupported",
+        found="nothing to quantize with ranges at run time" + (f" ({but})" if but else ""),
+        expected="a MatMul, Gemm, LSTM, fused Attention or table with constant weights",
+        fix="take a candidate of INT8 static",
+    )
+
+
+_MAKERS = {"MatMul": _product, "Gemm": _product, ATTENTION: _attention, "LSTM": _lstm, "Gather": _table}

@@ -1,0 +1,33 @@
+"""FP8 E4M3: weights and the inputs of MatMul, Gemm and Conv through Q/DQ pairs with scale = amax / 448."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+from tasks.ptq.calibrate.range_methods import Range
+from tasks.ptq.eight_bit.qdq import Report, quantize_qdq
+from validators.job.candidate_name import Candidate
+
+
+def quantize_fp8(
+    model: Path, ranges: Mapping[str, Range], candidate: Candidate, variant: Path, *, keep_float: Collection[str] = ()
+) -> Report:
+    """Write the Q/DQ form of a float model of opset 19 or above; activation scales are from minmax `ranges`, per tensor.
+
+    For `ort-cpu` it simulates what the kernels of `tensorrt` compute.
+
+    Raises:
+        CandidateRefused: `unsupported`: no node of the model could be quantized; `invalid`: as `quantize_qdq` says.
+    """
+    return quantize_qdq(
+        model,
+        variant,
+        ranges,
+        target="ort-cpu" if candidate.target == "ort-cpu" else "tensorrt",
+        every_operator=False,
+        per_channel=candidate.granularity == "pc",
+        activation="e4m3",
+        weight_bits=8,
+        keep_float=keep_float,
+    )

@@ -1,0 +1,311 @@
+"""INT8 static and FP8: QuantizeLinear and DequantizeLinear pairs where the target's kernels want them.
+
+What goes where is decided in `placement.py`, what numbers it gets in `affine.py`; here the graph is rewritten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import helper
+
+from tasks.ptq.calibrate.range_methods import Range
+from tasks.ptq.eight_bit.affine import (
+    ActivationType,
+    Affine,
+    WeightBits,
+    fit_e4m3,
+    fit_range,
+    fit_weight,
+    smallest_weight_scale,
+    store_bias,
+    store_weight,
+)
+from tasks.ptq.eight_bit.e4m3 import E4M3, store_e4m3, weight_scales
+from tasks.ptq.eight_bit.placement import GraphView, Placement, QdqTarget, place
+from tasks.ptq.eight_bit.qdq_checks import (
+    check_variant,
+    describe_tensors,
+    interface_of,
+    raise_problem,
+    refuse_model,
+    weight_type,
+)
+from tasks.ptq.graph.edits import (
+    WEIGHT_INPUT,
+    Names,
+    attribute,
+    drop_unused_initializers,
+    from_array,
+    name_nodes,
+    output_channel_axis,
+    save_model,
+    to_array,
+)
+from tasks.ptq.graph.fuse_bias import fuse_bias
+from tasks.ptq.openvino_forms import place_for_openvino
+
+QuantizedType = Literal["uint8", "int8", "e4m3"]
+
+
+@dataclass(frozen=True)
+class Report:
+    """Names of the `quantized` nodes in graph order; of those left in float, with the reason."""
+
+    quantized: tuple[str, ...]
+    left: dict[str, str]
+
+
+def quantize_qdq(
+    model: Path,
+    variant: Path,
+    ranges: Mapping[str, Range],
+    *,
+    target: QdqTarget,
+    every_operator: bool,
+    per_channel: bool,
+    activation: QuantizedType,
+    weight_bits: WeightBits,
+    keep_float: Collection[str] = (),
+) -> Report:
+    """Write a Q/DQ form of a float model for one target.
+
+    `ranges` are (low, high) of activations by tensor; `keep_float` names nodes that stay as they are. Weights are symmetric
+    INT8; activations asymmetric for `ort-cpu`, symmetric for `tensorrt`; for `ort-openvino` UINT8 becomes symmetric INT8 where
+    a range reaches below zero. With `e4m3` both are FP8, placed for either target as
+    `tensorrt` wants it: on a CPU, which has no such kernels, that reproduces its numbers.
+
+    Raises:
+        CandidateRefused: `unsupported`: the model is quantized already, has no node to quantize, or the target does not take
+            such activations; `invalid`: `keep_float` names no node, or the result is not a valid model of the same interface.
+    """
+    proto = onnx.load(model)
+    name_nodes(proto.graph)
+    refuse_model(proto, target, "int8" if activation == "e4m3" else activation, keep_float)
+    interface = interface_of(proto.graph)
+    types, ranks = describe_tensors(proto)
+    rules: QdqTarget = "tensorrt" if activation == "e4m3" else target
+    if rules == "ort-cpu":
+        fuse_bias(proto.graph, ranks, keep_float)
+    if rules == "ort-openvino":
+        plan = place_for_openvino(proto.graph, ranges, every_operator=every_operator, keep_float=keep_float)
+    else:
+        plan = place(proto.graph, ranges, target=rules, every_operator=every_operator, keep_float=keep_float)
+    if not plan.nodes:
+        found = f"no node to quantize: {next(iter(plan.left.items()), 'no Conv, MatMul or Gemm')}"
+        raise_problem(
+            ("unsupported", found, "a weighted node with calibrated ranges", "check the export and the calibration")
+        )
+    view = GraphView(proto.graph)
+    _Rewriter(view, plan, ranges, rules, activation, weight_bits, per_channel, types, weight_type(view)).rewrite()
+    save_model(proto, variant)
+    check_variant(variant, interface)
+    return Report(plan.nodes, plan.left)
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """A quantized constant, and the output of the DequantizeLinear that reads it."""
+
+    values: NDArray[Any]
+    scales: NDArray[Any]
+    end: str
+
+
+@dataclass
+class _Rewriter:
+    """One rewriting by the rules of `target`; `pairs` go behind the node that makes their tensor, `first` before all nodes."""
+
+    view: GraphView
+    plan: Placement
+    ranges: Mapping[str, Range]
+    target: QdqTarget
+    activation: QuantizedType
+    bits: WeightBits
+    per_channel: bool
+    types: Mapping[str, int]
+    default_type: int
+    affine: dict[str, Affine] = field(default_factory=dict)
+    constants: list[onnx.TensorProto] = field(default_factory=list)
+    first: list[onnx.NodeProto] = field(default_factory=list)
+    stored: dict[str, list[_Stored]] = field(default_factory=dict)
+    pairs: dict[str, list[onnx.NodeProto]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.names = Names(self.view.graph)
+
+    def rewrite(self) -> None:
+        graph = self.view.graph
+        nodes = {node.name: node for node in graph.node}
+        quantized = [nodes[name] for name in self.plan.nodes]
+        # Weights first: what they need of the activations is known by the names that the float graph has.
+        for node in quantized:
+            self._weigh(node)
+        for tensor, places in self.plan.inputs.items():
+            end = self._pair(tensor, self.names.new(f"{tensor}_dequantized"))
+            for name, index in places:
+                nodes[name].input[index] = end
+        for tensor in sorted(self.plan.outputs):
+            self._quantize_output(tensor)
+        self._order()
+        graph.initializer.extend(self.constants)
+        drop_unused_initializers(graph)
+
+    def parameters(self, tensor: str) -> Affine:
+        """Scale and zero point of an activation: its own, or those of the tensor that it is a copy of."""
+        if tensor in self.plan.shares:
+            return self.parameters(self.plan.shares[tensor])
+        if tensor not in self.affine:
+            low, high = self.ranges[tensor]
+            least, most = self.view.bounds(tensor)
+            low, high = (min(max(end, least), most) for end in (low, high))
+            kind: ActivationType = "int8" if self.target == "ort-openvino" and low < 0 else self.integer
+            symmetric = self.target == "tensorrt" or (self.target == "ort-openvino" and kind == "int8")
+            self.affine[tensor] = fit_range(low, high, kind, symmetric=symmetric, dtype=self._float_of(tensor))
+        return self.affine[tensor]
+
+    @property
+    def integer(self) -> ActivationType:
+        """The type of activations that are integers."""
+        return "uint8" if self.activation == "uint8" else "int8"
+
+    def _float_of(self, tensor: str) -> np.dtype[Any]:
+        return helper.tensor_dtype_to_np_dtype(self.types.get(tensor, self.default_type))
+
+    def _weigh(self, node: onnx.NodeProto) -> None:
+        """Give a node its stored weight (and bias), or a KERNELS node its stored constants."""
+        constants = [index for index, name in enumerate(node.input) if name in self.view.constants]
+        if node.op_type in WEIGHT_INPUT and 1 in constants:
+            self._store_weight_and_bias(node)
+        elif node.op_type in ("Add", "Mul", "Concat"):
+            for index in constants:
+                node.input[index] = self._store_operand(node.input[index])
+
+    def _store_weight_and_bias(self, node: onnx.NodeProto) -> None:
+        weight = self.view.constants[node.input[1]]
+        values = to_array(weight)
+        axis = self._channel_axis(node, weight)
+        bias_name = node.input[2] if len(node.input) > 2 and self.target == "ort-cpu" else ""
+        bias: NDArray[Any] | None = None
+        smallest: NDArray[Any] = np.zeros(())
+        if node.op_type == "Gemm" and self.target == "ort-cpu":
+            values = values * np.asarray(_take(node, "alpha"), values.dtype)
+        if bias_name:
+            bias = to_array(self.view.constants[bias_name]).reshape(-1)
+            if node.op_type == "Gemm":
+                bias = bias * np.asarray(_take(node, "beta"), bias.dtype)
+            per_bias = smallest_weight_scale(bias, self.parameters(node.input[0]).scale)
+            smallest = per_bias if axis is not None else np.asarray(per_bias.max())
+        if self.activation == "e4m3":
+            scales = weight_scales(values, axis)
+            stored = store_e4m3(values, scales, axis)
+        else:
+            scales = fit_weight(values, axis, self.bits, smallest=smallest)
+            stored = store_weight(values, scales, axis, self.bits)
+        node.input[1] = self._dequantize(weight.name, stored, scales, np.zeros(scales.shape, stored.dtype), axis)
+        if bias is not None:
+            total = np.asarray(self.parameters(node.input[0]).scale * scales, scales.dtype)
+            # Shapes of scales: one number a channel, or one for all.
+            node.input[2] = self._dequantize(
+                bias_name, store_bias(bias, total), total, None, 0 if total.shape else None
+            )
+
+    def _channel_axis(self, node: onnx.NodeProto, weight: onnx.TensorProto) -> int | None:
+        stacked = node.op_type == "MatMul" and len(weight.dims) > 2
+        return output_channel_axis(node, weight) if self.per_channel and not stacked else None
+
+    def _store_operand(self, name: str) -> str:
+        """A constant that is added or multiplied: quantized like an activation, which is what the kernel takes."""
+        values = to_array(self.view.constants[name])
+        fit = fit_range(float(values.min()), float(values.max()), self.integer, dtype=values.dtype)
+        return self._dequantize(name, fit.store(values), fit.scale, np.array(fit.zero, fit.kind), None)
+
+    def _dequantize(
+        self, name: str, stored: NDArray[Any], scales: NDArray[Any], zero: NDArray[Any] | None, axis: int | None
+    ) -> str:
+        """The output of a DequantizeLinear of a stored constant; nodes that store it alike share it."""
+        forms = self.stored.setdefault(name, [])
+        for form in forms:
+            if np.array_equal(form.scales, scales) and np.array_equal(form.values, stored):
+                return form.end
+        label = f"{name}_{len(forms)}" if forms else name
+        inputs = [self._constant(f"{label}_quantized", stored), self._constant(f"{label}_scale", scales)]
+        if zero is not None:
+            inputs.append(self._constant(f"{label}_zero_point", zero))
+        options: dict[str, Any] = {} if axis is None else {"axis": axis}
+        end, node = self.names.new(f"{label}_dequantized"), self.names.new(f"{label}_dequantize")
+        self.first.append(helper.make_node("DequantizeLinear", inputs, [end], name=node, **options))
+        forms.append(_Stored(stored, scales, end))
+        return end
+
+    def _constant(self, name: str, values: NDArray[Any]) -> str:
+        name = self.names.new(name)
+        self.constants.append(from_array(values, name))
+        return name
+
+    def _pair(self, tensor: str, end: str) -> str:
+        """Quantize and dequantize an activation into the tensor `end`."""
+        scale_value, zero_value = self._scale_and_zero(tensor)
+        scale = self._constant(f"{tensor}_scale", scale_value)
+        zero = self._constant(f"{tensor}_zero_point", zero_value)
+        middle = self.names.new(f"{tensor}_quantized")
+        quantize, dequantize = (self.names.new(f"{tensor}_{verb}") for verb in ("quantize", "dequantize"))
+        self.pairs[tensor] = [
+            helper.make_node("QuantizeLinear", [tensor, scale, zero], [middle], name=quantize),
+            helper.make_node("DequantizeLinear", [middle, scale, zero], [end], name=dequantize),
+        ]
+        return end
+
+    def _scale_and_zero(self, tensor: str) -> tuple[NDArray[Any], NDArray[Any]]:
+        if self.activation == "e4m3":
+            low, high = self.ranges[tensor]
+            return fit_e4m3(max(-low, high), self._float_of(tensor)), np.zeros((), E4M3)
+        fit = self.parameters(tensor)
+        return fit.scale, np.array(fit.zero, fit.kind)
+
+    def _quantize_output(self, tensor: str) -> None:
+        """Quantize a tensor where it is made; a folded activation gives its place to the node before it."""
+        node = self.view.producer[tensor]
+        if node.name in self.plan.folded:
+            source = self.view.producer[node.input[0]]
+            self.view.graph.node.remove(node)
+            source.output[0] = tensor
+            node = source
+        if tensor in self.view.pinned:
+            # Other graphs and callers know the tensor by its name: what is made gets another one.
+            made = self.names.new(f"{tensor}_float")
+            node.output[list(node.output).index(tensor)] = made
+            self._pair(tensor, tensor)
+            self.pairs[made] = self.pairs.pop(tensor)
+            self.pairs[made][0].input[0] = made
+            return
+        end = self._pair(tensor, self.names.new(f"{tensor}_dequantized"))
+        for reader, index in self.view.readers.get(tensor, []):
+            reader.input[index] = end
+
+    def _order(self) -> None:
+        graph = self.view.graph
+        rest = dict(self.pairs)
+        nodes = []
+        for node in graph.node:
+            nodes.append(node)
+            for output in node.output:
+                nodes.extend(rest.pop(output, []))
+        before = [*self.first, *(node for pair in rest.values() for node in pair)]
+        ordered = [onnx.NodeProto.FromString(node.SerializeToString()) for node in [*before, *nodes]]
+        del graph.node[:]
+        graph.node.extend(ordered)
+
+
+def _take(node: onnx.NodeProto, name: str) -> float:
+    """The factor alpha or beta of a Gemm, removed from it: integer kernels are for those of 1."""
+    value = float(attribute(node, name, 1.0))
+    for item in [item for item in node.attribute if item.name == name]:
+        node.attribute.remove(item)
+    return value

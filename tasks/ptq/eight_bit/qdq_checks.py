@@ -1,0 +1,110 @@
+"""What must hold of a model before and after Q/DQ pairs are put into it, and what is known of its tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+
+import onnx
+
+from tasks.ptq.eight_bit.affine import ActivationType
+from tasks.ptq.eight_bit.placement import FLOATS, GraphView, QdqTarget
+from tasks.ptq.graph.edits import EXTERNAL_DATA_BYTES, message_bytes, weight_input
+from validators.errors import CandidateRefused, RefusalKind
+from validators.graph.source_graph import KNOWN_DOMAINS
+
+# Per channel DequantizeLinear came with opset 13, float16 scales with 19; TensorRT is given 21.
+LEAST_OPSET, FLOAT16_OPSET = 13, 21
+_QUANTIZED = (
+    "QuantizeLinear",
+    "DequantizeLinear",
+    "DynamicQuantize",
+    "QLinear",
+    "QGemm",
+    "MatMulInteger",
+    "ConvInteger",
+)
+
+
+def describe_tensors(proto: onnx.ModelProto) -> tuple[dict[str, int], dict[str, int]]:
+    """Element types and ranks of the float tensors, as far as shape inference knows them."""
+    # Beyond a protobuf's size there is no inference in memory: types then are those of the weights.
+    graph = (proto if message_bytes(proto) > EXTERNAL_DATA_BYTES else onnx.shape_inference.infer_shapes(proto)).graph
+    values = {value.name: value.type.tensor_type for value in [*graph.value_info, *graph.input, *graph.output]}
+    types = {name: kind.elem_type for name, kind in values.items() if kind.elem_type in FLOATS}
+    return types, {name: len(values[name].shape.dim) for name in types if values[name].HasField("shape")}
+
+
+def weight_type(view: GraphView) -> int:
+    """The type of the weights, which is that of activations behind a custom operator, where inference knows none."""
+    weights = [view.constants.get(node.input[1]) for node in view.graph.node if weight_input(node)]
+    return next((item.data_type for item in weights if item and item.data_type in FLOATS), onnx.TensorProto.FLOAT)
+
+
+def refuse_model(
+    proto: onnx.ModelProto, target: QdqTarget, activation: ActivationType, keep_float: Collection[str]
+) -> None:
+    """What is wrong with the model or the options, before anything is done."""
+    nodes = proto.graph.node
+    quantized = next(
+        (node.op_type for node in nodes if node.domain in KNOWN_DOMAINS and node.op_type.startswith(_QUANTIZED)), ""
+    )
+    half = any(tensor.data_type == onnx.TensorProto.FLOAT16 for tensor in proto.graph.initializer)
+    least = FLOAT16_OPSET if half or target == "tensorrt" else LEAST_OPSET
+    opset = next((item.version for item in proto.opset_import if item.domain in ("", "ai.onnx")), 0)
+    unknown = sorted(set(keep_float) - {node.name for node in nodes})
+    problem: tuple[RefusalKind, str, str, str] | None = None
+    if quantized:
+        problem = (
+            "unsupported",
+            f"a model that is quantized already: {quantized}",
+            "a float model",
+            "register that one",
+        )
+    elif opset < least:
+        problem = ("unsupported", f"opset {opset}", f"opset {least} or above", "export the model with a newer opset")
+    elif target == "tensorrt" and activation != "int8":
+        problem = (
+            "unsupported",
+            f"{activation} for TensorRT",
+            "int8: it parses no zero point but 0",
+            "take int8 activations",
+        )
+    elif half and target != "tensorrt":
+        problem = (
+            "unsupported",
+            f"float16 weights on {target}",
+            "float32: its kernels have no others",
+            "take the float32 model",
+        )
+    elif unknown:
+        problem = (
+            "invalid",
+            f"nodes to keep in float {unknown}",
+            "names of nodes of the graph",
+            "read them from the graph",
+        )
+    raise_problem(problem)
+
+
+def check_variant(variant: Path, before: list[bytes]) -> None:
+    """The file is valid, and its inputs and outputs are those of the source."""
+    try:
+        onnx.checker.check_model(str(variant), full_check=True)
+        same = interface_of(onnx.load(variant, load_external_data=False).graph) == before
+        found = "" if same else "other inputs or outputs than the source"
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        found = str(error).splitlines()[0]
+    raise_problem(
+        ("invalid", found, "a valid model of the same interface", "report it with the source model") if found else None
+    )
+
+
+def raise_problem(problem: tuple[RefusalKind, str, str, str] | None) -> None:
+    if problem is not None:
+        kind, found, expected, fix = problem
+        raise CandidateRefused(kind=kind, found=found, expected=expected, fix=fix)
+
+
+def interface_of(graph: onnx.GraphProto) -> list[bytes]:
+    return [value.SerializeToString(deterministic=True) for value in [*graph.input, *graph.output]]

@@ -1,0 +1,309 @@
+"""SmoothQuant: channels of activations that are far larger than the others hand their size to the weights.
+
+G. Xiao et al., "SmoothQuant: Accurate and Efficient Post-Training Quantization for Large Language Models", ICML 2023. Eq. 3:
+Y = (X diag(s)^-1) (diag(s) W), which is the same product; eq. 4: s_j = max|X_j|^alpha / max|W_j|^(1 - alpha). The division is
+folded into what makes X where that is exact, and is a Mul of its own otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import helper
+
+from tasks.ptq.eight_bit.affine import fit_range, fit_weight, read_weight, store_weight
+from tasks.ptq.eight_bit.bias_correction import watch
+from tasks.ptq.eight_bit.placement import FLOATS, GraphView
+from tasks.ptq.graph.edits import (
+    Names,
+    attribute,
+    drop_unused_initializers,
+    from_array,
+    operator_of,
+    save_model,
+    to_array,
+)
+from validators.records.libraries import Libraries
+from validators.samples.datasets import Arrays
+
+# The paper takes 0.5 for most models and up to 0.9 for those with the largest outliers (section 4 and figure 10).
+ALPHAS: tuple[float, ...] = tuple(step / 20 for step in range(4, 20))
+ROWS = 256
+# An error that falls by less is not worth another graph.
+LEAST_GAIN = 0.05
+
+Vector = NDArray[np.float64]
+Edit = tuple[onnx.NodeProto, int, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class ChannelStatistics:
+    """What calibration saw of a tensor: `low` and `high` of each channel of its last axis, shape `(channels,)`, and `rows`
+    of it, float32 `(n, channels)`, to try factors on; `halves` are the same of either half of what was seen."""
+
+    low: NDArray[np.float32]
+    high: NDArray[np.float32]
+    rows: NDArray[np.float32]
+    halves: tuple[ChannelStatistics, ...] = ()
+
+
+@dataclass(frozen=True)
+class Smoothing:
+    """What was done to one tensor; errors are the mean square of the layers' quantized outputs less the exact ones, over the
+    mean square of the exact ones."""
+
+    alpha: float | None
+    way: Literal["folded", "multiplied", "left"]
+    error_before: float
+    error_after: float
+
+
+@dataclass(frozen=True)
+class SmoothedGraph:
+    """An equal float model that is easier to quantize, with how many tensors were divided where they are made, and by a Mul."""
+
+    path: Path
+    folded: int
+    multiplied: int
+
+
+def read_channels(
+    model: Path, batches: Iterable[Arrays], *, seed: int = 0, libraries: Libraries = ()
+) -> dict[str, ChannelStatistics]:
+    """Statistics of every tensor that `smooth` could change: the inputs of products with constant weights.
+
+    Rows are a seeded draw of equal size from each batch; its first rows are one half, the others the other.
+    """
+    proto = onnx.load(model, load_external_data=False)
+    tensors = list(_layers_by_input(GraphView(proto.graph)))
+    batches = list(batches)
+    rng = np.random.default_rng(seed)
+    share = -(-ROWS // max(1, 2 * len(batches)))
+    seen: dict[str, tuple[list[ChannelStatistics], list[ChannelStatistics]]] = {}
+    for values in watch(proto, tensors, batches, model, libraries) if tensors else ():
+        for name, array in values.items():
+            rows = array.reshape(-1, array.shape[-1]).astype(np.float32)
+            for half, part in zip(seen.setdefault(name, ([], [])), np.array_split(rows, 2), strict=True):
+                if len(part):
+                    drawn = part[rng.permutation(len(part))[:share]]
+                    half.append(ChannelStatistics(part.min(axis=0), part.max(axis=0), drawn))
+    joined = {name: tuple(_joined(half) for half in halves if half) for name, halves in seen.items()}
+    return {name: replace(_joined(halves), halves=halves) for name, halves in joined.items() if halves}
+
+
+def _joined(parts: Sequence[ChannelStatistics]) -> ChannelStatistics:
+    return ChannelStatistics(
+        np.min([part.low for part in parts], axis=0),
+        np.max([part.high for part in parts], axis=0),
+        np.concatenate([part.rows for part in parts]),
+    )
+
+
+def smooth(
+    model: Path,
+    smoothed: Path,
+    seen: Mapping[str, ChannelStatistics],
+    *,
+    symmetric: bool,
+    alphas: Sequence[float] = ALPHAS,
+) -> dict[str, Smoothing]:
+    """Write an equal float model whose products are easier to quantize; return what was done to each tensor in `seen`.
+
+    Factors are shared by all products that read a tensor. Of `alphas`, each tensor gets the one with the least error of its
+    products with INT8 activations per tensor (`symmetric` or not) and weights per output channel, on rows that did not set
+    it, if that is less by a twentieth than without. Ranges of activations have to be calibrated again: folded factors change
+    those of the tensors.
+    """
+    proto = onnx.load(model)
+    done = {}
+    for tensor in _layers_by_input(GraphView(proto.graph)):
+        if tensor not in seen:
+            continue
+        view = GraphView(proto.graph)
+        layers = _layers_by_input(view)[tensor]
+        weights = [_matrix(view, node) for node in layers]
+        factors, result = _search(seen[tensor], weights, symmetric, alphas)
+        if result.alpha is not None:
+            folded = _apply(view, tensor, layers, factors)
+            result = Smoothing(
+                result.alpha, "folded" if folded else "multiplied", result.error_before, result.error_after
+            )
+        done[tensor] = result
+    drop_unused_initializers(proto.graph)
+    save_model(proto, smoothed)
+    onnx.checker.check_model(str(smoothed))  # by path: 2 GB are no limit
+    return done
+
+
+def smoothing_factors(activation_amax: Vector, weight_amax: Vector, alpha: float) -> Vector:
+    """Eq. 4, by input channel, shape `(channels,)`, brought to a geometric mean of 1, which quantization does not see.
+
+    A channel in which activations or weights are all zero gets the factor 1 before that.
+
+    >>> smoothing_factors(np.array([400.0, 1.0]), np.array([1.0, 1.0]), 0.5).round(6).tolist()
+    [4.472136, 0.223607]
+    """
+    alive = (activation_amax > 0) & (weight_amax > 0)
+    logs = np.zeros(alive.shape)
+    logs[alive] = alpha * np.log(activation_amax[alive]) - (1 - alpha) * np.log(weight_amax[alive])
+    if alive.any():
+        logs[alive] -= logs[alive].mean()
+    return np.asarray(np.exp(logs))
+
+
+def output_error(
+    seen: ChannelStatistics, weights: Sequence[NDArray[Any]], factors: Vector, *, symmetric: bool
+) -> float:
+    """The error of the INT8 products `rows @ weight`, each weight of shape `(channels, out)`, with these factors."""
+    low, high = float((seen.low / factors).min()), float((seen.high / factors).max())
+    fit = fit_range(low, high, "int8", symmetric=symmetric)
+    rows = fit.read(fit.store(seen.rows / factors))
+    missed, whole = 0.0, 0.0
+    for weight in weights:
+        scaled = (weight * factors[:, None]).astype(np.float32)
+        scales = fit_weight(scaled, 1)
+        exact = seen.rows @ weight.astype(np.float32)
+        missed += float(
+            np.square(rows @ read_weight(store_weight(scaled, scales, 1), scales, 1) - exact).sum(dtype=float)
+        )
+        whole += float(np.square(exact).sum(dtype=float))
+    return missed / whole if whole else 0.0
+
+
+def _search(
+    seen: ChannelStatistics, weights: list[NDArray[Any]], symmetric: bool, alphas: Sequence[float]
+) -> tuple[Vector, Smoothing]:
+    """The factors that help most, by the error on rows of one half with factors and ranges of the other, both ways round.
+
+    On the rows that set them, any factors help where there are few.
+    """
+    weight_amax = np.max([np.abs(weight).max(axis=1) for weight in weights], axis=0).astype(np.float64)
+    one, other = seen.halves if len(seen.halves) == 2 else (seen, seen)
+
+    def factors_of(part: ChannelStatistics, alpha: float | None) -> Vector:
+        activation_amax = np.maximum(np.abs(part.low), np.abs(part.high)).astype(np.float64)
+        return np.ones(len(weight_amax)) if alpha is None else smoothing_factors(activation_amax, weight_amax, alpha)
+
+    def error(alpha: float | None) -> float:
+        pairs = ((replace(one, rows=other.rows), one), (replace(other, rows=one.rows), other))
+        return (
+            sum(output_error(held, weights, factors_of(part, alpha), symmetric=symmetric) for held, part in pairs) / 2
+        )
+
+    before = error(None)
+    least, alpha = min((error(alpha), alpha) for alpha in alphas)
+    if least >= (1 - LEAST_GAIN) * before:
+        return factors_of(seen, None), Smoothing(None, "left", before, before)
+    return factors_of(seen, alpha), Smoothing(alpha, "left", before, least)
+
+
+def _layers_by_input(view: GraphView) -> dict[str, list[onnx.NodeProto]]:
+    """The MatMul and Gemm nodes with a constant matrix, by the tensor that they read."""
+    found: dict[str, list[onnx.NodeProto]] = {}
+    for node in view.graph.node:
+        weight = view.constants.get(node.input[1]) if operator_of(node) in ("MatMul", "Gemm") else None
+        plain = weight is not None and len(weight.dims) == 2 and weight.data_type in FLOATS
+        if plain and node.input[0] not in view.constants and not attribute(node, "transA", 0):
+            found.setdefault(node.input[0], []).append(node)
+    return found
+
+
+def _matrix(view: GraphView, node: onnx.NodeProto) -> NDArray[Any]:
+    """The weight as `(channels in, channels out)`."""
+    weight = to_array(view.constants[node.input[1]])
+    return weight.T if attribute(node, "transB", 0) else weight
+
+
+def _apply(view: GraphView, tensor: str, layers: list[onnx.NodeProto], factors: Vector) -> bool:
+    """Multiply the weights' rows and divide the tensor; whether that was folded into what makes it."""
+    dtype = _matrix(view, layers[0]).dtype
+    for node in layers:
+        transposed = attribute(node, "transB", 0)
+        weight = to_array(view.constants[node.input[1]])
+        _set_constant(view.graph, node, 1, weight * (factors if transposed else factors[:, None]), weight.dtype)
+    readers = [node for node, _ in view.readers[tensor]]
+    edits = _fold(view, tensor, factors) if all(reader in layers for reader in readers) else None
+    for node, index, values in edits or []:
+        _set_constant(view.graph, node, index, values, values.dtype)
+    if edits is None:
+        _multiply(view, tensor, layers, (1 / factors).astype(dtype))
+    return edits is not None
+
+
+def _fold(view: GraphView, tensor: str, factors: Vector) -> list[Edit] | None:
+    """The constants to replace so that a tensor comes out divided by `factors` along its last axis; None where none do."""
+    node = view.producer.get(tensor)
+    if node is None or tensor in view.pinned:
+        return None
+    match operator_of(node):
+        case "Relu" | "LeakyRelu":  # of a positive factor: f(x / s) = f(x) / s
+            return _fold_alone(view, node.input[0], factors)
+        case "LayerNormalization":
+            return _divide(view, node, range(1, len(node.input)), factors)
+        case "Mul" | "Add":
+            index = next((index for index in (0, 1) if node.input[index] in view.constants), None)
+            if index is None:
+                return _fold_either(view, node, factors) if node.op_type == "Mul" else None
+            edits = _divide(view, node, [index], factors)
+            if node.op_type == "Mul" or edits is None:
+                return edits
+            rest = _fold_alone(view, node.input[1 - index], factors)
+            return None if rest is None else [*edits, *rest]
+        case "MatMul" | "Gemm":
+            if attribute(node, "transB", 0):
+                edits = _divide(view, node, [1], factors[:, None])
+            else:
+                edits = _divide(view, node, [1], factors)
+            bias = _divide(view, node, [2], factors) if len(node.input) > 2 and node.input[2] else []
+            return None if edits is None or bias is None else [*edits, *bias]
+    return None
+
+
+def _fold_alone(view: GraphView, tensor: str, factors: Vector) -> list[Edit] | None:
+    return _fold(view, tensor, factors) if len(view.readers.get(tensor, [])) == 1 else None
+
+
+def _fold_either(view: GraphView, product: onnx.NodeProto, factors: Vector) -> list[Edit] | None:
+    """Of a product of activations, as of a gate and what it lets through: dividing one of them divides it."""
+    folds = (_fold_alone(view, name, factors) for name in dict.fromkeys(product.input))
+    return next((edits for edits in folds if edits is not None), None)
+
+
+def _divide(view: GraphView, node: onnx.NodeProto, indices: Iterable[int], factors: Vector) -> list[Edit] | None:
+    """Quotients of a node's constants, if they have the channels that the factors are for."""
+    edits = []
+    for index in indices:
+        constant = view.constants.get(node.input[index])
+        if constant is None or not constant.dims:
+            return None
+        values = to_array(constant)
+        axis = -factors.ndim
+        if values.ndim < factors.ndim or values.shape[axis] != len(factors):
+            return None
+        edits.append((node, index, (values / factors).astype(values.dtype)))
+    return edits
+
+
+def _set_constant(graph: onnx.GraphProto, node: onnx.NodeProto, index: int, values: NDArray[Any], dtype: Any) -> None:
+    """A constant of its own for this node: others may read the one that it had."""
+    name = Names(graph).new(f"{node.input[index]}_smoothed")
+    graph.initializer.append(from_array(np.asarray(values, dtype), name))
+    node.input[index] = name
+
+
+def _multiply(view: GraphView, tensor: str, layers: list[onnx.NodeProto], inverse: NDArray[Any]) -> None:
+    """Put a Mul between the tensor and its products."""
+    names = Names(view.graph)
+    name, end = names.new(f"{tensor}_smoothing"), names.new(f"{tensor}_smoothed")
+    view.graph.initializer.append(from_array(inverse, name))
+    for node in layers:
+        node.input[0] = end
+    producer = view.producer.get(tensor)
+    place = 0 if producer is None else list(view.graph.node).index(producer) + 1
+    view.graph.node.insert(place, helper.make_node("Mul", [tensor, name], [end], name=names.new(f"{tensor}_smooth")))

@@ -1,0 +1,232 @@
+"""Tied embeddings: one table that tokens are looked up in and that, transposed, is the weight of the head, in INT8 or INT4.
+
+Quantizing the head alone makes a file larger, since the look-up keeps the float table. Here GatherBlockQuantized and
+MatMulNBits (both com.microsoft, ONNX Runtime's ContribOperators.md) read the same bytes, the latter through a Reshape:
+
+    codes        uint8 [tokens, K * bits / 8]            as MatMulNBits has them: [tokens, blocks, block_size * bits / 8]
+    scales       float [tokens, blocks]                                           [tokens * blocks]
+    zero points  uint8 [tokens, ceil(blocks * bits / 8)]                          flat
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx.helper import make_node
+
+from tasks.ptq.graph.edits import (
+    Names,
+    attribute,
+    drop_unused_initializers,
+    from_array,
+    initializers,
+    names_read,
+    operator_of,
+    to_array,
+)
+
+if TYPE_CHECKING:
+    from tasks.ptq.weight_only.sites import Site
+
+TableBits = Literal[4, 8]
+DOMAIN = "com.microsoft"
+# Output rows of the table at a time: float64 of 49,152 tokens would take 226 MB.
+ROWS_AT_ONCE = 4096
+# Sizes of blocks for a table that need not share them with anything: larger ones cost less and lose more.
+TABLE_BLOCKS = (128, 64, 32, 16)
+
+Bytes = NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A constant `[tokens, K]` that nothing but Gather nodes (along axis 0) and the transpositions of some sites read."""
+
+    constant: str
+    gathers: tuple[str, ...]
+    sites: tuple[Site, ...]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A table by blocks of its rows: `codes`, `scales` and `zero_points` as at the top of this file."""
+
+    codes: Bytes
+    scales: NDArray[Any]
+    zero_points: Bytes
+
+
+def retie(graph: onnx.GraphProto) -> int:
+    """Let a head read the table again that its weight is a transposed copy of, through a Transpose; return how many do.
+
+    Folding constants makes such copies: a runtime would hold both, and quantization could no longer share one.
+    """
+    constants = initializers(graph)
+    looked_up = [
+        constants[node.input[0]] for node in graph.node if operator_of(node) == "Gather" and node.input[0] in constants
+    ]
+    tables = {table.name: to_array(table) for table in looked_up if len(table.dims) == 2}
+    names = Names(graph)
+    made = 0
+    for node in list(graph.node):
+        weight = constants.get(node.input[1]) if operator_of(node) == "MatMul" else None
+        if weight is None:
+            continue
+        for name, table in tables.items():
+            if list(weight.dims) == [*reversed(table.shape)] and np.array_equal(to_array(weight).T, table):
+                node.input[1] = names.new(f"{name}_transposed")
+                table_name = names.new(f"{node.name}_table")
+                made_by = make_node("Transpose", [name], [node.input[1]], name=table_name, perm=[1, 0])
+                graph.node.insert(list(graph.node).index(node), made_by)
+                made += 1
+                break
+    drop_unused_initializers(graph)
+    return made
+
+
+def find_tables(graph: onnx.GraphProto, sites: Sequence[Site], *, block_size: int) -> tuple[Table, ...]:
+    """The tied embeddings among the weights of the sites whose rows are whole blocks. Nodes have names."""
+    tables = []
+    for name in dict.fromkeys(site.constant for site in sites if site.transposed):
+        readers = [node for node in graph.node if name in names_read(node)]
+        gathers = [node for node in readers if operator_of(node) == "Gather" and attribute(node, "axis", 0) == 0]
+        of_table = tuple(site for site in sites if site.constant == name)
+        others = len(readers) - len(gathers) - sum(operator_of(node) == "Transpose" for node in readers)
+        whole = all(site.transposed and site.shape[0] % block_size == 0 for site in of_table)
+        if gathers and not others and whole and all(node.input[0] == name for node in gathers):
+            tables.append(Table(name, tuple(node.name for node in gathers), of_table))
+    return tuple(tables)
+
+
+def round_rows(table: NDArray[Any], *, bits: TableBits, block_size: int) -> Rows:
+    """Each row's blocks rounded to nearest, with a zero point a block: `2^bits - 1` steps from the least value to the greatest.
+
+    `table` is float `[tokens, K]`, K a multiple of `block_size`; zero is in every range, and exact.
+
+    >>> rows = round_rows(np.array([[-1.0] + [2.0] * 15], np.float32), bits=4, block_size=16)
+    >>> rows.codes[0, :2].tolist(), rows.scales.astype(str).tolist(), rows.zero_points.tolist()  # 0 | 15 << 4, 15 | 15 << 4
+    ([240, 255], [['0.2']], [[5]])
+    """
+    parts = [_round(table[at : at + ROWS_AT_ONCE], bits, block_size) for at in range(0, len(table), ROWS_AT_ONCE)]
+    return Rows(
+        np.concatenate([part.codes for part in parts]),
+        np.concatenate([part.scales for part in parts]),
+        np.concatenate([part.zero_points for part in parts]),
+    )
+
+
+def _round(part: NDArray[Any], bits: TableBits, block_size: int) -> Rows:
+    top = 2**bits - 1
+    blocks = part.reshape(len(part), -1, block_size).astype(np.float64)
+    low, high = np.minimum(blocks.min(axis=2), 0), np.maximum(blocks.max(axis=2), 0)
+    scales = ((high - low) / top).astype(part.dtype)
+    scales[scales == 0] = 1  # a block of zeros, or one whose scale float16 has not
+    steps = scales.astype(np.float64)
+    zeros = np.clip(np.rint(-low / steps), 0, top)
+    codes = np.clip(np.rint(blocks / steps[..., None]) + zeros[..., None], 0, top)
+    return Rows(_stored(codes.reshape(len(part), -1), bits), scales, _stored(zeros, bits))
+
+
+def _stored(codes: NDArray[np.float64], bits: TableBits) -> Bytes:
+    """Codes of 8 bits as they are, those of 4 two to a byte, the earlier one low, each row in bytes of its own."""
+    whole = codes.astype(np.uint8)
+    if bits == 8:
+        return whole
+    even = np.pad(whole, ((0, 0), (0, whole.shape[1] % 2)))
+    return np.ascontiguousarray(even[:, 0::2] | (even[:, 1::2] << 4))
+
+
+def quantize_table(
+    graph: onnx.GraphProto,
+    table: Table,
+    names: Names,
+    *,
+    embedding_bits: TableBits | None,
+    head_bits: TableBits | None,
+    block_size: int,
+    accuracy_level: int,
+) -> dict[str, list[onnx.NodeProto]]:
+    """Add a table's bytes to the graph's constants; return what takes the place of each node, by its name.
+
+    None leaves the look-up, or the head, in float. Bits that are the same are stored once.
+    """
+    stored = {
+        bits: store_table(graph, table.constant, names, bits=bits, block_size=block_size)
+        for bits in dict.fromkeys(bits for bits in (embedding_bits, head_bits) if bits)
+    }
+    new: dict[str, list[onnx.NodeProto]] = {}
+    if embedding_bits:
+        for node in (node for node in graph.node if node.name in table.gathers):
+            new[node.name] = [look_up(node, stored[embedding_bits], embedding_bits, block_size)]
+    if head_bits:
+        reshapes = _flattened(graph, table, stored[head_bits], names, block_size)
+        flat = [reshape.output[0] for reshape in reshapes]
+        for index, site in enumerate(table.sites):
+            product = _head(site, flat, head_bits, block_size, accuracy_level)
+            new[site.node.name] = [*(reshapes if index == 0 else []), product]
+    return new
+
+
+def store_table(
+    graph: onnx.GraphProto, constant: str, names: Names, *, bits: TableBits, block_size: int, folder: Path = Path()
+) -> list[str]:
+    """Add the rounded rows of a table to the constants; return the names of codes, scales and zero points.
+
+    `folder` has the file that the table is in, where it is external data.
+    """
+    rows = round_rows(to_array(initializers(graph)[constant], folder), bits=bits, block_size=block_size)
+    parts = {"codes": rows.codes, "scales": rows.scales, "zero_points": rows.zero_points}
+    named = {names.new(f"{constant}_{part}{bits}"): array for part, array in parts.items()}
+    graph.initializer.extend(from_array(array, name) for name, array in named.items())
+    return list(named)
+
+
+def _flattened(
+    graph: onnx.GraphProto, table: Table, stored: Sequence[str], names: Names, block_size: int
+) -> list[onnx.NodeProto]:
+    """The Reshape nodes that give the bytes in the shapes that MatMulNBits reads; these shapes are added to the constants."""
+    width, tokens = table.sites[0].shape
+    nodes = []
+    for name, shape in zip(stored, ([tokens, width // block_size, -1], [-1], [-1]), strict=True):
+        target, end = names.new(f"{name}_shape"), names.new(f"{name}_flat")
+        graph.initializer.append(from_array(np.array(shape, np.int64), target))
+        nodes.append(make_node("Reshape", [name, target], [end], name=names.new(f"{name}_reshape")))
+    return nodes
+
+
+def look_up(node: onnx.NodeProto, names: Sequence[str], bits: TableBits, block_size: int) -> onnx.NodeProto:
+    """The Gather along axis 0 of a table that is stored under these names (see `store_table`)."""
+    codes, scales, zeros = names
+    return make_node(
+        "GatherBlockQuantized",
+        [codes, node.input[1], scales, zeros],
+        list(node.output),
+        name=node.name,
+        domain=DOMAIN,
+        bits=bits,
+        block_size=block_size,
+        gather_axis=0,
+        quantize_axis=1,
+    )
+
+
+def _head(site: Site, weight: list[str], bits: TableBits, block_size: int, accuracy_level: int) -> onnx.NodeProto:
+    width, tokens = site.shape
+    return make_node(
+        "MatMulNBits",
+        [site.activation, *weight],
+        list(site.node.output),
+        name=site.node.name,
+        domain=DOMAIN,
+        K=width,
+        N=tokens,
+        bits=bits,
+        block_size=block_size,
+        accuracy_level=accuracy_level,
+    )

@@ -1,0 +1,1 @@
+"""Float precisions: float16 made, half precision widened."""

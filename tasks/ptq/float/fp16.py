@@ -1,0 +1,212 @@
+"""Float16 weights and activations: a graph rewritten with casts at its border and around what stays in float32.
+
+Inputs and outputs keep their types, and every tensor that becomes float16 keeps its name, but for inputs, outputs, and what
+the bodies of If and Loop read. Which nodes stay, and why, is decided in `fp16_rules.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+from tasks.ptq.calibrate.range_methods import Range
+from tasks.ptq.eight_bit.placement import GraphView
+from tasks.ptq.eight_bit.qdq_checks import check_variant, describe_tensors, interface_of, raise_problem, refuse_model
+from tasks.ptq.float.fp16_rules import MASK, Floats, Rules, find_rules, slots_of
+from tasks.ptq.graph.edits import (
+    Names,
+    attribute,
+    custom_operators,
+    drop_unused_initializers,
+    from_array,
+    name_nodes,
+    save_model,
+    to_array,
+)
+
+
+@dataclass(frozen=True)
+class Float16Report:
+    """What the pass did.
+
+    `converted` are the nodes that compute in float16, `left` those with floats that do not, with the reason; `carries` gives
+    for each new tensor the one of the source whose values it has, in another type; `casts` counts the new Cast nodes.
+    """
+
+    converted: tuple[str, ...]
+    left: dict[str, str]
+    carries: dict[str, str]
+    casts: int
+
+    def with_carried(self, ranges: Mapping[str, Range]) -> dict[str, Range]:
+        """Ranges of the source's tensors, with those of the tensors that carry their values."""
+        return dict(ranges) | {new: ranges[old] for new, old in self.carries.items() if old in ranges}
+
+
+def convert_to_float16(model: Path, variant: Path, ranges: Mapping[str, Range]) -> Float16Report:
+    """Write a form of a float32 model that computes in float16. `ranges` are (least, greatest) by tensor, in calibration.
+
+    Raises:
+        CandidateRefused: `unsupported`: the model is quantized already, its opset is below 21, it has custom operators, or
+            nothing can be float16; `invalid`: the result is not a valid model of the same interface.
+    """
+    proto = onnx.load(model)
+    refuse_model(proto, "tensorrt", "int8", ())
+    name_nodes(proto.graph)
+    interface = interface_of(proto.graph)
+    view = GraphView(proto.graph)
+    opset = next(item.version for item in proto.opset_import if item.domain in ("", "ai.onnx"))
+    _refuse_custom(proto.graph)
+    slots = {node.name: slots_of(node, opset) for node in proto.graph.node}
+    floats = Floats(view, _float32_tensors(proto), slots)
+    rules = find_rules(floats, ranges)
+    converter = _Converter(floats, rules)
+    casts = converter.rewrite()
+    if not converter.converted:
+        found = f"nothing to compute in float16: {next(iter(rules.left.items()), 'no float32 tensors')}"
+        raise_problem(("unsupported", found, "a float32 model within float16", "take another candidate"))
+    # The parser looks for what it is told of, and the runtime's folding leaves the names of all its own operator sets.
+    kept = [item for item in proto.opset_import if item.domain in ("", "ai.onnx")]
+    del proto.opset_import[:]
+    proto.opset_import.extend(kept)
+    save_model(proto, variant)
+    check_variant(variant, interface)
+    return Float16Report(tuple(converter.converted), rules.left, converter.carries, casts)
+
+
+def _refuse_custom(graph: onnx.GraphProto) -> None:
+    custom = next(iter(custom_operators(graph).values()), None)
+    if custom is not None:
+        expected = "operators of ONNX alone: TensorRT builds no kernel of an ONNX Runtime library"
+        fix = "take the unfused graph, or candidates for ort-cpu where the source itself has the operator"
+        raise_problem(("unsupported", custom, expected, fix))
+
+
+def _float32_tensors(proto: onnx.ModelProto) -> frozenset[str]:
+    constants = {item.name for item in proto.graph.initializer if item.data_type == TensorProto.FLOAT}
+    types, _ = describe_tensors(proto)
+    return frozenset(constants | {name for name, kind in types.items() if kind == TensorProto.FLOAT})
+
+
+@dataclass
+class _Converter:
+    """One rewriting of one graph.
+
+    `half` are the tensors that are made as float16, `wanted` what is read: tensor, and whether as float16. `names` gives each
+    of both a name: the tensor's own for what callers and bodies know in float32, else for float16.
+    """
+
+    floats: Floats
+    rules: Rules
+    converted: list[str] = field(default_factory=list)
+    carries: dict[str, str] = field(default_factory=dict)
+    half: set[str] = field(default_factory=set)
+    wanted: set[tuple[str, bool]] = field(default_factory=set)
+    names: dict[tuple[str, bool], str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        graph = self.floats.view.graph
+        self.inputs = {value.name for value in graph.input}
+        self.allocator = Names(graph)
+
+    def rewrite(self) -> int:
+        """Rewrite the graph; return the number of new casts."""
+        graph, pinned = self.floats.view.graph, self.floats.view.pinned
+        made = {node.name: self._convert(node) for node in graph.node}
+        self.wanted.update((name, False) for name in pinned & self.floats.names)
+        self._store_constants()
+        # Sorted, so that equal sources give equal bytes.
+        nodes = [cast for name in sorted(self.inputs & self.floats.names) for cast in self._casts(name)]
+        for node in graph.node:
+            nodes += [node, *(cast for name in made[node.name] for cast in self._casts(name))]
+        casts = len(nodes) - len(graph.node)
+        ordered = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
+        del graph.node[:]
+        graph.node.extend(ordered)
+        drop_unused_initializers(graph)
+        self._describe()
+        return casts
+
+    def _convert(self, node: onnx.NodeProto) -> list[str]:
+        """Give a node its types; return the float tensors that it makes, by the names that the source has."""
+        converts = node.name not in self.rules.left
+        reads = [(index, half and converts) for half in (True, False) for index in self.floats.inputs(node, half=half)]
+        makes = [(index, half and converts) for half in (True, False) for index in self.floats.outputs(node, half=half)]
+        tensors = [node.output[index] for index, _ in makes]
+        for index, half in reads:
+            self.wanted.add((node.input[index], half))
+            node.input[index] = self._name(node.input[index], half)
+        for index, half in makes:
+            if half:
+                self.half.add(node.output[index])
+                _set_type(node)
+            node.output[index] = self._name(node.output[index], half)
+        if any(half for _, half in [*reads, *makes]):
+            self.converted.append(node.name)
+        return tensors
+
+    def _name(self, tensor: str, half: bool) -> str:
+        if (tensor, half) not in self.names:
+            name = tensor
+            if half == (tensor in self.inputs | self.floats.view.pinned):
+                name = self.allocator.new(f"{name}_float16" if half else f"{name}_float32")
+                self.carries[name] = tensor
+            self.names[tensor, half] = name
+        return self.names[tensor, half]
+
+    def _casts(self, tensor: str) -> list[onnx.NodeProto]:
+        """The Cast to the type that a tensor is not made in, if it is wanted."""
+        half = tensor in self.half
+        if (tensor, not half) not in self.wanted:
+            return []
+        source, end = self._name(tensor, half), self._name(tensor, not half)
+        to = TensorProto.FLOAT if half else TensorProto.FLOAT16
+        name = self.allocator.new(f"{end}_cast")
+        return [helper.make_node("Cast", [source], [end], name=name, to=to)]
+
+    def _store_constants(self) -> None:
+        graph = self.floats.view.graph
+        stored: list[onnx.TensorProto] = []
+        for tensor in graph.initializer:
+            if tensor.name not in self.floats.names or tensor.name in self.inputs:
+                stored.append(onnx.TensorProto.FromString(tensor.SerializeToString()))
+                continue
+            values = to_array(tensor)
+            if tensor.name in self.rules.masks:
+                values = np.maximum(values, np.float32(MASK))
+            for half, dtype in ((True, np.float16), (False, np.float32)):
+                if (tensor.name, half) in self.wanted:
+                    stored.append(from_array(values.astype(dtype), self._name(tensor.name, half)))
+        del graph.initializer[:]
+        graph.initializer.extend(stored)
+
+    def _describe(self) -> None:
+        """Shapes and types of all tensors that had them."""
+        graph = self.floats.view.graph
+        known = {value.name: value for value in [*graph.value_info, *graph.input, *graph.output]}
+        described = [value for value in graph.value_info if value.name not in self.floats.names]
+        for (tensor, half), name in self.names.items():
+            if tensor in known and name not in self.inputs | {value.name for value in graph.output}:
+                value = onnx.ValueInfoProto.FromString(known[tensor].SerializeToString())
+                value.name = name
+                value.type.tensor_type.elem_type = TensorProto.FLOAT16 if half else TensorProto.FLOAT
+                described.append(value)
+        described = [onnx.ValueInfoProto.FromString(value.SerializeToString()) for value in described]
+        del graph.value_info[:]
+        graph.value_info.extend(described)
+
+
+def _set_type(node: onnx.NodeProto) -> None:
+    """Make a node whose type is an attribute give float16."""
+    if node.op_type == "Cast":
+        next(item for item in node.attribute if item.name == "to").i = TensorProto.FLOAT16
+    elif node.op_type == "ConstantOfShape":
+        value = attribute(node, "value", helper.make_tensor("zero", TensorProto.FLOAT, [1], [0.0]))
+        half = from_array(to_array(value).astype(np.float16), value.name)
+        del node.attribute[:]
+        node.attribute.append(helper.make_attribute("value", half))

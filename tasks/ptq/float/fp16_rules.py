@@ -1,0 +1,203 @@
+"""Which nodes of a float32 graph cannot compute in float16, and why.
+
+Bounds of the format are those of IEEE 754-2008, table 3.5 (binary16): largest 65,504, smallest normal number 2^-14. A node
+stays in float32 when
+
+- calibration saw values of a tensor that it reads or makes beyond a quarter of the largest (the next request may have larger
+  ones), or all of them below the smallest normal one, where digits are lost;
+- one of its constants is beyond the format, or wholly below its normal numbers: then also what divides by the result, or takes
+  its root, as 1e-12 in a denominator guards against a zero that float16 would make of it again;
+- its result becomes an integer or a size (Cast to an integer, `scales` of Resize), and float16 counts exactly to 2,048 only;
+- it has a body (If, Loop, Scan), or the operator is not defined for float16 (ONNX operator schemas).
+
+One rule goes the other way: masks. What is added to the input of Softmax to leave a position out, -3.4e38 or -1e9, becomes
+-16,384, so that attention stays in float16: exp of either is 0 beside any number that the first rule lets through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+from onnx import TensorProto
+
+from tasks.ptq.calibrate.range_methods import Range
+from tasks.ptq.eight_bit.placement import GraphView
+from tasks.ptq.graph.edits import attribute, to_array
+
+LARGEST, SMALLEST_NORMAL = 65504.0, 2.0**-14
+HEADROOM = 4
+# Two of them, for causality and for padding, still are no infinity, of which a row of nothing else would make NaN.
+MASK = -16384.0
+
+INTEGERS = frozenset(
+    {TensorProto.INT8, TensorProto.INT16, TensorProto.INT32, TensorProto.INT64}
+    | {TensorProto.UINT8, TensorProto.UINT16, TensorProto.UINT32, TensorProto.UINT64}
+)
+# What sizes and positions are computed with; a layer of the network ends the search for where they come from.
+_COUNTING = frozenset(
+    {"Cast", "Floor", "Ceil", "Round", "Mul", "Div", "Add", "Sub", "Sqrt", "Reciprocal", "Concat", "Gather", "Slice"}
+    | {"Squeeze", "Unsqueeze", "Reshape", "Range", "Min", "Max", "Neg", "Abs", "Where", "Expand", "Identity"}
+)
+_GUARDED = frozenset({"Sqrt", "Reciprocal", "Div", "Log", "Pow"})
+_TO_SOFTMAX = frozenset(
+    {"Add", "Mul", "Where", "Expand", "Unsqueeze", "Squeeze", "Reshape", "Transpose", "Slice", "Concat", "Cast"}
+)
+_TINY = "below the normal numbers of float16"
+
+
+@dataclass(frozen=True)
+class Slots:
+    """For each input and each output of a node: whether the operator takes, or gives, float16 there."""
+
+    inputs: tuple[bool, ...]
+    outputs: tuple[bool, ...]
+
+
+def slots_of(node: onnx.NodeProto, opset: int) -> Slots:
+    """Where the operator's schema allows float16; nowhere if it has a body, or a type of its own.
+
+    Constant, which preparing a graph turns into initializers, counts as such.
+
+    >>> slots_of(onnx.helper.make_node("Resize", ["x", "", "scales"], ["y"]), 21)
+    Slots(inputs=(True, True, False), outputs=(True,))
+    """
+    nowhere = Slots((False,) * len(node.input), (False,) * len(node.output))
+    if has_body(node) or node.op_type == "Constant" or attribute(node, "dtype", None) is not None:
+        return nowhere
+    schema = onnx.defs.get_schema(node.op_type, opset)
+    sides = []
+    for formal, count in ((schema.inputs, len(node.input)), (schema.outputs, len(node.output))):
+        # The last formal parameter stands for all that follow it when it is variadic.
+        allowed = [formal[min(index, len(formal) - 1)].types for index in range(count)]
+        if not all(any(kind.startswith("tensor(") for kind in kinds) for kinds in allowed):
+            return nowhere  # sequences and optionals
+        sides.append(tuple("tensor(float16)" in kinds for kinds in allowed))
+    return Slots(*sides)
+
+
+def has_body(node: onnx.NodeProto) -> bool:
+    """Whether a node is an If, a Loop or a Scan."""
+    return any(item.HasField("g") or item.graphs for item in node.attribute)
+
+
+@dataclass(frozen=True)
+class Floats:
+    """The float32 tensors of a graph, and where its operators allow float16, by node."""
+
+    view: GraphView
+    names: frozenset[str]
+    slots: Mapping[str, Slots]
+
+    def inputs(self, node: onnx.NodeProto, *, half: bool) -> list[int]:
+        """Places of the float32 inputs of a node that may be float16, or that may not."""
+        return self._places(node.input, self.slots[node.name].inputs, half)
+
+    def outputs(self, node: onnx.NodeProto, *, half: bool) -> list[int]:
+        """Places of its float32 outputs that may be float16, or that may not."""
+        return self._places(node.output, self.slots[node.name].outputs, half)
+
+    def _places(self, names: Iterable[str], allowed: tuple[bool, ...], half: bool) -> list[int]:
+        found = enumerate(zip(names, allowed, strict=True))
+        return [index for index, (name, may) in found if may == half and name in self.names]
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What is decided for a graph: `left` is the reason by node, `masks` the constants that become `MASK` where below it."""
+
+    left: dict[str, str]
+    masks: frozenset[str]
+
+
+def find_rules(floats: Floats, ranges: Mapping[str, Range]) -> Rules:
+    """The nodes that stay in float32. `ranges` are (least, greatest) by tensor, as calibration saw them."""
+    view = floats.view
+    masks, masked = _find_masks(view)
+    left: dict[str, str] = {}
+    for node in view.graph.node:
+        names = [node.input[index] for index in floats.inputs(node, half=True)]
+        names += [node.output[index] for index in floats.outputs(node, half=True)]
+        if not names and (floats.inputs(node, half=False) or floats.outputs(node, half=False)):
+            left[node.name] = "it has a body" if has_body(node) else f"{node.op_type} has no float16"
+        reason = next(filter(None, (_why_not(view, name, ranges, masks, masked) for name in names)), "")
+        if reason:
+            left[node.name] = reason
+    _keep_guarded(view, left)
+    _keep_counts(floats, left)
+    return Rules(left, masks)
+
+
+def _why_not(
+    view: GraphView, name: str, ranges: Mapping[str, Range], masks: frozenset[str], masked: frozenset[str]
+) -> str:
+    constant = view.constants.get(name)
+    if constant is not None:
+        if name in masks:
+            return ""
+        values = np.abs(to_array(constant))
+        most = float(np.max(values, where=np.isfinite(values), initial=0.0))
+        if most > LARGEST:
+            return f"a constant of {most:.3g}, and float16 ends at 65,504"
+    elif name in ranges:
+        low, high = ranges[name]
+        most = max(high, 0.0 if name in masked else -low)
+        if most > LARGEST / HEADROOM:
+            return f"values up to {most:.3g}, with headroom beyond float16"
+    else:
+        return ""
+    return f"values of at most {most:.3g}, {_TINY}" if 0 < most < SMALLEST_NORMAL else ""
+
+
+def _find_masks(view: GraphView) -> tuple[frozenset[str], frozenset[str]]:
+    """Constants below float16 that only move the input of Softmax down, and the activations that have such numbers of them."""
+    only_softmax: set[str] = set()
+    names = {name for node in view.graph.node for name in node.input} - view.pinned
+    for node in reversed(view.graph.node):
+        for name in (*node.output, *(name for name in node.input if name in view.constants)):
+            readers = view.readers.get(name, [])
+            if (
+                name in names
+                and readers
+                and all(
+                    reader.op_type == "Softmax"
+                    or (reader.op_type in _TO_SOFTMAX and set(reader.output) <= only_softmax)
+                    for reader, _ in readers
+                )
+            ):
+                only_softmax.add(name)
+    masks = {name for name in only_softmax & set(view.constants) if _is_mask(view.constants[name])}
+    masked = set(masks)
+    for node in view.graph.node:
+        if masked & set(node.input):
+            masked.update(set(node.output) & only_softmax)
+    return frozenset(masks), frozenset(masked - masks)
+
+
+def _is_mask(constant: onnx.TensorProto) -> bool:
+    if constant.data_type != TensorProto.FLOAT:
+        return False
+    values = to_array(constant)
+    return bool(values.size) and float(values.max()) <= LARGEST and bool((values < -LARGEST / HEADROOM).any())
+
+
+def _keep_guarded(view: GraphView, left: dict[str, str]) -> None:
+    guarded = {name for node in view.graph.node if _TINY in left.get(node.name, "") for name in node.output}
+    for node in view.graph.node:
+        if node.op_type in _GUARDED and guarded & set(node.input):
+            left.setdefault(node.name, f"it reads what a constant {_TINY} guards")
+            guarded.update(node.output)
+
+
+def _keep_counts(floats: Floats, left: dict[str, str]) -> None:
+    exact: set[str] = set()
+    for node in reversed(floats.view.graph.node):
+        makes_integers = node.op_type == "Cast" and attribute(node, "to", 0) in INTEGERS
+        if makes_integers or (node.op_type in _COUNTING and exact & set(node.output)):
+            exact.update(node.input)
+            if floats.inputs(node, half=True) or floats.outputs(node, half=True):
+                left.setdefault(node.name, "its result becomes an integer or a size")
+        elif not has_body(node):
+            exact.update(node.input[index] for index in floats.inputs(node, half=False))

@@ -1,0 +1,152 @@
+"""Half precision made single: ONNX Runtime's CPU provider has few float16 kernels, and no integer kernel that reads float16.
+
+Every float16 number is a float32 number, so that weights stay what they are; what is computed from them is rounded less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+from tasks.ptq.graph.edits import Names, from_array, to_array
+from validators.errors import CandidateRefused
+
+# The attributes of standard and contrib operators that name the type of what they make or compute in.
+TYPE_ATTRIBUTES = frozenset({"to", "dtype", "output_dtype", "output_datatype", "softmax_precision", "stash_type"})
+
+
+def widen(model: onnx.ModelProto) -> int:
+    """Make a float16 graph compute in float32, with inputs and outputs as they were; return how many constants were widened.
+
+    Where a graph input is float16 a Cast comes behind it, and one before such an output. Weights must be in memory.
+
+    Raises:
+        CandidateRefused: `unsupported`: an input or output is a sequence of float16, which no Cast takes.
+    """
+    graph = model.graph
+    interface = _interface(graph)
+    border = [value for value in [*graph.input, *graph.output] if _is_half(value)]
+    inputs = {value.name for value in graph.input}
+    count = _widen_graph(graph)
+    for function in model.functions:
+        count += sum(_widen_attributes(node) for node in function.node)
+        del function.value_info[:]
+    for value in border:
+        value.type.tensor_type.elem_type = TensorProto.FLOAT16
+    if _interface(graph) != interface:
+        raise CandidateRefused(
+            kind="unsupported",
+            found="an input or output that is a sequence of float16",
+            expected="tensors, which can be cast",
+            fix="export the model with tensors as inputs and outputs, or in float32",
+        )
+    _cast_border(graph, [value.name for value in border], inputs)
+    return count
+
+
+def has_half(model: onnx.ModelProto) -> bool:
+    """Whether anything in a model is float16."""
+    nodes = [*_nodes(model.graph), *(node for function in model.functions for node in function.node)]
+    values = [*model.graph.input, *model.graph.output, *model.graph.value_info]
+    return (
+        any(tensor.data_type == TensorProto.FLOAT16 for tensor in model.graph.initializer)
+        or any(_is_half(value) for value in values)
+        or any(_names_half(item) for node in nodes for item in node.attribute)
+    )
+
+
+def _widen_graph(graph: onnx.GraphProto) -> int:
+    """Widen a graph with the bodies in it, down to the types that it declares."""
+    count = sum(_widen_tensor(tensor) for tensor in graph.initializer)
+    for value in [*graph.input, *graph.output, *graph.value_info]:
+        _widen_type(value.type)
+    return count + sum(_widen_attributes(node) for node in graph.node)
+
+
+def _widen_attributes(node: onnx.NodeProto) -> int:
+    count = 0
+    for item in node.attribute:
+        if _names_half(item) and item.type == onnx.AttributeProto.INT:
+            item.i = TensorProto.FLOAT
+        count += sum(_widen_tensor(tensor) for tensor in [item.t, *item.tensors])
+        for kind in [item.tp, *item.type_protos]:
+            _widen_type(kind)
+        count += sum(_widen_graph(body) for body in [item.g, *item.graphs])
+    return count
+
+
+def _widen_tensor(tensor: onnx.TensorProto) -> int:
+    if tensor.data_type != TensorProto.FLOAT16:
+        return 0
+    tensor.CopyFrom(from_array(to_array(tensor).astype(np.float32), tensor.name))
+    return 1
+
+
+def _widen_type(kind: onnx.TypeProto) -> None:
+    match kind.WhichOneof("value"):
+        case "tensor_type" if kind.tensor_type.elem_type == TensorProto.FLOAT16:
+            kind.tensor_type.elem_type = TensorProto.FLOAT
+        case "sequence_type":
+            _widen_type(kind.sequence_type.elem_type)
+        case "optional_type":
+            _widen_type(kind.optional_type.elem_type)
+
+
+def _cast_border(graph: onnx.GraphProto, names: Iterable[str], inputs: set[str]) -> None:
+    """Put a Cast behind each of these inputs and before each of these outputs; inside, another tensor takes its place."""
+    allocator = Names(graph)
+    first, last = [], []
+    inner: dict[str, str] = {}
+    for name in names:
+        if name in inner:
+            continue
+        inner[name] = allocator.new(f"{name}_float32")
+        if name in inputs:
+            node = allocator.new(f"{name}_widen")
+            first.append(helper.make_node("Cast", [name], [inner[name]], name=node, to=TensorProto.FLOAT))
+        else:
+            node = allocator.new(f"{name}_narrow")
+            last.append(helper.make_node("Cast", [inner[name]], [name], name=node, to=TensorProto.FLOAT16))
+    _rename(graph, inner)
+    nodes = [*first, *(onnx.NodeProto.FromString(node.SerializeToString()) for node in graph.node), *last]
+    graph.ClearField("node")
+    graph.node.extend(nodes)
+
+
+def _rename(graph: onnx.GraphProto, names: dict[str, str]) -> None:
+    """Give tensors other names, in the graph and wherever a body reads them; a constant that is an output as well."""
+    for tensor in graph.initializer:
+        tensor.name = names.get(tensor.name, tensor.name)
+    del graph.value_info[:]  # shapes are inferred anew
+    for node in _nodes(graph):
+        for field in (node.input, node.output):
+            field[:] = [names.get(name, name) for name in field]
+        for item in node.attribute:
+            for body in [item.g, *item.graphs]:
+                for value in body.output:
+                    value.name = names.get(value.name, value.name)
+
+
+def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    """The nodes of a graph and of all bodies in it."""
+    for node in graph.node:
+        yield node
+        for item in node.attribute:
+            for body in [item.g, *item.graphs]:
+                yield from _nodes(body)
+
+
+def _interface(graph: onnx.GraphProto) -> list[bytes]:
+    return [value.SerializeToString(deterministic=True) for value in [*graph.input, *graph.output]]
+
+
+def _is_half(value: onnx.ValueInfoProto) -> bool:
+    return bool(value.type.tensor_type.elem_type == TensorProto.FLOAT16)
+
+
+def _names_half(item: onnx.AttributeProto) -> bool:
+    """Whether an attribute is of float16 or asks for it."""
+    return (item.name in TYPE_ATTRIBUTES and item.i == TensorProto.FLOAT16) or item.t.data_type == TensorProto.FLOAT16

@@ -1,0 +1,276 @@
+"""Small facts and edits of an ONNX graph that several passes need."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import numpy_helper
+
+from validators.errors import SourceError
+from validators.graph.source_form import normalize
+from validators.graph.source_graph import check_source_graph
+
+# A protobuf message ends at 2 GB; weights beyond this go to a file beside the model.
+EXTERNAL_DATA_BYTES = 1_800_000_000
+
+# The metadata properties of a model that say what was done to it.
+NOTE_PREFIX = "quantgate."
+
+# Operators whose multiply-accumulates are worth low precision, with the index of the weight among the inputs.
+WEIGHT_INPUT = {"MatMul": 1, "Gemm": 1, "Conv": 1}
+
+
+def save_model(model: onnx.ModelProto, path: Path) -> None:
+    """Write a model to one file, or with its weights beside it when a single file cannot hold them."""
+    large = message_bytes(model) > EXTERNAL_DATA_BYTES
+    # onnx would write behind what an older file has.
+    path.with_name(f"{path.name}.data").unlink(missing_ok=True)
+    onnx.save_model(model, path, save_as_external_data=large, location=f"{path.name}.data" if large else None)
+
+
+def message_bytes(model: onnx.ModelProto) -> int:
+    """About the bytes of a model with all that it holds in memory; `ByteSize` fails on one that no message can hold."""
+    parts = [*model.graph.initializer, *model.graph.node, *model.functions]
+    return sum(part.ByteSize() for part in parts)
+
+
+def gather_weights(source: Path, gathered: Path, *, custom_operators: bool = False) -> None:
+    """Write a model in its normal form, with all its weights in one file, or in two when it is too large.
+
+    MLflow, for one, puts weights beside the model under a random name: gathered, equal models have equal bytes, and the
+    runtime's tools, which mishandle such files, see a plain one. The normal form is that of `validators.graph.source_form`.
+    `custom_operators` as in `check_source_graph`.
+
+    Raises:
+        SourceError: the model is unreadable or invalid, or its weights are not there.
+    """
+    check_source_graph(source, custom_operators=custom_operators)
+    try:
+        model = onnx.load(source)
+        normalize(model)
+        save_model(model, gathered)
+    except (ValueError, OSError, onnx.checker.ValidationError) as error:
+        raise SourceError(
+            found=f"{source.name}: its weights cannot be read: {str(error).splitlines()[0]}",
+            expected="every external data file beside the model",
+            fix="copy or log the model again with all its files",
+        ) from error
+
+
+def model_bytes(path: Path) -> int:
+    """Bytes on disk of a model: its file and, where there is one, the weights beside it."""
+    beside = path.with_name(f"{path.name}.data")
+    return path.stat().st_size + (beside.stat().st_size if beside.exists() else 0)
+
+
+def add_note(model: onnx.ModelProto, about: str, text: str) -> None:
+    """Write into the file what was done to it; it stays there, whatever is made of the model later."""
+    model.metadata_props.add(key=f"{NOTE_PREFIX}{about}", value=text)
+
+
+def notes_of(path: Path) -> dict[str, str]:
+    """The notes in a file."""
+    properties = onnx.load(path, load_external_data=False).metadata_props
+    return {item.key.removeprefix(NOTE_PREFIX): item.value for item in properties if item.key.startswith(NOTE_PREFIX)}
+
+
+def initializers(graph: onnx.GraphProto) -> dict[str, onnx.TensorProto]:
+    """The constants of a graph by name."""
+    return {tensor.name: tensor for tensor in graph.initializer}
+
+
+def weighted_nodes(graph: onnx.GraphProto) -> list[tuple[onnx.NodeProto, onnx.TensorProto]]:
+    """The MatMul, Gemm and Conv nodes with a constant float32 weight, in graph order, each with that weight."""
+    constants = initializers(graph)
+    found = []
+    for node in graph.node:
+        index = weight_input(node)
+        weight = constants.get(node.input[index]) if index is not None else None
+        if weight is not None and weight.data_type == onnx.TensorProto.FLOAT and len(weight.dims) >= 2:
+            found.append((node, weight))
+    return found
+
+
+def operator_of(node: onnx.NodeProto) -> str:
+    """The name of a node's operator, with its domain if that is not ONNX's own: there a MatMul may be anything.
+
+    >>> operator_of(onnx.helper.make_node("MatMul", ["a", "b"], ["c"]))
+    'MatMul'
+    >>> operator_of(onnx.helper.make_node("MatMul", ["a", "b"], ["c"], domain="com.acme"))
+    'com.acme:MatMul'
+    """
+    return node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}:{node.op_type}"
+
+
+def custom_operators(graph: onnx.GraphProto) -> dict[str, str]:
+    """The nodes whose operators are not ONNX's own, by name, with the reason why every pass leaves them in float."""
+    operators = ((node, operator_of(node)) for node in graph.node)
+    return {node.name: f"custom operator {operator}" for node, operator in operators if operator != node.op_type}
+
+
+def weight_input(node: onnx.NodeProto) -> int | None:
+    """The index of the weight among the inputs of a standard MatMul, Gemm or Conv; None for any other operator.
+
+    >>> weight_input(onnx.helper.make_node("Gemm", ["x", "w"], ["y"]))
+    1
+    >>> weight_input(onnx.helper.make_node("Gemm", ["x", "w"], ["y"], domain="com.acme"))
+    """
+    return WEIGHT_INPUT.get(operator_of(node))
+
+
+def output_channel_axis(node: onnx.NodeProto, weight: onnx.TensorProto) -> int:
+    """The axis of the weight along which output channels lie: scales along any other axis cannot leave the sum.
+
+    Conv: `(out, in, ...)` gives 0. Gemm: `(K, N)` gives 1, or 0 with transB. MatMul: `(..., K, N)` gives the last.
+    """
+    if node.op_type == "Conv":
+        return 0
+    if node.op_type == "Gemm":
+        return 0 if attribute(node, "transB", 0) else 1
+    return len(weight.dims) - 1
+
+
+def attribute(node: onnx.NodeProto, name: str, default: Any) -> Any:
+    """The value of a node's attribute, or `default`."""
+    return next((onnx.helper.get_attribute_value(item) for item in node.attribute if item.name == name), default)
+
+
+def name_nodes(graph: onnx.GraphProto) -> int:
+    """Give every node a name that no other has; return how many were renamed."""
+    names = Names(graph)
+    seen: set[str] = set()
+    renamed = 0
+    for index, node in enumerate(graph.node):
+        if not node.name or node.name in seen:
+            node.name = names.new(f"{node.op_type}_{index}")
+            renamed += 1
+        seen.add(node.name)
+    return renamed
+
+
+class Names:
+    """The names of all nodes and tensors of a graph and its bodies, and of those that a pass adds.
+
+    Whatever a pass adds gets its name here: a source may hold any name already, as `x_scale` for an input `x`.
+    """
+
+    def __init__(self, graph: onnx.GraphProto) -> None:
+        self._taken = set(_all_names(graph))
+
+    def new(self, name: str) -> str:
+        """Return the name, with underscores behind it until nothing has it, and take it.
+
+        >>> names = Names(onnx.helper.make_graph([onnx.helper.make_node("Relu", ["x"], ["x_scale"])], "g", [], []))
+        >>> names.new("x_scale"), names.new("x_scale"), names.new("w")
+        ('x_scale_', 'x_scale__', 'w')
+        """
+        while name in self._taken:
+            name += "_"
+        self._taken.add(name)
+        return name
+
+
+def _all_names(graph: onnx.GraphProto) -> Iterator[str]:
+    yield from (value.name for value in (*graph.input, *graph.output))
+    yield from (tensor.name for tensor in graph.initializer)
+    yield from (sparse.values.name for sparse in graph.sparse_initializer)
+    for node in graph.node:
+        yield from (node.name, *node.input, *node.output)
+        for item in node.attribute:
+            for body in (item.g, *item.graphs):
+                yield from _all_names(body)
+
+
+def split_gemm(graph: onnx.GraphProto) -> dict[str, str]:
+    """Rewrite each plain Gemm with a constant 2-D weight as MatMul and Add; return the name of each one's MatMul.
+
+    Weight-only kernels exist for MatMul alone. A Gemm with alpha, beta or transA set apart from their defaults stays.
+    """
+    constants = initializers(graph)
+    names = Names(graph)
+    transposed: dict[str, str] = {}
+    rewritten: dict[str, str] = {}
+    nodes: list[onnx.NodeProto] = []
+    for node in graph.node:
+        weight = constants.get(node.input[1]) if operator_of(node) == "Gemm" else None
+        plain = attribute(node, "alpha", 1.0) == 1.0 and attribute(node, "beta", 1.0) == 1.0
+        if weight is None or not plain or attribute(node, "transA", 0):
+            nodes.append(node)
+            continue
+        kernel = node.input[1]
+        if attribute(node, "transB", 0):
+            if kernel not in transposed:
+                transposed[kernel] = names.new(f"{kernel}_transposed")
+                graph.initializer.append(from_array(to_array(weight).T.copy(), transposed[kernel]))
+            kernel = transposed[kernel]
+        has_bias = len(node.input) > 2 and bool(node.input[2])
+        product = names.new(f"{node.output[0]}_product") if has_bias else node.output[0]
+        rewritten[node.name] = names.new(f"{node.name}_MatMul")
+        nodes.append(onnx.helper.make_node("MatMul", [node.input[0], kernel], [product], name=rewritten[node.name]))
+        if has_bias:
+            name = names.new(f"{node.name}_Add")
+            nodes.append(onnx.helper.make_node("Add", [product, node.input[2]], [node.output[0]], name=name))
+    del graph.node[:]
+    graph.node.extend(nodes)
+    drop_unused_initializers(graph)
+    return rewritten
+
+
+def drop_unused_initializers(graph: onnx.GraphProto) -> int:
+    """Remove the constants that neither a node (of any subgraph) nor an output reads; return how many."""
+    used = {value.name for value in graph.output} | {name for node in graph.node for name in names_read(node)}
+    unused = [tensor for tensor in graph.initializer if tensor.name not in used]
+    for tensor in unused:
+        graph.initializer.remove(tensor)
+    return len(unused)
+
+
+def names_read(node: onnx.NodeProto) -> Iterator[str]:
+    """What a node reads, itself and in its bodies, which read and give back outer tensors by name."""
+    yield from node.input
+    for item in node.attribute:
+        for body in (item.g, *item.graphs):
+            yield from (value.name for value in body.output)
+            for inner in body.node:
+                yield from names_read(inner)
+
+
+def dependent_tensors(graph: onnx.GraphProto) -> dict[str, None]:
+    """The tensors of the graph itself that depend on its inputs, in order; what does not is a weight, however computed."""
+    constants = initializers(graph)
+    depends = {value.name: None for value in graph.input if value.name not in constants}
+    for node in graph.node:  # in topological order, as the format demands
+        if any(name in depends for name in names_read(node)):
+            depends.update((name, None) for name in node.output if name)
+    return depends
+
+
+def to_array(tensor: onnx.TensorProto, folder: Path = Path()) -> NDArray[Any]:
+    """The content of a constant; `folder` has the file that it is in, where it is external data."""
+    return np.asarray(numpy_helper.to_array(tensor, str(folder)))
+
+
+def from_array(array: NDArray[Any], name: str) -> onnx.TensorProto:
+    """A constant with this content."""
+    return numpy_helper.from_array(array, name)
+
+
+@contextmanager
+def scratch() -> Iterator[Path]:
+    """A temporary folder, and no advice from ONNX Runtime's tools meanwhile: they log it to the root logger."""
+    root = logging.getLogger()
+    root.addFilter(_no_advice)
+    with tempfile.TemporaryDirectory(prefix="quantgate-") as folder:
+        yield Path(folder)
+
+
+def _no_advice(record: logging.LogRecord) -> bool:
+    return record.levelno >= logging.ERROR or "onnxruntime" not in record.pathname

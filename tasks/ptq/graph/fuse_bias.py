@@ -1,0 +1,44 @@
+"""Biases that stand behind a product as an Add: found, and made part of the product where the runtime would do so itself."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+import onnx
+
+from tasks.ptq.eight_bit.placement import GraphView
+from tasks.ptq.graph.edits import drop_unused_initializers
+
+
+def fuse_bias(graph: onnx.GraphProto, ranks: Mapping[str, int], keep_float: Collection[str] = ()) -> int:
+    """Make a Gemm of each rank-2 MatMul with a constant weight and the Add of a constant bias behind it; return how many.
+
+    `ranks` are those of the tensors, where they are known. The Gemm has the name of the MatMul.
+    """
+    view = GraphView(graph)
+    fused = 0
+    for node in list(graph.node):
+        add = bias_behind(view, node)
+        weight = view.constants.get(node.input[1]) if add is not None else None
+        if add is None or weight is None or ranks.get(node.input[0]) != 2 or {node.name, add.name} & set(keep_float):
+            continue
+        bias = next(name for name in add.input if name in view.constants)
+        if len(weight.dims) != 2 or view.constants[bias].dims[0] != weight.dims[1]:
+            continue
+        node.op_type = "Gemm"
+        node.input.append(bias)
+        node.output[0] = add.output[0]
+        graph.node.remove(add)
+        fused += 1
+    drop_unused_initializers(graph)
+    return fused
+
+
+def bias_behind(view: GraphView, node: onnx.NodeProto) -> onnx.NodeProto | None:
+    """The Add of a constant of one axis that alone reads a MatMul's output."""
+    found = view.readers.get(node.output[0], [])
+    if node.op_type != "MatMul" or node.domain or node.output[0] in view.pinned or len(found) != 1:
+        return None
+    add, index = found[0]
+    bias = view.constants.get(add.input[1 - index]) if add.op_type == "Add" and not add.domain else None
+    return add if bias is not None and len(bias.dims) == 1 else None

@@ -1,0 +1,165 @@
+"""What is done to the float graph before any quantization, once a source."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import onnx
+
+from tasks.ptq.float.widen import has_half, widen
+from tasks.ptq.graph.edits import add_note, name_nodes, operator_of, save_model, scratch
+from tasks.ptq.graph.pool_means import pool_means
+from tasks.runtimes.ort import open_session
+from validators.errors import CandidateRefused
+from validators.graph.source_graph import KNOWN_DOMAINS, opset_of
+from validators.records.libraries import Libraries
+from validators.records.run import SessionSettings
+
+# Whatever its size: a protobuf message ends at 2 GB, and the runtime writes one unless weights go elsewhere.
+FOLDING = SessionSettings(
+    "CPUExecutionProvider",
+    1,
+    "basic",
+    {"session.optimized_model_external_initializers_file_name": "folded.onnx.data"},
+)
+
+LAYER_NORM_OPSET, LAYER_NORM_IR_VERSION = 17, 8
+
+
+def prepare_graph(source: Path, prepared: Path, libraries: Libraries = ()) -> dict[str, int]:
+    """Fold constants, compute in float32, infer shapes and name every node; return what was changed, by description.
+
+    The level is `basic`: it keeps standard operators, which the quantizers know.
+
+    Raises:
+        CandidateRefused: `invalid`: the runtime's tools cannot process the graph; `unsupported`: it has no float32 form.
+    """
+    with scratch() as folder:
+        plain, widened = source, None
+        model = onnx.load(source, load_external_data=False)
+        if has_half(model):
+            plain, widened = folder / "float32.onnx", _copy_widened(source, folder / "float32.onnx")
+        before = len(model.graph.node)
+        folded = folder / "folded.onnx"
+        # Not quant_pre_process: where the runtime fails to fold, it logs that and goes on with the graph as it was.
+        with open_session(plain, replace(FOLDING, libraries=libraries), optimized_model=folded):
+            pass
+        # Plain inference: the symbolic one fails on common exports (Expand, Where over dynamic axes).
+        onnx.shape_inference.infer_shapes_path(str(folded), str(folder / "inferred.onnx"))
+        model = onnx.load(folder / "inferred.onnx")
+    changes = {"nodes folded": before - len(model.graph.node), "nodes named": name_nodes(model.graph)}
+    changes["means made GlobalAveragePool"] = pool_means(model.graph)
+    save_model(model, prepared)
+    return changes | ({"constants widened to float32": widened} if widened is not None else {})
+
+
+def fuse_graph(source: Path, fused: Path, libraries: Libraries = ()) -> dict[str, int]:
+    """Apply ONNX Runtime's transformer fusions (attention, GELU, layer norm); return how many of each operator they made.
+
+    The sum before a layer norm stays a node of its own: the one that is fused with it runs several times slower
+    (`tasks.ptq.sessions.SLOW_FUSION`). Look-ups stay Gather nodes: EmbedLayerNormalization has no form that reads an INT8 table
+    by blocks, so that the embedding, often the largest weight, would stay in float.
+
+    Raises:
+        CandidateRefused: `unsupported`: nothing could be fused, so that the result would be the baseline again, or a custom
+            operator has the name of a standard one.
+    """
+    from onnxruntime.transformers import optimizer
+    from onnxruntime.transformers.fusion_options import FusionOptions
+
+    options = FusionOptions("bert")
+    # The default makes the length of each row of the mask, which is wrong for rows that are padded on the left.
+    options.use_raw_attention_mask()
+    options.enable_skip_layer_norm = options.enable_bias_skip_layer_norm = options.enable_embed_layer_norm = False
+    with scratch() as folder:
+        copy, folded = folder / "model.onnx", folder / "folded.onnx"
+        _copy_widened(source, copy)
+        # As the tool's own runtime pass (opt_level 1) would, but for libraries of custom operators, which it cannot load.
+        folding = replace(FOLDING, libraries=libraries)
+        with open_session(copy, folding, optimized_model=folded, without=("ConstantSharing",)):
+            pass
+        _refuse_namesakes(folded)
+        _raise_to_layer_norm(folded)
+        # Head count and hidden size of 0 are read from the graph.
+        optimized = optimizer.optimize_model(
+            str(folded), model_type="bert", num_heads=0, hidden_size=0, optimization_options=options, opt_level=0
+        )
+        model = optimized.model
+    before = Counter(node.op_type for node in onnx.load(source, load_external_data=False).graph.node)
+    made = {name: count for name, count in optimized.get_fused_operator_statistics().items() if count > before[name]}
+    if not made:
+        raise CandidateRefused(
+            kind="unsupported",
+            found="no attention, layer normalization or GELU pattern in the graph",
+            expected="a transformer that ONNX Runtime's fusions recognize",
+            fix="none is needed: for this model the baseline already is what the runtime makes of it",
+        )
+    _refuse_twice_named(model.graph)
+    name_nodes(model.graph)
+    save_model(model, fused)
+    return made
+
+
+def _raise_to_layer_norm(path: Path) -> None:
+    """Convert a model to an opset with LayerNormalization, which the fusions write whatever the model's own opset is.
+
+    Raises:
+        CandidateRefused: `unsupported`: onnx cannot convert the model.
+    """
+    model = onnx.load(path, load_external_data=False)
+    if opset_of(model) >= LAYER_NORM_OPSET:
+        return
+    try:
+        # The converter reads attributes and small constants alone: weights may stay in their file meanwhile.
+        converted = onnx.version_converter.convert_version(model, LAYER_NORM_OPSET)
+    except Exception as error:  # RuntimeError, ConvertError and what the bindings make of assertions
+        raise CandidateRefused(
+            kind="unsupported",
+            found=f"opset {opset_of(model)}, and onnx cannot convert the model: {str(error).splitlines()[0][:300]}",
+            expected=f"opset {LAYER_NORM_OPSET} or above, the first with LayerNormalization, which the fusions write",
+            fix=f"export the model with opset {LAYER_NORM_OPSET} or above, or take a candidate on the plain graph",
+        ) from error
+    converted.ir_version = max(model.ir_version, LAYER_NORM_IR_VERSION)
+    onnx.save_model(converted, path)
+
+
+def _refuse_namesakes(model: Path) -> None:
+    """Refuse operators of other domains that are called like one of ONNX's own: the fusions look at the name alone."""
+    nodes = onnx.load(model, load_external_data=False).graph.node
+    found = [operator_of(node) for node in nodes if node.domain not in KNOWN_DOMAINS and onnx.defs.has(node.op_type)]
+    if found:
+        raise CandidateRefused(
+            kind="unsupported",
+            found=f"custom operator {found[0]}, which ONNX Runtime's fusions would take for {found[0].rpartition(':')[2]}",
+            expected="custom operators with names of their own",
+            fix="take a candidate on the plain graph, or rename the operator",
+        )
+
+
+def _refuse_twice_named(graph: onnx.GraphProto) -> None:
+    """Refuse a graph in which two tensors have one name: the fusions do not look whether theirs are taken."""
+    made = [
+        *(tensor.name for tensor in graph.initializer),
+        *(name for node in graph.node for name in node.output if name),
+    ]
+    twice = [name for name, count in Counter(made).items() if count > 1]
+    if twice:
+        raise CandidateRefused(
+            kind="unsupported",
+            found=f"a tensor {twice[0]!r} in the source, a name that ONNX Runtime's fusions give to one of their own",
+            expected="a source without the names of the fusions",
+            fix="rename the tensor, or take a candidate on the plain graph",
+        )
+
+
+def _copy_widened(source: Path, copy: Path) -> int | None:
+    """Write the source, in float32 and with a note if anything of it is float16; return how many constants were widened."""
+    model = onnx.load(source)
+    widened = None
+    if has_half(model):
+        widened = widen(model)
+        add_note(model, "widened", f"from float16 to float32, which CPU kernels compute in; {widened} constants")
+    save_model(model, copy)
+    return widened

@@ -1,0 +1,1 @@
+"""INT4 weight-only: grids, rounding methods, both file formats."""

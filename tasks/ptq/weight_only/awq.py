@@ -1,0 +1,237 @@
+"""AWQ: input channels that carry much are made larger in the weight, and smaller in the activation, before rounding.
+
+J. Lin et al.: "AWQ: Activation-aware Weight Quantization for LLM Compression and Acceleration", MLSys 2024, section 3.2.
+What comes out is a factor for each channel of the activation, which must be multiplied in somewhere: `fold` finds where.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from operator import add
+from typing import Any, Literal
+
+import numpy as np
+import onnx
+from numpy.typing import DTypeLike, NDArray
+
+from tasks.ptq.calibrate.grams import Gram
+from tasks.ptq.graph.edits import attribute, from_array, initializers, names_read, operator_of, to_array
+from tasks.ptq.weight_only.clipping import best_ratios
+from tasks.ptq.weight_only.int4_grid import (
+    Floats,
+    Quantized,
+    as_blocks,
+    column_chunks,
+    fit_grid,
+    join_columns,
+    quantize_on,
+    round_to_nearest,
+)
+from tasks.ptq.weight_only.sites import Site
+
+Placed = Literal["none", "folded", "inserted"]
+
+# Exponents tried: a grid of 20 as the authors' code has it, with its end.
+ALPHAS = tuple(step / 20 for step in range(21))
+# Channels below this share of the loudest count as that loud: float16 holds factors of 1e-2 to 1e2 well.
+QUIETEST = 1e-4
+
+# Normalizations by their last step, a product (and a sum) with constants: the inputs that hold these.
+SCALED_BY: dict[str, tuple[int, ...]] = {
+    "LayerNormalization": (1, 2),
+    "RMSNormalization": (1,),
+    "SimplifiedLayerNormalization": (1,),
+}
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A weight `[K, N]` and the Gram matrix (float64 `[K, K]`) of what it is multiplied with."""
+
+    weight: NDArray[Any]
+    gram: Floats
+
+
+def search_factors(
+    layers: Sequence[Layer], mean_absolute: Floats, *, block_size: int, symmetric: bool, dtype: DTypeLike
+) -> tuple[Floats, float]:
+    """Factors for the activation that all the layers read, float64 `[K]` exact in `dtype`, and the alpha they come from.
+
+    The factor is `1 / s` with `s = mean|x|^alpha` (equation 5), and rows of the weights are divided by it. Of the alphas
+    the one is taken that leaves the least `||X W - X W'||^2`, summed over the layers; 0, where all factors are 1, is one.
+    """
+    best, least, chosen = np.ones(len(mean_absolute)), np.inf, 0.0
+    for alpha in ALPHAS:
+        factors = factors_for(mean_absolute, alpha, dtype)
+        error = sum(
+            float(_rounded_error(layer, factors, columns, block_size, symmetric, dtype).sum())
+            for layer in layers
+            for columns in column_chunks(layer.weight.shape[1])
+        )
+        if error < least:
+            best, least, chosen = factors, error, alpha
+    return best, chosen
+
+
+def factors_for(mean_absolute: Floats, alpha: float, dtype: DTypeLike) -> Floats:
+    """`1 / s` with `s = mean|x|^alpha`, scaled so that its extremes are as far above 1 as below."""
+    loudest = float(mean_absolute.max(initial=0.0))
+    if loudest == 0:
+        return np.ones(len(mean_absolute))
+    scales = np.maximum(mean_absolute / loudest, QUIETEST) ** alpha
+    factors: Floats = (np.sqrt(scales.max() * scales.min()) / scales).astype(dtype).astype(np.float64)
+    return factors
+
+
+def output_error(difference: Floats, gram: Floats) -> Floats:
+    """`||X D||^2` of each column of D (`[K, N]`), from the Gram matrix of X."""
+    return np.asarray(np.einsum("kn,kn->n", gram @ difference, difference))
+
+
+def clipped(layer: Layer, *, block_size: int, symmetric: bool, dtype: DTypeLike) -> Quantized:
+    """Quantize with the range of each block narrowed as far as it lessens the output error (the authors' `auto_clip`).
+
+    A block is judged by its own part of the Gram matrix, as if the others were exact; a column keeps its narrowed ranges
+    only where the whole matrix agrees, so that none is worse than round to nearest.
+    """
+    parts = []
+    for columns in column_chunks(layer.weight.shape[1]):
+        part = layer.weight[:, columns].astype(np.float64)
+        plain = round_to_nearest(part, block_size=block_size, symmetric=symmetric, dtype=dtype)
+        shrink = best_ratios(part, layer.gram, block_size, symmetric, dtype)
+        narrow = _with_ratios(part, shrink, block_size, symmetric, dtype)
+        helps = output_error(narrow.dequantized() - part, layer.gram) < output_error(
+            plain.dequantized() - part, layer.gram
+        )
+        parts.append(_with_ratios(part, np.where(helps, shrink, 1.0), block_size, symmetric, dtype))
+    return join_columns(parts)
+
+
+def _with_ratios(part: Floats, shrink: Floats, block_size: int, symmetric: bool, dtype: DTypeLike) -> Quantized:
+    grid = fit_grid(as_blocks(part, block_size), symmetric=symmetric, dtype=dtype, shrink=shrink)
+    return quantize_on(grid, part, block_size, symmetric=symmetric)
+
+
+def _rounded_error(
+    layer: Layer, factors: Floats, columns: slice, block_size: int, symmetric: bool, dtype: DTypeLike
+) -> Floats:
+    part = layer.weight[:, columns].astype(np.float64)
+    scaled = part / factors[:, None]
+    rounded = round_to_nearest(scaled, block_size=block_size, symmetric=symmetric, dtype=dtype)
+    return output_error(rounded.dequantized() * factors[:, None] - part, layer.gram)
+
+
+@dataclass
+class Scaling:
+    """AWQ's factors by activation, float64 `[K]`, and where they went."""
+
+    factors: dict[str, Floats] = field(default_factory=dict)
+    placed: dict[str, Placed] = field(default_factory=dict)
+
+
+def weight_of(constants: Mapping[str, onnx.TensorProto], key: tuple[str, bool]) -> NDArray[Any]:
+    """The weight of the sites with this key, `[K, N]`, as the graph has it now."""
+    array = to_array(constants[key[0]])
+    return array.T if key[1] else array
+
+
+def gram_of(key: tuple[str, bool], sites: Sequence[Site], seen: Mapping[str, Gram]) -> Gram:
+    """That of all the activations that a weight is multiplied with: errors of both count, and they add up."""
+    return reduce(add, [seen[name] for name in dict.fromkeys(site.activation for site in sites if site.key == key)])
+
+
+def scale_channels(
+    graph: onnx.GraphProto, sites: Sequence[Site], seen: Mapping[str, Gram], *, block_size: int, symmetric: bool
+) -> Scaling:
+    """Find factors for each group of sites that must share them, fold them where that is exact, divide the weights."""
+    scaling = Scaling()
+    # From the end: what a group folds into an earlier weight is there when that one's own factors are sought.
+    for group in reversed(_groups(sites)):
+        constants = initializers(graph)
+        keys = list(dict.fromkeys(site.key for site in group))
+        layers = [Layer(weight_of(constants, key), gram_of(key, group, seen).matrix) for key in keys]
+        activations = list(dict.fromkeys(site.activation for site in group))
+        loudness = reduce(add, [seen[name] for name in activations]).mean_absolute
+        factors, alpha = search_factors(
+            layers, loudness, block_size=block_size, symmetric=symmetric, dtype=layers[0].weight.dtype
+        )
+        if alpha == 0:
+            continue
+        for name in activations:
+            readers = sum(site.activation == name for site in group)
+            scaling.factors[name] = factors
+            scaling.placed[name] = "folded" if fold(graph, name, readers, factors) else "inserted"
+    return scaling
+
+
+def _groups(sites: Sequence[Site]) -> list[list[Site]]:
+    """Sites that read the same activation or share a weight, and so have the same factors; by their first site."""
+    groups: list[list[Site]] = []
+    for site in sites:
+        linked = [g for g in groups if any(site.activation == o.activation or site.key == o.key for o in g)]
+        groups = [g for g in groups if g not in linked] + [[*(o for g in linked for o in g), site]]
+    return sorted(groups, key=lambda group: sites.index(group[0]))
+
+
+def fold(graph: onnx.GraphProto, tensor: str, readers: int, factors: Floats) -> bool:
+    """Multiply the last axis of a tensor by `factors` in the constants that it is made with; False where that is not exact.
+
+    It is where the tensor comes from a normalization, a product with a constant vector or matrix, or sums and Relu (factors
+    are positive) after these, and nothing but the `readers` nodes that expect the factors, and no output, reads it or what
+    it passes through; nor does another node read those constants.
+    """
+    makers = {name: node for node in graph.node for name in node.output}
+    reads = Counter(name for node in graph.node for name in names_read(node)) + Counter(
+        value.name for value in graph.output
+    )
+    constants = initializers(graph)
+    for value in graph.input:
+        constants.pop(value.name, None)
+    found = _constants_behind(tensor, readers, len(factors), makers, reads, constants)
+    for name in found or ():
+        old = to_array(constants[name])
+        constants[name].CopyFrom(from_array((old * factors).astype(old.dtype), name))
+    return found is not None
+
+
+def _constants_behind(
+    tensor: str,
+    readers: int,
+    channels: int,
+    makers: Mapping[str, onnx.NodeProto],
+    reads: Mapping[str, int],
+    constants: Mapping[str, onnx.TensorProto],
+) -> list[str] | None:
+    """The constants whose last axis scales that of the tensor, or None."""
+    node = makers.get(tensor)
+    if node is None or reads[tensor] != readers or node.output[0] != tensor:
+        return None
+
+    def is_vector(name: str) -> bool:
+        """A constant along the last axis alone that no one else reads."""
+        dims = list(constants[name].dims) if name in constants else []
+        return reads[name] == 1 and bool(dims) and dims[-1] == channels and all(size == 1 for size in dims[:-1])
+
+    def behind(name: str) -> list[str] | None:
+        return _constants_behind(name, 1, channels, makers, reads, constants)
+
+    given = [name for name in node.input if name]
+    operator = operator_of(node)
+    if operator in SCALED_BY and attribute(node, "axis", -1) == -1:
+        held = [node.input[index] for index in SCALED_BY[operator] if index < len(given)]
+        return held if all(map(is_vector, held)) else None
+    if operator == "Relu":
+        return behind(given[0])
+    if operator == "MatMul" and given[1] in constants and reads[given[1]] == 1:
+        dims = constants[given[1]].dims
+        return [given[1]] if len(dims) == 2 and dims[1] == channels else None
+    vectors = [name for name in given if is_vector(name)]
+    if operator in ("Mul", "Add") and len(vectors) == 1:
+        if operator == "Mul":
+            return vectors
+        before = behind(next(name for name in given if name != vectors[0]))
+        return None if before is None else [*before, *vectors]
+    return None

@@ -1,0 +1,93 @@
+"""HQQ: zero points that leave most weights of a block almost exact and a few far off, found without any data.
+
+H. Badri, A. Shaji: "Half-Quadratic Quantization of Large Machine Learning Models", 2023 (mobiusml.github.io/hqq_blog).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from tasks.ptq.weight_only.int4_grid import (
+    Grid,
+    Quantized,
+    as_blocks,
+    column_chunks,
+    encode,
+    fit_grid,
+    join_columns,
+    quantize_on,
+)
+
+# The authors' settings (their `optimize_weights_proximal`): exponent of the norm, weight of the quadratic term, its growth
+# per iteration, and iterations.
+NORM = 0.7
+BETA = 10.0
+BETA_GROWTH = 1.01
+ITERATIONS = 20
+
+Steps = NDArray[np.float32]
+
+# The scale of what is already in steps.
+ONE_STEP = np.ones(1, np.float32)
+
+
+def hqq(weight: NDArray[Any], *, block_size: int, dtype: DTypeLike) -> Quantized:
+    """Quantize a weight `[K, N]` with the scales of asymmetric rounding and zero points by half-quadratic splitting.
+
+    Zero points are fractions, in `dtype`. Rounded to codes they are those of round to nearest again (in 12 of 12 cases on
+    MiniLM-L6): at given scales a mean moves a zero point by less than half a step. Errors are measured in steps of the grid,
+    not in units of the weight as the authors do: only so do `W` and `2 W` get the same codes, and the threshold of the
+    shrinkage, which suits weights near 1, is not above every error of a real weight.
+    No block ends with a greater lp norm of its error than round to nearest leaves: zero points that do not help are dropped.
+    """
+    parts = []
+    for columns in column_chunks(weight.shape[1]):
+        part = weight[:, columns]
+        grid = split(as_blocks(part, block_size), len(part), dtype=dtype)
+        parts.append(quantize_on(grid, part, block_size, symmetric=False))
+    return join_columns(parts)
+
+
+def split(blocks: NDArray[np.float64], rows: int, *, dtype: DTypeLike) -> Grid:
+    """The grid of blocks (float64 `[blocks, block_size, N]`) of which only the first `rows` channels are real.
+
+    Alternates two exact steps (the blog's sub-problems 1 and 2): the error that the lp norm allows, by shrinkage, and the
+    zero point that fits the rest best in the least squares sense, a mean.
+    """
+    start = fit_grid(blocks, symmetric=False, dtype=dtype)
+    # In float32, which holds steps of at most 16 to a millionth: the powers are what takes the time.
+    steps = (blocks / start.scales[:, None]).astype(np.float32)
+    real = (np.arange(blocks.shape[0] * blocks.shape[1]) < rows).reshape(blocks.shape[0], blocks.shape[1], 1)
+    count = real.sum(axis=1)
+    zeros = start.zero_points.astype(np.float32)
+    best, least = zeros, _norm(_residual(steps, zeros), real)
+    beta = BETA
+    for _ in range(ITERATIONS):
+        codes = encode(steps, ONE_STEP, zeros[:, None])
+        excess = shrink(steps - (codes - zeros[:, None]), beta)
+        zeros = ((codes - steps + excess) * real).sum(axis=1) / count
+        stored = zeros.astype(dtype).astype(np.float32)
+        norm = _norm(_residual(steps, stored), real)
+        best, least = np.where(norm < least, stored, best), np.minimum(norm, least)
+        beta *= BETA_GROWTH
+    return Grid(start.scales, best.astype(np.float64))
+
+
+def shrink(errors: Steps, beta: float) -> Steps:
+    """Generalized soft thresholding, `sign(e) max(|e| - |e|^(p - 1) / beta, 0)`: the blog's sub-problem 1."""
+    size = np.abs(errors)
+    # An error of zero stays zero: its power, infinite, must not be formed.
+    power = np.maximum(size, np.float32(1e-9)) ** np.float32(NORM - 1)
+    return np.asarray(np.sign(errors) * np.maximum(size - power / np.float32(beta), 0), np.float32)
+
+
+def _residual(steps: Steps, zeros: Steps) -> Steps:
+    return steps - (encode(steps, ONE_STEP, zeros[:, None]) - zeros[:, None])
+
+
+def _norm(errors: Steps, real: NDArray[np.bool_]) -> Steps:
+    """The sum of `|e|^p` of each block and column, `[blocks, N]`."""
+    return np.asarray((np.abs(errors) ** np.float32(NORM) * real).sum(axis=1), np.float32)

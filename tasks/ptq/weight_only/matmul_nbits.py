@@ -1,0 +1,297 @@
+"""INT4 weight-only: MatMul nodes with a constant weight become MatMulNBits, their weights rounded by one of four methods.
+
+rtn    round to nearest: no data, any block
+hqq    zero points by half-quadratic splitting: no data, asymmetric, zero points that are fractions
+gptq   errors carried from channel to channel by the Gram matrix of the activations
+awq    channels scaled, ranges narrowed, by the Gram matrix; one multiplication an activation where it cannot be folded
+
+A tied embedding, which tokens are looked up in as well, is INT8 for both, rounded to nearest (see `tasks.ptq.eight_bit.tied`).
+GPTQ and AWQ take each layer by itself, with activations of the float model: those after layers already quantized, which
+differ a little, are not collected again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx.helper import make_node, make_opsetid
+
+from tasks.ptq.calibrate.grams import Gram
+from tasks.ptq.eight_bit.tied import TableBits, find_tables, quantize_table, retie
+from tasks.ptq.graph.edits import (
+    Names,
+    drop_unused_initializers,
+    from_array,
+    initializers,
+    names_read,
+    operator_of,
+    save_model,
+)
+from tasks.ptq.weight_only.awq import Layer, Placed, Scaling, clipped, gram_of, scale_channels, weight_of
+from tasks.ptq.weight_only.gptq import gptq
+from tasks.ptq.weight_only.hqq import hqq
+from tasks.ptq.weight_only.int4_grid import Floats, Packed, Quantized, pack, round_to_nearest
+from tasks.ptq.weight_only.sites import Plan, Site, find_sites
+from validators.errors import CandidateRefused
+from validators.job.candidate_name import WeightMethod
+
+DOMAIN = "com.microsoft"
+BLOCK_SIZES = (16, 32, 64, 128, 256)
+
+
+@dataclass(frozen=True)
+class QuantizedNode:
+    """A node that runs in INT4, its weight `[channels_in, channels_out]`, and what AWQ did with its activation's factors.
+
+    `factors`: `none` (all are 1, or another method), `folded` into what makes the activation, `inserted` as a Mul.
+    """
+
+    name: str
+    channels_in: int
+    channels_out: int
+    factors: Placed = "none"
+
+
+@dataclass(frozen=True)
+class Report:
+    """What the pass did.
+
+    `left`: (node, reason) for every MatMul and custom operator that stays in float. `tied`: the constants of tied embeddings.
+    `accuracy_level` is the one in the file: 0 where zero points are fractions, for which the kernel has no INT8 arithmetic
+    whatever level it is given.
+    """
+
+    quantized: tuple[QuantizedNode, ...]
+    left: tuple[tuple[str, str], ...]
+    gemm_split: int
+    accuracy_level: int
+    factors_folded: int
+    factors_inserted: int
+    tied: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How each weight is rounded."""
+
+    method: WeightMethod
+    block_size: int
+    symmetric: bool
+
+
+def quantize_weights(
+    model: Path,
+    variant: Path,
+    *,
+    bits: int = 4,
+    block_size: int,
+    symmetric: bool,
+    method: WeightMethod,
+    grams: Mapping[str, Gram] | None = None,
+    exclude: Collection[str] = (),
+    accuracy_level: int = 4,
+    embedding_bits: TableBits | None = 8,
+    head_bits: TableBits | None = 8,
+) -> Report:
+    """Write a variant whose MatMul and Gemm nodes with a constant weight multiply in INT4.
+
+    `exclude` names nodes that stay in float (a Gemm by its own name). `grams` are those of the activations that
+    `tensors_to_collect` names. A weight that several nodes read is quantized once, for all their inputs together; one that is
+    also read elsewhere keeps its float form for that, unless it is a tied embedding: its look-up gets `embedding_bits`, its
+    head `head_bits`, rounded to nearest, None being float.
+
+    Raises:
+        CandidateRefused: `unsupported`: no node can be quantized, or the settings exclude each other; `invalid`: the model
+            or the variant is no valid ONNX, a name in `exclude` is that of no node, or Gram matrices are missing or unusable.
+    """
+    _check_settings(bits, block_size, symmetric, method)
+    _check_valid(model, "the float graph", "export the model again")
+    proto = onnx.load(model)
+    before = _signature(proto)
+    retie(proto.graph)
+    plan = find_sites(proto.graph, block_size=block_size, exclude=exclude)
+    _check_any(plan)
+    tables = find_tables(proto.graph, plan.sites, block_size=block_size)
+    heads = {site.node.name for table in tables for site in table.sites}
+    sites = tuple(site for site in plan.sites if site.node.name not in heads)
+    seen = _grams_of(sites, grams or {}) if method in ("gptq", "awq") else {}
+    recipe = Recipe(method, block_size, symmetric)
+    scaling = Scaling()
+    if method == "awq":
+        scaling = scale_channels(proto.graph, sites, seen, block_size=block_size, symmetric=symmetric)
+    level = 0 if method == "hqq" else accuracy_level
+    tied_bits: dict[str, Any] = {"embedding_bits": embedding_bits, "head_bits": head_bits}
+    new: dict[str, list[onnx.NodeProto]] = {}
+    names = Names(proto.graph)
+    for table in tables:
+        new |= quantize_table(proto.graph, table, names, **tied_bits, block_size=block_size, accuracy_level=level)
+    _replace(proto, sites, seen, scaling, recipe, level, new, names)
+    if _signature(proto) != before:
+        raise _invalid(
+            "other inputs or outputs after the pass", "the same as before", "report it with the source model"
+        )
+    save_model(proto, variant)
+    _check_valid(variant, "the variant", "report it with the source model; take another candidate meanwhile")
+    nodes = tuple(
+        QuantizedNode(site.node.name, *site.shape, scaling.placed.get(site.activation, "none")) for site in sites
+    )
+    counts = list(scaling.placed.values())
+    tied = tuple(table.constant for table in tables if embedding_bits or head_bits)
+    return Report(nodes, plan.left, plan.gemm_split, level, counts.count("folded"), counts.count("inserted"), tied)
+
+
+def _check_settings(bits: int, block_size: int, symmetric: bool, method: WeightMethod) -> None:
+    wrong = None
+    if bits != 4:
+        wrong = f"{bits} bits", "4"
+    elif block_size not in BLOCK_SIZES:
+        wrong = f"blocks of {block_size}", f"one of {BLOCK_SIZES}, which the kernel knows"
+    elif method not in get_args(WeightMethod):
+        wrong = f"method {method!r}", f"one of {get_args(WeightMethod)}"
+    elif method == "hqq" and symmetric:
+        wrong = "symmetric HQQ", "asymmetric: HQQ chooses zero points, and a symmetric grid has none to choose"
+    if wrong:
+        raise CandidateRefused(kind="unsupported", found=wrong[0], expected=wrong[1], fix="take another candidate")
+
+
+def _check_valid(path: Path, what: str, fix: str) -> None:
+    try:
+        onnx.checker.check_model(str(path))
+    except onnx.checker.ValidationError as error:
+        raise _invalid(
+            f"{what} is no valid ONNX: {str(error).splitlines()[0]}", "a file that passes onnx.checker", fix
+        ) from error
+
+
+def _check_any(plan: Plan) -> None:
+    if not plan.sites:
+        but = "; ".join(f"{name}: {why}" for name, why in plan.left[:5])
+        raise CandidateRefused(
+            kind="unsupported",
+            found="no MatMul or Gemm with a constant weight" + (f" to quantize ({but})" if but else ""),
+            expected="at least one: INT4 weight-only exists for these alone",
+            fix="take an INT8 candidate for this model",
+        )
+
+
+def _invalid(found: str, expected: str, fix: str) -> CandidateRefused:
+    return CandidateRefused(kind="invalid", found=found, expected=expected, fix=fix)
+
+
+def _signature(proto: onnx.ModelProto) -> list[bytes]:
+    return [value.SerializeToString() for value in (*proto.graph.input, *proto.graph.output)]
+
+
+def _grams_of(sites: Sequence[Site], grams: Mapping[str, Gram]) -> dict[str, Gram]:
+    """The Gram matrix of each activation."""
+    needed = {site.activation: site.shape[0] for site in sites}
+    for name, channels in needed.items():
+        if name not in grams or grams[name].matrix.shape != (channels, channels):
+            found = f"one of shape {grams[name].matrix.shape}" if name in grams else "none"
+            raise _invalid(
+                f"Gram matrix of {name!r}: {found}",
+                f"one of shape {(channels, channels)}",
+                "collect them on this graph",
+            )
+    return {name: grams[name] for name in needed}
+
+
+def _quantize(weight: NDArray[Any], gram: Floats | None, factors: Floats | None, recipe: Recipe) -> Quantized:
+    """A weight `[K, N]`, its rows divided by the factors that its activation is multiplied with."""
+    size, symmetric, dtype = recipe.block_size, recipe.symmetric, weight.dtype
+    if recipe.method == "hqq":
+        return hqq(weight, block_size=size, dtype=dtype)
+    if gram is None:
+        return round_to_nearest(weight, block_size=size, symmetric=symmetric, dtype=dtype)
+    if recipe.method == "awq":
+        if factors is not None:
+            weight, gram = weight / factors[:, None], gram * np.outer(factors, factors)
+        return clipped(Layer(weight, gram), block_size=size, symmetric=symmetric, dtype=dtype)
+    try:
+        return gptq(weight, gram, block_size=size, symmetric=symmetric, dtype=dtype)
+    except np.linalg.LinAlgError as error:
+        raise _invalid(
+            f"a Gram matrix without an inverse: {error}", "sums over finite activations", "collect it again"
+        ) from error
+
+
+def _replace(
+    proto: onnx.ModelProto,
+    sites: Sequence[Site],
+    seen: Mapping[str, Gram],
+    scaling: Scaling,
+    recipe: Recipe,
+    accuracy_level: int,
+    new: dict[str, list[onnx.NodeProto]],
+    names: Names,
+) -> None:
+    """Put MatMulNBits in place of the sites, and a Mul where factors must be inserted; drop what is not read any more.
+
+    `new` has what takes the place of other nodes, by their names.
+    """
+    graph = proto.graph
+    constants = initializers(graph)
+    weights: dict[tuple[str, bool], list[str]] = {}
+    scaled: dict[str, str] = {}
+    for site in sites:
+        weight = weight_of(constants, site.key)
+        if site.key not in weights:
+            gram = gram_of(site.key, sites, seen).matrix if seen else None
+            packed = pack(_quantize(weight, gram, scaling.factors.get(site.activation), recipe), weight.dtype)
+            weights[site.key] = _add_weight(graph, site, packed, names)
+        activation, made = site.activation, []
+        if scaling.placed.get(activation) == "inserted" and activation not in scaled:
+            factors = names.new(f"{activation}_factors")
+            graph.initializer.append(from_array(scaling.factors[activation].astype(weight.dtype), factors))
+            scaled[activation] = names.new(f"{activation}_scaled")
+            name = names.new(f"{site.node.name}_factors")
+            made.append(make_node("Mul", [activation, factors], [scaled[activation]], name=name))
+        inputs = [scaled.get(activation, activation), *weights[site.key]]
+        new[site.node.name] = [*made, _product(site, inputs, recipe.block_size, accuracy_level)]
+    _set_nodes(graph, [made for node in graph.node for made in new.get(node.name, [node])])
+    if not any(opset.domain == DOMAIN for opset in proto.opset_import):
+        proto.opset_import.append(make_opsetid(DOMAIN, 1))
+
+
+def _add_weight(graph: onnx.GraphProto, site: Site, packed: Packed, names: Names) -> list[str]:
+    """Add the constants of a weight; return their names in the order that the node reads them."""
+    stem = site.constant + ("_transposed" if site.transposed else "")
+    named = {"Q4": packed.codes, "scales": packed.scales}
+    if packed.zero_points is not None:
+        named["zero_points"] = packed.zero_points
+    made = {names.new(f"{stem}_{part}"): array for part, array in named.items()}
+    graph.initializer.extend(from_array(array, name) for name, array in made.items())
+    return list(made)
+
+
+def _product(site: Site, inputs: list[str], block_size: int, accuracy_level: int) -> onnx.NodeProto:
+    rows, columns = site.shape
+    return make_node(
+        "MatMulNBits",
+        inputs,
+        list(site.node.output),
+        name=site.node.name,
+        domain=DOMAIN,
+        K=rows,
+        N=columns,
+        bits=4,
+        block_size=block_size,
+        accuracy_level=accuracy_level,
+    )
+
+
+def _set_nodes(graph: onnx.GraphProto, nodes: list[onnx.NodeProto]) -> None:
+    """Give the graph these nodes, less the transpositions that are read no more, and drop the constants left over."""
+    del graph.node[:]
+    graph.node.extend(nodes)
+    reads = {name for node in graph.node for name in names_read(node)} | {value.name for value in graph.output}
+    kept = [node for node in nodes if operator_of(node) != "Transpose" or node.output[0] in reads]
+    del graph.node[:]
+    graph.node.extend(kept)
+    drop_unused_initializers(graph)

@@ -1,0 +1,118 @@
+"""The MatMul nodes that weight-only can quantize, and why others are none."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from tasks.ptq.graph.edits import custom_operators, initializers, name_nodes, operator_of, split_gemm, to_array
+from validators.errors import CandidateRefused
+
+# What the kernel takes as weights and scales.
+FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16)
+
+
+@dataclass(frozen=True)
+class Site:
+    """A MatMul to quantize: its weight is the constant `constant`, transposed or not, and has this shape as it is used."""
+
+    node: onnx.NodeProto
+    constant: str
+    transposed: bool
+    shape: tuple[int, int]
+
+    @property
+    def activation(self) -> str:
+        """The tensor that the weight is multiplied with."""
+        return str(self.node.input[0])
+
+    @property
+    def key(self) -> tuple[str, bool]:
+        """Equal for the sites that share one quantized weight."""
+        return self.constant, self.transposed
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The sites of a graph, how many Gemm nodes became MatMul and Add, and (node, reason) for what stays as it is: every other
+    MatMul and Gemm, and operators that are not ONNX's own."""
+
+    sites: tuple[Site, ...]
+    left: tuple[tuple[str, str], ...]
+    gemm_split: int
+
+
+def find_sites(graph: onnx.GraphProto, *, block_size: int, exclude: Collection[str]) -> Plan:
+    """Make Gemm nodes MatMul nodes, name all nodes, and find those to quantize. `exclude` names a Gemm by its own name.
+
+    Raises:
+        CandidateRefused: `invalid`: a name in `exclude` is that of no node.
+    """
+    unknown = sorted(set(exclude) - {node.name for node in graph.node})
+    if unknown:
+        raise CandidateRefused(
+            kind="invalid",
+            found=f"excluded nodes {unknown}",
+            expected="names of nodes of the graph",
+            fix="correct the names, or leave them out",
+        )
+    split = split_gemm(graph)
+    name_nodes(graph)
+    constants = initializers(graph)
+    for value in graph.input:
+        constants.pop(value.name, None)  # what a caller may replace is no constant
+    makers = {name: node for node in graph.node for name in node.output}
+    excluded = {*exclude, *(split[name] for name in exclude if name in split)}
+    sites: list[Site] = []
+    left = list(custom_operators(graph).items())
+    for node in graph.node:
+        if operator_of(node) in ("MatMul", "Gemm"):
+            found = "excluded" if node.name in excluded else _site(node, constants, makers, block_size)
+            if isinstance(found, Site):
+                sites.append(found)
+            else:
+                left.append((node.name, found))
+    return Plan(tuple(sites), tuple(left), len(split))
+
+
+def tensors_to_collect(model: Path, *, block_size: int, exclude: Collection[str] = ()) -> dict[str, int]:
+    """The activations whose Gram matrices GPTQ and AWQ need, each once, with the number of their channels.
+
+    Raises:
+        CandidateRefused: `invalid`: a name in `exclude` is that of no node.
+    """
+    sites = find_sites(onnx.load(model).graph, block_size=block_size, exclude=exclude).sites
+    return {site.activation: site.shape[0] for site in sites}
+
+
+def _site(
+    node: onnx.NodeProto,
+    constants: Mapping[str, onnx.TensorProto],
+    makers: Mapping[str, onnx.NodeProto],
+    block_size: int,
+) -> Site | str:
+    """The site that a node is, or why it is none."""
+    if node.op_type == "Gemm":
+        return "a Gemm with alpha, beta or transA, or without a constant weight"
+    name, maker = node.input[1], makers.get(node.input[1])
+    transposed = maker is not None and operator_of(maker) == "Transpose" and maker.input[0] in constants
+    if maker is not None and transposed:
+        name = maker.input[0]
+    if name not in constants:
+        return "its second input is not constant"
+    weight = constants[name]
+    if len(weight.dims) != 2:
+        return f"its weight has {len(weight.dims)} axes, not 2"
+    if weight.data_type not in FLOATS:
+        return f"its weight is {onnx.TensorProto.DataType.Name(weight.data_type)}, not FLOAT or FLOAT16"
+    rows, columns = reversed(weight.dims) if transposed else weight.dims
+    taken, size = -(-rows // block_size) * (block_size // 2 + 4), rows * to_array(weight).itemsize
+    if taken >= size:
+        return f"too small: a column of {rows} weights takes {size} bytes, and {taken} in blocks of {block_size}"
+    if not np.isfinite(to_array(weight)).all():
+        return "its weight has NaN or Inf"
+    return Site(node, name, transposed, (rows, columns))

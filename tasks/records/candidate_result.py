@@ -1,0 +1,98 @@
+"""One candidate in the result document, from its trial."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+from validators.gates.slices import SliceDrop
+from validators.records.measurements import Coverage, Estimate
+from validators.records.result import CandidateResult, ConfirmedResult, RefusalResult, SliceResult
+from validators.records.run import Trial
+
+
+def conclude_candidate(trial: Trial) -> CandidateResult:
+    """What the result document says of a candidate that was judged."""
+    latency = trial.latency
+    assert trial.outcome is not None, f"{trial.candidate} was not judged"
+    return CandidateResult(
+        name=trial.candidate,
+        outcome=trial.outcome,
+        refusal=RefusalResult(kind=trial.refusal.kind, reason=trial.refusal.reason) if trial.refusal else None,
+        proof=trial.variant.proof if trial.variant else "measured",
+        metric_value=finite(trial.accuracy.value) if trial.accuracy else None,
+        metric_drop=_finite_estimate(trial.drop),
+        flips=trial.flips,
+        slices=_slices(trial.slices),
+        sqnr_db=_finite_estimate(trial.accuracy.sqnr) if trial.accuracy else None,
+        speedup_p50=latency.speedup if latency else None,
+        speedup_fp16=trial.beside_fp16.speedup if trial.beside_fp16 else None,
+        latency_p50_ms=latency.p50_ms if latency else None,
+        latency_p95_ms=latency.p95_ms if latency else None,
+        size_bytes=trial.variant.size_bytes if trial.variant else None,
+        peak_memory_mb=latency.peak_memory_mb if latency else None,
+        coverage_macs=trial.coverage.share if trial.coverage else None,
+        **_times(trial.coverage),
+        saturation_max=trial.saturation.worst.share if trial.saturation and trial.saturation.worst else None,
+        changes=trial.variant.changes if trial.variant else {},
+        verdicts=[
+            replace(verdict, value=finite(verdict.value), low=finite(verdict.low), high=finite(verdict.high))
+            for verdict in trial.verdicts
+        ],
+        latencies=list(trial.latencies),
+        confirmed=_confirmed(trial),
+        copies=list(trial.copies),
+        cached=trial.cached,
+    )
+
+
+def _confirmed(trial: Trial) -> ConfirmedResult | None:
+    if trial.confirmed is None:
+        return None
+    confirmed = trial.confirmed
+    return ConfirmedResult(
+        n=confirmed.n,
+        confidence=confirmed.confidence,
+        baseline_value=finite(confirmed.baseline_value),
+        metric_value=finite(confirmed.value),
+        metric_drop=_finite_estimate(confirmed.drop),
+        slices=_slices(confirmed.slices),
+        speedup_p50=confirmed.latency.speedup,
+        latency_p50_ms=confirmed.latency.p50_ms,
+    )
+
+
+def _slices(slices: tuple[SliceDrop, ...]) -> list[SliceResult]:
+    """Worst first: by the upper bound, or where there is none, the value."""
+
+    def upper(found: SliceDrop) -> float:
+        bound = found.drop.value if found.drop.high is None else found.drop.high
+        return math.inf if math.isnan(bound) else bound
+
+    return [
+        SliceResult(column=one.column, group=one.group, n=one.n, metric_drop=_finite_estimate(one.drop))
+        for one in sorted(slices, key=upper, reverse=True)
+    ]
+
+
+def _finite_estimate(estimate: Estimate | None) -> Estimate | None:
+    if estimate is None or not math.isfinite(estimate.value):
+        return None
+    return Estimate(estimate.value, finite(estimate.low), finite(estimate.high))
+
+
+def _times(coverage: Coverage | None) -> dict[str, Any]:
+    """What the runtime tells of the time in kernels; nothing where it tells none."""
+    if coverage is None or coverage.time_share is None:
+        return {}
+    return {
+        "coverage_time": coverage.time_share,
+        "unfused": [kernel.name for kernel in coverage.unfused],
+        "inserted": coverage.inserted_counts,
+    }
+
+
+def finite(value: float | None) -> float | None:
+    """JSON has neither NaN nor Inf: what is not finite is absent, and the verdict's reason says why."""
+    return value if value is not None and math.isfinite(value) else None

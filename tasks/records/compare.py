@@ -1,0 +1,42 @@
+"""Several recorded runs on one page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tasks.records.run_lookup import Recorded, find_recorded, recorded_job, recorded_result, write_page
+from tasks.reporting.comparison import Compared, render_comparison
+from validators.errors import JobError
+from validators.redact import redact
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+
+def compare_runs(client: MlflowClient, names: Sequence[str], path: Path) -> list[Recorded]:
+    """Write the page that compares runs, by their names for people, in the order given.
+
+    Raises:
+        JobError: fewer than two runs, one that is not there, one without a result, or a file that cannot be written.
+        ServiceDown: the tracking server does not answer.
+    """
+    runs = [find_recorded(client, name) for name in names]
+    if len({run.id for run in runs}) < 2:
+        raise JobError(
+            found=f"{len(names)} names of one run" if len(names) > 1 else "one run",
+            expected="two runs or more",
+            fix="`quantgate status` lists the runs; `quantgate report RUN` is the page of one",
+        )
+    compared = [_compared(client, run) for run in dict.fromkeys(runs)]
+    write_page(path, redact(render_comparison(compared)).encode())
+    return list(dict.fromkeys(runs))
+
+
+def _compared(client: MlflowClient, run: Recorded) -> Compared:
+    result = recorded_result(client, run)
+    with suppress(JobError):  # of one that recorded no job, all else can be compared
+        return Compared(run.id, run.started, result, recorded_job(client, run))
+    return Compared(run.id, run.started, result)

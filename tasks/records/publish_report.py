@@ -1,0 +1,60 @@
+"""Step 9: the page, its pictures, and the same table as Prefect artifacts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from uuid import UUID
+
+from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
+from prefect.runtime import flow_run
+
+from tasks.records.result_document import Findings
+from tasks.records.run_record import report_address
+from tasks.reporting.markdown import artifact_rows, headline, verdict_markdown
+from tasks.reporting.page import render_page
+from tasks.reporting.pictures.run_pictures import draw_pictures
+from tasks.run.context import Run, log
+from tasks.run.prefect_server import server_client
+from tasks.run.step import step
+from validators.plain_text import as_markdown, plain
+from validators.records.result import Result
+from validators.redact import redact
+
+# Of a tag that says what came of a run: another attempt replaces those of the one before.
+TAG = "result: "
+
+
+@step("publish report")
+def publish_report(run: Run, record: str, findings: Findings, result: Result) -> Path:
+    """Write `report.html` and the pictures into the state folder and the table to Prefect; return the page's path."""
+    page = write_report(run, record, findings, result)
+    create_markdown_artifact(verdict_markdown(result), key="verdict", description=as_markdown(result.reason))
+    if rows := artifact_rows(result):
+        create_table_artifact(rows, key="candidates", description="one row a candidate")
+    link = report_address(run, record) or page.as_uri()
+    create_link_artifact(link, key="report", link_text="report.html", description="the whole report")
+    _tag_flow_run(result)
+    log.info("report: %s", page)
+    return page
+
+
+def _tag_flow_run(result: Result) -> None:
+    """Put the outcome into the flow run's tags, which its page and the list of runs show without a click."""
+    told = [plain(word) for word in headline(result)]
+    others = [tag for tag in flow_run.tags if not tag.startswith(TAG)]
+    with server_client() as client:
+        client.update_flow_run(UUID(str(flow_run.id)), tags=[*others, *(f"{TAG}{word}" for word in told)])
+
+
+def write_report(run: Run, record: str, findings: Findings, result: Result) -> Path:
+    """Write `report.html` and the pictures into the state folder; return the page's path."""
+    folder = run.state / "reports" / record
+    page = folder / "report.html"
+    with run.clock.work("report"):
+        folder.mkdir(parents=True, exist_ok=True)
+        pictures = draw_pictures(result, run.job.gates, findings.trials)
+        text = render_page(result, run.job, findings.trials, findings.calibration, pictures)
+        page.write_text(redact(text), encoding="utf-8")
+        for name, picture in pictures.of_run(result.chosen).items():
+            (folder / f"{name}.png").write_bytes(picture.png)
+    return page

@@ -1,0 +1,272 @@
+"""The result document, from the records of a run."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from tasks.records.candidate_result import conclude_candidate, finite
+from tasks.run.clock import Clock
+from validators.errors import QuantgateError
+from validators.job.job import Job
+from validators.plain_text import plain
+from validators.records.measurements import Accuracy
+from validators.records.recovery import Recovery
+from validators.records.result import (
+    BaselineResult,
+    CalibrationResult,
+    ChampionResult,
+    CheckResult,
+    ErrorResult,
+    FootprintResult,
+    Result,
+    RunOutcome,
+    SignOffResult,
+    SourceResult,
+)
+from validators.records.run import CalibrationVerdict, Champion, Check, Inventory, Source, Trial
+from validators.records.sign_off import SignOff
+from validators.redact import redact
+from validators.samples.words import count as counted
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What a run found so far; a run that ends early leaves the rest as it is here."""
+
+    source: Source | None = None
+    inventory: Inventory | None = None
+    calibration: CalibrationVerdict | None = None
+    baseline: Accuracy | None = None
+    baseline_bytes: int = 0
+    trials: tuple[Trial, ...] = ()
+    recovery: Recovery | None = None
+    best: Trial | None = None
+    champion_before: Champion | None = None
+    sign_off: SignOff | None = None
+    champion: Champion | None = None
+    report: Path | None = None
+    footprint: FootprintResult | None = None
+
+
+def conclude(job: Job, findings: Findings, clock: Clock) -> Result:
+    """The result of a run that came to an end; an error where nothing won and a candidate could not be tried."""
+    outcome, reason = _outcome(job, findings)
+    won = findings.best is not None and findings.best.outcome == "passed"
+    told = _tell_untried(findings.trials)
+    document = _document(job, findings, clock, outcome, reason + (f"; {told}" if told else ""))
+    if outcome == "no_variant" and told:
+        # To say that no variant is good enough would be to judge what nobody looked at, and nobody would look again.
+        fix = "mend what failed, and run again: finished work is kept"
+        error = ErrorResult(kind="InfrastructureError", found=told, expected="every candidate tried", fix=fix)
+        return document.model_copy(update={"outcome": "error", "error": error})
+    return document.model_copy(update={"chosen": findings.best.candidate if findings.best and won else None})
+
+
+def conclude_awaiting(job: Job, findings: Findings, clock: Clock, until: str) -> Result:
+    """The result of a run whose winner waits for an approval, `until` when, in words."""
+    assert findings.best is not None
+    reason = f"{_tell_gain(findings.best)}; it waits for an approval until {until}"
+    return _document(job, findings, clock, "awaiting_approval", reason).model_copy(
+        update={"chosen": findings.best.candidate}
+    )
+
+
+def conclude_validation(job: Job, findings: Findings, clock: Clock) -> Result:
+    """The result of judging the calibration data alone."""
+    assert findings.calibration is not None
+    outcome: RunOutcome = "refused" if findings.calibration.outcome == "refused" else "accepted"
+    return _document(job, findings, clock, outcome, _tell_calibration(findings.calibration))
+
+
+def conclude_error(job: Job | None, error: QuantgateError, clock: Clock) -> Result:
+    """The result of a run that an error ended."""
+    document = _document(job, Findings(), clock, "error", error.found)
+    detail = ErrorResult(kind=type(error).__name__, found=error.found, expected=error.expected, fix=error.fix)
+    return document.model_copy(update={"error": detail})
+
+
+def _outcome(job: Job, findings: Findings) -> tuple[RunOutcome, str]:
+    calibration, best = findings.calibration, findings.best
+    if calibration is not None and calibration.outcome == "refused":
+        return "refused", _tell_calibration(calibration)
+    if best is None:
+        return "no_variant", _why_none(findings.trials) + _tell_confirmation(findings.trials) + _tell_recovery(findings)
+    if best.outcome != "passed":
+        verdict = best.verdicts[-1]
+        assert findings.champion_before is not None
+        return "no_variant", (
+            f"{best.candidate} passes every gate but the present champion stays "
+            f"(version {findings.champion_before.version}, {findings.champion_before.candidate}): {verdict.reason}"
+        )
+    gain = _tell_gain(best)
+    if findings.sign_off and findings.sign_off.decision == "rejected":
+        return "rejected", f"{gain}; {findings.sign_off}"
+    if findings.champion is None:
+        why = "nothing is promoted from a file" if job.source_is_file else "promotion was not asked for"
+        return "winner", f"{gain}; {why}"
+    stays = findings.champion_before is not None and findings.champion_before.version == findings.champion.version
+    said = f"; {findings.sign_off}" if findings.sign_off else ""
+    return "promoted", (
+        f"{gain}, and {'stays' if stays else 'is now'} the champion, version {findings.champion.version}{said}"
+    )
+
+
+def _tell_gain(best: Trial) -> str:
+    """What the winner is worth: as confirmed, where it was."""
+    assert best.latency and best.accuracy
+    confirmed = best.confirmed
+    latency = confirmed.latency if confirmed else best.latency
+    value = confirmed.value if confirmed else best.accuracy.value
+    gain = (
+        f"{best.candidate} is {latency.speedup.value:.2f}x as fast as the baseline (p50, batch {latency.batch_size}), "
+        f"{best.accuracy.metric} {value:.4g}"
+    )
+    if confirmed is None:
+        return gain
+    return (
+        f"{gain} where the baseline has {confirmed.baseline_value:.4g}, on {confirmed.n} samples that did not choose it"
+    )
+
+
+def _tell_confirmation(trials: tuple[Trial, ...]) -> str:
+    """Which candidates passed on the samples that chose them alone."""
+    told = [
+        f"{trial.candidate} was not confirmed: "
+        + ", ".join(f"{verdict.gate}: {verdict.reason}" for verdict in trial.verdicts if verdict.outcome != "pass")
+        for trial in trials
+        if trial.confirmed and trial.outcome != "passed"
+    ]
+    return "".join(f"; {line}" for line in told)
+
+
+def _tell_calibration(calibration: CalibrationVerdict) -> str:
+    """The verdict on the calibration data with what decided it."""
+    if not calibration.failed:
+        return f"the calibration data was accepted: {len(calibration.checks)} checks passed"
+    refused = calibration.outcome == "refused"
+    told = [check for check in calibration.failed if check.severity == "critical" or not refused]
+    return f"the calibration data was {'refused' if refused else 'accepted with warnings'}: " + "; ".join(
+        f"{check.name}: found {check.found}, expected {check.expected}; {check.fix}" for check in told
+    )
+
+
+def _why_none(trials: tuple[Trial, ...]) -> str:
+    """How many candidates ended in which way, and at which gates."""
+    if not trials:
+        return "no variant wins: the job has no candidates"
+    tried = tuple(trial for trial in trials if not trial.is_copy)
+    ways = {way: sum(trial.outcome == way for trial in tried) for way in ("failed", "inconclusive", "refused")}
+    gates: dict[str, int] = {}
+    for trial in trials:
+        for verdict in trial.verdicts:
+            if verdict.outcome != "pass":
+                gates[verdict.gate] = gates.get(verdict.gate, 0) + 1
+    counts = ", ".join(f"{count} {way}" for way, count in ways.items() if count)
+    where = ", ".join(
+        f"{gate} ({counted(count, 'candidate')})" for gate, count in sorted(gates.items(), key=lambda item: -item[1])
+    )
+    refusals = sorted({trial.refusal.kind for trial in tried if trial.refusal})
+    copies = len(trials) - len(tried)
+    return (
+        f"no variant wins: of {counted(len(tried), 'candidate')} {counts}"
+        + (f"; {counted(copies, 'further candidate')} made the same artifact as another" if copies else "")
+        + (f"; gates not passed: {where}" if where else "")
+        + (f"; refusals: {', '.join(refusals)}" if refusals else "")
+    )
+
+
+def _tell_untried(trials: tuple[Trial, ...]) -> str:
+    """Which candidates the infrastructure kept from being tried, and what was wrong with the first; empty where all were."""
+    untried = [trial for trial in trials if trial.refusal and trial.refusal.kind == "infrastructure"]
+    if not untried:
+        return ""
+    first = untried[0]
+    assert first.refusal is not None
+    return (
+        f"{len(untried)} of {len(trials)} candidates could not be tried (infrastructure): "
+        f"{first.candidate}: {first.refusal.reason}"
+    )
+
+
+def _tell_recovery(findings: Findings) -> str:
+    """Why recovery did not save the run."""
+    recovery = findings.recovery
+    if recovery is None:
+        return ""
+    if recovery.recovered is None:
+        return (
+            f"; recovery of {recovery.candidate} did not pass within {recovery.attempts} of at most "
+            f"{recovery.allowed} attempts"
+        )
+    kept = sum(part.kept for part in recovery.parts)
+    trial = next(trial for trial in findings.trials if trial.candidate == recovery.recovered)
+    against = ", ".join(verdict.gate for verdict in trial.verdicts if verdict.outcome != "pass")
+    why = f"does not pass {against}" if against else "could not be measured"
+    if trial.is_copy and trial.refusal:
+        why = f"is {trial.refusal.reason}"
+    return f"; {recovery.candidate} with {kept} parts in float ({recovery.recovered}) passes in accuracy and {why}"
+
+
+def _document(job: Job | None, findings: Findings, clock: Clock, outcome: RunOutcome, reason: str) -> Result:
+    source, calibration, champion = findings.source, findings.calibration, findings.champion
+    trials = tuple(
+        findings.best if findings.best and trial.candidate == findings.best.candidate else trial
+        for trial in findings.trials
+    )
+    return Result(
+        outcome=outcome,
+        reason=redact(plain(reason)),
+        source=SourceResult(uri=source.uri, name=source.name, version=source.version, digest=source.digest)
+        if source
+        else None,
+        target=job.target if job else None,
+        inventory=asdict(findings.inventory) if findings.inventory else None,
+        calibration=CalibrationResult(
+            outcome=calibration.outcome,
+            failed_checks=[_check(check) for check in calibration.failed],
+            passed_checks=[_check(check) for check in calibration.checks if check.passed],
+            figures=calibration.figures,
+            page=str(calibration.page),
+        )
+        if calibration
+        else None,
+        baseline=_baseline(findings, trials),
+        candidates=[conclude_candidate(trial) for trial in trials],
+        recovery=findings.recovery,
+        sign_off=_sign_off(findings.sign_off),
+        champion=ChampionResult(
+            name=champion.name, version=champion.version, alias=champion.alias, previous=champion.previous
+        )
+        if champion
+        else None,
+        report=str(findings.report) if findings.report else None,
+        footprint=findings.footprint,
+        seconds=clock.seconds(),
+    )
+
+
+def _sign_off(said: SignOff | None) -> SignOffResult | None:
+    return SignOffResult(decision=said.decision, by=said.by, comment=said.comment, at=said.at) if said else None
+
+
+def _check(check: Check) -> CheckResult:
+    return CheckResult(
+        name=check.name, severity=check.severity, found=check.found, expected=check.expected, fix=check.fix
+    )
+
+
+def _baseline(findings: Findings, trials: tuple[Trial, ...]) -> BaselineResult | None:
+    """The baseline's latency is measured beside each candidate: here is the median of those figures."""
+    if findings.baseline is None:
+        return None
+    p50 = sorted(trial.latency.baseline_p50_ms for trial in trials if trial.latency)
+    p95 = sorted(trial.latency.baseline_p95_ms for trial in trials if trial.latency and trial.latency.baseline_p95_ms)
+    return BaselineResult(
+        metric=findings.baseline.metric,
+        value=finite(findings.baseline.value),
+        latency_p50_ms=p50[len(p50) // 2] if p50 else None,
+        latency_p95_ms=p95[len(p95) // 2] if p95 else None,
+        size_bytes=findings.baseline_bytes,
+        warning=findings.baseline.warning or None,
+    )

@@ -1,0 +1,224 @@
+"""The runs that MLflow has a record of: one by its name for people, the latest ones, and what was kept of each."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from tasks.records.run_record import EXPERIMENT, FLOW_RUN
+from tasks.registry.artifact_paths import JOB, REPORT, RESULT
+from tasks.registry.mlflow_registry import pages, registry_call
+from validators.errors import JobError
+from validators.job.job import Job
+from validators.job.read_job import read_job
+from validators.records.result import Result
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+LAST = "last"
+# Of tags MLflow takes no list of values.
+_OURS, _KINDS = "tags.`quantgate.kind` != 'candidate'", ("run", "validation")
+_ID = re.compile(r"[0-9a-f]{1,32}")
+_PAGE = 100
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A run as MLflow has it. `status` is MLflow's, such as FINISHED; `outcome` is empty before there is one; times are UTC."""
+
+    id: str
+    kind: str
+    source: str
+    target: str
+    status: str
+    outcome: str
+    reason: str
+    chosen: str
+    device: str
+    flow_run: str
+    started: str
+    ended: str
+
+
+def latest(client: MlflowClient, count: int, wanted: Callable[[Recorded], bool] = lambda _: True) -> list[Recorded]:
+    """The latest runs of those wanted, newest first.
+
+    Raises:
+        ServiceDown: the tracking server does not answer.
+    """
+    found: list[Recorded] = []
+    for run in _search(client, _OURS):
+        if wanted(run):
+            found.append(run)
+        if len(found) == count:
+            break
+    return found
+
+
+def find_recorded(client: MlflowClient, name: str) -> Recorded:
+    """The run with an id, with a prefix of one that no other has, or for `last` the latest that came to an end.
+
+    Raises:
+        JobError: there is no such run, or several.
+        ServiceDown: the tracking server does not answer.
+    """
+    if name == LAST:
+        ended = latest(client, 1, lambda run: run.status == "FINISHED")
+        if not ended:
+            raise _unknown("no run that came to its end")
+        return ended[0]
+    if not _ID.fullmatch(name):
+        raise _unknown(f"RUN {name!r}")
+    found = list(_search(client, f"{_OURS} AND attributes.run_id LIKE '{name}%'"))
+    if len(found) != 1:
+        several = f"{len(found)} runs that begin with {name!r}: {', '.join(run.id for run in found[:5])}"
+        raise _unknown(several if found else f"no run {name!r}")
+    return found[0]
+
+
+def fetch_report(client: MlflowClient, run: Recorded, path: Path) -> None:
+    """Write the report of a run to a file, whole or not at all.
+
+    Raises:
+        JobError: it has none, or the file cannot be written.
+        ServiceDown: the tracking server does not answer.
+    """
+    text = _artifact(client, run, REPORT)
+    if text is None:
+        raise _unfinished(run, "a report")
+    write_page(path, text)
+
+
+def write_page(path: Path, content: bytes) -> None:
+    """Write a file, whole or not at all.
+
+    Raises:
+        JobError: it cannot be written.
+    """
+    temporary = path.with_name(f".{path.name}.writing")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_bytes(content)
+        temporary.replace(path)
+    except OSError as error:
+        raise JobError(
+            found=f"{path}: {error.strerror}", expected="a file that can be written", fix="give another with --out"
+        ) from error
+
+
+def recorded_result(client: MlflowClient, run: Recorded) -> Result:
+    """The result document of a run.
+
+    Raises:
+        JobError: it has none, or this version of quantgate does not read it.
+        ServiceDown: the tracking server does not answer.
+    """
+    text = _artifact(client, run, RESULT)
+    if text is None:
+        raise _unfinished(run, "a result")
+    try:
+        return Result.model_validate_json(text)
+    except ValidationError as error:
+        raise JobError(
+            found=f"run {run.id} with a result that does not read: {error.errors()[0]['msg']}",
+            expected="a run of this version of quantgate",
+            fix="run its job again: finished work is kept",
+        ) from error
+
+
+def recorded_job(client: MlflowClient, run: Recorded) -> Job:
+    """The job of a run, with the candidates and the version of the source that it had.
+
+    Raises:
+        JobError: none was recorded, or this version of quantgate does not read it.
+        ServiceDown: the tracking server does not answer.
+    """
+    text = _artifact(client, run, JOB)
+    if text is None:
+        raise JobError(
+            found=f"run {run.id} without {JOB}",
+            expected="a run that came to its end, by a version of quantgate that records its job",
+            fix="run its job again, with promotion: finished work is kept",
+        )
+    with tempfile.TemporaryDirectory(prefix="quantgate-") as folder:
+        path = Path(folder, JOB)
+        path.write_bytes(text)
+        return read_job(path)
+
+
+def _search(client: MlflowClient, condition: str) -> Iterator[Recorded]:
+    """The runs that a condition of MLflow's holds for, newest first; of candidates, and of what else is there, none."""
+    experiment = registry_call(client.get_experiment_by_name, EXPERIMENT)
+    if experiment is None:
+        return
+    for run in pages(
+        client.search_runs,
+        experiment_ids=[experiment.experiment_id],
+        filter_string=condition,
+        max_results=_PAGE,
+        order_by=["attributes.start_time DESC"],
+    ):
+        if run.data.tags.get("quantgate.kind") in _KINDS:
+            yield _recorded(run)
+
+
+def _artifact(client: MlflowClient, run: Recorded, path: str) -> bytes | None:
+    """The content of an artifact; None where there is none."""
+    folder = str(Path(path).parent) if "/" in path else None
+    listed: Any = registry_call(client.list_artifacts, run.id, folder)
+    if path not in {one.path for one in listed}:
+        return None
+    with tempfile.TemporaryDirectory(prefix="quantgate-") as place:
+        return Path(registry_call(client.download_artifacts, run.id, path, place)).read_bytes()
+
+
+def _recorded(run: Any) -> Recorded:
+    tags, params = run.data.tags, run.data.params
+    return Recorded(
+        id=str(run.info.run_id),
+        kind=tags.get("quantgate.kind", ""),
+        source=params.get("source", ""),
+        target=params.get("target", ""),
+        status=str(run.info.status),
+        outcome=tags.get("quantgate.outcome", ""),
+        reason=tags.get("mlflow.note.content", ""),
+        chosen=tags.get("quantgate.chosen", ""),
+        device=tags.get("quantgate.device", ""),
+        flow_run=tags.get(FLOW_RUN, ""),
+        started=_time(run.info.start_time),
+        ended=_time(run.info.end_time),
+    )
+
+
+def _time(milliseconds: int | None) -> str:
+    """
+    >>> _time(0), _time(None)
+    ('', '')
+    >>> _time(1763805600000)
+    '2025-11-22 10:00'
+    """
+    return f"{datetime.fromtimestamp(milliseconds / 1000, UTC):%Y-%m-%d %H:%M}" if milliseconds else ""
+
+
+def _unfinished(run: Recorded, lacks: str) -> JobError:
+    return JobError(
+        found=f"run {run.id}, {run.status.lower()}{f', {run.outcome}' if run.outcome else ''}, without {lacks}",
+        expected="a run that came to its end, or waits for an approval",
+        fix="`quantgate status` lists the runs; one that was cut short is resumed by running its job again",
+    )
+
+
+def _unknown(found: str) -> JobError:
+    return JobError(
+        found=found,
+        expected=f"the id of a recorded run, a prefix that no other has, or `{LAST}`",
+        fix="`quantgate status` lists the runs",
+    )

@@ -1,0 +1,252 @@
+"""The run in MLflow: one parent run with params, metrics, pictures, tables and datasets, and in it one run a candidate."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from prefect.exceptions import PrefectSignal
+from prefect.runtime import flow_run
+
+from tasks.records.candidate_record import log_table, open_candidate_run, record_trial
+from tasks.registry.artifact_paths import CONFIRMATION_ROWS, JOB, RESULT
+from tasks.registry.mlflow_entities import as_metrics, as_params, as_tags, flat
+from tasks.registry.mlflow_registry import connect, experiment_id, registry_call
+from tasks.registry.mlflow_runs import KIND, NAME, OUTCOME, close_candidates, delete_duplicates, find_or_create_run
+from tasks.reporting.page import job_yaml
+from tasks.run.context import Evidence, Given, Run, log
+from tasks.run.settings import pages_address
+from tasks.run.step import step
+from validators.calibration.judge import RANGES_FILE
+from validators.records.result import Result
+from validators.records.run import CalibrationVerdict, Inventory, Trial
+from validators.samples.datasets import Samples
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+EXPERIMENT = "quantgate"
+FLOW_RUN = "quantgate.flow_run"
+EVALUATION_TAG, CONFIRMED_TAG = "quantgate.evaluation_digest", "quantgate.confirmed"
+# At 5 % each, ten promotions hold a false one with a probability of up to 40 %.
+MANY_CONFIRMATIONS = 10
+
+
+@contextmanager
+def recorded(run: Run, kind: Literal["run", "validation"]) -> Iterator[str]:
+    """The id of the parent run in MLflow, which fails when the block does; `close_run` ends it otherwise.
+
+    A flow run that was suspended, or tried again, goes on with the one that it had.
+    """
+    record = open_run(run, kind)
+    try:
+        yield record
+    except PrefectSignal:
+        raise
+    except BaseException:
+        _abandon(run, record)
+        raise
+
+
+@step("open MLflow run")
+def open_run(run: Run, kind: str) -> str:
+    """Start the parent run, with the job as its parameters, and return its id; a flow run that is retried goes on with its own.
+
+    Raises:
+        ServiceDown: the tracking server does not answer.
+    """
+    job = run.job
+    with run.clock.work("record in MLflow"), connect(run.tracking_uri) as client:
+        identifier = experiment_id(client, EXPERIMENT, run.tracking_uri)
+        name = {NAME: f"{job.source.rsplit(':/', 1)[-1]} on {job.target}"}
+        parent = find_or_create_run(client, identifier, {FLOW_RUN: str(flow_run.id), KIND: kind}, name)
+        if parent.info.status != "RUNNING":
+            registry_call(client.update_run, parent.info.run_id, status="RUNNING")
+        params = flat(job.model_dump(mode="json"))
+        registry_call(client.log_batch, parent.info.run_id, params=as_params(params))
+    return str(parent.info.run_id)
+
+
+@step("record in MLflow")
+def record_evidence(run: Run, run_id: str, given: Given, inventory: Inventory, calibration: CalibrationVerdict) -> None:
+    """What the run stands on: data sets as inputs, which evaluation samples confirm, source and inventory as tags, the page on
+    the calibration data."""
+    with run.clock.work("record in MLflow"), connect(run.tracking_uri) as client:
+        registry_call(client.log_inputs, run_id, datasets=_datasets(given.evidence))
+        facts = {
+            "source_uri": given.source.uri,
+            "source_digest": given.source.digest,
+            "parity_max_abs": str(given.source.parity_max_abs),
+            "device": inventory.device_key,
+            "runtimes": json.dumps(inventory.runtimes),
+        }
+        facts["evaluation_digest"] = given.evidence.evaluation.file.digest
+        facts["evaluation_confirmed"] = str(count_confirmations(client, run_id, given.evidence.evaluation))
+        for key, value in facts.items():
+            registry_call(client.set_tag, run_id, f"quantgate.{key}", value)
+        registry_call(client.set_tag, run_id, "quantgate.calibration", calibration.outcome)
+        failed = {f"quantgate.calibration.{check.name}": str(check.severity) for check in calibration.failed}
+        figures = {f"calibration_{name}": value for name, value in calibration.figures.items()}
+        registry_call(client.log_batch, run_id, metrics=as_metrics(figures), tags=as_tags(failed))
+        with tempfile.TemporaryDirectory(prefix="quantgate-") as folder:
+            rows = Path(folder, PurePosixPath(CONFIRMATION_ROWS).name)
+            np.save(rows, given.evidence.confirmation)
+            registry_call(client.log_artifact, run_id, str(rows), str(PurePosixPath(CONFIRMATION_ROWS).parent))
+        # The page as one file: what lies beside it in the store does not come along into MLflow's preview.
+        for file in (calibration.page, calibration.page.with_name(RANGES_FILE)):
+            if file.exists():
+                registry_call(client.log_artifact, run_id, str(file), "calibration")
+
+
+@step("record candidates in MLflow")
+def record_trials(run: Run, run_id: str, trials: tuple[Trial, ...]) -> None:
+    """A nested run for each candidate: its recipe as params, measurements as metrics, verdicts and raw samples as artifacts."""
+    with run.clock.work("record in MLflow"), connect(run.tracking_uri) as client:
+        for trial in trials:
+            nested = trial.mlflow_run_id or open_candidate_run(client, run_id, trial.candidate)
+            record_trial(client, nested, trial)
+        if any(trial.confirmed for trial in trials):
+            registry_call(client.set_tag, run_id, CONFIRMED_TAG, "true")
+
+
+def count_confirmations(client: MlflowClient, run_id: str, evaluation: Samples) -> int:
+    """Count the other runs that confirmed a winner on this evaluation data, and warn if they are many.
+
+    Samples that confirmed often are samples that promotions, and what people changed after them, have adapted to.
+
+    Raises:
+        ServiceDown: the tracking server does not answer.
+    """
+    experiment = registry_call(client.get_run, run_id).info.experiment_id
+    condition = f"tags.`{EVALUATION_TAG}` = '{evaluation.file.digest}' and tags.`{CONFIRMED_TAG}` = 'true'"
+    found: Any = registry_call(client.search_runs, [experiment], condition, max_results=1000)
+    times = sum(1 for other in found if other.info.run_id != run_id)
+    if times >= MANY_CONFIRMATIONS:
+        log.warning(
+            "%s confirmed %d winners before: the chance that one of them is a false promotion grows with each; draw new "
+            "evaluation samples",
+            evaluation.file.path.name,
+            times,
+        )
+    return times
+
+
+@step("record that an approval is asked for")
+def record_awaiting(run: Run, run_id: str, result: Result, page: Path) -> str | None:
+    """The outcome so far and the report; the run stays open. Gives the address of the report where there is a server."""
+    with run.clock.work("record in MLflow"), connect(run.tracking_uri) as client:
+        registry_call(client.set_tag, run_id, OUTCOME, result.outcome)
+        registry_call(client.set_tag, run_id, "mlflow.note.content", result.reason)
+        _log_report(client, run_id, page)
+    return report_address(run, run_id)
+
+
+def report_address(run: Run, run_id: str) -> str | None:
+    """Where people see the report in MLflow's UI; None where MLflow is a database without a server."""
+    page = run_address(run, run_id)
+    return f"{page}/artifacts/report/report.html" if page else None
+
+
+def run_address(run: Run, run_id: str) -> str | None:
+    """Where people see a run in MLflow's UI; None where MLflow is a database without a server."""
+    pages = pages_address(run.tracking_uri)
+    if pages is None:
+        return None
+    with connect(run.tracking_uri) as client:
+        experiment = registry_call(client.get_run, run_id).info.experiment_id
+    return f"{pages}/#/experiments/{experiment}/runs/{run_id}"
+
+
+def _log_report(client: MlflowClient, run_id: str, page: Path) -> None:
+    for file in sorted(page.parent.iterdir()):
+        registry_call(client.log_artifact, run_id, str(file), "report")
+
+
+@step("close MLflow run")
+def close_run(run: Run, run_id: str, result: Result, page: Path) -> None:
+    """The outcome as tags, the result document, the report and its picture as artifacts; the run ends FINISHED.
+
+    Duplicates that unanswered requests left are deleted, so that there is one run for each candidate and none still runs.
+    """
+    with run.clock.work("record in MLflow"), connect(run.tracking_uri) as client:
+        registry_call(client.set_tag, run_id, OUTCOME, result.outcome)
+        registry_call(client.set_tag, run_id, "mlflow.note.content", result.reason)
+        if result.chosen:
+            registry_call(client.set_tag, run_id, "quantgate.chosen", result.chosen or "")
+        registry_call(client.log_dict, run_id, result.model_dump(mode="json"), RESULT)
+        registry_call(client.log_text, run_id, job_yaml(run.job, result), JOB)
+        log_table(client, run_id, _table(result), "candidates.json")
+        _log_report(client, run_id, page)
+        metrics = {f"seconds_{step.replace(' ', '_')}": value for step, value in result.seconds.by_step.items()}
+        metrics |= {"seconds_total": result.seconds.total, "seconds_overhead": result.seconds.overhead}
+        if result.footprint:
+            metrics |= result.footprint.model_dump()
+        registry_call(client.log_batch, run_id, metrics=as_metrics(metrics))
+        _close_others(client, run_id)
+        registry_call(client.set_terminated, run_id, "FINISHED")
+
+
+def _close_others(client: MlflowClient, run_id: str) -> None:
+    """Delete duplicates of the parent run and of its candidates' runs, and leave none of those running."""
+    record = registry_call(client.get_run, run_id)
+    identity = {key: record.data.tags[key] for key in (FLOW_RUN, KIND)}
+    delete_duplicates(client, record.info.experiment_id, identity, keep=run_id)
+    close_candidates(client, record.info.experiment_id, run_id)
+
+
+def _abandon(run: Run, run_id: str) -> None:
+    """Mark the parent run of a run that an error ended as FAILED, as far as the registry still answers."""
+    with connect(run.tracking_uri) as client, suppress(Exception):
+        client.set_terminated(run_id, "FAILED")
+        _close_others(client, run_id)
+
+
+def _datasets(evidence: Evidence) -> list[Any]:
+    from mlflow.entities import Dataset, DatasetInput, InputTag
+
+    def describe(samples: Samples, role: str) -> Any:
+        file = samples.file
+        shapes = {name: [str(array.dtype), *array.shape[1:]] for name, array in samples.inputs.items()}
+        dataset = Dataset(
+            name=file.path.stem,
+            digest=file.digest[:36],
+            source_type="s3" if file.uri else "local",
+            source=json.dumps({"uri": file.uri or file.path.as_uri()}),
+            schema=json.dumps(shapes),
+            profile=json.dumps(
+                {"rows": file.rows, "sha256": file.digest} | ({"version": file.version} if file.uri else {})
+            ),
+        )
+        return DatasetInput(dataset, [InputTag("mlflow.data.context", role)])
+
+    given = {"calibration": evidence.calibration, "evaluation": evidence.evaluation, "traffic": evidence.traffic}
+    return [describe(samples, role) for role, samples in given.items() if samples is not None]
+
+
+def _table(result: Result) -> dict[str, list[Any]]:
+    """The candidates as columns, for MLflow's table view."""
+    rows = [
+        {
+            "candidate": candidate.name,
+            "outcome": candidate.outcome,
+            "metric": candidate.metric_value,
+            "drop": candidate.metric_drop.value if candidate.metric_drop else None,
+            "lost": candidate.flips.lost if candidate.flips else None,
+            "gained": candidate.flips.gained if candidate.flips else None,
+            "sqnr_db": candidate.sqnr_db.value if candidate.sqnr_db else None,
+            "speedup_p50": candidate.speedup_p50.value if candidate.speedup_p50 else None,
+            "latency_p50_ms": candidate.latency_p50_ms,
+            "size_bytes": candidate.size_bytes,
+            "coverage_macs": candidate.coverage_macs,
+            "coverage_time": candidate.coverage_time,
+            "refusal": candidate.refusal.reason if candidate.refusal else None,
+        }
+        for candidate in result.candidates
+    ]
+    keys = list(rows[0]) if rows else ["candidate", "outcome"]
+    return {key: [row[key] for row in rows] for key in keys}

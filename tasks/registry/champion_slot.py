@@ -1,0 +1,151 @@
+"""The registered models that hold variants: their names, their versions, and which of these is the champion."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tasks.registry.mlflow_registry import pages, registry_call
+from validators.errors import JobError
+from validators.records.journal import RolledBack, read_rolled_back
+from validators.records.run import Champion
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+TAG = "quantgate."
+VARIANT_DIGEST, SOURCE_DIGEST = f"{TAG}variant_digest", f"{TAG}source_digest"
+TARGET, DEVICE, MANIFEST_DIGEST = f"{TAG}target", f"{TAG}device", f"{TAG}manifest_digest"
+
+
+@dataclass(frozen=True)
+class Place:
+    """What one promotion at a time is for: the champion of a model on one target, under the names that the registry knows.
+
+    >>> Place("fraud-quantized", "ort-cpu").alias
+    'champion-ort-cpu'
+    """
+
+    name: str
+    target: str
+
+    @property
+    def alias(self) -> str:
+        """The alias that consumers load."""
+        return f"champion-{self.target}"
+
+    @property
+    def staging(self) -> str:
+        """The alias of a version that is being tried."""
+        return f"promoting-{self.target}"
+
+    @property
+    def lock(self) -> str:
+        """The name of the lock."""
+        return f"promotion-{self.name}-{self.target}"
+
+    def uri(self, of: str) -> str:
+        """What a consumer loads: of an alias or a version."""
+        return f"models:/{self.name}{'/' if of.isdigit() else '@'}{of}"
+
+
+def place_of(source_name: str, target: str) -> Place:
+    """Where the variants of a source go.
+
+    >>> place_of("fraud", "ort-cpu").name
+    'fraud-quantized'
+    """
+    return Place(f"{source_name}-quantized", target)
+
+
+def version_at(client: MlflowClient, place: Place, alias: str) -> Any:
+    """The version that an alias points to; None where there is no such alias, or no such model.
+
+    Raises:
+        InfrastructureError: the registry does not answer.
+    """
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return registry_call(client.get_model_version_by_alias, place.name, alias)
+    except MlflowException:
+        return None
+
+
+def number_at(client: MlflowClient, place: Place, alias: str) -> str | None:
+    """The number of the version that an alias points to, or None.
+
+    Raises:
+        InfrastructureError: the registry does not answer.
+    """
+    found = version_at(client, place, alias)
+    return None if found is None else str(found.version)
+
+
+def own_versions(client: MlflowClient, place: Place) -> dict[str, Any]:
+    """Every version of the model that quantgate registered for the target, by number, the newest first.
+
+    Raises:
+        InfrastructureError: the registry does not answer.
+    """
+    # The registry's filters have no escape for a quote, and on PostgreSQL a backslash is one.
+    pattern = re.sub(r"['\\]", "_", place.name)
+    ours = [
+        one
+        for one in pages(client.search_model_versions, filter_string=f"name LIKE '{pattern}'")
+        if one.name == place.name and one.tags.get(TARGET) == place.target and one.tags.get(VARIANT_DIGEST)
+    ]
+    return {str(one.version): one for one in sorted(ours, key=lambda one: int(one.version), reverse=True)}
+
+
+def find_place(client: MlflowClient, model: str, target: str) -> Place:
+    """The place of a model's variants on a target; `model` names the source or the model that holds them.
+
+    Raises:
+        JobError: there are none, or `model` names both.
+        InfrastructureError: the registry does not answer.
+    """
+    places = [place for place in (place_of(model, target), Place(model, target)) if own_versions(client, place)]
+    if len(places) != 1:
+        found = " and ".join(place.name for place in places)
+        raise JobError(
+            found=f"variants for {target} of both {found}" if places else f"no variants of {model!r} for {target}",
+            expected="the name of a source, or of the model that holds its variants",
+            fix="name the other one"
+            if places
+            else "look into the registry for the name, and for the targets of its versions",
+        )
+    return places[0]
+
+
+def rolled_back_digests(client: MlflowClient, place: Place) -> dict[str, RolledBack]:
+    """The digests of the variants that were rolled back on the target, each with why.
+
+    Raises:
+        InfrastructureError: the registry does not answer.
+    """
+    marks = ((one.tags[VARIANT_DIGEST], read_rolled_back(one.tags)) for one in own_versions(client, place).values())
+    return {digest: mark for digest, mark in marks if mark is not None}
+
+
+def champion_at(client: MlflowClient, place: Place) -> Champion | None:
+    """The present champion, or None.
+
+    Raises:
+        InfrastructureError: the registry does not answer.
+    """
+    version = version_at(client, place, place.alias)
+    if version is None:
+        return None
+    tags = version.tags
+    return Champion(
+        place.name,
+        str(version.version),
+        place.alias,
+        digest=tags.get(VARIANT_DIGEST, ""),
+        source_digest=tags.get(SOURCE_DIGEST, ""),
+        candidate=tags.get(f"{TAG}candidate", ""),
+        previous=str(version.version),
+        device=tags.get(DEVICE, ""),
+    )

@@ -1,0 +1,187 @@
+"""The MLflow registry: one way to connect, one way to tell "it is not there" from "it does not answer"."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import os
+import re
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+from tasks.run.settings import artifact_location, is_remote, registry_uri, store_place, tracking_uri
+from validators.errors import ServiceDown, SourceError
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+Answer = TypeVar("Answer")
+Arguments = ParamSpec("Arguments")
+
+# What the registry says about the request itself; everything else it raises is about the registry.
+REQUEST_ERRORS = frozenset(
+    {"RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE", "RESOURCE_ALREADY_EXISTS", "NOT_FOUND"}
+)
+
+# Read by MLflow at each request.
+_HTTP_RETRIES = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"
+_ONE_AT_A_TIME = threading.RLock()
+
+MODEL_URI = re.compile(r"models:/(?P<name>[^/@]+)(?:/(?P<version>\d+)|@(?P<alias>[^/@]+))")
+
+_REGISTRY = "MLFLOW_REGISTRY_URI"
+_SETTING = threading.Lock()
+log = logging.getLogger("quantgate")
+
+
+@contextmanager
+def connect(tracking_uri: str) -> Iterator[MlflowClient]:
+    """A client of the tracking store and of the registry, which is another one where `MLFLOW_REGISTRY_URI` is set.
+
+    MLflow's global URIs are set too, for the calls that only know those.
+    """
+    import mlflow
+
+    with _SETTING:
+        told = os.environ.get(_REGISTRY)
+        registry = registry_uri(tracking_uri)
+        mlflow.set_tracking_uri(tracking_uri)
+        mlflow.set_registry_uri(registry)
+        # MLflow writes it into the environment, where the next call would take it for the user's.
+        if told is None:
+            os.environ.pop(_REGISTRY, None)
+    yield mlflow.MlflowClient(tracking_uri, registry)
+
+
+def warn_of_local_locks(state: Path) -> None:
+    """Warn if other machines share the registry and cannot see the locks of this one.
+
+    Two of them would then promote at the same time, and each may read the other's version by the staging alias.
+    """
+    address = registry_uri(tracking_uri(state))
+    if store_place() is None and is_remote(address):
+        log.warning(
+            "the registry at %s is shared, and its locks are in %s: set the same QUANTGATE_STORE=s3://bucket/prefix on every "
+            "machine that promotes, unless all of them share that folder",
+            address,
+            state / "locks",
+        )
+
+
+def registry_call(call: Callable[Arguments, Answer], *args: Arguments.args, **kwargs: Arguments.kwargs) -> Answer:
+    """The answer of one call.
+
+    Raises:
+        MlflowException: the request cannot be met: no such model, version or alias.
+        ServiceDown: the registry does not answer, or fails.
+    """
+    import requests
+    from mlflow.exceptions import MlflowException
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        return call(*args, **kwargs)
+    except MlflowException as error:
+        if error.error_code in REQUEST_ERRORS:
+            raise
+        raise _down(error) from error
+    except (requests.RequestException, SQLAlchemyError, ConnectionError) as error:
+        raise _down(error) from error
+
+
+@contextmanager
+def sent_once() -> Iterator[None]:
+    """Have MLflow send each request of the block once.
+
+    MLflow repeats requests of every kind, also one that the server fulfilled before the connection broke. A creation would be
+    done twice; whoever tries it again must look first for what the last attempt left.
+    """
+    with _ONE_AT_A_TIME:
+        before = os.environ.get(_HTTP_RETRIES)
+        os.environ[_HTTP_RETRIES] = "0"
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ[_HTTP_RETRIES]
+            else:
+                os.environ[_HTTP_RETRIES] = before
+
+
+def experiment_id(client: MlflowClient, name: str, tracking_uri: str) -> str:
+    """The id of an experiment, which is made when it is not there.
+
+    Raises:
+        ServiceDown: the registry does not answer.
+    """
+    from mlflow.exceptions import MlflowException
+
+    known = registry_call(client.get_experiment_by_name, name)
+    if known is None:
+        try:
+            return str(registry_call(client.create_experiment, name, artifact_location=artifact_location(tracking_uri)))
+        except MlflowException:  # another run may have made it at the same moment
+            known = registry_call(client.get_experiment_by_name, name)
+            if known is None:
+                raise
+    return str(known.experiment_id)
+
+
+def pages(search: Callable[..., Any], **query: Any) -> Iterator[Any]:
+    """Everything that a search finds, page by page.
+
+    Raises:
+        ServiceDown: the registry does not answer.
+    """
+    token: str | None = None
+    while True:
+        page: Any = registry_call(search, **query, page_token=token)
+        yield from page
+        token = page.token
+        if not token:
+            return
+
+
+@contextmanager
+def quiet_mlflow() -> Iterator[None]:
+    """Holds back what MLflow prints while it logs and registers; the run says it in its own words."""
+    with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+        # It asks for an input example to check the signature with: the smoke test checks more.
+        warnings.filterwarnings("ignore", message=r"[\s\S]*input example", category=UserWarning)
+        yield
+
+
+def _down(error: Exception) -> ServiceDown:
+    return ServiceDown(
+        found=f"the MLflow registry does not answer: {str(error).splitlines()[0][:300]}",
+        expected="an answer",
+        fix="check MLFLOW_TRACKING_URI, MLFLOW_REGISTRY_URI if it is set, and that the server runs, then run again: finished "
+        "work is kept",
+    )
+
+
+def named_version(client: MlflowClient, named: re.Match[str]) -> Any:
+    """The registered version behind a match of `MODEL_URI`.
+
+    Raises:
+        SourceError: there is none.
+        ServiceDown: the registry does not answer.
+    """
+    from mlflow.exceptions import MlflowException
+
+    name, number, alias = named.group("name", "version", "alias")
+    try:
+        if number:
+            return registry_call(client.get_model_version, name, number)
+        return registry_call(client.get_model_version_by_alias, name, alias)
+    except MlflowException as error:
+        raise SourceError(
+            found=f"no {named[0]} in the registry at {registry_uri(client.tracking_uri)}",
+            expected="a registered model version",
+            fix="register the model first, or set MLFLOW_TRACKING_URI or MLFLOW_REGISTRY_URI to the registry that has it",
+        ) from error

@@ -1,0 +1,97 @@
+"""Drawing what loses most: a horizontal bar for the noise of each part, on a logarithmic axis."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from tasks.reporting import formats
+from tasks.reporting.parts import label
+from tasks.reporting.pictures.palette import LIGHT
+from tasks.reporting.pictures.scales import Scale
+from tasks.reporting.pictures.vega import FONT_PIXELS, Spec, picture
+from validators.records.recovery import RankedPart
+
+NAMES_WIDTH, BARS_WIDTH, BAR_HEIGHT = 330, 750, 21
+LABEL_LENGTH = 38
+# Decades below the least noise: its bar would have no length otherwise.
+LEAST_BAR = 0.04
+# How far a bar goes that has no end, as a share of the axis: its label needs the rest.
+ENDLESS_BAR = 0.9
+
+
+def noise_spec(parts: Sequence[RankedPart]) -> Spec:
+    """Bars of the parts in their order, at least one with a finite noise above zero.
+
+    Kept parts are in the accent colour. A noise that is not finite has a bar almost to the right edge.
+    """
+    finite = [part.noise for part in parts if part.noise]
+    low, high = decades(min(finite), max(finite))
+    values = [_bar(rank, part, low, high) for rank, part in enumerate(parts, start=1)]
+    x = Scale("log", low, high, BARS_WIDTH, _ticks(low, high))
+    words = {tick: f"{10 * math.log10(tick):+.0f} dB" if tick != 1 else "0 dB" for tick in x.ticks}
+    title = "noise in the output when this part alone is quantized, logarithmic (worse →)"
+    colour = {"field": "colour", "type": "nominal", "scale": None}
+    encoding: Spec = {
+        "x": {"field": "low", "type": "quantitative", "scale": x.spec, "axis": {"title": title, **x.axis(words)}},
+        "y": {
+            "field": "name",
+            "sort": None,
+            "scale": {"paddingInner": 0.35, "paddingOuter": 0.2},
+            "axis": {
+                "title": None,
+                "grid": False,
+                "domain": False,
+                "labelColor": LIGHT["ink"],
+                "minExtent": NAMES_WIDTH,
+            },
+        },
+    }
+    bars = {
+        "mark": {"type": "bar"},
+        "encoding": {
+            "x2": {"field": "end"},
+            "color": colour,
+            "opacity": {"field": "opacity", "type": "quantitative", "scale": None},
+            "description": {"field": "told"},
+        },
+    }
+    figures = {
+        "mark": {"type": "text", "align": "left", "dx": 5, "fontSize": FONT_PIXELS - 1},
+        "encoding": {"x": {"field": "end", "type": "quantitative"}, "text": {"field": "noise"}, "color": colour},
+    }
+    return picture(
+        [bars, figures], width=BARS_WIDTH, height=BAR_HEIGHT * len(parts), data={"values": values}, encoding=encoding
+    )
+
+
+def decades(least: float, most: float) -> tuple[float, float]:
+    """Ends of the axis: whole powers of ten around the noises, with room on the right for the longest bar's value.
+
+    >>> decades(0.0002, 0.3)
+    (0.0001, 3.0)
+    """
+    low = 10.0 ** math.floor(math.log10(least) - LEAST_BAR)
+    span = math.log10(most / low)
+    return low, float(f"{most * 10 ** max(1.0, 0.1 * span):.3g}")
+
+
+def _bar(rank: int, part: RankedPart, low: float, high: float) -> Spec:
+    end = low * (high / low) ** ENDLESS_BAR if part.noise is None else max(part.noise, low)
+    noise = formats.decibels(part.noise)
+    unit = "" if part.noise is None else " dB"
+    return {
+        "name": f"{rank}. {label(part, LABEL_LENGTH)}",
+        "low": low,
+        "end": end,
+        "noise": noise,
+        "colour": LIGHT["accent" if part.kept else "muted"],
+        "opacity": 0.85 if part.kept else 0.5,
+        "told": f"{part.name}: {noise}{unit}{', left in float' if part.kept else ''}",
+    }
+
+
+def _ticks(low: float, high: float) -> tuple[float, ...]:
+    powers = range(math.ceil(math.log10(low)), math.floor(math.log10(high)) + 1)
+    every = math.ceil(len(powers) / 10)
+    return tuple(10.0**power for power in powers if power % every == 0)

@@ -1,0 +1,145 @@
+"""Pictures of latency: what share of requests is answered by when, and what batches do to speed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tasks.reporting import formats
+from tasks.reporting.pictures.pareto import STYLES
+from tasks.reporting.pictures.scales import Scale, ratio_ticks
+from tasks.reporting.pictures.vega import FONT_PIXELS, WIDTH, Spec, in_pixels, picture, text_width
+from validators.records.latencies import Latency, point_labels
+
+HEIGHT = 300
+# Steps of a curve: more than a screen shows apart.
+STEPS = 200
+# The slowest requests of a shared machine would press all others to the left; the table has p99.
+SHOWN_SHARE = 0.995
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A line with its name at its end; `kind` is a key of `STYLES`, `told` is what a reader who points at it sees."""
+
+    name: str
+    kind: str
+    points: tuple[tuple[float, float], ...]
+    told: str = ""
+
+
+def ecdf(samples_ms: NDArray[np.float64]) -> tuple[tuple[float, float], ...]:
+    """The empirical distribution of samples, shape (n,), as (milliseconds, share) pairs: at most `STEPS`, up to `SHOWN_SHARE`.
+
+    >>> ecdf(np.array([3.0, 1.0, 2.0, 4.0]))
+    ((1.0, 0.25), (2.0, 0.5), (3.0, 0.75))
+    """
+    ordered = np.sort(samples_ms)
+    count = math.floor(SHOWN_SHARE * len(ordered))
+    places = np.unique(np.linspace(0, count - 1, min(STEPS, count)).round().astype(int))
+    return tuple((float(ordered[place]), float((place + 1) / len(ordered))) for place in places)
+
+
+def ecdf_spec(curves: Sequence[Curve]) -> Spec:
+    """Distributions beside one another, on a logarithmic axis of milliseconds."""
+    times = [time for curve in curves for time, _ in curve.points]
+    x = Scale("log", min(times) / 1.05, max(times) * 1.05, WIDTH, tuple(_nice(min(times) / 1.05, max(times) * 1.05)))
+    words = {tick: f"{tick:g}" for tick in x.ticks}
+    shares = {0.0: "0", 0.25: "25 %", 0.5: "50 %", 0.75: "75 %", 0.95: "95 %"}
+    y = Scale("linear", 1.0, 0.0, HEIGHT, tuple(shares))
+    layers = _curves(
+        curves,
+        x={"title": "latency of a request in milliseconds, logarithmic (← faster)", **x.axis(words)},
+        y={"title": "share of requests answered", **y.axis(shares)},
+        scales=(x, y),
+        interpolate="step-after",
+    )
+    return picture(layers + _names_beside(curves, x, y), height=HEIGHT)
+
+
+def batch_spec(curves: Sequence[Curve], labels: Sequence[str]) -> Spec:
+    """Speedup at each operating point: `points` of a curve are (index of the point, speedup)."""
+    ratios = [ratio for curve in curves for _, ratio in curve.points]
+    low, high = min(ratios) / 1.1, max(ratios) * 1.1
+    y = Scale("log", high, low, HEIGHT, tuple(ratio_ticks(low, high)))
+    room = 0.12 * max(len(labels) - 1, 1)
+    width = WIDTH - 24 - max(text_width(curve.name) for curve in curves)
+    x = Scale("linear", -room, len(labels) - 1 + room, width, tuple(map(float, range(len(labels)))))
+    layers = _curves(
+        curves,
+        x={"title": "operating point: batch size, axes, threads", **x.axis(dict(zip(x.ticks, labels, strict=True)))},
+        y={"title": "speedup of p50 (faster →)", **y.axis({tick: f"{tick:g}x" for tick in y.ticks})},
+        scales=(x, y),
+        interpolate="linear",
+    )
+    return picture(layers + _names_at_end(curves, x, y), height=HEIGHT, width=width)
+
+
+def speed_curve(name: str, kind: str, latencies: Sequence[Latency]) -> Curve:
+    """The speedups of a candidate at its operating points."""
+    points = tuple((float(index), latency.speedup.value) for index, latency in enumerate(latencies))
+    labels = point_labels(latencies)
+    told = ", ".join(f"{label} {formats.speedup(ratio)}" for label, (_, ratio) in zip(labels, points, strict=True))
+    return Curve(name, kind, points, f"{name}: {told}")
+
+
+def _curves(
+    curves: Sequence[Curve],
+    *,
+    x: Spec,
+    y: Spec,
+    scales: tuple[Scale, Scale],
+    interpolate: str,
+) -> list[Spec]:
+    layers: list[Spec] = []
+    for curve in sorted(curves, key=lambda curve: curve.kind == "chosen"):
+        style = STYLES[curve.kind]
+        strong = curve.kind in ("chosen", "baseline")
+        values = [{"x": at, "y": value, "told": curve.told} for at, value in curve.points]
+        dash: Spec = {"strokeDash": [5, 3]} if curve.kind == "baseline" else {}
+        look: Spec = {"type": "line", "interpolate": interpolate, "color": style.colour, **dash}
+        look |= {"strokeWidth": 2.2 if strong else 1.2, "opacity": style.alpha if strong else 0.6 * style.alpha}
+        encoding: Spec = {"description": {"field": "told"}}
+        for axis, given, scale in (("x", x, scales[0]), ("y", y, scales[1])):
+            encoding[axis] = {"field": axis, "type": "quantitative", "scale": scale.spec, "axis": given}
+        layers.append({"data": {"values": values}, "mark": look, "encoding": encoding})
+    return layers
+
+
+def _names_at_end(curves: Sequence[Curve], x: Scale, y: Scale) -> list[Spec]:
+    """Names behind the ends of the curves, moved down where two would lie on one another."""
+    ends = [(x.pixel(curve.points[-1][0]), y.pixel(curve.points[-1][1]), curve) for curve in curves]
+    names, last = [], -math.inf
+    for left, top, curve in sorted(ends, key=lambda end: end[1]):
+        last = max(top, last + FONT_PIXELS + 3)
+        names.append(_name(curve, left + 8, last, "left"))
+    return names
+
+
+def _names_beside(curves: Sequence[Curve], x: Scale, y: Scale) -> list[Spec]:
+    """Names half way up, that of the faster one to its left."""
+    middles = [min(curve.points, key=lambda point: abs(point[1] - 0.5)) for curve in curves]
+    fastest = min(time for time, _ in middles)
+    return [
+        _name(curve, x.pixel(time) - 10, y.pixel(share), "right")
+        if time == fastest
+        else _name(curve, x.pixel(time) + 10, y.pixel(share), "left")
+        for curve, (time, share) in zip(curves, middles, strict=True)
+    ]
+
+
+def _name(curve: Curve, left: float, top: float, align: str) -> Spec:
+    look: Spec = {"type": "text", "align": align, "baseline": "middle", "text": curve.name}
+    look |= {"color": STYLES[curve.kind].colour, "fontWeight": "bold" if curve.kind == "chosen" else "normal"}
+    return {"data": {"values": [{"x": left, "y": top}]}, "mark": look, "encoding": in_pixels("x", "y")}
+
+
+def _nice(low: float, high: float) -> list[float]:
+    """Round times between two: 1, 2 and 5 of each decade; the ends where there are fewer than two."""
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    ticks = [digit * 10.0**decade for decade in decades for digit in (1, 1.5, 2, 3, 5, 7)]
+    return [tick for tick in ticks if low <= tick <= high] or [low, high]

@@ -1,0 +1,215 @@
+"""The pictures of a run: what each shows, in words too, for who does not see it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tasks.reporting import formats
+from tasks.reporting.parts import SHOWN_PARTS
+from tasks.reporting.pictures.bars import noise_spec
+from tasks.reporting.pictures.coverage_map import coverage_spec
+from tasks.reporting.pictures.latency_pictures import Curve, batch_spec, ecdf, ecdf_spec, speed_curve
+from tasks.reporting.pictures.pareto import Lines, Point, pareto_spec
+from tasks.reporting.pictures.slice_picture import slices_spec
+from tasks.reporting.pictures.vega import Spec, to_png, to_svg
+from tasks.reporting.rows import metric_of
+from validators.job.job_gates import Gates
+from validators.records.latencies import Latency, point_labels
+from validators.records.measurements import Coverage, Estimate
+from validators.records.result import Result
+from validators.records.run import Trial
+
+
+@dataclass(frozen=True)
+class Picture:
+    """What is to be drawn, and what it shows in words, for who does not see it."""
+
+    spec: Spec
+    description: str
+
+    @property
+    def svg(self) -> str:
+        """An element for a page."""
+        return to_svg(self.spec, self.description)
+
+    @property
+    def png(self) -> bytes:
+        """A file."""
+        return to_png(self.spec)
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """None where there is nothing to draw. `coverage` is by candidate."""
+
+    pareto: Picture | None = None
+    noise: Picture | None = None
+    latencies: Picture | None = None
+    batches: Picture | None = None
+    slices: Picture | None = None
+    coverage: Mapping[str, Picture] = field(default_factory=dict)
+
+    def of_run(self, chosen: str | None) -> dict[str, Picture]:
+        """Those that are drawn of a run as a whole, and of the chosen candidate, by name."""
+        named = {
+            "pareto": self.pareto,
+            "latencies": self.latencies,
+            "batches": self.batches,
+            "slices": self.slices,
+            "noise": self.noise,
+            "coverage": self.coverage.get(chosen or ""),
+        }
+        return {name: picture for name, picture in named.items() if picture is not None}
+
+
+def draw_pictures(result: Result, gates: Gates, trials: Iterable[Trial] = ()) -> Pictures:
+    """All pictures of a run; `trials` have the raw latencies and the nodes, which the result document leaves out."""
+    by_name = {trial.candidate: trial for trial in trials}
+    maps = {name: draw_coverage(name, trial.coverage) for name, trial in by_name.items() if trial.coverage}
+    return Pictures(
+        pareto=draw_pareto(result, gates),
+        noise=draw_noise(result),
+        latencies=draw_latencies(by_name.get(result.chosen or "")),
+        batches=draw_batches(result),
+        slices=draw_slices(result, gates),
+        coverage={name: picture for name, picture in maps.items() if picture is not None},
+    )
+
+
+def draw_pareto(result: Result, gates: Gates) -> Picture | None:
+    """Speedup against drop; None when no candidate has both."""
+    points = measured_points(result)
+    if not points:
+        return None
+    return Picture(pareto_spec(points, _lines(result, gates), metric_of(result)), describe(result, len(points)))
+
+
+def draw_noise(result: Result) -> Picture | None:
+    """Bars of the noise that the worst parts bring; None without any that can be drawn."""
+    parts = result.recovery.parts[:SHOWN_PARTS] if result.recovery else ()
+    if not any(part.noise for part in parts):
+        return None
+    worst, kept = parts[0], sum(part.kept for part in parts)
+    unit = "" if worst.noise is None else " dB"
+    description = (
+        f"Noise in the output by part, for {len(parts)} parts quantized alone, the noisiest first: {worst.name}, "
+        f"{formats.decibels(worst.noise)}{unit}. {kept} of them are left in float. The table holds the same numbers."
+    )
+    return Picture(noise_spec(parts), description)
+
+
+def draw_latencies(chosen: Trial | None) -> Picture | None:
+    """How the latencies of the chosen candidate and of the baseline beside it are distributed, as confirmed where it was."""
+    if chosen is None or chosen.latency is None:
+        return None
+    latency = chosen.confirmed.latency if chosen.confirmed else chosen.latency
+    if not latency.samples_path.exists():
+        return None
+    with np.load(latency.samples_path) as samples:
+        ours, base = (np.asarray(samples[side], dtype=np.float64) for side in ("variant", "baseline"))
+    curves = [
+        Curve("baseline", "baseline", ecdf(base), _tell_percentiles("baseline", *_baseline_percentiles(latency))),
+        Curve(
+            chosen.candidate.rpartition("@")[0],
+            "chosen",
+            ecdf(ours),
+            _tell_percentiles(chosen.candidate, latency.p50_ms, latency.p95_ms, latency.p99_ms),
+        ),
+    ]
+    if not all(curve.points for curve in curves):
+        return None
+    description = f"Distribution of latency, {len(ours):,} requests each. {curves[0].told}. {curves[1].told}."
+    return Picture(ecdf_spec(curves), description)
+
+
+def draw_batches(result: Result) -> Picture | None:
+    """The speedup of each candidate at each operating point; None for a job with one point."""
+    several = [candidate for candidate in result.candidates if len(candidate.latencies) > 1]
+    if not several:
+        return None
+    labels = point_labels(several[0].latencies)
+    curves = [
+        speed_curve(
+            candidate.name.rpartition("@")[0],
+            "chosen" if candidate.name == result.chosen else candidate.outcome,
+            candidate.latencies,
+        )
+        for candidate in several
+        if len(candidate.latencies) == len(labels)
+    ]
+    base = Curve("baseline", "baseline", tuple((float(index), 1.0) for index in range(len(labels))), "baseline: 1.00x")
+    told = "; ".join(curve.told for curve in curves)
+    return Picture(batch_spec([base, *curves], labels), f"Speedup at {len(labels)} operating points. {told}.")
+
+
+def draw_slices(result: Result, gates: Gates) -> Picture | None:
+    """The drop of the chosen candidate in each group; None without slices, or without a chosen one."""
+    chosen = next((candidate for candidate in result.candidates if candidate.name == result.chosen), None)
+    spec = slices_spec(chosen.slices, gates.max_slice_drop, metric_of(result)) if chosen else None
+    if chosen is None or spec is None:
+        return None
+    worst = chosen.slices[0]
+    description = (
+        f"Drop of {metric_of(result)} of {chosen.name} in {len(chosen.slices)} groups, the one that may have lost most "
+        f"first: {worst.column} {worst.group}."
+    )
+    return Picture(spec, description)
+
+
+def draw_coverage(name: str, coverage: Coverage) -> Picture | None:
+    """What ran in low precision, node by node; None where nothing multiplies."""
+    spec = coverage_spec(coverage)
+    if spec is None:
+        return None
+    description = (
+        f"{name}: {formats.percent(coverage.share)} % of the multiply-accumulates of {len(coverage.products)} nodes ran in "
+        f"low precision; {len(coverage.float_nodes)} nodes ran in float."
+    )
+    return Picture(spec, description)
+
+
+def measured_points(result: Result) -> list[Point]:
+    """The candidates with a finite drop and a positive speedup, in the order of the result; a refused one has neither."""
+    scale = formats.drop_scale(metric_of(result))
+    points = []
+    for candidate in result.candidates:
+        drop, ratio = candidate.metric_drop, candidate.speedup_p50
+        if drop is None or ratio is None or not math.isfinite(drop.value + ratio.value) or ratio.value <= 0:
+            continue
+        kind = "chosen" if candidate.name == result.chosen else candidate.outcome
+        low, high = (None if end is None else end * scale for end in (drop.low, drop.high))
+        points.append(Point(candidate.name, kind, ratio, Estimate(drop.value * scale, low, high)))
+    return points
+
+
+def describe(result: Result, count: int) -> str:
+    """The picture in words, for who does not see it: how many candidates it shows, and where the chosen one lies."""
+    metric = metric_of(result)
+    text = f"Speedup against drop of {metric} for {count} measured candidates and the baseline."
+    for candidate in result.candidates:
+        if candidate.name == result.chosen and candidate.speedup_p50 and candidate.metric_drop:
+            ratio = formats.speedup(candidate.speedup_p50.value)
+            text += f" Chosen: {candidate.name}, {ratio}, {formats.metric_drop(candidate.metric_drop.value, metric)}."
+    return text + " The verdict table holds the same numbers."
+
+
+def _lines(result: Result, gates: Gates) -> Lines:
+    return Lines(gates.drop_bound, gates.speedup_bound(result.target or ""))
+
+
+def _baseline_percentiles(latency: Latency) -> tuple[float, float | None, float | None]:
+    return latency.baseline_p50_ms, latency.baseline_p95_ms, latency.baseline_p99_ms
+
+
+def _tell_percentiles(name: str, *percentiles: float | None) -> str:
+    """Percentiles in words, without those that the count of samples cannot support."""
+    told = (
+        f"{word} {formats.milliseconds(value)} ms"
+        for word, value in zip(("p50", "p95", "p99"), percentiles, strict=True)
+        if value is not None
+    )
+    return f"{name}: {', '.join(told)}"

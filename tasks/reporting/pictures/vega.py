@@ -1,0 +1,101 @@
+"""Drawing by Vega-Lite: a specification becomes SVG or PNG while the page is made.
+
+Vega rather than Plotly, since its pictures can be drawn without a browser. What a page holds is the picture: text that can be
+searched, and colours that follow the reader's scheme. It shows in a mail, on paper and with scripts off, and weighs tens of
+kilobytes where the library that would draw it weighs megabytes.
+"""
+
+from __future__ import annotations
+
+import re
+from html import escape
+from typing import Any
+
+import vl_convert
+
+from tasks.reporting.pictures.palette import LIGHT, as_variables
+
+Spec = dict[str, Any]
+
+# About what a page has on a wide screen, so that letters come out in the size of its text.
+WIDTH = 1080
+FONT_PIXELS = 13.0
+PNG_SCALE = 2.0
+# Right of names at an edge is room for a reader's wider font.
+_PADDING = {"left": 4, "top": 4, "right": 20, "bottom": 4}
+# Not moved by releases of the library that know newer ones.
+_VEGA_LITE = "6.4"
+_SVG_FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
+_CONFIG: Spec = {
+    "background": "transparent",
+    "font": "sans-serif",
+    "view": {"stroke": None},
+    "axis": {
+        "aria": False,
+        "domainColor": LIGHT["line"],
+        "gridColor": LIGHT["line"],
+        "gridOpacity": 0.6,
+        "labelColor": LIGHT["muted"],
+        "labelFontSize": FONT_PIXELS,
+        "labelFlush": False,
+        "labelOverlap": "greedy",
+        "labelLimit": 0,
+        "labelPadding": 6,
+        "ticks": False,
+        "titleColor": LIGHT["muted"],
+        "titleFontSize": FONT_PIXELS,
+        "titleFontWeight": "normal",
+        "titlePadding": 10,
+    },
+    "rule": {"aria": False},
+    "text": {"aria": False, "fontSize": FONT_PIXELS},
+}
+
+
+def picture(layers: list[Spec], *, height: float, width: float = WIDTH, **more: Any) -> Spec:
+    """A specification of layers over one another; `width` and `height` in pixels are those within the axes."""
+    return {"width": width, "height": height, "layer": layers, **more}
+
+
+def in_pixels(x: str, y: str) -> Spec:
+    """The encoding of fields that hold pixels from the upper left corner."""
+    shared: Spec = {"type": "quantitative", "scale": None, "axis": None}
+    return {"x": shared | {"field": x}, "y": shared | {"field": y}}
+
+
+def to_svg(spec: Spec, description: str) -> str:
+    """An SVG element for a page, on a transparent ground: no addresses, colours as the page's variables.
+
+    `description` says for who does not see it what it shows. Equal specifications give equal text.
+    """
+    svg: str = vl_convert.vegalite_to_svg(_whole(spec), vl_version=_VEGA_LITE, allowed_base_urls=[])
+    opening, rest = svg[svg.index("<svg") :].split(">", 1)
+    # Width and height would fix the size; the view box keeps the shape.
+    opening = re.sub(r' (width|height|version|class|xmlns:xlink|xmlns)="[^"]*"', "", opening)
+    name = f' xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{escape(description)}"'
+    rest = re.sub(r"<rect [^>]*fill=\"transparent\"></rect>", "", rest).replace('font-family="sans-serif"', "")
+    # Groups without anything in them are a third of what Vega writes.
+    rest = re.sub(r'<path class="(background|foreground)" aria-hidden="true" d="[^"]*"[^>]*></path>', "", rest)
+    rest = re.sub(r' (class="[^"]*"|pointer-events="none"|aria-hidden="true"|stroke-miterlimit="10")', "", rest)
+    return as_variables(f'{opening}{name} font-family="{_SVG_FONT}">{rest}')
+
+
+def to_png(spec: Spec) -> bytes:
+    """A PNG file on white."""
+    whole = _whole(spec) | {"background": LIGHT["ground"], "padding": 12}
+    drawn: bytes = vl_convert.vegalite_to_png(whole, vl_version=_VEGA_LITE, scale=PNG_SCALE, allowed_base_urls=[])
+    return drawn
+
+
+def text_width(text: str, pixels: float = FONT_PIXELS) -> float:
+    """About how wide a text is, in pixels: readers have fonts of their own, and no label may hang on a pixel."""
+    return 0.58 * pixels * len(text)
+
+
+def _whole(spec: Spec) -> Spec:
+    return {
+        "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
+        "padding": _PADDING,
+        "config": _CONFIG,
+        **spec,
+    }

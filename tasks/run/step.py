@@ -1,0 +1,100 @@
+"""A step of the story as a Prefect task: never cached by Prefect, retried on infrastructure errors alone.
+
+A server that does not answer is waited for as long as a restart of it may take; what else fails of the infrastructure (a
+process that died, a busy device) is tried twice more; a full disk, bad input and a refusal are not tried again.
+
+Prefect's own cache keys know the task's source but not what it calls, so that a change deeper down would give back an old
+result. Finished work is kept by the store, under the digest of all that made it.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+import httpx
+from prefect import Task, task
+from prefect.cache_policies import NO_CACHE
+
+from tasks.run.context import log
+from tasks.run.log_redaction import shielded
+from tasks.run.progress_events import stage
+from tasks.run.settings import patience_seconds
+from tasks.storage.space import StorageFull
+from validators.errors import ChampionMoved, InfrastructureError, ServiceDown
+
+Arguments = ParamSpec("Arguments")
+Outcome = TypeVar("Outcome")
+
+RETRIES = 2
+# Doubled up to the last, which stays; all of them together are more than anybody's patience.
+DELAYS_SECONDS = [1.0, 2.0, 4.0, 8.0, 16.0, 30.0]
+MOST_RETRIES = 1000
+# So many runs as wait for one server must not all ask it in the second in which it is back.
+JITTER = 0.3
+
+
+def step(
+    name: str, *, run_name: str | None = None, retried: bool = True
+) -> Callable[[Callable[Arguments, Outcome]], Task[Arguments, Outcome]]:
+    """Make a Prefect task of a function. `run_name` is a template over its arguments, such as `make {name}`."""
+    made = task(
+        name=name,
+        task_run_name=run_name,
+        cache_policy=NO_CACHE,
+        retries=MOST_RETRIES if retried else 0,
+        retry_delay_seconds=DELAYS_SECONDS,
+        retry_jitter_factor=JITTER,
+        retry_condition_fn=_is_worth_another_try,
+    )
+    return lambda function: made(shielded(_staged(function, name, run_name)))
+
+
+def _staged(function: Callable[Arguments, Outcome], name: str, run_name: str | None) -> Callable[Arguments, Outcome]:
+    """The function, of which whoever watches the run is told when it begins and ends."""
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def call(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Outcome:
+        def called() -> str:
+            return run_name.format(**signature.bind(*args, **kwargs).arguments) if run_name else name
+
+        with stage(name, called):
+            return function(*args, **kwargs)
+
+    return call
+
+
+def _is_worth_another_try(_task: Any, task_run: Any, state: Any) -> bool:
+    try:
+        state.result()
+    except (ChampionMoved, StorageFull):
+        return False
+    except (ServiceDown, httpx.TransportError) as error:
+        is_worth, found = waited_seconds(task_run.run_count) < patience_seconds(), _found(error)
+    except InfrastructureError as error:
+        is_worth, found = task_run.run_count <= RETRIES, error.found
+    except BaseException:
+        return False
+    else:
+        return False
+    if is_worth:
+        log.warning("%s; trying again", found)
+    return is_worth
+
+
+def _found(error: ServiceDown | httpx.TransportError) -> str:
+    """What is wrong; Prefect's client says that its server does not answer by errors of its own."""
+    return error.found if isinstance(error, ServiceDown) else f"the Prefect server does not answer: {error}"
+
+
+def waited_seconds(attempts: int) -> float:
+    """How long a step has waited between so many attempts, without the jitter.
+
+    >>> [waited_seconds(attempts) for attempts in (1, 2, 3, 7, 8)]
+    [0.0, 1.0, 3.0, 61.0, 91.0]
+    """
+    waits = attempts - 1
+    return sum(DELAYS_SECONDS[:waits]) + DELAYS_SECONDS[-1] * max(0, waits - len(DELAYS_SECONDS))

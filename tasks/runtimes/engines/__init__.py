@@ -1,0 +1,1 @@
+"""TensorRT engines: built in a process of their own, opened, read."""

@@ -1,0 +1,237 @@
+"""Building TensorRT's engines: what is installed here, the child process that builds, and what is kept of it.
+
+The builder runs in a process of its own: it may crash, or be killed for its memory, and a process has one logger of its own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata, util
+from pathlib import Path
+from typing import Any
+
+from tasks.runtimes.engines.build_process import read_log, run_builder
+from tasks.runtimes.engines.build_process_child import ANSWER, ENGINE, LAYERS, LOG, TIMING_CACHE
+from tasks.runtimes.engines.errors import refusal_of, refused_warning
+from tasks.runtimes.engines.layers import layers_in_log, parse_layers_json
+from tasks.runtimes.trt_engine.api import OLDEST, RUNTIMES
+from tasks.runtimes.trt_engine.build import NodeError
+from validators.digests import digest_file, digest_model
+from validators.errors import CandidateRefused, JobError
+from validators.job.job_engines import AxisRange, Engines
+from validators.job.job_measurement import OperatingPoint
+from validators.records.engines import BuildSettings, Engine, EngineManifest, Layer, Runtime, ShapeRange
+from validators.records.run import Gpu
+from validators.samples.datasets import TensorSpec
+
+# What the job calls axis 0, whatever the model does.
+BATCH = "batch"
+
+
+@dataclass(frozen=True)
+class Available:
+    """What this machine can build engines with: versions of the runtimes that are installed, and whether a GPU is there."""
+
+    runtimes: dict[Runtime, str]
+    has_gpu: bool
+
+
+def available() -> Available:
+    """What is here. Nothing of TensorRT is imported, which without a GPU may crash (`tensorrt_lean` does)."""
+    versions = {name: _installed_version(name) for name in RUNTIMES}
+    found = {
+        name: version for name, version in versions.items() if version and int(version.split(".")[0]) >= OLDEST[name]
+    }
+    return Available(found, _has_gpu())
+
+
+def build_engine(
+    onnx: Path, build: BuildSettings, folder: Path, *, gpu: Gpu | None, timing_caches: Path | None
+) -> Engine:
+    """Build the engine of an ONNX file into `folder`, with the builder's log and its timing cache.
+
+    It is one for `gpu`, or ahead of time for `build.compute_capabilities`. Timing caches are shared in `timing_caches`, one for
+    each GPU, driver and version of the runtime.
+
+    Raises:
+        CandidateRefused: `unsupported`: no TensorRT that could build it, or no kernels for it; `invalid`: the file or its
+            profile; `infrastructure`: too little memory, or a builder that crashed.
+    """
+    here = available()
+    runtime = _choose(here, build, gpu)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in (ENGINE, LOG, TIMING_CACHE, LAYERS, ANSWER):
+        (folder / name).unlink(missing_ok=True)
+    shared = _shared_cache(timing_caches, runtime, here.runtimes[runtime], gpu)
+    run_builder(_orders(onnx, build, folder, shared), gpu)
+    answer = json.loads((folder / ANSWER).read_text(encoding="utf-8"))
+    messages = read_log(folder / LOG)
+    engine = folder / ENGINE
+    if not engine.exists():
+        raise refusal_of([NodeError(**error) for error in answer["errors"]], messages)
+    changed = refused_warning(messages)
+    if changed:
+        raise changed
+    cache = folder / TIMING_CACHE
+    manifest = EngineManifest(
+        runtime=runtime,
+        runtime_version=answer["version"],
+        gpu=gpu.name if gpu and not build.compute_capabilities else None,
+        compute_capability=",".join(build.compute_capabilities) or (gpu.compute_capability if gpu else ""),
+        driver=gpu.driver if gpu and not build.compute_capabilities else None,
+        build=build,
+        onnx_digest=digest_model(onnx),
+        engine_digest=digest_file(engine),
+        timing_cache_digest=digest_file(cache) if cache.exists() else None,
+    )
+    return Engine(engine, manifest, folder / LOG, cache if cache.exists() else None, _layers(folder, messages))
+
+
+def _layers(folder: Path, messages: Iterable[tuple[str, str]]) -> tuple[Layer, ...]:
+    """As the log tells them or, where it does not, the inspector."""
+    logged = layers_in_log(text for _, text in messages)
+    inspected = folder / LAYERS
+    if logged or not inspected.exists():
+        return logged
+    return parse_layers_json(inspected.read_text(encoding="utf-8"))
+
+
+def _choose(here: Available, build: BuildSettings, gpu: Gpu | None) -> Runtime:
+    """The runtime that builds.
+
+    Raises:
+        CandidateRefused: `unsupported`: none does; names the extra to install.
+    """
+    if build.compute_capabilities:
+        if "tensorrt_rtx" in here.runtimes:
+            return "tensorrt_rtx"
+        missing, extra = "no tensorrt_rtx to build engines ahead of time with", "tensorrt-aot"
+    elif gpu is None:
+        missing = "no NVIDIA GPU to build an engine for"
+        extra = "tensorrt` on a machine with one, or build ahead of time with the extra `tensorrt-aot"
+    else:
+        runtime = next((name for name in RUNTIMES if name in here.runtimes), None)
+        if runtime:
+            return runtime
+        missing, extra = f"no TensorRT for {gpu.name}", "tensorrt"
+    raise CandidateRefused(
+        kind="unsupported",
+        found=missing,
+        expected="TensorRT 11 and its GPU, or tensorrt_rtx to build ahead of time",
+        fix=f"install the extra `{extra}`",
+    )
+
+
+def _orders(onnx: Path, build: BuildSettings, folder: Path, shared_cache: Path | None) -> dict[str, Any]:
+    profile = {name: (shape.minimum, shape.optimum, shape.maximum) for name, shape in build.profile.items()}
+    return {
+        "onnx": str(onnx.resolve()),
+        "folder": str(folder.resolve()),
+        "profile": profile,
+        "workspace_mb": build.workspace_mb,
+        "tf32": build.tf32,
+        "compute_capabilities": build.compute_capabilities,
+        "shared_cache": str(shared_cache.resolve()) if shared_cache else None,
+    }
+
+
+def _shared_cache(folder: Path | None, runtime: Runtime, version: str, gpu: Gpu | None) -> Path | None:
+    """What was timed on this GPU with this driver and runtime. `tensorrt_rtx` times nothing when it builds."""
+    if folder is None or gpu is None or runtime != "tensorrt":
+        return None
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / (re.sub(r"[^\w.]+", "-", f"{gpu.name} {gpu.driver} {runtime} {version}") + ".cache")
+
+
+def _installed_version(runtime: Runtime) -> str | None:
+    """The version of an installed runtime, whichever of its distributions brought the module."""
+    if util.find_spec(runtime) is None:
+        return None
+    for distribution in (runtime, f"{runtime}_cu13", f"{runtime}_cu12", f"{runtime}_cu13_bindings"):
+        try:
+            return metadata.version(distribution)
+        except metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def _has_gpu() -> bool:
+    """Whether NVIDIA's management library counts one: it takes no context on it, unlike CUDA, and forked processes may ask."""
+    try:
+        library = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return False
+    count = ctypes.c_uint()
+    if library.nvmlInit_v2() != 0:
+        return False
+    found = library.nvmlDeviceGetCount_v2(ctypes.byref(count)) == 0
+    library.nvmlShutdown()
+    return found and count.value > 0
+
+
+def profile_of(
+    inputs: Sequence[TensorSpec],
+    engines: Engines,
+    points: Sequence[OperatingPoint],
+    data_shapes: Mapping[str, Sequence[tuple[int, ...]]],
+    *,
+    accuracy_batch: int,
+) -> dict[str, ShapeRange]:
+    """The shapes that an engine of this job takes, by input.
+
+    `data_shapes` are those of each input's arrays in the data files, that of requests first: `[(1000, 48), (200, 48)]`. Axis 0
+    holds samples: it takes every batch up to `accuracy_batch`, which is how many samples are judged at once, whatever the job
+    says. The optimum is that of the first operating point.
+
+    Raises:
+        JobError: `engines.axes` names an axis that no input has, or leaves out a size that the job needs.
+
+    >>> inputs, point = [TensorSpec("ids", "int64", ("n", "length"))], OperatingPoint(4, {"length": 16}, 1)
+    >>> profile_of(inputs, Engines(), [point], {"ids": [(1000, 48)]}, accuracy_batch=32)["ids"]
+    ShapeRange(minimum=(1, 16), optimum=(4, 16), maximum=(32, 48))
+    """
+    sizes: dict[str, list[int]] = {BATCH: [point.batch_size for point in points]}
+    for spec in inputs:
+        for index, axis in enumerate(spec.shape):
+            if index and not isinstance(axis, int):
+                seen = [shape[index] for shape in data_shapes[spec.name]]
+                # What a point does not name keeps the size of the data.
+                asked = [point.dims.get(axis or "", seen[0]) for point in points]
+                sizes.setdefault(axis or f"{spec.name}.{index}", []).extend([*asked, *seen])
+    unknown = sorted(set(engines.axes) - set(sizes))
+    if unknown:
+        raise JobError(
+            found=f"`engines.axes` names {unknown}",
+            expected=f"dynamic axes of the inputs: {sorted(sizes)}",
+            fix="correct the names; axis 0 is `batch`",
+        )
+    ranges = {axis: _range(axis, found, engines.axes.get(axis)) for axis, found in sizes.items()}
+    _, best, high = ranges[BATCH]
+    ranges[BATCH] = (1, best, max(high, accuracy_batch))
+    return {spec.name: _shapes(spec, ranges) for spec in inputs}
+
+
+def _range(axis: str, sizes: Sequence[int], wanted: AxisRange | None) -> tuple[int, int, int]:
+    """(minimum, optimum, maximum) of an axis: as the job says, or all sizes that are needed with the first as optimum."""
+    if wanted is None:
+        return min(sizes), sizes[0], max(sizes)
+    if not wanted.minimum <= min(sizes) <= max(sizes) <= wanted.maximum:
+        raise JobError(
+            found=f"`engines.axes.{axis}` from {wanted.minimum} to {wanted.maximum}",
+            expected=f"a range with {sorted(set(sizes))}, which data and `measurement` have",
+            fix="widen the range, or leave it out",
+        )
+    return wanted.minimum, wanted.optimum, wanted.maximum
+
+
+def _shapes(spec: TensorSpec, ranges: Mapping[str, tuple[int, int, int]]) -> ShapeRange:
+    names = [BATCH if not index else axis or f"{spec.name}.{index}" for index, axis in enumerate(spec.shape)]
+    axes = [
+        (axis, axis, axis) if isinstance(axis, int) else ranges[str(name)]
+        for axis, name in zip(spec.shape, names, strict=True)
+    ]
+    return ShapeRange(*(tuple(axis[end] for axis in axes) for end in range(3)))

@@ -1,0 +1,79 @@
+"""The child process that builds an engine, as its parent sees it: its orders, its end, and what it said."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from tasks.runtimes.engines.build_process_child import LOG
+from validators.errors import CandidateRefused
+from validators.records.run import Gpu
+from validators.redact import without_secrets
+
+ROOT = Path(__file__).parents[3]
+# A builder that tries kernels for a large model takes minutes; one that hangs must not hold a GPU for ever.
+PATIENCE_SECONDS = 7200.0
+_MESSAGE = re.compile(r"^\[(VERBOSE|INFO|WARNING|ERROR|INTERNAL_ERROR)\] ", re.MULTILINE)
+
+
+def run_builder(orders: dict[str, Any], gpu: Gpu | None) -> None:
+    """Run `engine_build.main` with these orders in a process of its own, to its end.
+
+    Raises:
+        CandidateRefused: `infrastructure`: it crashed, was killed, or hung; `unsupported`: it finds no TensorRT after all.
+    """
+    # The GPU of the inventory, whatever order CUDA puts them in.
+    visible = {"CUDA_VISIBLE_DEVICES": gpu.uuid} if gpu else {}
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    environment = without_secrets(os.environ) | visible | {"PYTHONPATH": path}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "tasks.runtimes.engines.build_process_child"],
+            input=json.dumps(orders),
+            capture_output=True,
+            text=True,
+            errors="replace",
+            env=environment,
+            timeout=PATIENCE_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise _ended(f"no engine after {PATIENCE_SECONDS:.0f} s", Path(orders["folder"])) from error
+    if done.returncode < 0:
+        name = signal.Signals(-done.returncode).name
+        killed = ", as by a machine that runs out of memory" if name == "SIGKILL" else ""
+        raise _ended(f"the builder ended with {name}{killed}", Path(orders["folder"]))
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        if last.startswith("ImportError: no TensorRT"):
+            extra = "tensorrt-aot" if orders["compute_capabilities"] else "tensorrt"
+            raise CandidateRefused(
+                kind="unsupported",
+                found=last,
+                expected="TensorRT with its libraries",
+                fix=f"install the extra `{extra}` anew",
+            )
+        raise _ended(f"the builder failed with {last[:300]}", Path(orders["folder"]))
+
+
+def _ended(found: str, folder: Path) -> CandidateRefused:
+    messages = read_log(folder / LOG) if (folder / LOG).exists() else ()
+    said = f"; its last words: {messages[-1][1][:200]}" if messages else ""
+    return CandidateRefused(
+        kind="infrastructure",
+        found=found + said,
+        expected="a builder that comes to its end",
+        fix=f"read {folder / LOG}; look at free memory on machine and GPU, and build again",
+    )
+
+
+def read_log(log: Path) -> tuple[tuple[str, str], ...]:
+    """The (severity, text) of each message in the log of a build."""
+    parts = _MESSAGE.split(log.read_text(encoding="utf-8", errors="replace"))
+    return tuple((severity, text.rstrip("\n")) for severity, text in zip(parts[1::2], parts[2::2], strict=True))

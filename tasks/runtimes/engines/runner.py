@@ -1,0 +1,143 @@
+"""Engines as runners: opened on this machine's GPU, or refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from tasks.runtimes.trt_engine.api import load_api
+from tasks.runtimes.trt_engine.cuda import CudaError
+from tasks.runtimes.trt_engine.run import EngineError, EngineRunner
+from tasks.runtimes.trt_engine.tensors import Tensor
+from validators.errors import CandidateRefused
+from validators.providers import TENSORRT
+from validators.records.run import SessionSettings
+from validators.samples.datasets import Arrays, TensorSpec
+
+# driver_types.h: what a GPU answers that has no room.
+_NO_MEMORY = "cudaErrorMemoryAllocation"
+_NO_GPU = frozenset({"cudaErrorNoDevice", "cudaErrorInsufficientDriver"})
+
+
+class LoadedEngine:
+    """An engine that answers as `tasks.runtimes.runner.Runner` has it."""
+
+    def __init__(self, engine: EngineRunner) -> None:
+        self._engine = engine
+        self.inputs = tuple(_spec(tensor) for tensor in engine.inputs)
+        self.outputs = tuple(_spec(tensor) for tensor in engine.outputs)
+
+    def run(self, batch: Arrays, outputs: Sequence[str]) -> list[NDArray[Any]]:
+        """The named outputs for arrays in host memory, with the copies to the GPU and back.
+
+        Raises:
+            CandidateRefused: `invalid`: the batch does not fit the engine, or TensorRT fails; `infrastructure`: no memory.
+        """
+        with _refused():
+            return self._engine.run(batch, outputs)
+
+    def bound(self, batch: Arrays) -> Callable[[], None]:
+        """A request whose inputs and outputs lie on the GPU; as a CUDA graph, if the engine can be captured.
+
+        Raises:
+            CandidateRefused: see `run`.
+        """
+        with _refused():
+            return self._engine.bound(batch)
+
+
+@contextmanager
+def open_engine(plan: Path, settings: SessionSettings) -> Iterator[LoadedEngine]:
+    """A serialized engine on this machine's GPU, freed at the end of the block.
+
+    Raises:
+        CandidateRefused: `unsupported`: other settings than TensorRT's, no TensorRT, or no GPU; `invalid`: TensorRT does not
+            load it; `infrastructure`: no memory.
+    """
+    if settings.provider != TENSORRT or settings.libraries:
+        raise CandidateRefused(
+            kind="unsupported",
+            found=f"an engine to be run by {settings.provider} with {len(settings.libraries)} libraries of operators",
+            expected=f"{TENSORRT}, which takes an engine as it is",
+            fix="take the ONNX file for other runtimes",
+        )
+    with _open(plan) as engine:
+        yield LoadedEngine(engine)
+
+
+def inspect_engine(plan: Path, batch: Arrays) -> tuple[str, dict[str, float]]:
+    """The inspector's JSON of an engine's layers, and the milliseconds of each in one request for `batch`, by name.
+
+    Raises:
+        CandidateRefused: see `open_engine` and `LoadedEngine.run`.
+    """
+    with _open(plan) as engine, _refused():
+        return engine.layers_json(), engine.layer_times(batch)
+
+
+@contextmanager
+def _open(plan: Path) -> Iterator[EngineRunner]:
+    with _refused():
+        engine = EngineRunner(plan.read_bytes(), load_api())
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+@contextmanager
+def _refused() -> Iterator[None]:
+    """What the engine's package raises becomes a refusal."""
+    try:
+        yield
+    except ImportError as error:
+        raise CandidateRefused(
+            kind="unsupported", found=str(error), expected="TensorRT", fix="install the extra `tensorrt`"
+        ) from error
+    except ValueError as error:
+        raise CandidateRefused(
+            kind="invalid",
+            found=str(error),
+            expected="batches that the engine was built for",
+            fix="give the axes of the job's `engines` the sizes that data and `measurement` have",
+        ) from error
+    except CudaError as error:
+        raise _of_cuda(error) from error
+    except RuntimeError as error:
+        raise CandidateRefused(
+            kind="invalid" if isinstance(error, EngineError) else "unsupported",
+            found=str(error),
+            expected="an engine that runs on this machine",
+            fix="look into the build's log; an engine runs where it was built, on the same version of TensorRT",
+        ) from error
+
+
+def _of_cuda(error: CudaError) -> CandidateRefused:
+    if error.name in _NO_GPU:
+        return CandidateRefused(
+            kind="unsupported",
+            found=str(error),
+            expected="an NVIDIA GPU with its driver",
+            fix="run it where there is one",
+        )
+    if error.name == _NO_MEMORY:
+        return CandidateRefused(
+            kind="infrastructure",
+            found=str(error),
+            expected="room on the GPU for the engine and its batch",
+            fix="end what else computes there, or build for smaller batches",
+        )
+    return CandidateRefused(
+        kind="invalid",
+        found=f"the GPU fails on the engine: {error}",
+        expected="an engine that runs on every batch",
+        fix="look into the driver's log (dmesg); another precision may do",
+    )
+
+
+def _spec(tensor: Tensor) -> TensorSpec:
+    return TensorSpec(tensor.name, tensor.dtype, tuple(None if axis < 0 else axis for axis in tensor.shape))

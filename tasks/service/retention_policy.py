@@ -1,0 +1,185 @@
+"""What may be deleted, and why everything else stays: registered variants, their artifacts, entries of the store, old files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from validators.job.settings_base import Settings
+from validators.records.journal import GOING_ON, ROLLED_BACK, predecessors, read_journal
+
+VARIANT_DIGEST, TARGET = "quantgate.variant_digest", "quantgate.target"
+SUFFIX = "-quantized"
+DAY_SECONDS = 86_400.0
+# What a process that was killed left half made is of no use to anyone; a day is longer than any step.
+LEFTOVER_SECONDS = DAY_SECONDS
+
+Kind = Literal["version", "model", "entry", "leftover", "data", "report", "log", "lock"]
+
+
+class Policy(Settings):
+    """What is kept whatever else: the newest of each model and target, and what was made or used lately."""
+
+    keep_versions: Annotated[int, Field(ge=1, le=10_000)] = 5
+    """Newest versions that are kept of each model and target."""
+    older_than_days: Annotated[int, Field(ge=1, le=36_500)] = 30
+    """Nothing goes that was made, or last used, in so many days."""
+
+
+@dataclass(frozen=True)
+class Version:
+    """A version of a registered model: `created` in seconds since 1970, the aliases that name it, and the logged model that
+    holds its artifacts (empty where there is none)."""
+
+    model: str
+    number: str
+    created: float
+    tags: Mapping[str, str]
+    aliases: tuple[str, ...] = ()
+    logged_model: str = ""
+
+
+@dataclass(frozen=True)
+class LoggedModel:
+    """A variant as MLflow logged it: `created` in seconds since 1970, and where its files are."""
+
+    identifier: str
+    created: float
+    location: str
+
+
+@dataclass(frozen=True)
+class Thing:
+    """A file or folder of the state: `used` in seconds since 1970; `refers_to` are entries of the store that it names."""
+
+    kind: Kind
+    name: str
+    used: float
+    refers_to: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Fate:
+    """Whether a thing goes, and why or why not; `name` tells it from others of its kind."""
+
+    kind: Kind
+    name: str
+    goes: bool
+    reason: str
+
+
+def judge_versions(versions: Sequence[Version], policy: Policy, now: float) -> tuple[Fate, ...]:
+    """The fate of all versions of one registered model, newest first.
+
+    A version goes only if quantgate registered it, no alias names it, it is no champion's predecessor, no promotion of it
+    is going on, no mark on it keeps its variant from being promoted again, and it is neither among the newest of its target
+    nor young.
+    """
+    ordered = sorted(versions, key=lambda one: int(one.number), reverse=True)
+    before = _predecessors_of_champions(ordered)
+    newest: dict[str, int] = {}
+    fates = []
+    for version in ordered:
+        target = version.tags.get(TARGET, "")
+        place = newest.get(target, 0)
+        newest[target] = place + is_own(version)
+        stays = _why_it_stays(version, before, place, policy, now)
+        days = (now - version.created) / DAY_SECONDS
+        fates.append(
+            Fate("version", name_of(version), not stays, stays or f"{days:.0f} days old, and {place} are newer")
+        )
+    return tuple(fates)
+
+
+def _why_it_stays(version: Version, before: Mapping[str, str], place: int, policy: Policy, now: float) -> str:
+    """The first reason to keep a version; empty for none."""
+    journal = read_journal(version.tags)
+    reasons = {
+        "not quantgate's": not is_own(version),
+        f"alias {', '.join(version.aliases)}": bool(version.aliases),
+        f"predecessor of {before.get(version.number)}": version.number in before,
+        "its promotion is going on": journal is not None and journal.phase in GOING_ON,
+        "its mark keeps the variant from being promoted again": ROLLED_BACK in version.tags,
+        f"among the newest {policy.keep_versions}": place < policy.keep_versions,
+        f"younger than {policy.older_than_days} days": _is_young(version.created, policy, now),
+    }
+    return next((reason for reason, holds in reasons.items() if holds), "")
+
+
+def is_own(version: Version) -> bool:
+    """Whether quantgate registered the version."""
+    return version.model.endswith(SUFFIX) and bool(version.tags.get(VARIANT_DIGEST))
+
+
+def name_of(version: Version) -> str:
+    """The version as people write it.
+
+    >>> name_of(Version("fraud-quantized", "3", 0.0, {}))
+    'fraud-quantized/3'
+    """
+    return f"{version.model}/{version.number}"
+
+
+def _predecessors_of_champions(versions: Sequence[Version]) -> dict[str, str]:
+    """The version that each alias would go back to, with the alias; of aliases of any name, since people set some too.
+
+    Besides the one that a rollback takes, the one that the journal names: it may be whole though marked.
+    """
+    found: dict[str, str] = {}
+    for version in versions:
+        same = {one.number: one.tags for one in versions if one.tags.get(TARGET) == version.tags.get(TARGET)}
+        journal = read_journal(version.tags)
+        first = [*predecessors(version.number, same)[:1], *([journal.previous] if journal and journal.previous else [])]
+        for alias in version.aliases:
+            found |= dict.fromkeys(first, alias)
+    return found
+
+
+def judge_models(
+    models: Iterable[LoggedModel], versions: Iterable[Version], policy: Policy, now: float
+) -> tuple[Fate, ...]:
+    """The fate of logged variants: one goes when no version of any registered model is made of it, and it is old.
+
+    A young one may be about to be registered.
+    """
+    named = {one.logged_model: name_of(one) for one in versions}
+    return tuple(
+        _fate("model", one.identifier, one.created, named.get(one.identifier, ""), "no version", policy, now)
+        for one in models
+    )
+
+
+def judge_things(things: Sequence[Thing], policy: Policy, now: float) -> tuple[Fate, ...]:
+    """The fate of files and folders of the state; an entry of the store stays as long as one that stays names it."""
+    kept = {one.name for one in things if one.kind == "entry" and _is_young(one.used, policy, now)}
+    names = {one.name: one.refers_to for one in things if one.kind == "entry"}
+    holders: dict[str, str] = {}
+    waiting = list(kept)
+    while waiting:
+        holder = waiting.pop()
+        for other in names[holder] & names.keys() - kept - holders.keys():
+            holders[other] = f"used by {holder}"
+            waiting.append(other)
+    fates = []
+    for one in things:
+        if one.kind in ("leftover", "lock"):
+            goes = now - one.used >= LEFTOVER_SECONDS
+            fates.append(Fate(one.kind, one.name, goes, "left by a process that ended" if goes else "of today"))
+        else:
+            fates.append(_fate(one.kind, one.name, one.used, holders.get(one.name, ""), "not used", policy, now))
+    return tuple(fates)
+
+
+def _fate(kind: Kind, name: str, used: float, holder: str, why: str, policy: Policy, now: float) -> Fate:
+    if holder:
+        return Fate(kind, name, goes=False, reason=holder)
+    if _is_young(used, policy, now):
+        return Fate(kind, name, goes=False, reason=f"younger than {policy.older_than_days} days")
+    return Fate(kind, name, goes=True, reason=f"{why} for {(now - used) / DAY_SECONDS:.0f} days")
+
+
+def _is_young(at: float, policy: Policy, now: float) -> bool:
+    return now - at < policy.older_than_days * DAY_SECONDS

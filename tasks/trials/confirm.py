@@ -1,0 +1,113 @@
+"""Step 7: the best is judged again, on samples and by measurements that had no say in choosing it.
+
+Whoever is the best of many on some samples owes a part of it to them; whoever is the fastest of many measurements, to those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from tasks.registry.artifact_paths import CONFIRMED, with_evidence
+from tasks.run.context import Given, Run, log
+from tasks.run.step import step
+from tasks.trials.judge import ground_of, rank_passing
+from tasks.trials.judge_on_samples import Ground, judge_answers
+from tasks.trials.make_candidate import refused
+from tasks.trials.measure_baseline import baseline_variant
+from tasks.trials.measure_fp16 import halves_of
+from tasks.trials.measure_latency import latency_of
+from validators.errors import CandidateRefused
+from validators.gates.resource import judge_speedup, judge_speedup_fp16
+from validators.gates.verdict_rules import confidence_of_each, overall
+from validators.job.candidate_name import decode
+from validators.records.latencies import Latency
+from validators.records.measurements import Accuracy
+from validators.records.run import Confirmed, Inventory, Trial, Variant
+from validators.records.verdicts import Verdict
+
+
+@dataclass(frozen=True)
+class Confirmation:
+    """All trials, with what came of it for those that were judged again; and the winner, if one passed."""
+
+    trials: tuple[Trial, ...]
+    winner: Trial | None = None
+
+
+@step("confirm the winner")
+def confirm_winner(
+    run: Run, given: Given, inventory: Inventory, baseline: Accuracy, trials: tuple[Trial, ...]
+) -> Confirmation:
+    """The best of the passing trials that passes again; the best itself where the job keeps no samples for it.
+
+    Best first, at most `confirmation.candidates`, each at a confidence that holds for all of them together.
+    """
+    passing = rank_passing(run.job, trials)
+    if not run.job.confirmation.share:
+        return Confirmation(trials, passing[0] if passing else None)
+    ground = ground_of(run, given, baseline)
+    tried: dict[str, Trial] = {}
+    halves = halves_of(trials) if run.job.gates.min_speedup_fp16 is not None else {}
+    for trial in passing[: run.job.confirmation.candidates]:
+        with run.clock.work("confirm the winner"), run.time_for_winner():
+            try:
+                again = _judge_again(run, given, inventory, ground, trial, halves)
+            except CandidateRefused as error:
+                again = refused(trial.candidate, error)
+        tried[trial.candidate] = again
+        against = [f"{verdict.gate}: {verdict.reason}" for verdict in again.verdicts if verdict.outcome != "pass"]
+        log.info("confirming %s: %s", trial.candidate, "; ".join([str(again.outcome), *against]))
+        if again.outcome == "passed":
+            break
+    after = tuple(tried.get(trial.candidate, trial) for trial in trials)
+    return Confirmation(after, next((trial for trial in tried.values() if trial.outcome == "passed"), None))
+
+
+def _judge_again(
+    run: Run, given: Given, inventory: Inventory, ground: Ground, trial: Trial, halves: Mapping[str, Variant]
+) -> Trial:
+    """The trial with further verdicts, `confirmed_...`, and what they rest on. `halves` are the float16 variants by target."""
+    assert trial.variant and trial.accuracy
+    job = run.job
+    confidence = confidence_of_each(job.gates.confidence, job.confirmation.candidates)
+    latency = _measure_again(run, given, inventory, trial, confidence)
+    answers = judge_answers(ground, trial.accuracy, ground.confirmation, confidence)
+    gates = job.gates.model_copy(update={"confidence": confidence})
+    verdicts: list[Verdict | None] = [*answers.verdicts, judge_speedup(latency, gates, job.target)]
+    half = halves.get(decode(trial.candidate).target)
+    # As in the choice: float16 itself is not held against itself.
+    if trial.beside_fp16 is not None and half is not None:
+        beside = _measure_again(run, given, inventory, trial, confidence, half)
+        verdicts.append(judge_speedup_fp16(beside, gates))
+    rested = [with_evidence(verdict, CONFIRMED) for verdict in verdicts if verdict is not None]
+    again = tuple(replace(verdict, gate=f"confirmed_{verdict.gate}") for verdict in rested)
+    confirmed = Confirmed(
+        n=answers.n,
+        confidence=confidence,
+        baseline_value=answers.baseline_value,
+        value=answers.value,
+        drop=answers.drop,
+        slices=answers.slices,
+        latency=latency,
+    )
+    everything = (*trial.verdicts, *again)
+    return replace(trial, confirmed=confirmed, verdicts=everything, outcome=overall(everything))
+
+
+def _measure_again(
+    run: Run, given: Given, inventory: Inventory, trial: Trial, confidence: float, beside: Variant | None = None
+) -> Latency:
+    """Time the trial anew beside the float16 variant `beside`, or beside the baseline."""
+    assert trial.variant
+    latency, _ = latency_of(
+        run,
+        given,
+        inventory,
+        beside or baseline_variant(run, given, inventory),
+        trial.variant,
+        run.job.measurement.points[0],
+        confidence=confidence,
+        purpose="confirmation",
+    )
+    return latency

@@ -1,0 +1,101 @@
+"""Steps 6 and 7: verdicts on every trial, and the order of those that pass."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from tasks.ptq.graph.edits import model_bytes
+from tasks.registry.artifact_paths import with_evidence
+from tasks.registry.champion_slot import place_of, rolled_back_digests
+from tasks.registry.mlflow_registry import connect
+from tasks.run.context import Given, Run, log
+from tasks.run.step import step
+from tasks.trials.judge_on_samples import Ground, judge_answers
+from validators.gates.champion import judge_rolled_back
+from validators.gates.coverage import judge_coverage, judge_simulation, judge_time_coverage
+from validators.gates.resource import judge_load, judge_memory, judge_size, judge_speedup, judge_speedup_fp16
+from validators.gates.sanity import judge_sanity
+from validators.gates.verdict_rules import overall
+from validators.job.job import Job
+from validators.records.journal import RolledBack
+from validators.records.latencies import point_labels
+from validators.records.measurements import Accuracy
+from validators.records.run import Trial
+from validators.records.verdicts import Verdict
+
+
+def ground_of(run: Run, given: Given, baseline: Accuracy) -> Ground:
+    """What the trials of a run are judged on.
+
+    Raises:
+        InfrastructureError: the registry, which knows what was rolled back, does not answer.
+    """
+    evidence = given.evidence
+    size = model_bytes(given.source.onnx_path)
+    rolled_back: dict[str, RolledBack] = {}
+    if not run.job.source_is_file:
+        with connect(run.tracking_uri) as client:
+            rolled_back = rolled_back_digests(client, place_of(given.source.name, run.job.target))
+    samples = evidence.evaluation
+    return Ground(run.job, baseline, size, evidence.confirmation, samples.slices, rolled_back, samples.clusters)
+
+
+@step("judge candidates")
+def judge_trials(run: Run, given: Given, baseline: Accuracy, trials: tuple[Trial, ...]) -> tuple[Trial, ...]:
+    """Every trial with its verdicts and outcome; a refused one stays as it is."""
+    ground = ground_of(run, given, baseline)
+    with run.clock.work("judge candidates"):
+        judged = tuple(judge_trial(ground, trial) for trial in trials)
+    for trial in judged:
+        failed = [f"{verdict.gate}: {verdict.reason}" for verdict in trial.verdicts if verdict.outcome != "pass"]
+        log.info("%s %s%s", trial.candidate, trial.outcome, "".join(f"; {reason}" for reason in failed))
+    return judged
+
+
+def judge_trial(ground: Ground, trial: Trial) -> Trial:
+    """One trial with its verdicts and outcome; what it answers is judged on the samples that choose, and its metric is that on
+    those."""
+    if trial.variant is None or trial.accuracy is None or trial.coverage is None:
+        return trial
+    job = ground.job
+    answers = judge_answers(ground, trial.accuracy, ground.selection, job.gates.confidence)
+    verdicts: list[Verdict | None] = [
+        *answers.verdicts,
+        *(judge_sanity(trial.sanity) if trial.sanity else ()),
+        judge_speedup(trial.latency, job.gates, job.target) if trial.latency else None,
+        judge_speedup_fp16(trial.beside_fp16, job.gates) if trial.beside_fp16 else None,
+        judge_coverage(trial.candidate, trial.coverage, job.gates),
+        judge_time_coverage(trial.candidate, trial.coverage, job.gates),
+        judge_size(trial.variant, ground.baseline_bytes, job.gates),
+        judge_memory(trial.latency, job.gates) if trial.latency else None,
+        judge_load(trial.latency, job.gates) if trial.latency else None,
+        judge_simulation(trial.variant),
+        judge_rolled_back(ground.rolled_back.get(trial.variant.digest)),
+    ]
+    place = point_labels(trial.latencies)[0] if trial.latencies else ""
+    given = tuple(with_evidence(verdict, place) for verdict in verdicts if verdict is not None)
+    return replace(
+        trial,
+        accuracy=replace(trial.accuracy, value=answers.value, n=answers.n, sqnr=answers.sqnr),
+        drop=answers.drop,
+        flips=answers.flips,
+        slices=answers.slices,
+        verdicts=given,
+        outcome=overall(given),
+    )
+
+
+def rank_passing(job: Job, trials: tuple[Trial, ...]) -> list[Trial]:
+    """The passing trials, best first by the job's objective; the other measure breaks ties."""
+    passing = [trial for trial in trials if trial.outcome == "passed" and trial.latency and trial.variant]
+    by_latency = job.objective == "latency"
+
+    def rank(trial: Trial) -> tuple[float, float]:
+        assert trial.latency and trial.variant
+        # A figure that was disturbed is no reason to prefer one.
+        speed = math.inf if trial.latency.disturbance else -trial.latency.speedup.value
+        size = float(trial.variant.size_bytes)
+        return (speed, size) if by_latency else (size, speed)
+
+    return sorted(passing, key=rank)

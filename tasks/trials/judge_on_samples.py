@@ -1,0 +1,129 @@
+"""What a variant answers beside the baseline on the samples that have a say: drop, flips, noise, slices, and gates on them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tasks.measure.metrics.drops import count_flips, estimate_drop, estimate_sqnr
+from tasks.measure.metrics.metric import Metric, Rows
+from tasks.run.job_metric import job_metric
+from validators.gates.accuracy import judge_drop, judge_sqnr
+from validators.gates.clusters import count_units, number_clusters
+from validators.gates.intervals import Clusters
+from validators.gates.sanity import judge_finite
+from validators.gates.slices import SliceDrop, judge_slices, slice_drops
+from validators.gates.verdict_rules import EVALUATION
+from validators.job.job import Job
+from validators.records.journal import RolledBack
+from validators.records.measurements import Accuracy, Estimate, Flips
+from validators.records.verdicts import Verdict
+from validators.samples.datasets import Arrays
+
+Mask = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Ground:
+    """What trials are judged on: the job's gates, the baseline, and which samples had no say in the choice.
+
+    `confirmation`, each of the `slices` and `clusters` (the key of each sample's cluster, if the job names groups) have shape
+    `(samples,)`; `rolled_back` are variants that were, by digest.
+    """
+
+    job: Job
+    baseline: Accuracy
+    baseline_bytes: int
+    confirmation: Mask
+    slices: Arrays
+    rolled_back: Mapping[str, RolledBack] = field(default_factory=dict)
+    clusters: NDArray[Any] | None = None
+
+    @cached_property
+    def metric(self) -> Metric:
+        """The metric of the job."""
+        return job_metric(self.job)
+
+    @cached_property
+    def baseline_rows(self) -> Rows:
+        """The rows behind the baseline's metric."""
+        return np.asarray(np.load(self.baseline.scores_path), dtype=np.float64)
+
+    @property
+    def selection(self) -> Mask:
+        """The samples that choose."""
+        return ~self.confirmation
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What the answers on some samples come to; `n` counts rows of the metric, each of one sample or of a pair."""
+
+    n: int
+    baseline_value: float
+    value: float
+    drop: Estimate | None
+    flips: Flips | None
+    sqnr: Estimate | None
+    slices: tuple[SliceDrop, ...]
+    verdicts: tuple[Verdict, ...]
+
+
+def judge_answers(ground: Ground, accuracy: Accuracy, samples: Mask, confidence: float) -> Judged:
+    """The answers on the samples of a mask, shape `(samples,)`, with verdicts at a one-sided confidence."""
+    metric, seed = ground.metric, ground.job.seed
+    gates = ground.job.gates.model_copy(update={"confidence": confidence})
+    step = accuracy.samples_a_row
+    mask = samples[::step]
+    before, after = ground.baseline_rows[mask], np.load(accuracy.scores_path)[mask]
+    clusters = _numbered(ground, samples, step)
+    counted = EVALUATION if clusters is None else "clusters"
+    sqnr, sqnr_method = None, ""
+    if accuracy.noise_path:
+        noise = np.load(accuracy.noise_path)[samples]
+        sqnr, sqnr_method = estimate_sqnr(noise, confidence, seed=seed, clusters=_numbered(ground, samples))
+    drop: Estimate | None = None
+    slices: tuple[SliceDrop, ...] = ()
+    verdicts: list[Verdict | None] = []
+    if metric.has_drop:
+        drop, method = estimate_drop(metric, before, after, confidence, seed=seed, clusters=clusters)
+        groups = {name: array[::step][mask] for name, array in ground.slices.items()}
+
+        def estimate(group: Mask, each: float) -> tuple[Estimate, str]:
+            of_group = None if clusters is None else clusters[group]
+            return estimate_drop(metric, before[group], after[group], each, seed=seed, clusters=of_group)
+
+        slices = slice_drops(groups, estimate, confidence, clusters=clusters)
+        n = count_units(len(before), clusters)
+        verdicts = [judge_drop(drop, gates, n=n, method=method, counted=counted), judge_slices(slices, gates)]
+    n = count_units(int(samples.sum()), _numbered(ground, samples))
+    verdicts += [
+        judge_sqnr(sqnr, gates, n=n, method=sqnr_method, counted=counted),
+        judge_finite(_newly_bad(ground.baseline, accuracy, samples), int(samples.sum())),
+    ]
+    return Judged(
+        len(before),
+        metric.value(before),
+        metric.value(after),
+        drop,
+        count_flips(metric, before, after),
+        sqnr,
+        slices,
+        tuple(verdict for verdict in verdicts if verdict is not None),
+    )
+
+
+def _numbered(ground: Ground, samples: Mask, step: int = 1) -> Clusters | None:
+    """Return the cluster of each row of the samples, one row for each `step` of them."""
+    return None if ground.clusters is None else number_clusters(ground.clusters[::step][samples[::step]])
+
+
+def _newly_bad(baseline: Accuracy, variant: Accuracy, samples: Mask) -> int:
+    """How many of the samples have NaN or Inf where the baseline's outputs are finite."""
+    before, after = (np.load(accuracy.finite_path) == 1 for accuracy in (baseline, variant))
+    return int((before & ~after)[samples].sum())

@@ -1,0 +1,75 @@
+"""Step 4: the source at its own precision on the target. Its latency is measured beside each candidate, in turn."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from tasks.measure.inventory import usable_cores
+from tasks.measure.metrics.chance import chance_warning
+from tasks.ptq.graph.edits import model_bytes
+from tasks.ptq.sessions import session_settings, with_engine_cache
+from tasks.run.context import Given, Run, log
+from tasks.run.job_metric import job_metric
+from tasks.run.step import step
+from tasks.trials.build_engine import with_engine
+from tasks.trials.measure_accuracy import measure_accuracy, on_selection
+from validators.errors import CandidateRefused, InfrastructureError, SourceError
+from validators.job.candidate_name import GPU_TARGETS, Candidate
+from validators.providers import CPU_PROVIDER, TENSORRT
+from validators.records.measurements import Accuracy
+from validators.records.run import Inventory, SessionSettings, Variant
+
+
+def baseline_variant(run: Run, given: Given, inventory: Inventory) -> Variant:
+    """The source described like a variant, so that everything that measures takes it too: on the target's own device where it
+    is here, else on the processor.
+
+    Raises:
+        CandidateRefused: TensorRT builds no engine of it.
+    """
+    source = given.source
+    threads = run.job.measurement.points[0].threads or usable_cores()
+    session = SessionSettings(CPU_PROVIDER, threads, libraries=run.libraries)
+    if inventory.gpu and run.job.target in GPU_TARGETS:
+        # Loaded as what is float there, too.
+        half = Candidate("fp16", run.job.target)
+        session = session_settings(half, threads, run.libraries, run.job.provider_options)
+        session = with_engine_cache(session, run.state)
+    size = model_bytes(source.onnx_path)
+    variant = Variant("baseline", source.onnx_path, source.digest, size, session)
+    return with_engine(run, given, inventory, variant) if session.provider == TENSORRT else variant
+
+
+@step("measure baseline")
+def measure_baseline(run: Run, given: Given, inventory: Inventory) -> Accuracy:
+    """The baseline's metric on the samples that choose; its files hold those of all samples.
+
+    Raises:
+        JobError: the metric fails on its outputs.
+        SourceError: the source does not run on the target, or its outputs are NaN or Inf throughout.
+    """
+    with run.clock.work("measure baseline"), run.time_for_candidates():
+        try:
+            variant = baseline_variant(run, given, inventory)
+            accuracy, _ = measure_accuracy(run, given.evidence, inventory, variant, None, alone=True)
+        except CandidateRefused as error:
+            if error.kind == "infrastructure":
+                raise InfrastructureError(found=error.found, expected=error.expected, fix=error.fix) from error
+            raise SourceError(found=error.found, expected=error.expected, fix=error.fix) from error
+    if not np.load(accuracy.finite_path).any():
+        raise SourceError(
+            found="outputs of the source that are NaN or Inf on every evaluation sample",
+            expected="finite outputs",
+            fix="check the source on the evaluation data first",
+        )
+    step, labels = accuracy.samples_a_row, given.evidence.evaluation.labels
+    # Of all samples: the confirmation rests on the same baseline.
+    every = np.load(accuracy.scores_path)
+    warning = chance_warning(job_metric(run.job), every, None if labels is None else labels[::step], run.job.seed)
+    accuracy = replace(on_selection(run.job, given.evidence, accuracy), warning=warning)
+    log.info("baseline: %s %.4f on %d samples", accuracy.metric, accuracy.value, accuracy.n)
+    if warning:
+        log.warning("%s", warning)
+    return accuracy

@@ -1,0 +1,58 @@
+"""Step 5, on a GPU: every candidate in turn with the float16 model as well, which anybody has for nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tasks.run.context import Given, Run, log
+from tasks.run.step import step
+from tasks.trials.measure_latency import latency_of
+from validators.errors import CandidateRefused
+from validators.job.candidate_name import decode
+from validators.records.run import Inventory, Trial, Variant
+
+
+@step("measure beside fp16")
+def measure_beside_fp16(run: Run, given: Given, inventory: Inventory, trials: tuple[Trial, ...]) -> tuple[Trial, ...]:
+    """Every trial that was timed on a GPU with its latency beside the float16 candidate of its target, if there is one."""
+    halves = halves_of(trials)
+    with run.clock.work("measure beside fp16"), run.time_for_candidates():
+        return tuple(
+            _measure(run, given, inventory, trial, halves.get(decode(trial.candidate).target)) for trial in trials
+        )
+
+
+def can_measure_beside_fp16(trials: tuple[Trial, ...]) -> bool:
+    """Whether there is a float16 candidate that was timed on a GPU."""
+    return bool(halves_of(trials))
+
+
+def halves_of(trials: tuple[Trial, ...]) -> dict[str, Variant]:
+    """Return the float16 variant of each target that has one which was timed on a GPU."""
+    return {
+        decode(trial.candidate).target: trial.variant
+        for trial in trials
+        if trial.variant
+        and trial.variant.session.on_gpu
+        and trial.latency
+        and decode(trial.candidate).precision == "fp16"
+    }
+
+
+def _measure(run: Run, given: Given, inventory: Inventory, trial: Trial, half: Variant | None) -> Trial:
+    variant = trial.variant
+    if (
+        half is None
+        or variant is None
+        or variant.digest == half.digest
+        or not trial.latency
+        or not variant.session.on_gpu
+    ):
+        return trial
+    try:
+        latency, had = latency_of(run, given, inventory, half, variant, run.job.measurement.points[0])
+    except CandidateRefused as error:  # it ran beside the baseline: what fails here is the reference
+        log.warning("%s was not timed beside fp16: %s", trial.candidate, error.found)
+        return trial
+    log.info("%s beside fp16: %.2fx", trial.candidate, latency.speedup.value)
+    return replace(trial, beside_fp16=latency, cached=trial.cached and had)

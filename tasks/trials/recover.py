@@ -1,0 +1,248 @@
+"""Step 6, second half: what fails on accuracy alone is made again, with its most sensitive parts in float."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import onnx
+
+from tasks.ptq.build_variant import ranked_form
+from tasks.ptq.sensitivity import Sensitivity
+from tasks.run.context import MEASURE_CODE, Given, Run, log
+from tasks.runtimes.kernel_times import kernel_times, node_times
+from tasks.trials.gather import merge_copies, trial_of
+from tasks.trials.judge import ground_of, judge_trial
+from tasks.trials.judge_on_samples import Ground
+from tasks.trials.make_candidate import make_candidate, materials_of
+from tasks.trials.measure_latency import measure_latency
+from tasks.trials.measure_saturation import measure_saturation
+from tasks.trials.request import request_batch
+from validators.errors import CandidateRefused
+from validators.gates.verdict_rules import confidence_of_each
+from validators.job.candidate_name import decode
+from validators.records.measurements import Accuracy
+from validators.records.recovery import RankedPart, Recovery
+from validators.records.run import Inventory, Trial, Variant
+
+# Of two candidates that are nearly as fast, the one with less to mend is recovered; with nothing to mend, it is taken.
+NEARLY_AS_FAST = 0.9
+# Gates on how much quantization took away: more of the model in float gives some of it back. One answer for everything is
+# what is left where it took all.
+LOSSES = frozenset({"drop", "worst_slice", "sqnr", "not_constant"})
+
+
+@dataclass(frozen=True)
+class Recovered:
+    """Further trials, and what was found on the way; no record where there was nothing to recover, or no attempt allowed."""
+
+    trials: tuple[Trial, ...] = ()
+    recovery: Recovery | None = None
+
+
+@dataclass(frozen=True)
+class _KernelTimes:
+    """Microseconds a request under the profiler: of the nodes of which a kernel is known, and of all kernels."""
+
+    by_node: dict[str, float]
+    total: float
+
+
+def recover_trials(
+    run: Run, given: Given, inventory: Inventory, baseline: Accuracy, trials: tuple[Trial, ...]
+) -> Recovered:
+    """Further trials: of the candidate that is worth recovering, with as few parts in float as its accuracy passes with.
+
+    Each is a candidate with a name of its own, `...-keep4@ort-cpu`. Given back are those that fail, and the one that passes
+    with the fewest parts, which alone is timed: with more it is only slower.
+    """
+    chosen = choose_recovered(trials)
+    if chosen is None or not run.job.budgets.recovery:
+        return Recovered()
+    candidate = decode(chosen.candidate)
+    log.info("recovering %s: its accuracy alone does not pass", candidate.name)
+    ground = strict_ground(ground_of(run, given, baseline))
+    attempts: dict[int, Trial] = {}
+
+    def attempt(kept: int) -> bool | None:
+        name = replace(candidate, kept_parts=kept).name
+        state = make_candidate(run, given, inventory, baseline, name, return_state=True)
+        trial = judge_trial(ground, trial_of(name, state.result(raise_on_failure=False)))
+        attempts[kept] = trial
+        return None if trial.refusal else trial.outcome == "passed"
+
+    fewest = fewest_parts(attempt, run.job.budgets.recovery)
+    ranking = _ranking(run, given, inventory, chosen, tuple(attempts.values()))
+    # Attempts that made the same artifact are one look at the samples.
+    count = sum(not trial.is_copy for trial in merge_copies(tuple(attempts.values())))
+    recovery = Recovery(chosen.candidate, _ranked_parts(ranking, fewest or 0), count, run.job.budgets.recovery)
+    failed = tuple(trial for _, trial in sorted(attempts.items()) if trial.outcome != "passed")
+    if fewest is None:
+        log.info("nothing was recovered in %d attempts", len(attempts))
+        return Recovered(failed, recovery)
+    log.info("%s passes with %d parts in float, found in %d attempts", candidate.name, fewest, len(attempts))
+    # So far by accuracy: what is fast enough is seen once it is timed.
+    (trial,) = measure_saturation(run, given, inventory, (attempts[fewest],))
+    state = measure_latency(run, given, inventory, trial, return_state=True)
+    timed = judge_trial(ground, trial_of(trial.candidate, state.result(raise_on_failure=False)))
+    recovery = _with_costs(run, given, inventory, chosen.variant, trial.variant, recovery)
+    return Recovered((*failed, timed), replace(recovery, recovered=timed.candidate))
+
+
+def strict_ground(ground: Ground) -> Ground:
+    """Return the ground that attempts are judged on: their error is shared among them where nothing is confirmed afterwards.
+
+    Many attempts on the same samples are as many chances to pass by luck. Samples that confirm undo that; without them
+    (`confirmation.share: 0`) each attempt gets its part of the error that `gates.confidence` allows (Bonferroni).
+    """
+    job = ground.job
+    if job.confirmation.share or not job.budgets.recovery:
+        return ground
+    confidence = confidence_of_each(job.gates.confidence, job.budgets.recovery)
+    gates = job.gates.model_copy(update={"confidence": confidence})
+    return replace(ground, job=job.model_copy(update={"gates": gates}))
+
+
+def fewest_parts(attempt: Callable[[int], bool | None], budget: int) -> int | None:
+    """The least number for which `attempt` holds, in twice the logarithm of it, where it holds for all above one that it does.
+
+    It doubles until it holds, then halves the gap between the last that failed and the first that held. When the `budget` of
+    attempts is spent, or one says None, it is the least that was found to hold, or None.
+
+    >>> fewest_parts(lambda kept: kept >= 5, 12)
+    5
+    >>> fewest_parts(lambda kept: kept >= 5, 4)  # 1, 2, 4 and 8
+    8
+    """
+    fails, holds, left = 0, None, budget
+    while left and holds is None:
+        left -= 1
+        kept = max(1, 2 * fails)
+        told = attempt(kept)
+        if told is None:
+            return None
+        fails, holds = (fails, kept) if told else (kept, None)
+    while left and holds is not None and holds - fails > 1:
+        left -= 1
+        kept = (fails + holds) // 2
+        if attempt(kept):
+            holds = kept
+        else:
+            fails = kept
+    return holds
+
+
+def choose_recovered(trials: tuple[Trial, ...]) -> Trial | None:
+    """The fastest trial of INT8 that fails on accuracy alone, or one nearly as fast that loses less; None where one passes
+    that is nearly as fast: with parts in float a candidate only becomes slower."""
+    passed = [trial.latency.speedup.value for trial in trials if trial.outcome == "passed" and trial.latency]
+    worth = [
+        (trial.latency.speedup.value, trial)
+        for trial in trials
+        if trial.latency and _fails_on_accuracy_alone(trial) and _is_recoverable(trial.candidate)
+    ]
+    fastest = max((speedup for speedup, _ in worth), default=0.0)
+    if max(passed, default=0.0) >= NEARLY_AS_FAST * fastest:
+        return None
+    near = [(_drop_of(trial), -speedup, trial) for speedup, trial in worth if speedup >= NEARLY_AS_FAST * fastest]
+    return min(near, key=lambda each: each[:2])[2]
+
+
+def _drop_of(trial: Trial) -> float:
+    """Return the drop to compare by. NaN counts as Inf: `min` would take it or not by its position."""
+    if trial.drop is None:
+        return 0.0
+    return math.inf if math.isnan(trial.drop.value) else trial.drop.value
+
+
+def _fails_on_accuracy_alone(trial: Trial) -> bool:
+    against = {verdict.gate for verdict in trial.verdicts if verdict.outcome != "pass"}
+    return bool(against) and against <= LOSSES
+
+
+def _is_recoverable(name: str) -> bool:
+    candidate = decode(name)
+    return candidate.precision == "int8" and candidate.target == "ort-cpu" and not candidate.kept_parts
+
+
+def _ranking(
+    run: Run, given: Given, inventory: Inventory, chosen: Trial, attempts: tuple[Trial, ...]
+) -> tuple[Sensitivity, ...]:
+    """The parts as the attempts took them, from the store; none where no attempt came so far."""
+    if all(trial.refusal and trial.refusal.kind == "infrastructure" for trial in attempts):
+        return ()
+    try:
+        return materials_of(run, given, inventory).ranking(ranked_form(decode(chosen.candidate)))
+    except CandidateRefused:  # as the attempts were
+        return ()
+
+
+def _ranked_parts(ranking: tuple[Sensitivity, ...], kept: int) -> tuple[RankedPart, ...]:
+    return tuple(
+        RankedPart(
+            one.part.name,
+            one.part.nodes,
+            one.noise if math.isfinite(one.noise) else None,
+            one.weight_outlier_ratio,
+            one.activation_outlier_ratio,
+            kept=rank < kept,
+        )
+        for rank, one in enumerate(ranking)
+    )
+
+
+def _with_costs(
+    run: Run,
+    given: Given,
+    inventory: Inventory,
+    quantized: Variant | None,
+    recovered: Variant | None,
+    recovery: Recovery,
+) -> Recovery:
+    """The same with what the kept parts cost, where both variants can be profiled."""
+    if quantized is None or recovered is None:
+        return recovery
+    try:
+        before, after = (_kernel_times(run, given, inventory, variant) for variant in (quantized, recovered))
+    except CandidateRefused as error:
+        log.info("kept parts were not profiled: %s", error.found)
+        return recovery
+    parts = tuple(
+        replace(part, cost_us=part_cost(part.nodes, before.by_node, after.by_node)) if part.kept else part
+        for part in recovery.parts
+    )
+    other = after.total - before.total - sum(part.cost_us for part in parts if part.cost_us is not None)
+    return replace(recovery, parts=parts, other_us=other)
+
+
+def part_cost(nodes: tuple[str, ...], quantized: Mapping[str, float], in_float: Mapping[str, float]) -> float | None:
+    """What the nodes take in float more than in INT8, given both times by node; None where one is not known.
+
+    >>> part_cost(("a", "b"), {"a": 3.0, "b": 4.0}, {"a": 9.0, "b": 5.0}), part_cost(("a",), {"a": 3.0}, {})
+    (7.0, None)
+    """
+    if any(node not in times for node in nodes for times in (quantized, in_float)):
+        return None
+    return sum(in_float[node] - quantized[node] for node in nodes)
+
+
+def _kernel_times(run: Run, given: Given, inventory: Inventory, variant: Variant) -> _KernelTimes:
+    """One request shape of the job, under the settings that the variant is measured with."""
+
+    def measure(_: Path) -> _KernelTimes:
+        batch = request_batch(given.evidence, run.job.measurement.points[0])
+        with run.clock.work("profile kept parts"):
+            times = kernel_times(variant.path, variant.session, batch)
+        graph = onnx.load(variant.path, load_external_data=False).graph
+        return _KernelTimes(node_times(graph, times), sum(times.values()))
+
+    key = (
+        variant.measured_as,
+        given.evidence.evaluation.file.digest,
+        asdict(run.job.measurement.points[0]),
+        inventory.device_key,
+        MEASURE_CODE,
+    )
+    return run.store.make("kernel-times", key, _KernelTimes, measure)[0]

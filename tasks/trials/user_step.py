@@ -1,0 +1,115 @@
+"""Step 6, third part: the job's own step looks at what passed so far, and logs metrics that further gates rest on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tasks.records.candidate_record import open_candidate_run
+from tasks.registry.mlflow_registry import connect, quiet_mlflow, registry_call
+from tasks.run.context import Evidence, Given, Run, log
+from tasks.run.job_hooks import job_step
+from tasks.run.step import step
+from tasks.runtimes.runner import Runner, open_runner
+from validators.digests import digest_values
+from validators.gates.logged import judge_logged
+from validators.gates.verdict_rules import overall
+from validators.records.run import Trial, Variant
+from validators.redact import redact
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One variant, as the job's own step sees it, and the evaluation samples that choose.
+
+    The step runs inside the candidate's run in MLflow: `mlflow.log_metric` and its siblings log there.
+    """
+
+    candidate: str
+    model: Path
+    source: Path
+    evaluation: Path
+    variant: Variant
+
+    @contextmanager
+    def runner(self) -> Iterator[Runner]:
+        """The variant as it would be promoted, ready to answer; one at a time."""
+        with open_runner(self.variant.loaded, self.variant.session) as runner:
+            yield runner
+
+
+@step("run the job's own step", retried=False)
+def run_own_step(run: Run, given: Given, record: str, trials: tuple[Trial, ...]) -> tuple[Trial, ...]:
+    """Every trial that passed so far with the verdicts on what the step logged; as they are where the job has no step.
+
+    A step that raises passes nothing that it did not log before.
+    """
+    own = job_step(run.job)
+    if own is None:
+        return trials
+    with run.clock.work("own step"):
+        samples = choosing_samples(run, given.evidence)
+        return tuple(
+            _try(run, given, record, own.function, samples, trial) if trial.outcome == "passed" else trial
+            for trial in trials
+        )
+
+
+@dataclass(frozen=True)
+class _File:
+    path: Path
+
+
+def choosing_samples(run: Run, evidence: Evidence) -> Path:
+    """The evaluation data without the samples that confirm the winner: what filters candidates must not see those.
+
+    It is the job's own file where all samples choose, else a copy of the remaining rows in the same format.
+    """
+    path, kept = evidence.evaluation.file.path, ~evidence.confirmation
+    if kept.all():
+        return path
+
+    def make(folder: Path) -> _File:
+        target = folder / path.name
+        if path.suffix == ".parquet":
+            from pyarrow import parquet
+
+            parquet.write_table(parquet.read_table(path).filter(kept), target)
+        else:
+            with np.load(path, allow_pickle=False) as archive:
+                np.savez(target, **{name: archive[name][kept] for name in archive.files})
+        return _File(target)
+
+    key = (evidence.evaluation.file.digest, digest_values(np.packbits(kept).tobytes()), path.name)
+    return run.store.make("choosing", key, _File, make)[0].path
+
+
+def _try(run: Run, given: Given, record: str, function: Any, samples: Path, trial: Trial) -> Trial:
+    import mlflow
+
+    assert trial.variant is not None
+    subject = Subject(
+        trial.candidate,
+        trial.variant.path,
+        given.source.onnx_path,
+        samples,
+        trial.variant,
+    )
+    problem = ""
+    with connect(run.tracking_uri) as client:
+        identifier = open_candidate_run(client, record, trial.candidate)
+        with mlflow.start_run(run_id=identifier, nested=True, log_system_metrics=False), quiet_mlflow():
+            try:
+                function(subject)
+            except Exception as error:  # the user's code: whatever it raises ends in a verdict
+                problem = redact(f"the job's own step raised {type(error).__name__}: {error}")
+                log.warning("%s: %s", trial.candidate, problem, exc_info=error)
+        logged: dict[str, float] = registry_call(client.get_run, identifier).data.metrics
+    verdicts = (*trial.verdicts, *judge_logged(logged, run.job.gates, problem=problem))
+    log.info("%s: the job's own step logged %s", trial.candidate, logged)
+    return replace(trial, verdicts=verdicts, outcome=overall(verdicts), mlflow_run_id=identifier)

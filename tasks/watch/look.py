@@ -1,0 +1,148 @@
+"""One look at a champion's traffic: drift, saturation, and agreement with the source, as figures with their evidence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tasks.measure.activations import Ranges, open_tapped, view_samples
+from tasks.measure.inventory import take_inventory, usable_cores
+from tasks.measure.metrics.agreement import CLASS_METRICS, agreements
+from tasks.measure.taps import find_taps, taps_of
+from tasks.run.context import Run, log
+from tasks.runtimes.runner import open_runner
+from tasks.trials.make_candidate import prepared_graph
+from tasks.trials.measure_accuracy import EVALUATION_BATCH_SIZE
+from tasks.watch.drift import find_drift
+from tasks.watch.evidence import DRIFT_BY_CHANCE, DRIFT_STAKES, Signal, weigh, weigh_columns
+from tasks.watch.subject import Watched
+from validators.errors import CandidateRefused, DataError
+from validators.job.job_watch import Watch
+from validators.providers import CPU_PROVIDER, TENSORRT
+from validators.records.run import SessionSettings
+from validators.samples.datasets import Samples
+
+
+@dataclass(frozen=True)
+class Seeing:
+    """What one look saw: the signals that alarms rest on, figures for the trend by name, and what could not be measured."""
+
+    signals: tuple[Signal, ...]
+    figures: dict[str, float]
+    notes: tuple[str, ...]
+
+
+def look_at_traffic(run: Run, watch: Watch, watched: Watched, traffic: Samples) -> Seeing:
+    """Everything that can be measured of a champion on a sample of its traffic.
+
+    What the models cannot be run for is a note: the rest is measured all the same.
+    """
+    found = Seeing((), {"samples": len(traffic)}, watched.notes)
+    for measure in (_drift, _saturation, _disagreement):
+        try:
+            found = _joined(found, measure(run, watch, watched, traffic))
+        except (CandidateRefused, DataError) as error:
+            log.warning("watch: %s is not known: %s", measure.__name__[1:], error.found)
+            found = replace(found, notes=(*found.notes, f"{measure.__name__[1:]} is not measured: {error.found}"))
+    return found
+
+
+def _joined(before: Seeing, found: Seeing | None) -> Seeing:
+    if found is None:
+        return before
+    return Seeing(before.signals + found.signals, before.figures | found.figures, before.notes + found.notes)
+
+
+def _settings(run: Run) -> SessionSettings:
+    threads = run.job.measurement.points[0].threads or usable_cores()
+    return SessionSettings(CPU_PROVIDER, threads, libraries=run.libraries)
+
+
+def _drift(run: Run, _: Watch, watched: Watched, traffic: Samples) -> Seeing | None:
+    """The traffic beside the calibration data, by the source's own view of both."""
+    calibration, bounds = watched.calibration, run.job.calibration
+    if calibration is None:
+        return None
+    view = None
+    if bounds.model_samples:
+        with open_tapped(
+            watched.source.onnx_path,
+            _settings(run),
+            lambda graph: find_taps(graph, watched.output.name, bounds.representation),
+        ) as tapped:
+            view = view_samples(
+                tapped,
+                calibration,
+                traffic,
+                most=bounds.model_samples,
+                fixed_batch=watched.batch_axis,
+                seed=run.job.seed,
+            )
+    drift = find_drift(calibration, traffic, view, bounds, seed=run.job.seed)
+    drifts = float(bool(drift.signs))
+    evidence = weigh(np.array([drifts]), DRIFT_BY_CHANCE, DRIFT_STAKES)
+    signal = Signal("drift", drifts, DRIFT_BY_CHANCE, evidence, "; ".join(drift.signs) or "no sign of drift")
+    return Seeing((signal,), drift.figures | {"drift": drifts}, ())
+
+
+def _saturation(run: Run, watch: Watch, watched: Watched, traffic: Samples) -> Seeing | None:
+    """What the champion's fixed ranges cut off of the traffic, beyond what they did at its promotion."""
+    if not watched.ranges:
+        return None
+    prepared = prepared_graph(run, watched.source, take_inventory(run.job.target))
+    with open_tapped(
+        prepared, _settings(run), lambda graph: taps_of(graph, watched.output.name, watched.ranges)
+    ) as tapped:
+        names = [tap.tensor for tap in tapped.taps.watched]
+        fixed = [watched.ranges[name] for name in names]
+        ranges = Ranges(np.array([one.low for one in fixed]), np.array([one.high for one in fixed]))
+        shares, _ = tapped.shares_outside(traffic, watched.batch_axis, ranges)
+    bounds = np.array([one.share_outside for one in fixed]) + watch.max_saturation
+    # A range that cut off nearly all from the start has no room to become worse.
+    judged = np.isfinite(shares).all(axis=0) & (bounds < 1)
+    if not judged.any():
+        return Seeing((), {}, ("saturation is not measured: no tensor of the source has a range of the champion's",))
+    return _judge_shares(
+        shares[:, judged], bounds[judged], [name for name, kept in zip(names, judged, strict=True) if kept]
+    )
+
+
+def _judge_shares(shares: NDArray[np.float64], bounds: NDArray[np.float64], names: list[str]) -> Seeing:
+    means = shares.mean(axis=0)
+    worst = int((means - bounds).argmax())
+    note = f"{means[worst]:.2%} of the values of {names[worst]} lie outside its range"
+    signal = Signal("saturation", float(means[worst]), float(bounds[worst]), weigh_columns(shares, bounds), note)
+    figures = {"saturation_max": float(means.max()), "saturated_samples": float((shares > 0).any(axis=1).mean())}
+    return Seeing((signal,), figures, ())
+
+
+def _disagreement(run: Run, watch: Watch, watched: Watched, traffic: Samples) -> Seeing | None:
+    """How often the champion answers otherwise than its source."""
+    variant = watched.variant
+    if variant is None:
+        return None
+    if variant.session.provider == TENSORRT:
+        return Seeing((), {}, ("agreement is not measured: the champion is an engine, which the watch does not load",))
+    output = watched.output.name
+    alike = []
+    with (
+        open_runner(watched.source.onnx_path, _settings(run)) as source,
+        open_runner(variant.loaded, variant.session.without_spinning()) as champion,
+    ):
+        for batch in traffic.batches(watched.batch_axis or EVALUATION_BATCH_SIZE):
+            answers = [runner.run(batch, [output])[0] for runner in (source, champion)]
+            alike.append(
+                agreements(
+                    answers[0],
+                    answers[1],
+                    of_classes=run.job.metric in CLASS_METRICS,
+                    min_sqnr_db=watch.min_sample_sqnr_db,
+                )
+            )
+    differ = ~np.concatenate(alike)
+    share, bound = float(differ.mean()), 1 - watch.min_agreement
+    note = f"{int(differ.sum())} of {len(differ)} samples answered otherwise than by the source"
+    signal = Signal("disagreement", share, bound, weigh(differ.astype(np.float64), bound), note)
+    return Seeing((signal,), {"agreement": 1 - share}, ())

@@ -1,0 +1,139 @@
+"""Whom the watch looks at: the champion as it is in the registry, its source, and what it was calibrated on."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tasks.champion.compare_champion import fetch_champion, variant_of
+from tasks.evidence.load_data import describe_source, load_file
+from tasks.evidence.resolve_source import resolve_source
+from tasks.registry.champion_slot import TAG, Place, champion_at, own_versions, place_of
+from tasks.registry.mlflow_registry import connect
+from tasks.run.context import Run
+from validators.errors import CandidateRefused, DataError, SourceError
+from validators.records.journal import predecessors
+from validators.records.run import Champion, Source, Variant
+from validators.samples.datasets import Samples, TensorSpec
+
+
+@dataclass(frozen=True)
+class FixedRange:
+    """Ends of the range that the champion fixes for a tensor, and the share of values outside of it at its promotion."""
+
+    low: float
+    high: float
+    share_outside: float
+
+
+@dataclass(frozen=True)
+class Lineage:
+    """What the registry says of the champion: where it came from, from which calibration data (a digest), and which version
+    was the champion before it, if there is one to go back to."""
+
+    place: Place
+    champion: Champion
+    source_uri: str
+    calibration_digest: str
+    predecessor: str | None
+
+
+@dataclass(frozen=True)
+class Watched:
+    """The champion with all that it is held against.
+
+    `variant` is None where it cannot be loaded here, `calibration` where the data that it was calibrated on is not there any
+    more; `notes` say why.
+    """
+
+    lineage: Lineage
+    source: Source
+    inputs: tuple[TensorSpec, ...]
+    output: TensorSpec
+    batch_axis: int | None
+    variant: Variant | None
+    ranges: dict[str, FixedRange]
+    calibration: Samples | None
+    notes: tuple[str, ...]
+
+
+def find_watched(run: Run) -> Lineage | None:
+    """The champion of the job's source on its target as the registry has it, or None.
+
+    Raises:
+        InfrastructureError: the registry does not answer.
+        SourceError: the source is no registered model.
+    """
+    if run.job.source_name is None:
+        raise SourceError(
+            found=f"source {run.job.source!r} of a job with `watch`",
+            expected="a registered model: variants of a file are never promoted",
+            fix="register the model, or take `watch` out",
+        )
+    place = place_of(run.job.source_name, run.job.target)
+    with connect(run.tracking_uri) as client:
+        champion = champion_at(client, place)
+        if champion is None:
+            return None
+        versions = {number: one.tags for number, one in own_versions(client, place).items()}
+    tags = versions.get(champion.version, {})
+    before = predecessors(champion.version, versions)
+    return Lineage(
+        place,
+        champion,
+        source_uri=f"models:/{tags.get(f'{TAG}source_name')}/{tags.get(f'{TAG}source_version')}",
+        calibration_digest=tags.get(f"{TAG}calibration_digest", ""),
+        predecessor=before[0] if before else None,
+    )
+
+
+def load_watched(run: Run, lineage: Lineage) -> Watched:
+    """The champion, its source and its calibration data, each by the digest that its lineage has.
+
+    Raises:
+        InfrastructureError: the registry does not answer, or the champion's files are not those that were promoted.
+        SourceError: the source that it was made from is gone, or is another one by now.
+    """
+    champion = lineage.champion
+    source = resolve_source(replace(run, job=run.job.model_copy(update={"source": lineage.source_uri})))
+    if source.digest != champion.source_digest:
+        raise SourceError(
+            found=f"{lineage.source_uri} with sha256 {source.digest[:12]}",
+            expected=f"{champion.source_digest[:12]}, which the champion, version {champion.version}, was made from",
+            fix="restore that version of the model, or promote a variant of what is there now",
+        )
+    inputs, output, batch_axis = describe_source(run, source)
+    fetched = fetch_champion(run, champion)
+    manifest: dict[str, Any] = json.loads(fetched.manifest.read_text(encoding="utf-8"))
+    notes: list[str] = []
+    variant, calibration = None, None
+    try:
+        variant = variant_of(run, champion)
+    except CandidateRefused as error:
+        notes.append(f"agreement is not measured: {error.found}")
+    try:
+        calibration = load_calibration(run, lineage, inputs)
+    except DataError as error:
+        notes.append(f"drift is not measured, only what leaves the champion's ranges: {error.found}")
+    ranges = {tensor: FixedRange(**ends) for tensor, ends in manifest["ranges"].items()}
+    if not ranges:
+        notes.append("saturation is not measured: the champion fixes no range")
+    return Watched(lineage, source, inputs, output, batch_axis, variant, ranges, calibration, tuple(notes))
+
+
+def load_calibration(run: Run, lineage: Lineage, inputs: tuple[TensorSpec, ...]) -> Samples:
+    """The data that the champion was calibrated on, which is the job's as long as nobody changed that.
+
+    Raises:
+        DataError: it is not there, or is not the same any more.
+    """
+    samples = load_file(run, "calibration", run.job.data.calibration, inputs)
+    if samples.file.digest != lineage.calibration_digest:
+        raise DataError(
+            found=f"calibration data {samples.file.path.name} with sha256 {samples.file.digest[:12]}, where the champion was "
+            f"calibrated on {lineage.calibration_digest[:12] or 'data that its tags do not name'}",
+            expected="the data that the champion was calibrated on",
+            fix="restore it, or promote a variant that is calibrated on what is there now",
+        )
+    return samples

@@ -1,0 +1,183 @@
+"""A sample of the newest traffic: which files were written since the last look, and what can be read of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from stat import S_ISREG
+
+import numpy as np
+
+from tasks.evidence.load_data import load_file
+from tasks.run.context import Run
+from tasks.storage.s3 import S3
+from tasks.storage.s3_retry import StorageRefused
+from validators.calibration.model_view import draw_rows, usable_rows
+from validators.digests import digest_values
+from validators.errors import DataError, JobError
+from validators.job.job_watch import Watch
+from validators.records.run import DataFile
+from validators.samples.datasets import Samples, TensorSpec
+from validators.untrusted.s3_uris import S3Uri, parse_s3_uri
+
+SUFFIXES = (".npz", ".parquet")
+# A look reads no more than this of the newest traffic, however much was written: bytes of a file, and files.
+MAX_FILE_BYTES, MAX_FILES = 1_000_000_000, 200
+
+
+@dataclass(frozen=True)
+class TrafficFile:
+    """A file of traffic, here or on S3: when it was written (seconds since 1970), how large it is."""
+
+    place: Path | S3Uri
+    written: float
+    size_bytes: int
+
+    @property
+    def name(self) -> str:
+        """The last part of its path or key."""
+        return self.place.name
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Up to where traffic was looked at: the newest time of writing, and the files that were written right then."""
+
+    newest: float = 0.0
+    places: tuple[str, ...] = ()
+
+    def has(self, file: TrafficFile) -> bool:
+        """Whether a look had the file."""
+        return file.written < self.newest or (file.written == self.newest and str(file.place) in self.places)
+
+    def after(self, files: Sequence[TrafficFile]) -> Seen:
+        """The same after a look at some more files.
+
+        >>> Seen(5.0, ("a",)).after([TrafficFile(Path("b"), 5.0, 1)])
+        Seen(newest=5.0, places=('a', 'b'))
+        """
+        newest = max([self.newest, *(file.written for file in files)])
+        kept = self.places if newest == self.newest else ()
+        return Seen(newest, (*kept, *(str(file.place) for file in files if file.written == newest)))
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """The traffic of one look: the files that are new, newest first, what was not used of them, and why.
+
+    `found` counts distinct finite samples; where they are fewer than a look needs, `samples` is None.
+    """
+
+    files: tuple[TrafficFile, ...]
+    samples: Samples | None
+    found: int
+    skipped: tuple[str, ...]
+
+
+def gather_traffic(
+    run: Run, watch: Watch, seen: Seen, inputs: tuple[TensorSpec, ...], batch_axis: int | None, *, draw: int
+) -> Traffic:
+    """The newest samples that no look has had, at most `max_samples`, drawn by `draw` among those of the files that are read.
+
+    What cannot be read, or does not fit the model, is left out and said.
+
+    Raises:
+        DataError: the place of the traffic is not there.
+    """
+    files = [file for file in newest_files(watch.traffic, watch.newest_hours) if not seen.has(file)][:MAX_FILES]
+    read: list[Samples] = []
+    skipped: list[str] = []
+    for file in files:
+        try:
+            samples = _read(run, file, inputs)
+        except DataError as error:
+            skipped.append(error.found)
+            continue
+        if read and any(samples.inputs[spec.name].shape[1:] != read[0].inputs[spec.name].shape[1:] for spec in inputs):
+            skipped.append(f"{file.name}: other sizes than {read[0].file.path.name}, which is newer")
+            continue
+        read.append(samples)
+        if sum(len(one) for one in read) >= watch.max_samples:
+            break
+    drawn, found = _draw(read, watch.max_samples, batch_axis, draw) if read else (None, 0)
+    return Traffic(tuple(files), drawn if found >= watch.min_samples else None, found, tuple(skipped))
+
+
+def newest_files(place: Path | S3Uri, hours: float) -> list[TrafficFile]:
+    """The data files below a place that were written in the last hours, newest first.
+
+    What a writer hides until it is whole (`.name`, `_name`) is left out.
+
+    Raises:
+        DataError: there is no such place, or the S3 server refuses it.
+        InfrastructureError: the S3 server does not answer.
+    """
+    least = time.time() - hours * 3600
+    files = _files_on_s3(place) if isinstance(place, S3Uri) else _files_of_folder(place)
+    shown = [
+        file
+        for file in files
+        if file.written >= least and file.name.endswith(SUFFIXES) and not file.name.startswith((".", "_"))
+    ]
+    return sorted(shown, key=lambda file: (file.written, str(file.place)), reverse=True)
+
+
+def _files_of_folder(place: Path) -> list[TrafficFile]:
+    """Files of a folder and those below it, or the one file."""
+    if not place.exists():
+        raise DataError(
+            found=f"traffic {place}: no such file or folder",
+            expected="a folder of .npz or .parquet files, or one such file",
+            fix="correct `watch.traffic`, or write requests there",
+        )
+    found = []
+    for path in [place] if place.is_file() else place.rglob("*"):
+        # Writers rename and delete while this looks.
+        with suppress(FileNotFoundError):
+            told = path.stat()
+            if S_ISREG(told.st_mode):
+                found.append(TrafficFile(path, told.st_mtime, told.st_size))
+    return found
+
+
+def _files_on_s3(place: S3Uri) -> list[TrafficFile]:
+    """Objects below a prefix, or the one object; keys that are no safe addresses are left out."""
+    parent = place.key.rpartition("/")[0]
+    listed = S3Uri(place.bucket, parent) if place.name.endswith(SUFFIXES) and parent else place
+    found = []
+    try:
+        for told in S3().list(listed):
+            with suppress(JobError):
+                file = TrafficFile(parse_s3_uri(str(told.uri)), told.modified or 0.0, told.size_bytes)
+                if place in (listed, file.place):
+                    found.append(file)
+    except StorageRefused as error:
+        raise DataError(found=f"traffic: {error.found}", expected=error.expected, fix=error.fix) from error
+    return found
+
+
+def _read(run: Run, file: TrafficFile, inputs: tuple[TensorSpec, ...]) -> Samples:
+    if file.size_bytes > MAX_FILE_BYTES:
+        raise DataError(
+            found=f"traffic {file.name} of {file.size_bytes / 1e6:.0f} MB",
+            expected=f"files of at most {MAX_FILE_BYTES / 1e6:.0f} MB",
+            fix="write traffic in smaller files",
+        )
+    return load_file(run, "traffic", file.place, inputs)
+
+
+def _draw(read: list[Samples], most: int, batch_axis: int | None, seed: int) -> tuple[Samples | None, int]:
+    """Distinct finite samples of several files as one set, and how many there are before `most` are drawn.
+
+    A request that is repeated a hundred times is evidence once. Where the batch size is fixed, they are whole batches.
+    """
+    arrays = {name: np.concatenate([one.inputs[name] for one in read]) for name in read[0].inputs}
+    usable = usable_rows(arrays)
+    rows = draw_rows(usable, most, batch_axis or 1, seed)
+    if not len(rows):
+        return None, 0
+    file = DataFile(read[0].file.path, digest_values([one.file.digest for one in read], rows.tolist()), len(rows))
+    return Samples(file, {name: array[rows] for name, array in arrays.items()}, None), int(usable.sum())

@@ -1,0 +1,108 @@
+"""The watch of one job, from its champion to what is done; what went wrong with it is part of what it says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from prefect.artifacts import create_markdown_artifact
+
+from tasks.run.context import log, start_run
+from tasks.run.step import step
+from tasks.service.job_files import job_named, read_jobs
+from tasks.storage.locks import LockTaken
+from tasks.watch.act import act
+from tasks.watch.evidence import Looked, decide, find_alarms, remember
+from tasks.watch.look import look_at_traffic
+from tasks.watch.page import watch_markdown
+from tasks.watch.subject import find_watched, load_watched
+from tasks.watch.traffic import gather_traffic
+from tasks.watch.trend import open_trend, record_look
+from validators.errors import QuantgateError
+from validators.job.job import Job
+
+
+@dataclass(frozen=True)
+class WatchedJobs:
+    """The jobs with a `watch` section by name, and what could not be read, as looks that ended in an error."""
+
+    jobs: dict[str, Job]
+    broken: tuple[Looked, ...]
+
+
+def watched_jobs(name: str | None = None) -> WatchedJobs:
+    """The jobs of the deployment that are watched; or the one of that name, whether it is watched or not.
+
+    Raises:
+        JobError: there is no job of that name, or no folder of jobs.
+    """
+    jobs = read_jobs()
+    if name is not None:
+        return WatchedJobs({name: job_named(jobs, name, "a watch of the job")}, ())
+    broken = tuple(Looked(key, "error", error.found) for key, error in jobs.broken.items())
+    return WatchedJobs({key: job for key, job in jobs.found.items() if job.watch}, broken)
+
+
+def look(name: str, job: Job) -> Looked:
+    """One look at the champion of a job, whatever comes of it: a fault of one job must not keep the others from theirs."""
+    try:
+        looked: Looked = _look(name, job)
+    except LockTaken as error:
+        looked = Looked(name, "nothing", error.found)
+    except QuantgateError as error:
+        looked = Looked(name, "error", f"{error.found}; expected {error.expected}; {error.fix}")
+    except Exception as error:
+        log.exception("watch of %s", name)
+        looked = Looked(name, "error", f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
+    (log.warning if looked.outcome in ("alarm", "error") else log.info)("%s: %s", name, looked.told)
+    create_markdown_artifact(watch_markdown(looked), key="watch", description=looked.told)
+    return looked
+
+
+@step("look", run_name="look at {name}")
+def _look(name: str, job: Job) -> Looked:
+    watch = job.watch
+    if watch is None:
+        return Looked(name, "nothing", "the job has no `watch` section")
+    run = start_run(job)
+    with run.locks.hold(f"watch-{job.source_name}-{job.target}", wait_seconds=0):
+        lineage = find_watched(run)
+        if lineage is None:
+            return Looked(name, "nothing", f"no champion of {job.source} on {job.target} yet")
+        trend = open_trend(run, lineage)
+        watched = load_watched(run, lineage)
+        traffic = gather_traffic(
+            run, watch, trend.seen, watched.inputs, watched.batch_axis, draw=job.seed + trend.memory.looks
+        )
+        looked = Looked(
+            name, "nothing", "", lineage.champion.version, lineage.champion.candidate, notes=traffic.skipped
+        )
+        if traffic.samples is None:
+            few = f"{traffic.found} new samples in {len(traffic.files)} files, and a look takes {watch.min_samples}"
+            return replace(looked, reason=f"too little traffic: {few}")
+        seeing = look_at_traffic(run, watch, watched, traffic.samples)
+        memory = remember(trend.memory, seeing.signals, watch)
+        alarms = find_alarms(memory, seeing.signals, watch)
+        decision = decide(alarms, watch, predecessor=lineage.predecessor)
+        # Before the look is recorded: one that fails here is looked at again, and what was done is done once.
+        action = act(run, lineage, trend, decision)
+        record_look(run, trend, memory, trend.seen.after(traffic.files), seeing)
+        return replace(
+            looked,
+            outcome=_outcome(alarms, seeing.signals),
+            reason=decision.reason,
+            samples=len(traffic.samples),
+            looks=memory.looks,
+            signals=seeing.signals,
+            evidence=dict(memory.log_evidence),
+            alarms=alarms,
+            action=action,
+            notes=(*traffic.skipped, *seeing.notes),
+            run_id=trend.run_id,
+        )
+
+
+def _outcome(alarms: tuple[object, ...], signals: tuple[object, ...]) -> Literal["alarm", "quiet", "nothing"]:
+    if alarms:
+        return "alarm"
+    return "quiet" if signals else "nothing"

@@ -1,0 +1,115 @@
+"""Hands what must run on the target to its workers, and gathers what came of it; or does it in this process."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, TypeVar
+
+from tasks.evidence.target_inventory import take_target_inventory
+from tasks.run.context import Given, Run, log
+from tasks.run.settings import hands_to_workers, worker_wait_seconds
+from tasks.workers.order_tracking import hand_over, published_inventory, wait_for
+from tasks.workers.orders import Order, code_version, keep_arguments, place_marker, place_of, read_answer
+from tasks.workers.steps import CANDIDATE, Step
+from validators.errors import CandidateRefused, InfrastructureError, QuantgateError, WorkLost
+from validators.job.candidate_name import Target, decode
+from validators.records.measurements import Accuracy
+from validators.records.run import Inventory, Refusal, Trial
+
+Outcome = TypeVar("Outcome")
+
+
+def inventory_of_target(run: Run) -> Inventory:
+    """The inventory of the device that candidates are measured on: this machine's, or that of the target's workers.
+
+    Raises:
+        InfrastructureError: the target has no worker, or workers on devices of several kinds.
+    """
+    if not hands_to_workers():
+        return take_target_inventory(run)
+    with run.clock.work("workers"):
+        inventory = published_inventory(run.job.target, worker_wait_seconds())
+    log.info("inventory of the workers of %s: %s", run.job.target, inventory.device_key)
+    return inventory
+
+
+def at_target(step: Step[Outcome], run: Run, given: Given, inventory: Inventory, *records: Any) -> Outcome:
+    """What the step gives: called here, or done by a worker of the job's target where there is something to do.
+
+    Raises:
+        QuantgateError: the step ended in it.
+        InfrastructureError: no worker did it to its end.
+    """
+    if not hands_to_workers() or not step.needed(run, *records):
+        return step.call(run, given, inventory, *records)
+    order = _order(run, inventory, step, step.name, records)
+    (answer,) = _gathered(run, step, [(run.job.target, order)])
+    if isinstance(answer, QuantgateError):
+        raise answer
+    found: Outcome = answer
+    return found
+
+
+def try_candidates(run: Run, inventory: Inventory, baseline: Accuracy) -> tuple[Trial, ...]:
+    """Every candidate of the job made and timed by a worker of its own target, in the job's order.
+
+    One whose worker died, or for which there is none, is refused as infrastructure.
+    """
+    names = run.job.candidate_names
+    # Simulations take longest: started last, they would keep the other workers waiting.
+    by_length = sorted(names, key=lambda name: not decode(name).is_simulated)
+    orders = [(decode(name).target, _order(run, inventory, CANDIDATE, name, (baseline, name))) for name in by_length]
+    answers = dict(zip(by_length, _gathered(run, CANDIDATE, orders), strict=True))
+    return tuple(_trial(name, answers[name]) for name in names)
+
+
+def _order(run: Run, inventory: Inventory, step: Step[Any], label: str, records: tuple[Any, ...]) -> Order:
+    return Order(
+        step=step.name,
+        label=label,
+        place=place_of(run.state, run.store),
+        marker=place_marker(run.state, run.store),
+        code=code_version(),
+        device=inventory.device_key,
+        arguments=keep_arguments(run.store, records, step.takes),
+        # Of this call alone: what was refused may go well the next time, and what is worth keeping is kept by its content.
+        answer=os.urandom(16).hex(),
+    )
+
+
+def _gathered(run: Run, step: Step[Any], orders: list[tuple[Target, Order]]) -> list[Any]:
+    """What each order came to, or the error that it ended in; work that was lost with its worker is handed over once more."""
+    with run.clock.work("workers"):
+        ended = wait_for(run, hand_over(run.job, orders), worker_wait_seconds())
+        lost = [(target, order) for target, order in orders if isinstance(ended[order.answer], WorkLost)]
+        if lost:
+            again = wait_for(run, hand_over(run.job, lost), worker_wait_seconds())
+            ended |= {answer: _after(ended[answer], failure) for answer, failure in again.items()}
+    answers: list[Any] = []
+    for _, order in orders:
+        failure = ended[order.answer]
+        try:
+            answers.append(failure or read_answer(run.store, order, step.gives))
+        except QuantgateError as error:
+            answers.append(error)
+    return answers
+
+
+def _after(first: InfrastructureError | None, second: InfrastructureError | None) -> InfrastructureError | None:
+    """The second failure, with what came before it."""
+    if first is None or second is None:
+        return second
+    return InfrastructureError(
+        found=f"{first.found}; handed over again: {second.found}", expected=second.expected, fix=second.fix
+    )
+
+
+def _trial(name: str, answer: Any) -> Trial:
+    if isinstance(answer, Trial):
+        log.info("%s: back from its worker", name)
+        return answer
+    assert isinstance(answer, QuantgateError)
+    kind = answer.kind if isinstance(answer, CandidateRefused) else "infrastructure"
+    reason = f"{answer.found}; expected {answer.expected}; {answer.fix}"
+    log.warning("%s: %s", name, reason)
+    return Trial(name, outcome="refused", refusal=Refusal(kind, reason))

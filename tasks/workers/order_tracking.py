@@ -1,0 +1,198 @@
+"""The Prefect side of handing work over: which workers a target has, orders as flow runs, and waiting for their ends."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+from uuid import UUID
+
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.objects import FlowRun, WorkerStatus
+from prefect.deployments import run_deployment
+from prefect.exceptions import ObjectNotFound
+from prefect.states import Cancelled, Cancelling
+from pydantic import TypeAdapter
+
+from tasks.run.context import Run, log
+from tasks.workers.orders import Order
+from validators.errors import InfrastructureError, WorkLost
+from validators.job.candidate_name import Target
+from validators.job.job import Job
+from validators.records.run import Inventory
+
+FLOW = "candidate"
+POLL_SECONDS = 1.0
+WORKER_LABEL = "prefect.worker.name"
+
+
+def variable_of(worker: str) -> str:
+    """The Prefect variable with the inventory of a worker, which is named like it with its process behind.
+
+    >>> variable_of("quantgate-worker-host-ort-cpu-4711")
+    'quantgate-worker-host-ort-cpu'
+    """
+    return worker.rpartition("-")[0]
+
+
+def published_inventory(target: Target, patience_seconds: float) -> Inventory:
+    """What the workers of a target say of their device.
+
+    Raises:
+        InfrastructureError: after `patience_seconds` the target has no worker still, or some on devices of several kinds.
+    """
+    end = time.monotonic() + patience_seconds
+    with get_client(sync_client=True) as client:
+        while not (found := _inventories(client, target)):
+            if time.monotonic() > end:
+                raise no_worker(target, patience_seconds)
+            time.sleep(POLL_SECONDS)
+    kinds = sorted({inventory.device_key for inventory in found})
+    if len(kinds) > 1:
+        raise InfrastructureError(
+            found=f"workers of {target} on devices of {len(kinds)} kinds: {' | '.join(kinds)}",
+            expected="one kind of device a pool: an approval is for one device, and latencies of two do not compare",
+            fix="stop the workers of one kind; they need a Prefect server of their own",
+        )
+    return found[0]
+
+
+def no_worker(target: Target, seconds: float) -> InfrastructureError:
+    """What is wrong with a target that nobody works for."""
+    return InfrastructureError(
+        found=f"no worker of {target} for {seconds:.0f} s",
+        expected="one that is online in the target's pool",
+        fix=f"start one: quantgate worker --target {target}",
+    )
+
+
+@dataclass
+class _Handed:
+    """An order on its way: the flow run that stands for it, and since when (monotonic seconds) nobody works on it."""
+
+    order: Order
+    target: Target
+    flow_run: UUID | None
+    unattended_since: float | None = None
+    running_since: float | None = None
+    failure: InfrastructureError | None = None
+    ended: bool = field(default=False)
+
+
+def hand_over(job: Job, orders: Iterable[tuple[Target, Order]]) -> list[_Handed]:
+    """A flow run of the deployment `candidate/<target>` for each order; none where no worker ever made the deployment."""
+    handed = []
+    for target, order in orders:
+        parameters = {"job": job.model_dump(mode="json"), "order": asdict(order)}
+        flow_run: Any = None
+        try:
+            flow_run = run_deployment(
+                f"{FLOW}/{target}",
+                parameters=parameters,
+                timeout=0,
+                as_subflow=True,
+                # Prefect's client repeats a request whose answer was lost: the server then gives back the same flow run.
+                idempotency_key=os.urandom(16).hex(),
+            )
+            log.info("%s: handed to the workers of %s", order.label, target)
+        except ObjectNotFound:
+            log.warning("%s: no worker of %s has been here yet", order.label, target)
+        handed.append(_Handed(order, target, flow_run.id if flow_run else None))
+    return handed
+
+
+def wait_for(run: Run, handed: list[_Handed], patience_seconds: float) -> dict[str, InfrastructureError | None]:
+    """By the order's answer: why it did not end well, or None. Whatever has not ended when this is left is cancelled."""
+    with get_client(sync_client=True) as client:
+        try:
+            while left := [one for one in handed if not one.ended]:
+                online = {target: _online(client, target) for target in {one.target for one in left}}
+                for one in left:
+                    _look(client, run, one, online[one.target], patience_seconds)
+                if any(not one.ended for one in handed):
+                    time.sleep(POLL_SECONDS)
+        finally:
+            for one in handed:
+                if not one.ended:
+                    _cancel(client, one, "the run that asked for it has ended")
+    return {one.order.answer: one.failure for one in handed}
+
+
+def _look(client: SyncPrefectClient, run: Run, one: _Handed, online: set[str], patience_seconds: float) -> None:
+    """Note an end, or a reason to wait no longer."""
+    now = time.monotonic()
+    found = client.read_flow_run(one.flow_run) if one.flow_run else None
+    if found is not None and found.state is not None and found.state.is_final():
+        one.ended = True
+        one.failure = None if found.state.is_completed() else _failed(one, found)
+        return
+    worker = found.labels.get(WORKER_LABEL) if found is not None else None
+    attended = worker in online if worker else bool(online)
+    one.unattended_since = None if attended else one.unattended_since or now
+    running = found is not None and found.state is not None and found.state.is_running()
+    one.running_since = (one.running_since or now) if running else None
+    budget = run.job.budgets.seconds
+    if one.unattended_since is not None and now - one.unattended_since >= patience_seconds:
+        one.failure = _died(one, str(worker)) if worker else no_worker(one.target, patience_seconds)
+    elif worker is None and run.clock.spent_seconds > budget:
+        one.failure = _late(one, f"the budget of {budget:.0f} s was spent before a worker of {one.target} was free")
+    elif one.running_since is not None and now - one.running_since > budget:
+        one.failure = _late(one, f"it has run for {budget:.0f} s on {worker}")
+    if one.failure is not None:
+        one.ended = True
+        _cancel(client, one, one.failure.found)
+
+
+def _failed(one: _Handed, found: FlowRun) -> InfrastructureError:
+    assert found.state is not None
+    kind = WorkLost if found.state.is_crashed() else InfrastructureError
+    return kind(
+        found=f"its flow run on a worker of {one.target} ended as {found.state.name}: {found.state.message or 'no message'}",
+        expected="a flow run that completes",
+        fix=f"read the log of the flow run {found.name} in the Prefect UI, and run again: finished work is kept",
+    )
+
+
+def _died(one: _Handed, worker: str) -> InfrastructureError:
+    return WorkLost(
+        found=f"the worker {worker} took it, and has not been heard of since",
+        expected="a worker that lives until its work is done",
+        fix=f"read its log, start it again (quantgate worker --target {one.target}), and run again: finished work is kept",
+    )
+
+
+def _late(one: _Handed, found: str) -> InfrastructureError:
+    return InfrastructureError(
+        found=found,
+        expected="an end within the job's budget",
+        fix=f"give `budgets.seconds` more, or start more workers of {one.target}",
+    )
+
+
+def _cancel(client: SyncPrefectClient, one: _Handed, reason: str) -> None:
+    """A worker that runs it ends it; where none does, it is not started any more."""
+    if one.flow_run is None:
+        return
+    state: Any = Cancelling(message=reason) if one.running_since is not None else Cancelled(message=reason)
+    client.set_flow_run_state(one.flow_run, state, force=True)
+
+
+def _online(client: SyncPrefectClient, target: Target) -> set[str]:
+    """The names of the workers that Prefect heard of lately in the pool of a target's deployment."""
+    try:
+        pool = client.read_deployment_by_name(f"{FLOW}/{target}").work_pool_name
+        workers = client.read_workers_for_work_pool(pool) if pool else []
+    except ObjectNotFound:
+        return set()
+    return {worker.name for worker in workers if worker.status == WorkerStatus.ONLINE}
+
+
+def _inventories(client: SyncPrefectClient, target: Target) -> list[Inventory]:
+    found = []
+    for name in sorted({variable_of(worker) for worker in _online(client, target)}):
+        variable = client.read_variable_by_name(name)
+        if variable is not None:
+            found.append(TypeAdapter(Inventory).validate_json(str(variable.value)))
+    return found

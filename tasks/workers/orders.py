@@ -1,0 +1,156 @@
+"""What passes between a run and a worker: orders as parameters of a flow, records and answers through the store."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from tasks.storage.store import Store
+from validators import errors
+from validators.digests import digest_code, digest_values
+from validators.errors import CandidateRefused, InfrastructureError, QuantgateError
+
+_TASKS = Path(__file__).parents[1]
+MARKER_FILE = "marker"
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a run asks of a worker, in references and digests alone.
+
+    `step` is one of `tasks.workers.steps.STEPS`, `label` what people call it by. `place` and `marker` name the state folder, or
+    the store on S3, that both must share, `code` the version of quantgate, `device` the `Inventory.device_key` that the run
+    counts on. `arguments` is the digest of the step's records in the store, and `answer` the key of what it gives back.
+    """
+
+    step: str
+    label: str
+    place: str
+    marker: str
+    code: str
+    device: str
+    arguments: str
+    answer: str
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """Records as JSON, one text each, packed by the store: a worker may have it elsewhere."""
+
+    records: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """An error of quantgate's by the name of its class."""
+
+    name: str
+    found: str
+    expected: str
+    fix: str
+    kind: errors.RefusalKind | None = None
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """What a step came to: a record as JSON, or an error."""
+
+    record: str = ""
+    failure: _Failure | None = None
+
+
+def code_version() -> str:
+    """The digest of the code that makes, measures and judges: a worker of another one would make other variants."""
+    return digest_code([_TASKS, _TASKS.parent / "validators"])
+
+
+def marker_of(state: Path) -> str:
+    """What tells this state folder from any other, whatever path it is mounted at; made on first use."""
+    path = state / MARKER_FILE
+    if not path.exists():
+        # Whole or not there, for a run and a worker that start at once: the first link stays.
+        with tempfile.NamedTemporaryFile("w", dir=state, encoding="ascii") as stream:
+            stream.write(os.urandom(16).hex())
+            stream.flush()
+            with suppress(FileExistsError):
+                os.link(stream.name, path)
+    return path.read_text(encoding="ascii")
+
+
+def place_of(state: Path, store: Store) -> str:
+    """What a run and its workers must share: the store where that is on S3, else the state folder."""
+    return str(store.shared.root) if store.shared else str(state)
+
+
+def place_marker(state: Path, store: Store) -> str:
+    """What tells that place from any other of its name."""
+    return store.shared.marker() if store.shared else marker_of(state)
+
+
+def keep_arguments(store: Store, records: tuple[Any, ...], types: tuple[Any, ...]) -> str:
+    """The digest under which a worker finds the records of a step."""
+    texts = tuple(store.pack(_text(kind, record)) for kind, record in zip(types, records, strict=True))
+    digest = digest_values(texts)
+    store.keep("arguments", (digest,), _Kept, _Kept(texts))
+    return digest
+
+
+def read_arguments(store: Store, digest: str, types: tuple[Any, ...]) -> list[Any]:
+    """The records that `keep_arguments` kept.
+
+    Raises:
+        InfrastructureError: they are not in the store.
+    """
+    kept = store.find("arguments", (digest,), _Kept)
+    if kept is None:
+        raise _missing(store, f"arguments {digest[:12]}")
+    return [TypeAdapter(kind).validate_json(store.unpack(text)) for kind, text in zip(types, kept.records, strict=True)]
+
+
+def keep_answer(store: Store, order: Order, outcome: Any, kind: Any) -> None:
+    """Put what a step gave, or the error of quantgate's that ended it, where the run looks for it."""
+    if isinstance(outcome, QuantgateError):
+        refusal = outcome.kind if isinstance(outcome, CandidateRefused) else None
+        failure = _Failure(type(outcome).__name__, outcome.found, outcome.expected, outcome.fix, refusal)
+        store.keep("answer", (order.answer,), _Answer, _Answer(failure=failure))
+    else:
+        store.keep("answer", (order.answer,), _Answer, _Answer(record=store.pack(_text(kind, outcome))))
+
+
+def read_answer(store: Store, order: Order, kind: Any) -> Any:
+    """What the step gave.
+
+    Raises:
+        QuantgateError: the step ended in it.
+        InfrastructureError: there is no answer in the store.
+    """
+    answer = store.find("answer", (order.answer,), _Answer)
+    if answer is None:
+        raise _missing(store, f"answer to {order.label}")
+    failure = answer.failure
+    if failure is None:
+        return TypeAdapter(kind).validate_json(store.unpack(answer.record))
+    if failure.kind is not None:
+        raise CandidateRefused(kind=failure.kind, found=failure.found, expected=failure.expected, fix=failure.fix)
+    known = getattr(errors, failure.name, InfrastructureError)
+    raise known(found=failure.found, expected=failure.expected, fix=failure.fix)
+
+
+def _text(kind: Any, record: Any) -> str:
+    # Not by pydantic alone, which writes NaN and Inf, findings like any other, as null.
+    return json.dumps(TypeAdapter(kind).dump_python(record, mode="json"))
+
+
+def _missing(store: Store, what: str) -> InfrastructureError:
+    return InfrastructureError(
+        found=f"no {what} in {store.name}",
+        expected="one store that the run and its workers share",
+        fix="run again; finished work is kept",
+    )

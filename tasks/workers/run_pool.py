@@ -1,0 +1,148 @@
+"""The work pool that runs are taken from, and the automation that ends runs whose process is gone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.actions import WorkPoolCreate, WorkPoolUpdate
+from prefect.client.schemas.objects import StateType
+from prefect.events import ResourceSpecification
+from prefect.events.actions import ChangeFlowRunState
+from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
+from prefect.exceptions import ObjectNotFound
+from prefect.workers.process import ProcessWorker
+
+from tasks.workers.deployments import Made
+from validators.errors import InfrastructureError, JobError
+
+POOL, RUNS_QUEUE = "quantgate", "runs"
+# Enough for every deployment at once and a few runs that wait for workers; more processes than this help no server.
+POOL_LIMIT = 16
+# Three heartbeats, as infra/prefect.yaml sets them.
+MISSING_SECONDS = 90.0
+
+
+def apply_pool(client: SyncPrefectClient, job_template: Path | None, runs: int | None) -> Iterator[Made]:
+    """Make the pool `quantgate` and its queue `runs` where they are missing; give the pool the template, the queue the limit.
+
+    A pool without a template is one of processes. `runs` is how many runs may measure at a time, 1 for a new queue.
+
+    Raises:
+        JobError: the template is no base job template, or one for another type than the pool is of.
+    """
+    template = _read_template(job_template) if job_template else None
+    kind = "kubernetes" if template else ProcessWorker.type
+    path = f"/work-pools/work-pool/{POOL}"
+    try:
+        found = client.read_work_pool(POOL)
+    except ObjectNotFound:
+        wanted = template or ProcessWorker.get_default_base_job_template()
+        client.create_work_pool(
+            WorkPoolCreate(name=POOL, type=kind, base_job_template=wanted, concurrency_limit=POOL_LIMIT)
+        )
+        yield Made(f"work pool {POOL}", "made", f"of type {kind}, limit {POOL_LIMIT}", path)
+    else:
+        if template and found.type != kind:
+            raise JobError(
+                found=f"the work pool {POOL} of type {found.type}",
+                expected=f"type {kind}, which the template is for",
+                fix=f"leave the template out, or delete the pool first: prefect work-pool delete {POOL}",
+            )
+        differs = template is not None and found.base_job_template != template
+        if differs:
+            client.update_work_pool(POOL, WorkPoolUpdate(base_job_template=template))
+        outcome = "changed" if differs else "as it was"
+        yield Made(f"work pool {POOL}", outcome, f"of type {found.type}, limit {found.concurrency_limit}", path)
+    yield _apply_queue(client, runs)
+
+
+def check_process_pool() -> None:
+    """Make sure that a worker of processes can serve the pool `quantgate`.
+
+    Raises:
+        InfrastructureError: it is not there.
+        JobError: it is of another type.
+    """
+    with get_client(sync_client=True) as client:
+        try:
+            found = client.read_work_pool(POOL)
+        except ObjectNotFound as error:
+            raise InfrastructureError(
+                found=f"no work pool {POOL}", expected="one with the deployments", fix="quantgate deploy"
+            ) from error
+    if found.type != ProcessWorker.type:
+        raise JobError(
+            found=f"the work pool {POOL} of type {found.type}",
+            expected=f"type {ProcessWorker.type}",
+            fix=f"start its own kind of worker: prefect worker start --pool {POOL} --type {found.type}",
+        )
+
+
+def _apply_queue(client: SyncPrefectClient, runs: int | None) -> Made:
+    try:
+        queue = client.read_work_queue_by_name(RUNS_QUEUE, POOL)
+        outcome, limit = "as it was", queue.concurrency_limit
+    except ObjectNotFound:
+        queue = client.create_work_queue(RUNS_QUEUE, concurrency_limit=runs or 1, work_pool_name=POOL)
+        outcome, limit = "made", runs or 1
+    if runs is not None and limit != runs:
+        client.update_work_queue(queue.id, concurrency_limit=runs)
+        outcome, limit = "changed", runs
+    path = f"/work-pools/work-pool/{POOL}/queue/{RUNS_QUEUE}"
+    return Made(f"work queue {POOL}/{RUNS_QUEUE}", outcome, f"{limit} at a time", path)
+
+
+def _read_template(path: Path) -> dict[str, Any]:
+    try:
+        template = json.loads(path.read_text(encoding="utf-8"))
+        if {"job_configuration", "variables"} <= template.keys():
+            return dict(template)
+        found = f"{path} with the keys {', '.join(template)}"
+    except (OSError, ValueError, AttributeError) as error:
+        found = f"{path}: {error}"
+    raise JobError(
+        found=found,
+        expected="a base job template: job_configuration and variables",
+        fix="infra/kubernetes/job-template.json is one",
+    )
+
+
+def zombie_automation(deployments: Collection[UUID], missing_seconds: float = MISSING_SECONDS) -> AutomationCore:
+    """Crash a run whose process was heard of and then is not for `missing_seconds`, 10 at least: it died with its worker.
+
+    Of these deployments alone: runs of others may beat less often. Any event of a run is a sign of life, not only heartbeats
+    and `Completed`: our runs end in states with names of their own, and suspended ones rightly fall silent.
+    """
+    return AutomationCore(
+        name="quantgate zombie runs",
+        description=f"Crashes a run not heard of for {missing_seconds:.0f} s; `prefect flow-run retry` takes it up again.",
+        trigger=EventTrigger(
+            after={"prefect.flow-run.heartbeat"},
+            expect={"prefect.flow-run.*"},
+            match=ResourceSpecification({"prefect.resource.id": "prefect.flow-run.*"}),
+            match_related=ResourceSpecification(
+                {
+                    "prefect.resource.role": "deployment",
+                    "prefect.resource.id": sorted(f"prefect.deployment.{one}" for one in deployments),
+                }
+            ),
+            for_each={"prefect.resource.id"},
+            posture=Posture.Proactive,
+            threshold=1,
+            within=timedelta(seconds=missing_seconds),
+        ),
+        actions=[
+            ChangeFlowRunState(
+                name=None,
+                state=StateType.CRASHED,
+                message=f"No sign of life for {missing_seconds:.0f} s: its process and its worker are gone.",
+                force=False,
+            )
+        ],
+    )

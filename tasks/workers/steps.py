@@ -1,0 +1,159 @@
+"""The steps that must run on the target, and what a worker does with an order for one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from tasks.champion.compare_champion import compare_with_champion
+from tasks.champion.promote import promote
+from tasks.evidence.load_data import load_data
+from tasks.evidence.resolve_source import resolve_source
+from tasks.evidence.target_inventory import take_target_inventory
+from tasks.run.context import Given, Run, log, start_run
+from tasks.run.settings import state_folder, store_place
+from tasks.storage.places import open_store
+from tasks.trials.confirm import Confirmation, confirm_winner
+from tasks.trials.gather import trial_of
+from tasks.trials.judge import rank_passing
+from tasks.trials.make_candidate import make_candidate
+from tasks.trials.measure_baseline import measure_baseline
+from tasks.trials.measure_fp16 import can_measure_beside_fp16, measure_beside_fp16
+from tasks.trials.measure_latency import measure_latency
+from tasks.trials.recover import Recovered, choose_recovered, recover_trials
+from tasks.trials.user_step import run_own_step
+from tasks.workers.device_limits import device_phase, timing_phase
+from tasks.workers.orders import Order, code_version, keep_answer, place_marker, place_of, read_arguments
+from validators.errors import InfrastructureError, QuantgateError
+from validators.gates.approval import Approval
+from validators.job.job import Job
+from validators.records.measurements import Accuracy
+from validators.records.run import Champion, Inventory, Trial
+from validators.untrusted.s3_uris import SCHEME
+
+Outcome = TypeVar("Outcome")
+
+
+@dataclass(frozen=True)
+class Step(Generic[Outcome]):
+    """A step `call(run, given, inventory, *records)`: of which types the records are that it takes, and the one it gives.
+
+    `times` says that it measures latency throughout, which must be alone on a host; a step that does so at its end sees to it
+    itself. `needed(run, *records)` is False where the step has nothing to do, for which no worker needs to be asked.
+    """
+
+    name: str
+    call: Callable[..., Outcome]
+    takes: tuple[Any, ...]
+    gives: Any
+    times: bool = False
+    needed: Callable[..., bool] = lambda *_: True
+
+
+def try_candidate(run: Run, given: Given, inventory: Inventory, baseline: Accuracy, name: str) -> Trial:
+    """One candidate: made, its kernels and accuracy looked at, and then timed."""
+    made = make_candidate(run, given, inventory, baseline, name, return_state=True)
+    trial = trial_of(name, made.result(raise_on_failure=False))
+    if trial.variant is None:
+        return trial
+    with timing_phase(inventory):
+        timed = measure_latency(run, given, inventory, trial, return_state=True)
+        return trial_of(name, timed.result(raise_on_failure=False))
+
+
+def _may_measure_beside_fp16(_run: Run, trials: tuple[Trial, ...]) -> bool:
+    return can_measure_beside_fp16(trials)
+
+
+def _may_recover(run: Run, _: Accuracy, trials: tuple[Trial, ...]) -> bool:
+    return run.job.budgets.recovery > 0 and choose_recovered(trials) is not None
+
+
+def _has_own_step(run: Run, _record: str, trials: tuple[Trial, ...]) -> bool:
+    return run.job.step is not None and any(trial.outcome == "passed" for trial in trials)
+
+
+def _run_own_step(
+    run: Run, given: Given, _inventory: Inventory, record: str, trials: tuple[Trial, ...]
+) -> tuple[Trial, ...]:
+    judged: tuple[Trial, ...] = run_own_step(run, given, record, trials)
+    return judged
+
+
+def _may_confirm(run: Run, _: Accuracy, trials: tuple[Trial, ...]) -> bool:
+    return run.job.confirmation.share > 0 and bool(rank_passing(run.job, trials))
+
+
+def _may_challenge(_run: Run, _: Accuracy, best: Trial, champion: Champion | None) -> bool:
+    assert best.variant is not None
+    return champion is not None and champion.digest != best.variant.digest
+
+
+_TRIALS = tuple[Trial, ...]
+BASELINE = Step("baseline", measure_baseline, (), Accuracy)
+CANDIDATE = Step("candidate", try_candidate, (Accuracy, str), Trial)
+BESIDE_FP16 = Step("fp16", measure_beside_fp16, (_TRIALS,), _TRIALS, times=True, needed=_may_measure_beside_fp16)
+RECOVERY = Step("recovery", recover_trials, (Accuracy, _TRIALS), Recovered, times=True, needed=_may_recover)
+CONFIRMATION = Step("confirmation", confirm_winner, (Accuracy, _TRIALS), Confirmation, times=True, needed=_may_confirm)
+CHAMPION = Step(
+    "champion", compare_with_champion, (Accuracy, Trial, Champion | None), Trial, times=True, needed=_may_challenge
+)
+OWN_STEP = Step("own step", _run_own_step, (str, _TRIALS), _TRIALS, needed=_has_own_step)
+# The version is asked where it was judged: an engine answers nowhere else.
+PROMOTION = Step("promotion", promote, (Approval, Champion | None, str), Champion)
+STEPS: dict[str, Step[Any]] = {
+    step.name: step
+    for step in (BASELINE, CANDIDATE, BESIDE_FP16, RECOVERY, OWN_STEP, CONFIRMATION, CHAMPION, PROMOTION)
+}
+
+
+def fulfil(job: Job, order: Order) -> None:
+    """Do what an order asks and put the answer into the store, an error of quantgate's as well as a record.
+
+    Raises:
+        InfrastructureError: this worker has another state folder, code or device than the run counts on.
+    """
+    _check_place(order)
+    run = start_run(job)
+    inventory = take_target_inventory(run)
+    if inventory.device_key != order.device:
+        raise InfrastructureError(
+            found=f"a worker on {inventory.device_key}",
+            expected=f"the device that the run was planned for, {order.device}",
+            fix="let a target have workers of one kind of device; those of another need a Prefect server of their own",
+        )
+    step = STEPS[order.step]
+    outcome: Any
+    try:
+        source = resolve_source(run)
+        given = Given(source, load_data(run, source))
+        records = read_arguments(run.store, order.arguments, step.takes)
+        with device_phase(inventory), timing_phase(inventory) if step.times else nullcontext():
+            outcome = step.call(run, given, inventory, *records)
+    except QuantgateError as error:
+        log.warning("%s: %s; expected %s; %s", order.label, error.found, error.expected, error.fix)
+        outcome = error
+    keep_answer(run.store, order, outcome, step.gives)
+
+
+def _check_place(order: Order) -> None:
+    """That this worker and the run work on the same files by the same code."""
+    state = state_folder()
+    store = open_store(state, store_place())
+    place = place_of(state, store)
+    if place != order.place or place_marker(state, store) != order.marker:
+        on_s3 = order.place.startswith(SCHEME)
+        what, setting = ("store", "QUANTGATE_STORE") if on_s3 else ("state folder", "QUANTGATE_STATE")
+        raise InfrastructureError(
+            found=f"a worker with the {what} {place}, which is another one",
+            expected=f"the {what} of the run, {order.place}, {'' if on_s3 else 'on a disk '}that both share",
+            fix=f"start the worker with {setting}={order.place}, where that is the run's own",
+        )
+    if code_version() != order.code:
+        raise InfrastructureError(
+            found="a worker of another version of quantgate",
+            expected="that of the run: another one makes other variants under the same names",
+            fix="install the same version in both places, and start the worker again",
+        )

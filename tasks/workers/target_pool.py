@@ -1,0 +1,121 @@
+"""What a worker makes on the Prefect server before it takes work: the pool, the deployment, the limit, its inventory."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from typing import Any
+
+from prefect import Flow
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.actions import VariableCreate, VariableUpdate, WorkPoolCreate
+from prefect.client.schemas.filters import (
+    FlowRunFilter,
+    FlowRunFilterState,
+    FlowRunFilterStateType,
+    WorkPoolFilter,
+    WorkPoolFilterName,
+)
+from prefect.client.schemas.objects import StateType
+from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
+from prefect.states import Crashed
+from prefect.utilities.callables import parameter_schema
+from prefect.workers.process import ProcessWorker
+from pydantic import TypeAdapter
+
+from tasks.workers.device_limits import limit_of
+from tasks.workers.order_tracking import WORKER_LABEL, variable_of
+from validators.errors import JobError
+from validators.records.run import Inventory
+
+
+def worker_name(inventory: Inventory) -> str:
+    """Host, target, GPU and process: what tells this worker from every other; without the process, its variable."""
+    gpu = f"-{inventory.gpu.uuid.removeprefix('GPU-')[:8].lower()}" if inventory.gpu else ""
+    return f"quantgate-worker-{host_name()}-{inventory.target}{gpu}-{os.getpid()}"
+
+
+def host_name() -> str:
+    """This machine's name, in letters that names on the Prefect server may have."""
+    return re.sub(r"[^a-z0-9]+", "-", socket.gethostname().lower()).strip("-")
+
+
+def prepare_server(work: Flow[..., Any], entrypoint: str, pool: str, inventory: Inventory) -> None:
+    """Make what is not there yet, and say what this worker has; as often as one likes.
+
+    `work` is the flow that the workers run, and `entrypoint` its dotted name: loaded by file path, Prefect would import the
+    file under another module name.
+
+    Raises:
+        JobError: the target's deployment, or the pool, is there and of another kind.
+    """
+    with get_client(sync_client=True) as client:
+        _ensure_pool(client, pool)
+        _ensure_deployment(client, work, entrypoint, pool, inventory.target)
+        client.upsert_global_concurrency_limit_by_name(limit_of(inventory), 1)
+        _publish(client, inventory)
+
+
+def give_up_work(worker: str, pool: str) -> None:
+    """Mark what a worker that stops was doing as crashed, and take it off the pool: nobody need wait until it is missed."""
+    busy = FlowRunFilter(
+        state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.PENDING, StateType.RUNNING]))
+    )
+    of_pool = WorkPoolFilter(name=WorkPoolFilterName(any_=[pool]))
+    with get_client(sync_client=True) as client:
+        for found in client.read_flow_runs(flow_run_filter=busy, work_pool_filter=of_pool):
+            if found.labels.get(WORKER_LABEL) == worker:
+                state: Any = Crashed(message=f"the worker {worker} was stopped")
+                client.set_flow_run_state(found.id, state, force=True)
+        place = {"work_pool_name": pool, "name": worker}
+        client.request("DELETE", "/work_pools/{work_pool_name}/workers/{name}", path_params=place).raise_for_status()
+
+
+def _ensure_pool(client: SyncPrefectClient, pool: str) -> None:
+    template = ProcessWorker.get_default_base_job_template()
+    try:
+        client.create_work_pool(WorkPoolCreate(name=pool, type=ProcessWorker.type, base_job_template=template))
+    except ObjectAlreadyExists as error:
+        found = client.read_work_pool(pool)
+        if found.type != ProcessWorker.type:
+            raise JobError(
+                found=f"the work pool {pool} of type {found.type}",
+                expected=f"type {ProcessWorker.type}",
+                fix="name another pool with --pool",
+            ) from error
+
+
+def _ensure_deployment(
+    client: SyncPrefectClient, work: Flow[..., Any], entrypoint: str, pool: str, target: str
+) -> None:
+    name = f"{work.name}/{target}"
+    try:
+        found = client.read_deployment_by_name(name)
+    except ObjectNotFound:
+        found = None
+    if found is not None and found.work_pool_name not in (None, pool):
+        raise JobError(
+            found=f"the deployment {name} in the pool {found.work_pool_name}, not {pool}",
+            expected="one pool a target",
+            fix=f"start with --pool {found.work_pool_name}, or move it: prefect deployment delete {name}",
+        )
+    # Made anew where it is there: the parameters may be those of an older version.
+    client.create_deployment(
+        flow_id=client.create_flow(work),
+        name=target,
+        work_pool_name=pool,
+        entrypoint=entrypoint,
+        parameter_openapi_schema=parameter_schema(work).model_dump_for_openapi(),
+        enforce_parameter_schema=False,
+        description=f"Steps of quantgate's runs that must run on {target}.",
+    )
+
+
+def _publish(client: SyncPrefectClient, inventory: Inventory) -> None:
+    name = variable_of(worker_name(inventory))
+    value = TypeAdapter(Inventory).dump_json(inventory).decode()
+    if client.read_variable_by_name(name) is None:
+        client.create_variable(VariableCreate(name=name, value=value, tags=["quantgate-worker"]))
+    else:
+        client.update_variable(VariableUpdate(name=name, value=value, tags=["quantgate-worker"]))

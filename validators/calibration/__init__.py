@@ -1,0 +1,1 @@
+"""Whether calibration data is good evidence; judged with Great Expectations."""

@@ -1,0 +1,97 @@
+"""The Great Expectations checkpoint over calibration data: one suite, one run, one page.
+
+Importing this module imports Great Expectations (4 s): import it inside the function that needs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from html import escape
+from pathlib import Path
+
+from validators.calibration.descriptions import Result, Severity
+from validators.calibration.evidence import Evidence
+from validators.calibration.offline_pages import make_offline, write_alone
+from validators.calibration.quiet_import import quiet_import
+from validators.calibration.suite import list_expectations
+
+with quiet_import():
+    import great_expectations as gx
+    from great_expectations.checkpoint.actions import UpdateDataDocsAction
+    from great_expectations.core.expectation_validation_result import ExpectationSuiteValidationResult
+    from great_expectations.data_context.types.base import (
+        DataContextConfig,
+        InMemoryStoreBackendDefaults,
+        ProgressBarsConfig,
+    )
+
+NAME = "calibration"
+PAGE = "calibration.html"
+
+
+def run_checkpoint(evidence: Evidence, page_folder: Path) -> tuple[list[Result], Path]:
+    """Judge the table of the evidence, write the Data Docs site into `page_folder`, and return results and page.
+
+    The page, `calibration.html`, is that of the site as one file.
+
+    Everything but the site stays in memory: no project folder, no progress bars, nothing sent anywhere.
+
+    Raises:
+        RuntimeError: an expectation could not be evaluated, or the page was not written: a fault of this program.
+    """
+    site = {
+        "class_name": "SiteBuilder",
+        "store_backend": {"class_name": "TupleFilesystemStoreBackend", "base_directory": str(page_folder.absolute())},
+        "site_index_builder": {"class_name": "DefaultSiteIndexBuilder"},
+    }
+    context = gx.get_context(
+        mode="ephemeral",
+        project_config=DataContextConfig(
+            store_backend_defaults=InMemoryStoreBackendDefaults(),
+            data_docs_sites={NAME: site},
+            progress_bars=ProgressBarsConfig(globally=False),
+            analytics_enabled=False,
+        ),
+    )
+    # Data Docs writes column names into the page as they are, and a model may call its input anything.
+    table = evidence.table.rename(columns=escape)
+    batch = (
+        context.data_sources.add_pandas(NAME).add_dataframe_asset("samples").add_batch_definition_whole_dataframe("all")
+    )
+    suite = context.suites.add(gx.ExpectationSuite(name=NAME, expectations=list(list_expectations(evidence))))
+    validation = context.validation_definitions.add(gx.ValidationDefinition(name=NAME, data=batch, suite=suite))
+    action = UpdateDataDocsAction(name="write the page", site_names=[NAME])
+    checkpoint = context.checkpoints.add(
+        gx.Checkpoint(name=NAME, validation_definitions=[validation], actions=[action])
+    )
+    before = _find_pages(page_folder)
+    run = checkpoint.run(batch_parameters={"dataframe": table}, run_id=gx.RunIdentifier(run_name=NAME))
+    pages = _find_pages(page_folder) - before
+    if len(pages) != 1 or not (page_folder / "index.html").is_file():
+        raise RuntimeError(f"Great Expectations wrote no page into {page_folder}; its log says why")
+    make_offline(page_folder)
+    write_alone(pages.pop(), page_folder / PAGE)
+    (result,) = run.run_results.values()
+    return list(_read_results(result)), page_folder / PAGE
+
+
+def _find_pages(folder: Path) -> set[Path]:
+    # Below these two names of suite and run, a folder for the time of the run, and the page in it.
+    return set(folder.glob(f"validations/{NAME}/{NAME}/*/*.html"))
+
+
+def _read_results(suite_result: ExpectationSuiteValidationResult) -> Iterator[Result]:
+    for result in suite_result.results:
+        config = result.expectation_config
+        assert config is not None and config.meta is not None
+        # One dictionary, or one for each metric that failed.
+        infos = (
+            [result.exception_info] if "raised_exception" in result.exception_info else result.exception_info.values()
+        )
+        for info in infos:
+            if info["raised_exception"]:
+                raise RuntimeError(
+                    f"{config.type} on {config.meta['subject'] or 'the samples'}: {info['exception_message']}"
+                )
+        severity: Severity = "critical" if config.severity.value == "critical" else "warning"
+        yield Result(config.meta["check"], config.meta["subject"], bool(result.success), severity, dict(result.result))

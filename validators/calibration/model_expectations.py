@@ -1,0 +1,164 @@
+"""What Great Expectations lacks for what a model makes of samples: likeness, cover and ranges, each with its picture.
+
+Importing this module imports Great Expectations (4 s): import it inside the function that needs it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+import pandas as pd
+
+from validators.calibration.charts import draw_bars, draw_shares, graph_content
+from validators.calibration.quiet_import import quiet_import
+from validators.calibration.representation import RADIUS_QUANTILE, covered_share
+from validators.samples.drift import count_in_bins, find_edges
+from validators.samples.words import percent
+
+with quiet_import():
+    from great_expectations.execution_engine.pandas_execution_engine import PandasExecutionEngine
+    from great_expectations.expectations.expectation import BatchExpectation, ColumnAggregateExpectation
+    from great_expectations.expectations.metrics.column_aggregate_metric_provider import (
+        ColumnAggregateMetricProvider,
+        column_aggregate_value,
+    )
+    from great_expectations.render.components import LegacyDiagnosticRendererType
+    from great_expectations.render.renderer.renderer import renderer
+
+SHOWN_TENSORS = 10
+
+
+class ColumnNumbers(ColumnAggregateMetricProvider):
+    """The numbers of a column, without those that are missing."""
+
+    metric_name = "column.numbers"
+
+    @column_aggregate_value(engine=PandasExecutionEngine)
+    def _pandas(cls, column: pd.Series[float], **_: Any) -> list[float]:  # noqa: N805  # the decorator makes it a class method
+        return [float(value) for value in column if np.isfinite(value)]
+
+
+class ExpectRepresentationToFollowReference(ColumnAggregateExpectation):
+    """The p-value is not below its bound, or the squared maximum mean discrepancy not above its own.
+
+    The column holds places along the first component, for the picture if it is to be `drawn`; the test is of all dimensions,
+    done beforehand.
+    """
+
+    reference_values: list[float]
+    mmd: float
+    p_value: float
+    max_mmd: float
+    min_p_value: float
+    drawn: bool
+
+    metric_dependencies: ClassVar[tuple[str, ...]] = ("column.numbers",)
+    success_keys: ClassVar[tuple[str, ...]] = (
+        "reference_values",
+        "mmd",
+        "p_value",
+        "max_mmd",
+        "min_p_value",
+        "drawn",
+    )
+
+    def _validate(self, metrics: dict[str, Any], *_: Any, **__: Any) -> Any:
+        observed = f"squared discrepancy {self.mmd:.4g}, p-value {self.p_value:.3g}"
+        return {
+            "success": self.p_value >= self.min_p_value or self.mmd <= self.max_mmd,
+            "result": {
+                "observed_value": observed,
+                "details": _compare(metrics["column.numbers"], self.reference_values),
+            },
+        }
+
+    @classmethod
+    @renderer(renderer_type=LegacyDiagnosticRendererType.OBSERVED_VALUE)
+    def _diagnostic_observed_value_renderer(cls, *_: Any, result: Any = None, **__: Any) -> Any:
+        text = cls._get_observed_value_from_evr(result=result)
+        drawn = result and result.expectation_config.kwargs["drawn"]
+        return _with_chart(text, result, "place along the first component") if drawn else text
+
+
+class ExpectColumnToCoverReference(ColumnAggregateExpectation):
+    """At least `min_share` of the reference's distances are within the radius that the column's distances give."""
+
+    reference_distances: list[float]
+    min_share: float
+
+    metric_dependencies: ClassVar[tuple[str, ...]] = ("column.numbers",)
+    success_keys: ClassVar[tuple[str, ...]] = ("reference_distances", "min_share")
+
+    def _validate(self, metrics: dict[str, Any], *_: Any, **__: Any) -> Any:
+        among = metrics["column.numbers"]
+        share = covered_share(np.array(among), np.array(self.reference_distances))
+        radius = float(np.quantile(among, RADIUS_QUANTILE))
+        return {
+            "success": share >= self.min_share,
+            "result": {
+                "observed_value": f"{share:.1%} of the reference within the radius {radius:.4g}",
+                "details": {"share": share, **_compare(among, self.reference_distances)},
+            },
+        }
+
+    @classmethod
+    @renderer(renderer_type=LegacyDiagnosticRendererType.OBSERVED_VALUE)
+    def _diagnostic_observed_value_renderer(cls, *_: Any, result: Any = None, **__: Any) -> Any:
+        text = cls._get_observed_value_from_evr(result=result)
+        return _with_chart(text, result, "distance to the nearest calibration sample")
+
+
+class ExpectRangesToHold(BatchExpectation):
+    """In none of some tensors is the share outside the calibrated range above `max_share`."""
+
+    tensors: list[str]
+    shares: list[float]
+    max_share: float
+    what: str
+
+    metric_dependencies: ClassVar[tuple[str, ...]] = ("table.row_count",)
+    success_keys: ClassVar[tuple[str, ...]] = ("tensors", "shares", "max_share", "what")
+
+    def _validate(self, *_: Any, **__: Any) -> Any:
+        largest = max(self.shares, default=0.0)
+        order = sorted(range(len(self.shares)), key=lambda place: -self.shares[place])[:SHOWN_TENSORS]
+        where = f", in {self.tensors[order[0]]}" if largest > 0 else ""
+        return {
+            "success": largest <= self.max_share,
+            "result": {
+                "observed_value": f"at most {percent(largest)} of the {self.what}{where}",
+                "details": {
+                    "tensors": [self.tensors[place] for place in order],
+                    "shares": [self.shares[place] for place in order],
+                },
+            },
+        }
+
+    @classmethod
+    @renderer(renderer_type=LegacyDiagnosticRendererType.OBSERVED_VALUE)
+    def _diagnostic_observed_value_renderer(cls, *_: Any, result: Any = None, **__: Any) -> Any:
+        text = cls._get_observed_value_from_evr(result=result)
+        details = (result.result.get("details") or {}) if result else {}
+        if not details.get("tensors"):
+            return text
+        what = result.expectation_config.kwargs["what"]
+        chart = draw_bars(details["tensors"], details["shares"], f"% of {what} outside the range")
+        return [text, graph_content(chart)]
+
+
+def _compare(values: list[float], reference: list[float]) -> dict[str, Any]:
+    edges = find_edges(np.array(reference))
+    return {
+        "edges": list(edges),
+        "counts": list(count_in_bins(np.array(values), edges)),
+        "reference_counts": list(count_in_bins(np.array(reference), edges)),
+    }
+
+
+def _with_chart(text: str, result: Any, title: str) -> Any:
+    details = (result.result.get("details") or {}) if result else {}
+    if "counts" not in details:
+        return text
+    chart = draw_shares(details["edges"], details["counts"], details["reference_counts"], title)
+    return [text, graph_content(chart)]

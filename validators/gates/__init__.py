@@ -1,0 +1,1 @@
+"""Gates: rules, intervals, and the approval that promotion takes."""

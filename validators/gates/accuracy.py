@@ -1,0 +1,160 @@
+"""Gates on what a variant answers: what it loses, where it is not finite."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtri
+
+from validators.errors import JobError
+from validators.gates.clusters import worth_naming
+from validators.gates.intervals import MIN_SAMPLES, Clusters, effective_clusters
+from validators.gates.slices import groups_of
+from validators.gates.verdict_rules import EVALUATION, bounded, confidence_of_each
+from validators.job.job import Confirmation
+from validators.job.job_gates import Gates
+from validators.records.measurements import Estimate
+from validators.records.verdicts import Verdict
+
+
+@dataclass(frozen=True)
+class _Demand:
+    """A gate on some samples: `n` of `whose`, with which a drop of at most `bound` is to be shown at `confidence`.
+
+    `n` counts `units`: samples, or clusters of equal weight.
+    """
+
+    key: str
+    bound: float
+    whose: str
+    n: int
+    confidence: float
+    units: Literal["samples", "clusters"] = "samples"
+
+    def needed(self, *, is_right_or_wrong: bool) -> float:
+        """The fewest samples with which any variant can pass; Inf where no number is enough.
+
+        A variant that never differs has Tango's bound without discordant pairs, z^2 / (n + z^2); with clusters it has Clopper
+        and Pearson's bound on the share of clusters that are lost and were not seen, 1 - (1 - confidence)^(1 / n).
+        """
+        if not is_right_or_wrong:
+            return MIN_SAMPLES
+        if self.bound == 0:
+            return math.inf
+        if self.bound >= 1:
+            return 1
+        if self.units == "clusters":
+            return max(math.ceil(math.log(1 - self.confidence) / math.log1p(-self.bound)), MIN_SAMPLES)
+        z2 = float(ndtri(self.confidence)) ** 2
+        return max(math.ceil(z2 * (1 - self.bound) / self.bound), 1)
+
+
+def check_gates_can_be_met(
+    gates: Gates,
+    confirmation: Confirmation,
+    kept: NDArray[np.bool_],
+    slices: Mapping[str, NDArray[Any]],
+    *,
+    is_right_or_wrong: bool,
+    clusters: Clusters | None = None,
+) -> None:
+    """Refuse a job whose gates on accuracy no variant could pass, however good, with the samples that it has.
+
+    `kept` (shape `(n,)`) says which evaluation samples are for confirmation, `slices` (arrays of shape `(n,)`) their groups;
+    `clusters` (likewise) says which resemble each other, if the job names groups.
+    Even a variant that agrees with the baseline everywhere has an upper bound above zero; where that is beyond the tolerance,
+    more samples are needed.
+
+    Raises:
+        JobError: a gate cannot be met by definition.
+    """
+    for demand in _demands(gates, confirmation, kept, slices, clusters):
+        needed = demand.needed(is_right_or_wrong=is_right_or_wrong)
+        if demand.n < needed:
+            raise _unmeetable(demand, needed, len(kept), by_split=bool(confirmation.share))
+
+
+def _demands(
+    gates: Gates,
+    confirmation: Confirmation,
+    kept: NDArray[np.bool_],
+    slices: Mapping[str, NDArray[Any]],
+    clusters: Clusters | None,
+) -> Iterator[_Demand]:
+    """What the gates ask of the samples that choose and of those that confirm, all before their slices."""
+    parts = [("", ~kept, gates.confidence)]
+    if confirmation.share:
+        confidence = confidence_of_each(gates.confidence, confirmation.candidates)
+        parts = [(" that choose", ~kept, gates.confidence), (" that confirm", kept, confidence)]
+    groups = groups_of(slices)
+    for words, part, confidence in parts:
+        n, units = _count(part, clusters)
+        yield _Demand("max_drop", gates.drop_bound, f"evaluation samples{words}", n, confidence, units)
+        if gates.max_slice_drop is None or not groups:
+            continue
+        column, group, mask = min(groups, key=lambda found: _count(found[2] & part, clusters)[0])
+        n, units = _count(mask & part, clusters)
+        yield _Demand(
+            "max_slice_drop",
+            gates.max_slice_drop,
+            f"evaluation samples{words} in the group {group} of the slice {column!r}",
+            n,
+            confidence_of_each(confidence, len(groups)),
+            units,
+        )
+
+
+def _count(part: NDArray[np.bool_], clusters: Clusters | None) -> tuple[int, Literal["samples", "clusters"]]:
+    """Count the samples of a part, or the clusters of equal weight that tell as much as theirs."""
+    found = None if clusters is None else worth_naming(clusters[part])
+    return (int(part.sum()), "samples") if found is None else (math.floor(effective_clusters(found)), "clusters")
+
+
+def _unmeetable(demand: _Demand, needed: float, total: int, *, by_split: bool) -> JobError:
+    many = "infinitely many" if math.isinf(needed) else f"at least {needed}"
+    fixes = ["add evaluation samples" if demand.key == "max_drop" else "add samples of that group"]
+    if demand.units == "clusters":
+        fixes[0] += " from other clusters (`data.groups`)"
+    counted = (
+        f"{demand.n} clusters of equal weight of {demand.whose}"
+        if demand.units == "clusters"
+        else f"{demand.n} {demand.whose}"
+    )
+    fixes.append(
+        "allow a larger drop" if demand.key == "max_drop" else "allow a larger drop, or none: `max_slice_drop: null`"
+    )
+    if by_split:
+        fixes.append("set another `confirmation.share`")
+    return JobError(
+        found=f"`gates.{demand.key}: {demand.bound}` at confidence {demand.confidence:.6g} with {counted}, of "
+        f"{total} samples in all",
+        expected=f"{many} {demand.units} there: with fewer, even a variant that never differs cannot pass",
+        fix="; or ".join(fixes),
+    )
+
+
+def judge_drop(drop: Estimate, gates: Gates, *, n: int, method: str, counted: str = EVALUATION) -> Verdict:
+    """The accuracy gate, a non-inferiority test: pass if the upper bound of the drop is within the tolerance, fail if the
+    lower bound is beyond it, else inconclusive."""
+    return bounded(
+        "drop", drop, gates.drop_bound, "at_most", gates.confidence, n, method, "{:+.4f}".format, counted=counted
+    )
+
+
+def judge_sqnr(
+    sqnr: Estimate | None, gates: Gates, *, n: int, method: str, counted: str = EVALUATION
+) -> Verdict | None:
+    """The noise gate: the signal-to-quantization-noise ratio of the outputs in dB; None where the job has no such gate.
+
+    One that is infinite (not a bit differs) passes, and one that is NaN (outputs that are not finite) fails.
+    """
+    if gates.min_sqnr_db is None:
+        return None
+    assert sqnr is not None  # load_data refuses the gate where outputs have no noise
+    bound, show = gates.min_sqnr_db, "{:.1f} dB".format
+    return bounded("sqnr", sqnr, bound, "at_least", gates.confidence, n, method, show, counted=counted)

@@ -1,0 +1,115 @@
+"""The gates beside the present champion and beside those that were rolled back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+from validators.gates.resource import disturbed
+from validators.gates.verdict_rules import BLOCKS, bounded
+from validators.job.job_gates import Gates
+from validators.records.journal import RolledBack
+from validators.records.measurements import Estimate
+from validators.records.run import device_class
+from validators.records.verdicts import Verdict
+
+_IN_TURN = "p50 beside the champion, in turn"
+
+
+def judge_against_champion(
+    *,
+    same_source: bool,
+    drop: Estimate,
+    speedup: Estimate,
+    size_ratio: float,
+    objective: Literal["latency", "size"],
+    gates: Gates,
+    n: int,
+    pairs: int,
+    disturbance: str = "",
+) -> Verdict:
+    """The gate beside the present champion. `drop` and `speedup` compare the new variant with it, not with the baseline;
+    `n` counts the samples behind the one, `pairs` the pairs of blocks behind the other.
+
+    Of the same source, the new one must be better by the objective, beyond doubt: a change for noise is no gain. A champion of
+    another source version gives way to a new one that is not clearly worse than it: that new version was registered to be used.
+
+    `disturbance` says why `speedup` is not to be judged by; empty where nothing speaks against it.
+    """
+    if not same_source:
+        verdict = bounded(
+            "beats_champion",
+            drop,
+            gates.drop_bound,
+            "at_most",
+            gates.confidence,
+            n,
+            "drop against the champion",
+            "{:+.4f}".format,
+        )
+        return verdict if verdict.outcome == "fail" else replace(verdict, outcome="pass", reason="")
+    if objective == "size":
+        smaller = size_ratio < 1
+        return Verdict(
+            "beats_champion",
+            "pass" if smaller else "fail",
+            size_ratio,
+            1.0,
+            "at_most",
+            method="bytes beside the champion's",
+            reason="" if smaller else f"{size_ratio:.2f} of the champion's bytes: the champion stays",
+        )
+    if disturbance:
+        return replace(disturbed("beats_champion", disturbance, 1.0, "at_least", speedup.value), method=_IN_TURN)
+    return bounded(
+        "beats_champion",
+        speedup,
+        1.0,
+        "at_least",
+        gates.confidence,
+        pairs,
+        _IN_TURN,
+        "{:.3f}x".format,
+        counted=BLOCKS,
+    )
+
+
+def judge_champion_device(*, approved_on: str, here: str, replaces: bool) -> Verdict:
+    """The gate `champion_device`: the champion was approved on a device of the same class as this one; both are device keys.
+
+    The alias of a target is shared by all machines, and speed on one says nothing of another. `replaces` says that the user
+    asked to replace a champion of another device.
+    """
+    champion, ours = device_class(approved_on), device_class(here)
+    differs = champion != ours
+    found = f"it was approved on {champion}, and this is {ours}"
+    reason = f"replaced on request: {found}" if replaces else f"{found}; to replace it, run with --replace-device"
+    return Verdict(
+        "champion_device",
+        "fail" if differs and not replaces else "pass",
+        float(differs),
+        0.0,
+        "at_most",
+        method="device class beside the champion's",
+        reason=reason if differs else "",
+    )
+
+
+def judge_rolled_back(mark: RolledBack | None) -> Verdict:
+    """The gate `not_rolled_back`: nobody took the same artifact away from the target. `mark` is what is there of one who did.
+
+    >>> judge_rolled_back(None).outcome, judge_rolled_back(RolledBack(2, "2026-11-22T03:00:00+00:00", "slow")).reason
+    ('pass', 'rolled back on 2026-11-22: slow')
+    """
+    reason = (
+        f"rolled back on {mark.at[:10] or 'an unknown day'}: {mark.reason or 'no reason was given'}" if mark else ""
+    )
+    return Verdict(
+        "not_rolled_back",
+        "fail" if mark else "pass",
+        float(mark is not None),
+        0.0,
+        "at_most",
+        method="versions of the same digest that were rolled back on the target",
+        reason=reason,
+    )

@@ -1,0 +1,151 @@
+"""Confidence intervals of drops whose samples come in clusters: frames of a video, rows of a patient, windows of a document.
+
+Samples of one cluster resemble each other, so that the number of clusters, and not of samples, says how much is known.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+from validators.gates.intervals import (
+    LARGEST_UNSEEN_SHARE,
+    MIN_SAMPLES,
+    NOT_FINITE,
+    Clusters,
+    Drops,
+    effective_clusters,
+    is_few,
+    mean_interval,
+    tango_interval,
+    too_few_clusters,
+    unseen_count,
+    unseen_share,
+)
+from validators.records.measurements import Estimate
+
+# Values of clusters that are nearer to each other than this fraction of them are equal but for rounding.
+RESOLUTION = 1e-12
+
+
+def number_clusters(keys: NDArray[Any]) -> Clusters:
+    """Number the clusters of samples (shape `(n,)`, any keys) from 0.
+
+    >>> number_clusters(np.array(["b", "a", "b"])).tolist()
+    [1, 0, 1]
+    """
+    return np.unique(keys, return_inverse=True)[1].reshape(-1)
+
+
+def count_units(samples: int, clusters: Clusters | None) -> int:
+    """Return how many independent units there are: clusters, or samples without any.
+
+    >>> count_units(3, None), count_units(3, np.array([0, 0, 1]))
+    (3, 2)
+    """
+    return samples if clusters is None else len(np.unique(clusters))
+
+
+def worth_naming(clusters: Clusters | None) -> Clusters | None:
+    """Return the clusters of samples, numbered anew; None where each sample is a cluster of its own.
+
+    >>> worth_naming(np.array([3, 1, 2])), worth_naming(np.array([3, 1, 3])).tolist()
+    (None, [1, 0, 1])
+    """
+    if clusters is None:
+        return None
+    numbered = number_clusters(clusters)
+    return numbered if len(numbered) and numbered.max() + 1 < len(numbered) else None
+
+
+def clustered_drop_interval(drops: Drops, clusters: Clusters, confidence: float) -> tuple[Estimate, str]:
+    """Return the mean of paired drops (shape `(n,)`, positive is worse) with a one-sided bound on either side, and the method.
+
+    The bounds are on each side the widest of
+
+    - `mean_interval` of the values that the jackknife gives each cluster: the variance CR3 of R. Bell and D. McCaffrey, Survey
+      Methodology 28, 2002, with the degrees of freedom of the clusters,
+    - Tango's score interval at the effective sample size, for drops of right/wrong outcomes (-1, 0, 1),
+    - what clusters that were not drawn may bring. However alike those at hand are, a share of others (Clopper and Pearson's
+      bound of none seen) may be as far off as the farthest seen, or, right or wrong, be lost altogether.
+    - where few samples differ at all: changes by whole clusters, each sample by as much as the largest seen.
+
+    Fewer than `MIN_SAMPLES` effective clusters have no interval.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):  # an overflow is not finite, and is found to be so
+        mean = float(drops.mean()) if len(drops) else math.nan
+    if not (math.isfinite(mean) and np.isfinite(drops).all()):
+        return Estimate(math.nan, math.nan, math.nan), NOT_FINITE if len(drops) else "none: no samples"
+    effective = effective_clusters(clusters)
+    if effective < MIN_SAMPLES:
+        return Estimate(mean), too_few_clusters(effective)
+    words, pseudo = f"{clusters.max() + 1} clusters", _pseudo_values(drops, clusters)
+    is_right_or_wrong = bool(np.isin(drops, (-1.0, 0.0, 1.0)).all())
+    spread = float(np.ptp(pseudo)) > RESOLUTION * float(np.abs(pseudo).max())
+    if not spread and not is_right_or_wrong:
+        if (1 - LARGEST_UNSEEN_SHARE) ** effective <= 1 - confidence:
+            return Estimate(mean, mean, mean), f"all {words} equal"
+        return Estimate(mean), f"none: few clusters ({words}), all equal"
+    low, high = mean_interval(pseudo, confidence) if spread else (mean, mean)
+    middle = float(pseudo.mean()) if spread else mean
+    ends = [(middle - low, high - middle)]
+    ends.append((unseen := unseen_share(effective, confidence) * _farthest(pseudo, is_right_or_wrong), unseen))
+    if is_right_or_wrong:
+        low, high = _score_interval(drops, pseudo, confidence)
+        ends.append((mean - low, high - mean))
+    elif few := _unseen_drops(drops, effective, confidence):
+        ends.append(few)
+    below, above = (max(side) for side in zip(*ends, strict=True))
+    method = (
+        f"{'widest of Tango,' if is_right_or_wrong else 'wider of'} Student and Hall by {words}, and clusters not seen"
+    )
+    return Estimate(mean, mean - below, mean + above), method
+
+
+def _farthest(pseudo: Drops, is_right_or_wrong: bool) -> float:
+    return 1.0 if is_right_or_wrong else float(np.abs(pseudo - pseudo.mean()).max())
+
+
+def _score_interval(drops: Drops, pseudo: Drops, confidence: float) -> tuple[float, float]:
+    """Return Tango's interval at the number of independent samples that tell as much as these clusters do.
+
+    That number is n over the design effect, with the degrees of freedom of the clusters in place of endlessly many (E. Korn and
+    B. Graubard, Survey Methodology 24, 1998).
+    """
+    n, groups = len(drops), len(pseudo)
+    of_samples, of_clusters = float(drops.var(ddof=1)) / n, float(pseudo.var(ddof=1)) / groups
+    design = max(of_clusters / of_samples, 1.0) if of_samples else 1.0
+    quantiles = float(stats.norm.ppf(confidence)), float(stats.t.ppf(confidence, groups - 1))
+    size = n / design * (quantiles[0] / quantiles[1]) ** 2
+    lost, gained = (float((drops == side).mean()) * size for side in (1, -1))
+    return tango_interval(lost, gained, size, confidence)
+
+
+def _pseudo_values(drops: Drops, clusters: Clusters) -> Drops:
+    """Return the jackknife's pseudo-value of the mean for each cluster, shape `(clusters,)`."""
+    sizes, sums = np.bincount(clusters), np.bincount(clusters, drops)
+    without = (sums.sum() - sums) / (len(drops) - sizes)
+    return np.asarray(len(sizes) * drops.mean() - (len(sizes) - 1) * without, np.float64)
+
+
+def _unseen_drops(drops: Drops, effective: float, confidence: float) -> tuple[float, float] | None:
+    """Return how far below and above the mean the truth may lie when few samples differ; None for other drops.
+
+    As for independent samples, with shares of samples read as shares of the clusters: were changes to come by whole clusters,
+    so few would have shown them.
+    """
+    values, counts = np.unique(drops, return_counts=True)
+    a_sample = effective / len(drops)
+    if not is_few((len(drops) - int(counts.max())) * a_sample, effective):
+        return None
+    away = drops - values[counts.argmax()]
+    largest = float(np.abs(away).max())
+    below, above = (
+        unseen_count(int(side.sum()) * a_sample, effective, confidence) * largest / effective
+        for side in (away < 0, away > 0)
+    )
+    return below, above

@@ -1,0 +1,128 @@
+"""Gates on what really ran: the shares in low-precision kernels, by multiply-accumulates and by time; kernels that exist.
+
+What applies to whom:
+
+INT8, INT4, FP8    both shares in kernels of 8 bits or fewer; 4-bit or 8-bit weights count, since the kernel reads those
+FP16               both shares in kernels of 16 bits or fewer: on a CPU the runtime casts a float16 file to float32 in silence
+FP32               nothing: float is what the name says
+simulated          as its precision, and `real_kernels` besides: where no kernel exists both fail, and nothing is promoted
+aot-checked        as its precision, by the layers of the engine that was built; `real_kernels` is inconclusive
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from validators.job.candidate_name import decode
+from validators.job.job_gates import Gates
+from validators.providers import TENSORRT
+from validators.records.measurements import Coverage, KernelTime
+from validators.records.run import Variant
+from validators.records.verdicts import Outcome, Verdict
+from validators.samples.words import SHOWN, and_more
+
+
+def judge_coverage(candidate: str, coverage: Coverage, gates: Gates) -> Verdict | None:
+    """The gate on multiply-accumulates: an INT8 file that runs float kernels fails it. FP32 has nothing to cover.
+
+    What ran in kernels of unknown precision may have been either: where that decides, the outcome is inconclusive.
+    """
+    precision = decode(candidate).precision
+    if gates.min_coverage is None or precision == "fp32":
+        return None
+    share = coverage.half_share if precision == "fp16" else coverage.share
+    most = share + coverage.unknown
+    outcome: Outcome = (
+        "pass" if share >= gates.min_coverage else "inconclusive" if most >= gates.min_coverage else "fail"
+    )
+    hidden = f"; {coverage.unknown:.0%} in kernels that the provider does not name" if coverage.unknown else ""
+    ran = f"{share:.0%} of multiply-accumulates ran in {_bits(precision)}{hidden}"
+    return Verdict(
+        gate="coverage",
+        outcome=outcome,
+        value=share,
+        bound=gates.min_coverage,
+        direction="at_least",
+        low=share if coverage.unknown else None,
+        high=most if coverage.unknown else None,
+        method=f"multiply-accumulates by kernel, from {_told_by(coverage)}",
+        reason="" if outcome == "pass" else ran + _told(precision, coverage),
+    )
+
+
+def judge_time_coverage(candidate: str, coverage: Coverage, gates: Gates) -> Verdict | None:
+    """The gate on kernel time, all kernels counted; inconclusive where the runtime tells no times. Off unless a job asks."""
+    precision = decode(candidate).precision
+    if gates.min_time_coverage is None or precision == "fp32":
+        return None
+    share = coverage.half_time_share if precision == "fp16" else coverage.time_share
+    outcome: Outcome = "inconclusive" if share is None else "pass" if share >= gates.min_time_coverage else "fail"
+    ran = "the runtime tells no times" if share is None else f"{share:.0%} of kernel time was in {_bits(precision)}"
+    return Verdict(
+        gate="time_coverage",
+        outcome=outcome,
+        value=share,
+        bound=gates.min_time_coverage,
+        direction="at_least",
+        method=f"median time by kernel, from {_told_by(coverage)}",
+        reason="" if outcome == "pass" else ran + _told(precision, coverage),
+    )
+
+
+def judge_simulation(variant: Variant) -> Verdict | None:
+    """What was not run where it will run is never promoted: no kernel here runs a simulated precision, and of an engine that
+    was built ahead of time nobody knows what it answers, and how fast."""
+    if variant.proof == "measured":
+        return None
+    is_simulated = variant.proof == "simulated"
+    return Verdict(
+        gate="real_kernels",
+        outcome="fail" if is_simulated else "inconclusive",
+        value=0.0,
+        bound=1.0,
+        direction="at_least",
+        reason="simulated: the target has no kernels for this precision"
+        if is_simulated
+        else "aot-checked: built for the GPU and looked at, never run; a worker with the GPU would tell",
+    )
+
+
+def name_kernels(kernels: Sequence[KernelTime]) -> str:
+    """The kernels that took longest, by name, and how many more there are.
+
+    >>> name_kernels([KernelTime(name, "Cast", "CPUExecutionProvider", 1.0) for name in "abcdefg"])
+    'a, b, c, d, e and 2 more'
+    """
+    longest = sorted(kernels, key=lambda kernel: -kernel.microseconds)
+    return _name([kernel.name for kernel in longest])
+
+
+def _told_by(coverage: Coverage) -> str:
+    return "the engine's layers" if coverage.providers == (TENSORRT,) else "the runtime's profile"
+
+
+def _told(precision: str, coverage: Coverage) -> str:
+    """What fell back, what was left unfused, and what was inserted: a few of each by name."""
+    back = coverage.float_nodes if precision == "fp16" else (*coverage.float_nodes, *coverage.half_nodes)
+    elsewhere = sorted(kernel for kernel in coverage.macs_by_kernel if " on " in kernel)
+    parts = []
+    if back:
+        parts.append(f"in float: {_name(back)}")
+    if elsewhere:
+        parts.append(f"by another provider: {_name(elsewhere)}")
+    if coverage.unfused:
+        took = f"{coverage.unfused_time:.0%} of the time"
+        parts.append(f"{len(coverage.unfused)} Q/DQ not fused, {took}: {name_kernels(coverage.unfused)}")
+    if coverage.inserted:
+        kinds = ", ".join(f"{count} {kind}" for kind, count in coverage.inserted_counts.items())
+        took = f"{coverage.inserted_time:.0%} of the time"
+        parts.append(f"inserted {kinds}, {took}: {name_kernels(coverage.inserted)}")
+    return "".join(f"; {part}" for part in parts)
+
+
+def _name(names: Sequence[str]) -> str:
+    return ", ".join(names[:SHOWN]) + and_more(names)
+
+
+def _bits(precision: str) -> str:
+    return "16 bits or fewer" if precision == "fp16" else "low precision"

@@ -1,0 +1,98 @@
+"""Gates on what a variant costs: time, memory, loading, bytes."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from validators.gates.verdict_rules import BLOCKS, LAUNCHES, bounded
+from validators.job.candidate_name import Target
+from validators.job.job_gates import Gates
+from validators.records.latencies import Latency
+from validators.records.run import Variant
+from validators.records.verdicts import Verdict
+
+
+def judge_speedup(latency: Latency, gates: Gates, target: Target) -> Verdict | None:
+    """The speed gate on the ratio of p50 latencies at the first operating point."""
+    return _judge_ratio("speedup", latency, gates.speedup_bound(target), gates.confidence)
+
+
+def judge_speedup_fp16(latency: Latency, gates: Gates) -> Verdict | None:
+    """The same of the latency beside the float16 model, on a GPU: INT8 that is slower than float16 is worth nothing there."""
+    return _judge_ratio("speedup_fp16", latency, gates.min_speedup_fp16, gates.confidence)
+
+
+def _judge_ratio(gate: str, latency: Latency, bound: float | None, confidence: float) -> Verdict | None:
+    if bound is None:
+        return None
+    if latency.disturbance:
+        return disturbed(gate, latency.disturbance, bound, "at_least", latency.speedup.value)
+    return bounded(
+        gate,
+        latency.speedup,
+        bound,
+        "at_least",
+        confidence,
+        latency.pairs,
+        f"paired blocks of {latency.launches} launches, Student interval of log ratios",
+        lambda value: f"{value:.3f}x",
+        counted=BLOCKS,
+    )
+
+
+def judge_load(latency: Latency, gates: Gates) -> Verdict | None:
+    """The gate on the time that the session takes to load, against the baseline's."""
+    bound, ratio = gates.max_load_ratio, latency.load_ratio
+    if bound is None or ratio is None:
+        return None
+    if latency.disturbance:
+        return disturbed("load_ratio", latency.disturbance, bound, "at_most", ratio.value)
+    if ratio.low is None:
+        return disturbed("load_ratio", "one launch alone gives no interval", bound, "at_most", ratio.value)
+    return bounded(
+        "load_ratio",
+        ratio,
+        bound,
+        "at_most",
+        gates.confidence,
+        latency.launches,
+        "paired launches, Student interval of log ratios",
+        lambda value: f"{value:.2f}x",
+        counted=LAUNCHES,
+    )
+
+
+def judge_memory(latency: Latency, gates: Gates) -> Verdict | None:
+    """The gate on the peak resident memory of the process while it answers."""
+    if gates.max_memory_ratio is None:
+        return None
+    ratio = latency.peak_memory_mb / latency.baseline_peak_memory_mb
+    return _exact("memory_ratio", ratio, gates.max_memory_ratio, "memory")
+
+
+def judge_size(variant: Variant, baseline_bytes: int, gates: Gates) -> Verdict | None:
+    """The size gate on bytes on disk."""
+    if gates.max_size_ratio is None:
+        return None
+    return _exact("size_ratio", variant.size_bytes / baseline_bytes, gates.max_size_ratio, "bytes")
+
+
+def disturbed(
+    gate: str, reason: str, bound: float, direction: Literal["at_most", "at_least"], value: float | None
+) -> Verdict:
+    """What a gate on time says where the measurement is not to be judged by: nothing, and why."""
+    return Verdict(
+        gate=gate, outcome="inconclusive", value=value, bound=bound, direction=direction, method="none", reason=reason
+    )
+
+
+def _exact(gate: str, ratio: float, bound: float, what: str) -> Verdict:
+    passed = ratio <= bound
+    return Verdict(
+        gate=gate,
+        outcome="pass" if passed else "fail",
+        value=ratio,
+        bound=bound,
+        direction="at_most",
+        reason="" if passed else f"{ratio:.2f} of the baseline's {what}",
+    )

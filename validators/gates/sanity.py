@@ -1,0 +1,89 @@
+"""Gates on what no accuracy shows: that a variant answers like the baseline in form, varies, repeats itself, is finite."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from validators.records.measurements import Answers, Sanity
+from validators.records.verdicts import Verdict
+from validators.samples.words import count, name_rows
+
+# Three runs tell the size of a spread within a factor of two, not its bound.
+SPREAD_SLACK = 2.0
+Pair = tuple[Answers, Answers]
+
+
+def judge_sanity(sanity: Sanity) -> tuple[Verdict, ...]:
+    """Four gates, on all outputs: `same_outputs`, `not_constant`, `deterministic`, `finite_outputs`.
+
+    The value of each is the number of outputs at fault. Where an output is missing, the others of them do not look at it.
+    """
+    theirs = {answers.name: answers for answers in sanity.baseline}
+    both = [(theirs[answers.name], answers) for answers in sanity.variant if answers.name in theirs]
+    batch = f"{count(sanity.samples, 'sample')}, {count(sanity.runs, 'run')}"
+    return (
+        _verdict("same_outputs", _other_outputs(sanity), "names, dtypes and shapes of all outputs", sanity),
+        _verdict("not_constant", _faults(both, _constant), f"different answers to {batch.split(',')[0]}", sanity),
+        _verdict("deterministic", _faults(both, _unsteady), f"the same batch again: {batch}", sanity),
+        _verdict("finite_outputs", _faults(both, _not_finite), f"NaN and Inf in {batch}", sanity),
+    )
+
+
+def judge_finite(bad_samples: int, n: int) -> Verdict:
+    """The gate on the judged output over all samples: none has NaN or Inf where the baseline's are finite."""
+    return Verdict(
+        gate="finite",
+        outcome="fail" if bad_samples else "pass",
+        value=float(bad_samples),
+        bound=0.0,
+        direction="at_most",
+        n=n,
+        reason=f"NaN or Inf on {bad_samples} samples where the baseline is finite" if bad_samples else "",
+    )
+
+
+def _verdict(gate: str, faults: list[str], method: str, sanity: Sanity) -> Verdict:
+    return Verdict(
+        gate=gate,
+        outcome="fail" if faults else "pass",
+        value=float(len(faults)),
+        bound=0.0,
+        direction="at_most",
+        n=sanity.samples,
+        method=method,
+        reason="; ".join(faults),
+    )
+
+
+def _faults(both: Iterable[Pair], fault: Callable[[Answers, Answers], str]) -> list[str]:
+    return [f"output {variant.name!r} {told}" for baseline, variant in both if (told := fault(baseline, variant))]
+
+
+def _other_outputs(sanity: Sanity) -> list[str]:
+    theirs, ours = ({answers.name: answers for answers in side} for side in (sanity.baseline, sanity.variant))
+    faults = [f"output {name!r} is missing" for name in theirs if name not in ours]
+    faults += [f"output {name!r} is not the baseline's" for name in ours if name not in theirs]
+    if not faults and list(theirs) != list(ours):
+        faults.append(f"outputs in the order {', '.join(ours)}, the baseline's is {', '.join(theirs)}")
+    for name in theirs.keys() & ours.keys():
+        for word in ("dtype", "shape"):
+            was, now = getattr(theirs[name], word), getattr(ours[name], word)
+            if was != now:
+                faults.append(f"output {name!r} has {word} {now}, the baseline's has {was}")
+    return faults
+
+
+def _constant(baseline: Answers, variant: Answers) -> str:
+    return "gives every sample the same answer" if variant.is_constant and not baseline.is_constant else ""
+
+
+def _unsteady(baseline: Answers, variant: Answers) -> str:
+    if variant.spread <= SPREAD_SLACK * baseline.spread:
+        return ""
+    beside = f", the baseline's by {baseline.spread:.3g}" if baseline.spread else ""
+    return f"differs from run to run by {variant.spread:.3g}{beside}"
+
+
+def _not_finite(baseline: Answers, variant: Answers) -> str:
+    new = sorted(set(variant.bad_samples) - set(baseline.bad_samples))
+    return f"has NaN or Inf on {name_rows(new)} where the baseline is finite" if new else ""

@@ -1,0 +1,135 @@
+"""Gates: what a variant must satisfy, as tests with a stated confidence. A gate gives pass, fail or inconclusive."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from typing import Literal
+
+from scipy.special import ndtri
+
+from validators.records.measurements import Estimate
+from validators.records.verdicts import Outcome, Verdict
+
+POWER = 0.8
+
+
+def overall(verdicts: tuple[Verdict, ...]) -> Literal["passed", "failed", "inconclusive"]:
+    """What all gates together say: any failure fails; else anything inconclusive is inconclusive.
+
+    >>> overall(())
+    'passed'
+    """
+    outcomes = {verdict.outcome for verdict in verdicts}
+    return "failed" if "fail" in outcomes else "inconclusive" if "inconclusive" in outcomes else "passed"
+
+
+# What a verdict counts, and the key of the job that gives more of it where that is not the evaluation data.
+EVALUATION, BLOCKS, LAUNCHES = "evaluation samples", "pairs of blocks", "launches"
+_KEYS = {
+    BLOCKS: ": raise `measurement.launches`, or `measurement.blocks`, the pairs of each",
+    LAUNCHES: ": raise `measurement.launches`",
+}
+
+
+def bounded(
+    gate: str,
+    estimate: Estimate,
+    bound: float,
+    direction: Literal["at_most", "at_least"],
+    confidence: float,
+    n: int,
+    method: str,
+    show: Callable[[float], str],
+    *,
+    counted: str = EVALUATION,
+) -> Verdict:
+    """The verdict on an estimate: pass if its whole interval is on the right side of the bound, fail if none of it is, else
+    inconclusive, with how many of what is `counted` would tell. An end that is absent lies anywhere; NaN never passes."""
+    low = -math.inf if estimate.low is None else estimate.low
+    high = math.inf if estimate.high is None else estimate.high
+    near, far = (low, high) if direction == "at_most" else (high, low)
+    within = operator.le if direction == "at_most" else operator.ge
+    outcome: Outcome = "pass" if within(far, bound) else "inconclusive" if within(near, bound) else "fail"
+    needed = samples_to_settle(estimate, bound, direction, confidence, n) if outcome == "inconclusive" else None
+    words = {"pass": "", "fail": "beyond the bound", "inconclusive": _doubt(estimate, method, needed, counted)}
+    ends = "" if estimate.low is None or estimate.high is None else f" [{show(estimate.low)}, {show(estimate.high)}]"
+    reason = words[outcome] and f"{show(estimate.value)}{ends} against {show(bound)}: {words[outcome]}"
+    return Verdict(
+        gate=gate,
+        outcome=outcome,
+        value=estimate.value,
+        bound=bound,
+        direction=direction,
+        low=estimate.low,
+        high=estimate.high,
+        confidence=confidence,
+        n=n,
+        method=method,
+        reason=reason,
+        samples_needed=needed,
+        counted=counted,
+    )
+
+
+def _doubt(estimate: Estimate, method: str, needed: int | None, counted: str) -> str:
+    if estimate.low is None or estimate.high is None:
+        return f"no interval ({method.removeprefix('none: ')}): more {would_tell(counted)}"
+    if needed is None:
+        return f"the value lies on the bound: no number of {counted} would tell"
+    return f"the interval holds the bound: about {two_digits(needed):,} {would_tell(counted)}"
+
+
+def would_tell(counted: str) -> str:
+    """Words for more samples or measurements, with the key of the job that asks for them.
+
+    >>> would_tell("launches")
+    'launches would tell: raise `measurement.launches`'
+    """
+    return f"{counted} would tell{_KEYS.get(counted, '')}"
+
+
+def two_digits(count: int) -> int:
+    """Rounded up to two digits: more would claim to know.
+
+    >>> two_digits(1801), two_digits(9), two_digits(100)
+    (1900, 9, 100)
+    """
+    unit = int(10 ** max(len(str(count)) - 2, 0))
+    return -(-count // unit) * unit
+
+
+def samples_to_settle(
+    estimate: Estimate, bound: float, direction: Literal["at_most", "at_least"], confidence: float, n: int
+) -> int | None:
+    """How many samples in place of `n` would settle an inconclusive verdict with a probability of 80 %, if the truth is the
+    estimate: it would pass where that is on the right side of the bound, and fail where it is beyond. None for an estimate
+    on the bound, and without an interval.
+
+    One end has to come from beyond the bound to its other side. It lies `z(confidence)` standard errors from the value, which
+    shrink with the square root of the count; at a distance of `z(confidence) + z(0.8)` of them it does so in 80 % of draws
+    (S. Julious, "Sample sizes for clinical trials with normal data", Statistics in Medicine 23, 2004, section on
+    non-inferiority).
+
+    >>> samples_to_settle(Estimate(0.0, -0.03, 0.03), 0.02, "at_most", 0.95, 1000)
+    5142
+    """
+    gap = bound - estimate.value if direction == "at_most" else estimate.value - bound
+    moves_up = (gap > 0) == (direction == "at_most")
+    end = estimate.high if moves_up else estimate.low
+    if end is None or not math.isfinite(end) or gap == 0:
+        return None
+    z = float(ndtri(confidence))
+    factor = (1 + float(ndtri(POWER)) / z) * (end - estimate.value) / gap
+    count = n * factor**2
+    return max(math.ceil(count), n + 1) if math.isfinite(count) else None
+
+
+def confidence_of_each(confidence: float, tests: int) -> float:
+    """The confidence of each of some tests, so that all of them hold at once with `confidence` (Bonferroni).
+
+    >>> round(confidence_of_each(0.95, 5), 4)
+    0.99
+    """
+    return 1 - (1 - confidence) / tests

@@ -1,0 +1,207 @@
+"""Inputs and outputs that a run can feed and judge: tensors of numbers, with samples along axis 0."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import onnx
+from numpy.typing import NDArray
+
+from validators.errors import JobError, SourceError
+from validators.graph.source_form import declared_shape
+from validators.samples.datasets import TensorSpec
+
+# Element types that numpy has and ONNX Runtime takes from it, and how numpy names those that ONNX names differently.
+NUMPY_NAMES = {"float": "float32", "double": "float64"}
+NUMBERS = frozenset(
+    {"bool", "float16", "float32", "float64"} | {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
+)
+NOT_TENSORS = {
+    "sequence_type": "a sequence",
+    "map_type": "a map",
+    "optional_type": "an optional value",
+    "sparse_tensor_type": "a sparse tensor",
+}
+
+
+def dtype_name(element_type: int) -> str:
+    """Return numpy's name of an ONNX element type.
+
+    >>> dtype_name(1), dtype_name(7), dtype_name(16)
+    ('float32', 'int64', 'bfloat16')
+    """
+    name: str = onnx.TensorProto.DataType.Name(element_type).lower()
+    return NUMPY_NAMES.get(name, name)
+
+
+def spec_of(value: onnx.ValueInfoProto) -> TensorSpec:
+    """Return name, dtype and shape of a tensor."""
+    tensor = value.type.tensor_type
+    return TensorSpec(value.name, dtype_name(tensor.elem_type), declared_shape(tensor.shape))
+
+
+def check_interface(model: onnx.ModelProto, file: str) -> None:
+    """Check that a run can feed the inputs of a source and read its outputs; `file` names the source in errors.
+
+    Raises:
+        SourceError: the model has no inputs, an input or output is no tensor of a supported type, or the inputs have no
+            batch along axis 0.
+    """
+    constants = {tensor.name for tensor in model.graph.initializer}
+    inputs = [value for value in model.graph.input if value.name not in constants]
+    if not inputs:
+        raise SourceError(
+            found=f"{file} has no inputs",
+            expected="at least one input, with samples along axis 0",
+            fix="export the model with its data as inputs: a model without inputs gives the same answer every time",
+        )
+    for value in inputs:
+        _check_input(value, file)
+    for value in model.graph.output:
+        _check_output(value, file)
+    _check_batch([spec_of(value) for value in inputs], file)
+
+
+def check_judged(output: TensorSpec, probes: Sequence[tuple[int, Any]]) -> None:
+    """Check that the judged output has one row a sample; `probes` are pairs of a batch's samples and the output for it.
+
+    Raises:
+        JobError: the output has rows of its own, its batch on another axis, or no values.
+    """
+    for rows, answer in probes:
+        if answer.ndim and len(answer) == rows and (answer.size or not rows):
+            continue
+        shapes = " and ".join(f"{probe.shape} for {count} samples" for count, probe in probes)
+        raise JobError(
+            found=f"output {output} has the shape {shapes}: {_why_not_by_row(probes)}",
+            expected="a judged output with one row a sample along axis 0",
+            fix="name another `output`, or export the model with the batch on axis 0 of this one",
+        )
+
+
+def _why_not_by_row(probes: Sequence[tuple[int, NDArray[Any]]]) -> str:
+    """The reason in words, as far as the shapes tell."""
+    if any(not answer.size for _, answer in probes):
+        return "it has no values"
+    if not all(answer.ndim for _, answer in probes):
+        return "it is a single value for all samples"
+    moved = [
+        axis
+        for axis in range(1, min(answer.ndim for _, answer in probes))
+        if all(answer.shape[axis] == rows for rows, answer in probes)
+    ]
+    if moved:
+        return f"its batch is on axis {moved[0]}, which is not supported"
+    return "it has a number of rows of its own, which is not supported"
+
+
+def _check_input(value: onnx.ValueInfoProto, file: str) -> None:
+    what = _not_a_tensor(value.type)
+    if what:
+        raise SourceError(
+            found=f"{file}: input {value.name!r} is {what}, which is not supported",
+            expected="inputs that are tensors of numbers",
+            fix=f"export the model with a tensor in place of {value.name!r}",
+        )
+    if not value.type.tensor_type.HasField("shape"):
+        missing = (
+            "shape: its number of axes is dynamic, which is not supported" if value.type.WhichOneof("value") else "type"
+        )
+        raise SourceError(
+            found=f"{file}: input {value.name!r} has no {missing}",
+            expected="the element type and the number of axes of every input; axes may be dynamic",
+            fix="export with the shapes of the inputs, or write them into `graph.input` of the file with onnx",
+        )
+    spec = spec_of(value)
+    if spec.dtype == "string":
+        raise SourceError(
+            found=f"{file}: input {value.name!r} is text, which is not supported",
+            expected="inputs that are tensors of numbers",
+            fix="encode the text before the model (tokens, category numbers), and export the rest of it as the model",
+        )
+    if spec.dtype not in NUMBERS:
+        raise SourceError(
+            found=f"{file}: input {value.name!r} has the type {spec.dtype}, which numpy does not have",
+            expected=f"one of {', '.join(sorted(NUMBERS))}",
+            fix="export the model with a float32 or float16 input and a Cast behind it",
+        )
+    if 0 in spec.shape:
+        raise SourceError(
+            found=f"{file}: input {spec} has an empty axis, which is not supported",
+            expected="inputs with at least one value a sample",
+            fix=f"export the model without {value.name!r}, or for the step at which it has values",
+        )
+
+
+def _check_output(value: onnx.ValueInfoProto, file: str) -> None:
+    what = _not_a_tensor(value.type)
+    if what:
+        zipmap = "; skl2onnx leaves ZipMap out with options={'zipmap': False}" if "map" in what else ""
+        raise SourceError(
+            found=f"{file}: output {value.name!r} is {what}, which is not supported, judged or not",
+            expected="outputs that are tensors",
+            fix=f"export the model with tensors in place of {value.name!r}, or without it{zipmap}",
+        )
+    dtype = spec_of(value).dtype
+    # Of an undefined type is what the exporter did not declare: it is inferred later.
+    if dtype not in NUMBERS | {"string", "undefined"}:
+        raise SourceError(
+            found=f"{file}: output {value.name!r} has the type {dtype}, which numpy does not have",
+            expected=f"one of {', '.join(sorted(NUMBERS))}",
+            fix="export the model with a Cast to float32 or float16 before that output",
+        )
+
+
+def _not_a_tensor(kind: onnx.TypeProto) -> str:
+    """What a value is that is no tensor, in words; empty for a tensor.
+
+    >>> number = onnx.helper.make_tensor_type_proto(1, None)
+    >>> _not_a_tensor(onnx.helper.make_sequence_type_proto(onnx.helper.make_map_type_proto(8, number)))
+    'a sequence of maps'
+    >>> _not_a_tensor(number)
+    ''
+    """
+    which = kind.WhichOneof("value")
+    if which == "sequence_type" and kind.sequence_type.elem_type.WhichOneof("value") == "map_type":
+        return "a sequence of maps"
+    return NOT_TENSORS.get(str(which), "")
+
+
+def _check_batch(inputs: list[TensorSpec], file: str) -> None:
+    """Refuse inputs that cannot be cut into samples along axis 0."""
+    for spec in inputs:
+        if not spec.shape:
+            raise SourceError(
+                found=f"{file}: input {spec} is a scalar, which is not supported",
+                expected="samples along axis 0 of every input",
+                fix=f"make {spec.name!r} a constant of the model",
+            )
+    shared = _shared_elsewhere(inputs)
+    if shared:
+        raise _no_common_batch(f"{file}: {shared}")
+    first = {spec.shape[0] if isinstance(spec.shape[0], int) else None for spec in inputs}
+    if len(first) > 1:
+        raise _no_common_batch(f"{file}: inputs of different sizes along axis 0: {'; '.join(map(str, inputs))}")
+
+
+def _shared_elsewhere(inputs: list[TensorSpec]) -> str:
+    """Which input has the axis 0 of another one on another axis, by the names of dynamic axes; empty if none has."""
+    names = [axis for spec in inputs for axis in set(spec.shape) if isinstance(axis, str)]
+    # An exporter that gives several axes of one input the same name says nothing by it.
+    if len(names) < sum(isinstance(axis, str) for spec in inputs for axis in spec.shape):
+        return ""
+    for spec in inputs:
+        for other in inputs:
+            if isinstance(spec.shape[0], str) and spec.shape[0] in other.shape[1:]:
+                return f"axis 0 of input {spec} is axis {other.shape.index(spec.shape[0])} of input {other}"
+    return ""
+
+
+def _no_common_batch(found: str) -> SourceError:
+    return SourceError(
+        found=f"{found}; inputs without a common batch axis are not supported",
+        expected="samples along axis 0 of every input",
+        fix="put the batch first in every input, with a Transpose behind it where the model has it elsewhere, and make an input"
+        " without a batch a constant of the model",
+    )

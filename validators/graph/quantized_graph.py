@@ -1,0 +1,207 @@
+"""A quantized model as rules look at it: its products, and what is dequantized in front of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto
+
+from validators.graph.graph_scope import DEQUANTIZE, QUANTIZE, Scope, attribute, is_standard, scopes_of
+
+PRODUCTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul", "Einsum"})
+# What moves numbers and changes none, or all by one factor, so that it may stand between DequantizeLinear and a product.
+MOVES = frozenset(
+    {"Cast", "Flatten", "Gather", "Identity", "MaxPool", "Neg", "Pad", "Reshape", "Slice", "Split", "Squeeze"}
+)
+MOVES |= {"Transpose", "Unsqueeze"}
+SCALINGS = frozenset({"Div", "Mul"})
+# Of these, those after which each axis is where it was.
+KEEPS_AXES = frozenset({"Cast", "Identity", "MaxPool", "Neg", "Pad", "Slice", "Split"}) | SCALINGS
+# Shape inference copies a model: one that holds more than this itself does without.
+MOST_BYTES = 2**30
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """A DequantizeLinear as the product behind it sees it.
+
+    `code_type` is the ONNX type of its integers (0: not known), `float_type` that of its floats; `stored` says that it is of a
+    constant, of shape `dims`. `axis` is that of its scales, of which there are `scales`; None for one scale alone, or where
+    the axis cannot be followed through what stands between. `blocks` says how many blocks along an axis have scales of their
+    own; 0 for scales that are not of blocks.
+    """
+
+    node: onnx.NodeProto
+    scope: Scope
+    code_type: int
+    float_type: int
+    stored: bool
+    dims: tuple[int, ...]
+    scale: TensorProto | None
+    axis: int | None
+    blocks: int
+
+    @property
+    def scales(self) -> int:
+        """How many scales it has; 0 for computed ones."""
+        return int(np.prod(self.scale.dims)) if self.scale is not None else 0
+
+
+@dataclass(frozen=True)
+class Side:
+    """What one input of a product comes from: `quantized`, or float, with the node that stands between if one does."""
+
+    quantized: Quantized | None
+    barrier: onnx.NodeProto | None = None
+
+
+@dataclass(frozen=True)
+class Product:
+    """A node that multiplies, with its two factors."""
+
+    node: onnx.NodeProto
+    scope: Scope
+    sides: tuple[Side, Side]
+
+    @property
+    def quantized(self) -> list[Quantized]:
+        """The factors that are quantized."""
+        return [side.quantized for side in self.sides if side.quantized is not None]
+
+    def output_axis(self, side: int, rank: int) -> int | None:
+        """The axis of a factor of this rank that is one of the result; None where the operator has no single one."""
+        match self.node.op_type:
+            case "Conv":
+                return 0 if side else None
+            case "Gemm":
+                return 1 - side if attribute(self.node, "transB" if side else "transA", 0) else side
+            case "MatMul":
+                return rank - 2 + side if rank > 1 else None
+        return None
+
+
+class QuantizedGraph:
+    """All scopes of a model, its nodes and its products."""
+
+    def __init__(self, model: onnx.ModelProto, folder: Path) -> None:
+        """Index a model that was loaded without its external data, which is in `folder`."""
+        self.model = _with_shapes(model)
+        self.scopes = [*scopes_of(self.model.graph, folder, None)]
+        for function in self.model.functions:
+            self.scopes += scopes_of(function, folder, None)
+        self.nodes = [(scope, node) for scope in self.scopes for node in scope.graph.node]
+        self.products = [
+            Product(node, scope, (trace(scope, node, 0), trace(scope, node, 1)))
+            for scope, node in self.nodes
+            if node.op_type in PRODUCTS and is_standard(node) and len(node.input) > 1
+        ]
+
+    def of_kind(self, *kinds: str) -> Iterator[tuple[Scope, onnx.NodeProto]]:
+        """The nodes of these operators."""
+        return ((scope, node) for scope, node in self.nodes if node.op_type in kinds)
+
+
+def code_type(scope: Scope, node: onnx.NodeProto) -> int:
+    """The type of the integers of QuantizeLinear or DequantizeLinear; UINT8 is what the first gives unless told."""
+    if len(node.input) > 2 and node.input[2]:
+        return scope.element_type(node.input[2])
+    if node.op_type == QUANTIZE:
+        return int(attribute(node, "output_dtype", 0)) or TensorProto.UINT8
+    source = _behind_moves(scope, node.input[0])
+    made = scope.producer(source)
+    return code_type(scope, made) if made is not None and made.op_type == QUANTIZE else scope.element_type(source)
+
+
+def trace(scope: Scope, product: onnx.NodeProto, index: int) -> Side:
+    """Follow an input of a product back to its DequantizeLinear."""
+    # A convolution takes the padding before it in.
+    pads = product.op_type == "Conv"
+    found, stop = _reach(scope, product.input[index], pads)
+    if found is not None or stop is None:
+        return Side(found)
+    blocks = stop.op_type not in PRODUCTS and any(_reach(scope, item, pads)[0] for item in stop.input if item)
+    return Side(None, stop if blocks else None)
+
+
+def _reach(scope: Scope, name: str, pads: bool) -> tuple[Quantized | None, onnx.NodeProto | None]:
+    """The DequantizeLinear behind what only moves numbers; without one, the node that does more."""
+    path: list[onnx.NodeProto] = []
+    while (node := scope.producer(name)) is not None:
+        if node.op_type == DEQUANTIZE:
+            return _quantized(scope.owner(name), node, path), None
+        if node.op_type == "Concat" and (same := _same_scale(scope, node, pads)) is not None:
+            return same, None
+        if not passes(scope, node) or (node.op_type == "Pad" and not pads):
+            return None, node
+        path.append(node)
+        name = node.input[0]
+    return None, None
+
+
+def passes(scope: Scope, node: onnx.NodeProto) -> bool:
+    """Whether a node may stand between DequantizeLinear and a product."""
+    if not is_standard(node):
+        return False
+    if node.op_type in SCALINGS:
+        factor = scope.constant(node.input[1])
+        return factor is not None and int(np.prod(factor.dims)) == 1
+    return node.op_type in MOVES
+
+
+def _same_scale(scope: Scope, node: onnx.NodeProto, pads: bool) -> Quantized | None:
+    found = [_reach(scope, name, pads)[0] for name in node.input]
+    whole = [item for item in found if item is not None and item.scale is not None and item.axis is None]
+    if len(whole) < len(found) or len({item.scope.numbers(item.scale).tobytes() for item in whole if item.scale}) > 1:
+        return None
+    return whole[0]
+
+
+def _behind_moves(scope: Scope, name: str) -> str:
+    while (node := scope.producer(name)) is not None and node.op_type in MOVES:
+        name = node.input[0]
+    return name
+
+
+def _quantized(scope: Scope, node: onnx.NodeProto, path: list[onnx.NodeProto]) -> Quantized:
+    source = _behind_moves(scope, node.input[0])
+    made = scope.producer(source)
+    if made is not None and made.op_type == QUANTIZE:
+        # Weights may be stored as floats behind a pair of both.
+        source = made.input[0]
+    codes, scale = scope.constant(source), scope.constant(node.input[1])
+    shape = scope.shape(node.input[0]) or scope.shape(source) or []
+    axis: int | None = None
+    blocks = 0
+    if scale is not None and int(np.prod(scale.dims)) > 1:
+        axis = int(attribute(node, "axis", 1))
+        axis = axis + len(shape) if axis < 0 else axis
+        blocks = scale.dims[axis] if attribute(node, "block_size", 0) else 0
+    floats = int(attribute(node, "output_dtype", 0)) or scope.element_type(node.input[1])
+    for step in reversed(path):
+        if step.op_type == "Cast":
+            floats = int(attribute(step, "to", 0))
+        if axis is not None:
+            axis = _moved(step, axis)
+    dims = tuple(shape) if codes is not None else ()
+    return Quantized(node, scope, code_type(scope, node), floats, codes is not None, dims, scale, axis, blocks)
+
+
+def _moved(node: onnx.NodeProto, axis: int) -> int | None:
+    if node.op_type == "Transpose":
+        order = attribute(node, "perm", [])
+        return list(order).index(axis) if axis in order else None
+    return axis if node.op_type in KEEPS_AXES else None
+
+
+def _with_shapes(model: onnx.ModelProto) -> onnx.ModelProto:
+    if model.ByteSize() > MOST_BYTES:
+        return model
+    try:
+        return onnx.shape_inference.infer_shapes(model)
+    except (onnx.shape_inference.InferenceError, ValueError, RuntimeError):
+        # A file that breaks the standard as well: the rules that need shapes then say nothing.
+        return model

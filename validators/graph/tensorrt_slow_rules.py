@@ -1,0 +1,159 @@
+"""What TensorRT runs as meant, with a step that could be spared: the part of `tensorrt_rules.py` around products."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import onnx
+from onnx import TensorProto
+
+from validators.graph.graph_scope import DEQUANTIZE, QUANTIZE, Scope, is_standard, label, type_name
+from validators.graph.lint import Rule
+from validators.graph.quantized_graph import PRODUCTS, Product, QuantizedGraph, passes
+
+Findings = Iterator[tuple[str, str]]
+FP8 = TensorProto.FLOAT8E4M3FN
+
+
+def float32_base(graph: QuantizedGraph) -> Findings:
+    """Products whose scales are of FLOAT give float32, and all that is not quantized runs in it.
+
+    Types are those of the file: nothing is lowered to float16 unless the file says so.
+    """
+    found = [item for item in graph.products if item.quantized and item.quantized[0].float_type == TensorProto.FLOAT]
+    if found:
+        yield (
+            label(found[0].node),
+            f"{len(found)} of {len(graph.products)} products with scales of FLOAT, this the first",
+        )
+
+
+def idle_pair(graph: QuantizedGraph) -> Findings:
+    """A pair of QuantizeLinear and DequantizeLinear that no product reads rounds for nothing.
+
+    It is computed in the kernel around it: as between a Conv and its Relu, before a sum, or at an output. Nothing there runs
+    in integers for it.
+    """
+    for scope, node in graph.of_kind(QUANTIZE):
+        if scope.constant(node.input[0]) is not None:
+            continue
+        ends = list(_dequantized(scope, node.output[0]))
+        if ends and not any(_reaches_product(where, end.output[0]) for where, end in ends):
+            made = scope.producer(node.input[0])
+            read = sorted({reader.op_type for where, end in ends for _, reader, _ in where.read_by(end.output[0])})
+            yield label(node), f"between {made.op_type if made else 'an input'} and {', '.join(read) or 'an output'}"
+
+
+def _dequantized(scope: Scope, name: str) -> Iterator[tuple[Scope, onnx.NodeProto]]:
+    """Every DequantizeLinear of a quantized tensor, also behind what moves it."""
+    for where, node, _ in scope.read_by(name):
+        if node.op_type == DEQUANTIZE:
+            yield where, node
+        elif passes(where, node) or node.op_type == "Concat":
+            for output in node.output:
+                yield from _dequantized(where, output)
+
+
+def _reaches_product(scope: Scope, name: str) -> bool:
+    for where, node, index in scope.read_by(name):
+        # What a function or a plugin makes of it is not known.
+        if not is_standard(node) or (node.op_type in PRODUCTS and index < 2):
+            return True
+        if (passes(where, node) or node.op_type == "Concat") and any(
+            _reaches_product(where, out) for out in node.output
+        ):
+            return True
+    return False
+
+
+def two_scales(graph: QuantizedGraph) -> Findings:
+    """A tensor that is quantized twice with different scales is written twice.
+
+    Pairs of equal scales are merged, so that each reader may have one of its own.
+    """
+    for scope in graph.scopes:
+        for name, readers in scope.readers.items():
+            found: dict[bytes, onnx.NodeProto] = {}
+            for where, node, index in readers:
+                scale = where.constant(node.input[1]) if node.op_type == QUANTIZE and index == 0 else None
+                if scale is not None:
+                    found.setdefault(where.numbers(scale).tobytes(), node)
+            if len(found) > 1:
+                yield label(list(found.values())[1]), f"{name} with {len(found)} scales"
+
+
+def padded(graph: QuantizedGraph) -> Findings:
+    """Quantized channels are padded by a copy: of Conv to a multiple of 4 a group, of products to an even number.
+
+    A depthwise convolution has one channel a group, and is always padded.
+    """
+    for product in graph.products:
+        if len(product.quantized) < 2 or product.node.op_type == "ConvTranspose":
+            continue
+        for item in product.quantized:
+            if not item.stored or len(item.dims) < 2:
+                continue
+            if product.node.op_type == "Conv":
+                if item.dims[1] % 4:
+                    yield label(product.node), f"{item.dims[1]} channels a group"
+            elif any(dim % 2 for dim in item.dims[-2:]):
+                yield label(product.node), f"a matrix of {' x '.join(map(str, item.dims[-2:]))}"
+
+
+def attention(graph: QuantizedGraph) -> Findings:
+    """Quantized attention is one kernel only with all four factors of FP8, float16 around them, and a fixed sequence.
+
+    In float16 it is one kernel, for sequences of any length; INT8, FP8 in one of its two products, float32 around FP8, or a
+    dynamic sequence make it three or more. The batch may be dynamic.
+    """
+    products = {id(product.node): product for product in graph.products}
+    for scope, softmax in graph.of_kind("Softmax"):
+        first = _product_before(scope, softmax, products)
+        second = _product_behind(scope, softmax.output[0], products)
+        if first is None or second is None or not (first.quantized or second.quantized):
+            continue
+        if reason := _why_not_fused(first, second, scope.shape(softmax.output[0])):
+            yield label(softmax), reason
+
+
+def _why_not_fused(first: Product, second: Product, shape: list[int] | None) -> str:
+    factors = [*first.quantized, *second.quantized]
+    if len(factors) < 4:
+        return f"{len(factors)} of the 4 factors of attention are quantized"
+    kinds = {item.code_type for item in factors}
+    if kinds != {FP8}:
+        return f"attention in {', '.join(sorted(map(type_name, kinds)))}"
+    floats = {item.float_type for item in factors} - {TensorProto.FLOAT16}
+    if floats:
+        return f"attention in FP8 with scales of {', '.join(sorted(map(type_name, floats)))}"
+    if shape is not None and not all(shape[-2:]):
+        return "attention in FP8 over a dynamic sequence"
+    return ""
+
+
+def _product_before(scope: Scope, node: onnx.NodeProto, products: dict[int, Product]) -> Product | None:
+    """The product whose scaled and masked result a Softmax reads."""
+    made = scope.producer(node.input[0])
+    while made is not None and made.op_type in ("Add", "Cast", "Div", "Mul", "Where"):
+        # The mask stands on one side, and is no product.
+        sources = [scope.producer(name) for name in made.input if name]
+        made = next((item for item in sources if item is not None and item.op_type != "Constant"), None)
+    return products.get(id(made)) if made is not None and made.op_type == "MatMul" else None
+
+
+def _product_behind(scope: Scope, name: str, products: dict[int, Product]) -> Product | None:
+    for where, node, index in scope.read_by(name):
+        if node.op_type == "MatMul" and index == 0:
+            return products.get(id(node))
+        if node.op_type in (QUANTIZE, DEQUANTIZE) or passes(where, node):
+            return _product_behind(where, node.output[0], products)
+    return None
+
+
+SLOW_RULES: tuple[Rule, ...] = (
+    Rule("TRT301", "float32-base", "slow", float32_base, "convert the model to float16 first, scales and all"),
+    Rule("TRT302", "idle-pair", "slow", idle_pair, "quantize only the inputs of Conv, MatMul and Gemm"),
+    Rule("TRT303", "two-scales", "slow", two_scales, "give all readers of a tensor one scale"),
+    Rule("TRT304", "padded-channels", "slow", padded, "leave it in float16, or give it a multiple of 4 channels"),
+    Rule("TRT305", "attention", "slow", attention, "quantize none of attention's products, or all four factors in FP8"),
+)

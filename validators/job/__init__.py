@@ -1,0 +1,1 @@
+"""The job: frozen settings, read from a YAML file, and the names of candidates."""

@@ -1,0 +1,93 @@
+"""How the job has speed and memory measured."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from validators.job.settings_base import FunctionName, Settings
+
+
+def _listed(value: Any) -> Any:
+    """One number as a list of it. A union of both in the type would name both in every error."""
+    if isinstance(value, (list, tuple)):
+        if not value:
+            raise ValueError("expected a number, or a list of at least one")
+        return value
+    return (value,)
+
+
+Size = Annotated[int, Field(ge=1)]
+Threads = Annotated[int, Field(ge=0)]
+# The second argument is what the JSON Schema says that a job may hold.
+Sizes = Annotated[tuple[Size, ...], BeforeValidator(_listed, Size | Annotated[tuple[Size, ...], Field(min_length=1)])]
+ThreadCounts = Annotated[
+    tuple[Threads, ...], BeforeValidator(_listed, Threads | Annotated[tuple[Threads, ...], Field(min_length=1)])
+]
+
+
+@dataclass(frozen=True)
+class OperatingPoint:
+    """What one latency is measured at: samples a request, sizes of the other dynamic axes, threads inside an operator."""
+
+    batch_size: int
+    dims: dict[str, int]
+    threads: int
+
+
+class Measurement(Settings):
+    """How latency is measured: baseline and variant in turn, each alone in its process."""
+
+    batch_sizes: Annotated[tuple[Annotated[int, Field(ge=1, le=1024)], ...], Field(min_length=1)] = (1,)
+    """Batch sizes; gates and objective look at the first."""
+    dims: dict[str, Sizes] = Field(default_factory=dict)
+    """Sizes of the model's other dynamic axes by name, such as `sequence: 16` or `sequence: [16, 128]`; an axis not named keeps
+    the data's size. All combinations with batch sizes and threads are measured; gates and objective look at the first."""
+    threads: ThreadCounts = (0,)
+    """Threads inside an operator, one number or a list; 0 takes the cores that the process may use, by affinity and CPU quota.
+    Variants are made and judged for the first."""
+    launches: Annotated[int, Field(ge=1, le=20)] = 6
+    """How many times both processes are started afresh. The interval rests on their number: of one launch it speaks of that
+    launch alone."""
+    blocks: Annotated[int, Field(ge=1, le=100)] = 3
+    """Pairs of blocks in each launch."""
+    block_seconds: Annotated[float, Field(gt=0, le=60)] = 0.12
+    """Shortest duration of a block, in seconds."""
+    block_count: Annotated[int, Field(ge=1)] = 10
+    """Fewest requests in a block, and fewest different ones, as far as the evaluation data has them; see docs/latency.md."""
+    warmup_seconds: Annotated[float, Field(ge=0, le=60)] = 0.1
+    """Shortest time of requests before the first block of a launch, in seconds, not counted."""
+    warmup_limit_seconds: Annotated[float, Field(ge=0, le=600)] = 0.6
+    """Until then requests go on that are not counted, as long as their time is not stable."""
+    max_other_load: Annotated[float, Field(gt=0)] | None = 0.15
+    """Share of the usable cores that other processes and the hypervisor may take during a block. A pair of blocks that was
+    disturbed, by this or by what docs/latency.md lists, is measured again; after three tries the measurement is
+    inconclusive. null measures whatever else runs."""
+    clients: Annotated[int, Field(ge=0, le=1024)] = 0
+    """Callers of the one session at once for the throughput; 0 measures none."""
+    preprocess: FunctionName | None = None
+    """`module:function`, see `code`, that takes a request's arrays by name and returns the model's inputs: part of the
+    end-to-end time."""
+    postprocess: FunctionName | None = None
+    """The same for what is done with the list of the model's outputs."""
+
+    @property
+    def points(self) -> tuple[OperatingPoint, ...]:
+        """Every combination, the one first that gates and objective look at.
+
+        >>> [point.dims for point in Measurement(dims={"sequence": [16, 128]}).points]
+        [{'sequence': 16}, {'sequence': 128}]
+        """
+        return tuple(
+            OperatingPoint(batch, dict(zip(self.dims, sizes, strict=True)), threads)
+            for threads, batch, *sizes in itertools.product(self.threads, self.batch_sizes, *self.dims.values())
+        )
+
+    @model_validator(mode="after")
+    def _enough_pairs_for_an_interval(self) -> Measurement:
+        if self.launches * self.blocks < 3:
+            raise ValueError("launches * blocks must be at least 3: fewer pairs give no interval")
+        return self

@@ -1,0 +1,128 @@
+"""A job file, read and checked: every fault is named."""
+
+from __future__ import annotations
+
+import re
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from validators.errors import JobError
+from validators.job.job import Job
+from validators.untrusted.bounded_yaml import load_yaml
+
+
+def read_job(path: Path) -> Job:
+    """Read a job file; relative paths in it are resolved against its folder.
+
+    Raises:
+        JobError: the file is missing, unreadable, not YAML, or not a job.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise JobError(
+            found=f"job file {path}: {error.strerror if isinstance(error, OSError) else 'not UTF-8 text'}",
+            expected="a readable YAML file",
+            fix="check the path; examples/text.yaml is a job to start from",
+        ) from error
+    try:
+        raw = load_yaml(text)
+    # PyYAML raises ValueError, KeyError and AttributeError for a scalar that its tag does not fit, and runs out of stack.
+    except (yaml.YAMLError, ValueError, KeyError, AttributeError, RecursionError) as error:
+        raise JobError(
+            found=f"job file {path}: {' '.join(str(error).split())}",
+            expected="YAML",
+            fix="mend the syntax at that place",
+        ) from error
+    return parse_job(raw, base=path.resolve().parent, origin=str(path))
+
+
+def parse_job(raw: Any, *, base: Path, origin: str = "the job") -> Job:
+    """Check the content of a job file and resolve its paths against `base`.
+
+    Raises:
+        JobError: an unknown key, a missing one, or a value out of bounds; every fault is named.
+    """
+    if not isinstance(raw, dict):
+        raise JobError(
+            found=f"{origin} holds {type(raw).__name__}",
+            expected="a mapping with `source` and `data`",
+            fix="see examples/text.yaml",
+        )
+    try:
+        job = Job.model_validate(raw)
+    except ValidationError as error:
+        raise JobError(
+            found=f"{origin}: " + "; ".join(_describe(fault) for fault in _told(error.errors())),
+            expected="the keys and bounds of docs/job.schema.json",
+            fix="correct " + ", ".join(dict.fromkeys(f"`{_place(fault['loc'])}`" for fault in error.errors())),
+        ) from error
+    files = {name: getattr(job.data, name) for name in ("calibration", "evaluation", "traffic")}
+    data = job.data.model_copy(update={name: base / path for name, path in files.items() if isinstance(path, Path)})
+    source = str(base / job.source) if job.source_is_file else job.source
+    libraries = tuple(
+        library.model_copy(update={"file": base / library.file}) if library.file else library
+        for library in job.operator_libraries
+    )
+    vocabulary = base / job.text.vocabulary if job.text.vocabulary else None
+    paths = {
+        "data": data,
+        "source": source,
+        "operator_libraries": libraries,
+        "code": base / job.code,
+        "text": job.text.model_copy(update={"vocabulary": vocabulary}),
+        "watch": job.watch.below(base) if job.watch else None,
+    }
+    return job.model_copy(update=paths)
+
+
+def _place(location: tuple[int | str, ...]) -> str:
+    # Where a key takes one of several types, pydantic ends the location with the type that it tried.
+    return ".".join(str(part) for part in location if not re.search(r"\[|^constrained-", str(part))) or "job"
+
+
+def _told(faults: list[Any]) -> list[Any]:
+    """The faults, without those of a type that the value was not meant for: a name from a list, or `module:function`."""
+    listed, functions = (
+        {_place(fault["loc"]) for fault in faults if fault["type"] == kind}
+        for kind in ("literal_error", "string_pattern_mismatch")
+    )
+
+    def unmeant(fault: Any) -> bool:
+        is_function = isinstance(fault["input"], str) and ":" in fault["input"]
+        return bool(fault["type"] == ("literal_error" if is_function else "string_pattern_mismatch"))
+
+    return [fault for fault in faults if not (_place(fault["loc"]) in listed & functions and unmeant(fault))]
+
+
+def _suggest(given: object, choices: list[str]) -> str:
+    """
+    >>> _suggest("acuracy", ["accuracy", "mse"])
+    "; did you mean 'accuracy'?"
+    """
+    close = get_close_matches(str(given), choices, 1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def _known_keys() -> list[str]:
+    schema = Job.model_json_schema()
+    return [key for part in (schema, *schema["$defs"].values()) for key in part.get("properties", {})]
+
+
+def _describe(fault: Any) -> str:
+    if fault["type"] == "extra_forbidden":
+        return f"unknown key `{_place(fault['loc'])}`{_suggest(fault['loc'][-1], _known_keys())}"
+    if fault["type"] == "literal_error":
+        choices = re.findall(r"'([^']+)'", fault["ctx"]["expected"])
+        hint = _suggest(fault["input"], choices)
+        return f"`{_place(fault['loc'])}`: unknown value {fault['input']!r}{hint} (known: {', '.join(choices)})"
+    if fault["type"] == "string_pattern_mismatch" and fault["loc"][0] in ("metric", "step"):
+        return f"`{_place(fault['loc'])}`: {fault['input']!r} where module:function was expected"
+    if fault["type"] == "missing":
+        return f"no key `{_place(fault['loc'])}`"
+    given = f" (given {fault['input']!r})" if not isinstance(fault["input"], dict) else ""
+    return f"`{_place(fault['loc'])}`: {fault['msg']}{given}"

@@ -1,0 +1,59 @@
+"""Bounds of metrics that have units: a number that suits one label means nothing for another."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from validators.errors import JobError
+from validators.job.job import Job
+from validators.job.job_gates import DEFAULT_MAX_DROP
+
+# Metrics in the unit of the label, or in its square.
+METRICS_WITH_UNITS = frozenset({"mse", "mae"})
+
+
+def check_bounds_have_units(job: Job, labels: NDArray[Any] | None) -> None:
+    """Refuse a job whose metric has units and whose drop has no bound in them; `labels` have shape `(n, ...)`.
+
+    Raises:
+        JobError: `gates.max_drop`, or `gates.max_slice_drop` of a job with slices, is not set.
+    """
+    if job.metric not in METRICS_WITH_UNITS and not job.metric_is_function:
+        return
+    missing = ["max_drop"] if job.gates.max_drop is None else []
+    if job.data.slices and "max_slice_drop" not in job.gates.model_fields_set:
+        missing.append("max_slice_drop")
+    if missing:
+        keys = " and ".join(f"`gates.{key}`" for key in missing)
+        raise JobError(
+            found=f"the metric {job.metric!r}, which has units, without {keys}",
+            expected="the largest drop that is fine, in the metric's units: no default suits every label",
+            fix=_suggestion(job.metric, labels, missing[0]),
+        )
+
+
+def suggest_max_drop(metric: str, labels: NDArray[Any]) -> float:
+    """Return the rise of `mse` or `mae` that is 2 % of the error of the best constant answer; two digits.
+
+    Of `mse` it takes away 2 points of the explained variance (R2).
+
+    >>> suggest_max_drop("mse", np.array([0.0, 2.0])), suggest_max_drop("mae", np.array([0.0, 2.0]))
+    (0.02, 0.02)
+    """
+    values = labels.reshape(len(labels), -1).astype(np.float64)
+    middle = values.mean(axis=0) if metric == "mse" else np.median(values, axis=0)
+    error = float((np.abs(values - middle) ** (2 if metric == "mse" else 1)).mean())
+    return float(f"{DEFAULT_MAX_DROP * error:.2g}")
+
+
+def _suggestion(metric: str, labels: NDArray[Any] | None, key: str) -> str:
+    if metric in METRICS_WITH_UNITS and labels is not None:
+        found = suggest_max_drop(metric, labels)
+        what = "variance" if metric == "mse" else "mean deviation from the median"
+        if found > 0:
+            other = "; or take the metric `r2`, whose 0.02 means the same for every label" if metric == "mse" else ""
+            return f"set `gates.{key}`, for example to {found:g}, 2 % of the labels' {what}{other}"
+    return f"set `gates.{key}`, for example to 2 % of the metric's value for the source"

@@ -1,0 +1,126 @@
+"""The frozen records of a measurement of speed and memory. Change one with `dataclasses.replace`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from validators.records.measurements import Estimate
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """What the machine did while the counted pairs of blocks were measured; see docs/latency.md.
+
+    `other_cores`, `stolen_cores` and `quota_throttled_cores` are the most that other processes, the hypervisor and a CPU quota
+    took during a block, in cores.
+    `canary_ratio` is the time of a fixed piece of arithmetic beside one block of a pair over that beside the other, in the
+    worst pair.
+    `frequency_mhz` is the lowest and the highest mean clock of the processors, `throttled` how often they were throttled:
+    None where the kernel does not tell. `major_faults` and `involuntary_switches` are those of the measuring processes.
+    `repeated` counts pairs that were measured again. `warmup_seconds` is the longest warm-up of baseline and variant, `warm`
+    whether each of them ended with a stable time.
+    """
+
+    other_cores: float
+    stolen_cores: float
+    canary_ratio: float
+    frequency_mhz: tuple[float, float] | None
+    throttled: int | None
+    major_faults: int
+    involuntary_switches: int
+    repeated: int
+    warmup_seconds: tuple[float, float]
+    warm: bool
+    quota_throttled_cores: float = 0.0
+
+
+@dataclass(frozen=True)
+class Throughput:
+    """Requests that `clients` callers of one session get through at once; `ratio` is variant over baseline."""
+
+    clients: int
+    requests_per_s: float
+    samples_per_s: float
+    baseline_requests_per_s: float
+    baseline_samples_per_s: float
+    ratio: Estimate
+
+
+@dataclass(frozen=True)
+class EndToEnd:
+    """Time of a request from the arrays as the data holds them to what the user's post-processing returns, in milliseconds.
+
+    On a GPU the copies there and back are part of it, as they are not of `Latency`.
+    `speedup` is baseline p50 / variant p50.
+    """
+
+    p50_ms: float
+    baseline_p50_ms: float
+    speedup: Estimate
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Latency of a variant at one operating point, measured in turn with the baseline, one request at a time; milliseconds.
+
+    `speedup` is baseline p50 / variant p50: the geometric mean over launches of the median over pairs of blocks. It has no
+    bounds where `disturbance` says why the measurement is not to be judged by. A percentile that the count of samples
+    cannot support is None.
+    `peak_memory_mb` is the resident memory of the whole process while it answers, `load_peak_memory_mb` while it loads;
+    `load_ratio` is load time of variant / baseline. `energy_mj` is energy a request in millijoules, on a GPU that tells, all
+    that it spent meanwhile; `peak_gpu_memory_mb` what the process held of its memory.
+    Raw samples (milliseconds, float64) lie in `samples_path`: each block has whole rounds of the same `requests` requests,
+    drawn from the evaluation data.
+    """
+
+    batch_size: int
+    p50_ms: float
+    p95_ms: float | None
+    p99_ms: float | None
+    count: int
+    baseline_p50_ms: float
+    baseline_p95_ms: float | None
+    baseline_p99_ms: float | None
+    speedup: Estimate
+    pairs: int
+    load_ms: float
+    peak_memory_mb: float
+    baseline_load_ms: float
+    baseline_peak_memory_mb: float
+    samples_path: Path
+    dims: dict[str, int] = field(default_factory=dict)
+    threads: int = 0
+    launches: int = 1
+    load_peak_memory_mb: float | None = None
+    baseline_load_peak_memory_mb: float | None = None
+    load_ratio: Estimate | None = None
+    throughput: Throughput | None = None
+    end_to_end: EndToEnd | None = None
+    energy_mj: float | None = None
+    baseline_energy_mj: float | None = None
+    peak_gpu_memory_mb: float | None = None
+    baseline_peak_gpu_memory_mb: float | None = None
+    conditions: Conditions | None = None
+    disturbance: str = ""
+    requests: int = 1
+
+
+def point_labels(latencies: Sequence[Latency]) -> tuple[str, ...]:
+    """A short name for each operating point, with the threads only where they differ: `b1`, `b1_sequence16`, `b8_t2`.
+
+    >>> point_labels(())
+    ()
+    """
+    several = len({latency.threads for latency in latencies}) > 1
+    return tuple(
+        "_".join(
+            [
+                f"b{latency.batch_size}",
+                *(f"{axis}{size}" for axis, size in latency.dims.items()),
+                *([f"t{latency.threads}"] if several else []),
+            ]
+        )
+        for latency in latencies
+    )

@@ -1,0 +1,276 @@
+"""The frozen records that stages pass to one another. Change one with `dataclasses.replace`."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from validators.errors import RefusalKind
+from validators.gates.slices import SliceDrop
+from validators.providers import GPU_PROVIDERS
+from validators.records.engines import Engine
+from validators.records.latencies import Latency
+from validators.records.libraries import Libraries
+from validators.records.measurements import Accuracy, Coverage, Estimate, Flips, Sanity, Saturation
+from validators.records.verdicts import Verdict
+
+CandidateOutcome = Literal["passed", "failed", "inconclusive", "refused"]
+# Of `Inventory.device_key`: processor and instruction sets, cores, GPU with compute capability, driver; runtimes follow.
+_DEVICE_KEY = re.compile(r"(?P<processor>.* \[[^\]]*\]) x\d+; (?:(?P<gpu>.* cc\S+) driver [^;]*; )?")
+# Run where it will run; simulated by a runtime that has no kernels for it; built ahead of time and looked at, never run.
+Proof = Literal["measured", "simulated", "aot-checked"]
+
+
+@dataclass(frozen=True)
+class Source:
+    """The registered model version, or file, that a run starts from, as one checked ONNX file."""
+
+    uri: str
+    name: str
+    version: str | None
+    digest: str
+    onnx_path: Path
+    flavor: Literal["onnx", "pytorch", "file"]
+    run_id: str | None = None
+    parity_max_abs: float | None = None
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """One data file of the job: where it is, the digest of its content, and how many samples it holds.
+
+    Of one that was fetched, `uri` is where from, and `version` which version or ETag it had there.
+    """
+
+    path: Path
+    digest: str
+    rows: int
+    uri: str | None = None
+    version: str | None = None
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """An NVIDIA GPU with its driver, on which engines and latency hang. `compute_capability` is such as "9.0"."""
+
+    name: str
+    uuid: str
+    compute_capability: str
+    driver: str
+    memory_bytes: int
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """What the target consists of. Latency is comparable, and a variant approved, only where `device_key` is equal.
+
+    `cores` are those that the run uses, `cpu_quota` the CPU quota of its control group in cores, if there is one.
+    """
+
+    target: str
+    cpu: str
+    isa: tuple[str, ...]
+    cores: int
+    memory_bytes: int
+    platform: str
+    python: str
+    runtimes: dict[str, str]
+    providers: tuple[str, ...]
+    load_average: float
+    gpu: Gpu | None = None
+    cpu_quota: float | None = None
+
+    @property
+    def device_key(self) -> str:
+        """The part of the inventory that an approval is tied to: processor, instruction sets, cores, GPU, driver, runtimes."""
+        runtime = ",".join(f"{name} {version}" for name, version in sorted(self.runtimes.items()))
+        gpu = f"{self.gpu.name} cc{self.gpu.compute_capability} driver {self.gpu.driver}; " if self.gpu else ""
+        return f"{self.cpu} [{' '.join(self.isa)}] x{self.cores}; {gpu}{runtime}"
+
+
+def device_class(device_key: str) -> str:
+    """Return what of a device key decides which kernels run: processor, instruction sets and GPU.
+
+    Cores, driver and runtimes are left out: they change with a quota or an update of the same machine. A key of another shape
+    is its own class.
+
+    >>> device_class("Xeon Gold [avx2 avx512f] x16; onnxruntime 1.27.0")
+    'Xeon Gold [avx2 avx512f]'
+    >>> device_class("Xeon Gold [avx2] x16; NVIDIA H200 cc9.0 driver 580.10; onnxruntime-gpu 1.27.0")
+    'Xeon Gold [avx2], NVIDIA H200 cc9.0'
+    """
+    found = _DEVICE_KEY.match(device_key)
+    if found is None:
+        return device_key
+    return ", ".join(part for part in found.group("processor", "gpu") if part)
+
+
+@dataclass(frozen=True)
+class SessionSettings:
+    """How a runtime must load the artifact: part of the variant, since it changes speed and numbers."""
+
+    provider: str
+    threads: int
+    optimization: Literal["basic", "all"] = "all"
+    entries: dict[str, str] = field(default_factory=dict)
+    libraries: Libraries = ()
+    provider_options: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether it computes on an NVIDIA GPU."""
+        return self.provider in GPU_PROVIDERS
+
+    def without_spinning(self) -> SessionSettings:
+        """The same, with threads that sleep when they wait: for what is not timed, and must leave the cores to others."""
+        return replace(self, entries=self.entries | {"session.intra_op.allow_spinning": "0"})
+
+
+@dataclass(frozen=True)
+class Variant:
+    """The artifact that a candidate made from a source.
+
+    `path` is the ONNX file, which is portable; `engine`, where TensorRT runs it, what was built from that for one device.
+    `proof` says what its numbers are worth. `changes` counts what the pass did, by description; `notes` says what a reader
+    should know.
+    """
+
+    candidate: str
+    path: Path
+    digest: str
+    size_bytes: int
+    session: SessionSettings
+    proof: Proof = "measured"
+    changes: dict[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    engine: Engine | None = None
+
+    @property
+    def measured_as(self) -> tuple[Any, ...]:
+        """What every measurement of it depends on: the artifact, its engine if it has one, and how a runtime loads them.
+
+        Two candidates for which it is equal are copies of each other.
+        """
+        engine = self.engine.manifest.engine_digest if self.engine else None
+        return self.digest, engine, self.proof, asdict(self.session)
+
+    @property
+    def loaded(self) -> Path:
+        """The file that answers: the engine where it runs here, else the ONNX file, by which one that does not is simulated."""
+        return self.engine.path if self.engine and self.proof == "measured" else self.path
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """The recorded reason why a candidate made no variant or was not measured; `log` is what the builder said, if one did.
+
+    A `copy` made the same variant as an earlier candidate of the job, which is measured and judged for both.
+    """
+
+    kind: RefusalKind
+    reason: str
+    log: Path | None = None
+
+
+@dataclass(frozen=True)
+class Check:
+    """One check of the calibration data: what was seen, what was expected, what to do about it."""
+
+    name: str
+    passed: bool
+    severity: Literal["critical", "warning"]
+    found: str
+    expected: str
+    fix: str
+
+
+@dataclass(frozen=True)
+class CalibrationVerdict:
+    """What the checks of the calibration data came to; `page` is the Data Docs page of the checkpoint.
+
+    `figures` are the numbers behind the checks that are worth watching from run to run.
+    """
+
+    outcome: Literal["accepted", "accepted_with_warnings", "refused"]
+    checks: tuple[Check, ...]
+    page: Path
+    figures: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def failed(self) -> tuple[Check, ...]:
+        """The checks that did not pass, critical ones first."""
+        return tuple(sorted((c for c in self.checks if not c.passed), key=lambda check: check.severity))
+
+
+@dataclass(frozen=True)
+class Confirmed:
+    """What a candidate came to on the confirmation samples: the metric on `n` rows, and a latency measured anew.
+
+    `confidence` is the one-sided confidence of each bound: higher than the gates', since several may be judged again.
+    """
+
+    n: int
+    confidence: float
+    baseline_value: float
+    value: float
+    drop: Estimate | None
+    slices: tuple[SliceDrop, ...]
+    latency: Latency
+
+
+@dataclass(frozen=True)
+class Trial:
+    """All that is known of one candidate: refused, or made and measured, and then judged.
+
+    `latencies` are those beside the baseline, one for each operating point; `beside_fp16` is that beside the float16 model, on
+    a GPU and at the first point. `copies` are later candidates that made the same variant.
+    """
+
+    candidate: str
+    outcome: CandidateOutcome | None = None
+    refusal: Refusal | None = None
+    variant: Variant | None = None
+    accuracy: Accuracy | None = None
+    drop: Estimate | None = None
+    flips: Flips | None = None
+    slices: tuple[SliceDrop, ...] = ()
+    coverage: Coverage | None = None
+    sanity: Sanity | None = None
+    saturation: Saturation | None = None
+    latencies: tuple[Latency, ...] = ()
+    beside_fp16: Latency | None = None
+    verdicts: tuple[Verdict, ...] = ()
+    confirmed: Confirmed | None = None
+    mlflow_run_id: str | None = None
+    copies: tuple[str, ...] = ()
+    cached: bool = False
+    seconds: float = 0.0
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether an earlier candidate of the job made the same variant."""
+        return self.refusal is not None and self.refusal.kind == "copy"
+
+    @property
+    def latency(self) -> Latency | None:
+        """The latency at the first batch size: the one that gates and objective look at."""
+        return self.latencies[0] if self.latencies else None
+
+
+@dataclass(frozen=True)
+class Champion:
+    """The promoted variant of a model for one target, as the registry holds it.
+
+    `device` is the device key that it was approved on; empty for a version that quantgate did not promote.
+    """
+
+    name: str
+    version: str
+    alias: str
+    digest: str
+    source_digest: str
+    candidate: str
+    previous: str | None = None
+    device: str = ""

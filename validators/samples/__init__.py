@@ -1,0 +1,1 @@
+"""Samples and labels: data files against the inputs of a model, statistics, splits."""

@@ -1,0 +1,81 @@
+"""The part of the evaluation samples that has no say in choosing a variant, and confirms the one that was chosen."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from validators.errors import DataError
+from validators.samples.datasets import Samples
+
+
+def confirmation_mask(samples: Samples, share: float, rows_per_unit: int) -> NDArray[np.bool_]:
+    """Which samples are kept for confirmation, shape `(n,)`: about `share` of them (0 to below 1).
+
+    A sample's side follows from the sha256 of its own inputs and label, and from nothing else: samples that are added or
+    taken away move no other, samples that are equal stand on one side, and every run of every job agrees. `rows_per_unit`
+    adjacent samples (the halves of a pair) make one unit, which goes to one side whole. Where samples have clusters, the side
+    follows from the cluster's key alone, so that no cluster is on both sides.
+
+    Raises:
+        DataError: the samples do not make whole units, or a unit is in two clusters.
+    """
+    n = len(samples)
+    if n % rows_per_unit:
+        raise DataError(
+            found=f"{samples.file.path.name} with {n} samples",
+            expected=f"a multiple of {rows_per_unit}: that many adjacent samples belong together",
+            fix="write whole units",
+        )
+    if samples.clusters is not None:
+        _check_units(samples, samples.clusters, rows_per_unit)
+    if share == 0:
+        return np.zeros(n, np.bool_)
+    if samples.clusters is not None:
+        keys, places = np.unique(samples.clusters, return_inverse=True)
+        sides = np.array([_fraction(hashlib.sha256(f"group {key}".encode())) < share for key in keys], np.bool_)
+        return np.asarray(sides[places.reshape(-1)])
+    kept = np.array([_place(samples, start, rows_per_unit) < share for start in range(0, n, rows_per_unit)], np.bool_)
+    return np.repeat(kept, rows_per_unit)
+
+
+def _place(samples: Samples, start: int, rows: int) -> float:
+    """Where a unit stands between 0 and 1: its digest, read as a fraction."""
+    digest = hashlib.sha256()
+    for row in range(start, start + rows):
+        for name, array in sorted(samples.inputs.items()):
+            _add(digest, name, array, row)
+        if samples.labels is not None:
+            # No input's name is empty.
+            _add(digest, "", samples.labels, row)
+    return _fraction(digest)
+
+
+def _fraction(digest: Any) -> float:
+    return int.from_bytes(digest.digest()[:8], "big") / 2**64
+
+
+def _check_units(samples: Samples, clusters: NDArray[Any], rows: int) -> None:
+    units = clusters.reshape(-1, rows)
+    split = np.flatnonzero((units != units[:, :1]).any(axis=1))
+    if len(split):
+        raise DataError(
+            found=f"{samples.file.path.name}: samples {rows * split[0]} to {rows * split[0] + rows - 1} are a pair, and are in "
+            f"different groups: {', '.join(str(key) for key in units[split[0]])}",
+            expected="one group for both samples of a pair",
+            fix="give both the same value in the array that `data.groups` names",
+        )
+
+
+def _add(digest: Any, name: str, array: NDArray[Any], row: int) -> None:
+    """One sample of one array with its name, kind and shape: without those, other samples could have the same bytes."""
+    if array.dtype.kind in "USO":
+        # The dtype of text tells the longest of the file, which is another sample's affair.
+        texts = [str(text) for text in np.asarray(array[row]).flat]
+        digest.update(repr((name, "text", array.shape[1:], texts)).encode())
+        return
+    digest.update(repr((name, array.dtype.str, array.shape[1:])).encode())
+    digest.update(array[row].tobytes())

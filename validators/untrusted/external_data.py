@@ -1,0 +1,140 @@
+"""Weights beside an ONNX file: each must lie in the file's own folder, and be as large as it says, before anything opens it.
+
+ONNX Runtime opens what a model names when a session loads it, onnx when it reads weights; neither is let near it before this.
+"""
+
+from __future__ import annotations
+
+import math
+import stat
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import onnx
+
+from validators.errors import SourceError
+from validators.untrusted.paths import inside
+
+# No weight or constant is larger; what claims to be would fill any machine's memory.
+MOST_BYTES = 1 << 38
+_FILLED = ("ConstantOfShape", "Expand")
+
+
+def check_external_data(path: Path, model: onnx.ModelProto, *, whole: bool = True) -> None:
+    """That every external file of a model is a plain file in its folder and holds what is read from it.
+
+    Unless the model has to be `whole`, files may be missing.
+
+    Raises:
+        SourceError: a location leads out of the folder, is no file, or an offset or length is none of that file.
+    """
+    for tensor in tensors(model):
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            _check_external(path, tensor, whole)
+
+
+def check_sizes(path: Path, model: onnx.ModelProto) -> None:
+    """That no tensor claims to be larger than any memory, and none in the file to be larger than its bytes.
+
+    Raises:
+        SourceError: one does.
+    """
+    for tensor in tensors(model):
+        _check_shape(path, f"tensor {tensor.name!r}", tensor.dims)
+    for value in [*model.graph.input, *model.graph.output, *model.graph.value_info]:
+        # Some exporters write -1 for a dynamic axis.
+        sizes = [dim.dim_value for dim in value.type.tensor_type.shape.dim if dim.HasField("dim_value")]
+        _check_shape(path, f"value {value.name!r}", (size for size in sizes if size >= 0))
+    constants = {tensor.name: tensor for tensor in model.graph.initializer}
+    for node in nodes(model):
+        shape = constants.get(node.input[-1]) if node.op_type in _FILLED and node.input else None
+        if shape is not None and shape.data_location != onnx.TensorProto.EXTERNAL:
+            _check_shape(path, f"{node.op_type} {node.name!r}", onnx.numpy_helper.to_array(shape).ravel().tolist())
+
+
+def external_files(path: Path) -> list[Path]:
+    """The files beside a model that hold its external data, sorted; of a model that `check_external_data` accepts."""
+    found = tensors(onnx.load(path, load_external_data=False))
+    entries = (
+        entry for tensor in found if tensor.data_location == onnx.TensorProto.EXTERNAL for entry in tensor.external_data
+    )
+    return sorted({path.parent / entry.value for entry in entries if entry.key == "location"})
+
+
+def nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
+    """Every node: of the graph, of the bodies in it, of functions, and of graphs for training."""
+    for graph in [model.graph, *_training(model)]:
+        yield from nodes_of(graph)
+    for function in model.functions:
+        yield from nodes_of(function)
+
+
+def nodes_of(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.NodeProto]:
+    """Every node of a graph and of the bodies in it."""
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            for subgraph in [attribute.g, *attribute.graphs]:
+                yield from nodes_of(subgraph)
+
+
+def tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    """Every constant: of the graph, of the bodies in it, those that are attributes, and the parts of sparse ones."""
+    for graph in [model.graph, *_training(model)]:
+        yield from _constants(graph)
+    for node in nodes(model):
+        for attribute in node.attribute:
+            yield from [attribute.t, *attribute.tensors]
+            for sparse in [attribute.sparse_tensor, *attribute.sparse_tensors]:
+                yield from [sparse.values, sparse.indices]
+            for body in [attribute.g, *attribute.graphs]:
+                yield from _constants(body)
+
+
+def _training(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
+    for info in model.training_info:
+        yield from [info.initialization, info.algorithm]
+
+
+def _constants(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    yield from graph.initializer
+    for sparse in graph.sparse_initializer:
+        yield from [sparse.values, sparse.indices]
+
+
+def _check_external(path: Path, tensor: onnx.TensorProto, whole: bool) -> None:
+    told = {entry.key: entry.value for entry in tensor.external_data}
+    file = inside(path.parent, told.get("location", ""), said_by=f"{path.name}, tensor {tensor.name!r},")
+    what = f"{path.name}: the external data of {tensor.name!r} in {told['location'][:200]!r}"
+    if len(told) < len(tensor.external_data):
+        raise _refuse(what, "says one thing twice")
+    if not whole and not file.exists():
+        return
+    if not file.exists() or not stat.S_ISREG(file.stat().st_mode):
+        raise _refuse(what, "is no file" if file.exists() else "is not there")
+    try:
+        start, length = int(told.get("offset", "0")), int(told.get("length", "-1"))
+    except ValueError as error:
+        raise _refuse(what, f"has an offset or length that is no number: {error}") from error
+    size = file.stat().st_size
+    end = start + length if "length" in told else size
+    if start < 0 or ("length" in told and length < 0) or start > size or end > size:
+        raise _refuse(what, f"goes from byte {start} to {end} of {size}")
+
+
+def _check_shape(path: Path, what: str, dims: Iterable[int]) -> None:
+    shape = list(dims)
+    if any(dim < 0 for dim in shape) or math.prod(shape) > MOST_BYTES:
+        raise SourceError(
+            found=f"{path.name}: {what} has the shape {shape[:8]}",
+            expected=f"sizes of 0 or more, and at most 2^{MOST_BYTES.bit_length() - 1} elements in a tensor",
+            fix="export the model again; the file is damaged, or its exporter wrote a wrong shape",
+        )
+
+
+def _refuse(what: str, found: str) -> SourceError:
+    return SourceError(
+        found=f"{what} {found}",
+        expected="every external data file beside the model, whole",
+        fix="export the model again, and copy or log it with all its files",
+    )
