@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from tasks.demo.pools import Pool, image_pool, other_domain, text_pool
 from tasks.demo.splits import split_indices
-from tasks.measure.activations import Watch, open_tapped, view_samples
+from tasks.measure.activations import ActivationWatch, open_tapped, view_samples
 from tasks.measure.inventory import usable_cores
 from tasks.measure.taps import find_taps
 from validators.calibration.judge import judge_calibration
@@ -49,7 +49,7 @@ class Drift:
 class Judge:
     """A pool, its model in one session, and verdicts of the whole check, whose pages are thrown away."""
 
-    def __init__(self, pool: Pool, watch: Watch) -> None:
+    def __init__(self, pool: Pool, watch: ActivationWatch) -> None:
         self.pool, self._watch = pool, watch
 
     def split(self, seed: int, size: int, *, stratified: bool = False) -> tuple[Rows, Samples, Rows]:

@@ -1,1 +1,1 @@
-"""What a person or a schedule triggers."""
+"""Flows that Prefect runs, and the command line; nothing imports this package."""

@@ -21,7 +21,7 @@ from tasks.records.publish_report import publish_report
 from tasks.records.result_document import Findings, conclude, conclude_validation
 from tasks.records.run_record import close_run, record_evidence, record_trials, recorded
 from tasks.registry.mlflow_registry import warn_of_local_locks
-from tasks.registry.source_status import Kept, keep_status
+from tasks.registry.source_status import SourceOutcome, keep_status
 from tasks.run.context import Given, Run, log, start_run
 from tasks.run.exclusive_run import turn_of
 from tasks.run.log_redaction import shielded
@@ -70,7 +70,7 @@ def quantize(job: Job, promote: bool = True, replace_device: bool = False) -> St
     return state_of(status.result)
 
 
-def quantized(run: Run, status: Kept, *, promote: bool, replace_device: bool) -> Result:
+def quantized(run: Run, status: SourceOutcome, *, promote: bool, replace_device: bool) -> Result:
     """The whole story of a run, and what it came to."""
     job = run.job
     given, inventory = gather_given(run)

@@ -8,7 +8,7 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed
 from pydantic import Field
 
-from tasks.service.registry_retention import Kept, delete_all, list_kept
+from tasks.service.registry_retention import RetentionOutcome, delete_all, list_kept
 from tasks.service.retention_policy import Policy
 from tasks.service.retention_report import publish_kept, tell_kept
 
@@ -18,7 +18,9 @@ Delete = Annotated[bool, Field(description="Delete what goes; without it, it is 
 
 
 @flow(name="retention", flow_run_name="older than {older_than_days} days, delete {delete}")
-def retention(keep_versions: Versions = 5, older_than_days: Days = 30, delete: Delete = False) -> State[Kept]:
+def retention(
+    keep_versions: Versions = 5, older_than_days: Days = 30, delete: Delete = False
+) -> State[RetentionOutcome]:
     """List what may go: old variants, their artifacts, finished work and reports; and delete it where asked to.
 
     The champion, the version before it and whatever an alias names always stay.

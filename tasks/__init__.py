@@ -1,1 +1,1 @@
-"""One file per step of the story; the numbers live in ptq, runtimes and measure."""
+"""Steps of a run in rooms, from what all share (`run`) to the watch over champions; imports nothing of `flows`."""

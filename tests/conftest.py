@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tasks.ptq.calibrate.calibration import calibrate
 from tasks.ptq.calibrate.range_methods import Range
-from tasks.ptq.eight_bit.qdq import Report, quantize_qdq
+from tasks.ptq.eight_bit.qdq import QdqReport, quantize_qdq
 from validators.samples.datasets import TensorSpec, load_samples
 
 FEATURES, HIDDEN, CLASSES = 64, 128, 4
@@ -206,7 +206,7 @@ def statistics_of(prepared: Path, calibration: Path) -> Path:
 
 def static_int8(
     prepared: Path, ranges: Mapping[str, Range], path: Path, *, every: bool = False, keep_float: Collection[str] = ()
-) -> Report:
+) -> QdqReport:
     """INT8 static for the CPU with these ranges, per channel, UINT8 activations."""
     return quantize_qdq(
         prepared,

@@ -23,7 +23,7 @@ from tasks.measure.taps import find_taps
 from tasks.ptq.build_variant import Materials, make_variant, quantize_int8
 from tasks.ptq.calibrate.calibration import calibrate
 from tasks.ptq.calibrate.grams import Gram, collect_grams
-from tasks.ptq.eight_bit.qdq import Report
+from tasks.ptq.eight_bit.qdq import QdqReport
 from tasks.ptq.eight_bit.smooth import SmoothedGraph, read_channels, smooth
 from tasks.ptq.graph.edits import gather_weights
 from tasks.ptq.graph.prepare import prepare_graph
@@ -140,7 +140,7 @@ class Odd:
         return collect_grams(float_model, tensors, self.batches, max_memory_mb=200, libraries=self.libraries)
 
     def ranking(self, candidate: Candidate) -> tuple[Sensitivity, ...]:
-        def quantize(model: Path, kept: Any, path: Path) -> Report:
+        def quantize(model: Path, kept: Any, path: Path) -> QdqReport:
             return quantize_int8(candidate, self.materials, model, path, keep_float=kept)
 
         everything = quantize(self.prepared, (), self.folder / "everything.onnx")

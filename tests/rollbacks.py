@@ -60,7 +60,7 @@ def watch_rolls_back(champion: str, predecessor: str) -> str:
     from tasks.watch.act import act
     from tasks.watch.evidence import Alarm, Decision, Memory
     from tasks.watch.subject import Lineage
-    from tasks.watch.traffic import Seen
+    from tasks.watch.traffic import TrafficMark
     from tasks.watch.trend import Trend
     from validators.records.run import Champion
 
@@ -69,7 +69,7 @@ def watch_rolls_back(champion: str, predecessor: str) -> str:
     lineage = Lineage(place, about, "models:/m/1", "", predecessor)
     run: Any = SimpleNamespace(job=SimpleNamespace(source_name="m", target=TARGET))
     alarm = Alarm("disagreement", 0.5, 0.9, "")
-    return act(run, lineage, Trend("none", Memory(), Seen(), {}), Decision("rollback", alarm, "disagreement"))
+    return act(run, lineage, Trend("none", Memory(), TrafficMark(), {}), Decision("rollback", alarm, "disagreement"))
 
 
 def story(folder: Path, packed: list[Packed]) -> None:

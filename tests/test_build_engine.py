@@ -32,7 +32,7 @@ from validators.errors import CandidateRefused
 from validators.gates.approval import ALWAYS_JUDGED, Approval, NotApproved
 from validators.job.read_job import parse_job
 from validators.providers import CPU_PROVIDER, CUDA_PROVIDER, ORT_TENSORRT_PROVIDER, TENSORRT
-from validators.records.engines import BuildSettings, Engine, EngineManifest, Layer
+from validators.records.engines import BuildSettings, Engine, EngineLayer, EngineManifest
 from validators.records.run import Gpu, Inventory, Proof, SessionSettings, Source, Trial, Variant
 from validators.records.verdicts import Verdict
 from validators.samples.datasets import TensorSpec, load_samples
@@ -116,7 +116,7 @@ def test_of_several_engines_the_one_that_covers_least_is_looked_at(
         (folder / "build.log").write_text("")
         (folder / "engine.plan").write_text("plan")
         dtype = {("8.9",): "int8", ("12.0",): "float16"}[build.compute_capabilities]
-        layers = tuple(Layer(name, "gemm", (dtype,), (dtype,), ("float16",), "", (name,)) for name in names)
+        layers = tuple(EngineLayer(name, "gemm", (dtype,), (dtype,), ("float16",), "", (name,)) for name in names)
         manifest = EngineManifest(
             "tensorrt_rtx", "1.7.1", None, ",".join(build.compute_capabilities), None, build, "", ""
         )

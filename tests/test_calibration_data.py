@@ -18,9 +18,9 @@ import pandas as pd
 import pytest
 from numpy.typing import NDArray
 
-from validators.calibration.descriptions import DESCRIPTIONS, OPTIONAL, Result, Severity, describe_checks
+from validators.calibration.descriptions import DESCRIPTIONS, OPTIONAL, ExpectationResult, Severity, describe_checks
 from validators.calibration.disjoint import MAX_REFERENCE_SAMPLES
-from validators.calibration.evidence import Evidence, Leaks, gather_evidence
+from validators.calibration.evidence import CalibrationEvidence, Leaks, gather_evidence
 from validators.calibration.judge import conclude, judge_calibration
 from validators.errors import DataError
 from validators.job.job_data import CalibrationBounds
@@ -245,7 +245,7 @@ def test_threads_judge_one_after_the_other(tmp_path: Path, verdicts: object, mon
 
     run, inside, most, made = checkpoint.run_checkpoint, [0], [0], {}
 
-    def watched(evidence: Evidence, page_folder: Path) -> tuple[list[Result], Path]:
+    def watched(evidence: CalibrationEvidence, page_folder: Path) -> tuple[list[ExpectationResult], Path]:
         inside[0] += 1
         most[0] = max(most[0], inside[0])
         time.sleep(0.2)
@@ -301,9 +301,9 @@ def test_a_large_reference_is_sampled_by_the_seed() -> None:
     assert first.table["in evaluation"].sum() == 50  # leaks are looked for in all of it
 
 
-def make_result(check: str, passed: bool, severity: Severity, subject: str = "x") -> Result:
+def make_result(check: str, passed: bool, severity: Severity, subject: str = "x") -> ExpectationResult:
     details = {"psi": 1.0, "psi_by_chance": 0.1, "p_value": 1e-9, "signs": [] if passed else ["KS"], "short": []}
-    return Result(check, subject, passed, severity, {"observed_value": 1, "details": details})
+    return ExpectationResult(check, subject, passed, severity, {"observed_value": 1, "details": details})
 
 
 @pytest.mark.parametrize(
@@ -317,7 +317,9 @@ def make_result(check: str, passed: bool, severity: Severity, subject: str = "x"
 def test_a_check_is_as_grave_as_its_gravest_failure(critical: bool, warning: bool, severity: str, outcome: str) -> None:
     table = pd.DataFrame({"in evaluation": [0, 0], "near evaluation": [0, 0], "x.not finite": [0, 0]})
     leaks = Leaks(np.full(2, -1), 0.0, 0)
-    evidence = Evidence(table, ("x",), (), (), "", {"x.mean": (1.0, 2.0)}, "the traffic", {}, leaks, None, BOUNDS)
+    evidence = CalibrationEvidence(
+        table, ("x",), (), (), "", {"x.mean": (1.0, 2.0)}, "the traffic", {}, leaks, None, BOUNDS
+    )
     results = [make_result(name, True, "critical") for name in ("enough_samples", "finite", "varies", "no_leakage")]
     results.append(make_result("no_duplicates", True, "warning"))
     results.append(make_result("same_distribution", critical, "critical", "x.mean"))

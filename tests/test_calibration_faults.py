@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from tasks.demo.pools import Pool, image_pool, other_domain, text_pool
-from tasks.measure.activations import Watch, open_tapped, view_samples
+from tasks.measure.activations import ActivationWatch, open_tapped, view_samples
 from tasks.measure.taps import find_taps
 from tasks.ptq.calibrate.selection import choose_samples
 from validators.calibration.judge import judge_calibration
@@ -32,7 +32,7 @@ Rows = NDArray[np.intp]
 class Bench:
     """A demo's pool, split by a seed, and its model in a session: what faults are planted in and judged with."""
 
-    def __init__(self, pool: Pool, watch: Watch, folder: Path) -> None:
+    def __init__(self, pool: Pool, watch: ActivationWatch, folder: Path) -> None:
         self.pool, self._watch, self._folder = pool, watch, folder
         self.rng = np.random.default_rng(SEED)
         order = self.rng.permutation(len(pool.labels))

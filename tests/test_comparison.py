@@ -11,7 +11,7 @@ from page_checks import NARROW, WIDE, visit
 from report_data import BARE, CHOSEN, ERROR, EVIL, JOB, NAMES, NO_VARIANT, RESULT, Reader
 
 from tasks.reporting.comparison import (
-    Compared,
+    ComparedRun,
     candidate_matrix,
     differences,
     outcome_rows,
@@ -35,9 +35,9 @@ LATER = changed(
     inventory=RESULT.inventory | {"cpu": "AMD EPYC 9B14", "load_average": 7.5},
 )
 RUNS = [
-    Compared("ab" * 16, "2026-11-20 02:00", RESULT, JOB),
-    Compared("cd" * 16, "2026-11-21 02:00", LATER, JOB.model_copy(update={"objective": "size"})),
-    Compared("ef" * 16, "2026-11-22 02:00", NO_VARIANT, JOB),
+    ComparedRun("ab" * 16, "2026-11-20 02:00", RESULT, JOB),
+    ComparedRun("cd" * 16, "2026-11-21 02:00", LATER, JOB.model_copy(update={"objective": "size"})),
+    ComparedRun("ef" * 16, "2026-11-22 02:00", NO_VARIANT, JOB),
 ]
 
 
@@ -59,7 +59,7 @@ def test_a_row_has_what_was_chosen_as_confirmed_where_it_was() -> None:
     candidates = [
         one.model_copy(update={"confirmed": confirmed if one.name == CHOSEN else None}) for one in RESULT.candidates
     ]
-    run = Compared("a", "", changed(RESULT, candidates=candidates), JOB)
+    run = ComparedRun("a", "", changed(RESULT, candidates=candidates), JOB)
     plain, sure, none = outcome_rows([RUNS[0], run, RUNS[2]])
     assert (plain["chosen"], plain["speedup"], plain["speedup_lower"]) == (CHOSEN, "1.51x", "≥ 1.48x")
     assert (sure["speedup"], sure["speedup_lower"], sure["drop"]) == ("1.40x", "≥ 1.35x", "+0.50 pt")
@@ -91,7 +91,7 @@ def test_only_what_differs_is_listed_and_the_load_of_a_moment_is_not() -> None:
     ]
     assert differences([RUNS[0], RUNS[0]]) == []
     strict = JOB.model_copy(update={"gates": JOB.gates.model_copy(update={"max_drop": 0.01})})
-    assert differences([RUNS[0], Compared("x", "", RESULT, strict)]) == [("job: gates.max_drop", ["None", "0.01"])]
+    assert differences([RUNS[0], ComparedRun("x", "", RESULT, strict)]) == [("job: gates.max_drop", ["None", "0.01"])]
 
 
 def test_drops_are_drawn_for_one_metric_alone() -> None:
@@ -109,7 +109,7 @@ def test_drops_are_drawn_for_one_metric_alone() -> None:
 def test_hostile_text_is_escaped() -> None:
     assert RESULT.source is not None
     evil = changed(RESULT, reason=EVIL, target=EVIL, source=RESULT.source.model_copy(update={"name": EVIL}))
-    text = render_comparison([Compared(EVIL, EVIL, evil, JOB), RUNS[0]])
+    text = render_comparison([ComparedRun(EVIL, EVIL, evil, JOB), RUNS[0]])
     assert EVIL not in text and "&lt;script&gt;" in text
     assert [tag for tag, _ in Reader(text).tags].count("script") == 1
 
@@ -118,7 +118,7 @@ def test_hostile_text_is_escaped() -> None:
 def test_the_comparison_is_without_fault(tmp_path: Path, width: int) -> None:
     """Of runs that ended in every way, with everything unfolded; sorted by speed, what chose nothing comes last."""
     page = tmp_path / "comparison.html"
-    ended = [Compared("1", "", ERROR, None), Compared("2", "", BARE, JOB)]
+    ended = [ComparedRun("1", "", ERROR, None), ComparedRun("2", "", BARE, JOB)]
     page.write_text(render_comparison([*RUNS, *ended]), encoding="utf-8")
     with browser() as chromium, visit(chromium, page, width=width) as view:
         view.tab.evaluate("for (const one of document.querySelectorAll('details')) one.open = true")

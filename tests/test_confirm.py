@@ -15,7 +15,7 @@ from tasks.run.context import Run
 from tasks.storage.locks import FolderLocks
 from tasks.storage.store import Store
 from tasks.trials import confirm
-from tasks.trials.confirm import Confirmation, confirm_winner
+from tasks.trials.confirm import ConfirmedTrials, confirm_winner
 from validators.errors import CandidateRefused
 from validators.gates.approval import ALWAYS_JUDGED, Approval, NotApproved
 from validators.gates.verdict_rules import confidence_of_each
@@ -70,7 +70,7 @@ class Rehearsal:
         monkeypatch.setattr(confirm, "_measure_again", measured)
         monkeypatch.setattr(confirm, "ground_of", ground)
 
-    def confirm(self, scores: dict[str, Any], **changes: Any) -> Confirmation:
+    def confirm(self, scores: dict[str, Any], **changes: Any) -> ConfirmedTrials:
         """What comes of candidates that passed with these scores."""
         trials = tuple(
             good_trial(

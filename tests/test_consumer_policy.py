@@ -62,7 +62,7 @@ def opened(consumer: ModuleType, folder: Path, manifest: dict[str, Any]) -> Any:
     """The champion, as MLflow opens it."""
     path = folder / "manifest.json"
     path.write_text(json.dumps(manifest), encoding="utf-8")
-    champion = consumer.Champion()
+    champion = consumer.OnnxChampion()
     champion.load_context(SimpleNamespace(artifacts={"manifest": str(path), "variant": str(folder / "variant")}))
     return champion
 

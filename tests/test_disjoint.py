@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from validators.calibration.disjoint import Compared, compare_disjoint
+from validators.calibration.disjoint import DisjointComparison, compare_disjoint
 from validators.digests import digest_samples
 from validators.job.job_data import CalibrationBounds
 from validators.records.run import DataFile
@@ -61,14 +61,14 @@ def dealt(texts: Words, n: int) -> tuple[Ids, Ids]:
     return distinct[chosen], pool[~np.isin(places.reshape(-1), chosen)]
 
 
-def compared(calibration: Ids, evaluation: Ids) -> Compared:
+def compared(calibration: Ids, evaluation: Ids) -> DisjointComparison:
     digests = digest_samples({"ids": evaluation})
     return compare_disjoint(
         samples_of(calibration), samples_of(evaluation), digests, BOUNDS, seed=7, is_evaluation=True
     )
 
 
-def signs(found: Compared) -> dict[str, tuple[str, ...]]:
+def signs(found: DisjointComparison) -> dict[str, tuple[str, ...]]:
     return {
         one.statistic: find_signs(
             count_in_bins(found.statistics[one.statistic], one.edges),

@@ -21,7 +21,7 @@ from tasks.measure.latency.cgroup import CpuLimit
 from tasks.measure.latency.compare import compare_latency
 from tasks.measure.latency.disturbance import (
     BlockConditions,
-    Watch,
+    DisturbanceWatch,
     canary_ratio,
     clock_mhz,
     competing_cores,
@@ -83,7 +83,7 @@ def test_processor_time_is_the_kernels_own_count() -> None:
 
 def test_a_process_is_no_load_to_itself_but_to_others() -> None:
     with burners(1) as (pid,):
-        itself, somebody, started = Watch(pid), Watch(os.getpid()), time.monotonic()
+        itself, somebody, started = DisturbanceWatch(pid), DisturbanceWatch(os.getpid()), time.monotonic()
         burn(pid, 0.3)
         seen_by_other, seen_by_itself = somebody.conditions(), itself.conditions()
         share = 0.3 / (time.monotonic() - started)
@@ -174,7 +174,7 @@ def test_a_block_has_the_throttling_of_its_group(monkeypatch: pytest.MonkeyPatch
     ]
     monkeypatch.setattr(disturbance, "cpu_limits", lambda: readings.pop(0))
     monkeypatch.setattr(time, "monotonic", iter([10.0, 12.0]).__next__)
-    found = Watch(os.getpid()).conditions()
+    found = DisturbanceWatch(os.getpid()).conditions()
     assert found.quota_throttled_cores == pytest.approx(0.5)
     # 5 s in 2 s, less the few ticks of this process.
     assert 2.0 < found.other_cores <= 2.5
@@ -197,8 +197,8 @@ def test_memory_is_that_of_the_process_that_is_watched() -> None:
         def read(self) -> GpuState:
             return replace(GPU, held_mb={os.getpid(): 700.0, 1: 900.0})
 
-    assert Watch(os.getpid(), Stand()).conditions().gpu_memory_mb == 700.0  # type: ignore[arg-type]  # a stand-in
-    assert Watch(os.getpid()).conditions().gpu_memory_mb is None
+    assert DisturbanceWatch(os.getpid(), Stand()).conditions().gpu_memory_mb == 700.0  # type: ignore[arg-type]  # a stand-in
+    assert DisturbanceWatch(os.getpid()).conditions().gpu_memory_mb is None
 
 
 def test_a_still_machine_is_not_accused() -> None:

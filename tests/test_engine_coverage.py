@@ -29,7 +29,7 @@ from tensorrt_rules import draw, op
 
 from tasks.runtimes.engines.coverage import coverage_of_layers, kernel_of_layer, kernels_of_nodes
 from tasks.runtimes.engines.layers import layers_in_log
-from validators.records.engines import Layer
+from validators.records.engines import EngineLayer
 from validators.records.measurements import UNNAMED, Coverage
 
 CALM = 3  # samples a request
@@ -175,7 +175,7 @@ def test_recurrent_layers_are_unrolled_under_no_name(tmp_path: Path) -> None:
     assert found.float_nodes == found.half_nodes == ()
 
 
-GEMM = Layer("o_1", "gemm", ("int8",), ("int8", "float32"), ("float16",), "", ("o", "w_d"))
+GEMM = EngineLayer("o_1", "gemm", ("int8",), ("int8", "float32"), ("float16",), "", ("o", "w_d"))
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ GEMM = Layer("o_1", "gemm", ("int8",), ("int8", "float32"), ("float16",), "", ("
         (replace(GEMM, kind="kgen", name="_gemm_mha_v2_1", inputs=()), UNNAMED),
     ],
 )
-def test_what_a_layer_multiplies_in(layer: Layer, kernel: str | None) -> None:
+def test_what_a_layer_multiplies_in(layer: EngineLayer, kernel: str | None) -> None:
     found = kernel_of_layer(layer)
     assert (found.name if found else None) == kernel
     if found and found.name == UNNAMED:

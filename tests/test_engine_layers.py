@@ -11,14 +11,14 @@ from engine_models import PROFILE, build, int4_product, int8_product
 
 from tasks.runtimes.engines.layers import layers_in_log, parse_layers_json, parse_layers_text, with_times
 from validators.errors import CandidateRefused
-from validators.records.engines import Layer
+from validators.records.engines import EngineLayer
 
 GOLDEN = Path(__file__).parent / "tensorrt_layers"
-SHAPES = Layer("__mye77_0_myl0_0", "shape_call", (), (), (), "", ())
+SHAPES = EngineLayer("__mye77_0_myl0_0", "shape_call", (), (), (), "", ())
 HALF, INT8 = ("float16",), ("int8",)
 INT8_LAYERS = (
     SHAPES,
-    Layer(
+    EngineLayer(
         "__myl_MulMinMaxRounCast_myl0_1",
         "kgen",
         HALF,
@@ -27,8 +27,10 @@ INT8_LAYERS = (
         "__myl_MulMinMaxRounCast_0x05b63a68087b927c89625a0409d79077",
         ("x_q",),
     ),
-    Layer("o_U6_myl0_2", "gemm", INT8, ("int8", "float32", "float32"), HALF, "__myelin_CASK_STUB", ("o", "x_d", "w_d")),
-    Layer(
+    EngineLayer(
+        "o_U6_myl0_2", "gemm", INT8, ("int8", "float32", "float32"), HALF, "__myelin_CASK_STUB", ("o", "x_d", "w_d")
+    ),
+    EngineLayer(
         "__myl_Mul_myl0_3",
         "kgen",
         HALF,
@@ -40,7 +42,7 @@ INT8_LAYERS = (
 )
 INT4_LAYERS = (
     replace(SHAPES, name="__mye37_0_myl0_0"),
-    Layer("__myl_ReplCastMulCastFc_myl0_1", "runtime_fusion", HALF, ("int4", "float16"), HALF, "", ("w_d", "o")),
+    EngineLayer("__myl_ReplCastMulCastFc_myl0_1", "runtime_fusion", HALF, ("int4", "float16"), HALF, "", ("w_d", "o")),
 )
 
 
@@ -49,7 +51,7 @@ def golden(name: str) -> str:
 
 
 @pytest.mark.parametrize(("name", "layers"), [("int8_product", INT8_LAYERS), ("int4_product", INT4_LAYERS)])
-def test_layers_are_those_of_the_text(name: str, layers: tuple[Layer, ...]) -> None:
+def test_layers_are_those_of_the_text(name: str, layers: tuple[EngineLayer, ...]) -> None:
     assert parse_layers_text(golden(name)) == layers
 
 
@@ -77,7 +79,7 @@ def test_entries_may_be_set_apart_by_control_characters_and_end_in_a_suffix() ->
     """Both seen in engines of real models: of fused attention, and of a convolution that became a product."""
     line = "Name: a, LayerType: kgen, Inputs: [], Constants: [], Outputs: [], TacticName: t, StreamId: 2, EventId: 7, "
     text = f"Layers:\n{line}Metadata: [ONNX Layer: p]\x1e[ONNX Layer: q]\x1f[ONNX Layer: r]__gemm_from_conv1x1\n\nMore"
-    assert parse_layers_text(text) == (Layer("a", "kgen", (), (), (), "t", ("p", "q", "r")),)
+    assert parse_layers_text(text) == (EngineLayer("a", "kgen", (), (), (), "t", ("p", "q", "r")),)
 
 
 def test_a_log_without_the_text_has_no_layers() -> None:
@@ -118,8 +120,8 @@ INSPECTED = {
 
 def test_layers_of_the_inspector() -> None:
     assert parse_layers_json(json.dumps(INSPECTED)) == (
-        Layer("conv1 + relu", "CaskConvolution", INT8, INT8, HALF, "sm90_xmma_fprop", ("conv1", "relu")),
-        Layer("head", "gemm", ("fp8",), ("fp8", "float32"), ("bfloat16",), "", ()),
+        EngineLayer("conv1 + relu", "CaskConvolution", INT8, INT8, HALF, "sm90_xmma_fprop", ("conv1", "relu")),
+        EngineLayer("head", "gemm", ("fp8",), ("fp8", "float32"), ("bfloat16",), "", ()),
     )
 
 

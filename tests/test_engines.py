@@ -23,7 +23,7 @@ from validators.digests import digest_file, digest_model
 from validators.errors import CandidateRefused, JobError
 from validators.job.job_engines import AxisRange, Engines
 from validators.job.job_measurement import OperatingPoint
-from validators.records.engines import BuildSettings, Layer, ShapeRange
+from validators.records.engines import BuildSettings, EngineLayer, ShapeRange
 from validators.records.run import Gpu
 from validators.samples.datasets import TensorSpec
 
@@ -211,7 +211,7 @@ def test_an_engine_for_a_gpu_is_bound_to_it(tmp_path: Path) -> None:
     manifest = engine.manifest
     assert (manifest.gpu, manifest.compute_capability, manifest.driver) == ("NVIDIA H200", "9.0", "580.1")
     assert (manifest.runtime, manifest.runtime_version) == ("tensorrt", "11.4.0.106")
-    assert engine.layers == (Layer("model.onnx", "gemm", ("int8",), ("int8",), ("int8",), "", ("o",)),)
+    assert engine.layers == (EngineLayer("model.onnx", "gemm", ("int8",), ("int8",), ("int8",), "", ("o",)),)
     told = json.loads(engine.log.read_text().removeprefix("[INFO] built with "))
     assert told == [["workspace", 3 * 2**20], "tf32", {"x": [[1, 32], [4, 32], [8, 32]]}]
     assert engine.timing_cache is not None and manifest.timing_cache_digest == digest_file(engine.timing_cache)

@@ -16,7 +16,7 @@ from onnx import helper, numpy_helper
 from tasks.ptq.weight_only.int4_grid import (
     COLUMNS_AT_ONCE,
     Grid,
-    Quantized,
+    QuantizedWeight,
     as_blocks,
     encode,
     fit_grid,
@@ -118,7 +118,7 @@ def test_packing_by_hand() -> None:
     codes[16:18, 1] = [7, 8]
     zeros = np.array([[1.0, 4.0], [2.0, 5.0], [3.0, 6.0]])
     scales = np.array([[1.0, 4.0], [2.0, 5.0], [3.0, 6.0]])
-    packed = pack(Quantized(codes, Grid(scales, zeros), 16, symmetric=False), np.float32)
+    packed = pack(QuantizedWeight(codes, Grid(scales, zeros), 16, symmetric=False), np.float32)
     assert packed.codes.dtype == np.uint8 and packed.codes.shape == (2, 3, 8)
     assert packed.codes[0].tolist() == [
         [0x21, 0xF3, 0, 0, 0, 0, 0, 0],
@@ -134,15 +134,16 @@ def test_packing_by_hand() -> None:
 def test_zero_points_that_are_fractions_stay_floats() -> None:
     """One fraction is enough; a symmetric weight has no zero points."""
     codes, scales = np.zeros((16, 2), np.uint8), np.ones((1, 2))
-    packed = pack(Quantized(codes, Grid(scales, np.array([[3.0, 4.5]])), 16, symmetric=False), np.float16)
+    packed = pack(QuantizedWeight(codes, Grid(scales, np.array([[3.0, 4.5]])), 16, symmetric=False), np.float16)
     assert packed.zero_points is not None and packed.zero_points.dtype == np.float16
     assert packed.zero_points.tolist() == [3.0, 4.5]
     assert (
-        pack(Quantized(codes, Grid(scales, np.full((1, 2), 8.0)), 16, symmetric=True), np.float16).zero_points is None
+        pack(QuantizedWeight(codes, Grid(scales, np.full((1, 2), 8.0)), 16, symmetric=True), np.float16).zero_points
+        is None
     )
 
 
-def run_kernel(weight: Quantized, x: NDArray[Any]) -> Floats:
+def run_kernel(weight: QuantizedWeight, x: NDArray[Any]) -> Floats:
     """`x @ weight` by the MatMulNBits kernel at accuracy level 0, float64."""
     packed = pack(weight, x.dtype)
     arrays = {"b": packed.codes, "scales": packed.scales}

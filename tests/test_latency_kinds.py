@@ -18,7 +18,7 @@ from tasks.measure.latency.disturbance import BlockConditions
 from tasks.measure.latency.nvml import GpuState
 from tasks.measure.latency.pairs import Launch, Pair, WarmUp
 from tasks.measure.latency.process import Block, Contestant, Worker, save_requests
-from tasks.measure.latency.summary import Gathered, Side, summarise
+from tasks.measure.latency.summary import Gathered, LatencySide, summarise
 from validators.errors import CandidateRefused
 from validators.job.job_measurement import Measurement
 from validators.records import run as records
@@ -53,8 +53,8 @@ def gathered(*ratios: float, conditions: BlockConditions = STILL, **kinds: list[
     pairs = [Pair(latency_block(2 * ratio), latency_block(2.0), (conditions, conditions)) for ratio in ratios]
     launches: dict[Any, list[Launch]] = {"latency": [Launch([pair], 0, "") for pair in pairs]}
     launches |= {kind: [Launch([pair], 0, "") for pair in given] for kind, given in kinds.items()}
-    side = Side([10.0, 20.0], [100.0, 110.0], [50.0, 60.0], [WarmUp(0.1, True), WarmUp(0.4, True)])
-    other = Side([20.0, 40.0], [70.0, 75.0], [30.0, 36.0], [WarmUp(0.2, True), WarmUp(0.1, False)])
+    side = LatencySide([10.0, 20.0], [100.0, 110.0], [50.0, 60.0], [WarmUp(0.1, True), WarmUp(0.4, True)])
+    other = LatencySide([20.0, 40.0], [70.0, 75.0], [30.0, 36.0], [WarmUp(0.2, True), WarmUp(0.1, False)])
     return Gathered((side, other), launches)
 
 

@@ -1,11 +1,10 @@
-"""The floors: what each folder may import, by its syntax and in a fresh interpreter, and where records may live."""
+"""Rooms: size, direction of imports by syntax and in a fresh interpreter, unique class names, homes of records."""
 
 from __future__ import annotations
 
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
 from importlib import metadata, util
 from pathlib import Path
 
@@ -13,7 +12,28 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("flows", "tasks", "validators")
-# Folders of the tasks floor that know nothing of orchestration or tracking.
+# Rooms from the lowest to the highest: each imports only from rooms of earlier lines and from itself.
+ORDER = (
+    ("validators",),
+    ("validators.records", "validators.untrusted"),
+    ("validators.job", "validators.samples", "tasks.storage"),
+    ("validators.calibration", "validators.gates", "validators.graph"),
+    ("tasks.reporting", "tasks.runtimes"),
+    ("tasks.ptq", "tasks.serving"),
+    ("tasks.measure",),
+    ("tasks.run",),
+    ("tasks.registry",),
+    ("tasks.evidence", "tasks.records"),
+    ("tasks.trials", "tasks.demo"),
+    ("tasks.champion",),
+    ("tasks.service", "tasks.workers"),
+    ("tasks.watch",),
+    ("flows",),
+    ("flows.service",),
+    ("flows.cli",),
+    ("flows.docs",),
+)
+# Rooms that know nothing of orchestration or tracking.
 PURE = (
     "tasks/ptq",
     "tasks/runtimes",
@@ -23,6 +43,8 @@ PURE = (
     "tasks/storage",
     "validators",
 )
+# Modules of a package, without those of packages inside it; entries of tasks/ and of validators/.
+MOST_MODULES, MOST_ENTRIES = 16, 18
 
 
 def modules(folder: str) -> list[Path]:
@@ -47,9 +69,24 @@ def imports(path: Path) -> set[str]:
     return {name.rsplit(".", depth)[0] for name in names for depth in range(name.count(".") + 1)}
 
 
-def shell() -> set[str]:
-    """The modules of the steps: `tasks/*.py`."""
-    return {f"tasks.{path.stem}" for path in (ROOT / "tasks").glob("*.py") if path.stem != "__init__"}
+def room_of(module: str) -> str:
+    """The room of a module of ours.
+
+    >>> room_of("tasks.ptq.calibrate.collect"), room_of("validators.errors")
+    ('tasks.ptq', 'validators')
+    """
+    parts = module.split(".")
+    return ".".join(parts[:2]) if len(parts) > 2 else parts[0]
+
+
+def name_of(path: Path) -> str:
+    """The dotted name of a module by its file."""
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts)
+
+
+def our_modules() -> dict[str, Path]:
+    """Every module of ours by its dotted name, without `__init__`."""
+    return {name_of(path): path for folder in PACKAGES for path in modules(folder) if path.stem != "__init__"}
 
 
 def test_the_reader_of_imports_sees_all_forms(tmp_path: Path) -> None:
@@ -81,22 +118,42 @@ def test_pure_folders_load_neither_prefect_nor_mlflow() -> None:
     assert done.stdout.splitlines()[-1] == "[] True"
 
 
-def upward() -> Iterator[tuple[str, str]]:
-    """Every import of a floor from a floor above it, as (file, module)."""
-    forbidden = {
-        "validators": {"tasks", "flows"},
-        "tasks": {"flows"},
-        **{folder: shell() for folder in PURE if folder.startswith("tasks/")},
-    }
-    for folder, above in forbidden.items():
-        for path in modules(folder):
-            yield from ((str(path.relative_to(ROOT)), name) for name in imports(path) & above)
+def test_rooms_import_downwards_only() -> None:
+    """No room imports one beside or above it, so there is no cycle among rooms."""
+    ours = our_modules()
+    height = {room: level for level, rooms in enumerate(ORDER) for room in rooms}
+    assert {room_of(name) for name in ours} == set(height)
+    upward = [
+        (name, other)
+        for name, path in ours.items()
+        for other in imports(path) & set(ours)
+        if room_of(name) != room_of(other) and height[room_of(other)] >= height[room_of(name)]
+    ]
+    assert upward == []
 
 
-def test_no_floor_imports_from_one_above_it() -> None:
-    """Validators nothing of tasks and flows, tasks nothing of flows, the pure folders nothing of the steps."""
-    assert len(shell()) > 10
-    assert sorted(upward()) == []
+def test_rooms_are_small_and_say_what_they_are_for() -> None:
+    packages = {path.parent for folder in PACKAGES for path in modules(folder)}
+    counts = {path: len([file for file in path.glob("*.py") if file.stem != "__init__"]) for path in packages}
+    assert {str(path): count for path, count in counts.items() if count > MOST_MODULES} == {}
+    for folder in ("tasks", "validators"):
+        entries = [path.name for path in (ROOT / folder).iterdir() if path.name != "__pycache__"]
+        assert len(entries) <= MOST_ENTRIES, folder
+    silent = [
+        str(path) for path in packages if not (path / "__init__.py").read_text(encoding="utf-8").startswith('"""')
+    ]
+    assert silent == []
+
+
+def test_class_names_are_unique() -> None:
+    """One name for one concept: two classes of one name could be taken for each other."""
+    names: dict[str, list[str]] = {}
+    for name, path in our_modules().items():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                names.setdefault(node.name, []).append(name)
+    assert len(names) > 200
+    assert {name: homes for name, homes in names.items() if len(homes) > 1} == {}
 
 
 def test_what_consumers_get_needs_nothing_of_ours() -> None:

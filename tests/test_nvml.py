@@ -8,7 +8,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from tasks.measure.inventory import find_gpu
-from tasks.measure.latency.nvml import Gpu, GpuState, open_gpu
+from tasks.measure.latency.nvml import GpuState, NvmlGpu, open_gpu
 from validators.errors import InfrastructureError
 from validators.records import run as records
 
@@ -55,7 +55,7 @@ def stand_in(**answers: object) -> ModuleType:
 
 def test_a_reading_is_in_our_units() -> None:
     """Milliwatts, millijoules and bytes become watts, joules and megabytes; a power cap alone is no slowdown."""
-    assert Gpu(stand_in(), "handle").read() == GpuState(
+    assert NvmlGpu(stand_in(), "handle").read() == GpuState(
         1980, 3201, ("hardware thermal slowdown",), 97, 1500.0, 312.5, 9876.543, 2, {1: 700.0}
     )
 
@@ -66,7 +66,7 @@ def test_what_a_gpu_does_not_tell_is_absent() -> None:
         nvmlDeviceGetCurrentClocksThrottleReasons=NVMLError("not supported"),
         nvmlDeviceGetMemoryInfo=NVMLError("not supported"),
     )
-    state = Gpu(silent, "handle").read()
+    state = NvmlGpu(silent, "handle").read()
     assert (state.energy_j, state.slowdowns, state.memory_used_mb, state.power_w) == (None, (), None, 312.5)
 
 

@@ -17,7 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tasks.ptq.build_variant import refuse_other_targets
 from tasks.ptq.calibrate.calibration import read_ranges
-from tasks.ptq.eight_bit.qdq import Report, quantize_qdq
+from tasks.ptq.eight_bit.qdq import QdqReport, quantize_qdq
 from tasks.ptq.openvino_forms import place_for_openvino, ranges_for_openvino
 from tasks.ptq.sessions import session_settings
 from tasks.runtimes.ort import open_session, run_batches
@@ -125,7 +125,7 @@ def test_what_is_kept_or_has_no_range_stays_float_with_the_reason() -> None:
     assert plan.left["sum"] == "not between integer kernels"
 
 
-def quantize(model: Path, ranges: Mapping[str, tuple[float, float]], path: Path, *, every: bool = False) -> Report:
+def quantize(model: Path, ranges: Mapping[str, tuple[float, float]], path: Path, *, every: bool = False) -> QdqReport:
     return quantize_qdq(
         model,
         path,

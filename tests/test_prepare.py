@@ -20,7 +20,7 @@ from tasks.ptq.calibrate.grams import Gram, collect_grams
 from tasks.ptq.eight_bit.smooth import SmoothedGraph
 from tasks.ptq.graph.edits import model_bytes
 from tasks.ptq.graph.prepare import fuse_graph, prepare_graph
-from tasks.ptq.sensitivity import Part, Sensitivity
+from tasks.ptq.sensitivity import SensitivePart, Sensitivity
 from tasks.ptq.sessions import SLOW_FUSION, session_settings
 from tasks.ptq.weight_only.sites import tensors_to_collect
 from tasks.runtimes.ort import open_session
@@ -271,7 +271,7 @@ class Workshop:
 
     def ranking(self, candidate: Candidate) -> tuple[Sensitivity, ...]:
         self.asked.append(candidate.name)
-        return tuple(Sensitivity(Part(name, (name,)), 0.1) for name in ("second_matmul", "first_matmul"))
+        return tuple(Sensitivity(SensitivePart(name, (name,)), 0.1) for name in ("second_matmul", "first_matmul"))
 
     @property
     def materials(self) -> Materials:

@@ -19,7 +19,7 @@ from onnx import TensorProto, helper, numpy_helper
 from tasks.ptq.calibrate.calibration import calibrate, read_ranges
 from tasks.ptq.calibrate.range_methods import Range
 from tasks.ptq.eight_bit.placement import QdqTarget
-from tasks.ptq.eight_bit.qdq import Report, quantize_qdq
+from tasks.ptq.eight_bit.qdq import QdqReport, quantize_qdq
 from tasks.ptq.graph.edits import scratch
 from tasks.ptq.graph.prepare import prepare_graph
 from tasks.runtimes.ort import open_session, run_batches, run_outputs
@@ -45,7 +45,7 @@ class Case:
     def ranges(self) -> dict[str, tuple[float, float]]:
         return {name: (float(array.min()), float(array.max())) for name, array in self.values.items()}
 
-    def quantize(self, **changes: Any) -> tuple[Path, Report]:
+    def quantize(self, **changes: Any) -> tuple[Path, QdqReport]:
         """The Q/DQ form, and what was done."""
         options: dict[str, Any] = {
             "target": "ort-cpu",

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from tasks.ptq.calibrate.calibration import read_ranges
 from tasks.ptq.calibrate.range_methods import Range
 from tasks.ptq.graph.prepare import prepare_graph
-from tasks.ptq.sensitivity import Part, Sensitivity, find_parts, rank_parts
+from tasks.ptq.sensitivity import SensitivePart, Sensitivity, find_parts, rank_parts
 from tasks.runtimes.ort import open_session, run_batches
 from validators.records.run import SessionSettings
 from validators.samples.datasets import TensorSpec, load_samples
@@ -35,11 +35,11 @@ def test_layers_with_weights_are_parts_and_so_is_each_role_of_the_others() -> No
     weights = [numpy_helper.from_array(np.eye(4, dtype=np.float32), name) for name in "wb"]
     graph = helper.make_graph(nodes, "some", *ends, weights)
     assert find_parts(graph, {node.name for node in nodes}) == (
-        Part("query", ("query",)),
-        Part("Add (MatMul to MatMul)", ("bias", "bias again")),
-        Part("key", ("key",)),
-        Part("MatMul (Add to Add)", ("product",)),
-        Part("Add (MatMul to output)", ("residual",)),
+        SensitivePart("query", ("query",)),
+        SensitivePart("Add (MatMul to MatMul)", ("bias", "bias again")),
+        SensitivePart("key", ("key",)),
+        SensitivePart("MatMul (Add to Add)", ("product",)),
+        SensitivePart("Add (MatMul to output)", ("residual",)),
     )
     assert [part.name for part in find_parts(graph, ("query", "bias again"))] == ["query", "Add (MatMul to MatMul)"]
 

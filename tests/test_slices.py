@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from validators.gates.accuracy import judge_drop
 from validators.gates.intervals import drop_interval, tango_interval
-from validators.gates.slices import EstimateDrop, SliceDrop, judge_slices, slice_drops
+from validators.gates.slices import EstimateDrop, judge_slices, slice_drops
 from validators.job.job_gates import Gates
-from validators.records.measurements import Estimate
+from validators.records.measurements import Estimate, SliceDrop
 from validators.records.verdicts import Outcome
 
 GATES = Gates(max_drop=0.02, max_slice_drop=0.05)

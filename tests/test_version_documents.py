@@ -15,10 +15,9 @@ from tasks.serving.promoted import Promoted
 from tasks.serving.readme import version_readme
 from tasks.serving.sections import shown
 from validators.gates.approval import ALWAYS_JUDGED, Approval
-from validators.gates.slices import SliceDrop
 from validators.job.read_job import parse_job
 from validators.records.latencies import Latency
-from validators.records.measurements import Accuracy, Clipping, Estimate, Saturation
+from validators.records.measurements import Accuracy, Clipping, Estimate, Saturation, SliceDrop
 from validators.records.run import Confirmed, DataFile, Gpu, Inventory, SessionSettings, Source, Trial, Variant
 from validators.records.sign_off import SignOff
 from validators.records.verdicts import Verdict

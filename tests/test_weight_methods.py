@@ -14,11 +14,11 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tasks.demo.pools import text_pool
 from tasks.ptq.calibrate.grams import Gram, collect_grams, plan_passes
-from tasks.ptq.weight_only.awq import ALPHAS, Layer, clipped, factors_for, output_error, search_factors
+from tasks.ptq.weight_only.awq import ALPHAS, AwqLayer, clipped, factors_for, output_error, search_factors
 from tasks.ptq.weight_only.clipping import RATIOS
 from tasks.ptq.weight_only.gptq import DAMPING, gptq
 from tasks.ptq.weight_only.hqq import BETA, BETA_GROWTH, ITERATIONS, NORM, hqq, shrink
-from tasks.ptq.weight_only.int4_grid import Grid, Quantized, as_blocks, fit_grid, quantize_on, round_to_nearest
+from tasks.ptq.weight_only.int4_grid import Grid, QuantizedWeight, as_blocks, fit_grid, quantize_on, round_to_nearest
 from tasks.ptq.weight_only.sites import tensors_to_collect
 from validators.errors import CandidateRefused
 from validators.samples.datasets import Arrays
@@ -166,7 +166,7 @@ def test_hqq_lessens_the_norm_and_knows_no_unit() -> None:
     done = hqq(weight, block_size=32, dtype=np.float32)
     plain = round_to_nearest(weight, block_size=32, symmetric=False, dtype=np.float32)
 
-    def norms(other: Quantized) -> Floats:
+    def norms(other: QuantizedWeight) -> Floats:
         steps = np.abs(as_blocks(other.dequantized() - weight, 32) / plain.grid.scales[:, None])
         return np.asarray((steps**NORM).sum(axis=1))
 
@@ -182,7 +182,7 @@ def test_the_search_for_factors_is_brute_force(symmetric: bool) -> None:
     second = np.random.default_rng(5).normal(size=(64, 7))
     loudness = np.abs(x).mean(axis=0)
     options: dict[str, Any] = {"block_size": 32, "symmetric": symmetric, "dtype": np.float32}
-    factors, alpha = search_factors([Layer(first, x.T @ x), Layer(second, x.T @ x)], loudness, **options)
+    factors, alpha = search_factors([AwqLayer(first, x.T @ x), AwqLayer(second, x.T @ x)], loudness, **options)
 
     def error(tried: float) -> float:
         s = loudness**tried
@@ -217,7 +217,7 @@ def test_clipping_is_brute_force_and_harms_no_column(symmetric: bool) -> None:
     """With one block, its Gram matrix is the whole: every column has the best of all ratios, from X itself."""
     x, weight = layer(32, 10, seed=7)
     options: dict[str, Any] = {"block_size": 32, "symmetric": symmetric, "dtype": np.float32}
-    done = clipped(Layer(weight, x.T @ x), **options).dequantized()
+    done = clipped(AwqLayer(weight, x.T @ x), **options).dequantized()
     tried = []
     for ratio in RATIOS:
         grid = fit_grid(weight[None], symmetric=symmetric, dtype=np.float32, shrink=ratio)
@@ -227,7 +227,7 @@ def test_clipping_is_brute_force_and_harms_no_column(symmetric: bool) -> None:
     assert np.min(tried, axis=0).sum() < 0.95 * tried[0].sum()
 
     x, weight = layer(100, 30, seed=8)  # four blocks, the last one not full
-    done = clipped(Layer(weight, x.T @ x), **options).dequantized()
+    done = clipped(AwqLayer(weight, x.T @ x), **options).dequantized()
     plain = round_to_nearest(weight, **options).dequantized()
     errors, before = (((x @ (other - weight)) ** 2).sum(axis=0) for other in (done, plain))
     assert (errors <= before * (1 + 1e-9)).all() and errors.sum() < 0.95 * before.sum()
@@ -362,8 +362,8 @@ def test_each_method_beats_round_to_nearest_on_a_real_encoder(
     assert len(encoder) == 3
     options: dict[str, Any] = {"block_size": block_size, "symmetric": symmetric, "dtype": np.float32}
     for name, (weight, seen, unseen) in encoder.items():
-        factors, _ = search_factors([Layer(weight, seen.matrix)], seen.mean_absolute, **options)
-        scaled = Layer(weight / factors[:, None], seen.matrix * np.outer(factors, factors))
+        factors, _ = search_factors([AwqLayer(weight, seen.matrix)], seen.mean_absolute, **options)
+        scaled = AwqLayer(weight / factors[:, None], seen.matrix * np.outer(factors, factors))
         found = {
             "gptq": gptq(weight, seen.matrix, **options).dequantized(),
             "awq": clipped(scaled, **options).dequantized() * factors[:, None],

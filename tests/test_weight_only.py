@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 from tasks.ptq.calibrate.grams import Gram, collect_grams
 from tasks.ptq.graph import edits as graph_module
 from tasks.ptq.graph.prepare import prepare_graph
-from tasks.ptq.weight_only.awq import Layer, clipped, fold, search_factors
+from tasks.ptq.weight_only.awq import AwqLayer, clipped, fold, search_factors
 from tasks.ptq.weight_only.gptq import gptq
 from tasks.ptq.weight_only.int4_grid import round_to_nearest
 from tasks.ptq.weight_only.matmul_nbits import quantize_weights
@@ -120,9 +120,9 @@ def test_the_codes_are_those_of_the_method(tmp_path: Path) -> None:
     options: dict[str, Any] = {"block_size": 16, "symmetric": True, "dtype": np.float32}
     wide = x.astype(np.float64)
     gram = wide.T @ wide
-    factors, alpha = search_factors([Layer(weight, gram)], np.abs(wide).mean(axis=0), **options)
+    factors, alpha = search_factors([AwqLayer(weight, gram)], np.abs(wide).mean(axis=0), **options)
     assert alpha > 0
-    scaled = Layer(weight / factors[:, None], (wide * factors).T @ (wide * factors))
+    scaled = AwqLayer(weight / factors[:, None], (wide * factors).T @ (wide * factors))
     expected = {
         "rtn": round_to_nearest(weight, **options).dequantized(),
         "gptq": gptq(weight, gram, **options).dequantized(),

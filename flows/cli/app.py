@@ -15,9 +15,8 @@ from typer.core import TyperGroup
 
 from flows.cli import champion as champions
 from flows.cli import export as exports
-from flows.cli import inspect as look
+from flows.cli import look, service
 from flows.cli import run as runs
-from flows.cli import service
 from flows.cli.console import command, documents_only, fail
 from validators.errors import EXIT_BAD_INPUT, JobError
 

@@ -12,7 +12,7 @@ import typer
 from flows.cli.console import prepared
 from validators.errors import EXIT_INFRASTRUCTURE, EXIT_OK
 from validators.job.candidate_name import Target
-from validators.records.answer import Answer, Table
+from validators.records.answer import CommandAnswer, Table
 
 WaitingRun = Annotated[str, typer.Argument(metavar="RUN", help="Id or name of the flow run.")]
 Name = Annotated[
@@ -20,7 +20,7 @@ Name = Annotated[
 ]
 
 
-def approvals() -> Answer:
+def approvals() -> CommandAnswer:
     """List the runs that wait for an approval.
 
     Needs PREFECT_API_URL: runs wait on a server.
@@ -33,12 +33,12 @@ def approvals() -> Answer:
     waiting = list_waiting()
     headings = ("Run", "Source", "Target", "Candidate", "Since (UTC)", "Expires (UTC)")
     rows = [(str(one.id), one.source, one.target, one.candidate, one.since, one.expires) for one in waiting]
-    return Answer(waiting, (Table([headings, *rows]) if rows else "nothing waits",))
+    return CommandAnswer(waiting, (Table([headings, *rows]) if rows else "nothing waits",))
 
 
 def approve(
     run: WaitingRun, comment: Annotated[str, typer.Option(help="Why; it is recorded.")] = "", who: Name = None
-) -> Answer:
+) -> CommandAnswer:
     """Have the variant promoted that a run waits with.
 
     Exit code 2: no such run waits, or it expired.
@@ -50,7 +50,7 @@ def approve(
 
 def reject(
     run: WaitingRun, comment: Annotated[str, typer.Option(help="Why; it is recorded.")], who: Name = None
-) -> Answer:
+) -> CommandAnswer:
     """Have nothing promoted by a run that waits.
 
     Exit code 2: no such run waits, or it expired.
@@ -60,14 +60,14 @@ def reject(
     return _answer(run, "reject", who, comment)
 
 
-def _answer(run: str, decision: Literal["approve", "reject"], who: str | None, comment: str) -> Answer:
+def _answer(run: str, decision: Literal["approve", "reject"], who: str | None, comment: str) -> CommandAnswer:
     prepared()
     from tasks.champion.approvals import answer_approval
 
     told = answer_approval(run, decision, who=who or getpass.getuser(), comment=comment)
     word = {"approve": "approved", "reject": "rejected"}[decision]
     line = f"{word}: {told.candidate} of {told.source} for {told.target}; the run goes on"
-    return Answer({"decision": word, "run": told}, (line,))
+    return CommandAnswer({"decision": word, "run": told}, (line,))
 
 
 def rollback(
@@ -82,7 +82,7 @@ def rollback(
         typer.Option(min=1, metavar="VERSION", help="Only if this version is the champion."),
     ] = None,
     reason: Annotated[str, typer.Option(help="Why; kept with the version that is left.")] = "",
-) -> Answer:
+) -> CommandAnswer:
     """Put the champion back to the version before it.
 
     In the registry alone. The variant that is left is not promoted on this target again. Exit code 2: no such model or
@@ -94,14 +94,14 @@ def rollback(
     from tasks.champion.rollback import roll_back
 
     done = roll_back(model, target, to, reason, leaving=leaving)
-    return Answer(asdict(done), (str(done),))
+    return CommandAnswer(asdict(done), (str(done),))
 
 
 def watch(
     job: Annotated[
         str | None, typer.Argument(metavar="JOB", help="Name of a job file in QUANTGATE_JOBS; all of them by default.")
     ] = None,
-) -> Answer:
+) -> CommandAnswer:
     """Look once at recent traffic of the watched champions.
 
     At drift, saturation, and agreement with the source. Exit code 0: looked, with an alarm or without; 1: a look failed;
@@ -118,7 +118,7 @@ def watch(
 
     state = _ended(lambda: flow(job, return_state=True))
     code = EXIT_OK if state.is_completed() else EXIT_INFRASTRUCTURE
-    return Answer({"looks": state.result(raise_on_failure=False)}, (state.message,), code)
+    return CommandAnswer({"looks": state.result(raise_on_failure=False)}, (state.message,), code)
 
 
 def retention(
@@ -129,7 +129,7 @@ def retention(
         int, typer.Option(min=1, metavar="N", help="Nothing goes that was used in so many days.")
     ] = 30,
     delete: Annotated[bool, typer.Option("--delete", help="Delete what goes; else it is listed.")] = False,
-) -> Answer:
+) -> CommandAnswer:
     """List what is old, variants and runs, or delete it.
 
     Versions, their artifacts, finished work and reports. The champion, the version before it and whatever an alias names
@@ -143,7 +143,7 @@ def retention(
     state = _ended(lambda: flow(keep_versions, older_than_days, delete, return_state=True))
     goes = [fate for fate in state.result().fates if fate.goes]
     lines = [f"{fate.kind:9}{fate.name}: {fate.reason}" for fate in goes]
-    return Answer({"deleted": delete, "goes": goes, "told": state.message}, (*lines, state.message))
+    return CommandAnswer({"deleted": delete, "goes": goes, "told": state.message}, (*lines, state.message))
 
 
 def _ended(flow: Callable[[], Any]) -> Any:

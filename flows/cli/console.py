@@ -25,7 +25,7 @@ from rich.table import Table as RichTable
 from tasks.run.settings import prepare_environment, state_folder
 from validators.errors import EXIT_OK, InfrastructureError, Interrupted, QuantgateError
 from validators.plain_text import plain
-from validators.records.answer import Answer, Table
+from validators.records.answer import CommandAnswer, Table
 from validators.redact import redact
 
 out = Console()
@@ -36,7 +36,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document in p
 _documents: list[IO[str]] = []
 
 
-def command(function: Callable[..., Answer | None]) -> Callable[..., None]:
+def command(function: Callable[..., CommandAnswer | None]) -> Callable[..., None]:
     """The function as a command with the option `--json`: what it answers, or raises, is told in the form asked for."""
     signature = inspect.signature(function, eval_str=True)
     option = inspect.Parameter("json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Json)
@@ -65,7 +65,7 @@ def prepared() -> None:
     prepare_environment(state_folder())
 
 
-def tell(answer: Answer, *, indent: int | None = 1) -> None:
+def tell(answer: CommandAnswer, *, indent: int | None = 1) -> None:
     """Print the document where one was asked for, else the lines and tables.
 
     What goes on after it has answered, such as a server, calls this itself with an indent of None, for one line, and returns
@@ -113,7 +113,7 @@ def fail(error: QuantgateError) -> int:
     """Say what is wrong, as a document as well where one was asked for; return the exit code."""
     tell_error(error)
     if _documents:
-        tell(Answer(error_document(error)))
+        tell(CommandAnswer(error_document(error)))
     return error.exit_code
 
 
@@ -150,7 +150,7 @@ def command_line() -> str:
     return shlex.join(["quantgate", *sys.argv[1:]])
 
 
-def _answered(call: Callable[[], Answer | None]) -> int:
+def _answered(call: Callable[[], CommandAnswer | None]) -> int:
     """The exit code of a call whose answer, or error, was told."""
     try:
         answer = call()

@@ -15,7 +15,7 @@ from tasks.measure.inventory import take_inventory
 from tasks.run.settings import database_file, registry_uri, state_folder, tracking_uri
 from validators.errors import EXIT_INFRASTRUCTURE, EXIT_OK, InfrastructureError
 from validators.job.candidate_name import TARGETS
-from validators.records.answer import Answer, Table
+from validators.records.answer import CommandAnswer, Table
 from validators.redact import redact
 
 PACKAGES = ("quantgate", "prefect", "mlflow", "great-expectations", "torch")
@@ -23,7 +23,7 @@ ANSWER_SECONDS = 5.0
 KEYS = ("target", "here", "why", "mend")
 
 
-def diagnose() -> Answer:
+def diagnose() -> CommandAnswer:
     """All of it; exit code 0 where at least one target runs."""
     facts: dict[str, str] = {}
     try:
@@ -40,10 +40,10 @@ def diagnose() -> Answer:
     document = {"facts": facts, "targets": _documents(rows), "any_target_runs": runs}
     lines = [f"{name:<11}{value}" for name, value in facts.items()]
     table = Table(rows, folded=frozenset({"Why", "To mend it"}))
-    return Answer(document, (*lines, "", table), EXIT_OK if runs else EXIT_INFRASTRUCTURE)
+    return CommandAnswer(document, (*lines, "", table), EXIT_OK if runs else EXIT_INFRASTRUCTURE)
 
 
-def diagnose_lightly() -> Answer:
+def diagnose_lightly() -> CommandAnswer:
     """Return all but the targets; exit code 0 if the state folder can be written to.
 
     Every few minutes a container asks for its health: a session for each target would take memory of the GPU, and time of the
@@ -56,7 +56,7 @@ def diagnose_lightly() -> Answer:
     if not usable:
         facts["state"] = f"{state} cannot be written to: set QUANTGATE_STATE, or mend its rights"
     lines = [f"{name:<11}{value}" for name, value in facts.items()]
-    return Answer({"facts": facts, "state_is_usable": usable}, lines, EXIT_OK if usable else EXIT_INFRASTRUCTURE)
+    return CommandAnswer({"facts": facts, "state_is_usable": usable}, lines, EXIT_OK if usable else EXIT_INFRASTRUCTURE)
 
 
 def _surroundings(state: Path) -> dict[str, str]:

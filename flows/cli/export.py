@@ -10,7 +10,7 @@ import typer
 from flows.cli.console import prepared
 from validators.errors import JobError
 from validators.job.candidate_name import Target
-from validators.records.answer import Answer
+from validators.records.answer import CommandAnswer
 
 
 def export(
@@ -20,7 +20,7 @@ def export(
     to: Annotated[Path | None, typer.Option("--out", metavar="FOLDER", help="A new folder: files, README.")] = None,
     version: Annotated[int | None, typer.Option(min=1, metavar="N", help="By default the champion.")] = None,
     max_batch: Annotated[int | None, typer.Option(min=1, metavar="N", help="By default the largest measured.")] = None,
-) -> Answer:
+) -> CommandAnswer:
     """Write a champion to a folder, for Triton or as files.
 
     A folder that quantgate wrote, and nobody changed since, is replaced; any other is refused: exit code 2.
@@ -41,4 +41,4 @@ def export(
             fix="name one of them",
         )
     lines = [f"{done.candidate}, {done.uri}, is in {done.folder}", *(f"  {name}" for name in done.files)]
-    return Answer(done, (*lines, *(f"not carried over: {note}" for note in done.notes)))
+    return CommandAnswer(done, (*lines, *(f"not carried over: {note}" for note in done.notes)))

@@ -11,12 +11,12 @@ from validators.errors import EXIT_NO_VARIANT, EXIT_OK
 from validators.graph.lint import CONSEQUENCES, MEANING, SEVERE, Finding
 from validators.graph.source_graph import is_quantized, lint
 from validators.job.candidate_name import Target
-from validators.records.answer import Answer, Table
+from validators.records.answer import CommandAnswer, Table
 
 HEADINGS = ("Consequence", "Node", "Rule", "Found", "Fix")
 
 
-def lint_model(model: Path, target: Target) -> Answer:
+def lint_model(model: Path, target: Target) -> CommandAnswer:
     """Lint a model file; exit code 3 if something fails, is wrong or runs in float, else 0.
 
     Raises:
@@ -26,7 +26,7 @@ def lint_model(model: Path, target: Target) -> Answer:
     findings = lint(model, target)
     summary = summarize(model, findings)
     code = EXIT_NO_VARIANT if any(finding.consequence in SEVERE for finding in findings) else EXIT_OK
-    return Answer(as_document(model, target, findings, summary), (*table_of(findings), summary), code)
+    return CommandAnswer(as_document(model, target, findings, summary), (*table_of(findings), summary), code)
 
 
 def table_of(findings: tuple[Finding, ...]) -> tuple[Table, ...]:

@@ -26,7 +26,7 @@ from validators.errors import (
 )
 from validators.job.job import Job
 from validators.job.read_job import read_job
-from validators.records.answer import Answer, Table
+from validators.records.answer import CommandAnswer, Table
 from validators.untrusted.s3_uris import S3Uri
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def run(
     result: ResultFile = None,
     promote: Annotated[bool, typer.Option(help="Register the winner and move the alias.")] = True,
     replace_device: ReplaceDevice = False,
-) -> Answer:
+) -> CommandAnswer:
     """Run a job: quantize, judge, promote.
 
     Exit code 0: promoted (a winner, with --no-promote); 3: no variant wins; 4: calibration data refused; 2: bad job or
@@ -64,7 +64,7 @@ def run(
     return _follow(lambda: read_job(job), result, partial(_quantize, promote=promote, replace_device=replace_device))
 
 
-def validate(job: JobFile, result: ResultFile = None) -> Answer:
+def validate(job: JobFile, result: ResultFile = None) -> CommandAnswer:
     """Judge the calibration data of a job alone.
 
     The same checks that `run` starts with. Exit code 0: accepted, with warnings or without; 4: refused; 2: bad job or
@@ -84,7 +84,7 @@ def validate(job: JobFile, result: ResultFile = None) -> Answer:
 def demo(
     image: Annotated[bool, typer.Option("--image", help="The image demo in place of the text demo.")] = False,
     result: ResultFile = None,
-) -> Answer:
+) -> CommandAnswer:
     """Build and register a real model, and run a job on it.
 
     The model and its data are public, and fetched once. Exit codes are those of `run`.
@@ -102,7 +102,7 @@ def demo(
     return _follow(prepare, result, partial(_quantize, promote=True))
 
 
-def candidates(job: JobFile) -> Answer:
+def candidates(job: JobFile) -> CommandAnswer:
     """Show what a job would try, and what the names mean.
 
     Example: quantgate candidates examples/text.yaml
@@ -111,7 +111,7 @@ def candidates(job: JobFile) -> Answer:
 
     rows = candidate_rows(read_job(job))
     document = [dict(zip(("candidate", "what_it_is", "here"), row, strict=True)) for row in rows[1:]]
-    return Answer(document, (Table(rows),))
+    return CommandAnswer(document, (Table(rows),))
 
 
 def suggest_calibration(
@@ -122,7 +122,7 @@ def suggest_calibration(
         Path | None,
         typer.Option("--out", metavar="FILE", help="The job's calibration file by default."),
     ] = None,
-) -> Answer:
+) -> CommandAnswer:
     """Pick a calibration set from a pool of samples.
 
     Each label in its share, and near to all that the pool (or the traffic) holds. Samples of the evaluation data, and
@@ -144,10 +144,10 @@ def suggest_calibration(
         f"covers {picked.coverage:.1%}; a random draw of as many {picked.random_coverage:.1%}",
         *(f"left out: {count} {reason}" for reason, count in picked.left_out.items() if count),
     ]
-    return Answer(asdict(picked) | {"rows": [int(row) for row in picked.rows]}, lines)
+    return CommandAnswer(asdict(picked) | {"rows": [int(row) for row in picked.rows]}, lines)
 
 
-def follow_job(job: Job, result_path: Path | None, *, replace_device: bool) -> Answer:
+def follow_job(job: Job, result_path: Path | None, *, replace_device: bool) -> CommandAnswer:
     """Run a job with promotion; what it came to, whatever that is."""
     return _follow(lambda: job, result_path, partial(_quantize, promote=True, replace_device=replace_device))
 
@@ -158,7 +158,9 @@ def _quantize(*, promote: bool, replace_device: bool = False) -> Callable[[Job],
     return partial(quantize, promote=promote, replace_device=replace_device, return_state=True)
 
 
-def _follow(load_job: Callable[[], Job], result_path: Path | None, load: Callable[[], Callable[[Job], Any]]) -> Answer:
+def _follow(
+    load_job: Callable[[], Job], result_path: Path | None, load: Callable[[], Callable[[Job], Any]]
+) -> CommandAnswer:
     """Run the flow that `load` imports on a job to its result document, which is there and is written whatever comes of it."""
     from tasks.run.clock import Clock
 
@@ -184,10 +186,12 @@ def _follow(load_job: Callable[[], Job], result_path: Path | None, load: Callabl
     seconds = seconds.model_copy(update={"total": round(total, 3), "overhead": round(overhead, 3)})
     result = result.model_copy(update={"seconds": seconds})
     write_result(result, result_path)
-    return Answer(result, result_parts(result), EXIT_CODES[result.outcome])
+    return CommandAnswer(result, result_parts(result), EXIT_CODES[result.outcome])
 
 
-def _failed(raised: Exception | KeyboardInterrupt, result_path: Path | None, job: Job | None, clock: Clock) -> Answer:
+def _failed(
+    raised: Exception | KeyboardInterrupt, result_path: Path | None, job: Job | None, clock: Clock
+) -> CommandAnswer:
     """The same for what an error ended, or Ctrl-C."""
     error = (
         interrupted()
@@ -202,7 +206,7 @@ def _failed(raised: Exception | KeyboardInterrupt, result_path: Path | None, job
     result = conclude_error(job, error, clock)
     if result_path is None or result_path.resolve().parent.is_dir():
         write_result(result, result_path)
-    return Answer(result, (), error.exit_code)
+    return CommandAnswer(result, (), error.exit_code)
 
 
 def _result_of(state: Any) -> Result:

@@ -12,7 +12,7 @@ from flows.cli.console import out, prepared, tell
 from tasks.run.settings import state_folder
 from validators.errors import EXIT_INFRASTRUCTURE, EXIT_OK
 from validators.job.candidate_name import Target
-from validators.records.answer import Answer, Table
+from validators.records.answer import CommandAnswer, Table
 
 MlflowPort = Annotated[int, typer.Option(help="Port of the MLflow server.")]
 PrefectPort = Annotated[int, typer.Option(help="Port of the Prefect server.")]
@@ -80,7 +80,7 @@ def webhook(
     ] = None,
     name: Annotated[str, typer.Option(help="What the registry calls it.")] = "quantgate",
     test: Annotated[bool, typer.Option(help="Let MLflow send its example.")] = True,
-) -> Answer:
+) -> CommandAnswer:
     """Make MLflow tell the receiver of each new version.
 
     Without URL, list what it tells to whom. One of that name is changed to the URL and the first secret of
@@ -97,7 +97,7 @@ def webhook(
     rows = list_webhooks()
     answered = try_webhook(name) if url is not None and test else None
     document = {"webhooks": [dict(zip(rows[0], row, strict=True)) for row in rows[1:]], "test": answered}
-    return Answer(document, (Table(rows), *([answered] if answered else [])))
+    return CommandAnswer(document, (Table(rows), *([answered] if answered else [])))
 
 
 def deploy(
@@ -108,7 +108,7 @@ def deploy(
     runs: Annotated[
         int | None, typer.Option(min=1, help="How many runs may measure at a time; 1 for a new pool.")
     ] = None,
-) -> Answer:
+) -> CommandAnswer:
     """Make what is needed on the Prefect server.
 
     Pool, deployments and automations on that of PREFECT_API_URL, made or brought up to date. What an operator
@@ -120,9 +120,9 @@ def deploy(
     from flows.service.deploy import deploy as apply
 
     done = apply(out, job_template, runs)
-    return Answer(done, (), EXIT_INFRASTRUCTURE if any(made.outcome == "left out" for made in done) else EXIT_OK)
+    return CommandAnswer(done, (), EXIT_INFRASTRUCTURE if any(made.outcome == "left out" for made in done) else EXIT_OK)
 
 
 def _ready(document: Mapping[str, object]) -> None:
     """What a server says once it is up: its lines were printed as it came up."""
-    tell(Answer(document), indent=None)
+    tell(CommandAnswer(document), indent=None)

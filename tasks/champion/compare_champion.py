@@ -33,7 +33,7 @@ from validators.records.run import Champion, Inventory, SessionSettings, Trial, 
 
 
 @dataclass(frozen=True)
-class Fetched:
+class FetchedChampion:
     """The champion's artifact and its manifest, as they came from the registry."""
 
     model: Path
@@ -150,7 +150,7 @@ def variant_of(run: Run, champion: Champion) -> Variant:
     return Variant(champion.candidate, path, champion.digest, model_bytes(path), settings)
 
 
-def fetch_champion(run: Run, champion: Champion) -> Fetched:
+def fetch_champion(run: Run, champion: Champion) -> FetchedChampion:
     """The champion's artifact, from the registry into the store: each file is what was registered.
 
     Raises:
@@ -161,17 +161,17 @@ def fetch_champion(run: Run, champion: Champion) -> Fetched:
     with connect(run.tracking_uri) as client:
         tags = registry_call(client.get_model_version, champion.name, champion.version).tags
 
-    def fetch(folder: Path) -> Fetched:
+    def fetch(folder: Path) -> FetchedChampion:
         from mlflow.artifacts import download_artifacts
 
         with connect(run.tracking_uri):
             model = Path(registry_call(download_artifacts, artifact_uri=uri, dst_path=str(folder)))
         # Nothing of a version is opened before it is known to be quantgate's own.
         check_folder(uri, model / "artifacts", tags)
-        return Fetched(model / "artifacts" / "variant" / "model.onnx", model / "artifacts" / "manifest.json")
+        return FetchedChampion(model / "artifacts" / "variant" / "model.onnx", model / "artifacts" / "manifest.json")
 
     key = (registry_uri(run.tracking_uri), champion.name, champion.version, champion.digest)
-    fetched = run.store.make("champion", key, Fetched, fetch)[0]
+    fetched = run.store.make("champion", key, FetchedChampion, fetch)[0]
     check_folder(uri, fetched.manifest.parent, tags)
     return fetched
 

@@ -41,7 +41,7 @@ class Dense(nn.Module):
         return torch.matmul(x, self.weight) + self.bias
 
 
-class Attention(nn.Module):
+class BertAttention(nn.Module):
     """Multi-head self-attention with its output projection: [batch, sequence, width] to the same."""
 
     def __init__(self, shape: BertShape) -> None:
@@ -65,12 +65,12 @@ class Attention(nn.Module):
         return projected
 
 
-class Layer(nn.Module):
+class BertLayer(nn.Module):
     """Attention and a GELU feed-forward, each followed by residual and layer norm (post-norm)."""
 
     def __init__(self, shape: BertShape) -> None:
         super().__init__()
-        self.attention = Attention(shape)
+        self.attention = BertAttention(shape)
         self.attention_norm = nn.LayerNorm(shape.width, eps=shape.layer_norm_epsilon)
         self.inner = Dense(shape.width, shape.inner_width)
         self.outer = Dense(shape.inner_width, shape.width)
@@ -94,7 +94,7 @@ class BertEncoder(nn.Module):
         self.tokens = nn.Embedding(shape.vocabulary, shape.width)
         self.positions = nn.Parameter(torch.zeros(shape.positions, shape.width))
         self.norm = nn.LayerNorm(shape.width, eps=shape.layer_norm_epsilon)
-        self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.layers))
+        self.layers = nn.ModuleList(BertLayer(shape) for _ in range(shape.layers))
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         row = attention_mask.unsqueeze(1)

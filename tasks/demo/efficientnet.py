@@ -48,7 +48,7 @@ class ConvNorm(nn.Module):
         return y
 
 
-class Block(nn.Module):
+class InvertedResidual(nn.Module):
     """Expand, filter each channel, project; the input is added back where the shape allows it."""
 
     def __init__(self, inputs: int, outputs: int, kernel: int, stride: int, expansion: int) -> None:
@@ -76,7 +76,7 @@ class EfficientNetLite0(nn.Module):
         blocks, inputs = [], STEM_CHANNELS
         for repeats, kernel, stride, expansion, outputs in STAGES:
             for repeat in range(repeats):
-                blocks.append(Block(inputs, outputs, kernel, stride if repeat == 0 else 1, expansion))
+                blocks.append(InvertedResidual(inputs, outputs, kernel, stride if repeat == 0 else 1, expansion))
                 inputs = outputs
         self.blocks = nn.Sequential(*blocks)
         self.last = ConvNorm(inputs, FEATURES, 1)
@@ -102,7 +102,7 @@ def load_checkpoint(model: EfficientNetLite0, tensors: Mapping[str, Tensor]) -> 
     """
     pairs = {"stem": ("_conv_stem", "_bn0"), "last": ("_conv_head", "_bn1")}
     for index, block in enumerate(model.blocks):
-        assert isinstance(block, Block)
+        assert isinstance(block, InvertedResidual)
         ours, theirs = f"blocks.{index}", f"_blocks.{index}"
         if isinstance(block.expand, ConvNorm):
             pairs[f"{ours}.expand"] = (f"{theirs}._expand_conv", f"{theirs}._bn0")

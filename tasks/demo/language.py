@@ -93,7 +93,7 @@ _ENCODINGS: dict[int, tuple[int, int, Callable[[NDArray[np.uint8]], Floats]]] = 
 }
 
 
-class _Reader:
+class _WindowReader:
     """A cursor over little-endian bytes that says where they end too early."""
 
     def __init__(self, data: bytes) -> None:
@@ -128,7 +128,7 @@ def read_gguf(data: bytes) -> Gguf:
     Raises:
         SourceError: the bytes are no such file, or end before their header says.
     """
-    reader = _Reader(data)
+    reader = _WindowReader(data)
     magic, version = reader.take(4), reader.scalar("I")
     if magic != b"GGUF" or version not in (2, 3):
         raise _no_gguf(f"magic {magic!r} and version {version}", "magic b'GGUF' and version 2 or 3")
@@ -148,7 +148,7 @@ def read_gguf(data: bytes) -> Gguf:
     return Gguf(metadata, tensors)
 
 
-def _tensor(reader: _Reader, name: str, shape: tuple[int, ...], kind: int) -> Floats:
+def _tensor(reader: _WindowReader, name: str, shape: tuple[int, ...], kind: int) -> Floats:
     if kind not in _ENCODINGS:
         raise _no_gguf(f"tensor {name} of ggml type {kind}", f"one of {sorted(_ENCODINGS)} (F32, F16, Q4_1, Q8_0)")
     block, block_bytes, decode = _ENCODINGS[kind]

@@ -86,7 +86,7 @@ def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1)
 
 
-class Attention(nn.Module):
+class LlamaAttention(nn.Module):
     """Causal grouped-query attention (Ainslie et al. 2023): [batch, sequence, width] to the same.
 
     Consecutive query heads, `heads / kv_heads` of them, share one head of keys and values.
@@ -115,13 +115,13 @@ class Attention(nn.Module):
         return projected
 
 
-class Layer(nn.Module):
+class LlamaLayer(nn.Module):
     """Attention and a SwiGLU feed-forward (Shazeer 2020), each behind a norm and added to its input (pre-norm)."""
 
     def __init__(self, shape: LlamaShape) -> None:
         super().__init__()
         self.attention_norm = RmsNorm(shape.width, shape.norm_epsilon)
-        self.attention = Attention(shape)
+        self.attention = LlamaAttention(shape)
         self.inner_norm = RmsNorm(shape.width, shape.norm_epsilon)
         self.gate = Projection(shape.width, shape.inner_width)
         self.up = Projection(shape.width, shape.inner_width)
@@ -143,7 +143,7 @@ class Llama(nn.Module):
     def __init__(self, shape: LlamaShape) -> None:
         super().__init__()
         self.tokens = nn.Embedding(shape.vocabulary, shape.width)
-        self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.layers))
+        self.layers = nn.ModuleList(LlamaLayer(shape) for _ in range(shape.layers))
         self.norm = RmsNorm(shape.width, shape.norm_epsilon)
         cosine, sine = rotary_tables(shape.positions, shape.head_width, shape.rope_theta)
         self.register_buffer("cosine", cosine, persistent=False)
@@ -171,7 +171,7 @@ def fold_gains(model: Llama) -> int:
     """
     folded = 0
     for layer in model.layers:
-        assert isinstance(layer, Layer)
+        assert isinstance(layer, LlamaLayer)
         attention = layer.attention
         for norm, readers in (
             (layer.attention_norm, (attention.query, attention.key, attention.value)),

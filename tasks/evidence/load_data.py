@@ -14,10 +14,9 @@ from tasks.evidence.fetch_data import fetch_data
 from tasks.measure.inventory import usable_cores
 from tasks.run.context import Evidence, Run, log
 from tasks.run.job_hooks import job_hooks, job_step
-from tasks.run.job_metric import job_metric
+from tasks.run.job_metric import job_metric, keeps_noise
 from tasks.run.step import step
 from tasks.runtimes.ort import describe_inputs, describe_outputs, open_session
-from tasks.trials.measure_accuracy import keeps_noise
 from validators.errors import DataError, JobError, SourceError
 from validators.gates.accuracy import check_gates_can_be_met
 from validators.gates.clusters import number_clusters

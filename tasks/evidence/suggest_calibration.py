@@ -11,7 +11,7 @@ import onnx
 from numpy.typing import NDArray
 
 from tasks.evidence.load_data import describe_source, load_file
-from tasks.measure.activations import Watch, open_tapped
+from tasks.measure.activations import ActivationWatch, open_tapped
 from tasks.measure.inventory import usable_cores
 from tasks.measure.taps import Taps, find_taps
 from tasks.ptq.calibrate.selection import choose_samples
@@ -117,7 +117,7 @@ def _find_eligible(pool: Samples, evaluation: Samples) -> tuple[NDArray[np.bool_
     return usable & ~leaked, left_out
 
 
-def _embed(watch: Watch, samples: Samples, rows: NDArray[np.intp], batch_axis: int | None) -> Embeddings:
+def _embed(watch: ActivationWatch, samples: Samples, rows: NDArray[np.intp], batch_axis: int | None) -> Embeddings:
     return Embeddings(watch.ranges(samples, rows, batch_axis)[1], rows).finite()
 
 

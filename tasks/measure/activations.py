@@ -13,7 +13,7 @@ import onnx
 from numpy.typing import NDArray
 
 from tasks.measure.taps import Taps
-from tasks.ptq.calibrate.watched import Watched, open_watched
+from tasks.ptq.calibrate.watched import WatchedSession, open_watched
 from validators.calibration.model_view import Embeddings, ModelView, draw_rows, usable_rows
 from validators.records.measurements import Clipping
 from validators.records.run import SessionSettings
@@ -48,7 +48,9 @@ class Counts:
 
 
 @contextmanager
-def open_tapped(model: Path, settings: SessionSettings, choose: Callable[[onnx.GraphProto], Taps]) -> Iterator[Watch]:
+def open_tapped(
+    model: Path, settings: SessionSettings, choose: Callable[[onnx.GraphProto], Taps]
+) -> Iterator[ActivationWatch]:
     """A session of the model with the tensors as outputs that `choose` finds in its graph.
 
     Raises:
@@ -57,13 +59,13 @@ def open_tapped(model: Path, settings: SessionSettings, choose: Callable[[onnx.G
     taps = choose(onnx.load(model, load_external_data=False).graph)
     tensors = [*(tap.tensor for tap in taps.watched), taps.representation]
     with open_watched(model, tensors, settings) as watched:
-        yield Watch(watched, taps)
+        yield ActivationWatch(watched, taps)
 
 
-class Watch:
+class ActivationWatch:
     """A tapped session, and what can be asked of it."""
 
-    def __init__(self, watched: Watched, taps: Taps) -> None:
+    def __init__(self, watched: WatchedSession, taps: Taps) -> None:
         self.taps = taps
         self._watched = watched
 
@@ -151,7 +153,7 @@ Vectors = NDArray[np.float32]
 
 
 def view_samples(
-    watch: Watch, calibration: Samples, reference: Samples, *, most: int, fixed_batch: int | None, seed: int
+    watch: ActivationWatch, calibration: Samples, reference: Samples, *, most: int, fixed_batch: int | None, seed: int
 ) -> ModelView | None:
     """What the model makes of at most `most` samples of each, drawn by the seed; None when one side has no sound sample.
 

@@ -20,7 +20,7 @@ _NUMBERS = "biuf"
 
 
 @dataclass(frozen=True)
-class Part:
+class OutputPart:
     """The answers of one output to one batch, and its first row, which is None for what is no tensor of rows."""
 
     answers: Answers
@@ -51,7 +51,7 @@ def ask(model: Path, settings: SessionSettings, batches: Sequence[Arrays]) -> tu
     return tuple(merge(of_output) for of_output in zip(*parts, strict=True))
 
 
-def describe(name: str, dtype: str, runs: Sequence[Any], rows: int) -> Part:
+def describe(name: str, dtype: str, runs: Sequence[Any], rows: int) -> OutputPart:
     """The answers of one output to one batch of so many rows, `runs` being what each run gave.
 
     >>> runs = [np.array([[1.0, 2.0], [1.0, 2.0]]), np.array([[1.0, 2.5], [1.0, 2.0]])]
@@ -59,7 +59,7 @@ def describe(name: str, dtype: str, runs: Sequence[Any], rows: int) -> Part:
     Answers(name='y', dtype='float64', shape=(2, 2), is_constant=True, spread=0.5, bad_samples=())
     """
     if not all(isinstance(value, np.ndarray) and value.dtype.kind in _NUMBERS for value in runs):
-        return Part(Answers(name, dtype), None, rows)
+        return OutputPart(Answers(name, dtype), None, rows)
     first = runs[0]
     by_row = first.ndim > 0 and len(first) == rows
     bad = {place for run in runs for place, row in enumerate(run if by_row else [run]) if not np.isfinite(row).all()}
@@ -71,10 +71,10 @@ def describe(name: str, dtype: str, runs: Sequence[Any], rows: int) -> Part:
         max(_apart(run, first) for run in runs),
         tuple(sorted(bad)),
     )
-    return Part(answers, first[0].copy() if by_row else None, rows)
+    return OutputPart(answers, first[0].copy() if by_row else None, rows)
 
 
-def merge(parts: Sequence[Part]) -> Answers:
+def merge(parts: Sequence[OutputPart]) -> Answers:
     """The answers to all batches: samples in their order, other axes as in the first batch.
 
     A single sample is never constant: there is nothing that it could differ from.

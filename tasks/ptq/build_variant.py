@@ -18,7 +18,7 @@ from tasks.ptq.eight_bit.affine import WeightBits
 from tasks.ptq.eight_bit.bias_correction import correct_bias
 from tasks.ptq.eight_bit.dynamic import quantize_dynamic
 from tasks.ptq.eight_bit.fp8 import quantize_fp8
-from tasks.ptq.eight_bit.qdq import Report, quantize_qdq
+from tasks.ptq.eight_bit.qdq import QdqReport, quantize_qdq
 from tasks.ptq.eight_bit.smooth import SmoothedGraph
 from tasks.ptq.forms import count_reasons, weight_changes
 from tasks.ptq.graph.edits import custom_operators, model_bytes, notes_of, save_model, scratch
@@ -164,7 +164,7 @@ def ranked_form(candidate: Candidate) -> Candidate:
 
 def quantize_int8(
     candidate: Candidate, materials: Materials, model: Path, path: Path, *, keep_float: Collection[str] = ()
-) -> Report:
+) -> QdqReport:
     """Write the form of its float graph that a candidate of INT8 asks for; the nodes `keep_float` stay in float.
 
     Raises:

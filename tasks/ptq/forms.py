@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from tasks.ptq.weight_only.matmul_nbits import Report
+from tasks.ptq.weight_only.matmul_nbits import WeightOnlyReport
 from validators.errors import CandidateRefused
 
 
@@ -31,7 +31,7 @@ def count_reasons(what: str, reasons: Iterable[str]) -> dict[str, int]:
     return {f"{what}: {reason}": count for reason, count in Counter(reasons).items()}
 
 
-def weight_changes(report: Report, left: str) -> dict[str, int]:
+def weight_changes(report: WeightOnlyReport, left: str) -> dict[str, int]:
     """What a pass over weights alone changed; `left` says what became of the others."""
     changes = {"embedding and head as one table in INT8": len(report.tied)} if report.tied else {}
     changes |= {"Gemm split into MatMul and Add": report.gemm_split, "MatMul in INT4": len(report.quantized)}

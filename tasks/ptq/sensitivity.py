@@ -34,7 +34,7 @@ Quantize = Callable[[Path, Collection[str], Path], object]
 
 
 @dataclass(frozen=True)
-class Part:
+class SensitivePart:
     """Nodes that are kept in float together: one with weights, or all without weights that have the same role."""
 
     name: str
@@ -49,13 +49,15 @@ class Sensitivity:
     part without weights, and where there is no ratio.
     """
 
-    part: Part
+    part: SensitivePart
     noise: float
     weight_outlier_ratio: float | None = None
     activation_outlier_ratio: float | None = None
 
 
-def find_parts(graph: onnx.GraphProto, quantized: Collection[str], *, by_input: bool = False) -> tuple[Part, ...]:
+def find_parts(
+    graph: onnx.GraphProto, quantized: Collection[str], *, by_input: bool = False
+) -> tuple[SensitivePart, ...]:
     """The parts of a float graph whose nodes are named, of the nodes that a candidate quantizes.
 
     Each node with a constant matrix or kernel as its weight is a part of its own, or, `by_input`, together with the others
@@ -80,13 +82,13 @@ def find_parts(graph: onnx.GraphProto, quantized: Collection[str], *, by_input: 
             key = ("role", f"{operator_of(node)} ({', '.join(before) or 'input'} to {', '.join(after) or 'output'})")
         parts.setdefault(key, []).append(node.name)
     return tuple(
-        Part(key if kind == "role" else ", ".join(nodes), tuple(nodes)) for (kind, key), nodes in parts.items()
+        SensitivePart(key if kind == "role" else ", ".join(nodes), tuple(nodes)) for (kind, key), nodes in parts.items()
     )
 
 
 def rank_parts(
     model: Path,
-    parts: Sequence[Part],
+    parts: Sequence[SensitivePart],
     quantize: Quantize,
     samples: Samples,
     output: str,

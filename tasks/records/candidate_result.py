@@ -6,8 +6,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from validators.gates.slices import SliceDrop
-from validators.records.measurements import Coverage, Estimate
+from validators.records.measurements import Coverage, Estimate, SliceDrop
 from validators.records.result import CandidateResult, ConfirmedResult, RefusalResult, SliceResult
 from validators.records.run import Trial
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tasks.records.run_lookup import Recorded, find_recorded, recorded_job, recorded_result, write_page
-from tasks.reporting.comparison import Compared, render_comparison
+from tasks.reporting.comparison import ComparedRun, render_comparison
 from validators.errors import JobError
 from validators.redact import redact
 
@@ -35,8 +35,8 @@ def compare_runs(client: MlflowClient, names: Sequence[str], path: Path) -> list
     return list(dict.fromkeys(runs))
 
 
-def _compared(client: MlflowClient, run: Recorded) -> Compared:
+def _compared(client: MlflowClient, run: Recorded) -> ComparedRun:
     result = recorded_result(client, run)
     with suppress(JobError):  # of one that recorded no job, all else can be compared
-        return Compared(run.id, run.started, result, recorded_job(client, run))
-    return Compared(run.id, run.started, result)
+        return ComparedRun(run.id, run.started, result, recorded_job(client, run))
+    return ComparedRun(run.id, run.started, result)

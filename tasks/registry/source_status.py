@@ -39,7 +39,7 @@ class Told:
 
 
 @dataclass
-class Kept:
+class SourceOutcome:
     """What a run has to say at its end: the MLflow run, and what it came to."""
 
     run: str = ""
@@ -57,13 +57,13 @@ def read_status(tags: Mapping[str, str], target: str) -> Told:
 
 
 @contextmanager
-def keep_status(job: Job, *, promote: bool) -> Iterator[Kept]:
+def keep_status(job: Job, *, promote: bool) -> Iterator[SourceOutcome]:
     """Says `running` on the source's version, and at the end what the run came to.
 
     Nothing for a file, nor for a run that promotes nothing: what it finds is no news for the registry. A registry that does not
     answer costs the tags, never the run.
     """
-    kept = Kept()
+    kept = SourceOutcome()
     if job.source_is_file or not promote:
         yield kept
         return

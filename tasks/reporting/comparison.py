@@ -20,7 +20,7 @@ _FLEETING = frozenset({"load at the start"})
 
 
 @dataclass(frozen=True)
-class Compared:
+class ComparedRun:
     """A recorded run; `started` is UTC, `job` is None where none was recorded."""
 
     id: str
@@ -42,7 +42,7 @@ class Compared:
         return next((one for one in self.result.candidates if one.name == self.result.chosen), None)
 
 
-def render_comparison(runs: Sequence[Compared]) -> str:
+def render_comparison(runs: Sequence[ComparedRun]) -> str:
     """One HTML document, like that of a run: outcomes beside one another, what each candidate came to in each run, what differs
     between the runs, and each run's own picture and table. Runs are numbered from 1, in the order given."""
     return render(
@@ -57,7 +57,7 @@ def render_comparison(runs: Sequence[Compared]) -> str:
     )
 
 
-def tell(runs: Sequence[Compared]) -> str:
+def tell(runs: Sequence[ComparedRun]) -> str:
     """What is compared, in a sentence.
 
     >>> tell([])
@@ -72,12 +72,12 @@ def tell(runs: Sequence[Compared]) -> str:
     return " ".join(parts)
 
 
-def outcome_rows(runs: Sequence[Compared]) -> list[dict[str, str]]:
+def outcome_rows(runs: Sequence[ComparedRun]) -> list[dict[str, str]]:
     """A row a run: what was chosen and what it is worth, as confirmed where it was; text by column."""
     return [_outcome_row(place, run) for place, run in enumerate(runs, start=1)]
 
 
-def candidate_matrix(runs: Sequence[Compared]) -> list[tuple[str, list[dict[str, str] | None]]]:
+def candidate_matrix(runs: Sequence[ComparedRun]) -> list[tuple[str, list[dict[str, str] | None]]]:
     """Each candidate that any run had, with what it came to in each run: None where a run did not have it."""
     names = dict.fromkeys(one.name for run in runs for one in run.result.candidates)
     by_run = [{one.name: one for one in run.result.candidates} for run in runs]
@@ -93,7 +93,7 @@ def candidate_matrix(runs: Sequence[Compared]) -> list[tuple[str, list[dict[str,
     ]
 
 
-def differences(runs: Sequence[Compared]) -> list[tuple[str, list[str]]]:
+def differences(runs: Sequence[ComparedRun]) -> list[tuple[str, list[str]]]:
     """The facts in which the runs differ, one text a run: source, hardware, versions, settings of the job.
 
     What is the same in all of them is left out.
@@ -104,7 +104,7 @@ def differences(runs: Sequence[Compared]) -> list[tuple[str, list[str]]]:
     return [(name, values) for name, values in rows if len(set(values)) > 1]
 
 
-def _outcome_row(place: int, run: Compared) -> dict[str, str]:
+def _outcome_row(place: int, run: ComparedRun) -> dict[str, str]:
     result, winner, metric = run.result, run.winner, metric_of(run.result)
     told = winner and (winner.confirmed or winner)
     ratio, drop = (told.speedup_p50, told.metric_drop) if told else (None, None)
@@ -137,7 +137,7 @@ def _cell(candidate: CandidateResult, result: Result) -> dict[str, str]:
     }
 
 
-def _facts(run: Compared) -> dict[str, str]:
+def _facts(run: ComparedRun) -> dict[str, str]:
     """Source, machine and job of a run, by name."""
     source = run.result.source
     facts = {"source": run.model, "sha256 of the source": source.digest[:16] if source else formats.NO_VALUE}
@@ -159,7 +159,7 @@ def _flat(settings: dict[str, Any], above: str = "") -> list[tuple[str, str]]:
     return found
 
 
-def _picture(runs: Sequence[Compared]) -> Picture | None:
+def _picture(runs: Sequence[ComparedRun]) -> Picture | None:
     """Speedup and drop of each run's winner; drops only where all runs have the same metric."""
     ends, told = [], []
     metrics = {metric_of(run.result) for run in runs if run.winner}
@@ -178,7 +178,7 @@ def _picture(runs: Sequence[Compared]) -> Picture | None:
     return Picture(spec, f"What each run chose. {'; '.join(told)}.") if spec else None
 
 
-def _detail(run: Compared) -> dict[str, Any]:
+def _detail(run: ComparedRun) -> dict[str, Any]:
     return {
         "run": run,
         "headings": headings(run.result),

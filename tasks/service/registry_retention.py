@@ -36,7 +36,7 @@ LOGGED_NAME = "variant"
 
 
 @dataclass(frozen=True)
-class Kept:
+class RetentionOutcome:
     """The fate of everything that there is, and what was deleted, by kind and name, or why it was not after all."""
 
     fates: tuple[Fate, ...]
@@ -45,7 +45,7 @@ class Kept:
 
 
 @step("list what is kept")
-def list_kept(policy: Policy) -> Kept:
+def list_kept(policy: Policy) -> RetentionOutcome:
     """The fate of every variant, artifact, store entry, report and leftover, as if all that goes were gone already.
 
     Raises:
@@ -59,11 +59,11 @@ def list_kept(policy: Policy) -> Kept:
         left = [version for version in every_version(client) if name_of(version) not in gone]
         fates += judge_models(logged_variants(client), left, policy, now)
     fates += judge_things(find_things(state), policy, now)
-    return Kept(tuple(fates))
+    return RetentionOutcome(tuple(fates))
 
 
 @step("delete what goes")
-def delete_all(policy: Policy, listed: Kept) -> Kept:
+def delete_all(policy: Policy, listed: RetentionOutcome) -> RetentionOutcome:
     """Delete what goes; each thing is judged again right before, since much may happen between a list and its end.
 
     What a crash leaves is found by the next list: a version without its artifacts is not there any more, artifacts without a

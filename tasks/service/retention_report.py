@@ -6,13 +6,13 @@ from collections import Counter
 
 from prefect.artifacts import create_table_artifact
 
-from tasks.service.registry_retention import Kept
+from tasks.service.registry_retention import RetentionOutcome
 
 # A table of the UI with more rows is read by nobody; the log of the flow run has what was deleted.
 MAX_ROWS = 500
 
 
-def publish_kept(kept: Kept, *, deleted: bool) -> None:
+def publish_kept(kept: RetentionOutcome, *, deleted: bool) -> None:
     """The table of everything with its fate, what goes first, as an artifact of the flow run."""
     rows = [
         {"what": fate.kind, "name": fate.name, "fate": "goes" if fate.goes else "stays", "why": fate.reason}
@@ -22,7 +22,7 @@ def publish_kept(kept: Kept, *, deleted: bool) -> None:
         create_table_artifact(rows[:MAX_ROWS], key="retention", description=tell_kept(kept, deleted=deleted))
 
 
-def tell_kept(kept: Kept, *, deleted: bool) -> str:
+def tell_kept(kept: RetentionOutcome, *, deleted: bool) -> str:
     """In a sentence."""
     goes = Counter(fate.kind for fate in kept.fates if fate.goes)
     counts = ", ".join(f"{count} x {kind}" for kind, count in sorted(goes.items())) or "nothing"

@@ -39,7 +39,7 @@ def _now() -> float:
 
 
 @dataclass(frozen=True)
-class _Told:
+class _Lease:
     """What a lease says: of which lock, whose, how long it is good for after it last changed, and whether it was given back.
 
     `token` and `renewals` make each writing of it another object, by which a condition on its ETag knows it.
@@ -88,7 +88,7 @@ class S3Locks:
     def _take(self, name: str, end: float) -> _HeldLease:
         uri = self._root / f"{lock_key(name)}.json"
         holder = f"process {os.getpid()} on {socket.gethostname()}"
-        told = _Told(name, holder, os.urandom(16).hex(), self._lease_seconds)
+        told = _Lease(name, holder, os.urandom(16).hex(), self._lease_seconds)
         seen, since = "", 0.0
         while True:
             asked = _now()
@@ -129,7 +129,7 @@ class S3Locks:
         return self._deletes
 
 
-def _read(s3: S3, uri: S3Uri) -> tuple[_Told | None, str]:
+def _read(s3: S3, uri: S3Uri) -> tuple[_Lease | None, str]:
     """Return the lease that is there, None for one that cannot be read, and its ETag.
 
     Raises:
@@ -138,7 +138,7 @@ def _read(s3: S3, uri: S3Uri) -> tuple[_Told | None, str]:
     """
     data, found = s3.read(uri)
     try:
-        return TypeAdapter(_Told).validate_json(data), found.etag
+        return TypeAdapter(_Lease).validate_json(data), found.etag
     except ValidationError:
         return None, found.etag
 
@@ -146,7 +146,7 @@ def _read(s3: S3, uri: S3Uri) -> tuple[_Told | None, str]:
 class _HeldLease:
     """A lease that a thread renews three times in its length, until it is given back or lost."""
 
-    def __init__(self, s3: S3, uri: S3Uri, told: _Told, etag: str, asked: float) -> None:
+    def __init__(self, s3: S3, uri: S3Uri, told: _Lease, etag: str, asked: float) -> None:
         self._s3, self.uri, self._told = s3, uri, told
         self.etag, self._renewed, self._taken_over = etag, asked, False
         self._end = threading.Event()
@@ -186,7 +186,7 @@ class _HeldLease:
                 return
             self._renewed = asked
 
-    def _write(self, told: _Told) -> bool:
+    def _write(self, told: _Lease) -> bool:
         """Replace the lease, and return whether it was still this holder's."""
         found = self._s3.write(self.uri, told.as_json(), only_if=self.etag)
         if found is None and (etag := self._own_etag()):

@@ -32,7 +32,7 @@ class _Crc32:
         return self._value.to_bytes(4, "big")
 
 
-class Check:
+class StreamedChecksum:
     """The checksum that an object is held against, the strongest that there is, fed as its bytes arrive."""
 
     def __init__(self, found: Found) -> None:
@@ -68,7 +68,7 @@ def _choose(found: Found) -> tuple[str, bytes, Any]:
 
 def verified_by(found: Found) -> str:
     """What a download of the object is held against."""
-    return Check(found).by
+    return StreamedChecksum(found).by
 
 
 def download(s3: S3, uri: S3Uri, path: Path, *, sha256: str | None = None) -> Found:
@@ -101,7 +101,7 @@ def _fetch(s3: S3, uri: S3Uri, file: IO[bytes], attempts: Attempts, sha256: str 
             continue
         file.seek(0)
         file.truncate()
-        check = Check(found)
+        check = StreamedChecksum(found)
         if not _stream(s3, found, file, check, attempts):
             continue
         if check.holds:
@@ -109,7 +109,7 @@ def _fetch(s3: S3, uri: S3Uri, file: IO[bytes], attempts: Attempts, sha256: str 
         attempts.failed(wrong_bytes(uri, check.by))
 
 
-def _stream(s3: S3, found: Found, file: IO[bytes], check: Check, attempts: Attempts) -> bool:
+def _stream(s3: S3, found: Found, file: IO[bytes], check: StreamedChecksum, attempts: Attempts) -> bool:
     """Append what is left of the object, over as many connections as it takes; False where another one took its place."""
     while (offset := file.tell()) < found.size_bytes:
         try:

@@ -24,7 +24,7 @@ MARKER_FILE = "marker"
 
 
 @dataclass(frozen=True)
-class _Told:
+class _EntryRecord:
     """The record object of an entry: which entry it is, its record as packed text, and the sha256 of each file by path."""
 
     kind: str
@@ -83,7 +83,7 @@ class SharedEntries:
         except ObjectMissing:
             return None
         try:
-            told = TypeAdapter(_Told).validate_json(data)
+            told = TypeAdapter(_EntryRecord).validate_json(data)
         except ValidationError as error:
             raise _no_record(uri) from error
         if (told.kind, told.digest) != (kind, digest) or not all(_is_inside(name) for name in told.files):
@@ -115,7 +115,7 @@ class SharedEntries:
         }
         for name, sha256 in files.items():
             upload(self.s3, folder / name, self._file(kind, digest, sha256), only_if_absent=True)
-        told = _Told(kind, digest, (folder / RECORD_FILE).read_text(encoding="utf-8"), files)
+        told = _EntryRecord(kind, digest, (folder / RECORD_FILE).read_text(encoding="utf-8"), files)
         uri = self._place(kind, digest) / RECORD_FILE
         condition: dict[str, Any] = {"only_if": replaces.etag} if replaces else {"only_if_absent": True}
         if self.s3.write(uri, json.dumps(asdict(told)).encode(), **condition) is not None:

@@ -28,7 +28,7 @@ from validators.records.verdicts import Verdict
 
 
 @dataclass(frozen=True)
-class Confirmation:
+class ConfirmedTrials:
     """All trials, with what came of it for those that were judged again; and the winner, if one passed."""
 
     trials: tuple[Trial, ...]
@@ -38,14 +38,14 @@ class Confirmation:
 @step("confirm the winner")
 def confirm_winner(
     run: Run, given: Given, inventory: Inventory, baseline: Accuracy, trials: tuple[Trial, ...]
-) -> Confirmation:
+) -> ConfirmedTrials:
     """The best of the passing trials that passes again; the best itself where the job keeps no samples for it.
 
     Best first, at most `confirmation.candidates`, each at a confidence that holds for all of them together.
     """
     passing = rank_passing(run.job, trials)
     if not run.job.confirmation.share:
-        return Confirmation(trials, passing[0] if passing else None)
+        return ConfirmedTrials(trials, passing[0] if passing else None)
     ground = ground_of(run, given, baseline)
     tried: dict[str, Trial] = {}
     halves = halves_of(trials) if run.job.gates.min_speedup_fp16 is not None else {}
@@ -61,7 +61,7 @@ def confirm_winner(
         if again.outcome == "passed":
             break
     after = tuple(tried.get(trial.candidate, trial) for trial in trials)
-    return Confirmation(after, next((trial for trial in tried.values() if trial.outcome == "passed"), None))
+    return ConfirmedTrials(after, next((trial for trial in tried.values() if trial.outcome == "passed"), None))
 
 
 def _judge_again(

@@ -17,11 +17,11 @@ from validators.gates.accuracy import judge_drop, judge_sqnr
 from validators.gates.clusters import count_units, number_clusters
 from validators.gates.intervals import Clusters
 from validators.gates.sanity import judge_finite
-from validators.gates.slices import SliceDrop, judge_slices, slice_drops
+from validators.gates.slices import judge_slices, slice_drops
 from validators.gates.verdict_rules import EVALUATION
 from validators.job.job import Job
 from validators.records.journal import RolledBack
-from validators.records.measurements import Accuracy, Estimate, Flips
+from validators.records.measurements import Accuracy, Estimate, Flips, SliceDrop
 from validators.records.verdicts import Verdict
 from validators.samples.datasets import Arrays
 

@@ -17,7 +17,7 @@ from tasks.measure.metrics.reduction import Needed
 from tasks.ptq.build_variant import Materials, float_graph, make_variant, quantize_int8
 from tasks.ptq.calibrate.calibration import calibrate
 from tasks.ptq.calibrate.grams import Gram, collect_grams
-from tasks.ptq.eight_bit.qdq import Report
+from tasks.ptq.eight_bit.qdq import QdqReport
 from tasks.ptq.eight_bit.smooth import SmoothedGraph, read_channels, smooth
 from tasks.ptq.graph.edits import model_bytes
 from tasks.ptq.graph.prepare import fuse_graph, prepare_graph
@@ -201,7 +201,7 @@ def materials_of(run: Run, given: Given, inventory: Inventory) -> Materials:
 
     def ranking(candidate: Candidate) -> tuple[Sensitivity, ...]:
         def make(folder: Path) -> _Ranking:
-            def quantize(model: Path, keep_float: Collection[str], path: Path) -> Report:
+            def quantize(model: Path, keep_float: Collection[str], path: Path) -> QdqReport:
                 return quantize_int8(candidate, materials, model, path, keep_float=keep_float)
 
             float_model = float_graph(candidate, materials)

@@ -14,15 +14,13 @@ from numpy.typing import NDArray
 from tasks.measure.metrics.metric import Metric
 from tasks.measure.metrics.perplexity import WINDOWS_AT_ONCE, score_batches
 from tasks.measure.metrics.reduction import KEPT_BYTES, Reduced, batch_size, reduce_outputs
-from tasks.measure.metrics.values import has_noise
 from tasks.run.context import MEASURE_CODE, Evidence, Run
-from tasks.run.job_metric import job_metric
+from tasks.run.job_metric import job_metric, keeps_noise
 from tasks.runtimes.runner import Runner, open_runner
 from validators.errors import BudgetExceeded, CandidateRefused, JobError
 from validators.job.job import Job
 from validators.records.measurements import Accuracy
 from validators.records.run import Inventory, SessionSettings, Variant
-from validators.samples.datasets import TensorSpec
 
 # The most samples a batch when accuracy is measured; latency has batch sizes of its own.
 EVALUATION_BATCH_SIZE = 32
@@ -92,11 +90,6 @@ def on_selection(job: Job, evidence: Evidence, accuracy: Accuracy) -> Accuracy:
     """Return the same with the metric on the samples that choose; its files hold those of all samples."""
     rows = np.load(accuracy.scores_path)[~evidence.confirmation[:: accuracy.samples_a_row]]
     return replace(accuracy, value=job_metric(job).value(rows), n=len(rows))
-
-
-def keeps_noise(metric: Metric, output: TensorSpec) -> bool:
-    """Whether a variant's outputs can be told from the baseline's by their noise."""
-    return metric.name != "perplexity" and has_noise(output)
 
 
 def _reduced(

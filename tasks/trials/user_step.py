@@ -61,7 +61,7 @@ def run_own_step(run: Run, given: Given, record: str, trials: tuple[Trial, ...])
 
 
 @dataclass(frozen=True)
-class _File:
+class _StepFile:
     path: Path
 
 
@@ -74,7 +74,7 @@ def choosing_samples(run: Run, evidence: Evidence) -> Path:
     if kept.all():
         return path
 
-    def make(folder: Path) -> _File:
+    def make(folder: Path) -> _StepFile:
         target = folder / path.name
         if path.suffix == ".parquet":
             from pyarrow import parquet
@@ -83,10 +83,10 @@ def choosing_samples(run: Run, evidence: Evidence) -> Path:
         else:
             with np.load(path, allow_pickle=False) as archive:
                 np.savez(target, **{name: archive[name][kept] for name in archive.files})
-        return _File(target)
+        return _StepFile(target)
 
     key = (evidence.evaluation.file.digest, digest_values(np.packbits(kept).tobytes()), path.name)
-    return run.store.make("choosing", key, _File, make)[0].path
+    return run.store.make("choosing", key, _StepFile, make)[0].path
 
 
 def _try(run: Run, given: Given, record: str, function: Any, samples: Path, trial: Trial) -> Trial:

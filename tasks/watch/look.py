@@ -17,7 +17,7 @@ from tasks.trials.make_candidate import prepared_graph
 from tasks.trials.measure_accuracy import EVALUATION_BATCH_SIZE
 from tasks.watch.drift import find_drift
 from tasks.watch.evidence import DRIFT_BY_CHANCE, DRIFT_STAKES, Signal, weigh, weigh_columns
-from tasks.watch.subject import Watched
+from tasks.watch.subject import WatchedChampion
 from validators.errors import CandidateRefused, DataError
 from validators.job.job_watch import Watch
 from validators.providers import CPU_PROVIDER, TENSORRT
@@ -34,7 +34,7 @@ class Seeing:
     notes: tuple[str, ...]
 
 
-def look_at_traffic(run: Run, watch: Watch, watched: Watched, traffic: Samples) -> Seeing:
+def look_at_traffic(run: Run, watch: Watch, watched: WatchedChampion, traffic: Samples) -> Seeing:
     """Everything that can be measured of a champion on a sample of its traffic.
 
     What the models cannot be run for is a note: the rest is measured all the same.
@@ -60,7 +60,7 @@ def _settings(run: Run) -> SessionSettings:
     return SessionSettings(CPU_PROVIDER, threads, libraries=run.libraries)
 
 
-def _drift(run: Run, _: Watch, watched: Watched, traffic: Samples) -> Seeing | None:
+def _drift(run: Run, _: Watch, watched: WatchedChampion, traffic: Samples) -> Seeing | None:
     """The traffic beside the calibration data, by the source's own view of both."""
     calibration, bounds = watched.calibration, run.job.calibration
     if calibration is None:
@@ -87,7 +87,7 @@ def _drift(run: Run, _: Watch, watched: Watched, traffic: Samples) -> Seeing | N
     return Seeing((signal,), drift.figures | {"drift": drifts}, ())
 
 
-def _saturation(run: Run, watch: Watch, watched: Watched, traffic: Samples) -> Seeing | None:
+def _saturation(run: Run, watch: Watch, watched: WatchedChampion, traffic: Samples) -> Seeing | None:
     """What the champion's fixed ranges cut off of the traffic, beyond what they did at its promotion."""
     if not watched.ranges:
         return None
@@ -118,7 +118,7 @@ def _judge_shares(shares: NDArray[np.float64], bounds: NDArray[np.float64], name
     return Seeing((signal,), figures, ())
 
 
-def _disagreement(run: Run, watch: Watch, watched: Watched, traffic: Samples) -> Seeing | None:
+def _disagreement(run: Run, watch: Watch, watched: WatchedChampion, traffic: Samples) -> Seeing | None:
     """How often the champion answers otherwise than its source."""
     variant = watched.variant
     if variant is None:

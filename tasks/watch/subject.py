@@ -40,7 +40,7 @@ class Lineage:
 
 
 @dataclass(frozen=True)
-class Watched:
+class WatchedChampion:
     """The champion with all that it is held against.
 
     `variant` is None where it cannot be loaded here, `calibration` where the data that it was calibrated on is not there any
@@ -88,7 +88,7 @@ def find_watched(run: Run) -> Lineage | None:
     )
 
 
-def load_watched(run: Run, lineage: Lineage) -> Watched:
+def load_watched(run: Run, lineage: Lineage) -> WatchedChampion:
     """The champion, its source and its calibration data, each by the digest that its lineage has.
 
     Raises:
@@ -119,7 +119,7 @@ def load_watched(run: Run, lineage: Lineage) -> Watched:
     ranges = {tensor: FixedRange(**ends) for tensor, ends in manifest["ranges"].items()}
     if not ranges:
         notes.append("saturation is not measured: the champion fixes no range")
-    return Watched(lineage, source, inputs, output, batch_axis, variant, ranges, calibration, tuple(notes))
+    return WatchedChampion(lineage, source, inputs, output, batch_axis, variant, ranges, calibration, tuple(notes))
 
 
 def load_calibration(run: Run, lineage: Lineage, inputs: tuple[TensorSpec, ...]) -> Samples:

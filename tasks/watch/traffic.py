@@ -43,7 +43,7 @@ class TrafficFile:
 
 
 @dataclass(frozen=True)
-class Seen:
+class TrafficMark:
     """Up to where traffic was looked at: the newest time of writing, and the files that were written right then."""
 
     newest: float = 0.0
@@ -53,15 +53,15 @@ class Seen:
         """Whether a look had the file."""
         return file.written < self.newest or (file.written == self.newest and str(file.place) in self.places)
 
-    def after(self, files: Sequence[TrafficFile]) -> Seen:
+    def after(self, files: Sequence[TrafficFile]) -> TrafficMark:
         """The same after a look at some more files.
 
-        >>> Seen(5.0, ("a",)).after([TrafficFile(Path("b"), 5.0, 1)])
+        >>> TrafficMark(5.0, ("a",)).after([TrafficFile(Path("b"), 5.0, 1)])
         Seen(newest=5.0, places=('a', 'b'))
         """
         newest = max([self.newest, *(file.written for file in files)])
         kept = self.places if newest == self.newest else ()
-        return Seen(newest, (*kept, *(str(file.place) for file in files if file.written == newest)))
+        return TrafficMark(newest, (*kept, *(str(file.place) for file in files if file.written == newest)))
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Traffic:
 
 
 def gather_traffic(
-    run: Run, watch: Watch, seen: Seen, inputs: tuple[TensorSpec, ...], batch_axis: int | None, *, draw: int
+    run: Run, watch: Watch, seen: TrafficMark, inputs: tuple[TensorSpec, ...], batch_axis: int | None, *, draw: int
 ) -> Traffic:
     """The newest samples that no look has had, at most `max_samples`, drawn by `draw` among those of the files that are read.
 

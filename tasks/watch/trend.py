@@ -17,7 +17,7 @@ from tasks.run.context import Run
 from tasks.watch.evidence import Memory
 from tasks.watch.look import Seeing
 from tasks.watch.subject import Lineage
-from tasks.watch.traffic import Seen
+from tasks.watch.traffic import TrafficMark
 
 EXPERIMENT = "quantgate watch"
 _VERSION, _MEMORY, _SEEN = "quantgate.watch.version", "quantgate.watch.memory", "quantgate.watch.seen"
@@ -30,7 +30,7 @@ class Trend:
 
     run_id: str
     memory: Memory
-    seen: Seen
+    seen: TrafficMark
     actions: dict[str, str]
 
 
@@ -54,12 +54,12 @@ def open_trend(run: Run, lineage: Lineage) -> Trend:
     return Trend(
         str(found.info.run_id),
         Memory(**json.loads(tags.get(_MEMORY, "{}"))),
-        Seen(seen.get("newest", 0.0), tuple(seen.get("places", ()))),
+        TrafficMark(seen.get("newest", 0.0), tuple(seen.get("places", ()))),
         {key.removeprefix(_ACTION): value for key, value in tags.items() if key.startswith(_ACTION)},
     )
 
 
-def record_look(run: Run, trend: Trend, memory: Memory, seen: Seen, seeing: Seeing) -> None:
+def record_look(run: Run, trend: Trend, memory: Memory, seen: TrafficMark, seeing: Seeing) -> None:
     """One more point of each figure, and what the next look needs to know, in one request.
 
     Raises:

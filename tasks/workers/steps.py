@@ -15,7 +15,7 @@ from tasks.evidence.target_inventory import take_target_inventory
 from tasks.run.context import Given, Run, log, start_run
 from tasks.run.settings import state_folder, store_place
 from tasks.storage.places import open_store
-from tasks.trials.confirm import Confirmation, confirm_winner
+from tasks.trials.confirm import ConfirmedTrials, confirm_winner
 from tasks.trials.gather import trial_of
 from tasks.trials.judge import rank_passing
 from tasks.trials.make_candidate import make_candidate
@@ -96,7 +96,9 @@ BASELINE = Step("baseline", measure_baseline, (), Accuracy)
 CANDIDATE = Step("candidate", try_candidate, (Accuracy, str), Trial)
 BESIDE_FP16 = Step("fp16", measure_beside_fp16, (_TRIALS,), _TRIALS, times=True, needed=_may_measure_beside_fp16)
 RECOVERY = Step("recovery", recover_trials, (Accuracy, _TRIALS), Recovered, times=True, needed=_may_recover)
-CONFIRMATION = Step("confirmation", confirm_winner, (Accuracy, _TRIALS), Confirmation, times=True, needed=_may_confirm)
+CONFIRMATION = Step(
+    "confirmation", confirm_winner, (Accuracy, _TRIALS), ConfirmedTrials, times=True, needed=_may_confirm
+)
 CHAMPION = Step(
     "champion", compare_with_champion, (Accuracy, Trial, Champion | None), Trial, times=True, needed=_may_challenge
 )

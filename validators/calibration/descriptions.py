@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from validators.calibration.evidence import Evidence
+from validators.calibration.evidence import CalibrationEvidence
 from validators.calibration.label_coverage import MIN_EXPECTED_COUNT, count_required_labels
 from validators.records.measurements import worst_first
 from validators.records.run import Check
@@ -20,7 +20,7 @@ WORST_TENSORS = 3  # named in a text; the page has ten, `ranges.csv` all
 
 
 @dataclass(frozen=True)
-class Result:
+class ExpectationResult:
     """What Great Expectations found of one expectation: of which check, about what (an input, a statistic), how grave."""
 
     check: str
@@ -30,7 +30,7 @@ class Result:
     values: dict[str, Any]
 
 
-def describe_checks(evidence: Evidence, results: Sequence[Result]) -> tuple[Check, ...]:
+def describe_checks(evidence: CalibrationEvidence, results: Sequence[ExpectationResult]) -> tuple[Check, ...]:
     """One check a name, in the order of `DESCRIPTIONS`, from the results of its expectations.
 
     A check passes if all its expectations do. A failed one is as grave as the gravest failure in it, a passed one as grave
@@ -50,7 +50,7 @@ def describe_checks(evidence: Evidence, results: Sequence[Result]) -> tuple[Chec
     return tuple(checks)
 
 
-def _describe_enough(evidence: Evidence, results: Sequence[Result]) -> Words:
+def _describe_enough(evidence: CalibrationEvidence, results: Sequence[ExpectationResult]) -> Words:
     n, least = len(evidence.table), evidence.bounds.min_samples
     distinct = int(results[0].values["observed_value"])
     return (
@@ -60,7 +60,7 @@ def _describe_enough(evidence: Evidence, results: Sequence[Result]) -> Words:
     )
 
 
-def _describe_finite(evidence: Evidence, results: Sequence[Result]) -> Words:
+def _describe_finite(evidence: CalibrationEvidence, results: Sequence[ExpectationResult]) -> Words:
     faults = []
     for result in results:
         rows = evidence.table.index[evidence.table[f"{result.subject}.not finite"] > 0]
@@ -74,7 +74,7 @@ def _describe_finite(evidence: Evidence, results: Sequence[Result]) -> Words:
     )
 
 
-def _describe_varies(evidence: Evidence, results: Sequence[Result]) -> Words:
+def _describe_varies(evidence: CalibrationEvidence, results: Sequence[ExpectationResult]) -> Words:
     constant = [result.subject for result in results if not result.passed]
     n = len(evidence.table)
     fixes = [
@@ -90,7 +90,7 @@ def _describe_varies(evidence: Evidence, results: Sequence[Result]) -> Words:
     )
 
 
-def _describe_leakage(evidence: Evidence, _: Sequence[Result]) -> Words:
+def _describe_leakage(evidence: CalibrationEvidence, _: Sequence[ExpectationResult]) -> Words:
     table, leaks = evidence.table, evidence.leaks
     copies = [int(row) for row in table.index[table["in evaluation"] > 0]]
     near = [int(row) for row in table.index[table["near evaluation"] > 0]]
@@ -119,7 +119,7 @@ def _describe_leakage(evidence: Evidence, _: Sequence[Result]) -> Words:
     )
 
 
-def _describe_duplicates(evidence: Evidence, results: Sequence[Result]) -> Words:
+def _describe_duplicates(evidence: CalibrationEvidence, results: Sequence[ExpectationResult]) -> Words:
     n = len(evidence.table)
     copies = round(n * (1 - results[0].values["observed_value"]))
     return (
@@ -129,7 +129,7 @@ def _describe_duplicates(evidence: Evidence, results: Sequence[Result]) -> Words
     )
 
 
-def _describe_groups(evidence: Evidence, results: Sequence[Result]) -> Words:
+def _describe_groups(evidence: CalibrationEvidence, results: Sequence[ExpectationResult]) -> Words:
     """Labels, or the groups of all slices: each result is about one column of the table."""
     required, found, fixes = 0, [], []
     for result in results:
@@ -148,7 +148,7 @@ def _describe_groups(evidence: Evidence, results: Sequence[Result]) -> Words:
     )
 
 
-def _describe_distribution(evidence: Evidence, results: Sequence[Result]) -> Words:
+def _describe_distribution(evidence: CalibrationEvidence, results: Sequence[ExpectationResult]) -> Words:
     # Each statistic has two expectations with the same observations: one critical, one a warning.
     observed = {result.subject: result.values["details"] for result in results}
     worst = sorted(observed, key=lambda name: (-len(observed[name]["signs"]), observed[name]["p_value"]))
@@ -167,7 +167,7 @@ def _describe_distribution(evidence: Evidence, results: Sequence[Result]) -> Wor
     )
 
 
-def _describe_drift(evidence: Evidence, name: str, observed: dict[str, Any]) -> str:
+def _describe_drift(evidence: CalibrationEvidence, name: str, observed: dict[str, Any]) -> str:
     median, reference_median = evidence.medians[name]
     above_chance = observed["psi"] - observed["psi_by_chance"]
     return (
@@ -176,7 +176,7 @@ def _describe_drift(evidence: Evidence, name: str, observed: dict[str, Any]) -> 
     )
 
 
-def _describe_representation(evidence: Evidence, _: Sequence[Result]) -> Words:
+def _describe_representation(evidence: CalibrationEvidence, _: Sequence[ExpectationResult]) -> Words:
     seen = evidence.seen
     assert seen is not None  # without it there is no such check
     bounds, likeness = evidence.bounds, seen.likeness
@@ -190,7 +190,7 @@ def _describe_representation(evidence: Evidence, _: Sequence[Result]) -> Words:
     )
 
 
-def _describe_cover(evidence: Evidence, _: Sequence[Result]) -> Words:
+def _describe_cover(evidence: CalibrationEvidence, _: Sequence[ExpectationResult]) -> Words:
     seen = evidence.seen
     assert seen is not None
     regions = [f"sample {region.row} (stands for {region.samples})" for region in seen.cover.regions]
@@ -204,7 +204,7 @@ def _describe_cover(evidence: Evidence, _: Sequence[Result]) -> Words:
     )
 
 
-def _describe_ranges(evidence: Evidence, _: Sequence[Result]) -> Words:
+def _describe_ranges(evidence: CalibrationEvidence, _: Sequence[ExpectationResult]) -> Words:
     seen, bounds = evidence.seen, evidence.bounds
     assert seen is not None
     worst = [tensor for tensor in worst_first(seen.view.clipping)[:WORST_TENSORS] if tensor.share]
@@ -225,7 +225,7 @@ def _describe_ranges(evidence: Evidence, _: Sequence[Result]) -> Words:
 
 
 OPTIONAL = frozenset({"labels_covered", "slices_covered", "same_representation", "reference_covered", "ranges_hold"})
-DESCRIPTIONS: dict[str, Callable[[Evidence, Sequence[Result]], Words]] = {
+DESCRIPTIONS: dict[str, Callable[[CalibrationEvidence, Sequence[ExpectationResult]], Words]] = {
     "enough_samples": _describe_enough,
     "finite": _describe_finite,
     "varies": _describe_varies,

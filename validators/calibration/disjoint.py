@@ -26,7 +26,7 @@ MIN_REFERENCE_SAMPLES = 64
 
 
 @dataclass(frozen=True)
-class Compared:
+class DisjointComparison:
     """The statistics of both sides in the rows that may be compared.
 
     `statistics` has NaN in the calibration rows that are left out. `note` says which rows of the reference count, and is empty
@@ -47,7 +47,7 @@ def compare_disjoint(
     seed: int,
     *,
     is_evaluation: bool,
-) -> Compared:
+) -> DisjointComparison:
     """Compare each statistic of the calibration samples with a reference that they share no sample with.
 
     `evaluation` holds the digests of the evaluation samples, by row; `is_evaluation` says that these are the reference.
@@ -96,11 +96,11 @@ def _compare_rows(
     kept: NDArray[np.bool_],
     reference_kept: NDArray[np.bool_],
     note: str,
-) -> Compared:
+) -> DisjointComparison:
     statistics = {name: np.where(kept, values, np.nan) for name, values in ours.items()}
     reference_statistics = {name: values[reference_kept] for name, values in theirs.items()}
     n, m = len(reference_kept), int(np.count_nonzero(reference_kept))
-    return Compared(
+    return DisjointComparison(
         statistics,
         reference_statistics,
         compare(statistics, reference_statistics),
@@ -108,7 +108,7 @@ def _compare_rows(
     )
 
 
-def _count_signs(compared: Compared, bounds: CalibrationBounds) -> tuple[int, int]:
+def _count_signs(compared: DisjointComparison, bounds: CalibrationBounds) -> tuple[int, int]:
     """The most signs of drift that one statistic shows, and how many there are in all."""
     signs = [
         len(

@@ -43,7 +43,7 @@ class Leaks:
 
 
 @dataclass(frozen=True)
-class Seen:
+class ViewedSamples:
     """What the model's view of the samples came to."""
 
     view: ModelView
@@ -52,7 +52,7 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Evidence:
+class CalibrationEvidence:
     """What the checks read: `table` has one row a calibration sample, the rest says what its columns are held against.
 
     Columns of `table`: `digest` (of the inputs), `in evaluation`, `near evaluation` and `group in evaluation` (0 or 1; the last
@@ -73,7 +73,7 @@ class Evidence:
     reference: str
     groups: dict[str, dict[Label, int]]
     leaks: Leaks
-    seen: Seen | None
+    seen: ViewedSamples | None
     bounds: CalibrationBounds
 
 
@@ -85,7 +85,7 @@ def gather_evidence(
     bounds: CalibrationBounds,
     *,
     seed: int,
-) -> Evidence:
+) -> CalibrationEvidence:
     """All that the checks read of the samples, and of what the model makes of them.
 
     Raises:
@@ -115,7 +115,7 @@ def gather_evidence(
         rows = seen.view.calibration.rows
         columns["nearest other"] = _spread(seen.cover.among, rows, len(calibration))
         columns["representation"] = _spread(seen.cover.along, rows, len(calibration))
-    return Evidence(
+    return CalibrationEvidence(
         table=pd.DataFrame(columns | compared.statistics),
         float_inputs=tuple(name for name in is_float if is_float[name]),
         other_inputs=tuple(name for name in is_float if not is_float[name]),
@@ -148,14 +148,14 @@ def _find_leaks(
     return Leaks(near, natural / m, allowed, tuple(np.unique(ours[in_groups]).tolist()), in_groups)
 
 
-def see(view: ModelView, bounds: CalibrationBounds, seed: int) -> Seen | None:
+def see(view: ModelView, bounds: CalibrationBounds, seed: int) -> ViewedSamples | None:
     """What the embeddings tell, of the samples that have finite ones; None where these are too few."""
     ours, theirs = view.calibration.finite(), view.reference.finite()
     if min(len(ours), len(theirs)) < MIN_SAMPLES:
         return None
     likeness = measure_likeness(ours.vectors, theirs.vectors, min_p_value=bounds.min_drift_p_value, seed=seed)
     cover = measure_cover(ours.vectors, theirs.vectors, theirs.rows, bounds.min_embedding_coverage)
-    return Seen(ModelView(view.tensor, ours, theirs, view.clipping), likeness, cover)
+    return ViewedSamples(ModelView(view.tensor, ours, theirs, view.clipping), likeness, cover)
 
 
 def _spread(values: Vector, rows: NDArray[np.intp], count: int) -> Vector:

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from html import escape
 from pathlib import Path
 
-from validators.calibration.descriptions import Result, Severity
-from validators.calibration.evidence import Evidence
+from validators.calibration.descriptions import ExpectationResult, Severity
+from validators.calibration.evidence import CalibrationEvidence
 from validators.calibration.offline_pages import make_offline, write_alone
 from validators.calibration.quiet_import import quiet_import
 from validators.calibration.suite import list_expectations
@@ -29,7 +29,7 @@ NAME = "calibration"
 PAGE = "calibration.html"
 
 
-def run_checkpoint(evidence: Evidence, page_folder: Path) -> tuple[list[Result], Path]:
+def run_checkpoint(evidence: CalibrationEvidence, page_folder: Path) -> tuple[list[ExpectationResult], Path]:
     """Judge the table of the evidence, write the Data Docs site into `page_folder`, and return results and page.
 
     The page, `calibration.html`, is that of the site as one file.
@@ -80,7 +80,7 @@ def _find_pages(folder: Path) -> set[Path]:
     return set(folder.glob(f"validations/{NAME}/{NAME}/*/*.html"))
 
 
-def _read_results(suite_result: ExpectationSuiteValidationResult) -> Iterator[Result]:
+def _read_results(suite_result: ExpectationSuiteValidationResult) -> Iterator[ExpectationResult]:
     for result in suite_result.results:
         config = result.expectation_config
         assert config is not None and config.meta is not None
@@ -94,4 +94,6 @@ def _read_results(suite_result: ExpectationSuiteValidationResult) -> Iterator[Re
                     f"{config.type} on {config.meta['subject'] or 'the samples'}: {info['exception_message']}"
                 )
         severity: Severity = "critical" if config.severity.value == "critical" else "warning"
-        yield Result(config.meta["check"], config.meta["subject"], bool(result.success), severity, dict(result.result))
+        yield ExpectationResult(
+            config.meta["check"], config.meta["subject"], bool(result.success), severity, dict(result.result)
+        )

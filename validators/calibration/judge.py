@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from validators.calibration.descriptions import describe_checks
-from validators.calibration.evidence import Evidence, gather_evidence
+from validators.calibration.evidence import CalibrationEvidence, gather_evidence
 from validators.calibration.model_view import ModelView
 from validators.job.job_data import CalibrationBounds
 from validators.records.measurements import worst_first
@@ -87,7 +87,7 @@ def conclude(checks: tuple[Check, ...]) -> Literal["accepted", "accepted_with_wa
     return "accepted_with_warnings" if failed else "accepted"
 
 
-def measure_figures(evidence: Evidence) -> dict[str, float]:
+def measure_figures(evidence: CalibrationEvidence) -> dict[str, float]:
     """The numbers that are worth watching from run to run, by name; shares from 0 to 1."""
     leaked = evidence.table["in evaluation"] + evidence.table["near evaluation"]
     if "group in evaluation" in evidence.table:

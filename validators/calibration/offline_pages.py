@@ -144,7 +144,7 @@ def _remove_unused(static: Path) -> None:
 
 
 def _check(page: Path, site: Path) -> None:
-    reader = _Reader()
+    reader = _PageReader()
     reader.feed(page.read_text(encoding="utf-8"))
     for link in reader.links:
         parts = urlsplit(link)
@@ -157,7 +157,7 @@ def _check(page: Path, site: Path) -> None:
             )
 
 
-class _Reader(HTMLParser):
+class _PageReader(HTMLParser):
     """Collects what a browser would load with a page: not where its anchors lead."""
 
     def __init__(self) -> None:

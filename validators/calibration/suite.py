@@ -10,7 +10,7 @@ from html import escape
 from typing import Any
 
 from validators.calibration.descriptions import Severity
-from validators.calibration.evidence import Evidence, Seen
+from validators.calibration.evidence import CalibrationEvidence, ViewedSamples
 from validators.calibration.gx_expectations import ExpectColumnToCoverLabels, ExpectColumnToFollowReference
 from validators.calibration.model_expectations import (
     ExpectColumnToCoverReference,
@@ -27,7 +27,7 @@ with quiet_import():
 gxe: Any = built_in
 
 
-def list_expectations(evidence: Evidence) -> Iterator[Expectation]:
+def list_expectations(evidence: CalibrationEvidence) -> Iterator[Expectation]:
     """All expectations, in the order of the checks. Names of columns are escaped: Data Docs writes them as they are."""
     yield from _expect_usable(evidence)
     yield from _expect_unseen(evidence)
@@ -38,7 +38,7 @@ def list_expectations(evidence: Evidence) -> Iterator[Expectation]:
         yield from _expect_seen(evidence, evidence.seen)
 
 
-def _expect_usable(evidence: Evidence) -> Iterator[Expectation]:
+def _expect_usable(evidence: CalibrationEvidence) -> Iterator[Expectation]:
     least = evidence.bounds.min_samples
     text = f"there are at least {least} distinct samples"
     yield gxe.ExpectColumnUniqueValueCountToBeBetween(
@@ -57,7 +57,7 @@ def _expect_usable(evidence: Evidence) -> Iterator[Expectation]:
         )
 
 
-def _expect_unseen(evidence: Evidence) -> Iterator[Expectation]:
+def _expect_unseen(evidence: CalibrationEvidence) -> Iterator[Expectation]:
     text = "no sample is in the evaluation data (observed: samples that are)"
     yield gxe.ExpectColumnSumToBeBetween(
         column="in evaluation", max_value=0, **_tell("no_leakage", "", "critical", text)
@@ -83,7 +83,7 @@ def _expect_unseen(evidence: Evidence) -> Iterator[Expectation]:
     )
 
 
-def _expect_groups(evidence: Evidence, column: str, counts: dict[Any, int]) -> Expectation:
+def _expect_groups(evidence: CalibrationEvidence, column: str, counts: dict[Any, int]) -> Expectation:
     share = evidence.bounds.min_label_share
     check, noun = ("labels_covered", "label") if column == "label" else ("slices_covered", "group")
     text = f"each {noun} of {evidence.reference} that must occur does, with at least {share:g} times its share there"
@@ -96,7 +96,7 @@ def _expect_groups(evidence: Evidence, column: str, counts: dict[Any, int]) -> E
     )
 
 
-def _expect_distributions(evidence: Evidence) -> Iterator[Expectation]:
+def _expect_distributions(evidence: CalibrationEvidence) -> Iterator[Expectation]:
     bounds = evidence.bounds
     limits = f"PSI at most {bounds.max_psi:g} above chance, corrected KS p-value at least {bounds.min_drift_p_value:g}"
     severities: tuple[tuple[int, Severity], ...] = ((1, "critical"), (0, "warning"))
@@ -115,7 +115,7 @@ def _expect_distributions(evidence: Evidence) -> Iterator[Expectation]:
             )
 
 
-def _expect_seen(evidence: Evidence, seen: Seen) -> Iterator[Expectation]:
+def _expect_seen(evidence: CalibrationEvidence, seen: ViewedSamples) -> Iterator[Expectation]:
     bounds, reference = evidence.bounds, evidence.reference
     severities: tuple[tuple[float, Severity], ...] = ((bounds.max_mmd, "critical"), (0.0, "warning"))
     # The picture stands once: in the row that failed, which the page shows even when it hides what succeeded.

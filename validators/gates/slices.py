@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,34 +14,12 @@ from validators.gates.clusters import count_units
 from validators.gates.intervals import Clusters
 from validators.gates.verdict_rules import EVALUATION, bounded, confidence_of_each
 from validators.job.job_gates import Gates
-from validators.records.measurements import Estimate
+from validators.records.measurements import Estimate, SliceDrop
 from validators.records.verdicts import Verdict
 
 Mask = NDArray[np.bool_]
 # The drop on the samples of a mask with bounds at a confidence, and the method.
 EstimateDrop = Callable[[Mask, float], tuple[Estimate, str]]
-
-
-@dataclass(frozen=True)
-class SliceDrop:
-    """The drop in one group of a slice: `n` samples whose `column` says `group`; bounds hold for all groups at once."""
-
-    column: str
-    group: str
-    n: int
-    drop: Estimate
-    method: str = ""
-    # How many clusters the samples are in; 0 where the job names no groups.
-    clusters: int = 0
-
-    @property
-    def name(self) -> str:
-        """The group in words.
-
-        >>> SliceDrop("language", "en", 40, Estimate(0.0)).name
-        'language en'
-        """
-        return f"{self.column} {self.group}"
 
 
 def groups_of(slices: Mapping[str, NDArray[Any]]) -> list[tuple[str, str, Mask]]:

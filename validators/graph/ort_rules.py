@@ -13,14 +13,14 @@ from onnx import TensorProto
 
 from validators.graph.graph_scope import QUANTIZE, label, type_name
 from validators.graph.lint import Rule
-from validators.graph.quantized_graph import Product, QuantizedGraph
+from validators.graph.quantized_graph import QuantizedGraph, QuantizedProduct
 
 Findings = Iterator[tuple[str, str]]
 FP8 = TensorProto.FLOAT8E4M3FN
 BYTES = frozenset({TensorProto.INT8, TensorProto.UINT8})
 
 
-def _pairs(graph: QuantizedGraph, *kinds: str) -> Iterator[Product]:
+def _pairs(graph: QuantizedGraph, *kinds: str) -> Iterator[QuantizedProduct]:
     """Products of these operators with both factors quantized."""
     return (item for item in graph.products if item.node.op_type in kinds and len(item.quantized) == 2)
 
@@ -60,7 +60,7 @@ def float_output(graph: QuantizedGraph) -> Findings:
             yield label(product.node), f"{product.node.output[0]} is not quantized"
 
 
-def _ends_quantized(product: Product) -> bool:
+def _ends_quantized(product: QuantizedProduct) -> bool:
     readers = product.scope.read_by(product.node.output[0])
     behind = [
         reader

@@ -26,7 +26,7 @@ MOST_BYTES = 2**30
 
 
 @dataclass(frozen=True)
-class Quantized:
+class QuantizedFactor:
     """A DequantizeLinear as the product behind it sees it.
 
     `code_type` is the ONNX type of its integers (0: not known), `float_type` that of its floats; `stored` says that it is of a
@@ -52,23 +52,23 @@ class Quantized:
 
 
 @dataclass(frozen=True)
-class Side:
+class ProductSide:
     """What one input of a product comes from: `quantized`, or float, with the node that stands between if one does."""
 
-    quantized: Quantized | None
+    quantized: QuantizedFactor | None
     barrier: onnx.NodeProto | None = None
 
 
 @dataclass(frozen=True)
-class Product:
+class QuantizedProduct:
     """A node that multiplies, with its two factors."""
 
     node: onnx.NodeProto
     scope: Scope
-    sides: tuple[Side, Side]
+    sides: tuple[ProductSide, ProductSide]
 
     @property
-    def quantized(self) -> list[Quantized]:
+    def quantized(self) -> list[QuantizedFactor]:
         """The factors that are quantized."""
         return [side.quantized for side in self.sides if side.quantized is not None]
 
@@ -95,7 +95,7 @@ class QuantizedGraph:
             self.scopes += scopes_of(function, folder, None)
         self.nodes = [(scope, node) for scope in self.scopes for node in scope.graph.node]
         self.products = [
-            Product(node, scope, (trace(scope, node, 0), trace(scope, node, 1)))
+            QuantizedProduct(node, scope, (trace(scope, node, 0), trace(scope, node, 1)))
             for scope, node in self.nodes
             if node.op_type in PRODUCTS and is_standard(node) and len(node.input) > 1
         ]
@@ -116,18 +116,18 @@ def code_type(scope: Scope, node: onnx.NodeProto) -> int:
     return code_type(scope, made) if made is not None and made.op_type == QUANTIZE else scope.element_type(source)
 
 
-def trace(scope: Scope, product: onnx.NodeProto, index: int) -> Side:
+def trace(scope: Scope, product: onnx.NodeProto, index: int) -> ProductSide:
     """Follow an input of a product back to its DequantizeLinear."""
     # A convolution takes the padding before it in.
     pads = product.op_type == "Conv"
     found, stop = _reach(scope, product.input[index], pads)
     if found is not None or stop is None:
-        return Side(found)
+        return ProductSide(found)
     blocks = stop.op_type not in PRODUCTS and any(_reach(scope, item, pads)[0] for item in stop.input if item)
-    return Side(None, stop if blocks else None)
+    return ProductSide(None, stop if blocks else None)
 
 
-def _reach(scope: Scope, name: str, pads: bool) -> tuple[Quantized | None, onnx.NodeProto | None]:
+def _reach(scope: Scope, name: str, pads: bool) -> tuple[QuantizedFactor | None, onnx.NodeProto | None]:
     """The DequantizeLinear behind what only moves numbers; without one, the node that does more."""
     path: list[onnx.NodeProto] = []
     while (node := scope.producer(name)) is not None:
@@ -152,7 +152,7 @@ def passes(scope: Scope, node: onnx.NodeProto) -> bool:
     return node.op_type in MOVES
 
 
-def _same_scale(scope: Scope, node: onnx.NodeProto, pads: bool) -> Quantized | None:
+def _same_scale(scope: Scope, node: onnx.NodeProto, pads: bool) -> QuantizedFactor | None:
     found = [_reach(scope, name, pads)[0] for name in node.input]
     whole = [item for item in found if item is not None and item.scale is not None and item.axis is None]
     if len(whole) < len(found) or len({item.scope.numbers(item.scale).tobytes() for item in whole if item.scale}) > 1:
@@ -166,7 +166,7 @@ def _behind_moves(scope: Scope, name: str) -> str:
     return name
 
 
-def _quantized(scope: Scope, node: onnx.NodeProto, path: list[onnx.NodeProto]) -> Quantized:
+def _quantized(scope: Scope, node: onnx.NodeProto, path: list[onnx.NodeProto]) -> QuantizedFactor:
     source = _behind_moves(scope, node.input[0])
     made = scope.producer(source)
     if made is not None and made.op_type == QUANTIZE:
@@ -187,7 +187,7 @@ def _quantized(scope: Scope, node: onnx.NodeProto, path: list[onnx.NodeProto]) -
         if axis is not None:
             axis = _moved(step, axis)
     dims = tuple(shape) if codes is not None else ()
-    return Quantized(node, scope, code_type(scope, node), floats, codes is not None, dims, scale, axis, blocks)
+    return QuantizedFactor(node, scope, code_type(scope, node), floats, codes is not None, dims, scale, axis, blocks)
 
 
 def _moved(node: onnx.NodeProto, axis: int) -> int | None:

@@ -8,7 +8,7 @@ from onnx import TensorProto
 
 from validators.graph.graph_scope import DEQUANTIZE, QUANTIZE, label, type_name
 from validators.graph.lint import Rule
-from validators.graph.quantized_graph import Product, Quantized, QuantizedGraph
+from validators.graph.quantized_graph import QuantizedFactor, QuantizedGraph, QuantizedProduct
 
 Findings = Iterator[tuple[str, str]]
 
@@ -39,7 +39,7 @@ def activation_axis(graph: QuantizedGraph) -> Findings:
             yield label(product.node), f"{item.scales} scales along axis {item.axis} ({label(item.node)})"
 
 
-def _per_axis(graph: QuantizedGraph) -> Iterator[tuple[Product, int, Quantized]]:
+def _per_axis(graph: QuantizedGraph) -> Iterator[tuple[QuantizedProduct, int, QuantizedFactor]]:
     """The factors with scales along one axis, where both are quantized."""
     for product in graph.products:
         if product.node.op_type not in ("Conv", "Gemm", "MatMul") or len(product.quantized) < 2:
@@ -65,7 +65,7 @@ def one_side(graph: QuantizedGraph) -> Findings:
         yield label(product.node), f"{product.node.input[index]} is not quantized, the other factor is{why}"
 
 
-def _is_weight_only(product: Product) -> bool:
+def _is_weight_only(product: QuantizedProduct) -> bool:
     item = product.quantized[0]
     return item.code_type == TensorProto.INT4 and item.stored
 
@@ -104,7 +104,7 @@ def apart(graph: QuantizedGraph) -> Findings:
             yield label(product.node), reason
 
 
-def _why_apart(product: Product, item: Quantized) -> str:
+def _why_apart(product: QuantizedProduct, item: QuantizedFactor) -> str:
     if product.node.op_type == "Conv":
         return "INT4 weights of a Conv"
     if not item.blocks:

@@ -9,7 +9,7 @@ from onnx import TensorProto
 
 from validators.graph.graph_scope import DEQUANTIZE, QUANTIZE, Scope, is_standard, label, type_name
 from validators.graph.lint import Rule
-from validators.graph.quantized_graph import PRODUCTS, Product, QuantizedGraph, passes
+from validators.graph.quantized_graph import PRODUCTS, QuantizedGraph, QuantizedProduct, passes
 
 Findings = Iterator[tuple[str, str]]
 FP8 = TensorProto.FLOAT8E4M3FN
@@ -116,7 +116,7 @@ def attention(graph: QuantizedGraph) -> Findings:
             yield label(softmax), reason
 
 
-def _why_not_fused(first: Product, second: Product, shape: list[int] | None) -> str:
+def _why_not_fused(first: QuantizedProduct, second: QuantizedProduct, shape: list[int] | None) -> str:
     factors = [*first.quantized, *second.quantized]
     if len(factors) < 4:
         return f"{len(factors)} of the 4 factors of attention are quantized"
@@ -131,7 +131,9 @@ def _why_not_fused(first: Product, second: Product, shape: list[int] | None) -> 
     return ""
 
 
-def _product_before(scope: Scope, node: onnx.NodeProto, products: dict[int, Product]) -> Product | None:
+def _product_before(
+    scope: Scope, node: onnx.NodeProto, products: dict[int, QuantizedProduct]
+) -> QuantizedProduct | None:
     """The product whose scaled and masked result a Softmax reads."""
     made = scope.producer(node.input[0])
     while made is not None and made.op_type in ("Add", "Cast", "Div", "Mul", "Where"):
@@ -141,7 +143,7 @@ def _product_before(scope: Scope, node: onnx.NodeProto, products: dict[int, Prod
     return products.get(id(made)) if made is not None and made.op_type == "MatMul" else None
 
 
-def _product_behind(scope: Scope, name: str, products: dict[int, Product]) -> Product | None:
+def _product_behind(scope: Scope, name: str, products: dict[int, QuantizedProduct]) -> QuantizedProduct | None:
     for where, node, index in scope.read_by(name):
         if node.op_type == "MatMul" and index == 0:
             return products.get(id(node))

@@ -20,7 +20,7 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Answer:
+class CommandAnswer:
     """What `--json` prints, what is printed without it, and the exit code of both.
 
     `document` holds what pydantic makes JSON of: mappings, sequences, dataclasses, models, paths, plain values.

@@ -39,7 +39,7 @@ class BuildSettings:
 
 
 @dataclass(frozen=True)
-class Layer:
+class EngineLayer:
     """One layer of an engine: its kind, the dtypes ("int8", "fp8", "int4", "float16", "float32", ...) that it reads and writes.
 
     `inputs` and `outputs` are those of tensors, `constants` those of weights; `nodes` the names of the ONNX nodes that went
@@ -83,4 +83,4 @@ class Engine:
     manifest: EngineManifest
     log: Path
     timing_cache: Path | None = None
-    layers: tuple[Layer, ...] = ()
+    layers: tuple[EngineLayer, ...] = ()

@@ -252,3 +252,25 @@ class Saturation:
     def worst(self) -> Clipping | None:
         """The tensor that loses the largest share of its values; None for a variant that fixes no range."""
         return self.tensors[0] if self.tensors else None
+
+
+@dataclass(frozen=True)
+class SliceDrop:
+    """The drop in one group of a slice: `n` samples whose `column` says `group`; bounds hold for all groups at once."""
+
+    column: str
+    group: str
+    n: int
+    drop: Estimate
+    method: str = ""
+    # How many clusters the samples are in; 0 where the job names no groups.
+    clusters: int = 0
+
+    @property
+    def name(self) -> str:
+        """The group in words.
+
+        >>> SliceDrop("language", "en", 40, Estimate(0.0)).name
+        'language en'
+        """
+        return f"{self.column} {self.group}"

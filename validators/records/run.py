@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from validators.errors import RefusalKind
-from validators.gates.slices import SliceDrop
 from validators.providers import GPU_PROVIDERS
 from validators.records.engines import Engine
 from validators.records.latencies import Latency
 from validators.records.libraries import Libraries
-from validators.records.measurements import Accuracy, Coverage, Estimate, Flips, Sanity, Saturation
+from validators.records.measurements import Accuracy, Coverage, Estimate, Flips, Sanity, Saturation, SliceDrop
 from validators.records.verdicts import Verdict
 
 CandidateOutcome = Literal["passed", "failed", "inconclusive", "refused"]

@@ -273,7 +273,7 @@ def _check_files(folder: Path, files: dict[str, str]) -> None:
             raise RuntimeError(f"found {name} with sha256 {digest}; expected {expected}; download the version again")
 
 
-class Champion(mlflow.pyfunc.PythonModel):  # type: ignore[misc,name-defined,unused-ignore]  # mlflow exports it untyped
+class OnnxChampion(mlflow.pyfunc.PythonModel):  # type: ignore[misc,name-defined,unused-ignore]  # mlflow exports it untyped
     """The promoted variant, under the session settings that it was approved with."""
 
     def load_context(self, context: Any) -> None:
@@ -348,4 +348,4 @@ def _find_library(library: dict[str, str], folder: Path, files: dict[str, str]) 
     return path
 
 
-mlflow.models.set_model(Champion())
+mlflow.models.set_model(OnnxChampion())

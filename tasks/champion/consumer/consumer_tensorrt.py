@@ -18,7 +18,7 @@ import mlflow.pyfunc
 import numpy as np
 
 
-class Champion(mlflow.pyfunc.PythonModel):  # type: ignore[misc,name-defined,unused-ignore]  # mlflow exports it untyped
+class EngineChampion(mlflow.pyfunc.PythonModel):  # type: ignore[misc,name-defined,unused-ignore]  # mlflow exports it untyped
     """The promoted variant, on the engine that was approved or one that is built here in its place, with a warning."""
 
     def load_context(self, context: Any) -> None:
@@ -45,4 +45,4 @@ class Champion(mlflow.pyfunc.PythonModel):  # type: ignore[misc,name-defined,unu
         return dict(zip(names, self.engine.run(feed, names), strict=True))
 
 
-mlflow.models.set_model(Champion())
+mlflow.models.set_model(EngineChampion())

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from tasks.measure.latency.nvml import Gpu, open_gpu
+from tasks.measure.latency.nvml import NvmlGpu, open_gpu
 from tasks.measure.latency.pairs import Pair, WarmUp, measure_launch, measure_pair, warm_up
 from tasks.measure.latency.process import Contestant, Kind, Worker, save_requests
 from tasks.measure.latency.ratio import Samples
@@ -73,7 +73,7 @@ def _launch(
     measurement: Measurement,
     launch: int,
     gathered: Gathered,
-    gpu: Gpu | None,
+    gpu: NvmlGpu | None,
     requests: int,
 ) -> None:
     """Both processes afresh, and every kind of block that the job asks for."""
@@ -104,7 +104,7 @@ def _pair(
     workers: tuple[Worker, Worker],
     measurement: Measurement,
     kind: Kind,
-    gpu: Gpu | None,
+    gpu: NvmlGpu | None,
     mix: int,
     launch: int,
     block: int,

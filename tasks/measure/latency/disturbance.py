@@ -13,7 +13,7 @@ import numpy as np
 
 from tasks.measure.inventory import usable_cores
 from tasks.measure.latency.cgroup import CpuLimit, cpu_limits
-from tasks.measure.latency.nvml import Gpu, GpuState
+from tasks.measure.latency.nvml import GpuState, NvmlGpu
 
 _TICK_SECONDS = 1 / os.sysconf("SC_CLK_TCK")
 # To be sorted in about a third of a millisecond.
@@ -69,10 +69,10 @@ class _Reading:
     limits: tuple[CpuLimit, ...]
 
 
-class Watch:
+class DisturbanceWatch:
     """What happens on the processors that this process may use, beside the process `pid`, from now on."""
 
-    def __init__(self, pid: int, gpu: Gpu | None = None) -> None:
+    def __init__(self, pid: int, gpu: NvmlGpu | None = None) -> None:
         self._pid = pid
         self._gpu = gpu
         self._canary_ms = canary_ms()

@@ -47,7 +47,7 @@ class GpuState:
     held_mb: dict[int, float] = field(default_factory=dict)
 
 
-class Gpu:
+class NvmlGpu:
     """One GPU through the management library."""
 
     def __init__(self, library: Any, handle: Any) -> None:
@@ -93,7 +93,7 @@ class Gpu:
             return None
 
 
-def open_gpu(index: int = 0) -> Gpu | None:
+def open_gpu(index: int = 0) -> NvmlGpu | None:
     """The GPU that a CUDA program of this process calls by this index; None without the library, a driver, or that GPU.
 
     Raises:
@@ -108,7 +108,7 @@ def open_gpu(index: int = 0) -> Gpu | None:
         handles = _visible(library, _all_handles(library))
     except library.NVMLError:
         return None
-    return Gpu(library, handles[index]) if index < len(handles) else None
+    return NvmlGpu(library, handles[index]) if index < len(handles) else None
 
 
 def _all_handles(library: Any) -> list[Any]:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from tasks.measure.inventory import usable_cores
-from tasks.measure.latency.disturbance import BlockConditions, Watch, why_disturbed
-from tasks.measure.latency.nvml import Gpu
+from tasks.measure.latency.disturbance import BlockConditions, DisturbanceWatch, why_disturbed
+from tasks.measure.latency.nvml import NvmlGpu
 from tasks.measure.latency.process import Block, Kind, Worker
 from tasks.measure.latency.ratio import Samples
 from validators.deadline import check_deadline
@@ -64,7 +64,7 @@ def measure_pair(
     order: tuple[int, int],
     measurement: Measurement,
     kind: Kind,
-    gpu: Gpu | None,
+    gpu: NvmlGpu | None,
     mix: int,
 ) -> Pair:
     """Measure a block of each worker, in this order, both in whole rounds of the first `mix` requests.
@@ -76,7 +76,7 @@ def measure_pair(
     blocks: dict[int, Block] = {}
     conditions: dict[int, BlockConditions] = {}
     for index in order:
-        watch = Watch(workers[index].pid, gpu)
+        watch = DisturbanceWatch(workers[index].pid, gpu)
         blocks[index] = workers[index].block(measurement.block_seconds, measurement.block_count, kind, mix)
         conditions[index] = watch.conditions()
     return Pair(blocks[0], blocks[1], (conditions[0], conditions[1]))

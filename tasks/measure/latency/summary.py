@@ -21,7 +21,7 @@ SIDES = ("baseline", "variant")
 
 
 @dataclass
-class Side:
+class LatencySide:
     """What one contestant's processes told beside its blocks, one entry a launch."""
 
     load_ms: list[float] = field(default_factory=list)
@@ -34,7 +34,7 @@ class Side:
 class Gathered:
     """All that was measured so far."""
 
-    sides: tuple[Side, Side] = field(default_factory=lambda: (Side(), Side()))
+    sides: tuple[LatencySide, LatencySide] = field(default_factory=lambda: (LatencySide(), LatencySide()))
     launches: dict[Kind, list[Launch]] = field(default_factory=dict)
     mix: int = 0
     """Requests of a round, once it is known."""

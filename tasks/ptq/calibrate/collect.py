@@ -17,7 +17,7 @@ import onnx
 from numpy.typing import NDArray
 
 from tasks.ptq.calibrate.statistics import BLOCK_VALUES, DEFAULT_BINS, TensorStatistics, add, empty
-from tasks.ptq.calibrate.watched import Watched, open_watched, split_by_memory
+from tasks.ptq.calibrate.watched import WatchedSession, open_watched, split_by_memory
 from tasks.ptq.graph.edits import dependent_tensors, initializers, names_read
 from validators.errors import CandidateRefused
 from validators.records.libraries import Libraries
@@ -87,14 +87,16 @@ def collect_statistics(
     predicted = float(overhead)
     for group in groups:
         others = {name: size for name, size in sizes.items() if name not in set(group)}
-        plan = _Pass(group, sum(sizes[name] for name in group), _bytes_in_passing(graph, others), budget, fixed_batch)
+        plan = _CalibrationPass(
+            group, sum(sizes[name] for name in group), _bytes_in_passing(graph, others), budget, fixed_batch
+        )
         predicted = max(predicted, overhead + plan.bytes_at_once)
         _run_pass(model, plan, batches, found, settings)
     return Collected(found, predicted / 1e6, len(groups), samples)
 
 
 @dataclass(frozen=True)
-class _Pass:
+class _CalibrationPass:
     """Tensors to expose in one pass, and the bytes of a unit: of these tensors, and of what lives meanwhile beside them.
 
     A unit is one sample, or a batch if its size is fixed.
@@ -119,7 +121,7 @@ class _Pass:
 
 
 def _run_pass(
-    model: Path, plan: _Pass, batches: Batches, found: dict[str, TensorStatistics], settings: SessionSettings
+    model: Path, plan: _CalibrationPass, batches: Batches, found: dict[str, TensorStatistics], settings: SessionSettings
 ) -> None:
     """Add the values of the plan's tensors over all samples to what was found."""
     with open_watched(model, plan.tensors, settings, as_written=True) as watched:
@@ -135,7 +137,7 @@ def _run_pass(
                 start = stop
 
 
-def _add_batch(watched: Watched, batch: Batch, found: dict[str, TensorStatistics]) -> int:
+def _add_batch(watched: WatchedSession, batch: Batch, found: dict[str, TensorStatistics]) -> int:
     """Add the values of one batch; return the bytes of the tensors, none of which outlives the call."""
     values = watched.run(batch)
     for name, array in values.items():

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 SHAPE_OPSET = 13
 
 
-class Watched:
+class WatchedSession:
     """A session of a graph, and the tensors that it tells of."""
 
     def __init__(self, session: ort.InferenceSession, outputs: Mapping[str, str], given: tuple[str, ...]) -> None:
@@ -58,7 +58,7 @@ def open_watched(
     proto: onnx.ModelProto | None = None,
     shapes: bool = False,
     as_written: bool = False,
-) -> Iterator[Watched]:
+) -> Iterator[WatchedSession]:
     """A session that gives these tensors, or their `shapes` alone (int64), and no other output.
 
     `proto` is the graph to watch where it is not as it is in the file: its weights may lie beside the file, as in one loaded
@@ -79,7 +79,7 @@ def open_watched(
     content = _with_outputs(proto, outputs, shapes)
     # Nothing is timed here, and threads that spin would take the cores from whatever else runs.
     with open_session(model, settings.without_spinning(), content=content, as_written=as_written) as session:
-        yield Watched(session, outputs, tuple(name for name in names if name not in outputs))
+        yield WatchedSession(session, outputs, tuple(name for name in names if name not in outputs))
 
 
 def _with_outputs(proto: onnx.ModelProto, outputs: Mapping[str, str], shapes: bool) -> bytes:

@@ -27,7 +27,7 @@ from onnx.helper import make_node, make_opsetid
 
 from tasks.ptq.eight_bit.affine import WeightBits, fit_weight, store_weight
 from tasks.ptq.eight_bit.placement import KEPT, GraphView
-from tasks.ptq.eight_bit.qdq import Report
+from tasks.ptq.eight_bit.qdq import QdqReport
 from tasks.ptq.eight_bit.tied import TABLE_BLOCKS, look_up, store_table
 from tasks.ptq.graph.edits import (
     Names,
@@ -48,7 +48,7 @@ ATTENTION_ATTRIBUTES = {"num_heads", "unidirectional", "scale", "mask_filter_val
 
 
 @dataclass
-class _Pass:
+class _DynamicPass:
     """A graph on the way: its nodes in order, and what was made once for several of them."""
 
     view: GraphView
@@ -70,7 +70,7 @@ def quantize_dynamic(
     per_channel: bool,
     weight_bits: WeightBits = 8,
     keep_float: Collection[str] = (),
-) -> Report:
+) -> QdqReport:
     """Write a form of a float model, whose nodes have names, with INT8 weights and ranges at run time.
 
     Weights are symmetric, by output channel or as a whole. The nodes that `keep_float` names stay as they are. A variant in
@@ -92,7 +92,7 @@ def quantize_dynamic(
     for node in chosen:
         if operator_of(node) in ("MatMul", "Gemm", ATTENTION):
             readers[node.input[0]] = readers.get(node.input[0], 0) + 1
-    work = _Pass(view, float_model.parent, per_channel, weight_bits, readers, Names(proto.graph))
+    work = _DynamicPass(view, float_model.parent, per_channel, weight_bits, readers, Names(proto.graph))
     for node in proto.graph.node:
         if node.name in names:
             work.nodes.extend(_MAKERS[operator_of(node)](work, node))
@@ -108,7 +108,7 @@ def quantize_dynamic(
     if variant.parent != float_model.parent:
         load_external_data_for_model(proto, str(float_model.parent))
     save_model(proto, variant)
-    return Report(tuple(node.name for node in chosen), left)
+    return QdqReport(tuple(node.name for node in chosen), left)
 
 
 def _has_form(view: GraphView, node: onnx.NodeProto) -> bool:
@@ -163,7 +163,7 @@ def _block_of(columns: int) -> int | None:
     return next((size for size in TABLE_BLOCKS if columns % size == 0), None)
 
 
-def _product(work: _Pass, node: onnx.NodeProto) -> list[onnx.NodeProto]:
+def _product(work: _DynamicPass, node: onnx.NodeProto) -> list[onnx.NodeProto]:
     """A MatMul or Gemm, with what is added to each row as its bias."""
     weight, scales, zeros = _weight(work, node.input[1], bool(attribute(node, "transB", 0)))
     output, bias, after = _bias(work, node)
@@ -176,7 +176,7 @@ def _product(work: _Pass, node: onnx.NodeProto) -> list[onnx.NodeProto]:
     return [*made, make_node("MatMulIntegerToFloat", inputs, [output], name=node.name, domain=DOMAIN), *after]
 
 
-def _bias(work: _Pass, node: onnx.NodeProto) -> tuple[str, str, list[onnx.NodeProto]]:
+def _bias(work: _DynamicPass, node: onnx.NodeProto) -> tuple[str, str, list[onnx.NodeProto]]:
     """Of a product: the name of its output, its bias (empty for none), and what must still be done after it."""
     view, output = work.view, node.output[0]
     width = view.constants[node.input[1]].dims[0 if attribute(node, "transB", 0) else 1]
@@ -200,7 +200,7 @@ def _bias(work: _Pass, node: onnx.NodeProto) -> tuple[str, str, list[onnx.NodePr
     return reader.output[0], reader.input[1 - place], []
 
 
-def _attention(work: _Pass, node: onnx.NodeProto) -> list[onnx.NodeProto]:
+def _attention(work: _DynamicPass, node: onnx.NodeProto) -> list[onnx.NodeProto]:
     weight, scales, zeros = _weight(work, node.input[1], False)
     made, (stored, scale, zero) = _activation(work, node.input[0])
     mask = node.input[3] if len(node.input) > 3 else ""
@@ -210,7 +210,7 @@ def _attention(work: _Pass, node: onnx.NodeProto) -> list[onnx.NodeProto]:
     return [*made, quantized]
 
 
-def _lstm(work: _Pass, node: onnx.NodeProto) -> list[onnx.NodeProto]:
+def _lstm(work: _DynamicPass, node: onnx.NodeProto) -> list[onnx.NodeProto]:
     """W `[directions, 4 hidden, inputs]` and R, each transposed, with scales `[directions, 4 hidden]` or `[directions]`."""
     stored: list[str] = []
     parts: list[str] = []
@@ -231,7 +231,7 @@ def _lstm(work: _Pass, node: onnx.NodeProto) -> list[onnx.NodeProto]:
     return [quantized]
 
 
-def _table(work: _Pass, node: onnx.NodeProto) -> list[onnx.NodeProto]:
+def _table(work: _DynamicPass, node: onnx.NodeProto) -> list[onnx.NodeProto]:
     constant = work.view.constants[node.input[0]]
     size = _block_of(constant.dims[1])
     assert size is not None  # otherwise it is left
@@ -239,7 +239,7 @@ def _table(work: _Pass, node: onnx.NodeProto) -> list[onnx.NodeProto]:
     return [look_up(node, names, 8, size)]
 
 
-def _weight(work: _Pass, name: str, transposed: bool) -> tuple[str, str, str]:
+def _weight(work: _DynamicPass, name: str, transposed: bool) -> tuple[str, str, str]:
     """Names of a matrix `[K, N]` in INT8, its scales and its zero points, which are zero; made once."""
     if (name, transposed) not in work.weights:
         matrix = to_array(work.view.constants[name], work.folder)
@@ -254,7 +254,7 @@ def _weight(work: _Pass, name: str, transposed: bool) -> tuple[str, str, str]:
     return work.weights[name, transposed]
 
 
-def _activation(work: _Pass, name: str) -> tuple[list[onnx.NodeProto], tuple[str, str, str]]:
+def _activation(work: _DynamicPass, name: str) -> tuple[list[onnx.NodeProto], tuple[str, str, str]]:
     """Names of an activation in UINT8, its scale and its zero point, and the node that makes them, the first time."""
     if name in work.activations:
         return [], work.activations[name]
@@ -264,7 +264,7 @@ def _activation(work: _Pass, name: str) -> tuple[list[onnx.NodeProto], tuple[str
     return [node], work.activations[name]
 
 
-def _constant(work: _Pass, name: str, array: NDArray[Any]) -> str:
+def _constant(work: _DynamicPass, name: str, array: NDArray[Any]) -> str:
     name = work.names.new(name)
     work.view.graph.initializer.append(from_array(array, name))
     return name

@@ -6,13 +6,13 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from tasks.ptq.calibrate.range_methods import Range
-from tasks.ptq.eight_bit.qdq import Report, quantize_qdq
+from tasks.ptq.eight_bit.qdq import QdqReport, quantize_qdq
 from validators.job.candidate_name import Candidate
 
 
 def quantize_fp8(
     model: Path, ranges: Mapping[str, Range], candidate: Candidate, variant: Path, *, keep_float: Collection[str] = ()
-) -> Report:
+) -> QdqReport:
     """Write the Q/DQ form of a float model of opset 19 or above; activation scales are from minmax `ranges`, per tensor.
 
     For `ort-cpu` it simulates what the kernels of `tensorrt` compute.

@@ -55,7 +55,7 @@ QuantizedType = Literal["uint8", "int8", "e4m3"]
 
 
 @dataclass(frozen=True)
-class Report:
+class QdqReport:
     """Names of the `quantized` nodes in graph order; of those left in float, with the reason."""
 
     quantized: tuple[str, ...]
@@ -73,7 +73,7 @@ def quantize_qdq(
     activation: QuantizedType,
     weight_bits: WeightBits,
     keep_float: Collection[str] = (),
-) -> Report:
+) -> QdqReport:
     """Write a Q/DQ form of a float model for one target.
 
     `ranges` are (low, high) of activations by tensor; `keep_float` names nodes that stay as they are. Weights are symmetric
@@ -106,7 +106,7 @@ def quantize_qdq(
     _Rewriter(view, plan, ranges, rules, activation, weight_bits, per_channel, types, weight_type(view)).rewrite()
     save_model(proto, variant)
     check_variant(variant, interface)
-    return Report(plan.nodes, plan.left)
+    return QdqReport(plan.nodes, plan.left)
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ Bytes = NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
-class Table:
+class EmbeddingTable:
     """A constant `[tokens, K]` that nothing but Gather nodes (along axis 0) and the transpositions of some sites read."""
 
     constant: str
@@ -90,7 +90,7 @@ def retie(graph: onnx.GraphProto) -> int:
     return made
 
 
-def find_tables(graph: onnx.GraphProto, sites: Sequence[Site], *, block_size: int) -> tuple[Table, ...]:
+def find_tables(graph: onnx.GraphProto, sites: Sequence[Site], *, block_size: int) -> tuple[EmbeddingTable, ...]:
     """The tied embeddings among the weights of the sites whose rows are whole blocks. Nodes have names."""
     tables = []
     for name in dict.fromkeys(site.constant for site in sites if site.transposed):
@@ -100,7 +100,7 @@ def find_tables(graph: onnx.GraphProto, sites: Sequence[Site], *, block_size: in
         others = len(readers) - len(gathers) - sum(operator_of(node) == "Transpose" for node in readers)
         whole = all(site.transposed and site.shape[0] % block_size == 0 for site in of_table)
         if gathers and not others and whole and all(node.input[0] == name for node in gathers):
-            tables.append(Table(name, tuple(node.name for node in gathers), of_table))
+            tables.append(EmbeddingTable(name, tuple(node.name for node in gathers), of_table))
     return tuple(tables)
 
 
@@ -144,7 +144,7 @@ def _stored(codes: NDArray[np.float64], bits: TableBits) -> Bytes:
 
 def quantize_table(
     graph: onnx.GraphProto,
-    table: Table,
+    table: EmbeddingTable,
     names: Names,
     *,
     embedding_bits: TableBits | None,
@@ -188,7 +188,7 @@ def store_table(
 
 
 def _flattened(
-    graph: onnx.GraphProto, table: Table, stored: Sequence[str], names: Names, block_size: int
+    graph: onnx.GraphProto, table: EmbeddingTable, stored: Sequence[str], names: Names, block_size: int
 ) -> list[onnx.NodeProto]:
     """The Reshape nodes that give the bytes in the shapes that MatMulNBits reads; these shapes are added to the constants."""
     width, tokens = table.sites[0].shape

@@ -22,7 +22,7 @@ from tasks.ptq.graph.edits import attribute, from_array, initializers, names_rea
 from tasks.ptq.weight_only.clipping import best_ratios
 from tasks.ptq.weight_only.int4_grid import (
     Floats,
-    Quantized,
+    QuantizedWeight,
     as_blocks,
     column_chunks,
     fit_grid,
@@ -48,7 +48,7 @@ SCALED_BY: dict[str, tuple[int, ...]] = {
 
 
 @dataclass(frozen=True)
-class Layer:
+class AwqLayer:
     """A weight `[K, N]` and the Gram matrix (float64 `[K, K]`) of what it is multiplied with."""
 
     weight: NDArray[Any]
@@ -56,7 +56,7 @@ class Layer:
 
 
 def search_factors(
-    layers: Sequence[Layer], mean_absolute: Floats, *, block_size: int, symmetric: bool, dtype: DTypeLike
+    layers: Sequence[AwqLayer], mean_absolute: Floats, *, block_size: int, symmetric: bool, dtype: DTypeLike
 ) -> tuple[Floats, float]:
     """Factors for the activation that all the layers read, float64 `[K]` exact in `dtype`, and the alpha they come from.
 
@@ -91,7 +91,7 @@ def output_error(difference: Floats, gram: Floats) -> Floats:
     return np.asarray(np.einsum("kn,kn->n", gram @ difference, difference))
 
 
-def clipped(layer: Layer, *, block_size: int, symmetric: bool, dtype: DTypeLike) -> Quantized:
+def clipped(layer: AwqLayer, *, block_size: int, symmetric: bool, dtype: DTypeLike) -> QuantizedWeight:
     """Quantize with the range of each block narrowed as far as it lessens the output error (the authors' `auto_clip`).
 
     A block is judged by its own part of the Gram matrix, as if the others were exact; a column keeps its narrowed ranges
@@ -110,13 +110,13 @@ def clipped(layer: Layer, *, block_size: int, symmetric: bool, dtype: DTypeLike)
     return join_columns(parts)
 
 
-def _with_ratios(part: Floats, shrink: Floats, block_size: int, symmetric: bool, dtype: DTypeLike) -> Quantized:
+def _with_ratios(part: Floats, shrink: Floats, block_size: int, symmetric: bool, dtype: DTypeLike) -> QuantizedWeight:
     grid = fit_grid(as_blocks(part, block_size), symmetric=symmetric, dtype=dtype, shrink=shrink)
     return quantize_on(grid, part, block_size, symmetric=symmetric)
 
 
 def _rounded_error(
-    layer: Layer, factors: Floats, columns: slice, block_size: int, symmetric: bool, dtype: DTypeLike
+    layer: AwqLayer, factors: Floats, columns: slice, block_size: int, symmetric: bool, dtype: DTypeLike
 ) -> Floats:
     part = layer.weight[:, columns].astype(np.float64)
     scaled = part / factors[:, None]
@@ -152,7 +152,7 @@ def scale_channels(
     for group in reversed(_groups(sites)):
         constants = initializers(graph)
         keys = list(dict.fromkeys(site.key for site in group))
-        layers = [Layer(weight_of(constants, key), gram_of(key, group, seen).matrix) for key in keys]
+        layers = [AwqLayer(weight_of(constants, key), gram_of(key, group, seen).matrix) for key in keys]
         activations = list(dict.fromkeys(site.activation for site in group))
         loudness = reduce(add, [seen[name] for name in activations]).mean_absolute
         factors, alpha = search_factors(

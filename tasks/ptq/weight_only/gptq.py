@@ -16,7 +16,7 @@ from tasks.ptq.weight_only.clipping import best_ratios
 from tasks.ptq.weight_only.int4_grid import (
     Floats,
     Grid,
-    Quantized,
+    QuantizedWeight,
     as_blocks,
     column_chunks,
     encode,
@@ -37,7 +37,7 @@ def gptq(
     symmetric: bool,
     dtype: DTypeLike,
     activation_order: bool = True,
-) -> Quantized:
+) -> QuantizedWeight:
     """Quantize a weight `[K, N]` for inputs X with this Gram matrix, `X^T X` (float64 `[K, K]`).
 
     With `activation_order` channels come by falling diagonal of the Gram matrix, so that the errors of the heaviest find the
@@ -62,7 +62,7 @@ def gptq(
         codes, grid = _compensated(part[order], factor, order, fixed, block_size, symmetric=symmetric, dtype=dtype)
         given_order = np.empty_like(codes)
         given_order[order] = codes
-        parts.append(Quantized(given_order, grid, block_size, symmetric))
+        parts.append(QuantizedWeight(given_order, grid, block_size, symmetric))
     return join_columns(parts)
 
 

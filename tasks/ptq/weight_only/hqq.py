@@ -12,7 +12,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from tasks.ptq.weight_only.int4_grid import (
     Grid,
-    Quantized,
+    QuantizedWeight,
     as_blocks,
     column_chunks,
     encode,
@@ -34,7 +34,7 @@ Steps = NDArray[np.float32]
 ONE_STEP = np.ones(1, np.float32)
 
 
-def hqq(weight: NDArray[Any], *, block_size: int, dtype: DTypeLike) -> Quantized:
+def hqq(weight: NDArray[Any], *, block_size: int, dtype: DTypeLike) -> QuantizedWeight:
     """Quantize a weight `[K, N]` with the scales of asymmetric rounding and zero points by half-quadratic splitting.
 
     Zero points are fractions, in `dtype`. Rounded to codes they are those of round to nearest again (in 12 of 12 cases on

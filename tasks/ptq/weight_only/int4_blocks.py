@@ -31,7 +31,7 @@ from tasks.ptq.weight_only.int4_grid import (
     MIDDLE_CODE,
     Floats,
     Grid,
-    Quantized,
+    QuantizedWeight,
     as_blocks,
     column_chunks,
     join_columns,
@@ -78,7 +78,7 @@ def positive_scales(low: Floats, high: Floats) -> Floats:
     return np.asarray(np.maximum(high / (MIDDLE_CODE - 1), low / -MIDDLE_CODE))
 
 
-def round_blocks(weight: NDArray[Any], block_size: int) -> Quantized:
+def round_blocks(weight: NDArray[Any], block_size: int) -> QuantizedWeight:
     """A weight `[K, N]`, of which `block_size` divides K, rounded to nearest on the smallest grids with positive scales."""
     parts = []
     for columns in column_chunks(weight.shape[1]):
@@ -89,7 +89,9 @@ def round_blocks(weight: NDArray[Any], block_size: int) -> Quantized:
     return join_columns(parts)
 
 
-def dequantize_blocks(weight: Quantized, dtype: DTypeLike, names: tuple[str, str, str], node: str) -> BlockedWeight:
+def dequantize_blocks(
+    weight: QuantizedWeight, dtype: DTypeLike, names: tuple[str, str, str], node: str
+) -> BlockedWeight:
     """The DequantizeLinear that gives a weight `[K, N]` back in `dtype`; `names` are of its codes, scales and output.
 
     Raises:

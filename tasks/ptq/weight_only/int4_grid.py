@@ -39,7 +39,7 @@ class Grid:
 
 
 @dataclass(frozen=True)
-class Quantized:
+class QuantizedWeight:
     """A weight `[K, N]` as codes (uint8 `[K, N]`) on a grid with blocks of `block_size` along K.
 
     `symmetric` says that every zero point is 8, which MatMulNBits takes for granted when it is given none.
@@ -106,14 +106,14 @@ def encode(
     return codes
 
 
-def quantize_on(grid: Grid, weight: NDArray[Any], block_size: int, *, symmetric: bool) -> Quantized:
+def quantize_on(grid: Grid, weight: NDArray[Any], block_size: int, *, symmetric: bool) -> QuantizedWeight:
     """A weight `[K, N]` with each value rounded to the nearest code of the grid."""
     codes = encode(as_blocks(weight, block_size), grid.scales[:, None], grid.zero_points[:, None])
     rows = codes.reshape(-1, weight.shape[1])[: len(weight)]
-    return Quantized(rows.astype(np.uint8), grid, block_size, symmetric)
+    return QuantizedWeight(rows.astype(np.uint8), grid, block_size, symmetric)
 
 
-def round_to_nearest(weight: NDArray[Any], *, block_size: int, symmetric: bool, dtype: DTypeLike) -> Quantized:
+def round_to_nearest(weight: NDArray[Any], *, block_size: int, symmetric: bool, dtype: DTypeLike) -> QuantizedWeight:
     """RTN: the range of each block, and the nearest code to each value."""
     parts = []
     for columns in column_chunks(weight.shape[1]):
@@ -134,14 +134,14 @@ def column_chunks(columns: int) -> Iterator[slice]:
         yield slice(start, min(start + COLUMNS_AT_ONCE, columns))
 
 
-def join_columns(parts: list[Quantized]) -> Quantized:
+def join_columns(parts: list[QuantizedWeight]) -> QuantizedWeight:
     """The weight whose columns are those of the parts, in order."""
     grid = Grid(
         np.concatenate([part.grid.scales for part in parts], axis=1),
         np.concatenate([part.grid.zero_points for part in parts], axis=1),
     )
     codes = np.concatenate([part.codes for part in parts], axis=1)
-    return Quantized(codes, grid, parts[0].block_size, parts[0].symmetric)
+    return QuantizedWeight(codes, grid, parts[0].block_size, parts[0].symmetric)
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ class Packed:
     zero_points: NDArray[Any] | None
 
 
-def pack(weight: Quantized, dtype: DTypeLike) -> Packed:
+def pack(weight: QuantizedWeight, dtype: DTypeLike) -> Packed:
     """The bytes of a weight; what pads the last block gets the code nearest to zero, which no kernel should read."""
     blocks, columns = weight.grid.scales.shape
     padding = np.clip(np.rint(weight.grid.zero_points[-1]), 0, TOP_CODE).astype(np.uint8)

@@ -33,11 +33,11 @@ from tasks.ptq.graph.edits import (
     operator_of,
     save_model,
 )
-from tasks.ptq.weight_only.awq import Layer, Placed, Scaling, clipped, gram_of, scale_channels, weight_of
+from tasks.ptq.weight_only.awq import AwqLayer, Placed, Scaling, clipped, gram_of, scale_channels, weight_of
 from tasks.ptq.weight_only.gptq import gptq
 from tasks.ptq.weight_only.hqq import hqq
-from tasks.ptq.weight_only.int4_grid import Floats, Packed, Quantized, pack, round_to_nearest
-from tasks.ptq.weight_only.sites import Plan, Site, find_sites
+from tasks.ptq.weight_only.int4_grid import Floats, Packed, QuantizedWeight, pack, round_to_nearest
+from tasks.ptq.weight_only.sites import Site, SitePlan, find_sites
 from validators.errors import CandidateRefused
 from validators.job.candidate_name import WeightMethod
 
@@ -59,7 +59,7 @@ class QuantizedNode:
 
 
 @dataclass(frozen=True)
-class Report:
+class WeightOnlyReport:
     """What the pass did.
 
     `left`: (node, reason) for every MatMul and custom operator that stays in float. `tied`: the constants of tied embeddings.
@@ -98,7 +98,7 @@ def quantize_weights(
     accuracy_level: int = 4,
     embedding_bits: TableBits | None = 8,
     head_bits: TableBits | None = 8,
-) -> Report:
+) -> WeightOnlyReport:
     """Write a variant whose MatMul and Gemm nodes with a constant weight multiply in INT4.
 
     `exclude` names nodes that stay in float (a Gemm by its own name). `grams` are those of the activations that
@@ -143,7 +143,9 @@ def quantize_weights(
     )
     counts = list(scaling.placed.values())
     tied = tuple(table.constant for table in tables if embedding_bits or head_bits)
-    return Report(nodes, plan.left, plan.gemm_split, level, counts.count("folded"), counts.count("inserted"), tied)
+    return WeightOnlyReport(
+        nodes, plan.left, plan.gemm_split, level, counts.count("folded"), counts.count("inserted"), tied
+    )
 
 
 def _check_settings(bits: int, block_size: int, symmetric: bool, method: WeightMethod) -> None:
@@ -169,7 +171,7 @@ def _check_valid(path: Path, what: str, fix: str) -> None:
         ) from error
 
 
-def _check_any(plan: Plan) -> None:
+def _check_any(plan: SitePlan) -> None:
     if not plan.sites:
         but = "; ".join(f"{name}: {why}" for name, why in plan.left[:5])
         raise CandidateRefused(
@@ -202,7 +204,7 @@ def _grams_of(sites: Sequence[Site], grams: Mapping[str, Gram]) -> dict[str, Gra
     return {name: grams[name] for name in needed}
 
 
-def _quantize(weight: NDArray[Any], gram: Floats | None, factors: Floats | None, recipe: Recipe) -> Quantized:
+def _quantize(weight: NDArray[Any], gram: Floats | None, factors: Floats | None, recipe: Recipe) -> QuantizedWeight:
     """A weight `[K, N]`, its rows divided by the factors that its activation is multiplied with."""
     size, symmetric, dtype = recipe.block_size, recipe.symmetric, weight.dtype
     if recipe.method == "hqq":
@@ -212,7 +214,7 @@ def _quantize(weight: NDArray[Any], gram: Floats | None, factors: Floats | None,
     if recipe.method == "awq":
         if factors is not None:
             weight, gram = weight / factors[:, None], gram * np.outer(factors, factors)
-        return clipped(Layer(weight, gram), block_size=size, symmetric=symmetric, dtype=dtype)
+        return clipped(AwqLayer(weight, gram), block_size=size, symmetric=symmetric, dtype=dtype)
     try:
         return gptq(weight, gram, block_size=size, symmetric=symmetric, dtype=dtype)
     except np.linalg.LinAlgError as error:

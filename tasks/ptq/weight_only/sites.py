@@ -37,7 +37,7 @@ class Site:
 
 
 @dataclass(frozen=True)
-class Plan:
+class SitePlan:
     """The sites of a graph, how many Gemm nodes became MatMul and Add, and (node, reason) for what stays as it is: every other
     MatMul and Gemm, and operators that are not ONNX's own."""
 
@@ -46,7 +46,7 @@ class Plan:
     gemm_split: int
 
 
-def find_sites(graph: onnx.GraphProto, *, block_size: int, exclude: Collection[str]) -> Plan:
+def find_sites(graph: onnx.GraphProto, *, block_size: int, exclude: Collection[str]) -> SitePlan:
     """Make Gemm nodes MatMul nodes, name all nodes, and find those to quantize. `exclude` names a Gemm by its own name.
 
     Raises:
@@ -76,7 +76,7 @@ def find_sites(graph: onnx.GraphProto, *, block_size: int, exclude: Collection[s
                 sites.append(found)
             else:
                 left.append((node.name, found))
-    return Plan(tuple(sites), tuple(left), len(split))
+    return SitePlan(tuple(sites), tuple(left), len(split))
 
 
 def tensors_to_collect(model: Path, *, block_size: int, exclude: Collection[str] = ()) -> dict[str, int]:

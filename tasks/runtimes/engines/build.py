@@ -24,7 +24,7 @@ from validators.digests import digest_file, digest_model
 from validators.errors import CandidateRefused, JobError
 from validators.job.job_engines import AxisRange, Engines
 from validators.job.job_measurement import OperatingPoint
-from validators.records.engines import BuildSettings, Engine, EngineManifest, Layer, Runtime, ShapeRange
+from validators.records.engines import BuildSettings, Engine, EngineLayer, EngineManifest, Runtime, ShapeRange
 from validators.records.run import Gpu
 from validators.samples.datasets import TensorSpec
 
@@ -91,7 +91,7 @@ def build_engine(
     return Engine(engine, manifest, folder / LOG, cache if cache.exists() else None, _layers(folder, messages))
 
 
-def _layers(folder: Path, messages: Iterable[tuple[str, str]]) -> tuple[Layer, ...]:
+def _layers(folder: Path, messages: Iterable[tuple[str, str]]) -> tuple[EngineLayer, ...]:
     """As the log tells them or, where it does not, the inspector."""
     logged = layers_in_log(text for _, text in messages)
     inspected = folder / LAYERS

@@ -29,7 +29,7 @@ from tasks.runtimes.kernel_times import profile
 from tasks.runtimes.kernels import Kernel
 from tasks.runtimes.macs import count_macs
 from validators.providers import CPU_PROVIDER, TENSORRT
-from validators.records.engines import Layer
+from validators.records.engines import EngineLayer
 from validators.records.measurements import UNNAMED, Coverage, Product
 from validators.records.run import SessionSettings
 from validators.samples.datasets import Arrays
@@ -45,7 +45,7 @@ _FUSED = re.compile(r"^__myl_(?:[A-Z][a-z]+)*Fc(?=[A-Z_]|$)")
 _UNKNOWN = Kernel(UNNAMED, is_low_precision=False)
 
 
-def coverage_of_layers(onnx_path: Path, layers: Sequence[Layer], batch: Arrays) -> Coverage:
+def coverage_of_layers(onnx_path: Path, layers: Sequence[EngineLayer], batch: Arrays) -> Coverage:
     """The multiply-accumulates of a request for `batch` by what computes them in an engine of these layers.
 
     They are those of the file as written, counted on the CPU provider. Times are those of the layers, where they have some.
@@ -76,7 +76,7 @@ def coverage_of_layers(onnx_path: Path, layers: Sequence[Layer], batch: Arrays) 
     )
 
 
-def kernels_of_nodes(layers: Iterable[Layer]) -> dict[str, Kernel]:
+def kernels_of_nodes(layers: Iterable[EngineLayer]) -> dict[str, Kernel]:
     """What computes each node, by name, of those that layers with products name."""
     found: dict[str, set[Kernel]] = {}
     for layer in layers:
@@ -87,12 +87,12 @@ def kernels_of_nodes(layers: Iterable[Layer]) -> dict[str, Kernel]:
     return {name: next(iter(kernels)) if len(kernels) == 1 else _UNKNOWN for name, kernels in found.items()}
 
 
-def kernel_of_layer(layer: Layer) -> Kernel | None:
+def kernel_of_layer(layer: EngineLayer) -> Kernel | None:
     """What a layer multiplies in; None for one without products.
 
-    >>> kernel_of_layer(Layer("a", "gemm", ("int8",), ("int8", "float32"), ("float16",), "", ())).name
+    >>> kernel_of_layer(EngineLayer("a", "gemm", ("int8",), ("int8", "float32"), ("float16",), "", ())).name
     'gemm in int8'
-    >>> kernel_of_layer(Layer("__myl_CastMulFc_1", "runtime_fusion", ("int8",), ("float16",), ("float16",), "", ())).name
+    >>> kernel_of_layer(EngineLayer("__myl_CastMulFc_1", "runtime_fusion", ("int8",), ("float16",), ("float16",), "", ())).name
     'gemm in float16'
     """
     if _ONE_PRODUCT.search(layer.kind):
@@ -108,7 +108,7 @@ def kernel_of_layer(layer: Layer) -> Kernel | None:
     return None
 
 
-def _product(layer: Layer, kind: str) -> Kernel:
+def _product(layer: EngineLayer, kind: str) -> Kernel:
     """That of a layer of one product: its first input with its first constant, or with its second input."""
     first, partners = layer.inputs[:1], (*layer.constants[:1], *layer.inputs[1:2])
     if not first or first[0] not in LOW | FLOAT:
@@ -133,7 +133,7 @@ def _widest(dtypes: Sequence[str]) -> str:
     return "float32" if "float32" in dtypes else dtypes[0]
 
 
-def _times(layers: Iterable[Layer]) -> dict[str, float]:
+def _times(layers: Iterable[EngineLayer]) -> dict[str, float]:
     """Microseconds by kernel, those without products by their kind; empty where nothing was run."""
     times: dict[str, float] = {}
     for layer in layers:

@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 from validators.errors import CandidateRefused
-from validators.records.engines import Layer
+from validators.records.engines import EngineLayer
 
 HEADING = "Layers:"
 # Names of `nvinfer1::DataType` as both texts print them, in lower case.
@@ -50,7 +50,7 @@ _DTYPE = re.compile(r"\bDatatype: ([^,}]+)")
 _NODE = re.compile(r"\[ONNX Layer: (.*?)\](?=[\[\x1e\x1f_]|$)")
 
 
-def layers_in_log(messages: Iterable[str]) -> tuple[Layer, ...]:
+def layers_in_log(messages: Iterable[str]) -> tuple[EngineLayer, ...]:
     """The layers that the messages of a build tell of; none where the runtime prints no such text.
 
     Raises:
@@ -60,7 +60,7 @@ def layers_in_log(messages: Iterable[str]) -> tuple[Layer, ...]:
     return parse_layers_text(texts[-1]) if texts else ()
 
 
-def parse_layers_text(text: str) -> tuple[Layer, ...]:
+def parse_layers_text(text: str) -> tuple[EngineLayer, ...]:
     """The layers in the text of `tensorrt_rtx` that begins with `Layers:` and ends with an empty line.
 
     Raises:
@@ -70,7 +70,7 @@ def parse_layers_text(text: str) -> tuple[Layer, ...]:
     return tuple(_layer_of_line(line) for line in lines)
 
 
-def parse_layers_json(text: str) -> tuple[Layer, ...]:
+def parse_layers_json(text: str) -> tuple[EngineLayer, ...]:
     """The layers in the JSON of the inspector of `tensorrt`.
 
     Raises:
@@ -83,22 +83,22 @@ def parse_layers_json(text: str) -> tuple[Layer, ...]:
         raise _unknown_format(text) from error
 
 
-def with_times(layers: Iterable[Layer], milliseconds: Mapping[str, float]) -> tuple[Layer, ...]:
+def with_times(layers: Iterable[EngineLayer], milliseconds: Mapping[str, float]) -> tuple[EngineLayer, ...]:
     """The layers with the times that a profiler gave for them by name; those that it does not name took none that it saw.
 
-    >>> layer = Layer("head", "gemm", (), (), (), "", ())
+    >>> layer = EngineLayer("head", "gemm", (), (), (), "", ())
     >>> with_times([layer], {"head": 0.25})[0].microseconds
     250.0
     """
     return tuple(replace(layer, microseconds=milliseconds.get(layer.name, 0.0) * 1e3) for layer in layers)
 
 
-def _layer_of_line(line: str) -> Layer:
+def _layer_of_line(line: str) -> EngineLayer:
     match = _LINE.fullmatch(line.rstrip())
     if match is None:
         raise _unknown_format(line)
     tensors = {part: tuple(map(_dtype, _DTYPE.findall(match[part]))) for part in ("inputs", "constants", "outputs")}
-    return Layer(
+    return EngineLayer(
         name=match["name"],
         kind=match["kind"],
         inputs=tensors["inputs"],
@@ -109,9 +109,9 @@ def _layer_of_line(line: str) -> Layer:
     )
 
 
-def _layer_of_entry(entry: dict[str, Any]) -> Layer:
+def _layer_of_entry(entry: dict[str, Any]) -> EngineLayer:
     weights = [entry["Weights"]["Type"]] if "Weights" in entry else []
-    return Layer(
+    return EngineLayer(
         name=entry["Name"],
         kind=entry.get("LayerType", ""),
         inputs=_dtypes(entry.get("Inputs", [])),

@@ -18,7 +18,7 @@ from flows.cli.run import ReplaceDevice, ResultFile, follow_job
 from tasks.run.settings import database_file, state_folder, tracking_uri
 from validators.errors import InfrastructureError, JobError
 from validators.job.candidate_name import Target
-from validators.records.answer import Answer
+from validators.records.answer import CommandAnswer
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -47,7 +47,7 @@ def lint(
     target: Annotated[
         Target, typer.Option(metavar="TARGET", help="Where it will run; `quantgate doctor` lists targets.")
     ] = "tensorrt",
-) -> Answer:
+) -> CommandAnswer:
     """Say what a runtime would refuse of a quantized model.
 
     Or silently compute in float, or do slower than it could. Exit code 0: nothing, or merely slow; 3: something fails, is
@@ -62,7 +62,7 @@ def lint(
 
 def doctor(
     light: Annotated[bool, typer.Option("--light", help="Leave the targets out: no session is opened.")] = False,
-) -> Answer:
+) -> CommandAnswer:
     """Say which targets run here, and what mends the others.
 
     With the state folder, disk space, versions, and whether the servers that the environment names answer. Exit code 0: at
@@ -79,7 +79,7 @@ def status(
     model: Annotated[
         str | None, typer.Argument(metavar="[MODEL]", help="A source, or the model that holds its variants.")
     ] = None,
-) -> Answer:
+) -> CommandAnswer:
     """Show champions, what is under way, and the last runs.
 
     Of one model, or of all that the registry has.
@@ -91,14 +91,14 @@ def status(
     from tasks.service.overview import survey
 
     found = survey(model)
-    return Answer(found, status_parts(found, model))
+    return CommandAnswer(found, status_parts(found, model))
 
 
 def report(
     run: RecordedRun,
     path: PageFile = None,
     open_: OpenPage = False,
-) -> Answer:
+) -> CommandAnswer:
     """Fetch the report of a recorded run.
 
     The page is one file that needs no network; its path is printed. Exit code 2: no such run, or one without a report.
@@ -114,7 +114,7 @@ def report(
         fetch_report(client, found, page)
     if open_:
         _open(page)
-    return Answer({"run": found, "report": page}, (str(page),))
+    return CommandAnswer({"run": found, "report": page}, (str(page),))
 
 
 def compare(
@@ -124,7 +124,7 @@ def compare(
     ],
     path: PageFile = None,
     open_: OpenPage = False,
-) -> Answer:
+) -> CommandAnswer:
     """Compare recorded runs on one page.
 
     Of one model over time, of several models, or on several targets. Exit code 2: no such run, or one without a result.
@@ -139,7 +139,7 @@ def compare(
         compared = compare_runs(client, runs, page)
     if open_:
         _open(page)
-    return Answer({"runs": compared, "report": page}, (str(page),))
+    return CommandAnswer({"runs": compared, "report": page}, (str(page),))
 
 
 def _open(page: Path) -> None:
@@ -151,7 +151,7 @@ def _open(page: Path) -> None:
         )
 
 
-def promote(run: RecordedRun, result: ResultFile = None, replace_device: ReplaceDevice = False) -> Answer:
+def promote(run: RecordedRun, result: ResultFile = None, replace_device: ReplaceDevice = False) -> CommandAnswer:
     """Promote the winner of a run with --no-promote.
 
     Runs its recorded job again, with promotion: finished work is taken from the store, and every gate and the champion
@@ -202,7 +202,7 @@ def init(
     ],
     path: Annotated[Path, typer.Option("--out", metavar="FILE", help="The job file to write.")] = Path("job.yaml"),
     target: Annotated[Target, typer.Option(metavar="TARGET", help="Where the variants will run.")] = "ort-cpu",
-) -> Answer:
+) -> CommandAnswer:
     """Write a job file with comments for a model.
 
     With its inputs, a metric and candidates that are likely for it, and what the data files must hold. Nothing is
@@ -232,7 +232,7 @@ def init(
         f"wrote {path}: {facts.flavor}, inputs {', '.join(map(str, facts.inputs)) or 'unknown'}",
         f"next: make the data files that it names, look at what is marked CHECK, then `quantgate validate {path}`",
     )
-    return Answer({"job": path, "model": facts}, lines)
+    return CommandAnswer({"job": path, "model": facts}, lines)
 
 
 def _check_new(path: Path) -> None:
