@@ -35,6 +35,8 @@ from tasks.workers.dispatch import at_target, inventory_of_target, try_candidate
 from tasks.workers.steps import BASELINE, BESIDE_FP16, CHAMPION, CONFIRMATION, OWN_STEP, PROMOTION, RECOVERY
 from validators.errors import ChampionMoved
 from validators.gates.approval import Approval
+from validators.gates.catalog import required_gates
+from validators.gates.champion import champion_gates
 from validators.job.candidate_name import decode
 from validators.job.job import Job
 from validators.records.measurements import Accuracy
@@ -186,11 +188,13 @@ def challenge(
     findings = replace(findings, best=best)
     if best.outcome != "passed" or not promote or run.job.source_is_file:
         return findings
+    assert best.variant is not None
     said = sign_off(run, given, record, findings)
     findings = replace(findings, sign_off=said)
     if said is not None and said.decision == "rejected":
         return findings
-    approval = Approval(best, inventory.device_key, is_confirmed=run.job.confirmation.share > 0, sign_off=said)
+    required = required_gates(run.job, best.candidate) | champion_gates(best.variant.digest, champion)
+    approval = Approval(best, inventory.device_key, required, sign_off=said)
     champion = at_target(PROMOTION, run, given, inventory, approval, champion, record)
     return replace(findings, champion=champion)
 

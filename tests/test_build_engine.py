@@ -29,7 +29,7 @@ from tasks.trials.make_candidate import refused
 from tasks.trials.measure_baseline import baseline_variant
 from validators.digests import digest_file, digest_model
 from validators.errors import CandidateRefused
-from validators.gates.approval import ALWAYS_JUDGED, Approval, NotApproved
+from validators.gates.approval import Approval, NotApproved
 from validators.job.read_job import parse_job
 from validators.providers import CPU_PROVIDER, CUDA_PROVIDER, ORT_TENSORRT_PROVIDER, TENSORRT
 from validators.records.engines import BuildSettings, Engine, EngineLayer, EngineManifest
@@ -40,6 +40,9 @@ from validators.samples.datasets import TensorSpec, load_samples
 GPU = Gpu("NVIDIA H200", "GPU-1", "9.0", "580.95.05", 150_000_000_000)
 WITHOUT = take_inventory("ort-cpu")
 ON_GPU = replace(WITHOUT, target="tensorrt", gpu=GPU)
+
+# Verdicts that every variant gets.
+ALWAYS = frozenset({"drop", "finite", "same_outputs"})
 
 
 @pytest.fixture
@@ -215,12 +218,10 @@ def test_an_engine_is_registered_with_what_it_is_bound_to(
 
 def test_what_never_ran_is_never_promoted(tiny: Tiny) -> None:
     """With every verdict a pass: measured it may be, built ahead of time or simulated it may not."""
-    verdicts = tuple(Verdict(gate, "pass", 0.0, 0.0, "at_most") for gate in sorted({*ALWAYS_JUDGED, "drop"}))
+    verdicts = tuple(Verdict(gate, "pass", 0.0, 0.0, "at_most") for gate in sorted(ALWAYS))
     trial = Trial("fp16@tensorrt", "passed", variant=variant_of(tiny.model), verdicts=verdicts)
-    assert Approval(trial, "a device", is_confirmed=False).variant.proof == "measured"
+    assert Approval(trial, "a device", ALWAYS).variant.proof == "measured"
     proofs: tuple[Proof, ...] = ("aot-checked", "simulated")
     for proof in proofs:
         with pytest.raises(NotApproved):
-            Approval(
-                replace(trial, variant=replace(variant_of(tiny.model), proof=proof)), "a device", is_confirmed=False
-            )
+            Approval(replace(trial, variant=replace(variant_of(tiny.model), proof=proof)), "a device", ALWAYS)

@@ -17,7 +17,7 @@ from tasks.storage.store import Store
 from tasks.trials import confirm
 from tasks.trials.confirm import ConfirmedTrials, confirm_winner
 from validators.errors import CandidateRefused
-from validators.gates.approval import ALWAYS_JUDGED, Approval, NotApproved
+from validators.gates.approval import Approval, NotApproved
 from validators.gates.verdict_rules import confidence_of_each
 from validators.records.measurements import Accuracy, Estimate
 from validators.records.run import Trial, Variant
@@ -149,25 +149,27 @@ def test_without_samples_for_it_the_best_is_the_winner(bench: Bench, monkeypatch
 # The approval
 
 
+REQUIRED = frozenset({"drop", "finite", "speedup", "confirmed_drop"})
+
+
 def passed_trial(bench: Bench, **changes: Any) -> Trial:
-    gates = ["drop", *sorted(ALWAYS_JUDGED), "speedup", "confirmed_drop"]
-    verdicts = tuple(Verdict(gate, "pass", 0.0, 1.0, "at_most") for gate in gates)
+    verdicts = tuple(Verdict(gate, "pass", 0.0, 1.0, "at_most") for gate in sorted(REQUIRED))
     trial = good_trial(bench.accuracy(right(770)), outcome="passed", verdicts=verdicts)
     return replace(trial, **changes)
 
 
 def test_an_approval_holds_what_passed(bench: Bench) -> None:
     trial = passed_trial(bench)
-    approval = Approval(trial, "a device", is_confirmed=True)
+    approval = Approval(trial, "a device", REQUIRED)
     assert approval.variant is trial.variant and approval.verdicts == trial.verdicts
 
 
-@pytest.mark.parametrize("gate", ["drop", "confirmed_drop", *sorted(ALWAYS_JUDGED)])
+@pytest.mark.parametrize("gate", sorted(REQUIRED))
 def test_no_approval_without_a_verdict_that_must_be_there(bench: Bench, gate: str) -> None:
     trial = passed_trial(bench)
     fewer = replace(trial, verdicts=tuple(verdict for verdict in trial.verdicts if verdict.gate != gate))
     with pytest.raises(NotApproved, match=gate):
-        Approval(fewer, "a device", is_confirmed=True)
+        Approval(fewer, "a device", REQUIRED)
 
 
 @pytest.mark.parametrize("outcome", ["fail", "inconclusive"])
@@ -176,21 +178,13 @@ def test_no_approval_against_a_verdict(bench: Bench, outcome: Any) -> None:
     trial = passed_trial(bench)
     against = replace(trial, verdicts=(*trial.verdicts, Verdict("beats_champion", outcome, 1.0, 1.0, "at_least")))
     with pytest.raises(NotApproved, match="beats_champion"):
-        Approval(against, "a device", is_confirmed=True)
+        Approval(against, "a device", REQUIRED)
 
 
 def test_no_approval_of_what_is_not_there_or_did_not_pass(bench: Bench) -> None:
     for changes in ({"variant": None}, {"outcome": "inconclusive"}, {"verdicts": ()}):
         with pytest.raises(NotApproved):
-            Approval(passed_trial(bench, **changes), "a device", is_confirmed=True)
-
-
-def test_confirmation_is_asked_for_where_the_job_keeps_samples(bench: Bench) -> None:
-    trial = passed_trial(bench)
-    chosen_only = replace(trial, verdicts=tuple(v for v in trial.verdicts if v.gate != "confirmed_drop"))
-    assert Approval(chosen_only, "a device", is_confirmed=False).trial is chosen_only
-    with pytest.raises(NotApproved, match="confirmed_drop"):
-        Approval(chosen_only, "a device", is_confirmed=True)
+            Approval(passed_trial(bench, **changes), "a device", REQUIRED)
 
 
 @pytest.mark.parametrize("change", [{"decision": "rejected"}, {"digest": "of another artifact"}])
@@ -199,6 +193,6 @@ def test_no_approval_against_what_a_person_said(bench: Bench, change: dict[str, 
     trial = passed_trial(bench)
     assert trial.variant is not None
     said = SignOff("approved", "Ada", "as agreed", "2026-11-22T10:00:00Z", trial.variant.digest, None)
-    assert Approval(trial, "a device", is_confirmed=True, sign_off=said).sign_off is said
+    assert Approval(trial, "a device", REQUIRED, sign_off=said).sign_off is said
     with pytest.raises(NotApproved, match="by Ada"):
-        Approval(trial, "a device", is_confirmed=True, sign_off=replace(said, **change))
+        Approval(trial, "a device", REQUIRED, sign_off=replace(said, **change))

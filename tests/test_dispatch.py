@@ -48,7 +48,7 @@ from validators.errors import (
     SourceError,
     WorkLost,
 )
-from validators.gates.approval import ALWAYS_JUDGED, Approval
+from validators.gates.approval import Approval
 from validators.job.read_job import parse_job
 from validators.records.measurements import Accuracy
 from validators.records.run import Champion, Gpu, Inventory, Refusal, SessionSettings, Trial, Variant
@@ -69,6 +69,9 @@ INVENTORY = Inventory(
 )
 GPU = Gpu("Some GPU", "GPU-5F1E0A2B-0000-1111-2222-333344445555", "9.0", "580.1", 1)
 ON_GPU = replace(INVENTORY, target="tensorrt", gpu=GPU)
+
+# Verdicts that every variant gets.
+ALWAYS = frozenset({"drop", "finite", "same_outputs"})
 
 
 def order_of(state: Path, **changes: str) -> Order:
@@ -101,10 +104,10 @@ def test_records_cross_the_border_as_they_are(tmp_path: Path) -> None:
 
 def test_an_approval_crosses_the_border(tmp_path: Path) -> None:
     """Promotion is done where the variant was judged: what it takes arrives whole, and is checked again when it is read."""
-    verdicts = tuple(Verdict(gate, "pass", 0.0, 0.0, "at_most") for gate in sorted({*ALWAYS_JUDGED, "drop"}))
+    verdicts = tuple(Verdict(gate, "pass", 0.0, 0.0, "at_most") for gate in sorted(ALWAYS))
     trial = replace(some_trial(tmp_path / "m.onnx"), outcome="passed", verdicts=verdicts)
     champion = Champion("m-quantized", "3", "champion-ort-cpu", "d", "s", "fp32-fused@ort-cpu", "2")
-    records = (Approval(trial, "a device", is_confirmed=False), champion, "run id")
+    records = (Approval(trial, "a device", ALWAYS), champion, "run id")
     digest = keep_arguments(Store(tmp_path), records, PROMOTION.takes)
     assert read_arguments(Store(tmp_path), digest, PROMOTION.takes) == list(records)
 

@@ -16,7 +16,9 @@ import typer
 from docs_pages import ROOT, pages
 
 from flows.cli.app import app
-from flows.docs.reference import GATES, PAGES
+from flows.docs.reference import PAGES
+from validators.gates import champion
+from validators.gates.catalog import GATES, LATER_GATES
 from validators.job.candidate_name import TARGETS
 from validators.job.job import Job, MetricName
 from validators.job.job_gates import Gates
@@ -77,11 +79,14 @@ def gates_of_the_code() -> Iterator[str]:
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in makers:
                 given = [keyword.value for keyword in node.keywords if keyword.arg == "gate"] or node.args[:1]
                 yield from (str(value.value) for value in given if isinstance(value, ast.Constant))
+                names = [value.id for value in given if isinstance(value, ast.Name)]
+                yield from (getattr(champion, name) for name in names if name.isupper())
 
 
 def test_the_table_of_gates_has_every_verdict_and_every_key() -> None:
-    assert set(gates_of_the_code()) == set(GATES) - {"logged.<metric>"}
-    assert {key for key, _ in GATES.values()} - {""} == set(Gates.model_fields) - {"confidence"}
+    rows = (*GATES, *LATER_GATES)
+    assert set(gates_of_the_code()) == {gate.name for gate in rows} - {"logged.<metric>"}
+    assert {gate.key for gate in rows} - {""} == set(Gates.model_fields) - {"confidence"}
 
 
 # Settings

@@ -13,8 +13,8 @@ from tasks.run.context import Run
 from tasks.storage.locks import FolderLocks
 from tasks.storage.store import Store
 from tasks.trials import measure_fp16 as step
-from tasks.trials.judge import judge_speedup_fp16
 from validators.errors import CandidateRefused
+from validators.gates.resource import judge_speedup_fp16
 from validators.job.job_gates import Gates
 from validators.job.read_job import parse_job
 from validators.records.latencies import Latency

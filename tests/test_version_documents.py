@@ -14,7 +14,8 @@ from tasks.serving.example import example
 from tasks.serving.promoted import Promoted
 from tasks.serving.readme import version_readme
 from tasks.serving.sections import shown
-from validators.gates.approval import ALWAYS_JUDGED, Approval
+from validators.gates.approval import Approval
+from validators.gates.catalog import GATES
 from validators.job.read_job import parse_job
 from validators.records.latencies import Latency
 from validators.records.measurements import Accuracy, Clipping, Estimate, Saturation, SliceDrop
@@ -72,7 +73,10 @@ def promoted(text: str = "", **changes: Any) -> Promoted:
         SessionSettings("CPUExecutionProvider", 2),
         notes=(text,) * 30 if text else (),
     )
-    gates = [Verdict(gate, "pass", 0.0, 0.0, "at_most") for gate in sorted(ALWAYS_JUDGED)]
+    gates = [
+        Verdict(gate, "pass", 0.0, 0.0, "at_most")
+        for gate in sorted(gate.name for gate in GATES if gate.unit == "yes or no" and gate.name != "real_kernels")
+    ]
     gates += [Verdict(f"logged_{text}_{index}", "pass", 1.0, 2.0, "at_most") for index in range(30 if text else 0)]
     for gate, low, high, confidence, n in (
         ("drop", -0.001, 0.011, 0.95, 1000),
@@ -128,7 +132,7 @@ def promoted(text: str = "", **changes: Any) -> Promoted:
             "ort-cpu", told("EPYC"), ("avx2",), 8, 1, "Linux", "3.11", {"onnxruntime": told("1.31.1")}, (), 0.0
         ),
         "job": parsed,
-        "approval": Approval(trial, "device", is_confirmed=True, sign_off=said),
+        "approval": Approval(trial, "device", frozenset({"drop"}), sign_off=said),
         "manifest": manifest,
         "inputs": (TensorSpec(told("x"), "float32", ("batch", told("length"))),),
         "outputs": (TensorSpec(told("logits"), "float32", (None, 4)),),
@@ -206,7 +210,7 @@ def test_a_gpu_is_the_device() -> None:
 def test_what_was_not_confirmed_or_named_is_a_limit() -> None:
     said = promoted()
     trial = replace(said.approval.trial, confirmed=None, slices=(), saturation=None)
-    card = model_card(replace(said, approval=replace(said.approval, trial=trial, is_confirmed=False)))
+    card = model_card(replace(said, approval=replace(said.approval, trial=trial)))
     assert "No samples were kept to confirm it" in card and "No groups of samples were named" in card
     assert "Its ranges are fixed" not in card
 

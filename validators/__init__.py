@@ -1,1 +1,1 @@
-"""What must hold: the job, the data, the graph, gates and verdicts. Imports neither prefect nor mlflow, and nothing of `tasks`."""
+"""What must hold: job, data, graphs, gates and verdicts. Imports neither prefect nor mlflow, and nothing of `tasks`."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, get_args
+from typing import get_args
 
 from flows.cli.run import EXIT_CODES
 from flows.docs.reference_commands import command_page
@@ -19,13 +19,7 @@ from tasks.measure.metrics.catalog import Options, named_metric
 from tasks.measure.metrics.text_errors import Decoder
 from validators import errors
 from validators.errors import CandidateRefused, JobError, QuantgateError
-from validators.gates.accuracy import judge_drop, judge_sqnr
-from validators.gates.champion import judge_against_champion, judge_champion_device, judge_rolled_back
-from validators.gates.coverage import judge_coverage, judge_simulation, judge_time_coverage
-from validators.gates.logged import judge_logged
-from validators.gates.resource import judge_load, judge_memory, judge_size, judge_speedup, judge_speedup_fp16
-from validators.gates.sanity import judge_finite, judge_sanity
-from validators.gates.slices import judge_slices
+from validators.gates.catalog import GATES, LATER_GATES
 from validators.job import candidate_name as recipe
 from validators.job.job import Job, MetricName
 from validators.job.job_data import TextDecoding
@@ -34,38 +28,7 @@ from validators.job.recipe_words import describe
 from validators.samples.datasets import TensorSpec
 
 # Every gate by the name that its verdict carries: the key of the job that sets it, and the function that judges.
-GATES: dict[str, tuple[str, Callable[..., Any]]] = {
-    "drop": ("max_drop", judge_drop),
-    "worst_slice": ("max_slice_drop", judge_slices),
-    "sqnr": ("min_sqnr_db", judge_sqnr),
-    "finite": ("", judge_finite),
-    "same_outputs": ("", judge_sanity),
-    "not_constant": ("", judge_sanity),
-    "deterministic": ("", judge_sanity),
-    "finite_outputs": ("", judge_sanity),
-    "speedup": ("min_speedup", judge_speedup),
-    "speedup_fp16": ("min_speedup_fp16", judge_speedup_fp16),
-    "coverage": ("min_coverage", judge_coverage),
-    "time_coverage": ("min_time_coverage", judge_time_coverage),
-    "real_kernels": ("", judge_simulation),
-    "size_ratio": ("max_size_ratio", judge_size),
-    "memory_ratio": ("max_memory_ratio", judge_memory),
-    "load_ratio": ("max_load_ratio", judge_load),
-    "logged.<metric>": ("logged", judge_logged),
-    "beats_champion": ("", judge_against_champion),
-    "champion_device": ("", judge_champion_device),
-    "not_rolled_back": ("", judge_rolled_back),
-}
-
 _OPTIONS = Options(threshold=None, decoder=Decoder(TextDecoding(), ("a",) * 50, ""))
-
-# One function judges these four.
-_SANITY = {
-    "same_outputs": "No output is missing, new, in another place, or has another dtype or shape.",
-    "not_constant": "Not every sample gets the same answer, unless the source gives every sample the same.",
-    "deterministic": "The same batch again gives the same bits; where the source's answers differ, no more than twice as much.",
-    "finite_outputs": "No output has NaN or Inf where the source's is finite.",
-}
 
 # What a model may put out, as metrics tell outputs apart: by shape.
 _OUTPUTS: dict[str, tuple[str, tuple[int, ...]]] = {
@@ -130,11 +93,11 @@ def metric_page() -> str:
 def gate_page() -> str:
     """The gates by the name of their verdict."""
     rows = []
-    for name, (key, judge) in GATES.items():
-        field = Gates.model_fields[key] if key else None
-        told = " ".join([_SANITY.get(name) or _sentence(judge), _line(field.description) if field else ""]).strip()
+    for gate in (*GATES, *LATER_GATES):
+        field = Gates.model_fields[gate.key] if gate.key else None
+        told = " ".join([gate.about, _line(field.description) if field else ""]).strip()
         default = f"`{_plain(field.default)}`" if field else "always on"
-        rows.append((f"`{name}`", f"`gates.{key}`" if key else "", default, told))
+        rows.append((f"`{gate.name}`", f"`gates.{gate.key}`" if gate.key else "", default, told))
     lead = (
         "A variant is promoted if every gate that applies to it passes. `null` in a job turns a gate off; those without a key "
         "are always on. `gates.confidence` holds for all that rest on samples."

@@ -23,7 +23,7 @@ from tasks.trials.measure_accuracy import Reference, measure_accuracy
 from tasks.trials.measure_baseline import baseline_variant
 from tasks.trials.measure_latency import latency_of, with_threads
 from validators.errors import CandidateRefused, InfrastructureError, VersionUnsound
-from validators.gates.champion import judge_against_champion, judge_champion_device
+from validators.gates.champion import judge_against_champion, judge_broken_champion, judge_champion_device
 from validators.gates.clusters import count_units, number_clusters
 from validators.gates.verdict_rules import overall
 from validators.providers import TENSORRT
@@ -56,10 +56,10 @@ def judge_device(
 ) -> Trial:
     """The best trial with the verdict on its device beside the champion's.
 
-    Unchanged where there is no champion, where the champion is the same artifact, or where its device is not recorded.
+    Unchanged where there is no champion, or where the champion is the same artifact.
     """
     assert best.variant is not None
-    if champion is None or not champion.device or champion.digest == best.variant.digest:
+    if champion is None or champion.digest == best.variant.digest:
         return best
     verdict = judge_champion_device(approved_on=champion.device, here=inventory.device_key, replaces=replace_device)
     verdicts = (*best.verdicts, verdict)
@@ -99,8 +99,9 @@ def compare_with_champion(
             if isinstance(error, CandidateRefused) and error.kind == "infrastructure":
                 # Nothing is known of the champion: to go on would promote without a comparison.
                 raise InfrastructureError(found=error.found, expected=error.expected, fix=error.fix) from error
-            log.warning("champion version %s does not run here any more: %s", champion.version, error.found)
-            return best
+            verdict = judge_broken_champion(champion.version, error.found)
+            log.warning("%s", verdict.reason)
+            return replace(best, verdicts=(*best.verdicts, verdict))
         # On samples that had no say in choosing the best, where the job keeps any.
         kept = given.evidence.confirmation[:: accuracy.samples_a_row]
         mask = kept if kept.any() else ~kept

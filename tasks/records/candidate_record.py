@@ -9,10 +9,19 @@ from dataclasses import asdict
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from tasks.registry.artifact_paths import BESIDE_FP16, BUILD_LOG, CONFIRMED, KERNELS, LATENCY, NOISE, SCORES, VERDICTS
 from tasks.registry.mlflow_entities import as_metrics, as_params, as_table, as_tags, flat
 from tasks.registry.mlflow_registry import registry_call
 from tasks.registry.mlflow_runs import NAME, OUTCOME, candidate_identity, find_or_create_run
+from validators.records.artifact_paths import (
+    BESIDE_FP16,
+    BUILD_LOG,
+    CONFIRMED,
+    KERNELS,
+    LATENCY,
+    NOISE,
+    SCORES,
+    VERDICTS,
+)
 from validators.records.latencies import Latency, point_labels
 from validators.records.measurements import Coverage, Estimate
 from validators.records.run import Confirmed, Trial

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from tasks.records.run_record import EXPERIMENT, FLOW_RUN
-from tasks.registry.artifact_paths import JOB, REPORT, RESULT
 from tasks.registry.mlflow_registry import pages, registry_call
 from validators.errors import JobError
 from validators.job.job import Job
 from validators.job.read_job import read_job
+from validators.records.artifact_paths import JOB, REPORT, RESULT
 from validators.records.result import Result
 
 if TYPE_CHECKING:

@@ -14,7 +14,6 @@ from prefect.exceptions import PrefectSignal
 from prefect.runtime import flow_run
 
 from tasks.records.candidate_record import log_table, open_candidate_run, record_trial
-from tasks.registry.artifact_paths import CONFIRMATION_ROWS, JOB, RESULT
 from tasks.registry.mlflow_entities import as_metrics, as_params, as_tags, flat
 from tasks.registry.mlflow_registry import connect, experiment_id, registry_call
 from tasks.registry.mlflow_runs import KIND, NAME, OUTCOME, close_candidates, delete_duplicates, find_or_create_run
@@ -23,6 +22,7 @@ from tasks.run.context import Evidence, Given, Run, log
 from tasks.run.settings import pages_address
 from tasks.run.step import step
 from validators.calibration.judge import RANGES_FILE
+from validators.records.artifact_paths import CONFIRMATION_ROWS, JOB, RESULT
 from validators.records.result import Result
 from validators.records.run import CalibrationVerdict, Inventory, Trial
 from validators.samples.datasets import Samples

@@ -12,7 +12,9 @@ A value that was not measured is an en dash, never a zero.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
+from validators.gates.catalog import Unit, unit_of
 from validators.records.verdicts import Verdict
 
 NO_VALUE = "\N{EN DASH}"
@@ -140,6 +142,14 @@ def seconds(value: float) -> str:
     return f"{value:.2f}" if round(value, 2) < 10 else f"{value:.1f}"
 
 
+_UNITS: dict[Unit | None, Callable[[float, str], str]] = {
+    "drop": lambda value, metric: metric_drop(value, metric),
+    "decibels": lambda value, _: noise_ratio(value),
+    "ratio": lambda value, _: speedup(value),
+    "share": lambda value, _: f"{percent(value)} %",
+}
+
+
 def gate_value(verdict: Verdict, value: float | None, metric: str) -> str:
     """A value of a gate, its bound or its interval's end, in the unit that the gate looks at.
 
@@ -150,17 +160,12 @@ def gate_value(verdict: Verdict, value: float | None, metric: str) -> str:
     """
     if value is None:
         return NO_VALUE
-    # The gate beside the champion looks at a drop, a speedup or bytes, and only its method says which.
-    kind = verdict.method if verdict.gate == "beats_champion" else verdict.gate.removeprefix("confirmed_")
-    if kind == "sqnr":
-        return noise_ratio(value)
-    if "drop" in kind or kind == "worst_slice":
-        return metric_drop(value, metric)
-    if "coverage" in kind:
-        return f"{percent(value)} %"
-    if any(word in kind for word in ("speedup", "ratio", "p50", "bytes")):
-        return speedup(value)
-    return significant(value)
+    unit = unit_of(verdict.gate)
+    if unit == "by method":
+        # The gate beside the champion looks at a drop, a speedup or bytes, and only its method says which.
+        unit = "drop" if "drop" in verdict.method else "ratio"
+    show = _UNITS.get(unit)
+    return show(value, metric) if show else significant(value)
 
 
 def gate_bound(verdict: Verdict, metric: str) -> str:

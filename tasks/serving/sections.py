@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 from tasks.reporting import formats
 from tasks.serving.promoted import Promoted
+from validators.gates.catalog import GATES, LATER_GATES
 from validators.job.candidate_name import decode
 from validators.job.recipe_words import describe
 from validators.plain_text import as_markdown
@@ -20,17 +21,7 @@ from validators.records.verdicts import Verdict
 
 LONGEST, LONGEST_ADDRESS = 160, 400
 # Gates that hold without a number worth a row; those that the job's own step logs are rows.
-YES_OR_NO = frozenset(
-    {
-        "finite",
-        "finite_outputs",
-        "same_outputs",
-        "not_constant",
-        "deterministic",
-        "not_rolled_back",
-        "champion_device",
-    }
-)
+YES_OR_NO = frozenset(gate.name for gate in (*GATES, *LATER_GATES) if gate.unit == "yes or no")
 POLICY = (
     "Another version of the runtime, or another device, than it was approved on is a warning when the version is loaded by "
     "MLflow, and an error with `QUANTGATE_MISMATCH=refuse` in the environment. A changed file, or a provider that would not "

@@ -8,23 +8,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from tasks.registry.artifact_paths import CONFIRMED, with_evidence
 from tasks.run.context import Given, Run, log
 from tasks.run.step import step
 from tasks.trials.judge import ground_of, rank_passing
-from tasks.trials.judge_on_samples import Ground, judge_answers
+from tasks.trials.judge_on_samples import Ground, figures_of
 from tasks.trials.make_candidate import refused
 from tasks.trials.measure_baseline import baseline_variant
 from tasks.trials.measure_fp16 import halves_of
 from tasks.trials.measure_latency import latency_of
 from validators.errors import CandidateRefused
-from validators.gates.resource import judge_speedup, judge_speedup_fp16
+from validators.gates.catalog import Measured, judge_gates
 from validators.gates.verdict_rules import confidence_of_each, overall
 from validators.job.candidate_name import decode
+from validators.records.artifact_paths import CONFIRMED
 from validators.records.latencies import Latency
 from validators.records.measurements import Accuracy
 from validators.records.run import Confirmed, Inventory, Trial, Variant
-from validators.records.verdicts import Verdict
 
 
 @dataclass(frozen=True)
@@ -68,22 +67,31 @@ def _judge_again(
     run: Run, given: Given, inventory: Inventory, ground: Ground, trial: Trial, halves: Mapping[str, Variant]
 ) -> Trial:
     """The trial with further verdicts, `confirmed_...`, and what they rest on. `halves` are the float16 variants by target."""
-    assert trial.variant and trial.accuracy
+    assert trial.variant and trial.accuracy and trial.coverage
     job = run.job
     confidence = confidence_of_each(job.gates.confidence, job.confirmation.candidates)
     latency = _measure_again(run, given, inventory, trial, confidence)
-    answers = judge_answers(ground, trial.accuracy, ground.confirmation, confidence)
-    gates = job.gates.model_copy(update={"confidence": confidence})
-    verdicts: list[Verdict | None] = [*answers.verdicts, judge_speedup(latency, gates, job.target)]
     half = halves.get(decode(trial.candidate).target)
-    # As in the choice: float16 itself is not held against itself.
-    if trial.beside_fp16 is not None and half is not None:
-        beside = _measure_again(run, given, inventory, trial, confidence, half)
-        verdicts.append(judge_speedup_fp16(beside, gates))
-    rested = [with_evidence(verdict, CONFIRMED) for verdict in verdicts if verdict is not None]
-    again = tuple(replace(verdict, gate=f"confirmed_{verdict.gate}") for verdict in rested)
+    # As in the choice: float16 itself is not compared with itself.
+    beside = (
+        _measure_again(run, given, inventory, trial, confidence, half)
+        if trial.beside_fp16 is not None and half is not None
+        else None
+    )
+    answers = figures_of(ground, trial.accuracy, ground.confirmation, confidence)
+    measured = Measured(
+        job=job.model_copy(update={"gates": job.gates.model_copy(update={"confidence": confidence})}),
+        candidate=trial.candidate,
+        variant=trial.variant,
+        answers=answers,
+        coverage=trial.coverage,
+        baseline_bytes=ground.baseline_bytes,
+        latency=latency,
+        beside_fp16=beside,
+    )
+    again = judge_gates(measured, CONFIRMED, confirming=True)
     confirmed = Confirmed(
-        n=answers.n,
+        n=answers.rows,
         confidence=confidence,
         baseline_value=answers.baseline_value,
         value=answers.value,

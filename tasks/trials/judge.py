@@ -6,23 +6,18 @@ import math
 from dataclasses import replace
 
 from tasks.ptq.graph.edits import model_bytes
-from tasks.registry.artifact_paths import with_evidence
 from tasks.registry.champion_slot import place_of, rolled_back_digests
 from tasks.registry.mlflow_registry import connect
 from tasks.run.context import Given, Run, log
 from tasks.run.step import step
-from tasks.trials.judge_on_samples import Ground, judge_answers
-from validators.gates.champion import judge_rolled_back
-from validators.gates.coverage import judge_coverage, judge_simulation, judge_time_coverage
-from validators.gates.resource import judge_load, judge_memory, judge_size, judge_speedup, judge_speedup_fp16
-from validators.gates.sanity import judge_sanity
+from tasks.trials.judge_on_samples import Ground, figures_of
+from validators.gates.catalog import Measured, judge_gates
 from validators.gates.verdict_rules import overall
 from validators.job.job import Job
 from validators.records.journal import RolledBack
 from validators.records.latencies import point_labels
 from validators.records.measurements import Accuracy
 from validators.records.run import Trial
-from validators.records.verdicts import Verdict
 
 
 def ground_of(run: Run, given: Given, baseline: Accuracy) -> Ground:
@@ -58,26 +53,23 @@ def judge_trial(ground: Ground, trial: Trial) -> Trial:
     those."""
     if trial.variant is None or trial.accuracy is None or trial.coverage is None:
         return trial
-    job = ground.job
-    answers = judge_answers(ground, trial.accuracy, ground.selection, job.gates.confidence)
-    verdicts: list[Verdict | None] = [
-        *answers.verdicts,
-        *(judge_sanity(trial.sanity) if trial.sanity else ()),
-        judge_speedup(trial.latency, job.gates, job.target) if trial.latency else None,
-        judge_speedup_fp16(trial.beside_fp16, job.gates) if trial.beside_fp16 else None,
-        judge_coverage(trial.candidate, trial.coverage, job.gates),
-        judge_time_coverage(trial.candidate, trial.coverage, job.gates),
-        judge_size(trial.variant, ground.baseline_bytes, job.gates),
-        judge_memory(trial.latency, job.gates) if trial.latency else None,
-        judge_load(trial.latency, job.gates) if trial.latency else None,
-        judge_simulation(trial.variant),
-        judge_rolled_back(ground.rolled_back.get(trial.variant.digest)),
-    ]
-    place = point_labels(trial.latencies)[0] if trial.latencies else ""
-    given = tuple(with_evidence(verdict, place) for verdict in verdicts if verdict is not None)
+    answers = figures_of(ground, trial.accuracy, ground.selection, ground.job.gates.confidence)
+    measured = Measured(
+        job=ground.job,
+        candidate=trial.candidate,
+        variant=trial.variant,
+        answers=answers,
+        coverage=trial.coverage,
+        baseline_bytes=ground.baseline_bytes,
+        latency=trial.latency,
+        beside_fp16=trial.beside_fp16,
+        sanity=trial.sanity,
+        rolled_back=ground.rolled_back.get(trial.variant.digest),
+    )
+    given = judge_gates(measured, point_labels(trial.latencies)[0] if trial.latencies else "")
     return replace(
         trial,
-        accuracy=replace(trial.accuracy, value=answers.value, n=answers.n, sqnr=answers.sqnr),
+        accuracy=replace(trial.accuracy, value=answers.value, n=answers.rows, sqnr=answers.sqnr),
         drop=answers.drop,
         flips=answers.flips,
         slices=answers.slices,

@@ -1,4 +1,4 @@
-"""What a variant answers beside the baseline on the samples that have a say: drop, flips, noise, slices, and gates on them."""
+"""Answers of a variant beside those of the baseline, on the samples that choose or on those that confirm."""
 
 from __future__ import annotations
 
@@ -13,16 +13,14 @@ from numpy.typing import NDArray
 from tasks.measure.metrics.drops import count_flips, estimate_drop, estimate_sqnr
 from tasks.measure.metrics.metric import Metric, Rows
 from tasks.run.job_metric import job_metric
-from validators.gates.accuracy import judge_drop, judge_sqnr
+from validators.gates.catalog import AnswerFigures
 from validators.gates.clusters import count_units, number_clusters
 from validators.gates.intervals import Clusters
-from validators.gates.sanity import judge_finite
-from validators.gates.slices import judge_slices, slice_drops
+from validators.gates.slices import slice_drops
 from validators.gates.verdict_rules import EVALUATION
 from validators.job.job import Job
 from validators.records.journal import RolledBack
-from validators.records.measurements import Accuracy, Estimate, Flips, SliceDrop
-from validators.records.verdicts import Verdict
+from validators.records.measurements import Accuracy, Estimate, SliceDrop
 from validators.samples.datasets import Arrays
 
 Mask = NDArray[np.bool_]
@@ -60,38 +58,22 @@ class Ground:
         return ~self.confirmation
 
 
-@dataclass(frozen=True)
-class Judged:
-    """What the answers on some samples come to; `n` counts rows of the metric, each of one sample or of a pair."""
-
-    n: int
-    baseline_value: float
-    value: float
-    drop: Estimate | None
-    flips: Flips | None
-    sqnr: Estimate | None
-    slices: tuple[SliceDrop, ...]
-    verdicts: tuple[Verdict, ...]
-
-
-def judge_answers(ground: Ground, accuracy: Accuracy, samples: Mask, confidence: float) -> Judged:
-    """The answers on the samples of a mask, shape `(samples,)`, with verdicts at a one-sided confidence."""
+def figures_of(ground: Ground, accuracy: Accuracy, samples: Mask, confidence: float) -> AnswerFigures:
+    """Compare the answers on the samples of a mask, shape `(samples,)`, with the baseline's; bounds are at a one-sided
+    confidence."""
     metric, seed = ground.metric, ground.job.seed
-    gates = ground.job.gates.model_copy(update={"confidence": confidence})
     step = accuracy.samples_a_row
     mask = samples[::step]
     before, after = ground.baseline_rows[mask], np.load(accuracy.scores_path)[mask]
     clusters = _numbered(ground, samples, step)
-    counted = EVALUATION if clusters is None else "clusters"
     sqnr, sqnr_method = None, ""
     if accuracy.noise_path:
         noise = np.load(accuracy.noise_path)[samples]
         sqnr, sqnr_method = estimate_sqnr(noise, confidence, seed=seed, clusters=_numbered(ground, samples))
-    drop: Estimate | None = None
+    drop, drop_method = None, ""
     slices: tuple[SliceDrop, ...] = ()
-    verdicts: list[Verdict | None] = []
     if metric.has_drop:
-        drop, method = estimate_drop(metric, before, after, confidence, seed=seed, clusters=clusters)
+        drop, drop_method = estimate_drop(metric, before, after, confidence, seed=seed, clusters=clusters)
         groups = {name: array[::step][mask] for name, array in ground.slices.items()}
 
         def estimate(group: Mask, each: float) -> tuple[Estimate, str]:
@@ -99,22 +81,21 @@ def judge_answers(ground: Ground, accuracy: Accuracy, samples: Mask, confidence:
             return estimate_drop(metric, before[group], after[group], each, seed=seed, clusters=of_group)
 
         slices = slice_drops(groups, estimate, confidence, clusters=clusters)
-        n = count_units(len(before), clusters)
-        verdicts = [judge_drop(drop, gates, n=n, method=method, counted=counted), judge_slices(slices, gates)]
-    n = count_units(int(samples.sum()), _numbered(ground, samples))
-    verdicts += [
-        judge_sqnr(sqnr, gates, n=n, method=sqnr_method, counted=counted),
-        judge_finite(_newly_bad(ground.baseline, accuracy, samples), int(samples.sum())),
-    ]
-    return Judged(
-        len(before),
-        metric.value(before),
-        metric.value(after),
-        drop,
-        count_flips(metric, before, after),
-        sqnr,
-        slices,
-        tuple(verdict for verdict in verdicts if verdict is not None),
+    return AnswerFigures(
+        rows=len(before),
+        units=count_units(len(before), clusters),
+        samples=int(samples.sum()),
+        noise_units=count_units(int(samples.sum()), _numbered(ground, samples)),
+        counted=EVALUATION if clusters is None else "clusters",
+        baseline_value=metric.value(before),
+        value=metric.value(after),
+        drop=drop,
+        drop_method=drop_method,
+        flips=count_flips(metric, before, after),
+        sqnr=sqnr,
+        sqnr_method=sqnr_method,
+        slices=slices,
+        newly_bad=_newly_bad(ground.baseline, accuracy, samples),
     )
 
 

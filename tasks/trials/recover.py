@@ -21,6 +21,7 @@ from tasks.trials.measure_latency import measure_latency
 from tasks.trials.measure_saturation import measure_saturation
 from tasks.trials.request import request_batch
 from validators.errors import CandidateRefused
+from validators.gates.catalog import GATES
 from validators.gates.verdict_rules import confidence_of_each
 from validators.job.candidate_name import decode
 from validators.records.measurements import Accuracy
@@ -29,9 +30,8 @@ from validators.records.run import Inventory, Trial, Variant
 
 # Of two candidates that are nearly as fast, the one with less to mend is recovered; with nothing to mend, it is taken.
 NEARLY_AS_FAST = 0.9
-# Gates on how much quantization took away: more of the model in float gives some of it back. One answer for everything is
-# what is left where it took all.
-LOSSES = frozenset({"drop", "worst_slice", "sqnr", "not_constant"})
+# Gates on how much quantization took away: more of the model in float gives some of it back.
+LOSSES = frozenset(gate.name for gate in GATES if gate.is_loss)
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,6 @@ from validators.records.run import Trial, Variant
 from validators.records.sign_off import SignOff
 from validators.records.verdicts import Verdict
 
-# Of every variant, whatever the job says; `drop` has `sqnr` in its place where the metric itself is that ratio.
-ALWAYS_JUDGED = frozenset(
-    {"finite", "finite_outputs", "same_outputs", "not_constant", "deterministic", "not_rolled_back"}
-)
-
 
 class NotApproved(ValueError):
     """A trial was to be promoted that has not passed every gate that it must."""
@@ -22,8 +17,8 @@ class NotApproved(ValueError):
 class Approval:
     """A trial that passed, and the device and runtimes that its verdicts hold for.
 
-    `is_confirmed` says that the job keeps samples to confirm the winner, so that verdicts on them must be there. `sign_off` is
-    what a person said, where the job has one asked.
+    `required` names every verdict that must be there (`catalog.required_gates`). `sign_off` is what a person said, where the
+    job has one asked.
 
     Raises:
         NotApproved: it has no variant, a gate that must be there is missing, or one did not pass; somebody rejected it, or
@@ -32,15 +27,11 @@ class Approval:
 
     trial: Trial
     device_key: str
-    is_confirmed: bool
+    required: frozenset[str]
     sign_off: SignOff | None = None
 
     def __post_init__(self) -> None:
-        gates = {verdict.gate for verdict in self.verdicts}
-        accuracy = {"drop", "sqnr"} & gates
-        missing = ALWAYS_JUDGED - gates | ({"drop"} if not accuracy else set())
-        if self.is_confirmed:
-            missing |= {f"confirmed_{gate}" for gate in accuracy} - gates
+        missing = self.required - {verdict.gate for verdict in self.verdicts}
         against = [verdict.gate for verdict in self.verdicts if verdict.outcome != "pass"]
         never_ran = self.trial.variant is not None and self.trial.variant.proof != "measured"
         if self.trial.variant is None or never_ran or self.trial.outcome != "passed" or missing or against:

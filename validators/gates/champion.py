@@ -10,9 +10,10 @@ from validators.gates.verdict_rules import BLOCKS, bounded
 from validators.job.job_gates import Gates
 from validators.records.journal import RolledBack
 from validators.records.measurements import Estimate
-from validators.records.run import device_class
+from validators.records.run import Champion, device_class
 from validators.records.verdicts import Verdict
 
+BEATS_CHAMPION, CHAMPION_DEVICE = "beats_champion", "champion_device"
 _IN_TURN = "p50 beside the champion, in turn"
 
 
@@ -38,7 +39,7 @@ def judge_against_champion(
     """
     if not same_source:
         verdict = bounded(
-            "beats_champion",
+            BEATS_CHAMPION,
             drop,
             gates.drop_bound,
             "at_most",
@@ -51,7 +52,7 @@ def judge_against_champion(
     if objective == "size":
         smaller = size_ratio < 1
         return Verdict(
-            "beats_champion",
+            BEATS_CHAMPION,
             "pass" if smaller else "fail",
             size_ratio,
             1.0,
@@ -60,9 +61,9 @@ def judge_against_champion(
             reason="" if smaller else f"{size_ratio:.2f} of the champion's bytes: the champion stays",
         )
     if disturbance:
-        return replace(disturbed("beats_champion", disturbance, 1.0, "at_least", speedup.value), method=_IN_TURN)
+        return replace(disturbed(BEATS_CHAMPION, disturbance, 1.0, "at_least", speedup.value), method=_IN_TURN)
     return bounded(
-        "beats_champion",
+        BEATS_CHAMPION,
         speedup,
         1.0,
         "at_least",
@@ -78,14 +79,14 @@ def judge_champion_device(*, approved_on: str, here: str, replaces: bool) -> Ver
     """The gate `champion_device`: the champion was approved on a device of the same class as this one; both are device keys.
 
     The alias of a target is shared by all machines, and speed on one says nothing of another. `replaces` says that the user
-    asked to replace a champion of another device.
+    asked to replace a champion of another device. A champion whose device is not recorded passes.
     """
     champion, ours = device_class(approved_on), device_class(here)
-    differs = champion != ours
+    differs = bool(approved_on) and champion != ours
     found = f"it was approved on {champion}, and this is {ours}"
     reason = f"replaced on request: {found}" if replaces else f"{found}; to replace it, run with --replace-device"
     return Verdict(
-        "champion_device",
+        CHAMPION_DEVICE,
         "fail" if differs and not replaces else "pass",
         float(differs),
         0.0,
@@ -93,6 +94,30 @@ def judge_champion_device(*, approved_on: str, here: str, replaces: bool) -> Ver
         method="device class beside the champion's",
         reason=reason if differs else "",
     )
+
+
+def judge_broken_champion(version: str, fault: str) -> Verdict:
+    """The gate `beats_champion` where the champion no longer loads or runs: it has lost already; `fault` says why.
+
+    >>> judge_broken_champion("3", "no such kernel").reason
+    'champion version 3 does not run here any more: no such kernel'
+    """
+    return Verdict(
+        BEATS_CHAMPION,
+        "pass",
+        None,
+        1.0,
+        "at_least",
+        method="the champion does not run",
+        reason=f"champion version {version} does not run here any more: {fault}",
+    )
+
+
+def champion_gates(digest: str, champion: Champion | None) -> frozenset[str]:
+    """Return the names of the verdicts that a promotion of an artifact demands beside the present champion, if there is one."""
+    if champion is None or champion.digest == digest:
+        return frozenset()
+    return frozenset({BEATS_CHAMPION, CHAMPION_DEVICE})
 
 
 def judge_rolled_back(mark: RolledBack | None) -> Verdict:

@@ -43,8 +43,10 @@ def _judge_ratio(gate: str, latency: Latency, bound: float | None, confidence: f
 def judge_load(latency: Latency, gates: Gates) -> Verdict | None:
     """The gate on the time that the session takes to load, against the baseline's."""
     bound, ratio = gates.max_load_ratio, latency.load_ratio
-    if bound is None or ratio is None:
+    if bound is None:
         return None
+    if ratio is None:
+        return disturbed("load_ratio", "no loading time was measured", bound, "at_most", None)
     if latency.disturbance:
         return disturbed("load_ratio", latency.disturbance, bound, "at_most", ratio.value)
     if ratio.low is None:

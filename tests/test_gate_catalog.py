@@ -1,0 +1,167 @@
+"""The catalogue of gates: promotion demands every gate that the job sets, and a gate that was not judged cannot pass."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from test_gates import coverage, latency, variant
+
+from validators.gates import catalog
+from validators.gates.approval import Approval, NotApproved
+from validators.gates.catalog import GATES, AnswerFigures, Measured, judge_gates, required_gates
+from validators.gates.champion import champion_gates
+from validators.job.job import Job
+from validators.records.measurements import Answers, Estimate, Sanity, SliceDrop
+from validators.records.run import Champion, Trial
+
+INT8, FP16 = "int8-static-minmax-pc@ort-cuda", "fp16@ort-cuda"
+NO_DROP = Estimate(0.0, -0.01, 0.01)
+EVERY_GATE = {
+    "max_drop": 0.02,
+    "max_slice_drop": 0.05,
+    "min_sqnr_db": 10.0,
+    "min_speedup": 1.1,
+    "min_speedup_fp16": 1.0,
+    "min_coverage": 0.5,
+    "min_time_coverage": 0.5,
+    "max_size_ratio": 1.0,
+    "max_memory_ratio": 1.5,
+    "max_load_ratio": 1.5,
+}
+
+
+def job_of(**changes: Any) -> Job:
+    """A job that sets every gate, on a GPU, with slices and a float16 candidate, and keeps samples to confirm."""
+    given: dict[str, Any] = {
+        "source": "models:/m/1",
+        "target": "ort-cuda",
+        "data": {"calibration": "c.npz", "evaluation": "e.npz", "slices": ["country"]},
+        "candidates": [INT8, FP16],
+        "gates": EVERY_GATE,
+    }
+    return Job.model_validate(given | changes)
+
+
+def measured(job: Job) -> Measured:
+    """Measurements that pass every gate of `job_of`."""
+    answers = Answers("y", "float32", (8, 4))
+    timed = replace(latency(Estimate(1.5, 1.4, 1.6)), load_ratio=Estimate(1.0, 0.9, 1.1))
+    return Measured(
+        job=job,
+        candidate=INT8,
+        variant=replace(variant(50), candidate=INT8),
+        answers=AnswerFigures(
+            rows=900,
+            units=900,
+            samples=900,
+            noise_units=900,
+            counted="evaluation samples",
+            baseline_value=0.9,
+            value=0.9,
+            drop=NO_DROP,
+            drop_method="m",
+            flips=None,
+            sqnr=Estimate(30.0, 29.0, 31.0),
+            sqnr_method="m",
+            slices=(SliceDrop("country", "ch", 900, NO_DROP, "m"),),
+            newly_bad=0,
+        ),
+        coverage=replace(coverage(90, 10), us_by_kernel={"QGemm": 90.0, "Gemm": 10.0}),
+        baseline_bytes=100,
+        latency=timed,
+        beside_fp16=timed,
+        sanity=Sanity(8, 3, (answers,), (answers,)),
+    )
+
+
+def trial_of(found: Measured) -> Trial:
+    """The trial as judged by every gate, on the samples that choose and on those that confirm."""
+    verdicts = judge_gates(found, "b1") + judge_gates(found, "confirmation", confirming=True)
+    return Trial(INT8, "passed", variant=found.variant, verdicts=verdicts)
+
+
+def test_all_required_gates_are_judged_and_approved() -> None:
+    job = job_of()
+    trial = trial_of(measured(job))
+    assert {verdict.outcome for verdict in trial.verdicts} == {"pass"}
+    assert required_gates(job, INT8) == {verdict.gate for verdict in trial.verdicts}
+    assert Approval(trial, "a device", required_gates(job, INT8)).trial is trial
+
+
+@pytest.mark.parametrize("name", [gate.name for gate in GATES if gate.name != "real_kernels"])
+def test_gate_without_its_judge_stops_promotion(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A judge that is gone, or gives nothing, leaves a verdict missing that promotion demands."""
+    job = job_of()
+    rows = tuple(replace(gate, judge=lambda _: None) if gate.name == name else gate for gate in GATES)
+    monkeypatch.setattr(catalog, "GATES", rows)
+    trial = trial_of(measured(job))
+    with pytest.raises(NotApproved, match=rf"not judged: .*'{name}'"):
+        Approval(trial, "a device", required_gates(job, INT8))
+
+
+@pytest.mark.parametrize("left_out", ["latency", "sanity"])
+def test_measurement_left_out_stops_promotion(left_out: str) -> None:
+    job = job_of()
+    trial = trial_of(replace(measured(job), **{left_out: None}))
+    with pytest.raises(NotApproved, match="not judged"):
+        Approval(trial, "a device", required_gates(job, INT8))
+
+
+def test_missing_float16_comparison_is_inconclusive() -> None:
+    job = job_of()
+    (verdict,) = [
+        one for one in judge_gates(replace(measured(job), beside_fp16=None), "b1") if one.gate == "speedup_fp16"
+    ]
+    assert verdict.outcome == "inconclusive" and "could not be timed" in verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("changes", "not_required"),
+    [
+        ({"gates": EVERY_GATE | {"max_memory_ratio": None}}, "memory_ratio"),
+        ({"gates": EVERY_GATE | {"min_speedup": {"ort-cpu": 2.0}}}, "speedup"),
+        ({"candidates": [INT8]}, "speedup_fp16"),
+        ({"data": {"calibration": "c.npz", "evaluation": "e.npz"}}, "worst_slice"),
+        ({"metric": "sqnr"}, "drop"),
+        ({"confirmation": {"share": 0}}, "confirmed_drop"),
+    ],
+)
+def test_gate_that_the_job_does_not_set_is_not_required(changes: dict[str, Any], not_required: str) -> None:
+    assert not_required in required_gates(job_of(), INT8)
+    assert not_required not in required_gates(job_of(**changes), INT8)
+
+
+def test_float_candidates_need_no_coverage() -> None:
+    assert "coverage" not in required_gates(job_of(), "fp32-fused@ort-cuda")
+    assert {"speedup_fp16", "confirmed_speedup_fp16"} & required_gates(job_of(), FP16) == set()
+
+
+def test_logged_metrics_are_required() -> None:
+    gates = EVERY_GATE | {"logged": [{"metric": "bleu", "at_least": 0.3}]}
+    job = job_of(gates=gates, step="mine:look")
+    with pytest.raises(NotApproved, match=r"logged\.bleu"):
+        Approval(trial_of(measured(job)), "a device", required_gates(job, INT8))
+
+
+def test_champion_of_another_artifact_must_be_compared() -> None:
+    champion = Champion("m-quantized", "3", "champion-ort-cuda", "other", "s", INT8, "2")
+    assert champion_gates("digest", champion) == {"beats_champion", "champion_device"}
+    assert champion_gates("other", champion) == champion_gates("digest", None) == frozenset()
+    job = job_of()
+    required = required_gates(job, INT8) | champion_gates("d", champion)
+    with pytest.raises(NotApproved, match="beats_champion"):
+        Approval(trial_of(measured(job)), "a device", required)
+
+
+def test_evidence_is_named_with_its_place() -> None:
+    verdicts = {verdict.gate: verdict.evidence for verdict in trial_of(measured(job_of())).verdicts}
+    assert verdicts["speedup"] == "latency/b1/samples.npz" and verdicts["drop"] == "accuracy/scores.npy"
+    assert verdicts["confirmed_speedup"] == "latency/confirmation/samples.npz"
+    assert verdicts["coverage"] == "coverage/kernels.json" and verdicts["size_ratio"] == ""
+
+
+def test_names_are_unique_and_every_gate_has_words() -> None:
+    names = [gate.name for gate in (*GATES, *catalog.LATER_GATES)]
+    assert len(set(names)) == len(names) and all(gate.about.endswith(".") for gate in GATES)

@@ -1,0 +1,358 @@
+"""The gates: one row each, read by judging, by the approval, by the pages and by the reference.
+
+A new gate is a judge in a module of this room and a row here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from validators.gates import accuracy, coverage, resource, sanity, slices
+from validators.gates.champion import judge_rolled_back
+from validators.job.candidate_name import GPU_TARGETS, decode
+from validators.job.job import Job
+from validators.records.artifact_paths import BESIDE_FP16, KERNELS, LATENCY, NOISE, SCORES
+from validators.records.journal import RolledBack
+from validators.records.latencies import Latency
+from validators.records.measurements import Coverage, Estimate, Flips, Sanity, SliceDrop
+from validators.records.run import Variant
+from validators.records.verdicts import Verdict
+
+# How the pages show values of a gate; "yes or no" has no number worth a row.
+Unit = Literal["drop", "decibels", "ratio", "share", "by method", "number", "yes or no"]
+PREFIX_CONFIRMED, PREFIX_LOGGED = "confirmed_", "logged."
+
+
+@dataclass(frozen=True)
+class AnswerFigures:
+    """What the answers on some samples come to, beside the baseline's.
+
+    `rows` counts rows of the metric, each of one sample or of a pair; `units` counts them, or their clusters where the job
+    names groups, and `noise_units` the same of samples; `counted` says which. `newly_bad` of `samples` have NaN or Inf where
+    the baseline's outputs are finite. `drop` is None for a metric that has none.
+    """
+
+    rows: int
+    units: int
+    samples: int
+    noise_units: int
+    counted: str
+    baseline_value: float
+    value: float
+    drop: Estimate | None
+    drop_method: str
+    flips: Flips | None
+    sqnr: Estimate | None
+    sqnr_method: str
+    slices: tuple[SliceDrop, ...]
+    newly_bad: int
+
+
+@dataclass(frozen=True)
+class Measured:
+    """All that gates read of one candidate; `job.gates.confidence` is that of its verdicts."""
+
+    job: Job
+    candidate: str
+    variant: Variant
+    answers: AnswerFigures
+    coverage: Coverage
+    baseline_bytes: int
+    latency: Latency | None = None
+    beside_fp16: Latency | None = None
+    sanity: Sanity | None = None
+    rolled_back: RolledBack | None = None
+
+
+@dataclass(frozen=True)
+class GateFacts:
+    """What a gate asks (`about`), how its values are shown, and its key in `gates` of the job; one without is always on."""
+
+    name: str
+    about: str
+    unit: Unit
+    key: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gate(GateFacts):
+    """A gate on every candidate. `judge` gives its verdict, or None where the gate does not apply or was not measured.
+
+    `is_required` says whether promotion demands its verdict of a candidate, from the job and the name alone, so that a
+    measurement that was left out cannot pass. `evidence` is the artifact of the candidate's run in MLflow that the verdict
+    rests on. `is_confirmed` says that the winner is judged by it again, on samples and measurements that did not choose;
+    `is_loss` that leaving parts of the model in float may mend a failure.
+    """
+
+    judge: Callable[[Measured], Verdict | None]
+    is_required: Callable[[Job, str], bool] = lambda _job, _candidate: True
+    evidence: str = ""
+    is_confirmed: bool = False
+    is_loss: bool = False
+
+
+def _drop(found: Measured) -> Verdict | None:
+    answers = found.answers
+    if answers.drop is None:
+        return None
+    return accuracy.judge_drop(
+        answers.drop, found.job.gates, n=answers.units, method=answers.drop_method, counted=answers.counted
+    )
+
+
+def _sqnr(found: Measured) -> Verdict | None:
+    answers = found.answers
+    return accuracy.judge_sqnr(
+        answers.sqnr, found.job.gates, n=answers.noise_units, method=answers.sqnr_method, counted=answers.counted
+    )
+
+
+def _sanity(name: str) -> Callable[[Measured], Verdict | None]:
+    def judge(found: Measured) -> Verdict | None:
+        verdicts = sanity.judge_sanity(found.sanity) if found.sanity else ()
+        return next((verdict for verdict in verdicts if verdict.gate == name), None)
+
+    return judge
+
+
+def _timed(judge: Callable[[Latency, Measured], Verdict | None]) -> Callable[[Measured], Verdict | None]:
+    return lambda found: None if found.latency is None else judge(found.latency, found)
+
+
+def _beside_fp16(found: Measured) -> Verdict | None:
+    gates = found.job.gates
+    if found.beside_fp16 is not None:
+        return resource.judge_speedup_fp16(found.beside_fp16, gates)
+    if gates.min_speedup_fp16 is None or not _has_fp16(found.job, found.candidate):
+        return None
+    reason = "the float16 candidate could not be timed beside it"
+    return resource.disturbed("speedup_fp16", reason, gates.min_speedup_fp16, "at_least", None)
+
+
+def _is_set(key: str) -> Callable[[Job, str], bool]:
+    return lambda job, _candidate: getattr(job.gates, key) is not None
+
+
+def _is_set_for_low_precision(key: str) -> Callable[[Job, str], bool]:
+    return lambda job, candidate: getattr(job.gates, key) is not None and decode(candidate).precision != "fp32"
+
+
+def _has_fp16(job: Job, candidate: str) -> bool:
+    """Whether the job has a float16 candidate of the same target on a GPU, other than this one."""
+    ours = decode(candidate)
+    others = (decode(name) for name in job.candidate_names)
+    return ours.precision != "fp16" and any(
+        other.precision == "fp16" and other.target == ours.target and other.target in GPU_TARGETS for other in others
+    )
+
+
+def _has_drop(job: Job) -> bool:
+    return job.metric != "sqnr"
+
+
+GATES: tuple[Gate, ...] = (
+    Gate(
+        "drop",
+        "The metric loses at most this much against the baseline, by the upper bound of the loss.",
+        "drop",
+        judge=_drop,
+        key="max_drop",
+        evidence=SCORES,
+        is_required=lambda job, _: _has_drop(job),
+        is_confirmed=True,
+        is_loss=True,
+    ),
+    Gate(
+        "worst_slice",
+        "The same in each group of each slice that the job names.",
+        "drop",
+        judge=lambda found: slices.judge_slices(found.answers.slices, found.job.gates),
+        key="max_slice_drop",
+        evidence=SCORES,
+        is_required=lambda job, _: _has_drop(job) and bool(job.data.slices) and job.gates.max_slice_drop is not None,
+        is_confirmed=True,
+        is_loss=True,
+    ),
+    Gate(
+        "sqnr",
+        "The judged output keeps this ratio of signal to quantization noise, by the lower bound.",
+        "decibels",
+        judge=_sqnr,
+        key="min_sqnr_db",
+        evidence=NOISE,
+        is_required=_is_set("min_sqnr_db"),
+        is_confirmed=True,
+        is_loss=True,
+    ),
+    Gate(
+        "finite",
+        "On no sample has the judged output NaN or Inf where the baseline's is finite.",
+        "yes or no",
+        judge=lambda found: sanity.judge_finite(found.answers.newly_bad, found.answers.samples),
+        is_confirmed=True,
+    ),
+    Gate(
+        "same_outputs",
+        "No output is missing, new, in another place, or has another dtype or shape.",
+        "yes or no",
+        judge=_sanity("same_outputs"),
+    ),
+    Gate(
+        "not_constant",
+        "Not every sample gets the same answer, unless the source gives every sample the same.",
+        "yes or no",
+        judge=_sanity("not_constant"),
+        is_loss=True,
+    ),
+    Gate(
+        "deterministic",
+        "The same batch again gives the same bits; where the source's answers differ, no more than twice as much.",
+        "yes or no",
+        judge=_sanity("deterministic"),
+    ),
+    Gate(
+        "finite_outputs",
+        "No output has NaN or Inf where the source's is finite.",
+        "yes or no",
+        judge=_sanity("finite_outputs"),
+    ),
+    Gate(
+        "speedup",
+        "The ratio of p50 latencies at the first operating point, by its lower bound.",
+        "ratio",
+        judge=_timed(lambda latency, found: resource.judge_speedup(latency, found.job.gates, found.job.target)),
+        key="min_speedup",
+        evidence=LATENCY,
+        is_required=lambda job, _: job.gates.speedup_bound(job.target) is not None,
+        is_confirmed=True,
+    ),
+    Gate(
+        "speedup_fp16",
+        "The same beside the float16 model on a GPU: INT8 that is slower than float16 is worth nothing there.",
+        "ratio",
+        judge=_beside_fp16,
+        key="min_speedup_fp16",
+        evidence=LATENCY.format(place=BESIDE_FP16),
+        is_required=lambda job, name: job.gates.min_speedup_fp16 is not None and _has_fp16(job, name),
+        is_confirmed=True,
+    ),
+    Gate(
+        "coverage",
+        "This share of multiply-accumulates ran in low-precision kernels: an INT8 file that runs float kernels fails.",
+        "share",
+        judge=lambda found: coverage.judge_coverage(found.candidate, found.coverage, found.job.gates),
+        key="min_coverage",
+        evidence=KERNELS,
+        is_required=_is_set_for_low_precision("min_coverage"),
+    ),
+    Gate(
+        "time_coverage",
+        "This share of kernel time was spent in low-precision kernels; inconclusive where the runtime reports no times.",
+        "share",
+        judge=lambda found: coverage.judge_time_coverage(found.candidate, found.coverage, found.job.gates),
+        key="min_time_coverage",
+        evidence=KERNELS,
+        is_required=_is_set_for_low_precision("min_time_coverage"),
+    ),
+    Gate(
+        "size_ratio",
+        "Bytes on disk, as a share of the baseline's.",
+        "ratio",
+        judge=lambda found: resource.judge_size(found.variant, found.baseline_bytes, found.job.gates),
+        key="max_size_ratio",
+        is_required=_is_set("max_size_ratio"),
+    ),
+    Gate(
+        "memory_ratio",
+        "Peak resident memory of the process while it answers, as a share of the baseline's.",
+        "ratio",
+        judge=_timed(lambda latency, found: resource.judge_memory(latency, found.job.gates)),
+        key="max_memory_ratio",
+        evidence=LATENCY,
+        is_required=_is_set("max_memory_ratio"),
+    ),
+    Gate(
+        "load_ratio",
+        "Time to load the session, as a share of the baseline's.",
+        "ratio",
+        judge=_timed(lambda latency, found: resource.judge_load(latency, found.job.gates)),
+        key="max_load_ratio",
+        evidence=LATENCY,
+        is_required=_is_set("max_load_ratio"),
+    ),
+    Gate(
+        "real_kernels",
+        "The variant was measured on hardware that runs its precision; a simulated or only compiled one is never promoted.",
+        "yes or no",
+        judge=lambda found: coverage.judge_simulation(found.variant),
+        # `Approval` looks at the proof itself; a measured variant has no verdict.
+        is_required=lambda _job, _candidate: False,
+    ),
+    Gate(
+        "not_rolled_back",
+        "Nobody rolled back the same artifact on this target.",
+        "yes or no",
+        judge=lambda found: judge_rolled_back(found.rolled_back),
+    ),
+)
+
+
+# Judged by later steps, on the candidates that passed so far.
+LATER_GATES: tuple[GateFacts, ...] = (
+    GateFacts(
+        f"{PREFIX_LOGGED}<metric>",
+        "A bound on a metric that the job's own step logged; a metric that is missing or NaN is inconclusive.",
+        "number",
+        key="logged",
+    ),
+    GateFacts(
+        "beats_champion",
+        "Of the same source, the winner is better than the champion by the objective; of another source, not clearly worse.",
+        "by method",
+    ),
+    GateFacts(
+        "champion_device",
+        "The champion was approved on the same class of device, or the user asked to replace it.",
+        "yes or no",
+    ),
+)
+
+
+def judge_gates(found: Measured, place: str, *, confirming: bool = False) -> tuple[Verdict, ...]:
+    """Judge a candidate by every gate, in the order of the catalogue; by those that confirm a winner alone if `confirming`.
+
+    `place` is that of its latency among the artifacts of the candidate's run.
+    """
+    verdicts = []
+    for gate in GATES:
+        if confirming and not gate.is_confirmed:
+            continue
+        verdict = gate.judge(found)
+        if verdict is not None:
+            name = f"{PREFIX_CONFIRMED if confirming else ''}{gate.name}"
+            verdicts.append(replace(verdict, gate=name, evidence=gate.evidence.format(place=place)))
+    return tuple(verdicts)
+
+
+def required_gates(job: Job, candidate: str) -> frozenset[str]:
+    """Return the names of all verdicts that a promotion of a candidate demands, from the job and the name alone.
+
+    Those beside a champion come besides, where there is one.
+    """
+    required = [gate for gate in GATES if gate.is_required(job, candidate)]
+    names = {gate.name for gate in required} | {f"{PREFIX_LOGGED}{gate.metric}" for gate in job.gates.logged}
+    if job.confirmation.share:
+        names |= {f"{PREFIX_CONFIRMED}{gate.name}" for gate in required if gate.is_confirmed}
+    return frozenset(names)
+
+
+def unit_of(verdict_name: str) -> Unit | None:
+    """Return the unit of a verdict's values; None for a metric that the job's own step logged, or a gate of another version.
+
+    >>> unit_of("confirmed_speedup"), unit_of("logged.bleu")
+    ('ratio', None)
+    """
+    name = verdict_name.removeprefix(PREFIX_CONFIRMED)
+    return next((gate.unit for gate in (*GATES, *LATER_GATES) if gate.name == name), None)
