@@ -97,14 +97,14 @@ INSIDE = """
 import json, os, sys
 from pathlib import Path
 from tasks.measure.latency.cgroup import cpu_limits, quota_cores
-from tasks.measure.latency.disturbance import Watch
+from tasks.measure.latency.disturbance import DisturbanceWatch
 from tasks.measure.inventory import usable_cores
 quota, text, *groups = sys.argv[1:]
 for group in groups:
     Path(group, "cgroup.procs").write_text(str(os.getpid()))
 found = {"quota": quota_cores(), "cores": usable_cores()}
 Path(quota).write_text(text)
-watch, (before,) = Watch(os.getpid()), cpu_limits()
+watch, (before,) = DisturbanceWatch(os.getpid()), cpu_limits()
 while cpu_limits()[0].used_seconds - before.used_seconds < 0.1:
     sum(range(1000))
 found["throttled"] = cpu_limits()[0].throttled_seconds - before.throttled_seconds

@@ -301,7 +301,7 @@ def noisy():
     print("from Python")
     os.write(1, b"from C\\n")
     subprocess.run(["echo", "from a child"], check=True)
-    return console.Answer({"value": float("nan"), "path": Path("/x")}, ("a line",))
+    return console.CommandAnswer({"value": float("nan"), "path": Path("/x")}, ("a line",))
 
 try:
     noisy(json=sys.argv[1] == "json")

@@ -202,7 +202,7 @@ def test_an_engine_of_another_machine_is_never_loaded(
     tiny: Tiny, engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Here it is loaded as it is; for another driver built again with a warning, or refused where that is asked for."""
-    from tasks.runtimes.trt_engine.load import SWITCH, open_version
+    from tasks.runtimes.trt_engine.load import open_version
     from tasks.runtimes.trt_engine.stale import digest_file
 
     folder = tmp_path / "version"
@@ -220,7 +220,7 @@ def test_an_engine_of_another_machine_is_never_loaded(
     with pytest.warns(UserWarning, match="stale: driver"):
         runner = open_version(folder, manifest)
     assert_alike(opened(runner), expected)
-    monkeypatch.setenv(SWITCH, "refuse")
+    monkeypatch.setenv("QUANTGATE_MISMATCH", "refuse")
     with pytest.raises(RuntimeError, match="stale engine"):
         open_version(folder, manifest)
 

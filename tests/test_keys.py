@@ -35,7 +35,7 @@ from validators.samples.datasets import TensorSpec, load_samples
 
 PLAIN, SMOOTH = "int8-static-minmax-pc@ort-cpu", "int8-static-minmax-pc-smooth@ort-cpu"
 KEPT, KEPT_SMOOTH = "int8-static-minmax-pc-keep1@ort-cpu", "int8-static-minmax-pc-smooth-keep1@ort-cpu"
-TASKS = Path(context.__file__).parent
+TASKS = Path(context.__file__).parents[1]
 
 
 @pytest.fixture(scope="module")

@@ -17,9 +17,8 @@ from scipy.special import log_softmax
 
 from tasks.measure.inventory import take_inventory
 from tasks.measure.metrics.catalog import PERPLEXITY
-from tasks.measure.metrics.catalog import perplexity as module
 from tasks.measure.metrics.drops import estimate_drop
-from tasks.measure.metrics.perplexity import perplexity, score_batches, score_windows, targets_of
+from tasks.measure.metrics.perplexity import WINDOWS_AT_ONCE, perplexity, score_batches, score_windows, targets_of
 from tasks.run.clock import Clock
 from tasks.run.context import Evidence, Run
 from tasks.storage.locks import FolderLocks
@@ -238,5 +237,5 @@ def test_batches_of_one_give_what_all_at_once_give(measured: Any, monkeypatch: p
     measure, table, _ = measured
     one = np.load(measure(table).scores_path)
     monkeypatch.setattr("tasks.trials.measure_accuracy.WINDOWS_AT_ONCE", 77)
-    assert module.WINDOWS_AT_ONCE == 1
+    assert WINDOWS_AT_ONCE == 1
     np.testing.assert_array_equal(np.load(measure(table * 1.0 + 0).scores_path), one)

@@ -57,7 +57,7 @@ class TrafficMark:
         """The same after a look at some more files.
 
         >>> TrafficMark(5.0, ("a",)).after([TrafficFile(Path("b"), 5.0, 1)])
-        Seen(newest=5.0, places=('a', 'b'))
+        TrafficMark(newest=5.0, places=('a', 'b'))
         """
         newest = max([self.newest, *(file.written for file in files)])
         kept = self.places if newest == self.newest else ()
