@@ -30,7 +30,7 @@ class Leaks:
     """Calibration samples that are nearly identical to an evaluation sample.
 
     `near` (shape `(n,)`) holds the row of that evaluation sample, or -1; exact copies are excluded. `natural_share` is the
-    share of evaluation samples with such a neighbour among the others. `allowed` is the largest count expected by chance among
+    share of evaluation samples with such a neighbour among the others. `allowed` is the largest count that chance explains for
     as many new samples. `groups` holds the keys of clusters (`data.groups`) with samples in both files; `in_groups` (shape
     `(n,)`) marks their calibration samples.
     """

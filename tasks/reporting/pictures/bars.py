@@ -14,7 +14,7 @@ from validators.records.recovery import RankedPart
 
 NAMES_WIDTH, BARS_WIDTH, BAR_HEIGHT = 330, 750, 21
 LABEL_LENGTH = 38
-# Decades between the axis start and the least noise, so that its bar has a length.
+# Least decades between the axis start and the least noise, so that its bar has a length.
 LEAST_BAR = 0.04
 # Length of the bar of a non-finite noise, as a share of the axis; its label needs the rest.
 ENDLESS_BAR = 0.9
