@@ -179,7 +179,7 @@ def limits(promoted: Promoted) -> list[str]:
             f"Its ranges are fixed: up to {formats.percent(worst.share)} % of the values of {shown(worst.tensor, 80)} lay "
             f"outside of them ({trial.saturation.samples} samples); of other inputs more may."
         )
-    if job.gates.min_speedup is None:
+    if job.gates.speedup_bound(job.target) is None:
         lines.append("The job asked for no speed: a faster one was not required.")
     lines += [f"{shown(latency.disturbance)}" for latency in trial.latencies if latency.disturbance]
     lines += [shown(note) for note in promoted.approval.variant.notes]

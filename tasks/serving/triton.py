@@ -197,7 +197,7 @@ def _batch(
     measured = max(manifest["batch_sizes"] or (0,))
     size = asked or measured or (most or 0)
     if most is not None and size > most:
-        size = most
+        return most, (f"batches of up to {most} samples are taken, not {size}: the engine was built for no more",)
     if size == 0:
         return 0, ("which batch sizes were measured is not told; --max-batch sets one",)
     if size > measured:

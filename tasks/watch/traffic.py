@@ -178,6 +178,6 @@ def _draw(read: list[Samples], most: int, batch_axis: int | None, seed: int) -> 
     usable = usable_rows(arrays)
     rows = draw_rows(usable, most, batch_axis or 1, seed)
     if not len(rows):
-        return None, 0
+        return None, int(usable.sum())
     file = DataFile(read[0].file.path, digest_values([one.file.digest for one in read], rows.tolist()), len(rows))
     return Samples(file, {name: array[rows] for name, array in arrays.items()}, None), int(usable.sum())

@@ -122,7 +122,8 @@ def _expect_seen(evidence: CalibrationEvidence, seen: ViewedSamples) -> Iterator
     warned_alone = seen.likeness.p_value < bounds.min_drift_p_value and seen.likeness.mmd <= bounds.max_mmd
     for max_mmd, severity in severities:
         above = f" or a squared maximum mean discrepancy of at most {max_mmd:g}" if max_mmd else ""
-        text = f"{seen.view.tensor} is distributed like that of {reference}: a p-value of {bounds.min_drift_p_value:g}{above}"
+        least = f"a p-value of at least {bounds.min_drift_p_value:g}{above}"
+        text = f"{seen.view.tensor} is distributed like that of {reference}: {least}"
         yield ExpectRepresentationToFollowReference(
             column="representation",
             reference_values=seen.cover.reference_along.tolist(),

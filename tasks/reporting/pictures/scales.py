@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -39,7 +40,7 @@ class Scale:
 
     def axis(self, words: Mapping[float, str]) -> dict[str, Any]:
         """Return an axis that labels each tick with its word."""
-        choices = " : ".join(f"abs(datum.value - {tick!r}) < 1e-9 ? '{word}'" for tick, word in words.items())
+        choices = " : ".join(f"abs(datum.value - {tick!r}) < 1e-9 ? {json.dumps(word)}" for tick, word in words.items())
         return {"values": list(words), "labelExpr": f"{choices} : ''"}
 
     def _even(self, value: float) -> float:
