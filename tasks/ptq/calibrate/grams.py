@@ -151,7 +151,7 @@ def _in_file(channels: int) -> Floats:
     """Return a float64 matrix of zeros, `[channels, channels]`, in an unnamed temporary file."""
     try:
         with tempfile.TemporaryFile(prefix="quantgate-gram-") as file:
-            # Reserve the space: the kernel kills a process that touches a mapped page without disk space (SIGBUS).
+            # Reserve the space: a process ends when it touches a mapped page that the disk has no room for.
             os.posix_fallocate(file.fileno(), 0, 8 * channels * channels)
             return np.memmap(file, np.float64, "r+", shape=(channels, channels))
     except OSError as error:

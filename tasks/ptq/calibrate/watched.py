@@ -38,7 +38,7 @@ class WatchedSession:
         """Runtime type of each input and output, such as `tensor(float)`."""
 
     def run(self, batch: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """Return the values (or shapes) of the watched tensors for a batch, by name.
+        """Return the values, or the shapes (int64 `(rank,)`), of the watched tensors for a batch, by name.
 
         Arrays of the batch that the graph does not read are ignored.
 

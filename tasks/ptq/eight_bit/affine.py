@@ -45,7 +45,7 @@ class Affine:
         return np.asarray(np.clip(rounded, limits.min, limits.max), self.kind)
 
     def read(self, stored: ArrayLike) -> NDArray[np.float32]:
-        """Dequantize stored values to float32, in the same shape."""
+        """Dequantize stored values of any shape to float32, in the same shape."""
         return np.asarray((np.asarray(stored, np.int32) - self.zero) * self.scale, np.float32)
 
 

@@ -118,7 +118,10 @@ def watch(
     path: Path = Path(),
     libraries: Libraries = (),
 ) -> Iterator[dict[str, NDArray[Any]]]:
-    """Yield the values of `tensors` by name, batch by batch. External weights of `model` lie beside `path`."""
+    """Yield the values of `tensors` by name, batch by batch. External weights of `model` lie beside `path`.
+
+    A batch maps input names to arrays with samples along axis 0.
+    """
     with open_watched(path, tensors, replace(WATCHING, libraries=libraries), proto=model) as watched:
         for batch in batches:
             yield watched.run(batch)

@@ -118,7 +118,7 @@ def _infer_ranks(source: Path, libraries: Libraries) -> dict[str, int]:
 
 
 def parity_settings(libraries: Libraries) -> SessionSettings:
-    """Return the settings of a session that computes a graph with as few optimizations as the passes need."""
+    """Return the settings of a session that computes a graph nearly as written, at the optimization level `basic`."""
     return SessionSettings("CPUExecutionProvider", 0, "basic", libraries=libraries).without_spinning()
 
 

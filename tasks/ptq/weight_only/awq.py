@@ -178,7 +178,7 @@ def _groups(sites: Sequence[Site]) -> list[list[Site]]:
 
 
 def fold(graph: onnx.GraphProto, tensor: str, readers: int, factors: Floats) -> bool:
-    """Multiply the last axis of a tensor by `factors` in its producers' constants; return False where that is not exact.
+    """Multiply a tensor's last axis by `factors` (float64 `[K]`) in its producers' constants; return False if inexact.
 
     It is exact if the tensor comes from a normalization, a product with a constant vector or matrix, or sums and Relu
     (factors are positive) after these. Besides, no graph output and no node except the `readers` that expect the factors may
