@@ -52,7 +52,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Launch:
-    """The pairs of one kind from one launch; `disturbance` gives the reason if the launch must not be judged by."""
+    """The pairs of one kind from one launch; `disturbance` gives the reason if its figures cannot be trusted."""
 
     pairs: list[Pair]
     repeated: int

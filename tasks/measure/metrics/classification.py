@@ -133,7 +133,7 @@ def _label_and_order(outputs: Outputs, labels: Labels | None, _: Outputs | None)
     assert labels is not None
     scores = flat(outputs)
     if scores.shape[1] == 2:
-        with np.errstate(invalid="ignore"):  # of infinite scores: NaN, which no gate lets pass
+        with np.errstate(invalid="ignore"):  # infinite scores give NaN, which fails every gate
             scores = scores[:, 1:] - scores[:, :1]
     return as_rows(labels, order_codes(scores))
 

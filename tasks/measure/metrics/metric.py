@@ -23,12 +23,12 @@ Scope = Literal["sample", "set", "kept"]
 
 
 def of_each_sample(_: Outputs, __: Labels | None) -> Scope:
-    """Return the scope of a metric whose rows can be computed in batches."""
+    """Return the scope "sample": the metric's rows can be computed in batches."""
     return "sample"
 
 
 def of_the_set(_: Outputs, __: Labels | None) -> Scope:
-    """Return the scope of a metric whose rows are the ranks of the outputs among all samples."""
+    """Return the scope "kept": the metric's rows are the ranks of the outputs among all samples."""
     return "kept"
 
 
