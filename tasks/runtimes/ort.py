@@ -186,7 +186,7 @@ def describe_outputs(session: ort.InferenceSession) -> tuple[TensorSpec, ...]:
 
 
 def run_batches(session: ort.InferenceSession, batches: Iterable[Arrays], output: str) -> NDArray[Any]:
-    """Return the concatenation along axis 0 of one output over all batches.
+    """Return one output for all batches, concatenated along axis 0; each batch maps input names to arrays.
 
     Raises:
         CandidateRefused: `invalid`: the runtime fails on a batch, or batches have outputs of different shapes.
