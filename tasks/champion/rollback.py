@@ -154,7 +154,7 @@ def _predecessor(place: Place, versions: dict[str, Any], present: str | None) ->
 
 
 def _check(place: Place, version: Any) -> None:
-    """Raise unless a version is as registered and, if its device is here, loads."""
+    """Raise unless a version is as registered and, if it can run here, loads."""
     check_artifact(place, version)
     device = version.tags.get(DEVICE)
     if place.target == "ort-cpu" or device == _device_here(place.target):
