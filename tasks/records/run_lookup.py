@@ -202,7 +202,8 @@ def _recorded(run: Any) -> Recorded:
 
 
 def _time(milliseconds: int | None) -> str:
-    """
+    """Format milliseconds since the epoch as UTC; "" for none.
+
     >>> _time(0), _time(None)
     ('', '')
     >>> _time(1763805600000)
