@@ -1,4 +1,4 @@
-"""What the documents of a version are written from: its card in the registry, and the README among its artifacts."""
+"""Input of a version's documents: its card in the registry, and the README among its artifacts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ def describe_version(
     request: Arrays,
     mlflow_run_id: str,
 ) -> Promoted:
-    """An approved variant with all that it was made from; `manifest` is its file's text, `request` a batch by input name.
+    """Return an approved variant with everything that it was made from.
+
+    `manifest` is the text of its manifest, `request` a batch by input name.
 
     Raises:
         CandidateRefused: the runtime does not load the artifact.
