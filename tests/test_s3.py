@@ -21,9 +21,9 @@ from stack import S3_KEY, Stack
 from tasks.storage.s3 import S3
 from tasks.storage.s3_conditions import check_conditions
 from tasks.storage.s3_download import download, verified_by
-from tasks.storage.s3_retry import ObjectMissing, Patience, StorageRefused
+from tasks.storage.s3_retry import Patience
 from tasks.storage.s3_upload import upload
-from validators.errors import InfrastructureError
+from validators.errors import InfrastructureError, ObjectMissing, StorageRefused
 from validators.untrusted.s3_uris import S3Uri, parse_s3_uri
 
 pytestmark = pytest.mark.slow

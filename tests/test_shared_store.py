@@ -22,12 +22,12 @@ from stack import Stack
 
 from tasks.evidence.fetch_data import fetch_data
 from tasks.storage.leases import S3Locks
-from tasks.storage.locks import Held, LockLost, LockTaken
+from tasks.storage.locks import Held
 from tasks.storage.places import open_locks, open_store
 from tasks.storage.s3 import S3
 from tasks.storage.shared_entries import RECORD_FILE, SharedEntries
 from tasks.storage.store import Store
-from validators.errors import DataError, InfrastructureError
+from validators.errors import DataError, InfrastructureError, LockLost, LockTaken
 from validators.untrusted.s3_uris import S3Uri
 
 pytestmark = pytest.mark.slow

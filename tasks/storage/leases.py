@@ -20,10 +20,10 @@ from dataclasses import asdict, dataclass, replace
 
 from pydantic import TypeAdapter, ValidationError
 
-from tasks.storage.locks import POLL_SECONDS, LockLost, LockTaken, lock_key
+from tasks.storage.locks import POLL_SECONDS, lock_key
 from tasks.storage.s3 import S3
-from tasks.storage.s3_retry import ObjectMissing, Patience
-from validators.errors import InfrastructureError
+from tasks.storage.s3_retry import Patience
+from validators.errors import InfrastructureError, LockLost, LockTaken, ObjectMissing
 from validators.untrusted.s3_uris import S3Uri
 
 log = logging.getLogger("quantgate")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from tasks.storage.s3 import S3
-from tasks.storage.s3_retry import StorageRefused
+from validators.errors import StorageRefused
 from validators.untrusted.s3_uris import S3Uri
 
 

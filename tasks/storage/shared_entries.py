@@ -13,10 +13,9 @@ from pydantic import Field, TypeAdapter, ValidationError
 from tasks.storage.s3 import S3
 from tasks.storage.s3_conditions import check_conditions
 from tasks.storage.s3_download import download
-from tasks.storage.s3_retry import ObjectMissing
 from tasks.storage.s3_upload import upload
 from validators.digests import digest_file
-from validators.errors import InfrastructureError
+from validators.errors import InfrastructureError, ObjectMissing
 from validators.untrusted.s3_uris import S3Uri
 
 RECORD_FILE = "record.json"

@@ -8,11 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from validators.errors import InfrastructureError
-
-
-class StorageFull(InfrastructureError):
-    """The disk of the state folder is full: every further step would fail the same way."""
+from validators.errors import StorageFull
 
 
 @contextmanager
