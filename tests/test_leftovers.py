@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.storage.leftovers import OLD_SECONDS, remove_leftovers
+from tasks.storage.files import OLD_SECONDS, remove_leftovers
 
 
 def write(path: Path, age_seconds: float) -> Path:

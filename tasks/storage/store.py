@@ -17,10 +17,10 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
 
+from tasks.storage.files import room_in
 from tasks.storage.locks import Locks
 from tasks.storage.portable import pack, references, unpack, without_places
 from tasks.storage.shared_entries import RECORD_FILE, SharedEntries
-from tasks.storage.space import room_in
 from validators.digests import digest_values
 from validators.errors import InfrastructureError, LockTaken, ObjectMissing
 

@@ -82,7 +82,7 @@ def marker_of(state: Path) -> str:
 
 def place_of(state: Path, store: Store) -> str:
     """What a run and its workers must share: the store where that is on S3, else the state folder."""
-    return str(store.shared.root) if store.shared else str(state)
+    return store.shared.root if store.shared else str(state)
 
 
 def place_marker(state: Path, store: Store) -> str:
