@@ -1,7 +1,7 @@
 """Named bytes that several machines share: one protocol, and the table of backends by address scheme.
 
 A backend for another service (GCS, Azure, an fsspec file system) is one module with a class like `S3Blobs`, and one row of
-`BACKENDS`. `tests/test_blobs.py` states what it must do.
+`BACKENDS`. `tests/unit/tasks/storage/test_blobs.py` states what it must do.
 """
 
 from __future__ import annotations
