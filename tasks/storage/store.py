@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
 
-from tasks.storage.files import room_in
+from tasks.storage.files import MAKING, room_in
 from tasks.storage.locks import Locks
 from tasks.storage.portable import pack, references, unpack, without_places
 from tasks.storage.shared_entries import RECORD_FILE, SharedEntries
@@ -204,7 +204,7 @@ class Store:
         try:
             with room_in(self.root):
                 place.parent.mkdir(parents=True, exist_ok=True)
-                folder = Path(tempfile.mkdtemp(dir=place.parent, prefix=".making-"))
+                folder = Path(tempfile.mkdtemp(dir=place.parent, prefix=MAKING))
                 yield folder
         finally:
             if folder is not None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
 from pydantic import TypeAdapter
 
+from tasks.storage.files import write_once
 from tasks.storage.store import Store
 from validators.digests import digest_code, digest_values
 from validators.errors import InfrastructureError, QuantgateError, class_names, find_class
@@ -71,12 +70,8 @@ def marker_of(state: Path) -> str:
     """What tells this state folder from any other, whatever path it is mounted at; made on first use."""
     path = state / MARKER_FILE
     if not path.exists():
-        # Whole or not there, for a run and a worker that start at once: the first link stays.
-        with tempfile.NamedTemporaryFile("w", dir=state, encoding="ascii") as stream:
-            stream.write(os.urandom(16).hex())
-            stream.flush()
-            with suppress(FileExistsError):
-                os.link(stream.name, path)
+        # A run and a worker may start at once.
+        write_once(path, lambda partial: partial.write_text(os.urandom(16).hex(), encoding="ascii"))
     return path.read_text(encoding="ascii")
 
 
