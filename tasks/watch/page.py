@@ -1,4 +1,4 @@
-"""One look at a champion as a page of the Prefect UI."""
+"""Page of one look at a champion, for the Prefect UI."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from validators.plain_text import as_markdown, markdown_table
 
 
 def watch_markdown(looked: Looked) -> str:
-    """The look as Markdown: what it came to, a line for each bound, what was left out."""
+    """Render the look as Markdown: the outcome, a row for each bound, and the notes."""
     lines = [f"# {as_markdown(looked.job)}: {looked.outcome}", "", as_markdown(looked.told), ""]
     if looked.signals:
         version = f"version {as_markdown(looked.version)} ({as_markdown(looked.candidate)})"
