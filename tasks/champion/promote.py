@@ -26,8 +26,8 @@ from tasks.runtimes.runner import open_runner
 from tasks.serving.card import model_card
 from tasks.serving.promoted import Promoted
 from tasks.serving.readme import version_readme
-from tasks.storage.locks import LockTaken
 from tasks.trials.request import request_of
+from validators.errors import LockTaken
 from validators.gates.approval import Approval, NotApproved
 from validators.records.run import Champion, Inventory, Variant
 from validators.samples.datasets import Arrays

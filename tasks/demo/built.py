@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from tasks.demo.assets import Asset, sha256_of
+from tasks.demo.assets import Asset
+from validators.digests import digest_file
 
 Notes = dict[str, float | int | str]
 
@@ -58,7 +59,7 @@ def build_once(
             begun = time.monotonic()
             notes = make(scratch)
             notes["build_seconds"] = round(time.monotonic() - begun, 1)
-            record = {"digest": sha256_of(scratch / model_file), "notes": notes}
+            record = {"digest": digest_file(scratch / model_file), "notes": notes}
             (scratch / _RECORD_FILE).write_text(json.dumps(record, indent=2, sort_keys=True), encoding="utf-8")
             # Temporary folders and safetensors files are private to their owner; the demo must be readable by others.
             for path in scratch.iterdir():
@@ -88,6 +89,6 @@ def _move_into_place(scratch: Path, folder: Path) -> None:
 
 
 def _recipe_digest(assets: Sequence[Asset], sources: Sequence[Path], distributions: Sequence[str], seed: int) -> str:
-    parts = [asset.sha256 for asset in assets] + [sha256_of(source) for source in sources]
+    parts = [asset.sha256 for asset in assets] + [digest_file(source) for source in sources]
     parts += [f"{name}=={metadata.version(name)}" for name in distributions] + [str(seed)]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()

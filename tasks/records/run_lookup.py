@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from tasks.records.run_record import EXPERIMENT, FLOW_RUN
 from tasks.registry.mlflow_registry import pages, registry_call
+from tasks.storage.files import write_whole
 from validators.errors import JobError
 from validators.job.job import Job
 from validators.job.read_job import read_job
@@ -106,11 +107,10 @@ def write_page(path: Path, content: bytes) -> None:
     Raises:
         JobError: the file cannot be written.
     """
-    temporary = path.with_name(f".{path.name}.writing")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_bytes(content)
-        temporary.replace(path)
+        with write_whole(path) as partial:
+            partial.write_bytes(content)
     except OSError as error:
         raise JobError(
             found=f"{path}: {error.strerror}", expected="a file that can be written", fix="give another with --out"

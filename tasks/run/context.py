@@ -16,7 +16,7 @@ from tasks.run.footprint import Footprint
 from tasks.run.log_redaction import redact_logs
 from tasks.run.settings import make_state_folder, state_folder, store_place, tracking_uri
 from tasks.runtimes.libraries import find_library
-from tasks.storage.leftovers import remove_leftovers
+from tasks.storage.files import remove_leftovers
 from tasks.storage.locks import Locks
 from tasks.storage.places import open_locks, open_store
 from tasks.storage.store import Store

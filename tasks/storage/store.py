@@ -17,13 +17,12 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
 
-from tasks.storage.locks import Locks, LockTaken
+from tasks.storage.files import MAKING, room_in
+from tasks.storage.locks import Locks
 from tasks.storage.portable import pack, references, unpack, without_places
-from tasks.storage.s3_retry import ObjectMissing
 from tasks.storage.shared_entries import RECORD_FILE, SharedEntries
-from tasks.storage.space import room_in
 from validators.digests import digest_values
-from validators.errors import InfrastructureError
+from validators.errors import InfrastructureError, LockTaken, ObjectMissing
 
 log = logging.getLogger("quantgate")
 
@@ -205,7 +204,7 @@ class Store:
         try:
             with room_in(self.root):
                 place.parent.mkdir(parents=True, exist_ok=True)
-                folder = Path(tempfile.mkdtemp(dir=place.parent, prefix=".making-"))
+                folder = Path(tempfile.mkdtemp(dir=place.parent, prefix=MAKING))
                 yield folder
         finally:
             if folder is not None:

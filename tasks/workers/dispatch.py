@@ -11,7 +11,7 @@ from tasks.run.settings import hands_to_workers, worker_wait_seconds
 from tasks.workers.order_tracking import hand_over, published_inventory, wait_for
 from tasks.workers.orders import Order, code_version, keep_arguments, place_marker, place_of, read_answer
 from tasks.workers.steps import CANDIDATE, Step
-from validators.errors import CandidateRefused, InfrastructureError, QuantgateError, WorkLost
+from validators.errors import CandidateRefused, InfrastructureError, QuantgateError, StorageFull, WorkLost
 from validators.job.candidate_name import Target, decode
 from validators.records.measurements import Accuracy
 from validators.records.run import Inventory, Refusal, Trial
@@ -54,6 +54,9 @@ def try_candidates(run: Run, inventory: Inventory, baseline: Accuracy) -> tuple[
     """Every candidate of the job made and timed by a worker of its own target, in the job's order.
 
     One whose worker died, or for which there is none, is refused as infrastructure.
+
+    Raises:
+        StorageFull: every further candidate would fail the same way.
     """
     names = run.job.candidate_names
     # Simulations take longest: started last, they would keep the other workers waiting.
@@ -109,6 +112,8 @@ def _trial(name: str, answer: Any) -> Trial:
         log.info("%s: back from its worker", name)
         return answer
     assert isinstance(answer, QuantgateError)
+    if isinstance(answer, StorageFull):
+        raise answer
     kind = answer.kind if isinstance(answer, CandidateRefused) else "infrastructure"
     reason = f"{answer.found}; expected {answer.expected}; {answer.fix}"
     log.warning("%s: %s", name, reason)

@@ -67,6 +67,7 @@ def same_machine(manifest: dict[str, Any], here: dict[str, str]) -> bool:
     return all(manifest[key] == here[key] for key in ("runtime", "runtime_version", "gpu", "compute_capability"))
 
 
+# Not `validators.digests`: this folder goes to consumers, and may import nothing of quantgate.
 def digest_file(path: Path) -> str:
     """Return the sha256 of a file, in 64 hexadecimal characters."""
     with path.open("rb") as stream:

@@ -16,9 +16,8 @@ from pathlib import Path
 import pytest
 
 from tasks.storage.shared_entries import RECORD_FILE
-from tasks.storage.space import StorageFull
 from tasks.storage.store import Store
-from validators.errors import InfrastructureError
+from validators.errors import InfrastructureError, StorageFull
 from validators.records.measurements import Estimate
 
 ROOT = Path(__file__).parents[4]
