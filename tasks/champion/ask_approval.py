@@ -18,12 +18,13 @@ from tasks.records.publish_report import write_report
 from tasks.records.result_document import Findings, conclude_awaiting
 from tasks.records.run_record import record_awaiting
 from tasks.reporting.markdown import question_markdown, verdict_markdown
-from tasks.run.context import Given, Run, log
+from tasks.run.context import Run, log
 from validators.errors import JobError
 from validators.plain_text import as_markdown
 from validators.records.result import Result
 from validators.records.run import Champion, device_class
 from validators.records.sign_off import SignOff
+from validators.samples.given import Given
 
 DEPLOYMENT = "quantize/on-demand"
 # Label of the flow run, so that listing waiting runs need not read artifacts.

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from tasks.champion.fetch_champion import fetch_champion
 from tasks.champion.promote import find_champion
-from tasks.champion.readback import check_folder
 from tasks.measure.metrics.drops import estimate_drop
 from tasks.ptq.graph.edits import model_bytes
-from tasks.registry.mlflow_registry import connect, registry_call
-from tasks.run.context import Given, Run, log
+from tasks.run.context import Run, log
 from tasks.run.job_metric import job_metric
-from tasks.run.settings import registry_uri
 from tasks.run.step import step
 from tasks.trials.build_engine import with_engine
 from tasks.trials.measure_accuracy import Reference, measure_accuracy
@@ -30,14 +27,7 @@ from validators.providers import TENSORRT
 from validators.records.libraries import Libraries
 from validators.records.measurements import Accuracy
 from validators.records.run import Champion, Inventory, SessionSettings, Trial, Variant
-
-
-@dataclass(frozen=True)
-class FetchedChampion:
-    """The champion's artifact and its manifest, as downloaded from the registry."""
-
-    model: Path
-    manifest: Path
+from validators.samples.given import Given
 
 
 @step("look up champion")
@@ -149,32 +139,6 @@ def variant_of(run: Run, champion: Champion) -> Variant:
     path = fetched.model
     settings = SessionSettings(**manifest["session"], libraries=_libraries_of(run, manifest.get("libraries", [])))
     return Variant(champion.candidate, path, champion.digest, model_bytes(path), settings)
-
-
-def fetch_champion(run: Run, champion: Champion) -> FetchedChampion:
-    """Download the champion's artifact from the registry into the store, and check each file against its registration.
-
-    Raises:
-        VersionUnsound: a file differs or is missing.
-        InfrastructureError: the registry does not answer.
-    """
-    uri = f"models:/{champion.name}/{champion.version}"
-    with connect(run.tracking_uri) as client:
-        tags = registry_call(client.get_model_version, champion.name, champion.version).tags
-
-    def fetch(folder: Path) -> FetchedChampion:
-        from mlflow.artifacts import download_artifacts
-
-        with connect(run.tracking_uri):
-            model = Path(registry_call(download_artifacts, artifact_uri=uri, dst_path=str(folder)))
-        # Check the version before opening any of its files.
-        check_folder(uri, model / "artifacts", tags)
-        return FetchedChampion(model / "artifacts" / "variant" / "model.onnx", model / "artifacts" / "manifest.json")
-
-    key = (registry_uri(run.tracking_uri), champion.name, champion.version, champion.digest)
-    fetched = run.store.make("champion", key, FetchedChampion, fetch)[0]
-    check_folder(uri, fetched.manifest.parent, tags)
-    return fetched
 
 
 def _libraries_of(run: Run, described: list[dict[str, str]]) -> Libraries:

@@ -7,13 +7,14 @@ import json
 from tasks.ptq.graph.edits import model_bytes
 from tasks.records.run_record import run_address
 from tasks.registry.champion_slot import Place
-from tasks.run.context import Given, Run
+from tasks.run.context import Run
 from tasks.runtimes.runner import open_runner
 from tasks.serving.promoted import Promoted
 from validators.gates.approval import Approval
 from validators.records.journal import now
 from validators.records.run import Inventory
 from validators.samples.datasets import Arrays
+from validators.samples.given import Given
 
 
 def describe_version(

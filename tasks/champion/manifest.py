@@ -13,7 +13,7 @@ import numpy as np
 
 from tasks.measure.inventory import ISA_FLAGS
 from tasks.registry.champion_slot import TAG
-from tasks.run.context import Given, Run
+from tasks.run.context import Run
 from tasks.runtimes import openvino
 from tasks.runtimes.libraries import describe_library
 from tasks.runtimes.ort import DISTRIBUTIONS
@@ -24,6 +24,7 @@ from validators.records.measurements import Saturation
 from validators.records.run import Inventory, Variant
 from validators.records.verdicts import Verdict
 from validators.samples.datasets import TensorSpec
+from validators.samples.given import Given
 
 FORMAT = 2
 # Distribution with which a consumer identifies the GPU.

@@ -18,19 +18,20 @@ from tasks.champion.manifest import lineage_of, manifest_of, runtime_requirement
 from tasks.champion.promote_version import Offer, promote_version
 from tasks.champion.readback import check_answer
 from tasks.champion.reconcile import reconcile
+from tasks.measure.request import request_of
 from tasks.registry.champion_slot import Place, champion_at, place_of
 from tasks.registry.mlflow_registry import connect, quiet_mlflow, registry_call
-from tasks.run.context import Given, Run, log
+from tasks.run.context import Run, log
 from tasks.run.step import step
 from tasks.runtimes.runner import open_runner
 from tasks.serving.card import model_card
 from tasks.serving.promoted import Promoted
 from tasks.serving.readme import version_readme
-from tasks.trials.request import request_of
 from validators.errors import LockTaken
 from validators.gates.approval import Approval, NotApproved
 from validators.records.run import Champion, Inventory, Variant
 from validators.samples.datasets import Arrays
+from validators.samples.given import Given
 
 CONSUMER = Path(__file__).with_name("consumer") / "consumer.py"
 # Samples with which a registered version is checked, at least: one number would not show the scale of an output.

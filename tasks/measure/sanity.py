@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tasks.measure.metrics.perplexity import WINDOWS_AT_ONCE
 from tasks.runtimes.runner import open_runner
-from validators.records.measurements import Answers
-from validators.records.run import SessionSettings
-from validators.samples.datasets import Arrays
+from validators.records.measurements import Answers, Sanity
+from validators.records.run import SessionSettings, Variant
+from validators.samples.datasets import Arrays, Samples
 
 RUNS = 3
+# Enough to tell a constant answer, and a random one; samples of perplexity are whole windows of text.
+SANITY_SAMPLES, SANITY_WINDOWS = 8, 2
 _NUMBERS = "biuf"
 
 
@@ -26,6 +30,20 @@ class OutputPart:
     answers: Answers
     first: NDArray[Any] | None
     rows: int
+
+
+def sanity_batches(samples: Samples, fixed_batch: int | None, *, of_text: bool) -> list[Arrays]:
+    """Return the samples that are asked; with `of_text` each is a window of text."""
+    wanted = SANITY_WINDOWS if of_text else SANITY_SAMPLES
+    size = fixed_batch or (WINDOWS_AT_ONCE if of_text else wanted)
+    return list(islice(samples.batches(size), max(1, wanted // size)))
+
+
+def make_sanity(variant: Variant, batches: Sequence[Arrays], baseline: tuple[Answers, ...] | None, _: Path) -> Sanity:
+    """Ask a variant; `baseline` holds the answers of the baseline, None for the baseline itself."""
+    found = ask(variant.loaded, variant.session, batches)
+    samples = sum(len(next(iter(batch.values()))) for batch in batches)
+    return Sanity(samples, RUNS, found if baseline is None else baseline, found)
 
 
 def ask(model: Path, settings: SessionSettings, batches: Sequence[Arrays]) -> tuple[Answers, ...]:

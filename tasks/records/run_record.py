@@ -18,7 +18,7 @@ from tasks.registry.mlflow_entities import as_metrics, as_params, as_tags, flat
 from tasks.registry.mlflow_registry import connect, experiment_id, registry_call
 from tasks.registry.mlflow_runs import KIND, NAME, OUTCOME, close_candidates, delete_duplicates, find_or_create_run
 from tasks.reporting.page import job_yaml
-from tasks.run.context import Evidence, Given, Run, log
+from tasks.run.context import Run, log
 from tasks.run.settings import pages_address
 from tasks.run.step import step
 from validators.calibration.judge import RANGES_FILE
@@ -26,6 +26,7 @@ from validators.records.artifact_paths import CONFIRMATION_ROWS, JOB, RESULT
 from validators.records.result import Result
 from validators.records.run import CalibrationVerdict, Inventory, Trial
 from validators.samples.datasets import Samples
+from validators.samples.given import Evidence, Given
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

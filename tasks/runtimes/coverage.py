@@ -18,7 +18,7 @@ from tasks.runtimes.macs import BLOCKED_DOMAIN, all_graphs, count_macs
 from tasks.runtimes.openvino_kernels import kernels_by_node, products_behind
 from tasks.runtimes.unfused import CONVERSIONS, find_unfused
 from validators.providers import CPU_PROVIDER, OPENVINO_PROVIDER, ORT_TENSORRT_PROVIDER
-from validators.records.measurements import UNNAMED, Coverage, KernelProfile, KernelTime, Product
+from validators.records.measurements import UNNAMED, Coverage, KernelProfile, KernelTime, MultipliedNode
 from validators.records.run import SessionSettings
 from validators.samples.datasets import Arrays
 
@@ -200,5 +200,5 @@ def _sum_up(counted: list[tuple[str, int, Kernel]], events: list[dict[str, Any]]
         float_nodes=tuple(name for name, macs in in_float.most_common() if macs),
         half_nodes=tuple(name for name, macs in in_half.most_common() if macs),
         providers=tuple(sorted({args["provider"] for _, _, args in kernel_events(events)})),
-        products=tuple(Product(*node, macs // requests) for node, macs in by_node.items() if macs),
+        products=tuple(MultipliedNode(*node, macs // requests) for node, macs in by_node.items() if macs),
     )

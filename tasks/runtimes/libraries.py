@@ -7,6 +7,8 @@ A library is code that every session runs. The job names it, never a model file,
 from __future__ import annotations
 
 import importlib
+import shutil
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
@@ -32,6 +34,11 @@ def find_library(named: OperatorLibrary) -> Library:
         check_library(None, library.digest)
     _check_loads(library)
     return library
+
+
+def copy_library(library: Library, folder: Path) -> Library:
+    """Copy the file of a library into a folder and return the library of the copy."""
+    return replace(library, path=Path(shutil.copy(library.path, folder)))
 
 
 def describe_library(library: Library) -> dict[str, str]:

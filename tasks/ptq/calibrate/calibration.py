@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 from tasks.ptq.calibrate.collect import collect_statistics
@@ -11,6 +14,9 @@ from validators.job.candidate_name import RangeMethod
 from validators.records.libraries import Libraries
 from validators.samples.datasets import Samples
 
+log = logging.getLogger("quantgate")
+# Calibration holds activations in memory, and is shared: two at a time would double the memory for nothing.
+ONE_AT_A_TIME = threading.Lock()
 # The range method of each name, and the share of values that a percentile range keeps, in percent.
 METHODS: dict[RangeMethod, tuple[Method, float]] = {
     "minmax": ("minmax", 100.0),
@@ -54,6 +60,31 @@ def calibrate(
     )
     save_statistics(statistics, collected.statistics)
     return {"passes": collected.passes, "samples": collected.samples, "predicted_mb": collected.predicted_mb}
+
+
+def make_statistics(
+    graph: Callable[[], Path],
+    samples: Samples,
+    threads: int,
+    max_memory_mb: Callable[[], float],
+    fixed_batch: int | None,
+    libraries: Libraries,
+    folder: Path,
+) -> Path:
+    """Write the statistics of a graph's activations into a folder; return their file."""
+    model, statistics = graph(), folder / "statistics.npz"
+    with ONE_AT_A_TIME:
+        run = calibrate(
+            model,
+            samples,
+            statistics,
+            threads=threads,
+            max_memory_mb=max_memory_mb(),
+            fixed_batch=fixed_batch,
+            libraries=libraries,
+        )
+    log.info("calibrated: %s", ", ".join(f"{name} {value:.0f}" for name, value in run.items()))
+    return statistics
 
 
 def read_ranges(statistics: Path, method: RangeMethod, *, symmetric: bool) -> dict[str, Range]:

@@ -55,6 +55,18 @@ def prepare_graph(source: Path, prepared: Path, libraries: Libraries = ()) -> di
     return changes | ({"constants widened to float32": widened} if widened is not None else {})
 
 
+def make_prepared(source: Path, libraries: Libraries, folder: Path) -> Path:
+    """Write the prepared graph into a folder; return its file."""
+    prepare_graph(source, folder / "prepared.onnx", libraries)
+    return folder / "prepared.onnx"
+
+
+def make_fused(source: Path, libraries: Libraries, folder: Path) -> Path:
+    """Write the fused graph into a folder; return its file."""
+    fuse_graph(source, folder / "fused.onnx", libraries)
+    return folder / "fused.onnx"
+
+
 def fuse_graph(source: Path, fused: Path, libraries: Libraries = ()) -> dict[str, int]:
     """Apply ONNX Runtime's transformer fusions (attention, GELU, layer norm); return the number of new nodes by operator.
 

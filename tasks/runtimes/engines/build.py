@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata, util
 from pathlib import Path
@@ -89,6 +89,22 @@ def build_engine(
         timing_cache_digest=digest_file(cache) if cache.exists() else None,
     )
     return Engine(engine, manifest, folder / LOG, cache if cache.exists() else None, _layers(folder, messages))
+
+
+def make_engine(
+    onnx: Path,
+    build: BuildSettings,
+    gpu: Gpu | None,
+    timing_caches: Path | None,
+    keep_log: Callable[[Path], Path | None],
+    folder: Path,
+) -> Engine:
+    """Build an engine into the folder of an entry. `keep_log` moves the log of a build that failed out of it."""
+    try:
+        return build_engine(onnx, build, folder, gpu=gpu, timing_caches=timing_caches)
+    except CandidateRefused as error:
+        error.log = keep_log(folder / LOG)
+        raise
 
 
 def _layers(folder: Path, messages: Iterable[tuple[str, str]]) -> tuple[EngineLayer, ...]:

@@ -30,7 +30,7 @@ from tasks.runtimes.kernels import Kernel
 from tasks.runtimes.macs import count_macs
 from validators.providers import CPU_PROVIDER, TENSORRT
 from validators.records.engines import EngineLayer
-from validators.records.measurements import UNNAMED, Coverage, Product
+from validators.records.measurements import UNNAMED, Coverage, MultipliedNode
 from validators.records.run import SessionSettings
 from validators.samples.datasets import Arrays
 
@@ -73,7 +73,9 @@ def coverage_of_layers(onnx_path: Path, layers: Sequence[EngineLayer], batch: Ar
         float_nodes=tuple(name for name, kernel in found.items() if _is_float(kernel)),
         providers=(TENSORRT,),
         us_by_kernel=_times(layers),
-        products=tuple(Product(name, kernels.get(name, _UNKNOWN).name, count) for name, count in macs.items() if count),
+        products=tuple(
+            MultipliedNode(name, kernels.get(name, _UNKNOWN).name, count) for name, count in macs.items() if count
+        ),
     )
 
 
