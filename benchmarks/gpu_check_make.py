@@ -27,11 +27,12 @@ from tasks.runtimes.coverage import measure_coverage
 from tasks.storage.store import Store
 from validators.digests import digest_code, digest_model
 from validators.errors import CandidateRefused
-from validators.job.candidate_name import GPU_TARGETS, Candidate, Target, decode
+from validators.job.candidate_name import Candidate, decode
 from validators.providers import CPU_PROVIDER, GPU_PROVIDERS, TENSORRT
 from validators.records.engines import BuildSettings, Engine, ShapeRange
 from validators.records.run import Gpu, SessionSettings, Variant
 from validators.samples.datasets import Arrays
+from validators.targets import is_on_gpu
 
 MAKER_CODE = digest_code([Path(part.__path__[0]) for part in (tasks.ptq, tasks.runtimes)])
 # The name of the source at its own precision among the candidates.
@@ -83,7 +84,7 @@ class Workshop:
         key = (*self._key, self.bundle.evaluation.file.digest)
         return self.store.make("reference", key, Reference, make)[0]
 
-    def variant(self, name: str, target: Target) -> Variant:
+    def variant(self, name: str, target: str) -> Variant:
         """The candidate's variant, ready to be loaded; `fp32` is the source itself.
 
         Raises:
@@ -91,7 +92,7 @@ class Workshop:
         """
         candidate = Candidate("fp16", target) if name == FLOAT else decode(f"{name}@{target}")
         settings = session_settings(candidate, usable_cores())
-        if target in GPU_TARGETS:
+        if is_on_gpu(target):
             self._refuse_missing(settings.provider)
         if name == FLOAT:
             source = self.bundle.source

@@ -43,10 +43,11 @@ from tasks.storage.store import Store  # noqa: E402
 from tasks.trials.make_candidate import materials_of  # noqa: E402
 from validators.errors import CandidateRefused  # noqa: E402
 from validators.graph.source_graph import RULES, lint, opset_of  # noqa: E402
-from validators.job.candidate_name import DEFAULT_CANDIDATES, Candidate, Target, decode  # noqa: E402
+from validators.job.candidate_name import Candidate, decode  # noqa: E402
 from validators.job.read_job import parse_job  # noqa: E402
 from validators.records.run import SessionSettings  # noqa: E402
 from validators.samples.datasets import Arrays, load_samples  # noqa: E402
+from validators.targets import BUILT_IN, facts_of  # noqa: E402
 
 RESULTS = HERE / "results"
 MODELS: dict[str, Callable[[Path, int], Path]] = {"transformer": transformer, "cnn": cnn, "lstm": lstm}
@@ -180,14 +181,14 @@ def fused_kernels(model: Path, settings: SessionSettings, folder: Path) -> dict[
     return dict(sorted(Counter(FAMILY[node.op_type] for node in nodes if node.op_type in FAMILY).items()))
 
 
-def cells(model: str, opset: int, targets: Collection[Target], builds: bool) -> dict[str, list[Cell]]:
+def cells(model: str, opset: int, targets: Collection[str], builds: bool) -> dict[str, list[Cell]]:
     """All default candidates of some targets, of one model at one opset, by target."""
     with tempfile.TemporaryDirectory(prefix="quantgate-") as name:
         bench = open_bench(model, opset, Path(name))
         return {
             target: [
                 bench.make(decode(one), Path(name), with_build=builds and target == "tensorrt")
-                for one in DEFAULT_CANDIDATES[target]
+                for one in facts_of(target).default_candidates
             ]
             for target in targets
         }
@@ -208,7 +209,7 @@ def main(
     rows: list[dict[str, Any]] = []
     for model in models or MODELS:
         for opset in opsets or OPSETS:
-            found = cells(model, opset, list(DEFAULT_CANDIDATES), can_build and opset in BUILT_OPSETS)
+            found = cells(model, opset, list(BUILT_IN), can_build and opset in BUILT_OPSETS)
             rows += [{"model": model, "opset": opset, "target": target} | _row(some) for target, some in found.items()]
             wrong = [f"{cell.candidate}: {fault}" for some in found.values() for cell in some for fault in cell.faults]
             made = sum(cell.outcome == "made" for some in found.values() for cell in some)

@@ -28,9 +28,10 @@ from tasks.ptq.weight_only.int4_grid import round_to_nearest
 from tasks.ptq.weight_only.sites import tensors_to_collect
 from tasks.runtimes.ort import open_session, run_batches
 from validators.errors import CandidateRefused
-from validators.job.candidate_name import DEFAULT_CANDIDATES, Candidate, decode
+from validators.job.candidate_name import Candidate, decode
 from validators.providers import CPU_PROVIDER, CUDA_PROVIDER, ORT_TENSORRT_PROVIDER
 from validators.records.run import SessionSettings
+from validators.targets import facts_of
 
 Floats = NDArray[np.float64]
 CPU = SessionSettings(CPU_PROVIDER, 1)
@@ -119,7 +120,7 @@ def test_int4_kernels_get_activations_and_scales_in_float16(tiny: Tiny, tmp_path
     assert TensorProto.FLOAT not in types_of(path).values()
 
 
-NAMES = (*DEFAULT_CANDIDATES["ort-cuda"], "int4-g64-hqq-asym@ort-cuda", "int4-g16-gptq-asym@ort-cuda")
+NAMES = (*facts_of("ort-cuda").default_candidates, "int4-g64-hqq-asym@ort-cuda", "int4-g16-gptq-asym@ort-cuda")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -190,7 +191,7 @@ def optimized(model: Path, settings: SessionSettings, folder: Path) -> onnx.Grap
 PAIRS = ("QuantizeLinear", "DequantizeLinear", "MatMul", "Gemm")
 
 
-@pytest.mark.parametrize("name", [*DEFAULT_CANDIDATES["ort-tensorrt"], "int4-g64-rtn@ort-tensorrt"])
+@pytest.mark.parametrize("name", [*facts_of("ort-tensorrt").default_candidates, "int4-g64-rtn@ort-tensorrt"])
 def test_tensorrt_sees_the_pairs_of_the_file(tiny: Tiny, tmp_path: Path, folder: Path, name: str) -> None:
     """What the runtime does before it divides a graph, seen on the CPU provider: nothing to pairs and products."""
     candidate = decode(name)

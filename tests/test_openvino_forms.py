@@ -22,9 +22,10 @@ from tasks.ptq.openvino_forms import place_for_openvino, ranges_for_openvino
 from tasks.ptq.sessions import session_settings
 from tasks.runtimes.ort import open_session, run_batches
 from validators.errors import CandidateRefused
-from validators.job.candidate_name import DEFAULT_CANDIDATES, decode
+from validators.job.candidate_name import decode
 from validators.providers import OPENVINO_PROVIDER
 from validators.records.run import SessionSettings
+from validators.targets import facts_of
 
 BASIC = SessionSettings("CPUExecutionProvider", 1, "basic")
 Array = NDArray[Any]
@@ -237,7 +238,7 @@ def test_a_recipe_without_a_form_is_refused(name: str, words: str) -> None:
 
 def test_the_default_list_has_forms_and_runs_on_both_providers() -> None:
     providers = set()
-    for name in DEFAULT_CANDIDATES["ort-openvino"]:
+    for name in facts_of("ort-openvino").default_candidates:
         refuse_other_targets(decode(name))
         providers.add(session_settings(decode(name), 2).provider)
     assert providers == {OPENVINO_PROVIDER, "CPUExecutionProvider"}

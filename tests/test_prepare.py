@@ -26,9 +26,10 @@ from tasks.ptq.weight_only.sites import tensors_to_collect
 from tasks.runtimes.ort import open_session
 from validators.digests import digest_file
 from validators.errors import CandidateRefused
-from validators.job.candidate_name import DEFAULT_CANDIDATES, Candidate, decode
+from validators.job.candidate_name import Candidate, decode
 from validators.records.run import SessionSettings
 from validators.samples.datasets import Arrays
+from validators.targets import facts_of
 
 FLOAT = TensorProto.FLOAT
 
@@ -343,7 +344,7 @@ def test_a_candidate_becomes_the_variant_of_its_recipe(tiny: Tiny, tmp_path: Pat
 def test_every_default_candidate_of_the_cpu_is_made_or_refused(tiny: Tiny, tmp_path: Path, folder: Path) -> None:
     """None fails in another way, and those that need fusions say so on a model that has none."""
     refused = {}
-    for index, name in enumerate(DEFAULT_CANDIDATES["ort-cpu"]):
+    for index, name in enumerate(facts_of("ort-cpu").default_candidates):
         (tmp_path / str(index)).mkdir()
         try:
             variant = make_variant(decode(name), Workshop(tiny, folder).materials, tmp_path / str(index), threads=1)

@@ -14,11 +14,12 @@ from tasks.ptq.sessions import session_settings
 from tasks.runtimes import openvino
 from tasks.runtimes.ort_gpu import probe, why_missing
 from validators.errors import CandidateRefused
-from validators.job.candidate_name import GPU_TARGETS, TARGETS, Target, decode
+from validators.job.candidate_name import decode
 from validators.job.job import Job
 from validators.job.recipe_words import describe
 from validators.providers import CUDA_PROVIDER, ORT_TENSORRT_PROVIDER
 from validators.records.run import Gpu, Inventory
+from validators.targets import is_on_gpu, target_names
 
 Rows = list[tuple[str, ...]]
 NO_GPU = openvino.Missing(
@@ -31,7 +32,7 @@ NO_GPU = openvino.Missing(
 def candidate_rows(job: Job) -> Rows:
     """One row a candidate of the job: its name, what it is, and whether this version can make it."""
     rows: Rows = [("Candidate", "What it is", "Here")]
-    inventories: dict[Target, Inventory] = {}
+    inventories: dict[str, Inventory] = {}
     for name in job.candidate_names:
         candidate = decode(name)
         target = candidate.target
@@ -40,7 +41,7 @@ def candidate_rows(job: Job) -> Rows:
             if target == "ort-openvino":
                 openvino.find_device()
             here = "numerics only: never promoted" if candidate.is_simulated else "yes"
-            if target in GPU_TARGETS:
+            if is_on_gpu(target):
                 inventories[target] = inventories.get(target) or take_inventory(target)
                 if session_settings(candidate, 1).provider not in usable_providers(inventories[target]):
                     here = "made and checked, not measured: `quantgate doctor` says what is missing"
@@ -58,7 +59,7 @@ def target_rows() -> Rows:
     """
     inventory = take_inventory("ort-cpu")
     rows: Rows = [("Target", "Here", "Why", "To mend it")]
-    for target in TARGETS:
+    for target in target_names():
         rows.append((target, *_target_state(target, inventory.providers)))
     return rows
 

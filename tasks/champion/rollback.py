@@ -17,7 +17,6 @@ from tasks.run.step import step
 from tasks.storage.locks import Held
 from tasks.storage.places import open_locks
 from validators.errors import ChampionMoved, InfrastructureError, JobError, VersionUnsound
-from validators.job.candidate_name import Target
 from validators.records.journal import ROLLED_BACK, RolledBack, now, predecessors, read_rolled_back, tag_of
 
 if TYPE_CHECKING:
@@ -48,7 +47,7 @@ class Rollback:
 
 def roll_back(
     model: str,
-    target: Target,
+    target: str,
     to: int | None = None,
     reason: str = "",
     *,
@@ -167,7 +166,7 @@ def _check(place: Place, version: Any) -> None:
 def _device_here(target: Any) -> str | None:
     try:
         return take_inventory(target).device_key
-    except InfrastructureError:
+    except (InfrastructureError, JobError):
         return None
 
 

@@ -8,8 +8,9 @@ from tasks.run.context import Run, log
 from tasks.run.step import step
 from tasks.runtimes import openvino
 from tasks.runtimes.ort_gpu import device_of
-from validators.job.candidate_name import GPU_TARGETS, Candidate
+from validators.job.candidate_name import Candidate
 from validators.records.run import Inventory
+from validators.targets import is_on_gpu
 
 
 @step("take inventory")
@@ -22,7 +23,7 @@ def take_target_inventory(run: Run) -> Inventory:
     missing = openvino.why_missing() if run.job.target == "ort-openvino" else None
     if missing:
         log.warning("target ort-openvino: %s; expected %s; %s", missing.found, missing.expected, missing.fix)
-    if run.job.target in GPU_TARGETS and inventory.gpu is None:
+    if is_on_gpu(run.job.target) and inventory.gpu is None:
         ends = (
             "engines are built ahead of time and looked at" if run.job.target == "tensorrt" else "candidates are made"
         )

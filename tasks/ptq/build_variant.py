@@ -29,10 +29,11 @@ from tasks.ptq.weight_only.matmul_nbits import quantize_weights
 from validators.digests import digest_model, digest_values
 from validators.errors import CandidateRefused
 from validators.graph.source_graph import opset_of
-from validators.job.candidate_name import GPU_TARGETS, Candidate
+from validators.job.candidate_name import Candidate
 from validators.records.libraries import Libraries
 from validators.records.run import Variant
 from validators.samples.datasets import Arrays
+from validators.targets import is_on_gpu
 
 LEFT = "nodes left in float"
 
@@ -106,7 +107,7 @@ def _digest(path: Path, libraries: Libraries) -> str:
 def _notes(candidate: Candidate, materials: Materials) -> tuple[str, ...]:
     if candidate.is_simulated:
         return ("FP8 has no kernels on a CPU: numerics are simulated, latency is not measured",)
-    if candidate.precision == "int8" and materials.reduced_range and candidate.target not in GPU_TARGETS:
+    if candidate.precision == "int8" and materials.reduced_range and not is_on_gpu(candidate.target):
         return ("this processor adds pairs of INT8 products in 16 bits: weights have 7 bits, so that no sum saturates",)
     return ()
 

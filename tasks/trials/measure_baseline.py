@@ -16,10 +16,11 @@ from tasks.run.step import step
 from tasks.trials.build_engine import with_engine
 from tasks.trials.measure_accuracy import measure_accuracy, on_selection
 from validators.errors import CandidateRefused, InfrastructureError, SourceError
-from validators.job.candidate_name import GPU_TARGETS, Candidate
+from validators.job.candidate_name import Candidate
 from validators.providers import CPU_PROVIDER, TENSORRT
 from validators.records.measurements import Accuracy
 from validators.records.run import Inventory, SessionSettings, Variant
+from validators.targets import is_on_gpu
 
 
 def baseline_variant(run: Run, given: Given, inventory: Inventory) -> Variant:
@@ -32,7 +33,7 @@ def baseline_variant(run: Run, given: Given, inventory: Inventory) -> Variant:
     source = given.source
     threads = run.job.measurement.points[0].threads or usable_cores()
     session = SessionSettings(CPU_PROVIDER, threads, libraries=run.libraries)
-    if inventory.gpu and run.job.target in GPU_TARGETS:
+    if inventory.gpu and is_on_gpu(run.job.target):
         # Loaded as what is float there, too.
         half = Candidate("fp16", run.job.target)
         session = session_settings(half, threads, run.libraries, run.job.provider_options)

@@ -15,7 +15,6 @@ from validators.graph.ort_rules import CPU_RULES, CUDA_RULES
 from validators.graph.quantized_graph import QuantizedGraph
 from validators.graph.source_form import is_checkable
 from validators.graph.tensorrt_rules import TENSORRT_RULES
-from validators.job.candidate_name import Target
 from validators.untrusted.external_data import check_external_data, check_sizes, tensors
 from validators.untrusted.external_data import nodes as nodes_in
 
@@ -35,7 +34,7 @@ QUANTIZED_OPERATORS = (
     *("QuantizeBFP", "DequantizeBFP", "QuantizeWithOrder", "DequantizeWithOrder"),
 )
 # The linter's rules by target; none are known of the others.
-RULES: dict[Target, tuple[Rule, ...]] = {"tensorrt": TENSORRT_RULES, "ort-cpu": CPU_RULES, "ort-cuda": CUDA_RULES}
+RULES: dict[str, tuple[Rule, ...]] = {"tensorrt": TENSORRT_RULES, "ort-cpu": CPU_RULES, "ort-cuda": CUDA_RULES}
 # How the types begin that only quantized weights are stored in; INT8 may be data. Half precision is no quantization.
 LOW_BIT_TYPES = ("FLOAT8", "FLOAT4", "INT4", "UINT4", "INT2", "UINT2")
 
@@ -63,7 +62,7 @@ def check_source_graph(path: Path, *, custom_operators: bool = False) -> onnx.Mo
     return model
 
 
-def lint(path: Path, target: Target) -> tuple[Finding, ...]:
+def lint(path: Path, target: str) -> tuple[Finding, ...]:
     """What a runtime would refuse of an ONNX file, silently compute in float, or do slower than it could; gravest first.
 
     The file may be any, quantized or not: what it needs from a source is not asked. Weights are not read.
