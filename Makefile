@@ -3,7 +3,7 @@ VENV := .venv
 READY := $(VENV)/.ready
 BIN := $(VENV)/bin
 
-.PHONY: demo demo-image test test-faults docs lint format ui serve deploy worker audit gpu-check lock schemas clean
+.PHONY: demo demo-image test test-all test-rest test-faults docs lint format ui serve deploy worker audit gpu-check lock schemas clean
 
 demo: $(READY)
 	@$(BIN)/quantgate demo
@@ -13,8 +13,19 @@ demo-image: $(READY)
 
 # Two processes, a file of tests at a time; more where there is room: each brings models and servers of its own, up to 4 GB.
 TEST_PROCESSES := 2
+PYTEST := $(BIN)/pytest -n $(TEST_PROCESSES) --dist loadfile
+
+# Units, documentation, one run on each CPU target and a promotion that is killed.
 test: $(READY)
-	@$(BIN)/pytest -n $(TEST_PROCESSES) --dist loadfile
+	@$(PYTEST) -m "golden or not slow"
+
+# All tests. They need Chromium and PostgreSQL, which pip does not install.
+test-all: $(READY)
+	@$(PYTEST)
+
+# What `make test` leaves out.
+test-rest: $(READY)
+	@$(PYTEST) -m "slow and not golden"
 
 # Every kill at every stage of a run, on real servers: minutes to an hour; docs/faults.md.
 test-faults: $(READY)
@@ -69,7 +80,7 @@ lock: $(READY)
 	@$(LOCK) requirements/uv.in -o requirements/uv.txt
 
 # Known vulnerabilities of what is locked, from a database on the network; what it cannot look up fails too (--strict). No part of
-# what a change must pass: what can be known without a network is in tests/test_locks.py and tests/test_environment.py.
+# what a change must pass: what can be known without a network is in tests/unit/tasks/storage/test_locks.py and tests/docs/test_environment.py.
 AUDIT := $(BIN)/uv tool run pip-audit==2.9.0 --strict --require-hashes --disable-pip
 audit: $(READY)
 	@$(AUDIT) -r requirements/cpu.txt

@@ -24,7 +24,7 @@ import typer
 from numpy.typing import NDArray
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent / "tests")]
+sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent / "tests"), str(HERE.parent / "tests" / "support")]
 
 from calibration_figures import save  # noqa: E402  # from the folders that the line above adds
 from exported_models import LABELS, LENGTH, SIDE, TOKENS, cnn, lstm, transformer  # noqa: E402

@@ -23,7 +23,7 @@ import numpy as np
 import typer
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "tests")]
+sys.path[:0] = [str(HERE), str(HERE.parent / "tests"), str(HERE.parent / "tests" / "support")]
 
 from calibration_figures import save  # noqa: E402  # from the folders that the line above adds
 from conftest import tiny_model, tiny_samples, tiny_weights  # noqa: E402  # after what makes it importable

@@ -22,7 +22,7 @@ import psutil
 import typer
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "tests")]
+sys.path[:0] = [str(HERE), str(HERE.parent / "tests"), str(HERE.parent / "tests" / "support")]
 
 from calibration_figures import save  # noqa: E402  # from the folders that the line above adds
 from stack import BUCKET, Stack, wait_until  # noqa: E402  # after what makes it importable

@@ -1,4 +1,4 @@
-"""Reads what the pinned bindings of TensorRT offer into `tests/tensorrt_api.json`: `python infra/tensorrt_api.py [WHEEL]`.
+"""Read the API of the pinned TensorRT bindings into `tests/support/tensorrt_api.json`: `infra/tensorrt_api.py [WHEEL]`.
 
 Names, arguments and members alone: facts that the tests hold the adapter against where TensorRT itself cannot be installed.
 The bindings are linked with TensorRT's libraries, which they need not find to be imported: libraries of those names that do
@@ -21,7 +21,7 @@ from typing import Any
 
 WHEEL = "tensorrt-cu13-bindings==11.4.0.106"
 MODULE = "tensorrt_bindings.tensorrt"
-TARGET = Path(__file__).parents[1] / "tests" / "tensorrt_api.json"
+TARGET = Path(__file__).parents[1] / "tests" / "support" / "tensorrt_api.json"
 # What `tasks/runtimes/trt_engine` may use; whatever else it uses fails the test until it stands here.
 CLASSES = (
     "Builder",

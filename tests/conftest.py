@@ -19,16 +19,21 @@ from tasks.ptq.eight_bit.qdq import QdqReport, quantize_qdq
 from validators.samples.datasets import TensorSpec, load_samples
 
 FEATURES, HIDDEN, CLASSES = 64, 128, 4
+SYSTEM = Path(__file__).parent / "system"
 # How long an example takes is a matter of what else the machine does.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Tests of a GPU are left out where there is none: the suite is complete without, and `-m gpu` alone says that none ran.
 
-    The whole of the fault tests takes an hour: it is left out unless `-m` asks for it by name.
+    The whole of the fault tests takes an hour: it is left out unless `-m` asks for it by name. System tests are slow.
     """
+    for item in items:
+        if SYSTEM in item.path.parents:
+            item.add_marker("slow")
     left_out = [] if has_gpu() else ["gpu"]
     if "faults" not in config.getoption("markexpr"):
         left_out.append("faults")

@@ -1,7 +1,7 @@
 """What ONNX Runtime makes of a Q/DQ graph, as rules: for the CPU provider and for the CUDA provider.
 
 Those of the CPU provider were read from the optimized graphs and the numbers of ONNX Runtime 1.31.1 at its default
-optimization, and `tests/test_ort_rules.py` repeats them. What each kernel asks for in full stands in
+optimization, and `tests/unit/validators/graph/test_ort_rules.py` repeats them. What each kernel asks for in full stands in
 `tasks/ptq/eight_bit/placement.py`. The rule of the CUDA provider is from its list of kernels, and was not run.
 """
 

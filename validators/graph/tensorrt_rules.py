@@ -1,8 +1,8 @@
 """What TensorRT makes of a Q/DQ graph, as rules that are checked before any build.
 
 Each claim was read from builds by TensorRT-RTX 1.7.1 ahead of time for compute capability 8.9: the errors of its parser and
-builder, and the data types in its `Layers:` text; `tests/test_tensorrt_rules.py` repeats all of them. Nothing here was run on
-a GPU. In a check's docstring the first line is the claim, the rest is the reason.
+builder, and the data types in its `Layers:` text; `tests/unit/validators/graph/test_tensorrt_rules.py` repeats all of them.
+Nothing here was run on a GPU. In a check's docstring the first line is the claim, the rest is the reason.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Why TensorRT makes no engine of a file: what its parser and its builder say, with the likely cause and what to do about it.
 
-Each message of the first table was provoked from TensorRT-RTX 1.7.1 by a build ahead of time (`tests/test_engine_errors.py`);
-those of the second need a GPU, and are as NVIDIA's documentation and samples print them.
+Each message of the first table was provoked from TensorRT-RTX 1.7.1 by a build ahead of time
+(`tests/unit/tasks/runtimes/test_engine_errors.py`); those of the second need a GPU, and are as NVIDIA's documentation and
+samples print them.
 """
 
 from __future__ import annotations

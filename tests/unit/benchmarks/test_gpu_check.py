@@ -1,0 +1,312 @@
+"""The check for a machine with a GPU, as far as it goes without one: going on, merging, the table, the refusals."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gpu_check_inspect import apart
+from gpu_check_record import Results, merge, read, results_path
+from gpu_check_session import Check, Options
+from gpu_check_table import render
+from gpu_check_trtexec import command, measure_trtexec, parse
+from gpu_check_wheels import REQUIREMENTS
+
+from validators.errors import CandidateRefused, DataError, InfrastructureError
+
+ROOT = Path(__file__).parents[3]
+INVENTORY = {"device": "NVIDIA H200 cc9.0 driver 580", "cpu": "c", "cores": 16, "versions": {"torch": "2"}}
+INVENTORY["gpu"] = {"name": "NVIDIA H200", "compute_capability": "9.0"}
+FAILED = {"refused": {"kind": "infrastructure", "reason": "the process died"}}
+UNSUPPORTED = {"refused": {"kind": "unsupported", "reason": "no kernels"}}
+
+
+def test_what_is_there_is_not_measured_again(tmp_path: Path) -> None:
+    """A new process goes on with the file; only what failed for reasons outside the model is tried again."""
+    path = tmp_path / "r.json"
+    results = Results(path, INVENTORY, rehearsal=False)
+    for key, figure in (("a", {"p50_ms": 1.0}), ("b", FAILED), ("c", UNSUPPORTED)):
+        results.put("cells", key, figure)
+    asked: list[str] = []
+    check = Check(Options(tmp_path, tmp_path), Results(path, INVENTORY, rehearsal=False), lambda _: None)
+    for key in "abcd":
+        check.figure("cells", key, lambda key=key: asked.append(key) or {"p50_ms": 2.0})
+    assert asked == ["b", "d"]
+    assert {key: figure.get("p50_ms") for key, figure in read(path)["cells"].items()} == {
+        "a": 1.0,
+        "b": 2.0,
+        "c": None,
+        "d": 2.0,
+    }
+
+
+def test_a_refusal_is_a_figure_and_an_error_of_ours_is_told_in_full(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An error that nobody foresaw is written down, shown with where it came from, and tried again next time."""
+
+    def refuse() -> dict[str, Any]:
+        raise CandidateRefused(kind="unsupported", found="f", expected="e", fix="x")
+
+    check = Check(Options(tmp_path, tmp_path), Results(tmp_path / "r.json", INVENTORY, rehearsal=False), lambda _: None)
+    assert check.figure("cells", "a", refuse) == {"refused": {"kind": "unsupported", "reason": "f; expected e; x"}}
+    found = check.figure("cells", "b", lambda: {"p50_ms": 1 / 0})
+    assert found is not None and found["refused"]["kind"] == "infrastructure"
+    assert "ZeroDivisionError" in found["refused"]["reason"] and "Traceback" in capsys.readouterr().err
+    assert check.results.has("cells", "a") and not check.results.has("cells", "b")
+
+
+def test_nothing_is_begun_that_would_not_end_in_time(tmp_path: Path) -> None:
+    check = Check(
+        Options(tmp_path, tmp_path, seconds=100.0),
+        Results(tmp_path / "r.json", INVENTORY, rehearsal=False),
+        lambda _: None,
+    )
+    check.longest = 99.0
+    assert check.figure("cells", "a", lambda: {"p50_ms": 1.0}) is not None
+    check.longest = 101.0
+    assert check.figure("cells", "b", lambda: {"p50_ms": 1.0}) is None and check.left == 1
+    assert check.figure("cells", "a", lambda: {"p50_ms": 3.0}) == {"p50_ms": 1.0}
+
+
+def write(path: Path, cells: dict[str, Any], **changes: Any) -> Path:
+    figures = Results(path, INVENTORY, rehearsal=False).figures | {"cells": cells} | changes
+    path.write_text(json.dumps(figures), encoding="utf-8")
+    return path
+
+
+def test_files_of_one_gpu_are_merged_by_key(tmp_path: Path) -> None:
+    """The later figure wins, and no refusal takes the place of a figure."""
+    one = write(tmp_path / "1.json", {"a": {"p50_ms": 1.0}, "b": FAILED, "c": {"p50_ms": 3.0}}, parts=[{"n": 1}])
+    two = write(tmp_path / "2.json", {"a": FAILED, "b": {"p50_ms": 2.0}, "c": {"p50_ms": 4.0}}, parts=[{"n": 2}])
+    merged = merge([one, two])
+    assert merged["cells"] == {"a": {"p50_ms": 1.0}, "b": {"p50_ms": 2.0}, "c": {"p50_ms": 4.0}}
+    assert merged["parts"] == [{"n": 1}, {"n": 2}]
+
+
+@pytest.mark.parametrize("changes", [{"rehearsal": True}, {"inventory": INVENTORY | {"device": "another"}}])
+def test_figures_of_two_machines_are_not_mixed(changes: dict[str, Any], tmp_path: Path) -> None:
+    one, other = write(tmp_path / "1.json", {}), write(tmp_path / "2.json", {}, **changes)
+    with pytest.raises(DataError, match="in one file"):
+        merge([one, other])
+    with pytest.raises(DataError, match="in one file"):
+        Results(other, INVENTORY, rehearsal=False)
+
+
+def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "r.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(DataError, match="cannot be read"):
+        read(tmp_path / "r.json")
+
+
+def test_the_newest_file_of_the_gpu_is_gone_on_with(tmp_path: Path) -> None:
+    for day in ("2026-01-02", "2026-01-03"):
+        (tmp_path / f"gpu_nvidia-h200_cc9.0_{day}.json").touch()
+    (tmp_path / "gpu_nvidia-h100_cc9.0_2026-02-01.json").touch()
+    assert results_path(tmp_path, INVENTORY, rehearsal=False).name == "gpu_nvidia-h200_cc9.0_2026-01-03.json"
+    assert results_path(tmp_path, INVENTORY, rehearsal=True).name.startswith("rehearsal_")
+
+
+MODEL = {
+    "source": "weights rounded",
+    "metric": "accuracy",
+    "rounding": {"before": 0.75, "after": 0.7495},
+    "evaluation_samples": 2000,
+    "macs_a_sample": 500_000_000,
+}
+CELL = {
+    "p50_ms": 0.25,
+    "speedup": {"value": 2.0, "low": 1.9, "high": 2.1},
+    "against": "fp16",
+    "tflop_per_s": 40.0,
+    "weights_gb_per_s": 400.0,
+    "energy_mj": 12.5,
+    "peak_gpu_memory_mb": 1234.0,
+    "end_to_end": {"p50_ms": 0.5},
+    "trtexec": {"gpu_compute_ms": 0.24},
+}
+ARTIFACT = {
+    "value": 0.745,
+    "drop": {"value": 0.005, "low": 0.001, "high": 0.009},
+    "coverage": {"low": 0.97},
+    "size_bytes": 45_000_000,
+    "engine_bytes": 24_000_000,
+}
+
+
+def figures_of(**changes: Any) -> dict[str, Any]:
+    key = "tensorrt/text/int8-static-minmax-pc"
+    return {
+        "schema": 1,
+        "rehearsal": False,
+        "inventory": INVENTORY,
+        "parts": [{"started": "2026-01-02T10:00:00+0000"}],
+        "ceilings": {"copy": {"gb_per_s": 4000.0}, "int8": {"tflop_per_s": 800.0}, "fp8": UNSUPPORTED},
+        "models": {"text": MODEL},
+        "artifacts": {key: ARTIFACT},
+        "cells": {"tensorrt/text/b8/int8-static-minmax-pc": CELL, "ort-cuda/text/b8/int8-x": UNSUPPORTED},
+    } | changes
+
+
+def test_the_table_has_each_figure_beside_its_limit() -> None:
+    """40 of 800 TFLOP/s are 5 %, 400 of 4,000 GB/s 10 %; what was refused is listed with its reason."""
+    text = render(figures_of())
+    row = next(line for line in text.splitlines() if line.startswith("| tensorrt"))
+    assert [cell.strip() for cell in row.strip("|").split("|")] == [
+        "tensorrt",
+        "`int8-static-minmax-pc`",
+        "0.25",
+        "2.00 [1.90, 2.10]",
+        "0.5",
+        "0.7450",
+        "+0.0050 [+0.0010, +0.0090]",
+        "97%",
+        "24",
+        "1234",
+        "12.5",
+        "40 (5.0%)",
+        "400 (10.0%)",
+        "0.24",
+    ]
+    head = next(line for line in text.splitlines() if line.startswith("| runtime"))
+    assert head.count("|") == row.count("|")
+    assert "`fp8`, `ort-cuda/text/b8/int8-x`: unsupported: no kernels" in text
+    assert "NVIDIA H200 cc9.0 driver 580" in text and "2026-01-02" in text
+
+
+def test_a_figure_that_is_missing_is_told_as_such() -> None:
+    cell = {key: CELL[key] for key in ("p50_ms", "speedup", "tflop_per_s", "weights_gb_per_s")} | {"against": "fp32"}
+    text = render(figures_of(cells={"pytorch/text/b8/fp16-compiled": cell}, artifacts={}, ceilings={}))
+    row = next(line for line in text.splitlines() if line.startswith("| pytorch"))
+    assert row.count("not told") == 8 and "(no ceiling)" in row and "| |" not in row.replace("  ", " ")
+
+
+def test_a_rehearsal_is_no_table_of_a_gpu() -> None:
+    with pytest.raises(DataError, match="rehearsal"):
+        render(figures_of(rehearsal=True))
+    assert render(figures_of(rehearsal=True), rehearsal=True).startswith("**A rehearsal on a processor")
+
+
+# Written after the documented form of the summary (TensorRT's samples/trtexec/README.md): no output of the program was at hand.
+SUMMARY = """\
+[01/02/2026-10:00:00] [I] === Performance summary ===
+[01/02/2026-10:00:00] [I] Throughput: 1234.5 qps
+[01/02/2026-10:00:00] [I] Latency: min = 0.81 ms, max = 1.2 ms, mean = 0.85 ms, median = 0.84 ms, percentile(90%) = 0.9 ms
+[01/02/2026-10:00:00] [I] Enqueue Time: min = 0.1 ms, max = 0.3 ms, mean = 0.15 ms, median = 0.14 ms
+[01/02/2026-10:00:00] [I] H2D Latency: min = 0.01 ms, max = 0.02 ms, mean = 0.012 ms, median = 0.011 ms
+[01/02/2026-10:00:00] [I] GPU Compute Time: min = 0.71 ms, max = 1.1 ms, mean = 0.75 ms, median = 0.742 ms
+[01/02/2026-10:00:00] [I] D2H Latency: min = 0.004 ms, max = 0.02 ms, mean = 0.005 ms, median = 0.0049 ms
+[01/02/2026-10:00:00] [I] Total Host Walltime: 3.00 s
+"""
+
+
+def test_the_summary_of_trtexec_is_read() -> None:
+    """Of the lines with a median, that of the GPU and that of whole requests."""
+    assert parse(SUMMARY) == {"gpu_compute_ms": 0.742, "latency_ms": 0.84}
+
+
+@pytest.mark.parametrize(("word", "other"), [("GPU Compute Time", "GPU time"), ("median", "middle")])
+def test_another_output_is_refused(word: str, other: str) -> None:
+    with pytest.raises(CandidateRefused, match="without a median"):
+        parse(SUMMARY.replace(word, other))
+
+
+def test_trtexec_is_called_with_the_shapes_or_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = tmp_path / "e.plan"
+    assert "--shapes=ids:8x48,mask:8x48" in command("trtexec", engine, {"ids": (8, 48), "mask": (8, 48)})
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(CandidateRefused, match="no trtexec on the PATH"):
+        measure_trtexec(engine, {"x": (1, 2)})
+    program = tmp_path / "trtexec"
+    program.write_text(
+        f"#!{sys.executable}\nimport sys\nprint({SUMMARY!r}) if '--shapes=x:1x2' in sys.argv else sys.exit('bad')\n"
+    )
+    program.chmod(0o755)
+    assert measure_trtexec(engine, {"x": (1, 2)})["gpu_compute_ms"] == 0.742
+    with pytest.raises(CandidateRefused, match="bad"):
+        measure_trtexec(engine, {"x": (2, 2)})
+
+
+def test_a_process_apart_answers_raises_or_is_given_up() -> None:
+    assert apart(max, 3, 4, seconds=60) == 4
+    with pytest.raises(ZeroDivisionError):
+        apart(divmod, 1, 0, seconds=60)
+    with pytest.raises(InfrastructureError, match="exit code 7"):
+        apart(sys.exit, 7, seconds=60)
+
+
+def gpu_check(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "benchmarks.gpu_check", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_without_a_gpu_it_ends_at_once_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    run = gpu_check("run", str(tmp_path))
+    assert run.returncode == 1 and "Traceback" not in run.stderr
+    assert [line.partition(":")[0] for line in run.stderr.splitlines()] == ["found", "expected", "fix"]
+    assert "--provider cpu" in run.stderr
+
+
+def test_what_is_installed_is_what_a_user_installs() -> None:
+    """Each requirement of a check is a requirement of quantgate, or of its extra `gpu`."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    known = {*project["dependencies"], *project["optional-dependencies"]["gpu"]}
+    asked = [line for line in REQUIREMENTS.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
+    assert asked and not set(asked) - known
+
+
+# What a requirement of the check brings: by `pip download`, for Python 3.12 on Linux.
+BROUGHT = {
+    "numpy",
+    "onnx",
+    "google",
+    "ml_dtypes",
+    "typing_extensions",
+    "onnxruntime",
+    "flatbuffers",
+    "packaging",
+    "pynvml",
+}
+BROUGHT |= {"pydantic", "pydantic_core", "annotated_types", "typing_inspection", "scipy", "jiwer", "rapidfuzz", "click"}
+
+
+def test_nothing_is_imported_that_its_requirements_do_not_bring() -> None:
+    """All of `run` but PyTorch itself, which it imports where it needs it: no Prefect, no MLflow, nothing of the pages."""
+    code = (
+        "import gpu_check_run, onnxruntime, sys\n"
+        "from importlib import metadata\n"
+        "known = metadata.packages_distributions()\n"
+        "print(*{name.partition('.')[0] for name in sys.modules} & known.keys())"
+    )
+    paths = {"PYTHONPATH": os.pathsep.join([str(ROOT / "benchmarks"), str(ROOT)])}
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ | paths
+    )
+    # What setuptools adds to every interpreter of an environment, and this project itself.
+    ours = {"tasks", "validators", "_distutils_hack", "distutils-precedence", "__editable___quantgate_0_1_0_finder"}
+    assert set(run.stdout.split()) - ours - BROUGHT <= {"charset_normalizer", "cryptography"}, run.stdout
+
+
+@pytest.mark.parametrize("given", [[], ["absent"], ["--models", "text"]])
+def test_the_script_says_what_it_lacks(given: list[str], tmp_path: Path) -> None:
+    """A copy of it, in a tree without models: no environment is made, nothing is fetched."""
+    script = tmp_path / "infra" / "gpu_check.sh"
+    script.parent.mkdir()
+    shutil.copy(ROOT / "infra" / "gpu_check.sh", script)
+    run = subprocess.run([str(script), *given], capture_output=True, text=True, check=False)
+    assert run.returncode == 2 and run.stderr.startswith("found: no models in ") and "fix: " in run.stderr
+    assert ("/absent;" if given == ["absent"] else "/.quantgate/gpu-check/bundle;") in run.stderr
+    assert not (tmp_path / ".quantgate").exists()
