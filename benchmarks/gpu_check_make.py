@@ -14,17 +14,17 @@ from gpu_check_inspect import apart, rows_of
 import tasks.ptq
 import tasks.runtimes
 from tasks.measure.inventory import usable_cores
-from tasks.ptq.build_variant import Materials, make_variant
+from tasks.ptq.build_variant import Materials
 from tasks.ptq.calibrate.calibration import calibrate
 from tasks.ptq.calibrate.grams import Gram, collect_grams
 from tasks.ptq.eight_bit.smooth import SmoothedGraph, read_channels, smooth
 from tasks.ptq.graph.edits import model_bytes
 from tasks.ptq.graph.prepare import fuse_graph, prepare_graph
 from tasks.ptq.sensitivity import Sensitivity
-from tasks.ptq.sessions import session_settings
 from tasks.ptq.weight_only.sites import tensors_to_collect
 from tasks.runtimes.coverage import measure_coverage
 from tasks.storage.store import Store
+from tasks.targets.variants import make_variant, session_settings
 from validators.digests import digest_code, digest_model
 from validators.errors import CandidateRefused
 from validators.job.candidate_name import Candidate, decode

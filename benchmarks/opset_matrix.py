@@ -32,17 +32,18 @@ from real_builds import build  # noqa: E402
 
 from tasks.evidence.resolve_source import resolve_source  # noqa: E402
 from tasks.evidence.target_inventory import take_inventory  # noqa: E402
-from tasks.ptq.build_variant import Materials, make_variant  # noqa: E402
-from tasks.ptq.sessions import session_settings  # noqa: E402
+from tasks.ptq.build_variant import Materials  # noqa: E402
 from tasks.run.clock import Clock  # noqa: E402
 from tasks.run.context import Evidence, Given, Run  # noqa: E402
 from tasks.runtimes.engines.build import available  # noqa: E402
 from tasks.runtimes.ort import describe_inputs, describe_outputs, open_session, run_outputs  # noqa: E402
 from tasks.storage.locks import FolderLocks  # noqa: E402
 from tasks.storage.store import Store  # noqa: E402
+from tasks.targets.catalog import find_target, lint  # noqa: E402
+from tasks.targets.variants import make_variant, session_settings  # noqa: E402
 from tasks.trials.make_candidate import materials_of  # noqa: E402
 from validators.errors import CandidateRefused  # noqa: E402
-from validators.graph.source_graph import RULES, lint, opset_of  # noqa: E402
+from validators.graph.source_graph import opset_of  # noqa: E402
 from validators.job.candidate_name import Candidate, decode  # noqa: E402
 from validators.job.read_job import parse_job  # noqa: E402
 from validators.records.run import SessionSettings  # noqa: E402
@@ -118,7 +119,8 @@ class Bench:
         target, on_cpu = candidate.target, variant.session.provider == CPU.provider
         found = _logits(variant.path, variant.session if on_cpu else CPU, self.batch)
         error = float(np.abs(found - self.exact).max() / np.abs(self.exact).max())
-        findings = tuple(sorted({one.rule for one in lint(variant.path, target)})) if target in RULES else ()
+        has_rules = find_target(target).lint_rules
+        findings = tuple(sorted({one.rule for one in lint(variant.path, target)})) if has_rules else ()
         kernels = fused_kernels(variant.path, variant.session, folder) if on_cpu else {}
         built, faults = None, []
         if not error <= MOST_ERROR[candidate.precision]:

@@ -37,7 +37,7 @@ class TargetFacts:
     """Plain facts of a target.
 
     `provider` runs its variants. `libraries` are the distributions, by the name
-    that the inventory gives them, whose versions an approval is tied to. `int8_pairs` names the rules by which Q/DQ pairs are
+    that the inventory gives them, whose versions an approval is tied to. `pairs` names the rules by which Q/DQ pairs are
     placed (`tasks.ptq.eight_bit.placement`). The precisions of `simulated` have no kernels there: only their numerics are
     reproduced, and nothing of them is promoted. `fused_words` and `int8_words` describe the candidate `fp32-fused` and the
     type of INT8 activations for people.
@@ -47,7 +47,7 @@ class TargetFacts:
     provider: str
     default_candidates: tuple[str, ...]
     libraries: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    int8_pairs: Literal["ort-cpu", "ort-openvino", "tensorrt"] = "ort-cpu"
+    pairs: Literal["ort-cpu", "ort-openvino", "tensorrt"] = "ort-cpu"
     simulated: frozenset[str] = frozenset()
     fused_words: str = "the float model after the runtime's transformer fusions"
     int8_words: str = "UINT8"
@@ -84,7 +84,7 @@ BUILT_IN: dict[str, TargetFacts] = {
         TargetFacts(
             name="ort-openvino",
             provider=OPENVINO_PROVIDER,
-            int8_pairs="ort-openvino",
+            pairs="ort-openvino",
             fused_words="the float model as OpenVINO fuses it when it loads, computed in float32",
             int8_words="INT8 or UINT8",
             # A worker with the plugin has the CPU provider as well: the choice is over both.
@@ -119,7 +119,7 @@ BUILT_IN: dict[str, TargetFacts] = {
             name="ort-tensorrt",
             provider=ORT_TENSORRT_PROVIDER,
             libraries=_CUDA_LIBRARIES | _TENSORRT_LIBRARIES,
-            int8_pairs="tensorrt",
+            pairs="tensorrt",
             default_candidates=(
                 "fp16@ort-tensorrt",
                 "int8-static-minmax-pc@ort-tensorrt",
@@ -130,7 +130,7 @@ BUILT_IN: dict[str, TargetFacts] = {
             name="tensorrt",
             provider=TENSORRT,
             libraries=_TENSORRT_LIBRARIES | {"tensorrt_rtx": ("tensorrt-rtx",)},
-            int8_pairs="tensorrt",
+            pairs="tensorrt",
             default_candidates=(
                 "fp16@tensorrt",
                 "int8-static-minmax-pc@tensorrt",

@@ -7,9 +7,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from tasks.targets.catalog import lint
 from validators.errors import EXIT_NO_VARIANT, EXIT_OK
 from validators.graph.lint import CONSEQUENCES, MEANING, SEVERE, Finding
-from validators.graph.source_graph import is_quantized, lint
+from validators.graph.source_graph import is_quantized
 from validators.records.answer import CommandAnswer, Table
 
 HEADINGS = ("Consequence", "Node", "Rule", "Found", "Fix")

@@ -16,6 +16,7 @@ from tasks.run.settings import state_folder, store_place, tracking_uri
 from tasks.run.step import step
 from tasks.storage.locks import Held
 from tasks.storage.places import open_locks
+from tasks.targets.catalog import find_target
 from validators.errors import ChampionMoved, InfrastructureError, JobError, VersionUnsound
 from validators.records.journal import ROLLED_BACK, RolledBack, now, predecessors, read_rolled_back, tag_of
 
@@ -155,12 +156,19 @@ def _check(place: Place, version: Any) -> None:
     """That a version is what was registered, and loads; the latter where it can be tried."""
     check_artifact(place, version)
     device = version.tags.get(DEVICE)
-    if place.target == "ort-cpu" or device == _device_here(place.target):
+    if _loads_anywhere(place.target) or device == _device_here(place.target):
         load_version(place.uri(str(version.version)))
     else:
         log.warning(
             "version %s was read back, and not loaded: it is for %s, which is not here", version.version, device
         )
+
+
+def _loads_anywhere(target: str) -> bool:
+    try:
+        return find_target(target).loads_anywhere
+    except JobError:  # the package that brought the target is not installed here
+        return False
 
 
 def _device_here(target: Any) -> str | None:

@@ -9,18 +9,18 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from tasks.measure.metrics.perplexity import WINDOWS_AT_ONCE
-from tasks.ptq.sessions import AS_WRITTEN
 from tasks.run.context import MAKER_CODE, Evidence, Given, Run
 from tasks.runtimes.engines.build import available, build_engine, profile_of
 from tasks.runtimes.engines.build_process import read_log
 from tasks.runtimes.engines.build_process_child import LOG
 from tasks.runtimes.engines.coverage import coverage_of_layers, kernels_of_nodes
 from tasks.runtimes.engines.errors import notes_in
+from tasks.targets.catalog import lint
+from tasks.targets.ort_tensorrt import AS_WRITTEN
 from tasks.trials.measure_accuracy import EVALUATION_BATCH_SIZE
 from tasks.trials.request import request_batch
 from validators.digests import digest_file
 from validators.errors import CandidateRefused
-from validators.graph.source_graph import lint
 from validators.providers import CPU_PROVIDER
 from validators.records.engines import BuildSettings, Engine
 from validators.records.run import Inventory, SessionSettings, Variant

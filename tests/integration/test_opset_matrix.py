@@ -11,9 +11,10 @@ from conftest import Tiny, tiny_model
 from exported_models import LENGTH, TOKENS, transformer
 from opset_matrix import open_bench
 
-from tasks.ptq.build_variant import Materials, make_variant
+from tasks.ptq.build_variant import Materials
 from tasks.ptq.graph.prepare import fuse_graph, prepare_graph
 from tasks.ptq.graph.upgrade import upgrade_opset
+from tasks.targets.variants import make_variant
 from validators.errors import CandidateRefused
 from validators.job.candidate_name import decode
 from validators.targets import BUILT_IN

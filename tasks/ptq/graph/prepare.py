@@ -59,7 +59,7 @@ def fuse_graph(source: Path, fused: Path, libraries: Libraries = ()) -> dict[str
     """Apply ONNX Runtime's transformer fusions (attention, GELU, layer norm); return how many of each operator they made.
 
     The sum before a layer norm stays a node of its own: the one that is fused with it runs several times slower
-    (`tasks.ptq.sessions.SLOW_FUSION`). Look-ups stay Gather nodes: EmbedLayerNormalization has no form that reads an INT8 table
+    (`tasks.targets.ort_cpu`). Look-ups stay Gather nodes: EmbedLayerNormalization has no form that reads an INT8 table
     by blocks, so that the embedding, often the largest weight, would stay in float.
 
     Raises:

@@ -18,15 +18,17 @@ from onnx import TensorProto, helper, numpy_helper
 from tensorrt_rules import check_form
 
 from tasks.ptq import tensorrt_forms
-from tasks.ptq.build_variant import Materials, make_variant, refuse_other_targets
+from tasks.ptq.build_variant import Materials
 from tasks.ptq.calibrate.grams import Gram, collect_grams
 from tasks.ptq.cuda_forms import make_form
 from tasks.ptq.eight_bit.smooth import SmoothedGraph
 from tasks.ptq.graph.prepare import prepare_graph
-from tasks.ptq.sessions import AS_WRITTEN, session_settings, why_unmeasured, with_engine_cache
 from tasks.ptq.weight_only.int4_grid import round_to_nearest
 from tasks.ptq.weight_only.sites import tensors_to_collect
 from tasks.runtimes.ort import open_session, run_batches
+from tasks.targets.catalog import find_target
+from tasks.targets.ort_tensorrt import AS_WRITTEN
+from tasks.targets.variants import make_variant, refuse_other_targets, session_settings, why_unmeasured
 from validators.errors import CandidateRefused
 from validators.job.candidate_name import Candidate, decode
 from validators.providers import CPU_PROVIDER, CUDA_PROVIDER, ORT_TENSORRT_PROVIDER
@@ -269,8 +271,9 @@ def test_options_go_to_the_providers_that_have_them() -> None:
 def test_engines_are_kept_in_the_state_folder() -> None:
     """Of the provider that builds any, and where the job says, if it does."""
     made = [
-        with_engine_cache(session_settings(decode(f"fp16@{at}"), 1), Path("/s")) for at in ("ort-cuda", "ort-tensorrt")
+        find_target(at).keep_caches(session_settings(decode(f"fp16@{at}"), 1), Path("/s"))
+        for at in ("ort-cuda", "ort-tensorrt")
     ]
     assert [one.provider_options for one in made] == [{}, {"trt_engine_cache_path": "/s/engines"}]
     asked = session_settings(decode("fp16@ort-tensorrt"), 1, (), {"trt_engine_cache_path": "/mine"})
-    assert with_engine_cache(asked, Path("/s")) == asked
+    assert find_target("ort-tensorrt").keep_caches(asked, Path("/s")) == asked

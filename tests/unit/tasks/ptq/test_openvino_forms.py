@@ -15,12 +15,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from tasks.ptq.build_variant import refuse_other_targets
 from tasks.ptq.calibrate.calibration import read_ranges
 from tasks.ptq.eight_bit.qdq import QdqReport, quantize_qdq
 from tasks.ptq.openvino_forms import place_for_openvino, ranges_for_openvino
-from tasks.ptq.sessions import session_settings
 from tasks.runtimes.ort import open_session, run_batches
+from tasks.targets.variants import refuse_other_targets, session_settings
 from validators.errors import CandidateRefused
 from validators.job.candidate_name import decode
 from validators.providers import OPENVINO_PROVIDER

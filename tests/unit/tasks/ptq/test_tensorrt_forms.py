@@ -16,18 +16,18 @@ from onnx.reference import ReferenceEvaluator
 from real_builds import build
 from tensorrt_rules import Array, check_form, draw, op
 
-from tasks.ptq.build_variant import Materials, make_variant, refuse_other_targets
+from tasks.ptq.build_variant import Materials
 from tasks.ptq.calibrate.calibration import calibrate
 from tasks.ptq.calibrate.collect import collect_statistics
 from tasks.ptq.calibrate.statistics import save_statistics
 from tasks.ptq.eight_bit.smooth import SmoothedGraph
 from tasks.ptq.graph.edits import model_bytes
 from tasks.ptq.graph.prepare import prepare_graph
-from tasks.ptq.sessions import why_unmeasured
 from tasks.ptq.tensorrt_forms import make_form
 from tasks.runtimes.ort import open_session, run_batches
+from tasks.targets.catalog import lint
+from tasks.targets.variants import make_variant, refuse_other_targets, why_unmeasured
 from validators.errors import CandidateRefused
-from validators.graph.source_graph import lint
 from validators.job.candidate_name import decode
 from validators.records.run import SessionSettings
 from validators.targets import facts_of
