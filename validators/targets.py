@@ -244,4 +244,4 @@ def installed_targets() -> dict[str, metadata.EntryPoint]:
 
 def package_of(entry: metadata.EntryPoint) -> str:
     """Return the distribution of an entry point, with its version."""
-    return f"{entry.dist.name} {entry.dist.version}" if entry.dist else entry.module
+    return f"{entry.dist.name} {entry.dist.version}" if entry.dist else entry.value
