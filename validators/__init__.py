@@ -1,1 +1,1 @@
-"""What must hold: job, data, graphs, gates and verdicts. Imports neither prefect nor mlflow, and nothing of `tasks`."""
+"""Checks of jobs, data, graphs and variants, and their records. Imports neither prefect nor mlflow, and nothing of `tasks`."""

@@ -1,6 +1,6 @@
-"""The deadline of the work in hand: passes over models check it between batches, layers and blocks of requests.
+"""Deadline of the current work: passes over models check it between batches, layers and blocks of requests.
 
-It is kept beside the call rather than handed down, since every pass would have to hand it on to the next.
+A context variable holds it; as a parameter, every pass would have to hand it on to the next.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _deadline: ContextVar[float | None] = ContextVar("deadline", default=None)
 
 @contextmanager
 def work_until(deadline: float) -> Iterator[None]:
-    """Let `check_deadline` raise in the block, in this thread, once `time.monotonic()` has passed `deadline` (seconds)."""
+    """Make `check_deadline` raise in the block, in this thread, once `time.monotonic()` passes `deadline` (seconds)."""
     token = _deadline.set(deadline)
     try:
         yield
@@ -26,10 +26,10 @@ def work_until(deadline: float) -> Iterator[None]:
 
 
 def check_deadline() -> None:
-    """Return at once, unless the deadline of the block has passed.
+    """Raise if the deadline of the block has passed.
 
     Raises:
-        CandidateRefused: `infrastructure`: the deadline has passed.
+        CandidateRefused: the deadline has passed (kind `infrastructure`).
     """
     deadline = _deadline.get()
     if deadline is not None and time.monotonic() > deadline:

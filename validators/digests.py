@@ -1,4 +1,4 @@
-"""Content digests: what decides that two things are the same thing."""
+"""Content digests, which decide whether two artifacts, files or samples are the same."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 
 
 def digest_file(path: Path) -> str:
-    """The sha256 of a file's bytes, as 64 hexadecimal characters."""
+    """Return the sha256 of a file's bytes, as 64 hexadecimal characters."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def digest_text(text: str) -> str:
-    """The sha256 of a text file with this content, in UTF-8.
+    """Return the sha256 of a text, encoded in UTF-8.
 
     >>> digest_text("")[:8]
     'e3b0c442'
@@ -28,13 +28,13 @@ def digest_text(text: str) -> str:
 
 
 def digest_model(path: Path) -> str:
-    """The sha256 of a model: of its file or, where its weights lie beside it (`<name>.data`), of both."""
+    """Return the sha256 of a model: of its file or, if it has external weights (`<name>.data`), of both files."""
     beside = path.with_name(f"{path.name}.data")
     return digest_values(digest_file(path), digest_file(beside)) if beside.exists() else digest_file(path)
 
 
 def digest_values(*values: Any) -> str:
-    """The sha256 of JSON-like values; equal values give equal digests whatever the order of their keys.
+    """Return the sha256 of JSON-like values; equal values give equal digests in any order of their keys.
 
     >>> digest_values({"a": 1, "b": 2}) == digest_values({"b": 2, "a": 1})
     True
@@ -44,13 +44,13 @@ def digest_values(*values: Any) -> str:
 
 
 def digest_code(places: Iterable[Path]) -> str:
-    """The sha256 of some Python files, and of all below some folders: the version of the code that makes an artifact."""
+    """Return the sha256 of Python files, and of all those below folders: the version of the code that makes an artifact."""
     files = sorted(file for place in places for file in ([place] if place.is_file() else place.rglob("*.py")))
     return digest_values([(file.name, digest_file(file)) for file in files])
 
 
 def digest_samples(arrays: dict[str, NDArray[Any]]) -> list[str]:
-    """One digest a sample, over all arrays of `arrays` (each of shape `(n, ...)`) at that row."""
+    """Return one sha256 per sample, over its row in all `arrays` (each of shape `(n, ...)`)."""
     rows = len(next(iter(arrays.values())))
     ordered = [np.ascontiguousarray(arrays[name]) for name in sorted(arrays)]
     return [hashlib.sha256(b"".join(array[row].tobytes() for array in ordered)).hexdigest() for row in range(rows)]

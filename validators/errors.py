@@ -1,18 +1,19 @@
-"""Every error that quantgate raises on purpose.
+"""Exceptions that quantgate raises, with their exit codes.
 
     QuantgateError                 found, expected, fix; an exit code
-    ├── JobError               2   the job file, or what the command line said
+    ├── JobError               2   the job file or the command line
     │   └── BudgetExceeded         the run needs more memory or disk than the job allows
     ├── SourceError            2   the model that the job names
     ├── DataError              2   a data file that the job names
-    ├── InfrastructureError    1   a registry, a disk, a process: worth another try
-    │   ├── ChampionMoved          somebody moved the alias meanwhile: compare with the new champion, then try again
-    │   ├── VersionUnsound         a registered version is not what was judged
-    │   ├── ServiceDown            a server does not answer: worth waiting for
+    ├── InfrastructureError    1   a registry, a disk, a process: retry
+    │   ├── ChampionMoved          the alias moved during the run: compare with the new champion, then retry
+    │   ├── VersionUnsound         a registered version is not the artifact that was judged
+    │   ├── WorkLost               a worker died over its work: another worker may finish it
+    │   ├── ServiceDown            a server does not answer: wait and retry
     │   └── Interrupted      130   Ctrl-C
     └── CandidateRefused       -   one candidate made no variant; recorded as a refusal, the run goes on
 
-A run without a winner (exit code 3) and refused calibration data (4) are no errors: they are outcomes.
+A run without a winner (exit code 3) and refused calibration data (4) are outcomes, not errors.
 """
 
 from __future__ import annotations
@@ -30,15 +31,15 @@ EXIT_INFRASTRUCTURE = 1
 EXIT_BAD_INPUT = 2
 EXIT_NO_VARIANT = 3
 EXIT_REFUSED = 4
-# 128 and the number of SIGINT, as shells have it.
+# 128 plus the number of SIGINT, the convention of shells.
 EXIT_INTERRUPTED = 130
 
 
 class QuantgateError(Exception):
-    """Something went wrong in a way that its reader can act on.
+    """Base of all errors that tell the reader what to do.
 
-    `found` is what was there, `expected` what should have been, `fix` what to do about it; secrets in them are taken out, since
-    all of it is printed, logged, and kept in records.
+    `found` is the actual state, `expected` the required one, `fix` the remedy. Secrets in them are redacted, since all of them
+    are printed, logged, and kept in records.
     """
 
     exit_code: ClassVar[int] = EXIT_INFRASTRUCTURE
@@ -48,7 +49,7 @@ class QuantgateError(Exception):
         super().__init__(f"found: {self.found}\nexpected: {self.expected}\nfix: {self.fix}")
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Exceptions cross process borders by pickle, which would call __init__ with positional arguments.
+        # Between processes, pickle would call __init__ with positional arguments.
         return _rebuild, (type(self), self.found, self.expected, self.fix)
 
 
@@ -57,17 +58,17 @@ def _rebuild(kind: type[QuantgateError], found: str, expected: str, fix: str) ->
 
 
 class JobError(QuantgateError):
-    """The job cannot be read, or asks for what cannot be."""
+    """The job cannot be read, or asks for something impossible."""
 
     exit_code = EXIT_BAD_INPUT
 
 
 class BudgetExceeded(JobError):
-    """The run needs more memory or disk than `budgets` allows or the machine has; another try would need as much."""
+    """The run needs more memory or disk than `budgets` allows or the machine has; a retry would need as much."""
 
 
 class SourceError(QuantgateError):
-    """The source is not there, not ready, or not a model that quantgate can start from."""
+    """The source is missing, not ready, or not a model that quantgate supports."""
 
     exit_code = EXIT_BAD_INPUT
 
@@ -85,32 +86,32 @@ class InfrastructureError(QuantgateError):
 
 
 class ChampionMoved(InfrastructureError):
-    """The champion is another one than the variant was judged against: the verdict beside it says nothing of the new one.
+    """The champion changed after the variant was judged against it, so that verdict does not hold for the new champion.
 
-    The step that meets it is not tried again, since it would meet it again; the comparison is.
+    The failing step is not retried, since it would fail again; the comparison is repeated.
     """
 
 
 class VersionUnsound(InfrastructureError):
-    """A registered version is not the artifact that was judged, does not load, or does not answer as that did."""
+    """A registered version is not the artifact that was judged, does not load, or gives other answers."""
 
 
 class WorkLost(InfrastructureError):
-    """A worker took work and died over it, or its process did: another one may bring it to its end."""
+    """A worker, or its process, died over its work; another worker may finish it."""
 
 
 class ServiceDown(InfrastructureError):
-    """A server does not answer, or fails: a registry, an artifact store. Tasks wait for it as long as a restart may take."""
+    """A server (registry, artifact store) does not answer, or fails. Tasks wait for it as long as a restart may take."""
 
 
 class Interrupted(InfrastructureError):
-    """Somebody pressed Ctrl-C: nothing is wrong, and the same command takes the work up again."""
+    """The user pressed Ctrl-C; the same command resumes the work."""
 
     exit_code = EXIT_INTERRUPTED
 
 
 class CandidateRefused(QuantgateError):
-    """A candidate made no variant, or the variant could not be measured; `log` is all that a tool said of it, if one did."""
+    """A candidate made no variant, or the variant could not be measured; `log` is the complete log of a tool, if any."""
 
     def __init__(self, *, kind: RefusalKind, found: str, expected: str, fix: str, log: Path | None = None) -> None:
         super().__init__(found=found, expected=expected, fix=fix)

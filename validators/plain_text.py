@@ -1,16 +1,16 @@
-"""Text of others that is shown: names of models, data and files may hold what a terminal or a page would obey."""
+"""Escaping of untrusted text: names of models, data and files may hold characters that control a terminal or a page."""
 
 from __future__ import annotations
 
 import re
 
-# Control characters but the line break and the tab, and those that change the direction in which text is read.
+# Control characters except line break and tab, and characters that change the text direction.
 _OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 _MARKDOWN = re.compile(r"([\\`*_\[\]<>|#~$&])")
 
 
 def plain(text: str) -> str:
-    """The text with each character that is obeyed rather than shown as its escape.
+    """Return the text with each control character replaced by its escape sequence.
 
     >>> plain("\\x1b[2Jmodel")
     '\\\\x1b[2Jmodel'
@@ -19,7 +19,7 @@ def plain(text: str) -> str:
 
 
 def as_markdown(text: str) -> str:
-    """Text that markdown shows as it is, on one line: a line break would end a table's row.
+    """Escape text for Markdown and put it on one line: a line break would end a table's row.
 
     >>> as_markdown("[a](b)")
     '\\\\[a\\\\](b)'

@@ -1,4 +1,4 @@
-"""Takes secrets out of text before it is shown or kept: credentials by their form, and the environment's secrets by value."""
+"""Redaction of secrets from text before it is shown or kept: credentials by pattern, the environment's secrets by value."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from collections.abc import Iterator, Mapping
 from urllib.parse import quote, unquote
 
 HIDDEN = "***"
-# Shorter values stand in ordinary words: taking them out would make texts unreadable and hide nothing.
+# Shorter values occur in ordinary words: redacting them would make texts unreadable and hide nothing.
 LEAST_CHARACTERS = 8
 LEAST_PASSWORD = 6
-# Of the whole value, by the frequencies of its own characters: "aaaaaaaa" has 0, "kerberos" 20, eight different ones 24.
+# Entropy of the whole value, from its character frequencies: "aaaaaaaa" has 0, "kerberos" 20, eight different ones 24.
 LEAST_BITS = 16.0
-# A count or a bound; numbers of twelve digits and more are none.
+# A count or a bound; a number of twelve or more digits may be a secret.
 _NUMBER = re.compile(r"[+-]?[0-9][0-9_,.]{0,10}(e[+-]?[0-9]+)?", re.IGNORECASE)
 
 _WORDS = (
@@ -32,15 +32,15 @@ _PARAMETER = (
 _FORMS = (
     # scheme://user:password@host, and scheme://token@host
     (re.compile(r"(?<=://)[^/\s@'\"<>]+@"), f"{HIDDEN}@"),
-    # the same where a path's normal form has taken one slash
+    # the same after path normalization removed one slash
     (re.compile(r"(?<=:/)[^/\s@'\"<>:]+:[^/\s@'\"<>]+@"), f"{HIDDEN}@"),
-    # what presigned addresses, forms and connection strings of PostgreSQL hold
+    # parameters of presigned URLs, forms and PostgreSQL connection strings
     (re.compile(rf"(?i)(?<![a-z0-9])({_PARAMETER})=[^&\s'\"<>]+"), rf"\1={HIDDEN}"),
     (re.compile(rf"(?i)(['\"](?:{_PARAMETER})['\"]: *['\"])[^'\"]+"), rf"\1{HIDDEN}"),
     (re.compile(r"(?i)(authorization['\"]?\s*[:=]\s*['\"]?(?:[a-z]+\s+)?)[^\s'\",]+"), rf"\1{HIDDEN}"),
     (re.compile(r"(?i)(\bbearer\s+)[a-z0-9._~+/=-]{8,}"), rf"\1{HIDDEN}"),
     (re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL), HIDDEN),
-    # keys that are known by their prefix: AWS, GitHub, GitLab, Hugging Face, Slack, Google, OpenAI, Anthropic; JSON web tokens
+    # keys with a known prefix: AWS, GitHub, GitLab, Hugging Face, Slack, Google, OpenAI, Anthropic; JSON web tokens
     (
         re.compile(
             r"(?<![A-Za-z0-9_-])(?:(?:AKIA|ASIA)[A-Z0-9]{16}|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_[A-Za-z0-9_]{16,}"
@@ -55,7 +55,7 @@ _PASSWORD = re.compile(r"://[^/\s@:]*:([^\s]+)@")
 
 
 def redact(text: str, environment: Mapping[str, str] | None = None) -> str:
-    """The text without secrets; `environment` is that of the process unless it is given.
+    """Return the text without secrets; `environment` defaults to that of the process.
 
     >>> redact("cannot reach https://ann:hunter2@host/api?token=abc", {})
     'cannot reach https://***@host/api?token=***'
@@ -70,12 +70,12 @@ def redact(text: str, environment: Mapping[str, str] | None = None) -> str:
 
 
 def holds_credentials(text: str) -> bool:
-    """Whether a text has credentials by its form, whatever the environment holds."""
+    """Return True if a text contains credentials by pattern, regardless of the environment."""
     return redact(text, {}) != text
 
 
 def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
-    """What of an environment a child process may have that runs code of models, data or tools."""
+    """Return the environment without secrets, for a child process that runs code of models, data or tools."""
     return {
         name: value
         for name, value in environment.items()
@@ -84,7 +84,7 @@ def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _values(environment: Mapping[str, str]) -> Iterator[str]:
-    """The environment's secrets, in each way that a text may hold them."""
+    """Yield the environment's secrets, in each encoding that a text may contain."""
     for name, value in environment.items():
         told = [value, *value.splitlines()] if _SECRET_NAME.search(name) else []
         found = [part for part in told if _looks_secret(name, part)]
@@ -96,7 +96,7 @@ def _values(environment: Mapping[str, str]) -> Iterator[str]:
 
 
 def _looks_secret(name: str, value: str) -> bool:
-    """Return whether the value of a variable that is named like a secret can be one.
+    """Return True if the value of a variable that is named like a secret can be one.
 
     >>> _looks_secret("MAX_TOKENS", "100000"), _looks_secret("MAX_TOKENS", "16777216"), _looks_secret("HF_TOKEN", "disabled")
     (False, False, True)

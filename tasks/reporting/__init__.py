@@ -1,1 +1,1 @@
-"""The report: one page, one picture, and the verdict table as markdown, as artifact rows and for the terminal."""
+"""Reports: HTML pages with pictures, and the verdict table as Markdown, as artifact rows and for the terminal."""

@@ -1,4 +1,4 @@
-"""The page that compares runs: of one model over time, of several models, or on several targets."""
+"""HTML page that compares runs: of one model over time, of several models, or on several targets."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tasks.reporting.templates import render
 from validators.job.job import Job
 from validators.records.result import CandidateResult, Result
 
-# What differs between any two runs and says nothing.
+# Facts that differ between any two runs without meaning.
 _FLEETING = frozenset({"load at the start"})
 
 
 @dataclass(frozen=True)
 class ComparedRun:
-    """A recorded run; `started` is UTC, `job` is None where none was recorded."""
+    """A recorded run; `started` is UTC, `job` is None if none was recorded."""
 
     id: str
     started: str
@@ -30,7 +30,7 @@ class ComparedRun:
 
     @property
     def model(self) -> str:
-        """The source with its version."""
+        """Name of the source, with its version."""
         source = self.result.source
         if source is None:
             return "no source"
@@ -38,13 +38,15 @@ class ComparedRun:
 
     @property
     def winner(self) -> CandidateResult | None:
-        """The candidate that was chosen."""
+        """The chosen candidate, if any."""
         return next((one for one in self.result.candidates if one.name == self.result.chosen), None)
 
 
 def render_comparison(runs: Sequence[ComparedRun]) -> str:
-    """One HTML document, like that of a run: outcomes beside one another, what each candidate came to in each run, what differs
-    between the runs, and each run's own picture and table. Runs are numbered from 1, in the order given."""
+    """Render one HTML document: outcomes side by side, each candidate in each run, differences, and each run's details.
+
+    Runs are numbered from 1, in the given order. The details of a run are its own picture and table.
+    """
     return render(
         "comparison.html.j2",
         runs=runs,
@@ -58,7 +60,7 @@ def render_comparison(runs: Sequence[ComparedRun]) -> str:
 
 
 def tell(runs: Sequence[ComparedRun]) -> str:
-    """What is compared, in a sentence.
+    """Return the heading of the comparison: the number of runs, their models and targets.
 
     >>> tell([])
     '0 runs'
@@ -73,12 +75,12 @@ def tell(runs: Sequence[ComparedRun]) -> str:
 
 
 def outcome_rows(runs: Sequence[ComparedRun]) -> list[dict[str, str]]:
-    """A row a run: what was chosen and what it is worth, as confirmed where it was; text by column."""
+    """Return one row per run with the chosen candidate and its figures, confirmed ones if available; text by column."""
     return [_outcome_row(place, run) for place, run in enumerate(runs, start=1)]
 
 
 def candidate_matrix(runs: Sequence[ComparedRun]) -> list[tuple[str, list[dict[str, str] | None]]]:
-    """Each candidate that any run had, with what it came to in each run: None where a run did not have it."""
+    """Return each candidate of any run, with its results in each run; None for a run without it."""
     names = dict.fromkeys(one.name for run in runs for one in run.result.candidates)
     by_run = [{one.name: one for one in run.result.candidates} for run in runs]
     return [
@@ -94,10 +96,7 @@ def candidate_matrix(runs: Sequence[ComparedRun]) -> list[tuple[str, list[dict[s
 
 
 def differences(runs: Sequence[ComparedRun]) -> list[tuple[str, list[str]]]:
-    """The facts in which the runs differ, one text a run: source, hardware, versions, settings of the job.
-
-    What is the same in all of them is left out.
-    """
+    """Return the facts that differ between the runs, one text per run: source, hardware, versions, job settings."""
     facts = [_facts(run) for run in runs]
     names = dict.fromkeys(name for one in facts for name in one)
     rows = [(name, [one.get(name, formats.NO_VALUE) for one in facts]) for name in names]
@@ -138,7 +137,7 @@ def _cell(candidate: CandidateResult, result: Result) -> dict[str, str]:
 
 
 def _facts(run: ComparedRun) -> dict[str, str]:
-    """Source, machine and job of a run, by name."""
+    """Return the source, machine and job facts of a run, by name."""
     source = run.result.source
     facts = {"source": run.model, "sha256 of the source": source.digest[:16] if source else formats.NO_VALUE}
     inventory = inventory_facts(run.result.inventory or {})
@@ -160,7 +159,7 @@ def _flat(settings: dict[str, Any], above: str = "") -> list[tuple[str, str]]:
 
 
 def _picture(runs: Sequence[ComparedRun]) -> Picture | None:
-    """Speedup and drop of each run's winner; drops only where all runs have the same metric."""
+    """Draw speedup and drop of each run's winner; drops only if all runs share one metric."""
     ends, told = [], []
     metrics = {metric_of(run.result) for run in runs if run.winner}
     for place, run in enumerate(runs, start=1):

@@ -1,4 +1,4 @@
-"""What came of the confirmation, as rows of text: made once, shown by the page and the markdown."""
+"""Results of the confirmation as rows of text, shared by the HTML report and the Markdown."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CONFIRMED_COLUMNS: tuple[tuple[str, str], ...] = (
 
 @dataclass(frozen=True)
 class ConfirmedRow:
-    """A candidate that was held against the confirmation samples, beside what it looked like on those that chose it."""
+    """A candidate's results on the confirmation samples, beside those on the selection samples."""
 
     name: str
     outcome: CandidateOutcome
@@ -41,12 +41,12 @@ class ConfirmedRow:
 
 
 def confirmed_rows(result: Result) -> tuple[ConfirmedRow, ...]:
-    """A row for each candidate that was judged again, in the order of the result."""
+    """Return a row for each candidate that was judged again, in the order of the result."""
     return tuple(_row(candidate, metric_of(result)) for candidate in result.candidates if candidate.confirmed)
 
 
 def tell_confirmation(result: Result) -> str:
-    """One sentence on how the winner was confirmed; empty where nothing was judged again."""
+    """Return one sentence on how the winner was confirmed; empty if no candidate was judged again."""
     tried = [candidate for candidate in result.candidates if candidate.confirmed]
     if not tried:
         return ""

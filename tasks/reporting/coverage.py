@@ -1,4 +1,4 @@
-"""What a candidate's details say of the kernels that really ran."""
+"""Facts about the kernels that ran, for a candidate's details."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SHOWN_NODES = 8
 
 
 def coverage_facts(coverage: Coverage) -> tuple[tuple[str, str], ...]:
-    """Words and text: nodes in float, the share of time in low precision, Q/DQ left unfused, kernels that were inserted.
+    """Return labelled facts: nodes in float, the share of time in low precision, unfused Q/DQ, inserted kernels.
 
     >>> found = Coverage({"QGemm": 8, "Gemm": 2}, ("QGemm",), ("head",), (), us_by_kernel={"QGemm": 3.0, "Gemm": 1.0})
     >>> coverage_facts(found)

@@ -1,4 +1,4 @@
-"""Numbers as a reader sees them: the one place for page, markdown and terminal.
+"""Number formats of the HTML report, the Markdown and the terminal.
 
     metric    0.770        drop      +0.85 pt (shares) or +0.00123 (in the metric's own units)
               31.2 dB (sqnr)
@@ -18,13 +18,13 @@ from validators.gates.catalog import Unit, unit_of
 from validators.records.verdicts import Verdict
 
 NO_VALUE = "\N{EN DASH}"
-# Shares, whose drops are shown in points.
+# Metrics that are shares; their drops are shown in points.
 POINT_METRICS = frozenset({"accuracy", "top5", "agreement", "f1_macro", "f1_binary", "auroc", "wer", "cer"})
 _SIGNS = {"at_most": "≤", "at_least": "≥"}
 
 
 def significant(value: float | None, digits: int = 3) -> str:
-    """A number with at least `digits` significant digits; those before the decimal point are never rounded away.
+    """Format a number with at least `digits` significant digits; digits before the decimal point are never rounded away.
 
     >>> significant(0.05149), significant(9.996), significant(1234.4), significant(0.0000123)
     ('0.0515', '10.0', '1234', '1.23e-05')
@@ -35,7 +35,7 @@ def significant(value: float | None, digits: int = 3) -> str:
         return _not_finite(value)
     if value == 0:
         return "0"
-    # Rounded first: 9.996 has three digits as 10.0, not as 10.00.
+    # Round first: 9.996 has three digits as 10.0, not as 10.00.
     magnitude = math.floor(math.log10(abs(float(f"{value:.{digits - 1}e}"))))
     if magnitude < -4:
         return f"{value:.{digits - 1}e}"
@@ -43,7 +43,7 @@ def significant(value: float | None, digits: int = 3) -> str:
 
 
 def metric_value(value: float | None, metric: str) -> str:
-    """A metric in its own units: three decimals for a share, three significant digits for others, decibels for noise.
+    """Format a metric in its own units: three decimals for a share, decibels for SQNR, else three significant digits.
 
     >>> metric_value(0.77, "accuracy"), metric_value(0.012345, "mse"), metric_value(31.2345, "sqnr")
     ('0.770', '0.0123', '31.2 dB')
@@ -56,7 +56,7 @@ def metric_value(value: float | None, metric: str) -> str:
 
 
 def noise_ratio(value: float) -> str:
-    """A signal-to-noise ratio in decibels; of no noise at all it is infinite.
+    """Format a signal-to-noise ratio in decibels; it is infinite without noise.
 
     >>> noise_ratio(31.2345), noise_ratio(math.inf)
     ('31.2 dB', 'inf dB')
@@ -65,12 +65,12 @@ def noise_ratio(value: float) -> str:
 
 
 def drop_scale(metric: str) -> float:
-    """What a drop is multiplied with to be shown: 100 for points, 1 for an error in its own units."""
+    """Return the factor for displaying a drop: 100 for points, 1 for an error in its own units."""
     return 100.0 if metric in POINT_METRICS else 1.0
 
 
 def metric_drop(value: float | None, metric: str) -> str:
-    """How much worse than the baseline: in points (hundredths) for a share, else in the metric's own units.
+    """Format a drop against the baseline: in points (hundredths) for a share, else in the metric's own units.
 
     >>> metric_drop(0.0085, "accuracy"), metric_drop(-0.0000001, "top5"), metric_drop(0.00123, "mse")
     ('+0.85 pt', '+0.00 pt', '+0.00123')
@@ -86,7 +86,7 @@ def metric_drop(value: float | None, metric: str) -> str:
 
 
 def speedup(value: float | None) -> str:
-    """A ratio of latencies or sizes.
+    """Format a ratio of latencies or sizes.
 
     >>> speedup(1.5163)
     '1.52x'
@@ -97,12 +97,12 @@ def speedup(value: float | None) -> str:
 
 
 def milliseconds(value: float | None) -> str:
-    """A latency in milliseconds, without the unit: headings carry it."""
+    """Format a latency in milliseconds, without the unit: headings carry it."""
     return significant(value)
 
 
 def megabytes(size_bytes: float | None) -> str:
-    """Bytes as MB of 10^6 bytes, without the unit.
+    """Format bytes as MB of 10^6 bytes, without the unit.
 
     >>> megabytes(90_234_567), megabytes(412_345_678), megabytes(23_456)
     ('90.2', '412', '0.0235')
@@ -111,7 +111,7 @@ def megabytes(size_bytes: float | None) -> str:
 
 
 def percent(share: float | None) -> str:
-    """A share from 0 to 1 as percent with one decimal, without the unit.
+    """Format a share from 0 to 1 as percent with one decimal, without the unit.
 
     >>> percent(0.9817), percent(1.0)
     ('98.2', '100.0')
@@ -122,7 +122,7 @@ def percent(share: float | None) -> str:
 
 
 def decibels(share: float | None) -> str:
-    """A share of a power in decibels, without the unit; a share that is absent because it was not finite says so.
+    """Format a share of a power in decibels, without the unit; None means that it was not finite.
 
     >>> decibels(0.01), decibels(1.9), decibels(0.0), decibels(None)
     ('-20.0', '+2.8', '-inf', 'not finite')
@@ -134,7 +134,7 @@ def decibels(share: float | None) -> str:
 
 
 def seconds(value: float) -> str:
-    """Wall-clock seconds with one decimal, below ten seconds with two.
+    """Format wall-clock seconds with one decimal, below ten seconds with two.
 
     >>> seconds(3.14159), seconds(125.04)
     ('3.14', '125.0')
@@ -151,7 +151,7 @@ _UNITS: dict[Unit | None, Callable[[float, str], str]] = {
 
 
 def gate_value(verdict: Verdict, value: float | None, metric: str) -> str:
-    """A value of a gate, its bound or its interval's end, in the unit that the gate looks at.
+    """Format a value of a gate (also its bound or an end of its interval) in the gate's unit.
 
     >>> gate_value(Verdict("drop", "pass", 0.0085, 0.02, "at_most"), 0.0085, "accuracy")
     '+0.85 pt'
@@ -162,14 +162,14 @@ def gate_value(verdict: Verdict, value: float | None, metric: str) -> str:
         return NO_VALUE
     unit = unit_of(verdict.gate)
     if unit == "by method":
-        # The gate beside the champion looks at a drop, a speedup or bytes, and only its method says which.
+        # The gate against the champion compares a drop, a speedup or bytes; only its method says which.
         unit = "drop" if "drop" in verdict.method else "ratio"
     show = _UNITS.get(unit)
     return show(value, metric) if show else significant(value)
 
 
 def gate_bound(verdict: Verdict, metric: str) -> str:
-    """The bound of a gate with the side on which the value must lie.
+    """Format the bound of a gate with the side on which the value must lie.
 
     >>> gate_bound(Verdict("speedup", "pass", 1.5, 1.05, "at_least"), "accuracy")
     '≥ 1.05x'

@@ -1,4 +1,4 @@
-"""What a machine consists of, as words and text."""
+"""Inventory of a machine as labelled text."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _WORDS = {
 
 
 def inventory_facts(inventory: Mapping[str, Any]) -> dict[str, str]:
-    """The inventory as words and text; a key that is new since this was written shows under its own name."""
+    """Return the inventory as label and text; an unknown key is its own label."""
     return {_WORDS.get(key, key.replace("_", " ")): _fact(key, value) for key, value in inventory.items()}
 
 

@@ -1,4 +1,4 @@
-"""The verdict table without a page: markdown text, rows for a table artifact, and plain rows for the terminal."""
+"""Verdict table without a page: Markdown, rows for a table artifact, and plain rows for the terminal."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ from tasks.reporting.rows import COLUMNS, headings, metric_of, verdict_rows
 from validators.plain_text import as_markdown, plain
 from validators.records.result import CandidateResult, Result
 
-# A terminal has 80 to 200 columns: memory and the tail latency are on the page.
+# A terminal has 80 to 200 columns; the HTML report adds memory and tail latency.
 TERMINAL_COLUMNS = ("name", "outcome", "metric", "drop", "speedup", "p50_ms", "size_mb", "coverage_percent", "reason")
 _NUMERIC = frozenset(column for column, _ in COLUMNS) - {"name", "outcome", "reason"}
-# On the page are more.
+# The HTML report lists more of them.
 NOISIEST_PARTS = 5
 
 
 def verdict_markdown(result: Result) -> str:
-    """The outcome in one sentence and, where candidates were judged, the verdict table as a GitHub-style table; where one was
-    recovered, the noisiest parts too."""
+    """Render the outcome in one sentence and, if candidates were judged, the verdict table as a GitHub-style table.
+
+    After a recovery, the noisiest parts follow.
+    """
     parts = [f"**{as_markdown(result.outcome.replace('_', ' '))}**: {as_markdown(result.reason)}"]
     if result.baseline is not None and result.baseline.warning:
         parts.append(f"**warning**: {as_markdown(result.baseline.warning)}")
@@ -53,8 +55,10 @@ def verdict_markdown(result: Result) -> str:
 
 
 def headline(result: Result) -> list[str]:
-    """What came of a run in a few words each: the chosen candidate with its speedup and drop, as confirmed where they were, or
-    how many candidates came to what."""
+    """Return short phrases on a run: the chosen candidate with speedup and drop, or the number of candidates by outcome.
+
+    Speedup and drop are the confirmed ones if available.
+    """
     chosen = next((one for one in result.candidates if one.name == result.chosen), None)
     if chosen is None:
         counts = Counter(_counted_as(one) for one in result.candidates)
@@ -73,7 +77,7 @@ def _counted_as(candidate: CandidateResult) -> str:
 
 
 def question_markdown(result: Result, digest: str, place: str, replaces: str, address: str | None) -> str:
-    """What somebody is to decide, without a table: which artifact would go where, in place of what; the report's address."""
+    """Render a decision for a person, without a table: artifact, alias, the version it replaces, a link to the report."""
     asked = [
         f"**{as_markdown(result.chosen or '')}** would become {as_markdown(place)}",
         f"in place of {as_markdown(replaces)}",
@@ -84,7 +88,7 @@ def question_markdown(result: Result, digest: str, place: str, replaces: str, ad
 
 
 def _confirmation(result: Result) -> list[str]:
-    """How the winner was confirmed; nothing where no candidate was judged again."""
+    """Render how the winner was confirmed; empty if no candidate was judged again."""
     told = tell_confirmation(result)
     if not told:
         return []
@@ -104,7 +108,7 @@ def _confirmation(result: Result) -> list[str]:
 
 
 def _recovery(result: Result) -> list[str]:
-    """What was tried, and the noisiest parts; nothing without a recovery."""
+    """Render the recovery's attempts and the noisiest parts; empty without a recovery."""
     if result.recovery is None:
         return []
     rows = part_rows(result.recovery, NOISIEST_PARTS)
@@ -118,7 +122,7 @@ def _recovery(result: Result) -> list[str]:
 
 
 def _table(rows: list[list[str]], titles: list[str], numeric: list[bool]) -> str:
-    """A GitHub-style table."""
+    """Render a GitHub-style table."""
     lines = [
         titles,
         ["---:" if right else "---" for right in numeric],
@@ -128,15 +132,15 @@ def _table(rows: list[list[str]], titles: list[str], numeric: list[bool]) -> str
 
 
 def artifact_rows(result: Result) -> list[dict[str, str]]:
-    """The verdict table as one dict a row, text by heading: what a Prefect table artifact takes."""
+    """Return the verdict table as one dict per row, text by heading, for a Prefect table artifact."""
     titles = headings(result)
     return [{title: plain(row.cell(column)) for column, title in titles.items()} for row in verdict_rows(result)]
 
 
 def terminal_rows(result: Result) -> list[tuple[str, ...]]:
-    """The verdict table for a terminal: headings first, then a tuple of text a row.
+    """Return the verdict table for a terminal: headings first, then a tuple of text per row.
 
-    The text is plain: a printer that reads markup, such as rich, must escape it (a reason may hold `[label=3]`).
+    The text is plain: a printer that reads markup, such as rich, must escape it (a reason may contain `[label=3]`).
     """
     titles = headings(result)
     rows = verdict_rows(result)
@@ -145,7 +149,7 @@ def terminal_rows(result: Result) -> list[tuple[str, ...]]:
 
 
 def check_rows(result: Result) -> list[tuple[str, ...]]:
-    """The checks of the calibration data for a terminal, failed ones first; plain text, like `terminal_rows`."""
+    """Return the calibration checks for a terminal, failed ones first; plain text, like `terminal_rows`."""
     calibration = result.calibration
     if calibration is None:
         return []

@@ -1,4 +1,4 @@
-"""What was measured of a candidate beside its latency, as words and text."""
+"""Measurements of a candidate besides its latency, as labelled text."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ Facts = list[tuple[str, str]]
 
 
 def measured_facts(latency: Latency, beside_fp16: Latency | None = None) -> Facts:
-    """Speed beside float16, loading, memory, throughput, end-to-end time and the machine's conditions at one operating point;
-    the baseline's in parentheses. What was not measured is left out."""
+    """Return labelled facts at one operating point, with the baseline's values in parentheses.
+
+    They cover speed beside float16, loading, memory, throughput, end-to-end time, energy and the machine's conditions.
+    Quantities that were not measured are omitted.
+    """
     facts: Facts = [("disturbed by", latency.disturbance)] if latency.disturbance else []
     if beside_fp16 is not None:
         facts.append(("beside fp16", _ratio(beside_fp16.speedup)))

@@ -1,4 +1,4 @@
-"""The page of a run."""
+"""HTML report of a run."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _LINK_SCHEMES = ("http", "https")
 
 @dataclass(frozen=True)
 class Figure:
-    """One of the figures at the top: what, how much, and beside it the baseline's or the bound."""
+    """One of the figures at the top: title, value, and a note with the baseline's value or the bound."""
 
     title: str
     value: str
@@ -47,11 +47,11 @@ def render_page(
     pictures: Pictures = NO_PICTURES,
     links: Mapping[str, str] | None = None,
 ) -> str:
-    """The report as one HTML document.
+    """Render the report as one HTML document.
 
-    `trials` and `calibration` add what the result document leaves out (session settings, notes, passed checks); `pictures` are
-    what `draw_pictures` made, the only text that is not escaped; `links` maps words to addresses, of which only http and https
-    become links. A run that ended early has no job, no pictures or no candidates.
+    `trials` and `calibration` add facts that the result document omits (session settings, notes, passed checks). `pictures`
+    come from `draw_pictures` and are the only unescaped text. `links` maps words to URLs; only http and https become links. A
+    run that ended early may lack the job, pictures or candidates.
     """
     by_name = {trial.candidate: trial for trial in trials}
     chosen = by_name.get(result.chosen or "")
@@ -87,9 +87,9 @@ def render_page(
 
 
 def job_yaml(job: Job, result: Result) -> str:
-    """The job as a YAML file that runs again what ran: candidates by name, and the source by its version.
+    """Return the job as YAML that reproduces the run: candidates by name, and the source by its version.
 
-    An alias or a `default` that moves would make another run of it.
+    An alias, or the list `default`, may change later and give another run.
     """
     document = job.model_dump(mode="json")
     document["candidates"] = list(job.candidate_names)
@@ -100,7 +100,7 @@ def job_yaml(job: Job, result: Result) -> str:
 
 
 def load_code(result: Result) -> str | None:
-    """Python that loads the champion and asks it; None unless the run promoted one."""
+    """Return Python code that loads the champion and runs one request; None unless the run promoted one."""
     if result.outcome != "promoted" or result.champion is None:
         return None
     uri = json.dumps(f"models:/{result.champion.name}@{result.champion.alias}", ensure_ascii=False)
@@ -112,7 +112,7 @@ def load_code(result: Result) -> str | None:
 
 
 def _figures(result: Result, trials: Mapping[str, Trial]) -> list[Figure]:
-    """Four numbers that tell what the chosen candidate is worth, as confirmed where it was."""
+    """Return four figures of the chosen candidate, confirmed ones if available."""
     chosen = next((candidate for candidate in result.candidates if candidate.name == result.chosen), None)
     baseline = result.baseline
     if chosen is None or baseline is None:
@@ -144,14 +144,14 @@ def _figures(result: Result, trials: Mapping[str, Trial]) -> list[Figure]:
 
 
 def _beside(trial: Trial | None, fallback: float | None) -> float | None:
-    """The baseline's p50 in milliseconds as measured in turn with this candidate, which its speedup rests on."""
+    """Return the baseline's p50 in milliseconds, measured in turn with this candidate, which its speedup is based on."""
     if trial and trial.confirmed:
         return trial.confirmed.latency.baseline_p50_ms
     return trial.latency.baseline_p50_ms if trial and trial.latency else fallback
 
 
 def _details(candidate: CandidateResult, trial: Trial | None, metric: str) -> dict[str, Any]:
-    """What the expandable part of a candidate shows beside its row."""
+    """Return the content of a candidate's expandable details."""
     against = failing(candidate.verdicts)
     holding = len(candidate.verdicts) - len(against)
     summary = f"{holding} of {len(candidate.verdicts)} gates hold" if candidate.verdicts else "not judged"
@@ -169,7 +169,7 @@ def _details(candidate: CandidateResult, trial: Trial | None, metric: str) -> di
 
 
 def _saturation(trial: Trial | None) -> str:
-    """The tensors of which a variant's fixed ranges cut off most, in words; empty for one without fixed ranges."""
+    """Describe the tensors that a variant's fixed ranges clip most; empty for a variant without fixed ranges."""
     if trial is None or trial.saturation is None or trial.saturation.worst is None:
         return ""
     worst = [tensor for tensor in trial.saturation.tensors[:SHOWN_TENSORS] if tensor.share]
@@ -178,5 +178,5 @@ def _saturation(trial: Trial | None) -> str:
 
 
 def _safe(address: str) -> str | None:
-    """The address if it is one to follow; None shows the word alone: `javascript:` must never become a link."""
+    """Return a URL that is safe to link, else None, which shows the word alone: `javascript:` must never become a link."""
     return address if urlsplit(address).scheme in _LINK_SCHEMES else None

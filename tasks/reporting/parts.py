@@ -1,4 +1,4 @@
-"""What loses most when a model is quantized: the ranked parts as text, made once and shown by the page and the markdown."""
+"""Parts of a model ranked by quantization noise, as rows of text shared by the HTML report and the Markdown."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from validators.records.result import Result
 
 SHOWN_PARTS = 20
 LABEL_LENGTH = 60
-# Of a name that is cut, what is shown of its start.
+# Characters shown of the start of a truncated name.
 HEAD_LENGTH = 8
 # Attribute of `PartRow` and heading, in the order of the table.
 PART_COLUMNS: tuple[tuple[str, str], ...] = (
@@ -25,7 +25,7 @@ PART_COLUMNS: tuple[tuple[str, str], ...] = (
 
 @dataclass(frozen=True)
 class PartRow:
-    """One line of the table, every cell as text; `name` is the whole name, `label` one that fits, `nodes` a count of them."""
+    """One row of the table, every cell as text; `name` is the full name, `label` a truncated one, `nodes` the node count."""
 
     rank: str
     label: str
@@ -39,7 +39,7 @@ class PartRow:
 
 
 def part_rows(recovery: Recovery, count: int = SHOWN_PARTS) -> tuple[PartRow, ...]:
-    """The noisiest parts, so many at most."""
+    """Return rows for at most `count` of the noisiest parts."""
     return tuple(
         PartRow(
             rank=str(rank),
@@ -57,9 +57,9 @@ def part_rows(recovery: Recovery, count: int = SHOWN_PARTS) -> tuple[PartRow, ..
 
 
 def label(part: RankedPart, length: int = LABEL_LENGTH) -> str:
-    """A part's name in at most so many characters: of several nodes the first and how many more, cut before its end.
+    """Return a part's name in at most `length` characters; for several nodes, the first and the number of others.
 
-    The end stays longest: it is there that layers differ.
+    A long name is cut in the middle and keeps more of its end, where the names of layers differ.
 
     >>> label(RankedPart("query, key, value", ("query", "key", "value"), 0.1, 2.0, 3.0))
     'query +2'
@@ -76,7 +76,7 @@ def label(part: RankedPart, length: int = LABEL_LENGTH) -> str:
 
 
 def tell_recovery(result: Result) -> str:
-    """What was tried, and what came of it, in a sentence; empty without a recovery."""
+    """Return one sentence on the recovery's attempts and outcome; empty without a recovery."""
     recovery = result.recovery
     if recovery is None:
         return ""

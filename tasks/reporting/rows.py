@@ -1,4 +1,4 @@
-"""The verdict table as rows of text, made once and shown by the page, the markdown and the terminal."""
+"""Verdict table as rows of text, shared by the HTML report, the Markdown and the terminal."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ COLUMNS: tuple[tuple[str, str], ...] = (
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the verdict table, every cell as text in the unit of its heading.
+    """One row of the verdict table, every cell as text in the unit of its heading.
 
-    `drop_upper` and `speedup_lower` are the bounds that gates look at, empty where there is none. `marks` are words such
-    as `chosen`, `simulated`, `aot-checked`, `disturbed` and `from store`.
+    `drop_upper` and `speedup_lower` are the bounds that gates judge, empty if there is none. `marks` are words such as
+    `chosen`, `simulated`, `aot-checked`, `disturbed` and `from store`.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Row:
     marks: tuple[str, ...] = ()
 
     def cell(self, column: str) -> str:
-        """The text of a column in one line: with marks after the name, and with the bound after drop and speedup."""
+        """Return the text of a column in one line, with marks after the name and the bound after drop and speedup."""
         text = str(getattr(self, column))
         if column == "name" and self.marks:
             return f"{text} ({', '.join(self.marks)})"
@@ -64,22 +64,22 @@ class Row:
 
 
 def metric_of(result: Result) -> str:
-    """The metric of a run; `accuracy` for a run that ended before its baseline, where nothing shows it anyway."""
+    """Return the metric of a run; `accuracy` for a run that ended before its baseline, since nothing shows it then."""
     return result.baseline.metric if result.baseline else "accuracy"
 
 
 def headings(result: Result) -> dict[str, str]:
-    """Headings by column, with the metric's own name in place of the word."""
+    """Return headings by column, with the metric's own name as its heading."""
     metric = metric_of(result)
-    # A function's name is written as it is.
+    # The name of a user's function keeps its spelling.
     heading = metric if ":" in metric else metric.capitalize()
     return {column: heading if column == "metric" else text for column, text in COLUMNS}
 
 
 def verdict_rows(result: Result, trials: Iterable[Trial] = ()) -> tuple[Row, ...]:
-    """The verdict table: the baseline first if there is one, then the candidates in the order of the result.
+    """Return the verdict table: the baseline first, if any, then the candidates in the order of the result.
 
-    `trials` adds what the result document leaves out: the baseline's peak memory.
+    `trials` adds the baseline's peak memory, which the result document omits.
     """
     rows = [_candidate_row(candidate, result) for candidate in result.candidates]
     baseline = result.baseline
@@ -105,12 +105,12 @@ def verdict_rows(result: Result, trials: Iterable[Trial] = ()) -> tuple[Row, ...
 
 
 def failing(verdicts: Iterable[Verdict]) -> tuple[Verdict, ...]:
-    """The verdicts that keep a candidate from passing, failed ones before inconclusive ones."""
+    """Return the verdicts that keep a candidate from passing, failed ones before inconclusive ones."""
     return tuple(sorted((v for v in verdicts if v.outcome != "pass"), key=lambda verdict: verdict.outcome != "fail"))
 
 
 def why(candidate: CandidateResult, metric: str) -> str:
-    """Why a candidate has its outcome: the refusal, or the gates that failed or could not be decided."""
+    """Return the reason for a candidate's outcome: the refusal, or the gates that failed or were inconclusive."""
     if candidate.refusal is not None:
         return f"{candidate.refusal.kind}: {candidate.refusal.reason}"
     against = failing(candidate.verdicts)
@@ -121,10 +121,10 @@ def why(candidate: CandidateResult, metric: str) -> str:
 
 
 def _against(verdict: Verdict, metric: str) -> str:
-    """What speaks against a candidate, short, since value and interval stand in the same row."""
+    """Summarize a failing verdict; it is short, because the same row shows value and interval."""
     gate = verdict.gate.replace("_", " ")
     if verdict.low is None and verdict.high is None and verdict.reason:
-        # Its first clause: the rest (which nodes ran in float, say) stands in the candidate's details.
+        # Only the first clause: the candidate's details show the rest, such as the nodes that ran in float.
         return f"{gate}: {verdict.reason.partition(';')[0]}"
     side = "above" if verdict.direction == "at_most" else "below"
     bound = formats.gate_value(verdict, verdict.bound, metric)

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from tasks.reporting import formats
 from validators.records.result import CandidateResult
 
-# All are in the result document.
+# The result document has all of them.
 SHOWN_SLICES = 10
 
 
 @dataclass(frozen=True)
 class SliceRow:
-    """A group of a slice; `bounds` hold for all groups at once."""
+    """A group of a slice; `bounds` hold for all groups jointly."""
 
     name: str
     samples: str
@@ -22,7 +22,7 @@ class SliceRow:
 
 
 def slice_rows(candidate: CandidateResult, metric: str) -> tuple[SliceRow, ...]:
-    """The groups that may have lost most, worst first."""
+    """Return rows for the groups that may have lost most, worst first."""
     rows = []
     for found in candidate.slices[:SHOWN_SLICES]:
         drop = found.metric_drop
@@ -35,7 +35,7 @@ def slice_rows(candidate: CandidateResult, metric: str) -> tuple[SliceRow, ...]:
 
 
 def tell_flips(candidate: CandidateResult) -> str:
-    """How many samples changed sides; empty where none can."""
+    """Return a sentence on the number of samples that became worse or better; empty without flips."""
     flips = candidate.flips
     if flips is None:
         return ""

@@ -1,4 +1,4 @@
-"""How pages are made: one file each that needs no network and no other file, so that it can be mailed, stored and printed."""
+"""Rendering of self-contained HTML pages: no network, no other file, so that a page can be mailed, stored and printed."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ FOLDER = Path(__file__).parent
 
 
 def render(template: str, **shown: Any) -> str:
-    """A page of a template of this folder, with the style and the script that all pages share.
+    """Render a template of this folder, with the style and the script that all pages share.
 
-    Every value is escaped. The script is named to the browser by its digest: it runs no other.
+    Every value is escaped. The page declares the digest of its script, so that the browser runs no other.
     """
     script = (FOLDER / "page.js").read_text(encoding="utf-8")
     return (

@@ -1,1 +1,1 @@
-"""What a promoted version says of itself to whoever runs it, and the forms in which it leaves the registry."""
+"""Documents of a promoted version for its users, and its export formats."""

@@ -1,4 +1,4 @@
-"""The model card of a version: what MLflow shows as its description, and keeps in a column of 5,000 characters."""
+"""Model card of a version: its description in MLflow, stored in a column of 5,000 characters."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from tasks.serving import sections
 from tasks.serving.promoted import Promoted
 from tasks.serving.sections import shown
 
-# `description` in MLflow's tables; SQLite takes more, PostgreSQL, MySQL and SQL Server do not. Of bytes in UTF-8, since the
-# last of them counts these.
+# Limit of `description` in MLflow's tables; SQLite accepts more, PostgreSQL, MySQL and SQL Server do not. It counts bytes in
+# UTF-8, as SQL Server does.
 MOST_BYTES = 5000
 LEFT_OUT = "*Left out here, for its length: {}. `README.md` among the artifacts of this version has all of it.*"
 README = (
@@ -16,13 +16,13 @@ README = (
 
 
 def model_card(promoted: Promoted) -> str:
-    """The card as Markdown, at most `MOST_BYTES` long.
+    """Render the card as Markdown, at most `MOST_BYTES` long.
 
-    Where all of it would be longer, whole sections go, those that the run in MLflow tells best first; what is left then fits,
-    since every text of others in it is cut to a length.
+    A longer card loses whole sections, those best covered by the MLflow run first. The rest then fits, because all external
+    text in it is truncated.
     """
     variant = promoted.approval.variant
-    # By heading, with the order in which they are given up; what has none stays.
+    # Heading, lines, and the rank in which the section is dropped; without a rank it stays.
     parts: list[tuple[str, list[str], int | None]] = [
         ("", [f"**`{variant.candidate}`** of {shown(promoted.source.name, 80)}", "", *sections.origin(promoted)], None),
         ("Approved for", sections.device(promoted), None),

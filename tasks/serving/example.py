@@ -1,4 +1,4 @@
-"""Python that opens a version's artifact with its runtime alone, under the settings of its approval, and asks it once."""
+"""Python example that loads a version's artifact with its runtime alone, under the approved settings, and runs one request."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 
 from validators.providers import CUDA_PROVIDER, GPU_PROVIDERS, ORT_TENSORRT_PROVIDER
 
-# Where files lie beside the README.
+# Folder of the artifact's files, beside the README.
 FOLDER = "variant"
 
 
 def example(manifest: Mapping[str, Any], request: Mapping[str, tuple[int, ...]]) -> list[str]:
-    """The lines of a program that runs in the folder of the README; it leaves `session`, `feed` and `outputs` by name.
+    """Return the lines of a program that runs in the README's folder and defines `session`, `feed` and `outputs`.
 
-    `request` are the shapes of the inputs by name.
+    `request` holds the shape of each input by name.
     """
     if manifest["engine"]:
         opened, outputs, answered = _engine(), "session.outputs", "session.run(feed, names)"
@@ -37,7 +37,7 @@ def example(manifest: Mapping[str, Any], request: Mapping[str, tuple[int, ...]])
 
 
 def _session(manifest: Mapping[str, Any]) -> list[str]:
-    """ONNX Runtime: what `tasks/champion/consumer/consumer.py` does, written out for this one version."""
+    """Return the lines for ONNX Runtime: `tasks/champion/consumer/consumer.py`, specialized for this version."""
     settings = manifest["session"]
     provider, plugin = settings["provider"], manifest["plugin"]
     packages = [library["package"] for library in manifest["libraries"] if "package" in library]
@@ -79,7 +79,7 @@ def _library(library: Mapping[str, str]) -> str:
 
 
 def _providers(settings: Mapping[str, Any]) -> list[Any]:
-    """As the consumer asks for them, less folders of the machine where the variant was approved."""
+    """Return the providers as the consumer requests them, without cache folders of the machine that approved the variant."""
     provider = settings["provider"]
     if provider not in GPU_PROVIDERS:
         return [provider]
@@ -90,7 +90,7 @@ def _providers(settings: Mapping[str, Any]) -> list[Any]:
 
 
 def _engine() -> list[str]:
-    """TensorRT: by the package that MLflow has put beside the artifacts."""
+    """Return the lines for TensorRT, which use the package that MLflow stores beside the artifacts."""
     return [
         "import json",
         "import sys",

@@ -1,4 +1,4 @@
-"""A folder that is written whole or not at all, and replaced only if it is what was written before."""
+"""Atomic writing of a folder, which replaces only a folder that quantgate wrote and nobody changed."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from pathlib import Path
 from validators.digests import digest_file
 from validators.errors import InfrastructureError, JobError
 
-# Which version a folder holds, and the sha256 of each file in it.
+# File with the version in a folder, and the sha256 of each of its files.
 MARK = "quantgate.json"
 
 
 def write_folder(place: Path, contents: Mapping[str, Path | str], about: Mapping[str, object], beside: Path) -> None:
-    """Write the folder `place`: by relative path a file to be moved there, or its text; `MARK` has `about` and the digests.
+    """Write the folder `place`.
 
-    It is made in a folder of the same disk, `beside`, which nobody reads, so that `place` never holds half of it.
+    `contents` maps a relative path to a file to move there, or to its text. `MARK` holds `about` and the digests. The folder is
+    prepared in `beside`, a folder on the same disk that nobody reads, so that `place` is never incomplete.
 
     Raises:
-        JobError: `place` holds what this did not write, or what was changed since.
-        InfrastructureError: it cannot be written.
+        JobError: `place` holds files that this function did not write, or that changed since.
+        InfrastructureError: the folder cannot be written.
     """
     check_own(place)
     try:
@@ -48,7 +49,7 @@ def write_folder(place: Path, contents: Mapping[str, Path | str], about: Mapping
 
 
 def _put(made: Path, place: Path, old: Path) -> None:
-    """The new folder in the place of the old one, which comes back if that fails."""
+    """Replace the old folder with the new one; restore the old one on failure."""
     if not place.exists():
         made.rename(place)
         return
@@ -61,10 +62,10 @@ def _put(made: Path, place: Path, old: Path) -> None:
 
 
 def check_own(place: Path) -> None:
-    """Nothing, where there is no such folder, or an empty one, or one with the files that `MARK` names and no others.
+    """Check that the folder is missing, empty, or has exactly the files that `MARK` names, unchanged.
 
     Raises:
-        JobError: there is something else.
+        JobError: it has other content, or is a link.
     """
     if not place.is_symlink() and (not place.exists() or (place.is_dir() and not any(place.iterdir()))):
         return

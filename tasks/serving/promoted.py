@@ -1,4 +1,4 @@
-"""The record that the documents of a version are written from."""
+"""Record from which the documents of a version are written."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from validators.samples.datasets import TensorSpec
 
 @dataclass(frozen=True)
 class Promoted:
-    """An approved variant with all that it was made from and approved on.
+    """An approved variant, with everything that it was made from and approved on.
 
-    `uri` is what consumers load. `data` is by role: calibration, evaluation and, where there was any, traffic. `manifest` is
-    that of `tasks/champion/manifest.py`; `inputs` and `outputs` are those of the artifact, and `request` the shapes by input
-    name of a request as latency was measured with. `run_page` is the address of the run in MLflow, where it has pages; `at`
-    is when it was promoted, in UTC, as ISO 8601.
+    `uri` is the address that consumers load. `data` maps a role to its file: calibration, evaluation and, if given, traffic.
+    `manifest` comes from `tasks/champion/manifest.py`. `inputs` and `outputs` are those of the artifact. `request` holds the
+    input shapes, by name, of a request in the latency measurement. `run_page` is the URL of the run in MLflow, if it has one.
+    `at` is the time of promotion (ISO 8601, UTC).
     """
 
     uri: str

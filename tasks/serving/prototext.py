@@ -1,4 +1,4 @@
-"""Protocol buffers' text format, as far as configurations need it."""
+"""The subset of Protocol Buffers' text format that configurations need."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Word:
-    """A name that stands without quotes: of an enumeration's value, or a boolean."""
+    """An unquoted word: an enumeration value or a boolean."""
 
     text: str
 
 
-# Of a message, in order; a repeated field comes several times.
+# The fields of a message, in order; a repeated field occurs several times.
 Fields = tuple[tuple[str, "str | int | Word | list[int] | Fields"], ...]
 
 
 def prototext(fields: Fields, depth: int = 0) -> str:
-    r"""The message as text.
+    r"""Return the message as text.
 
     >>> print(prototext((("name", "a\"b"), ("dims", [-1, 4]), ("kind", Word("KIND_CPU")), ("graph", (("level", 0),)))), end="")
     name: "a\"b"
@@ -46,7 +46,7 @@ def _field(name: str, value: str | int | Word | list[int] | Fields, indent: str,
 
 
 def quoted(text: str) -> str:
-    r"""A string, its bytes in UTF-8: printable ASCII as it is, everything else by its octal number.
+    r"""Quote a string as UTF-8: printable ASCII unchanged, every other byte as an octal escape.
 
     >>> print(quoted('a"\n\N{LATIN SMALL LETTER E WITH ACUTE}'))
     "a\"\012\303\251"

@@ -1,4 +1,4 @@
-"""The README among the artifacts of a version: for who runs the file without MLflow, and for who finds it in a year."""
+"""README among the artifacts of a version, for users who run the file without MLflow or find it later."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from validators.samples.datasets import TensorSpec
 
 
 def version_readme(promoted: Promoted) -> str:
-    """The README as Markdown: what the card says, whole, and what the files are and how they are opened."""
+    """Render the README as Markdown: the complete content of the card, the files, and how to load them."""
     manifest = promoted.manifest
     parts = {
         "What it is": sections.origin(promoted),
@@ -54,7 +54,7 @@ def version_readme(promoted: Promoted) -> str:
 
 
 def _session(promoted: Promoted) -> list[str]:
-    """The settings that the approval holds for; part of the variant, since they change speed and numbers."""
+    """Render the approved session settings; they are part of the variant, since they change speed and numbers."""
     manifest = promoted.manifest
     if engine := manifest["engine"]:
         build = engine["build"]

@@ -1,7 +1,6 @@
-"""The parts that the card of a version and the README in its artifacts share, as Markdown: each is a list of lines.
+"""Sections shared by the model card of a version and its README, as lines of Markdown.
 
-Names of models, data, tensors and devices are others' text: escaped, and cut to a length, so that the sum of all parts has a
-bound too.
+Names of models, data, tensors and devices are external text: escaped and truncated, which also bounds the total length.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from validators.records.run import DataFile
 from validators.records.verdicts import Verdict
 
 LONGEST, LONGEST_ADDRESS = 160, 400
-# Gates that hold without a number worth a row; those that the job's own step logs are rows.
+# Gates listed by name only, without a row for a number; gates on metrics that the job's own step logs get rows.
 YES_OR_NO = frozenset(gate.name for gate in (*GATES, *LATER_GATES) if gate.unit == "yes or no")
 POLICY = (
     "Another version of the runtime, or another device, than it was approved on is a warning when the version is loaded by "
@@ -30,7 +29,7 @@ POLICY = (
 
 
 def shown(text: str, most: int = LONGEST) -> str:
-    """Text of others as Markdown shows it, in at most so many characters, those that escape it among them.
+    """Escape external text for Markdown and truncate it to at most `most` characters, escapes included.
 
     >>> shown("a_b"), shown("long_name", 5)
     ('a\\\\_b', 'long…')
@@ -45,13 +44,13 @@ def shown(text: str, most: int = LONGEST) -> str:
 
 
 def table(titles: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> list[str]:
-    """A GitHub-style table of cells that are Markdown already."""
+    """Render a GitHub-style table of cells that are already Markdown."""
     lines = [titles, ("---",) * len(titles), *rows]
     return [f"| {' | '.join(line)} |" for line in lines]
 
 
 def origin(promoted: Promoted) -> list[str]:
-    """What it was made from, how, and by whom it was agreed to."""
+    """Render the source, recipe, artifact, promotion and sign-off."""
     source, approval = promoted.source, promoted.approval
     variant = approval.variant
     version = f", version {source.version}" if source.version else ""
@@ -69,7 +68,7 @@ def origin(promoted: Promoted) -> list[str]:
 
 
 def device(promoted: Promoted) -> list[str]:
-    """Where the approval holds."""
+    """Render the device and runtimes for which the approval holds."""
     inventory = promoted.inventory
     gpu = inventory.gpu
     where = [f"{inventory.cpu}, {inventory.cores} cores, {' '.join(inventory.isa) or 'no integer extensions'}"]
@@ -92,7 +91,7 @@ def _cap(promoted: Promoted) -> str:
 
 
 def verdicts(promoted: Promoted) -> list[str]:
-    """Every gate that it passed: those with a bound as rows, the others in a sentence."""
+    """Render every passed gate: those with a bound as rows, the others in a sentence."""
     trial = promoted.approval.trial
     metric = trial.accuracy.metric if trial.accuracy else ""
     bounded = [verdict for verdict in trial.verdicts if verdict.gate not in YES_OR_NO]
@@ -118,8 +117,10 @@ def _verdict(verdict: Verdict, metric: str) -> tuple[str, ...]:
 
 
 def figures(promoted: Promoted, points: int | None = None) -> list[str]:
-    """The metric, size and latency beside the source's, as it was chosen and as it was confirmed; of the operating points the
-    first `points`, or all."""
+    """Render metric, size and latency beside the source's, from selection and from confirmation.
+
+    `points` limits the operating points to the first ones; None means all.
+    """
     trial = promoted.approval.trial
     variant, accuracy, confirmed = promoted.approval.variant, trial.accuracy, trial.confirmed
     sizes = [formats.megabytes(size) for size in (variant.size_bytes, promoted.source_bytes)]
@@ -147,7 +148,7 @@ def _latency(what: str, latency: Latency) -> tuple[str, str, str, str]:
 
 
 def data(promoted: Promoted) -> list[str]:
-    """Which data it was calibrated and judged on."""
+    """Render the data that the variant was calibrated and judged on."""
     return table(("Data", "File", "Samples", "sha256"), (_file(role, file) for role, file in promoted.data.items()))
 
 
@@ -157,7 +158,7 @@ def _file(role: str, file: DataFile) -> tuple[str, ...]:
 
 
 def limits(promoted: Promoted) -> list[str]:
-    """What nobody measured, and what the measurements do not say."""
+    """Render what was not measured, and the limits of the measurements."""
     trial, job = promoted.approval.trial, promoted.job
     points = ", ".join(point_labels(trial.latencies)) or "no operating point"
     threads = promoted.manifest["session"]["threads"] or "all"
@@ -178,7 +179,7 @@ def limits(promoted: Promoted) -> list[str]:
             f"Its ranges are fixed: up to {formats.percent(worst.share)} % of the values of {shown(worst.tensor, 80)} lay "
             f"outside of them ({trial.saturation.samples} samples); of other inputs more may."
         )
-    if job.gates.min_speedup is None:
+    if job.gates.speedup_bound(job.target) is None:
         lines.append("The job asked for no speed: a faster one was not required.")
     lines += [f"{shown(latency.disturbance)}" for latency in trial.latencies if latency.disturbance]
     lines += [shown(note) for note in promoted.approval.variant.notes]
@@ -204,7 +205,7 @@ def _slices(promoted: Promoted) -> str:
 
 
 def load(promoted: Promoted) -> list[str]:
-    """How it is loaded, without quantgate."""
+    """Render how to load the version without quantgate."""
     return [
         "```python",
         "import mlflow",

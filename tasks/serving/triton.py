@@ -1,18 +1,18 @@
-"""A version as Triton Inference Server loads it: `config.pbtxt`, and the files of the folder `1` beside it.
+"""Export of a version for Triton Inference Server: `config.pbtxt`, and the files of the folder `1` beside it.
 
-Fields are those of `model_config.proto` (github.com/triton-inference-server/common); what each backend reads of them is in the
-README and the source of `onnxruntime_backend` and `tensorrt_backend`, as of July 2026:
+Fields are those of `model_config.proto` (github.com/triton-inference-server/common). The README and source of
+`onnxruntime_backend` and `tensorrt_backend`, as of July 2026, define which fields each backend reads:
 
 | approved setting | in `config.pbtxt` |
 |---|---|
 | threads inside an operator | parameter `intra_op_thread_count`; sequential execution is `execution_mode` 0 |
 | optimization of the graph | `optimization.graph.level`: 0 for all, -1 for basic |
-| entries of the session | `session.use_device_allocator_for_initializers` alone: the backend hands on no other |
-| options of a provider on a GPU | `gpu_execution_accelerator`; the device's number is that of the instance |
+| session entries | only `session.use_device_allocator_for_initializers`: the backend passes on no other |
+| options of a GPU provider | `gpu_execution_accelerator`; the device number is that of the instance |
 | OpenVINO's plugin | `cpu_execution_accelerator`, without options: it is the provider of Triton's own build |
 | a library of custom operators | `model_operations.op_library_filename` |
 
-With inputs and outputs given, neither backend completes them; that of ONNX Runtime then adds no dynamic batching either.
+If inputs and outputs are given, neither backend auto-completes them, and ONNX Runtime's adds no dynamic batching either.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from validators.providers import CUDA_PROVIDER, GPU_PROVIDERS, OPENVINO_PROVIDER
 from validators.samples.datasets import TensorSpec
 
 ONNX, ENGINE = "model.onnx", "engine.plan"
-# `DataType` of model_config.proto, by numpy's name.
+# numpy dtype name to `DataType` of model_config.proto.
 TYPES = {
     "bool": "TYPE_BOOL",
     **{f"uint{bits}": f"TYPE_UINT{bits}" for bits in (8, 16, 32, 64)},
@@ -41,7 +41,7 @@ TYPES = {
     "bfloat16": "TYPE_BF16",
     "object": "TYPE_STRING",
 }
-# Keys that the manifests of former releases lack.
+# Defaults for keys that manifests of older releases lack.
 ABSENT: dict[str, Any] = {
     "engine": None,
     "plugin": None,
@@ -50,9 +50,9 @@ ABSENT: dict[str, Any] = {
     "runtime": "onnxruntime",
     "device": "one that is not told",
 }
-# The entries that the backend of ONNX Runtime reads.
+# Session entries that the ONNX Runtime backend reads.
 ENTRIES = frozenset({"session.use_device_allocator_for_initializers"})
-# Options of ONNX Runtime's TensorRT provider that have another name in Triton; those of a boolean precision have one in common.
+# Options of ONNX Runtime's TensorRT provider with another name in Triton; its boolean precision options share one there.
 RENAMED = {"trt_max_workspace_size": "max_workspace_size_bytes"}
 TENSORRT_OPTIONS = frozenset(
     {
@@ -85,8 +85,11 @@ TENSORRT_OPTIONS = frozenset(
 
 @dataclass(frozen=True)
 class TritonModel:
-    """A model of a repository: the text of `config.pbtxt`, which file of the variant each of the folder `1` is, by name, and
-    in `notes` what of the approval the configuration cannot say."""
+    """A model of a repository: the text of `config.pbtxt`, and the files of the folder `1`.
+
+    `files` maps each name there to a file of the variant. `notes` lists the parts of the approval that the configuration cannot
+    express.
+    """
 
     config: str
     files: Mapping[str, str]
@@ -102,13 +105,14 @@ def triton_model(
     about: str = "",
     max_batch: int | None = None,
 ) -> TritonModel:
-    """The model `name` of a manifest, whose file has these inputs and outputs, for the folder `place` in a repository.
+    """Return the Triton model `name` of a manifest, for the folder `place` in a repository.
 
-    `max_batch` takes the place of the largest batch size that was measured. `about` is a line for the top of the file.
+    `tensors` are the inputs and outputs of its file. `max_batch` overrides the largest measured batch size. `about` is a line
+    for the top of the file.
 
     Raises:
-        JobError: a tensor of a type that Triton has not, custom operators of a Python package, or `max_batch` where axis 0 is
-            not that of samples in all tensors.
+        JobError: Triton does not support a tensor's type, custom operators come from a Python package, or `max_batch` is given
+            although axis 0 is not the sample axis of all tensors.
     """
     manifest = ABSENT | dict(manifest)
     engine = manifest["engine"]
@@ -149,10 +153,10 @@ def triton_model(
 
 
 def tensors_of(path: Path) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
-    """Inputs and outputs of an ONNX file.
+    """Return the inputs and outputs of an ONNX file.
 
     Raises:
-        JobError: one has no shape, of which Triton wants to know the axes.
+        JobError: a tensor has no shape; Triton requires its number of axes.
     """
     graph = onnx.load(path, load_external_data=False).graph
     weights = {tensor.name for tensor in graph.initializer}
@@ -175,11 +179,11 @@ def _spec(value: onnx.ValueInfoProto) -> TensorSpec:
 def _batch(
     manifest: Mapping[str, Any], tensors: tuple[Sequence[TensorSpec], Sequence[TensorSpec]], asked: int | None
 ) -> tuple[int, tuple[str, ...]]:
-    """`max_batch_size`, and what is to be said of it: 0 unless axis 0 of every tensor is one dynamic axis, that of samples."""
+    """Return `max_batch_size` with notes; 0 unless every tensor has the same named dynamic axis, the sample axis, as axis 0."""
     firsts = {spec.shape[0] if spec.shape else None for side in tensors for spec in side}
     shared = len(firsts) == 1 and isinstance(next(iter(firsts)), str)
     profile = manifest["engine"]["build"]["profile"].values() if manifest["engine"] else ()
-    # Triton sends batches of any size up to the largest.
+    # Triton sends batches of any size from 1 to the largest.
     shared = shared and all(shapes["minimum"][0] <= 1 for shapes in profile)
     if not shared:
         if asked is not None:
@@ -193,7 +197,7 @@ def _batch(
     measured = max(manifest["batch_sizes"] or (0,))
     size = asked or measured or (most or 0)
     if most is not None and size > most:
-        size = most
+        return most, (f"batches of up to {most} samples are taken, not {size}: the engine was built for no more",)
     if size == 0:
         return 0, ("which batch sizes were measured is not told; --max-batch sets one",)
     if size > measured:
@@ -212,12 +216,12 @@ def _tensor(spec: TensorSpec, batch: int) -> Fields:
     axes = spec.shape[1:] if batch else spec.shape
     dims = [axis if isinstance(axis, int) else -1 for axis in axes]
     fields: Fields = (("name", spec.name), ("data_type", Word(TYPES[spec.dtype])), ("dims", dims or [1]))
-    # Triton has no tensors without axes.
+    # Triton does not support scalars.
     return fields if dims or not batch else (*fields, ("reshape", (("shape", []),)))
 
 
 def _session(manifest: Mapping[str, Any], place: Path) -> tuple[Fields, tuple[str, ...]]:
-    """The approved session as the backend of ONNX Runtime takes it, and what it does not take."""
+    """Return the approved session settings as fields of the ONNX Runtime backend, and notes on those it does not support."""
     settings = manifest["session"]
     notes = [
         f"the entry {key}={value} of the session: the backend hands none such on"
@@ -250,7 +254,7 @@ def _library(library: Mapping[str, str], place: Path) -> str:
 
 
 def _accelerators(settings: Mapping[str, Any], plugin: Mapping[str, Any] | None) -> tuple[Fields, tuple[str, ...]]:
-    """The provider, where it is none that the backend takes of itself."""
+    """Return the fields of a provider that is not the backend's default, with notes."""
     provider = settings["provider"]
     given = {key: value for key, value in settings.get("provider_options", {}).items() if key != "device_id"}
     if provider == OPENVINO_PROVIDER:

@@ -1,4 +1,4 @@
-"""The watch over a champion after its promotion.
+"""Watch over a champion after its promotion.
 
 Imported by flows.
 """

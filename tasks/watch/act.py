@@ -1,4 +1,4 @@
-"""What the watch does about an alarm: a new run of the job, or the version before."""
+"""Actions of the watch on an alarm: a new run of the job, or a rollback to the previous version."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from validators.errors import ChampionMoved, JobError
 
 
 def act(run: Run, lineage: Lineage, trend: Trend, decision: Decision) -> str:
-    """Do what was decided, once for each champion version and kind of alarm; what was done, in words.
+    """Carry out the decision once per champion version and kind of alarm; return what was done, in words.
 
     Raises:
         InfrastructureError: Prefect or the registry does not answer.
@@ -23,7 +23,7 @@ def act(run: Run, lineage: Lineage, trend: Trend, decision: Decision) -> str:
     try:
         done = (_requantize if decision.action == "requantize" else _roll_back)(run, lineage, decision)
     except ChampionMoved as moved:
-        # Not recorded: the alarm is about a version that may become the champion again.
+        # Do not record it: the version of the alarm may become champion again.
         return f"no rollback: {moved.found}; the alarm is about version {lineage.champion.version}"
     log.warning("watch: %s", done)
     record_action(run, trend, alarm.kind, done)
@@ -52,12 +52,12 @@ def _roll_back(run: Run, lineage: Lineage, decision: Decision) -> str:
             request=_key(run, lineage, decision),
         )
     except JobError as error:
-        # Somebody else may have taken the predecessor away since it was looked up.
+        # The predecessor may have been removed since the lookup.
         return f"no rollback: {error.found}"
     return f"rolled back: {done}"
 
 
 def _key(run: Run, lineage: Lineage, decision: Decision) -> str:
-    """One for each champion version and alarm: were the record of an action lost, it is done once all the same."""
+    """Return the idempotency key of an action on this champion version and alarm, in case its record is lost."""
     assert decision.alarm is not None
     return f"watch {lineage.champion.name} {lineage.champion.version} {run.job.target} {decision.alarm.kind}"

@@ -1,4 +1,4 @@
-"""Whether recent traffic still is what the champion was calibrated on: the checks of step 3, without those of the file."""
+"""Drift of recent traffic from the champion's calibration data: the checks of step 3, without those of the data file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from validators.samples.drift import count_in_bins, expect_psi_by_chance, find_s
 
 @dataclass(frozen=True)
 class Drift:
-    """The signs of drift in words, empty where there is none, and the figures behind them by name."""
+    """The signs of drift in words, empty without drift, and the figures behind them by name."""
 
     signs: tuple[str, ...]
     figures: dict[str, float]
@@ -24,16 +24,16 @@ class Drift:
 def find_drift(
     calibration: Samples, traffic: Samples, view: ModelView | None, bounds: CalibrationBounds, *, seed: int
 ) -> Drift:
-    """Hold recent traffic against the calibration samples; a sign is what refuses calibration data in step 3.
+    """Compare recent traffic with the calibration samples; a sign is a finding that refuses calibration data in step 3.
 
-    That is: a statistic with both a population stability index and a Kolmogorov-Smirnov p-value beyond their bounds; the
-    same of the discrepancy in the model's representation; too few requests near a calibration sample there. `view` is what
-    the model makes of both, None where it was not asked.
+    The signs are: a statistic with both its population stability index and its Kolmogorov-Smirnov p-value beyond their bounds;
+    discrepancy and p-value in the model's representation both beyond theirs; too few requests near a calibration sample there.
+    `view` is the model's view of both, or None if the model did not run.
 
     Raises:
         DataError: an input of the traffic has a finite value in no sample.
     """
-    # The champion's calibration samples were picked so as not to be in its evaluation data, which is like the traffic.
+    # The champion's calibration samples exclude its evaluation data, which resembles the traffic.
     compared = compare_disjoint(calibration, traffic, digest_samples(traffic.inputs), bounds, seed, is_evaluation=True)
     signs: list[str] = []
     figures: dict[str, float] = {}

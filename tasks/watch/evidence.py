@@ -1,10 +1,10 @@
-"""What repeated looks at a champion conclude: evidence that is carried from look to look, alarms, what to do about them.
+"""Conclusions from repeated looks at a champion: accumulated evidence, alarms, and decisions.
 
-A test at a fixed level that is repeated every hour raises a false alarm sooner or later. Here each look gives an e-value: a
-number that is 1 or less on average as long as a bound holds, however the bound came to hold before. A running product of
-them, started anew whenever it falls below 1, is an e-detector: it reaches a height c after c looks or more on average (J. Shin,
-A. Ramdas, A. Rinaldo, "E-detectors: a nonparametric framework for sequential change detection", The New England Journal of
-Statistics in Data Science 2, 2024, there as the CUSUM type), and within n looks with a probability of n / c at most.
+A test at a fixed level, repeated every hour, raises a false alarm sooner or later. Here each look gives an e-value: a number
+that averages at most 1 while a bound holds, whatever happened before. A running product of e-values, restarted when it falls
+below 1, is an e-detector. While the bound holds, it takes c looks or more on average to reach c, and reaches c within n looks
+with a probability of at most n / c (J. Shin, A. Ramdas, A. Rinaldo, "E-detectors: a nonparametric framework for sequential
+change detection", The New England Journal of Statistics in Data Science 2, 2024, there the CUSUM type).
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from validators.job.job_watch import Action, Watch
 
 Kind = Literal["drift", "saturation", "disagreement"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-# Stakes as shares of the largest that cannot lose all: small ones notice small excesses, large ones rare and large values.
+# Stakes, as shares of the largest that cannot lose everything. Small ones detect small excesses, large ones rare large values.
 STAKES: NDArray[np.float64] = 0.9 / 2.0 ** np.arange(8, dtype=np.float64)
-# Chance that a look has a sign of drift while there is none; what it really is: `benchmarks/watch_false_alarms.py`.
+# Assumed probability that a look without drift shows a sign of it; `benchmarks/watch_false_alarms.py` measures it.
 DRIFT_BY_CHANCE = 0.01
-# Of one yes or no a look: three in a row make 50^3.
+# Stake on one yes or no per look: three in a row give 50^3.
 DRIFT_STAKES: NDArray[np.float64] = np.array([0.5])
 
 
 @dataclass(frozen=True)
 class Signal:
-    """What one look says of one bound: the figure seen, what it should have been, its log e-value, the same in words."""
+    """The result of one look at one bound: the figure, the bound, the log e-value, and a note in words."""
 
     kind: Kind
     value: float
@@ -43,7 +43,7 @@ class Signal:
 
 @dataclass(frozen=True)
 class Memory:
-    """What is carried from look to look of one champion: how many there were, and the log evidence by kind of alarm."""
+    """State carried from look to look at one champion: the number of looks, and the log evidence by kind of alarm."""
 
     looks: int = 0
     log_evidence: Mapping[str, float] = field(default_factory=dict)
@@ -51,7 +51,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Alarm:
-    """A bound that is passed beyond doubt, and the last figure seen."""
+    """A bound that is violated with sufficient evidence, and the last figure."""
 
     kind: Kind
     value: float
@@ -61,7 +61,7 @@ class Alarm:
 
 @dataclass(frozen=True)
 class Decision:
-    """What is done about alarms: one action at most, for one of them."""
+    """The decision on alarms: at most one action, for one of them."""
 
     action: Action | None
     alarm: Alarm | None
@@ -70,11 +70,10 @@ class Decision:
 
 @dataclass(frozen=True)
 class Looked:
-    """What one look at the champion of a job came to.
+    """The outcome of one look at the champion of a job.
 
-    `nothing`: there was nothing to look at, or too little, and `reason` says what; `error`: the look failed. `evidence` is
-    by kind of alarm, as logarithm; `action` is what was done, in words; `notes` say what was left out or could not be
-    measured.
+    `nothing` means that there was too little to look at, or nothing, as `reason` says; `error` that the look failed. `evidence`
+    is the log evidence by kind of alarm. `action` says what was done. `notes` say what was skipped or could not be measured.
     """
 
     job: str
@@ -93,7 +92,7 @@ class Looked:
 
     @property
     def told(self) -> str:
-        """The look in a sentence.
+        """Summary of the look in one sentence.
 
         >>> Looked("fraud", "quiet", "", version="3", samples=200).told
         'quiet: version 3, 200 samples'
@@ -105,11 +104,12 @@ class Looked:
 
 
 def weigh(values: NDArray[np.floating[Any]], bound: float, stakes: NDArray[np.float64] = STAKES) -> float:
-    """The log e-value of independent values (shape `(n,)`, each from 0 to 1) against: their mean is at most `bound`.
+    """Return the log e-value of independent values (shape `(n,)`, each from 0 to 1) against a mean of at most `bound`.
 
-    The mean over some stakes s of the product of 1 + s / bound * (value - bound): a capital that is bet on values above the
-    bound (I. Waudby-Smith and A. Ramdas, "Estimating means of bounded random variables by betting", J. R. Statist. Soc. B
-    86, 2024, section 4). Each factor is 1 at most on average while the bound holds, whatever the distribution.
+    The e-value is the mean over stakes s of the product of 1 + s / bound * (value - bound): the capital of bets on values above
+    the bound (I. Waudby-Smith and A. Ramdas, "Estimating means of bounded random variables by betting", J. R. Statist. Soc. B
+    86, 2024, section 4). Each factor averages at most 1 while the bound holds, whatever the distribution. `stakes` has shape
+    `(k,)`.
 
     >>> round(math.exp(weigh(np.array([1.0]), 0.01, np.array([0.5]))), 2)  # 1 + 50 * 0.99
     50.5
@@ -120,24 +120,24 @@ def weigh(values: NDArray[np.floating[Any]], bound: float, stakes: NDArray[np.fl
 
 
 def weigh_columns(values: NDArray[np.floating[Any]], bounds: NDArray[np.float64]) -> float:
-    """The log of the mean e-value of several columns (shape `(n, k)`) with a bound each: against that all of them hold.
+    """Return the log of the mean e-value of columns (shape `(n, k)`) against all `bounds` (shape `(k,)`) holding.
 
-    A mean of e-values is one, however the columns depend on each other.
+    A mean of e-values is an e-value, however the columns depend on each other.
     """
     each = [weigh(values[:, place], float(bound)) for place, bound in enumerate(bounds)]
     return float(logsumexp(each) - math.log(len(each)))
 
 
 def log_threshold(watch: Watch) -> float:
-    """The log evidence that is an alarm: the error that the job allows is shared among the kinds."""
+    """Return the log evidence that raises an alarm: the kinds share the error that the job allows."""
     return math.log(len(KINDS) * watch.looks_between_false_alarms)
 
 
 def remember(memory: Memory, signals: Sequence[Signal], watch: Watch) -> Memory:
-    """The memory after one more look. A kind that the look says nothing of keeps its evidence.
+    """Return the memory after one more look. A kind without a signal keeps its evidence.
 
-    One look adds no more than its part of the threshold, which keeps its e-value one; and evidence ends at the threshold, so
-    that an alarm ends when what it was about is over.
+    One look adds at most its share of the threshold; truncated, an e-value remains an e-value. Evidence is capped at the
+    threshold, so that an alarm ends when its cause does.
     """
     top = log_threshold(watch)
     kept = dict(memory.log_evidence)
@@ -148,8 +148,8 @@ def remember(memory: Memory, signals: Sequence[Signal], watch: Watch) -> Memory:
 
 
 def find_alarms(memory: Memory, signals: Sequence[Signal], watch: Watch) -> tuple[Alarm, ...]:
-    """The kinds whose evidence has reached the threshold, of those that the last look spoke of."""
-    # Sums of the parts may miss it by rounding.
+    """Return an alarm for each signal of the last look whose kind's evidence has reached the threshold."""
+    # Sums of shares may miss the threshold by rounding.
     top = log_threshold(watch) - 1e-9
     return tuple(
         Alarm(signal.kind, signal.value, signal.bound, signal.note)
@@ -159,9 +159,9 @@ def find_alarms(memory: Memory, signals: Sequence[Signal], watch: Watch) -> tupl
 
 
 def decide(alarms: Sequence[Alarm], watch: Watch, *, predecessor: str | None) -> Decision:
-    """What to do about the alarms: a rollback goes before a re-quantization, and there is never both.
+    """Decide on the alarms: a rollback takes precedence over a re-quantization, and excludes it.
 
-    Without a predecessor there is nothing to roll back to, and the alarm is all.
+    Without a predecessor a rollback is impossible, and the alarm is only reported.
     """
     asked = {alarm.kind: watch.on_disagreement if alarm.kind == "disagreement" else watch.on_drift for alarm in alarms}
     for action in ("rollback", "requantize", "report"):

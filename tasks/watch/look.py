@@ -1,4 +1,4 @@
-"""One look at a champion's traffic: drift, saturation, and agreement with the source, as figures with their evidence."""
+"""One look at a champion's traffic: drift, saturation, and agreement with the source, as figures with evidence."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from validators.samples.datasets import Samples
 
 @dataclass(frozen=True)
 class Seeing:
-    """What one look saw: the signals that alarms rest on, figures for the trend by name, and what could not be measured."""
+    """Findings of one look: the signals behind alarms, the figures of the trend by name, and notes on what was not measured."""
 
     signals: tuple[Signal, ...]
     figures: dict[str, float]
@@ -35,9 +35,9 @@ class Seeing:
 
 
 def look_at_traffic(run: Run, watch: Watch, watched: WatchedChampion, traffic: Samples) -> Seeing:
-    """Everything that can be measured of a champion on a sample of its traffic.
+    """Measure everything possible of a champion on a sample of its traffic.
 
-    What the models cannot be run for is a note: the rest is measured all the same.
+    A failed measurement becomes a note, and the others continue.
     """
     found = Seeing((), {"samples": len(traffic)}, watched.notes)
     for measure in (_drift, _saturation, _disagreement):
@@ -61,7 +61,7 @@ def _settings(run: Run) -> SessionSettings:
 
 
 def _drift(run: Run, _: Watch, watched: WatchedChampion, traffic: Samples) -> Seeing | None:
-    """The traffic beside the calibration data, by the source's own view of both."""
+    """Compare the traffic with the calibration data, by the source's own view of both."""
     calibration, bounds = watched.calibration, run.job.calibration
     if calibration is None:
         return None
@@ -88,7 +88,7 @@ def _drift(run: Run, _: Watch, watched: WatchedChampion, traffic: Samples) -> Se
 
 
 def _saturation(run: Run, watch: Watch, watched: WatchedChampion, traffic: Samples) -> Seeing | None:
-    """What the champion's fixed ranges cut off of the traffic, beyond what they did at its promotion."""
+    """Measure how much of the traffic the champion's fixed ranges clip, beyond their clipping at its promotion."""
     if not watched.ranges:
         return None
     prepared = prepared_graph(run, watched.source, take_inventory(run.job.target))
@@ -100,7 +100,7 @@ def _saturation(run: Run, watch: Watch, watched: WatchedChampion, traffic: Sampl
         ranges = Ranges(np.array([one.low for one in fixed]), np.array([one.high for one in fixed]))
         shares, _ = tapped.shares_outside(traffic, watched.batch_axis, ranges)
     bounds = np.array([one.share_outside for one in fixed]) + watch.max_saturation
-    # A range that cut off nearly all from the start has no room to become worse.
+    # A range that clipped nearly everything at promotion cannot become measurably worse.
     judged = np.isfinite(shares).all(axis=0) & (bounds < 1)
     if not judged.any():
         return Seeing((), {}, ("saturation is not measured: no tensor of the source has a range of the champion's",))
@@ -119,7 +119,7 @@ def _judge_shares(shares: NDArray[np.float64], bounds: NDArray[np.float64], name
 
 
 def _disagreement(run: Run, watch: Watch, watched: WatchedChampion, traffic: Samples) -> Seeing | None:
-    """How often the champion answers otherwise than its source."""
+    """Measure how often the champion's answers differ from its source's."""
     variant = watched.variant
     if variant is None:
         return None

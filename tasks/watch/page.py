@@ -1,4 +1,4 @@
-"""One look at a champion as a page of the Prefect UI."""
+"""Page of one look at a champion, for the Prefect UI."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tasks.watch.evidence import Looked
 
 
 def watch_markdown(looked: Looked) -> str:
-    """The look as Markdown: what it came to, a line for each bound, what was left out."""
+    """Render the look as Markdown: the outcome, a row for each bound, and the notes."""
     lines = [f"# {_plain(looked.job)}: {looked.outcome}", "", _plain(looked.told), ""]
     if looked.signals:
         lines += [
@@ -28,5 +28,5 @@ def watch_markdown(looked: Looked) -> str:
 
 
 def _plain(text: str) -> str:
-    """Text without what Markdown or HTML would make something of: names of files and tensors may hold anything."""
+    """Escape Markdown and HTML: names of files and tensors may contain any character."""
     return re.sub(r"([\\`*_{}\[\]<>#|!&])", r"\\\1", " ".join(text.split()))

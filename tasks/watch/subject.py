@@ -1,4 +1,4 @@
-"""Whom the watch looks at: the champion as it is in the registry, its source, and what it was calibrated on."""
+"""Subject of the watch: the champion in the registry, its source, and its calibration data."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from validators.samples.datasets import Samples, TensorSpec
 
 @dataclass(frozen=True)
 class FixedRange:
-    """Ends of the range that the champion fixes for a tensor, and the share of values outside of it at its promotion."""
+    """Ends of the champion's fixed range for a tensor, and the share of values outside of it at promotion."""
 
     low: float
     high: float
@@ -29,8 +29,7 @@ class FixedRange:
 
 @dataclass(frozen=True)
 class Lineage:
-    """What the registry says of the champion: where it came from, from which calibration data (a digest), and which version
-    was the champion before it, if there is one to go back to."""
+    """Registry data on the champion: its source, the digest of its calibration data, and the version to roll back to."""
 
     place: Place
     champion: Champion
@@ -41,10 +40,9 @@ class Lineage:
 
 @dataclass(frozen=True)
 class WatchedChampion:
-    """The champion with all that it is held against.
+    """The champion, with everything that it is compared with.
 
-    `variant` is None where it cannot be loaded here, `calibration` where the data that it was calibrated on is not there any
-    more; `notes` say why.
+    `variant` is None if it cannot be loaded here, `calibration` if its calibration data is missing or changed; `notes` say why.
     """
 
     lineage: Lineage
@@ -59,11 +57,11 @@ class WatchedChampion:
 
 
 def find_watched(run: Run) -> Lineage | None:
-    """The champion of the job's source on its target as the registry has it, or None.
+    """Return the registered champion of the job's source on its target, or None.
 
     Raises:
         InfrastructureError: the registry does not answer.
-        SourceError: the source is no registered model.
+        SourceError: the source is not a registered model.
     """
     if run.job.source_name is None:
         raise SourceError(
@@ -89,11 +87,11 @@ def find_watched(run: Run) -> Lineage | None:
 
 
 def load_watched(run: Run, lineage: Lineage) -> WatchedChampion:
-    """The champion, its source and its calibration data, each by the digest that its lineage has.
+    """Load the champion, its source and its calibration data, and check each against the digest of its lineage.
 
     Raises:
         InfrastructureError: the registry does not answer, or the champion's files are not those that were promoted.
-        SourceError: the source that it was made from is gone, or is another one by now.
+        SourceError: the champion's source is missing, or has changed.
     """
     champion = lineage.champion
     source = resolve_source(replace(run, job=run.job.model_copy(update={"source": lineage.source_uri})))
@@ -123,10 +121,10 @@ def load_watched(run: Run, lineage: Lineage) -> WatchedChampion:
 
 
 def load_calibration(run: Run, lineage: Lineage, inputs: tuple[TensorSpec, ...]) -> Samples:
-    """The data that the champion was calibrated on, which is the job's as long as nobody changed that.
+    """Load the champion's calibration data, which is the job's unless somebody changed it.
 
     Raises:
-        DataError: it is not there, or is not the same any more.
+        DataError: the data is missing, or has changed.
     """
     samples = load_file(run, "calibration", run.job.data.calibration, inputs)
     if samples.file.digest != lineage.calibration_digest:

@@ -1,4 +1,4 @@
-"""A sample of the newest traffic: which files were written since the last look, and what can be read of them."""
+"""Sample of the newest traffic: the files written since the last look, and their usable samples."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from validators.samples.datasets import Samples, TensorSpec
 from validators.untrusted.s3_uris import S3Uri, parse_s3_uri
 
 SUFFIXES = (".npz", ".parquet")
-# A look reads no more than this of the newest traffic, however much was written: bytes of a file, and files.
+# Limits of one look on the newest traffic: bytes per file, and number of files.
 MAX_FILE_BYTES, MAX_FILES = 1_000_000_000, 200
 
 
 @dataclass(frozen=True)
 class TrafficFile:
-    """A file of traffic, here or on S3: when it was written (seconds since 1970), how large it is."""
+    """A file of traffic, local or on S3, with its time of writing (seconds since 1970) and its size."""
 
     place: Path | S3Uri
     written: float
@@ -38,23 +38,23 @@ class TrafficFile:
 
     @property
     def name(self) -> str:
-        """The last part of its path or key."""
+        """Last segment of its path or key."""
         return self.place.name
 
 
 @dataclass(frozen=True)
 class TrafficMark:
-    """Up to where traffic was looked at: the newest time of writing, and the files that were written right then."""
+    """The traffic seen so far: the newest time of writing, and the files written at that time."""
 
     newest: float = 0.0
     places: tuple[str, ...] = ()
 
     def has(self, file: TrafficFile) -> bool:
-        """Whether a look had the file."""
+        """Return True if an earlier look covered the file."""
         return file.written < self.newest or (file.written == self.newest and str(file.place) in self.places)
 
     def after(self, files: Sequence[TrafficFile]) -> TrafficMark:
-        """The same after a look at some more files.
+        """Return the mark after a look at more files.
 
         >>> TrafficMark(5.0, ("a",)).after([TrafficFile(Path("b"), 5.0, 1)])
         TrafficMark(newest=5.0, places=('a', 'b'))
@@ -66,9 +66,9 @@ class TrafficMark:
 
 @dataclass(frozen=True)
 class Traffic:
-    """The traffic of one look: the files that are new, newest first, what was not used of them, and why.
+    """The traffic of one look: the new files, newest first, and the reasons why some were skipped.
 
-    `found` counts distinct finite samples; where they are fewer than a look needs, `samples` is None.
+    `found` counts distinct finite samples; if a look needs more, `samples` is None.
     """
 
     files: tuple[TrafficFile, ...]
@@ -80,12 +80,12 @@ class Traffic:
 def gather_traffic(
     run: Run, watch: Watch, seen: TrafficMark, inputs: tuple[TensorSpec, ...], batch_axis: int | None, *, draw: int
 ) -> Traffic:
-    """The newest samples that no look has had, at most `max_samples`, drawn by `draw` among those of the files that are read.
+    """Gather the newest unseen samples, at most `max_samples`, drawn with the seed `draw` from the files that were read.
 
-    What cannot be read, or does not fit the model, is left out and said.
+    Files that cannot be read, or do not fit the model, are skipped and reported.
 
     Raises:
-        DataError: the place of the traffic is not there.
+        DataError: the folder or prefix of the traffic is missing.
     """
     files = [file for file in newest_files(watch.traffic, watch.newest_hours) if not seen.has(file)][:MAX_FILES]
     read: list[Samples] = []
@@ -107,12 +107,12 @@ def gather_traffic(
 
 
 def newest_files(place: Path | S3Uri, hours: float) -> list[TrafficFile]:
-    """The data files below a place that were written in the last hours, newest first.
+    """Return the data files below a folder or prefix that were written in the last `hours`, newest first.
 
-    What a writer hides until it is whole (`.name`, `_name`) is left out.
+    Files that a writer hides until they are complete (`.name`, `_name`) are skipped.
 
     Raises:
-        DataError: there is no such place, or the S3 server refuses it.
+        DataError: the folder is missing, or the S3 server refuses the request.
         InfrastructureError: the S3 server does not answer.
     """
     least = time.time() - hours * 3600
@@ -126,7 +126,7 @@ def newest_files(place: Path | S3Uri, hours: float) -> list[TrafficFile]:
 
 
 def _files_of_folder(place: Path) -> list[TrafficFile]:
-    """Files of a folder and those below it, or the one file."""
+    """Return the files of a folder and its subfolders, or the one file."""
     if not place.exists():
         raise DataError(
             found=f"traffic {place}: no such file or folder",
@@ -135,7 +135,7 @@ def _files_of_folder(place: Path) -> list[TrafficFile]:
         )
     found = []
     for path in [place] if place.is_file() else place.rglob("*"):
-        # Writers rename and delete while this looks.
+        # Writers may rename or delete files meanwhile.
         with suppress(FileNotFoundError):
             told = path.stat()
             if S_ISREG(told.st_mode):
@@ -144,7 +144,7 @@ def _files_of_folder(place: Path) -> list[TrafficFile]:
 
 
 def _files_on_s3(place: S3Uri) -> list[TrafficFile]:
-    """Objects below a prefix, or the one object; keys that are no safe addresses are left out."""
+    """Return the objects below a prefix, or the one object; skip keys that are not safe URIs."""
     parent = place.key.rpartition("/")[0]
     listed = S3Uri(place.bucket, parent) if place.name.endswith(SUFFIXES) and parent else place
     found = []
@@ -170,14 +170,14 @@ def _read(run: Run, file: TrafficFile, inputs: tuple[TensorSpec, ...]) -> Sample
 
 
 def _draw(read: list[Samples], most: int, batch_axis: int | None, seed: int) -> tuple[Samples | None, int]:
-    """Distinct finite samples of several files as one set, and how many there are before `most` are drawn.
+    """Draw distinct finite samples of several files as one set; return them with their number before the draw.
 
-    A request that is repeated a hundred times is evidence once. Where the batch size is fixed, they are whole batches.
+    A request that is repeated a hundred times counts once. With a fixed batch size, whole batches are drawn.
     """
     arrays = {name: np.concatenate([one.inputs[name] for one in read]) for name in read[0].inputs}
     usable = usable_rows(arrays)
     rows = draw_rows(usable, most, batch_axis or 1, seed)
     if not len(rows):
-        return None, 0
+        return None, int(usable.sum())
     file = DataFile(read[0].file.path, digest_values([one.file.digest for one in read], rows.tolist()), len(rows))
     return Samples(file, {name: array[rows] for name, array in arrays.items()}, None), int(usable.sum())

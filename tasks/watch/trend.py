@@ -1,7 +1,7 @@
-"""The trend of a champion in MLflow: one run for each version that is watched, one step for each look, and what is remembered.
+"""Trend of a champion in MLflow: one run per watched version, one step per look, and the watch's state in tags.
 
-One run a version, and not one a look, since MLflow draws a metric of one run over its steps as a curve, and shows the runs
-of an experiment beside each other: versions of a champion are compared there, and each look is a point.
+A run per version, not per look: MLflow draws a metric of one run as a curve over its steps, and shows the runs of an experiment
+side by side. That compares versions of a champion, with each look as a point.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ACTION = "quantgate.watch.action."
 
 @dataclass(frozen=True)
 class Trend:
-    """The MLflow run of one champion's looks, with what the last one left: evidence, traffic seen, actions by kind of alarm."""
+    """The MLflow run of one champion's looks, with the state after the last: evidence, traffic seen, actions by alarm kind."""
 
     run_id: str
     memory: Memory
@@ -35,7 +35,7 @@ class Trend:
 
 
 def open_trend(run: Run, lineage: Lineage) -> Trend:
-    """The run of this champion's looks, made at the first of them.
+    """Find the run of this champion's looks, or create it at the first look.
 
     Raises:
         InfrastructureError: the tracking server does not answer.
@@ -60,7 +60,7 @@ def open_trend(run: Run, lineage: Lineage) -> Trend:
 
 
 def record_look(run: Run, trend: Trend, memory: Memory, seen: TrafficMark, seeing: Seeing) -> None:
-    """One more point of each figure, and what the next look needs to know, in one request.
+    """Record one more point of each figure, and the state for the next look, in one request.
 
     Raises:
         InfrastructureError: the tracking server does not answer.
@@ -77,7 +77,7 @@ def record_look(run: Run, trend: Trend, memory: Memory, seen: TrafficMark, seein
 
 
 def record_action(run: Run, trend: Trend, kind: str, done: str) -> None:
-    """What was done about an alarm, so that it is done once for each version.
+    """Record the action on an alarm, so that it is done only once per version.
 
     Raises:
         InfrastructureError: the tracking server does not answer.

@@ -1,4 +1,4 @@
-"""The watch of one job, from its champion to what is done; what went wrong with it is part of what it says."""
+"""Watch of one job, from its champion to the action; its result also reports errors."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from validators.job.job import Job
 
 @dataclass(frozen=True)
 class WatchedJobs:
-    """The jobs with a `watch` section by name, and what could not be read, as looks that ended in an error."""
+    """Jobs with a `watch` section by name, and unreadable jobs, as looks that ended in an error."""
 
     jobs: dict[str, Job]
     broken: tuple[Looked, ...]
 
 
 def watched_jobs(name: str | None = None) -> WatchedJobs:
-    """The jobs of the deployment that are watched; or the one of that name, whether it is watched or not.
+    """Return the watched jobs of the deployment, or the job of that name, watched or not.
 
     Raises:
         JobError: there is no job of that name, or no folder of jobs.
@@ -44,7 +44,7 @@ def watched_jobs(name: str | None = None) -> WatchedJobs:
 
 
 def look(name: str, job: Job) -> Looked:
-    """One look at the champion of a job, whatever comes of it: a fault of one job must not keep the others from theirs."""
+    """Look at the champion of a job and return any error as the outcome: a fault of one job must not stop the others."""
     try:
         looked: Looked = _look(name, job)
     except LockTaken as error:
@@ -84,7 +84,7 @@ def _look(name: str, job: Job) -> Looked:
         memory = remember(trend.memory, seeing.signals, watch)
         alarms = find_alarms(memory, seeing.signals, watch)
         decision = decide(alarms, watch, predecessor=lineage.predecessor)
-        # Before the look is recorded: one that fails here is looked at again, and what was done is done once.
+        # Act before recording the look: after a failure here the look is repeated, and the action still happens once.
         action = act(run, lineage, trend, decision)
         record_look(run, trend, memory, trend.seen.after(traffic.files), seeing)
         return replace(

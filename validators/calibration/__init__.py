@@ -1,1 +1,1 @@
-"""Whether calibration data is good evidence; judged with Great Expectations."""
+"""Checks of calibration data with Great Expectations: is it good evidence?"""

@@ -1,6 +1,6 @@
 """Vega-Lite charts for the page, with strings and numbers only.
 
-Data Docs writes a chart as a Python literal into JavaScript, where True, False and None are not defined.
+Data Docs writes a chart into JavaScript as a Python literal, and JavaScript does not define True, False and None.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ COLORS = {"calibration": "#D55E00", "reference": "#56B4E9"}
 
 
 def graph_content(chart: dict[str, Any]) -> RenderedGraphContent:
-    """A chart as Data Docs takes it."""
+    """Wrap a chart for Data Docs."""
     return RenderedGraphContent(content_block_type="graph", graph=chart, styling={"classes": ["col-12", "p-0"]})
 
 
 def draw_shares(
     edges: list[float], counts: list[int], reference_counts: list[int], title: str = "value"
 ) -> dict[str, Any]:
-    """The share of samples in each bin, of the calibration samples and of the reference.
+    """Draw the share of calibration samples and of reference samples in each bin.
 
-    The calibration samples are narrow bars before the wide ones of the reference: where both are alike, they end at one height,
-    and neither hides the other where not. Sky blue and vermilion, of the palette of Okabe and Ito, "Color Universal Design"
-    (2008), differ in lightness as well and from the page's green and red.
+    Narrow bars of the calibration samples lie in front of wide bars of the reference, so that neither hides the other. Sky blue
+    and vermilion come from the palette of Okabe and Ito, "Color Universal Design" (2008). They differ in lightness too, and
+    from the page's green and red.
     """
     names = _name_bins(edges)
     bars = [
@@ -72,7 +72,7 @@ def draw_shares(
 
 
 def _name_bins(edges: list[float]) -> list[str]:
-    """Names of the right-closed bins between ascending inner edges, with as few digits (three at least) as tell them apart.
+    """Name the right-closed bins between ascending inner edges with the fewest digits, at least three, that keep them distinct.
 
     >>> _name_bins([0.123456, 0.2, 1.0])
     ['≤ 0.123', '0.123 to 0.2', '0.2 to 1', '> 1']
@@ -80,7 +80,7 @@ def _name_bins(edges: list[float]) -> list[str]:
     ['< 1', '= 1', '> 1']
     """
     below_value = [float(np.nextafter(after, -np.inf)) == edge for edge, after in pairwise(edges)] + [False]
-    # The edge just below such a value goes by the name of the value.
+    # Label the edge just below such a value with the value itself.
     shown = [edges[place + below] for place, below in enumerate(below_value)]
     for digits in range(3, 18):
         ends = [_write(edge, digits) for edge in shown]
@@ -102,7 +102,7 @@ def _write(number: float, digits: int) -> str:
 
 
 def draw_bars(names: list[str], shares: list[float], title: str) -> dict[str, Any]:
-    """One bar a name, in the given order; shares from 0 to 1."""
+    """Draw one bar per name, in the given order; `shares` are from 0 to 1."""
     return {
         "$schema": "https://vega.github.io/schema/vega-lite/v5.json",
         "data": {"values": [{"name": name, "percent": 100 * share} for name, share in zip(names, shares, strict=True)]},

@@ -1,4 +1,4 @@
-"""The checks of the calibration data in words: what was found, what was expected, and what to do about it."""
+"""Texts of the calibration checks: found, expected, fix."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from validators.samples.words import SHOWN, and_more, count, name_rows, percent
 
 Severity = Literal["critical", "warning"]
 Words = tuple[str, str, str]
-WORST_TENSORS = 3  # named in a text; the page has ten, `ranges.csv` all
+WORST_TENSORS = 3  # named in a text; the page lists ten, `ranges.csv` all
 
 
 @dataclass(frozen=True)
 class ExpectationResult:
-    """What Great Expectations found of one expectation: of which check, about what (an input, a statistic), how grave."""
+    """Result of one expectation: its check, its subject (an input, a statistic), its severity and the observed values."""
 
     check: str
     subject: str
@@ -31,10 +31,10 @@ class ExpectationResult:
 
 
 def describe_checks(evidence: CalibrationEvidence, results: Sequence[ExpectationResult]) -> tuple[Check, ...]:
-    """One check a name, in the order of `DESCRIPTIONS`, from the results of its expectations.
+    """Combine the results of expectations into one check per name, in the order of `DESCRIPTIONS`.
 
-    A check passes if all its expectations do. A failed one is as grave as the gravest failure in it, a passed one as grave
-    as a failure of it could have been. A check of float inputs has no expectation, and passes, when there are none.
+    A check passes if all its expectations do. A failed check has the severity of its most severe failure; a passed check has
+    the severity that a failure could have had. Without float inputs, their check has no expectation and passes.
     """
     checks = []
     for name, describe in DESCRIPTIONS.items():
@@ -130,7 +130,7 @@ def _describe_duplicates(evidence: CalibrationEvidence, results: Sequence[Expect
 
 
 def _describe_groups(evidence: CalibrationEvidence, results: Sequence[ExpectationResult]) -> Words:
-    """Labels, or the groups of all slices: each result is about one column of the table."""
+    """Describe the coverage of labels, or of the groups of all slices; each result covers one column of the table."""
     required, found, fixes = 0, [], []
     for result in results:
         required += count_required_labels(evidence.groups[result.subject], len(evidence.table))
@@ -178,7 +178,7 @@ def _describe_drift(evidence: CalibrationEvidence, name: str, observed: dict[str
 
 def _describe_representation(evidence: CalibrationEvidence, _: Sequence[ExpectationResult]) -> Words:
     seen = evidence.seen
-    assert seen is not None  # without it there is no such check
+    assert seen is not None  # the check exists only with it
     bounds, likeness = evidence.bounds, seen.likeness
     return (
         f"squared discrepancy {likeness.mmd:.3g}, p-value {likeness.p_value:.2g}, in {seen.view.tensor} "

@@ -1,4 +1,4 @@
-"""Comparison of calibration samples with a reference that they must share no sample with."""
+"""Comparison of calibration samples with a reference that must share no sample with them."""
 
 from __future__ import annotations
 
@@ -18,19 +18,17 @@ from validators.samples.input_kinds import kind_of
 from validators.samples.sample_statistics import align, measure_samples
 from validators.samples.token_frequencies import measure_tokens
 
-# Statistics of more reference samples than this would take longer and change no verdict: chance in the calibration samples,
-# of which there are fewer, is what limits the comparison.
+# More reference samples would cost time and change no verdict: the fewer calibration samples limit the precision.
 MAX_REFERENCE_SAMPLES = 5000
-# Fewer reference samples than this make a poor reference: deciles of fewer are noise.
+# Deciles of fewer reference samples are noise.
 MIN_REFERENCE_SAMPLES = 64
 
 
 @dataclass(frozen=True)
 class DisjointComparison:
-    """The statistics of both sides in the rows that may be compared.
+    """Statistics of calibration and reference samples in the rows that may be compared.
 
-    `statistics` has NaN in the calibration rows that are left out. `note` says which rows of the reference count, and is empty
-    where all do.
+    `statistics` has NaN in excluded calibration rows. `note` names the reference rows that count; empty if all do.
     """
 
     statistics: dict[str, Vector]
@@ -48,19 +46,21 @@ def compare_disjoint(
     *,
     is_evaluation: bool,
 ) -> DisjointComparison:
-    """Compare each statistic of the calibration samples with a reference that they share no sample with.
+    """Compare each statistic of the calibration samples with a reference that shares no sample with them.
 
-    `evaluation` holds the digests of the evaluation samples, by row; `is_evaluation` says that these are the reference.
+    `evaluation` holds the digests of the evaluation samples, by row. `is_evaluation` means that the evaluation samples are the
+    reference.
 
-    Calibration data may hold no evaluation sample (`no_leakage`). Where samples repeat, as single words do, that alone makes it
-    differ from a random draw: the frequent samples are all in the evaluation data. Two ways lead to a clean disjoint set, and
-    each has a reference that it is exchangeable with:
+    Calibration data must hold no evaluation sample (`no_leakage`). If samples repeat, as single words do, that rule alone makes
+    it differ from a random draw: the frequent samples are all in the evaluation data. A user can build a clean disjoint set in
+    two ways, and each has its own exchangeable reference:
 
-    - new draws, less those in the evaluation data: the reference samples that equal no (other) evaluation sample;
-    - the distinct samples dealt out at random, so that all copies are on one side: each distinct sample once, on both sides.
+    - draw new samples and drop those in the evaluation data; reference: samples that equal no (other) evaluation sample;
+    - deal out the distinct samples at random, so that all copies are on one side; reference: each distinct sample once, with
+      the calibration samples reduced likewise.
 
-    A sign of drift must show against both; the comparison with fewer signs is returned. Where no sample repeats, both are the
-    whole reference.
+    A sign of drift must show against both references; the comparison with fewer signs is returned. If no sample repeats, both
+    references are the whole reference. More than 5,000 reference samples are subsampled with `seed`.
 
     Raises:
         DataError: an input of the reference has a finite value in no sample.
@@ -85,7 +85,7 @@ def compare_disjoint(
 
 
 def _first_of_each(digests: list[str]) -> NDArray[np.bool_]:
-    """Whether each sample is the first of its copies; shape `(n,)`."""
+    """Mark the first of each sample's copies; bool of shape `(n,)`."""
     first = {digest: row for row, digest in reversed(list(enumerate(digests)))}
     return np.array([first[digest] == row for row, digest in enumerate(digests)])
 
@@ -109,7 +109,7 @@ def _compare_rows(
 
 
 def _count_signs(compared: DisjointComparison, bounds: CalibrationBounds) -> tuple[int, int]:
-    """The most signs of drift that one statistic shows, and how many there are in all."""
+    """Return the largest number of drift signs of one statistic, and the total number."""
     signs = [
         len(
             find_signs(
@@ -128,7 +128,7 @@ def _count_signs(compared: DisjointComparison, bounds: CalibrationBounds) -> tup
 def _measure_both(
     calibration: Samples, reference: Samples, rows: NDArray[np.intp] | None
 ) -> tuple[dict[str, Vector], dict[str, Vector]]:
-    """The statistics of each calibration sample and of each reference sample in `rows`, those of tokens included."""
+    """Return the statistics of the calibration samples and of the reference samples in `rows`, token statistics included."""
     ours, theirs = align(measure_samples(calibration.inputs), measure_samples(reference.inputs, rows))
     _check_reference(reference, theirs)
     for name, array in calibration.inputs.items():

@@ -1,4 +1,4 @@
-"""What the checks of the calibration data look at: one table with a row a sample, and what its columns are held against."""
+"""Evidence for the calibration checks: a table with one row per sample, and the reference values of its columns."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Leaks:
-    """Calibration samples that are nearly the same as an evaluation sample.
+    """Calibration samples that are nearly identical to an evaluation sample.
 
-    `near` (shape `(n,)`) is the row of that evaluation sample, -1 where there is none; exact copies are not among them.
-    `natural_share` is the share of evaluation samples that have such a neighbour among the others, and `allowed` the most
-    that as many new samples would have by chance. `groups` are the keys of clusters (`data.groups`) that have samples in both
-    files, and `in_groups` (shape `(n,)`) marks the calibration samples of those.
+    `near` (shape `(n,)`) holds the row of that evaluation sample, or -1; exact copies are excluded. `natural_share` is the
+    share of evaluation samples with such a neighbour among the others. `allowed` is the largest count that chance explains for
+    as many new samples. `groups` holds the keys of clusters (`data.groups`) with samples in both files; `in_groups` (shape
+    `(n,)`) marks their calibration samples.
     """
 
     near: NDArray[np.intp]
@@ -44,7 +44,7 @@ class Leaks:
 
 @dataclass(frozen=True)
 class ViewedSamples:
-    """What the model's view of the samples came to."""
+    """The model's view of the samples, with the likeness and cover computed from it."""
 
     view: ModelView
     likeness: Likeness
@@ -53,15 +53,20 @@ class ViewedSamples:
 
 @dataclass(frozen=True)
 class CalibrationEvidence:
-    """What the checks read: `table` has one row a calibration sample, the rest says what its columns are held against.
+    """Input of the checks: `table` has one row per calibration sample, the other fields hold the reference values.
 
-    Columns of `table`: `digest` (of the inputs), `in evaluation`, `near evaluation` and `group in evaluation` (0 or 1; the last
-    if the job names groups), `label` and `slice.name` (if they are judged), `nearest other` (distance in the representation,
-    NaN for what was not run through the model), `representation` (its place along the first component there), and by input
-    `input.differs from first` (0 or 1), `input.not finite` (a count, float inputs only) and `input.statistic`. `groups` maps
-    `label` and each `slice.name` to the samples that the reference has of each of its values. `comparisons` rest on the
-    reference rows that `compared` names (empty: all of them); `medians` holds for each statistic the median over the
-    calibration and over those. `seen` is None when too few samples were run through the model.
+    Columns of `table`:
+
+    - `digest`: digest of the inputs
+    - `in evaluation`, `near evaluation`, `group in evaluation`: 0 or 1; the last only if the job names groups
+    - `label`, `slice.name`: only if they are judged
+    - `nearest other`: distance in the representation; NaN for samples that were not run through the model
+    - `representation`: coordinate along the first component of the representation
+    - by input, `input.differs from first` (0 or 1), `input.not finite` (a count, float inputs only) and `input.statistic`
+
+    `groups` maps `label` and each `slice.name` to the reference's sample count of each value. `comparisons` use the reference
+    rows that `compared` names (empty: all rows). `medians` holds the median of each statistic over the calibration samples and
+    over those reference rows. `seen` is None if too few samples were run through the model.
     """
 
     table: pd.DataFrame
@@ -86,7 +91,7 @@ def gather_evidence(
     *,
     seed: int,
 ) -> CalibrationEvidence:
-    """All that the checks read of the samples, and of what the model makes of them.
+    """Gather the evidence for the checks from the samples and from the model's view of them.
 
     Raises:
         DataError: an input of the reference has a finite value in no sample.
@@ -142,14 +147,14 @@ def _find_leaks(
     allowed = allow_by_chance(int(np.count_nonzero(~copies)), natural, m, bounds.min_leak_p_value)
     if calibration.clusters is None or evaluation.clusters is None:
         return Leaks(near, natural / m, allowed)
-    # As text, as the split reads them: one file may have written numbers where the other has digits.
+    # Compare as text, like the split: one file may hold numbers where the other holds digit strings.
     ours, theirs = calibration.clusters.astype(str), set(evaluation.clusters.astype(str).tolist())
     in_groups = np.array([key in theirs for key in ours.tolist()], np.bool_)
     return Leaks(near, natural / m, allowed, tuple(np.unique(ours[in_groups]).tolist()), in_groups)
 
 
 def see(view: ModelView, bounds: CalibrationBounds, seed: int) -> ViewedSamples | None:
-    """What the embeddings tell, of the samples that have finite ones; None where these are too few."""
+    """Measure likeness and cover from the finite embeddings; None if either side has fewer than `MIN_SAMPLES`."""
     ours, theirs = view.calibration.finite(), view.reference.finite()
     if min(len(ours), len(theirs)) < MIN_SAMPLES:
         return None
@@ -159,16 +164,16 @@ def see(view: ModelView, bounds: CalibrationBounds, seed: int) -> ViewedSamples 
 
 
 def _spread(values: Vector, rows: NDArray[np.intp], count: int) -> Vector:
-    """A column with these values in these rows, NaN elsewhere."""
+    """Return a column of length `count` with `values` in `rows` and NaN elsewhere."""
     column = np.full(count, np.nan)
     column[rows] = values
     return column
 
 
 def _group_columns(samples: Samples) -> dict[str, NDArray[Any]]:
-    """What sorts the samples: class indices, and slices."""
+    """Return the grouping columns of the samples: slices, and labels that are class indices."""
     labels = samples.labels
-    # A yes or no is counted as 1 or 0, so that both sides name it alike.
+    # Count booleans as 1 or 0, so that both sides use the same names.
     columns = {
         f"slice.{name}": groups.astype(int) if groups.dtype.kind == "b" else groups
         for name, groups in samples.slices.items()
@@ -179,7 +184,7 @@ def _group_columns(samples: Samples) -> dict[str, NDArray[Any]]:
 
 
 def _groups(calibration: Samples, reference: Samples) -> dict[str, dict[Label, int]]:
-    """How many reference samples each group has, for what sorts both sides."""
+    """Count the reference samples of each group, for the grouping columns that both sides have."""
     ours, theirs = _group_columns(calibration), _group_columns(reference)
     counts: Mapping[str, Counter[Any]] = {name: Counter(theirs[name].tolist()) for name in ours if name in theirs}
     return {name: dict(counts[name]) for name in sorted(counts)}

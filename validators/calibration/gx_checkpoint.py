@@ -32,12 +32,12 @@ PAGE = "calibration.html"
 def run_checkpoint(evidence: CalibrationEvidence, page_folder: Path) -> tuple[list[ExpectationResult], Path]:
     """Judge the table of the evidence, write the Data Docs site into `page_folder`, and return results and page.
 
-    The page, `calibration.html`, is that of the site as one file.
+    The page, `calibration.html`, is the site's page as one self-contained file.
 
-    Everything but the site stays in memory: no project folder, no progress bars, nothing sent anywhere.
+    Everything but the site stays in memory: no project folder, no progress bars, no analytics.
 
     Raises:
-        RuntimeError: an expectation could not be evaluated, or the page was not written: a fault of this program.
+        RuntimeError: an expectation could not be evaluated, or the page was not written; both are bugs of quantgate.
     """
     site = {
         "class_name": "SiteBuilder",
@@ -53,7 +53,7 @@ def run_checkpoint(evidence: CalibrationEvidence, page_folder: Path) -> tuple[li
             analytics_enabled=False,
         ),
     )
-    # Data Docs writes column names into the page as they are, and a model may call its input anything.
+    # Data Docs does not escape column names, and a model may give its inputs any name.
     table = evidence.table.rename(columns=escape)
     batch = (
         context.data_sources.add_pandas(NAME).add_dataframe_asset("samples").add_batch_definition_whole_dataframe("all")
@@ -76,7 +76,7 @@ def run_checkpoint(evidence: CalibrationEvidence, page_folder: Path) -> tuple[li
 
 
 def _find_pages(folder: Path) -> set[Path]:
-    # Below these two names of suite and run, a folder for the time of the run, and the page in it.
+    # Layout: suite name, run name, folder of the run's time, page.
     return set(folder.glob(f"validations/{NAME}/{NAME}/*/*.html"))
 
 
@@ -84,7 +84,7 @@ def _read_results(suite_result: ExpectationSuiteValidationResult) -> Iterator[Ex
     for result in suite_result.results:
         config = result.expectation_config
         assert config is not None and config.meta is not None
-        # One dictionary, or one for each metric that failed.
+        # `exception_info` is one dictionary, or one per failed metric.
         infos = (
             [result.exception_info] if "raised_exception" in result.exception_info else result.exception_info.values()
         )

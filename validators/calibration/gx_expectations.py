@@ -1,4 +1,4 @@
-"""What Great Expectations lacks: an expectation about drift against a reference, and one about the share of each label.
+"""Custom expectations: drift of a column against a reference, and the share of each label.
 
 Importing this module imports Great Expectations (4 s): import it inside the function that needs it.
 """
@@ -29,7 +29,7 @@ with quiet_import():
 
 
 class ColumnCountsInBins(ColumnAggregateMetricProvider):
-    """How many values of a column lie between given edges."""
+    """Metric that counts the values of a column between given edges."""
 
     metric_name = "column.counts_in_bins"
     value_keys = ("edges",)
@@ -40,9 +40,9 @@ class ColumnCountsInBins(ColumnAggregateMetricProvider):
 
 
 class ExpectColumnToFollowReference(ColumnAggregateExpectation):
-    """At most `max_signs` signs of drift, of two, between a column and a reference that is given by its binned counts.
+    """Expectation of at most `max_signs` of two drift signs between a column and a reference, given by its binned counts.
 
-    `p_value` is computed beforehand: its correction needs the p-values of all columns, and an expectation sees one.
+    The caller computes `p_value`: its correction needs the p-values of all columns, and an expectation sees only one.
     """
 
     edges: list[float]
@@ -68,7 +68,7 @@ class ExpectColumnToFollowReference(ColumnAggregateExpectation):
         signs = find_signs(
             counts, self.reference_counts, self.p_value, max_psi=self.max_psi, min_p_value=self.min_p_value
         )
-        # Plain Python numbers: numpy's own cannot be written into the page.
+        # The page accepts plain Python numbers only, not numpy's.
         details = {
             "psi": psi,
             "psi_by_chance": by_chance,
@@ -86,8 +86,8 @@ class ExpectColumnToFollowReference(ColumnAggregateExpectation):
         if not result or "counts" not in (result.result.get("details") or {}):
             return text
         kwargs, details = result.expectation_config.kwargs, result.result["details"]
-        # A column has two rows, which allow one sign and none. The chart stands once: in the first row that failed, which the
-        # page shows even when it hides what succeeded, or else in the first.
+        # A column has two rows, which allow one sign and none. The chart is drawn once: in the first row that failed, since the
+        # page can hide successes, or else in the first row.
         if kwargs["max_signs"] != (0 if len(details["signs"]) == 1 else 1):
             return text
         chart = draw_shares(kwargs["edges"], details["counts"], kwargs["reference_counts"])
@@ -95,7 +95,7 @@ class ExpectColumnToFollowReference(ColumnAggregateExpectation):
 
 
 class ExpectColumnToCoverLabels(ColumnAggregateExpectation):
-    """Each label of a reference, given by its samples, occurs with at least `min_share` times its share there."""
+    """Expectation that each label occurs with at least `min_share` times its share of the reference counts."""
 
     labels: list[int | str]
     reference_counts: list[int]

@@ -1,4 +1,4 @@
-"""What Great Expectations lacks for what a model makes of samples: likeness, cover and ranges, each with its picture.
+"""Custom expectations on a model's view of the samples: likeness, cover and ranges, each with a chart.
 
 Importing this module imports Great Expectations (4 s): import it inside the function that needs it.
 """
@@ -30,7 +30,7 @@ SHOWN_TENSORS = 10
 
 
 class ColumnNumbers(ColumnAggregateMetricProvider):
-    """The numbers of a column, without those that are missing."""
+    """Metric that returns the finite numbers of a column."""
 
     metric_name = "column.numbers"
 
@@ -40,10 +40,10 @@ class ColumnNumbers(ColumnAggregateMetricProvider):
 
 
 class ExpectRepresentationToFollowReference(ColumnAggregateExpectation):
-    """The p-value is not below its bound, or the squared maximum mean discrepancy not above its own.
+    """Expectation that the p-value is at least its bound, or the squared maximum mean discrepancy at most its own.
 
-    The column holds places along the first component, for the picture if it is to be `drawn`; the test is of all dimensions,
-    done beforehand.
+    The column holds coordinates along the first component, used for the chart only (if `drawn`). The caller runs the test, over
+    all dimensions.
     """
 
     reference_values: list[float]
@@ -82,7 +82,7 @@ class ExpectRepresentationToFollowReference(ColumnAggregateExpectation):
 
 
 class ExpectColumnToCoverReference(ColumnAggregateExpectation):
-    """At least `min_share` of the reference's distances are within the radius that the column's distances give."""
+    """Expectation that at least `min_share` of the reference distances are within the radius of the column's distances."""
 
     reference_distances: list[float]
     min_share: float
@@ -110,7 +110,7 @@ class ExpectColumnToCoverReference(ColumnAggregateExpectation):
 
 
 class ExpectRangesToHold(BatchExpectation):
-    """In none of some tensors is the share outside the calibrated range above `max_share`."""
+    """Expectation that no tensor has a share above `max_share` outside its calibrated range."""
 
     tensors: list[str]
     shares: list[float]

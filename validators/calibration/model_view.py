@@ -1,4 +1,4 @@
-"""What the checks of the calibration data need to know of the model: what it makes of the samples that are run through it."""
+"""A model's view of samples, for the calibration checks: embeddings and clipping."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from validators.samples.sample_statistics import count_nonfinite
 
 @dataclass(frozen=True)
 class Embeddings:
-    """One vector a sample, float32 of shape `(k, d)`; `rows` (shape `(k,)`, ascending) are the samples' places in the file."""
+    """One vector per sample, float32 of shape `(k, d)`; `rows` (shape `(k,)`, ascending) are the samples' rows in the file."""
 
     vectors: NDArray[np.float32]
     rows: NDArray[np.intp]
@@ -24,17 +24,17 @@ class Embeddings:
         return len(self.rows)
 
     def finite(self) -> Embeddings:
-        """Those without NaN or Inf."""
+        """Return the embeddings without NaN or Inf."""
         whole = np.isfinite(self.vectors).all(axis=1)
         return Embeddings(self.vectors[whole], self.rows[whole])
 
 
 @dataclass(frozen=True)
 class ModelView:
-    """What the model makes of calibration and reference samples.
+    """The model's view of calibration and reference samples.
 
-    `tensor` names what the embeddings are values of. `clipping` holds the ranges of the calibration samples, least to
-    greatest value, against the reference samples.
+    `tensor` names the tensor of the embeddings. `clipping` compares the calibration ranges (least to greatest value) with the
+    reference samples.
     """
 
     tensor: str
@@ -44,7 +44,9 @@ class ModelView:
 
 
 def draw_rows(usable: NDArray[np.bool_], most: int, multiple: int, seed: int) -> NDArray[np.intp]:
-    """At most `most` of the usable samples, ascending: a whole multiple of `multiple`, drawn by the seed; shape `(k,)`.
+    """Draw at most `most` usable samples with `seed`, their number a multiple of `multiple`; return ascending rows `(k,)`.
+
+    `usable` is bool of shape `(n,)`.
 
     >>> draw_rows(np.array([True, False, True, True]), most=8, multiple=1, seed=0).tolist()
     [0, 2, 3]
@@ -56,9 +58,9 @@ def draw_rows(usable: NDArray[np.bool_], most: int, multiple: int, seed: int) ->
 
 
 def usable_rows(inputs: Arrays) -> NDArray[np.bool_]:
-    """Whether each sample is worth running: finite in all inputs, and no copy of an earlier one; bool of shape `(n,)`.
+    """Mark the samples worth running: finite in all inputs, and no copy of an earlier one; bool of shape `(n,)`.
 
-    Copies would lie at the distance 0 from each other, and weigh double in every comparison.
+    Each input has shape `(n, ...)`. Copies would have distance 0 from each other, and count twice in every comparison.
     """
     digests = digest_samples(inputs)
     first = {digest: row for row, digest in reversed(list(enumerate(digests)))}

@@ -1,6 +1,6 @@
-"""Makes a Data Docs site whole: its pages load nothing from the network, and nothing lies in it that no page loads.
+"""Self-contained Data Docs sites: pages load nothing from the network, and the site holds no unused file.
 
-And makes one file of a page, for where the files beside it do not come along: MLflow's preview, a mail.
+A page can also become one file, for viewers without access to the files beside it: MLflow's preview, a mail.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from urllib.parse import unquote, urlsplit
 
 ASSETS = Path(__file__).parent / "page_assets"
-# What the pages link, by the file name, and where below `static` the site has it; None is what they do without.
+# Linked file names, with their paths below `static` in the site; None removes the link.
 LINKS: dict[str, str | None] = {
     "all.min.css": "vendor/fontawesome-free/css/all.min.css",
     "bootstrap-datepicker.min.css": "vendor/bootstrap-datepicker/css/bootstrap-datepicker.min.css",
@@ -34,7 +34,7 @@ LINKS: dict[str, str | None] = {
     "bootstrap-table.min.js": "vendor/bootstrap-table/bootstrap-table.min.js",
     "bootstrap.min.css": "vendor/bootstrap/css/bootstrap.min.css",
     "bootstrap.min.js": "vendor/bootstrap/js/bootstrap.min.js",
-    # These two Great Expectations puts into the site itself, and then links one elsewhere and the other at a wrong depth.
+    # Great Expectations puts these two into the site, but links one elsewhere and the other at a wrong depth.
     "favicon.ico": "images/favicon.ico",
     "logo-long.png": "images/logo-long.png",
     "jquery-3.7.1.min.js": "vendor/jquery/jquery.min.js",
@@ -46,25 +46,25 @@ LINKS: dict[str, str | None] = {
 _OWN_STYLE = "vendor/page.css"
 _TAG = re.compile(r"<(?:script|link|img)\b[^>]*>(?:\s*</script>)?")
 _LINK = re.compile(r'(?<=\s)(src|href)="([^"]*)"')
-# An anchor that leads to another page of the site.
+# An anchor to another page of the site.
 _ANCHOR = re.compile(r'<a([^>]*?)\shref="(?!#|https?:)[^"]*"')
 _INTEGRITY = re.compile(r'\s(?:integrity|crossorigin)="[^"]*"')
-# Half of a dark theme, and a picture from elsewhere in it: the other half is bootstrap-prefers-dark.css.
+# Half of a dark theme, with an external image; the other half is bootstrap-prefers-dark.css, which the site omits.
 _DARK = re.compile(r"@media \(prefers-color-scheme: dark\) \{(?:[^{}]*\{[^{}]*\})*[^{}]*\}")
-# An advertisement for a newsletter and one for tutorials, both laid over the end of the page.
+# Advertisements for a newsletter and for tutorials, which cover the end of the page.
 _FOOTER = re.compile(r"<footer\b.*?</footer>", re.DOTALL)
-# What it says of any table that is judged from memory.
+# Label that Great Expectations gives to in-memory data.
 _NO_ASSET = " Data asset: None<br>"
 _CSS_LINK = re.compile(r"""(?:url\(\s*|@import\s+)["']?([^"')\s;]+)""")
 
 
 def make_offline(site: Path) -> None:
-    """Give the Data Docs site in folder `site` what its pages load, point them at it, and remove what none of them loads.
+    """Add the linked files to the Data Docs site in folder `site`, point its pages at them, and remove unused files.
 
-    Done a second time, it changes nothing.
+    The function is idempotent.
 
     Raises:
-        RuntimeError: a page would still load something from elsewhere, or something that is not there.
+        RuntimeError: a page would still load an external or a missing file.
     """
     static = site / "static"
     shutil.copytree(ASSETS, static / "vendor", dirs_exist_ok=True)
@@ -79,7 +79,7 @@ def make_offline(site: Path) -> None:
 
 
 def write_alone(page: Path, target: Path) -> None:
-    """Write a page of an offline site as one file that loads nothing; its links to other pages of the site become text."""
+    """Write a page of an offline site as one self-contained file; its links to other pages of the site become text."""
 
     def bring(tag: re.Match[str]) -> str:
         link = _LINK.search(tag[0])
@@ -89,7 +89,7 @@ def write_alone(page: Path, target: Path) -> None:
         if path.suffix == ".css":
             return f"<style>{_bring_fonts(path)}</style>"
         if path.suffix == ".js":
-            # What ends a script in a page is no end in a file.
+            # `</script` ends an inline script, but not a script in a file.
             return f"<script>{path.read_text(encoding='utf-8').replace('</script', '<' + chr(92) + '/script')}</script>"
         return _LINK.sub(lambda _: f'{link[1]}="{_as_data(path)}"', tag[0], count=1)
 
@@ -102,7 +102,7 @@ def _bring_fonts(style: Path) -> str:
         if urlsplit(link[1]).scheme:
             return link[0]
         path = style.parent / urlsplit(link[1]).path
-        # Fonts of icons that no page shows are not vendored.
+        # Fonts of unused icons are not vendored.
         return link[0].replace(link[1], _as_data(path) if path.is_file() else "data:,")
 
     return _CSS_LINK.sub(bring, style.read_text(encoding="utf-8"))
@@ -131,9 +131,9 @@ def _rewrite(text: str, to_static: str) -> str:
 
 
 def _remove_unused(static: Path) -> None:
-    """Great Expectations puts 4 MB of fonts and moving pictures into each site; the pages load an icon and a logo."""
+    """Remove unused files: Great Expectations adds 4 MB of fonts and animations, but the pages load an icon and a logo."""
     used = {static / place for place in LINKS.values() if place}
-    for path in sorted(static.rglob("*"), reverse=True):  # what a folder holds comes before the folder
+    for path in sorted(static.rglob("*"), reverse=True):  # children before their folder
         if path.is_relative_to(static / "vendor"):
             continue
         if path.is_dir():
@@ -158,7 +158,7 @@ def _check(page: Path, site: Path) -> None:
 
 
 class _PageReader(HTMLParser):
-    """Collects what a browser would load with a page: not where its anchors lead."""
+    """HTML parser that collects the URLs a browser loads with a page, without its anchors."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Calibration and reference samples as the model sees them: whether one looks like the other, and whether it covers it."""
+"""Likeness and cover of calibration and reference samples in the model's own representation."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-# Fewest samples on either side that distances among them say anything of.
+# With fewer samples on either side, distances among them are meaningless.
 MIN_SAMPLES = 8
-# In hundreds of dimensions all samples are about equally far from each other, whichever the two sets (K. Beyer et al., "When
-# is nearest neighbor meaningful?", ICDT 1999). With the 384 features of a text encoder, texts of another domain lay as near
-# to the calibration samples as its own (93 of 100 within the radius, against 94); along 8 components 58 did.
+# In hundreds of dimensions all samples are about equally far from each other, whatever the two sets (K. Beyer et al., "When
+# is nearest neighbor meaningful?", ICDT 1999). With the 384 features of a text encoder, 93 of 100 texts of another domain
+# are within the radius, against 94 of the same domain; along 8 components, 58 of the other domain are.
 COMPONENTS = 8
-# The radius holds this share of calibration samples, and by exchangeability about as many of a reference like them.
+# The radius covers this share of calibration samples, and by exchangeability about the same share of a similar reference.
 RADIUS_QUANTILE = 0.95
 MAX_PERMUTATIONS = 20_000
 Matrix = NDArray[Any]
@@ -24,7 +24,7 @@ Matrix = NDArray[Any]
 
 @dataclass(frozen=True)
 class Likeness:
-    """How far two sets of embeddings are apart: the squared maximum mean discrepancy and its p-value by permutation."""
+    """Distance of two sets of embeddings: the squared maximum mean discrepancy and its p-value by permutation."""
 
     mmd: float
     p_value: float
@@ -32,7 +32,7 @@ class Likeness:
 
 @dataclass(frozen=True)
 class Region:
-    """A part of the reference that no calibration sample is near: its most central sample (a row), and how many it holds."""
+    """An uncovered region of the reference: the row of its most central sample, and its number of samples."""
 
     row: int
     samples: int
@@ -40,12 +40,12 @@ class Region:
 
 @dataclass(frozen=True)
 class Cover:
-    """How near each reference sample has a calibration sample.
+    """Distances from reference samples to calibration samples, and the uncovered regions.
 
-    `distances` (shape `(m,)`) reach from a reference sample to its nearest calibration sample, `among` (shape `(n,)`) from a
-    calibration sample to its nearest other one. `along` and `reference_along` (shapes `(n,)` and `(m,)`) are places along the
-    first component, for a picture. `regions` are places where one more calibration sample would cover most, in the order in
-    which to take them until `min_share` is covered.
+    `distances` (shape `(m,)`) go from each reference sample to its nearest calibration sample, `among` (shape `(n,)`) from each
+    calibration sample to its nearest other one. `along` and `reference_along` (shapes `(n,)` and `(m,)`) are coordinates along
+    the first component, for a chart. `regions` lists where one more calibration sample would cover the most reference samples,
+    in the order to add them until `min_share` is covered.
     """
 
     distances: NDArray[np.float64]
@@ -56,31 +56,32 @@ class Cover:
 
     @property
     def share(self) -> float:
-        """The share of reference samples within the radius, 0 to 1."""
+        """Share of reference samples within the radius, 0 to 1."""
         return covered_share(self.among, self.distances)
 
 
 def covered_share(among: NDArray[np.float64], distances: NDArray[np.float64]) -> float:
-    """The share of `distances` within the radius that `among` gives: its 95th percentile."""
+    """Return the share of `distances` (shape `(m,)`) within the radius: the 95th percentile of `among` (shape `(n,)`)."""
     return float((distances <= np.quantile(among, RADIUS_QUANTILE)).mean())
 
 
 def measure_likeness(calibration: Matrix, reference: Matrix, *, min_p_value: float, seed: int) -> Likeness:
-    """Squared maximum mean discrepancy of two sets of embeddings, shapes `(n, d)` and `(m, d)`, and its p-value.
+    """Return the squared maximum mean discrepancy of two sets of embeddings, shapes `(n, d)` and `(m, d)`, and its p-value.
 
     A. Gretton et al., "A kernel two-sample test", Journal of Machine Learning Research 13, 2012: the unbiased estimate of
-    equation 3, with a Gaussian kernel whose bandwidth is the median distance of all pairs. It is 0 on average for two draws
-    of one distribution and at most about 2; negative values occur by chance. The p-value is the share of random relabellings
-    that come to as much, so that it is exact whatever the distribution, with enough of them to fall below `min_p_value`.
+    equation 3, with a Gaussian kernel whose bandwidth is the median squared distance of all pairs. It is 0 on average for two
+    draws of one distribution and at most about 2; negative values occur by chance. The p-value is the share of random
+    relabellings with a discrepancy at least as large, so it is exact for any distribution. There are enough relabellings for
+    it to fall below `min_p_value`.
 
-    A linear classifier that is to tell the sets apart was tried beside it (D. Lopez-Paz and M. Oquab, ICLR 2017): of 128
-    samples with a quarter from another domain it found 40 to 80 %, the discrepancy 70 to 100 %.
+    The alternative is a linear classifier that tells the sets apart (D. Lopez-Paz and M. Oquab, ICLR 2017). On 128 samples
+    with a quarter from another domain it detects 40 to 80 %, the discrepancy 70 to 100 %.
     """
     from sklearn.metrics.pairwise import euclidean_distances
 
     both = np.concatenate([calibration, reference]).astype(np.float64)
     squared = euclidean_distances(both, squared=True)
-    # Embeddings that are all alike have no median distance: any bandwidth then gives the same kernel.
+    # Identical embeddings have a median distance of 0; any bandwidth then gives the same kernel.
     bandwidth = float(np.median(squared[np.triu_indices(len(both), 1)])) or 1.0
     kernel = np.exp(-squared / bandwidth)
 
@@ -102,7 +103,7 @@ def measure_likeness(calibration: Matrix, reference: Matrix, *, min_p_value: flo
 def _measure_discrepancy(
     kernel: NDArray[np.float64], chosen: NDArray[np.intp], other: NDArray[np.intp]
 ) -> NDArray[np.float64]:
-    """The unbiased estimate for rows `chosen` (shape `(..., n)`) against rows `other` (shape `(..., m)`)."""
+    """Return the unbiased estimate for rows `chosen` (shape `(..., n)`) against rows `other` (shape `(..., m)`)."""
     n, m = chosen.shape[-1], other.shape[-1]
     member = np.zeros((*chosen.shape[:-1], n + m))
     np.put_along_axis(member, chosen, 1.0, axis=-1)
@@ -118,12 +119,12 @@ def _measure_discrepancy(
 
 
 def measure_cover(calibration: Matrix, reference: Matrix, rows: NDArray[np.intp], min_share: float) -> Cover:
-    """How the calibration samples cover the reference, from embeddings of shapes `(n, d)` and `(m, d)`.
+    """Measure how the calibration samples cover the reference, from embeddings of shapes `(n, d)` and `(m, d)`.
 
     A reference sample is covered if its nearest calibration sample lies within the radius: the 95th percentile of the distance
-    from a calibration sample to its nearest other one. Distances are taken along the leading principal components of both sets
-    together, since a set that had defined them alone would seem to be spread wider than the other. `calibration` must hold
-    each sample once: copies have the distance 0. `rows` (shape `(m,)`) names the reference samples.
+    from a calibration sample to its nearest other one. Distances use the leading principal components of both sets together: a
+    set that defined them alone would seem more widely spread than the other. `calibration` must hold each sample once, since
+    copies have distance 0. `rows` (shape `(m,)`) holds the rows of the reference samples in their file.
     """
     _, own, others = project(np.concatenate([calibration, reference]), calibration, reference)
     among, distances = measure_distances(own, others)
@@ -132,7 +133,10 @@ def measure_cover(calibration: Matrix, reference: Matrix, rows: NDArray[np.intp]
 
 
 def project(basis: Matrix, *others: Matrix) -> tuple[NDArray[np.float64], ...]:
-    """All given embeddings along the leading principal components of `basis`, itself first; shapes `(n, d)` to `(n, 8)`."""
+    """Project `basis`, then `others`, onto the leading principal components of `basis`.
+
+    Shapes `(n, d)` become `(n, min(8, d, len(basis)))`, float64.
+    """
     from sklearn.decomposition import PCA
 
     fitted = PCA(min(COMPONENTS, *basis.shape), random_state=0)
@@ -143,7 +147,10 @@ def project(basis: Matrix, *others: Matrix) -> tuple[NDArray[np.float64], ...]:
 
 
 def measure_distances(own: Matrix, others: Matrix) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """How far each of `own` has its nearest other one, and each of `others` its nearest of `own`; shapes `(n,)` and `(m,)`."""
+    """Return the distance of each row of `own` to its nearest other, and of each row of `others` to its nearest in `own`.
+
+    Inputs have shapes `(n, d)` and `(m, d)`, results `(n,)` and `(m,)`.
+    """
     from sklearn.neighbors import NearestNeighbors
 
     neighbours = NearestNeighbors().fit(own)
@@ -153,7 +160,7 @@ def measure_distances(own: Matrix, others: Matrix) -> tuple[NDArray[np.float64],
 def _find_regions(
     places: Matrix, distances: NDArray[np.float64], radius: float, rows: NDArray[np.intp], min_share: float
 ) -> list[Region]:
-    """Uncovered reference samples that would cover most others, greedily, until `min_share` of all would be covered."""
+    """Pick uncovered reference samples greedily, those that cover most others first, until `min_share` would be covered."""
     from sklearn.metrics.pairwise import euclidean_distances
 
     open_rows = np.flatnonzero(distances > radius)

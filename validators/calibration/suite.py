@@ -1,4 +1,4 @@
-"""The expectations of the checkpoint over calibration data: what each check asks of which column, and how gravely.
+"""Expectations of the calibration checkpoint: the column, bounds and severity of each check.
 
 Importing this module imports Great Expectations (4 s): import it inside the function that needs it.
 """
@@ -23,12 +23,12 @@ with quiet_import():
     import great_expectations.expectations as built_in
     from great_expectations.expectations.expectation import Expectation
 
-# The module exports its classes in a way that strict typing does not see.
+# Strict typing does not see how the module exports its classes.
 gxe: Any = built_in
 
 
 def list_expectations(evidence: CalibrationEvidence) -> Iterator[Expectation]:
-    """All expectations, in the order of the checks. Names of columns are escaped: Data Docs writes them as they are."""
+    """Yield all expectations in the order of the checks. Column names are escaped, because Data Docs does not escape them."""
     yield from _expect_usable(evidence)
     yield from _expect_unseen(evidence)
     for column, counts in evidence.groups.items():
@@ -118,11 +118,12 @@ def _expect_distributions(evidence: CalibrationEvidence) -> Iterator[Expectation
 def _expect_seen(evidence: CalibrationEvidence, seen: ViewedSamples) -> Iterator[Expectation]:
     bounds, reference = evidence.bounds, evidence.reference
     severities: tuple[tuple[float, Severity], ...] = ((bounds.max_mmd, "critical"), (0.0, "warning"))
-    # The picture stands once: in the row that failed, which the page shows even when it hides what succeeded.
+    # The chart is drawn once, in the row that failed: the page can hide successes.
     warned_alone = seen.likeness.p_value < bounds.min_drift_p_value and seen.likeness.mmd <= bounds.max_mmd
     for max_mmd, severity in severities:
         above = f" or a squared maximum mean discrepancy of at most {max_mmd:g}" if max_mmd else ""
-        text = f"{seen.view.tensor} is distributed like that of {reference}: a p-value of {bounds.min_drift_p_value:g}{above}"
+        least = f"a p-value of at least {bounds.min_drift_p_value:g}{above}"
+        text = f"{seen.view.tensor} is distributed like that of {reference}: {least}"
         yield ExpectRepresentationToFollowReference(
             column="representation",
             reference_values=seen.cover.reference_along.tolist(),
@@ -158,7 +159,7 @@ def _expect_seen(evidence: CalibrationEvidence, seen: ViewedSamples) -> Iterator
 
 
 def _tell(check: str, subject: str, severity: Severity, text: str) -> dict[str, Any]:
-    """What the page and the verdict need to know of an expectation. The page shows `description`."""
+    """Return the keywords of an expectation that the page and the verdict read. The page shows `description`."""
     return {
         "severity": severity,
         "description": escape(f"{check} ({severity}): {text}", quote=False),

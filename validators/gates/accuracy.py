@@ -1,4 +1,4 @@
-"""Gates on what a variant answers: what it loses, where it is not finite."""
+"""Accuracy gates: the metric drop and the quantization noise, and whether the samples suffice to pass them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from validators.records.verdicts import Verdict
 
 @dataclass(frozen=True)
 class _Demand:
-    """A gate on some samples: `n` of `whose`, with which a drop of at most `bound` is to be shown at `confidence`.
+    """A drop gate on one set of samples: show a drop of at most `bound` at `confidence` with `n` samples of `whose`.
 
     `n` counts `units`: samples, or clusters of equal weight.
     """
@@ -37,10 +37,10 @@ class _Demand:
     units: Literal["samples", "clusters"] = "samples"
 
     def needed(self, *, is_right_or_wrong: bool) -> float:
-        """The fewest samples with which any variant can pass; Inf where no number is enough.
+        """Return the fewest samples with which any variant can pass; Inf if no number suffices.
 
-        A variant that never differs has Tango's bound without discordant pairs, z^2 / (n + z^2); with clusters it has Clopper
-        and Pearson's bound on the share of clusters that are lost and were not seen, 1 - (1 - confidence)^(1 / n).
+        A variant that never differs has Tango's bound without discordant pairs, z^2 / (n + z^2). With clusters it has Clopper
+        and Pearson's bound on the share of lost clusters that were not drawn, 1 - (1 - confidence)^(1 / n).
         """
         if not is_right_or_wrong:
             return MIN_SAMPLES
@@ -63,15 +63,21 @@ def check_gates_can_be_met(
     is_right_or_wrong: bool,
     clusters: Clusters | None = None,
 ) -> None:
-    """Refuse a job whose gates on accuracy no variant could pass, however good, with the samples that it has.
+    """Refuse a job whose accuracy gates not even a perfect variant could pass with the available samples.
 
-    `kept` (shape `(n,)`) says which evaluation samples are for confirmation, `slices` (arrays of shape `(n,)`) their groups;
-    `clusters` (likewise) says which resemble each other, if the job names groups.
-    Even a variant that agrees with the baseline everywhere has an upper bound above zero; where that is beyond the tolerance,
-    more samples are needed.
+    A variant that agrees with the baseline everywhere still has an upper bound above zero. If that bound exceeds the
+    tolerance, the job needs more samples.
+
+    Args:
+        gates: the gates of the job.
+        confirmation: the confirmation settings of the job.
+        kept: bool, shape `(n,)`; marks the evaluation samples reserved for confirmation.
+        slices: by slice column the group of each sample, shape `(n,)`.
+        is_right_or_wrong: the metric scores each sample as right or wrong.
+        clusters: integers, shape `(n,)`; the cluster of each sample, if the job names groups.
 
     Raises:
-        JobError: a gate cannot be met by definition.
+        JobError: no variant can meet a gate.
     """
     for demand in _demands(gates, confirmation, kept, slices, clusters):
         needed = demand.needed(is_right_or_wrong=is_right_or_wrong)
@@ -86,7 +92,7 @@ def _demands(
     slices: Mapping[str, NDArray[Any]],
     clusters: Clusters | None,
 ) -> Iterator[_Demand]:
-    """What the gates ask of the samples that choose and of those that confirm, all before their slices."""
+    """Yield the demands on the selection samples, then those on the confirmation samples; each total before its slices."""
     parts = [("", ~kept, gates.confidence)]
     if confirmation.share:
         confidence = confidence_of_each(gates.confidence, confirmation.candidates)
@@ -110,7 +116,7 @@ def _demands(
 
 
 def _count(part: NDArray[np.bool_], clusters: Clusters | None) -> tuple[int, Literal["samples", "clusters"]]:
-    """Count the samples of a part, or the clusters of equal weight that tell as much as theirs."""
+    """Count the samples of a part, or its effective clusters (clusters of equal weight)."""
     found = None if clusters is None else worth_naming(clusters[part])
     return (int(part.sum()), "samples") if found is None else (math.floor(effective_clusters(found)), "clusters")
 
@@ -139,8 +145,11 @@ def _unmeetable(demand: _Demand, needed: float, total: int, *, by_split: bool) -
 
 
 def judge_drop(drop: Estimate, gates: Gates, *, n: int, method: str, counted: str = EVALUATION) -> Verdict:
-    """The accuracy gate, a non-inferiority test: pass if the upper bound of the drop is within the tolerance, fail if the
-    lower bound is beyond it, else inconclusive."""
+    """Judge the drop with a non-inferiority test.
+
+    It passes if the upper bound of the drop is within the tolerance, fails if the lower bound is beyond it, and is
+    inconclusive otherwise.
+    """
     return bounded(
         "drop", drop, gates.drop_bound, "at_most", gates.confidence, n, method, "{:+.4f}".format, counted=counted
     )
@@ -149,9 +158,9 @@ def judge_drop(drop: Estimate, gates: Gates, *, n: int, method: str, counted: st
 def judge_sqnr(
     sqnr: Estimate | None, gates: Gates, *, n: int, method: str, counted: str = EVALUATION
 ) -> Verdict | None:
-    """The noise gate: the signal-to-quantization-noise ratio of the outputs in dB; None where the job has no such gate.
+    """Judge the signal-to-quantization-noise ratio of the outputs in dB; None if the job has no such gate.
 
-    One that is infinite (not a bit differs) passes, and one that is NaN (outputs that are not finite) fails.
+    An infinite ratio (no bit differs) passes. NaN (outputs that are not finite) fails.
     """
     if gates.min_sqnr_db is None:
         return None

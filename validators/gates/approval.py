@@ -1,4 +1,4 @@
-"""What promotion takes: that one artifact passed every gate on one device, and no other does."""
+"""The approval that promotion requires: one artifact passed every gate on one device."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from validators.records.verdicts import Verdict
 
 
 class NotApproved(ValueError):
-    """A trial was to be promoted that has not passed every gate that it must."""
+    """A trial lacks the verdicts or the sign-off that its promotion requires."""
 
 
 @dataclass(frozen=True)
 class Approval:
-    """A trial that passed, and the device and runtimes that its verdicts hold for.
+    """A passed trial, with the device and runtimes for which its verdicts hold.
 
-    `required` names every verdict that must be there (`catalog.required_gates`). `sign_off` is what a person said, where the
-    job has one asked.
+    `required` names every verdict that promotion demands (`catalog.required_gates`). `sign_off` is a person's decision, if the
+    job asks for one.
 
     Raises:
-        NotApproved: it has no variant, a gate that must be there is missing, or one did not pass; somebody rejected it, or
-            approved another artifact.
+        NotApproved: the trial has no variant, the variant was not measured, a required verdict is missing, or a gate did not
+            pass; or a person rejected the variant or approved another artifact.
     """
 
     trial: Trial
@@ -43,11 +43,11 @@ class Approval:
 
     @property
     def variant(self) -> Variant:
-        """The artifact that is approved."""
+        """The approved artifact."""
         assert self.trial.variant is not None  # held by __post_init__
         return self.trial.variant
 
     @property
     def verdicts(self) -> tuple[Verdict, ...]:
-        """All verdicts on it, each a pass."""
+        """All verdicts on the trial, each a pass."""
         return self.trial.verdicts

@@ -1,6 +1,6 @@
-"""The gates: one row each, read by judging, by the approval, by the pages and by the reference.
+"""The catalogue of gates: judging, approval, the HTML pages and the reference documentation read it.
 
-A new gate is a judge in a module of this room and a row here.
+To add a gate, write a judge in a module of this package and add a row here.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from validators.records.measurements import Coverage, Estimate, Flips, Sanity, S
 from validators.records.run import Variant
 from validators.records.verdicts import Verdict
 
-# How the pages show values of a gate; "yes or no" has no number worth a row.
+# Selects how the pages format a gate's values; they show no number for "yes or no".
 Unit = Literal["drop", "decibels", "ratio", "share", "by method", "number", "yes or no"]
 PREFIX_CONFIRMED, PREFIX_LOGGED = "confirmed_", "logged."
 
 
 @dataclass(frozen=True)
 class AnswerFigures:
-    """What the answers on some samples come to, beside the baseline's.
+    """Figures of a candidate's answers on one set of samples, compared with the baseline's.
 
-    `rows` counts rows of the metric, each of one sample or of a pair; `units` counts them, or their clusters where the job
-    names groups, and `noise_units` the same of samples; `counted` says which. `newly_bad` of `samples` have NaN or Inf where
-    the baseline's outputs are finite. `drop` is None for a metric that has none.
+    `rows` counts rows of the metric; each row is one sample or one pair. `units` counts those rows, or their clusters if the
+    job names groups; `noise_units` counts samples, or their clusters; `counted` names the unit. `newly_bad` of `samples` have
+    NaN or Inf where the baseline's outputs are finite. `drop` is None for a metric without one.
     """
 
     rows: int
@@ -52,7 +52,7 @@ class AnswerFigures:
 
 @dataclass(frozen=True)
 class Measured:
-    """All that gates read of one candidate; `job.gates.confidence` is that of its verdicts."""
+    """Measurements of one candidate that the gates read; `job.gates.confidence` is the confidence of its verdicts."""
 
     job: Job
     candidate: str
@@ -68,7 +68,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class GateFacts:
-    """What a gate asks (`about`), how its values are shown, and its key in `gates` of the job; one without is always on."""
+    """A gate's name, description (`about`), unit of its values, and key in the job's `gates`; without a key it is always on."""
 
     name: str
     about: str
@@ -78,12 +78,12 @@ class GateFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class Gate(GateFacts):
-    """A gate on every candidate. `judge` gives its verdict, or None where the gate does not apply or was not measured.
+    """A gate on every candidate. `judge` returns the verdict, or None if the gate does not apply or was not measured.
 
-    `is_required` says whether promotion demands its verdict of a candidate, from the job and the name alone, so that a
-    measurement that was left out cannot pass. `evidence` is the artifact of the candidate's run in MLflow that the verdict
-    rests on. `is_confirmed` says that the winner is judged by it again, on samples and measurements that did not choose;
-    `is_loss` that leaving parts of the model in float may mend a failure.
+    `is_required` says whether promotion demands this verdict. It reads only the job and the candidate name, so that a skipped
+    measurement cannot pass. `evidence` is the artifact in the candidate's MLflow run that supports the verdict.
+    `is_confirmed` means that the winner is judged again, on samples and measurements not used for selection. `is_loss` means
+    that keeping some layers in float may fix a failure.
     """
 
     judge: Callable[[Measured], Verdict | None]
@@ -140,7 +140,7 @@ def _is_set_for_low_precision(key: str) -> Callable[[Job, str], bool]:
 
 
 def _has_fp16(job: Job, candidate: str) -> bool:
-    """Whether the job has a float16 candidate of the same target on a GPU, other than this one."""
+    """Return True if this candidate is not float16 and the job has a float16 candidate of the same target on a GPU."""
     ours = decode(candidate)
     others = (decode(name) for name in job.candidate_names)
     return ours.precision != "fp16" and any(
@@ -287,7 +287,7 @@ GATES: tuple[Gate, ...] = (
         "The variant was measured on hardware that runs its precision; a simulated or only compiled one is never promoted.",
         "yes or no",
         judge=lambda found: coverage.judge_simulation(found.variant),
-        # `Approval` looks at the proof itself; a measured variant has no verdict.
+        # `Approval` checks the proof itself, and a measured variant gets no verdict here.
         is_required=lambda _job, _candidate: False,
     ),
     Gate(
@@ -299,7 +299,7 @@ GATES: tuple[Gate, ...] = (
 )
 
 
-# Judged by later steps, on the candidates that passed so far.
+# Later steps judge these, on the candidates that passed the gates above.
 LATER_GATES: tuple[GateFacts, ...] = (
     GateFacts(
         f"{PREFIX_LOGGED}<metric>",
@@ -321,9 +321,9 @@ LATER_GATES: tuple[GateFacts, ...] = (
 
 
 def judge_gates(found: Measured, place: str, *, confirming: bool = False) -> tuple[Verdict, ...]:
-    """Judge a candidate by every gate, in the order of the catalogue; by those that confirm a winner alone if `confirming`.
+    """Judge a candidate by every gate in catalogue order; if `confirming`, by the gates with `is_confirmed` only.
 
-    `place` is that of its latency among the artifacts of the candidate's run.
+    `place` is the folder of its latency measurement among the artifacts of the candidate's run.
     """
     verdicts = []
     for gate in GATES:
@@ -337,9 +337,9 @@ def judge_gates(found: Measured, place: str, *, confirming: bool = False) -> tup
 
 
 def required_gates(job: Job, candidate: str) -> frozenset[str]:
-    """Return the names of all verdicts that a promotion of a candidate demands, from the job and the name alone.
+    """Return the names of all verdicts that promotion of a candidate demands, from the job and the candidate name alone.
 
-    Those beside a champion come besides, where there is one.
+    `champion.champion_gates` adds the verdicts against a present champion.
     """
     required = [gate for gate in GATES if gate.is_required(job, candidate)]
     names = {gate.name for gate in required} | {f"{PREFIX_LOGGED}{gate.metric}" for gate in job.gates.logged}
@@ -349,7 +349,7 @@ def required_gates(job: Job, candidate: str) -> frozenset[str]:
 
 
 def unit_of(verdict_name: str) -> Unit | None:
-    """Return the unit of a verdict's values; None for a metric that the job's own step logged, or a gate of another version.
+    """Return the unit of a verdict's values; None for a metric logged by the job's own step, or for an unknown gate name.
 
     >>> unit_of("confirmed_speedup"), unit_of("logged.bleu")
     ('ratio', None)

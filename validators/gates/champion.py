@@ -1,4 +1,4 @@
-"""The gates beside the present champion and beside those that were rolled back."""
+"""Gates against the present champion and against earlier rollbacks."""
 
 from __future__ import annotations
 
@@ -29,13 +29,16 @@ def judge_against_champion(
     pairs: int,
     disturbance: str = "",
 ) -> Verdict:
-    """The gate beside the present champion. `drop` and `speedup` compare the new variant with it, not with the baseline;
-    `n` counts the samples behind the one, `pairs` the pairs of blocks behind the other.
+    """Judge a variant against the present champion (gate `beats_champion`).
 
-    Of the same source, the new one must be better by the objective, beyond doubt: a change for noise is no gain. A champion of
-    another source version gives way to a new one that is not clearly worse than it: that new version was registered to be used.
+    `drop` and `speedup` compare the variant with the champion, not with the baseline. `drop` rests on `n` samples, `speedup`
+    on `pairs` pairs of blocks.
 
-    `disturbance` says why `speedup` is not to be judged by; empty where nothing speaks against it.
+    If both come from the same source, the variant must be better by the objective with confidence: a replacement within noise
+    is no gain. A champion of another source version is replaced unless the variant is clearly worse: the new version was
+    registered to be used.
+
+    `disturbance` says why `speedup` is unreliable; empty if it is reliable.
     """
     if not same_source:
         verdict = bounded(
@@ -76,10 +79,11 @@ def judge_against_champion(
 
 
 def judge_champion_device(*, approved_on: str, here: str, replaces: bool) -> Verdict:
-    """The gate `champion_device`: the champion was approved on a device of the same class as this one; both are device keys.
+    """Judge whether the champion was approved on the same device class as this one (gate `champion_device`).
 
-    The alias of a target is shared by all machines, and speed on one says nothing of another. `replaces` says that the user
-    asked to replace a champion of another device. A champion whose device is not recorded passes.
+    `approved_on` and `here` are device keys. All machines share the alias of a target, and speed on one says nothing about
+    another. `replaces` means that the user asked to replace a champion of another device class. A champion without a recorded
+    device passes.
     """
     champion, ours = device_class(approved_on), device_class(here)
     differs = bool(approved_on) and champion != ours
@@ -97,7 +101,7 @@ def judge_champion_device(*, approved_on: str, here: str, replaces: bool) -> Ver
 
 
 def judge_broken_champion(version: str, fault: str) -> Verdict:
-    """The gate `beats_champion` where the champion no longer loads or runs: it has lost already; `fault` says why.
+    """Pass the gate `beats_champion` because the champion no longer loads or runs; `fault` says why.
 
     >>> judge_broken_champion("3", "no such kernel").reason
     'champion version 3 does not run here any more: no such kernel'
@@ -114,14 +118,17 @@ def judge_broken_champion(version: str, fault: str) -> Verdict:
 
 
 def champion_gates(digest: str, champion: Champion | None) -> frozenset[str]:
-    """Return the names of the verdicts that a promotion of an artifact demands beside the present champion, if there is one."""
+    """Return the names of the verdicts against the present champion that promotion of an artifact demands.
+
+    Empty without a champion, or if the champion is the same artifact (`digest`).
+    """
     if champion is None or champion.digest == digest:
         return frozenset()
     return frozenset({BEATS_CHAMPION, CHAMPION_DEVICE})
 
 
 def judge_rolled_back(mark: RolledBack | None) -> Verdict:
-    """The gate `not_rolled_back`: nobody took the same artifact away from the target. `mark` is what is there of one who did.
+    """Judge the gate `not_rolled_back`. `mark` is the earlier rollback of this digest on the target, if any.
 
     >>> judge_rolled_back(None).outcome, judge_rolled_back(RolledBack(2, "2026-11-22T03:00:00+00:00", "slow")).reason
     ('pass', 'rolled back on 2026-11-22: slow')

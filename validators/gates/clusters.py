@@ -1,6 +1,6 @@
 """Confidence intervals of drops whose samples come in clusters: frames of a video, rows of a patient, windows of a document.
 
-Samples of one cluster resemble each other, so that the number of clusters, and not of samples, says how much is known.
+Samples of one cluster are correlated, so the number of clusters, not of samples, determines the precision.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from validators.gates.intervals import (
 )
 from validators.records.measurements import Estimate
 
-# Values of clusters that are nearer to each other than this fraction of them are equal but for rounding.
+# Cluster values within this relative distance of each other differ by rounding only.
 RESOLUTION = 1e-12
 
 
 def number_clusters(keys: NDArray[Any]) -> Clusters:
-    """Number the clusters of samples (shape `(n,)`, any keys) from 0.
+    """Map cluster keys (shape `(n,)`, any sortable dtype) to numbers from 0 (shape `(n,)`, intp).
 
     >>> number_clusters(np.array(["b", "a", "b"])).tolist()
     [1, 0, 1]
@@ -42,7 +42,7 @@ def number_clusters(keys: NDArray[Any]) -> Clusters:
 
 
 def count_units(samples: int, clusters: Clusters | None) -> int:
-    """Return how many independent units there are: clusters, or samples without any.
+    """Return the number of independent units: distinct clusters (`clusters` has shape `(n,)`), or `samples` without clusters.
 
     >>> count_units(3, None), count_units(3, np.array([0, 0, 1]))
     (3, 2)
@@ -51,7 +51,7 @@ def count_units(samples: int, clusters: Clusters | None) -> int:
 
 
 def worth_naming(clusters: Clusters | None) -> Clusters | None:
-    """Return the clusters of samples, numbered anew; None where each sample is a cluster of its own.
+    """Return the clusters (shape `(n,)`) renumbered from 0; None if there are none or each sample is its own cluster.
 
     >>> worth_naming(np.array([3, 1, 2])), worth_naming(np.array([3, 1, 3])).tolist()
     (None, [1, 0, 1])
@@ -63,20 +63,21 @@ def worth_naming(clusters: Clusters | None) -> Clusters | None:
 
 
 def clustered_drop_interval(drops: Drops, clusters: Clusters, confidence: float) -> tuple[Estimate, str]:
-    """Return the mean of paired drops (shape `(n,)`, positive is worse) with a one-sided bound on either side, and the method.
+    """Return the mean of clustered paired drops with a one-sided bound on either side, and the name of the method.
 
-    The bounds are on each side the widest of
+    `drops` is float64 of shape `(n,)`, positive is worse; `clusters` is intp of shape `(n,)`, numbered from 0 without gaps.
+    Each side's bound is the widest of
 
-    - `mean_interval` of the values that the jackknife gives each cluster: the variance CR3 of R. Bell and D. McCaffrey, Survey
-      Methodology 28, 2002, with the degrees of freedom of the clusters,
-    - Tango's score interval at the effective sample size, for drops of right/wrong outcomes (-1, 0, 1),
-    - what clusters that were not drawn may bring. However alike those at hand are, a share of others (Clopper and Pearson's
-      bound of none seen) may be as far off as the farthest seen, or, right or wrong, be lost altogether.
-    - where few samples differ at all: changes by whole clusters, each sample by as much as the largest seen.
+    - `mean_interval` of the jackknife pseudo-values of the clusters: the variance CR3 of R. Bell and D. McCaffrey, Survey
+      Methodology 28, 2002, with the degrees of freedom of the clusters;
+    - Tango's score interval at the effective sample size, for drops of right/wrong outcomes (-1, 0, 1);
+    - an allowance for clusters that were not drawn: up to Clopper and Pearson's bound of none seen, their share may deviate as
+      far as the farthest cluster seen; with right/wrong outcomes they may be lost altogether;
+    - if few samples differ at all: changes by whole clusters, each sample by as much as the largest change seen.
 
-    Fewer than `MIN_SAMPLES` effective clusters have no interval.
+    Fewer than `MIN_SAMPLES` effective clusters get no interval. Drops that are not finite get NaN bounds.
     """
-    with np.errstate(over="ignore", invalid="ignore"):  # an overflow is not finite, and is found to be so
+    with np.errstate(over="ignore", invalid="ignore"):  # the check below catches an overflow
         mean = float(drops.mean()) if len(drops) else math.nan
     if not (math.isfinite(mean) and np.isfinite(drops).all()):
         return Estimate(math.nan, math.nan, math.nan), NOT_FINITE if len(drops) else "none: no samples"
@@ -111,10 +112,10 @@ def _farthest(pseudo: Drops, is_right_or_wrong: bool) -> float:
 
 
 def _score_interval(drops: Drops, pseudo: Drops, confidence: float) -> tuple[float, float]:
-    """Return Tango's interval at the number of independent samples that tell as much as these clusters do.
+    """Return Tango's interval at the effective sample size of the clusters.
 
-    That number is n over the design effect, with the degrees of freedom of the clusters in place of endlessly many (E. Korn and
-    B. Graubard, Survey Methodology 24, 1998).
+    The effective sample size is n over the design effect, corrected for the finite degrees of freedom of the clusters (E. Korn
+    and B. Graubard, Survey Methodology 24, 1998). `drops` has shape `(n,)`, `pseudo` `(clusters,)`.
     """
     n, groups = len(drops), len(pseudo)
     of_samples, of_clusters = float(drops.var(ddof=1)) / n, float(pseudo.var(ddof=1)) / groups
@@ -133,10 +134,10 @@ def _pseudo_values(drops: Drops, clusters: Clusters) -> Drops:
 
 
 def _unseen_drops(drops: Drops, effective: float, confidence: float) -> tuple[float, float] | None:
-    """Return how far below and above the mean the truth may lie when few samples differ; None for other drops.
+    """Return how far below and above the mean the truth may lie if few samples differ; None for other drops.
 
-    As for independent samples, with shares of samples read as shares of the clusters: were changes to come by whole clusters,
-    so few would have shown them.
+    Same rule as for independent samples, with shares of samples read as shares of clusters: this allows for changes that come
+    by whole clusters.
     """
     values, counts = np.unique(drops, return_counts=True)
     a_sample = effective / len(drops)

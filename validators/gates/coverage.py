@@ -1,12 +1,12 @@
-"""Gates on what really ran: the shares in low-precision kernels, by multiply-accumulates and by time; kernels that exist.
+"""Coverage gates: the shares of multiply-accumulates and of time in low-precision kernels, and that such kernels exist.
 
-What applies to whom:
+Rules by precision and proof:
 
 INT8, INT4, FP8    both shares in kernels of 8 bits or fewer; 4-bit or 8-bit weights count, since the kernel reads those
-FP16               both shares in kernels of 16 bits or fewer: on a CPU the runtime casts a float16 file to float32 in silence
-FP32               nothing: float is what the name says
-simulated          as its precision, and `real_kernels` besides: where no kernel exists both fail, and nothing is promoted
-aot-checked        as its precision, by the layers of the engine that was built; `real_kernels` is inconclusive
+FP16               both shares in kernels of 16 bits or fewer: on a CPU the runtime silently casts a float16 file to float32
+FP32               no coverage gate
+simulated          as its precision, plus `real_kernels`: without a kernel both fail, and nothing is promoted
+aot-checked        as its precision, by the layers of the built engine; `real_kernels` is inconclusive
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from validators.samples.words import SHOWN, and_more
 
 
 def judge_coverage(candidate: str, coverage: Coverage, gates: Gates) -> Verdict | None:
-    """The gate on multiply-accumulates: an INT8 file that runs float kernels fails it. FP32 has nothing to cover.
+    """Judge the share of multiply-accumulates in low-precision kernels; None for FP32 or if the gate is off.
 
-    What ran in kernels of unknown precision may have been either: where that decides, the outcome is inconclusive.
+    An INT8 file that runs float kernels fails. If kernels of unknown precision could decide, the outcome is inconclusive.
     """
     precision = decode(candidate).precision
     if gates.min_coverage is None or precision == "fp32":
@@ -51,7 +51,7 @@ def judge_coverage(candidate: str, coverage: Coverage, gates: Gates) -> Verdict 
 
 
 def judge_time_coverage(candidate: str, coverage: Coverage, gates: Gates) -> Verdict | None:
-    """The gate on kernel time, all kernels counted; inconclusive where the runtime tells no times. Off unless a job asks."""
+    """Judge the share of the time of all kernels; inconclusive if the runtime reports no times. Off unless a job sets it."""
     precision = decode(candidate).precision
     if gates.min_time_coverage is None or precision == "fp32":
         return None
@@ -70,8 +70,11 @@ def judge_time_coverage(candidate: str, coverage: Coverage, gates: Gates) -> Ver
 
 
 def judge_simulation(variant: Variant) -> Verdict | None:
-    """What was not run where it will run is never promoted: no kernel here runs a simulated precision, and of an engine that
-    was built ahead of time nobody knows what it answers, and how fast."""
+    """Judge the gate `real_kernels`: never pass a variant that did not run on its target. None for a measured variant.
+
+    A simulated precision has no kernel on the target. An engine that was only built ahead of time has no known answers and
+    no known latency.
+    """
     if variant.proof == "measured":
         return None
     is_simulated = variant.proof == "simulated"
@@ -88,7 +91,7 @@ def judge_simulation(variant: Variant) -> Verdict | None:
 
 
 def name_kernels(kernels: Sequence[KernelTime]) -> str:
-    """The kernels that took longest, by name, and how many more there are.
+    """Name the slowest kernels, and say how many more there are.
 
     >>> name_kernels([KernelTime(name, "Cast", "CPUExecutionProvider", 1.0) for name in "abcdefg"])
     'a, b, c, d, e and 2 more'
@@ -102,7 +105,7 @@ def _told_by(coverage: Coverage) -> str:
 
 
 def _told(precision: str, coverage: Coverage) -> str:
-    """What fell back, what was left unfused, and what was inserted: a few of each by name."""
+    """Name a few of the kernels that ran in float, on another provider, unfused, or inserted by the runtime."""
     back = coverage.float_nodes if precision == "fp16" else (*coverage.float_nodes, *coverage.half_nodes)
     elsewhere = sorted(kernel for kernel in coverage.macs_by_kernel if " on " in kernel)
     parts = []

@@ -1,4 +1,4 @@
-"""Confidence intervals of what a variant loses, from paired samples."""
+"""Confidence intervals of a variant's metric drop, from paired samples."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from scipy import optimize, stats
 from validators.records.measurements import Estimate
 
 Drops = NDArray[np.float64]
-# One row of figures a sample, shape (n, k), from any subset of which a metric can be reckoned.
+# One row of figures per sample, shape (n, k); a metric can be computed from any subset of the rows.
 Rows = NDArray[np.float64]
-# The cluster of each sample, shape (n,): numbers from 0 without gaps. Samples of one cluster resemble each other.
+# The cluster of each sample, shape (n,): numbers from 0 without gaps. Samples of one cluster are correlated.
 Clusters = NDArray[np.intp]
 
-# Fewer cannot show how skewed they are: even of 8 exponential drops the truth is beyond a 95 % bound in 8 % of draws.
+# Fewer samples cannot show their skewness: even with 8 exponential drops the truth exceeds a 95 % bound in 8 % of draws.
 MIN_SAMPLES = 8
-# Below this many samples that differ at all, their spread says less than that others like them may not have been drawn.
+# With fewer differing samples than this, the chance that larger differences were not drawn outweighs the observed spread.
 FEW_DIFFERENT = 10
-# All drops the same say something only if a share of others as large as this would have shown.
+# Equal drops are evidence only if a share this large of other drops would have shown up in the draw.
 LARGEST_UNSEEN_SHARE = 0.05
-# The most groups that the jackknife leaves out in turn, one sample each up to that many: the spread of so many is known to
-# 5 %, and each costs a look at all samples.
+# Upper limit on jackknife groups; up to this many samples, each is a group. The spread of 250 is known to 5 %, and each group
+# costs one pass over all samples.
 JACKKNIFE_GROUPS = 250
-# A kurtosis is at most about the number of samples, which would leave no more than two.
+# A kurtosis can reach about the number of samples, which would leave only two degrees of freedom.
 LEAST_FREEDOM = 3
-# Rows that stand for what a sample may become, where too few have changed to tell.
+# Number of rows tried as replacements of a sample, if too few samples differ to show the largest change.
 PROBED_ROWS = 16
 
 NOT_FINITE = "none: the metric is NaN or Inf on some samples"
@@ -36,13 +36,13 @@ TOO_FEW = f"none: fewer than {MIN_SAMPLES} samples"
 
 
 def drop_interval(drops: Drops, confidence: float) -> tuple[Estimate, str]:
-    """The mean of paired drops (shape `(n,)`, positive is worse) with a one-sided bound on either side, and the method.
+    """Return the mean of paired drops with a one-sided bound on either side, and the name of the method.
 
-    Drops of right/wrong outcomes (-1, 0, 1) get Tango's score interval for a difference of paired proportions; any others
-    `mean_interval`. Drops that are not all finite have no interval: NaN, which no gate lets pass. Where there are too few to
-    tell anything the bounds are absent, which every gate calls inconclusive.
+    `drops` is float64 of shape `(n,)`, positive is worse. Drops of right/wrong outcomes (-1, 0, 1) get Tango's score interval
+    for a difference of paired proportions; all others get `mean_interval`. Drops that are not all finite get NaN bounds, which
+    pass no gate. Too few drops get no bounds, which every gate judges inconclusive.
     """
-    with np.errstate(over="ignore", invalid="ignore"):  # an overflow is not finite, and is found to be so
+    with np.errstate(over="ignore", invalid="ignore"):  # the check below catches an overflow
         mean = float(drops.mean()) if len(drops) else math.nan
     if not (math.isfinite(mean) and np.isfinite(drops).all()):
         return Estimate(math.nan, math.nan, math.nan), NOT_FINITE if len(drops) else "none: no samples"
@@ -67,14 +67,14 @@ def drop_interval(drops: Drops, confidence: float) -> tuple[Estimate, str]:
 
 
 def mean_interval(values: Drops, confidence: float) -> tuple[float, float]:
-    """One-sided bounds of the mean of values (shape `(n,)`, not all equal): the wider of Student's and Hall's, on each side.
+    """Return one-sided bounds of a mean: on each side the wider of Student's and Hall's. `values`: shape `(n,)`, not all equal.
 
-    Student's is too short on the side of the long tail. Hall's takes the skewness out by a cubic transformation of Student's
-    statistic, g(T) = T + v (T^2 / 3 + 1 / 6) + v^2 T^3 / 27 with v = skewness / sqrt(n), which has an inverse (P. Hall, "On
-    the removal of skewness by transformation", J. R. Statist. Soc. B 54, 1992); the skewness is the one that sample size
-    biases less (D. Joanes and C. Gill, The Statistician 47, 1998). Both with the degrees of freedom that a variance has when
-    tails are heavy, 2 n / (kurtosis - 1), where those are fewer than n - 1 (by its variance: G. Box, Biometrika 40, 1953; F.
-    Satterthwaite, Biometrics Bulletin 2, 1946). What each lets through, beside BCa: `benchmarks/verdict_errors.py`.
+    Student's interval is too short on the side of the long tail. Hall's removes the skewness by an invertible cubic
+    transformation of Student's statistic, g(T) = T + v (T^2 / 3 + 1 / 6) + v^2 T^3 / 27 with v = skewness / sqrt(n) (P. Hall,
+    "On the removal of skewness by transformation", J. R. Statist. Soc. B 54, 1992). The skewness estimator is the one that
+    sample size biases less (D. Joanes and C. Gill, The Statistician 47, 1998). Both intervals use the degrees of freedom of a
+    variance under heavy tails, 2 n / (kurtosis - 1), if those are fewer than n - 1 (G. Box, Biometrika 40, 1953; F.
+    Satterthwaite, Biometrics Bulletin 2, 1946). `benchmarks/verdict_errors.py` measures the error rates of each, and of BCa.
 
     >>> [round(end, 3) for end in mean_interval(np.array([0, 0, 1, 2, 2, 4, 5, 18.0]), 0.95)]
     [-0.52, 18.88]
@@ -82,12 +82,12 @@ def mean_interval(values: Drops, confidence: float) -> tuple[float, float]:
     n, mean = len(values), float(values.mean())
     away = values - mean
     scale = float(np.abs(away).max())
-    away /= scale  # so that no power of it overflows
+    away /= scale  # keeps the powers below from overflowing
     error = scale * float(away.std(ddof=1)) / math.sqrt(n)
     variance = float(away.var())
     skewness = float((away**3).mean()) / variance**1.5 * math.sqrt(n * (n - 1)) / (n - 2)
     kurtosis = float((away**4).mean()) / variance**2
-    # Light tails (below 3, those of the normal distribution) earn no more than n - 1.
+    # A kurtosis below the normal distribution's 3 (light tails) gives no more than n - 1 degrees of freedom.
     freedom = min(n - 1, max(2 * n / max(kurtosis - 1, 2.0), LEAST_FREEDOM))
     t = float(stats.t.ppf(confidence, freedom))
     below = max(t, _without_skewness(t, skewness, n)) * error
@@ -96,7 +96,7 @@ def mean_interval(values: Drops, confidence: float) -> tuple[float, float]:
 
 
 def _without_skewness(x: float, skewness: float, n: int) -> float:
-    """The inverse of Hall's transformation at `x`."""
+    """Return the inverse of Hall's transformation at `x`."""
     if abs(skewness) < 1e-6:
         return x
     v = skewness / math.sqrt(n)
@@ -104,10 +104,10 @@ def _without_skewness(x: float, skewness: float, n: int) -> float:
 
 
 def _unseen_drops(drops: Drops, confidence: float) -> tuple[float, float] | None:
-    """How far below and above the mean the truth may lie when all but a few drops are the same; None for other drops.
+    """Return how far below and above the mean the truth may lie if all but a few drops are equal; None for other drops.
 
-    Few drops that differ may, by chance, lack those that count. Their share on either side is at most Clopper and Pearson's
-    (Biometrika 26, 1934) bound, and each as large as the largest seen.
+    The few differing drops may, by chance, lack the large ones. The share of unseen drops on either side is at most Clopper and
+    Pearson's bound (Biometrika 26, 1934), and each is assumed as large as the largest seen.
     """
     values, counts = np.unique(drops, return_counts=True)
     n, most = len(drops), int(counts.max())
@@ -122,12 +122,12 @@ def _unseen_drops(drops: Drops, confidence: float) -> tuple[float, float] | None
 
 
 def is_few(different: float, n: float) -> bool:
-    """Say whether so few samples differ that those that count may not have been drawn."""
+    """Return True if so few samples differ that larger differences may not have been drawn."""
     return different < FEW_DIFFERENT and different < n / 2
 
 
 def unseen_count(count: float, n: float, confidence: float) -> float:
-    """By how many of `n` the upper bound of Clopper and Pearson exceeds a count.
+    """Return how far Clopper and Pearson's upper bound exceeds a count out of `n`.
 
     >>> round(unseen_count(0, 1000, 0.95), 2), round(unseen_count(9, 1000, 0.95), 2)
     (2.99, 6.65)
@@ -144,21 +144,22 @@ def paired_interval(
     seed: int,
     clusters: Clusters | None = None,
 ) -> tuple[Estimate, str]:
-    """The drop of a metric that is no mean over samples, with a one-sided bound on either side, and the method.
+    """Return the drop of a metric that is not a mean over samples, with a one-sided bound on either side, and the method.
 
-    `drop_of` gives it for any rows of both, of which the same are left out. Bounds are those of `mean_interval` for the
-    jackknife's pseudo-values (R. Miller, "The jackknife: a review", Biometrika 61, 1974), of groups picked at random where
-    there are many samples; right for functions of sums (F1, error rates) and for U-statistics (AUROC; J. Arvesen, Ann. Math.
-    Statist. 40, 1969), not for quantiles. Where few samples differ at all, others may change as much as any of them could:
-    the count of those not seen is bounded as for means. A drop that is not finite has no interval: NaN, which no gate lets
-    pass; one that is undefined without some samples has no bounds.
+    `baseline` and `variant` are float64 of shape `(n, k)`; `drop_of` computes the drop from the same subset of rows of both.
+    The bounds are those of `mean_interval` on the jackknife pseudo-values (R. Miller, "The jackknife: a review", Biometrika
+    61, 1974); many samples are left out in random groups, drawn with `seed`. This is valid for functions of sums (F1, error
+    rates) and for U-statistics (AUROC; J. Arvesen, Ann. Math. Statist. 40, 1969), not for quantiles.
 
-    With `clusters` (the cluster of each row) whole clusters are left out, and count as samples do without; those that were not
-    drawn may be as far off as the farthest of those that were.
+    If few samples differ at all, unseen ones may change by as much as any sample could; their count is bounded as for means.
+    A drop that is not finite gets NaN bounds, which pass no gate. A drop that is undefined without some samples gets no bounds.
+
+    With `clusters` (intp, shape `(n,)`) the jackknife leaves out whole clusters, and clusters replace samples in all counts.
+    Clusters that were not drawn may deviate as far as the farthest one drawn.
     """
     n, rng = len(baseline), np.random.default_rng(seed)
     count = n if clusters is None else effective_clusters(clusters)
-    with np.errstate(all="ignore"):  # 0/0 is found by its result
+    with np.errstate(all="ignore"):  # the finiteness checks catch 0/0
         value = float(drop_of(baseline, variant))
         if not math.isfinite(value):
             return Estimate(math.nan, math.nan, math.nan), NOT_FINITE
@@ -190,12 +191,15 @@ def _pseudo_values(
     units: Clusters,
     rng: np.random.Generator,
 ) -> Drops:
-    """One for each group of units left out, shape `(groups,)`. Groups have equally many units (samples, or whole clusters:
-    `units` has that of each row); a rest smaller than a group is always in."""
+    """Return the jackknife pseudo-value of each group of units that is left out, shape `(groups,)`.
+
+    All groups have the same number of units: samples, or whole clusters; `units` (shape `(n,)`) holds the unit of each row. A
+    remainder smaller than a group is never left out.
+    """
     n = int(units.max()) + 1
     size = math.ceil(n / JACKKNIFE_GROUPS)
     groups = n // size
-    # At random: neighbours in a file that is sorted would be more alike than samples are.
+    # Random groups: neighbours in a sorted file are more alike than random samples.
     group_of = np.empty(n, np.intp)
     group_of[rng.permutation(n)] = np.arange(n) // size
     group_of_row = group_of[units]
@@ -209,7 +213,7 @@ def _pseudo_values(
 def _largest_change(
     baseline: Rows, variant: Rows, drop_of: Callable[[Rows, Rows], float], rng: np.random.Generator
 ) -> float:
-    """The largest change of the drop when one sample's row of the variant becomes as another's; Inf where it is undefined."""
+    """Return the largest change of the drop if one row of the variant takes another's values; Inf if it is undefined."""
     places = np.unique(variant, axis=0, return_index=True)[1]
     chosen = rng.choice(places, min(len(places), PROBED_ROWS), replace=False)
     value, changed, largest = drop_of(baseline, variant), variant.copy(), 0.0
@@ -223,8 +227,9 @@ def _largest_change(
 
 
 def effective_clusters(clusters: Clusters) -> float:
-    """Return how many clusters of equal size tell as much as these: n^2 / sum of squared sizes (L. Kish, "Survey Sampling",
-    1965).
+    """Return the effective number of clusters: n^2 / sum of squared sizes (L. Kish, "Survey Sampling", 1965).
+
+    It is the number of clusters of equal size with the same information. `clusters` is intp of shape `(n,)`.
 
     >>> effective_clusters(np.array([0, 0, 1, 1])), round(effective_clusters(np.array([0, 0, 0, 1])), 2)
     (2.0, 1.6)
@@ -234,7 +239,7 @@ def effective_clusters(clusters: Clusters) -> float:
 
 
 def unseen_share(count: float, confidence: float) -> float:
-    """Return the largest share of clusters of which none may have been drawn (Clopper and Pearson's bound of none seen).
+    """Return the largest share of clusters that a draw of `count` may have missed (Clopper and Pearson's bound of none seen).
 
     >>> round(unseen_share(149, 0.95), 4)
     0.0199
@@ -243,16 +248,16 @@ def unseen_share(count: float, confidence: float) -> float:
 
 
 def too_few_clusters(effective: float) -> str:
-    """Say why so few effective clusters have no interval."""
+    """Return the reason why so few effective clusters get no interval."""
     return f"none: {effective:.1f} clusters of equal weight, fewer than {MIN_SAMPLES}"
 
 
 def tango_interval(lost: float, gained: float, n: float, confidence: float) -> tuple[float, float]:
-    """Score bounds of the difference of two paired proportions, `(lost - gained) / n`; each one-sided at `confidence`.
+    """Return score bounds of a difference of paired proportions, `(lost - gained) / n`; each one-sided at `confidence`.
 
-    `lost` counts samples that only the baseline has right, `gained` those that only the variant has. Source: T. Tango,
-    "Equivalence test and confidence interval for the difference in proportions for the paired-sample design", Statistics in
-    Medicine 17 (1998), equations 5 to 9. The bound is where the score statistic equals the normal quantile.
+    `lost` counts samples that only the baseline answers right, `gained` those that only the variant does. At the bound the
+    score statistic equals the normal quantile. Source: T. Tango, "Equivalence test and confidence interval for the difference
+    in proportions for the paired-sample design", Statistics in Medicine 17 (1998), equations 5 to 9.
 
     >>> [round(bound, 4) for bound in tango_interval(9, 3, 32, 0.975)]
     [-0.0271, 0.3897]

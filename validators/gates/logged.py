@@ -10,17 +10,16 @@ from validators.records.verdicts import Outcome, Verdict
 
 
 def judge_logged(logged: Mapping[str, float], gates: Gates, *, problem: str = "") -> tuple[Verdict, ...]:
-    """A verdict for each bound on a logged metric; `logged` holds the last value of each key, `problem` what kept the step from
-    its end.
+    """Judge each bound on a logged metric. `logged` holds the last value of each key, `problem` says why the step failed.
 
-    A metric that is not there, or not a number, passes nothing: it is inconclusive.
+    A missing metric, or NaN, is inconclusive.
     """
     return tuple(_judge(gate, logged.get(gate.metric), problem) for gate in gates.logged)
 
 
 def _judge(gate: LoggedGate, value: float | None, problem: str) -> Verdict:
     bound = gate.at_most if gate.at_most is not None else gate.at_least
-    assert bound is not None  # `LoggedGate` holds one of both
+    assert bound is not None  # `LoggedGate` requires one of the two
     known = value is not None and not math.isnan(value)
     outcome: Outcome = "inconclusive"
     reason = problem or f"the step logged no metric {gate.metric!r}"

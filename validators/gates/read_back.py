@@ -1,4 +1,4 @@
-"""How far the answers of one artifact may differ between two sessions that compute the same sums in another order."""
+"""Tolerances for answers of one artifact in two sessions that compute the same sums in another order."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ Array = NDArray[np.generic]
 # Root mean square of the difference, relative to that of the output; see `tolerance_of`.
 _FLOAT32, _FLOAT16 = 1e-4, 1.5e-2
 _LOW: dict[Precision, float] = {"int8": 1e-1, "int4": 1e-1, "fp8": 2e-1}
-# No difference is more than this multiple of it, relative to the peak. The largest of a million normal errors is five times
-# their root mean square, and the peak of such outputs about four times theirs.
+# The largest difference, relative to the peak, may be this multiple of the tolerance. The largest of a million normal errors
+# is five times their root mean square, and the peak of such outputs about four times theirs.
 _PEAK = 3.0
-# Outputs that are zero but for rounding.
+# Differences up to this are rounding of outputs that should be zero.
 _ZERO = 1e-6
 
 
@@ -23,8 +23,8 @@ def tolerance_of(candidate: str) -> float:
     """Return the tolerance of a candidate's answers: root mean square of the difference over that of the output.
 
     A sum of K terms in another order differs by about sqrt(K) roundings of the accumulator (Higham, "Accuracy and Stability of
-    Numerical Algorithms", section 4.2). A net of 12 residual blocks, whole products against four partial sums and against an
-    accumulator in blocks of 16, at widths 128 and 512, came to at most
+    Numerical Algorithms", section 4.2). The largest differences measured on a net of 12 residual blocks, at widths 128 and
+    512, comparing whole products with four partial sums and with an accumulator in blocks of 16:
 
     | arithmetic | measured | tolerance |
     |---|---|---|
@@ -33,9 +33,9 @@ def tolerance_of(candidate: str) -> float:
     | INT8 with float16 between the products | 2.6e-2 | 1e-1 |
     | FP8 (E4M3) with float16 between the products | 5.9e-2 | 2e-1 |
 
-    Quantized activations differ that much because a rounding error moves some of them over the edge of a step, each by a whole
-    step, and more in each layer: two runs end as far from one another as from the float model. INT4 weights have INT8
-    activations in some kernels. With the last layer's columns in another order the same net differs by 3e-1.
+    Quantized activations differ that much because a rounding error moves some of them by a whole quantization step, and more
+    in each layer: two runs end as far from each other as from the float model. INT4 weights run with INT8 activations in some
+    kernels. With the last layer's columns permuted, the same net differs by 3e-1.
 
     >>> tolerance_of("fp32-fused@ort-cpu"), tolerance_of("fp32-fused@ort-cuda"), tolerance_of("int8-dynamic-pc@ort-cpu")
     (0.0001, 0.015, 0.1)
@@ -47,9 +47,10 @@ def tolerance_of(candidate: str) -> float:
 
 
 def find_difference(found: Array, expected: Array, tolerance: float) -> str:
-    """Return how `found` differs from `expected` beyond the tolerance, in words; empty if it does not.
+    """Describe how `found` differs from `expected` beyond the tolerance; return an empty string if it does not.
 
-    What is no float has to be equal, and NaN and Inf have to be in the same places.
+    Both arrays may have any shape and dtype. Values that are not float must be equal. NaN and Inf must match in position.
+    Outputs of two bytes per element get at least the float16 tolerance.
 
     >>> find_difference(np.float32([1.0, -2.0001]), np.float32([1.0, -2.0]), 1e-4)
     ''

@@ -1,4 +1,4 @@
-"""Gates on what a variant costs: time, memory, loading, bytes."""
+"""Resource gates: latency, load time, memory and size of a variant."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from validators.records.verdicts import Verdict
 
 
 def judge_speedup(latency: Latency, gates: Gates, target: Target) -> Verdict | None:
-    """The speed gate on the ratio of p50 latencies at the first operating point."""
+    """Judge the ratio of p50 latencies at the first operating point; None if the job sets no bound."""
     return _judge_ratio("speedup", latency, gates.speedup_bound(target), gates.confidence)
 
 
 def judge_speedup_fp16(latency: Latency, gates: Gates) -> Verdict | None:
-    """The same of the latency beside the float16 model, on a GPU: INT8 that is slower than float16 is worth nothing there."""
+    """Judge the p50 latency against the float16 model on a GPU, where INT8 slower than float16 is useless."""
     return _judge_ratio("speedup_fp16", latency, gates.min_speedup_fp16, gates.confidence)
 
 
@@ -41,7 +41,7 @@ def _judge_ratio(gate: str, latency: Latency, bound: float | None, confidence: f
 
 
 def judge_load(latency: Latency, gates: Gates) -> Verdict | None:
-    """The gate on the time that the session takes to load, against the baseline's."""
+    """Judge the load time of the session, as a ratio to the baseline's; None if the job sets no bound."""
     bound, ratio = gates.max_load_ratio, latency.load_ratio
     if bound is None:
         return None
@@ -65,7 +65,7 @@ def judge_load(latency: Latency, gates: Gates) -> Verdict | None:
 
 
 def judge_memory(latency: Latency, gates: Gates) -> Verdict | None:
-    """The gate on the peak resident memory of the process while it answers."""
+    """Judge the peak resident memory of the process during inference, as a ratio to the baseline's."""
     if gates.max_memory_ratio is None:
         return None
     ratio = latency.peak_memory_mb / latency.baseline_peak_memory_mb
@@ -73,7 +73,7 @@ def judge_memory(latency: Latency, gates: Gates) -> Verdict | None:
 
 
 def judge_size(variant: Variant, baseline_bytes: int, gates: Gates) -> Verdict | None:
-    """The size gate on bytes on disk."""
+    """Judge the bytes on disk, as a ratio to the baseline's."""
     if gates.max_size_ratio is None:
         return None
     return _exact("size_ratio", variant.size_bytes / baseline_bytes, gates.max_size_ratio, "bytes")
@@ -82,7 +82,7 @@ def judge_size(variant: Variant, baseline_bytes: int, gates: Gates) -> Verdict |
 def disturbed(
     gate: str, reason: str, bound: float, direction: Literal["at_most", "at_least"], value: float | None
 ) -> Verdict:
-    """What a gate on time says where the measurement is not to be judged by: nothing, and why."""
+    """Return an inconclusive verdict for a timing measurement that is missing or unreliable, with the reason."""
     return Verdict(
         gate=gate, outcome="inconclusive", value=value, bound=bound, direction=direction, method="none", reason=reason
     )

@@ -1,4 +1,4 @@
-"""Gates on what no accuracy shows: that a variant answers like the baseline in form, varies, repeats itself, is finite."""
+"""Sanity gates that accuracy does not cover: output signature, varying answers, determinism, finite values."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from validators.records.measurements import Answers, Sanity
 from validators.records.verdicts import Verdict
 from validators.samples.words import count, name_rows
 
-# Three runs tell the size of a spread within a factor of two, not its bound.
+# Three runs estimate a spread only within a factor of two.
 SPREAD_SLACK = 2.0
 Pair = tuple[Answers, Answers]
 
 
 def judge_sanity(sanity: Sanity) -> tuple[Verdict, ...]:
-    """Four gates, on all outputs: `same_outputs`, `not_constant`, `deterministic`, `finite_outputs`.
+    """Judge all outputs by four gates: `same_outputs`, `not_constant`, `deterministic`, `finite_outputs`.
 
-    The value of each is the number of outputs at fault. Where an output is missing, the others of them do not look at it.
+    The value of each verdict is the number of faults. Only `same_outputs` reports a missing output; the other gates skip it.
     """
     theirs = {answers.name: answers for answers in sanity.baseline}
     both = [(theirs[answers.name], answers) for answers in sanity.variant if answers.name in theirs]
@@ -30,7 +30,7 @@ def judge_sanity(sanity: Sanity) -> tuple[Verdict, ...]:
 
 
 def judge_finite(bad_samples: int, n: int) -> Verdict:
-    """The gate on the judged output over all samples: none has NaN or Inf where the baseline's are finite."""
+    """Fail if any of `n` samples has NaN or Inf in the judged output where the baseline's is finite."""
     return Verdict(
         gate="finite",
         outcome="fail" if bad_samples else "pass",

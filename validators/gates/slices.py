@@ -1,4 +1,4 @@
-"""What a variant loses in each group of the samples: a fault of few samples drowns in the mean of all."""
+"""Drops per group of samples: the mean over all samples hides a fault in a small group."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ from validators.records.measurements import Estimate, SliceDrop
 from validators.records.verdicts import Verdict
 
 Mask = NDArray[np.bool_]
-# The drop on the samples of a mask with bounds at a confidence, and the method.
+# Takes a mask of samples and a confidence; returns the drop with its bounds, and the method.
 EstimateDrop = Callable[[Mask, float], tuple[Estimate, str]]
 
 
 def groups_of(slices: Mapping[str, NDArray[Any]]) -> list[tuple[str, str, Mask]]:
-    """Every group of every slice column (arrays of shape `(n,)`): the column, the group as text, and which samples are in it.
+    """List every group of every slice column: the column, the group as text, and its samples as a bool mask.
+
+    Columns and masks have shape `(n,)`.
 
     >>> [(column, group, mask.sum().item()) for column, group, mask in groups_of({"place": np.array(["in", "out", "in"])})]
     [('place', 'in', 2), ('place', 'out', 1)]
@@ -34,10 +36,11 @@ def groups_of(slices: Mapping[str, NDArray[Any]]) -> list[tuple[str, str, Mask]]
 def slice_drops(
     slices: Mapping[str, NDArray[Any]], estimate: EstimateDrop, confidence: float, *, clusters: Clusters | None = None
 ) -> tuple[SliceDrop, ...]:
-    """The drop in every group of every slice column, in order, with bounds that hold for all of them with `confidence`.
+    """Return the drop in every group of every slice column, with bounds that hold jointly with `confidence`.
 
-    Each bound has the confidence of Bonferroni, 1 - (1 - confidence) / groups. `slices[column]` has one group a sample, and
-    so have the masks, shape `(n,)`, that `estimate` is called with. `clusters` has each sample's, if there are any.
+    Each bound has the Bonferroni confidence 1 - (1 - confidence) / groups. `slices[column]` holds the group of each sample,
+    shape `(n,)`; `estimate` gets bool masks of the same shape. `clusters` (intp, shape `(n,)`) holds the cluster of each
+    sample, if any.
     """
     groups = groups_of(slices)
     found = []
@@ -49,10 +52,11 @@ def slice_drops(
 
 
 def judge_slices(drops: tuple[SliceDrop, ...], gates: Gates) -> Verdict | None:
-    """The gate on the worst group: pass if the drops of all are within `max_slice_drop` by their upper bounds, fail if that of
-    any is beyond it by its lower bound, else inconclusive, with the number of samples of that group that would tell.
+    """Judge the worst group; None without groups or without a `max_slice_drop`.
 
-    None without groups or without such a gate. The verdict's interval has the confidence of one group.
+    The gate passes if the upper bounds of all drops are within `max_slice_drop`, and fails if the lower bound of any is beyond
+    it. Otherwise it is inconclusive, with the number of samples of that group that would settle it. The verdict's interval has
+    the confidence of one group.
     """
     if not drops or gates.max_slice_drop is None:
         return None

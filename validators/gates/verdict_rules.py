@@ -1,4 +1,4 @@
-"""Gates: what a variant must satisfy, as tests with a stated confidence. A gate gives pass, fail or inconclusive."""
+"""Rules that turn an estimate into a verdict: a test with a stated confidence that passes, fails or is inconclusive."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ POWER = 0.8
 
 
 def overall(verdicts: tuple[Verdict, ...]) -> Literal["passed", "failed", "inconclusive"]:
-    """What all gates together say: any failure fails; else anything inconclusive is inconclusive.
+    """Combine verdicts: any failure fails; otherwise any inconclusive one makes the result inconclusive.
 
     >>> overall(())
     'passed'
@@ -25,7 +25,7 @@ def overall(verdicts: tuple[Verdict, ...]) -> Literal["passed", "failed", "incon
     return "failed" if "fail" in outcomes else "inconclusive" if "inconclusive" in outcomes else "passed"
 
 
-# What a verdict counts, and the key of the job that gives more of it where that is not the evaluation data.
+# Units that a verdict counts, and the job key that provides more of them if it is not the evaluation data.
 EVALUATION, BLOCKS, LAUNCHES = "evaluation samples", "pairs of blocks", "launches"
 _KEYS = {
     BLOCKS: ": raise `measurement.launches`, or `measurement.blocks`, the pairs of each",
@@ -45,8 +45,11 @@ def bounded(
     *,
     counted: str = EVALUATION,
 ) -> Verdict:
-    """The verdict on an estimate: pass if its whole interval is on the right side of the bound, fail if none of it is, else
-    inconclusive, with how many of what is `counted` would tell. An end that is absent lies anywhere; NaN never passes."""
+    """Judge an estimate: pass if its whole interval is on the right side of the bound, fail if none of it is.
+
+    Otherwise the verdict is inconclusive, with the number of `counted` units that would settle it. A missing end of the
+    interval counts as infinite; NaN never passes.
+    """
     low = -math.inf if estimate.low is None else estimate.low
     high = math.inf if estimate.high is None else estimate.high
     near, far = (low, high) if direction == "at_most" else (high, low)
@@ -82,7 +85,7 @@ def _doubt(estimate: Estimate, method: str, needed: int | None, counted: str) ->
 
 
 def would_tell(counted: str) -> str:
-    """Words for more samples or measurements, with the key of the job that asks for them.
+    """Return the advice to add samples or measurements, with the job key that requests them.
 
     >>> would_tell("launches")
     'launches would tell: raise `measurement.launches`'
@@ -91,7 +94,7 @@ def would_tell(counted: str) -> str:
 
 
 def two_digits(count: int) -> int:
-    """Rounded up to two digits: more would claim to know.
+    """Round up to two digits: more would overstate the precision.
 
     >>> two_digits(1801), two_digits(9), two_digits(100)
     (1900, 9, 100)
@@ -103,14 +106,15 @@ def two_digits(count: int) -> int:
 def samples_to_settle(
     estimate: Estimate, bound: float, direction: Literal["at_most", "at_least"], confidence: float, n: int
 ) -> int | None:
-    """How many samples in place of `n` would settle an inconclusive verdict with a probability of 80 %, if the truth is the
-    estimate: it would pass where that is on the right side of the bound, and fail where it is beyond. None for an estimate
-    on the bound, and without an interval.
+    """Return the sample count that would settle an inconclusive verdict with 80 % probability, if the truth is the estimate.
 
-    One end has to come from beyond the bound to its other side. It lies `z(confidence)` standard errors from the value, which
-    shrink with the square root of the count; at a distance of `z(confidence) + z(0.8)` of them it does so in 80 % of draws
-    (S. Julious, "Sample sizes for clinical trials with normal data", Statistics in Medicine 23, 2004, section on
-    non-inferiority).
+    With that count the verdict passes if the estimate is on the right side of the bound, and fails otherwise. None for an
+    estimate on the bound, or without an interval.
+
+    One end of the interval has to move across the bound. It lies `z(confidence)` standard errors from the value, and the
+    standard error shrinks with the square root of the count. At a distance of `z(confidence) + z(0.8)` standard errors between
+    value and bound it moves across in 80 % of draws (S. Julious, "Sample sizes for clinical trials with normal data",
+    Statistics in Medicine 23, 2004, section on non-inferiority).
 
     >>> samples_to_settle(Estimate(0.0, -0.03, 0.03), 0.02, "at_most", 0.95, 1000)
     5142
@@ -127,7 +131,7 @@ def samples_to_settle(
 
 
 def confidence_of_each(confidence: float, tests: int) -> float:
-    """The confidence of each of some tests, so that all of them hold at once with `confidence` (Bonferroni).
+    """Return the confidence each of several tests needs so that all hold jointly with `confidence` (Bonferroni).
 
     >>> round(confidence_of_each(0.95, 5), 4)
     0.99

@@ -1,1 +1,1 @@
-"""ONNX graphs: what a source must be, and the rules of runtimes about quantized ones."""
+"""ONNX graphs: requirements on a source, and the runtimes' rules about quantized graphs."""

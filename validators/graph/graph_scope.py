@@ -1,7 +1,7 @@
-"""One graph of an ONNX model by names: its constants, and who makes and reads each tensor.
+"""Name index of one graph of an ONNX model: its constants, and the producer and readers of each tensor.
 
-Weights are not read: of external data only scales and zero points are. Bodies of If, Loop and Scan are scopes of their own,
-which see the names around them.
+Weights are not read; from external data, only scales and zero points are. Bodies of If, Loop and Scan are separate scopes,
+which see the names of the enclosing graphs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
 
 @dataclass(frozen=True)
 class Scope:
-    """One graph: the main one, a body, or a function. `readers` has those in bodies of it too."""
+    """One graph: the main graph, a body, or a function. `readers` includes readers in nested bodies."""
 
     folder: Path
     graph: onnx.GraphProto | onnx.FunctionProto
@@ -35,7 +35,7 @@ class Scope:
     values: dict[str, onnx.ValueInfoProto] = field(default_factory=dict)
 
     def owner(self, name: str) -> Scope:
-        """The scope that a name is of; the outermost for one that nothing makes."""
+        """Return the scope that defines a name; the outermost scope if none does."""
         scope = self
         while scope.parent is not None and not (
             name in scope.constants or name in scope.values or name in scope.producers
@@ -44,25 +44,25 @@ class Scope:
         return scope
 
     def constant(self, name: str) -> TensorProto | None:
-        """The stored tensor of this name."""
+        """Return the stored tensor of this name, if any."""
         return self.owner(name).constants.get(name)
 
     def producer(self, name: str) -> onnx.NodeProto | None:
-        """The node that makes a tensor, if it is no constant."""
+        """Return the node that produces a tensor; None for a constant or an input."""
         owner = self.owner(name)
         return None if name in owner.constants else owner.producers.get(name)
 
     def read_by(self, name: str) -> list[tuple[Scope, onnx.NodeProto, int]]:
-        """Who reads a tensor, and as which input."""
+        """Return the readers of a tensor: scope, node and input index."""
         return self.owner(name).readers.get(name, [])
 
     def element_type(self, name: str) -> int:
-        """The ONNX data type of a tensor; 0 where it is not known."""
+        """Return the ONNX data type of a tensor; 0 if unknown."""
         constant, value = self.constant(name), self.owner(name).values.get(name)
         return constant.data_type if constant is not None else value.type.tensor_type.elem_type if value else 0
 
     def shape(self, name: str) -> list[int] | None:
-        """The sizes of a tensor, 0 for one that is not fixed; None where not even the rank is known."""
+        """Return the sizes of a tensor's axes, 0 for a dynamic axis; None if the rank is unknown."""
         constant, value = self.constant(name), self.owner(name).values.get(name)
         if constant is not None:
             return list(constant.dims)
@@ -71,10 +71,10 @@ class Scope:
         return [max(0, dim.dim_value) for dim in value.type.tensor_type.shape.dim]
 
     def numbers(self, tensor: TensorProto) -> Array:
-        """The numbers of a scale or a zero point, in float64.
+        """Return the values of a scale or zero point as float64, in the tensor's shape.
 
         Raises:
-            SourceError: they are in a file that is not there, or is too short.
+            SourceError: the external data file is missing or too short.
         """
         try:
             return np.asarray(numpy_helper.to_array(tensor, base_dir=str(self.folder))).astype(np.float64)
@@ -86,7 +86,7 @@ class Scope:
             ) from error
 
     def is_computed(self, name: str) -> bool:
-        """Whether a tensor depends on an input of the model."""
+        """Return True if a tensor depends on an input of the model."""
         pending, seen = [name], {""}
         while pending:
             item = pending.pop()
@@ -99,17 +99,17 @@ class Scope:
 
 
 def is_standard(node: onnx.NodeProto) -> bool:
-    """Whether a node is of ONNX's own operators."""
+    """Return True if a node's operator is in the standard ONNX domain."""
     return node.domain in ("", "ai.onnx")
 
 
 def attribute(node: onnx.NodeProto, name: str, default: Any) -> Any:
-    """An attribute of a node."""
+    """Return the value of a node's attribute, or `default`."""
     return next((helper.get_attribute_value(item) for item in node.attribute if item.name == name), default)
 
 
 def label(node: onnx.NodeProto) -> str:
-    """A node for a person to find.
+    """Return a node's name, or a description if it has none.
 
     >>> label(helper.make_node("Conv", ["x", "w"], ["y"]))
     'Conv of y'
@@ -118,12 +118,12 @@ def label(node: onnx.NodeProto) -> str:
 
 
 def type_name(kind: int) -> str:
-    """An ONNX data type in words."""
+    """Return the name of an ONNX data type."""
     return TensorProto.DataType.Name(kind) if kind else "an unknown type"
 
 
 def scopes_of(graph: onnx.GraphProto | onnx.FunctionProto, folder: Path, parent: Scope | None) -> Iterator[Scope]:
-    """A graph, then the bodies in it, each indexed."""
+    """Yield the indexed scope of a graph, then those of the bodies in it."""
     scope = Scope(folder, graph, parent)
     if isinstance(graph, onnx.GraphProto):
         scope.constants.update({tensor.name: tensor for tensor in graph.initializer})

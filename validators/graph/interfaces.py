@@ -1,4 +1,4 @@
-"""Inputs and outputs that a run can feed and judge: tensors of numbers, with samples along axis 0."""
+"""Checks that a run can feed a model's inputs and judge its outputs: numeric tensors with samples along axis 0."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from validators.errors import JobError, SourceError
 from validators.graph.source_form import declared_shape
 from validators.samples.datasets import TensorSpec
 
-# Element types that numpy has and ONNX Runtime takes from it, and how numpy names those that ONNX names differently.
+# numpy's names of ONNX types that differ, and the element types that numpy has and ONNX Runtime accepts from it.
 NUMPY_NAMES = {"float": "float32", "double": "float64"}
 NUMBERS = frozenset(
     {"bool", "float16", "float32", "float64"} | {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
@@ -36,7 +36,7 @@ def dtype_name(element_type: int) -> str:
 
 
 def spec_of(value: onnx.ValueInfoProto) -> TensorSpec:
-    """Return name, dtype and shape of a tensor."""
+    """Return the name, dtype and shape of a tensor."""
     tensor = value.type.tensor_type
     return TensorSpec(value.name, dtype_name(tensor.elem_type), declared_shape(tensor.shape))
 
@@ -45,8 +45,8 @@ def check_interface(model: onnx.ModelProto, file: str) -> None:
     """Check that a run can feed the inputs of a source and read its outputs; `file` names the source in errors.
 
     Raises:
-        SourceError: the model has no inputs, an input or output is no tensor of a supported type, or the inputs have no
-            batch along axis 0.
+        SourceError: the model has no inputs, an input or output is not a tensor of a supported type, or the inputs have no
+            common batch along axis 0.
     """
     constants = {tensor.name for tensor in model.graph.initializer}
     inputs = [value for value in model.graph.input if value.name not in constants]
@@ -64,10 +64,10 @@ def check_interface(model: onnx.ModelProto, file: str) -> None:
 
 
 def check_judged(output: TensorSpec, probes: Sequence[tuple[int, Any]]) -> None:
-    """Check that the judged output has one row a sample; `probes` are pairs of a batch's samples and the output for it.
+    """Check that the judged output has one row per sample; each probe is a batch's sample count and its output array.
 
     Raises:
-        JobError: the output has rows of its own, its batch on another axis, or no values.
+        JobError: the number of rows differs from the number of samples, the batch is on another axis, or there are no values.
     """
     for rows, answer in probes:
         if answer.ndim and len(answer) == rows and (answer.size or not rows):
@@ -81,7 +81,7 @@ def check_judged(output: TensorSpec, probes: Sequence[tuple[int, Any]]) -> None:
 
 
 def _why_not_by_row(probes: Sequence[tuple[int, NDArray[Any]]]) -> str:
-    """The reason in words, as far as the shapes tell."""
+    """Return the reason, inferred from the shapes."""
     if any(not answer.size for _, answer in probes):
         return "it has no values"
     if not all(answer.ndim for _, answer in probes):
@@ -144,7 +144,7 @@ def _check_output(value: onnx.ValueInfoProto, file: str) -> None:
             fix=f"export the model with tensors in place of {value.name!r}, or without it{zipmap}",
         )
     dtype = spec_of(value).dtype
-    # Of an undefined type is what the exporter did not declare: it is inferred later.
+    # An exporter that declares no type leaves it undefined; it is inferred later.
     if dtype not in NUMBERS | {"string", "undefined"}:
         raise SourceError(
             found=f"{file}: output {value.name!r} has the type {dtype}, which numpy does not have",
@@ -154,7 +154,7 @@ def _check_output(value: onnx.ValueInfoProto, file: str) -> None:
 
 
 def _not_a_tensor(kind: onnx.TypeProto) -> str:
-    """What a value is that is no tensor, in words; empty for a tensor.
+    """Describe a value that is not a tensor; return an empty string for a tensor.
 
     >>> number = onnx.helper.make_tensor_type_proto(1, None)
     >>> _not_a_tensor(onnx.helper.make_sequence_type_proto(onnx.helper.make_map_type_proto(8, number)))
@@ -186,9 +186,9 @@ def _check_batch(inputs: list[TensorSpec], file: str) -> None:
 
 
 def _shared_elsewhere(inputs: list[TensorSpec]) -> str:
-    """Which input has the axis 0 of another one on another axis, by the names of dynamic axes; empty if none has."""
+    """Describe an input that has axis 0 of another input on a later axis, by the names of dynamic axes; empty if none."""
     names = [axis for spec in inputs for axis in set(spec.shape) if isinstance(axis, str)]
-    # An exporter that gives several axes of one input the same name says nothing by it.
+    # If an exporter gives several axes of one input the same name, the names carry no information.
     if len(names) < sum(isinstance(axis, str) for spec in inputs for axis in spec.shape):
         return ""
     for spec in inputs:

@@ -1,4 +1,4 @@
-"""What a linter says of a model: findings, and the rules that make them."""
+"""Linter of ONNX models: rules and their findings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from validators.graph.quantized_graph import QuantizedGraph
 
 Consequence = Literal["fails", "wrong", "float", "slow"]
 CONSEQUENCES: tuple[Consequence, ...] = get_args(Consequence)
-# Those that leave no engine, or one that is not what the file says. What is merely slow may still be the best there is.
+# Consequences with no engine, or with one that differs from the file. A slow variant may still be the best available.
 SEVERE: frozenset[Consequence] = frozenset({"fails", "wrong", "float"})
 MEANING: dict[Consequence, str] = {
     "fails": "the runtime refuses the file",
@@ -23,7 +23,7 @@ MEANING: dict[Consequence, str] = {
 
 @dataclass(frozen=True)
 class Finding:
-    """One fault of a file: the rule as `TRT001 zero-point`, the node's name, what comes of it, what was there, what to do."""
+    """One fault of a file: the rule (as in `TRT001 zero-point`), the node's name, the consequence, what was found, the fix."""
 
     rule: str
     node: str
@@ -34,7 +34,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule: `check` gives the name of each node that breaks it, and what was found there; its docstring is the claim."""
+    """A rule. `check` yields the name of each node that breaks it and what was found there; its docstring is the claim."""
 
     identifier: str
     name: str
@@ -44,20 +44,20 @@ class Rule:
 
     @property
     def title(self) -> str:
-        """Identifier and name."""
+        """Identifier and name of the rule."""
         return f"{self.identifier} {self.name}"
 
     @property
     def claim(self) -> str:
-        """What the rule says, in one sentence: the first line of the check's docstring."""
+        """Claim of the rule in one sentence: the first line of the check's docstring."""
         return (inspect.getdoc(self.check) or "").splitlines()[0]
 
     def apply(self, graph: QuantizedGraph) -> list[Finding]:
-        """The findings of this rule, in the order of the graph."""
+        """Return the findings of this rule, in the order of the graph."""
         return [Finding(self.title, node, self.consequence, found, self.fix) for node, found in self.check(graph)]
 
 
 def apply_rules(rules: Iterable[Rule], graph: QuantizedGraph) -> tuple[Finding, ...]:
-    """The findings of all rules, the gravest consequence first."""
+    """Return the findings of all rules, the most severe consequence first."""
     found = [finding for rule in rules for finding in rule.apply(graph)]
     return tuple(sorted(found, key=lambda finding: CONSEQUENCES.index(finding.consequence)))

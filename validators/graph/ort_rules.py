@@ -1,8 +1,8 @@
-"""What ONNX Runtime makes of a Q/DQ graph, as rules: for the CPU provider and for the CUDA provider.
+"""Rules about Q/DQ graphs in ONNX Runtime, for the CPU provider and for the CUDA provider.
 
-Those of the CPU provider were read from the optimized graphs and the numbers of ONNX Runtime 1.31.1 at its default
-optimization, and `tests/unit/validators/graph/test_ort_rules.py` repeats them. What each kernel asks for in full stands in
-`tasks/ptq/eight_bit/placement.py`. The rule of the CUDA provider is from its list of kernels, and was not run.
+The CPU rules come from the optimized graphs and the numbers of ONNX Runtime 1.31.1 at its default optimization;
+`tests/unit/validators/graph/test_ort_rules.py` reproduces them. `tasks/ptq/eight_bit/placement.py` lists the full requirements
+of each kernel. The CUDA rule comes from the provider's list of kernels and is not verified by a run.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ BYTES = frozenset({TensorProto.INT8, TensorProto.UINT8})
 
 
 def _pairs(graph: QuantizedGraph, *kinds: str) -> Iterator[QuantizedProduct]:
-    """Products of these operators with both factors quantized."""
+    """Return the products of these operators with both factors quantized."""
     return (item for item in graph.products if item.node.op_type in kinds and len(item.quantized) == 2)
 
 
 def fp8(graph: QuantizedGraph) -> Findings:
     """A session of a product in FP8 does not load: it is fused to an integer kernel that has no such type.
 
-    At basic optimization it loads and computes in float32, which is right for accuracy and says nothing of latency.
+    At basic optimization it loads and computes in float32, which is valid for accuracy but not for latency.
     """
     for product in _pairs(graph, "Conv", "MatMul"):
         if any(item.code_type == FP8 for item in product.quantized):
@@ -38,8 +38,8 @@ def fp8(graph: QuantizedGraph) -> Findings:
 def axis_of_sum(graph: QuantizedGraph) -> Findings:
     """A MatMul with scales along an axis that is summed over fails at the first request, or gives wrong numbers.
 
-    It is fused to an integer kernel that takes the scales for those of the output channels: where there are as many of both,
-    nothing is said.
+    It is fused to an integer kernel that reads the scales as those of the output channels. If the counts match, the runtime
+    reports nothing.
     """
     for product in _pairs(graph, "MatMul"):
         for index, item in enumerate(product.sides):
@@ -53,7 +53,7 @@ def axis_of_sum(graph: QuantizedGraph) -> Findings:
 def float_output(graph: QuantizedGraph) -> Findings:
     """A Conv of quantized inputs whose output is not quantized is computed in float.
 
-    Its integer kernel gives integers only, so that a file made for TensorRT runs slower than float here.
+    Its integer kernel outputs integers only, so a file made for TensorRT runs slower than float here.
     """
     for product in _pairs(graph, "Conv"):
         if not _ends_quantized(product):
@@ -94,7 +94,7 @@ def float_weight(graph: QuantizedGraph) -> Findings:
 def gemm_zero_point(graph: QuantizedGraph) -> Findings:
     """A Gemm with a factor whose DequantizeLinear names no zero point is computed in float.
 
-    Its kernel has an input for each zero point, and none is made up; MatMul does without.
+    Its kernel has an input for each zero point, and the runtime supplies no default; MatMul needs none.
     """
     for product in _pairs(graph, "Gemm"):
         bare = [item for item in product.quantized if len(item.node.input) < 3 and item.code_type in BYTES]
@@ -105,7 +105,7 @@ def gemm_zero_point(graph: QuantizedGraph) -> Findings:
 def no_integers(graph: QuantizedGraph) -> Findings:
     """The CUDA provider has no kernels for quantized products: they are dequantized and computed in float, or on the CPU.
 
-    QLinearConv and QLinearMatMul, which pairs are fused to, are kernels of the CPU provider.
+    Q/DQ pairs are fused to QLinearConv and QLinearMatMul, which only the CPU provider implements.
     """
     for product in graph.products:
         if len(product.quantized) == 2:

@@ -1,4 +1,4 @@
-"""A quantized model as rules look at it: its products, and what is dequantized in front of them."""
+"""View of a quantized model for the lint rules: its products, and their dequantized factors."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from onnx import TensorProto
 from validators.graph.graph_scope import DEQUANTIZE, QUANTIZE, Scope, attribute, is_standard, scopes_of
 
 PRODUCTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul", "Einsum"})
-# What moves numbers and changes none, or all by one factor, so that it may stand between DequantizeLinear and a product.
+# Operators that move values, or scale all of them by one factor. They may stand between DequantizeLinear and a product.
 MOVES = frozenset(
     {"Cast", "Flatten", "Gather", "Identity", "MaxPool", "Neg", "Pad", "Reshape", "Slice", "Split", "Squeeze"}
 )
 MOVES |= {"Transpose", "Unsqueeze"}
 SCALINGS = frozenset({"Div", "Mul"})
-# Of these, those after which each axis is where it was.
+# Those of `MOVES` and `SCALINGS` that keep each axis in position.
 KEEPS_AXES = frozenset({"Cast", "Identity", "MaxPool", "Neg", "Pad", "Slice", "Split"}) | SCALINGS
-# Shape inference copies a model: one that holds more than this itself does without.
+# Shape inference copies the model; skip it for a model file with more inline data than this.
 MOST_BYTES = 2**30
 
 
 @dataclass(frozen=True)
 class QuantizedFactor:
-    """A DequantizeLinear as the product behind it sees it.
+    """A DequantizeLinear as seen from the product that reads it.
 
-    `code_type` is the ONNX type of its integers (0: not known), `float_type` that of its floats; `stored` says that it is of a
-    constant, of shape `dims`. `axis` is that of its scales, of which there are `scales`; None for one scale alone, or where
-    the axis cannot be followed through what stands between. `blocks` says how many blocks along an axis have scales of their
-    own; 0 for scales that are not of blocks.
+    `code_type` is the ONNX type of the quantized values (0: unknown), `float_type` that of the dequantized ones. `stored` means
+    that it dequantizes a constant, of shape `dims`. `axis` is the axis of its scales; None for a single scale, or if the axis
+    cannot be tracked through the operators in between. `blocks` is the number of blocks along the axis with their own scales; 0
+    without blocks.
     """
 
     node: onnx.NodeProto
@@ -47,13 +47,13 @@ class QuantizedFactor:
 
     @property
     def scales(self) -> int:
-        """How many scales it has; 0 for computed ones."""
+        """Number of scales; 0 if they are computed."""
         return int(np.prod(self.scale.dims)) if self.scale is not None else 0
 
 
 @dataclass(frozen=True)
 class ProductSide:
-    """What one input of a product comes from: `quantized`, or float, with the node that stands between if one does."""
+    """One input of a product: `quantized`, or float; `barrier` is the node between it and a DequantizeLinear, if any."""
 
     quantized: QuantizedFactor | None
     barrier: onnx.NodeProto | None = None
@@ -61,7 +61,7 @@ class ProductSide:
 
 @dataclass(frozen=True)
 class QuantizedProduct:
-    """A node that multiplies, with its two factors."""
+    """A node that multiplies, and its two factors."""
 
     node: onnx.NodeProto
     scope: Scope
@@ -69,11 +69,11 @@ class QuantizedProduct:
 
     @property
     def quantized(self) -> list[QuantizedFactor]:
-        """The factors that are quantized."""
+        """The quantized factors."""
         return [side.quantized for side in self.sides if side.quantized is not None]
 
     def output_axis(self, side: int, rank: int) -> int | None:
-        """The axis of a factor of this rank that is one of the result; None where the operator has no single one."""
+        """Return the axis of a factor of this rank that becomes an axis of the result; None if there is no single one."""
         match self.node.op_type:
             case "Conv":
                 return 0 if side else None
@@ -88,7 +88,7 @@ class QuantizedGraph:
     """All scopes of a model, its nodes and its products."""
 
     def __init__(self, model: onnx.ModelProto, folder: Path) -> None:
-        """Index a model that was loaded without its external data, which is in `folder`."""
+        """Index a model that was loaded without its external data; the data files are in `folder`."""
         self.model = _with_shapes(model)
         self.scopes = [*scopes_of(self.model.graph, folder, None)]
         for function in self.model.functions:
@@ -101,12 +101,12 @@ class QuantizedGraph:
         ]
 
     def of_kind(self, *kinds: str) -> Iterator[tuple[Scope, onnx.NodeProto]]:
-        """The nodes of these operators."""
+        """Return the nodes of these operators, with their scopes."""
         return ((scope, node) for scope, node in self.nodes if node.op_type in kinds)
 
 
 def code_type(scope: Scope, node: onnx.NodeProto) -> int:
-    """The type of the integers of QuantizeLinear or DequantizeLinear; UINT8 is what the first gives unless told."""
+    """Return the type of the quantized values of QuantizeLinear or DequantizeLinear; QuantizeLinear defaults to UINT8."""
     if len(node.input) > 2 and node.input[2]:
         return scope.element_type(node.input[2])
     if node.op_type == QUANTIZE:
@@ -118,7 +118,7 @@ def code_type(scope: Scope, node: onnx.NodeProto) -> int:
 
 def trace(scope: Scope, product: onnx.NodeProto, index: int) -> ProductSide:
     """Follow an input of a product back to its DequantizeLinear."""
-    # A convolution takes the padding before it in.
+    # A convolution absorbs a Pad before it.
     pads = product.op_type == "Conv"
     found, stop = _reach(scope, product.input[index], pads)
     if found is not None or stop is None:
@@ -128,7 +128,7 @@ def trace(scope: Scope, product: onnx.NodeProto, index: int) -> ProductSide:
 
 
 def _reach(scope: Scope, name: str, pads: bool) -> tuple[QuantizedFactor | None, onnx.NodeProto | None]:
-    """The DequantizeLinear behind what only moves numbers; without one, the node that does more."""
+    """Return the DequantizeLinear upstream of nodes that only move values; without one, the node that blocks the search."""
     path: list[onnx.NodeProto] = []
     while (node := scope.producer(name)) is not None:
         if node.op_type == DEQUANTIZE:
@@ -143,7 +143,7 @@ def _reach(scope: Scope, name: str, pads: bool) -> tuple[QuantizedFactor | None,
 
 
 def passes(scope: Scope, node: onnx.NodeProto) -> bool:
-    """Whether a node may stand between DequantizeLinear and a product."""
+    """Return True if a node may stand between DequantizeLinear and a product."""
     if not is_standard(node):
         return False
     if node.op_type in SCALINGS:
@@ -170,7 +170,7 @@ def _quantized(scope: Scope, node: onnx.NodeProto, path: list[onnx.NodeProto]) -
     source = _behind_moves(scope, node.input[0])
     made = scope.producer(source)
     if made is not None and made.op_type == QUANTIZE:
-        # Weights may be stored as floats behind a pair of both.
+        # Weights may be stored as floats before a QuantizeLinear and DequantizeLinear pair.
         source = made.input[0]
     codes, scale = scope.constant(source), scope.constant(node.input[1])
     shape = scope.shape(node.input[0]) or scope.shape(source) or []
@@ -203,5 +203,5 @@ def _with_shapes(model: onnx.ModelProto) -> onnx.ModelProto:
     try:
         return onnx.shape_inference.infer_shapes(model)
     except (onnx.shape_inference.InferenceError, ValueError, RuntimeError):
-        # A file that breaks the standard as well: the rules that need shapes then say nothing.
+        # The file also violates the standard; rules that need shapes then report nothing.
         return model

@@ -1,4 +1,4 @@
-"""One form for what exporters write in several: the runtime accepts all of them, onnx's checker and the passes do not."""
+"""Normalization of exporter variants: the runtime accepts all of them, onnx's checker and the graph passes do not."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import onnx
 
 from validators.untrusted.external_data import nodes
 
-# The standard domain has two spellings; onnx's checker looks operators up by the first alone.
+# The standard domain has two spellings; onnx's checker knows only the first.
 STANDARD, STANDARD_ALIAS = "", "ai.onnx"
-# The first IR version in which a constant need not be an input.
+# First IR version in which an initializer need not be an input.
 CONSTANTS_APART = 4
 
 
 def normalize(model: onnx.ModelProto) -> None:
-    """Rewrite a model in place so that it says the same to every reader; a usual model stays byte for byte as it is.
+    """Rewrite a model in place so that every reader interprets it alike; a usual model stays unchanged byte for byte.
 
-    Inputs that are constants, as all were in old files, become constants alone: a caller could replace them, so that the
-    runtime does not prepare them and no pass may change them. Negative dimensions become dynamic ones. `ai.onnx` becomes the
-    empty domain. A node name that another node of its graph has is taken away: the runtime refuses it, and a node needs none.
+    Initializers that are also inputs, as in old files, stop being inputs: a caller could override an input, so the runtime does
+    not prepack it and no pass may change it. Negative dimensions become dynamic. `ai.onnx` becomes the empty domain. Duplicate
+    node names within a graph are removed: the runtime refuses them, and a node needs no name.
     """
     constants = {tensor.name for tensor in model.graph.initializer}
     for value in [value for value in model.graph.input if value.name in constants]:
@@ -35,21 +35,21 @@ def normalize(model: onnx.ModelProto) -> None:
 
 
 def undeclared_outputs(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
-    """The outputs of which the file does not say how many axes they have.
+    """Return the outputs whose rank the file does not declare.
 
-    An empty shape is that of a scalar, or of an exporter that knew none: it counts as not said.
+    An empty shape means a scalar, or an exporter that knew no shape: it counts as undeclared.
     """
     return [value for value in model.graph.output if _is_undeclared(value)]
 
 
 def is_checkable(model: onnx.ModelProto) -> bool:
-    """Whether onnx's checker can judge the model as it is; otherwise only once it is normalized and its outputs declared."""
+    """Return True if onnx's checker can judge the model as is, without normalization and declared outputs."""
     complete = all(value.type.tensor_type.HasField("shape") or _is_no_tensor(value) for value in model.graph.output)
     return complete and not any(node.domain == STANDARD_ALIAS for node in nodes(model))
 
 
 def declared_shape(shape: onnx.TensorShapeProto) -> tuple[int | str | None, ...]:
-    """The sizes of the axes: the name of a dynamic one, None where it has none. Negative sizes are dynamic.
+    """Return the size of each axis; for a dynamic axis its name, or None. Negative sizes count as dynamic.
 
     >>> value = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [-1, 3, "n", None])
     >>> declared_shape(value.type.tensor_type.shape)
@@ -90,7 +90,7 @@ def _name_apart(graph: onnx.GraphProto) -> None:
 
 
 def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    """A graph and all bodies in it."""
+    """Yield a graph and all bodies in it."""
     yield graph
     for node in graph.node:
         for attribute in node.attribute:

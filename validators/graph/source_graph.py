@@ -1,4 +1,4 @@
-"""What a source must be before anything is made of it: a whole, valid, float ONNX graph of operators that the runtime knows."""
+"""Checks of a source before the run: a complete, valid, float ONNX graph of operators that the runtime knows."""
 
 from __future__ import annotations
 
@@ -17,35 +17,35 @@ from validators.graph.source_form import is_checkable
 from validators.untrusted.external_data import check_external_data, check_sizes, tensors
 from validators.untrusted.external_data import nodes as nodes_in
 
-# ONNX Runtime 1.31 reads these, and onnx's converter upgrades from the oldest of them.
+# ONNX Runtime 1.31 reads up to these; onnx's converter upgrades from the oldest opset on.
 NEWEST_OPSET, NEWEST_IR_VERSION = 26, 13
 OLDEST_OPSET = 7
-# Below this, quantization operators with an axis do not exist: such a source is upgraded.
+# Older opsets have no quantization operators with an axis; the run upgrades such a source.
 LEAST_OPSET = 13
 
 # The default domain, its old name, and ONNX Runtime's own operators.
 KNOWN_DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml", "com.microsoft"})
-# How operators of these domains that compute with fewer bits, or store them, begin. QuickGelu is none of them.
+# Name prefixes of operators that compute in or store low precision. They must not match QuickGelu.
 QUANTIZED_OPERATORS = (
     *("QuantizeLinear", "DequantizeLinear", "DynamicQuantize", "QLinear", "MatMulInteger", "ConvInteger"),
     *("QAttention", "QGemm", "QMoE", "QEmbedLayerNormalization", "QOrdered", "MulInteger", "ReduceSumInteger"),
     *("MatMulNBits", "MatMulBnb4", "MatMulFpQ4", "MatMulBlockQuantized", "GatherBlockQuantized", "GemmFloat8"),
     *("QuantizeBFP", "DequantizeBFP", "QuantizeWithOrder", "DequantizeWithOrder"),
 )
-# How the types begin that only quantized weights are stored in; INT8 may be data. Half precision is no quantization.
+# Name prefixes of types used only for quantized weights. INT8 may be data, and half precision is not quantization.
 LOW_BIT_TYPES = ("FLOAT8", "FLOAT4", "INT4", "UINT4", "INT2", "UINT2")
 
 
 def check_source_graph(path: Path, *, custom_operators: bool = False) -> onnx.ModelProto:
     """Load and check a source model; return it without its external data.
 
-    `custom_operators` says that sessions register libraries of custom operators, so that a model may have some; whether the
-    libraries have them is seen when a session loads it. Some files that the runtime loads fail `onnx.checker`: it judges those
-    only in the form that step 1 gives them (`validators.graph.source_form`), where this function is called again.
+    `custom_operators` means that sessions register libraries of custom operators, so the model may use some; loading a session
+    shows whether the libraries define them. Some files that the runtime loads fail `onnx.checker`. For those the checker runs
+    only after step 1 normalizes them (`validators.graph.source_form`) and calls this function again.
 
     Raises:
         SourceError: the file is unreadable or truncated, too new or too old, already quantized, uses a custom operator,
-            has inputs or outputs that are not supported, or fails `onnx.checker`.
+            has unsupported inputs or outputs, or fails `onnx.checker`.
     """
     model = _load(path)
     _check_versions(path, model)
@@ -60,21 +60,21 @@ def check_source_graph(path: Path, *, custom_operators: bool = False) -> onnx.Mo
 
 
 def lint_file(path: Path, rules: Iterable[Rule]) -> tuple[Finding, ...]:
-    """What a runtime would refuse of an ONNX file, silently compute in float, or do slower than it could; gravest first.
+    """Return what a runtime would refuse, silently compute in float, or run slowly in an ONNX file; most severe first.
 
-    The file may be any, quantized or not: what it needs from a source is not asked. Weights are not read.
+    The file may be quantized or not, and need not meet the requirements of a source. Weights are not read.
 
     Raises:
-        SourceError: it is no ONNX file, or scales in files beside it are missing.
+        SourceError: the file is not ONNX, or the external data of its scales is missing.
     """
     return apply_rules(rules, QuantizedGraph(_load(path, whole=False), path.parent))
 
 
 def is_quantized(path: Path) -> bool:
-    """Whether an ONNX file has QuantizeLinear or DequantizeLinear, also in bodies and functions.
+    """Return True if an ONNX file has QuantizeLinear or DequantizeLinear, also in bodies and functions.
 
     Raises:
-        SourceError: it is no ONNX file.
+        SourceError: the file is not ONNX.
     """
     model = _load(path)
     nodes = list(nodes_in(model))
@@ -82,7 +82,7 @@ def is_quantized(path: Path) -> bool:
 
 
 def opset_of(model: onnx.ModelProto) -> int:
-    """The version of the standard operators that a model is written in; 0 if it names none."""
+    """Return the opset version of a model's standard operators; 0 if it names none."""
     return next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 0)
 
 
@@ -135,7 +135,7 @@ def _refuse_custom(path: Path, model: onnx.ModelProto, nodes: list[onnx.NodeProt
 
 def _check_valid(path: Path) -> None:
     try:
-        # By path, so that external data beside the file is checked too and 2 GB are no limit.
+        # Passing the path makes the checker read external data too, and lifts the limit of 2 GB.
         onnx.checker.check_model(str(path))
     except onnx.checker.ValidationError as error:
         raise SourceError(
@@ -162,7 +162,7 @@ def _load(path: Path, *, whole: bool = True) -> onnx.ModelProto:
             expected="a model with nodes and outputs",
             fix="export or download it again; a cut file can look like this",
         )
-    # Here, since whoever has a model from this file goes on to open it.
+    # Check here, because every caller goes on to read the model's files.
     check_external_data(path, model, whole=whole)
     check_sizes(path, model)
     return model

@@ -1,4 +1,4 @@
-"""What TensorRT compiles and silently multiplies in float: the part of `tensorrt_rules.py` about the factors of products."""
+"""TensorRT rules about factors of products that the engine silently multiplies in float; see `tensorrt_rules.py`."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ Findings = Iterator[tuple[str, str]]
 def weight_axis(graph: QuantizedGraph) -> Findings:
     """Weights with scales along another axis than that of the output channels are multiplied in float.
 
-    Scales leave a sum of integers only when they are the same for all that is summed: not along K, nor along the batch of a
-    product of many matrices. The axis is 0 for Conv and for Gemm with transB, else the last.
+    Scales factor out of an integer sum only if they are equal for all summands: not along K, nor along the batch of a product
+    of many matrices. The axis is 0 for Conv and for Gemm with transB, else the last.
     """
     for product, index, item in _per_axis(graph):
         if item.stored and item.dims and item.axis != product.output_axis(index, len(item.dims)):
@@ -30,7 +30,7 @@ def weight_axis(graph: QuantizedGraph) -> Findings:
 def activation_axis(graph: QuantizedGraph) -> Findings:
     """Activations with scales along an axis are multiplied in float.
 
-    But for the rows or columns of a plain product of two matrices, where they are those of the result.
+    Exception: the rows or columns of a product of two matrices, where the scales are those of the result.
     """
     for product, index, item in _per_axis(graph):
         shape = product.scope.shape(product.node.input[index])
@@ -40,7 +40,7 @@ def activation_axis(graph: QuantizedGraph) -> Findings:
 
 
 def _per_axis(graph: QuantizedGraph) -> Iterator[tuple[QuantizedProduct, int, QuantizedFactor]]:
-    """The factors with scales along one axis, where both are quantized."""
+    """Yield the factors with scales along one axis, of products with both factors quantized."""
     for product in graph.products:
         if product.node.op_type not in ("Conv", "Gemm", "MatMul") or len(product.quantized) < 2:
             continue
@@ -53,8 +53,8 @@ def _per_axis(graph: QuantizedGraph) -> Iterator[tuple[QuantizedProduct, int, Qu
 def one_side(graph: QuantizedGraph) -> Findings:
     """A product with one quantized factor is computed in float.
 
-    What is quantized is dequantized first, inside the kernel or in one of its own. Weights of INT4 alone are meant so.
-    Between DequantizeLinear and a product only operators may stand that move numbers or multiply all by one.
+    The quantized factor is dequantized first, inside the kernel or in a separate one. Weight-only INT4 is meant to work so.
+    Only operators that move values, or scale all of them by one factor, may stand between DequantizeLinear and a product.
     """
     for product in graph.products:
         if len(product.quantized) != 1 or _is_weight_only(product):
@@ -73,7 +73,7 @@ def _is_weight_only(product: QuantizedProduct) -> bool:
 def computed_scale(graph: QuantizedGraph) -> Findings:
     """A scale that is computed from an input makes the product behind it one in float.
 
-    Kernels of integers take their scales when the engine is built.
+    Integer kernels get their scales when the engine is built.
     """
     seen: set[str] = set()
     for scope, node in graph.of_kind(QUANTIZE, DEQUANTIZE):
@@ -93,8 +93,8 @@ def transposed_convolution(graph: QuantizedGraph) -> Findings:
 def apart(graph: QuantizedGraph) -> Findings:
     """INT4 weights that are one block along K, per channel, per tensor, of a Conv, or of an odd row, are dequantized apart.
 
-    A kernel of its own writes them out in float for each request, and a float product reads that. In two blocks or more along
-    an axis, of 8 to 512, and in rows of even length, one kernel reads the INT4.
+    A separate kernel writes them out in float for each request, and a float product reads that. With two or more blocks of 8 to
+    512 along an axis, and rows of even length, one kernel reads the INT4 weights directly.
     """
     for product in graph.products:
         if len(product.quantized) != 1 or not _is_weight_only(product):

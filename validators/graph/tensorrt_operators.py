@@ -1,11 +1,11 @@
-"""The operators that TensorRT's ONNX parser has importers for, as `OnnxParser.supports_operator` of TensorRT-RTX 1.7.1 tells.
+"""Operators for which TensorRT's ONNX parser has importers, from `OnnxParser.supports_operator` of TensorRT-RTX 1.7.1.
 
-It goes by names and looks at no domain. A test asks the installed parser for each.
+The parser matches names and ignores domains. A test queries the installed parser for each operator.
 """
 
 from __future__ import annotations
 
-# Of ONNX's own operators, opset 1 to 28.
+# Standard ONNX operators, opset 1 to 28.
 _STANDARD = """
     Abs Acos Acosh Add And ArgMax ArgMin Asin Asinh Atan Atanh Attention AveragePool BatchNormalization BlackmanWindow
     Cast CastLike CausalConvWithState Ceil Celu Clip Concat Constant ConstantOfShape Conv ConvTranspose Cos Cosh CumSum
@@ -22,7 +22,7 @@ _STANDARD = """
 """
 STANDARD_IMPORTED = frozenset(_STANDARD.split())
 
-# Of ONNX Runtime's own. MatMulNBits is left out: its importer looks for a plugin that TensorRT-RTX 1.7.1 does not have.
+# ONNX Runtime's operators. MatMulNBits is excluded: its importer needs a plugin that TensorRT-RTX 1.7.1 does not have.
 CONTRIB_IMPORTED = frozenset(
     {
         "GroupQueryAttention",
@@ -34,5 +34,5 @@ CONTRIB_IMPORTED = frozenset(
 )
 IMPORTED = STANDARD_IMPORTED | CONTRIB_IMPORTED
 
-# Operators of ONNX Runtime's domain that mean what ONNX's own of the same name do.
+# Operators of ONNX Runtime's domain with the meaning of the standard operator of the same name.
 CONTRIB_AS_STANDARD = frozenset({"DequantizeLinear", "GatherND", "Gelu", "Pad", "QuantizeLinear", "Range", "Trilu"})

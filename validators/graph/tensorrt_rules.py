@@ -1,8 +1,8 @@
-"""What TensorRT makes of a Q/DQ graph, as rules that are checked before any build.
+"""Rules about Q/DQ graphs in TensorRT, checked before any build.
 
-Each claim was read from builds by TensorRT-RTX 1.7.1 ahead of time for compute capability 8.9: the errors of its parser and
-builder, and the data types in its `Layers:` text; `tests/unit/validators/graph/test_tensorrt_rules.py` repeats all of them.
-Nothing here was run on a GPU. In a check's docstring the first line is the claim, the rest is the reason.
+Each claim comes from ahead-of-time builds by TensorRT-RTX 1.7.1 for compute capability 8.9: the errors of its parser and
+builder, and the data types in its `Layers:` text. `tests/unit/validators/graph/test_tensorrt_rules.py` reproduces all of them.
+No claim was verified on a GPU. The first line of a check's docstring is the claim, the rest is the reason.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ UNREADABLE = frozenset(
 
 
 def _tensors(graph: QuantizedGraph, index: int) -> Iterator[tuple[Scope, onnx.NodeProto, TensorProto]]:
-    """The constant scales (1) or zero points (2), each with the first node that reads it."""
+    """Yield the constant scales (`index` 1) or zero points (`index` 2), each with the first node that reads it."""
     seen: set[int] = set()
     for scope, node in graph.of_kind(QUANTIZE, DEQUANTIZE):
         tensor = scope.constant(node.input[index]) if len(node.input) > index else None
@@ -49,7 +49,7 @@ def _tensors(graph: QuantizedGraph, index: int) -> Iterator[tuple[Scope, onnx.No
 def zero_point(graph: QuantizedGraph) -> Findings:
     """A zero point of INT8, UINT8 or INT4 other than 0 is a parse error.
 
-    TensorRT's integers are symmetric; asymmetric ones are for its deep learning accelerator alone.
+    TensorRT quantizes symmetrically; only its deep learning accelerator supports asymmetric integers.
     """
     for scope, node, tensor in _tensors(graph, 2):
         if tensor.data_type in INTEGERS and (numbers := scope.numbers(tensor)).any():
@@ -60,7 +60,7 @@ def zero_point(graph: QuantizedGraph) -> Findings:
 def quantized_bias(graph: QuantizedGraph) -> Findings:
     """DequantizeLinear of INT32 is a parse error.
 
-    ONNX Runtime stores biases so by default. TensorRT dequantizes 8 bits and less.
+    ONNX Runtime stores biases in INT32 by default. TensorRT dequantizes 8 bits or fewer.
     """
     for scope, node in graph.of_kind(DEQUANTIZE):
         if code_type(scope, node) == TensorProto.INT32:
@@ -70,8 +70,8 @@ def quantized_bias(graph: QuantizedGraph) -> Findings:
 def stored_type(graph: QuantizedGraph) -> Findings:
     """A constant of UINT4, INT2, 16 bits, E5M2 or another type that its parser cannot read is a parse error.
 
-    Types that are read: FLOAT, FLOAT16, BFLOAT16, DOUBLE, INT64, INT32, INT8, UINT8, BOOL, INT4, E4M3. UINT8 is widened to
-    INT32, so that DequantizeLinear does not take it.
+    The parser reads FLOAT, FLOAT16, BFLOAT16, DOUBLE, INT64, INT32, INT8, UINT8, BOOL, INT4 and E4M3. It widens UINT8 to INT32,
+    which DequantizeLinear does not accept.
     """
     for scope in graph.scopes:
         for name, tensor in scope.constants.items():
@@ -84,7 +84,7 @@ def stored_type(graph: QuantizedGraph) -> Findings:
 def scale_value(graph: QuantizedGraph) -> Findings:
     """A scale of INT8 or FP8 that is zero, negative or no number is a parse error.
 
-    INT4 scales are not looked at by the parser: there a scale below zero or of zero means what ONNX says that it means.
+    The parser does not check INT4 scales; a scale of zero or below has the meaning that ONNX defines.
     """
     for scope, node, scale in _tensors(graph, 1):
         if code_type(scope, node) == INT4:
@@ -98,8 +98,8 @@ def scale_value(graph: QuantizedGraph) -> Findings:
 def mixed_floats(graph: QuantizedGraph) -> Findings:
     """An operator whose inputs are of two float types is a type mismatch.
 
-    Types are taken from the file as they stand, and DequantizeLinear gives floats of the type of its scale: a model in FLOAT16
-    whose scales stayed in FLOAT is the usual case.
+    TensorRT takes types from the file unchanged, and DequantizeLinear outputs the float type of its scale. The usual case is a
+    FLOAT16 model whose scales stayed in FLOAT.
     """
     for scope, node in graph.of_kind(*SAME_TYPE):
         kinds = sorted({scope.element_type(name) for name in node.input if name} & FLOATS)
@@ -110,7 +110,7 @@ def mixed_floats(graph: QuantizedGraph) -> Findings:
 def mixed_types(graph: QuantizedGraph) -> Findings:
     """A product of FP8 with INT8 or INT4, or of INT8 with INT4 by one scale, is a build error.
 
-    "Input and filter have to be the same": there is no kernel of two types, and nothing is converted.
+    "Input and filter have to be the same": no kernel takes two types, and TensorRT converts neither.
     """
     for product in graph.products:
         if len(product.quantized) < 2:
@@ -136,12 +136,12 @@ def scale_count(graph: QuantizedGraph) -> Findings:
 def unknown_operator(graph: QuantizedGraph) -> Findings:
     """An operator that its parser has no importer for is a parse error, unless a plugin of that name is loaded.
 
-    Among them DynamicQuantizeLinear, MatMulInteger, QLinearConv, QLinearMatMul, and nearly all of ONNX Runtime's own;
-    MatMulNBits has an importer whose plugin is not there.
+    This includes DynamicQuantizeLinear, MatMulInteger, QLinearConv, QLinearMatMul, and nearly all of ONNX Runtime's operators.
+    MatMulNBits has an importer, but its plugin is missing.
     """
     functions = {(function.domain, function.name) for function in graph.model.functions}
     for _, node in graph.nodes:
-        # TensorRT's own names are no part of any standard.
+        # TensorRT's own operators are not in ONNX.
         own = node.domain.startswith("trt") or node.op_type.startswith("TRT_")
         if not own and node.op_type not in IMPORTED and (node.domain, node.op_type) not in functions:
             yield label(node), f"{node.domain + '::' if node.domain else ''}{node.op_type}"
@@ -150,8 +150,8 @@ def unknown_operator(graph: QuantizedGraph) -> Findings:
 def unsigned(graph: QuantizedGraph) -> Findings:
     """QuantizeLinear to UINT8 is taken as one to INT8: what is above 127 scales is cut.
 
-    With a zero point of 0 the parser warns and builds. UINT8 is also what ONNX means when neither a zero point nor
-    `output_dtype` is given.
+    With a zero point of 0 the parser warns and builds. ONNX also defaults to UINT8 if neither a zero point nor `output_dtype`
+    is given.
     """
     for scope, node in graph.of_kind(QUANTIZE):
         zero = scope.constant(node.input[2]) if len(node.input) > 2 else None
@@ -170,7 +170,7 @@ def fp8_zero_point(graph: QuantizedGraph) -> Findings:
 def infinite_scale(graph: QuantizedGraph) -> Findings:
     """An infinite scale, or one of INT4 that is no number, is built into the engine.
 
-    The parser asks whether scales are above zero, which infinity is, and asks nothing of INT4 scales.
+    The parser only checks that scales are above zero, which infinity is, and does not check INT4 scales.
     """
     for scope, node, scale in _tensors(graph, 1):
         numbers = scope.numbers(scale)
@@ -184,8 +184,8 @@ def infinite_scale(graph: QuantizedGraph) -> Findings:
 def scales_of_blocks(graph: QuantizedGraph) -> Findings:
     """Scales of blocks, with both factors quantized, are applied to the result as if they were of its channels.
 
-    The product runs in integers over all of K, and its result is multiplied by a row of all the scales of all blocks: for
-    two blocks along K of 32 channels by 64 numbers. Blocks are for weights beside a float activation.
+    The product runs in integers over all of K, and its result is multiplied by one row with the scales of all blocks: by 64
+    numbers for two blocks along K of 32 channels. Blocks are meant for weights with a float activation.
     """
     for product in graph.products:
         if len(product.quantized) == 2:
@@ -197,8 +197,8 @@ def scales_of_blocks(graph: QuantizedGraph) -> Findings:
 def uneven_blocks(graph: QuantizedGraph) -> Findings:
     """The size of a block is taken from the number of scales, and `block_size` is not read.
 
-    `INetworkDefinition.add_dequantize` has no argument for it. A last block that is shorter than the others, which ONNX allows,
-    therefore moves the borders of all: 100 channels in blocks of 64 and 36 are taken for two of 50.
+    `INetworkDefinition.add_dequantize` has no argument for it. ONNX allows a shorter last block, which therefore shifts the
+    borders of all blocks: 100 channels in blocks of 64 and 36 are read as two blocks of 50.
     """
     for scope, node in graph.of_kind(QUANTIZE, DEQUANTIZE):
         size, axis = attribute(node, "block_size", 0), int(attribute(node, "axis", 1))
@@ -212,7 +212,7 @@ def uneven_blocks(graph: QuantizedGraph) -> Findings:
 def namesake(graph: QuantizedGraph) -> Findings:
     """An operator of another domain, or a function of the file, is taken for the ONNX operator of its name.
 
-    The parser looks at names alone: a function `Relu` of the file's own is never read, and ReLU is computed.
+    The parser matches names only: it ignores a function `Relu` that the file defines, and computes ReLU.
     """
     for _, node in graph.nodes:
         same = node.domain == "com.microsoft" and node.op_type in CONTRIB_AS_STANDARD

@@ -1,4 +1,4 @@
-"""What TensorRT runs as meant, with a step that could be spared: the part of `tensorrt_rules.py` around products."""
+"""TensorRT rules about avoidable work around products; see `tensorrt_rules.py`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FP8 = TensorProto.FLOAT8E4M3FN
 def float32_base(graph: QuantizedGraph) -> Findings:
     """Products whose scales are of FLOAT give float32, and all that is not quantized runs in it.
 
-    Types are those of the file: nothing is lowered to float16 unless the file says so.
+    Types are those of the file: TensorRT does not lower to float16 on its own.
     """
     found = [item for item in graph.products if item.quantized and item.quantized[0].float_type == TensorProto.FLOAT]
     if found:
@@ -31,8 +31,8 @@ def float32_base(graph: QuantizedGraph) -> Findings:
 def idle_pair(graph: QuantizedGraph) -> Findings:
     """A pair of QuantizeLinear and DequantizeLinear that no product reads rounds for nothing.
 
-    It is computed in the kernel around it: as between a Conv and its Relu, before a sum, or at an output. Nothing there runs
-    in integers for it.
+    The surrounding kernel computes it: between a Conv and its Relu, before a sum, or at an output. It makes nothing run in
+    integers.
     """
     for scope, node in graph.of_kind(QUANTIZE):
         if scope.constant(node.input[0]) is not None:
@@ -45,7 +45,7 @@ def idle_pair(graph: QuantizedGraph) -> Findings:
 
 
 def _dequantized(scope: Scope, name: str) -> Iterator[tuple[Scope, onnx.NodeProto]]:
-    """Every DequantizeLinear of a quantized tensor, also behind what moves it."""
+    """Yield every DequantizeLinear of a quantized tensor, also downstream of operators that move it."""
     for where, node, _ in scope.read_by(name):
         if node.op_type == DEQUANTIZE:
             yield where, node
@@ -56,7 +56,7 @@ def _dequantized(scope: Scope, name: str) -> Iterator[tuple[Scope, onnx.NodeProt
 
 def _reaches_product(scope: Scope, name: str) -> bool:
     for where, node, index in scope.read_by(name):
-        # What a function or a plugin makes of it is not known.
+        # A function or plugin may multiply it.
         if not is_standard(node) or (node.op_type in PRODUCTS and index < 2):
             return True
         if (passes(where, node) or node.op_type == "Concat") and any(
@@ -69,7 +69,7 @@ def _reaches_product(scope: Scope, name: str) -> bool:
 def two_scales(graph: QuantizedGraph) -> Findings:
     """A tensor that is quantized twice with different scales is written twice.
 
-    Pairs of equal scales are merged, so that each reader may have one of its own.
+    Pairs with equal scales are merged, so each reader may have its own pair.
     """
     for scope in graph.scopes:
         for name, readers in scope.readers.items():
@@ -85,7 +85,7 @@ def two_scales(graph: QuantizedGraph) -> Findings:
 def padded(graph: QuantizedGraph) -> Findings:
     """Quantized channels are padded by a copy: of Conv to a multiple of 4 a group, of products to an even number.
 
-    A depthwise convolution has one channel a group, and is always padded.
+    A depthwise convolution has one channel per group, and is always padded.
     """
     for product in graph.products:
         if len(product.quantized) < 2 or product.node.op_type == "ConvTranspose":
@@ -103,8 +103,8 @@ def padded(graph: QuantizedGraph) -> Findings:
 def attention(graph: QuantizedGraph) -> Findings:
     """Quantized attention is one kernel only with all four factors of FP8, float16 around them, and a fixed sequence.
 
-    In float16 it is one kernel, for sequences of any length; INT8, FP8 in one of its two products, float32 around FP8, or a
-    dynamic sequence make it three or more. The batch may be dynamic.
+    In float16 it is one kernel, for sequences of any length. INT8, FP8 in only one of its two products, float32 around FP8, or
+    a dynamic sequence split it into three or more kernels. The batch may be dynamic.
     """
     products = {id(product.node): product for product in graph.products}
     for scope, softmax in graph.of_kind("Softmax"):
@@ -134,10 +134,10 @@ def _why_not_fused(first: QuantizedProduct, second: QuantizedProduct, shape: lis
 def _product_before(
     scope: Scope, node: onnx.NodeProto, products: dict[int, QuantizedProduct]
 ) -> QuantizedProduct | None:
-    """The product whose scaled and masked result a Softmax reads."""
+    """Return the product whose scaled and masked result a Softmax reads."""
     made = scope.producer(node.input[0])
     while made is not None and made.op_type in ("Add", "Cast", "Div", "Mul", "Where"):
-        # The mask stands on one side, and is no product.
+        # One side may be the mask, which is not a product.
         sources = [scope.producer(name) for name in made.input if name]
         made = next((item for item in sources if item is not None and item.op_type != "Constant"), None)
     return products.get(id(made)) if made is not None and made.op_type == "MatMul" else None

@@ -1,4 +1,4 @@
-"""Frozen records that stages pass to one another. Change one with `dataclasses.replace`.
+"""Frozen records that stages pass to each other. Change one with `dataclasses.replace`.
 
 Imports `validators/job` and below.
 """

@@ -1,4 +1,4 @@
-"""What a command has to say: one document for machines, and the same as lines and tables for people."""
+"""Output of a command: one document for machines, and the same content as lines and tables for people."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Rows = Sequence[tuple[str, ...]]
 
 @dataclass(frozen=True)
 class Table:
-    """Rows, headings first; where the terminal is narrow the columns with these headings fold, the last one by default."""
+    """Rows, headings first. On a narrow terminal the columns named in `folded` wrap, by default the last one."""
 
     rows: Rows
     folded: frozenset[str] = frozenset()
@@ -21,9 +21,9 @@ class Table:
 
 @dataclass(frozen=True)
 class CommandAnswer:
-    """What `--json` prints, what is printed without it, and the exit code of both.
+    """Output of a command with `--json` (`document`) and without (`parts`), and the exit code of both.
 
-    `document` holds what pydantic makes JSON of: mappings, sequences, dataclasses, models, paths, plain values.
+    `document` holds values that pydantic serializes to JSON: mappings, sequences, dataclasses, models, paths, plain values.
     """
 
     document: Any

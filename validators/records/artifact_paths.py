@@ -1,15 +1,15 @@
-"""Where evidence lies in MLflow: what verdicts point to, and what is logged there."""
+"""Artifact paths of the evidence in MLflow, for logging and for the verdicts that refer to it."""
 
 from __future__ import annotations
 
-# In the run of the whole: which of the evaluation samples had no say in the choice, a bool array of shape (samples,).
+# In the parent run: marks the evaluation samples reserved for confirmation; bool of shape (samples,).
 CONFIRMATION_ROWS = "evaluation/confirmation.npy"
-# The job as it ran, what came of it, and the page.
+# The job as run, its result document, and the HTML report.
 JOB, RESULT, REPORT = "job.yaml", "result.json", "report/report.html"
-# In the run of a candidate.
+# In a candidate's run.
 VERDICTS, SCORES, NOISE, KERNELS = "verdicts.json", "accuracy/scores.npy", "accuracy/noise.npy", "coverage/kernels.json"
 LATENCY = "latency/{place}/samples.npz"
-# All that TensorRT's builder said, of a candidate that it refused as well.
+# Complete log of TensorRT's builder, also for a candidate that it refused.
 BUILD_LOG = "engine/build.log"
-# Places of a latency that is none of the operating points.
+# Values of `place` for latencies that are not an operating point.
 CONFIRMED, BESIDE_FP16 = "confirmation", "beside_fp16"

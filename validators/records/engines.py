@@ -1,4 +1,4 @@
-"""The frozen records of TensorRT engines: what they are built with, bound to, and made of."""
+"""Frozen records of TensorRT engines: build settings, manifest and layers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Runtime = Literal["tensorrt", "tensorrt_rtx"]
 
 @dataclass(frozen=True)
 class ShapeRange:
-    """The shapes of one input that an engine takes, and the one that it is fastest for."""
+    """The range of shapes of one input that an engine accepts, and the shape that it is optimized for."""
 
     minimum: tuple[int, ...]
     optimum: tuple[int, ...]
@@ -19,17 +19,17 @@ class ShapeRange:
 
     @property
     def is_static(self) -> bool:
-        """Whether there is one shape alone."""
+        """True if the range contains only one shape."""
         return self.minimum == self.maximum
 
 
 @dataclass(frozen=True)
 class BuildSettings:
-    """How an engine is built: the optimization profile by input name, and what the builder may use.
+    """Build settings of an engine: the optimization profile by input name, and the builder's options.
 
-    `workspace_mb` is the scratch memory of a layer on the device, None for all there is. `tf32` lets float32 products be
-    computed in TF32, as TensorRT does unless it is told otherwise. `compute_capabilities` such as "8.9" are those that
-    `tensorrt_rtx` builds for ahead of time; empty for the GPU of this machine.
+    `workspace_mb` limits the scratch memory of a layer on the device; None for all of it. `tf32` allows TF32 for float32
+    products, TensorRT's default. `compute_capabilities`, such as "8.9", are the targets of an ahead-of-time build by
+    `tensorrt_rtx`; empty for the GPU of this machine.
     """
 
     profile: dict[str, ShapeRange] = field(default_factory=dict)
@@ -40,10 +40,10 @@ class BuildSettings:
 
 @dataclass(frozen=True)
 class EngineLayer:
-    """One layer of an engine: its kind, the dtypes ("int8", "fp8", "int4", "float16", "float32", ...) that it reads and writes.
+    """One layer of an engine: its kind, and the dtypes that it reads and writes ("int8", "fp8", "int4", "float16", ...).
 
-    `inputs` and `outputs` are those of tensors, `constants` those of weights; `nodes` the names of the ONNX nodes that went
-    into it. `microseconds` is its time in one request, None where nothing was run.
+    `inputs` and `outputs` are the dtypes of tensors, `constants` those of weights. `nodes` names the ONNX nodes fused into the
+    layer. `microseconds` is its time in one request; None if the engine did not run.
     """
 
     name: str
@@ -58,10 +58,10 @@ class EngineLayer:
 
 @dataclass(frozen=True)
 class EngineManifest:
-    """What an engine is bound to: loaded anywhere else it would fail, or be another one than was approved.
+    """The runtime and device of an engine: loaded elsewhere it would fail, or not be the approved engine.
 
-    `gpu` and `driver` are None for one that was built ahead of time. Digests are sha256 of the portable ONNX file with its
-    external data, of the engine and of the timing cache.
+    `gpu` and `driver` are None for an ahead-of-time build. Digests are sha256 of the portable ONNX file with its external data,
+    of the engine and of the timing cache.
     """
 
     runtime: Runtime
@@ -77,7 +77,7 @@ class EngineManifest:
 
 @dataclass(frozen=True)
 class Engine:
-    """A built engine: the file, what it is bound to, the builder's log, the timing cache, and its layers as told."""
+    """A built engine: file, manifest, builder log, timing cache, and the layers that TensorRT reports."""
 
     path: Path
     manifest: EngineManifest

@@ -1,7 +1,7 @@
-"""What a promotion writes down of itself at the version that it promotes, and what reads it.
+"""Journal of a promotion, stored at the version that it promotes, and its readers.
 
-The journal is one tag, so that it is written whole or not at all; every machine that sees the registry sees it. Versions
-without one, or with one that another release wrote, are left alone by whatever reads it.
+The journal is one tag, so that each write is atomic; every machine that sees the registry sees it. Readers treat an unreadable
+journal as missing, and ignore unknown fields, which another release may write.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 JOURNAL = "quantgate.promotion"
 ROLLED_BACK = "quantgate.rolled_back"
 
-# A promotion goes through these in turn; `interrupted` is one of them that ended early and may be taken up again, `failed` one
-# whose artifact is not what was judged.
+# A promotion passes through these phases in order. `interrupted` marks one that ended early and may be resumed, `failed` one
+# whose artifact differs from the judged one.
 REGISTERED, VERIFIED, MOVING, DONE = "registered", "verified", "moving", "done"
 INTERRUPTED, FAILED = "interrupted", "failed"
 GOING_ON = frozenset({REGISTERED, VERIFIED, MOVING})
@@ -26,7 +26,7 @@ Tags = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Journal:
-    """How far it came: `previous` is the version that the alias pointed to before it, `at` the time (ISO 8601, UTC)."""
+    """The phase of a promotion; `previous` is the version that the alias pointed to before, `at` the time (ISO 8601, UTC)."""
 
     phase: str
     previous: str | None = None
@@ -37,8 +37,10 @@ class Journal:
 
 @dataclass(frozen=True)
 class RolledBack:
-    """That the alias was taken away from a version: `to` is the version that it went to, 0 where it went altogether; `request`
-    tells a request that is made again from a new one."""
+    """Mark of a version that lost its alias in a rollback.
+
+    `to` is the version that the alias moved to, 0 if it was removed. `request` distinguishes a repeated request from a new one.
+    """
 
     to: int
     at: str = ""
@@ -47,7 +49,7 @@ class RolledBack:
 
 
 def now() -> str:
-    """The time for a record, to the second.
+    """Return the current time for a record: ISO 8601, UTC, to the second.
 
     >>> now().endswith("+00:00")
     True
@@ -56,7 +58,7 @@ def now() -> str:
 
 
 def tag_of(record: Journal | RolledBack) -> str:
-    """The value of the tag, less what is empty.
+    """Return the value of the tag, a JSON object without empty fields.
 
     >>> tag_of(Journal("moving", previous="3"))
     '{"phase": "moving", "previous": "3"}'
@@ -65,7 +67,7 @@ def tag_of(record: Journal | RolledBack) -> str:
 
 
 def read_journal(tags: Tags) -> Journal | None:
-    """The journal of a version; None where there is none that can be read.
+    """Return the journal of a version; None if it is missing or unreadable.
 
     >>> read_journal({"quantgate.promotion": '{"phase": "done", "previous": "3", "of another release": 1}'}).previous
     '3'
@@ -77,9 +79,9 @@ def read_journal(tags: Tags) -> Journal | None:
 
 
 def read_rolled_back(tags: Tags) -> RolledBack | None:
-    """What the tag of a version that was rolled back says; None where there is no such tag.
+    """Return the rollback mark of a version; None without the tag.
 
-    One that cannot be read is one still: a variant is not promoted again because its mark was edited.
+    An unreadable tag still counts as a mark: editing it must not make a variant promotable again.
 
     >>> read_rolled_back({"quantgate.rolled_back": '{"to": 2, "reason": "slow"}'})
     RolledBack(to=2, at='', reason='slow', request='')
@@ -96,10 +98,10 @@ def read_rolled_back(tags: Tags) -> RolledBack | None:
 
 
 def predecessors(version: str, versions: Mapping[str, Tags]) -> list[str]:
-    """The versions that were the champion before `version`, the latest first; `versions` are the tags of all of one target.
+    """Return the versions that were champion before `version`, latest first; `versions` maps each version of a target to tags.
 
-    By the journal of each; before a version without one stands the next lower, since releases without a journal promoted in
-    order. Versions that were rolled back, or whose promotion did not come to its end, are left out.
+    Each version's journal names its predecessor. A version without a journal follows the next lower one, because releases
+    without a journal promoted in order. Versions that were rolled back, or whose promotion did not finish, are omitted.
 
     >>> done = lambda previous: {"quantgate.promotion": tag_of(Journal("done", previous=previous))}
     >>> versions = {"1": {}, "2": done("1"), "3": done("2") | {"quantgate.rolled_back": '{"to": 2}'}, "4": done("3")}
@@ -121,7 +123,7 @@ def _before(version: str, versions: Mapping[str, Tags]) -> str | None:
     journal = read_journal(versions.get(version, {}))
     if journal is not None:
         return journal.previous
-    # A journal that somebody edited may name anything.
+    # An edited journal may contain any version.
     lower = [int(other) for other in versions if int(other) < int(version)] if version.isdecimal() else []
     return str(max(lower)) if lower else None
 

@@ -1,4 +1,4 @@
-"""The frozen records of a measurement of speed and memory. Change one with `dataclasses.replace`."""
+"""Frozen records of a measurement of speed and memory. Change one with `dataclasses.replace`."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class Latency:
 
 
 def point_labels(latencies: Sequence[Latency]) -> tuple[str, ...]:
-    """A short name for each operating point, with the threads only where they differ: `b1`, `b1_sequence16`, `b8_t2`.
+    """Return a short name for each operating point, with threads only if they differ: `b1`, `b1_sequence16`, `b8_t2`.
 
     >>> point_labels(())
     ()

@@ -1,4 +1,4 @@
-"""The record of a library of custom operators."""
+"""Record of a library of custom operators."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 class Library:
     """A library of custom operators that a session registers: the file, and the sha256 of its content.
 
-    `package` is the Python package that offers it, installed as `version` of `distribution`; None for a file of the user's.
+    `package` is the Python package that provides it, installed as `version` of `distribution`; None for a user's file.
     """
 
     path: Path

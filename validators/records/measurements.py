@@ -1,4 +1,4 @@
-"""The frozen records of what was measured. Change one with `dataclasses.replace`."""
+"""Frozen records of measurements. Change one with `dataclasses.replace`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-# In `Coverage.macs_by_kernel`: kernels that the runtime does not tell of.
+# Key in `Coverage.macs_by_kernel` of kernels that the runtime does not report.
 UNNAMED = "not named by the provider"
-# In 8 bits or fewer; in 16; wider; not told by the runtime.
+# 8 bits or fewer; 16 bits; wider; not reported by the runtime.
 Precision = Literal["low", "half", "float", "unknown"]
 
 
@@ -25,7 +25,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class KernelTime:
-    """A kernel as the runtime's profile names it: its operator type, provider, and microseconds of one request (median)."""
+    """A kernel of the runtime's profile: name, operator type, provider, and median microseconds in one request."""
 
     name: str
     kind: str
@@ -51,17 +51,17 @@ class Product:
 
 @dataclass(frozen=True)
 class Coverage:
-    """What ran in low precision: multiply-accumulates by kernel and time by kernel, read from the runtime's profile.
+    """Coverage of a variant: multiply-accumulates and time by kernel, read from the runtime's profile.
 
-    `macs_by_kernel` maps kernel to MACs of one request; a kernel is an operator type, with ` on <provider>` behind it where
-    another provider ran it than the one asked for. `low_precision` are the kernels that compute in 8 bits or fewer, or on
-    8-bit or 4-bit weights, `half_precision` those in 16 bits; `half_nodes` names the nodes with MACs that ran in the
-    latter, `float_nodes` those that ran in neither, largest first.
+    `macs_by_kernel` maps a kernel to its MACs in one request. A kernel is an operator type, with the suffix ` on <provider>` if
+    a provider other than the requested one ran it. `low_precision` lists the kernels that compute in 8 bits or fewer, or on
+    8-bit or 4-bit weights, `half_precision` those in 16 bits. `half_nodes` names the nodes with MACs that ran in 16 bits,
+    `float_nodes` those that ran in neither, largest first.
 
-    `us_by_kernel` are microseconds of one request; empty where the runtime tells no times, and then `unfused` and
-    `inserted` are not known either. `unfused` are QuantizeLinear and DequantizeLinear that ran although the file meant them
-    to go into other kernels, `inserted` the casts, transposes and reorders beyond those of the baseline. `kernels_path` is
-    the list of all kernels with their times, as JSON. `products` are the nodes with MACs, in the order in which they ran.
+    `us_by_kernel` holds microseconds of one request. It is empty if the runtime reports no times; `unfused` and `inserted` are
+    then unknown too. `unfused` lists QuantizeLinear and DequantizeLinear nodes that ran although the file intended them to be
+    fused, `inserted` the casts, transposes and reorders beyond those of the baseline. `kernels_path` is a JSON list of all
+    kernels with their times. `products` lists the nodes with MACs in execution order.
     """
 
     macs_by_kernel: dict[str, int]
@@ -77,7 +77,7 @@ class Coverage:
     products: tuple[Product, ...] = ()
 
     def precision(self, kernel: str) -> Precision:
-        """What a kernel computes in, by its name.
+        """Return the precision of a kernel, by its name.
 
         >>> Coverage({}, ("QGemm",), (), ()).precision("QGemm"), Coverage({}, ("QGemm",), (), ()).precision("Gemm")
         ('low', 'float')
@@ -90,7 +90,7 @@ class Coverage:
 
     @property
     def share(self) -> float:
-        """The share of MACs, 0 to 1, that ran in low-precision kernels (0 for a model without any MACs).
+        """Share of MACs, 0 to 1, that ran in low-precision kernels (0 for a model without MACs).
 
         >>> Coverage({"MatMulIntegerToFloat": 300, "MatMul": 100}, ("MatMulIntegerToFloat",), ("scores",), ()).share
         0.75
@@ -99,17 +99,17 @@ class Coverage:
 
     @property
     def half_share(self) -> float:
-        """The share of MACs, 0 to 1, that ran in 16 bits or fewer."""
+        """Share of MACs, 0 to 1, that ran in 16 bits or fewer."""
         return _share(self.macs_by_kernel, (*self.low_precision, *self.half_precision))
 
     @property
     def unknown(self) -> float:
-        """The share of MACs, 0 to 1, in kernels of unknown precision: `share` is as much higher at most."""
+        """Share of MACs, 0 to 1, in kernels of unknown precision: the true `share` may be higher by up to this."""
         return _share(self.macs_by_kernel, (UNNAMED,))
 
     @property
     def time_share(self) -> float | None:
-        """The share of kernel time, 0 to 1, in low-precision kernels; None where the runtime tells no times.
+        """Share of kernel time, 0 to 1, in low-precision kernels; None if the runtime reports no times.
 
         >>> Coverage({}, ("QGemm",), (), (), us_by_kernel={"QGemm": 30.0, "Softmax": 10.0}).time_share
         0.75
@@ -118,23 +118,23 @@ class Coverage:
 
     @property
     def half_time_share(self) -> float | None:
-        """The share of kernel time, 0 to 1, in 16 bits or fewer; None where the runtime tells no times."""
+        """Share of kernel time, 0 to 1, in 16 bits or fewer; None if the runtime reports no times."""
         kernels = (*self.low_precision, *self.half_precision)
         return _share(self.us_by_kernel, kernels) if self.us_by_kernel else None
 
     @property
     def unfused_time(self) -> float | None:
-        """The share of kernel time, 0 to 1, that `unfused` took; None where the runtime tells no times."""
+        """Share of kernel time, 0 to 1, of `unfused`; None if the runtime reports no times."""
         return self._time_of(self.unfused)
 
     @property
     def inserted_time(self) -> float | None:
-        """The share of kernel time, 0 to 1, that `inserted` took; None where the runtime tells no times."""
+        """Share of kernel time, 0 to 1, of `inserted`; None if the runtime reports no times."""
         return self._time_of(self.inserted)
 
     @property
     def inserted_counts(self) -> dict[str, int]:
-        """How many kernels were inserted, by kind.
+        """Number of inserted kernels, by kind.
 
         >>> Coverage({}, (), (), (), inserted=(KernelTime("c", "Cast", "CPUExecutionProvider", 2.0),)).inserted_counts
         {'Cast': 1}
@@ -153,12 +153,12 @@ def _share(amounts: Mapping[str, float], kernels: Iterable[str]) -> float:
 
 @dataclass(frozen=True)
 class Answers:
-    """What one output gave for one batch of different samples, run several times.
+    """Summary of one output for one batch of different samples, run several times.
 
-    `shape` is that of the batch; None for what is no tensor of numbers, of which no more is known. `is_constant` says that
-    all samples got the same answer (False where axis 0 is not that of samples). `spread` is the largest absolute difference
-    between two runs: 0 if all are the same to the bit, infinite if they are finite in different places. `bad_samples` are
-    those with NaN or Inf in any run; an output without an axis of samples is one sample.
+    `shape` is that of the batch; None for an output that is not a numeric tensor, whose other fields keep their defaults.
+    `is_constant` means that all samples got the same answer (False if axis 0 is not the sample axis). `spread` is the largest
+    absolute difference between two runs: 0 if all are bitwise equal, infinite if they are finite at different positions.
+    `bad_samples` are those with NaN or Inf in any run; an output without a sample axis counts as one sample.
     """
 
     name: str
@@ -171,7 +171,7 @@ class Answers:
 
 @dataclass(frozen=True)
 class Sanity:
-    """What all outputs of the baseline and of a variant gave for the same batch of `samples` samples, run `runs` times."""
+    """Answers of all outputs of baseline and variant for the same batch of `samples` samples, run `runs` times."""
 
     samples: int
     runs: int
@@ -181,15 +181,14 @@ class Sanity:
 
 @dataclass(frozen=True)
 class Accuracy:
-    """A metric over the whole evaluation set, with the rows that it is reckoned from.
+    """A metric over the whole evaluation set, with the rows from which it is computed.
 
-    `scores_path` holds float64 rows (`.npy`, shape `(n, k)`), each of `samples_a_row` samples, in order: of one column they are
+    `scores_path` holds float64 rows (`.npy`, shape `(n, k)`), each of `samples_a_row` samples, in order; a single column holds
     scores whose mean is judged. `finite_path` holds the share of each sample's outputs that are neither NaN nor Inf (float64,
     shape `(samples,)`). `noise_path` holds energies of signal and noise against the baseline's outputs (float64, shape
-    `(samples, 2)`), and `sqnr` is their ratio in dB with a one-sided bound on either side, once it was judged; both are
-    None for the baseline, and where the output is no floating-point value or has no noise. `outputs_path` holds the outputs
-    themselves, of a baseline alone, where they are small and variants are compared with them. `warning` says that a baseline is
-    at chance level.
+    `(samples, 2)`). `sqnr` is their ratio in dB with a one-sided bound on either side, set when it is judged. Both are None for
+    the baseline, and if the output is not floating-point or has no noise. `outputs_path` holds a baseline's outputs if they
+    are small and variants are compared with them. `warning` says that a baseline is at chance level.
     """
 
     metric: str
@@ -216,10 +215,10 @@ class Flips:
 
 @dataclass(frozen=True)
 class Clipping:
-    """How much of one tensor a range cuts off.
+    """Clipping of one tensor by a range.
 
-    `low` and `high` are the ends of the range, `share` is the share of the tensor's values outside it, `sample_share` that
-    of the samples with any such value, both 0 to 1. `nodes` are those that read the tensor.
+    `low` and `high` are the ends of the range. `share` is the share of the tensor's values outside the range, `sample_share`
+    that of samples with any such value, both 0 to 1. `nodes` read the tensor.
     """
 
     tensor: str
@@ -231,44 +230,44 @@ class Clipping:
 
     @property
     def place(self) -> str:
-        """The tensor and who reads it, in words."""
+        """Description of the tensor and its readers."""
         more = f" and {len(self.nodes) - 1} more" if len(self.nodes) > 1 else ""
         return f"{self.tensor} (into {self.nodes[0]}{more})" if self.nodes else self.tensor
 
 
 def worst_first(clipping: Iterable[Clipping]) -> tuple[Clipping, ...]:
-    """The tensors by the share of values that their range cuts off, then by that of samples, most first."""
+    """Sort tensors by the share of clipped values, then of clipped samples, largest first."""
     return tuple(sorted(clipping, key=lambda tensor: (-tensor.share, -tensor.sample_share)))
 
 
 @dataclass(frozen=True)
 class Saturation:
-    """What the fixed ranges of a variant cut off, worst tensor first, over `samples` samples of the reference."""
+    """Clipping by the fixed ranges of a variant, worst tensor first, over `samples` samples of the reference."""
 
     tensors: tuple[Clipping, ...]
     samples: int
 
     @property
     def worst(self) -> Clipping | None:
-        """The tensor that loses the largest share of its values; None for a variant that fixes no range."""
+        """Tensor with the largest share of clipped values; None for a variant without fixed ranges."""
         return self.tensors[0] if self.tensors else None
 
 
 @dataclass(frozen=True)
 class SliceDrop:
-    """The drop in one group of a slice: `n` samples whose `column` says `group`; bounds hold for all groups at once."""
+    """The drop in one group of a slice: the `n` samples with `group` in `column`; bounds hold for all groups jointly."""
 
     column: str
     group: str
     n: int
     drop: Estimate
     method: str = ""
-    # How many clusters the samples are in; 0 where the job names no groups.
+    # Number of clusters of the samples; 0 if the job names no groups.
     clusters: int = 0
 
     @property
     def name(self) -> str:
-        """The group in words.
+        """Column and group, as text.
 
         >>> SliceDrop("language", "en", 40, Estimate(0.0)).name
         'language en'

@@ -1,4 +1,4 @@
-"""The frozen records of a recovery: what loses most when a model is quantized, and what leaving it in float costs."""
+"""Frozen records of a recovery: the parts most sensitive to quantization, and the cost of keeping them in float."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The frozen records that stages pass to one another. Change one with `dataclasses.replace`."""
+"""Frozen records that stages pass to each other. Change one with `dataclasses.replace`."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from validators.records.measurements import Accuracy, Coverage, Estimate, Flips,
 from validators.records.verdicts import Verdict
 
 CandidateOutcome = Literal["passed", "failed", "inconclusive", "refused"]
-# Of `Inventory.device_key`: processor and instruction sets, cores, GPU with compute capability, driver; runtimes follow.
+# Parses `Inventory.device_key`: processor and instruction sets, cores, GPU with compute capability, driver; runtimes follow.
 _DEVICE_KEY = re.compile(r"(?P<processor>.* \[[^\]]*\]) x\d+; (?:(?P<gpu>.* cc\S+) driver [^;]*; )?")
-# Run where it will run; simulated by a runtime that has no kernels for it; built ahead of time and looked at, never run.
+# Run on its target; simulated by a runtime without kernels for it; built ahead of time and inspected, never run.
 Proof = Literal["measured", "simulated", "aot-checked"]
 
 
 @dataclass(frozen=True)
 class Source:
-    """The registered model version, or file, that a run starts from, as one checked ONNX file."""
+    """The registered model version or file from which a run starts, as one checked ONNX file."""
 
     uri: str
     name: str
@@ -38,9 +38,9 @@ class Source:
 
 @dataclass(frozen=True)
 class DataFile:
-    """One data file of the job: where it is, the digest of its content, and how many samples it holds.
+    """One data file of the job: its path, the digest of its content, and its number of samples.
 
-    Of one that was fetched, `uri` is where from, and `version` which version or ETag it had there.
+    For a fetched file, `uri` is its origin, and `version` its version or ETag there.
     """
 
     path: Path
@@ -52,7 +52,7 @@ class DataFile:
 
 @dataclass(frozen=True)
 class Gpu:
-    """An NVIDIA GPU with its driver, on which engines and latency hang. `compute_capability` is such as "9.0"."""
+    """An NVIDIA GPU with its driver; engines and latency depend on both. `compute_capability` has the form "9.0"."""
 
     name: str
     uuid: str
@@ -63,9 +63,9 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Inventory:
-    """What the target consists of. Latency is comparable, and a variant approved, only where `device_key` is equal.
+    """Hardware and software of a target. Latencies are comparable, and approvals valid, only for an equal `device_key`.
 
-    `cores` are those that the run uses, `cpu_quota` the CPU quota of its control group in cores, if there is one.
+    `cores` is the number of cores that the run uses, `cpu_quota` the CPU quota of its control group in cores, if any.
     """
 
     target: str
@@ -83,16 +83,16 @@ class Inventory:
 
     @property
     def device_key(self) -> str:
-        """The part of the inventory that an approval is tied to: processor, instruction sets, cores, GPU, driver, runtimes."""
+        """Parts of the inventory to which an approval is tied: processor, instruction sets, cores, GPU, driver, runtimes."""
         runtime = ",".join(f"{name} {version}" for name, version in sorted(self.runtimes.items()))
         gpu = f"{self.gpu.name} cc{self.gpu.compute_capability} driver {self.gpu.driver}; " if self.gpu else ""
         return f"{self.cpu} [{' '.join(self.isa)}] x{self.cores}; {gpu}{runtime}"
 
 
 def device_class(device_key: str) -> str:
-    """Return what of a device key decides which kernels run: processor, instruction sets and GPU.
+    """Return the parts of a device key that decide which kernels run: processor, instruction sets and GPU.
 
-    Cores, driver and runtimes are left out: they change with a quota or an update of the same machine. A key of another shape
+    Cores, driver and runtimes are omitted: they change with a quota or an update of the same machine. A key in another format
     is its own class.
 
     >>> device_class("Xeon Gold [avx2 avx512f] x16; onnxruntime 1.27.0")
@@ -108,7 +108,7 @@ def device_class(device_key: str) -> str:
 
 @dataclass(frozen=True)
 class SessionSettings:
-    """How a runtime must load the artifact: part of the variant, since it changes speed and numbers."""
+    """Settings with which a runtime must load the artifact: part of the variant, since they change speed and numbers."""
 
     provider: str
     threads: int
@@ -119,11 +119,11 @@ class SessionSettings:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether it computes on an NVIDIA GPU."""
+        """True if the session computes on an NVIDIA GPU."""
         return self.provider in GPU_PROVIDERS
 
     def without_spinning(self) -> SessionSettings:
-        """The same, with threads that sleep when they wait: for what is not timed, and must leave the cores to others."""
+        """Return the same settings with threads that sleep while waiting, for untimed work that must not occupy cores."""
         return replace(self, entries=self.entries | {"session.intra_op.allow_spinning": "0"})
 
 
@@ -131,9 +131,8 @@ class SessionSettings:
 class Variant:
     """The artifact that a candidate made from a source.
 
-    `path` is the ONNX file, which is portable; `engine`, where TensorRT runs it, what was built from that for one device.
-    `proof` says what its numbers are worth. `changes` counts what the pass did, by description; `notes` says what a reader
-    should know.
+    `path` is the portable ONNX file; `engine`, if TensorRT runs the variant, was built from it for one device. `proof` says how
+    its numbers were obtained. `changes` counts the edits of the graph pass, by description; `notes` holds remarks for readers.
     """
 
     candidate: str
@@ -148,24 +147,24 @@ class Variant:
 
     @property
     def measured_as(self) -> tuple[Any, ...]:
-        """What every measurement of it depends on: the artifact, its engine if it has one, and how a runtime loads them.
+        """Everything that its measurements depend on: the artifact, its engine if any, the proof and the session settings.
 
-        Two candidates for which it is equal are copies of each other.
+        Two candidates with equal values are copies of each other.
         """
         engine = self.engine.manifest.engine_digest if self.engine else None
         return self.digest, engine, self.proof, asdict(self.session)
 
     @property
     def loaded(self) -> Path:
-        """The file that answers: the engine where it runs here, else the ONNX file, by which one that does not is simulated."""
+        """The file to load: the engine if it runs here, else the ONNX file, which simulates an engine that does not."""
         return self.engine.path if self.engine and self.proof == "measured" else self.path
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """The recorded reason why a candidate made no variant or was not measured; `log` is what the builder said, if one did.
+    """The recorded reason why a candidate made no variant or was not measured; `log` is the builder's log, if any.
 
-    A `copy` made the same variant as an earlier candidate of the job, which is measured and judged for both.
+    A `copy` made the same variant as an earlier candidate of the job; that one is measured and judged for both.
     """
 
     kind: RefusalKind
@@ -175,7 +174,7 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Check:
-    """One check of the calibration data: what was seen, what was expected, what to do about it."""
+    """One check of the calibration data, with texts for the values found, the values expected, and the fix."""
 
     name: str
     passed: bool
@@ -187,9 +186,9 @@ class Check:
 
 @dataclass(frozen=True)
 class CalibrationVerdict:
-    """What the checks of the calibration data came to; `page` is the Data Docs page of the checkpoint.
+    """The outcome of the calibration checks; `page` is the Data Docs page of the checkpoint.
 
-    `figures` are the numbers behind the checks that are worth watching from run to run.
+    `figures` holds the figures behind the checks to track from run to run.
     """
 
     outcome: Literal["accepted", "accepted_with_warnings", "refused"]
@@ -199,15 +198,15 @@ class CalibrationVerdict:
 
     @property
     def failed(self) -> tuple[Check, ...]:
-        """The checks that did not pass, critical ones first."""
+        """Failed checks, critical ones first."""
         return tuple(sorted((c for c in self.checks if not c.passed), key=lambda check: check.severity))
 
 
 @dataclass(frozen=True)
 class Confirmed:
-    """What a candidate came to on the confirmation samples: the metric on `n` rows, and a latency measured anew.
+    """Results of a candidate on the confirmation samples: the metric on `n` rows, and a second latency measurement.
 
-    `confidence` is the one-sided confidence of each bound: higher than the gates', since several may be judged again.
+    `confidence` is the one-sided confidence of each bound: higher than the gates', since several candidates may be confirmed.
     """
 
     n: int
@@ -221,10 +220,10 @@ class Confirmed:
 
 @dataclass(frozen=True)
 class Trial:
-    """All that is known of one candidate: refused, or made and measured, and then judged.
+    """All results of one candidate: refused, or made, measured and judged.
 
-    `latencies` are those beside the baseline, one for each operating point; `beside_fp16` is that beside the float16 model, on
-    a GPU and at the first point. `copies` are later candidates that made the same variant.
+    `latencies` compares with the baseline, one entry per operating point. `beside_fp16` compares with the float16 model, on a
+    GPU and at the first point. `copies` names later candidates that made the same variant.
     """
 
     candidate: str
@@ -249,20 +248,20 @@ class Trial:
 
     @property
     def is_copy(self) -> bool:
-        """Whether an earlier candidate of the job made the same variant."""
+        """True if an earlier candidate of the job made the same variant."""
         return self.refusal is not None and self.refusal.kind == "copy"
 
     @property
     def latency(self) -> Latency | None:
-        """The latency at the first batch size: the one that gates and objective look at."""
+        """Latency at the first operating point, which gates and objective read."""
         return self.latencies[0] if self.latencies else None
 
 
 @dataclass(frozen=True)
 class Champion:
-    """The promoted variant of a model for one target, as the registry holds it.
+    """The promoted variant of a model for one target, as recorded in the registry.
 
-    `device` is the device key that it was approved on; empty for a version that quantgate did not promote.
+    `device` is the device key of its approval; empty for a version that quantgate did not promote.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""The frozen record of what a person said of a winner."""
+"""Frozen record of a person's decision on a winner."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ Decision = Literal["approved", "rejected"]
 
 @dataclass(frozen=True)
 class SignOff:
-    """An answer on one artifact in one place.
+    """A decision on one artifact as successor of one champion.
 
-    `digest` is the variant's, `replaces` the version of the champion that it follows, None where there is none. `at` is when
-    the server took the answer, in UTC, as ISO 8601. `by` is what the person called themselves: the open-source Prefect server
-    knows no users.
+    `digest` is the variant's. `replaces` is the version of the champion that it follows, or None. `at` is the time when the
+    server received the answer (ISO 8601, UTC). `by` is the name that the person entered: the open-source Prefect server has no
+    user accounts.
     """
 
     decision: Decision
@@ -25,5 +25,5 @@ class SignOff:
     replaces: str | None
 
     def __str__(self) -> str:
-        """The answer in words, such as `approved by Ada on 2026-11-22T10:00:00Z: as agreed`."""
+        """Return the decision as text, such as `approved by Ada on 2026-11-22T10:00:00Z: as agreed`."""
         return f"{self.decision} by {self.by} on {self.at}" + (f": {self.comment}" if self.comment else "")

@@ -1,4 +1,4 @@
-"""The frozen record of what a gate said."""
+"""Frozen record of a gate's verdict."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Samples and labels: data files against the inputs of a model, statistics, splits."""
+"""Samples and labels: data files checked against a model's inputs, statistics, splits."""

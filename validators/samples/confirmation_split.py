@@ -1,4 +1,4 @@
-"""The part of the evaluation samples that has no say in choosing a variant, and confirms the one that was chosen."""
+"""Split of the evaluation samples: those that select a variant, and those reserved to confirm it."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from validators.samples.datasets import Samples
 
 
 def confirmation_mask(samples: Samples, share: float, rows_per_unit: int) -> NDArray[np.bool_]:
-    """Which samples are kept for confirmation, shape `(n,)`: about `share` of them (0 to below 1).
+    """Mark about `share` (0 to below 1) of the samples for confirmation; bool of shape `(n,)`.
 
-    A sample's side follows from the sha256 of its own inputs and label, and from nothing else: samples that are added or
-    taken away move no other, samples that are equal stand on one side, and every run of every job agrees. `rows_per_unit`
-    adjacent samples (the halves of a pair) make one unit, which goes to one side whole. Where samples have clusters, the side
-    follows from the cluster's key alone, so that no cluster is on both sides.
+    The sha256 of a sample's own inputs and label alone decides its side. Adding or removing samples therefore moves no other
+    sample, equal samples are on the same side, and every run of every job agrees. `rows_per_unit` adjacent samples (the halves
+    of a pair) form one unit and stay together. If samples have clusters, the cluster's key alone decides, so that no cluster is
+    on both sides.
 
     Raises:
-        DataError: the samples do not make whole units, or a unit is in two clusters.
+        DataError: the number of samples is not a multiple of `rows_per_unit`, or a unit is in two clusters.
     """
     n = len(samples)
     if n % rows_per_unit:
@@ -43,7 +43,7 @@ def confirmation_mask(samples: Samples, share: float, rows_per_unit: int) -> NDA
 
 
 def _place(samples: Samples, start: int, rows: int) -> float:
-    """Where a unit stands between 0 and 1: its digest, read as a fraction."""
+    """Return the digest of a unit as a fraction from 0 to 1."""
     digest = hashlib.sha256()
     for row in range(start, start + rows):
         for name, array in sorted(samples.inputs.items()):
@@ -71,9 +71,9 @@ def _check_units(samples: Samples, clusters: NDArray[Any], rows: int) -> None:
 
 
 def _add(digest: Any, name: str, array: NDArray[Any], row: int) -> None:
-    """One sample of one array with its name, kind and shape: without those, other samples could have the same bytes."""
+    """Add one sample of an array to the digest, with its name, dtype and shape so that different samples never collide."""
     if array.dtype.kind in "USO":
-        # The dtype of text tells the longest of the file, which is another sample's affair.
+        # The dtype of text depends on the longest text of the file, hence on other samples.
         texts = [str(text) for text in np.asarray(array[row]).flat]
         digest.update(repr((name, "text", array.shape[1:], texts)).encode())
         return

@@ -1,4 +1,4 @@
-"""Words for data files that cannot be used: the kind of a foreign file, and how to fit an array to an input."""
+"""Error texts for unusable data files: the kind of a foreign file, and how to fit an array to an input."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-# The first bytes of files that are taken for data, and their kind.
+# Magic bytes of file formats that users pass as data.
 MAGIC = (
     (b"PK\x03\x04", "a zip archive"),
     (b"PK\x05\x06", "an empty zip archive"),
@@ -22,15 +22,15 @@ MAGIC = (
     (b"\x80", "a pickle"),
 )
 HEAD_BYTES = 4096
-# The directory at the end of a zip archive has a comment of at most 64 KiB behind it.
+# A zip archive ends with its directory record, followed by a comment of at most 64 KiB.
 END_BYTES = 22
 TAIL_BYTES = (1 << 16) + END_BYTES
-# Orders of more axes are not looked for.
+# Limits the search over permutations.
 MOST_AXES = 6
 
 
 def kind_of_file(path: Path) -> str:
-    """Return the kind of a file in words, by its first bytes."""
+    """Describe the kind of a file, from its first bytes."""
     with path.open("rb") as stream:
         head = stream.read(HEAD_BYTES)
     if not head:
@@ -38,14 +38,14 @@ def kind_of_file(path: Path) -> str:
     for magic, kind in MAGIC:
         if head.startswith(magic):
             return kind
-    # A cut at the end of the head may split one character.
+    # The end of the head may split a multi-byte character.
     if b"\0" not in head and "\ufffd" not in head.decode("utf-8", errors="replace")[:-1]:
         return "a JSON file" if head.lstrip()[:1] in (b"{", b"[") else "a text file"
     return "a file of an unknown kind"
 
 
 def is_cut(path: Path) -> bool:
-    """Whether a file begins like a zip archive or a Parquet file and does not end like one."""
+    """Return True if a file begins like a zip archive or a Parquet file but does not end like one."""
     with path.open("rb") as stream:
         head = stream.read(4)
         stream.seek(-min(path.stat().st_size, TAIL_BYTES), os.SEEK_END)
@@ -57,7 +57,7 @@ def is_cut(path: Path) -> bool:
 
 
 def dtype_advice(array: NDArray[Any], dtype: str) -> str:
-    """Return how to give an array the dtype of an input.
+    """Return advice on converting an array to the dtype of an input.
 
     >>> dtype_advice(np.zeros(2), "float32")
     "convert the array with .astype('float32')"
@@ -79,7 +79,7 @@ def dtype_advice(array: NDArray[Any], dtype: str) -> str:
 
 
 def shape_advice(shape: tuple[int, ...], wanted: tuple[int | str | None, ...]) -> str:
-    """Return how to fit an array of this shape to an input of the shape `wanted`, samples along axis 0.
+    """Return advice on fitting an array of this shape to an input of shape `wanted`, samples along axis 0.
 
     >>> shape_advice((8, 32, 32, 3), ("batch", 3, 32, 32))
     'transpose the array with .transpose(0, 3, 1, 2); a reshape would scramble it'
@@ -101,7 +101,7 @@ def shape_advice(shape: tuple[int, ...], wanted: tuple[int | str | None, ...]) -
 
 
 def _order(shape: tuple[int, ...], wanted: tuple[int | str | None, ...]) -> tuple[int, ...]:
-    """Return the order of axes in which the shape fits, the samples first; empty if there is none."""
+    """Return the axis permutation that makes the shape fit, keeping axis 0; empty if there is none."""
     if len(shape) != len(wanted) or len(shape) > MOST_AXES:
         return ()
     orders = ((0, *rest) for rest in permutations(range(1, len(shape))))
@@ -109,7 +109,7 @@ def _order(shape: tuple[int, ...], wanted: tuple[int | str | None, ...]) -> tupl
 
 
 def _fits(shape: tuple[int, ...], wanted: tuple[int | str | None, ...]) -> bool:
-    """Whether sizes are those of an input, from axis 1 on."""
+    """Return True if the shape fits an input from axis 1 on."""
     if len(shape) != len(wanted):
         return False
     return all(not isinstance(axis, int) or axis == size for axis, size in zip(wanted[1:], shape[1:], strict=True))

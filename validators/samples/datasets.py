@@ -1,4 +1,4 @@
-"""Data files against a model's inputs: names, dtypes, shapes, lengths, labels. Judging what is in them comes later."""
+"""Data files checked against a model's inputs: names, dtypes, shapes, lengths, labels. Other checks judge their content."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from validators.samples.data_advice import dtype_advice, is_cut, kind_of_file, s
 from validators.samples.labels import LabelSpec, check_labels
 
 Arrays = dict[str, NDArray[Any]]
-# Of a value of a column.
+# Smallest size of one value of a column.
 LEAST_BYTES = 1
-# Arrays from this size on are mapped from a temporary file.
+# Arrays of at least this size are memory-mapped from a temporary file.
 MAPPED_BYTES = 64 * 2**20
 COPIED_BYTES = 2**20
 
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """A model's input or output: its name, numpy dtype, and shape, where a dynamic axis is its name (or None)."""
+    """A model's input or output: name, numpy dtype, and shape; a dynamic axis is given by its name, or None."""
 
     name: str
     dtype: str
@@ -44,8 +44,8 @@ class TensorSpec:
 class Samples:
     """Samples that fit a model: `inputs[name]` has shape `(n, ...)`, `labels` has shape `(n, ...)` or is None.
 
-    `slices[name]` (integers, booleans or text of shape `(n,)`) tells each sample's group. `clusters` (likewise) has the key of
-    what a sample shares with others of its cluster, such as a patient; None where the job names no `data.groups`.
+    `slices[name]` (integers, booleans or text of shape `(n,)`) holds each sample's group. `clusters` (same types and shape)
+    holds each sample's cluster key, such as a patient; None if the job names no `data.groups`.
     """
 
     file: DataFile
@@ -58,7 +58,7 @@ class Samples:
         return self.file.rows
 
     def batches(self, size: int) -> Iterator[Arrays]:
-        """Slices of at most `size` samples along axis 0, in order."""
+        """Yield slices of at most `size` samples along axis 0, in order."""
         for start in range(0, len(self), size):
             yield {name: array[start : start + size] for name, array in self.inputs.items()}
 
@@ -75,8 +75,8 @@ def load_samples(
 ) -> Samples:
     """Read a data file and check that its arrays fit the model's inputs.
 
-    `role` (calibration, evaluation, traffic) names the file in errors. Label, slices and groups are optional here. Arrays of a
-    name in `ignore` are left out.
+    `role` (calibration, evaluation, traffic) names the file in errors. Label, slices and groups are optional here. Arrays
+    named in `ignore` are dropped.
 
     Raises:
         DataError: the file is missing, unreadable or empty, or a name, dtype, shape or length does not fit.
@@ -126,7 +126,7 @@ def load_samples(
 
 
 def check_evaluation(samples: Samples, spec: LabelSpec, *, metric: str, label: str) -> None:
-    """Check that no input value is NaN or Inf, and that labels are there and of the kind that the metric takes.
+    """Check that no input value is NaN or Inf, and that the labels exist and suit the metric.
 
     Raises:
         DataError: an input is not finite, or labels are missing, of the wrong kind or out of bounds.
@@ -150,12 +150,12 @@ def check_evaluation(samples: Samples, spec: LabelSpec, *, metric: str, label: s
 
 
 def _count_not_finite(array: NDArray[Any]) -> int:
-    """Return how many samples hold NaN or Inf; sample by sample, since a mask of a large array is large too."""
+    """Count the samples with NaN or Inf, one at a time, because a mask of a large array is large too."""
     return sum(not np.isfinite(sample).all() for sample in array) if array.dtype.kind == "f" else 0
 
 
 def read_arrays(path: Path, role: str) -> Arrays:
-    """All arrays (or columns) of a data file by name; `role` names the file in errors.
+    """Read all arrays (or columns) of a data file by name; `role` names the file in errors.
 
     Raises:
         DataError: the file is missing or unreadable.
@@ -186,7 +186,7 @@ def read_arrays(path: Path, role: str) -> Arrays:
 
 
 def _check_kind(path: Path, role: str) -> None:
-    """Refuse a file that is not of the kind that its suffix says: the libraries' own words are about pickles and footers."""
+    """Refuse a file that does not match its suffix: the libraries' own errors speak of pickles and footers."""
     name, magic = {".npz": ("npz archive", "zip archive"), ".parquet": ("Parquet file", "Parquet file")}[path.suffix]
     kind = kind_of_file(path)
     if not kind.endswith(magic):
@@ -204,7 +204,7 @@ def _check_kind(path: Path, role: str) -> None:
 
 
 def _read_npz(path: Path) -> Arrays:
-    # Opened here: numpy leaves a file that it opened itself open when the archive is damaged.
+    # Open the file here: if the archive is damaged, numpy does not close a file that it opened itself.
     with path.open("rb") as stream:
         # Pickled object arrays can run code when read; numpy refuses them with allow_pickle=False.
         archive = np.load(stream, allow_pickle=False)
@@ -213,7 +213,7 @@ def _read_npz(path: Path) -> Arrays:
         assert archive.zip is not None  # it is open
         _check_fits(sum(member.file_size for member in archive.zip.infolist()))
         arrays = {name: _read_member(archive, name) for name in archive.files}
-    # numpy gives a member that is no array as its bytes.
+    # numpy returns a member that is not an array as bytes.
     foreign = sorted(name for name, array in arrays.items() if not isinstance(array, np.ndarray))
     if foreign:
         raise ValueError(f"members that are no arrays: {foreign}")
@@ -221,7 +221,7 @@ def _read_npz(path: Path) -> Arrays:
 
 
 def _member(archive: Any, name: str) -> Any:
-    """One array of an archive; an array of Python objects is a pickle, which can run code when it is read."""
+    """Read one array of an archive; refuse an array of Python objects, because unpickling can run code."""
     try:
         return archive[name]
     except ValueError as error:
@@ -233,9 +233,9 @@ def _member(archive: Any, name: str) -> Any:
 
 
 def _read_member(archive: np.lib.npyio.NpzFile, name: str) -> NDArray[Any]:
-    """Read an array; a large one is unpacked into a temporary file without a name and mapped, so that its pages can be dropped.
+    """Read an array; unpack a large one into an unnamed temporary file and memory-map it, so that its pages can be dropped.
 
-    The user's own file is not mapped: one that is written anew meanwhile would change the samples or end the process.
+    The user's own file is not mapped: rewriting it during the run would change the samples or crash the process.
     """
     assert archive.zip is not None  # it is open
     member = f"{name}.npy"
@@ -263,21 +263,21 @@ def _read_parquet(path: Path) -> Arrays:
     with pyarrow.parquet.ParquetFile(path) as file:
         groups = [file.metadata.row_group(index) for index in range(file.metadata.num_row_groups)]
         columns = [group.column(index) for group in groups for index in range(group.num_columns)]
-        # What repeats is stored once, and read as often as it is repeated.
+        # Parquet stores repeated values once, but reading expands them.
         _check_fits(sum(max(column.total_uncompressed_size, column.num_values * LEAST_BYTES) for column in columns))
     table = pyarrow.parquet.read_table(path)
     return {name: _column(table.column(name).combine_chunks()) for name in table.column_names}
 
 
 def _check_fits(declared: int) -> None:
-    """That what a file says it holds fits into this machine's memory: a few bytes may unpack to any size."""
+    """Raise if the declared size in bytes exceeds this machine's memory: a few bytes may unpack to any size."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if declared > memory:
         raise ValueError(f"{declared / 1e9:.3g} GB when unpacked, and this machine has {memory / 1e9:.3g} GB of memory")
 
 
 def _column(array: Any) -> NDArray[Any]:
-    """An Arrow array with its own dtype; lists of one length become further axes."""
+    """Convert an Arrow array to numpy with its own dtype; lists of equal length become further axes."""
     from pyarrow import compute, types
 
     if array.null_count:
@@ -293,13 +293,13 @@ def _column(array: Any) -> NDArray[Any]:
 
 
 def _as_text(array: NDArray[Any]) -> NDArray[Any]:
-    """The same, text as text: Parquet gives Python objects."""
+    """Convert Python strings, which Parquet returns, to a numpy text array; return other arrays unchanged."""
     is_text = array.dtype.kind == "O" and all(isinstance(value, str) for value in array.flat)
     return array.astype(str) if is_text else array
 
 
 def _as_groups(array: NDArray[Any], name: str, path: Path, role: str) -> NDArray[Any]:
-    """A slice, or the groups, as an array of integers, booleans or text."""
+    """Return a slice, or the groups, as integers, booleans or text of shape `(n,)`; raise `DataError` for anything else."""
     array = _as_text(array)
     if array.ndim != 1 or array.dtype.kind not in "iubU":
         raise DataError(

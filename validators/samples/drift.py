@@ -1,4 +1,4 @@
-"""Whether two samples of a number come from one distribution: population stability index and Kolmogorov-Smirnov test."""
+"""Drift between two sets of values: population stability index and Kolmogorov-Smirnov test."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ PSI_BINS = 10
 
 @dataclass(frozen=True)
 class Comparison:
-    """What one statistic of the calibration samples is held against.
+    """Reference values for one statistic of the calibration samples.
 
-    `edges` are the inner bin edges and `reference_counts`, one longer, what the reference has between them. `p_value` is that
-    of the Kolmogorov-Smirnov test, corrected for the number of statistics that were compared together.
+    `edges` are the inner bin edges; `reference_counts`, one longer, are the reference's counts in the bins. `p_value` is that
+    of the Kolmogorov-Smirnov test, corrected for the number of statistics compared together.
     """
 
     statistic: str
@@ -30,11 +30,11 @@ class Comparison:
 def compare(calibration: Mapping[str, Vector], reference: Mapping[str, Vector]) -> tuple[Comparison, ...]:
     """Prepare the comparison of every statistic (vectors of shape `(n,)` and `(m,)` by name; NaN means no value).
 
-    A statistic without any value on either side is left out. The p-value is that of the two-sample Kolmogorov-Smirnov test
-    (asymptotic: the exact one is slow at thousands of samples and no different from about 50 on; conservative with ties),
-    corrected by the procedure of Benjamini and Hochberg, "Controlling the false discovery rate", Journal of the Royal
-    Statistical Society B 57(1), 1995: among the statistics then called drifted, few are so by chance. It holds for statistics
-    that rise and fall together, as these do (Benjamini and Yekutieli 2001).
+    A statistic without any value on one side is omitted. The p-value is that of the two-sample Kolmogorov-Smirnov test in its
+    asymptotic version: the exact test is slow at thousands of samples and no different above about 50. Ties make the test
+    conservative. The p-values are corrected by the procedure of Benjamini and Hochberg, "Controlling the false discovery
+    rate", Journal of the Royal Statistical Society B 57(1), 1995, so that few of the reported drifts are due to chance. The
+    procedure holds for positively dependent statistics such as these (Benjamini and Yekutieli 2001).
     """
     pairs = {
         name: (_finite(values), _finite(reference[name]))
@@ -53,10 +53,10 @@ def compare(calibration: Mapping[str, Vector], reference: Mapping[str, Vector]) 
 
 
 def find_edges(reference: Vector) -> tuple[float, ...]:
-    """Inner edges, ascending, of right-closed bins that hold about a tenth of `reference` (shape `(m,)`) each.
+    """Return the inner edges, ascending, of right-closed bins that each hold about a tenth of `reference` (shape `(m,)`).
 
-    A value that several deciles fall on gets a bin of its own: were it to share one with its neighbours, a statistic that is
-    constant in the reference (no zeros in any sample) could move without leaving its bin.
+    A value that equals several deciles gets its own bin. If it shared one with its neighbours, a statistic that is constant in
+    the reference (no zeros in any sample) could move without leaving its bin.
 
     >>> find_edges(np.arange(1.0, 101.0))
     (10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0, 80.0, 90.0)
@@ -70,7 +70,7 @@ def find_edges(reference: Vector) -> tuple[float, ...]:
 
 
 def count_in_bins(values: Vector, edges: Sequence[float]) -> tuple[int, ...]:
-    """How many of `values` (shape `(n,)`, NaN left out) lie in each of the `len(edges) + 1` right-closed bins.
+    """Count the finite `values` (shape `(n,)`) in each of the `len(edges) + 1` right-closed bins.
 
     >>> count_in_bins(np.array([-1.0, 0.0, 0.5, 1.0, 7.0]), (0.0, 1.0))
     (2, 2, 1)
@@ -80,12 +80,12 @@ def count_in_bins(values: Vector, edges: Sequence[float]) -> tuple[int, ...]:
 
 
 def measure_psi(counts: Sequence[int], reference_counts: Sequence[int]) -> float:
-    """The population stability index of binned counts: the sum over bins of (p - q) * ln(p / q), p and q being the shares.
+    """Return the population stability index of binned counts: the sum over bins of (p - q) * ln(p / q) for shares p and q.
 
     Source: N. Siddiqi, "Credit Risk Scorecards" (Wiley, 2006); it is the symmetric Kullback-Leibler divergence. A bin that is
-    empty on one side would give infinity, so that an empty bin counts as half a sample, the adjustment that is usual for
-    weights of evidence. The other usual one, a share of 1e-4, was rejected: a bin out of ten that chance left empty would
-    add 0.69, more than most real shifts. A bin that is empty on both sides says nothing.
+    empty on one side would give infinity; it counts as half a sample, the usual adjustment for weights of evidence. The other
+    usual adjustment, a share of 1e-4, is not used: one of ten bins left empty by chance would add 0.69, more than most real
+    shifts. A bin that is empty on both sides is ignored.
 
     >>> round(measure_psi((30, 70), (50, 50)), 4)  # -0.2 * ln(0.6) + 0.2 * ln(1.4)
     0.1695
@@ -97,9 +97,9 @@ def measure_psi(counts: Sequence[int], reference_counts: Sequence[int]) -> float
 
 
 def expect_psi_by_chance(counts: Sequence[int], reference_counts: Sequence[int]) -> float:
-    """The index that two samples of one distribution have on average: (B - 1) * (1/n + 1/m).
+    """Return the average index of two samples of one distribution: (B - 1) * (1/n + 1/m).
 
-    n and m are the sample counts, B the bins that are not empty on both sides. Source: B. Yurdakul and J. Naranjo,
+    n and m are the sample counts, B the number of bins with a sample on either side. Source: B. Yurdakul and J. Naranjo,
     "Statistical properties of the population stability index", Journal of Risk Model Validation 14(4), 2020: without a shift,
     PSI / (1/n + 1/m) tends to a chi-square variable with B - 1 degrees of freedom.
 
@@ -113,12 +113,12 @@ def expect_psi_by_chance(counts: Sequence[int], reference_counts: Sequence[int])
 def find_signs(
     counts: Sequence[int], reference_counts: Sequence[int], p_value: float, *, max_psi: float, min_p_value: float
 ) -> tuple[str, ...]:
-    """The signs of drift, of two: the index less its average by chance is above its bound, the p-value below its own.
+    """Return the signs of drift: "PSI" if the index less its chance average exceeds its bound, "KS" if the p-value is too low.
 
-    Each has a weakness that the other lacks. The index is noisy in small samples: 64 against 2,000 of one distribution have
-    0.15 on average, which is why that average is taken off before the bound of the job is applied; the rest then passes 0.5
-    by chance in about 1 of 10,000 draws. The p-value is exact about chance, but in large samples it calls shifts that matter
-    to no quantization range. One sign is therefore a warning, both are a refusal.
+    Each sign compensates for the other's weakness. The index is noisy in small samples: 64 against 2,000 of one distribution
+    average 0.15. That average is therefore subtracted before the job's bound applies; the rest exceeds 0.5 by chance in about
+    1 of 10,000 draws. The p-value accounts for chance exactly, but in large samples it reports shifts that matter to no
+    quantization range. One sign is therefore a warning, both are a refusal.
 
     >>> find_signs((40, 0), (1000, 1000), 0.2, max_psi=0.5, min_p_value=0.001)
     ('PSI',)

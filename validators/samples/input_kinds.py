@@ -1,4 +1,4 @@
-"""What the numbers of an input mean, as far as dtype and values tell: it decides which statistics describe a sample."""
+"""Kinds of inputs, guessed from dtype and values: the kind decides which statistics describe a sample."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ Kind = Literal["magnitude", "index", "mask", "other"]
 
 
 def kind_of(array: NDArray[Any]) -> Kind:
-    """What an input (shape `(n, ...)`) holds.
+    """Return the kind of an input (shape `(n, ...)`, any dtype).
 
-    - `magnitude`: floats, and 8-bit integers, which are pixels or sound: near values mean nearly the same.
-    - `mask`: booleans, and integers that are all 0 or 1: they say which entries of another input count.
-    - `index`: other integers, such as tokens or categories: 0 is read as padding, and near values mean nothing.
-    - `other`: what no model computes with, such as strings.
+    - `magnitude`: floats, and 8-bit integers (pixels or sound): near values have a similar meaning.
+    - `mask`: booleans, and integers that are all 0 or 1: they mark the entries of another input that count.
+    - `index`: other integers, such as tokens or categories: 0 is padding, and the distance of values means nothing.
+    - `other`: values that no model computes with, such as strings.
 
     >>> import numpy as np
     >>> kind_of(np.array([[3, 0]], np.uint8)), kind_of(np.array([[3, 0]])), kind_of(np.array([[1, 0]]))

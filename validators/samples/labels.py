@@ -1,4 +1,4 @@
-"""The labels of evaluation data: what a metric takes, and whether they are that."""
+"""Labels of evaluation data: the labels that a metric accepts, and their check."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from validators.errors import DataError
 
-# The token that does not count, as in PyTorch's cross_entropy and the language models of Hugging Face.
+# Token id to ignore, as in PyTorch's cross_entropy and the language models of Hugging Face.
 IGNORED = -100
 
 LabelKind = Literal["any", "classes", "numbers", "text"]
@@ -18,11 +18,14 @@ LabelKind = Literal["any", "classes", "numbers", "text"]
 
 @dataclass(frozen=True)
 class LabelSpec:
-    """What labels a metric takes; `any` are not looked at.
+    """The labels that a metric accepts, by `kind`.
 
-    `classes`: one index below `classes` a sample, int `(n,)`. `numbers`: finite ones, `size` a sample. `text`: strings `(n,)`,
-    or token ids `(n, length)` below `classes` (no bound where 0), IGNORED where none counts. `distinct` is how many different
-    labels there must be. With `in_pairs`, samples 2i and 2i + 1 are a pair and have the same label.
+    - `any`: labels are not checked.
+    - `classes`: one index below `classes` per sample, int `(n,)`.
+    - `numbers`: finite numbers, `size` per sample.
+    - `text`: strings `(n,)`, or token ids `(n, length)` below `classes` (0: no bound), IGNORED at positions that do not count.
+
+    At least `distinct` different labels are required. With `in_pairs`, samples 2i and 2i + 1 are a pair with the same label.
     """
 
     kind: LabelKind
@@ -34,10 +37,10 @@ class LabelSpec:
 
 
 def check_labels(labels: NDArray[Any], spec: LabelSpec, *, data: str, label: str, metric: str) -> None:
-    """Check that labels are what the metric takes; `data` and `label` name their file and array in errors.
+    """Check that the labels (shape `(n, ...)`) fit the metric; `data` and `label` name their file and array in errors.
 
     Raises:
-        DataError: they are of another kind or size, out of bounds, too few different ones, or not in pairs.
+        DataError: the labels have the wrong kind or size, are out of bounds, are too few distinct ones, or are not in pairs.
     """
     where = f"evaluation data {data}: {label!r}"
     if spec.kind == "classes":

@@ -1,22 +1,21 @@
-"""Nearly the same samples: an image with a little noise or another compression, a text with a word changed.
+"""Near-duplicate samples: an image with a little noise or another compression, a text with a word changed.
 
-Two samples are near when they are near in every input. Masks say nothing by themselves and are left out unless there is nothing
-else. For the other kinds (`validators.samples.input_kinds`) near is
+Two samples are near if they are near in every input. Masks carry no information of their own and are ignored unless all inputs
+are masks. For the other kinds (`validators.samples.input_kinds`) near means
 
 - for magnitudes, a root mean square difference of up to 20 % of the standard deviation over `others`. Independent samples
-  differ by 141 %; at 20 % they correlate by 1 - 0.2^2 / 2 = 98 % about the mean sample. Of the demo's digits, 8 bits, JPEG of
-  quality 30, half the size and back, and another interpolation make 0.3, 5, 9 and 16 %; a shift by 1 of 96 pixels, which is
-  not near, 23 %. The two most alike of 5,000 are 16 % apart.
-- for indices, in whatever order, an affinity of at least 85 %, so that a text of 7 tokens may have one replaced. It is the sum
-  over tokens of sqrt(x y) / sqrt(|x| |y|), with x and y a token's counts and |x| and |y| the numbers of tokens in the two
-  samples (A. Bhattacharyya, 1943), and weighs all occurrences alike, where the cosine of counts gives a token that occurs five
-  times the weight of 25. Of 10,568 reviews of the demo 0.2 % have such a neighbour.
+  differ by 141 %; at 20 % they correlate by 1 - 0.2^2 / 2 = 98 % about the mean sample. For the demo's digits, 8 bits, JPEG of
+  quality 30, half the size and back, and another interpolation give 0.3, 5, 9 and 16 %; a shift by 1 of 96 pixels, which is
+  not near, gives 23 %. The two most similar of 5,000 are 16 % apart.
+- for indices, in any order, an affinity of at least 85 %, so that a text of 7 tokens may have one replaced. The affinity is the
+  sum over tokens of sqrt(x y) / sqrt(|x| |y|), with x and y a token's counts and |x| and |y| the numbers of tokens in the two
+  samples (A. Bhattacharyya, 1943). It weighs all occurrences equally, whereas the cosine of counts gives a token that occurs
+  five times the weight of 25. Of 10,568 reviews of the demo 0.2 % have such a neighbour.
 
-Both can be had as a Euclidean distance, the second one as sqrt(2 - 2 affinity). A random projection to 64 components keeps
-distances, give or take 9 %, whatever the size (W. Johnson and J. Lindenstrauss, 1984): it names a few candidates, which are
-measured in full. A distance of 1 is here what is still near, unless samples have so few degrees of freedom that many are that
-near by chance. Near is then less far: so far that at most 2 % of `others` have a near-duplicate among themselves, exact copies
-aside.
+Both are Euclidean distances, the second as sqrt(2 - 2 affinity). A random projection to 64 components keeps distances within
+9 %, whatever the size (W. Johnson and J. Lindenstrauss, 1984): it selects a few candidates, which are then measured in full.
+Distances are scaled so that 1 is the limit of near. If samples have so few degrees of freedom that many are that near by
+chance, the limit shrinks until at most 2 % of `others` have a near-duplicate among themselves, exact copies aside.
 """
 
 from __future__ import annotations
@@ -36,27 +35,27 @@ from validators.samples.input_kinds import Kind, kind_of
 
 MAX_DIFFERENCE = 0.2
 MIN_AFFINITY = 0.85
-# Of 128 samples 10 leaked from 2,000, and p < 0.001 came up: for normal samples of 3 and 6 dimensions, leaked with 1 % noise,
-# in 97 to 100 % of the cases, with 5 % here in 33 to 50 %; for texts of which 5 % have a relative, leaked with a word replaced,
-# in 67 %, with 1 % here in 33 %.
+# Detection rates at p < 0.001 with 10 of 128 samples leaked from 2,000: for normal samples of 3 and 6 dimensions, leaked with
+# 1 % noise, 97 to 100 % (33 to 50 % with a limit of 5 % here); for texts of which 5 % have a relative, leaked with a word
+# replaced, 67 % (33 % with a limit of 1 % here).
 MAX_NATURAL_SHARE = 0.02
-# An input where fewer entries than this carry the variance is a table, whose columns have units of their own.
+# If fewer entries than this carry the variance, the input is a table whose columns have units of their own.
 MIN_CARRIERS = 16
 COMPONENTS = 64
-# One pair in 10,000 is stretched by more: the 0.9999 quantile of sqrt(chi2 / 64), of 64 degrees of freedom, is 1.34.
+# The projection stretches one pair in 10,000 by more: the 0.9999 quantile of sqrt(chi2 / 64), 64 degrees of freedom, is 1.34.
 SLACK = 1.34
 CANDIDATES = 5
-# Tokens become components by hash: of 31 bits, and folded to 14 for the projection, where a collision hardly matters.
+# Tokens are hashed to components: 31 bits, folded to 14 for the projection, where a collision hardly matters.
 TOKEN_BITS, FOLDED_BITS = 31, 14
-# Spread and natural share of all others are estimated from so many, evenly spaced.
+# Spread and natural share of all others are estimated from this many, evenly spaced.
 MAX_SAMPLES = 2000
-# Values held as floats at a time: 8 MB. With fewer, multiplying by the projection waits for memory.
+# Values per block: 8 MB as float32. In smaller blocks the projection is limited by memory bandwidth.
 BLOCK_VALUES = 2**21
 # A difference of less than this fraction of an input's size is rounding.
 RESOLUTION = 1e-6
 # Larger values count as infinite, so that no sum of squares overflows.
 MAX_VALUE = np.float32(1e30)
-# Far from everything, with a square that float32 can hold.
+# Far from everything, but its square fits into float32.
 FAR = 1e9
 
 Rows = NDArray[np.intp]
@@ -66,7 +65,7 @@ Encoder = Callable[[NDArray[Any]], Vectors]
 
 @dataclass(frozen=True)
 class _Side:
-    """Samples, the rows of those that can be compared, shape `(k,)`, and their projected vectors, shape `(k, components)`."""
+    """Samples, the rows that can be compared (shape `(k,)`), and their projected vectors (shape `(k, components)`)."""
 
     arrays: Arrays
     rows: Rows
@@ -76,17 +75,17 @@ class _Side:
         return _Side(self.arrays, self.rows[positions], self.points[positions])
 
     def report(self, nearest: Rows, near: NDArray[np.bool_]) -> Rows:
-        """`nearest` where `near` (shapes `(k,)`), -1 in all other rows."""
+        """Return `nearest` in the rows marked by `near` (shapes `(k,)`), and -1 in all other rows; shape `(n,)`."""
         found = np.full(len(next(iter(self.arrays.values()))), -1, np.intp)
         found[self.rows[near]] = nearest[near]
         return found
 
 
 def find_near_duplicates(samples: Arrays, others: Arrays) -> Rows:
-    """For each of `n` samples the row of its nearest near-duplicate in `others`, -1 where there is none; shape `(n,)`.
+    """Return for each of `n` samples the row of its nearest near-duplicate in `others`, or -1; intp of shape `(n,)`.
 
-    Each array has shape `(n, ...)` in `samples` and `(m, ...)` in `others`. Exact copies are near-duplicates too. A sample with
-    NaN, Inf, or a value beyond 1e30 has none, and is none.
+    Each array has shape `(n, ...)` in `samples` and `(m, ...)` in `others`. Exact copies count as near-duplicates. A sample
+    with NaN, Inf, or a value beyond 1e30 neither has nor is a near-duplicate.
 
     >>> others = {"ids": np.array([range(10, 20), range(40, 50)])}
     >>> find_near_duplicates({"ids": np.array([[12, 11, 10, *range(13, 19), 99], range(70, 80)])}, others)
@@ -101,9 +100,9 @@ def find_near_duplicates(samples: Arrays, others: Arrays) -> Rows:
 
 
 def find_near_duplicates_within(arrays: Arrays) -> Rows:
-    """For each of `n` samples the row of its nearest near-duplicate among the others of its set, -1 if none; shape `(n,)`.
+    """Return for each of `n` samples the row of its nearest near-duplicate in the same set, or -1; intp of shape `(n,)`.
 
-    Near is what it is to `find_near_duplicates(samples, arrays)`.
+    The limit of near is that of `find_near_duplicates(samples, arrays)`.
 
     >>> find_near_duplicates_within({"ids": np.array([range(10, 20), range(40, 50), [99, *range(11, 20)]])})
     array([ 2, -1,  0])
@@ -115,19 +114,19 @@ def find_near_duplicates_within(arrays: Arrays) -> Rows:
 
 
 def chance_of_so_many(hits: int, n: int, natural_hits: int, m: int) -> float:
-    """p-value: how likely at least `hits` of `n` new samples have a near-duplicate among `m` others by chance alone.
+    """Return the p-value that at least `hits` of `n` new samples have a near-duplicate among `m` others by chance alone.
 
-    `natural_hits` of the `m` others have one among themselves. If all n + m samples were drawn alike, a pair of near-duplicates
-    is as likely to fall on any two of them: each pair across gives one hit, each pair among the others two natural ones. Pairs
-    are what chance deals out, so that the others count by halves in Fisher's exact test (R. A. Fisher, 1934): of all pairs,
-    `hits` + `natural_hits` / 2, at least `hits` are across, with the probability of drawing them with `n` of n + m / 2.
-    Counted singly, p < 0.001 would come up in 0.6 % of draws of n = m = 2,000 where 0.5 to 5 % are in a pair; by halves it
-    does in less than 0.1 %, at n = 128 as well.
+    `natural_hits` of the `m` others have a near-duplicate among themselves. If all n + m samples come from one draw, a pair
+    of near-duplicates is equally likely to fall on any two of them: each pair across gives one hit, each pair among the others
+    two natural hits. Chance distributes pairs, so the others count by halves in Fisher's exact test (R. A. Fisher, 1934): of
+    all `hits` + `natural_hits` / 2 pairs, at least `hits` are across, with the probability of drawing them with `n` of
+    n + m / 2. Counted singly, p < 0.001 would occur in 0.6 % of draws of n = m = 2,000 with 0.5 to 5 % of samples in a pair; by
+    halves it occurs in less than 0.1 %, at n = 128 as well.
 
-    What is as common among the others counts as natural: the frames of a film that were dealt out to both sides are not found,
-    and those on one side hide other leaks. Of 128 samples against 2,000, at p < 0.001, it takes 4 leaked ones if no others are
-    near-duplicates, and to be found in 9 of 10 cases 6 if 0.5 % are, 10 with 2 %, and 14 with 5 %. The smaller `m`, the more:
-    7 of 128 against 500, and 17 of 2,000 against as many, if none are.
+    Duplicates that are as common among the others count as natural: frames of one film on both sides are not detected, and
+    frames on one side hide other leaks. With 128 samples against 2,000, at p < 0.001, detection takes 4 leaked samples if no
+    others are near-duplicates. Detection in 9 of 10 cases takes 6 if 0.5 % of the others are, 10 with 2 %, and 14 with 5 %. A
+    smaller `m` takes more: 7 of 128 against 500, and 17 of 2,000 against as many, if none are.
 
     >>> round(chance_of_so_many(4, 128, 0, 2000), 6), round(chance_of_so_many(4, 128, 20, 2000), 3)
     (0.000159, 0.064)
@@ -137,7 +136,7 @@ def chance_of_so_many(hits: int, n: int, natural_hits: int, m: int) -> float:
 
 
 def allow_by_chance(n: int, natural_hits: int, m: int, min_p_value: float) -> int:
-    """The most near-duplicates that `n` new samples may have before `chance_of_so_many` falls below `min_p_value`.
+    """Return how many near-duplicates `n` new samples may have before `chance_of_so_many` falls below `min_p_value`.
 
     >>> [allow_by_chance(128, natural_hits, 2000, 0.001) for natural_hits in (0, 10, 100)]
     [3, 5, 16]
@@ -147,7 +146,7 @@ def allow_by_chance(n: int, natural_hits: int, m: int, min_p_value: float) -> in
 
 
 def _make_encoders(samples: Arrays, others: Arrays) -> dict[str, Encoder]:
-    """For each input that tells samples apart, what turns a block of it into vectors that are near at a distance of 1."""
+    """Return an encoder for each informative input: it turns a block into vectors that are near up to a distance of 1."""
     kinds: dict[str, Kind] = {}
     for name, array in others.items():
         if array.size:
@@ -155,7 +154,7 @@ def _make_encoders(samples: Arrays, others: Arrays) -> dict[str, Encoder]:
             kinds[name] = "index" if "index" in either else either[0]
     encoders: dict[str, Encoder] = {name: _count_tokens for name, kind in kinds.items() if kind == "index"}
     encoders |= {name: _scale_by(others[name]) for name, kind in kinds.items() if kind == "magnitude"}
-    # Of masks alone, the places that are set are the tokens.
+    # If all inputs are masks, the positions that are set serve as tokens.
     return encoders or {name: _count_places for name, kind in kinds.items() if kind == "mask"}
 
 
@@ -164,7 +163,7 @@ def _count_places(block: NDArray[Any]) -> Vectors:
 
 
 def _scale_by(others: NDArray[Any]) -> Encoder:
-    """Magnitudes in units of `MAX_DIFFERENCE` spreads over `others`, and of the root of the number of entries."""
+    """Return an encoder of magnitudes in units of `MAX_DIFFERENCE` spreads over `others` times the root of the entry count."""
     rows = _usable({"": others})
     rows = rows[_draw(len(rows))]
     count, entries = max(1, len(rows)), math.prod(others.shape[1:])
@@ -178,11 +177,11 @@ def _scale_by(others: NDArray[Any]) -> Encoder:
     if variances.sum() ** 2 >= MIN_CARRIERS * (variances**2).sum():
         variances, sizes = variances.mean(), sizes.mean()
     spread = np.sqrt(np.maximum(variances, RESOLUTION**2 * sizes))
-    # The least unit is for entries that are 0 in all others: nothing else is near them.
+    # The smallest unit applies to entries that are 0 in all others: no other value is near them.
     unit = np.maximum(spread * MAX_DIFFERENCE * np.sqrt(entries), np.finfo(np.float32).tiny)
 
     def encode(block: NDArray[Any]) -> Vectors:
-        # A tenth of `RESOLUTION` is what float32 resolves.
+        # float32 resolves a tenth of `RESOLUTION`.
         with np.errstate(over="ignore"):
             scaled = (block.astype(np.float32) - center.astype(np.float32)) / unit.astype(np.float32)
         return scaled.clip(-FAR, FAR)
@@ -191,17 +190,17 @@ def _scale_by(others: NDArray[Any]) -> Encoder:
 
 
 def _count_tokens(block: NDArray[Any]) -> Vectors:
-    """Roots of the tokens' shares of a sample, 0 left out, scaled so that `MIN_AFFINITY` is a distance of 1."""
+    """Return the roots of the tokens' shares of a sample, without 0, scaled so that `MIN_AFFINITY` is a distance of 1."""
     rows, columns = np.nonzero(block)
     # D. Knuth, The Art of Computer Programming 3, 6.4: multiples of the golden ratio spread neighbouring numbers evenly.
     places = (block[rows, columns].astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(64 - TOKEN_BITS)
     shares = 1 / np.count_nonzero(block, axis=1)[rows] / (2 - 2 * MIN_AFFINITY)
     entries = (shares.astype(np.float32), (rows, places.astype(np.int64)))
-    return sparse.csr_array(entries, shape=(len(block), 2**TOKEN_BITS)).sqrt()  # csr_array adds up what is in one place
+    return sparse.csr_array(entries, shape=(len(block), 2**TOKEN_BITS)).sqrt()  # csr_array sums duplicate entries
 
 
 def _fold(vectors: Vectors) -> Vectors:
-    """Sparse vectors with fewer columns, so that there is a direction for each; dense ones as they are."""
+    """Fold sparse vectors to fewer columns, so that each can have a random direction; return dense ones unchanged."""
     if not isinstance(vectors, sparse.csr_array):
         return vectors
     entries = (vectors.data, vectors.indices >> (TOKEN_BITS - FOLDED_BITS), vectors.indptr)
@@ -209,7 +208,7 @@ def _fold(vectors: Vectors) -> Vectors:
 
 
 def _usable(arrays: Arrays) -> Rows:
-    """Rows where all floats are finite and at most `MAX_VALUE`."""
+    """Return the rows where all floats are finite and at most `MAX_VALUE` in magnitude."""
     usable = np.ones(len(next(iter(arrays.values()))), np.bool_)
     for array in arrays.values():
         if array.dtype.kind == "f":
@@ -225,7 +224,7 @@ def _project(arrays: Arrays, encoders: dict[str, Encoder]) -> _Side:
 
 
 def _project_input(array: NDArray[Any], rows: Rows, encode: Encoder, seed: int) -> NDArray[np.float32]:
-    """Vectors as they are if they have few components, or along random directions, which keep distances on average."""
+    """Return vectors unchanged if they have few components, else along random directions, which keep distances on average."""
     width = _fold(encode(np.zeros((1, math.prod(array.shape[1:])), array.dtype))).shape[1]
     points = np.empty((len(rows), min(width, COMPONENTS)), np.float32)
     if width > COMPONENTS:
@@ -239,9 +238,9 @@ def _project_input(array: NDArray[Any], rows: Rows, encode: Encoder, seed: int) 
 def _find_nearest(
     ours: _Side, theirs: _Side, encoders: dict[str, Encoder], itself: Rows | None = None
 ) -> tuple[NDArray[np.float64], Rows]:
-    """How far each of `ours` has its nearest of `theirs`, inf if far, and in which row; shapes `(k,)`.
+    """Return the distance of each of `ours` to its nearest of `theirs`, inf if far, and that row; shapes `(k,)`.
 
-    `itself` (shape `(k,)`) is where each of `ours` is among `theirs`, and does not count.
+    `itself` (shape `(k,)`) holds the position of each of `ours` among `theirs`, which is excluded.
     """
     from sklearn.neighbors import NearestNeighbors  # imports in 1 s
 
@@ -261,7 +260,7 @@ def _find_nearest(
 def _measure(
     samples: Arrays, rows: Rows, others: Arrays, other_rows: Rows, encoders: dict[str, Encoder]
 ) -> NDArray[np.float64]:
-    """The distance of each pair of rows, in full, in the input where it is largest; shape `(pairs,)`."""
+    """Return the full distance of each pair of rows, in the input where it is largest; shape `(pairs,)`."""
     distances = np.zeros(len(rows))
     for name, encode in encoders.items():
         pairs = zip(_blocks(samples[name], rows), _blocks(others[name], other_rows), strict=True)
@@ -272,22 +271,22 @@ def _measure(
 
 
 def _choose_radius(among: NDArray[np.float64]) -> float:
-    """What is near: 1, or less if more than `MAX_NATURAL_SHARE` of these distances, exact copies aside, are within it."""
+    """Return the limit of near: 1, or less if more than `MAX_NATURAL_SHARE` of these distances, copies aside, are within 1."""
     apart = np.sort(among[among > 0])
     allowed = int(MAX_NATURAL_SHARE * len(among))
-    # Where one sample is more than that share, the samples are too few to tell.
+    # If one sample exceeds that share, there are too few samples to estimate a limit.
     if not allowed or len(apart) <= allowed:
         return 1.0
     return min(1.0, float(np.nextafter(apart[allowed], 0)))
 
 
 def _draw(count: int) -> Rows:
-    """Up to `MAX_SAMPLES` evenly spaced positions out of `count`."""
+    """Return up to `MAX_SAMPLES` evenly spaced positions out of `count`."""
     return np.linspace(0, count - 1, min(count, MAX_SAMPLES)).astype(np.intp)
 
 
 def _blocks(array: NDArray[Any], rows: Rows) -> Iterator[tuple[slice, NDArray[Any]]]:
-    """Where in `rows`, and the samples there, shape `(k, entries)`."""
+    """Yield blocks of samples, shape `(k, entries)`, each with its slice of `rows`."""
     entries = math.prod(array.shape[1:])
     size = max(1, BLOCK_VALUES // max(1, entries))
     for start in range(0, len(rows), size):

@@ -1,4 +1,4 @@
-"""Samples as numbers: a few statistics of each sample and input, read in blocks so that no large array is copied."""
+"""Statistics of each sample and input, computed in blocks so that no large array is copied."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from validators.samples.datasets import Arrays
 from validators.samples.drift import Vector
 from validators.samples.input_kinds import kind_of
 
-# Values held as float64 at a time: 1 MB, which a core's cache holds. Blocks four times as large took four times as long.
+# Values per block: 1 MB as float64, which fits into a core's cache. Blocks four times as large took four times as long.
 BLOCK_VALUES = 2**17
-# Two values of a statistic that differ by less than this fraction of the input's usual size are rounding, no difference.
+# Values of a statistic that differ by less than this fraction of the input's usual size differ by rounding only.
 RESOLUTION = 1e-5
 MAGNITUDE_STATISTICS = ("mean", "std", "min", "max", "share of zeros")
 COUNT_STATISTICS = ("mean", "share of zeros", "length")
 
 
 def measure_samples(inputs: Arrays, rows: NDArray[np.intp] | None = None) -> dict[str, Vector]:
-    """Statistics of each sample by `input.statistic`, as float64 of shape `(n,)`, or `(len(rows),)` for some rows.
+    """Return statistics of each sample by `input.statistic`: float64 of shape `(n,)`, or `(len(rows),)` if `rows` is given.
 
-    Magnitudes (`validators.samples.input_kinds`): mean, std (of the population), min, max, share of zeros. Indices and
-    masks: mean, share of zeros, and length, the number of entries that are not zero. Inputs of other kinds, or without
-    entries, have none. Where a sample holds NaN or Inf, or a statistic overflows, its values are NaN.
+    Each input has shape `(n, ...)`. Magnitudes (`validators.samples.input_kinds`) have mean, std (of the population), min, max
+    and share of zeros. Indices and masks have mean, share of zeros and length, the number of nonzero entries. Inputs of other
+    kinds, or without entries, have none. If a sample holds NaN or Inf, or a statistic overflows, its values are NaN.
 
     >>> measure_samples({"ids": np.array([[5, 7, 0, 0]])})
     {'ids.mean': array([3.]), 'ids.share of zeros': array([0.5]), 'ids.length': array([2.])}
@@ -43,12 +43,12 @@ def measure_samples(inputs: Arrays, rows: NDArray[np.intp] | None = None) -> dic
 
 
 def count_nonfinite(array: NDArray[Any]) -> NDArray[np.int64]:
-    """How many values of each sample are NaN or Inf; int64 of shape `(n,)`."""
+    """Count the NaN and Inf values of each sample of an array of shape `(n, ...)`; int64 of shape `(n,)`."""
     return np.concatenate([(~np.isfinite(block)).sum(axis=1, dtype=np.int64) for block in _blocks(array, None)])
 
 
 def differs_from_first(array: NDArray[Any]) -> NDArray[np.int64]:
-    """1 for each sample that is not equal to the first, else 0; int64 of shape `(n,)`.
+    """Return 1 for each sample of an array of shape `(n, ...)` that differs from the first, else 0; int64 of shape `(n,)`.
 
     >>> differs_from_first(np.array([[1, 2], [1, 2], [2, 2]]))
     array([0, 0, 1])
@@ -60,11 +60,12 @@ def differs_from_first(array: NDArray[Any]) -> NDArray[np.int64]:
 def align(
     calibration: Mapping[str, Vector], reference: Mapping[str, Vector]
 ) -> tuple[dict[str, Vector], dict[str, Vector]]:
-    """Both tables with the statistics of magnitudes rounded to one grid, about 1e-5 of the input's size in the reference.
+    """Round the statistics of magnitudes in both tables to one grid, about 1e-5 of the input's size in the reference.
 
-    Many inputs are normalized sample by sample, so that their mean is zero and their std one but for rounding. Unrounded,
-    files written by two programs would then differ in every sample, by nothing that a model could see. The size of an input
-    is the median over samples of its largest magnitude, which a few outliers do not move.
+    The tables map a statistic to a vector of shape `(n,)` and `(m,)`. Many inputs are normalized sample by sample: their mean
+    is zero and their std one, up to rounding. Without the grid, files written by two programs would differ in every sample, too
+    little for a model to notice. The size of an input is the median over samples of its largest magnitude, which a few outliers
+    do not move.
     """
     rounded = dict(calibration), dict(reference)
     for name in calibration:
@@ -74,7 +75,7 @@ def align(
         sizes = np.maximum(np.abs(reference[f"{stem}.min"]), np.abs(reference[f"{stem}.max"]))
         sizes = sizes[np.isfinite(sizes)]
         if sizes.size and (size := float(np.median(sizes))) > 0:
-            # A power of two, so that round values such as 1.0 stay what they are.
+            # A power of two keeps round values such as 1.0 exact.
             step = 2.0 ** np.floor(np.log2(size * RESOLUTION))
             for table in rounded:
                 table[name] = np.round(table[name] / step) * step
@@ -82,7 +83,7 @@ def align(
 
 
 def _blocks(array: NDArray[Any], rows: NDArray[np.intp] | None) -> Iterator[NDArray[Any]]:
-    """Blocks of samples, each of shape `(k, values)`: views of `array`, or copies of the rows that are asked for."""
+    """Yield blocks of samples, each of shape `(k, values)`: views of `array`, or copies of `rows`."""
     count = len(array) if rows is None else len(rows)
     size = max(1, BLOCK_VALUES // max(1, array[0].size))
     for start in range(0, count, size):

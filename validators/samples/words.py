@@ -1,14 +1,14 @@
-"""Small words for texts about samples."""
+"""Phrases for texts about samples."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-SHOWN = 5  # rows, statistics or labels named in a text; the page has them all
+SHOWN = 5  # rows, statistics or labels named in a text; the page lists all
 
 
 def name_rows(rows: Sequence[int]) -> str:
-    """Rows, counted from 0, for a person to find.
+    """Name rows, counted from 0, at most `SHOWN` of them.
 
     >>> name_rows([3, 17]), name_rows(range(100))
     ('samples 3, 17', '100 samples (0, 1, 2, 3, 4 and 95 more)')
@@ -19,12 +19,12 @@ def name_rows(rows: Sequence[int]) -> str:
 
 
 def and_more(items: Sequence[object]) -> str:
-    """The end of a list of which `SHOWN` items are written out."""
+    """Return the end of a list that shows `SHOWN` items: the number of omitted ones, or nothing."""
     return f" and {len(items) - SHOWN} more" if len(items) > SHOWN else ""
 
 
 def count(number: int, noun: str) -> str:
-    """A number with its noun.
+    """Return a number with its noun, in the plural unless it is 1.
 
     >>> count(1, "sample"), count(2, "sample")
     ('1 sample', '2 samples')
@@ -33,7 +33,7 @@ def count(number: int, noun: str) -> str:
 
 
 def percent(share: float) -> str:
-    """A share, 0 to 1, with two digits that count: those of tensors are small.
+    """Format a share, 0 to 1, as a percentage with two significant digits: shares of tensors are small.
 
     >>> percent(0.000061), percent(0.25), percent(1)
     ('0.0061%', '25%', '100%')

@@ -1,1 +1,1 @@
-"""What comes from others is read here: paths, addresses, YAML, programs, text that is shown."""
+"""Readers and checks of untrusted input: paths, S3 URIs, YAML, external data, exported programs, allowlists."""

@@ -1,4 +1,4 @@
-"""YAML from people and registries: no tags that make objects, no key twice, and no aliases that multiply."""
+"""Safe YAML loading: no tags that create objects, no duplicate keys, and bounded alias expansion."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from typing import Any
 
 import yaml
 
-# A job or an MLmodel file has some hundred; what aliases repeat counts each time.
+# A job or an MLmodel file has a few hundred nodes; each repetition by an alias counts.
 MOST_NODES = 20_000
 MOST_CHARACTERS = 1_000_000
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML that refuses a key which is there twice: PyYAML keeps the last one in silence."""
+    """Loader that refuses duplicate keys: PyYAML silently keeps the last one."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [self.construct_object(key, deep=True) for key, _ in node.value if not key.tag.endswith(":merge")]
@@ -23,13 +23,13 @@ class _Loader(yaml.SafeLoader):
 
 
 def load_yaml(text: str) -> Any:
-    """The content of a YAML document.
+    """Return the content of a YAML document.
 
     Raises:
-        yaml.YAMLError: it is none, is longer than 1,000,000 characters, or has more than 20,000 values with all aliases written
-            out.
-        ValueError, KeyError, AttributeError: a scalar that its tag does not fit.
-        RecursionError: it is nested too deeply.
+        yaml.YAMLError: the text is not YAML, is longer than 1,000,000 characters, or has more than 20,000 values with all
+            aliases expanded.
+        ValueError, KeyError, AttributeError: a scalar does not fit its tag.
+        RecursionError: the document is nested too deeply.
     """
     if len(text) > MOST_CHARACTERS:
         raise yaml.YAMLError(f"{len(text)} characters; expected at most {MOST_CHARACTERS}")
@@ -38,7 +38,7 @@ def load_yaml(text: str) -> Any:
         node = loader.get_single_node()
         if node is None:
             return None
-        # Aliases are one object in memory, and become many in whoever walks through them.
+        # Aliases share one object in memory, but any traversal expands them.
         if (nodes := _written_out(node, {})) > MOST_NODES:
             raise yaml.YAMLError(f"{nodes:.3g} values with all aliases written out; expected at most {MOST_NODES}")
         return loader.construct_document(node)
@@ -47,7 +47,7 @@ def load_yaml(text: str) -> Any:
 
 
 def _written_out(node: yaml.Node, known: dict[int, float]) -> float:
-    """Nodes below and with this one, each counted as often as aliases repeat it; infinite where one holds itself."""
+    """Count this node and those below it, each as often as aliases repeat it; infinite if a node contains itself."""
     if id(node) not in known:
         known[id(node)] = float("inf")
         parts = node.value if isinstance(node, yaml.CollectionNode) else []

@@ -1,6 +1,6 @@
-"""Weights beside an ONNX file: each must lie in the file's own folder, and be as large as it says, before anything opens it.
+"""Checks of an ONNX file's external data: each file must be in the model's folder and as large as declared.
 
-ONNX Runtime opens what a model names when a session loads it, onnx when it reads weights; neither is let near it before this.
+ONNX Runtime opens any file that a model names when a session loads it, onnx when it reads weights. These checks run first.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ import onnx
 from validators.errors import SourceError
 from validators.untrusted.paths import inside
 
-# No weight or constant is larger; what claims to be would fill any machine's memory.
+# No real weight or constant has more elements; a larger declared shape would exhaust any machine's memory.
 MOST_BYTES = 1 << 38
 _FILLED = ("ConstantOfShape", "Expand")
 
 
 def check_external_data(path: Path, model: onnx.ModelProto, *, whole: bool = True) -> None:
-    """That every external file of a model is a plain file in its folder and holds what is read from it.
+    """Check that every external file of a model is a regular file in its folder and contains the declared byte ranges.
 
-    Unless the model has to be `whole`, files may be missing.
+    Unless `whole`, files may be missing.
 
     Raises:
-        SourceError: a location leads out of the folder, is no file, or an offset or length is none of that file.
+        SourceError: a location is outside of the folder or not a regular file, or an offset or length is outside of the file.
     """
     for tensor in tensors(model):
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
@@ -34,10 +34,10 @@ def check_external_data(path: Path, model: onnx.ModelProto, *, whole: bool = Tru
 
 
 def check_sizes(path: Path, model: onnx.ModelProto) -> None:
-    """That no tensor claims to be larger than any memory, and none in the file to be larger than its bytes.
+    """Check that no declared shape has negative sizes or more than 2^38 elements.
 
     Raises:
-        SourceError: one does.
+        SourceError: a shape does.
     """
     for tensor in tensors(model):
         _check_shape(path, f"tensor {tensor.name!r}", tensor.dims)
@@ -53,7 +53,7 @@ def check_sizes(path: Path, model: onnx.ModelProto) -> None:
 
 
 def external_files(path: Path) -> list[Path]:
-    """The files beside a model that hold its external data, sorted; of a model that `check_external_data` accepts."""
+    """Return the files with a model's external data, sorted. The model must have passed `check_external_data`."""
     found = tensors(onnx.load(path, load_external_data=False))
     entries = (
         entry for tensor in found if tensor.data_location == onnx.TensorProto.EXTERNAL for entry in tensor.external_data
@@ -62,7 +62,7 @@ def external_files(path: Path) -> list[Path]:
 
 
 def nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
-    """Every node: of the graph, of the bodies in it, of functions, and of graphs for training."""
+    """Yield every node of a model: of the graph, its bodies, functions, and training graphs."""
     for graph in [model.graph, *_training(model)]:
         yield from nodes_of(graph)
     for function in model.functions:
@@ -70,7 +70,7 @@ def nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
 
 
 def nodes_of(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.NodeProto]:
-    """Every node of a graph and of the bodies in it."""
+    """Yield every node of a graph and of the bodies in it."""
     for node in graph.node:
         yield node
         for attribute in node.attribute:
@@ -79,7 +79,7 @@ def nodes_of(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.NodeP
 
 
 def tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    """Every constant: of the graph, of the bodies in it, those that are attributes, and the parts of sparse ones."""
+    """Yield every constant of a model: of the graph and its bodies, of attributes, and the parts of sparse tensors."""
     for graph in [model.graph, *_training(model)]:
         yield from _constants(graph)
     for node in nodes(model):

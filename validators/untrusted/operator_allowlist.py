@@ -1,6 +1,6 @@
-"""What the operator allows by name: functions and libraries that jobs may name, and models that may be unpickled.
+"""Allowlists of the operator: functions and libraries that jobs may name, and models that may be unpickled.
 
-Each list is read from the environment of the process that would run the code, when it is about to; a job has no say in it.
+Each list is read at call time, from the environment of the process that would run the code; a job cannot change it.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ _LIBRARY = "library="
 
 
 def allows_all_of(name: str, folder: Path | None) -> bool:
-    """Whether a function may run because its whole module may (`module:*`), and not by its own name.
+    """Return True if a function is not listed by its own name, so that only its module's entry (`module:*`) can allow it.
 
-    `folder` is the `code` folder that the module is a file of, or None for an installed one.
+    `folder` is the `code` folder of the module's file, or None for an installed module.
     """
     return _hook(name, folder) not in _listed(HOOKS)
 
 
 def check_hook(name: str, folder: Path | None, *, key: str) -> None:
-    """That the operator lets jobs run `module:function`.
+    """Check that the operator allows jobs to run `module:function`.
 
-    A file of a job's `code` folder is allowed with that folder (`module:function@/folder`): whoever may name a folder might
-    otherwise bring a file of an allowed name along. `folder` is None for an installed module; `key` is the job's key.
+    An entry for a file in a job's `code` folder includes the folder (`module:function@/folder`). Otherwise anybody who may name
+    a folder could supply a file with an allowed name. `folder` is None for an installed module; `key` is the job's key.
 
     Raises:
-        JobError: it is not on the list; the fix is the line to set.
+        JobError: the function is not on the list; the fix is the line to set.
     """
     module = f"{name.partition(':')[0]}:*"
     listed = _listed(HOOKS)
@@ -40,10 +40,10 @@ def check_hook(name: str, folder: Path | None, *, key: str) -> None:
 
 
 def check_library(package: str | None, digest: str) -> None:
-    """That the operator lets jobs load a library of custom operators: a package by name, a file by the sha256 of its content.
+    """Check that the operator allows jobs to load a library of custom operators: a package by name, a file by its sha256.
 
     Raises:
-        JobError: it is not on the list; the fix is the line to set.
+        JobError: the library is not on the list; the fix is the line to set.
     """
     entry = f"{_LIBRARY}{package}" if package else f"{_LIBRARY}sha256:{digest}"
     if entry not in _listed(HOOKS):
@@ -52,7 +52,7 @@ def check_library(package: str | None, digest: str) -> None:
 
 
 def may_unpickle(name: str, version: str) -> bool:
-    """Whether the operator trusts the pickle of a registered model: listed as `name`, or as `name/version`."""
+    """Return True if the operator trusts the pickle of a registered model, listed as `name` or as `name/version`."""
     return bool({name, f"{name}/{version}"} & _listed(PICKLES))
 
 

@@ -1,4 +1,4 @@
-"""Paths that come with a model: they may lead to its own files, and nowhere else."""
+"""Paths named by a model: they must stay in the model's own folder."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from validators.errors import SourceError
 
 
 def inside(folder: Path, name: str, *, said_by: str) -> Path:
-    """The file or folder `name` below `folder`; `said_by` is what names it, such as the file of an ONNX model.
+    """Return the file or folder `name` below `folder`; `said_by` is the origin of the name in errors, such as an ONNX file.
 
     Raises:
-        SourceError: the name is absolute, climbs with `..`, or leads out of the folder by a link.
+        SourceError: the name is absolute, contains `..`, or leaves the folder through a link.
     """
     parts = PurePosixPath(name).parts
     climbs = PurePosixPath(name).is_absolute() or ".." in parts or "\0" in name or "\\" in name

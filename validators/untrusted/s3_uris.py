@@ -1,4 +1,4 @@
-"""Addresses on S3, read strictly: part of a key becomes the name of a local file."""
+"""Strict parsing of S3 URIs, because a part of the key becomes the name of a local file."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from validators.errors import JobError
 
 SCHEME = "s3://"
-# AWS, "General purpose bucket naming rules": 3 to 63 characters, begun and ended by a letter or digit, no two dots in a row.
+# AWS, "General purpose bucket naming rules": 3 to 63 characters, a letter or digit at both ends, no two dots in a row.
 _BUCKET = re.compile(r"(?!.*\.\.)[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 # AWS, "Naming Amazon S3 objects".
 MAX_KEY_BYTES = 1024
-# `?` and `#` would be a version or a fragment of the address to some readers, and part of the key to others.
+# Some clients read `?` and `#` as a version or fragment, others as part of the key.
 _UNSAFE = re.compile(r"[\x00-\x1f\x7f\\?#]")
 
 
 @dataclass(frozen=True, order=True)
 class S3Uri:
-    """An object, or the place of many: `key` has no empty, `.` or `..` segment, and no slash at its ends."""
+    """The URI of an object or a prefix: `key` has no empty, `.` or `..` segment, and no slash at its ends."""
 
     bucket: str
     key: str
@@ -28,7 +28,7 @@ class S3Uri:
 
     @property
     def name(self) -> str:
-        """The last segment of the key."""
+        """Last segment of the key."""
         return self.key.rpartition("/")[2]
 
     def __truediv__(self, segments: str) -> S3Uri:
@@ -36,13 +36,13 @@ class S3Uri:
 
 
 def parse_s3_uri(text: str) -> S3Uri:
-    """Read `s3://bucket/key`.
+    """Parse `s3://bucket/key`.
 
     >>> parse_s3_uri("s3://data/text/evaluation.npz")
     S3Uri(bucket='data', key='text/evaluation.npz')
 
     Raises:
-        JobError: it has no bucket or no key, or one that is not safe as part of a path.
+        JobError: the bucket or key is missing, or not safe as part of a path.
     """
     bucket, _, key = text.removeprefix(SCHEME).partition("/")
     problem = _problem(text, bucket, key)

@@ -1,11 +1,15 @@
-"""What an exported PyTorch program (`.pt2`) may hold: `torch.export.load` runs more of a file than its name promises.
+"""Checks of exported PyTorch programs (`.pt2`), because `torch.export.load` can run code from the file.
 
-Of torch 2.13, by its source (`torch/export/pt2_archive/_package.py`, `torch/export/_unlift.py`, `torch/utils/_pytree.py`,
-`torch/_export/serde/serialize.py`): it unpickles weights that say so, constants that are objects, and all of the older formats;
-it loads shared libraries of compiled models; it evaluates shapes by `sympy.sympify`, which is Python's `eval`; it executes
-guards; it looks an operator up as any attribute below `torch`, and refuses it only later; it imports whatever a container's
-description names. A program with any of that is refused here, before torch sees it. Members of archives are those that
-`torch.export.save` writes, and no other.
+torch 2.13, by its source (`torch/export/pt2_archive/_package.py`, `torch/export/_unlift.py`, `torch/utils/_pytree.py`,
+`torch/_export/serde/serialize.py`):
+
+- unpickles weights marked as pickled, constants that are objects, and all older formats;
+- loads shared libraries of compiled models;
+- evaluates shapes by `sympy.sympify`, which is Python's `eval`, and executes guards;
+- resolves an operator as any attribute below `torch`, and refuses it only later;
+- imports any name that a container's description contains.
+
+This module refuses such a program before torch reads it. An archive may hold only the members that `torch.export.save` writes.
 """
 
 from __future__ import annotations
@@ -31,7 +35,7 @@ _OPERATOR = re.compile(
 _NAME = re.compile(r"[A-Za-z_]?[\w.]*")
 _WORD = re.compile(r"[\w. +*/-]*")
 _CONTAINERS = (None, "builtins.tuple", "builtins.list", "builtins.dict")
-# sympy's and torch's functions of shapes.
+# Shape functions of sympy and torch.
 _FUNCTION = re.compile(
     r"Symbol|Integer|Rational|Float|Add|Mul|Pow|Mod|Max|Min|Abs|Eq|Ne|Lt|Le|Gt|Ge|Equality|Unequality|And|Or|Not|floor|ceiling"
     r"|StrictLessThan|LessThan|StrictGreaterThan|GreaterThan|FloorDiv|ModularIndexing|Where|PythonMod|CleanDiv|CeilDiv|CeilToInt"
@@ -46,14 +50,14 @@ _HARMLESS = (
 
 
 class _Refused(Exception):
-    """What was found in a program, in words."""
+    """A forbidden content of a program, described in words."""
 
 
 def check_program(path: Path) -> None:
-    """That loading an exported program runs nothing but operators.
+    """Check that loading an exported program runs nothing but operators.
 
     Raises:
-        SourceError: it is no archive of `torch.export.save`, or has what torch would unpickle, evaluate or load as code.
+        SourceError: the file is not an archive of `torch.export.save`, or torch would unpickle, evaluate or load code from it.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -76,7 +80,7 @@ def _check_members(archive: zipfile.ZipFile) -> None:
     strange = sorted(name for name in names if not _MEMBERS.fullmatch(name.removeprefix(f"{folder}/")))
     if strange or len(set(names)) < len(names) or any(not name.startswith(f"{folder}/") for name in names):
         raise _Refused(f"an archive with members that torch.export.save does not write: {(strange or names)[:3]}")
-    # Two readers may see two archives in one file: no room is left for a second one.
+    # Two readers can see different archives in one file, so leave no room for a second one.
     if archive.comment or min(info.header_offset for info in archive.infolist()):
         raise _Refused("an archive with more in its file than its members")
     if any(info.compress_type != zipfile.ZIP_STORED for info in archive.infolist()):
@@ -97,12 +101,12 @@ def _check_payload(config: Any) -> None:
 
 
 def _check(value: Any, key: str) -> None:
-    """A part of the program's description, found under `key`."""
+    """Check a part of the program's description, found under `key`, and all parts below it."""
     if isinstance(value, dict):
         for name, part in value.items():
             if key == "range_constraints":
                 _check_expression(name)
-            if name != "metadata":  # of nodes: where they came from, in words that nothing reads
+            if name != "metadata":  # origin of nodes, as text that nothing evaluates
                 _check(part, name)
     elif isinstance(value, list):
         for part in value:
@@ -125,7 +129,7 @@ def _check_text(text: str, key: str) -> None:
 
 
 def _check_expression(text: str) -> None:
-    """Arithmetic on shapes, with functions of sympy's and no attribute or string that could lead further."""
+    """Accept only arithmetic on shapes with the allowed functions, and no attribute or string that could reach other code."""
     for node in ast.walk(ast.parse(text.strip(), mode="eval")):
         fine = isinstance(node, _HARMLESS)
         if isinstance(node, ast.Attribute):

@@ -1,1 +1,1 @@
-"""The pictures of pages."""
+"""Pictures of HTML pages."""

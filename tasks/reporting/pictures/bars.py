@@ -1,4 +1,4 @@
-"""Drawing what loses most: a horizontal bar for the noise of each part, on a logarithmic axis."""
+"""Bar chart of the noise of each part, on a logarithmic axis."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from validators.records.recovery import RankedPart
 
 NAMES_WIDTH, BARS_WIDTH, BAR_HEIGHT = 330, 750, 21
 LABEL_LENGTH = 38
-# Decades below the least noise: its bar would have no length otherwise.
+# Least decades between the axis start and the least noise, so that its bar has a length.
 LEAST_BAR = 0.04
-# How far a bar goes that has no end, as a share of the axis: its label needs the rest.
+# Length of the bar of a non-finite noise, as a share of the axis; its label needs the rest.
 ENDLESS_BAR = 0.9
 
 
 def noise_spec(parts: Sequence[RankedPart]) -> Spec:
-    """Bars of the parts in their order, at least one with a finite noise above zero.
+    """Return a bar chart of the parts in the given order; at least one needs a finite noise above zero.
 
-    Kept parts are in the accent colour. A noise that is not finite has a bar almost to the right edge.
+    Parts kept in float have the accent colour. The bar of a non-finite noise almost reaches the right edge.
     """
     finite = [part.noise for part in parts if part.noise]
     low, high = decades(min(finite), max(finite))
@@ -66,7 +66,7 @@ def noise_spec(parts: Sequence[RankedPart]) -> Spec:
 
 
 def decades(least: float, most: float) -> tuple[float, float]:
-    """Ends of the axis: whole powers of ten around the noises, with room on the right for the longest bar's value.
+    """Return the ends of the axis: a power of ten below the least noise, and room for the longest bar's value on the right.
 
     >>> decades(0.0002, 0.3)
     (0.0001, 3.0)

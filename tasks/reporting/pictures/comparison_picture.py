@@ -1,4 +1,4 @@
-"""Drawing what several runs chose: speedup and drop of each with its interval, one run a row."""
+"""Chart of the winners of several runs: speedup and drop with intervals, one row per run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NAMES_WIDTH, PANEL_WIDTH, ROW_HEIGHT = 300, 360, 34
 
 @dataclass(frozen=True)
 class Ends:
-    """A run by its label, with what it chose, or its outcome where it chose nothing."""
+    """A run's label, with its chosen candidate, or its outcome if it chose none."""
 
     label: str
     chosen: str
@@ -26,7 +26,7 @@ class Ends:
 
 
 def compare_spec(runs: Sequence[Ends], metric: str | None) -> Spec | None:
-    """Two panels, of which that of drops is left out without a metric that all runs share; None where nothing was chosen."""
+    """Return a panel of speedups, and one of drops if all runs share a metric; None if no run has a finite speedup."""
     speedups = [(run, run.speedup, 1.0) for run in runs if run.speedup and _is_finite(run.speedup)]
     if not speedups:
         return None
@@ -59,7 +59,7 @@ def _panel(
     *,
     named: bool = True,
 ) -> Spec:
-    """`nothing` is where the baseline stands."""
+    """Return one panel; `nothing` is the baseline's value."""
     marks = [
         {
             "label": run.label,

@@ -1,4 +1,4 @@
-"""The map of what ran: every node that multiplies as a cell as wide as its work, and beneath it the time by kernel."""
+"""Coverage map: a cell for every node that multiplies, as wide as its work, and below it the time by kernel."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _MARK = "M-1,-1L1,-1L0,0.8Z"
 
 
 def coverage_spec(coverage: Coverage) -> Spec | None:
-    """Both strips; None where nothing multiplies. Nodes in float have a mark above them, however little they compute.
+    """Return the map; None if no node multiplies. Nodes in float have a mark above them, however little they compute.
 
-    The upper strip has the nodes in the order in which they ran, the lower one kernels by their time, longest first, where
-    the runtime tells times.
+    The upper strip shows the nodes in execution order. The lower strip shows the kernels by time, longest first, if the
+    runtime reports times.
     """
     nodes = [(node.name, node.kernel, float(node.macs)) for node in coverage.products]
     if not nodes:
@@ -51,7 +51,7 @@ def coverage_spec(coverage: Coverage) -> Spec | None:
 
 
 def _cells(coverage: Coverage, parts: Iterable[tuple[str, str, float]], top: float, unit: str) -> list[Spec]:
-    """Cells from left to right; `parts` are name, kernel and amount."""
+    """Return cells from left to right; `parts` are name, kernel and amount."""
     parts = list(parts)
     total = sum(amount for _, _, amount in parts) or 1.0
     cells, left = [], 0.0
@@ -75,7 +75,7 @@ def _cells(coverage: Coverage, parts: Iterable[tuple[str, str, float]], top: flo
 
 
 def _fitting(name: str, width: float) -> str:
-    """As much of the end of a path as so many pixels hold; empty where not even its last part does.
+    """Return the longest end of a path that fits into `width` pixels; empty if not even its last segment fits.
 
     >>> _fitting("/layer.0/query/MatMul", 110), _fitting("/layer.0/query/MatMul", 10)
     ('query/MatMul', '')
@@ -100,7 +100,7 @@ def _strip(cells: list[Spec]) -> Spec:
 
 
 def _words(cells: list[Spec]) -> Spec:
-    """Names in the cells that have room for theirs."""
+    """Return the names of cells with enough room."""
     named = [cell | {"line": cell["top"] + STRIP_HEIGHT / 2} for cell in cells if cell["text"]]
     look = {"type": "text", "baseline": "middle", "color": LIGHT["ground"], "fontSize": FONT_PIXELS - 1}
     return {

@@ -1,14 +1,14 @@
-"""Where labels go in a picture: beside their points, off one another, off points and bars, inside the frame."""
+"""Label placement: beside the points, inside the frame, without overlap of labels, points and bars if possible."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
-# Directions from the point to the label, by preference: right of it, left, then the oblique ones.
+# Directions from the point to the label, by preference: right, left, then the others.
 _DIRECTIONS = ((1, 0), (-1, 0), (1, 1), (1, -1), (-1, 1), (-1, -1), (0, 1), (0, -1), (1, 2), (1, -2), (-1, 2), (-1, -2))
 _DISTANCES = (8.0, 16.0, 28.0, 44.0, 64.0, 90.0)
-# What a square pixel of overlap costs, against a pixel of distance from the point at 1.
+# Cost of a square pixel of overlap; a pixel of distance from the point costs 1.
 _ON_LABEL, _ON_OBSTACLE, _OUTSIDE = 12.0, 2.0, 60.0
 
 
@@ -22,7 +22,7 @@ class Box:
     y1: float
 
     def overlap(self, other: Box) -> float:
-        """The area in square pixels that two boxes share.
+        """Return the area in square pixels that two boxes share.
 
         >>> Box(0, 0, 4, 4).overlap(Box(2, 3, 9, 9))
         2
@@ -33,16 +33,16 @@ class Box:
 
     @property
     def area(self) -> float:
-        """Square pixels."""
+        """Area in square pixels."""
         return (self.x1 - self.x0) * (self.y1 - self.y0)
 
 
 def place(
     points: list[tuple[float, float]], sizes: list[tuple[float, float]], obstacles: list[Box], frame: Box
 ) -> list[Box]:
-    """A box for the label of each point, greedily in the order given: first come, best served.
+    """Return a box for the label of each point, placed greedily in the given order.
 
-    All in pixels; `sizes` are width and height. A picture too full for its labels gets the least overlap.
+    All values are in pixels; `sizes` are width and height. If the picture is too full, labels overlap as little as possible.
     """
     placed: list[Box] = []
     for point, size in zip(points, sizes, strict=True):
@@ -56,7 +56,7 @@ def _box(point: tuple[float, float], size: tuple[float, float], way: tuple[int, 
     length = math.hypot(*way)
     x, y = point[0] + far * way[0] / length, point[1] + far * way[1] / length
     width, height = size
-    # The nearest edge or corner lies at the distance, so that the direction tells which one.
+    # Put the nearest edge or corner at the distance; the direction selects which one.
     left = x if way[0] > 0 else x - width if way[0] < 0 else x - width / 2
     bottom = y if way[1] > 0 else y - height if way[1] < 0 else y - height / 2
     return Box(left, bottom, left + width, bottom + height)

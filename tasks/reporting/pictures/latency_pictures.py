@@ -1,4 +1,4 @@
-"""Pictures of latency: what share of requests is answered by when, and what batches do to speed."""
+"""Charts of latency: its distribution, and the speedup by operating point."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from tasks.reporting.pictures.vega import FONT_PIXELS, WIDTH, Spec, in_pixels, p
 from validators.records.latencies import Latency, point_labels
 
 HEIGHT = 300
-# Steps of a curve: more than a screen shows apart.
+# Steps of a curve: more would not be visible on a screen.
 STEPS = 200
-# The slowest requests of a shared machine would press all others to the left; the table has p99.
+# The slowest requests of a shared machine would squeeze all others to the left; the table has p99.
 SHOWN_SHARE = 0.995
 
 
 @dataclass(frozen=True)
 class Curve:
-    """A line with its name at its end; `kind` is a key of `STYLES`, `told` is what a reader who points at it sees."""
+    """A line with a name; `kind` is a key of `STYLES`, `told` is its tooltip."""
 
     name: str
     kind: str
@@ -33,7 +33,9 @@ class Curve:
 
 
 def ecdf(samples_ms: NDArray[np.float64]) -> tuple[tuple[float, float], ...]:
-    """The empirical distribution of samples, shape (n,), as (milliseconds, share) pairs: at most `STEPS`, up to `SHOWN_SHARE`.
+    """Return the empirical distribution of samples, shape (n,), as (milliseconds, share) pairs.
+
+    There are at most `STEPS` pairs, up to the share `SHOWN_SHARE`.
 
     >>> ecdf(np.array([3.0, 1.0, 2.0, 4.0]))
     ((1.0, 0.25), (2.0, 0.5), (3.0, 0.75))
@@ -45,7 +47,7 @@ def ecdf(samples_ms: NDArray[np.float64]) -> tuple[tuple[float, float], ...]:
 
 
 def ecdf_spec(curves: Sequence[Curve]) -> Spec:
-    """Distributions beside one another, on a logarithmic axis of milliseconds."""
+    """Return a chart of several distributions, on a logarithmic axis of milliseconds."""
     times = [time for curve in curves for time, _ in curve.points]
     x = Scale("log", min(times) / 1.05, max(times) * 1.05, WIDTH, tuple(_nice(min(times) / 1.05, max(times) * 1.05)))
     words = {tick: f"{tick:g}" for tick in x.ticks}
@@ -62,7 +64,7 @@ def ecdf_spec(curves: Sequence[Curve]) -> Spec:
 
 
 def batch_spec(curves: Sequence[Curve], labels: Sequence[str]) -> Spec:
-    """Speedup at each operating point: `points` of a curve are (index of the point, speedup)."""
+    """Return a chart of speedups by operating point; `points` of a curve are (index of the operating point, speedup)."""
     ratios = [ratio for curve in curves for _, ratio in curve.points]
     low, high = min(ratios) / 1.1, max(ratios) * 1.1
     y = Scale("log", high, low, HEIGHT, tuple(ratio_ticks(low, high)))
@@ -80,7 +82,7 @@ def batch_spec(curves: Sequence[Curve], labels: Sequence[str]) -> Spec:
 
 
 def speed_curve(name: str, kind: str, latencies: Sequence[Latency]) -> Curve:
-    """The speedups of a candidate at its operating points."""
+    """Return the curve of a candidate's speedups at its operating points."""
     points = tuple((float(index), latency.speedup.value) for index, latency in enumerate(latencies))
     labels = point_labels(latencies)
     told = ", ".join(f"{label} {formats.speedup(ratio)}" for label, (_, ratio) in zip(labels, points, strict=True))
@@ -111,7 +113,7 @@ def _curves(
 
 
 def _names_at_end(curves: Sequence[Curve], x: Scale, y: Scale) -> list[Spec]:
-    """Names behind the ends of the curves, moved down where two would lie on one another."""
+    """Return the names at the right ends of the curves, moved down if two would overlap."""
     ends = [(x.pixel(curve.points[-1][0]), y.pixel(curve.points[-1][1]), curve) for curve in curves]
     names, last = [], -math.inf
     for left, top, curve in sorted(ends, key=lambda end: end[1]):
@@ -121,7 +123,7 @@ def _names_at_end(curves: Sequence[Curve], x: Scale, y: Scale) -> list[Spec]:
 
 
 def _names_beside(curves: Sequence[Curve], x: Scale, y: Scale) -> list[Spec]:
-    """Names half way up, that of the faster one to its left."""
+    """Return the names at the medians of the curves: left of the fastest curve, right of the others."""
     middles = [min(curve.points, key=lambda point: abs(point[1] - 0.5)) for curve in curves]
     fastest = min(time for time, _ in middles)
     return [
@@ -139,7 +141,7 @@ def _name(curve: Curve, left: float, top: float, align: str) -> Spec:
 
 
 def _nice(low: float, high: float) -> list[float]:
-    """Round times between two: 1, 2 and 5 of each decade; the ends where there are fewer than two."""
+    """Return round times between two: 1, 1.5, 2, 3, 5 and 7 of each decade; the two ends if none lies between."""
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     ticks = [digit * 10.0**decade for decade in decades for digit in (1, 1.5, 2, 3, 5, 7)]
     return [tick for tick in ticks if low <= tick <= high] or [low, high]

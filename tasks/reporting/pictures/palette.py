@@ -1,4 +1,4 @@
-"""The colours of page and picture: one table, two grounds. Text on its ground has a contrast of at least 4.5:1."""
+"""Colours of pages and pictures, light and dark. Text on its background has a contrast of at least 4.5:1."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ DARK: dict[str, str] = {
 
 
 def as_variables(svg: str) -> str:
-    """An SVG in light colours with each colour as a CSS variable of the page, which changes with the reader's scheme.
+    """Replace the colours of a light SVG by CSS variables of the page, which follow the reader's colour scheme.
 
-    The light colour stays as the fallback, so that the picture stands on its own.
+    The light colour remains as fallback, so that the picture also works outside of the page.
 
     >>> as_variables('<path style="fill: #1c2229"/>')
     '<path style="fill: var(--ink, #1c2229)"/>'

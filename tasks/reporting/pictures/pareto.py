@@ -1,4 +1,4 @@
-"""The accuracy-latency picture: axes, gates, bars, markers and labels."""
+"""Pareto picture of drop against speedup: axes, gates, bars, markers and labels."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from tasks.reporting.pictures.vega import FONT_PIXELS, WIDTH, Spec, in_pixels, p
 from validators.records.measurements import Estimate
 
 HEIGHT = 460
-# Beyond this multiple of what the gate allows, one broken candidate would press all others onto a line.
+# Beyond this multiple of the linear range, one broken candidate would squeeze all others onto a line.
 MAX_LINEAR_SPAN = 4.0
-# Shapes in a square from -1 to 1, as Vega takes them.
+# Vega symbol paths in a square from -1 to 1.
 _CROSS = "M-1,-.55L-.55,-1L0,-.45L.55,-1L1,-.55L.45,0L1,.55L.55,1L0,.45L-.55,1L-1,.55L-.45,0Z"
 _STAR = "M0,-1L.27,-.36L.95,-.31L.43,.14L.59,.81L0,.45L-.59,.81L-.43,.14L-.95,-.31L-.27,-.36Z"
 
 
 @dataclass(frozen=True)
 class Style:
-    """How a kind of point is drawn: failed is pale, passed strong; shapes differ for who sees no colours. `area` in pixels."""
+    """Look of a kind of point: failed is pale, passed strong; shapes differ for colour-blind readers. `area` in pixels."""
 
     shape: str
     colour: str
@@ -52,17 +52,17 @@ class Point:
 
     @property
     def label(self) -> str:
-        """The name without its target, which all points share."""
+        """Name without the target, which all points share."""
         return self.name.rpartition("@")[0] or self.name
 
     @property
     def bars(self) -> tuple[tuple[float, float], tuple[float, float]]:
-        """Both ends of the speedup's and the drop's bar; the value itself where there is no end, or no finite one."""
+        """Both ends of the speedup's and the drop's bar; the value itself if an end is missing or not finite."""
         return _ends(self.speedup), _ends(self.drop)
 
 
 class Lines(NamedTuple):
-    """The gates that the picture shows as lines: the largest drop, and the smallest speedup if there is that gate."""
+    """Gates shown as lines: the largest drop, and the smallest speedup if the job has that gate."""
 
     max_drop: float
     min_speedup: float | None
@@ -72,7 +72,7 @@ BASELINE = Point("baseline", "baseline", Estimate(1.0), Estimate(0.0))
 
 
 def pareto_spec(points: Sequence[Point], gates: Lines, metric: str) -> Spec:
-    """The picture: what passes, what is beaten (pale), what the gates allow (tinted), and what nothing beats (dotted)."""
+    """Return the picture: the candidates (dominated ones pale), the region within the gates (tinted), the front (dotted)."""
     shown = [*points, BASELINE]
     x, y = _x_scale(shown, gates), _y_scale(shown, gates, metric)
     front = pareto_front(points)
@@ -80,7 +80,7 @@ def pareto_spec(points: Sequence[Point], gates: Lines, metric: str) -> Spec:
         *_gates(gates, metric, x, y),
         _layer("line", [{"x": ratio, "y": drop} for ratio, drop in front], strokeDash=[1, 3], color=LIGHT["muted"]),
         *(_bars(point, x) for point in shown),
-        # The chosen one in front, and what is beaten behind.
+        # Draw the chosen candidate last, in front of the others.
         *(_marker(point, front, metric) for point in sorted(shown, key=lambda point: point.kind == "chosen")),
         *_labels(shown, gates, x, y),
     ]
@@ -98,7 +98,7 @@ def pareto_spec(points: Sequence[Point], gates: Lines, metric: str) -> Spec:
 
 
 def pareto_front(points: Iterable[Point]) -> list[tuple[float, float]]:
-    """The (speedup, drop) pairs, baseline included, that no other beats in both, fastest last.
+    """Return the (speedup, drop) pairs, baseline included, that no other pair dominates, fastest last.
 
     >>> exact = [Point("a", "passed", Estimate(1.5), Estimate(1.0)), Point("b", "failed", Estimate(0.9), Estimate(0.5))]
     >>> pareto_front(exact)
@@ -116,7 +116,7 @@ def _x_scale(points: Sequence[Point], gates: Lines) -> Scale:
     ratios = [end for point in points for end in (*point.bars[0], point.speedup.value) if end > 0]
     ratios.append(gates.min_speedup or 1.0)
     least, most = min(ratios), max(ratios)
-    # Room on the right for the label of the fastest, which is often the chosen one.
+    # Leave room on the right for the label of the fastest, often the chosen one.
     low, high = least / 1.12, most * max(1.25, (most / least) ** 0.22)
     return Scale("log", low, high, WIDTH, ticks=tuple(ratio_ticks(low, high)))
 
@@ -130,7 +130,7 @@ def _y_scale(points: Sequence[Point], gates: Lines, metric: str) -> Scale:
     if is_linear:
         linear = most + 0.12 * (most - least or 1.0)
     low, high = least - 0.12 * linear, linear if is_linear else most * 1.45
-    # From the top down: up and right is better.
+    # The axis runs from the top down: up and right is better.
     ticks = tuple(drop_ticks(low, high, linear))
     return Scale("linear" if is_linear else "symlog", low, high, HEIGHT, ticks, linear)
 
@@ -141,14 +141,14 @@ def _axis(title: str, scale: Scale, form: str) -> Spec:
 
 
 def _layer(mark: str, values: list[Spec], *, pixels: bool = False, **look: Any) -> Spec:
-    """Marks at the values' x and y, and to their x2 and y2 where they have them; `pixels` from the upper left corner."""
+    """Return marks at the values' x and y, to their x2 and y2 if given; `pixels` counts from the upper left corner."""
     encoding = in_pixels("x", "y") if pixels else {name: {"field": name, "type": "quantitative"} for name in ("x", "y")}
     encoding |= {name: {"field": name} for name in ("x2", "y2") if name in values[0]}
     return {"data": {"values": values}, "mark": {"type": mark, **look}, "encoding": encoding}
 
 
 def _gates(gates: Lines, metric: str, x: Scale, y: Scale) -> list[Spec]:
-    """The gates as lines with their words, and a tint on the corner that they leave."""
+    """Return the gates as labelled lines, and a tint on the region that they allow."""
     bound = gates.max_drop * formats.drop_scale(metric)
     start = x.low if gates.min_speedup is None else gates.min_speedup
     corner = {"x": start, "x2": x.high, "y": bound, "y2": y.low}
@@ -163,7 +163,7 @@ def _gates(gates: Lines, metric: str, x: Scale, y: Scale) -> list[Spec]:
 
 
 def _gate_words(gates: Lines, metric: str, x: Scale, y: Scale) -> list[tuple[str, float, float]]:
-    """What stands beside the gates' lines, with its left and upper edge in pixels."""
+    """Return the labels of the gates' lines, with their left and upper edges in pixels."""
     drop = formats.metric_drop(gates.max_drop, metric)
     words = [(f"gate: drop at most {drop}", 5.0, y.pixel(gates.max_drop * formats.drop_scale(metric)) + 5)]
     if gates.min_speedup is not None:
@@ -184,7 +184,7 @@ def _bars(point: Point, x: Scale) -> Spec:
 
 def _marker(point: Point, front: list[tuple[float, float]], metric: str) -> Spec:
     style, spot = STYLES[point.kind], (point.speedup.value, point.drop.value)
-    # Something passes, is faster and loses less: no reason is left to take this one.
+    # Another candidate, or the baseline, is faster and loses less.
     is_beaten = point.kind == "passed" and spot not in front
     value = {"x": spot[0], "y": spot[1], "told": _tell(point, metric)}
     look: Spec = {"shape": style.shape, "size": style.area, "filled": True, "color": style.colour}
@@ -194,7 +194,7 @@ def _marker(point: Point, front: list[tuple[float, float]], metric: str) -> Spec
 
 
 def _tell(point: Point, metric: str) -> str:
-    """What a reader who points at it sees."""
+    """Return the tooltip of a point."""
     scale = formats.drop_scale(metric)
     ends = [formats.metric_drop(end / scale, metric) for end in point.bars[1]]
     drop = formats.metric_drop(point.drop.value / scale, metric)
@@ -206,8 +206,8 @@ def _tell(point: Point, metric: str) -> str:
 
 
 def _labels(points: Sequence[Point], gates: Lines, x: Scale, y: Scale) -> list[Spec]:
-    """Every point's name beside it, with a thin line to it where it lies far off."""
-    # The chosen one takes its place first, since it matters most.
+    """Return every point's name beside it, with a thin line to the point if it is far away."""
+    # Place the chosen candidate first, since it matters most.
     order = sorted(points, key=lambda point: (point.kind != "chosen", point.kind != "passed"))
     centres = [(x.pixel(point.speedup.value), y.pixel(point.drop.value)) for point in order]
     sizes = [(text_width(point.label), FONT_PIXELS + 1) for point in order]
@@ -217,7 +217,7 @@ def _labels(points: Sequence[Point], gates: Lines, x: Scale, y: Scale) -> list[S
     for point, box, (left, top) in zip(order, boxes, centres, strict=True):
         chosen = point.kind == "chosen"
         colour = LIGHT["accent"] if chosen else LIGHT["ink"] if point.kind == "passed" else LIGHT["muted"]
-        # Anchored at the side of the point: a reader's font may be narrower than ours.
+        # Anchor the text at the side of the point: a reader's font may be narrower than assumed.
         align = "left" if box.x0 >= left else "right" if box.x1 <= left else "center"
         at = {"left": box.x0, "right": box.x1, "center": (box.x0 + box.x1) / 2}[align]
         word = _layer("text", [{"x": at, "y": (box.y0 + box.y1) / 2}], pixels=True, align=align, baseline="middle")
@@ -231,7 +231,7 @@ def _labels(points: Sequence[Point], gates: Lines, x: Scale, y: Scale) -> list[S
 
 
 def _obstacles(points: Sequence[Point], gates: Lines, x: Scale, y: Scale) -> list[Box]:
-    """What labels should keep clear of: markers, bars and the words of the gates; pixels from the upper left corner."""
+    """Return the boxes that labels should avoid: markers, bars and the gates' labels; pixels from the upper left corner."""
     found = []
     for point in points:
         (left, right), (low, high) = point.bars
@@ -241,7 +241,7 @@ def _obstacles(points: Sequence[Point], gates: Lines, x: Scale, y: Scale) -> lis
             Box(x.pixel(max(left, x.low)), centre_y - 2, x.pixel(right), centre_y + 2),
             Box(centre_x - 2, y.pixel(low), centre_x + 2, y.pixel(high)),
         ]
-    # Of any metric: how wide the words are hangs little on it.
+    # Any metric will do: it hardly changes the width of the text.
     for text, left, top in _gate_words(gates, "accuracy", x, y):
         found.append(Box(left, top, left + text_width(text), top + FONT_PIXELS))
     return found

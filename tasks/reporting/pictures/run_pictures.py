@@ -1,4 +1,4 @@
-"""The pictures of a run: what each shows, in words too, for who does not see it."""
+"""Pictures of a run, each with a text description for accessibility."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ from validators.records.run import Trial
 
 @dataclass(frozen=True)
 class Picture:
-    """What is to be drawn, and what it shows in words, for who does not see it."""
+    """A Vega-Lite specification, and a text description for accessibility."""
 
     spec: Spec
     description: str
 
     @property
     def svg(self) -> str:
-        """An element for a page."""
+        """SVG element for a page."""
         return to_svg(self.spec, self.description)
 
     @property
     def png(self) -> bytes:
-        """A file."""
+        """Content of a PNG file."""
         return to_png(self.spec)
 
 
 @dataclass(frozen=True)
 class Pictures:
-    """None where there is nothing to draw. `coverage` is by candidate."""
+    """All pictures of a run; None if there is nothing to draw. `coverage` is by candidate."""
 
     pareto: Picture | None = None
     noise: Picture | None = None
@@ -54,7 +54,7 @@ class Pictures:
     coverage: Mapping[str, Picture] = field(default_factory=dict)
 
     def of_run(self, chosen: str | None) -> dict[str, Picture]:
-        """Those that are drawn of a run as a whole, and of the chosen candidate, by name."""
+        """Return the existing pictures of the run as a whole and of the chosen candidate, by name."""
         named = {
             "pareto": self.pareto,
             "latencies": self.latencies,
@@ -67,7 +67,7 @@ class Pictures:
 
 
 def draw_pictures(result: Result, gates: Gates, trials: Iterable[Trial] = ()) -> Pictures:
-    """All pictures of a run; `trials` have the raw latencies and the nodes, which the result document leaves out."""
+    """Draw all pictures of a run; `trials` hold the raw latencies and the nodes, which the result document omits."""
     by_name = {trial.candidate: trial for trial in trials}
     maps = {name: draw_coverage(name, trial.coverage) for name, trial in by_name.items() if trial.coverage}
     return Pictures(
@@ -81,7 +81,7 @@ def draw_pictures(result: Result, gates: Gates, trials: Iterable[Trial] = ()) ->
 
 
 def draw_pareto(result: Result, gates: Gates) -> Picture | None:
-    """Speedup against drop; None when no candidate has both."""
+    """Draw speedup against drop; None if no candidate has both."""
     points = measured_points(result)
     if not points:
         return None
@@ -89,7 +89,7 @@ def draw_pareto(result: Result, gates: Gates) -> Picture | None:
 
 
 def draw_noise(result: Result) -> Picture | None:
-    """Bars of the noise that the worst parts bring; None without any that can be drawn."""
+    """Draw bars of the noise of the worst parts; None if no part has a noise to draw."""
     parts = result.recovery.parts[:SHOWN_PARTS] if result.recovery else ()
     if not any(part.noise for part in parts):
         return None
@@ -103,7 +103,7 @@ def draw_noise(result: Result) -> Picture | None:
 
 
 def draw_latencies(chosen: Trial | None) -> Picture | None:
-    """How the latencies of the chosen candidate and of the baseline beside it are distributed, as confirmed where it was."""
+    """Draw the latency distributions of the chosen candidate and the baseline, confirmed ones if available."""
     if chosen is None or chosen.latency is None:
         return None
     latency = chosen.confirmed.latency if chosen.confirmed else chosen.latency
@@ -127,7 +127,7 @@ def draw_latencies(chosen: Trial | None) -> Picture | None:
 
 
 def draw_batches(result: Result) -> Picture | None:
-    """The speedup of each candidate at each operating point; None for a job with one point."""
+    """Draw the speedup of each candidate at each operating point; None for a job with one point."""
     several = [candidate for candidate in result.candidates if len(candidate.latencies) > 1]
     if not several:
         return None
@@ -147,7 +147,7 @@ def draw_batches(result: Result) -> Picture | None:
 
 
 def draw_slices(result: Result, gates: Gates) -> Picture | None:
-    """The drop of the chosen candidate in each group; None without slices, or without a chosen one."""
+    """Draw the drop of the chosen candidate in each group; None without slices or without a chosen candidate."""
     chosen = next((candidate for candidate in result.candidates if candidate.name == result.chosen), None)
     spec = slices_spec(chosen.slices, gates.max_slice_drop, metric_of(result)) if chosen else None
     if chosen is None or spec is None:
@@ -161,7 +161,7 @@ def draw_slices(result: Result, gates: Gates) -> Picture | None:
 
 
 def draw_coverage(name: str, coverage: Coverage) -> Picture | None:
-    """What ran in low precision, node by node; None where nothing multiplies."""
+    """Draw the coverage node by node; None if no node multiplies."""
     spec = coverage_spec(coverage)
     if spec is None:
         return None
@@ -173,7 +173,7 @@ def draw_coverage(name: str, coverage: Coverage) -> Picture | None:
 
 
 def measured_points(result: Result) -> list[Point]:
-    """The candidates with a finite drop and a positive speedup, in the order of the result; a refused one has neither."""
+    """Return the candidates with a finite drop and a positive speedup, in the order of the result; never a refused one."""
     scale = formats.drop_scale(metric_of(result))
     points = []
     for candidate in result.candidates:
@@ -187,7 +187,7 @@ def measured_points(result: Result) -> list[Point]:
 
 
 def describe(result: Result, count: int) -> str:
-    """The picture in words, for who does not see it: how many candidates it shows, and where the chosen one lies."""
+    """Describe the Pareto picture for accessibility: the number of candidates, and the chosen one's speedup and drop."""
     metric = metric_of(result)
     text = f"Speedup against drop of {metric} for {count} measured candidates and the baseline."
     for candidate in result.candidates:
@@ -206,7 +206,7 @@ def _baseline_percentiles(latency: Latency) -> tuple[float, float | None, float 
 
 
 def _tell_percentiles(name: str, *percentiles: float | None) -> str:
-    """Percentiles in words, without those that the count of samples cannot support."""
+    """Return percentiles as text, without those that the sample count cannot support."""
     told = (
         f"{word} {formats.milliseconds(value)} ms"
         for word, value in zip(("p50", "p95", "p99"), percentiles, strict=True)

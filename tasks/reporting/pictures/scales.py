@@ -1,7 +1,8 @@
-"""Scales of pictures: from values to pixels, as Vega reckons them, for what must know where things come to lie."""
+"""Scales from values to pixels, computed as in Vega, for layouts that need pixel positions."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import Any, Literal
 
 @dataclass(frozen=True)
 class Scale:
-    """From values between `low` and `high` to pixels from 0 to `length`; `ticks` are the values that an axis names.
+    """A scale from values between `low` and `high` to pixels from 0 to `length`; an axis labels the values `ticks`.
 
     `symlog` is linear up to about `constant` and logarithmic beyond it: sign(x) log(1 + |x / constant|), as in d3-scale.
     """
@@ -23,7 +24,7 @@ class Scale:
     constant: float = 1.0
 
     def pixel(self, value: float) -> float:
-        """Where a value lies.
+        """Return the pixel position of a value.
 
         >>> Scale("log", 0.5, 8.0, 400.0).pixel(1.0), Scale("linear", -1.0, 3.0, 400.0).pixel(0.0)
         (100.0, 100.0)
@@ -33,13 +34,13 @@ class Scale:
 
     @property
     def spec(self) -> dict[str, Any]:
-        """The same scale for Vega-Lite, which turns y axes over unless told."""
+        """The scale for Vega-Lite, with an explicit range because Vega-Lite flips y axes by default."""
         spec: dict[str, Any] = {"type": self.kind, "domain": [self.low, self.high], "range": [0, self.length]}
         return spec | {"nice": False, "zero": False} | ({"constant": self.constant} if self.kind == "symlog" else {})
 
     def axis(self, words: Mapping[float, str]) -> dict[str, Any]:
-        """An axis of the ticks with a word each."""
-        choices = " : ".join(f"abs(datum.value - {tick!r}) < 1e-9 ? '{word}'" for tick, word in words.items())
+        """Return an axis that labels each tick with its word."""
+        choices = " : ".join(f"abs(datum.value - {tick!r}) < 1e-9 ? {json.dumps(word)}" for tick, word in words.items())
         return {"values": list(words), "labelExpr": f"{choices} : ''"}
 
     def _even(self, value: float) -> float:
@@ -49,7 +50,7 @@ class Scale:
 
 
 def ratio_ticks(low: float, high: float) -> list[float]:
-    """Round ratios between two positive ones: powers of two when they are far apart, at most eleven tenths when near.
+    """Return round ratios between two positive ones: powers of two if they are far apart, at most eleven tenths if near.
 
     >>> ratio_ticks(0.23, 2.2), ratio_ticks(0.87, 1.33)
     ([0.25, 0.5, 1.0, 2.0], [0.9, 1.0, 1.1, 1.2, 1.3])
@@ -62,7 +63,7 @@ def ratio_ticks(low: float, high: float) -> list[float]:
 
 
 def drop_ticks(low: float, high: float, linear: float) -> list[float]:
-    """Round drops: evenly up to `linear`, and beyond it by the factors 1, 2, 5, 10; all evenly if `high` is not beyond.
+    """Return round drops: evenly spaced up to `linear`, beyond it by the factors 1, 2, 5, 10; all even if `high` is below it.
 
     >>> drop_ticks(-0.4, 20.0, 3.0), drop_ticks(-0.2, 2.1, 3.0)
     ([0.0, 1.0, 2.0, 3.0, 5.0, 10.0, 20.0], [0.0, 0.5, 1.0, 1.5, 2.0])

@@ -1,4 +1,4 @@
-"""Drawing the drop in each group of a slice, with the bounds that hold for all groups at once and the gate as a line."""
+"""Chart of the drop in each group of a slice, with joint bounds for all groups and the gate as a line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ SHOWN = 25
 
 
 def slices_spec(slices: Sequence[SliceResult], max_drop: float | None, metric: str) -> Spec | None:
-    """The groups in their order, `max_drop` as a line if there is that gate; None where none has a finite drop with bounds."""
+    """Return a chart of the groups in the given order, with the gate `max_drop` as a line, if any.
+
+    None if no group has a finite drop with bounds.
+    """
     scale = formats.drop_scale(metric)
     bound = None if max_drop is None else scale * max_drop
     groups = []

@@ -1,8 +1,8 @@
-"""Drawing by Vega-Lite: a specification becomes SVG or PNG while the page is made.
+"""Drawing by Vega-Lite: a specification becomes SVG or PNG when the page is rendered.
 
-Vega rather than Plotly, since its pictures can be drawn without a browser. What a page holds is the picture: text that can be
-searched, and colours that follow the reader's scheme. It shows in a mail, on paper and with scripts off, and weighs tens of
-kilobytes where the library that would draw it weighs megabytes.
+Vega rather than Plotly, because it draws without a browser. The page contains the finished picture, with searchable text and
+colours that follow the reader's scheme. It works in a mail, on paper and without scripts, and takes tens of kilobytes, where a
+drawing library would take megabytes.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from tasks.reporting.pictures.palette import LIGHT, as_variables
 
 Spec = dict[str, Any]
 
-# About what a page has on a wide screen, so that letters come out in the size of its text.
+# About the width of a page on a wide screen, so that letters have the size of its text.
 WIDTH = 1080
 FONT_PIXELS = 13.0
 PNG_SCALE = 2.0
-# Right of names at an edge is room for a reader's wider font.
+# The space on the right allows for a wider font of the reader in names at the edge.
 _PADDING = {"left": 4, "top": 4, "right": 20, "bottom": 4}
-# Not moved by releases of the library that know newer ones.
+# Pinned, so that a release of the library with newer versions does not change pictures.
 _VEGA_LITE = "6.4"
 _SVG_FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 _CONFIG: Spec = {
@@ -53,42 +53,42 @@ _CONFIG: Spec = {
 
 
 def picture(layers: list[Spec], *, height: float, width: float = WIDTH, **more: Any) -> Spec:
-    """A specification of layers over one another; `width` and `height` in pixels are those within the axes."""
+    """Return a specification of stacked layers; `width` and `height` in pixels exclude the axes."""
     return {"width": width, "height": height, "layer": layers, **more}
 
 
 def in_pixels(x: str, y: str) -> Spec:
-    """The encoding of fields that hold pixels from the upper left corner."""
+    """Return the encoding of fields that hold pixels from the upper left corner."""
     shared: Spec = {"type": "quantitative", "scale": None, "axis": None}
     return {"x": shared | {"field": x}, "y": shared | {"field": y}}
 
 
 def to_svg(spec: Spec, description: str) -> str:
-    """An SVG element for a page, on a transparent ground: no addresses, colours as the page's variables.
+    """Render an SVG element for a page, on a transparent background, without external URLs, with the page's colour variables.
 
-    `description` says for who does not see it what it shows. Equal specifications give equal text.
+    `description` is the accessible name. Equal specifications give equal text.
     """
     svg: str = vl_convert.vegalite_to_svg(_whole(spec), vl_version=_VEGA_LITE, allowed_base_urls=[])
     opening, rest = svg[svg.index("<svg") :].split(">", 1)
-    # Width and height would fix the size; the view box keeps the shape.
+    # Width and height would fix the size; the view box keeps the aspect ratio.
     opening = re.sub(r' (width|height|version|class|xmlns:xlink|xmlns)="[^"]*"', "", opening)
     name = f' xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{escape(description)}"'
     rest = re.sub(r"<rect [^>]*fill=\"transparent\"></rect>", "", rest).replace('font-family="sans-serif"', "")
-    # Groups without anything in them are a third of what Vega writes.
+    # Empty background and foreground paths are a third of Vega's output.
     rest = re.sub(r'<path class="(background|foreground)" aria-hidden="true" d="[^"]*"[^>]*></path>', "", rest)
     rest = re.sub(r' (class="[^"]*"|pointer-events="none"|aria-hidden="true"|stroke-miterlimit="10")', "", rest)
     return as_variables(f'{opening}{name} font-family="{_SVG_FONT}">{rest}')
 
 
 def to_png(spec: Spec) -> bytes:
-    """A PNG file on white."""
+    """Render a PNG file on a white background."""
     whole = _whole(spec) | {"background": LIGHT["ground"], "padding": 12}
     drawn: bytes = vl_convert.vegalite_to_png(whole, vl_version=_VEGA_LITE, scale=PNG_SCALE, allowed_base_urls=[])
     return drawn
 
 
 def text_width(text: str, pixels: float = FONT_PIXELS) -> float:
-    """About how wide a text is, in pixels: readers have fonts of their own, and no label may hang on a pixel."""
+    """Estimate the width of a text in pixels: readers have their own fonts, so no label may depend on a pixel."""
     return 0.58 * pixels * len(text)
 
 

@@ -172,6 +172,20 @@ def test_a_scale_knows_where_the_library_draws() -> None:
         assert float(place) == pytest.approx(scale.pixel(2.0), abs=0.01)
 
 
+def test_words_of_an_axis_may_hold_quotes() -> None:
+    """Names of axes and candidates are text of others, which must not end the expression that labels the ticks."""
+    from tasks.reporting.pictures.vega import picture, to_svg
+
+    scale = Scale("linear", 0, 2, 300)
+    axis = scale.axis({1.0: 'it\'s "b" \\ c'})
+    encoding = {
+        "x": {"type": "quantitative", "field": "x", "scale": scale.spec, "axis": axis},
+        "y": {"type": "quantitative", "field": "y", "scale": None, "axis": None},
+    }
+    layer = {"data": {"values": [{"x": 1.0, "y": 50}]}, "mark": {"type": "point"}, "encoding": encoding}
+    assert 'it\'s "b" \\ c' in texts(to_svg(picture([layer], height=100, width=300), ""))
+
+
 def test_the_picture_of_noise_shows_the_worst_in_order_and_what_was_kept() -> None:
     svg = svg_of(pictures.draw_noise(RECOVERED))
     names = [text for text in texts(svg) if re.match(r"\d+\. ", text)]

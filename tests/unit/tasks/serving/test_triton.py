@@ -137,6 +137,7 @@ def test_an_engine() -> None:
     told = manifest("TensorRT", engine=ENGINE, runtime="tensorrt", runtime_version="11.4", batch_sizes=[4])
     config, model = made(told, max_batch=64)
     assert (config.backend, config.platform, config.max_batch_size) == ("tensorrt", "tensorrt_plan", 16)
+    assert any("up to 16 samples are taken, not 64" in note for note in model.notes)
     assert model.files == {"model.plan": "engine.plan"} and config.default_model_filename == "model.plan"
     (group,) = config.instance_group
     assert (group.kind, list(group.gpus)) == (group.KIND_GPU, [0])

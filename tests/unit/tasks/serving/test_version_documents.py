@@ -16,6 +16,7 @@ from tasks.serving.readme import version_readme
 from tasks.serving.sections import shown
 from validators.gates.approval import Approval
 from validators.gates.catalog import GATES
+from validators.job.job_gates import Gates
 from validators.job.read_job import parse_job
 from validators.records.latencies import Latency
 from validators.records.measurements import Accuracy, Clipping, Estimate, Saturation, SliceDrop
@@ -159,6 +160,13 @@ def test_the_readme_says_how_it_is_opened() -> None:
     )
     assert "| Provider | CPUExecutionProvider |" in told and "| `intra_op_num_threads` | 2 |" in told
     assert "| Entry key | value |" in told and "| p50 latency at b8 |" in told
+
+
+def test_speed_that_another_target_must_reach_is_not_asked_for_here() -> None:
+    said = promoted()
+    gates = Gates(min_speedup={"tensorrt": 2.0})
+    card = model_card(replace(said, job=said.job.model_copy(update={"gates": gates})))
+    assert "The job asked for no speed" in card and "The job asked for no speed" not in model_card(said)
 
 
 def test_a_card_that_fits_is_whole() -> None:

@@ -1,0 +1,77 @@
+"""A state folder of the version before modules moved into rooms: its champions load, are compared, replaced and rolled back."""
+
+from __future__ import annotations
+
+import sqlite3
+import tarfile
+from pathlib import Path
+
+import pytest
+from conftest import Tiny
+from driving import Answer, run_jobs, write_job
+
+# Its paths stand as @ROOT@, and the MLflow database as SQL. Two versions of tiny-quantized were promoted in it.
+PACKED = Path(__file__).parents[1] / "support" / "state_before_rooms.tar.xz"
+
+
+def unpack(folder: Path) -> Path:
+    """Unpack the state folder below `folder`, as if it had been made there."""
+    state = folder / "state"
+    with tarfile.open(PACKED) as archive:
+        archive.extractall(state, filter="data")
+    for path in state.rglob("*"):
+        if path.is_file() and b"@ROOT@" in (held := path.read_bytes()):
+            path.write_bytes(held.replace(b"@ROOT@", str(folder).encode()))
+    script = state / "mlflow.sql"
+    with sqlite3.connect(state / "mlflow.db") as database:
+        database.executescript(script.read_text(encoding="utf-8"))
+    script.unlink()
+    return state
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory, tiny: Tiny) -> tuple[Path, dict[str, Answer]]:
+    root = tmp_path_factory.mktemp("old")
+    state = unpack(root)
+    weaker = tiny.job(source="models:/tiny/1", candidates=["int8-static-minmax-pc@ort-cpu"], objective="size")
+    job = str(write_job(root / "weaker.yaml", weaker))
+    calls: list[dict[str, object]] = [
+        {"name": "status", "arguments": ["status", "--json"]},
+        {"name": "weaker", "job": job, "replace_device": True},
+        {"name": "rollback", "arguments": ["rollback", "tiny", "--target", "ort-cpu", "--json"]},
+        {"name": "export", "arguments": ["export", "tiny", "--target", "ort-cpu", "--out", str(root / "exported")]},
+        {"name": "retention", "arguments": ["retention", "--json"]},
+    ]
+    return state, run_jobs(state, root / "runs", calls, bare=True)
+
+
+def champion(state: Path) -> int:
+    """The version that the alias points to."""
+    with sqlite3.connect(state / "mlflow.db") as database:
+        ((version,),) = database.execute(
+            "SELECT version FROM registered_model_aliases WHERE alias = 'champion-ort-cpu'"
+        ).fetchall()
+    return int(version)
+
+
+def test_old_champion_is_compared_with_a_new_variant(world: tuple[Path, dict[str, Answer]]) -> None:
+    answer = world[1]["weaker"]
+    assert answer.result is not None, answer.said
+    (candidate,) = answer.result["candidates"]
+    verdicts = {verdict["gate"]: verdict for verdict in candidate["verdicts"]}
+    assert answer.result["outcome"] == "no_variant"
+    assert verdicts["beats_champion"]["outcome"] == "fail"
+    assert "does not run here" not in answer.said
+
+
+def test_old_champion_is_rolled_back_and_exported(world: tuple[Path, dict[str, Answer]]) -> None:
+    state, answers = world
+    assert answers["rollback"].code == 0, answers["rollback"].said
+    assert champion(state) == 1
+    assert answers["export"].code == 0, answers["export"].said
+
+
+def test_old_state_is_listed_and_aged(world: tuple[Path, dict[str, Answer]]) -> None:
+    for name in ("status", "retention"):
+        assert world[1][name].code == 0, world[1][name].said
+    assert "tiny" in world[1]["status"].out
