@@ -14,7 +14,6 @@ import numpy as np
 from tasks.measure.inventory import ISA_FLAGS
 from tasks.registry.champion_slot import TAG
 from tasks.run.context import Given, Run
-from tasks.runtimes import openvino
 from tasks.runtimes.libraries import describe_library
 from tasks.runtimes.ort import DISTRIBUTIONS
 from tasks.runtimes.providers import provider_of
@@ -110,12 +109,11 @@ def runtime_requirements(inventory: Inventory, variant: Variant) -> list[str]:
         built = variant.engine.manifest
         bindings = [f"{name}=={metadata.version(name)}" for name in _ENGINE_REQUIREMENTS]
         return [f"{built.runtime.replace('_', '-')}=={built.runtime_version}", *bindings, f"numpy=={np.__version__}"]
-    plugin = provider_of(variant.session.provider).plugin
-    runtimes = [
-        f"{name}=={version}"
-        for name, version in inventory.runtimes.items()
-        if name.startswith("onnxruntime") and (plugin or name != openvino.DISTRIBUTION)
-    ]
+    runtimes = [f"{name}=={version}" for name, version in inventory.runtimes.items() if name in DISTRIBUTIONS]
+    if plugin := provider_of(variant.session.provider).plugin:
+        told = plugin.describe_plugin(variant.session.threads)
+        distribution = told["distribution"]
+        runtimes.append(f"{distribution}=={inventory.runtimes.get(distribution, told['version'])}")
     packages = [f"{one.distribution}=={one.version}" for one in variant.session.libraries if one.package]
     if variant.session.on_gpu:
         packages.append(f"{_NVML}=={metadata.version(_NVML)}")
