@@ -17,19 +17,19 @@ from gpu_check_trtexec import measure_trtexec
 from tasks.measure.latency.compare import compare_latency
 from tasks.measure.latency.process import Contestant
 from validators.errors import CandidateRefused
-from validators.job.candidate_name import DEFAULT_CANDIDATES, Target
 from validators.job.job_measurement import Measurement
 from validators.records.measurements import Coverage
 from validators.records.run import Variant
+from validators.targets import facts_of
 
 HALF = "fp16"
 # In a rehearsal, what goes through the same steps on the CPU provider; fp16 is refused there, as it should be.
 REHEARSED = ("fp16@ort-cpu", "int8-static-minmax-pc@ort-cpu", "int4-g32-rtn@ort-cpu")
 
 
-def measure_target(check: Check, workshop: Workshop, target: Target, model: str) -> None:
+def measure_target(check: Check, workshop: Workshop, target: str, model: str) -> None:
     """All candidates of a target, the float ones first: float16 is what the others are held against."""
-    names = REHEARSED if target == "ort-cpu" else DEFAULT_CANDIDATES[target]
+    names = REHEARSED if target == "ort-cpu" else facts_of(target).default_candidates
     labels = list(dict.fromkeys([FLOAT, HALF, *(name.rpartition("@")[0] for name in names)]))
     made: dict[str, Variant] = {}
 
@@ -87,7 +87,7 @@ def describe_coverage(coverage: Coverage) -> dict[str, Any]:
 def _cell(
     check: Check,
     workshop: Workshop,
-    target: Target,
+    target: str,
     made: dict[str, Variant],
     artifact: dict[str, Any],
     label: str,

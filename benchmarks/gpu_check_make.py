@@ -12,7 +12,7 @@ from gpu_check_bundle import Bundle
 from gpu_check_inspect import apart, rows_of
 
 from tasks.measure.inventory import usable_cores
-from tasks.ptq.build_variant import Materials, make_variant
+from tasks.ptq.build_variant import Materials
 from tasks.ptq.calibrate.calibration import make_statistics
 from tasks.ptq.calibrate.grams import Gram, collect_grams
 from tasks.ptq.calibrate.pass_batches import pass_batches
@@ -21,19 +21,20 @@ from tasks.ptq.eight_bit.smoothed_graph import make_smoothed
 from tasks.ptq.graph.edits import model_bytes
 from tasks.ptq.graph.prepare import make_fused, make_prepared
 from tasks.ptq.sensitivity import Sensitivity
-from tasks.ptq.sessions import session_settings
 from tasks.ptq.weight_only.sites import tensors_to_collect
 from tasks.runtimes.coverage import measure_coverage
 from tasks.runtimes.runner import open_runner
 from tasks.storage.product import Product, code_of
 from tasks.storage.store import Store
+from tasks.targets.variants import make_variant, session_settings
 from validators.digests import digest_model
 from validators.errors import CandidateRefused
-from validators.job.candidate_name import GPU_TARGETS, Candidate, Target, decode
+from validators.job.candidate_name import Candidate, decode
 from validators.providers import CPU_PROVIDER, GPU_PROVIDERS, TENSORRT
 from validators.records.engines import BuildSettings, Engine, ShapeRange
 from validators.records.run import Gpu, SessionSettings, Variant
 from validators.samples.datasets import Arrays
+from validators.targets import is_on_gpu
 
 # The name of the source at its own precision among the candidates.
 FLOAT = "fp32"
@@ -78,7 +79,7 @@ class Workshop:
         inputs = (*self._key, self.bundle.evaluation.file.digest, code_of(measure_coverage), code_of(open_runner))
         return self.store.make(Product("reference", inputs, Reference, make))[0]
 
-    def variant(self, name: str, target: Target) -> Variant:
+    def variant(self, name: str, target: str) -> Variant:
         """The candidate's variant, ready to be loaded; `fp32` is the source itself.
 
         Raises:
@@ -86,7 +87,7 @@ class Workshop:
         """
         candidate = Candidate("fp16", target) if name == FLOAT else decode(f"{name}@{target}")
         settings = session_settings(candidate, usable_cores())
-        if target in GPU_TARGETS:
+        if is_on_gpu(target):
             self._refuse_missing(settings.provider)
         if name == FLOAT:
             source = self.bundle.source

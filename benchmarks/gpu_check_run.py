@@ -20,7 +20,6 @@ from gpu_check_session import CEILINGS, PYTORCH, Check, Options, refusal, told
 from tasks.measure.inventory import take_inventory
 from tasks.storage.store import Store
 from validators.errors import QuantgateError
-from validators.job.candidate_name import Target
 
 # What a rehearsal runs on: a processor takes minutes for a figure that says nothing.
 REHEARSED_BATCHES = 2
@@ -39,7 +38,7 @@ def run_check(options: Options, results: Results, say: Callable[[str], None]) ->
     }
     results.figures["parts"].append(part)
     device = "cpu" if options.rehearsal else "cuda"
-    targets: tuple[Target, ...] = ("ort-cuda", "tensorrt")
+    targets = ("ort-cuda", "tensorrt")
     if CEILINGS in options.parts:
         _ceilings(check, device)
     for name in options.models:

@@ -32,22 +32,24 @@ from real_builds import build  # noqa: E402
 
 from tasks.evidence.resolve_source import resolve_source  # noqa: E402
 from tasks.evidence.target_inventory import take_inventory  # noqa: E402
-from tasks.ptq.build_variant import Materials, make_variant  # noqa: E402
-from tasks.ptq.sessions import session_settings  # noqa: E402
+from tasks.ptq.build_variant import Materials  # noqa: E402
 from tasks.run.clock import Clock  # noqa: E402
 from tasks.run.context import Run  # noqa: E402
 from tasks.runtimes.engines.build import available  # noqa: E402
 from tasks.runtimes.ort import describe_inputs, describe_outputs, open_session, run_outputs  # noqa: E402
 from tasks.storage.locks import FolderLocks  # noqa: E402
 from tasks.storage.store import Store  # noqa: E402
+from tasks.targets.catalog import find_target, lint  # noqa: E402
+from tasks.targets.variants import make_variant, session_settings  # noqa: E402
 from tasks.trials.materials import materials_of  # noqa: E402
 from validators.errors import CandidateRefused  # noqa: E402
-from validators.graph.source_graph import RULES, lint, opset_of  # noqa: E402
-from validators.job.candidate_name import DEFAULT_CANDIDATES, Candidate, Target, decode  # noqa: E402
+from validators.graph.source_graph import opset_of  # noqa: E402
+from validators.job.candidate_name import Candidate, decode  # noqa: E402
 from validators.job.read_job import parse_job  # noqa: E402
 from validators.records.run import SessionSettings  # noqa: E402
 from validators.samples.datasets import Arrays, load_samples  # noqa: E402
 from validators.samples.given import Evidence, Given  # noqa: E402
+from validators.targets import BUILT_IN, facts_of  # noqa: E402
 
 RESULTS = HERE / "results"
 MODELS: dict[str, Callable[[Path, int], Path]] = {"transformer": transformer, "cnn": cnn, "lstm": lstm}
@@ -118,7 +120,8 @@ class Bench:
         target, on_cpu = candidate.target, variant.session.provider == CPU.provider
         found = _logits(variant.path, variant.session if on_cpu else CPU, self.batch)
         error = float(np.abs(found - self.exact).max() / np.abs(self.exact).max())
-        findings = tuple(sorted({one.rule for one in lint(variant.path, target)})) if target in RULES else ()
+        has_rules = find_target(target).lint_rules
+        findings = tuple(sorted({one.rule for one in lint(variant.path, target)})) if has_rules else ()
         kernels = fused_kernels(variant.path, variant.session, folder) if on_cpu else {}
         built, faults = None, []
         if not error <= MOST_ERROR[candidate.precision]:
@@ -181,14 +184,14 @@ def fused_kernels(model: Path, settings: SessionSettings, folder: Path) -> dict[
     return dict(sorted(Counter(FAMILY[node.op_type] for node in nodes if node.op_type in FAMILY).items()))
 
 
-def cells(model: str, opset: int, targets: Collection[Target], builds: bool) -> dict[str, list[Cell]]:
+def cells(model: str, opset: int, targets: Collection[str], builds: bool) -> dict[str, list[Cell]]:
     """All default candidates of some targets, of one model at one opset, by target."""
     with tempfile.TemporaryDirectory(prefix="quantgate-") as name:
         bench = open_bench(model, opset, Path(name))
         return {
             target: [
                 bench.make(decode(one), Path(name), with_build=builds and target == "tensorrt")
-                for one in DEFAULT_CANDIDATES[target]
+                for one in facts_of(target).default_candidates
             ]
             for target in targets
         }
@@ -209,7 +212,7 @@ def main(
     rows: list[dict[str, Any]] = []
     for model in models or MODELS:
         for opset in opsets or OPSETS:
-            found = cells(model, opset, list(DEFAULT_CANDIDATES), can_build and opset in BUILT_OPSETS)
+            found = cells(model, opset, list(BUILT_IN), can_build and opset in BUILT_OPSETS)
             rows += [{"model": model, "opset": opset, "target": target} | _row(some) for target, some in found.items()]
             wrong = [f"{cell.candidate}: {fault}" for some in found.values() for cell in some for fault in cell.faults]
             made = sum(cell.outcome == "made" for some in found.values() for cell in some)

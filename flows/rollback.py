@@ -11,13 +11,13 @@ from prefect.states import Completed
 from pydantic import Field
 
 from tasks.champion.rollback import Rollback, roll_back_step
-from validators.job.candidate_name import Target
+from validators.job.candidate_name import TargetName
 
 
 @flow(name="rollback", flow_run_name="{model} on {target}")
 def rollback(
     model: str,
-    target: Target,
+    target: TargetName,
     to: Annotated[int | None, Field(ge=0)] = None,
     leaving: Annotated[int | None, Field(ge=1)] = None,
     reason: Annotated[str, Field(max_length=1000)] = "",

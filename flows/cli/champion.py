@@ -9,9 +9,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from flows.cli.console import prepared
+from flows.cli.console import prepared, target_option
 from validators.errors import EXIT_INFRASTRUCTURE, EXIT_OK
-from validators.job.candidate_name import Target
 from validators.records.answer import CommandAnswer, Table
 
 WaitingRun = Annotated[str, typer.Argument(metavar="RUN", help="Id or name of the flow run.")]
@@ -72,7 +71,7 @@ def _answer(run: str, decision: Literal["approve", "reject"], who: str | None, c
 
 def rollback(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A source, or the model of its variants.")],
-    target: Annotated[Target, typer.Option(metavar="TARGET", help="Of which target it is the champion.")],
+    target: Annotated[str, target_option("Of which target it is the champion.")],
     to: Annotated[
         int | None,
         typer.Option(min=0, metavar="VERSION", help="Default: the version before; 0: none."),

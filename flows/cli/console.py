@@ -27,6 +27,7 @@ from validators.errors import EXIT_OK, InfrastructureError, Interrupted, Quantga
 from validators.plain_text import plain
 from validators.records.answer import CommandAnswer, Table
 from validators.redact import redact
+from validators.targets import target_names
 
 out = Console()
 err = Console(stderr=True)
@@ -34,6 +35,20 @@ err = Console(stderr=True)
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document in place of text.")]
 # Where the document of the present command goes, with `--json`; emptied by the first one, since there is one.
 _documents: list[IO[str]] = []
+
+
+def target_option(about: str) -> Any:
+    """Return the option TARGET: the name of a target, of ours or of an installed package."""
+
+    def known(given: str | None) -> str | None:
+        if given is not None and given not in target_names():
+            raise typer.BadParameter(f"{given!r} is not one of {', '.join(map(repr, target_names()))}.")
+        return given
+
+    def starting(incomplete: str) -> list[str]:
+        return [name for name in target_names() if name.startswith(incomplete)]
+
+    return typer.Option(metavar="TARGET", help=about, callback=known, autocompletion=starting)
 
 
 def command(function: Callable[..., CommandAnswer | None]) -> Callable[..., None]:

@@ -14,9 +14,9 @@ from flows.service.describe import Rows, target_rows
 from tasks.measure.inventory import take_inventory
 from tasks.run.settings import database_file, registry_uri, state_folder, tracking_uri
 from validators.errors import EXIT_INFRASTRUCTURE, EXIT_OK, InfrastructureError
-from validators.job.candidate_name import TARGETS
 from validators.records.answer import CommandAnswer, Table
 from validators.redact import redact
+from validators.targets import target_names
 
 PACKAGES = ("quantgate", "prefect", "mlflow", "great-expectations", "torch")
 ANSWER_SECONDS = 5.0
@@ -33,7 +33,7 @@ def diagnose() -> CommandAnswer:
         # No target runs without one: what else is here, and how to mend it, is still worth to be said.
         rows = [
             ("Target", "Here", "Why", "To mend it"),
-            *((target, "no", f"{error.found}; expected {error.expected}", error.fix) for target in TARGETS),
+            *((target, "no", f"{error.found}; expected {error.expected}", error.fix) for target in target_names()),
         ]
     facts |= _surroundings(state_folder())
     runs = any(row[1] == "yes" for row in rows[1:])

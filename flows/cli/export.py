@@ -7,15 +7,14 @@ from typing import Annotated
 
 import typer
 
-from flows.cli.console import prepared
+from flows.cli.console import prepared, target_option
 from validators.errors import JobError
-from validators.job.candidate_name import Target
 from validators.records.answer import CommandAnswer
 
 
 def export(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="The source, or the model of its variants.")],
-    target: Annotated[Target, typer.Option(metavar="TARGET", help="Of which target.")],
+    target: Annotated[str, target_option("Of which target.")],
     triton: Annotated[Path | None, typer.Option(metavar="FOLDER", help="A Triton model repository.")] = None,
     to: Annotated[Path | None, typer.Option("--out", metavar="FOLDER", help="A new folder: files, README.")] = None,
     version: Annotated[int | None, typer.Option(min=1, metavar="N", help="By default the champion.")] = None,

@@ -6,9 +6,10 @@ import json
 from collections.abc import Sequence
 
 from tasks.evidence.model_facts import ModelFacts
-from validators.job.candidate_name import DEFAULT_CANDIDATES, Target, decode
+from validators.job.candidate_name import decode
 from validators.job.recipe_words import describe
 from validators.samples.datasets import TensorSpec
+from validators.targets import facts_of
 
 # Above so many values at the last of three axes an output is over a vocabulary rather than over tags.
 _VOCABULARY = 1000
@@ -61,7 +62,7 @@ measurement:
 {dims}"""
 
 
-def job_skeleton(facts: ModelFacts, target: Target, file: str) -> str:
+def job_skeleton(facts: ModelFacts, target: str, file: str) -> str:
     """The text of the job file, which is called `file`."""
     metric, why = suggest_metric(facts.outputs)
     labelled = metric not in ("sqnr", "perplexity")
@@ -87,7 +88,7 @@ def job_skeleton(facts: ModelFacts, target: Target, file: str) -> str:
         output=f"output: {json.dumps(facts.outputs[0].name)}  # CHECK: of {len(facts.outputs)} outputs\n"
         if several
         else "",
-        candidates="\n".join(f"  - {name}  # {describe(decode(name))}" for name in DEFAULT_CANDIDATES[target]),
+        candidates="\n".join(f"  - {name}  # {describe(decode(name))}" for name in facts_of(target).default_candidates),
         gates="  min_sqnr_db: 30      # CHECK: at least so many dB of signal to quantization noise"
         if metric == "sqnr"
         else f"  max_drop: 0.02       # CHECK: {_MAX_DROP.get(metric, 'at most so much worse: 0.02 is 2 points')}",

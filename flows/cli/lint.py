@@ -7,16 +7,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from tasks.targets.catalog import lint
 from validators.errors import EXIT_NO_VARIANT, EXIT_OK
 from validators.graph.lint import CONSEQUENCES, MEANING, SEVERE, Finding
-from validators.graph.source_graph import is_quantized, lint
-from validators.job.candidate_name import Target
+from validators.graph.source_graph import is_quantized
 from validators.records.answer import CommandAnswer, Table
 
 HEADINGS = ("Consequence", "Node", "Rule", "Found", "Fix")
 
 
-def lint_model(model: Path, target: Target) -> CommandAnswer:
+def lint_model(model: Path, target: str) -> CommandAnswer:
     """Lint a model file; exit code 3 if something fails, is wrong or runs in float, else 0.
 
     Raises:

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flows.cli.console import prepared
+from flows.cli.console import prepared, target_option
 from flows.cli.run import ReplaceDevice, ResultFile, follow_job
 from tasks.run.settings import database_file, state_folder, tracking_uri
 from validators.errors import InfrastructureError, JobError
-from validators.job.candidate_name import Target
 from validators.records.answer import CommandAnswer
 
 if TYPE_CHECKING:
@@ -44,9 +43,7 @@ OpenPage = Annotated[bool, typer.Option("--open", help="Open it in the browser."
 
 def lint(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="An ONNX file, quantized or not.")],
-    target: Annotated[
-        Target, typer.Option(metavar="TARGET", help="Where it will run; `quantgate doctor` lists targets.")
-    ] = "tensorrt",
+    target: Annotated[str, target_option("Where it will run; `quantgate doctor` lists targets.")] = "tensorrt",
 ) -> CommandAnswer:
     """Say what a runtime would refuse of a quantized model.
 
@@ -201,7 +198,7 @@ def init(
         str, typer.Argument(metavar="MODEL", help="models:/NAME/VERSION, models:/NAME@ALIAS, or an ONNX file.")
     ],
     path: Annotated[Path, typer.Option("--out", metavar="FILE", help="The job file to write.")] = Path("job.yaml"),
-    target: Annotated[Target, typer.Option(metavar="TARGET", help="Where the variants will run.")] = "ort-cpu",
+    target: Annotated[str, target_option("Where the variants will run.")] = "ort-cpu",
 ) -> CommandAnswer:
     """Write a job file with comments for a model.
 

@@ -8,10 +8,9 @@ from typing import Annotated
 
 import typer
 
-from flows.cli.console import out, prepared, tell
+from flows.cli.console import out, prepared, target_option, tell
 from tasks.run.settings import state_folder
 from validators.errors import EXIT_INFRASTRUCTURE, EXIT_OK
-from validators.job.candidate_name import Target
 from validators.records.answer import CommandAnswer, Table
 
 MlflowPort = Annotated[int, typer.Option(help="Port of the MLflow server.")]
@@ -51,8 +50,8 @@ def serve(
 
 def worker(
     target: Annotated[
-        Target | None,
-        typer.Option(metavar="TARGET", help="Take the work of this target; without it, runs."),
+        str | None,
+        target_option("Take the work of this target; without it, runs."),
     ] = None,
     pool: Annotated[
         str | None, typer.Option(metavar="NAME", help="The Prefect work pool; quantgate-<target> by default.")

@@ -26,6 +26,7 @@ from validators.job.job_data import TextDecoding
 from validators.job.job_gates import Gates
 from validators.job.recipe_words import describe
 from validators.samples.datasets import TensorSpec
+from validators.targets import facts_of, target_names
 
 # Every gate by the name that its verdict carries: the key of the job that sets it, and the function that judges.
 _OPTIONS = Options(threshold=None, decoder=Decoder(TextDecoding(), ("a",) * 50, ""))
@@ -110,10 +111,10 @@ def name_page() -> str:
     first, *lines = (recipe.__doc__ or "").strip().splitlines()
     examples = [re.split(r"\s{2,}", line.strip(), maxsplit=1) for line in lines if "@" in line]
     shown = [(f"`{name}`", describe(recipe.decode(name)), told) for name, told in examples]
-    words = [
+    words = [("`target`", ", ".join(f"`{name}`" for name in target_names()))]
+    words += [
         (f"`{word}`", ", ".join(f"`{value}`" for value in get_args(kind)))
         for word, kind in (
-            ("target", recipe.Target),
             ("precision", recipe.Precision),
             ("ranges", recipe.RangeMethod),
             ("granularity", recipe.Granularity),
@@ -121,8 +122,8 @@ def name_page() -> str:
         )
     ]
     lists = [
-        (f"`{target}`", "<br>".join(f"`{name}`" for name in names))
-        for target, names in recipe.DEFAULT_CANDIDATES.items()
+        (f"`{target}`", "<br>".join(f"`{name}`" for name in facts_of(target).default_candidates))
+        for target in target_names()
     ]
     text = [
         "# Candidate names",

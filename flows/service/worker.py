@@ -15,8 +15,8 @@ from flows.service.serve import Ready
 from tasks.measure.inventory import take_inventory
 from tasks.run.settings import check_server
 from validators.errors import InfrastructureError, JobError
-from validators.job.candidate_name import TARGETS, Target
 from validators.records.run import Inventory
+from validators.targets import target_names
 
 ENTRYPOINT = "flows.target_step.candidate"
 
@@ -97,9 +97,10 @@ def check_worker(target: str) -> Inventory:
         JobError: no such target.
         InfrastructureError: the target cannot run here, or PREFECT_API_URL is not set.
     """
-    known: Target | None = next((one for one in TARGETS if one == target), None)
-    if known is None:
-        raise JobError(found=f"target {target!r}", expected=f"one of {', '.join(TARGETS)}", fix="correct --target")
+    if target not in target_names():
+        raise JobError(
+            found=f"target {target!r}", expected=f"one of {', '.join(target_names())}", fix="correct --target"
+        )
     here, why = next((row[1], row[2]) for row in target_rows() if row[0] == target)
     if here != "yes":
         raise InfrastructureError(
@@ -108,4 +109,4 @@ def check_worker(target: str) -> Inventory:
             fix="`quantgate doctor` says what is missing",
         )
     check_server("that runs hand their work to")
-    return take_inventory(known)
+    return take_inventory(target)

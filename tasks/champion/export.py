@@ -16,7 +16,6 @@ from tasks.run.settings import state_folder, tracking_uri
 from tasks.serving.folder import check_own, write_folder
 from tasks.serving.triton import ONNX, TritonModel, tensors_of, triton_model
 from validators.errors import JobError
-from validators.job.candidate_name import Target
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -36,7 +35,7 @@ class Exported:
     notes: tuple[str, ...]
 
 
-def export_version(model: str, target: Target, folder: Path, version: int | None = None) -> Exported:
+def export_version(model: str, target: str, folder: Path, version: int | None = None) -> Exported:
     """Write all artifacts of the champion, or of a version, to `folder`, from which MLflow can load the model.
 
     Raises:
@@ -56,7 +55,7 @@ def export_version(model: str, target: Target, folder: Path, version: int | None
 
 
 def export_triton(
-    model: str, target: Target, repository: Path, version: int | None = None, max_batch: int | None = None
+    model: str, target: str, repository: Path, version: int | None = None, max_batch: int | None = None
 ) -> Exported:
     """Write the champion, or a version, as a model of a Triton repository: `<model>/config.pbtxt`, and the files in `1`.
 

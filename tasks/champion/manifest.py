@@ -14,12 +14,11 @@ import numpy as np
 from tasks.measure.inventory import ISA_FLAGS
 from tasks.registry.champion_slot import TAG
 from tasks.run.context import Run
-from tasks.runtimes import openvino
 from tasks.runtimes.libraries import describe_library
 from tasks.runtimes.ort import DISTRIBUTIONS
+from tasks.runtimes.providers import provider_of
 from validators.digests import digest_file, digest_text
 from validators.gates.approval import Approval
-from validators.providers import OPENVINO_PROVIDER
 from validators.records.measurements import Saturation
 from validators.records.run import Inventory, Variant
 from validators.records.verdicts import Verdict
@@ -81,7 +80,7 @@ def manifest_of(
 
     `ranges` are to be watched in production: the ends of each fixed range, and the share of values outside it in this run.
     """
-    plugin = variant.session.provider == OPENVINO_PROVIDER
+    plugin = provider_of(variant.session.provider).plugin
     engine = variant.engine.manifest if variant.engine else None
     runtime = engine.runtime if engine else next(name for name in inventory.runtimes if name in DISTRIBUTIONS)
     return {
@@ -91,7 +90,7 @@ def manifest_of(
         "files": {path.name: digest_file(path) for path in _artifact_files(variant)},
         "session": {key: value for key, value in asdict(variant.session).items() if key != "libraries"},
         "libraries": [describe_library(library) for library in variant.session.libraries],
-        "plugin": openvino.describe_plugin(variant.session.threads) if plugin else None,
+        "plugin": plugin.describe_plugin(variant.session.threads) if plugin else None,
         "inputs": {spec.name: spec.dtype for spec in given.evidence.inputs},
         "runtime": runtime,
         "runtime_version": engine.runtime_version if engine else inventory.runtimes[runtime],
@@ -111,12 +110,11 @@ def runtime_requirements(inventory: Inventory, variant: Variant) -> list[str]:
         built = variant.engine.manifest
         bindings = [f"{name}=={metadata.version(name)}" for name in _ENGINE_REQUIREMENTS]
         return [f"{built.runtime.replace('_', '-')}=={built.runtime_version}", *bindings, f"numpy=={np.__version__}"]
-    plugin = variant.session.provider == OPENVINO_PROVIDER
-    runtimes = [
-        f"{name}=={version}"
-        for name, version in inventory.runtimes.items()
-        if name.startswith("onnxruntime") and (plugin or name != openvino.DISTRIBUTION)
-    ]
+    runtimes = [f"{name}=={version}" for name, version in inventory.runtimes.items() if name in DISTRIBUTIONS]
+    if plugin := provider_of(variant.session.provider).plugin:
+        told = plugin.describe_plugin(variant.session.threads)
+        distribution = told["distribution"]
+        runtimes.append(f"{distribution}=={inventory.runtimes.get(distribution, told['version'])}")
     packages = [f"{one.distribution}=={one.version}" for one in variant.session.libraries if one.package]
     if variant.session.on_gpu:
         packages.append(f"{_NVML}=={metadata.version(_NVML)}")

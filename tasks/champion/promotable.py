@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 from tasks.measure.inventory import take_inventory
 from tasks.records.run_lookup import Recorded
 from tasks.run.settings import hands_to_workers
 from validators.errors import JobError
-from validators.job.candidate_name import Target
 
 
 def check_promotable(run: Recorded) -> None:
@@ -36,7 +33,7 @@ def check_promotable(run: Recorded) -> None:
         )
     if hands_to_workers():
         return
-    here = take_inventory(cast(Target, run.target)).device_key
+    here = take_inventory(run.target).device_key
     if here != run.device:
         raise JobError(
             found=f"run {run.id} was judged on {run.device}; here is {here}",

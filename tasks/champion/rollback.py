@@ -16,8 +16,8 @@ from tasks.run.settings import state_folder, store_place, tracking_uri
 from tasks.run.step import step
 from tasks.storage.locks import Held
 from tasks.storage.places import open_locks
+from tasks.targets.catalog import find_target
 from validators.errors import ChampionMoved, InfrastructureError, JobError, VersionUnsound
-from validators.job.candidate_name import Target
 from validators.records.journal import ROLLED_BACK, RolledBack, now, predecessors, read_rolled_back, tag_of
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class Rollback:
 
 def roll_back(
     model: str,
-    target: Target,
+    target: str,
     to: int | None = None,
     reason: str = "",
     *,
@@ -157,7 +157,7 @@ def _check(place: Place, version: Any) -> None:
     """Raise unless a version is as registered and, if it can run here, loads."""
     check_artifact(place, version)
     device = version.tags.get(DEVICE)
-    if place.target == "ort-cpu" or device == _device_here(place.target):
+    if _loads_anywhere(place.target) or device == _device_here(place.target):
         load_version(place.uri(str(version.version)))
     else:
         log.warning(
@@ -165,10 +165,17 @@ def _check(place: Place, version: Any) -> None:
         )
 
 
+def _loads_anywhere(target: str) -> bool:
+    try:
+        return find_target(target).loads_anywhere
+    except JobError:  # the package that brought the target is not installed here
+        return False
+
+
 def _device_here(target: Any) -> str | None:
     try:
         return take_inventory(target).device_key
-    except InfrastructureError:
+    except (InfrastructureError, JobError):
         return None
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from tasks.measure.inventory import take_inventory
-from tasks.ptq.sessions import session_settings
 from tasks.run.context import Run, log
 from tasks.run.step import step
-from tasks.runtimes import openvino
 from tasks.runtimes.ort_gpu import device_of
-from validators.job.candidate_name import GPU_TARGETS, Candidate
+from tasks.targets.catalog import find_target
+from tasks.targets.variants import session_settings
+from validators.errors import CandidateRefused
+from validators.job.candidate_name import Candidate
 from validators.records.run import Inventory
 
 
@@ -19,13 +20,13 @@ def take_target_inventory(run: Run) -> Inventory:
         device = device_of(session_settings(Candidate("fp16", run.job.target), 1, (), run.job.provider_options))
         inventory = take_inventory(run.job.target, device)
     log.info("inventory: %s", inventory.device_key)
-    missing = openvino.why_missing() if run.job.target == "ort-openvino" else None
-    if missing:
-        log.warning("target ort-openvino: %s; expected %s; %s", missing.found, missing.expected, missing.fix)
-    if run.job.target in GPU_TARGETS and inventory.gpu is None:
-        ends = (
-            "engines are built ahead of time and looked at" if run.job.target == "tensorrt" else "candidates are made"
-        )
+    target = find_target(run.job.target)
+    try:
+        target.check_device()
+    except CandidateRefused as missing:
+        log.warning("target %s: %s; expected %s; %s", target.name, missing.found, missing.expected, missing.fix)
+    if target.facts.on_gpu and inventory.gpu is None:
+        ends = "engines are built ahead of time and looked at" if target.builds_engines else "candidates are made"
         log.warning("target %s: no NVIDIA GPU that its driver tells of; %s, and none is measured", run.job.target, ends)
     if inventory.load_average > inventory.cores:
         log.warning(

@@ -12,9 +12,9 @@ from tasks.measure.latency.cgroup import quota_cores
 from tasks.measure.latency.nvml import open_gpu
 from tasks.runtimes import openvino
 from tasks.runtimes.ort import installed_runtime
-from validators.job.candidate_name import GPU_TARGETS, Target
 from validators.providers import GPU_PROVIDERS, TENSORRT
 from validators.records.run import Gpu, Inventory
+from validators.targets import facts_of, installed_targets, is_on_gpu
 
 # Instruction sets that decide which integer kernels run, spelled as in /proc/cpuinfo.
 ISA_FLAGS = (
@@ -29,16 +29,6 @@ ISA_FLAGS = (
     "i8mm",
     "sve",
 )
-
-
-# Libraries with the kernels of each GPU target: the name in the inventory, and the distributions that may provide it.
-_CUDA: dict[str, tuple[str, ...]] = {"cublas": ("nvidia-cublas",), "cudnn": ("nvidia-cudnn-cu13",)}
-_TENSORRT: dict[str, tuple[str, ...]] = {"tensorrt": ("tensorrt", "tensorrt-cu13")}
-GPU_LIBRARIES = {
-    "ort-cuda": _CUDA,
-    "ort-tensorrt": _CUDA | _TENSORRT,
-    "tensorrt": _TENSORRT | {"tensorrt_rtx": ("tensorrt-rtx",)},
-}
 
 
 def usable_cores() -> int:
@@ -65,7 +55,7 @@ def adds_pairs_in_16_bits(inventory: Inventory) -> bool:
     return "avx2" in isa and not isa & {"avx512_vnni", "avx_vnni", "amx_int8"}
 
 
-def take_inventory(target: Target, device: int = 0) -> Inventory:
+def take_inventory(target: str, device: int = 0) -> Inventory:
     """Return the inventory of this machine for a target. For a GPU target, `device` is the CUDA index of the GPU.
 
     Raises:
@@ -78,7 +68,7 @@ def take_inventory(target: Target, device: int = 0) -> Inventory:
     plugin = {} if openvino.why_missing() else {openvino.DISTRIBUTION: openvino.installed_version() or ""}
     cpu = _cpu_info()
     flags = set((cpu.get("flags") or cpu.get("Features") or "").split())
-    on_gpu = target in GPU_TARGETS
+    on_gpu = is_on_gpu(target)
     return Inventory(
         target=target,
         cpu=cpu.get("model name") or platform.processor() or platform.machine(),
@@ -91,7 +81,7 @@ def take_inventory(target: Target, device: int = 0) -> Inventory:
             name: version,
             "onnx": metadata.version("onnx"),
             **plugin,
-            **(_gpu_runtimes(target) if on_gpu else {}),
+            **_target_libraries(target),
         },
         providers=tuple(ort.get_available_providers()),
         load_average=competing_load(),
@@ -116,17 +106,18 @@ def usable_providers(inventory: Inventory) -> tuple[str, ...]:
     return tuple(name for name in inventory.providers if inventory.gpu or name not in GPU_PROVIDERS) + engines
 
 
-def _gpu_runtimes(target: Target) -> dict[str, str]:
-    """Return the versions of a target's installed libraries, by their names in the inventory."""
+def _target_libraries(target: str) -> dict[str, str]:
+    """Return the versions of the target's installed libraries, and of the package that brings the target, by name."""
     found = {}
-    for name, distributions in GPU_LIBRARIES[target].items():
+    for name, distributions in facts_of(target).libraries.items():
         for distribution in distributions:
             try:
                 found[name] = metadata.version(distribution)
                 break
             except metadata.PackageNotFoundError:
                 continue
-    return found
+    entry = installed_targets().get(target)
+    return found | ({entry.dist.name: entry.dist.version} if entry and entry.dist else {})
 
 
 def _cpu_info() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""From a candidate to its variant: one explicit table from precision to pass."""
+"""The passes that write a candidate's artifact; which target uses which is in `tasks/targets`."""
 
 from __future__ import annotations
 
@@ -21,18 +21,16 @@ from tasks.ptq.eight_bit.fp8 import quantize_fp8
 from tasks.ptq.eight_bit.qdq import QdqReport, quantize_qdq
 from tasks.ptq.eight_bit.smooth import SmoothedGraph
 from tasks.ptq.forms import count_reasons, weight_changes
-from tasks.ptq.graph.edits import custom_operators, model_bytes, notes_of, save_model, scratch
+from tasks.ptq.graph.edits import custom_operators, save_model, scratch
 from tasks.ptq.graph.upgrade import OPSET, convert_opset
 from tasks.ptq.sensitivity import Sensitivity
-from tasks.ptq.sessions import session_settings
 from tasks.ptq.weight_only.matmul_nbits import quantize_weights
-from validators.digests import digest_model, digest_values
 from validators.errors import CandidateRefused
 from validators.graph.source_graph import opset_of
-from validators.job.candidate_name import GPU_TARGETS, Candidate
+from validators.job.candidate_name import Candidate, Precision
 from validators.records.libraries import Libraries
-from validators.records.run import Variant
 from validators.samples.datasets import Arrays
+from validators.targets import facts_of
 
 LEFT = "nodes left in float"
 
@@ -60,77 +58,18 @@ class Materials:
     libraries: Libraries = ()
 
 
-def make_variant(
-    candidate: Candidate,
-    materials: Materials,
-    folder: Path,
-    *,
-    threads: int,
-    provider_options: Mapping[str, str] | None = None,
-) -> Variant:
-    """Make the candidate's artifact, `folder/model.onnx`, check it and describe it; `provider_options` are the job's.
-
-    Raises:
-        CandidateRefused: the target or the model does not allow it, or the pass made an invalid file.
-    """
-    refuse_other_targets(candidate)
-    path = folder / "model.onnx"
-    changes = _pass_of(candidate)(candidate, materials, path)
-    try:
-        onnx.checker.check_model(str(path))
-    except onnx.checker.ValidationError as error:
-        raise CandidateRefused(
-            kind="invalid",
-            found=f"the pass made an invalid file: {str(error).splitlines()[0]}",
-            expected="a file that passes onnx.checker",
-            fix="report it with the source model; take another candidate meanwhile",
-        ) from error
-    return Variant(
-        candidate=candidate.name,
-        path=path,
-        digest=_digest(path, materials.libraries),
-        size_bytes=model_bytes(path),
-        session=session_settings(candidate, threads, materials.libraries, provider_options),
-        proof="simulated" if candidate.is_simulated else "measured",
-        changes=changes,
-        notes=(*_notes(candidate, materials), *(f"{about} {note}" for about, note in notes_of(path).items())),
-    )
+def fused_float_form(_candidate: Candidate, materials: Materials, path: Path) -> dict[str, int]:
+    """Write the float graph after the runtime's transformer fusions; return the custom operators in it, by reason."""
+    return _float_form(materials.fused(), materials, path)
 
 
-def _digest(path: Path, libraries: Libraries) -> str:
-    """That of the model and, where there are some, of the libraries that it is approved with."""
-    digest = digest_model(path)
-    return digest_values(digest, [library.digest for library in libraries]) if libraries else digest
+def plain_float_form(_candidate: Candidate, materials: Materials, path: Path) -> dict[str, int]:
+    """Write the float graph as it is, for a runtime that fuses it itself when it loads."""
+    return _float_form(materials.prepared(), materials, path)
 
 
-def _notes(candidate: Candidate, materials: Materials) -> tuple[str, ...]:
-    if candidate.is_simulated:
-        return ("FP8 has no kernels on a CPU: numerics are simulated, latency is not measured",)
-    if candidate.precision == "int8" and materials.reduced_range and candidate.target not in GPU_TARGETS:
-        return ("this processor adds pairs of INT8 products in 16 bits: weights have 7 bits, so that no sum saturates",)
-    return ()
-
-
-def refuse_other_targets(candidate: Candidate) -> None:
-    """Refuse what this version cannot make, with the reason.
-
-    Raises:
-        CandidateRefused: `unsupported`.
-    """
-    if candidate.target in _REFUSE_RECIPE:
-        _REFUSE_RECIPE[candidate.target](candidate)
-    if candidate.precision == "fp16" and candidate.target == "ort-cpu":
-        raise CandidateRefused(
-            kind="unsupported",
-            found="fp16 on ort-cpu",
-            expected="a precision with CPU kernels",
-            fix="ONNX Runtime's CPU provider computes fp16 in fp32: take int8 or fp32-fused",
-        )
-
-
-def _fused_float(candidate: Candidate, materials: Materials, path: Path) -> dict[str, int]:
-    # OpenVINO fuses the plain graph itself when it loads.
-    model = onnx.load(materials.prepared() if candidate.target == "ort-openvino" else materials.fused())
+def _float_form(graph: Path, materials: Materials, path: Path) -> dict[str, int]:
+    model = onnx.load(graph)
     save_model(model, path)
     # Of those that the fusions made, none was left.
     before = custom_operators(onnx.load(materials.prepared(), load_external_data=False).graph).values()
@@ -138,7 +77,12 @@ def _fused_float(candidate: Candidate, materials: Materials, path: Path) -> dict
     return count_reasons(LEFT, left.elements())
 
 
-def _int8(candidate: Candidate, materials: Materials, path: Path) -> dict[str, int]:
+def int8_form(candidate: Candidate, materials: Materials, path: Path) -> dict[str, int]:
+    """Write the form in INT8, by Q/DQ pairs or with ranges at run time; return what was changed.
+
+    Raises:
+        CandidateRefused: the model does not allow it.
+    """
     kept = materials.ranking(ranked_form(candidate))[: candidate.kept_parts] if candidate.kept_parts else ()
     nodes = [node for sensitivity in kept for node in sensitivity.part.nodes]
     float_model = float_graph(candidate, materials)
@@ -179,7 +123,7 @@ def quantize_int8(
         model,
         path,
         ranges_for(candidate, materials.statistics(candidate.smooth)),
-        target="ort-openvino" if candidate.target == "ort-openvino" else "ort-cpu",
+        target=facts_of(candidate.target).pairs,
         every_operator=candidate.every_operator,
         per_channel=per_channel,
         activation="int8" if candidate.signed_activations else "uint8",
@@ -213,7 +157,12 @@ def float_graph(candidate: Candidate, materials: Materials) -> Path:
     return materials.fused() if candidate.fused else materials.prepared()
 
 
-def _int4(candidate: Candidate, materials: Materials, path: Path) -> dict[str, int]:
+def int4_form(candidate: Candidate, materials: Materials, path: Path) -> dict[str, int]:
+    """Write the form with INT4 weights for MatMulNBits; return what was changed.
+
+    Raises:
+        CandidateRefused: the model does not allow it.
+    """
     float_model = float_graph(candidate, materials)
     method = candidate.weight_method or "rtn"
     report = quantize_weights(
@@ -227,18 +176,33 @@ def _int4(candidate: Candidate, materials: Materials, path: Path) -> dict[str, i
     return weight_changes(report, LEFT)
 
 
-def _fp8(candidate: Candidate, materials: Materials, path: Path) -> dict[str, int]:
+def fp8_form(candidate: Candidate, materials: Materials, path: Path) -> dict[str, int]:
+    """Write the form with Q/DQ pairs in FP8; return what was changed.
+
+    Raises:
+        CandidateRefused: the model does not allow it.
+    """
     with _in_new_operators(materials.prepared(), materials) as graph:
         report = quantize_fp8(graph, ranges_for(candidate, materials.statistics(False)), candidate, path)
     return {"MatMul, Gemm and Conv in FP8 E4M3": len(report.quantized)} | count_reasons(LEFT, report.left.values())
 
 
-def _tensorrt(candidate: Candidate, materials: Materials, path: Path) -> dict[str, int]:
+def tensorrt_form(candidate: Candidate, materials: Materials, path: Path) -> dict[str, int]:
+    """Write the form for TensorRT; return what was changed.
+
+    Raises:
+        CandidateRefused: the model does not allow it.
+    """
     with _in_new_operators(float_graph(candidate, materials), materials) as graph:
         return tensorrt_forms.make_form(candidate, graph, materials.statistics(candidate.smooth), path)
 
 
-def _cuda(candidate: Candidate, materials: Materials, path: Path) -> dict[str, int]:
+def cuda_form(candidate: Candidate, materials: Materials, path: Path) -> dict[str, int]:
+    """Write the form for the CUDA provider; return what was changed.
+
+    Raises:
+        CandidateRefused: the model does not allow it.
+    """
     prepared = materials.prepared()
     with _in_new_operators(prepared, materials) as graph:
         return cuda_forms.make_form(
@@ -265,29 +229,15 @@ def _in_new_operators(graph: Path, materials: Materials) -> Iterator[Path]:
 
 def ranges_for(candidate: Candidate, statistics: Path) -> dict[str, Range]:
     """The range of each activation as the candidate asks for it; FP8, which has a sign, takes the extremes."""
-    if candidate.target == "ort-openvino":
+    if facts_of(candidate.target).pairs == "ort-openvino":
         return openvino_forms.ranges_for_openvino(statistics, candidate.range_method or "minmax")
     return read_ranges(statistics, candidate.range_method or "minmax", symmetric=candidate.precision == "fp8")
 
 
-def _pass_of(candidate: Candidate) -> Callable[[Candidate, Materials, Path], dict[str, int]]:
-    return _PASSES_OF_TARGET.get(candidate.target, {}).get(candidate.precision) or _PASSES[candidate.precision]
-
-
-_PASSES: dict[str, Callable[[Candidate, Materials, Path], dict[str, int]]] = {
-    "fp32": _fused_float,
-    "int8": _int8,
-    "int4": _int4,
-    "fp8": _fp8,
-}
-_PASSES_OF_TARGET: dict[str, dict[str, Callable[[Candidate, Materials, Path], dict[str, int]]]] = {
-    "ort-cuda": {"fp16": _cuda, "int4": _cuda},
-    "ort-tensorrt": dict.fromkeys(("fp16", "int8", "int4", "fp8"), _tensorrt),
-    "tensorrt": dict.fromkeys(("fp16", "int8", "int4", "fp8"), _tensorrt),
-}
-_REFUSE_RECIPE: dict[str, Callable[[Candidate], None]] = {
-    "ort-openvino": openvino_forms.refuse_recipe,
-    "ort-cuda": cuda_forms.refuse_recipe,
-    "ort-tensorrt": tensorrt_forms.refuse_recipe,
-    "tensorrt": tensorrt_forms.refuse_recipe,
+# The passes of ONNX Runtime's CPU provider, by precision.
+PASSES: Mapping[Precision, Callable[[Candidate, Materials, Path], dict[str, int]]] = {
+    "fp32": fused_float_form,
+    "int8": int8_form,
+    "int4": int4_form,
+    "fp8": fp8_form,
 }

@@ -14,7 +14,7 @@ from pathlib import Path
 from tasks.ptq.calibrate.calibration import read_ranges
 from tasks.ptq.calibrate.grams import Gram
 from tasks.ptq.float.fp16 import Float16Report, convert_to_float16
-from tasks.ptq.forms import count_reasons, refuse_any, weight_changes
+from tasks.ptq.forms import count_reasons, weight_changes
 from tasks.ptq.graph.edits import scratch
 from tasks.ptq.weight_only.matmul_nbits import quantize_weights
 from validators.job.candidate_name import Candidate
@@ -60,27 +60,3 @@ def make_form(
 def _carried(half: Float16Report, grams: Mapping[str, Gram]) -> dict[str, Gram]:
     """The sums of the float graph's tensors, with those of the tensors that carry their values."""
     return dict(grams) | {new: grams[old] for new, old in half.carries.items() if old in grams}
-
-
-def refuse_recipe(candidate: Candidate) -> None:
-    """Refuse a recipe that has no form for the CUDA provider.
-
-    Raises:
-        CandidateRefused: `unsupported`.
-    """
-    wrong = {
-        candidate.precision.upper(): (
-            candidate.precision in ("int8", "fp8"),
-            "fp16 or int4: the CUDA provider has no kernels for Q/DQ pairs, and would compute in float; "
-            "they are for tensorrt and ort-tensorrt",
-        ),
-        f"{candidate.precision} on the fused graph": (
-            candidate.fused and candidate.precision != "fp32",
-            "the plain one, which becomes float16: fused operators are no ONNX",
-        ),
-        f"INT4 in blocks of {candidate.block_size}": (
-            candidate.block_size not in (None, *BLOCK_SIZES),
-            "16 to 128: the CUDA provider has no kernel for others",
-        ),
-    }
-    refuse_any(candidate.target, wrong)

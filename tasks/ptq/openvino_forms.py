@@ -29,9 +29,8 @@ import onnx
 from tasks.ptq.calibrate.calibration import read_ranges
 from tasks.ptq.calibrate.range_methods import Range
 from tasks.ptq.eight_bit.placement import FOLDED, KEPT, PASS_THROUGH, GraphView, Placement, read_places, why_not
-from tasks.ptq.forms import refuse_any
 from tasks.ptq.graph.edits import WEIGHT_INPUT, custom_operators
-from validators.job.candidate_name import Candidate, RangeMethod
+from validators.job.candidate_name import RangeMethod
 
 SUMS = frozenset({"Add", "Concat"})
 # Integers pass through these as they are: saturated, or in another place.
@@ -101,22 +100,3 @@ def ranges_for_openvino(statistics: Path, method: RangeMethod) -> dict[str, Rang
     plain = read_ranges(statistics, method, symmetric=False)
     even = read_ranges(statistics, method, symmetric=True)
     return {name: (low, high) if low >= 0 else even[name] for name, (low, high) in plain.items()}
-
-
-def refuse_recipe(candidate: Candidate) -> None:
-    """Refuse a recipe that has no form for OpenVINO.
-
-    Raises:
-        CandidateRefused: `unsupported`.
-    """
-    wrong = {
-        "INT8 with ranges at run time": (candidate.dynamic, "int8-static: it computes those operators in float"),
-        "the fused graph": (
-            candidate.fused and candidate.precision != "fp32",
-            "the plain one: it fuses attention, sums and normalizations itself",
-        ),
-        "signed activations": (candidate.signed_activations, "no -s8s8: activations have a sign where they need one"),
-        "FP8": (candidate.precision == "fp8", "int8: it has no FP8 kernels for a CPU"),
-        "float16": (candidate.precision == "fp16", "int8 or fp32-fused: its float kernels are asked for float32"),
-    }
-    refuse_any(candidate.target, wrong)

@@ -14,7 +14,7 @@ from tasks.ptq.calibrate.range_methods import Range
 from tasks.ptq.eight_bit.fp8 import quantize_fp8
 from tasks.ptq.eight_bit.qdq import quantize_qdq
 from tasks.ptq.float.fp16 import convert_to_float16
-from tasks.ptq.forms import count_reasons, refuse_any
+from tasks.ptq.forms import count_reasons
 from tasks.ptq.graph.edits import scratch
 from tasks.ptq.weight_only.int4_blocks import BLOCK_SIZES, quantize_blocks
 from validators.job.candidate_name import Candidate
@@ -56,27 +56,3 @@ def _quantize(candidate: Candidate, base: Path, ranges: dict[str, Range], path: 
             weight_bits=8,
         )
     return {f"nodes in {precision}": len(report.quantized)} | count_reasons("nodes not quantized", report.left.values())
-
-
-def refuse_recipe(candidate: Candidate) -> None:
-    """Refuse a recipe that has no form for TensorRT.
-
-    Raises:
-        CandidateRefused: `unsupported`.
-    """
-    wrong = {
-        "the fused graph": (candidate.fused, "the plain one: fused operators are no ONNX"),
-        "INT8 with ranges at run time": (candidate.dynamic, "int8-static: it has no such kernels"),
-        "INT4 with zero points": (candidate.asymmetric, "symmetric blocks: it parses no zero point but 0"),
-        f"INT4 in blocks of {candidate.block_size}": (
-            candidate.block_size not in (None, *BLOCK_SIZES),
-            "64 or 128, which it fuses with the product",
-        ),
-        f"INT4 by {candidate.weight_method}": (
-            candidate.weight_method not in (None, "rtn"),
-            "rtn: the other methods have scales below zero, which it does not take",
-        ),
-        "corrected biases": (candidate.bias_corrected, "no -bc: corrections are measured on the CPU's integers"),
-        "parts kept in float": (candidate.kept_parts > 0, "no -keep: parts are ranked on the CPU's integers"),
-    }
-    refuse_any(candidate.target, wrong)

@@ -16,16 +16,15 @@ from tasks.runtimes.kernel_times import WARM_UP, kernel_events, profile, time_ke
 from tasks.runtimes.kernels import Kernel, kernel_of
 from tasks.runtimes.macs import BLOCKED_DOMAIN, all_graphs, count_macs
 from tasks.runtimes.openvino_kernels import kernels_by_node, products_behind
+from tasks.runtimes.providers import provider_of
 from tasks.runtimes.unfused import CONVERSIONS, find_unfused
-from validators.providers import CPU_PROVIDER, OPENVINO_PROVIDER, ORT_TENSORRT_PROVIDER
+from validators.providers import CPU_PROVIDER
 from validators.records.measurements import UNNAMED, Coverage, KernelProfile, KernelTime, MultipliedNode
 from validators.records.run import SessionSettings
 from validators.samples.datasets import Arrays
 
 # Requests under the profiler. Seven after the warm-up suffice for a share; a large model takes seconds for each.
 PROFILED = WARM_UP + 7
-# Providers that compile the nodes that they take into one node.
-COMPILED = frozenset({OPENVINO_PROVIDER, ORT_TENSORRT_PROVIDER})
 # Conversions between kernels that differ in type, layout or memory, inserted by a quantizer or the runtime.
 GLUE = ("Cast", "Transpose", "ReorderInput", "ReorderOutput", "MemcpyToHost", "MemcpyFromHost")
 # Their time includes the kernels in their bodies, which the profile lists too.
@@ -49,7 +48,7 @@ def measure_coverage(
     Raises:
         CandidateRefused: the runtime does not load or run the model.
     """
-    if settings.provider in COMPILED:
+    if provider_of(settings.provider).is_compiled:
         return _measure_compiled(model, settings, batch)
     graph, events = _profile(model, settings, batch, PROFILED)
     found = coverage_of(graph, events, settings.provider, PROFILED, baseline)

@@ -1,56 +1,12 @@
-"""Which kernels compute in low precision, by provider: the names are those that ONNX Runtime's profile prints."""
+"""Kernels as ONNX Runtime's profile names them, and whether they compute in low precision."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-# Integer and low-bit kernels of ONNX Runtime 1.31, from its lists of kernels (OperatorKernels.md). Products multiply 8-bit
-# or 4-bit operands, or weights of such; the other kernels compute on integers what a float model computes in float. Kernels
-# that only move integers about (Transpose, MaxPool) belong to neither, nor do conversions.
-LOW_PRECISION_KERNELS: dict[str, frozenset[str]] = {
-    "CPUExecutionProvider": frozenset(
-        {
-            "QLinearMatMul",
-            "QLinearConv",
-            "QGemm",
-            "QAttention",
-            "MatMulInteger",
-            "MatMulIntegerToFloat",
-            "DynamicQuantizeMatMul",
-            "DynamicQuantizeLSTM",
-            "ConvInteger",
-            "MatMulNBits",
-            "QEmbedLayerNormalization",
-            "QLinearAdd",
-            "QLinearAveragePool",
-            "QLinearConcat",
-            "QLinearGlobalAveragePool",
-            "QLinearLeakyRelu",
-            "QLinearMul",
-            "QLinearSigmoid",
-            "QLinearSoftmax",
-            "QLinearWhere",
-        }
-    ),
-    # It has no QLinearConv and no QLinearMatMul: a Q/DQ file runs there in float, or by another provider.
-    "CUDAExecutionProvider": frozenset(
-        {
-            "MatMulNBits",
-            "QAttention",
-            "QOrderedMatMul",
-            "QOrderedAttention",
-            "QOrderedLongformerAttention",
-            "QOrderedGelu",
-            "QOrderedLayerNormalization",
-            "MatMulInteger",
-            "GemmFloat8",
-            "MatMulBlockQuantizedFp8Weight",
-        }
-    ),
-    # What TensorRT compiled is one kernel to the profile, TRTKernel_graph_<number>, and says nothing of the types within.
-    "TensorrtExecutionProvider": frozenset(),
-}
+from tasks.runtimes.providers import provider_of
+
 # What they take is in 16 bits, what they give need not be.
 _CONVERSIONS = frozenset({"Cast", "QuantizeLinear", "DequantizeLinear"})
 
@@ -75,7 +31,7 @@ def kernel_of(args: dict[str, Any], provider: str) -> Kernel:
     kind, ran_by = args["op_name"], args["provider"]
     if ran_by != provider:
         return Kernel(f"{kind} on {ran_by}", is_low_precision=False)
-    if kind in LOW_PRECISION_KERNELS.get(provider, frozenset()):
+    if kind in provider_of(provider).low_precision:
         return Kernel(kind, is_low_precision=True)
     inputs = args.get("input_type_shape", [])
     dtype = next(iter(inputs[0]), "") if inputs else ""

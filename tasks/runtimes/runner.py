@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from tasks.runtimes.ort import describe_inputs, describe_outputs, failures_refused, open_session, run_outputs
 from tasks.runtimes.ort_gpu import device_of
-from validators.providers import CPU_PROVIDER, CUDA_PROVIDER, OPENVINO_PROVIDER, ORT_TENSORRT_PROVIDER, TENSORRT
+from tasks.runtimes.providers import provider_of
 from validators.records.run import SessionSettings
 from validators.samples.datasets import Arrays, TensorSpec
 
@@ -134,35 +134,15 @@ def open_runner(model: Path, settings: SessionSettings) -> Iterator[Runner]:
     Raises:
         CandidateRefused: the runtime does not load it (`invalid`), or something else would run it (`unsupported`).
     """
-    with _OPENERS[settings.provider](model, settings) as runner:
+    with (provider_of(settings.provider).opener or _open_with_onnxruntime)(model, settings) as runner:
         yield runner
 
 
 @contextmanager
-def _open_on_processor(model: Path, settings: SessionSettings) -> Iterator[Runner]:
+def _open_with_onnxruntime(model: Path, settings: SessionSettings) -> Iterator[Runner]:
     with open_session(model, settings) as session:
-        yield SessionRunner(session)
-
-
-@contextmanager
-def _open_on_gpu(model: Path, settings: SessionSettings) -> Iterator[Runner]:
-    with open_session(model, settings) as session:
-        yield GpuSessionRunner(session, Device("cuda", device_of(settings)))
-
-
-@contextmanager
-def _open_engine(model: Path, settings: SessionSettings) -> Iterator[Runner]:
-    # TensorRT is on a few machines alone.
-    from tasks.runtimes.engines.runner import open_engine
-
-    with open_engine(model, settings) as runner:
-        yield runner
-
-
-_OPENERS: dict[str, Callable[[Path, SessionSettings], AbstractContextManager[Runner]]] = {
-    CPU_PROVIDER: _open_on_processor,
-    OPENVINO_PROVIDER: _open_on_processor,
-    CUDA_PROVIDER: _open_on_gpu,
-    ORT_TENSORRT_PROVIDER: _open_on_gpu,
-    TENSORRT: _open_engine,
-}
+        yield (
+            GpuSessionRunner(session, Device("cuda", device_of(settings)))
+            if settings.on_gpu
+            else SessionRunner(session)
+        )

@@ -10,17 +10,17 @@ from pathlib import Path
 
 from tasks.measure.metrics.perplexity import WINDOWS_AT_ONCE
 from tasks.measure.request import request_batch
-from tasks.ptq.sessions import AS_WRITTEN
 from tasks.run.context import Run
 from tasks.runtimes.engines.build import available, make_engine, profile_of
 from tasks.runtimes.engines.build_process import copy_log, read_log
 from tasks.runtimes.engines.coverage import coverage_of_layers, kernels_of_nodes
 from tasks.runtimes.engines.errors import notes_in
 from tasks.storage.product import Product
+from tasks.targets.catalog import lint
+from tasks.targets.ort_tensorrt import AS_WRITTEN
 from tasks.trials.measure_accuracy import EVALUATION_BATCH_SIZE
 from validators.digests import digest_file
 from validators.errors import CandidateRefused
-from validators.graph.source_graph import lint
 from validators.providers import CPU_PROVIDER
 from validators.records.engines import BuildSettings, Engine
 from validators.records.run import Inventory, SessionSettings, Variant

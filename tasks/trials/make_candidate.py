@@ -8,11 +8,11 @@ from dataclasses import replace
 from tasks.measure.inventory import usable_providers
 from tasks.measure.metrics.reduction import Needed
 from tasks.ptq.graph.edits import model_bytes
-from tasks.ptq.sessions import why_unmeasured, with_engine_cache
 from tasks.run.context import CANDIDATES_SHARE, Run, log
 from tasks.run.progress_events import MAKE
 from tasks.run.step import step
-from tasks.runtimes.openvino import find_device
+from tasks.targets.catalog import find_target
+from tasks.targets.variants import why_unmeasured
 from tasks.trials.build_engine import with_engine
 from tasks.trials.gather import trial_of
 from tasks.trials.inspect_variant import coverage_of, sanity_of
@@ -55,18 +55,18 @@ def refused(name: str, error: CandidateRefused) -> Trial:
 
 
 def _try(run: Run, given: Given, inventory: Inventory, baseline: Accuracy, candidate: Candidate) -> Trial:
-    if candidate.target == "ort-openvino":
-        find_device()  # its variants are of no use where nothing can run them
+    target = find_target(candidate.target)
+    target.check_device()  # its variants are of no use where nothing can run them
     made, had_variant = variant_from_store(run, given, inventory, candidate)
     if made.variant is None:
         return Trial(candidate.name, outcome="refused", refusal=made.refusal, cached=had_variant)
     variant = made.variant
-    if candidate.target == "tensorrt":
+    if target.builds_engines:
         variant = with_engine(run, given, inventory, variant)
     unmeasured = why_unmeasured(variant, usable_providers(inventory))
     if unmeasured is not None:
         return replace(refused(candidate.name, unmeasured), cached=had_variant)
-    variant = replace(variant, session=with_engine_cache(variant.session, run.state))
+    variant = replace(variant, session=target.keep_caches(variant.session, run.state))
     coverage, had_coverage = coverage_of(run, given, inventory, variant)
     sanity, had_sanity = sanity_of(run, given, inventory, variant)
     reference = Reference(baseline, baseline_variant(run, given, inventory))

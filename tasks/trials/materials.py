@@ -11,7 +11,7 @@ from typing import Any
 import onnx
 
 from tasks.measure.inventory import adds_pairs_in_16_bits, usable_cores
-from tasks.ptq.build_variant import Materials, float_graph, make_variant, quantize_int8
+from tasks.ptq.build_variant import Materials, float_graph, quantize_int8
 from tasks.ptq.calibrate.calibration import ONE_AT_A_TIME, make_statistics
 from tasks.ptq.calibrate.grams import Gram, collect_grams
 from tasks.ptq.calibrate.pass_batches import pass_batch_size, pass_batches
@@ -23,6 +23,7 @@ from tasks.ptq.sensitivity import Sensitivity, find_parts, rank_parts
 from tasks.ptq.weight_only.sites import tensors_to_collect
 from tasks.run.context import Run
 from tasks.storage.product import Product
+from tasks.targets.variants import make_variant
 from validators.errors import CandidateRefused
 from validators.job.candidate_name import Candidate
 from validators.providers import CPU_PROVIDER

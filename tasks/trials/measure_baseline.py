@@ -9,15 +9,15 @@ import numpy as np
 from tasks.measure.inventory import usable_cores
 from tasks.measure.metrics.chance import chance_warning
 from tasks.ptq.graph.edits import model_bytes
-from tasks.ptq.sessions import session_settings, with_engine_cache
 from tasks.run.context import Run, log
 from tasks.run.job_metric import job_metric
 from tasks.run.step import step
+from tasks.targets.catalog import find_target
 from tasks.trials.build_engine import with_engine
 from tasks.trials.measure_accuracy import measure_accuracy, on_selection
 from validators.errors import CandidateRefused, InfrastructureError, SourceError
-from validators.job.candidate_name import GPU_TARGETS, Candidate
-from validators.providers import CPU_PROVIDER, TENSORRT
+from validators.job.candidate_name import Candidate
+from validators.providers import CPU_PROVIDER
 from validators.records.measurements import Accuracy
 from validators.records.run import Inventory, SessionSettings, Variant
 from validators.samples.given import Given
@@ -33,14 +33,15 @@ def baseline_variant(run: Run, given: Given, inventory: Inventory) -> Variant:
     source = given.source
     threads = run.job.measurement.points[0].threads or usable_cores()
     session = SessionSettings(CPU_PROVIDER, threads, libraries=run.libraries)
-    if inventory.gpu and run.job.target in GPU_TARGETS:
+    target = find_target(run.job.target)
+    if inventory.gpu and target.facts.on_gpu:
         # Loaded as what is float there, too.
         half = Candidate("fp16", run.job.target)
-        session = session_settings(half, threads, run.libraries, run.job.provider_options)
-        session = with_engine_cache(session, run.state)
+        session = target.session(half, threads, run.libraries, run.job.provider_options)
+        session = target.keep_caches(session, run.state)
     size = model_bytes(source.onnx_path)
     variant = Variant("baseline", source.onnx_path, source.digest, size, session)
-    return with_engine(run, given, inventory, variant) if session.provider == TENSORRT else variant
+    return with_engine(run, given, inventory, variant) if target.builds_engines and session.on_gpu else variant
 
 
 @step("measure baseline")

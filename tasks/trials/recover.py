@@ -12,6 +12,7 @@ from tasks.ptq.build_variant import ranked_form
 from tasks.ptq.sensitivity import Sensitivity
 from tasks.run.context import Run, log
 from tasks.storage.product import Product
+from tasks.targets.catalog import find_target
 from tasks.trials.gather import merge_copies, trial_of
 from tasks.trials.judge import ground_of, judge_trial
 from tasks.trials.judge_on_samples import Ground
@@ -156,7 +157,7 @@ def _fails_on_accuracy_alone(trial: Trial) -> bool:
 
 def _is_recoverable(name: str) -> bool:
     candidate = decode(name)
-    return candidate.precision == "int8" and candidate.target == "ort-cpu" and not candidate.kept_parts
+    return candidate.precision == "int8" and find_target(candidate.target).recovers_parts and not candidate.kept_parts
 
 
 def _ranking(

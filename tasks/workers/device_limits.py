@@ -8,8 +8,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 from validators.errors import InfrastructureError
-from validators.job.candidate_name import GPU_TARGETS
 from validators.records.run import Inventory
+from validators.targets import is_on_gpu
 
 # A holder that died frees the device after so long; one that lives renews its lease.
 LEASE_SECONDS = 60
@@ -23,7 +23,7 @@ def limit_of(inventory: Inventory) -> str:
     Raises:
         InfrastructureError: the target needs a GPU, and the inventory has none.
     """
-    if inventory.target not in GPU_TARGETS:
+    if not is_on_gpu(inventory.target):
         return f"cpu-{running_kernel()}"
     if inventory.gpu is None:
         raise InfrastructureError(
@@ -53,7 +53,7 @@ def device_phase(inventory: Inventory) -> Iterator[None]:
     Raises:
         ConcurrencySlotAcquisitionError: the limit does not exist: no worker made it.
     """
-    with _held(inventory) if inventory.target in GPU_TARGETS else nullcontext():
+    with _held(inventory) if is_on_gpu(inventory.target) else nullcontext():
         yield
 
 
@@ -64,7 +64,7 @@ def timing_phase(inventory: Inventory) -> Iterator[None]:
     Raises:
         ConcurrencySlotAcquisitionError: the limit does not exist: no worker made it.
     """
-    with nullcontext() if inventory.target in GPU_TARGETS else _held(inventory):
+    with nullcontext() if is_on_gpu(inventory.target) else _held(inventory):
         yield
 
 

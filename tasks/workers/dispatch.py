@@ -12,7 +12,7 @@ from tasks.workers.order_tracking import hand_over, published_inventory, wait_fo
 from tasks.workers.orders import Order, code_version, keep_arguments, place_marker, place_of, read_answer
 from tasks.workers.steps import CANDIDATE, Step
 from validators.errors import CandidateRefused, InfrastructureError, QuantgateError, StorageFull, WorkLost
-from validators.job.candidate_name import Target, decode
+from validators.job.candidate_name import decode
 from validators.records.measurements import Accuracy
 from validators.records.run import Inventory, Refusal, Trial
 from validators.samples.given import Given
@@ -81,7 +81,7 @@ def _order(run: Run, inventory: Inventory, step: Step[Any], label: str, records:
     )
 
 
-def _gathered(run: Run, step: Step[Any], orders: list[tuple[Target, Order]]) -> list[Any]:
+def _gathered(run: Run, step: Step[Any], orders: list[tuple[str, Order]]) -> list[Any]:
     """What each order came to, or the error that it ended in; work that was lost with its worker is handed over once more."""
     with run.clock.work("workers"):
         ended = wait_for(run, hand_over(run.job, orders), worker_wait_seconds())

@@ -19,7 +19,6 @@ from pydantic import TypeAdapter
 from tasks.run.context import Run, log
 from tasks.workers.orders import Order
 from validators.errors import InfrastructureError, StorageFull, WorkLost
-from validators.job.candidate_name import Target
 from validators.job.job import Job
 from validators.records.run import Inventory
 
@@ -37,7 +36,7 @@ def variable_of(worker: str) -> str:
     return worker.rpartition("-")[0]
 
 
-def published_inventory(target: Target, patience_seconds: float) -> Inventory:
+def published_inventory(target: str, patience_seconds: float) -> Inventory:
     """What the workers of a target say of their device.
 
     Raises:
@@ -59,7 +58,7 @@ def published_inventory(target: Target, patience_seconds: float) -> Inventory:
     return found[0]
 
 
-def no_worker(target: Target, seconds: float) -> InfrastructureError:
+def no_worker(target: str, seconds: float) -> InfrastructureError:
     """What is wrong with a target that nobody works for."""
     return InfrastructureError(
         found=f"no worker of {target} for {seconds:.0f} s",
@@ -73,7 +72,7 @@ class _Handed:
     """An order on its way: the flow run that stands for it, and since when (monotonic seconds) nobody works on it."""
 
     order: Order
-    target: Target
+    target: str
     flow_run: UUID | None
     unattended_since: float | None = None
     running_since: float | None = None
@@ -81,7 +80,7 @@ class _Handed:
     ended: bool = field(default=False)
 
 
-def hand_over(job: Job, orders: Iterable[tuple[Target, Order]]) -> list[_Handed]:
+def hand_over(job: Job, orders: Iterable[tuple[str, Order]]) -> list[_Handed]:
     """A flow run of the deployment `candidate/<target>` for each order; none where no worker ever made the deployment."""
     handed = []
     for target, order in orders:
@@ -180,7 +179,7 @@ def _cancel(client: SyncPrefectClient, one: _Handed, reason: str) -> None:
     client.set_flow_run_state(one.flow_run, state, force=True)
 
 
-def _online(client: SyncPrefectClient, target: Target) -> set[str]:
+def _online(client: SyncPrefectClient, target: str) -> set[str]:
     """The names of the workers that Prefect heard of lately in the pool of a target's deployment."""
     try:
         pool = client.read_deployment_by_name(f"{FLOW}/{target}").work_pool_name
@@ -190,7 +189,7 @@ def _online(client: SyncPrefectClient, target: Target) -> set[str]:
     return {worker.name for worker in workers if worker.status == WorkerStatus.ONLINE}
 
 
-def _inventories(client: SyncPrefectClient, target: Target) -> list[Inventory]:
+def _inventories(client: SyncPrefectClient, target: str) -> list[Inventory]:
     found = []
     for name in sorted({variable_of(worker) for worker in _online(client, target)}):
         variable = client.read_variable_by_name(name)

@@ -234,10 +234,19 @@ def test_a_text_block_is_known(block: Block) -> None:
             assert (ROOT / top / (name if line.startswith(" ") else "")).is_dir(), name
 
 
+@pytest.mark.parametrize("block", of_kind("toml"))
+def test_a_toml_block_is_that_of_the_example(block: Block) -> None:
+    """The page shows the package that the tests install, its module too."""
+    shown = {one.text for one in blocks() if one.page == block.page}
+    files = {path.read_text() for path in (ROOT / "examples" / "target").iterdir() if path.suffix in (".toml", ".py")}
+    assert block.page == "docs/new-target.md" and len(files) == 2 and files <= shown
+
+
 RULES: dict[str, Callable[..., None]] = {
     "bash": test_a_shell_block_names_what_is_there,
     "yaml": test_a_yaml_block_is_a_job_or_a_workflow,
     "json": test_a_json_block_reads,
+    "toml": test_a_toml_block_is_that_of_the_example,
     "python": test_the_python_blocks_of_a_page_run,
     "text": test_a_text_block_is_known,
 }

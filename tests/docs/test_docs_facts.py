@@ -19,9 +19,9 @@ from flows.cli.app import app
 from flows.docs.reference import PAGES
 from validators.gates import champion
 from validators.gates.catalog import GATES, LATER_GATES
-from validators.job.candidate_name import TARGETS
 from validators.job.job import Job, MetricName
 from validators.job.job_gates import Gates
+from validators.targets import BUILT_IN
 
 RESULTS = ROOT / "benchmarks" / "results"
 
@@ -65,7 +65,7 @@ def test_every_command_is_on_its_page_with_its_options() -> None:
 
 def test_metrics_targets_and_exit_codes_are_on_their_pages() -> None:
     assert set(get_args(MetricName)) <= set(first_cells(PAGES["reference/metrics.md"]()))
-    assert set(TARGETS) <= set(first_cells(PAGES["reference/names.md"]()))
+    assert set(BUILT_IN) <= set(first_cells(PAGES["reference/names.md"]()))
     codes = first_cells(PAGES["reference/exit-codes.md"]())
     readme = first_cells(pages()["README.md"].split("| code | meaning |")[1].split("\n\n")[0])
     assert len(readme) >= 5 and readme == [code for code in codes if code.isdigit()]

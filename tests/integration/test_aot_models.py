@@ -26,13 +26,14 @@ from tasks.ptq.tensorrt_forms import make_form
 from tasks.runtimes.engines.build import available, build_engine, profile_of
 from tasks.runtimes.engines.coverage import coverage_of_layers
 from tasks.runtimes.ort import describe_inputs, open_session, run_batches
-from validators.job.candidate_name import DEFAULT_CANDIDATES, decode
+from validators.job.candidate_name import decode
 from validators.job.job_engines import Engines
 from validators.job.job_measurement import OperatingPoint
 from validators.records.engines import BuildSettings
 from validators.records.measurements import Coverage
 from validators.records.run import DataFile, SessionSettings
 from validators.samples.datasets import Arrays, Samples
+from validators.targets import facts_of
 
 pytestmark = [
     pytest.mark.slow,
@@ -149,7 +150,7 @@ SHARES = {
 LEAST_DB = {"text": (60, 14, 11, 23, 11, 11), "image": (45, 14, 1, -3, 20, 20), "language": (65, 13, 12, 23, 24, 13)}
 
 
-@pytest.mark.parametrize("name", DEFAULT_CANDIDATES["tensorrt"])
+@pytest.mark.parametrize("name", facts_of("tensorrt").default_candidates)
 def test_a_form_is_built_and_multiplies_in_its_precision(material: Material, tmp_path: Path, name: str) -> None:
     candidate = decode(name)
     form = material.form(name)
@@ -159,7 +160,7 @@ def test_a_form_is_built_and_multiplies_in_its_precision(material: Material, tmp
     for found in coverages(form, material.batch, tmp_path):
         assert low <= found.share <= high
         assert found.unknown == 0 and found.float_nodes == () and found.half_share == pytest.approx(1)
-    least_db = dict(zip(DEFAULT_CANDIDATES["tensorrt"], LEAST_DB[material.name], strict=True))[name]
+    least_db = dict(zip(facts_of("tensorrt").default_candidates, LEAST_DB[material.name], strict=True))[name]
     assert sqnr_db(material.exact, outputs(form, material.batch, material.output)) > least_db
 
 

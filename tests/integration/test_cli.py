@@ -16,7 +16,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from flows.cli.app import GROUPS, app
-from validators.job.candidate_name import DEFAULT_CANDIDATES
+from validators.targets import facts_of
 
 
 def quantgate(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -121,7 +121,7 @@ def test_candidates_names_all_and_says_what_cannot_run_here(tmp_path: Path, tiny
     write_job(tmp_path / "job.yaml", tiny.job(candidates="default", target="ort-cuda"))
     done = quantgate(tmp_path, "candidates", "job.yaml")
     assert done.returncode == 0
-    for name in DEFAULT_CANDIDATES["ort-cuda"]:
+    for name in facts_of("ort-cuda").default_candidates:
         assert re.search(rf"^{re.escape(name)}\s.*made and checked, not measured", done.stdout, re.MULTILINE)
 
 

@@ -14,10 +14,10 @@ from driving import Answer, run_jobs, write_job
 from onnx import TensorProto, helper, numpy_helper
 
 from tasks.runtimes.engines.build import available
-from validators.job.candidate_name import DEFAULT_CANDIDATES
+from validators.targets import facts_of
 
 # Blocks of 128 do not divide the 64 features of the tiny model.
-NAMES = [name for name in DEFAULT_CANDIDATES["tensorrt"] if "g128" not in name]
+NAMES = [name for name in facts_of("tensorrt").default_candidates if "g128" not in name]
 
 
 def with_det(folder: Path, tiny: Tiny) -> Path:

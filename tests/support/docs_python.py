@@ -96,6 +96,13 @@ PREPARED: dict[str, tuple[str, str]] = {
     assert metric.rows(outputs, labels, None)[:, 0].tolist() == [0.0, 0.0, 10.0, 1.0]
     """,
     ),
+    "docs/new-target.md": (
+        "",
+        """
+    from tasks.targets.ort_cpu import TARGET as CPU
+    assert TARGET.name == "acme-npu" and TARGET.session is CPU.session and set(TARGET.passes) == {"fp32", "int8"}
+    """,
+    ),
     "docs/read-a-verdict.md": (
         """
     from validators.records.result import CandidateResult, Result, SecondsResult

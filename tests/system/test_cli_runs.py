@@ -27,8 +27,8 @@ from tasks.records.compare import compare_runs
 from tasks.records.run_lookup import Recorded, fetch_report, find_recorded, latest, recorded_job
 from tasks.registry.mlflow_registry import connect
 from validators.errors import JobError
-from validators.job.candidate_name import DEFAULT_CANDIDATES
 from validators.job.read_job import read_job
+from validators.targets import facts_of
 
 STATIC, DYNAMIC, INT4 = "int8-static-minmax-pc@ort-cpu", "int8-dynamic-pc@ort-cpu", "int4-g32-rtn@ort-cpu"
 
@@ -205,7 +205,11 @@ def test_init_writes_a_job_that_reads_and_whose_data_is_accepted(world: tuple[Pa
     assert "#   input   x: float32[batch, 64]\n#   output  logits: float32[batch, 4]\n" in text
     assert "weights in float32" in text and "#   x  float32  [samples, 64]\n#   label " in text
     job = read_job(root / "new.yaml")
-    assert (job.source, job.metric, job.candidates) == ("models:/tiny/1", "accuracy", DEFAULT_CANDIDATES["ort-cpu"])
+    assert (job.source, job.metric, job.candidates) == (
+        "models:/tiny/1",
+        "accuracy",
+        facts_of("ort-cpu").default_candidates,
+    )
     assert all(name in answers["candidates"].out for name in job.candidate_names)
     assert document(answers["validate"])["source"]["version"] == "1"
     assert answers["init file"].code == 0, answers["init file"].said

@@ -13,7 +13,7 @@ from driving import TESTS, environment
 from prefect.utilities.callables import parameter_schema
 
 from flows.rollback import rollback
-from validators.job.candidate_name import TARGETS
+from validators.targets import BUILT_IN
 
 CHAMPION = "champion-ort-cpu"
 # Step, error, champion, and versions that are marked as rolled back, after it.
@@ -119,7 +119,7 @@ def test_the_form_has_descriptions_choices_and_bounds() -> None:
     fields = schema["properties"]
     assert list(fields) == ["model", "target", "to", "leaving", "reason"] and schema["required"] == ["model", "target"]
     assert all(field["description"] for field in fields.values())
-    assert fields["target"]["enum"] == list(TARGETS)
+    assert fields["target"]["enum"] == list(BUILT_IN)
     assert fields["leaving"]["anyOf"][0] == {"minimum": 1, "type": "integer"}
     assert fields["to"]["anyOf"][0] == {"minimum": 0, "type": "integer"} and fields["reason"]["maxLength"] == 1000
 

@@ -21,6 +21,7 @@ ORDER = (
     ("tasks.reporting", "tasks.runtimes"),
     ("tasks.ptq", "tasks.serving"),
     ("tasks.measure",),
+    ("tasks.targets",),
     ("tasks.run",),
     ("tasks.registry",),
     ("tasks.evidence", "tasks.records"),
@@ -41,6 +42,7 @@ PURE = (
     "tasks/reporting",
     "tasks/serving",
     "tasks/storage",
+    "tasks/targets",
     "validators",
 )
 # Modules of a package, without those of packages inside it; entries of tasks/ and of validators/.

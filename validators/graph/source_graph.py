@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import onnx
 from google.protobuf.message import DecodeError
 
-from validators.errors import JobError, SourceError
+from validators.errors import SourceError
 from validators.graph.graph_scope import DEQUANTIZE, QUANTIZE
 from validators.graph.interfaces import check_interface
 from validators.graph.lint import Finding, Rule, apply_rules
-from validators.graph.ort_rules import CPU_RULES, CUDA_RULES
 from validators.graph.quantized_graph import QuantizedGraph
 from validators.graph.source_form import is_checkable
-from validators.graph.tensorrt_rules import TENSORRT_RULES
-from validators.job.candidate_name import Target
 from validators.untrusted.external_data import check_external_data, check_sizes, tensors
 from validators.untrusted.external_data import nodes as nodes_in
 
@@ -34,8 +32,6 @@ QUANTIZED_OPERATORS = (
     *("MatMulNBits", "MatMulBnb4", "MatMulFpQ4", "MatMulBlockQuantized", "GatherBlockQuantized", "GemmFloat8"),
     *("QuantizeBFP", "DequantizeBFP", "QuantizeWithOrder", "DequantizeWithOrder"),
 )
-# Lint rules by target; other targets have none.
-RULES: dict[Target, tuple[Rule, ...]] = {"tensorrt": TENSORRT_RULES, "ort-cpu": CPU_RULES, "ort-cuda": CUDA_RULES}
 # Name prefixes of types used only for quantized weights. INT8 may be data, and half precision is not quantization.
 LOW_BIT_TYPES = ("FLOAT8", "FLOAT4", "INT4", "UINT4", "INT2", "UINT2")
 
@@ -63,22 +59,14 @@ def check_source_graph(path: Path, *, custom_operators: bool = False) -> onnx.Mo
     return model
 
 
-def lint(path: Path, target: Target) -> tuple[Finding, ...]:
+def lint_file(path: Path, rules: Iterable[Rule]) -> tuple[Finding, ...]:
     """Return what a runtime would refuse, silently compute in float, or run slowly in an ONNX file; most severe first.
 
     The file may be quantized or not, and need not meet the requirements of a source. Weights are not read.
 
     Raises:
         SourceError: the file is not ONNX, or the external data of its scales is missing.
-        JobError: there are no rules for this target.
     """
-    rules = RULES.get(target)
-    if rules is None:
-        raise JobError(
-            found=f"target {target}",
-            expected=f"a target with rules: {', '.join(RULES)}",
-            fix="run the model there, and see in the coverage of the result what ran in float",
-        )
     return apply_rules(rules, QuantizedGraph(_load(path, whole=False), path.parent))
 
 

@@ -21,18 +21,41 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic_core import PydanticKnownError, core_schema
 
 from validators.errors import JobError
+from validators.targets import BUILT_IN, facts_of, target_names
 
-Target = Literal["ort-cpu", "ort-openvino", "ort-cuda", "ort-tensorrt", "tensorrt"]
 Precision = Literal["fp32", "fp16", "int8", "int4", "fp8"]
 RangeMethod = Literal["minmax", "p99.9", "percentile", "p99.999", "entropy", "mse"]
 WeightMethod = Literal["rtn", "hqq", "gptq", "awq"]
 Granularity = Literal["pt", "pc"]
 
-TARGETS: tuple[Target, ...] = get_args(Target)
-GPU_TARGETS: frozenset[Target] = frozenset({"ort-cuda", "ort-tensorrt", "tensorrt"})
+
+class _KnownTarget:
+    """Validation of a target's name: one of ours, or of an installed package, both of which the JSON Schema lists."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> core_schema.CoreSchema:
+        return core_schema.no_info_after_validator_function(self._check, handler(source))
+
+    def __get_pydantic_json_schema__(self, _schema: Any, _handler: Any) -> dict[str, Any]:
+        return {"enum": list(target_names()), "type": "string"}
+
+    @staticmethod
+    def _check(name: str) -> str:
+        if name in target_names():
+            return name
+        *others, last = map(repr, target_names())
+        # The error of a Literal, which a list that is fixed on import cannot be.
+        raise PydanticKnownError("literal_error", {"expected": f"{', '.join(others)} or {last}"})
+
+
+TargetName = Annotated[str, _KnownTarget()]
+Target = TargetName
+# `is_on_gpu` knows targets of other packages too.
+GPU_TARGETS = frozenset(name for name, facts in BUILT_IN.items() if facts.on_gpu)
 
 
 @dataclass(frozen=True)
@@ -48,7 +71,7 @@ class Candidate:
     """
 
     precision: Precision
-    target: Target
+    target: str
     dynamic: bool = False
     range_method: RangeMethod | None = None
     granularity: Granularity | None = None
@@ -93,7 +116,7 @@ class Candidate:
     @property
     def is_simulated(self) -> bool:
         """Whether the target has no kernels for the precision, so that only its numerics can be reproduced there."""
-        return self.precision == "fp8" and self.target == "ort-cpu"
+        return self.precision in facts_of(self.target).simulated
 
 
 _GRAMMAR = re.compile(
@@ -108,7 +131,7 @@ _GRAMMAR = re.compile(
     r"|int4-g(?P<block_size>16|32|64|128|256)-(?P<weight_method>rtn|hqq|gptq|awq)(?P<asym>-asym)?"
     r"|fp8-amax-(?P<fp8_granularity>pt|pc))"
     r"(?P<fused>\+fused)?"
-    r"@(?P<target>" + "|".join(TARGETS) + ")"
+    r"@(?P<target>[a-z0-9-]+)"
 )
 
 
@@ -124,7 +147,7 @@ def decode(name: str) -> Candidate:
     'int8-dynamic-pc+fused@ort-cpu'
     """
     match = _GRAMMAR.fullmatch(name)
-    if match is None:
+    if match is None or match["target"] not in target_names():
         raise JobError(
             found=f"candidate {name!r}",
             expected="<precision>-<method>...@<target>, such as int8-static-percentile-pc@ort-cpu, "
@@ -132,7 +155,7 @@ def decode(name: str) -> Candidate:
             fix="correct the name, or write `candidates: default`",
         )
     part = match.groupdict()
-    target = next(target for target in TARGETS if target == part["target"])
+    target = part["target"]
     fused = part["fused"] is not None
     if part["fp32"]:
         if fused:
@@ -178,55 +201,3 @@ def decode(name: str) -> Candidate:
 
 def _granularity(text: str) -> Granularity:
     return "pc" if text == "pc" else "pt"
-
-
-# One explicit table. Squared error is the range that lost least on all real models tried; the others are for those it does
-# not suit.
-DEFAULT_CANDIDATES: dict[Target, tuple[str, ...]] = {
-    "ort-cpu": (
-        "fp32-fused@ort-cpu",
-        "int8-static-minmax-pc@ort-cpu",
-        "int8-static-mse-pc@ort-cpu",
-        "int8-static-mse-pc-all@ort-cpu",
-        "int8-static-mse-pc-smooth@ort-cpu",
-        "int8-static-mse-pc-bc@ort-cpu",
-        "int8-dynamic-pc@ort-cpu",
-        "int8-dynamic-pc-smooth@ort-cpu",
-        "int8-dynamic-pc+fused@ort-cpu",
-        "int4-g32-rtn@ort-cpu",
-        "int4-g32-gptq@ort-cpu",
-        "fp8-amax-pc@ort-cpu",
-    ),
-    # A worker with the plugin has the CPU provider as well: the choice is over both.
-    "ort-openvino": (
-        "fp32-fused@ort-openvino",
-        "int8-static-minmax-pc@ort-openvino",
-        "int8-static-mse-pc@ort-openvino",
-        "int8-static-mse-pc-all@ort-openvino",
-        "int8-static-mse-pc-smooth@ort-openvino",
-        "int4-g32-gptq@ort-openvino",
-        "int8-static-mse-pc@ort-cpu",
-        "int8-static-mse-pc-all@ort-cpu",
-        "int8-dynamic-pc@ort-cpu",
-        "int8-dynamic-pc+fused@ort-cpu",
-    ),
-    # What the provider has kernels for: none for pairs of INT8 or FP8.
-    "ort-cuda": (
-        "fp32-fused@ort-cuda",
-        "fp16@ort-cuda",
-        "int4-g32-rtn@ort-cuda",
-        "int4-g128-rtn@ort-cuda",
-        "int4-g128-gptq@ort-cuda",
-        "int4-g128-awq@ort-cuda",
-    ),
-    "ort-tensorrt": ("fp16@ort-tensorrt", "int8-static-minmax-pc@ort-tensorrt", "int8-static-mse-pc@ort-tensorrt"),
-    "tensorrt": (
-        "fp16@tensorrt",
-        "int8-static-minmax-pc@tensorrt",
-        "int8-static-entropy-pc@tensorrt",
-        "fp8-amax-pc@tensorrt",
-        "int4-g128-rtn@tensorrt",
-        # Blocks of 128 divide few widths of small models.
-        "int4-g64-rtn@tensorrt",
-    ),
-}

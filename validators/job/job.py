@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator, model_validator
 
 from validators.errors import JobError
-from validators.job.candidate_name import DEFAULT_CANDIDATES, Target, decode
+from validators.job.candidate_name import TargetName, decode
 from validators.job.job_approval import ApprovalRule
 from validators.job.job_data import CalibrationBounds, Data, OperatorLibrary, TextDecoding
 from validators.job.job_engines import Engines
@@ -18,6 +18,7 @@ from validators.job.job_measurement import Measurement
 from validators.job.job_watch import Watch
 from validators.job.settings_base import FunctionName, Settings
 from validators.redact import holds_credentials
+from validators.targets import facts_of
 
 MetricName = Literal[
     "accuracy",
@@ -69,7 +70,7 @@ class Job(Settings):
 
     source: str
     """`models:/name/version`, `models:/name@alias`, or a path to an ONNX file (then nothing is promoted)."""
-    target: Target = "ort-cpu"
+    target: TargetName = "ort-cpu"
     """Where the variants will run."""
     data: Data
     """The samples."""
@@ -186,7 +187,7 @@ class Job(Settings):
     @property
     def candidate_names(self) -> tuple[str, ...]:
         """The candidates to try, in order, `default` resolved."""
-        return DEFAULT_CANDIDATES[self.target] if self.candidates == "default" else self.candidates
+        return facts_of(self.target).default_candidates if self.candidates == "default" else self.candidates
 
     @property
     def source_is_file(self) -> bool:

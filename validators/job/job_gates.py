@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from validators.job.candidate_name import Target
+from validators.job.candidate_name import TargetName
 from validators.job.settings_base import Settings
 
 # Of metrics without units: 2 points of accuracy, or of the explained variance.
@@ -45,7 +45,7 @@ class Gates(Settings):
     """Smallest signal-to-quantization-noise ratio of the judged output against the baseline's, in decibels."""
     confidence: Annotated[float, Field(gt=0.5, lt=1)] = 0.95
     """One-sided confidence of every gate that rests on samples."""
-    min_speedup: Ratio | dict[Target, Ratio] | None = 1.05
+    min_speedup: Ratio | dict[TargetName, Ratio] | None = 1.05
     """Smallest ratio of the baseline's p50 latency to the variant's, at the first batch size: one number, or one a target."""
     min_speedup_fp16: Ratio | None = None
     """Smallest ratio of the float16 candidate's p50 latency to the variant's, measured in turn on a GPU; float16 itself is not

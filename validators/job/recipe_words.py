@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from validators.job.candidate_name import Candidate
+from validators.targets import facts_of
 
 
 def describe(candidate: Candidate) -> str:
@@ -15,10 +16,8 @@ def describe(candidate: Candidate) -> str:
     channels = "per output channel" if candidate.granularity == "pc" else "per tensor"
     graph = ", on the fused graph" if candidate.fused and candidate.precision != "fp32" else ""
     match candidate.precision:
-        case "fp32" if candidate.target == "ort-openvino":
-            return "the float model as OpenVINO fuses it when it loads, computed in float32"
         case "fp32":
-            return "the float model after the runtime's transformer fusions"
+            return facts_of(candidate.target).fused_words
         case "fp16":
             return "float16 weights and activations" + graph
         case "int4":
@@ -36,8 +35,7 @@ def describe(candidate: Candidate) -> str:
     kept = f", the {candidate.kept_parts} most sensitive parts left in float" if candidate.kept_parts else ""
     if candidate.dynamic:
         return f"INT8 weights {channels}, activation ranges at run time{steps}{kept}{graph}"
-    plain = "INT8 or UINT8" if candidate.target == "ort-openvino" else "UINT8"
-    activations = "INT8" if candidate.signed_activations else plain
+    activations = "INT8" if candidate.signed_activations else facts_of(candidate.target).int8_words
     scope = "every operator" if candidate.every_operator else "MatMul, Gemm and Conv"
     return (
         f"INT8 weights {channels}, {activations} activations by {candidate.range_method}, {scope}{steps}{kept}{graph}"

@@ -18,10 +18,9 @@ from typing import Any, Literal
 import numpy as np
 
 from tasks.measure.latency.ratio import Samples
-from tasks.runtimes.openvino import library_path, provider_options
+from tasks.runtimes.providers import provider_of
 from validators.errors import CandidateRefused, InfrastructureError
 from validators.job.job_measurement import Measurement
-from validators.providers import OPENVINO_PROVIDER
 from validators.records.run import SessionSettings
 from validators.redact import without_secrets
 from validators.samples.datasets import Arrays
@@ -182,8 +181,8 @@ def _config(contestant: Contestant, inputs: Path, measurement: Measurement | Non
     """Return the configuration of the process, as JSON values."""
     settings = contestant.settings
     plugin = {}
-    if settings.provider == OPENVINO_PROVIDER:
-        plugin = {"plugin": {"library": library_path(), "options": provider_options(settings.threads)}}
+    if brought := provider_of(settings.provider).plugin:
+        plugin = {"plugin": {"library": brought.library_path(), "options": brought.provider_options(settings.threads)}}
     return {
         "model": str(contestant.model),
         "inputs": str(inputs),

@@ -8,6 +8,7 @@ from pathlib import Path
 from tasks.ptq.calibrate.range_methods import Range
 from tasks.ptq.eight_bit.qdq import QdqReport, quantize_qdq
 from validators.job.candidate_name import Candidate
+from validators.targets import facts_of
 
 
 def quantize_fp8(
@@ -24,7 +25,7 @@ def quantize_fp8(
         model,
         variant,
         ranges,
-        target="ort-cpu" if candidate.target == "ort-cpu" else "tensorrt",
+        target="ort-cpu" if facts_of(candidate.target).pairs == "ort-cpu" else "tensorrt",
         every_operator=False,
         per_channel=candidate.granularity == "pc",
         activation="e4m3",

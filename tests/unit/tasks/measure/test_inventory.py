@@ -12,9 +12,9 @@ import psutil
 import pytest
 
 from tasks.measure import inventory as inventory_module
-from tasks.measure.inventory import GPU_LIBRARIES, ISA_FLAGS, take_inventory, usable_cores, usable_providers
-from validators.job.candidate_name import GPU_TARGETS, TARGETS
+from tasks.measure.inventory import ISA_FLAGS, take_inventory, usable_cores, usable_providers
 from validators.records.run import Gpu, Inventory
+from validators.targets import BUILT_IN
 
 
 def test_the_inventory_is_that_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,7 +65,7 @@ def test_a_target_on_a_gpu_has_its_gpu_and_libraries(monkeypatch: pytest.MonkeyP
 
     def version(name: str) -> str:
         if name in versions or name not in {
-            one for of in GPU_LIBRARIES.values() for names in of.values() for one in names
+            one for facts in BUILT_IN.values() for names in facts.libraries.values() for one in names
         }:
             return versions.get(name) or real(name)
         raise metadata.PackageNotFoundError(name)
@@ -73,7 +73,7 @@ def test_a_target_on_a_gpu_has_its_gpu_and_libraries(monkeypatch: pytest.MonkeyP
     asked: list[int] = []
     monkeypatch.setattr(metadata, "version", version)
     monkeypatch.setattr(inventory_module, "find_gpu", lambda device: asked.append(device) or GPU)
-    found = {target: take_inventory(target, 1) for target in TARGETS}
+    found = {target: take_inventory(target, 1) for target in BUILT_IN}
     plain = found["ort-cpu"].runtimes
     added = {target: one.runtimes.items() - plain.items() for target, one in found.items()}
     cudnn, tensorrt = ("cudnn", "9.15.1"), ("tensorrt", "10.16.1.11")
@@ -84,7 +84,8 @@ def test_a_target_on_a_gpu_has_its_gpu_and_libraries(monkeypatch: pytest.MonkeyP
         "ort-tensorrt": {cudnn, tensorrt},
         "tensorrt": {tensorrt, ("tensorrt_rtx", "1.7.1.116")},
     }
-    assert {target for target, one in found.items() if one.gpu} == GPU_TARGETS and asked == [1, 1, 1]
+    assert {target for target, one in found.items() if one.gpu} == {"ort-cuda", "ort-tensorrt", "tensorrt"}
+    assert asked == [1, 1, 1]
     assert "NVIDIA H200 cc9.0 driver 580.95.05" in found["ort-cuda"].device_key
 
 

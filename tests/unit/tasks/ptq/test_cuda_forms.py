@@ -18,19 +18,22 @@ from onnx import TensorProto, helper, numpy_helper
 from tensorrt_rules import check_form
 
 from tasks.ptq import tensorrt_forms
-from tasks.ptq.build_variant import Materials, make_variant, refuse_other_targets
+from tasks.ptq.build_variant import Materials
 from tasks.ptq.calibrate.grams import Gram, collect_grams
 from tasks.ptq.cuda_forms import make_form
 from tasks.ptq.eight_bit.smooth import SmoothedGraph
 from tasks.ptq.graph.prepare import prepare_graph
-from tasks.ptq.sessions import AS_WRITTEN, session_settings, why_unmeasured, with_engine_cache
 from tasks.ptq.weight_only.int4_grid import round_to_nearest
 from tasks.ptq.weight_only.sites import tensors_to_collect
 from tasks.runtimes.ort import open_session, run_batches
+from tasks.targets.catalog import find_target
+from tasks.targets.ort_tensorrt import AS_WRITTEN
+from tasks.targets.variants import make_variant, refuse_other_targets, session_settings, why_unmeasured
 from validators.errors import CandidateRefused
-from validators.job.candidate_name import DEFAULT_CANDIDATES, Candidate, decode
+from validators.job.candidate_name import Candidate, decode
 from validators.providers import CPU_PROVIDER, CUDA_PROVIDER, ORT_TENSORRT_PROVIDER
 from validators.records.run import SessionSettings
+from validators.targets import facts_of
 
 Floats = NDArray[np.float64]
 CPU = SessionSettings(CPU_PROVIDER, 1)
@@ -119,7 +122,7 @@ def test_int4_kernels_get_activations_and_scales_in_float16(tiny: Tiny, tmp_path
     assert TensorProto.FLOAT not in types_of(path).values()
 
 
-NAMES = (*DEFAULT_CANDIDATES["ort-cuda"], "int4-g64-hqq-asym@ort-cuda", "int4-g16-gptq-asym@ort-cuda")
+NAMES = (*facts_of("ort-cuda").default_candidates, "int4-g64-hqq-asym@ort-cuda", "int4-g16-gptq-asym@ort-cuda")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -190,7 +193,7 @@ def optimized(model: Path, settings: SessionSettings, folder: Path) -> onnx.Grap
 PAIRS = ("QuantizeLinear", "DequantizeLinear", "MatMul", "Gemm")
 
 
-@pytest.mark.parametrize("name", [*DEFAULT_CANDIDATES["ort-tensorrt"], "int4-g64-rtn@ort-tensorrt"])
+@pytest.mark.parametrize("name", [*facts_of("ort-tensorrt").default_candidates, "int4-g64-rtn@ort-tensorrt"])
 def test_tensorrt_sees_the_pairs_of_the_file(tiny: Tiny, tmp_path: Path, folder: Path, name: str) -> None:
     """What the runtime does before it divides a graph, seen on the CPU provider: nothing to pairs and products."""
     candidate = decode(name)
@@ -268,8 +271,9 @@ def test_options_go_to_the_providers_that_have_them() -> None:
 def test_engines_are_kept_in_the_state_folder() -> None:
     """Of the provider that builds any, and where the job says, if it does."""
     made = [
-        with_engine_cache(session_settings(decode(f"fp16@{at}"), 1), Path("/s")) for at in ("ort-cuda", "ort-tensorrt")
+        find_target(at).keep_caches(session_settings(decode(f"fp16@{at}"), 1), Path("/s"))
+        for at in ("ort-cuda", "ort-tensorrt")
     ]
     assert [one.provider_options for one in made] == [{}, {"trt_engine_cache_path": "/s/engines"}]
     asked = session_settings(decode("fp16@ort-tensorrt"), 1, (), {"trt_engine_cache_path": "/mine"})
-    assert with_engine_cache(asked, Path("/s")) == asked
+    assert find_target("ort-tensorrt").keep_caches(asked, Path("/s")) == asked

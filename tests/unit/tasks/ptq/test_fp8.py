@@ -19,8 +19,8 @@ from tasks.ptq.eight_bit.affine import E4M3_MAX
 from tasks.ptq.eight_bit.e4m3 import E4M3, store_e4m3, weight_scales
 from tasks.ptq.eight_bit.fp8 import quantize_fp8
 from tasks.ptq.graph.prepare import prepare_graph
-from tasks.ptq.sessions import session_settings
 from tasks.runtimes.ort import open_session, run_batches
+from tasks.targets.variants import session_settings
 from validators.errors import CandidateRefused
 from validators.job.candidate_name import decode
 

@@ -15,16 +15,16 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from tasks.ptq.build_variant import refuse_other_targets
 from tasks.ptq.calibrate.calibration import read_ranges
 from tasks.ptq.eight_bit.qdq import QdqReport, quantize_qdq
 from tasks.ptq.openvino_forms import place_for_openvino, ranges_for_openvino
-from tasks.ptq.sessions import session_settings
 from tasks.runtimes.ort import open_session, run_batches
+from tasks.targets.variants import refuse_other_targets, session_settings
 from validators.errors import CandidateRefused
-from validators.job.candidate_name import DEFAULT_CANDIDATES, decode
+from validators.job.candidate_name import decode
 from validators.providers import OPENVINO_PROVIDER
 from validators.records.run import SessionSettings
+from validators.targets import facts_of
 
 BASIC = SessionSettings("CPUExecutionProvider", 1, "basic")
 Array = NDArray[Any]
@@ -237,7 +237,7 @@ def test_a_recipe_without_a_form_is_refused(name: str, words: str) -> None:
 
 def test_the_default_list_has_forms_and_runs_on_both_providers() -> None:
     providers = set()
-    for name in DEFAULT_CANDIDATES["ort-openvino"]:
+    for name in facts_of("ort-openvino").default_candidates:
         refuse_other_targets(decode(name))
         providers.add(session_settings(decode(name), 2).provider)
     assert providers == {OPENVINO_PROVIDER, "CPUExecutionProvider"}

@@ -15,20 +15,22 @@ from conftest import Tiny, statistics_of, tiny_model
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from tasks.ptq.build_variant import Materials, make_variant, refuse_other_targets
+from tasks.ptq.build_variant import Materials
 from tasks.ptq.calibrate.grams import Gram, collect_grams
 from tasks.ptq.eight_bit.smooth import SmoothedGraph
 from tasks.ptq.graph.edits import model_bytes
 from tasks.ptq.graph.prepare import fuse_graph, prepare_graph
 from tasks.ptq.sensitivity import SensitivePart, Sensitivity
-from tasks.ptq.sessions import SLOW_FUSION, session_settings
 from tasks.ptq.weight_only.sites import tensors_to_collect
 from tasks.runtimes.ort import open_session
+from tasks.targets.ort_cpu import SLOW_FUSION
+from tasks.targets.variants import make_variant, refuse_other_targets, session_settings
 from validators.digests import digest_file
 from validators.errors import CandidateRefused
-from validators.job.candidate_name import DEFAULT_CANDIDATES, Candidate, decode
+from validators.job.candidate_name import Candidate, decode
 from validators.records.run import SessionSettings
 from validators.samples.datasets import Arrays
+from validators.targets import facts_of
 
 FLOAT = TensorProto.FLOAT
 
@@ -343,7 +345,7 @@ def test_a_candidate_becomes_the_variant_of_its_recipe(tiny: Tiny, tmp_path: Pat
 def test_every_default_candidate_of_the_cpu_is_made_or_refused(tiny: Tiny, tmp_path: Path, folder: Path) -> None:
     """None fails in another way, and those that need fusions say so on a model that has none."""
     refused = {}
-    for index, name in enumerate(DEFAULT_CANDIDATES["ort-cpu"]):
+    for index, name in enumerate(facts_of("ort-cpu").default_candidates):
         (tmp_path / str(index)).mkdir()
         try:
             variant = make_variant(decode(name), Workshop(tiny, folder).materials, tmp_path / str(index), threads=1)

@@ -16,20 +16,21 @@ from onnx.reference import ReferenceEvaluator
 from real_builds import build
 from tensorrt_rules import Array, check_form, draw, op
 
-from tasks.ptq.build_variant import Materials, make_variant, refuse_other_targets
+from tasks.ptq.build_variant import Materials
 from tasks.ptq.calibrate.calibration import calibrate
 from tasks.ptq.calibrate.collect import collect_statistics
 from tasks.ptq.calibrate.statistics import save_statistics
 from tasks.ptq.eight_bit.smooth import SmoothedGraph
 from tasks.ptq.graph.edits import model_bytes
 from tasks.ptq.graph.prepare import prepare_graph
-from tasks.ptq.sessions import why_unmeasured
 from tasks.ptq.tensorrt_forms import make_form
 from tasks.runtimes.ort import open_session, run_batches
+from tasks.targets.catalog import lint
+from tasks.targets.variants import make_variant, refuse_other_targets, why_unmeasured
 from validators.errors import CandidateRefused
-from validators.graph.source_graph import lint
-from validators.job.candidate_name import DEFAULT_CANDIDATES, decode
+from validators.job.candidate_name import decode
 from validators.records.run import SessionSettings
+from validators.targets import facts_of
 
 BASIC = SessionSettings("CPUExecutionProvider", 2, "basic")
 # ONNX Runtime 1.31.1 would store the float16 biases of convolutions as INT32 with scales that float16 rounds to zero.
@@ -196,7 +197,7 @@ def materials(folder: Path) -> Materials:
 
 
 @pytest.mark.parametrize(
-    "name", [*DEFAULT_CANDIDATES["tensorrt"], "int8-static-mse-pt-smooth@tensorrt", "fp8-amax-pt@tensorrt"]
+    "name", [*facts_of("tensorrt").default_candidates, "int8-static-mse-pt-smooth@tensorrt", "fp8-amax-pt@tensorrt"]
 )
 def test_a_candidate_is_made_and_then_not_measured(tiny: Tiny, tmp_path: Path, folder: Path, name: str) -> None:
     """The file is there, valid, smaller, and nearly as right; the refusal behind it says so, and why."""

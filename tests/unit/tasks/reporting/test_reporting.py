@@ -35,7 +35,6 @@ from report_data import (
 from tasks.reporting import formats, markdown, page, parts, rows
 from tasks.reporting.coverage import coverage_facts
 from tasks.reporting.pictures.run_pictures import draw_pictures
-from validators.job.candidate_name import DEFAULT_CANDIDATES
 from validators.job.read_job import parse_job
 from validators.records import run as records
 from validators.records.measurements import KernelTime
@@ -50,6 +49,7 @@ from validators.records.result import (
     SourceResult,
 )
 from validators.records.verdicts import Verdict
+from validators.targets import facts_of
 
 
 def render(result: Result = RESULT, *, full: bool = True) -> str:
@@ -249,7 +249,7 @@ def test_numbers_read_as_a_hand_would_write_them(shown: str, expected: str) -> N
 def test_the_job_on_the_page_reads_back_as_the_run_that_was() -> None:
     text = page.job_yaml(JOB, RESULT)
     again = parse_job(yaml.safe_load(text), base=Path())
-    assert again.source == "models:/text-topics/7" and again.candidates == DEFAULT_CANDIDATES["ort-cpu"]
+    assert again.source == "models:/text-topics/7" and again.candidates == facts_of("ort-cpu").default_candidates
     assert again.model_copy(update={"source": JOB.source, "candidates": "default"}) == JOB
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,15 +18,14 @@ from conftest import Tiny
 from onnx import numpy_helper
 
 from tasks.measure.inventory import find_gpu
-from tasks.runtimes import coverage
 from tasks.runtimes import ort as ort_module
 from tasks.runtimes.assignment import RECORD, AssignedNode, assignment, refuse_strays
 from tasks.runtimes.coverage import measure_coverage
-from tasks.runtimes.kernels import LOW_PRECISION_KERNELS
 from tasks.runtimes.macs import MAC_RULES
 from tasks.runtimes.ort import open_session
 from tasks.runtimes.ort_gpu import device_of, gpu_providers, load_libraries, probe, why_missing
-from tasks.runtimes.runner import _OPENERS, Device, GpuSessionRunner, bind, open_runner, run_all
+from tasks.runtimes.providers import PROVIDERS, provider_of
+from tasks.runtimes.runner import Device, GpuSessionRunner, bind, open_runner, run_all
 from validators.errors import CandidateRefused
 from validators.gates.coverage import judge_coverage
 from validators.job.job_gates import Gates
@@ -235,7 +235,7 @@ def test_a_batch_that_does_not_fit_is_refused(tiny: Tiny) -> None:
 
 
 def test_every_provider_has_its_runner(tiny: Tiny) -> None:
-    assert set(_OPENERS) == {CPU_PROVIDER, OPENVINO_PROVIDER} | GPU_PROVIDERS
+    assert set(PROVIDERS) == {CPU_PROVIDER, OPENVINO_PROVIDER} | GPU_PROVIDERS
     x = np.load(tiny.evaluation)["x"][:5]
     with open_runner(tiny.model, SETTINGS) as runner:
         assert not isinstance(runner, GpuSessionRunner)
@@ -279,12 +279,13 @@ def test_a_consumer_knows_every_operator_that_multiplies(consumer: ModuleType) -
 
 def test_what_tensorrt_compiled_is_of_unknown_precision(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     """All products are counted, none as low precision nor as float: the gate is inconclusive. The CPU stands in for it."""
-    monkeypatch.setattr(coverage, "COMPILED", frozenset({CPU_PROVIDER}))
+    compiled = replace(provider_of(CPU_PROVIDER), is_compiled=True)
+    monkeypatch.setitem(PROVIDERS, CPU_PROVIDER, compiled)
     seen = measure_coverage(tiny.model, SETTINGS, {"x": np.load(tiny.evaluation)["x"][:3]})
     assert seen.macs_by_kernel == {UNNAMED: 3 * (64 * 128 + 128 * 4)} and seen.unknown == 1.0
     verdict = judge_coverage("int8-static-minmax-pc@ort-tensorrt", seen, Gates())
     assert verdict is not None and verdict.outcome == "inconclusive"
-    assert ORT_TENSORRT_PROVIDER in LOW_PRECISION_KERNELS and not LOW_PRECISION_KERNELS[ORT_TENSORRT_PROVIDER]
+    assert not provider_of(ORT_TENSORRT_PROVIDER).low_precision and provider_of(ORT_TENSORRT_PROVIDER).is_compiled
 
 
 def test_launches_are_no_times(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from conftest import CLASSES, FEATURES, Tiny, statistics_of
 
 from tasks.measure.inventory import take_inventory
 from tasks.measure.metrics import reduction
-from tasks.ptq.build_variant import Materials, make_variant
+from tasks.ptq.build_variant import Materials
 from tasks.ptq.eight_bit.smooth import SmoothedGraph
 from tasks.ptq.graph.prepare import prepare_graph
 from tasks.run.clock import Clock
@@ -20,6 +20,7 @@ from tasks.run.context import Run
 from tasks.runtimes.ort import open_session
 from tasks.storage.locks import FolderLocks
 from tasks.storage.store import Store
+from tasks.targets.variants import make_variant
 from tasks.trials import measure_accuracy as module
 from tasks.trials.measure_accuracy import Reference, _considerate, measure_accuracy
 from validators.digests import digest_model

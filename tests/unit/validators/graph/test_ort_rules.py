@@ -11,8 +11,8 @@ import onnxruntime
 import pytest
 from qdq_models import E4M3, IMAGE, INT4, SINGLE, Part, const, drawn, model, op, pair, product, weight
 
+from tasks.targets.catalog import lint
 from validators.graph.ort_rules import CPU_RULES, CUDA_RULES
-from validators.graph.source_graph import lint
 
 CPU, CUDA = ({rule.identifier: rule for rule in rules} for rules in (CPU_RULES, CUDA_RULES))
 ALL, NONE = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL, onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL

@@ -11,8 +11,8 @@ from broken_models import BROKEN, Broken, in_float
 from qdq_models import E4M3, HALF, IMAGE, INT4, Part, attention, const, drawn, model, op, pair, product, weight
 from real_builds import Built, build
 
+from tasks.targets.catalog import lint
 from validators.graph.lint import Finding
-from validators.graph.source_graph import lint
 from validators.graph.tensorrt_rules import TENSORRT_RULES
 
 RULES = {rule.identifier: rule for rule in TENSORRT_RULES}

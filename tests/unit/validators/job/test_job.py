@@ -9,10 +9,10 @@ import pytest
 import yaml
 
 from validators.errors import JobError
-from validators.job.candidate_name import DEFAULT_CANDIDATES
 from validators.job.job import Job
 from validators.job.job_gates import Gates
 from validators.job.read_job import parse_job, read_job
+from validators.targets import BUILT_IN
 
 ROOT = Path(__file__).parents[4]
 DATA = {"calibration": "calibration.npz", "evaluation": "evaluation.npz"}
@@ -194,8 +194,8 @@ def test_code_and_vocabulary_lie_beside_the_job(tmp_path: Path) -> None:
 
 def test_default_candidates_are_those_of_the_target() -> None:
     """`default` resolves by target; names given stay in their order."""
-    for target, names in DEFAULT_CANDIDATES.items():
-        assert parse_job(WHOLE | {"target": target}, base=Path()).candidate_names == names
+    for target, facts in BUILT_IN.items():
+        assert parse_job(WHOLE | {"target": target}, base=Path()).candidate_names == facts.default_candidates
     names = ("int4-g32-rtn@ort-cpu", NAME)
     assert parse_job(WHOLE | {"candidates": list(names)}, base=Path()).candidate_names == names
 

@@ -11,17 +11,16 @@ from hypothesis import strategies as st
 
 from validators.errors import JobError
 from validators.job.candidate_name import (
-    DEFAULT_CANDIDATES,
-    TARGETS,
     Candidate,
     Granularity,
     RangeMethod,
     WeightMethod,
     decode,
 )
+from validators.targets import BUILT_IN
 
 GRANULARITIES = st.sampled_from(get_args(Granularity))
-TARGET = st.sampled_from(TARGETS)
+TARGET = st.sampled_from(tuple(BUILT_IN))
 BLOCK_SIZES = (16, 32, 64, 128, 256)
 
 CANDIDATES = st.one_of(
@@ -123,7 +122,7 @@ NO_NAMES = (
 )
 
 
-@pytest.mark.parametrize("name", sorted({name for names in DEFAULT_CANDIDATES.values() for name in names}))
+@pytest.mark.parametrize("name", sorted({name for facts in BUILT_IN.values() for name in facts.default_candidates}))
 def test_every_default_name_encodes_to_itself(name: str) -> None:
     """A name of the tables decodes, and what it decodes to has that name."""
     assert decode(name).name == name
@@ -131,8 +130,8 @@ def test_every_default_name_encodes_to_itself(name: str) -> None:
 
 def test_every_target_has_candidates_of_its_own_and_none_twice() -> None:
     """The default list of a target names that target first, then none but the CPU provider beside OpenVINO's; each once."""
-    assert set(DEFAULT_CANDIDATES) == set(TARGETS)
-    for target, names in DEFAULT_CANDIDATES.items():
+    for target, facts in BUILT_IN.items():
+        names = facts.default_candidates
         beside = {"ort-cpu"} if target == "ort-openvino" else set()
         assert decode(names[0]).target == target
         assert {decode(name).target for name in names} == {target} | beside

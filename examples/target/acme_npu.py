@@ -1,0 +1,23 @@
+"""A target of another package: here one that computes as `ort-cpu` does, and takes INT8 and fused float alone."""
+
+from dataclasses import replace
+
+from tasks.targets import ort_cpu
+from tasks.targets.target import RefusedPrecision
+
+BASE = ort_cpu.TARGET
+FACTS = replace(
+    BASE.facts,
+    name="acme-npu",
+    simulated=frozenset(),
+    default_candidates=("fp32-fused@acme-npu", "int8-static-minmax-pc@acme-npu", "int8-dynamic-pc@acme-npu"),
+)
+NO_KERNELS = RefusedPrecision("{target} has no kernels for it", "int8")
+
+TARGET = replace(
+    BASE,
+    facts=FACTS,
+    passes={name: BASE.passes[name] for name in ("fp32", "int8")},
+    refused={"fp16": NO_KERNELS, "fp8": NO_KERNELS, "int4": NO_KERNELS},
+    loads_anywhere=False,
+)

@@ -1,0 +1,71 @@
+"""Whether a target can be used on this machine, and the command that installs what is missing."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Collection
+from dataclasses import dataclass
+from importlib import metadata, util
+
+from packaging.requirements import Requirement
+
+from tasks.measure.inventory import find_gpu
+from tasks.runtimes.openvino import Missing
+from tasks.runtimes.ort_gpu import probe, why_missing
+from validators.records.run import Gpu
+
+NO_GPU = Missing(
+    "no NVIDIA GPU that its driver tells of",
+    "one, with its driver",
+    "run on such a machine, with `nvidia-ml-py` (in the extra `gpu`)",
+)
+
+
+@dataclass(frozen=True)
+class Availability:
+    """Whether a target can be used here, why (not), and what mends that: a command where there is one."""
+
+    is_here: bool
+    why: str
+    mend: str = ""
+
+
+def describe_missing(missing: Missing) -> str:
+    """Return what is missing, in words."""
+    return f"{missing.found}; expected {missing.expected}"
+
+
+def provider_on_gpu(provider: str, providers: Collection[str], commands: list[str]) -> Availability:
+    """Return whether a provider of ONNX Runtime opens a session on a GPU here; `commands` install what it needs."""
+    gpu = find_gpu()
+    missing = why_missing(provider, providers) or (NO_GPU if gpu is None else probe(provider))
+    if missing or gpu is None:
+        return Availability(False, describe_missing(missing or NO_GPU), mend_on_gpu(gpu, commands))
+    return Availability(
+        True, f"{provider} on {gpu.name}, compute capability {gpu.compute_capability}, driver {gpu.driver}"
+    )
+
+
+def mend_on_gpu(gpu: Gpu | None, commands: list[str]) -> str:
+    """Return the commands in one line; without a GPU here they are for another machine."""
+    where = "" if gpu else "on a machine with an NVIDIA GPU and its driver: "
+    return where + " && ".join(commands)
+
+
+def install(extra: str, *, instead_of: str | None = None) -> str:
+    """Return the command that installs the packages of an extra here, in place of a package if need be.
+
+    quantgate itself stays as it was installed.
+    """
+    wanted = [Requirement(text) for text in metadata.requires("quantgate") or ()]
+    packages = [f"{one.name}{one.specifier}" for one in wanted if one.marker and one.marker.evaluate({"extra": extra})]
+    if not packages:
+        return f"nothing here: the extra `{extra}` has no packages for this platform"
+    # Environments that uv makes have no pip.
+    pip = ["-m", "pip"] if util.find_spec("pip") else []
+    tool = [sys.executable, *pip] if pip else ["uv", "pip"]
+    here = [] if pip else ["--python", sys.executable]
+    remove = [*tool, "uninstall", *(["-y"] if pip else []), *here, instead_of] if instead_of else []
+    add = shlex.join([*tool, "install", *here, *packages])
+    return f"{shlex.join(remove)} && {add}" if remove else add

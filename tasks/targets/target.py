@@ -1,0 +1,81 @@
+"""A target: its plain facts, and all that is done on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import get_args
+
+from tasks.ptq.build_variant import Materials
+from tasks.runtimes.openvino import Missing
+from tasks.runtimes.providers import ExecutionProvider
+from tasks.targets.availability import Availability
+from validators.graph.lint import Rule
+from validators.job.candidate_name import Candidate, Precision
+from validators.records.libraries import Libraries
+from validators.records.run import SessionSettings
+from validators.targets import TargetFacts
+
+# Writes the candidate's artifact to the path, and returns what was changed.
+Pass = Callable[[Candidate, Materials, Path], dict[str, int]]
+# The settings of a candidate's session with so many threads; the mapping has the job's `provider_options`.
+Session = Callable[[Candidate, int, Libraries, Mapping[str, str]], SessionSettings]
+
+
+@dataclass(frozen=True)
+class RefusedPrecision:
+    """Why a target takes no candidate of a precision; `{target}` in `found` becomes the target's name."""
+
+    found: str
+    expected: str
+    fix: str = "take another candidate"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """A target.
+
+    `runtime` opens models and reads coverage. `passes` make artifacts by precision; a precision without one is in `refused`.
+    `refuse_recipe` raises CandidateRefused for recipes of the other precisions that have no form here.
+    `keep_caches` adds to session settings what is kept below the state folder. `check_device` raises CandidateRefused where
+    no candidate is worth making on this machine; `why_unmeasured` says, from the providers that can run something here, why
+    a variant that was made is not measured. `availability` is asked with the providers of the installed ONNX Runtime.
+    `lint_rules` are those of `quantgate lint`. `builds_engines`: variants are run as TensorRT engines. `recovers_parts`: parts
+    of an INT8 candidate may be left in float to recover its accuracy. `loads_anywhere`: a version that was approved on another
+    device loads here too.
+    """
+
+    facts: TargetFacts
+    runtime: ExecutionProvider
+    passes: Mapping[Precision, Pass]
+    session: Session
+    availability: Callable[[Collection[str]], Availability]
+    refused: Mapping[Precision, RefusedPrecision] = field(default_factory=dict)
+    refuse_recipe: Callable[[Candidate], None] = lambda _candidate: None
+    keep_caches: Callable[[SessionSettings, Path], SessionSettings] = lambda settings, _state: settings
+    check_device: Callable[[], None] = lambda: None
+    why_unmeasured: Callable[[Collection[str]], Missing | None] = lambda _providers: None
+    lint_rules: tuple[Rule, ...] = ()
+    builds_engines: bool = False
+    recovers_parts: bool = False
+    loads_anywhere: bool = False
+
+    def __post_init__(self) -> None:
+        """Check that the parts fit each other.
+
+        Raises:
+            ValueError: the facts name another provider, or a precision is neither made nor refused, or both.
+        """
+        if self.facts.provider != self.runtime.name:
+            raise ValueError(
+                f"{self.name}: the facts name {self.facts.provider}, and {self.runtime.name} runs its models"
+            )
+        wrong = [one for one in get_args(Precision) if (one in self.passes) == (one in self.refused)]
+        if wrong:
+            raise ValueError(f"{self.name}: {', '.join(wrong)} must be either in `passes` or in `refused`")
+
+    @property
+    def name(self) -> str:
+        """The name by which jobs and candidates call it."""
+        return self.facts.name

@@ -1,0 +1,99 @@
+"""The target `tensorrt`: engines of TensorRT itself."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from tasks.measure.inventory import find_gpu, take_inventory
+from tasks.ptq.build_variant import tensorrt_form
+from tasks.ptq.forms import refuse_any
+from tasks.ptq.weight_only.int4_blocks import BLOCK_SIZES
+from tasks.runtimes.openvino import Missing
+from tasks.runtimes.providers import provider_of
+from tasks.targets.availability import NO_GPU, Availability, install, mend_on_gpu
+from tasks.targets.target import Pass, RefusedPrecision, Target
+from validators.graph.tensorrt_rules import TENSORRT_RULES
+from validators.job.candidate_name import Candidate, Precision
+from validators.providers import TENSORRT
+from validators.records.libraries import Libraries
+from validators.records.run import SessionSettings
+from validators.targets import facts_of
+
+PASSES: Mapping[Precision, Pass] = {
+    "fp16": tensorrt_form,
+    "int8": tensorrt_form,
+    "int4": tensorrt_form,
+    "fp8": tensorrt_form,
+}
+REFUSED: Mapping[Precision, RefusedPrecision] = {
+    "fp32": RefusedPrecision("the fused graph for {target}", "the plain one: fused operators are no ONNX")
+}
+
+
+def refuse_recipe(candidate: Candidate) -> None:
+    """Refuse a recipe that has no form for TensorRT.
+
+    Raises:
+        CandidateRefused: `unsupported`.
+    """
+    wrong = {
+        "the fused graph": (
+            candidate.fused and candidate.precision != "fp32",
+            "the plain one: fused operators are no ONNX",
+        ),
+        "INT8 with ranges at run time": (candidate.dynamic, "int8-static: it has no such kernels"),
+        "INT4 with zero points": (candidate.asymmetric, "symmetric blocks: it parses no zero point but 0"),
+        f"INT4 in blocks of {candidate.block_size}": (
+            candidate.block_size not in (None, *BLOCK_SIZES),
+            "64 or 128, which it fuses with the product",
+        ),
+        f"INT4 by {candidate.weight_method}": (
+            candidate.weight_method not in (None, "rtn"),
+            "rtn: the other methods have scales below zero, which it does not take",
+        ),
+        "corrected biases": (candidate.bias_corrected, "no -bc: corrections are measured on the CPU's integers"),
+        "parts kept in float": (candidate.kept_parts > 0, "no -keep: parts are ranked on the CPU's integers"),
+    }
+    refuse_any(candidate.target, wrong)
+
+
+def _session(
+    _candidate: Candidate, threads: int, _libraries: Libraries, _provider_options: Mapping[str, str]
+) -> SessionSettings:
+    return SessionSettings(TENSORRT, threads)
+
+
+def _availability(_providers: Collection[str]) -> Availability:
+    installed = take_inventory("tensorrt").runtimes
+    gpu = find_gpu()
+    if "tensorrt" in installed and gpu is not None:
+        why = f"TensorRT {installed['tensorrt']} on {gpu.name}, compute capability {gpu.compute_capability}"
+        return Availability(True, why)
+    mend = mend_on_gpu(gpu, [install("tensorrt")])
+    if "tensorrt_rtx" in installed:
+        there = f"{gpu.name} is here, and no TensorRT" if gpu else NO_GPU.found
+        built = f"engines are built ahead of time by TensorRT-RTX {installed['tensorrt_rtx']} and looked at, never run"
+        return Availability(False, f"{there}; {built}", mend)
+    found = "no TensorRT is installed" if gpu else f"{NO_GPU.found}, and no TensorRT is installed"
+    ahead = "" if gpu else f"; to build engines without a GPU, and look at them: {install('tensorrt-aot')}"
+    return Availability(False, f"{found}; expected both", mend + ahead)
+
+
+def _why_unmeasured(providers: Collection[str]) -> Missing | None:
+    if TENSORRT in providers:
+        return None
+    return Missing("no TensorRT on this worker", "a GPU and TensorRT", "install the extra `tensorrt` on such a machine")
+
+
+TARGET = Target(
+    facts=facts_of("tensorrt"),
+    runtime=provider_of(TENSORRT),
+    passes=PASSES,
+    session=_session,
+    availability=_availability,
+    refused=REFUSED,
+    refuse_recipe=refuse_recipe,
+    why_unmeasured=_why_unmeasured,
+    lint_rules=TENSORRT_RULES,
+    builds_engines=True,
+)

@@ -1,0 +1,110 @@
+"""From a candidate to its variant, by the passes and settings of its target."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+import onnx
+
+from tasks.ptq.build_variant import Materials
+from tasks.ptq.graph.edits import model_bytes, notes_of
+from tasks.targets.catalog import find_target
+from validators.digests import digest_model, digest_values
+from validators.errors import CandidateRefused
+from validators.job.candidate_name import Candidate, decode
+from validators.records.libraries import Libraries
+from validators.records.run import SessionSettings, Variant
+from validators.targets import is_on_gpu
+
+
+def make_variant(
+    candidate: Candidate,
+    materials: Materials,
+    folder: Path,
+    *,
+    threads: int,
+    provider_options: Mapping[str, str] | None = None,
+) -> Variant:
+    """Make the candidate's artifact, `folder/model.onnx`, check it and describe it; `provider_options` are the job's.
+
+    Raises:
+        CandidateRefused: the target or the model does not allow it, or the pass made an invalid file.
+    """
+    refuse_other_targets(candidate)
+    path = folder / "model.onnx"
+    changes = find_target(candidate.target).passes[candidate.precision](candidate, materials, path)
+    try:
+        onnx.checker.check_model(str(path))
+    except onnx.checker.ValidationError as error:
+        raise CandidateRefused(
+            kind="invalid",
+            found=f"the pass made an invalid file: {str(error).splitlines()[0]}",
+            expected="a file that passes onnx.checker",
+            fix="report it with the source model; take another candidate meanwhile",
+        ) from error
+    return Variant(
+        candidate=candidate.name,
+        path=path,
+        digest=_digest(path, materials.libraries),
+        size_bytes=model_bytes(path),
+        session=session_settings(candidate, threads, materials.libraries, provider_options),
+        proof="simulated" if candidate.is_simulated else "measured",
+        changes=changes,
+        notes=(*_notes(candidate, materials), *(f"{about} {note}" for about, note in notes_of(path).items())),
+    )
+
+
+def _digest(path: Path, libraries: Libraries) -> str:
+    """That of the model and, where there are some, of the libraries that it is approved with."""
+    digest = digest_model(path)
+    return digest_values(digest, [library.digest for library in libraries]) if libraries else digest
+
+
+def _notes(candidate: Candidate, materials: Materials) -> tuple[str, ...]:
+    if candidate.is_simulated:
+        return ("FP8 has no kernels on a CPU: numerics are simulated, latency is not measured",)
+    if candidate.precision == "int8" and materials.reduced_range and not is_on_gpu(candidate.target):
+        return ("this processor adds pairs of INT8 products in 16 bits: weights have 7 bits, so that no sum saturates",)
+    return ()
+
+
+def refuse_other_targets(candidate: Candidate) -> None:
+    """Refuse what this version cannot make, with the reason.
+
+    Raises:
+        CandidateRefused: `unsupported`.
+    """
+    target = find_target(candidate.target)
+    target.refuse_recipe(candidate)
+    refused = target.refused.get(candidate.precision)
+    if refused:
+        raise CandidateRefused(
+            kind="unsupported",
+            found=refused.found.format(target=target.name),
+            expected=refused.expected,
+            fix=refused.fix,
+        )
+
+
+def session_settings(
+    candidate: Candidate,
+    threads: int,
+    libraries: Libraries = (),
+    provider_options: Mapping[str, str] | None = None,
+) -> SessionSettings:
+    """Return how the runtime must load the candidate's artifact; `provider_options` are for providers on a GPU."""
+    return find_target(candidate.target).session(candidate, threads, libraries, provider_options or {})
+
+
+def why_unmeasured(variant: Variant, providers: Collection[str]) -> CandidateRefused | None:
+    """Return why a variant that was made is not measured, given the providers that can run something on this worker."""
+    missing = find_target(decode(variant.candidate).target).why_unmeasured(providers)
+    if missing is None:
+        return None
+    return CandidateRefused(
+        kind="unsupported",
+        found=f"{missing.found}: {variant.path} was made and checked, and not measured",
+        expected=missing.expected,
+        fix=f"{missing.fix}, or take candidates for ort-cpu",
+    )

@@ -1,0 +1,181 @@
+"""The catalogue of targets: every target has every fact, and packages cannot take a name or leave a fact out."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from importlib import metadata
+from types import ModuleType
+from typing import get_args
+
+import pytest
+from pydantic import TypeAdapter, ValidationError
+
+from tasks.runtimes.providers import PROVIDERS, ExecutionProvider, provider_of
+from tasks.targets import catalog, ort_cpu
+from tasks.targets.catalog import TARGETS, all_targets, find_target
+from tasks.targets.target import RefusedPrecision, Target
+from tasks.targets.variants import refuse_other_targets, session_settings
+from validators.errors import CandidateRefused, JobError
+from validators.job.candidate_name import Candidate, Precision, TargetName, decode
+from validators.job.recipe_words import describe
+from validators.targets import BUILT_IN, GROUP, facts_of, installed_targets, is_on_gpu, load_target, target_names
+
+Install = Callable[..., None]
+
+
+@pytest.fixture
+def install(monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
+    """Entry points of packages that are not there: `install(name=object, ...)`, each in a module of its own."""
+    entries: list[metadata.EntryPoint] = []
+
+    def add(**brought: object) -> None:
+        for name, target in brought.items():
+            module = ModuleType(f"brought_{len(entries)}")
+            module.TARGET = target  # type: ignore[attr-defined]
+            monkeypatch.setitem(sys.modules, module.__name__, module)
+            entry = metadata.EntryPoint(name.replace("_", "-"), f"{module.__name__}:TARGET", GROUP)
+            entries.append(entry)
+        forget()
+
+    def forget() -> None:
+        installed_targets.cache_clear()
+        load_target.cache_clear()
+
+    monkeypatch.setattr(metadata, "entry_points", lambda group: entries if group == GROUP else [])
+    forget()
+    yield add
+    forget()
+
+
+def target_named(name: str, **changes: object) -> Target:
+    """A target like `ort-cpu` by another name."""
+    facts = replace(ort_cpu.TARGET.facts, name=name, default_candidates=(f"int8-dynamic-pc@{name}",))
+    return replace(ort_cpu.TARGET, facts=facts, **changes)  # type: ignore[arg-type]
+
+
+# Ours
+
+
+def test_the_catalogue_and_the_facts_name_the_same_targets() -> None:
+    assert tuple(target.name for target in TARGETS) == tuple(BUILT_IN)
+    assert all(target.facts is BUILT_IN[target.name] for target in TARGETS)
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
+def test_every_target_has_every_fact(target: Target) -> None:
+    """All precisions are made or refused with a reason; the default list decodes and is made; a session names its provider."""
+    assert target.runtime is PROVIDERS[target.facts.provider]
+    assert set(target.passes) | set(target.refused) == set(get_args(Precision))
+    assert all(refused.expected and refused.fix for refused in target.refused.values())
+    names = [name for name in target.facts.default_candidates if name.endswith(f"@{target.name}")]
+    assert names and target.facts.fused_words and target.facts.int8_words
+    for name in names:
+        refuse_other_targets(decode(name))
+        assert session_settings(decode(name), 2).provider == target.facts.provider
+    assert bool(target.facts.libraries) == target.facts.on_gpu
+    found = target.availability(())
+    assert found.why and (found.is_here or found.mend)
+
+
+def test_without_its_row_a_target_is_unknown_everywhere(monkeypatch: pytest.MonkeyPatch, install: Install) -> None:
+    """Each row is taken out in turn."""
+    for name in list(BUILT_IN):
+        with monkeypatch.context() as patch:
+            patch.delitem(BUILT_IN, name)
+            patch.delitem(catalog._BY_NAME, name)
+            assert name not in target_names()
+            for ask in (find_target, facts_of, is_on_gpu, lambda one: decode(f"fp16@{one}")):
+                with pytest.raises(JobError):
+                    ask(name)
+            with pytest.raises(ValidationError, match="ort-"):
+                TypeAdapter(TargetName).validate_python(name)
+        assert find_target(name).name == name
+
+
+def test_parts_that_do_not_fit_make_no_target() -> None:
+    passes = dict(ort_cpu.TARGET.passes)
+    with pytest.raises(ValueError, match="fp16 must be either in `passes` or in `refused`"):
+        replace(ort_cpu.TARGET, refused={})
+    with pytest.raises(ValueError, match="int8 must be either"):
+        replace(ort_cpu.TARGET, refused={**ort_cpu.TARGET.refused, "int8": RefusedPrecision("x", "y")})
+    with pytest.raises(ValueError, match="CUDAExecutionProvider runs its models"):
+        replace(ort_cpu.TARGET, runtime=PROVIDERS["CUDAExecutionProvider"], passes=passes)
+
+
+# Those of other packages
+
+
+def test_a_target_of_a_package_is_one_like_ours(install: Install) -> None:
+    acme = target_named("acme-npu")
+    install(acme_npu=acme)
+    assert target_names() == (*BUILT_IN, "acme-npu") and all_targets()[-1] is acme
+    assert find_target("acme-npu") is acme and not is_on_gpu("acme-npu")
+    candidate = decode("int8-static-minmax-pc-all@acme-npu")
+    assert candidate.name == "int8-static-minmax-pc-all@acme-npu" and "UINT8 activations" in describe(candidate)
+    assert Candidate("fp8", "acme-npu").is_simulated
+    assert session_settings(candidate, 3) == session_settings(replace(candidate, target="ort-cpu"), 3)
+    with pytest.raises(CandidateRefused, match="fp16 on acme-npu"):
+        refuse_other_targets(decode("fp16@acme-npu"))
+    known = TypeAdapter(TargetName)
+    assert known.validate_python("acme-npu") == "acme-npu"
+    assert known.json_schema() == {"enum": [*BUILT_IN, "acme-npu"], "type": "string"}
+    with pytest.raises(ValidationError, match=r"Input should be 'ort-cpu', .* or 'acme-npu'"):
+        known.validate_python("acme")
+
+
+def test_a_package_may_bring_its_provider(install: Install) -> None:
+    """What has no row anywhere computes in host memory, and none of its kernels is known for low precision."""
+    runtime = ExecutionProvider("AcmeExecutionProvider", frozenset({"AcmeGemm"}), is_compiled=True)
+    facts = replace(ort_cpu.TARGET.facts, name="acme-npu", provider=runtime.name)
+    install(acme_npu=replace(ort_cpu.TARGET, facts=facts, runtime=runtime))
+    assert provider_of("AcmeExecutionProvider") is runtime
+    assert provider_of("OtherExecutionProvider") == ExecutionProvider("OtherExecutionProvider")
+
+
+@pytest.mark.parametrize("name", ["ort-cpu", "tensorrt"])
+def test_a_name_of_ours_is_refused(install: Install, name: str) -> None:
+    install(**{name: target_named(name)})
+    with pytest.raises(JobError, match=f"brings the target '{name}', which quantgate has already") as caught:
+        target_names()
+    assert "uninstall" in caught.value.fix
+
+
+def test_a_name_that_two_packages_bring_is_refused(install: Install) -> None:
+    install(acme=target_named("acme"))
+    assert target_names()[-1] == "acme"
+    install(acme=target_named("acme"))
+    with pytest.raises(JobError, match="which brought_0:TARGET has already"):
+        target_names()
+
+
+@pytest.mark.parametrize("name", ["Acme", "acme npu", "-acme", "acme--npu", "acme/npu", "@acme"])
+def test_a_name_that_no_alias_can_have_is_refused(install: Install, name: str) -> None:
+    install(**{name: target_named(name)})
+    with pytest.raises(JobError, match="lower-case letters"):
+        target_names()
+
+
+@pytest.mark.parametrize(
+    ("brought", "words"),
+    [
+        (object(), "gives object"),
+        (target_named("other"), "gives 'other'"),
+        (type("Facts", (), {"facts": target_named("acme").facts})(), "gives Facts"),
+    ],
+)
+def test_what_is_no_target_is_refused_by_its_entry_point(install: Install, brought: object, words: str) -> None:
+    install(acme=brought)
+    with pytest.raises(JobError, match=words) as caught:
+        find_target("acme")
+    assert GROUP in caught.value.found and "Target" in caught.value.expected
+
+
+def test_a_package_that_breaks_hinders_its_own_target_alone(install: Install) -> None:
+    install(acme=target_named("acme"))
+    del sys.modules["brought_0"]
+    assert decode("int8-dynamic-pc@ort-cpu").target == "ort-cpu" and "acme" in target_names()
+    with pytest.raises(JobError, match="acme of brought_0:TARGET fails to load: ModuleNotFoundError") as caught:
+        facts_of("acme")
+    assert "uninstall" in caught.value.fix

@@ -1,0 +1,247 @@
+"""Plain facts of each target, which jobs and records need: of ours, and of those that installed packages bring.
+
+What is done on a target (passes, sessions, availability) is in `tasks/targets`, one module each. A package brings a target by
+an entry point of the group `quantgate.targets`, whose name is the target's and whose object is a `tasks.targets.target.Target`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import metadata
+from typing import Any, Literal
+
+from validators.errors import JobError
+from validators.providers import (
+    CPU_PROVIDER,
+    CUDA_PROVIDER,
+    GPU_PROVIDERS,
+    OPENVINO_PROVIDER,
+    ORT_TENSORRT_PROVIDER,
+    TENSORRT,
+)
+
+GROUP = "quantgate.targets"
+# Names end up in aliases, pools and file names.
+_NAME = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
+
+# Distributions that kernels come from on a GPU, by the name that the inventory has for them.
+_CUDA_LIBRARIES: dict[str, tuple[str, ...]] = {"cublas": ("nvidia-cublas",), "cudnn": ("nvidia-cudnn-cu13",)}
+_TENSORRT_LIBRARIES: dict[str, tuple[str, ...]] = {"tensorrt": ("tensorrt", "tensorrt-cu13")}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetFacts:
+    """Plain facts of a target.
+
+    `provider` runs its variants. `libraries` are the distributions, by the name
+    that the inventory gives them, whose versions an approval is tied to. `pairs` names the rules by which Q/DQ pairs are
+    placed (`tasks.ptq.eight_bit.placement`). The precisions of `simulated` have no kernels there: only their numerics are
+    reproduced, and nothing of them is promoted. `fused_words` and `int8_words` describe the candidate `fp32-fused` and the
+    type of INT8 activations for people.
+    """
+
+    name: str
+    provider: str
+    default_candidates: tuple[str, ...]
+    libraries: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    pairs: Literal["ort-cpu", "ort-openvino", "tensorrt"] = "ort-cpu"
+    simulated: frozenset[str] = frozenset()
+    fused_words: str = "the float model after the runtime's transformer fusions"
+    int8_words: str = "UINT8"
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether variants run on an NVIDIA GPU."""
+        return self.provider in GPU_PROVIDERS
+
+
+# Squared error is the range that lost least on all real models tried; the others are for those it does not suit.
+BUILT_IN: dict[str, TargetFacts] = {
+    facts.name: facts
+    for facts in (
+        TargetFacts(
+            name="ort-cpu",
+            provider=CPU_PROVIDER,
+            simulated=frozenset({"fp8"}),
+            default_candidates=(
+                "fp32-fused@ort-cpu",
+                "int8-static-minmax-pc@ort-cpu",
+                "int8-static-mse-pc@ort-cpu",
+                "int8-static-mse-pc-all@ort-cpu",
+                "int8-static-mse-pc-smooth@ort-cpu",
+                "int8-static-mse-pc-bc@ort-cpu",
+                "int8-dynamic-pc@ort-cpu",
+                "int8-dynamic-pc-smooth@ort-cpu",
+                "int8-dynamic-pc+fused@ort-cpu",
+                "int4-g32-rtn@ort-cpu",
+                "int4-g32-gptq@ort-cpu",
+                "fp8-amax-pc@ort-cpu",
+            ),
+        ),
+        TargetFacts(
+            name="ort-openvino",
+            provider=OPENVINO_PROVIDER,
+            pairs="ort-openvino",
+            fused_words="the float model as OpenVINO fuses it when it loads, computed in float32",
+            int8_words="INT8 or UINT8",
+            # A worker with the plugin has the CPU provider as well: the choice is over both.
+            default_candidates=(
+                "fp32-fused@ort-openvino",
+                "int8-static-minmax-pc@ort-openvino",
+                "int8-static-mse-pc@ort-openvino",
+                "int8-static-mse-pc-all@ort-openvino",
+                "int8-static-mse-pc-smooth@ort-openvino",
+                "int4-g32-gptq@ort-openvino",
+                "int8-static-mse-pc@ort-cpu",
+                "int8-static-mse-pc-all@ort-cpu",
+                "int8-dynamic-pc@ort-cpu",
+                "int8-dynamic-pc+fused@ort-cpu",
+            ),
+        ),
+        TargetFacts(
+            name="ort-cuda",
+            provider=CUDA_PROVIDER,
+            libraries=_CUDA_LIBRARIES,
+            # The provider has no kernels for pairs of INT8 or FP8.
+            default_candidates=(
+                "fp32-fused@ort-cuda",
+                "fp16@ort-cuda",
+                "int4-g32-rtn@ort-cuda",
+                "int4-g128-rtn@ort-cuda",
+                "int4-g128-gptq@ort-cuda",
+                "int4-g128-awq@ort-cuda",
+            ),
+        ),
+        TargetFacts(
+            name="ort-tensorrt",
+            provider=ORT_TENSORRT_PROVIDER,
+            libraries=_CUDA_LIBRARIES | _TENSORRT_LIBRARIES,
+            pairs="tensorrt",
+            default_candidates=(
+                "fp16@ort-tensorrt",
+                "int8-static-minmax-pc@ort-tensorrt",
+                "int8-static-mse-pc@ort-tensorrt",
+            ),
+        ),
+        TargetFacts(
+            name="tensorrt",
+            provider=TENSORRT,
+            libraries=_TENSORRT_LIBRARIES | {"tensorrt_rtx": ("tensorrt-rtx",)},
+            pairs="tensorrt",
+            default_candidates=(
+                "fp16@tensorrt",
+                "int8-static-minmax-pc@tensorrt",
+                "int8-static-entropy-pc@tensorrt",
+                "fp8-amax-pc@tensorrt",
+                "int4-g128-rtn@tensorrt",
+                # Blocks of 128 divide few widths of small models.
+                "int4-g64-rtn@tensorrt",
+            ),
+        ),
+    )
+}
+
+
+def target_names() -> tuple[str, ...]:
+    """Return the names of all targets, ours first. Nothing of other packages is imported for it.
+
+    Raises:
+        JobError: two packages bring a target of one name, or a name is not fit for an alias.
+
+    >>> target_names()[:2]
+    ('ort-cpu', 'ort-openvino')
+    """
+    return *BUILT_IN, *installed_targets()
+
+
+def facts_of(name: str) -> TargetFacts:
+    """Return the facts of a target.
+
+    Raises:
+        JobError: no package here brings a target of this name, or the one that does fails.
+    """
+    return BUILT_IN[name] if name in BUILT_IN else _facts_in(load_target(name), name)
+
+
+def is_on_gpu(name: str) -> bool:
+    """Whether a target runs on an NVIDIA GPU.
+
+    Raises:
+        JobError: see `facts_of`.
+
+    >>> is_on_gpu("ort-cuda"), is_on_gpu("ort-cpu")
+    (True, False)
+    """
+    return facts_of(name).on_gpu
+
+
+@cache
+def load_target(name: str) -> Any:
+    """Import and return the object that a package's entry point gives for a target that is not ours.
+
+    Raises:
+        JobError: no installed package brings such a target, its module fails, or the object is no target of that name.
+    """
+    entry = installed_targets().get(name)
+    if entry is None:
+        raise JobError(
+            found=f"target {name!r}",
+            expected=f"one of {', '.join(target_names())}",
+            fix="correct the name, or install the package that brings this target",
+        )
+    try:
+        loaded = entry.load()
+    except Exception as error:  # a package of others may raise anything
+        raise JobError(
+            found=f"the target {name} of {package_of(entry)} fails to load: {type(error).__name__}: {error}",
+            expected=f"an object at {entry.value}",
+            fix="update or uninstall that package",
+        ) from error
+    _facts_in(loaded, name)
+    return loaded
+
+
+def _facts_in(loaded: Any, name: str) -> TargetFacts:
+    facts = getattr(loaded, "facts", None)
+    if not isinstance(facts, TargetFacts) or facts.name != name:
+        given = repr(facts.name) if isinstance(facts, TargetFacts) else type(loaded).__name__
+        raise JobError(
+            found=f"the entry point {name} of the group {GROUP} gives {given}",
+            expected=f"a `tasks.targets.target.Target` whose facts have the name {name!r}",
+            fix="correct the package that brings it",
+        )
+    return facts
+
+
+@cache
+def installed_targets() -> dict[str, metadata.EntryPoint]:
+    """Return the entry points of the targets that other packages bring, by name.
+
+    Raises:
+        JobError: a name is taken already, or is not fit for an alias.
+    """
+    found: dict[str, metadata.EntryPoint] = {}
+    for entry in metadata.entry_points(group=GROUP):
+        if entry.name in BUILT_IN or entry.name in found:
+            other = package_of(found[entry.name]) if entry.name in found else "quantgate"
+            raise JobError(
+                found=f"{package_of(entry)} brings the target {entry.name!r}, which {other} has already",
+                expected="one package a target",
+                fix=f"rename the entry point of the group {GROUP}, or uninstall {package_of(entry)}",
+            )
+        if not _NAME.fullmatch(entry.name):
+            raise JobError(
+                found=f"{package_of(entry)} brings the target {entry.name!r}",
+                expected="a name of lower-case letters and digits, with single hyphens between them",
+                fix=f"rename the entry point of the group {GROUP}",
+            )
+        found[entry.name] = entry
+    return found
+
+
+def package_of(entry: metadata.EntryPoint) -> str:
+    """Return the distribution of an entry point, with its version."""
+    return f"{entry.dist.name} {entry.dist.version}" if entry.dist else entry.value
