@@ -23,7 +23,7 @@ from validators.errors import JobError
 from validators.plain_text import as_markdown
 from validators.records.result import Result
 from validators.records.run import Champion, device_class
-from validators.records.sign_off import SignOff
+from validators.records.verdicts import SignOff
 
 DEPLOYMENT = "quantize/on-demand"
 # A label of the flow run: who lists what waits need not read artifacts.

@@ -11,8 +11,8 @@ from tasks.measure.metrics.chance import chance_warning
 from tasks.ptq.graph.edits import model_bytes
 from tasks.ptq.sessions import session_settings, with_engine_cache
 from tasks.run.context import Given, Run, log
-from tasks.run.job_metric import job_metric
 from tasks.run.step import step
+from tasks.run.user_functions import job_metric
 from tasks.trials.build_engine import with_engine
 from tasks.trials.measure_accuracy import measure_accuracy, on_selection
 from validators.errors import CandidateRefused, InfrastructureError, SourceError

@@ -11,9 +11,9 @@ from tasks.measure.inventory import usable_cores
 from tasks.measure.latency.compare import compare_latency
 from tasks.measure.latency.process import Contestant
 from tasks.run.context import MEASURE_CODE, Given, Run, log
-from tasks.run.job_hooks import job_hooks
 from tasks.run.progress_events import MEASURE
 from tasks.run.step import step
+from tasks.run.user_functions import job_hooks
 from tasks.trials.make_candidate import refused
 from tasks.trials.measure_baseline import baseline_variant
 from tasks.trials.request import draw_requests, request_of

@@ -39,7 +39,6 @@ from validators.job.candidate_name import DEFAULT_CANDIDATES
 from validators.job.read_job import parse_job
 from validators.records import run as records
 from validators.records.measurements import KernelTime
-from validators.records.recovery import RankedPart, Recovery
 from validators.records.result import (
     CalibrationResult,
     ChampionResult,
@@ -49,7 +48,7 @@ from validators.records.result import (
     Result,
     SourceResult,
 )
-from validators.records.verdicts import Verdict
+from validators.records.verdicts import RankedPart, Recovery, Verdict
 
 
 def render(result: Result = RESULT, *, full: bool = True) -> str:
