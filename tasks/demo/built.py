@@ -1,4 +1,4 @@
-"""What a demo's build leaves on disk, and the rule that it is made only once."""
+"""Files of a built demo, and the rule that each demo is built only once."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def build_once(
     seed: int,
     make: Callable[[Path], Notes],
 ) -> Demo:
-    """The demo `name` under `state/demo`, made by `make(folder)` unless the same recipe has made it before.
+    """Return the demo `name` under `state/demo`; `make(folder)` builds it unless it was built with the same recipe before.
 
-    The recipe is the digests of the assets and of the code in `sources`, the versions of the `distributions` that
+    The recipe consists of the digests of the assets and of the code in `sources`, the versions of the `distributions` that
     compute, and the seed. `make` writes `model_file`, `calibration.npz` and `evaluation.npz` into the folder.
     """
     key = _recipe_digest(assets, sources, distributions, seed)
@@ -61,7 +61,7 @@ def build_once(
             notes["build_seconds"] = round(time.monotonic() - begun, 1)
             record = {"digest": digest_file(scratch / model_file), "notes": notes}
             (scratch / _RECORD_FILE).write_text(json.dumps(record, indent=2, sort_keys=True), encoding="utf-8")
-            # Temporary folders, and files of safetensors, are private to their owner; what others are to read is not.
+            # Temporary folders and safetensors files are private to their owner; the demo must be readable by others.
             for path in scratch.iterdir():
                 path.chmod(0o644)
             scratch.chmod(0o755)
@@ -83,7 +83,7 @@ def _move_into_place(scratch: Path, folder: Path) -> None:
     try:
         scratch.rename(folder)
     except OSError:
-        # Another process made the same thing meanwhile: its result is as good as ours.
+        # Another process may have built the same demo meanwhile; its result is equivalent.
         if not (folder / _RECORD_FILE).exists():
             raise
 

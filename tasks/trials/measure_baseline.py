@@ -10,7 +10,7 @@ from tasks.measure.inventory import usable_cores
 from tasks.measure.metrics.chance import chance_warning
 from tasks.ptq.graph.edits import model_bytes
 from tasks.ptq.sessions import session_settings, with_engine_cache
-from tasks.run.context import Given, Run, log
+from tasks.run.context import Run, log
 from tasks.run.step import step
 from tasks.run.user_functions import job_metric
 from tasks.trials.build_engine import with_engine
@@ -20,6 +20,7 @@ from validators.job.candidate_name import GPU_TARGETS, Candidate
 from validators.providers import CPU_PROVIDER, TENSORRT
 from validators.records.measurements import Accuracy
 from validators.records.run import Inventory, SessionSettings, Variant
+from validators.samples.given import Given
 
 
 def baseline_variant(run: Run, given: Given, inventory: Inventory) -> Variant:

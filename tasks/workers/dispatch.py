@@ -6,7 +6,7 @@ import os
 from typing import Any, TypeVar
 
 from tasks.evidence.target_inventory import take_target_inventory
-from tasks.run.context import Given, Run, log
+from tasks.run.context import Run, log
 from tasks.run.settings import hands_to_workers, worker_wait_seconds
 from tasks.workers.order_tracking import hand_over, published_inventory, wait_for
 from tasks.workers.orders import Order, code_version, keep_arguments, place_marker, place_of, read_answer
@@ -15,6 +15,7 @@ from validators.errors import CandidateRefused, InfrastructureError, QuantgateEr
 from validators.job.candidate_name import Target, decode
 from validators.records.measurements import Accuracy
 from validators.records.run import Inventory, Refusal, Trial
+from validators.samples.given import Given
 
 Outcome = TypeVar("Outcome")
 

@@ -12,10 +12,10 @@ from pydantic import TypeAdapter
 
 from tasks.storage.files import write_once
 from tasks.storage.store import Store
-from validators.digests import digest_code, digest_values
+from validators.digests import digest_values
 from validators.errors import InfrastructureError, QuantgateError, class_names, find_class
+from validators.source_code import OURS
 
-_TASKS = Path(__file__).parents[1]
 MARKER_FILE = "marker"
 
 
@@ -62,8 +62,8 @@ class _Answer:
 
 
 def code_version() -> str:
-    """The digest of the code that makes, measures and judges: a worker of another one would make other variants."""
-    return digest_code([_TASKS, _TASKS.parent / "validators"])
+    """Return the digest of all code that a worker runs: a worker with other code would make other variants."""
+    return OURS.digest(OURS.modules["tasks.workers.steps"])
 
 
 def marker_of(state: Path) -> str:

@@ -12,7 +12,7 @@ from tasks.champion.promote import promote
 from tasks.evidence.load_data import load_data
 from tasks.evidence.resolve_source import resolve_source
 from tasks.evidence.target_inventory import take_target_inventory
-from tasks.run.context import Given, Run, log, start_run
+from tasks.run.context import Run, log, start_run
 from tasks.run.settings import state_folder, store_place
 from tasks.storage.blobs import is_address
 from tasks.storage.places import open_store
@@ -32,6 +32,7 @@ from validators.gates.approval import Approval
 from validators.job.job import Job
 from validators.records.measurements import Accuracy
 from validators.records.run import Champion, Inventory, Trial
+from validators.samples.given import Given
 
 Outcome = TypeVar("Outcome")
 

@@ -18,6 +18,7 @@ from s3_server import s3_stack, some_place
 from tasks.storage import blobs as catalog
 from tasks.storage.blobs import BACKENDS, NO_VERSION, Blobs, is_address, open_blobs
 from tasks.storage.places import open_locks, open_store
+from tasks.storage.product import Product
 from tasks.storage.shared_entries import check_conditions
 from validators.errors import InfrastructureError, JobError, LockTaken, ObjectMissing, StorageFull, StorageRefused
 
@@ -190,8 +191,8 @@ def test_an_entry_and_a_lease_are_shared_by_two_machines(address: str, tmp_path:
         (folder / "deep" / "model.bin").write_bytes(b"content")
         return folder / "deep" / "model.bin"
 
-    made, was_there = here.make("variant", ("key",), Path, make)
-    found, found_there = there.make("variant", ("key",), Path, make)
+    made, was_there = here.make(Product("variant", ("key",), Path, make))
+    found, found_there = there.make(Product("variant", ("key",), Path, make))
     assert (was_there, found_there) == (False, True)
     assert found.is_relative_to(tmp_path / "there") and found.read_bytes() == made.read_bytes() == b"content"
     ours, theirs = open_locks(tmp_path / "here", address), open_locks(tmp_path / "there", address)
