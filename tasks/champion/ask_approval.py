@@ -23,7 +23,7 @@ from validators.errors import JobError
 from validators.plain_text import as_markdown
 from validators.records.result import Result
 from validators.records.run import Champion, device_class
-from validators.records.sign_off import SignOff
+from validators.records.verdicts import SignOff
 from validators.samples.given import Given
 
 DEPLOYMENT = "quantize/on-demand"

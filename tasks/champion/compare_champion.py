@@ -13,8 +13,8 @@ from tasks.champion.promote import find_champion
 from tasks.measure.metrics.drops import estimate_drop
 from tasks.ptq.graph.edits import model_bytes
 from tasks.run.context import Run, log
-from tasks.run.job_metric import job_metric
 from tasks.run.step import step
+from tasks.run.user_functions import job_metric
 from tasks.trials.build_engine import with_engine
 from tasks.trials.measure_accuracy import Reference, measure_accuracy
 from tasks.trials.measure_baseline import baseline_variant

@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 from tasks.evidence.fetch_data import fetch_data
 from tasks.measure.inventory import usable_cores
 from tasks.run.context import Run, log
-from tasks.run.job_hooks import job_hooks, job_step
-from tasks.run.job_metric import job_metric, keeps_noise
 from tasks.run.step import step
+from tasks.run.user_functions import job_hooks, job_metric, job_step, keeps_noise
 from tasks.runtimes.ort import describe_inputs, describe_outputs, open_session
 from validators.errors import DataError, JobError, SourceError
 from validators.gates.accuracy import check_gates_can_be_met

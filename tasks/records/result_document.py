@@ -11,7 +11,6 @@ from validators.errors import QuantgateError
 from validators.job.job import Job
 from validators.plain_text import plain
 from validators.records.measurements import Accuracy
-from validators.records.recovery import Recovery
 from validators.records.result import (
     BaselineResult,
     CalibrationResult,
@@ -25,7 +24,7 @@ from validators.records.result import (
     SourceResult,
 )
 from validators.records.run import CalibrationVerdict, Champion, Check, Inventory, Source, Trial
-from validators.records.sign_off import SignOff
+from validators.records.verdicts import Recovery, SignOff
 from validators.redact import redact
 from validators.samples.words import count as counted
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tasks.reporting import formats
-from validators.records.recovery import RankedPart, Recovery
 from validators.records.result import Result
+from validators.records.verdicts import RankedPart, Recovery
 
 SHOWN_PARTS = 20
 LABEL_LENGTH = 60

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from tasks.measure.metrics.drops import count_flips, estimate_drop, estimate_sqnr
 from tasks.measure.metrics.metric import Metric, Rows
-from tasks.run.job_metric import job_metric
+from tasks.run.user_functions import job_metric
 from validators.gates.catalog import AnswerFigures
 from validators.gates.clusters import count_units, number_clusters
 from validators.gates.intervals import Clusters

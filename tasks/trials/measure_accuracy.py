@@ -15,7 +15,7 @@ from tasks.measure.metrics.metric import Metric
 from tasks.measure.metrics.perplexity import WINDOWS_AT_ONCE, score_batches
 from tasks.measure.metrics.reduction import KEPT_BYTES, Reduced, batch_size, reduce_outputs
 from tasks.run.context import Run
-from tasks.run.job_metric import job_metric, keeps_noise
+from tasks.run.user_functions import job_metric, keeps_noise
 from tasks.runtimes.runner import Runner, open_runner
 from tasks.storage.product import Product
 from validators.errors import BudgetExceeded, CandidateRefused, JobError

@@ -10,8 +10,8 @@ from tasks.measure.inventory import usable_cores
 from tasks.measure.metrics.chance import chance_warning
 from tasks.ptq.graph.edits import model_bytes
 from tasks.run.context import Run, log
-from tasks.run.job_metric import job_metric
 from tasks.run.step import step
+from tasks.run.user_functions import job_metric
 from tasks.targets.catalog import find_target
 from tasks.trials.build_engine import with_engine
 from tasks.trials.measure_accuracy import measure_accuracy, on_selection

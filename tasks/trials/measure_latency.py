@@ -12,9 +12,9 @@ from tasks.measure.inventory import usable_cores
 from tasks.measure.latency.contest import make_latency
 from tasks.measure.request import draw_requests
 from tasks.run.context import Run, log
-from tasks.run.job_hooks import job_hooks
 from tasks.run.progress_events import MEASURE
 from tasks.run.step import step
+from tasks.run.user_functions import job_hooks
 from tasks.storage.product import Product
 from tasks.trials.make_candidate import refused
 from tasks.trials.measure_baseline import baseline_variant

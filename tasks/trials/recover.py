@@ -25,8 +25,8 @@ from validators.gates.catalog import GATES
 from validators.gates.verdict_rules import confidence_of_each
 from validators.job.candidate_name import decode
 from validators.records.measurements import Accuracy
-from validators.records.recovery import RankedPart, Recovery
 from validators.records.run import Inventory, Trial, Variant
+from validators.records.verdicts import RankedPart, Recovery
 from validators.samples.given import Given
 
 # Of two candidates that are nearly as fast, the one with less to mend is recovered; with nothing to mend, it is taken.

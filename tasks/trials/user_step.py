@@ -14,8 +14,8 @@ import numpy as np
 from tasks.records.candidate_record import open_candidate_run
 from tasks.registry.mlflow_registry import connect, quiet_mlflow, registry_call
 from tasks.run.context import Run, log
-from tasks.run.job_hooks import job_step
 from tasks.run.step import step
+from tasks.run.user_functions import job_step
 from tasks.runtimes.runner import Runner, open_runner
 from tasks.storage.product import Product
 from validators.digests import digest_values

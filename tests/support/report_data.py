@@ -15,7 +15,6 @@ from validators.job.job_data import Data
 from validators.records import run as records
 from validators.records.latencies import Latency
 from validators.records.measurements import Estimate, MultipliedNode
-from validators.records.recovery import RankedPart, Recovery
 from validators.records.result import (
     BaselineResult,
     CalibrationResult,
@@ -30,7 +29,7 @@ from validators.records.result import (
     SourceResult,
 )
 from validators.records.run import CalibrationVerdict, Check, SessionSettings, Trial, Variant
-from validators.records.verdicts import Verdict
+from validators.records.verdicts import RankedPart, Recovery, Verdict
 
 EVIL = "<script>alert(1)</script>"
 VOID = {"meta", "br", "hr", "img", "link", "input"}

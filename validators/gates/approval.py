@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from validators.records.run import Trial, Variant
-from validators.records.sign_off import SignOff
-from validators.records.verdicts import Verdict
+from validators.records.verdicts import SignOff, Verdict
 
 
 class NotApproved(ValueError):

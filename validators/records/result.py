@@ -9,9 +9,8 @@ from pydantic import BaseModel, ConfigDict
 from validators.errors import RefusalKind
 from validators.records.latencies import Latency
 from validators.records.measurements import Estimate, Flips
-from validators.records.recovery import Recovery
 from validators.records.run import CandidateOutcome, Proof
-from validators.records.verdicts import Verdict
+from validators.records.verdicts import Recovery, Verdict
 
 RunOutcome = Literal[
     "promoted", "winner", "no_variant", "accepted", "refused", "awaiting_approval", "rejected", "error"

@@ -10,7 +10,7 @@ from tasks.reporting.parts import label
 from tasks.reporting.pictures.palette import LIGHT
 from tasks.reporting.pictures.scales import Scale
 from tasks.reporting.pictures.vega import FONT_PIXELS, Spec, picture
-from validators.records.recovery import RankedPart
+from validators.records.verdicts import RankedPart
 
 NAMES_WIDTH, BARS_WIDTH, BAR_HEIGHT = 330, 750, 21
 LABEL_LENGTH = 38

@@ -18,7 +18,6 @@ from validators.job.job import Job
 from validators.job.read_job import parse_job
 from validators.records.latencies import Latency
 from validators.records.measurements import Accuracy, Coverage, Estimate, KernelTime
-from validators.records.recovery import RankedPart, Recovery
 from validators.records.result import Result
 from validators.records.run import (
     CalibrationVerdict,
@@ -31,8 +30,7 @@ from validators.records.run import (
     Trial,
     Variant,
 )
-from validators.records.sign_off import SignOff
-from validators.records.verdicts import Verdict
+from validators.records.verdicts import RankedPart, Recovery, SignOff, Verdict
 
 SCHEMA = json.loads((Path(__file__).parents[4] / "docs" / "result.schema.json").read_text(encoding="utf-8"))
 CPU = "CPUExecutionProvider"

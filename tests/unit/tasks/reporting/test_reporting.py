@@ -38,7 +38,6 @@ from tasks.reporting.pictures.run_pictures import draw_pictures
 from validators.job.read_job import parse_job
 from validators.records import run as records
 from validators.records.measurements import KernelTime
-from validators.records.recovery import RankedPart, Recovery
 from validators.records.result import (
     CalibrationResult,
     ChampionResult,
@@ -48,7 +47,7 @@ from validators.records.result import (
     Result,
     SourceResult,
 )
-from validators.records.verdicts import Verdict
+from validators.records.verdicts import RankedPart, Recovery, Verdict
 from validators.targets import facts_of
 
 

@@ -21,8 +21,7 @@ from validators.job.read_job import parse_job
 from validators.records.latencies import Latency
 from validators.records.measurements import Accuracy, Clipping, Estimate, Saturation, SliceDrop
 from validators.records.run import Confirmed, DataFile, Gpu, Inventory, SessionSettings, Source, Trial, Variant
-from validators.records.sign_off import SignOff
-from validators.records.verdicts import Verdict
+from validators.records.verdicts import SignOff, Verdict
 from validators.samples.datasets import TensorSpec
 
 CANDIDATE = "int8-static-mse-pc-smooth@ort-cpu"

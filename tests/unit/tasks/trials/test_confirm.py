@@ -21,8 +21,7 @@ from validators.gates.approval import Approval, NotApproved
 from validators.gates.verdict_rules import confidence_of_each
 from validators.records.measurements import Accuracy, Estimate
 from validators.records.run import Trial, Variant
-from validators.records.sign_off import SignOff
-from validators.records.verdicts import Verdict
+from validators.records.verdicts import SignOff, Verdict
 
 FAST, SLOWER, SLOWEST = "int8-static-minmax-pc@ort-cpu", "int8-dynamic-pc@ort-cpu", "int4-g32-rtn@ort-cpu"
 SPEED = {FAST: 3.0, SLOWER: 2.0, SLOWEST: 1.5}

@@ -1,4 +1,4 @@
-"""The metric of a job."""
+"""The metric of a job, and the functions of the user that it calls around a request and as its own step."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import cast
 from tasks.measure.metrics.catalog import Options, named_metric
 from tasks.measure.metrics.metric import Metric
 from tasks.measure.metrics.text_errors import make_decoder
-from tasks.measure.metrics.user_code import load_function
+from tasks.measure.metrics.user_code import UserFunction, load_function
 from tasks.measure.metrics.user_metric import user_metric
 from tasks.measure.metrics.values import has_noise
 from validators.job.job import Job, MetricName
@@ -32,3 +32,22 @@ def job_metric(job: Job) -> Metric:
 def keeps_noise(metric: Metric, output: TensorSpec) -> bool:
     """Return whether the noise between the outputs of a variant and the baseline can be measured."""
     return metric.name != "perplexity" and has_noise(output)
+
+
+def job_hooks(job: Job) -> list[UserFunction]:
+    """What comes before and after the model in the end-to-end time, as far as the job names it.
+
+    Raises:
+        JobError: a function cannot be loaded.
+    """
+    named = {"preprocess": job.measurement.preprocess, "postprocess": job.measurement.postprocess}
+    return [load_function(name, job.code, key=f"measurement.{key}") for key, name in named.items() if name is not None]
+
+
+def job_step(job: Job) -> UserFunction | None:
+    """The job's own step, if it has one.
+
+    Raises:
+        JobError: it cannot be loaded.
+    """
+    return load_function(job.step, job.code, key="step") if job.step is not None else None
