@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from itertools import islice
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from gpu_check_bundle import Bundle
 from gpu_check_inspect import apart, rows_of
 
-import tasks.ptq
-import tasks.runtimes
 from tasks.measure.inventory import usable_cores
 from tasks.ptq.build_variant import Materials
-from tasks.ptq.calibrate.calibration import calibrate
+from tasks.ptq.calibrate.calibration import make_statistics
 from tasks.ptq.calibrate.grams import Gram, collect_grams
-from tasks.ptq.eight_bit.smooth import SmoothedGraph, read_channels, smooth
+from tasks.ptq.calibrate.pass_batches import pass_batches
+from tasks.ptq.eight_bit.smooth import SmoothedGraph
+from tasks.ptq.eight_bit.smoothed_graph import make_smoothed
 from tasks.ptq.graph.edits import model_bytes
-from tasks.ptq.graph.prepare import fuse_graph, prepare_graph
+from tasks.ptq.graph.prepare import make_fused, make_prepared
 from tasks.ptq.sensitivity import Sensitivity
 from tasks.ptq.weight_only.sites import tensors_to_collect
 from tasks.runtimes.coverage import measure_coverage
+from tasks.runtimes.runner import open_runner
+from tasks.storage.product import Product, code_of
 from tasks.storage.store import Store
 from tasks.targets.variants import make_variant, session_settings
-from validators.digests import digest_code, digest_model
+from validators.digests import digest_model
 from validators.errors import CandidateRefused
 from validators.job.candidate_name import Candidate, decode
 from validators.providers import CPU_PROVIDER, GPU_PROVIDERS, TENSORRT
@@ -34,19 +36,11 @@ from validators.records.run import Gpu, SessionSettings, Variant
 from validators.samples.datasets import Arrays
 from validators.targets import is_on_gpu
 
-MAKER_CODE = digest_code([Path(part.__path__[0]) for part in (tasks.ptq, tasks.runtimes)])
 # The name of the source at its own precision among the candidates.
 FLOAT = "fp32"
 CALIBRATION_MEMORY_MB = 4000.0
-# Passes that look at one layer after the other take so many samples, in batches of this size.
-PASS_SAMPLES, PASS_BATCH_SIZE = 64, 4
-
-
-@dataclass(frozen=True)
-class File:
-    """A file of the store."""
-
-    path: Path
+# Batch size of passes that look at one layer after the other.
+PASS_BATCH_SIZE = 4
 
 
 @dataclass(frozen=True)
@@ -68,8 +62,8 @@ class Workshop:
     seconds: float
 
     @property
-    def _key(self) -> tuple[str, str, str]:
-        return digest_model(self.bundle.source), self.bundle.calibration.file.digest, MAKER_CODE
+    def _key(self) -> tuple[str, str]:
+        return digest_model(self.bundle.source), self.bundle.calibration.file.digest
 
     def reference(self) -> Reference:
         """What the source answers on ONNX Runtime's CPU provider, which all drops are held against."""
@@ -81,8 +75,9 @@ class Workshop:
             seen = apart(measure_coverage, self.bundle.source, settings, self.bundle.request(1), seconds=self.seconds)
             return Reference(folder / "rows.npy", value, sum(seen.macs_by_kernel.values()))
 
-        key = (*self._key, self.bundle.evaluation.file.digest)
-        return self.store.make("reference", key, Reference, make)[0]
+        # This module is none of our packages: its maker names the code that it calls.
+        inputs = (*self._key, self.bundle.evaluation.file.digest, code_of(measure_coverage), code_of(open_runner))
+        return self.store.make(Product("reference", inputs, Reference, make))[0]
 
     def variant(self, name: str, target: str) -> Variant:
         """The candidate's variant, ready to be loaded; `fp32` is the source itself.
@@ -98,11 +93,11 @@ class Workshop:
             source = self.bundle.source
             made = Variant(f"{FLOAT}@{target}", source, digest_model(source), model_bytes(source), settings)
         else:
-
-            def make(folder: Path) -> Variant:
-                return make_variant(candidate, self._materials(), folder, threads=usable_cores())
-
-            made = self.store.make("variant", (candidate.name, *self._key), Variant, make)[0]
+            # The materials of a variant have code of their own.
+            code = [code_of(each) for each in (make_prepared, make_smoothed, make_statistics)]
+            make = partial(make_variant, candidate, self._materials(), threads=usable_cores())
+            inputs = (candidate.name, *self._key, PASS_BATCH_SIZE, code)
+            made = self.store.make(Product("variant", inputs, Variant, make))[0]
         return replace(made, engine=self._engine(made)) if target == "tensorrt" else made
 
     def _refuse_missing(self, provider: str) -> None:
@@ -128,46 +123,26 @@ class Workshop:
 
         build = BuildSettings(profile=profile_of(self.bundle))
 
-        def make(folder: Path) -> Engine:
-            return build_engine(variant.path, build, folder, gpu=self.gpu, timing_caches=self.store.root / "timing")
-
-        return self.store.make("engine", (variant.digest, build, self.gpu, MAKER_CODE), Engine, make)[0]
+        make = partial(build_engine, variant.path, build, gpu=self.gpu, timing_caches=self.store.root / "timing")
+        return self.store.make(Product("engine", (variant.digest, build, self.gpu), Engine, make))[0]
 
     def _materials(self) -> Materials:
         source, samples, store = self.bundle.source, self.bundle.calibration, self.store
 
         def prepared() -> Path:
-            def make(folder: Path) -> File:
-                prepare_graph(source, folder / "prepared.onnx")
-                return File(folder / "prepared.onnx")
-
-            return store.make("prepared", self._key, File, make)[0].path
+            return store.make(Product("prepared", self._key, Path, partial(make_prepared, source, ())))[0]
 
         def fused() -> Path:
-            def make(folder: Path) -> File:
-                fuse_graph(source, folder / "fused.onnx")
-                return File(folder / "fused.onnx")
-
-            return store.make("fused", self._key, File, make)[0].path
-
-        def batches() -> list[Arrays]:
-            return list(islice(samples.batches(PASS_BATCH_SIZE), PASS_SAMPLES // PASS_BATCH_SIZE))
+            return store.make(Product("fused", self._key, Path, partial(make_fused, source, ())))[0]
 
         def smoothed() -> SmoothedGraph:
-            def make(folder: Path) -> SmoothedGraph:
-                seen = read_channels(prepared(), batches(), seed=0)
-                done = [one.way for one in smooth(prepared(), folder / "smoothed.onnx", seen, symmetric=False).values()]
-                return SmoothedGraph(folder / "smoothed.onnx", done.count("folded"), done.count("multiplied"))
-
-            return store.make("smoothed", self._key, SmoothedGraph, make)[0]
+            make = partial(make_smoothed, prepared, samples, PASS_BATCH_SIZE, 0, ())
+            return store.make(Product("smoothed", (*self._key, PASS_BATCH_SIZE), SmoothedGraph, make))[0]
 
         def statistics(of_smoothed: bool) -> Path:
-            def make(folder: Path) -> File:
-                graph, path = smoothed().path if of_smoothed else prepared(), folder / "statistics.npz"
-                calibrate(graph, samples, path, threads=usable_cores(), max_memory_mb=CALIBRATION_MEMORY_MB)
-                return File(path)
-
-            return store.make("statistics", (*self._key, of_smoothed), File, make)[0].path
+            graph: Callable[[], Path] = (lambda: smoothed().path) if of_smoothed else prepared
+            make = partial(make_statistics, graph, samples, usable_cores(), lambda: CALIBRATION_MEMORY_MB, None, ())
+            return store.make(Product("statistics", (*self._key, of_smoothed), Path, make))[0]
 
         def ranking(candidate: Candidate) -> tuple[Sensitivity, ...]:
             raise CandidateRefused(
@@ -185,6 +160,9 @@ class Workshop:
                 max_memory_mb=CALIBRATION_MEMORY_MB,
                 threads=usable_cores(),
             )
+
+        def batches() -> list[Arrays]:
+            return pass_batches(samples, PASS_BATCH_SIZE)
 
         return Materials(prepared, fused, smoothed, statistics, ranking, batches, grams)
 

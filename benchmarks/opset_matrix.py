@@ -34,20 +34,21 @@ from tasks.evidence.resolve_source import resolve_source  # noqa: E402
 from tasks.evidence.target_inventory import take_inventory  # noqa: E402
 from tasks.ptq.build_variant import Materials  # noqa: E402
 from tasks.run.clock import Clock  # noqa: E402
-from tasks.run.context import Evidence, Given, Run  # noqa: E402
+from tasks.run.context import Run  # noqa: E402
 from tasks.runtimes.engines.build import available  # noqa: E402
 from tasks.runtimes.ort import describe_inputs, describe_outputs, open_session, run_outputs  # noqa: E402
 from tasks.storage.locks import FolderLocks  # noqa: E402
 from tasks.storage.store import Store  # noqa: E402
 from tasks.targets.catalog import find_target, lint  # noqa: E402
 from tasks.targets.variants import make_variant, session_settings  # noqa: E402
-from tasks.trials.make_candidate import materials_of  # noqa: E402
+from tasks.trials.materials import materials_of  # noqa: E402
 from validators.errors import CandidateRefused  # noqa: E402
 from validators.graph.source_graph import opset_of  # noqa: E402
 from validators.job.candidate_name import Candidate, decode  # noqa: E402
 from validators.job.read_job import parse_job  # noqa: E402
 from validators.records.run import SessionSettings  # noqa: E402
 from validators.samples.datasets import Arrays, load_samples  # noqa: E402
+from validators.samples.given import Evidence, Given  # noqa: E402
 from validators.targets import BUILT_IN, facts_of  # noqa: E402
 
 RESULTS = HERE / "results"

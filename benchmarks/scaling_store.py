@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tasks.run.settings import state_folder, store_place
 from tasks.storage.places import open_store
+from tasks.storage.product import Product
 from tasks.storage.store import Store
 
 
@@ -38,7 +39,7 @@ def _all(store: Store, name: str, content: bytes, count: int) -> float:
     sys.stdin.readline()
     started = time.monotonic()
     for number in range(count):
-        store.make("scaling", (name, number), Blob, maker)
+        store.make(Product("scaling", (name, number), Blob, maker))
     return time.monotonic() - started
 
 

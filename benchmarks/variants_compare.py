@@ -12,19 +12,20 @@ from rivals import RIVALS, make
 from variants_models import Case
 
 from flows.quantize import gather_given, made, measured
+from tasks.measure.request import request_batch
 from tasks.ptq.graph.edits import model_bytes
-from tasks.run.context import Given, Run, start_run
+from tasks.run.context import Run, start_run
 from tasks.runtimes.coverage import measure_coverage
 from tasks.trials.judge import judge_trials, rank_passing
 from tasks.trials.measure_accuracy import Reference, measure_accuracy
 from tasks.trials.measure_baseline import baseline_variant, measure_baseline
 from tasks.trials.measure_latency import latency_of
 from tasks.trials.recover import recover_trials
-from tasks.trials.request import request_batch
 from validators.digests import digest_model
 from validators.errors import CandidateRefused
 from validators.records.measurements import Accuracy, Estimate
 from validators.records.run import Inventory, Refusal, Trial, Variant
+from validators.samples.given import Given
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from tasks.records.result_document import Findings, conclude, conclude_validatio
 from tasks.records.run_record import close_run, record_evidence, record_trials, recorded
 from tasks.registry.mlflow_registry import warn_of_local_locks
 from tasks.registry.source_status import SourceOutcome, keep_status
-from tasks.run.context import Given, Run, log, start_run
+from tasks.run.context import Run, log, start_run
 from tasks.run.exclusive_run import turn_of
 from tasks.run.log_redaction import shielded
 from tasks.run.settings import hands_to_workers
@@ -42,6 +42,7 @@ from validators.job.job import Job
 from validators.records.measurements import Accuracy
 from validators.records.result import Result
 from validators.records.run import Inventory, Trial
+from validators.samples.given import Given
 
 # Two candidates at a time, with half of the threads each: quantizers compute on one core.
 CANDIDATES_AT_A_TIME = 2

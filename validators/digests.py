@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -41,12 +40,6 @@ def digest_values(*values: Any) -> str:
     """
     text = json.dumps(values, sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def digest_code(places: Iterable[Path]) -> str:
-    """Return the sha256 of Python files, and of all those below folders: the version of the code that makes an artifact."""
-    files = sorted(file for place in places for file in ([place] if place.is_file() else place.rglob("*.py")))
-    return digest_values([(file.name, digest_file(file)) for file in files])
 
 
 def digest_samples(arrays: dict[str, NDArray[Any]]) -> list[str]:

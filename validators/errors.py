@@ -10,16 +10,26 @@
     │   ├── VersionUnsound         a registered version is not the artifact that was judged
     │   ├── WorkLost               a worker died over its work: another worker may finish it
     │   ├── ServiceDown            a server does not answer: wait and retry
+    │   ├── StorageFull            the disk is full: end the run
+    │   ├── StorageRefused         the storage server refuses, and will again
+    │   │   └── ObjectMissing      the object does not exist
+    │   ├── WrongBytes             bytes that arrived differ from those that were sent
+    │   ├── LockTaken              another process held the lock for as long as this one waited
+    │   ├── LockLost               another process may hold the lock by now
     │   └── Interrupted      130   Ctrl-C
     └── CandidateRefused       -   one candidate made no variant; recorded as a refusal, the run goes on
 
 A run without a winner (exit code 3) and refused calibration data (4) are outcomes, not errors.
+
+Errors cross processes as the name of their class and the arguments of its `__init__`, each of which is an attribute too.
 """
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Iterable
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from validators.plain_text import plain
 from validators.redact import redact
@@ -48,13 +58,34 @@ class QuantgateError(Exception):
         self.found, self.expected, self.fix = (redact(plain(text)) for text in (found, expected, fix))
         super().__init__(f"found: {self.found}\nexpected: {self.expected}\nfix: {self.fix}")
 
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The keyword arguments that make this error again."""
+        return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
+
     def __reduce__(self) -> tuple[object, ...]:
-        # Between processes, pickle would call __init__ with positional arguments.
-        return _rebuild, (type(self), self.found, self.expected, self.fix)
+        # Pickle would call __init__ with positional arguments.
+        return _rebuild, (type(self), self.fields)
 
 
-def _rebuild(kind: type[QuantgateError], found: str, expected: str, fix: str) -> QuantgateError:
-    return kind(found=found, expected=expected, fix=fix)
+def _rebuild(kind: type[QuantgateError], fields: dict[str, Any]) -> QuantgateError:
+    return kind(**fields)
+
+
+def class_names(error: QuantgateError) -> tuple[str, ...]:
+    """Return the names of the error's class and of its bases up to `QuantgateError`, nearest first."""
+    return tuple(base.__name__ for base in type(error).__mro__ if issubclass(base, QuantgateError))
+
+
+def find_class(names: Iterable[str]) -> type[QuantgateError]:
+    """Return the first named class that this process knows; `InfrastructureError` if it knows none."""
+    known: dict[str, type[QuantgateError]] = {}
+    queue: list[type[QuantgateError]] = [QuantgateError]
+    while queue:
+        kind = queue.pop()
+        known[kind.__name__] = kind
+        queue += kind.__subclasses__()
+    return next((known[name] for name in names if name in known), InfrastructureError)
 
 
 class JobError(QuantgateError):
@@ -104,6 +135,30 @@ class ServiceDown(InfrastructureError):
     """A server (registry, artifact store) does not answer, or fails. Tasks wait for it as long as a restart may take."""
 
 
+class StorageFull(InfrastructureError):
+    """The disk of the state folder is full: every further step would fail the same way."""
+
+
+class StorageRefused(InfrastructureError):
+    """The storage server refuses, and will again: rights, bucket, credentials."""
+
+
+class ObjectMissing(StorageRefused):
+    """There is no such object."""
+
+
+class WrongBytes(InfrastructureError):
+    """The bytes that arrived are not those that were sent."""
+
+
+class LockTaken(InfrastructureError):
+    """Another process holds the lock, and held it for as long as this one would wait."""
+
+
+class LockLost(InfrastructureError):
+    """The lock was held and is not any more: another process may use what it guards."""
+
+
 class Interrupted(InfrastructureError):
     """The user pressed Ctrl-C; the same command resumes the work."""
 
@@ -117,10 +172,3 @@ class CandidateRefused(QuantgateError):
         super().__init__(found=found, expected=expected, fix=fix)
         self.kind = kind
         self.log = log
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild_refusal, (self.kind, self.found, self.expected, self.fix, self.log)
-
-
-def _rebuild_refusal(kind: RefusalKind, found: str, expected: str, fix: str, log: Path | None) -> CandidateRefused:
-    return CandidateRefused(kind=kind, found=found, expected=expected, fix=fix, log=log)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Iterable, Sequence
 
 # Control characters except line break and tab, and characters that change the text direction.
 _OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
@@ -25,3 +26,13 @@ def as_markdown(text: str) -> str:
     '\\\\[a\\\\](b)'
     """
     return _MARKDOWN.sub(r"\\\1", " ".join(plain(text).split()))
+
+
+def markdown_table(titles: Sequence[str], rows: Iterable[Sequence[str]], right: Collection[int] = ()) -> list[str]:
+    """Return the lines of a GitHub-style table. Cells are Markdown; columns with an index in `right` are aligned right.
+
+    >>> markdown_table(("a", "b"), [("x", "1")], right={1})
+    ['| a | b |', '| --- | ---: |', '| x | 1 |']
+    """
+    lines = [titles, ["---:" if index in right else "---" for index in range(len(titles))], *rows]
+    return [f"| {' | '.join(line)} |" for line in lines]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tasks.storage.files import write_whole
 from validators.records.answer import Table
 
 if TYPE_CHECKING:
@@ -37,6 +38,5 @@ def write_result(result: Result, path: Path | None) -> None:
     """Write the document whole or not at all."""
     if path is None:
         return
-    temporary = path.with_name(f".{path.name}.writing")
-    temporary.write_text(result.model_dump_json(indent=1) + "\n", encoding="utf-8")
-    temporary.replace(path)
+    with write_whole(path) as partial:
+        partial.write_text(result.model_dump_json(indent=1) + "\n", encoding="utf-8")

@@ -6,23 +6,20 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
+from validators.plain_text import markdown_table
+
 Schema = dict[str, Any]
 
 _BOUNDS = (("minimum", "≥"), ("exclusiveMinimum", ">"), ("maximum", "≤"), ("exclusiveMaximum", "<"))
 
 
 def table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> list[str]:
-    """A table in markdown.
+    """Return a table of Markdown cells in which `|` is text.
 
     >>> table(("a", "b"), [("1", "x | y")])
-    ['| a | b |', '|---|---|', '| 1 | x \\\\| y |']
+    ['| a | b |', '| --- | --- |', '| 1 | x \\\\| y |']
     """
-    lines = [tuple(cell.replace("|", "\\|") for cell in row) for row in rows]
-    return (
-        [f"| {' | '.join(row)} |" for row in (header,)]
-        + ["|" + "---|" * len(header)]
-        + [f"| {' | '.join(row)} |" for row in lines]
-    )
+    return markdown_table(header, [tuple(cell.replace("|", "\\|") for cell in row) for row in rows])
 
 
 def model_page(title: str, lead: str, schema: Schema) -> str:

@@ -1,4 +1,4 @@
-"""Step 8: the champion in the registry: promoted, approved, rolled back, exported.
+"""Step 8: the champion in the registry: promotion, approval, rollback, export.
 
-Imported by `tasks/records`, `tasks/watch` and what stands above them.
+`tasks/records`, `tasks/watch` and the layers above them import it.
 """

@@ -1,4 +1,4 @@
-"""What waits for an approval on the Prefect server, and how an answer gets there."""
+"""Runs on the Prefect server that wait for an approval, and the answers to them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _PAGE = 200
 
 @dataclass(frozen=True)
 class Waiting:
-    """A run that waits: what it would promote, since when, and until when, both in UTC."""
+    """A run that waits for an approval: what it would promote, since when and until when (UTC)."""
 
     id: UUID
     name: str
@@ -41,10 +41,10 @@ class Waiting:
 
 
 def list_waiting() -> list[Waiting]:
-    """The runs that wait for an approval, the one first that waits longest.
+    """Return the runs that wait for an approval, longest wait first.
 
     Raises:
-        InfrastructureError: no Prefect server is named, or it does not answer.
+        InfrastructureError: no Prefect server is configured, or it does not answer.
     """
     check_server("whose runs wait")
     with server_client() as client:
@@ -52,11 +52,11 @@ def list_waiting() -> list[Waiting]:
 
 
 def answer_approval(run: str, decision: str, *, who: str, comment: str) -> Waiting:
-    """Hand an answer to the run with this id or name, which goes on, and give what it was about.
+    """Resume the waiting run with this id or name with an answer, and return the run.
 
     Raises:
-        JobError: no such run waits, several of the name do, or the server refuses the answer.
-        InfrastructureError: no Prefect server is named, or it does not answer.
+        JobError: no such run waits, several with this name do, or the server refuses the answer.
+        InfrastructureError: no Prefect server is configured, or it does not answer.
     """
     check_server("whose runs wait")
     with server_client() as client:
@@ -80,7 +80,7 @@ def answer_approval(run: str, decision: str, *, who: str, comment: str) -> Waiti
 
 
 def _suspended(client: SyncPrefectClient) -> list[FlowRun]:
-    """All of them, page by page."""
+    """Return all runs suspended for an approval, read page by page."""
     paused = FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.PAUSED]))
     found: list[FlowRun] = []
     while True:

@@ -1,4 +1,4 @@
-"""Step 8, before the promotion: a person is asked, where the job says so, and the run is suspended until they answer."""
+"""Step 8, before the promotion: if the job requires an approval, the run is suspended until a person answers."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ from tasks.records.publish_report import write_report
 from tasks.records.result_document import Findings, conclude_awaiting
 from tasks.records.run_record import record_awaiting
 from tasks.reporting.markdown import question_markdown, verdict_markdown
-from tasks.run.context import Given, Run, log
+from tasks.run.context import Run, log
 from validators.errors import JobError
 from validators.plain_text import as_markdown
 from validators.records.result import Result
 from validators.records.run import Champion, device_class
 from validators.records.sign_off import SignOff
+from validators.samples.given import Given
 
 DEPLOYMENT = "quantize/on-demand"
-# A label of the flow run: who lists what waits need not read artifacts.
+# Label of the flow run, so that listing waiting runs need not read artifacts.
 CANDIDATE_LABEL = "quantgate.candidate"
-# How many answers one run may have got: each to another question.
+# Limit of answers read for one run; each belongs to a different question.
 _ANSWERS = 100
 
 
@@ -46,10 +47,10 @@ class Answer(RunInput):
 
 
 def check_approval(run: Run) -> None:
-    """That the run can be suspended, if the job has a person asked.
+    """Raise if the job requires an approval and the run cannot be suspended.
 
     Raises:
-        JobError: it is not of a deployment, or inside another flow run: nothing could start it again after the answer.
+        JobError: the run has no deployment, or is inside another flow run, so that nothing could resume it.
     """
     if not run.job.approval.required or run.job.source_is_file:
         return
@@ -62,10 +63,10 @@ def check_approval(run: Run) -> None:
 
 
 def sign_off(run: Run, given: Given, record: str, findings: Findings) -> SignOff | None:
-    """What somebody said of the winner; None where nobody is asked, or the winner is the champion already.
+    """Return the answer about the winner; None if no approval is required, or the winner is the champion already.
 
-    The first call for a winner and a champion does not return: the flow run is suspended, its process ends, and it runs from
-    the top once there is an answer. Outside any slot of a device.
+    The first call for a winner and a champion does not return: it suspends the flow run and ends the process. The flow run
+    starts from the top once there is an answer. Call this outside any device slot.
     """
     best, champion = findings.best, findings.champion_before
     assert best is not None and best.variant is not None
@@ -82,7 +83,7 @@ def sign_off(run: Run, given: Given, record: str, findings: Findings) -> SignOff
 
 
 def question_key(digest: str, champion: Champion | None) -> str:
-    """What an answer is tied to: one artifact and the version that it would follow.
+    """Return the key that ties an answer to one artifact and the version that it would replace.
 
     >>> question_key("0123456789abcdef0123", None)
     '0123456789abcdef-after-none'
@@ -91,7 +92,7 @@ def question_key(digest: str, champion: Champion | None) -> str:
 
 
 def _answer(question: str, digest: str, champion: Champion | None) -> SignOff | None:
-    """The last answer to this question that the server took."""
+    """Return the latest answer to this question that the server accepted, or None."""
     with get_client(sync_client=True) as client:
         found = client.filter_flow_run_input(UUID(flow_run.id), f"suspended-{question}-", _ANSWERS, set())
     answers = [one for one in found if one.key.endswith("-response")]
@@ -121,7 +122,7 @@ def _question(run: Run, given: Given, findings: Findings, result: Result, addres
 
 
 def _ask(run: Run, given: Given, record: str, findings: Findings, question: str) -> None:
-    """Put what is to be decided where people see it, and suspend the flow run."""
+    """Publish the question with the report, and suspend the flow run."""
     assert findings.best is not None
     seconds = max(1, round(run.job.approval.expires_hours * 3600))
     until = f"{datetime.now(UTC) + timedelta(seconds=seconds):%Y-%m-%d %H:%M UTC}"
@@ -135,6 +136,6 @@ def _ask(run: Run, given: Given, record: str, findings: Findings, question: str)
     with get_client(sync_client=True) as client:
         client.update_flow_run_labels(UUID(flow_run.id), {CANDIDATE_LABEL: findings.best.candidate})
     log.info("%s waits for an approval until %s", findings.best.candidate, until)
-    # Of this attempt: a run that was retried after its question expired asks again.
+    # The key includes the attempt: a run that is retried after its question expired asks again.
     form = Answer.with_initial_data(description=text)
     suspend_flow_run(wait_for_input=form, timeout=seconds, key=f"{question}-{flow_run.run_count}")

@@ -1,22 +1,19 @@
-"""Steps 4 and 7: the present champion beside the one that would follow it."""
+"""Steps 4 and 7: comparison of the present champion with its challenger."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from tasks.champion.fetch_champion import fetch_champion
 from tasks.champion.promote import find_champion
-from tasks.champion.readback import check_folder
 from tasks.measure.metrics.drops import estimate_drop
 from tasks.ptq.graph.edits import model_bytes
-from tasks.registry.mlflow_registry import connect, registry_call
-from tasks.run.context import Given, Run, log
+from tasks.run.context import Run, log
 from tasks.run.job_metric import job_metric
-from tasks.run.settings import registry_uri
 from tasks.run.step import step
 from tasks.trials.build_engine import with_engine
 from tasks.trials.measure_accuracy import Reference, measure_accuracy
@@ -30,19 +27,12 @@ from validators.providers import TENSORRT
 from validators.records.libraries import Libraries
 from validators.records.measurements import Accuracy
 from validators.records.run import Champion, Inventory, SessionSettings, Trial, Variant
-
-
-@dataclass(frozen=True)
-class FetchedChampion:
-    """The champion's artifact and its manifest, as they came from the registry."""
-
-    model: Path
-    manifest: Path
+from validators.samples.given import Given
 
 
 @step("look up champion")
 def look_up_champion(run: Run, given: Given) -> Champion | None:
-    """The present champion of the source's model on the job's target; None for a source that is a file."""
+    """Return the present champion of the source's model on the job's target; None for a source that is a file."""
     if run.job.source_is_file:
         return None
     with run.clock.work("look up champion"):
@@ -54,9 +44,9 @@ def look_up_champion(run: Run, given: Given) -> Champion | None:
 def judge_device(
     inventory: Inventory, best: Trial, champion: Champion | None, *, replace_device: bool = False
 ) -> Trial:
-    """The best trial with the verdict on its device beside the champion's.
+    """Return the best trial with the verdict on its device against the champion's.
 
-    Unchanged where there is no champion, or where the champion is the same artifact.
+    The trial is unchanged if there is no champion, or if the champion is the same artifact.
     """
     assert best.variant is not None
     if champion is None or champion.digest == best.variant.digest:
@@ -79,10 +69,10 @@ def warn_of_device(inventory: Inventory, champion: Champion | None) -> None:
 def compare_with_champion(
     run: Run, given: Given, inventory: Inventory, baseline: Accuracy, best: Trial, champion: Champion | None
 ) -> Trial:
-    """The best trial with the verdict on it beside the champion; unchanged where it is the champion, or there is none.
+    """Return the best trial with the verdict against the champion; unchanged if it is the champion or there is none.
 
-    Both run on this machine with the job's thread count, whatever the champion was approved with.
-    A champion that no longer loads or runs here has lost already.
+    Both run on this machine with the job's thread count, whatever the champion was approved with. A champion that no longer
+    loads or runs here loses.
     """
     assert best.variant is not None and best.accuracy is not None
     if champion is None or champion.digest == best.variant.digest:
@@ -97,12 +87,12 @@ def compare_with_champion(
             latency, _ = latency_of(run, given, inventory, holder, variant, run.job.measurement.points[0])
         except (CandidateRefused, VersionUnsound) as error:
             if isinstance(error, CandidateRefused) and error.kind == "infrastructure":
-                # Nothing is known of the champion: to go on would promote without a comparison.
+                # Continuing would promote without a comparison with the champion.
                 raise InfrastructureError(found=error.found, expected=error.expected, fix=error.fix) from error
             verdict = judge_broken_champion(champion.version, error.found)
             log.warning("%s", verdict.reason)
             return replace(best, verdicts=(*best.verdicts, verdict))
-        # On samples that had no say in choosing the best, where the job keeps any.
+        # Prefer samples that did not choose the best, if the job keeps any.
         kept = given.evidence.confirmation[:: accuracy.samples_a_row]
         mask = kept if kept.any() else ~kept
         rows, best_rows = (np.load(one.scores_path)[mask] for one in (accuracy, best.accuracy))
@@ -127,7 +117,7 @@ def compare_with_champion(
 
 
 def contestants(run: Run, champion: Champion, variant: Variant) -> tuple[Variant, Variant]:
-    """Return the champion and the variant that challenges it, both with the threads of the job on this machine.
+    """Return the champion and the challenging variant, both with the job's thread count on this machine.
 
     Raises:
         CandidateRefused: `unsupported`: the champion needs a library of custom operators that the job does not name.
@@ -138,10 +128,10 @@ def contestants(run: Run, champion: Champion, variant: Variant) -> tuple[Variant
 
 
 def variant_of(run: Run, champion: Champion) -> Variant:
-    """The champion like a variant that was made here.
+    """Return the champion as a variant, like one that this run made.
 
     Raises:
-        CandidateRefused: `unsupported`: it needs a library of custom operators that the job does not name.
+        CandidateRefused: `unsupported`: the champion needs a library of custom operators that the job does not name.
         InfrastructureError: the registry does not answer.
     """
     fetched = fetch_champion(run, champion)
@@ -151,37 +141,11 @@ def variant_of(run: Run, champion: Champion) -> Variant:
     return Variant(champion.candidate, path, champion.digest, model_bytes(path), settings)
 
 
-def fetch_champion(run: Run, champion: Champion) -> FetchedChampion:
-    """The champion's artifact, from the registry into the store: each file is what was registered.
-
-    Raises:
-        VersionUnsound: one is not, or is missing.
-        InfrastructureError: the registry does not answer.
-    """
-    uri = f"models:/{champion.name}/{champion.version}"
-    with connect(run.tracking_uri) as client:
-        tags = registry_call(client.get_model_version, champion.name, champion.version).tags
-
-    def fetch(folder: Path) -> FetchedChampion:
-        from mlflow.artifacts import download_artifacts
-
-        with connect(run.tracking_uri):
-            model = Path(registry_call(download_artifacts, artifact_uri=uri, dst_path=str(folder)))
-        # Nothing of a version is opened before it is known to be quantgate's own.
-        check_folder(uri, model / "artifacts", tags)
-        return FetchedChampion(model / "artifacts" / "variant" / "model.onnx", model / "artifacts" / "manifest.json")
-
-    key = (registry_uri(run.tracking_uri), champion.name, champion.version, champion.digest)
-    fetched = run.store.make("champion", key, FetchedChampion, fetch)[0]
-    check_folder(uri, fetched.manifest.parent, tags)
-    return fetched
-
-
 def _libraries_of(run: Run, described: list[dict[str, str]]) -> Libraries:
-    """The libraries that a manifest describes, as the job names them: no code is loaded because a registry says so.
+    """Return the job's libraries that match a manifest's. Code is never loaded on the word of the registry alone.
 
     Raises:
-        CandidateRefused: `unsupported`: the job does not name one of them, or another build of it.
+        CandidateRefused: `unsupported`: the job does not name one of the libraries, or names another build.
     """
     ours = {library.digest: library for library in run.libraries}
     for library in described:

@@ -1,4 +1,4 @@
-"""What the documents of a version are written from: its card in the registry, and the README among its artifacts."""
+"""Input of a version's documents: its card in the registry, and the README among its artifacts."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import json
 from tasks.ptq.graph.edits import model_bytes
 from tasks.records.run_record import run_address
 from tasks.registry.champion_slot import Place
-from tasks.run.context import Given, Run
+from tasks.run.context import Run
 from tasks.runtimes.runner import open_runner
 from tasks.serving.promoted import Promoted
 from validators.gates.approval import Approval
 from validators.records.journal import now
 from validators.records.run import Inventory
 from validators.samples.datasets import Arrays
+from validators.samples.given import Given
 
 
 def describe_version(
@@ -27,7 +28,9 @@ def describe_version(
     request: Arrays,
     mlflow_run_id: str,
 ) -> Promoted:
-    """An approved variant with all that it was made from; `manifest` is its file's text, `request` a batch by input name.
+    """Return an approved variant with everything that it was made from.
+
+    `manifest` is the text of its manifest, `request` a batch by input name.
 
     Raises:
         CandidateRefused: the runtime does not load the artifact.

@@ -1,4 +1,4 @@
-"""A registered version out of the registry: as the folder that MLflow has of it, or as a model for Triton Inference Server."""
+"""Export of a registered version, as MLflow's folder or as a model for Triton Inference Server."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from validators.errors import JobError
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-# Of a name in the registry, what is no part of a folder's name for Triton.
+# Characters of registry names that Triton's folder names must not have.
 _UNFIT = re.compile(r"[^A-Za-z0-9_-]")
 
 
 @dataclass(frozen=True)
 class Exported:
-    """What an export made: which version, where, the files below `folder`, and what of the approval the form cannot say."""
+    """Result of an export: the version, its files below `folder`, and the parts of the approval that the format cannot hold."""
 
     uri: str
     candidate: str
@@ -36,11 +36,11 @@ class Exported:
 
 
 def export_version(model: str, target: str, folder: Path, version: int | None = None) -> Exported:
-    """Write all that the registry has of the champion, or of a version, to `folder`, which MLflow then loads by its path.
+    """Write all artifacts of the champion, or of a version, to `folder`, from which MLflow can load the model.
 
     Raises:
-        JobError: no such model or version, no champion, or `folder` holds something else.
-        VersionUnsound: the version is not what was registered.
+        JobError: no such model or version, no champion, or `folder` holds other files.
+        VersionUnsound: the version's files differ from those that were registered.
         InfrastructureError: the registry does not answer, or `folder` cannot be written.
     """
     check_own(folder)
@@ -59,12 +59,12 @@ def export_triton(
 ) -> Exported:
     """Write the champion, or a version, as a model of a Triton repository: `<model>/config.pbtxt`, and the files in `1`.
 
-    `max_batch` takes the place of the largest batch size that was measured.
+    `max_batch` replaces the largest measured batch size.
 
     Raises:
-        JobError: no such model or version, no champion, something else where the model would be written, or what Triton
+        JobError: no such model or version, no champion, other files where the model would be written, or a model that Triton
             cannot serve.
-        VersionUnsound: the version is not what was registered.
+        VersionUnsound: the version's files differ from those that were registered.
         InfrastructureError: the registry does not answer, or the folder cannot be written.
     """
     with connect(tracking_uri(state_folder())) as client, tempfile.TemporaryDirectory(prefix="quantgate-") as scratch:
@@ -77,7 +77,7 @@ def export_triton(
         made = _as_triton(name, uri, artifacts, folder, found, max_batch)
         contents: dict[str, Path | str] = {f"1/{new}": artifacts / "variant" / old for new, old in made.files.items()}
         contents["config.pbtxt"] = made.config
-        # Not in the repository: a server that looks into it now and then would take it for a model.
+        # Staged outside the repository: a polling server would take a partial folder for a model.
         beside = repository.absolute().parent
         beside.mkdir(parents=True, exist_ok=True)
         write_folder(folder, contents, _about(uri, found) | {"not_carried_over": made.notes}, beside)
@@ -111,7 +111,7 @@ def _find_version(client: MlflowClient, model: str, target: str, wanted: int | N
 
 
 def _fetch(uri: str, folder: Path, found: Any) -> Path:
-    """The version's folder of artifacts, checked against its tags and manifest."""
+    """Return the version's folder of artifacts, checked against its tags and manifest."""
     artifacts = download_version(uri, folder)
     check_folder(uri, artifacts, found.tags)
     return artifacts

@@ -1,4 +1,4 @@
-"""What a registered version says of itself: its files, manifest, signature, requirements, and lineage with the verdicts."""
+"""Contents of a registered version: files, manifest, signature, requirements, and lineage with the verdicts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from tasks.measure.inventory import ISA_FLAGS
 from tasks.registry.champion_slot import TAG
-from tasks.run.context import Given, Run
+from tasks.run.context import Run
 from tasks.runtimes.libraries import describe_library
 from tasks.runtimes.ort import DISTRIBUTIONS
 from tasks.runtimes.providers import provider_of
@@ -23,16 +23,17 @@ from validators.records.measurements import Saturation
 from validators.records.run import Inventory, Variant
 from validators.records.verdicts import Verdict
 from validators.samples.datasets import TensorSpec
+from validators.samples.given import Given
 
 FORMAT = 2
-# By which a consumer knows the GPU.
+# Distribution with which a consumer identifies the GPU.
 _NVML = "nvidia-ml-py"
-# What a consumer of an engine needs beside TensorRT.
+# Requirements of a consumer of an engine, besides TensorRT.
 _ENGINE_REQUIREMENTS = ("cuda-bindings", _NVML)
 
 
 def variant_folder(variant: Variant, folder: Path) -> Path:
-    """A folder with the artifact alone: its entry in the store holds the record as well."""
+    """Create a folder with only the artifact's files, since its entry in the store also holds the record; return it."""
     files = folder / "variant"
     files.mkdir()
     for path in _artifact_files(variant):
@@ -55,7 +56,7 @@ def _artifact_files(variant: Variant) -> list[Path]:
 
 
 def hardware_of(inventory: Inventory) -> dict[str, Any]:
-    """The device of an approval as a consumer compares it: the GPU, or the processor with what it has and lacks."""
+    """Return the device of an approval as consumers compare it: the processor with its instruction sets, and the GPU."""
     gpu = inventory.gpu
     return {
         "processor": inventory.cpu,
@@ -72,12 +73,12 @@ def manifest_of(
     saturation: Saturation | None,
     batch_sizes: Collection[int] = (),
 ) -> dict[str, Any]:
-    """What the consumer checks and needs: digests, session settings, and what the approval is tied to.
+    """Return the manifest that consumers check and load from: digests, session settings, and the device of the approval.
 
-    `format` counts what the keys mean; it is absent from 1, which has neither `hardware` nor `batch_sizes`, the sizes at which
-    latency was measured. Keys are added, never changed: every release reads all formats.
+    `format` is the version of the keys. Format 1 has no key `format`, nor `hardware` and `batch_sizes` (the sizes at which
+    latency was measured). Keys are added, never changed: every release reads all formats.
 
-    `ranges` is what to watch in production: the ends of each fixed range, and the share of values that lay outside of it here.
+    `ranges` are to be watched in production: the ends of each fixed range, and the share of values outside it in this run.
     """
     plugin = provider_of(variant.session.provider).plugin
     engine = variant.engine.manifest if variant.engine else None
@@ -121,7 +122,7 @@ def runtime_requirements(inventory: Inventory, variant: Variant) -> list[str]:
 
 
 def signature_of(inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> Any:
-    """The signature of a variant, from what its own session says: names, dtypes, -1 for every dynamic axis."""
+    """Return the MLflow signature of a variant from its session's inputs and outputs, with -1 for every dynamic axis."""
     from mlflow import types
     from mlflow.models import ModelSignature
 
@@ -142,7 +143,7 @@ def signature_of(inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]
 def lineage_of(
     run: Run, given: Given, inventory: Inventory, approval: Approval, mlflow_run_id: str, manifest: str
 ) -> dict[str, str]:
-    """The tags of the version: what it was made from, what it runs on, and every verdict with its evidence."""
+    """Return the tags of the version: its sources, its device and runtimes, and every verdict with its evidence."""
     winner = approval.trial
     assert winner.accuracy and winner.latency and winner.coverage
     facts = {
@@ -175,7 +176,7 @@ def lineage_of(
 
 
 def _in_short(verdict: Verdict) -> str:
-    """A verdict as JSON without what is not there; `evidence` is the artifact of the candidate's run in MLflow."""
+    """Return a verdict as JSON without empty fields; `evidence` is the artifact in the candidate's MLflow run."""
     kept = {key: value for key, value in asdict(verdict).items() if value not in (None, "") and key != "gate"}
     return json.dumps(
         {key: float(f"{value:.6g}") if isinstance(value, float) else value for key, value in kept.items()}
@@ -183,7 +184,7 @@ def _in_short(verdict: Verdict) -> str:
 
 
 def _saturation(saturation: Saturation | None) -> str:
-    """The tensor that loses most, in words: the figure to watch in production."""
+    """Describe the tensor with the largest share of clipped values, the figure to watch in production."""
     if saturation is None or saturation.worst is None:
         return "no range is fixed"
     worst = saturation.worst

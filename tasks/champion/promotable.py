@@ -1,4 +1,4 @@
-"""Whether the winner of a recorded run can be promoted here."""
+"""Check that the winner of a recorded run can be promoted here."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from validators.errors import JobError
 
 
 def check_promotable(run: Recorded) -> None:
-    """Nothing, for a run that named a winner from the registry, on the device that would judge it again.
+    """Raise unless the run named a winner from the registry, on the device that would judge it again.
 
-    Where workers of the target do that, theirs is the device, and what they find on it counts.
+    If workers of the target judge it, the device is theirs and is not checked here.
 
     Raises:
-        JobError: it named none, started from a file, or was made on another device.
+        JobError: the run named no winner, started from a file, or was judged on another device.
     """
     if run.outcome != "winner":
         promoted = run.outcome == "promoted"

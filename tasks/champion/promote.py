@@ -1,4 +1,4 @@
-"""Step 8: the winner into the registry, with lineage and evidence; the alias moves last."""
+"""Step 8: registration of the winner with lineage and evidence; the alias moves last."""
 
 from __future__ import annotations
 
@@ -18,35 +18,36 @@ from tasks.champion.manifest import lineage_of, manifest_of, runtime_requirement
 from tasks.champion.promote_version import Offer, promote_version
 from tasks.champion.readback import check_answer
 from tasks.champion.reconcile import reconcile
+from tasks.measure.request import request_of
 from tasks.registry.champion_slot import Place, champion_at, place_of
 from tasks.registry.mlflow_registry import connect, quiet_mlflow, registry_call
-from tasks.run.context import Given, Run, log
+from tasks.run.context import Run, log
 from tasks.run.step import step
 from tasks.runtimes.runner import open_runner
 from tasks.serving.card import model_card
 from tasks.serving.promoted import Promoted
 from tasks.serving.readme import version_readme
-from tasks.storage.locks import LockTaken
-from tasks.trials.request import request_of
+from validators.errors import LockTaken
 from validators.gates.approval import Approval, NotApproved
 from validators.records.run import Champion, Inventory, Variant
 from validators.samples.datasets import Arrays
+from validators.samples.given import Given
 
 CONSUMER = Path(__file__).with_name("consumer") / "consumer.py"
-# A registered version is asked so many samples at least: the scale of an output is not to be that of one number.
+# Samples with which a registered version is checked, at least: one number would not show the scale of an output.
 READ_BACK_SAMPLES = 8
-# Of an engine, with the package that MLflow puts beside it.
+# Consumer of an engine, and the package that MLflow ships with it.
 ENGINE_CONSUMER = Path(__file__).with_name("consumer") / "consumer_tensorrt.py"
 ENGINE_PACKAGE = Path(__file__).parents[1] / "runtimes" / "trt_engine"
 
 
 def champion_place(run: Run, given: Given) -> Place:
-    """Where the variants of a run's source are registered, and its champion on the job's target."""
+    """Return the place in the registry of the source's variants and of its champion on the job's target."""
     return place_of(given.source.name, run.job.target)
 
 
 def find_champion(run: Run, given: Given) -> Champion | None:
-    """The present champion, or None. What a promotion left that was killed is mended first, unless one is going on.
+    """Return the present champion, or None. A killed promotion is repaired first, unless one is in progress.
 
     Raises:
         InfrastructureError: the registry does not answer.
@@ -62,16 +63,16 @@ def find_champion(run: Run, given: Given) -> Champion | None:
 def promote(
     run: Run, given: Given, inventory: Inventory, approval: Approval, champion: Champion | None, mlflow_run_id: str
 ) -> Champion:
-    """Register the approved variant, check that it loads and answers as it was judged, and move the alias to it.
+    """Register the approved variant, check that it loads and answers as the judged artifact, and move the alias to it.
 
-    `champion` is the one that the variant was compared with. A variant that already is the champion stays it, and nothing is
+    `champion` is the champion that the variant was compared with. If the variant is the champion already, nothing is
     registered.
 
     Raises:
-        NotApproved: the approval is of another device than this.
-        ChampionMoved: the champion is another one by now.
+        NotApproved: the approval is for another device.
+        ChampionMoved: the champion has changed since the comparison.
         InfrastructureError: the registry does not answer, the registered version does not answer as the variant did, or the
-            variant was rolled back meanwhile; the alias then points where it pointed before.
+            variant was rolled back meanwhile. The alias then keeps its former version.
     """
     if approval.device_key != inventory.device_key:
         raise NotApproved(f"approved on {approval.device_key}, and here is {inventory.device_key}")
@@ -99,7 +100,7 @@ def promote(
 
 @contextmanager
 def _offer(run: Run, given: Given, inventory: Inventory, approval: Approval, mlflow_run_id: str) -> Iterator[Offer]:
-    """What is to be promoted, while its files lie in a folder of their own."""
+    """Prepare the offer of the approved variant, whose files lie in a temporary folder during the block."""
     variant = approval.variant
     point = run.job.measurement.points[0]
     count = math.ceil(READ_BACK_SAMPLES / point.batch_size)
@@ -136,14 +137,14 @@ def _offer(run: Run, given: Given, inventory: Inventory, approval: Approval, mlf
 
 
 def _answers_of(variant: Variant, requests: list[Arrays]) -> list[Arrays]:
-    """Return what the judged artifact answers to each request: every output by name."""
+    """Return the judged artifact's outputs for each request, by name."""
     with open_runner(variant.loaded, variant.session) as runner:
         names = [output.name for output in runner.outputs]
         return [dict(zip(names, runner.run(request, names), strict=True)) for request in requests]
 
 
 def _upload(promoted: Promoted, manifest: str, folder: Path) -> str:
-    """Log the variant as a model that consumers load without quantgate; the URI of what was logged."""
+    """Log the variant as a model that consumers load without quantgate; return the URI of the logged model."""
     import mlflow
 
     variant = promoted.approval.variant

@@ -1,8 +1,8 @@
-"""How an approved variant becomes the champion, whatever ends the process that does it.
+"""Crash-safe promotion of an approved variant to champion.
 
-The registry has no compare-and-swap on aliases, so that one promotion at a time holds the lock of its model and target. Each
-step below is one write to the registry, so that a crash falls between two of them; what it leaves is mended by whoever holds
-the lock next (`tasks/champion/reconcile.py`).
+The registry has no compare-and-swap on aliases, so a promotion holds the lock of its model and target. Each step below is one
+write to the registry, so that a crash falls between two of them. The next holder of the lock repairs the state that a crash
+leaves (`tasks/champion/reconcile.py`).
 
 | killed after | what is there | what reconcile does |
 |---|---|---|
@@ -17,8 +17,8 @@ the lock next (`tasks/champion/reconcile.py`).
 | the journal says `done` | nothing to mend | nothing |
 | the old alias is restored | journal of the phase that failed | marks it `interrupted` |
 
-A version that is `interrupted` is whole: the next promotion of the same variant, from the same source and with the same
-manifest, takes it up in place of registering another. One that is `failed` is not what was judged and is never taken up.
+An `interrupted` version is complete: the next promotion of the same variant, from the same source and with the same manifest,
+resumes it instead of registering another. A `failed` version differs from the judged artifact and is never resumed.
 """
 
 from __future__ import annotations
@@ -60,17 +60,19 @@ from validators.records.journal import (
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-# As long as the promotion of a model of several GB may take: it is read back once and loaded twice.
+# Enough for the promotion of a model of several GB, which is read back once and loaded twice.
 LOCK_WAIT_SECONDS = 900.0
-# What makes a registered version the same as one that would be registered now.
+# Tags that identify a registered version with the one that would be registered now.
 SAME = (VARIANT_DIGEST, SOURCE_DIGEST, MANIFEST_DIGEST)
 
 
 @dataclass(frozen=True)
 class Offer:
-    """An approved variant: the tags of its version, `upload()`, which puts its files beside the registry and gives their URI,
-    `check(uri)`, which raises `VersionUnsound` unless what a consumer loads from there answers as the variant did, and
-    `describe()`, the description of the version as Markdown."""
+    """An approved variant to promote.
+
+    `tags` are those of its version. `upload()` uploads its files and returns their URI. `check(uri)` raises `VersionUnsound`
+    unless the model at the URI answers as the variant did. `describe()` returns the description of the version as Markdown.
+    """
 
     tags: dict[str, str]
     upload: Callable[[], str]
@@ -81,14 +83,14 @@ class Offer:
 def promote_version(
     client: MlflowClient, locks: Locks, place: Place, offer: Offer, *, judged_against: str | None, flow_run: str | None
 ) -> str:
-    """Make the offered variant the champion, and give its version; one that is it already stays it. The alias moves last, and
-    whatever fails, before or after that, leaves it where it was.
+    """Make the offered variant the champion and return its version; nothing changes if it is the champion already.
 
-    `judged_against` is the version that was the champion when the variant was compared with it, or None.
+    The alias moves last. Any failure, before or after that, leaves the alias at its former version. `judged_against` is the
+    champion version that the variant was compared with, or None.
 
     Raises:
-        ChampionMoved: the champion is another one by now.
-        VersionUnsound: what the registry serves is not what was judged.
+        ChampionMoved: the champion has changed since the comparison.
+        VersionUnsound: the registry serves another artifact than the judged one.
         InfrastructureError: the registry does not answer, another promotion holds the lock, or the variant was rolled back
             since it was judged.
     """
@@ -117,7 +119,7 @@ def promote_version(
 
 @dataclass(frozen=True)
 class _Attempt:
-    """A registered version on its way to the alias."""
+    """A registered version during its promotion."""
 
     client: MlflowClient
     place: Place
@@ -130,7 +132,7 @@ class _Attempt:
         return str(self.version.version)
 
     def write(self, phase: str, reason: str = "") -> None:
-        """Say how far it came."""
+        """Write the reached phase to the version's journal."""
         write_phase(self.client, self.place, self.number, self.journal, phase, reason)
 
 
@@ -148,17 +150,17 @@ def _move(attempt: _Attempt, offer: Offer) -> None:
     try:
         offer.check(place.uri(place.alias))
     finally:
-        # Where somebody moved it just now, it was another version that answered.
+        # If the alias has just been moved, another version answered the check.
         check_unmoved(client, place, number)
     registry_call(client.delete_registered_model_alias, place.name, place.staging)
     attempt.write(DONE)
 
 
 def check_unmoved(client: MlflowClient, place: Place, expected: str | None) -> None:
-    """Nothing, while the champion is the version that is expected, or there is none where none is.
+    """Raise unless the champion is the expected version; None expects no champion.
 
     Raises:
-        ChampionMoved: it is another one.
+        ChampionMoved: the champion is another version.
         InfrastructureError: the registry does not answer.
     """
     found = number_at(client, place, place.alias)
@@ -175,7 +177,7 @@ def _told(number: str | None) -> str:
 
 
 def _take_up(client: MlflowClient, place: Place, offer: Offer, journal: Journal) -> Any:
-    """The version that an earlier attempt registered and did not bring to its end, with the tags of this one; or None."""
+    """Return the version that an interrupted attempt registered, updated to this attempt's tags; None if there is none."""
     for number, version in own_versions(client, place).items():
         left = read_journal(version.tags)
         same = all(version.tags.get(key) == offer.tags[key] for key in SAME)
@@ -191,20 +193,20 @@ def _take_up(client: MlflowClient, place: Place, offer: Offer, journal: Journal)
 
 
 def _register(client: MlflowClient, place: Place, offer: Offer, journal: Journal) -> Any:
-    """A new version, with its journal from the first moment on."""
+    """Register a new version together with its journal, and return it."""
     import mlflow
 
     uri = offer.upload()
-    # Sent once: a repeated request would register a second version. The next attempt takes up what this one left.
+    # Sent once: a repeated request would register a second version. The next attempt resumes an unfinished one.
     with quiet_mlflow(), sent_once():
         made = registry_call(mlflow.register_model, uri, place.name, tags=offer.tags | {JOURNAL: tag_of(journal)})
     return registry_call(client.get_model_version, place.name, str(made.version))
 
 
 def _undo(attempt: _Attempt, error: BaseException) -> None:
-    """The alias to where it was, if it is still at this version; the version marked; the staging alias gone.
+    """Restore the alias if it points to this version, mark the version, and remove the staging alias.
 
-    Where the registry does not answer, whoever promotes next does it.
+    If the registry does not answer, the next promotion repairs the state.
     """
     from mlflow.exceptions import MlflowException
 

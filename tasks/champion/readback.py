@@ -1,4 +1,4 @@
-"""What the registry serves of a version, held against what was judged."""
+"""Checks of the version that the registry serves against the judged artifact."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ FIX = "check the artifact store, and run again"
 
 
 def check_artifact(place: Place, version: Any) -> None:
-    """Read a version back from the registry: the manifest has the digest of its tag, and every file that of the manifest.
+    """Download a version and check the manifest against the version's tag, and every file against the manifest.
 
     Raises:
-        VersionUnsound: it is not what was registered.
+        VersionUnsound: a file differs from the registered one.
         InfrastructureError: the registry does not answer.
     """
     uri = place.uri(str(version.version))
@@ -35,16 +35,16 @@ def check_artifact(place: Place, version: Any) -> None:
 
 
 def check_folder(uri: str, artifacts: Path, tags: Mapping[str, str]) -> None:
-    """What a version has in its folder of artifacts, held against its tags and the manifest, as `check_artifact` does.
+    """Check a version's downloaded artifacts against its tags and the manifest, as `check_artifact` does.
 
     Raises:
-        VersionUnsound: it is not what was registered.
+        VersionUnsound: a file differs from the registered one.
     """
     manifest = artifacts / "manifest.json"
     if not manifest.is_file():
         raise _unsound(uri, "has no manifest", "the manifest that it was registered with")
     expected = tags.get(MANIFEST_DIGEST)
-    # Versions of releases before the tag have none.
+    # Versions of older releases have no such tag.
     if expected and (found := digest_file(manifest)) != expected:
         raise _unsound(uri, f"has a manifest with sha256 {found}", expected)
     try:
@@ -54,10 +54,10 @@ def check_folder(uri: str, artifacts: Path, tags: Mapping[str, str]) -> None:
 
 
 def download_version(uri: str, folder: Path) -> Path:
-    """The folder of a version's artifacts, in the folder that MLflow has of it, below `folder`.
+    """Download a version below `folder`, and return its folder of artifacts.
 
     Raises:
-        VersionUnsound: there is none.
+        VersionUnsound: the registry has no such artifacts.
         InfrastructureError: the registry does not answer.
     """
     from mlflow.artifacts import download_artifacts
@@ -65,15 +65,15 @@ def download_version(uri: str, folder: Path) -> Path:
 
     try:
         return Path(registry_call(download_artifacts, artifact_uri=uri, dst_path=str(folder))) / "artifacts"
-    except (MlflowException, FileNotFoundError) as error:  # the registry answers: it is not there
+    except (MlflowException, FileNotFoundError) as error:  # the registry answers that they are missing
         raise _unsound(uri, f"cannot be read back: {error}", "its files") from error
 
 
 def load_version(uri: str) -> Any:
-    """The model behind a URI, opened as a consumer opens it: every file is checked against the manifest on the way.
+    """Load the model at a URI as a consumer does, which checks every file against the manifest.
 
     Raises:
-        VersionUnsound: it does not load.
+        VersionUnsound: the model does not load.
         InfrastructureError: the registry does not answer.
     """
     import mlflow
@@ -86,16 +86,17 @@ def load_version(uri: str) -> Any:
         raise InfrastructureError(
             found=f"{uri} is not served: {str(error).splitlines()[0][:300]}", expected="a model", fix=FIX
         ) from error
-    except Exception as error:  # the consumer's code and the runtime's: whatever they raise, no consumer could load it
+    except Exception as error:  # any error of the consumer's code or of the runtime keeps consumers from loading it
         raise _unsound(uri, f"does not load: {type(error).__name__}: {error}", "a model that answers") from error
 
 
 def check_answer(uri: str, requests: Sequence[Batch], expected: Sequence[Batch], candidate: str) -> None:
-    """Load a version and ask it each request: it answers as the judged artifact of the candidate did, within the tolerance of
-    its precision. Arrays by name, samples along axis 0; an output is compared over all requests.
+    """Load a version and raise unless it answers each request as the judged artifact did, within the precision's tolerance.
+
+    `requests` and `expected` map names to arrays with samples along axis 0. Each output is compared over all requests.
 
     Raises:
-        VersionUnsound: it does not load, or answers otherwise.
+        VersionUnsound: the version does not load, or its answers differ.
         InfrastructureError: the registry does not answer.
     """
     loaded = load_version(uri)
@@ -106,7 +107,7 @@ def check_answer(uri: str, requests: Sequence[Batch], expected: Sequence[Batch],
     for name in expected[0]:
         if any(answer.get(name) is None for answer in answers):
             raise _unsound(uri, f"does not answer {name!r}", "every output of the artifact that was judged")
-        # Flat, since the shape of an output may depend on the request.
+        # Compared flat, since the shape of an output may depend on the request.
         shapes = [np.shape(answer[name]) for answer in answers]
         judged = [np.shape(one[name]) for one in expected]
         if shapes != judged:

@@ -1,4 +1,4 @@
-"""Mends what a killed promotion left; the table of the possible states is on top of `tasks/champion/promote_version.py`."""
+"""Repair of the state that a killed promotion leaves; `tasks/champion/promote_version.py` lists the possible states."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 
 def reconcile(client: MlflowClient, place: Place) -> None:
-    """Mend what is left of promotions that were killed. The caller holds the lock of the place, so that none is going on.
+    """Repair the state after killed promotions. The caller must hold the lock of the place, so that none is in progress.
 
-    A champion whose promotion did not come to its end was loaded, and answered as it was judged, before the alias moved: it
-    stays if its files are still what they were, else the one before it is restored.
+    A champion with an unfinished promotion was loaded and checked against the judged artifact before the alias moved. It
+    stays if its files are unchanged; otherwise the previous champion is restored.
 
     Raises:
-        InfrastructureError: the registry does not answer; nothing is concluded from that.
+        InfrastructureError: the registry does not answer.
     """
     champion = version_at(client, place, place.alias)
     if champion is not None:
@@ -50,7 +50,7 @@ def reconcile(client: MlflowClient, place: Place) -> None:
 def write_phase(
     client: MlflowClient, place: Place, number: str, journal: Journal, phase: str, reason: str = ""
 ) -> None:
-    """Say in the journal of a version how far it came.
+    """Write the reached phase to the journal of a version.
 
     Raises:
         InfrastructureError: the registry does not answer.
@@ -60,7 +60,7 @@ def write_phase(
 
 
 def restore(client: MlflowClient, place: Place, previous: str | None) -> None:
-    """Put the alias back to the version that it pointed to, or take it away where there was none, or that one is gone."""
+    """Set the alias back to its previous version, or delete it if there was none or that version is gone."""
     from mlflow.exceptions import MlflowException
 
     if previous is not None:
@@ -73,7 +73,7 @@ def restore(client: MlflowClient, place: Place, previous: str | None) -> None:
 
 
 def _finish(client: MlflowClient, place: Place, champion: Any) -> None:
-    """The last steps of a promotion that moved the alias, or its undoing."""
+    """Finish or undo a promotion that was killed after it moved the alias."""
     journal = read_journal(champion.tags)
     if journal is None or journal.phase not in GOING_ON | {INTERRUPTED}:
         return

@@ -1,4 +1,4 @@
-"""The champion back to the version before it, or to one that is named."""
+"""Rollback of the champion to the version before it, or to a given version."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Rollback:
-    """What a rollback came to: the version that the alias left, and that which it points to now; None is no version."""
+    """Result of a rollback: the version that the alias left, and the version that it points to now; None is no version."""
 
     name: str
     alias: str
@@ -34,7 +34,7 @@ class Rollback:
     now: str | None
 
     def __str__(self) -> str:
-        """In words.
+        """Return the result in words.
 
         >>> str(Rollback("fraud-quantized", "champion-ort-cpu", "3", None))
         'models:/fraud-quantized@champion-ort-cpu: version 3 was left, and there is no champion now'
@@ -55,19 +55,20 @@ def roll_back(
     leaving: int | None = None,
     request: str = "",
 ) -> Rollback:
-    """Put the champion of a model back: to version `to`, or to the one before it; 0 takes the alias away.
+    """Roll the champion of a model back to version `to`, or to the one before it; 0 deletes the alias.
 
-    `model` names the source or the model that holds its variants. The version that is left is marked with when, why and
-    where to, if the other is an older one; a variant with its digest is not promoted on this target again. The version that
+    `model` names the source or the model that holds its variants. If the goal is an older version, the version that is left
+    gets a mark with time, reason and goal, and no variant with its digest is promoted on this target again. The version that
     becomes the champion loses such a mark.
-    `leaving` is the version that the decision is about; it is compared with the champion under the promotion lock, so that a
-    version that was promoted since the decision stays.
-    `request` is the same where one request is made again after a crash, so that it goes back one version and not two.
+
+    `leaving` is the version that the decision is about. It is compared with the champion under the promotion lock, so that a
+    version promoted since the decision stays. `request` identifies a request: when it is repeated after a crash, it goes back
+    one version and not two.
 
     Raises:
-        JobError: no such model or version, no champion, or no version before it that is whole.
-        ChampionMoved: the champion is not `leaving`, or somebody moved the alias meanwhile.
-        VersionUnsound: version `to` is not what was registered, or does not load.
+        JobError: no such model or version, no champion, or no sound version before it.
+        ChampionMoved: the champion is not `leaving`, or the alias was moved meanwhile.
+        VersionUnsound: version `to` differs from the registered one, or does not load.
         InfrastructureError: the registry does not answer, or a promotion holds the lock.
     """
     state = state_folder()
@@ -95,7 +96,7 @@ roll_back_step = step("roll back")(roll_back)
 
 
 def _goal(place: Place, versions: dict[str, Any], present: str | None, to: int | None, request: str) -> str | None:
-    """The version to go to; None to take the alias away."""
+    """Return the version to go to; None to delete the alias."""
     if to == 0:
         return None
     if to is not None:
@@ -122,7 +123,7 @@ def _check_leaving(place: Place, leaving: int, present: str | None) -> None:
 
 
 def _is_done(versions: dict[str, Any], present: str | None, to: int | None, request: str) -> bool:
-    """Return whether the alias is where `to`, or an earlier attempt of the same request, puts it."""
+    """Return whether the alias already is at `to`, or where an earlier attempt of the same request put it."""
     now_at = int(present or 0)
     if to is not None:
         return to == now_at
@@ -131,7 +132,7 @@ def _is_done(versions: dict[str, Any], present: str | None, to: int | None, requ
 
 
 def _predecessor(place: Place, versions: dict[str, Any], present: str | None) -> str:
-    """The latest champion before the present one that is whole and was not rolled back itself."""
+    """Return the latest champion before the present one that is sound and was not rolled back itself."""
     if present is None:
         raise JobError(
             found=f"no champion of {place.name} for {place.target}",
@@ -153,7 +154,7 @@ def _predecessor(place: Place, versions: dict[str, Any], present: str | None) ->
 
 
 def _check(place: Place, version: Any) -> None:
-    """That a version is what was registered, and loads; the latter where it can be tried."""
+    """Raise unless a version is as registered and, if it can run here, loads."""
     check_artifact(place, version)
     device = version.tags.get(DEVICE)
     if _loads_anywhere(place.target) or device == _device_here(place.target):
@@ -181,9 +182,9 @@ def _device_here(target: Any) -> str | None:
 def _move(
     client: MlflowClient, place: Place, held: Held, present: str | None, goal: str | None, mark: RolledBack
 ) -> None:
-    """The mark before the alias: killed between the two, the version that is to be left is not promoted anew meanwhile.
+    """Mark the version to leave, then move the alias: after a crash between the two, it is not promoted again.
 
-    Whoever goes forward takes a rollback back, and says nothing against the version that is left.
+    A move to a newer version reverts a rollback, so the version that is left gets no mark.
     """
     marked = present is not None and int(goal or 0) < int(present)
     if marked:
@@ -199,7 +200,7 @@ def _move(
 
 
 def _clear_marks(client: MlflowClient, place: Place, versions: dict[str, Any], champion: Any) -> None:
-    """Whoever makes a version the champion says that it is good: its digest is not held against it any more."""
+    """Remove the rollback marks from all versions with the new champion's digest."""
     for number, version in versions.items():
         if version.tags.get(VARIANT_DIGEST) == champion.tags[VARIANT_DIGEST] and ROLLED_BACK in version.tags:
             registry_call(client.delete_model_version_tag, place.name, number, ROLLED_BACK)

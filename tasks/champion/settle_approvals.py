@@ -1,4 +1,4 @@
-"""What becomes of a run whose approval nobody gave: Prefect fails it by itself, and nothing of ours runs then to say so."""
+"""Closing of runs whose approval nobody gave. Prefect fails them on its own, without running any of our code."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ _OUTCOME = "quantgate.outcome"
 
 @step("settle approvals that nobody gave")
 def settle_approvals() -> list[str]:
-    """Record as `rejected` what waits in MLflow and on Prefect no more: it expired, or was cancelled. Gives what was, in words.
+    """Record as `rejected` the runs that wait in MLflow but no longer on Prefect; return one line for each.
+
+    Their approval expired, or they were cancelled.
 
     Raises:
         InfrastructureError: the tracking server does not answer.
@@ -59,7 +61,7 @@ def _reason(asked: str, flow_run: FlowRun | None) -> str:
 
 
 def _settle(client: Any, record: Any, reason: str) -> None:
-    """In MLflow's run, and on the source's version where that still shows this run."""
+    """Record the rejection in MLflow's run and, if its status still refers to this run, on the source's version."""
     tags, run_id = record.data.tags, record.info.run_id
     _, _, version = tags.get("quantgate.source_uri", "").partition("models:/")
     name, _, number = version.partition("/")

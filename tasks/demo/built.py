@@ -1,4 +1,4 @@
-"""What a demo's build leaves on disk, and the rule that it is made only once."""
+"""Files of a built demo, and the rule that each demo is built only once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from tasks.demo.assets import Asset, sha256_of
+from tasks.demo.assets import Asset
+from validators.digests import digest_file
 
 Notes = dict[str, float | int | str]
 
@@ -44,9 +45,9 @@ def build_once(
     seed: int,
     make: Callable[[Path], Notes],
 ) -> Demo:
-    """The demo `name` under `state/demo`, made by `make(folder)` unless the same recipe has made it before.
+    """Return the demo `name` under `state/demo`; `make(folder)` builds it unless it was built with the same recipe before.
 
-    The recipe is the digests of the assets and of the code in `sources`, the versions of the `distributions` that
+    The recipe consists of the digests of the assets and of the code in `sources`, the versions of the `distributions` that
     compute, and the seed. `make` writes `model_file`, `calibration.npz` and `evaluation.npz` into the folder.
     """
     key = _recipe_digest(assets, sources, distributions, seed)
@@ -58,9 +59,9 @@ def build_once(
             begun = time.monotonic()
             notes = make(scratch)
             notes["build_seconds"] = round(time.monotonic() - begun, 1)
-            record = {"digest": sha256_of(scratch / model_file), "notes": notes}
+            record = {"digest": digest_file(scratch / model_file), "notes": notes}
             (scratch / _RECORD_FILE).write_text(json.dumps(record, indent=2, sort_keys=True), encoding="utf-8")
-            # Temporary folders, and files of safetensors, are private to their owner; what others are to read is not.
+            # Temporary folders and safetensors files are private to their owner; the demo must be readable by others.
             for path in scratch.iterdir():
                 path.chmod(0o644)
             scratch.chmod(0o755)
@@ -82,12 +83,12 @@ def _move_into_place(scratch: Path, folder: Path) -> None:
     try:
         scratch.rename(folder)
     except OSError:
-        # Another process made the same thing meanwhile: its result is as good as ours.
+        # Another process may have built the same demo meanwhile; its result is equivalent.
         if not (folder / _RECORD_FILE).exists():
             raise
 
 
 def _recipe_digest(assets: Sequence[Asset], sources: Sequence[Path], distributions: Sequence[str], seed: int) -> str:
-    parts = [asset.sha256 for asset in assets] + [sha256_of(source) for source in sources]
+    parts = [asset.sha256 for asset in assets] + [digest_file(source) for source in sources]
     parts += [f"{name}=={metadata.version(name)}" for name in distributions] + [str(seed)]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()

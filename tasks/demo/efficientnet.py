@@ -84,7 +84,7 @@ class EfficientNetLite0(nn.Module):
         self.head = nn.Linear(FEATURES, classes)
 
     def features(self, image: Tensor) -> Tensor:
-        """What the head reads: float32 [batch, 1280]."""
+        """Return the input of the head, float32 [batch, 1280]."""
         pooled: Tensor = self.pool(self.last(self.blocks(self.stem(image))))
         return pooled.flatten(1)
 
@@ -94,7 +94,7 @@ class EfficientNetLite0(nn.Module):
 
 
 def load_checkpoint(model: EfficientNetLite0, tensors: Mapping[str, Tensor]) -> None:
-    """Give all of `model` but its head the weights of a checkpoint with the names of efficientnet_lite_pytorch.
+    """Load all weights of `model` except its head from a checkpoint with the names of efficientnet_lite_pytorch.
 
     Raises:
         RuntimeError: a weight has another shape.

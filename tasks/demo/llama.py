@@ -1,4 +1,4 @@
-"""A Llama decoder that scores whole windows: plain operators, weights as plain right operands, no cache."""
+"""Llama decoder that scores whole windows: plain operators, weights as plain right operands, no cache."""
 
 from __future__ import annotations
 
@@ -63,10 +63,10 @@ class RmsNorm(nn.Module):
 
 
 def rotary_tables(positions: int, head_width: int, theta: float) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of position x theta^(-2i / head_width), each float32 [positions, head_width / 2].
+    """Return cosines and sines of position x theta^(-2i / head_width), each float32 [positions, head_width / 2].
 
-    Su et al. 2021, "RoFormer", section 3.4.2; computed in float64, where an angle of thousands of radians keeps its
-    fraction.
+    Su et al. 2021, "RoFormer", section 3.4.2. Computed in float64, which keeps the fraction of an angle of thousands of
+    radians.
     """
     frequency = theta ** (-torch.arange(0, head_width, 2, dtype=torch.float64) / head_width)
     angle = torch.arange(positions, dtype=torch.float64)[:, None] * frequency
@@ -74,10 +74,10 @@ def rotary_tables(positions: int, head_width: int, theta: float) -> tuple[Tensor
 
 
 def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """Turn each pair (i, i + head_width / 2) of `x` [..., sequence, head_width] by its angle at its position.
+    """Rotate each pair (i, i + head_width / 2) of `x` [..., sequence, head_width] by its angle at its position.
 
     `cosine` and `sine` are [sequence, head_width / 2]. Pairs lie half a head apart, as in the Llama checkpoints of
-    Hugging Face; the paper's, and GGUF's, lie side by side.
+    Hugging Face; in the paper and in GGUF they are adjacent.
 
     >>> rotate(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0]]), torch.tensor([[1.0]]))
     tensor([[0., 1.]])
@@ -116,7 +116,7 @@ class LlamaAttention(nn.Module):
 
 
 class LlamaLayer(nn.Module):
-    """Attention and a SwiGLU feed-forward (Shazeer 2020), each behind a norm and added to its input (pre-norm)."""
+    """Attention and a SwiGLU feed-forward (Shazeer 2020), each after a norm and added to its input (pre-norm)."""
 
     def __init__(self, shape: LlamaShape) -> None:
         super().__init__()
@@ -153,7 +153,7 @@ class Llama(nn.Module):
         sequence = input_ids.shape[1]
         cosine, sine = self.get_buffer("cosine")[:sequence], self.get_buffer("sine")[:sequence]
         position = torch.arange(sequence)
-        # exp(MASKED_SCORE) is exactly 0 beside any score of a token: a later token weighs nothing at all.
+        # exp(MASKED_SCORE) is exactly 0 beside any score of a token, so later tokens have no weight.
         score_bias = (position[None, :] > position[:, None]).to(torch.float32) * MASKED_SCORE
         x = self.tokens(input_ids)
         for layer in self.layers:
@@ -163,11 +163,11 @@ class Llama(nn.Module):
 
 
 def fold_gains(model: Llama) -> int:
-    """Multiply the gains of each layer's norms into the rows of the projections behind them; how many were folded.
+    """Multiply the gains of each layer's norms into the rows of the next projections; return how many were folded.
 
-    The same function in exact arithmetic: (n * gain) @ W = n @ (gain[:, None] * W). Weights that were stored on a grid
-    leave it, so that quantizing them anew costs what it costs a model that was never quantized. The last norm keeps its
-    gain: its reader is the tied embedding, which tokens are looked up in as well.
+    The function is the same in exact arithmetic: (n * gain) @ W = n @ (gain[:, None] * W). Weights that were stored on a
+    grid leave it, so that quantizing them costs as much accuracy as with a model that was never quantized. The last norm
+    keeps its gain: its reader is the tied embedding, which is also the look-up table.
     """
     folded = 0
     for layer in model.layers:
@@ -186,7 +186,7 @@ def fold_gains(model: Llama) -> int:
 
 
 def shape_of(metadata: Mapping[str, Any]) -> LlamaShape:
-    """The sizes and constants of a Llama model by the fields of its GGUF file.
+    """Return the sizes and constants of a Llama model from the metadata of its GGUF file.
 
     Raises:
         SourceError: the file holds another architecture.
@@ -213,7 +213,7 @@ def shape_of(metadata: Mapping[str, Any]) -> LlamaShape:
 
 
 def load_model(metadata: Mapping[str, Any], tensors: Mapping[str, NDArray[np.float32]]) -> Llama:
-    """The decoder with the fields and the weights of a GGUF file, as `tasks.demo.language.read_gguf` gives them.
+    """Return the decoder with the metadata and tensors of a GGUF file, as `tasks.demo.language.read_gguf` returns them.
 
     Raises:
         SourceError: the file holds another architecture.
@@ -224,7 +224,7 @@ def load_model(metadata: Mapping[str, Any], tensors: Mapping[str, NDArray[np.flo
 
 
 def llama_from(tensors: Mapping[str, Tensor], shape: LlamaShape) -> Llama:
-    """The decoder with weights under their GGUF names, matrices [outputs, inputs], query and key in GGUF's row order.
+    """Return the decoder with these weights, by GGUF name; matrices are [outputs, inputs], query and key in GGUF's row order.
 
     Raises:
         RuntimeError: a weight has another shape than `shape` says.
@@ -247,13 +247,13 @@ def llama_from(tensors: Mapping[str, Tensor], shape: LlamaShape) -> Llama:
         ):
             state[f"{ours}.{name}.weight"] = tensors[f"{theirs}.{part}.weight"].T.contiguous()
     model = Llama(shape)
-    # Assigned, not copied: the weights of a model of this size should not lie in memory twice.
+    # Assigned, not copied, so that the weights are not in memory twice.
     model.load_state_dict(state, assign=True)
     return model.eval().requires_grad_(False)
 
 
 def halves_apart(weight: Tensor, heads: int) -> Tensor:
-    """Rows of a query or key weight [heads x head_width, inputs] from pairs side by side to pairs half a head apart.
+    """Reorder rows of a query or key weight [heads x head_width, inputs] from adjacent pairs to pairs half a head apart.
 
     The inverse of `LlamaModel.permute` in llama.cpp's convert_hf_to_gguf.py.
 
@@ -265,7 +265,7 @@ def halves_apart(weight: Tensor, heads: int) -> Tensor:
 
 
 def exported(model: Llama) -> ModelProto:
-    """The decoder as an ONNX program (opset 21, IR 10), `input_ids` to `logits`, with dynamic `batch` and `sequence`.
+    """Return the decoder as an ONNX program (opset 21, IR 10) from `input_ids` to `logits`, dynamic in batch and sequence.
 
     Raises:
         onnx.checker.ValidationError: the exporter made an invalid program.

@@ -1,4 +1,4 @@
-"""All samples that the demos draw from, with their models: for tests and benchmarks on real data."""
+"""All samples that the demos draw from, with their models, for tests and benchmarks on real data."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STATE = Path(__file__).parents[2] / ".quantgate"
 
 @dataclass(frozen=True)
 class Pool:
-    """Samples to draw from, the model that they are for, and its output."""
+    """Samples to draw from, their model, and its output."""
 
     inputs: dict[str, NDArray[Any]]
     labels: NDArray[Any]
@@ -32,7 +32,7 @@ class Pool:
     output: str = "logits"
 
     def take(self, rows: NDArray[Any], **changes: NDArray[Any]) -> Samples:
-        """The samples in these rows, with some inputs (or `labels`) changed."""
+        """Return the samples in these rows, with some inputs (or `labels`) changed."""
         inputs = {name: changes.get(name, array[rows]) for name, array in self.inputs.items()}
         return Samples(
             DataFile(Path("drawn.npz"), "0" * 64, len(rows)), inputs, changes.get("labels", self.labels[rows])
@@ -40,7 +40,7 @@ class Pool:
 
 
 def text_pool(folder: Path) -> Pool:
-    """10,566 movie reviews as tokens. The head is not trained: nothing here looks at what it answers."""
+    """Return 10,566 movie reviews as tokens, with an untrained head, whose answers nothing here uses."""
     from safetensors.torch import load
 
     from tasks.demo.bert import BertShape, Dense, TextClassifier, encoder_from
@@ -56,7 +56,7 @@ def text_pool(folder: Path) -> Pool:
 
 
 def other_domain(name: str) -> dict[str, NDArray[Any]]:
-    """Texts of another kind from the same study, as tokens int64 [n, 48]: `tweets`, for one."""
+    """Return texts of another kind from the same study, such as `tweets`, as tokens int64 [n, 48]."""
     from tokenizers import Tokenizer
 
     archive = read_tar(fetch(REVIEWS, STATE), "vaderSentiment-2.5/additional_resources/hutto_ICWSM_2014.tar.gz")
@@ -75,7 +75,7 @@ def other_domain(name: str) -> dict[str, NDArray[Any]]:
 
 
 def image_pool(folder: Path) -> Pool:
-    """2,400 handwritten digits as images. The head is not trained, as above."""
+    """Return 2,400 handwritten digits as images, with an untrained head."""
     import torch
 
     from tasks.demo.efficientnet import EfficientNetLite0, load_checkpoint

@@ -1,4 +1,4 @@
-"""The demos in the MLflow registry, put there as their user would have: logged in a run, then registered."""
+"""Registration of the demos in MLflow, as a user would do it: logged in a run, then registered."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 EXPERIMENT = "quantgate demo"
 DIGEST_TAG = "quantgate.demo_digest"
-_EXAMPLE_SAMPLES = 2  # one would make torch.export take the batch size for a constant
+_EXAMPLE_SAMPLES = 2  # with one sample, torch.export would treat the batch size as a constant
 
 
 def register_text(built: Demo, tracking_uri: str) -> str:
-    """The registry's URI of the text demo, such as `models:/sentiment-minilm/1`; an ONNX model.
+    """Register the text demo, an ONNX model, and return its URI, such as `models:/sentiment-minilm/1`.
 
-    A version that was registered from the same model file before is returned as it is.
+    If a version was registered from the same model file before, that version is returned.
 
     Raises:
         InfrastructureError: the registry does not answer.
@@ -44,7 +44,7 @@ def register_text(built: Demo, tracking_uri: str) -> str:
             name=built.name,
             signature=signature,
             input_example=inputs,
-            # One file: its digest is then the digest that was built.
+            # One file, so that its digest equals that of the built file.
             save_as_external_data=False,
             onnx_execution_providers=["CPUExecutionProvider"],
             pip_requirements=_pins("onnx", "onnxruntime"),
@@ -55,9 +55,9 @@ def register_text(built: Demo, tracking_uri: str) -> str:
 
 
 def register_image(built: Demo, tracking_uri: str) -> str:
-    """The registry's URI of the image demo, such as `models:/digits-efficientnet-lite0/1`; an exported PyTorch program.
+    """Register the image demo, an exported PyTorch program; return its URI, such as `models:/digits-efficientnet-lite0/1`.
 
-    A version that was registered from the same weights before is returned as it is.
+    If a version was registered from the same weights before, that version is returned.
 
     Raises:
         InfrastructureError: the registry does not answer.
@@ -73,7 +73,7 @@ def register_image(built: Demo, tracking_uri: str) -> str:
         info = mlflow.pytorch.log_model(
             load_model(built.model_path),
             name=built.name,
-            # Without a name: MLflow's PyTorch flavor predicts on an array, and cannot on a dictionary.
+            # Without a name: MLflow's PyTorch flavor predicts on arrays, not on dictionaries.
             signature=_signature([TensorSpec(image.dtype, (-1, *image.shape[1:]))], classes=10),
             input_example=image,
             serialization_format="pt2",
@@ -85,7 +85,7 @@ def register_image(built: Demo, tracking_uri: str) -> str:
 
 
 def _register(built: Demo, tracking_uri: str, log: Callable[[], str]) -> str:
-    """Register what `log` logs, unless a version with the same digest is there; return its URI."""
+    """Register the model that `log` logs, unless a version with the same digest exists; return its URI."""
     import mlflow
 
     with connect(tracking_uri) as client:
@@ -104,7 +104,7 @@ def _register(built: Demo, tracking_uri: str, log: Callable[[], str]) -> str:
 
 
 def _known_version(client: MlflowClient, built: Demo) -> int | None:
-    # Every version and not the latest alone: what quantgate promotes may be registered under the same name.
+    # Every version, not only the latest: variants that quantgate promotes may be registered under the same name.
     versions: Any = registry_call(client.search_model_versions, f"name = '{built.name}'")
     same = [int(item.version) for item in versions if item.tags.get(DIGEST_TAG) == built.digest]
     return max(same, default=None)
@@ -124,7 +124,7 @@ def _signature(inputs: list[TensorSpec], *, classes: int) -> ModelSignature:
 
 
 def _pins(*distributions: str) -> list[str]:
-    # Named and not inferred: MLflow would start a process that loads the model to see what it imports.
+    # Listed explicitly: to infer them, MLflow would load the model in a process to see its imports.
     return [f"{name}=={metadata.version(name)}" for name in distributions if _installed(name)]
 
 

@@ -1,4 +1,4 @@
-"""How the demos divide their samples: by a seeded permutation, and with every class in its share."""
+"""Split of the demos' samples: by a seeded permutation, with calibration stratified by class."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 @dataclass(frozen=True)
 class Split:
-    """Indices of samples, int64. `calibration` is a part of `train`; `evaluation` shares nothing with either."""
+    """Indices of samples, int64. `calibration` is a subset of `train`; `evaluation` is disjoint from both."""
 
     train: Array
     calibration: Array
@@ -24,9 +24,9 @@ class Split:
 def split_indices(
     label: Array, train_samples: int, calibration_samples: int, evaluation_samples: int, seed: int
 ) -> Split:
-    """Divide the samples of `label` (int64 [n]); calibration has each class in its share of the training part.
+    """Split the samples of `label` (int64 [n]); calibration has the class proportions of the training part.
 
-    `train_samples` is the most that the training part takes of what the evaluation part leaves.
+    `train_samples` is the maximum size of the training part, which is taken from the samples outside evaluation.
 
     >>> split = split_indices(np.array([0, 1] * 10), 10, 4, 8, seed=7)
     >>> len(split.train), len(split.calibration), len(split.evaluation)
@@ -38,10 +38,7 @@ def split_indices(
 
 
 def _stratified(label: Array, count: int) -> Array:
-    """Positions of `count` samples, the first ones of each class, in the order in which they stand.
-
-    Whole samples come from flooring each class's share; those left over go to the largest remainders.
-    """
+    """Return the ascending positions of `count` samples: the first ones of each class, in proportion, by largest remainder."""
     classes, sizes = np.unique(label, return_counts=True)
     exact = sizes * count / len(label)
     quota = np.floor(exact).astype(np.int64)
@@ -51,6 +48,6 @@ def _stratified(label: Array, count: int) -> Array:
 
 
 def save_samples(path: Path, samples: Mapping[str, Array]) -> None:
-    """Write a data file: an uncompressed `.npz` with one array a name, samples along axis 0."""
+    """Write a data file: an uncompressed `.npz` with one array per name, samples along axis 0."""
     arrays: dict[str, Any] = dict(samples)
     np.savez(path, **arrays)

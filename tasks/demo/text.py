@@ -1,4 +1,4 @@
-"""The text demo: a sentiment classifier, MiniLM-L6 under a head that is trained on the spot, as one ONNX file."""
+"""Text demo: a sentiment classifier, MiniLM-L6 with a locally trained head, as one ONNX file."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 NAME = "sentiment-minilm"
 MODEL_FILE = "model.onnx"
 SEQUENCE_TOKENS = 48
-# Fewer than there are: all 8,500 gain a point of accuracy, and take twice as long.
+# Fewer than available: all 8,500 gain a point of accuracy and take twice as long.
 TRAIN_SAMPLES = 4000
 CALIBRATION_SAMPLES = 128
 EVALUATION_SAMPLES = 2000
 OPSET, IR_VERSION = 21, 10
-# The exporter may reorder float32 sums; more than this on a logit would be another model.
+# The exporter may reorder float32 sums; a larger difference of a logit means a wrong export.
 PARITY_TOLERANCE = 1e-3
 PARITY_SAMPLES = 32
 # The best of 0.03 to 10 in a five-fold cross-validation on the training samples.
@@ -54,7 +54,7 @@ class Reviews:
     truncated_share: float
 
     def take(self, indices: Array) -> dict[str, Array]:
-        """The samples at `indices`, as the arrays of a data file."""
+        """Return the samples at `indices`, as the arrays of a data file."""
         return {
             "input_ids": self.input_ids[indices],
             "attention_mask": self.attention_mask[indices],
@@ -63,7 +63,7 @@ class Reviews:
 
 
 def build(state: Path, *, seed: int = 7) -> Demo:
-    """The sentiment model (ONNX; logits float32 [batch, 2]) and its data; made once, then returned at once.
+    """Return the sentiment model (ONNX; logits float32 [batch, 2]) and its data; built once, then reused.
 
     The data files hold `input_ids` and `attention_mask`, int64 [samples, 48], and `label`, int64 [samples].
 
@@ -115,11 +115,11 @@ def _make(state: Path, folder: Path, seed: int) -> Notes:
 
 
 def read_reviews(archive: Path, tokenizer_json: bytes) -> Reviews:
-    """The movie-review snippets of the VADER study (Hutto and Gilbert, ICWSM 2014), as tokens.
+    """Return the movie-review snippets of the VADER study (Hutto and Gilbert, ICWSM 2014), as tokens.
 
     Each line of the file holds an id, the mean of human ratings from -4 to 4, and the text. A snippet rated exactly
-    0 is neither positive nor negative and is left out. Of snippets with the same tokens the first is kept: a text
-    that was in training and in the evaluation would make every accuracy look better than it is.
+    0 is neither positive nor negative and is left out. Of snippets with the same tokens only the first is kept: a text
+    in both training and evaluation would inflate the accuracy.
     """
     from tokenizers import Tokenizer
 
@@ -143,19 +143,19 @@ def read_reviews(archive: Path, tokenizer_json: bytes) -> Reviews:
 
 
 def exported(model: TextClassifier) -> ModelProto:
-    """The classifier as an ONNX program with dynamic axes `batch` and `sequence`."""
+    """Return the classifier as an ONNX program with dynamic axes `batch` and `sequence`."""
     import torch
 
-    # Two tensors: the exporter takes one object given twice for one input.
+    # Two tensors: the exporter would treat one object passed twice as a single input.
     ids, mask = (torch.ones(2, 16, dtype=torch.int64) for _ in range(2))
     auto = torch.export.Dim.AUTO
-    # Only the first input names the axes: the second one's are the same, and naming them twice is a warning.
+    # Only the first input names the axes: naming the same axes twice gives a warning.
     axes = {"input_ids": {0: "batch", 1: "sequence"}, "attention_mask": {0: auto, 1: auto}}
     return to_onnx(model, (ids, mask), axes)
 
 
 def to_onnx(model: Module, inputs: tuple[Tensor, ...], axes: dict[str, dict[int, Any]]) -> ModelProto:
-    """A module as an ONNX program (opset 21, IR 10) that gives `logits`; `axes` are the dynamic ones of each input, by name.
+    """Export a module to an ONNX program (opset 21, IR 10) with the output `logits`; `axes` are each input's dynamic axes.
 
     Raises:
         onnx.checker.ValidationError: the exporter made an invalid program.
@@ -182,7 +182,7 @@ def to_onnx(model: Module, inputs: tuple[Tensor, ...], axes: dict[str, dict[int,
 
 
 def tidy(proto: ModelProto) -> None:
-    """Name each linear layer's MatMul like its weight, and drop the exporter's notes (they hold paths of this disk)."""
+    """Name each linear layer's MatMul after its weight, and drop the exporter's notes, which hold local paths."""
     graph = proto.graph
     for item in (proto, graph, *graph.node, *graph.initializer, *graph.input, *graph.output, *graph.value_info):
         item.ClearField("metadata_props")
@@ -198,11 +198,11 @@ def tidy(proto: ModelProto) -> None:
 def quiet_exporter() -> Iterator[None]:
     log = logging.getLogger("torch.onnx._internal.exporter._registration")
     level = log.level
-    # It reports, at warning level, that torchvision is not installed: nothing here uses it.
+    # The exporter warns that torchvision is not installed, which nothing here uses.
     log.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
-            # torch 2.13 copies its own tree specifications in a way that it has deprecated itself.
+            # torch 2.13 uses a deprecated check of its own.
             warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)`", FutureWarning)
             yield
     finally:
@@ -210,7 +210,7 @@ def quiet_exporter() -> Iterator[None]:
 
 
 def embed(proto: ModelProto, samples: Mapping[str, Array]) -> Array:
-    """The pooled embedding of every sample, float32 [n, width]: what the head's MatMul reads."""
+    """Return the pooled embedding of every sample, float32 [n, width], the input of the head's MatMul."""
     import onnx
 
     head = next(node for node in proto.graph.node if node.name == "head")
@@ -222,16 +222,16 @@ def embed(proto: ModelProto, samples: Mapping[str, Array]) -> Array:
 
 
 def _run(model: bytes | Path, samples: Mapping[str, Array], batch_size: int = 32) -> Array:
-    """The model's only output for every sample, in the order of the samples."""
-    # ONNX Runtime and not torch: twice as fast here, and the head then fits the program that is registered. One thread
-    # an operator and batches side by side: threads inside an operator wait for each other on a machine in use.
+    """Return the model's only output for every sample, in the order of the samples."""
+    # ONNX Runtime rather than torch: twice as fast here, and the head is then fitted on the registered program. One thread
+    # per operator and parallel batches: on a busy machine, threads inside an operator wait for each other.
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     lengths = samples["attention_mask"].sum(axis=1)
-    # By length, so that a batch is padded to its own longest and not to the longest of all: half the work.
+    # Sorted by length, so that each batch is padded only to its own longest text, which halves the work.
     order = np.argsort(lengths, kind="stable")
 
     def run(chosen: Array) -> Array:
@@ -251,10 +251,10 @@ def train_head(embeddings: Array, label: Array, model: TextClassifier, proto: Mo
     from sklearn.linear_model import LogisticRegression
     from threadpoolctl import threadpool_limits
 
-    # The matrices are small: a second thread costs more than it gives, and on a machine in use several times as much.
+    # The matrices are small: a second thread costs more than it saves, and several times as much on a busy machine.
     with threadpool_limits(1):
         fitted = LogisticRegression(C=HEAD_C, max_iter=1000).fit(embeddings, label)
-    # Half of the decision with either sign: the softmax of the two logits is then the fitted probability.
+    # Plus and minus half of the decision value: the softmax of the two logits is then the fitted probability.
     weight = np.stack([-fitted.coef_[0], fitted.coef_[0]], axis=1).astype(np.float32) / 2
     bias = np.array([-fitted.intercept_[0], fitted.intercept_[0]], dtype=np.float32) / 2
     for name, value in (("head.weight", weight), ("head.bias", bias)):
@@ -264,7 +264,7 @@ def train_head(embeddings: Array, label: Array, model: TextClassifier, proto: Mo
 
 
 def _check(model: TextClassifier, path: Path, evaluation: Mapping[str, Array]) -> Notes:
-    """Accuracy of the file on the evaluation samples, and the largest distance of its logits from the original's."""
+    """Return the file's accuracy on the evaluation samples, and the largest difference of its logits from the original's."""
     import torch
 
     logits = _run(path, evaluation)

@@ -9,9 +9,8 @@ from pathlib import Path
 from tasks.run.context import log
 from tasks.storage.s3 import S3, Found
 from tasks.storage.s3_download import download, verified_by
-from tasks.storage.s3_retry import StorageRefused
 from validators.digests import digest_file, digest_values
-from validators.errors import DataError
+from validators.errors import DataError, StorageRefused
 from validators.untrusted.s3_uris import S3Uri
 
 # The most that file systems take in a name is 255 bytes.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 from prefect.artifacts import create_link_artifact
@@ -10,18 +11,16 @@ from prefect.artifacts import create_link_artifact
 from tasks.measure.activations import open_tapped, view_samples
 from tasks.measure.inventory import usable_cores
 from tasks.measure.taps import find_taps
-from tasks.run.context import MEASURE_CODE, Given, Run, log
+from tasks.run.context import Run, log
 from tasks.run.step import step
-from validators.calibration import judge as calibration_data
+from tasks.storage.product import Product
 from validators.calibration.judge import judge_calibration
 from validators.calibration.model_view import ModelView
-from validators.digests import digest_code
 from validators.errors import CandidateRefused, DataError
 from validators.plain_text import as_markdown
 from validators.providers import CPU_PROVIDER
 from validators.records.run import CalibrationVerdict, SessionSettings
-
-CHECK_CODE = digest_code([Path(calibration_data.__file__).parents[1]])
+from validators.samples.given import Given
 
 
 @step("judge calibration data")
@@ -34,7 +33,7 @@ def judge_calibration_data(run: Run, given: Given) -> CalibrationVerdict:
     """
     job, evidence = run.job, given.evidence
     files = [evidence.calibration, evidence.evaluation] + ([evidence.traffic] if evidence.traffic else [])
-    key = (
+    inputs = (
         [samples.file.digest for samples in files],
         given.source.digest,
         evidence.output.name,
@@ -44,12 +43,10 @@ def judge_calibration_data(run: Run, given: Given) -> CalibrationVerdict:
         job.calibration.model_dump(),
         job.seed,
         [asdict(spec) for spec in evidence.inputs],
-        CHECK_CODE,
-        MEASURE_CODE,
     )
     with run.clock.work("judge calibration data"):
         verdict, _ = run.store.make(
-            "calibration-verdict", key, CalibrationVerdict, lambda folder: _judge(run, given, folder)
+            Product("calibration-verdict", inputs, CalibrationVerdict, partial(_judge, run, given))
         )
     create_link_artifact(
         verdict.page.as_uri(),

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from tasks.evidence.fetch_data import fetch_data
 from tasks.measure.inventory import usable_cores
-from tasks.run.context import Evidence, Run, log
+from tasks.run.context import Run, log
 from tasks.run.job_hooks import job_hooks, job_step
 from tasks.run.job_metric import job_metric, keeps_noise
 from tasks.run.step import step
@@ -27,6 +27,7 @@ from validators.providers import CPU_PROVIDER
 from validators.records.run import SessionSettings, Source
 from validators.samples.confirmation_split import confirmation_mask
 from validators.samples.datasets import Samples, TensorSpec, check_evaluation, load_samples
+from validators.samples.given import Evidence
 from validators.untrusted.s3_uris import S3Uri
 
 if TYPE_CHECKING:

@@ -15,9 +15,10 @@ from tasks.ptq.graph.declare import declare_outputs
 from tasks.ptq.graph.edits import gather_weights, notes_of, scratch
 from tasks.ptq.graph.upgrade import upgrade_opset
 from tasks.registry.mlflow_registry import MODEL_URI, connect, named_version, registry_call
-from tasks.run.context import MAKER_CODE, Run, log
+from tasks.run.context import Run, log
 from tasks.run.settings import registry_uri
 from tasks.run.step import step
+from tasks.storage.product import Product
 from validators.digests import digest_file, digest_model, digest_values
 from validators.errors import SourceError
 from validators.graph.source_graph import LEAST_OPSET, check_source_graph, opset_of
@@ -28,10 +29,6 @@ from validators.untrusted.external_data import external_files
 from validators.untrusted.operator_allowlist import may_unpickle
 from validators.untrusted.paths import inside
 from validators.untrusted.s3_uris import S3Uri
-
-_FILES = ("resolve_source.py", "torch_export.py", "torch_export_process.py")
-_CODE = digest_values(MAKER_CODE, *(digest_file(Path(__file__).with_name(name)) for name in _FILES))
-
 
 # What makes ONNX of a model of another flavor.
 CONVERTERS = {
@@ -86,7 +83,8 @@ def _from_file(run: Run) -> Source:
         return Source(str(path), path.stem, None, digest, folder / "model.onnx", "file", parity_max_abs=parity)
 
     files = [path, *external_files(path)]
-    source, _ = run.store.make("source", (_CODE, *(digest_file(file) for file in files)), Source, gather)
+    inputs = tuple(digest_file(file) for file in files)
+    source, _ = run.store.make(Product("source", inputs, Source, gather))
     # The entry may be another job's, whose file had the same content and another name.
     return replace(source, uri=str(path), name=path.stem)
 
@@ -94,7 +92,7 @@ def _from_file(run: Run) -> Source:
 def _from_registry(run: Run) -> Source:
     version = _find_version(run)
     uri = f"models:/{version.name}/{version.version}"
-    key = (registry_uri(run.tracking_uri), uri, version.created, _CODE)
+    inputs = (registry_uri(run.tracking_uri), uri, version.created)
 
     def fetch(folder: Path) -> Source:
         from mlflow.artifacts import download_artifacts
@@ -103,7 +101,7 @@ def _from_registry(run: Run) -> Source:
             model = Path(registry_call(download_artifacts, artifact_uri=uri, dst_path=str(folder)))
         return _read_model(model, folder, uri, version, run)
 
-    source, _ = run.store.make("source", key, Source, fetch)
+    source, _ = run.store.make(Product("source", inputs, Source, fetch))
     return replace(source, uri=run.job.source)
 
 

@@ -17,6 +17,7 @@ from tasks.measure.taps import Taps, find_taps
 from tasks.ptq.calibrate.selection import choose_samples
 from tasks.run.context import Run, log
 from tasks.run.step import step
+from tasks.storage.files import write_whole
 from validators.calibration.model_view import Embeddings, draw_rows, usable_rows
 from validators.calibration.representation import covered_share, measure_distances, project
 from validators.digests import digest_samples
@@ -147,7 +148,5 @@ def _write(pool: Samples, rows: NDArray[np.intp], path: Path, label: str, groups
         arrays[label] = pool.labels[rows]
     if groups is not None and pool.clusters is not None:
         arrays[groups] = pool.clusters[rows]
-    temporary = path.with_name(f".{path.name}.writing")
-    with temporary.open("wb") as stream:
+    with write_whole(path) as partial, partial.open("wb") as stream:
         np.savez(stream, **arrays)
-    temporary.replace(path)

@@ -1,4 +1,4 @@
-"""What a model makes of samples: the values that a quantizer would fix a range for, and one embedding a sample."""
+"""Activations of a model on samples: the tensors that a quantizer would fix a range for, and one embedding per sample."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from validators.records.measurements import Clipping
 from validators.records.run import SessionSettings
 from validators.samples.datasets import Samples
 
-# What the watched tensors of one batch may take: all of them live until the batch is done, unlike in a plain run.
+# Memory limit for the watched tensors of one batch. Unlike in a plain run, all of them live until the batch is done.
 WATCHED_BYTES = 200_000_000
 MAX_BATCH_SIZE = 8
 
 
 @dataclass(frozen=True)
 class Ranges:
-    """Least and greatest value of each watched tensor: float64 of shape `(tensors,)`, NaN for one that has no range."""
+    """Least and greatest value of each watched tensor: float64 `(tensors,)`, NaN for a tensor without a range."""
 
     low: NDArray[np.float64]
     high: NDArray[np.float64]
@@ -34,7 +34,11 @@ class Ranges:
 
 @dataclass
 class Counts:
-    """What lay outside of given ranges, by watched tensor: values, values in all, samples; int64 of shape `(tensors,)`."""
+    """Counts of values outside given ranges, by watched tensor, int64 `(tensors,)`.
+
+    `outside` counts values outside, `values` all values, `samples` the samples with a value outside. `rows` is the total
+    number of samples.
+    """
 
     outside: NDArray[np.int64]
     values: NDArray[np.int64]
@@ -43,7 +47,7 @@ class Counts:
 
     @classmethod
     def none(cls, tensors: int) -> Counts:
-        """Nothing counted yet."""
+        """Return counts of zero."""
         return cls(np.zeros(tensors, np.int64), np.zeros(tensors, np.int64), np.zeros(tensors, np.int64))
 
 
@@ -51,7 +55,7 @@ class Counts:
 def open_tapped(
     model: Path, settings: SessionSettings, choose: Callable[[onnx.GraphProto], Taps]
 ) -> Iterator[ActivationWatch]:
-    """A session of the model with the tensors as outputs that `choose` finds in its graph.
+    """Open a session of the model whose outputs are the tensors that `choose` finds in its graph.
 
     Raises:
         CandidateRefused: the runtime does not load the file.
@@ -63,14 +67,14 @@ def open_tapped(
 
 
 class ActivationWatch:
-    """A tapped session, and what can be asked of it."""
+    """Session that exposes the tapped tensors, with statistics of them."""
 
     def __init__(self, watched: WatchedSession, taps: Taps) -> None:
         self.taps = taps
         self._watched = watched
 
     def ranges(self, samples: Samples, rows: NDArray[np.intp], fixed_batch: int | None) -> tuple[Ranges, Vectors]:
-        """The extremes of each watched tensor over some samples, and one vector a sample.
+        """Return the extremes of each watched tensor over the given rows, and one vector per sample, float32 `(n, features)`.
 
         Raises:
             CandidateRefused: `invalid`: the runtime fails on the samples.
@@ -91,7 +95,9 @@ class ActivationWatch:
     def count_outside(
         self, samples: Samples, rows: NDArray[np.intp], fixed_batch: int | None, ranges: Iterable[Ranges]
     ) -> tuple[list[Counts], Vectors]:
-        """What lies outside of each of some ranges, in one pass over some samples; and one vector a sample.
+        """Count the values outside each of `ranges` in one pass over the given rows.
+
+        Return the counts of each of `ranges`, and one vector per sample, float32 `(n, features)`.
 
         Raises:
             CandidateRefused: `invalid`: the runtime fails on the samples.
@@ -113,10 +119,10 @@ class ActivationWatch:
     def shares_outside(
         self, samples: Samples, fixed_batch: int | None, ranges: Ranges
     ) -> tuple[NDArray[np.float64], Vectors]:
-        """The share of each watched tensor's values outside its range, by sample: shape `(n, tensors)`; NaN where there is no
-        range, or no float. And one vector a sample.
+        """Return each sample's share of values outside the range, by watched tensor, and one vector per sample.
 
-        A tensor whose first axis is not the batch's has one share for all samples of a batch.
+        Shares are float64 `(n, tensors)`, NaN for a tensor without a range or of another type than float. Vectors are float32
+        `(n, features)`. A tensor whose first axis is not the batch has one share for all samples of a batch.
 
         Raises:
             CandidateRefused: `invalid`: the runtime fails on the samples.
@@ -137,7 +143,7 @@ class ActivationWatch:
     def _run(
         self, samples: Samples, rows: NDArray[np.intp], fixed_batch: int | None
     ) -> Iterator[tuple[int, dict[str, NDArray[Any]]]]:
-        """Batches of samples as (size, tensors by name); the first one small, to see what a sample takes."""
+        """Yield batches as (size, tensors by name); the first batch is small, to learn the memory of a sample."""
         size, start = fixed_batch or 1, 0
         while start < len(rows):
             chosen = rows[start : start + size]
@@ -155,7 +161,7 @@ Vectors = NDArray[np.float32]
 def view_samples(
     watch: ActivationWatch, calibration: Samples, reference: Samples, *, most: int, fixed_batch: int | None, seed: int
 ) -> ModelView | None:
-    """What the model makes of at most `most` samples of each, drawn by the seed; None when one side has no sound sample.
+    """Return the model's view of at most `most` samples of either side, drawn by the seed; None if a side has no usable one.
 
     Raises:
         CandidateRefused: `invalid`: the runtime fails on the samples.
@@ -176,7 +182,7 @@ def view_samples(
 
 
 def describe_clipping(taps: Taps, ranges: Ranges, counts: Counts) -> tuple[Clipping, ...]:
-    """The counts as shares, for each watched tensor that has a range and values."""
+    """Return the counts as shares, for each watched tensor that has a range and values."""
     return tuple(
         Clipping(
             tap.tensor,
@@ -198,29 +204,29 @@ def _count(
     if values.dtype.kind != "f" or np.isnan(low):
         return
     count.values[place] += values.size
-    # Most batches lie inside: their extremes tell, in a tenth of the time. NaN is outside of every range.
+    # Most batches lie inside, and their extremes show it in a tenth of the time. NaN is outside every range.
     if low <= least and most <= high:
         return
     outside = ~((values >= low) & (values <= high))
     count.outside[place] += np.count_nonzero(outside)
-    # A tensor whose first axis is not the batch's counts as one: all of its samples, or none.
+    # A tensor whose first axis is not the batch counts for all samples, or for none.
     by_sample = outside.reshape(size, -1) if len(values) % size == 0 else outside.reshape(1, -1).repeat(size, axis=0)
     count.samples[place] += int(by_sample.any(axis=1).sum())
 
 
 def _finite(values: NDArray[Any]) -> NDArray[Any]:
-    """The values to take extremes of: none if they are not floats, all of them if they are finite."""
+    """Return the finite values; none if they are not floats."""
     if values.dtype.kind != "f":
         return values.reshape(-1)[:0]
     with np.errstate(invalid="ignore", over="ignore"):
-        # Both extremes of a tensor are finite if all of it is: found without a copy.
+        # If both extremes are finite, so is the whole tensor, and no copy is needed.
         return values if np.isfinite(values.min(initial=0) + values.max(initial=0)) else values[np.isfinite(values)]
 
 
 def _pool(values: NDArray[Any], size: int, channel_axis: int) -> Vectors:
-    """One vector a sample, shape `(size, features)`: the mean over all axes but the first and the features'."""
+    """Return one vector per sample, float32 `(size, features)`: the mean over all axes except the first and the channels."""
     if not values.ndim or len(values) != size:
-        # What the layer reads has lost the batch axis: nothing of one sample can be told from it.
+        # The tensor has lost the batch axis, so it has no vector per sample.
         return np.full((size, 1), np.nan, np.float32)
     if values.ndim == 1:
         return values.astype(np.float32)[:, None]

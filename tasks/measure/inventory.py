@@ -1,4 +1,4 @@
-"""What the target consists of, read from the machine."""
+"""Inventory of the target, read from the machine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from validators.providers import GPU_PROVIDERS, TENSORRT
 from validators.records.run import Gpu, Inventory
 from validators.targets import facts_of, installed_targets, is_on_gpu
 
-# The instruction sets that decide which integer kernels run, in the spelling of /proc/cpuinfo.
+# Instruction sets that decide which integer kernels run, spelled as in /proc/cpuinfo.
 ISA_FLAGS = (
     "avx2",
     "avx512f",
@@ -32,9 +32,9 @@ ISA_FLAGS = (
 
 
 def usable_cores() -> int:
-    """Return how many cores this process may use: those of its affinity mask, or the whole cores of its CPU quota if fewer.
+    """Return the number of cores that this process may use: the affinity mask, or the whole cores of a smaller CPU quota.
 
-    At least 1: a quota of half a core still runs one thread.
+    It is at least 1, since a quota of half a core still runs one thread.
     """
     allowed = len(os.sched_getaffinity(0))
     quota = quota_cores()
@@ -42,12 +42,12 @@ def usable_cores() -> int:
 
 
 def competing_load() -> float:
-    """Return the machine's load average, less the processors that a CPU quota leaves to others."""
+    """Return the machine's load average (1 minute), minus the processors that a CPU quota leaves to others."""
     return max(0.0, os.getloadavg()[0] - (len(os.sched_getaffinity(0)) - usable_cores()))
 
 
 def adds_pairs_in_16_bits(inventory: Inventory) -> bool:
-    """Whether INT8 products are added by vpmaddubsw, which saturates: on x86 without VNNI or AMX.
+    """Return whether INT8 products are added by vpmaddubsw, which saturates: on x86 without VNNI or AMX.
 
     ONNX Runtime documentation, "Quantize ONNX models", on U8S8 with AVX2 and AVX512.
     """
@@ -56,15 +56,15 @@ def adds_pairs_in_16_bits(inventory: Inventory) -> bool:
 
 
 def take_inventory(target: str, device: int = 0) -> Inventory:
-    """The inventory of this machine for a target; on a GPU for that of this index, as CUDA programs call it.
+    """Return the inventory of this machine for a target. For a GPU target, `device` is the CUDA index of the GPU.
 
     Raises:
-        InfrastructureError: no ONNX Runtime is installed, or two that overwrite each other; or which GPU it is cannot be told.
+        InfrastructureError: no ONNX Runtime is installed, or two that overwrite each other; or the GPU is ambiguous.
     """
     import onnxruntime as ort
 
     name, version = installed_runtime()
-    # Where no session can be opened with it the plugin changes nothing, installed or not.
+    # A plugin with which no session can be opened is left out, installed or not.
     plugin = {} if openvino.why_missing() else {openvino.DISTRIBUTION: openvino.installed_version() or ""}
     cpu = _cpu_info()
     flags = set((cpu.get("flags") or cpu.get("Features") or "").split())
@@ -91,17 +91,17 @@ def take_inventory(target: str, device: int = 0) -> Inventory:
 
 
 def find_gpu(device: int = 0) -> Gpu | None:
-    """The GPU that CUDA programs of this process call by this index; None without one, its driver, or `nvidia-ml-py`.
+    """Return the GPU with this CUDA index in this process; None without a GPU, its driver, or `nvidia-ml-py`.
 
     Raises:
-        InfrastructureError: there are GPUs of several kinds, and nothing says which of them comes first.
+        InfrastructureError: there are GPUs of several kinds, and the environment does not fix their order.
     """
     found = open_gpu(device)
     return found.describe() if found else None
 
 
 def usable_providers(inventory: Inventory) -> tuple[str, ...]:
-    """The providers that can run something on this machine: the runtime names those that it was built with, GPU or none."""
+    """Return the providers that can run on this machine. The runtime lists GPU providers even without a GPU."""
     engines = (TENSORRT,) if inventory.gpu and "tensorrt" in inventory.runtimes else ()
     return tuple(name for name in inventory.providers if inventory.gpu or name not in GPU_PROVIDERS) + engines
 
@@ -121,7 +121,7 @@ def _target_libraries(target: str) -> dict[str, str]:
 
 
 def _cpu_info() -> dict[str, str]:
-    """The first processor's entry of /proc/cpuinfo."""
+    """Return the first processor's entry of /proc/cpuinfo."""
     path = Path("/proc/cpuinfo")
     if not path.exists():
         return {}

@@ -1,45 +1,63 @@
-"""What all outputs of a model give for the same samples, asked several times: the ground of the sanity gates."""
+"""Repeated runs of a model on the same samples, compared over all outputs: the evidence for the sanity gates."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tasks.measure.metrics.perplexity import WINDOWS_AT_ONCE
 from tasks.runtimes.runner import open_runner
-from validators.records.measurements import Answers
-from validators.records.run import SessionSettings
-from validators.samples.datasets import Arrays
+from validators.records.measurements import Answers, Sanity
+from validators.records.run import SessionSettings, Variant
+from validators.samples.datasets import Arrays, Samples
 
 RUNS = 3
+# Enough to tell a constant answer, and a random one; samples of perplexity are whole windows of text.
+SANITY_SAMPLES, SANITY_WINDOWS = 8, 2
 _NUMBERS = "biuf"
 
 
 @dataclass(frozen=True)
 class OutputPart:
-    """The answers of one output to one batch, and its first row, which is None for what is no tensor of rows."""
+    """The answers of one output to one batch of `rows` samples, and its first row (None unless it has a row per sample)."""
 
     answers: Answers
     first: NDArray[Any] | None
     rows: int
 
 
+def sanity_batches(samples: Samples, fixed_batch: int | None, *, of_text: bool) -> list[Arrays]:
+    """Return the samples that are asked; with `of_text` each is a window of text."""
+    wanted = SANITY_WINDOWS if of_text else SANITY_SAMPLES
+    size = fixed_batch or (WINDOWS_AT_ONCE if of_text else wanted)
+    return list(islice(samples.batches(size), max(1, wanted // size)))
+
+
+def make_sanity(variant: Variant, batches: Sequence[Arrays], baseline: tuple[Answers, ...] | None, _: Path) -> Sanity:
+    """Ask a variant; `baseline` holds the answers of the baseline, None for the baseline itself."""
+    found = ask(variant.loaded, variant.session, batches)
+    samples = sum(len(next(iter(batch.values()))) for batch in batches)
+    return Sanity(samples, RUNS, found if baseline is None else baseline, found)
+
+
 def ask(model: Path, settings: SessionSettings, batches: Sequence[Arrays]) -> tuple[Answers, ...]:
-    """The answers of every output to the samples of `batches`, each batch asked `RUNS` times.
+    """Return the answers of every output to the samples of `batches`. Each batch runs `RUNS` times.
 
     Raises:
         CandidateRefused: the runtime does not load or run the model.
     """
-    # Another candidate's session may run beside this one: threads that spin would take turns with its.
+    # Another candidate's session may run at the same time; spinning threads would compete with its threads.
     with open_runner(model, settings.without_spinning()) as runner:
         names = [spec.name for spec in runner.outputs]
         parts = []
         for batch in batches:
-            # Batch by batch: the logits of a language model for all samples at once fit nowhere.
+            # Batch by batch: the logits of a language model for all samples do not fit in memory.
             runs = [runner.run(batch, names) for _ in range(RUNS)]
             rows = len(next(iter(batch.values())))
             parts.append(
@@ -52,7 +70,7 @@ def ask(model: Path, settings: SessionSettings, batches: Sequence[Arrays]) -> tu
 
 
 def describe(name: str, dtype: str, runs: Sequence[Any], rows: int) -> OutputPart:
-    """The answers of one output to one batch of so many rows, `runs` being what each run gave.
+    """Return the answers of one output to one batch of `rows` samples; `runs` holds the output of each run.
 
     >>> runs = [np.array([[1.0, 2.0], [1.0, 2.0]]), np.array([[1.0, 2.5], [1.0, 2.0]])]
     >>> describe("y", "float64", runs, 2).answers
@@ -75,9 +93,9 @@ def describe(name: str, dtype: str, runs: Sequence[Any], rows: int) -> OutputPar
 
 
 def merge(parts: Sequence[OutputPart]) -> Answers:
-    """The answers to all batches: samples in their order, other axes as in the first batch.
+    """Return the answers to all batches, with samples in order and other axes as in the first batch.
 
-    A single sample is never constant: there is nothing that it could differ from.
+    The answer to a single sample is never called constant.
     """
     head = parts[0]
     if head.answers.shape is None:
@@ -101,12 +119,12 @@ def _same(row: NDArray[Any] | None, other: NDArray[Any] | None) -> bool:
 
 
 def _apart(values: NDArray[Any], others: NDArray[Any]) -> float:
-    """The largest absolute difference: 0 for the same bits, infinite where shapes differ or only one of two is finite."""
+    """Return the largest absolute difference: 0 for equal bits, infinite if shapes or positions of finite values differ."""
     if values.shape == others.shape and values.tobytes() == others.tobytes():
         return 0.0
     if values.shape != others.shape or (np.isfinite(values) != np.isfinite(others)).any():
         return float("inf")
     finite = np.isfinite(values)
     apart = np.abs(values[finite].astype(np.float64) - others[finite].astype(np.float64))
-    # Bits that differ in numbers that do not, as of 0 and -0, are no repetition either.
+    # Equal numbers with different bits, such as 0 and -0, still count as a difference.
     return float(apart.max(initial=0.0)) or float(np.finfo(np.float64).tiny)

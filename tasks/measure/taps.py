@@ -1,4 +1,4 @@
-"""What to watch in a graph: the tensors that a quantizer would fix a range for, and the one that stands for a sample."""
+"""Choice of tensors to watch in a graph: those that a quantizer would fix a range for, and the one that represents a sample."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Tap:
 
 @dataclass(frozen=True)
 class Taps:
-    """The activations to watch, and the tensor whose values stand for a sample.
+    """The activations to watch, and the tensor whose values represent a sample.
 
-    The features of `representation` lie along `channel_axis`; over other axes but the first it is averaged.
+    The features of `representation` lie on `channel_axis`; all other axes except the first are averaged.
     """
 
     watched: tuple[Tap, ...]
@@ -33,13 +33,13 @@ class Taps:
 
 
 def find_taps(graph: onnx.GraphProto, output: str, representation: str | None) -> Taps:
-    """What to watch in a float graph: the inputs of MatMul, Gemm and Conv that depend on the graph's inputs.
+    """Return the taps of a float graph: the inputs of MatMul, Gemm and Conv that depend on the graph's inputs.
 
-    The representation is what the last layer with weights before `output` reads, unless the job names another tensor: the
-    layer that decides reads all that the model knows of a sample. A graph without such a layer is known by its output.
+    The default representation is the input of the last weighted layer before `output`, which holds all that the model knows
+    of a sample. In a graph without such a layer it is the output itself.
 
     Raises:
-        JobError: `representation` is no tensor of the graph.
+        JobError: `representation` is not a tensor of the graph that depends on its inputs.
     """
     depends = dependent_tensors(graph)
     inputs = [name for node in graph.node if weight_input(node) for name in node.input[:2]]
@@ -56,7 +56,7 @@ def find_taps(graph: onnx.GraphProto, output: str, representation: str | None) -
 
 
 def taps_of(graph: onnx.GraphProto, output: str, tensors: Iterable[str]) -> Taps:
-    """The given tensors to watch, as far as the graph has them; the output stands for a sample."""
+    """Return taps for those of `tensors` that the graph has; the output represents a sample."""
     depends = dependent_tensors(graph)
     return Taps(_tap(graph, [name for name in tensors if name in depends]), output, -1)
 
@@ -64,7 +64,7 @@ def taps_of(graph: onnx.GraphProto, output: str, tensors: Iterable[str]) -> Taps
 def _tap(
     graph: onnx.GraphProto, tensors: Iterable[str], reads: Callable[[onnx.NodeProto], object] | None = None
 ) -> tuple[Tap, ...]:
-    """Each tensor once, with the nodes (of some that count) that read it."""
+    """Return each tensor once, with the nodes that read it; `reads` selects the nodes that count."""
     readers: dict[str, list[str]] = {name: [] for name in tensors}
     for place, node in enumerate(graph.node):
         if reads is None or reads(node):
@@ -75,7 +75,7 @@ def _tap(
 
 
 def _last_weighted_input(graph: onnx.GraphProto, output: str, depends: Container[str]) -> tuple[str, int]:
-    """What the weighted layer nearest before the output reads, and its channel axis."""
+    """Return the input of the weighted layer nearest to the output, and its channel axis."""
     makers = {name: node for node in graph.node for name in node.output}
     waiting, seen = deque([output]), {output}
     while waiting:
@@ -91,6 +91,6 @@ def _last_weighted_input(graph: onnx.GraphProto, output: str, depends: Container
 
 
 def _channel_axis(graph: onnx.GraphProto, tensor: str) -> int:
-    """1 for what a convolution reads or makes, else the last."""
+    """Return 1 for an input or output of a convolution, else the last axis."""
     beside = [node for node in graph.node if tensor in (*node.input, *node.output)]
     return 1 if any(operator_of(node) == "Conv" for node in beside) else -1

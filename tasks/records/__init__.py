@@ -1,4 +1,4 @@
 """Step 9: the run in MLflow, its result document, its report.
 
-Imported by `tasks/watch`, `tasks/retention` and flows.
+`tasks/watch`, `tasks/retention` and flows import it.
 """

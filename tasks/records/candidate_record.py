@@ -1,4 +1,4 @@
-"""One candidate in MLflow: a run nested in that of the whole, with its recipe, figures, verdicts, and what they rest on."""
+"""Record of one candidate in MLflow: a nested run with its recipe, figures, verdicts and their evidence."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def open_candidate_run(client: MlflowClient, run_id: str, candidate: str) -> str:
-    """The id of the run of one candidate, nested in that of the whole: the one that an earlier attempt left, or a new one.
+    """Return the id of a candidate's run, nested in the parent run; an earlier attempt's run is reused.
 
     Raises:
         ServiceDown: the tracking server does not answer.
@@ -42,13 +42,13 @@ def open_candidate_run(client: MlflowClient, run_id: str, candidate: str) -> str
 
 
 def log_table(client: MlflowClient, run_id: str, columns: dict[str, list[Any]], path: str) -> None:
-    """A table of a run, in place of one that an earlier attempt left, to which MLflow's own call would append.
+    """Log a table to a run, replacing an earlier attempt's; MLflow's own call would append to it.
 
     Raises:
         ServiceDown: the tracking server does not answer.
     """
     registry_call(client.log_dict, run_id, as_table(columns), path)
-    # What MLflow's page shows as tables.
+    # Tag that lists the artifacts that MLflow's page shows as tables.
     tag = "mlflow.loggedArtifacts"
     known = json.loads(registry_call(client.get_run, run_id).data.tags.get(tag, "[]"))
     table = {"path": path, "type": "table"}
@@ -57,8 +57,9 @@ def log_table(client: MlflowClient, run_id: str, columns: dict[str, list[Any]], 
 
 
 def record_trial(client: MlflowClient, run_id: str, trial: Trial) -> None:
-    """What is known of a candidate into its run, which ends: figures in one batch, since a call for each is a transaction each,
-    and the artifacts that its verdicts rest on.
+    """Write a candidate's figures, verdicts and evidence files to its run, and end the run.
+
+    All figures go in one batch, since each call is a transaction.
 
     Raises:
         ServiceDown: the tracking server does not answer.
@@ -103,7 +104,7 @@ def _tags(trial: Trial) -> dict[str, str]:
 
 
 def _metrics(trial: Trial) -> dict[str, float]:
-    """Every figure that was measured; one that was not, or is not finite, is left out."""
+    """Return all measured figures that are finite, by name."""
     metrics: dict[str, float | None] = {"seconds": trial.seconds}
     if trial.variant:
         metrics["size_bytes"] = trial.variant.size_bytes
@@ -132,7 +133,7 @@ def _metrics(trial: Trial) -> dict[str, float]:
 
 
 def _ends(name: str, estimate: Estimate | None, side: str) -> dict[str, float | None]:
-    """An estimate and the bound that its gate looks at."""
+    """Return an estimate and the bound that its gate judges."""
     if estimate is None:
         return {}
     return {name: estimate.value, f"{name}_{side}": estimate.high if side == "upper" else estimate.low}
@@ -151,7 +152,7 @@ def _coverage_metrics(coverage: Coverage) -> dict[str, float | None]:
 
 
 def _latency_metrics(latency: Latency) -> dict[str, float | None]:
-    """The figures of one operating point that are worth watching from run to run."""
+    """Return the figures of one operating point that are worth comparing from run to run."""
     return {
         "latency_p50_ms": latency.p50_ms,
         "speedup_p50": latency.speedup.value,
@@ -175,7 +176,7 @@ def _confirmed_metrics(confirmed: Confirmed) -> dict[str, float | None]:
 
 
 def _files(trial: Trial) -> Iterator[tuple[Path, str]]:
-    """What verdicts rest on, with the artifact that each file becomes."""
+    """Yield the evidence files of the verdicts, each with its artifact path."""
     log = (
         trial.refusal.log
         if trial.refusal
@@ -204,5 +205,5 @@ def _points(trial: Trial) -> dict[str, Latency]:
 
 
 def _plain(value: Any) -> Any:
-    """What MLflow's table can hold: a float that is not finite is absent there, and the verdict's reason says why."""
+    """Replace a non-finite float by None, since MLflow's table cannot hold it; the verdict's reason explains it."""
     return None if isinstance(value, float) and not math.isfinite(value) else value

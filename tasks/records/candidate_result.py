@@ -1,4 +1,4 @@
-"""One candidate in the result document, from its trial."""
+"""Entry of one candidate in the result document, from its trial."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from validators.records.run import Trial
 
 
 def conclude_candidate(trial: Trial) -> CandidateResult:
-    """What the result document says of a candidate that was judged."""
+    """Return the entry of a judged candidate in the result document."""
     latency = trial.latency
     assert trial.outcome is not None, f"{trial.candidate} was not judged"
     return CandidateResult(
@@ -63,7 +63,7 @@ def _confirmed(trial: Trial) -> ConfirmedResult | None:
 
 
 def _slices(slices: tuple[SliceDrop, ...]) -> list[SliceResult]:
-    """Worst first: by the upper bound, or where there is none, the value."""
+    """Return the slices, worst first: by the upper bound or, without one, by the value."""
 
     def upper(found: SliceDrop) -> float:
         bound = found.drop.value if found.drop.high is None else found.drop.high
@@ -82,7 +82,7 @@ def _finite_estimate(estimate: Estimate | None) -> Estimate | None:
 
 
 def _times(coverage: Coverage | None) -> dict[str, Any]:
-    """What the runtime tells of the time in kernels; nothing where it tells none."""
+    """Return the fields about time in kernels; empty if the runtime reports no times."""
     if coverage is None or coverage.time_share is None:
         return {}
     return {
@@ -93,5 +93,5 @@ def _times(coverage: Coverage | None) -> dict[str, Any]:
 
 
 def finite(value: float | None) -> float | None:
-    """JSON has neither NaN nor Inf: what is not finite is absent, and the verdict's reason says why."""
+    """Return a finite value unchanged, else None: JSON has neither NaN nor Inf, and the verdict's reason explains it."""
     return value if value is not None and math.isfinite(value) else None

@@ -1,4 +1,4 @@
-"""Several recorded runs on one page."""
+"""Comparison page of several recorded runs."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 def compare_runs(client: MlflowClient, names: Sequence[str], path: Path) -> list[Recorded]:
-    """Write the page that compares runs, by their names for people, in the order given.
+    """Write the page that compares runs, given by id, id prefix or `last`, in the given order; return the runs.
 
     Raises:
-        JobError: fewer than two runs, one that is not there, one without a result, or a file that cannot be written.
+        JobError: there are fewer than two runs, one is missing or has no result, or the file cannot be written.
         ServiceDown: the tracking server does not answer.
     """
     runs = [find_recorded(client, name) for name in names]
@@ -37,6 +37,6 @@ def compare_runs(client: MlflowClient, names: Sequence[str], path: Path) -> list
 
 def _compared(client: MlflowClient, run: Recorded) -> ComparedRun:
     result = recorded_result(client, run)
-    with suppress(JobError):  # of one that recorded no job, all else can be compared
+    with suppress(JobError):  # a run without a recorded job can still be compared otherwise
         return ComparedRun(run.id, run.started, result, recorded_job(client, run))
     return ComparedRun(run.id, run.started, result)

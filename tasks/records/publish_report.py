@@ -1,4 +1,4 @@
-"""Step 9: the page, its pictures, and the same table as Prefect artifacts."""
+"""Step 9: the report page, its pictures, and the table as Prefect artifacts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from validators.plain_text import as_markdown, plain
 from validators.records.result import Result
 from validators.redact import redact
 
-# Of a tag that says what came of a run: another attempt replaces those of the one before.
+# Prefix of tags with the outcome of a run; a new attempt replaces the tags of the one before.
 TAG = "result: "
 
 
@@ -39,7 +39,7 @@ def publish_report(run: Run, record: str, findings: Findings, result: Result) ->
 
 
 def _tag_flow_run(result: Result) -> None:
-    """Put the outcome into the flow run's tags, which its page and the list of runs show without a click."""
+    """Write the outcome to the flow run's tags, which Prefect's list of runs shows."""
     told = [plain(word) for word in headline(result)]
     others = [tag for tag in flow_run.tags if not tag.startswith(TAG)]
     with server_client() as client:

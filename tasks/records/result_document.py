@@ -1,4 +1,4 @@
-"""The result document, from the records of a run."""
+"""Result document, from the records of a run."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from validators.samples.words import count as counted
 
 @dataclass(frozen=True)
 class Findings:
-    """What a run found so far; a run that ends early leaves the rest as it is here."""
+    """Findings of a run so far; a run that ends early leaves the rest at the defaults."""
 
     source: Source | None = None
     inventory: Inventory | None = None
@@ -50,13 +50,13 @@ class Findings:
 
 
 def conclude(job: Job, findings: Findings, clock: Clock) -> Result:
-    """The result of a run that came to an end; an error where nothing won and a candidate could not be tried."""
+    """Return the result of a finished run; an error if nothing won and a candidate could not be tried."""
     outcome, reason = _outcome(job, findings)
     won = findings.best is not None and findings.best.outcome == "passed"
     told = _tell_untried(findings.trials)
     document = _document(job, findings, clock, outcome, reason + (f"; {told}" if told else ""))
     if outcome == "no_variant" and told:
-        # To say that no variant is good enough would be to judge what nobody looked at, and nobody would look again.
+        # The outcome `no_variant` would judge candidates that were never tried, and they would not be tried again.
         fix = "mend what failed, and run again: finished work is kept"
         error = ErrorResult(kind="InfrastructureError", found=told, expected="every candidate tried", fix=fix)
         return document.model_copy(update={"outcome": "error", "error": error})
@@ -64,7 +64,7 @@ def conclude(job: Job, findings: Findings, clock: Clock) -> Result:
 
 
 def conclude_awaiting(job: Job, findings: Findings, clock: Clock, until: str) -> Result:
-    """The result of a run whose winner waits for an approval, `until` when, in words."""
+    """Return the result of a run whose winner waits for an approval; `until` is its end in words."""
     assert findings.best is not None
     reason = f"{_tell_gain(findings.best)}; it waits for an approval until {until}"
     return _document(job, findings, clock, "awaiting_approval", reason).model_copy(
@@ -73,14 +73,14 @@ def conclude_awaiting(job: Job, findings: Findings, clock: Clock, until: str) ->
 
 
 def conclude_validation(job: Job, findings: Findings, clock: Clock) -> Result:
-    """The result of judging the calibration data alone."""
+    """Return the result of a run that only judged the calibration data."""
     assert findings.calibration is not None
     outcome: RunOutcome = "refused" if findings.calibration.outcome == "refused" else "accepted"
     return _document(job, findings, clock, outcome, _tell_calibration(findings.calibration))
 
 
 def conclude_error(job: Job | None, error: QuantgateError, clock: Clock) -> Result:
-    """The result of a run that an error ended."""
+    """Return the result of a run that an error ended."""
     document = _document(job, Findings(), clock, "error", error.found)
     detail = ErrorResult(kind=type(error).__name__, found=error.found, expected=error.expected, fix=error.fix)
     return document.model_copy(update={"error": detail})
@@ -113,7 +113,7 @@ def _outcome(job: Job, findings: Findings) -> tuple[RunOutcome, str]:
 
 
 def _tell_gain(best: Trial) -> str:
-    """What the winner is worth: as confirmed, where it was."""
+    """Describe the winner's gain, with the confirmed figures if it was confirmed."""
     assert best.latency and best.accuracy
     confirmed = best.confirmed
     latency = confirmed.latency if confirmed else best.latency
@@ -130,7 +130,7 @@ def _tell_gain(best: Trial) -> str:
 
 
 def _tell_confirmation(trials: tuple[Trial, ...]) -> str:
-    """Which candidates passed on the samples that chose them alone."""
+    """List the candidates that passed only on the samples that chose them."""
     told = [
         f"{trial.candidate} was not confirmed: "
         + ", ".join(f"{verdict.gate}: {verdict.reason}" for verdict in trial.verdicts if verdict.outcome != "pass")
@@ -141,7 +141,7 @@ def _tell_confirmation(trials: tuple[Trial, ...]) -> str:
 
 
 def _tell_calibration(calibration: CalibrationVerdict) -> str:
-    """The verdict on the calibration data with what decided it."""
+    """Describe the verdict on the calibration data, with the checks that decided it."""
     if not calibration.failed:
         return f"the calibration data was accepted: {len(calibration.checks)} checks passed"
     refused = calibration.outcome == "refused"
@@ -152,7 +152,7 @@ def _tell_calibration(calibration: CalibrationVerdict) -> str:
 
 
 def _why_none(trials: tuple[Trial, ...]) -> str:
-    """How many candidates ended in which way, and at which gates."""
+    """Describe how many candidates ended with each outcome, and at which gates."""
     if not trials:
         return "no variant wins: the job has no candidates"
     tried = tuple(trial for trial in trials if not trial.is_copy)
@@ -177,7 +177,7 @@ def _why_none(trials: tuple[Trial, ...]) -> str:
 
 
 def _tell_untried(trials: tuple[Trial, ...]) -> str:
-    """Which candidates the infrastructure kept from being tried, and what was wrong with the first; empty where all were."""
+    """Describe how many candidates the infrastructure kept from being tried, with the first reason; "" if none."""
     untried = [trial for trial in trials if trial.refusal and trial.refusal.kind == "infrastructure"]
     if not untried:
         return ""
@@ -190,7 +190,7 @@ def _tell_untried(trials: tuple[Trial, ...]) -> str:
 
 
 def _tell_recovery(findings: Findings) -> str:
-    """Why recovery did not save the run."""
+    """Describe why recovery did not give a winner."""
     recovery = findings.recovery
     if recovery is None:
         return ""
@@ -257,7 +257,7 @@ def _check(check: Check) -> CheckResult:
 
 
 def _baseline(findings: Findings, trials: tuple[Trial, ...]) -> BaselineResult | None:
-    """The baseline's latency is measured beside each candidate: here is the median of those figures."""
+    """Return the baseline's entry. Its latency is the median over the candidates, beside each of which it was measured."""
     if findings.baseline is None:
         return None
     p50 = sorted(trial.latency.baseline_p50_ms for trial in trials if trial.latency)

@@ -1,4 +1,4 @@
-"""The runs that MLflow has a record of: one by its name for people, the latest ones, and what was kept of each."""
+"""Look-up of recorded runs in MLflow: by id or prefix, the latest ones, and their recorded artifacts."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from tasks.records.run_record import EXPERIMENT, FLOW_RUN
 from tasks.registry.mlflow_registry import pages, registry_call
+from tasks.storage.files import write_whole
 from validators.errors import JobError
 from validators.job.job import Job
 from validators.job.read_job import read_job
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 LAST = "last"
-# Of tags MLflow takes no list of values.
+# MLflow's filters accept no list of values for a tag, so kinds are filtered here.
 _OURS, _KINDS = "tags.`quantgate.kind` != 'candidate'", ("run", "validation")
 _ID = re.compile(r"[0-9a-f]{1,32}")
 _PAGE = 100
@@ -32,7 +33,10 @@ _PAGE = 100
 
 @dataclass(frozen=True)
 class Recorded:
-    """A run as MLflow has it. `status` is MLflow's, such as FINISHED; `outcome` is empty before there is one; times are UTC."""
+    """A run recorded in MLflow.
+
+    `status` is MLflow's, such as FINISHED. `outcome` is empty before there is one. Times are UTC.
+    """
 
     id: str
     kind: str
@@ -49,7 +53,7 @@ class Recorded:
 
 
 def latest(client: MlflowClient, count: int, wanted: Callable[[Recorded], bool] = lambda _: True) -> list[Recorded]:
-    """The latest runs of those wanted, newest first.
+    """Return the latest `count` runs that `wanted` accepts, newest first.
 
     Raises:
         ServiceDown: the tracking server does not answer.
@@ -64,10 +68,10 @@ def latest(client: MlflowClient, count: int, wanted: Callable[[Recorded], bool] 
 
 
 def find_recorded(client: MlflowClient, name: str) -> Recorded:
-    """The run with an id, with a prefix of one that no other has, or for `last` the latest that came to an end.
+    """Return the run with this id or unique id prefix, or for `last` the latest finished run.
 
     Raises:
-        JobError: there is no such run, or several.
+        JobError: no run matches, or several do.
         ServiceDown: the tracking server does not answer.
     """
     if name == LAST:
@@ -85,10 +89,10 @@ def find_recorded(client: MlflowClient, name: str) -> Recorded:
 
 
 def fetch_report(client: MlflowClient, run: Recorded, path: Path) -> None:
-    """Write the report of a run to a file, whole or not at all.
+    """Write the report of a run to a file, atomically.
 
     Raises:
-        JobError: it has none, or the file cannot be written.
+        JobError: the run has no report, or the file cannot be written.
         ServiceDown: the tracking server does not answer.
     """
     text = _artifact(client, run, REPORT)
@@ -98,16 +102,15 @@ def fetch_report(client: MlflowClient, run: Recorded, path: Path) -> None:
 
 
 def write_page(path: Path, content: bytes) -> None:
-    """Write a file, whole or not at all.
+    """Write a file atomically.
 
     Raises:
-        JobError: it cannot be written.
+        JobError: the file cannot be written.
     """
-    temporary = path.with_name(f".{path.name}.writing")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_bytes(content)
-        temporary.replace(path)
+        with write_whole(path) as partial:
+            partial.write_bytes(content)
     except OSError as error:
         raise JobError(
             found=f"{path}: {error.strerror}", expected="a file that can be written", fix="give another with --out"
@@ -115,10 +118,10 @@ def write_page(path: Path, content: bytes) -> None:
 
 
 def recorded_result(client: MlflowClient, run: Recorded) -> Result:
-    """The result document of a run.
+    """Return the result document of a run.
 
     Raises:
-        JobError: it has none, or this version of quantgate does not read it.
+        JobError: the run has none, or this version of quantgate cannot read it.
         ServiceDown: the tracking server does not answer.
     """
     text = _artifact(client, run, RESULT)
@@ -135,10 +138,10 @@ def recorded_result(client: MlflowClient, run: Recorded) -> Result:
 
 
 def recorded_job(client: MlflowClient, run: Recorded) -> Job:
-    """The job of a run, with the candidates and the version of the source that it had.
+    """Return the job of a run, with its candidates and its source version resolved.
 
     Raises:
-        JobError: none was recorded, or this version of quantgate does not read it.
+        JobError: none was recorded, or this version of quantgate cannot read it.
         ServiceDown: the tracking server does not answer.
     """
     text = _artifact(client, run, JOB)
@@ -155,7 +158,7 @@ def recorded_job(client: MlflowClient, run: Recorded) -> Job:
 
 
 def _search(client: MlflowClient, condition: str) -> Iterator[Recorded]:
-    """The runs that a condition of MLflow's holds for, newest first; of candidates, and of what else is there, none."""
+    """Yield the runs that match an MLflow filter, newest first, without candidates' runs and foreign ones."""
     experiment = registry_call(client.get_experiment_by_name, EXPERIMENT)
     if experiment is None:
         return
@@ -171,7 +174,7 @@ def _search(client: MlflowClient, condition: str) -> Iterator[Recorded]:
 
 
 def _artifact(client: MlflowClient, run: Recorded, path: str) -> bytes | None:
-    """The content of an artifact; None where there is none."""
+    """Return the content of an artifact, or None if there is none."""
     folder = str(Path(path).parent) if "/" in path else None
     listed: Any = registry_call(client.list_artifacts, run.id, folder)
     if path not in {one.path for one in listed}:
@@ -199,7 +202,8 @@ def _recorded(run: Any) -> Recorded:
 
 
 def _time(milliseconds: int | None) -> str:
-    """
+    """Format milliseconds since the epoch as UTC; "" for none.
+
     >>> _time(0), _time(None)
     ('', '')
     >>> _time(1763805600000)

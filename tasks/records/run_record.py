@@ -1,4 +1,4 @@
-"""The run in MLflow: one parent run with params, metrics, pictures, tables and datasets, and in it one run a candidate."""
+"""Record of a run in MLflow: a parent run with params, metrics, pictures, tables and datasets; a nested run per candidate."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tasks.registry.mlflow_entities import as_metrics, as_params, as_tags, flat
 from tasks.registry.mlflow_registry import connect, experiment_id, registry_call
 from tasks.registry.mlflow_runs import KIND, NAME, OUTCOME, close_candidates, delete_duplicates, find_or_create_run
 from tasks.reporting.page import job_yaml
-from tasks.run.context import Evidence, Given, Run, log
+from tasks.run.context import Run, log
 from tasks.run.settings import pages_address
 from tasks.run.step import step
 from validators.calibration.judge import RANGES_FILE
@@ -26,6 +26,7 @@ from validators.records.artifact_paths import CONFIRMATION_ROWS, JOB, RESULT
 from validators.records.result import Result
 from validators.records.run import CalibrationVerdict, Inventory, Trial
 from validators.samples.datasets import Samples
+from validators.samples.given import Evidence, Given
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -33,15 +34,15 @@ if TYPE_CHECKING:
 EXPERIMENT = "quantgate"
 FLOW_RUN = "quantgate.flow_run"
 EVALUATION_TAG, CONFIRMED_TAG = "quantgate.evaluation_digest", "quantgate.confirmed"
-# At 5 % each, ten promotions hold a false one with a probability of up to 40 %.
+# At 5 % each, ten promotions include a false one with a probability of up to 40 %.
 MANY_CONFIRMATIONS = 10
 
 
 @contextmanager
 def recorded(run: Run, kind: Literal["run", "validation"]) -> Iterator[str]:
-    """The id of the parent run in MLflow, which fails when the block does; `close_run` ends it otherwise.
+    """Open the parent run in MLflow and yield its id. It is marked FAILED if the block raises; else `close_run` ends it.
 
-    A flow run that was suspended, or tried again, goes on with the one that it had.
+    A flow run that was suspended or retried continues with its earlier parent run.
     """
     record = open_run(run, kind)
     try:
@@ -55,7 +56,7 @@ def recorded(run: Run, kind: Literal["run", "validation"]) -> Iterator[str]:
 
 @step("open MLflow run")
 def open_run(run: Run, kind: str) -> str:
-    """Start the parent run, with the job as its parameters, and return its id; a flow run that is retried goes on with its own.
+    """Start the parent run, with the job as its parameters, and return its id; a retried flow run reuses its own.
 
     Raises:
         ServiceDown: the tracking server does not answer.
@@ -74,8 +75,7 @@ def open_run(run: Run, kind: str) -> str:
 
 @step("record in MLflow")
 def record_evidence(run: Run, run_id: str, given: Given, inventory: Inventory, calibration: CalibrationVerdict) -> None:
-    """What the run stands on: data sets as inputs, which evaluation samples confirm, source and inventory as tags, the page on
-    the calibration data."""
+    """Record the run's inputs: data sets, the confirmation samples, source and inventory as tags, the calibration page."""
     with run.clock.work("record in MLflow"), connect(run.tracking_uri) as client:
         registry_call(client.log_inputs, run_id, datasets=_datasets(given.evidence))
         facts = {
@@ -97,7 +97,7 @@ def record_evidence(run: Run, run_id: str, given: Given, inventory: Inventory, c
             rows = Path(folder, PurePosixPath(CONFIRMATION_ROWS).name)
             np.save(rows, given.evidence.confirmation)
             registry_call(client.log_artifact, run_id, str(rows), str(PurePosixPath(CONFIRMATION_ROWS).parent))
-        # The page as one file: what lies beside it in the store does not come along into MLflow's preview.
+        # Only the page and its ranges: MLflow's preview cannot load the other files beside the page in the store.
         for file in (calibration.page, calibration.page.with_name(RANGES_FILE)):
             if file.exists():
                 registry_call(client.log_artifact, run_id, str(file), "calibration")
@@ -105,7 +105,7 @@ def record_evidence(run: Run, run_id: str, given: Given, inventory: Inventory, c
 
 @step("record candidates in MLflow")
 def record_trials(run: Run, run_id: str, trials: tuple[Trial, ...]) -> None:
-    """A nested run for each candidate: its recipe as params, measurements as metrics, verdicts and raw samples as artifacts."""
+    """Record a nested run per candidate: recipe as params, measurements as metrics, verdicts and raw samples as artifacts."""
     with run.clock.work("record in MLflow"), connect(run.tracking_uri) as client:
         for trial in trials:
             nested = trial.mlflow_run_id or open_candidate_run(client, run_id, trial.candidate)
@@ -115,9 +115,9 @@ def record_trials(run: Run, run_id: str, trials: tuple[Trial, ...]) -> None:
 
 
 def count_confirmations(client: MlflowClient, run_id: str, evaluation: Samples) -> int:
-    """Count the other runs that confirmed a winner on this evaluation data, and warn if they are many.
+    """Count the other runs that confirmed a winner on this evaluation data, and warn if there are many.
 
-    Samples that confirmed often are samples that promotions, and what people changed after them, have adapted to.
+    Promotions, and the changes that people make after them, adapt to samples that confirm often.
 
     Raises:
         ServiceDown: the tracking server does not answer.
@@ -138,7 +138,7 @@ def count_confirmations(client: MlflowClient, run_id: str, evaluation: Samples) 
 
 @step("record that an approval is asked for")
 def record_awaiting(run: Run, run_id: str, result: Result, page: Path) -> str | None:
-    """The outcome so far and the report; the run stays open. Gives the address of the report where there is a server."""
+    """Record the outcome so far and the report, and leave the run open; return the report's address if there is a server."""
     with run.clock.work("record in MLflow"), connect(run.tracking_uri) as client:
         registry_call(client.set_tag, run_id, OUTCOME, result.outcome)
         registry_call(client.set_tag, run_id, "mlflow.note.content", result.reason)
@@ -147,13 +147,13 @@ def record_awaiting(run: Run, run_id: str, result: Result, page: Path) -> str | 
 
 
 def report_address(run: Run, run_id: str) -> str | None:
-    """Where people see the report in MLflow's UI; None where MLflow is a database without a server."""
+    """Return the URL of the report in MLflow's UI; None if MLflow is a database without a server."""
     page = run_address(run, run_id)
     return f"{page}/artifacts/report/report.html" if page else None
 
 
 def run_address(run: Run, run_id: str) -> str | None:
-    """Where people see a run in MLflow's UI; None where MLflow is a database without a server."""
+    """Return the URL of a run in MLflow's UI; None if MLflow is a database without a server."""
     pages = pages_address(run.tracking_uri)
     if pages is None:
         return None
@@ -169,9 +169,9 @@ def _log_report(client: MlflowClient, run_id: str, page: Path) -> None:
 
 @step("close MLflow run")
 def close_run(run: Run, run_id: str, result: Result, page: Path) -> None:
-    """The outcome as tags, the result document, the report and its picture as artifacts; the run ends FINISHED.
+    """Record the outcome as tags, and the result document and report as artifacts; end the run as FINISHED.
 
-    Duplicates that unanswered requests left are deleted, so that there is one run for each candidate and none still runs.
+    Duplicates from unanswered requests are deleted, so that each candidate has one run and none still runs.
     """
     with run.clock.work("record in MLflow"), connect(run.tracking_uri) as client:
         registry_call(client.set_tag, run_id, OUTCOME, result.outcome)
@@ -192,7 +192,7 @@ def close_run(run: Run, run_id: str, result: Result, page: Path) -> None:
 
 
 def _close_others(client: MlflowClient, run_id: str) -> None:
-    """Delete duplicates of the parent run and of its candidates' runs, and leave none of those running."""
+    """Delete duplicates of the parent run and of its candidates' runs, and end candidates' runs that still run."""
     record = registry_call(client.get_run, run_id)
     identity = {key: record.data.tags[key] for key in (FLOW_RUN, KIND)}
     delete_duplicates(client, record.info.experiment_id, identity, keep=run_id)
@@ -200,7 +200,7 @@ def _close_others(client: MlflowClient, run_id: str) -> None:
 
 
 def _abandon(run: Run, run_id: str) -> None:
-    """Mark the parent run of a run that an error ended as FAILED, as far as the registry still answers."""
+    """Mark the parent run as FAILED after an error, if the registry still answers."""
     with connect(run.tracking_uri) as client, suppress(Exception):
         client.set_terminated(run_id, "FAILED")
         _close_others(client, run_id)
@@ -229,7 +229,7 @@ def _datasets(evidence: Evidence) -> list[Any]:
 
 
 def _table(result: Result) -> dict[str, list[Any]]:
-    """The candidates as columns, for MLflow's table view."""
+    """Return the candidates as columns, for MLflow's table view."""
     rows = [
         {
             "candidate": candidate.name,

@@ -1,4 +1,4 @@
-"""MLflow: one way to connect, and the names of what quantgate keeps there.
+"""MLflow: the connection, and the names of quantgate's entities there.
 
 Every room of the steps may import it.
 """

@@ -1,4 +1,4 @@
-"""The registered models that hold variants: their names, their versions, and which of these is the champion."""
+"""Registered models that hold variants: their names, their versions, and the champion among these."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ TARGET, DEVICE, MANIFEST_DIGEST = f"{TAG}target", f"{TAG}device", f"{TAG}manifes
 
 @dataclass(frozen=True)
 class Place:
-    """What one promotion at a time is for: the champion of a model on one target, under the names that the registry knows.
+    """The champion's slot of one registered model on one target, with its names in the registry.
+
+    Only one promotion at a time may change it.
 
     >>> Place("fraud-quantized", "ort-cpu").alias
     'champion-ort-cpu'
@@ -32,26 +34,26 @@ class Place:
 
     @property
     def alias(self) -> str:
-        """The alias that consumers load."""
+        """Alias that consumers load."""
         return f"champion-{self.target}"
 
     @property
     def staging(self) -> str:
-        """The alias of a version that is being tried."""
+        """Alias of a version during its promotion."""
         return f"promoting-{self.target}"
 
     @property
     def lock(self) -> str:
-        """The name of the lock."""
+        """Name of the promotion lock."""
         return f"promotion-{self.name}-{self.target}"
 
     def uri(self, of: str) -> str:
-        """What a consumer loads: of an alias or a version."""
+        """Return the URI that a consumer loads, for an alias or a version number."""
         return f"models:/{self.name}{'/' if of.isdigit() else '@'}{of}"
 
 
 def place_of(source_name: str, target: str) -> Place:
-    """Where the variants of a source go.
+    """Return the place of a source's variants on a target.
 
     >>> place_of("fraud", "ort-cpu").name
     'fraud-quantized'
@@ -60,7 +62,7 @@ def place_of(source_name: str, target: str) -> Place:
 
 
 def version_at(client: MlflowClient, place: Place, alias: str) -> Any:
-    """The version that an alias points to; None where there is no such alias, or no such model.
+    """Return the version that an alias points to; None if there is no such alias, or no such model.
 
     Raises:
         InfrastructureError: the registry does not answer.
@@ -74,7 +76,7 @@ def version_at(client: MlflowClient, place: Place, alias: str) -> Any:
 
 
 def number_at(client: MlflowClient, place: Place, alias: str) -> str | None:
-    """The number of the version that an alias points to, or None.
+    """Return the number of the version that an alias points to, or None.
 
     Raises:
         InfrastructureError: the registry does not answer.
@@ -84,12 +86,12 @@ def number_at(client: MlflowClient, place: Place, alias: str) -> str | None:
 
 
 def own_versions(client: MlflowClient, place: Place) -> dict[str, Any]:
-    """Every version of the model that quantgate registered for the target, by number, the newest first.
+    """Return every version of the model that quantgate registered for the target, by number, newest first.
 
     Raises:
         InfrastructureError: the registry does not answer.
     """
-    # The registry's filters have no escape for a quote, and on PostgreSQL a backslash is one.
+    # The registry's filters cannot escape a quote, and on PostgreSQL a backslash is an escape character.
     pattern = re.sub(r"['\\]", "_", place.name)
     ours = [
         one
@@ -100,10 +102,10 @@ def own_versions(client: MlflowClient, place: Place) -> dict[str, Any]:
 
 
 def find_place(client: MlflowClient, model: str, target: str) -> Place:
-    """The place of a model's variants on a target; `model` names the source or the model that holds them.
+    """Return the place of a model's variants on a target; `model` names the source or the model that holds them.
 
     Raises:
-        JobError: there are none, or `model` names both.
+        JobError: there are no variants, or both the source's model and `model` itself hold some.
         InfrastructureError: the registry does not answer.
     """
     places = [place for place in (place_of(model, target), Place(model, target)) if own_versions(client, place)]
@@ -120,7 +122,7 @@ def find_place(client: MlflowClient, model: str, target: str) -> Place:
 
 
 def rolled_back_digests(client: MlflowClient, place: Place) -> dict[str, RolledBack]:
-    """The digests of the variants that were rolled back on the target, each with why.
+    """Return the digests of the variants that were rolled back on the target, each with its mark.
 
     Raises:
         InfrastructureError: the registry does not answer.
@@ -130,7 +132,7 @@ def rolled_back_digests(client: MlflowClient, place: Place) -> dict[str, RolledB
 
 
 def champion_at(client: MlflowClient, place: Place) -> Champion | None:
-    """The present champion, or None.
+    """Return the present champion, or None.
 
     Raises:
         InfrastructureError: the registry does not answer.

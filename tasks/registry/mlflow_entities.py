@@ -1,4 +1,4 @@
-"""Plain values as MLflow's entities: params, metrics and tags for one batch."""
+"""Conversion of plain values to MLflow's entities: params, metrics and tags for one batch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested keys joined with dots."""
+    """Flatten a nested dict, joining keys with dots."""
     joined: dict[str, Any] = {}
     for key, value in values.items():
         joined |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
@@ -21,14 +21,14 @@ def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def as_params(values: dict[str, Any]) -> list[Param]:
-    """Params, with keys that MLflow takes."""
+    """Return params with keys that MLflow accepts and redacted values."""
     from mlflow.entities import Param
 
     return [Param(_key(key), redact(str(value))) for key, value in values.items()]
 
 
 def as_metrics(values: dict[str, float]) -> list[Metric]:
-    """Metrics of this moment, with keys that MLflow takes."""
+    """Return metrics with the present time and keys that MLflow accepts."""
     from mlflow.entities import Metric
 
     now = int(time.time() * 1000)
@@ -36,14 +36,14 @@ def as_metrics(values: dict[str, float]) -> list[Metric]:
 
 
 def as_tags(values: dict[str, str]) -> list[RunTag]:
-    """Tags of a run."""
+    """Return tags of a run with redacted values."""
     from mlflow.entities import RunTag
 
     return [RunTag(key, redact(value)) for key, value in values.items()]
 
 
 def as_table(columns: dict[str, list[Any]]) -> dict[str, Any]:
-    """Columns as the document that MLflow's page shows as a table.
+    """Return columns as the document that MLflow's page shows as a table.
 
     >>> as_table({"gate": ["drop", "sqnr"], "n": [1, 2]})
     {'columns': ['gate', 'n'], 'data': [['drop', 1], ['sqnr', 2]]}
@@ -52,5 +52,5 @@ def as_table(columns: dict[str, list[Any]]) -> dict[str, Any]:
 
 
 def _key(name: str) -> str:
-    """The name without what MLflow refuses: groups of slices and nodes of graphs may have any."""
+    """Remove the characters that MLflow refuses; names of slice groups and graph nodes may contain any."""
     return re.sub(r"[^\w\-. :/]", "", name)

@@ -1,4 +1,4 @@
-"""The MLflow registry: one way to connect, one way to tell "it is not there" from "it does not answer"."""
+"""MLflow registry: connection, and the distinction between "not found" and "no answer"."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Answer = TypeVar("Answer")
 Arguments = ParamSpec("Arguments")
 
-# What the registry says about the request itself; everything else it raises is about the registry.
+# Error codes about the request itself; all other errors are failures of the registry.
 REQUEST_ERRORS = frozenset(
     {"RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE", "RESOURCE_ALREADY_EXISTS", "NOT_FOUND"}
 )
@@ -41,9 +41,9 @@ log = logging.getLogger("quantgate")
 
 @contextmanager
 def connect(tracking_uri: str) -> Iterator[MlflowClient]:
-    """A client of the tracking store and of the registry, which is another one where `MLFLOW_REGISTRY_URI` is set.
+    """Yield a client of the tracking store and of the registry, which `MLFLOW_REGISTRY_URI` may place elsewhere.
 
-    MLflow's global URIs are set too, for the calls that only know those.
+    MLflow's global URIs are set too, for the calls that only use those.
     """
     import mlflow
 
@@ -52,16 +52,16 @@ def connect(tracking_uri: str) -> Iterator[MlflowClient]:
         registry = registry_uri(tracking_uri)
         mlflow.set_tracking_uri(tracking_uri)
         mlflow.set_registry_uri(registry)
-        # MLflow writes it into the environment, where the next call would take it for the user's.
+        # MLflow writes it into the environment, where the next call would take it for the user's setting.
         if told is None:
             os.environ.pop(_REGISTRY, None)
     yield mlflow.MlflowClient(tracking_uri, registry)
 
 
 def warn_of_local_locks(state: Path) -> None:
-    """Warn if other machines share the registry and cannot see the locks of this one.
+    """Warn if other machines share the registry but cannot see this machine's locks.
 
-    Two of them would then promote at the same time, and each may read the other's version by the staging alias.
+    Two machines could then promote at the same time, and each may read the other's version by the staging alias.
     """
     address = registry_uri(tracking_uri(state))
     if store_place() is None and is_remote(address):
@@ -74,10 +74,10 @@ def warn_of_local_locks(state: Path) -> None:
 
 
 def registry_call(call: Callable[Arguments, Answer], *args: Arguments.args, **kwargs: Arguments.kwargs) -> Answer:
-    """The answer of one call.
+    """Make one call to the registry and return its result.
 
     Raises:
-        MlflowException: the request cannot be met: no such model, version or alias.
+        MlflowException: the request itself is at fault: no such model, version or alias.
         ServiceDown: the registry does not answer, or fails.
     """
     import requests
@@ -96,10 +96,10 @@ def registry_call(call: Callable[Arguments, Answer], *args: Arguments.args, **kw
 
 @contextmanager
 def sent_once() -> Iterator[None]:
-    """Have MLflow send each request of the block once.
+    """Turn off MLflow's retries within the block.
 
-    MLflow repeats requests of every kind, also one that the server fulfilled before the connection broke. A creation would be
-    done twice; whoever tries it again must look first for what the last attempt left.
+    MLflow retries requests of every kind, even one that the server completed before the connection broke. A creation would
+    then happen twice. A caller that tries again must first look for the result of the last attempt.
     """
     with _ONE_AT_A_TIME:
         before = os.environ.get(_HTTP_RETRIES)
@@ -114,7 +114,7 @@ def sent_once() -> Iterator[None]:
 
 
 def experiment_id(client: MlflowClient, name: str, tracking_uri: str) -> str:
-    """The id of an experiment, which is made when it is not there.
+    """Return the id of an experiment, which is created if it does not exist.
 
     Raises:
         ServiceDown: the registry does not answer.
@@ -125,7 +125,7 @@ def experiment_id(client: MlflowClient, name: str, tracking_uri: str) -> str:
     if known is None:
         try:
             return str(registry_call(client.create_experiment, name, artifact_location=artifact_location(tracking_uri)))
-        except MlflowException:  # another run may have made it at the same moment
+        except MlflowException:  # another run may have created it at the same moment
             known = registry_call(client.get_experiment_by_name, name)
             if known is None:
                 raise
@@ -133,7 +133,7 @@ def experiment_id(client: MlflowClient, name: str, tracking_uri: str) -> str:
 
 
 def pages(search: Callable[..., Any], **query: Any) -> Iterator[Any]:
-    """Everything that a search finds, page by page.
+    """Yield all results of a search, page by page.
 
     Raises:
         ServiceDown: the registry does not answer.
@@ -149,9 +149,9 @@ def pages(search: Callable[..., Any], **query: Any) -> Iterator[Any]:
 
 @contextmanager
 def quiet_mlflow() -> Iterator[None]:
-    """Holds back what MLflow prints while it logs and registers; the run says it in its own words."""
+    """Suppress MLflow's output while it logs and registers; the run has its own log lines."""
     with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
-        # It asks for an input example to check the signature with: the smoke test checks more.
+        # MLflow asks for an input example to check the signature; the read-back checks more.
         warnings.filterwarnings("ignore", message=r"[\s\S]*input example", category=UserWarning)
         yield
 
@@ -166,10 +166,10 @@ def _down(error: Exception) -> ServiceDown:
 
 
 def named_version(client: MlflowClient, named: re.Match[str]) -> Any:
-    """The registered version behind a match of `MODEL_URI`.
+    """Return the registered version that a match of `MODEL_URI` names.
 
     Raises:
-        SourceError: there is none.
+        SourceError: there is no such version.
         ServiceDown: the registry does not answer.
     """
     from mlflow.exceptions import MlflowException

@@ -1,10 +1,10 @@
-"""MLflow runs that exist once: found again by their identity tags, and cleared of duplicates when the record closes.
+"""MLflow runs that exist once per identity: found again by their tags, with duplicates deleted when the record closes.
 
-The server can die between creating a run and answering, and a request that it accepted before can take effect after the client
-has looked for the run. Three rules keep one run for each identity:
+The server can die between creating a run and answering, and a request that it accepted can take effect after the client has
+looked for the run. Three rules keep one run per identity:
 
 1. Look for the run before every attempt to create it.
-2. Send each creation once (`registry.sent_once`): MLflow's own retries would repeat it without looking.
+2. Send each creation once (`mlflow_registry.sent_once`): MLflow's own retries would repeat it without looking.
 3. When the record closes, delete every other run with the same identity.
 """
 
@@ -24,7 +24,7 @@ PARENT, NAME, KIND = "mlflow.parentRunId", "mlflow.runName", "quantgate.kind"
 
 
 def find_runs(client: MlflowClient, experiment: str, identity: Mapping[str, str]) -> list[Any]:
-    """Return the runs with these tags, the one that was started last first: of duplicates it is the one that was answered.
+    """Return the runs with these tags, latest start first. Of duplicates, the latest is the one whose creation was answered.
 
     Raises:
         ServiceDown: the tracking server does not answer.
@@ -37,10 +37,10 @@ def find_runs(client: MlflowClient, experiment: str, identity: Mapping[str, str]
 def find_or_create_run(
     client: MlflowClient, experiment: str, identity: Mapping[str, str], more_tags: Mapping[str, str] | None = None
 ) -> Any:
-    """Return the run with these tags, created with `more_tags` as well if there is none.
+    """Return the run with these tags; create it, with `more_tags` as well, if there is none.
 
     Raises:
-        ServiceDown: the tracking server does not answer; call again, which looks first.
+        ServiceDown: the tracking server does not answer. The call can be repeated, since it looks first.
     """
     found = find_runs(client, experiment, identity)
     if found:
@@ -50,14 +50,14 @@ def find_or_create_run(
 
 
 def candidate_identity(run_id: str) -> dict[str, str]:
-    """Return the tags that all candidates' runs below a parent run share."""
+    """Return the tags that the runs of all candidates below a parent run share."""
     return {PARENT: run_id, KIND: "candidate"}
 
 
 def close_candidates(client: MlflowClient, experiment: str, run_id: str) -> None:
-    """Leave one run for each candidate below a parent run, and none of them running.
+    """Keep one run per candidate below a parent run, and end those that still run.
 
-    The recorded run stays, which has an outcome; a run that is still running then has none, and is killed.
+    A run with an outcome is kept first. A kept run that is still running has no outcome, and is ended as KILLED.
 
     Raises:
         ServiceDown: the tracking server does not answer.
@@ -73,7 +73,7 @@ def close_candidates(client: MlflowClient, experiment: str, run_id: str) -> None
 
 
 def delete_duplicates(client: MlflowClient, experiment: str, identity: Mapping[str, str], keep: str) -> None:
-    """Delete every run with these tags but one, with the candidates' runs below it.
+    """Delete every run with these tags except `keep`, with the candidates' runs below it.
 
     Raises:
         ServiceDown: the tracking server does not answer.
@@ -87,7 +87,7 @@ def delete_duplicates(client: MlflowClient, experiment: str, identity: Mapping[s
 
 
 def _delete(client: MlflowClient, run: Any) -> None:
-    """Kill and delete a duplicate; MLflow keeps deleted runs until `mlflow gc`, and none shall look as if it went on."""
+    """End and delete a duplicate: MLflow keeps deleted runs until `mlflow gc`, and they must not appear as running."""
     log.warning("deleting MLflow run %s, a duplicate whose creation was never answered", run.info.run_id)
     if run.info.status == "RUNNING":
         registry_call(client.set_terminated, run.info.run_id, "KILLED")

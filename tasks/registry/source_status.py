@@ -1,8 +1,8 @@
-"""What came of a source on a target, as tags of its version in the registry: the sweep and people read it there.
+"""Status of a source on a target, as tags of its version in the registry, for the sweep and for people.
 
 `quantgate.<target>.status` is `running`, `awaiting_approval`, or the outcome of the run (`RunOutcome` in
-`validators.records.result`). Beside it `.reason` in words, `.run` (MLflow's run), `.flow_run` (Prefect's), `.job` (the
-digest of the job) and, for an error, `.error`: `infrastructure` is worth another try, `input` needs a person.
+`validators.records.result`). The other tags are `.reason` in words, `.run` (MLflow's run), `.flow_run` (Prefect's), `.job` (the
+digest of the job) and, for an error, `.error`: `infrastructure` is worth a retry, `input` needs a person.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from validators.errors import EXIT_INFRASTRUCTURE, QuantgateError
 from validators.job.job import Job
 from validators.records.result import Result
 
-# A run is on it, or was; all others are ends.
+# Statuses that are not final.
 UNFINISHED = ("running", "error", "awaiting_approval")
-# The registry takes 100,000 characters; a person reads a sentence, and other stores of MLflow take 5,000.
+# The registry accepts 100,000 characters and other stores of MLflow 5,000, but a person reads a sentence.
 LONGEST_REASON = 1000
 
 
 @dataclass(frozen=True)
 class Told:
-    """What the tags of a version say of one target; texts are empty where there is no tag."""
+    """Status tags of a version for one target; empty strings for missing tags."""
 
     status: str
     flow_run: str
@@ -40,28 +40,27 @@ class Told:
 
 @dataclass
 class SourceOutcome:
-    """What a run has to say at its end: the MLflow run, and what it came to."""
+    """Outcome that a run reports at its end: the MLflow run and the result."""
 
     run: str = ""
     result: Result | None = None
 
 
 def digest_job(job: Job) -> str:
-    """What tells a job with its source from any other, as 64 hexadecimal characters."""
+    """Return the digest that identifies a job with its source, 64 hexadecimal characters."""
     return digest_values(job.model_dump(mode="json"))
 
 
 def read_status(tags: Mapping[str, str], target: str) -> Told:
-    """The status of a version for a target."""
+    """Return the status of a version for a target."""
     return Told(*(tags.get(_key(target, part), "") for part in ("status", "flow_run", "job", "error")))
 
 
 @contextmanager
 def keep_status(job: Job, *, promote: bool) -> Iterator[SourceOutcome]:
-    """Says `running` on the source's version, and at the end what the run came to.
+    """Write `running` to the source's version, and the outcome at the end of the block.
 
-    Nothing for a file, nor for a run that promotes nothing: what it finds is no news for the registry. A registry that does not
-    answer costs the tags, never the run.
+    Files and runs without promotion get no status. If the registry does not answer, the tags are lost but the run goes on.
     """
     kept = SourceOutcome()
     if job.source_is_file or not promote:
@@ -85,7 +84,7 @@ def keep_status(job: Job, *, promote: bool) -> Iterator[SourceOutcome]:
 
 
 def _find(job: Job) -> tuple[str, str] | None:
-    """Name and version of the source; None where the registry does not say, which is the run's own business to complain of."""
+    """Return the name and version of the source; None if the registry does not answer, which the run itself reports."""
     name, _, version = job.source.removeprefix("models:/").partition("/")
     if version:
         return name, version
@@ -101,7 +100,7 @@ def _find(job: Job) -> tuple[str, str] | None:
 def _say(job: Job, where: tuple[str, str] | None, status: str, beside: dict[str, str]) -> None:
     if where is None:
         return
-    # Last, so that a status always stands beside its own reason.
+    # The status is written last, so that it never stands beside an older reason.
     tags = beside | {"status": status}
     try:
         with connect(tracking_uri(state_folder())) as client:
@@ -117,7 +116,7 @@ def _key(target: str, part: str) -> str:
 
 
 def _kind(error: BaseException) -> str:
-    """Whether it is worth another try: what nobody foresaw may be, and so is what was cancelled or killed."""
+    """Return `infrastructure` if an error is worth a retry, such as unforeseen errors and cancellations, else `input`."""
     is_input = isinstance(error, QuantgateError) and error.exit_code != EXIT_INFRASTRUCTURE
     return "input" if is_input else "infrastructure"
 

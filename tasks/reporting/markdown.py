@@ -8,7 +8,7 @@ from tasks.reporting import formats
 from tasks.reporting.confirmation import confirmed_rows, tell_confirmation
 from tasks.reporting.parts import PART_COLUMNS, part_rows, tell_recovery
 from tasks.reporting.rows import COLUMNS, headings, metric_of, verdict_rows
-from validators.plain_text import as_markdown, plain
+from validators.plain_text import as_markdown, markdown_table, plain
 from validators.records.result import CandidateResult, Result
 
 # A terminal has 80 to 200 columns; the HTML report adds memory and tail latency.
@@ -122,13 +122,9 @@ def _recovery(result: Result) -> list[str]:
 
 
 def _table(rows: list[list[str]], titles: list[str], numeric: list[bool]) -> str:
-    """Render a GitHub-style table."""
-    lines = [
-        titles,
-        ["---:" if right else "---" for right in numeric],
-        *([as_markdown(cell) for cell in row] for row in rows),
-    ]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    """Return a table of plain text."""
+    cells = [[as_markdown(cell) for cell in row] for row in rows]
+    return "\n".join(markdown_table(titles, cells, [index for index, right in enumerate(numeric) if right]))
 
 
 def artifact_rows(result: Result) -> list[dict[str, str]]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from tasks.run.context import Run, log
-from tasks.storage.locks import LockTaken
+from validators.errors import LockTaken
 
 _VERSION = re.compile(r"(/\d+|@[^/@]+)$")
 

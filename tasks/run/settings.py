@@ -7,7 +7,6 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from validators.errors import InfrastructureError, JobError
-from validators.untrusted.s3_uris import S3Uri, parse_s3_uri
 
 _SQLITE = "sqlite:///"
 
@@ -17,14 +16,9 @@ def state_folder() -> Path:
     return Path(os.environ.get("QUANTGATE_STATE", ".quantgate")).resolve()
 
 
-def store_place() -> S3Uri | None:
-    """Where finished work and locks are shared among machines: `QUANTGATE_STORE`, or None for the state folder.
-
-    Raises:
-        JobError: it is set, and not `s3://bucket/prefix`.
-    """
-    told = os.environ.get("QUANTGATE_STORE")
-    return parse_s3_uri(told.rstrip("/")) if told else None
+def store_place() -> str | None:
+    """Address of the finished work and locks that machines share: `QUANTGATE_STORE`, or None for the state folder."""
+    return os.environ.get("QUANTGATE_STORE", "").rstrip("/") or None
 
 
 def tracking_uri(state: Path) -> str:

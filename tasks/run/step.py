@@ -22,8 +22,7 @@ from tasks.run.context import log
 from tasks.run.log_redaction import shielded
 from tasks.run.progress_events import stage
 from tasks.run.settings import patience_seconds
-from tasks.storage.space import StorageFull
-from validators.errors import ChampionMoved, InfrastructureError, ServiceDown
+from validators.errors import ChampionMoved, InfrastructureError, ServiceDown, StorageFull
 
 Arguments = ParamSpec("Arguments")
 Outcome = TypeVar("Outcome")

@@ -1,1 +1,1 @@
-"""Where a variant runs: sessions and coverage. Pure: neither prefect nor mlflow."""
+"""Runtimes of variants: sessions, engines and coverage. Pure: neither prefect nor mlflow."""

@@ -1,7 +1,7 @@
-"""Which provider got which node, as ONNX Runtime tells when it has divided a graph, before it fuses nodes.
+"""Assignment of nodes to providers, as ONNX Runtime reports it after partitioning a graph and before fusing nodes.
 
-A session bears the name of the provider that was asked for as soon as one node runs there. A product that went elsewhere makes
-it another session than the one that a measurement is labelled with.
+A session reports the requested provider first, even if that provider runs a single node. If a product runs elsewhere, a
+measurement of the session would carry the wrong label.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from validators.samples.words import SHOWN, and_more
 if TYPE_CHECKING:
     import onnxruntime as ort
 
-# Of the session options: keep what `assignment` reads (onnxruntime_session_options_config_keys.h).
+# Session option that makes the runtime record what `assignment` reads (onnxruntime_session_options_config_keys.h).
 RECORD = {"session.record_ep_graph_assignment_info": "1"}
 
 
@@ -29,7 +29,7 @@ class AssignedNode(NamedTuple):
 
 
 def assignment(session: ort.InferenceSession) -> tuple[AssignedNode, ...]:
-    """The nodes of a session that was opened with `RECORD`, in the order of the runtime."""
+    """Return the nodes of a session that was opened with `RECORD`, in the runtime's order."""
     return tuple(
         AssignedNode(node.name, node.op_type, node.domain, part.ep_name)
         for part in session.get_provider_graph_assignment_info()
@@ -38,12 +38,12 @@ def assignment(session: ort.InferenceSession) -> tuple[AssignedNode, ...]:
 
 
 def refuse_strays(nodes: Iterable[AssignedNode], provider: str) -> None:
-    """Refuse a session in which another provider runs a product; other nodes, such as shapes, it may run.
+    """Refuse a session in which another provider runs a product. It may run other nodes, such as shape computations.
 
     Raises:
-        CandidateRefused: `unsupported`: the nodes with multiply-accumulates that another provider runs, by name.
+        CandidateRefused: `unsupported`: another provider runs nodes with multiply-accumulates; the error names them.
     """
-    # The rules read profiles, which sessions make.
+    # Imported here: `macs` reads profiles, and these need sessions, which import this module.
     from tasks.runtimes.macs import MAC_RULES, RUNTIME_DOMAINS
 
     strays = [

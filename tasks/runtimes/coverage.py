@@ -1,4 +1,4 @@
-"""What ran in low precision, for how many multiply-accumulates and how long: read from the runtime, never from the file."""
+"""Coverage: multiply-accumulates and time by kernel and precision, read from the runtime and never from the file."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from tasks.runtimes.openvino_kernels import kernels_by_node, products_behind
 from tasks.runtimes.providers import provider_of
 from tasks.runtimes.unfused import CONVERSIONS, find_unfused
 from validators.providers import CPU_PROVIDER
-from validators.records.measurements import UNNAMED, Coverage, KernelProfile, KernelTime, Product
+from validators.records.measurements import UNNAMED, Coverage, KernelProfile, KernelTime, MultipliedNode
 from validators.records.run import SessionSettings
 from validators.samples.datasets import Arrays
 
-# Requests under the profiler; 7 behind the warm-up are enough for a share, and a large model takes seconds for each.
+# Requests under the profiler. Seven after the warm-up suffice for a share; a large model takes seconds for each.
 PROFILED = WARM_UP + 7
-# What a quantizer or the runtime puts between kernels that do not agree on type, layout or memory.
+# Conversions between kernels that differ in type, layout or memory, inserted by a quantizer or the runtime.
 GLUE = ("Cast", "Transpose", "ReorderInput", "ReorderOutput", "MemcpyToHost", "MemcpyFromHost")
-# Their time is that of the kernels in their bodies, which the profile has as well.
+# Their time includes the kernels in their bodies, which the profile lists too.
 _WITH_BODIES = ("If", "Loop", "Scan")
 
 
@@ -41,9 +41,9 @@ def measure_coverage(
 ) -> Coverage:
     """Run a request several times under the profiler, and sum up multiply-accumulates and microseconds by kernel.
 
-    `baseline` are the kernels of the float model on the same request: those that quantization inserted show beside them. The
-    list of all kernels is written into `folder`. What a custom operator multiplies is not known, and not counted. On a GPU
-    there are no times: the profile has those of launching a kernel, which returns long before it is done.
+    `baseline` holds the kernels of the float model on the same request, to tell which ones quantization inserted. The list of
+    all kernels is written into `folder`. Custom operators are not counted, since their multiply-accumulates are unknown. On a
+    GPU there are no times: the profile only times the launch of a kernel, which returns long before the kernel ends.
 
     Raises:
         CandidateRefused: the runtime does not load or run the model.
@@ -67,7 +67,7 @@ def measure_coverage(
 
 
 def profile_kernels(model: Path, settings: SessionSettings, batch: Arrays) -> KernelProfile:
-    """The kernels of a request with their times, as `measure_coverage` sees them.
+    """Return the kernels of a request with their times, as `measure_coverage` sees them.
 
     Raises:
         CandidateRefused: the runtime does not load or run the model.
@@ -83,7 +83,7 @@ def coverage_of(
     requests: int,
     baseline: KernelProfile | None = None,
 ) -> Coverage:
-    """The coverage that a profile tells of: `graph` is the one that ran, `events` are those of so many requests."""
+    """Return the coverage of a profile; `graph` is the graph that ran, `events` those of `requests` requests."""
     counted = [(name, macs, kernel_of(args, provider)) for name, args, macs in count_macs(graph, events)]
     ran = time_kernels(events, requests)
     by_name = {
@@ -107,7 +107,7 @@ def coverage_of(
 
 
 def _with_work(found: Coverage, plain: Coverage) -> Coverage:
-    """The times of one profile with the multiply-accumulates of another."""
+    """Return the times of `found` with the multiply-accumulates of `plain`."""
     return replace(
         found,
         macs_by_kernel=plain.macs_by_kernel,
@@ -120,7 +120,7 @@ def _with_work(found: Coverage, plain: Coverage) -> Coverage:
 
 
 def _inserted(ran: Iterable[KernelTime], before: Iterable[KernelTime]) -> tuple[KernelTime, ...]:
-    """The glue that a variant has more of than the baseline, kind by kind: so many, those of new names that take longest."""
+    """Return the conversions that a variant has in excess of the baseline: per kind, the slowest ones with new names."""
     before, ran = tuple(before), tuple(ran)
     known = {kernel.name for kernel in before}
     found: list[KernelTime] = []
@@ -134,12 +134,12 @@ def _inserted(ran: Iterable[KernelTime], before: Iterable[KernelTime]) -> tuple[
 def _profile(
     model: Path, settings: SessionSettings, batch: Arrays, requests: int, *, without: tuple[str, ...] = ()
 ) -> tuple[onnx.GraphProto, list[dict[str, Any]]]:
-    """The graph that ran, and the events of so many requests."""
+    """Return the graph that ran, and the events of `requests` requests."""
     with tempfile.TemporaryDirectory() as folder:
         optimized = Path(folder, "optimized.onnx")
         events = profile(
             model,
-            # Sessions of other candidates may compute beside this one: threads that spin would take turns with theirs.
+            # Sessions of other candidates may run at the same time; spinning threads would compete with theirs.
             settings.without_spinning(),
             batch,
             requests=requests,
@@ -151,7 +151,7 @@ def _profile(
 
 
 def _with_names(model: Path) -> bytes | None:
-    """The model with a name of its own for every node, as the profile calls them by; None where the file has that."""
+    """Return the model with unique node names, by which the profile refers to nodes; None if its names are unique."""
     proto = onnx.load(model, load_external_data=False)
     seen: set[str] = set()
     changed = 0
@@ -164,10 +164,10 @@ def _with_names(model: Path) -> bytes | None:
 
 
 def _measure_compiled(model: Path, settings: SessionSettings, batch: Arrays) -> Coverage:
-    """Multiply-accumulates of the nodes as written, by the kernels that the provider names for them; times are not told.
+    """Return the coverage of a compiling provider, without times: MACs of the original nodes, by the provider's kernels.
 
-    OpenVINO names its kernels; TensorRT none, so that all of its products are of unknown precision. Nodes that were left to
-    another provider are counted as run by that one.
+    OpenVINO names its kernels. TensorRT names none, so all of its products have unknown precision. Nodes left to another
+    provider are counted for that provider.
     """
     on_processor = replace(settings, provider=CPU_PROVIDER, provider_options={}, entries={})
     written = profile(model, on_processor, batch, as_written=True)
@@ -183,7 +183,7 @@ def _measure_compiled(model: Path, settings: SessionSettings, batch: Arrays) -> 
 
 
 def _sum_up(counted: list[tuple[str, int, Kernel]], events: list[dict[str, Any]], requests: int = 1) -> Coverage:
-    """The coverage of nodes with their multiply-accumulates and kernels in so many requests; `events` tell the providers."""
+    """Return the coverage of (node, MACs, kernel) over `requests` requests; the providers are read from `events`."""
     by_kernel: Counter[str] = Counter()
     in_float: Counter[str] = Counter()
     in_half: Counter[str] = Counter()
@@ -199,5 +199,5 @@ def _sum_up(counted: list[tuple[str, int, Kernel]], events: list[dict[str, Any]]
         float_nodes=tuple(name for name, macs in in_float.most_common() if macs),
         half_nodes=tuple(name for name, macs in in_half.most_common() if macs),
         providers=tuple(sorted({args["provider"] for _, _, args in kernel_events(events)})),
-        products=tuple(Product(*node, macs // requests) for node, macs in by_node.items() if macs),
+        products=tuple(MultipliedNode(*node, macs // requests) for node, macs in by_node.items() if macs),
     )

@@ -1,13 +1,13 @@
-"""What the runtime's profiler says of single kernels: which ran, on what, for how long.
+"""Kernels in the runtime's profile: which ran, on which provider, for how long.
 
-Kernels bear names that ONNX Runtime made of the nodes' (seen in 1.31.1, on a CPU):
+ONNX Runtime derives kernel names from node names (observed with 1.31.1 on a CPU):
 
 QGemm, QLinearMatMul, MatMulIntegerToFloat, DynamicQuantizeMatMul, QAttention    the node's
-QLinearConv, and others that a layout pass copied                                `<node>_token_<number>`
+QLinearConv, and others that a layout pass copies                                `<node>_token_<number>`
 Gemm, Conv with their activation                                                 `fused <node>`
 Gemm of MatMul and Add, FusedMatMul with a factor                                `<node>/MatMulAddFusion`, `/MatMulScaleFusion/`
-Conv in float, in blocks of channels                                             `<tensor>_nchwc`, of its activation's output
-                                                                                 where that went into the kernel
+Conv in float, in blocks of channels                                             `<tensor>_nchwc`, with the output of the
+                                                                                 activation if that was fused
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from validators.records.measurements import KernelTime
 from validators.records.run import SessionSettings
 from validators.samples.datasets import Arrays
 
-# The median of so many, after a few in which memory is taken and caches fill.
+# Requests whose median counts, after a warm-up that allocates memory and fills caches.
 REQUESTS, WARM_UP = 30, 3
 _KERNEL = re.compile(r"^(?:fused )?(?P<node>.*?)(?:/MatMulAddFusion|/MatMulScaleFusion/)?(?:_token_\d+)?$")
 
 
 class KernelEvent(NamedTuple):
-    """One run of one kernel: its name, microseconds, and what the profile says of it (`op_name`, `provider`, shapes)."""
+    """One run of one kernel: its name, microseconds, and the profile's arguments (`op_name`, `provider`, shapes)."""
 
     name: str
     microseconds: float
@@ -43,7 +43,7 @@ class KernelEvent(NamedTuple):
 def profile(
     model: Path, settings: SessionSettings, batch: Arrays, *, requests: int = 1, **options: Any
 ) -> list[dict[str, Any]]:
-    """The events of so many requests under the profiler; `options` are those of `open_session`.
+    """Return the profiler's events of `requests` requests; `options` are passed to `open_session`.
 
     Raises:
         CandidateRefused: the runtime does not load or run the model.
@@ -60,16 +60,16 @@ def profile(
 
 
 def kernel_events(events: Iterable[dict[str, Any]]) -> Iterator[KernelEvent]:
-    """Every run of a kernel among the events of a profile, in order."""
+    """Yield every run of a kernel among the events of a profile, in order."""
     for event in events:
         if event.get("cat") == "Node" and event["name"].endswith("_kernel_time"):
             yield KernelEvent(event["name"].removesuffix("_kernel_time"), float(event["dur"]), event["args"])
 
 
 def kernel_times(model: Path, settings: SessionSettings, batch: Arrays) -> dict[str, float]:
-    """Microseconds a request of each kernel, by its name: the median of its runs, times how often a request has it.
+    """Return the microseconds per request of each kernel, by name: the median of its runs times its runs per request.
 
-    Under the profiler, which itself takes time: for the comparison of kernels with one another.
+    The profiler itself takes time, so these figures only serve to compare kernels with one another.
 
     Raises:
         CandidateRefused: the runtime does not load or run the model.
@@ -79,7 +79,7 @@ def kernel_times(model: Path, settings: SessionSettings, batch: Arrays) -> dict[
 
 
 def time_kernels(events: Iterable[dict[str, Any]], requests: int) -> tuple[KernelTime, ...]:
-    """Each kernel of a profile of so many requests, the first `WARM_UP` of which count where there are no others."""
+    """Return each kernel of a profile of `requests` requests, without the first `WARM_UP` unless there are no others."""
     warm_up = WARM_UP if requests > WARM_UP else 0
     runs: dict[tuple[str, str, str], list[float]] = {}
     for name, microseconds, args in kernel_events(events):
@@ -91,7 +91,7 @@ def time_kernels(events: Iterable[dict[str, Any]], requests: int) -> tuple[Kerne
 
 
 def node_times(graph: onnx.GraphProto, times: Mapping[str, float]) -> dict[str, float]:
-    """The times of those nodes of a graph, by name, of which a kernel is known, given the times of its kernels by name.
+    """Return the times of a graph's nodes, by name, from the times of its kernels; nodes without a known kernel are left out.
 
     >>> graph = onnx.helper.make_graph([onnx.helper.make_node("Gemm", ["x", "w"], ["y"], name="head")], "g", [], [])
     >>> node_times(graph, {"fused head": 8.0, "y_quantize": 2.0})

@@ -1,12 +1,14 @@
-"""Libraries of custom operators: found as the job names them, tried once, and described for whoever loads the variant.
+"""Libraries of custom operators: resolved from the job, loaded once as a check, and described for consumers of the variant.
 
-A library is code that every session runs. It comes from the job, never from a model file, and the operator must allow it by
-name (`validators.untrusted.operator_allowlist`).
+A library is code that every session runs. The job names it, never a model file, and the operator must allow it by name
+(`validators.untrusted.operator_allowlist`).
 """
 
 from __future__ import annotations
 
 import importlib
+import shutil
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
@@ -18,14 +20,14 @@ from validators.untrusted.operator_allowlist import check_library
 
 
 def find_library(named: OperatorLibrary) -> Library:
-    """The library that a job names.
+    """Return the library that a job names.
 
     Raises:
-        JobError: the operator does not allow it, the file is not there, the package is not installed or offers no library,
-            or ONNX Runtime does not load it.
+        JobError: the operator does not allow it, the file is missing, the package is not installed or offers no library, or
+            ONNX Runtime does not load it.
     """
     if named.package:
-        check_library(named.package, "")  # importing it runs its code already
+        check_library(named.package, "")  # check first: importing the package runs its code
         library = _from_package(named.package)
     else:
         library = _from_file(named.file or Path())
@@ -34,8 +36,13 @@ def find_library(named: OperatorLibrary) -> Library:
     return library
 
 
+def copy_library(library: Library, folder: Path) -> Library:
+    """Copy the file of a library into a folder and return the library of the copy."""
+    return replace(library, path=Path(shutil.copy(library.path, folder)))
+
+
 def describe_library(library: Library) -> dict[str, str]:
-    """What a manifest says of a library: the file beside the variant's model, or the package to install."""
+    """Return a library's entry in a manifest: the file beside the variant's model, or the package to install."""
     if library.package is None:
         return {"file": library.path.name, "sha256": library.digest}
     return {
@@ -80,7 +87,7 @@ def _check_loads(library: Library) -> None:
 
     try:
         ort.SessionOptions().register_custom_ops_library(str(library.path))
-    except Exception as error:  # the bindings raise a class of their own for each reason that the loader has
+    except Exception as error:  # the bindings raise a different class for each reason
         raise JobError(
             found=f"ONNX Runtime {ort.__version__} does not load {library.path.name}: {str(error).splitlines()[0][:300]}",
             expected="a library of custom operators (with `RegisterCustomOps`) for this platform and runtime",

@@ -1,4 +1,4 @@
-"""Multiply-accumulates of the nodes of a graph that ran: shapes of activations from the profile, of weights from the graph."""
+"""Multiply-accumulates of the nodes that ran: shapes of activations from the profile, shapes of weights from the graph."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ Shape = tuple[int, ...]
 # (node, shapes of its inputs, shapes of all initializers, shape of its output) -> multiply-accumulates
 MacRule = Callable[[onnx.NodeProto, list[Shape], dict[str, Shape], Shape], int]
 
-# Of what is not an operator of a library that was registered: with those that the runtime lays out anew for its kernels.
+# Domains of the runtime's own operators, including those that it rewrites to other layouts, but no registered libraries.
 BLOCKED_DOMAIN = "com.microsoft.nchwc"
 RUNTIME_DOMAINS = KNOWN_DOMAINS | {BLOCKED_DOMAIN, "com.ms.internal.nhwc"}
 
 
 def count_macs(graph: onnx.GraphProto, events: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any], int]]:
-    """Name, the profile's arguments and multiply-accumulates of each run of a node that has any.
+    """Yield the name, the profile's arguments and the multiply-accumulates of each run of a node that has any.
 
-    `graph` is the one that ran, `events` its profile. Operators of other domains than the runtime's own are left out: what
-    they multiply is not known.
+    `graph` is the graph that ran, `events` its profile. Custom operators are left out, since their multiply-accumulates are
+    unknown.
     """
     graphs = list(all_graphs(graph))
     nodes = {node.name: node for part in graphs for node in part.node}
     weights = {tensor.name: tuple(tensor.dims) for part in graphs for tensor in part.initializer}
-    # Dequantized as written, weights are activations.
+    # In an unoptimized graph, the output of a weight's DequantizeLinear counts as a weight.
     stored = [node for node in nodes.values() if node.op_type == "DequantizeLinear" and node.input[0] in weights]
     weights |= {node.output[0]: weights[node.input[0]] for node in stored}
     for name, _, args in kernel_events(events):
@@ -38,7 +38,7 @@ def count_macs(graph: onnx.GraphProto, events: list[dict[str, Any]]) -> Iterator
 
 
 def all_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    """The graph and all bodies of If, Loop and Scan in it."""
+    """Yield the graph and all bodies of If, Loop and Scan in it."""
     yield graph
     for node in graph.node:
         for attribute in node.attribute:
@@ -47,9 +47,9 @@ def all_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
 
 
 def _count(node: onnx.NodeProto, args: dict[str, Any], weights: dict[str, Shape]) -> int:
-    """MACs of one node: product of the output's shape times the length of the sum behind each element."""
-    # The profile's list leaves out absent optional inputs and prepacked weights, so that only its first entry has a known
-    # place; a weight's shape is looked up in the graph.
+    """Return the MACs of one node: the product of the output's shape times the terms of the sum behind each element."""
+    # The profile omits absent optional inputs and prepacked weights, so only its first entry has a known index. The shape of
+    # a weight is looked up in the graph.
     inputs = _shapes(args["input_type_shape"])
     if node.input[0] in weights:
         inputs = [weights[node.input[0]], *inputs[1:]]
@@ -62,7 +62,7 @@ def _shapes(entries: Sequence[dict[str, list[int]]]) -> list[Shape]:
 
 
 def _shape(node: onnx.NodeProto, index: int, inputs: list[Shape], weights: dict[str, Shape]) -> Shape:
-    """The shape of an operand: that of the weight, or of what was computed, of which the profile leaves out nothing."""
+    """Return the shape of an operand: that of the weight, or the profiled shape if the operand is computed."""
     return weights.get(node.input[index]) or inputs[index]
 
 
@@ -84,14 +84,14 @@ def _conv(weight_input: int) -> MacRule:
 
 
 def _conv_transpose(node: onnx.NodeProto, inputs: list[Shape], weights: dict[str, Shape], output: Shape) -> int:
-    """Each element of the input meets the whole kernel of each output channel of its group."""
+    """Count the MACs of ConvTranspose: each input element times the kernel of each output channel of its group."""
     return math.prod(inputs[0]) * math.prod(_shape(node, 1, inputs, weights)[1:])
 
 
 def _attention(node: onnx.NodeProto, inputs: list[Shape], weights: dict[str, Shape], output: Shape) -> int:
-    """Scores and context. ONNX Runtime's own operator (com.microsoft) also has the input projection, B*S*D x 3H.
+    """Count the MACs of scores and context. ONNX Runtime's operator (com.microsoft) adds the input projection, B*S*D x 3H.
 
-    The standard one (opset 23) takes queries, keys and values of shape (B, heads, S, D) or (B, S, heads*D).
+    The standard operator (opset 23) takes queries, keys and values of shape (B, heads, S, D) or (B, S, heads*D).
     """
     if node.domain != "com.microsoft":
         return _attention_of_three(node, inputs, weights, output)
@@ -101,18 +101,18 @@ def _attention(node: onnx.NodeProto, inputs: list[Shape], weights: dict[str, Sha
 
 
 def _attention_of_three(node: onnx.NodeProto, inputs: list[Shape], weights: dict[str, Shape], output: Shape) -> int:
-    """Scores and context: queries and the output, (B, S, D) or (B, heads, S, D), each times the number of keys."""
+    """Count the MACs of scores and context: queries and output, (B, S, D) or (B, heads, S, D), times the number of keys."""
     length = inputs[1][-2]
     return math.prod(inputs[0]) * length + math.prod(output) * length
 
 
 def _recurrent(node: onnx.NodeProto, inputs: list[Shape], weights: dict[str, Shape], output: Shape) -> int:
-    """Each row of each step meets W and R once, of every direction."""
+    """Count the MACs of a recurrent layer: each row of each step times W and R, for every direction."""
     return math.prod(inputs[0][:2]) * sum(math.prod(_shape(node, index, inputs, weights)) for index in (1, 2))
 
 
 def _einsum(node: onnx.NodeProto, inputs: list[Shape], weights: dict[str, Shape], output: Shape) -> int:
-    """One for each combination of all indices of two operands; with an ellipsis, the output's axes and those summed over."""
+    """Count the MACs of an Einsum of two operands: the output's size times the sizes of the summed indices."""
     if len(node.input) != 2:
         return 0
     equation = next(attribute.s for attribute in node.attribute if attribute.name == "equation").decode()
@@ -123,7 +123,7 @@ def _einsum(node: onnx.NodeProto, inputs: list[Shape], weights: dict[str, Shape]
         shape = _shape(node, index, inputs, weights)
         sizes |= dict(zip(before, shape, strict=False))
         sizes |= dict(zip(reversed(after), reversed(shape), strict=False))
-    # Without an arrow the result has the indices that stand in one term alone.
+    # Without an arrow the result has the indices that occur in one term only.
     kept = result if "->" in equation else "".join(index for index in sizes if terms.count(index) == 1)
     return math.prod(output) * math.prod(size for index, size in sizes.items() if index not in kept)
 
@@ -153,7 +153,7 @@ MAC_RULES: dict[str, MacRule] = {
     "GRU": _recurrent,
     "RNN": _recurrent,
     "DynamicQuantizeLSTM": _recurrent,
-    # Of the CUDA provider.
+    # CUDA provider.
     "QOrderedMatMul": _matmul,
     "QOrderedAttention": _attention,
     "GemmFloat8": _matmul,

@@ -1,9 +1,8 @@
-"""The OpenVINO provider of ONNX Runtime, a plugin in a package of its own: is it there, does it take this processor, how is it
-asked to compute.
+"""OpenVINO provider of ONNX Runtime, a plugin in a separate package: its installation, devices and options.
 
-The plugin is registered once a process (ONNX Runtime documentation, "Plugin Execution Provider Libraries"); a session then
-names one of the devices that it offers. Up to version 1.8.1 it offers none on processors of other makers than Intel: it
-compares the vendor's id with 0x8086 (onnxruntime pull request 31981).
+The plugin is registered once per process (ONNX Runtime documentation, "Plugin Execution Provider Libraries"); a session then
+names one of its devices. Up to version 1.8.1 it offers devices on Intel processors only: it compares the vendor id with 0x8086
+(onnxruntime pull request 31981).
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ MODULE = "onnxruntime_ep_openvino"
 VERSION = "1.8.1"
 
 _REGISTERING = threading.Lock()
-# What ONNX Runtime says of a library that this process registered before: it has no way to ask.
+# ONNX Runtime's message for a library that this process has registered before; there is no query for it.
 REGISTERED = "already registered"
 
 
 @dataclass(frozen=True)
 class Missing:
-    """Why the provider cannot be used here, and what to do about it."""
+    """Reason why a provider cannot be used here, and the fix."""
 
     found: str
     expected: str
@@ -39,7 +38,7 @@ class Missing:
 
 
 def installed_version() -> str | None:
-    """The version of the installed plugin, or None."""
+    """Return the version of the installed plugin, or None."""
     if util.find_spec(MODULE) is None:
         return None
     try:
@@ -49,10 +48,10 @@ def installed_version() -> str | None:
 
 
 def library_path() -> str:
-    """Where the plugin's library is.
+    """Return the path of the plugin's library.
 
     Raises:
-        CandidateRefused: `unsupported`: it is not installed, or its library is not where it should be.
+        CandidateRefused: `unsupported`: the plugin is not installed, or its library is missing.
     """
     if installed_version() is None:
         raise _refuse(
@@ -71,10 +70,10 @@ def library_path() -> str:
 
 
 def find_device() -> ort.OrtEpDevice:
-    """The processor as the plugin's device, for `SessionOptions.add_provider_for_devices`; registers the plugin first.
+    """Register the plugin and return its processor device, for `SessionOptions.add_provider_for_devices`.
 
     Raises:
-        CandidateRefused: `unsupported`: it is not installed, does not load, or offers no device for this processor.
+        CandidateRefused: `unsupported`: the plugin is not installed, does not load, or has no device for this processor.
     """
     import onnxruntime as ort
 
@@ -103,7 +102,7 @@ def find_device() -> ort.OrtEpDevice:
 
 
 def _offered() -> list[ort.OrtEpDevice]:
-    """The plugin's devices that are processors; empty before it is registered."""
+    """Return the plugin's processor devices; empty before the plugin is registered."""
     import onnxruntime as ort
 
     cpu = ort.OrtHardwareDeviceType.CPU
@@ -120,7 +119,7 @@ def _not_loaded(error: Exception) -> Missing:
 
 
 def why_missing() -> Missing | None:
-    """Why no session can be opened with the provider here; None when one can."""
+    """Return why no session can be opened with the provider here; None if one can."""
     try:
         find_device()
     except CandidateRefused as error:
@@ -129,10 +128,10 @@ def why_missing() -> Missing | None:
 
 
 def provider_options(threads: int) -> dict[str, str]:
-    """How the provider computes: with so many threads, one request at a time, and in float32 where not in integers.
+    """Return the provider's options: this many threads, one request at a time, and float32 for non-integer layers.
 
-    Left alone it takes all cores, whatever the session's options say, and computes float layers in bfloat16 on processors
-    that have it, in silence (OpenVINO documentation, "CPU Device", "Floating Point Data Types Specifics";
+    By default the provider takes all cores, whatever the session's options say, and silently computes float layers in bfloat16
+    on processors that support it (OpenVINO documentation, "CPU Device", "Floating Point Data Types Specifics";
     `ov::hint::inference_precision`, `ov::inference_num_threads`, `ov::num_streams`).
     """
     config = {"INFERENCE_NUM_THREADS": str(threads), "NUM_STREAMS": "1", "INFERENCE_PRECISION_HINT": "f32"}
@@ -140,7 +139,7 @@ def provider_options(threads: int) -> dict[str, str]:
 
 
 def describe_plugin(threads: int) -> dict[str, Any]:
-    """What a consumer, which imports nothing of quantgate, needs to open a session with the provider."""
+    """Return the data with which a consumer opens a session with the provider, without importing quantgate."""
     return {
         "distribution": DISTRIBUTION,
         "version": installed_version(),

@@ -1,10 +1,10 @@
-"""Which kernels OpenVINO ran, by node of the model: read from the profile that its provider gives to ONNX Runtime.
+"""OpenVINO's kernels by node of the model, read from the profile that its provider gives to ONNX Runtime.
 
-The provider runs all that it takes as one node. Profiled, it adds an event of category `Kernel` for each step of its own
+The provider runs all nodes that it takes as one. When profiled, it adds an event of category `Kernel` for each step of its
 compiled graph (`ov::ProfilingInfo`): the name, `ov_node_type` such as `FullyConnected`, and `ov_exec_type` such as
-`brgemm_avx512_I8`, a kernel with the type of what it reads (I8 stands for UINT8). A product has the name of its node, with
-what was made of it behind a slash, or that of the last operator fused into it; attention becomes one step of which only the
-name of a tensor is left. Products that no step can be traced back to are of unknown precision.
+`brgemm_avx512_I8`, the kernel with the type of its input (I8 also means UINT8). A product has the name of its node, with a
+suffix after a slash, or the name of the last operator fused into it. Attention becomes one step that keeps only the name of a
+tensor. Products that match no step have unknown precision.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ PRODUCTS = ("fullyconnected", "matmul", "convolution")
 
 
 def products_behind(graph: onnx.GraphProto, products: Collection[str]) -> dict[str, str]:
-    """The one product of `products` that a node is, or reads with no other in between, by node; others are left out.
+    """Map each node to the only product of `products` that it is or depends on with no other product in between.
 
-    By the names of outputs as well, which the steps that make them take.
+    Nodes with several such products, or none, are left out. Names of graph outputs are mapped too, since the steps that
+    produce them take their names.
     """
     makers: dict[str, frozenset[str]] = {}
     behind = {}
@@ -39,7 +40,7 @@ def products_behind(graph: onnx.GraphProto, products: Collection[str]) -> dict[s
 
 
 def kernels_by_node(events: Iterable[dict[str, Any]], behind: Mapping[str, str]) -> dict[str, Kernel]:
-    """The kernel of each product that the events of a profile tell of; `behind` gives the product of a node's name.
+    """Return the kernel of each product in the events of a profile; `behind` maps node names to products.
 
     >>> ran = {"ov_node_type": "Convolution", "ov_exec_type": "brgconv_avx512_1x1_I8"}
     >>> events = [{"cat": "Kernel", "name": "OV::/conv/WithoutBiases", "args": ran}]
@@ -53,14 +54,14 @@ def kernels_by_node(events: Iterable[dict[str, Any]], behind: Mapping[str, str])
         kind, how = event["args"]["ov_node_type"], event["args"]["ov_exec_type"]
         node = _node_of(event["name"].removeprefix("OV::"), behind)
         if node and any(product in kind.lower() for product in PRODUCTS):
-            # Of compressed weights the kernel tells the type of the activations, which are float.
+            # With compressed weights, the kernel's name has the type of the activations, which are float.
             low = how.rpartition("_")[2].lower() in INTEGERS or kind.endswith("Compressed")
             found[behind[node]] = Kernel(f"{kind} {how}", low)
     return found
 
 
 def _node_of(name: str, nodes: Collection[str]) -> str:
-    """The node that a step was made of: the name without what was added, from the right, behind slashes."""
+    """Return the node of a step: its name without the suffixes added after slashes; "" if there is none."""
     while name and name not in nodes:
         name = name.rpartition("/")[0]
     return name

@@ -1,4 +1,4 @@
-"""ONNX Runtime sessions: opened as asked for, or not at all."""
+"""ONNX Runtime sessions, opened exactly with the requested settings or refused."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import onnxruntime as ort
 
 DISTRIBUTIONS = ("onnxruntime", "onnxruntime-gpu")
-# Where the weights of a model lie that is given as bytes.
+# Session option with the folder of external weights, for a model loaded from bytes.
 EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
 DTYPES = {
     "tensor(float)": "float32",
@@ -43,10 +43,10 @@ DTYPES = {
 
 
 def installed_runtime() -> tuple[str, str]:
-    """Name and version of the one installed ONNX Runtime distribution.
+    """Return the name and version of the one installed ONNX Runtime distribution.
 
     Raises:
-        InfrastructureError: none is installed, or both are: they overwrite each other's files, and pip does not notice.
+        InfrastructureError: none is installed, or both are. They overwrite each other's files, and pip does not notice.
     """
     found = {}
     for name in DISTRIBUTIONS:
@@ -74,16 +74,16 @@ def open_session(
     content: bytes | None = None,
     as_written: bool = False,
 ) -> Iterator[ort.InferenceSession]:
-    """A session of `model` with exactly these settings, released at the end of the block.
+    """Open a session of `model` with exactly these settings, released at the end of the block.
 
-    `without` names optimizers of the runtime that it must not apply. `content` is a serialized model to load in place of the
-    one in the file, whose external weights it may use. `as_written` keeps the runtime from optimizing, whatever the level of
-    the settings, and from hoarding memory: its arena grows by doubling and keeps what it has.
+    `without` names optimizers of the runtime to skip. `content` is a serialized model to load instead of the file, whose
+    external weights it may use. `as_written` turns off graph optimizations, whatever the level of the settings, and the memory
+    arena, which grows by doubling and returns no memory.
 
-    One at a time: the thread pools of sessions that share a process spin against each other.
+    Open one session at a time: the thread pools of sessions in one process spin against each other.
 
     Raises:
-        CandidateRefused: the runtime does not load the file (`invalid`), or another provider would run it, or on a GPU one of
+        CandidateRefused: the runtime does not load the file (`invalid`), or another provider would run it or, on a GPU, one of
             its products (`unsupported`).
     """
     import onnxruntime as ort
@@ -101,7 +101,7 @@ def open_session(
     if settings.on_gpu:
         providers = gpu_providers(settings, model, content)
     elif plugin := provider_of(settings.provider).plugin:
-        # A plugin's device comes with the options, and a list of names would put it aside.
+        # A plugin's device is set in the options, and a list of provider names would override it.
         options.add_provider_for_devices([plugin.find_device()], plugin.provider_options(settings.threads))
         providers = None
     try:
@@ -112,11 +112,11 @@ def open_session(
             options,
             providers=providers,
             disabled_optimizers=without,
-            # To the CPU provider, behind a message on standard output in place of the reason.
+            # The fallback to the CPU provider would hide the reason behind a message on standard output.
             enable_fallback=not settings.on_gpu,
         )
-    except Exception as error:  # the bindings raise a dozen unrelated classes, all of them for "cannot load this"
-        # Statuses of the runtime, such as that of a model which it cannot build, are classes of their own.
+    except Exception as error:  # the bindings raise a dozen unrelated classes, all meaning that the model does not load
+        # A plain RuntimeError is no status of the runtime, such as one for a model that it cannot build.
         if settings.on_gpu and type(error) is RuntimeError:
             raise _fallback(_first_line(error), settings.provider, said) from error
         raise CandidateRefused(
@@ -152,10 +152,10 @@ def _options(settings: SessionSettings, *, as_written: bool) -> ort.SessionOptio
 
 
 def _prepare_gpu(provider: str, available: list[str]) -> str:
-    """Load what the provider needs; what is said of libraries that are missing.
+    """Load the provider's libraries; return the runtime's message about missing ones, if any.
 
     Raises:
-        CandidateRefused: `unsupported`: the installed runtime was built without it.
+        CandidateRefused: `unsupported`: the installed runtime was built without the provider.
     """
     missing = why_missing(provider, available)
     if missing:
@@ -175,30 +175,30 @@ def _fallback(found: str, provider: str, said: str) -> CandidateRefused:
 
 
 def describe_inputs(session: ort.InferenceSession) -> tuple[TensorSpec, ...]:
-    """The inputs of a session with numpy dtypes."""
+    """Return the inputs of a session with numpy dtypes."""
     return tuple(_spec(value) for value in session.get_inputs())
 
 
 def describe_outputs(session: ort.InferenceSession) -> tuple[TensorSpec, ...]:
-    """The outputs of a session with numpy dtypes."""
+    """Return the outputs of a session with numpy dtypes."""
     return tuple(_spec(value) for value in session.get_outputs())
 
 
 def run_batches(session: ort.InferenceSession, batches: Iterable[Arrays], output: str) -> NDArray[Any]:
-    """The concatenation along axis 0 of one output over all batches.
+    """Return one output for all batches, concatenated along axis 0; each batch maps input names to arrays.
 
     Raises:
-        CandidateRefused: `invalid`: the runtime fails while it runs, or batches give outputs of different shapes.
+        CandidateRefused: `invalid`: the runtime fails on a batch, or batches have outputs of different shapes.
     """
     with failures_refused():
         return np.concatenate([session.run([output], batch)[0] for batch in batches])
 
 
 def run_outputs(session: ort.InferenceSession, batch: Arrays, outputs: list[str]) -> list[NDArray[Any]]:
-    """Some outputs for one batch, in the order of their names.
+    """Return the named outputs for one batch, in the order of `outputs`.
 
     Raises:
-        CandidateRefused: `invalid`: the runtime fails while it runs; `infrastructure`: the deadline has passed.
+        CandidateRefused: `invalid`: the runtime fails on the batch; `infrastructure`: the deadline has passed.
     """
     check_deadline()
     with failures_refused():
@@ -207,10 +207,10 @@ def run_outputs(session: ort.InferenceSession, batch: Arrays, outputs: list[str]
 
 @contextmanager
 def failures_refused() -> Iterator[None]:
-    """What a runtime raises while it runs becomes a refusal.
+    """Convert exceptions of a running runtime to refusals.
 
     Raises:
-        CandidateRefused: `invalid`.
+        CandidateRefused: `invalid`: the block raised.
     """
     try:
         yield

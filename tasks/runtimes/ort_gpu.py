@@ -1,10 +1,10 @@
-"""ONNX Runtime's providers on an NVIDIA GPU: what they need here, what a session asks them for, where engines are kept.
+"""ONNX Runtime's providers on an NVIDIA GPU: their requirements, their session options, and their engine caches.
 
-CUDA       everything that has a kernel; what has none, such as computations of shapes, goes to the CPU provider
-TensorRT   subgraphs that TensorRT 10 compiles when the session opens; what it does not take goes to CUDA, then to the CPU
+CUDA       runs every node that has a kernel; others, such as shape computations, go to the CPU provider
+TensorRT   runs subgraphs that TensorRT 10 compiles when the session opens; the rest goes to CUDA, then to the CPU
 
-Without the flags `trt_fp16_enable` and `trt_int8_enable` the TensorRT provider builds strongly typed networks: types are those
-of the file, as on the target `tensorrt` (onnxruntime pull request 18707). The flags would let it choose others, in silence.
+Without the flags `trt_fp16_enable` and `trt_int8_enable` the TensorRT provider builds strongly typed networks with the types of
+the file, as on the target `tensorrt` (onnxruntime pull request 18707). With these flags it would silently choose others.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from validators.errors import CandidateRefused
 from validators.providers import CUDA_PROVIDER, ORT_TENSORRT_PROVIDER
 from validators.records.run import SessionSettings
 
-# The base folder of the provider's engines and timing caches, an option of its own name (ONNX Runtime documentation,
-# "TensorRT Execution Provider"); absent, each session builds its engines anew, which takes minutes.
+# Provider option with the base folder of engines and timing caches (ONNX Runtime documentation, "TensorRT Execution
+# Provider"). Without it, each session builds its engines again, which takes minutes.
 ENGINE_CACHE = "trt_engine_cache_path"
 DEVICE = "device_id"
-# They take the place of the types in the file.
+# Options that override the types in the file.
 UNTYPED = ("trt_fp16_enable", "trt_bf16_enable", "trt_int8_enable")
 _EXTRAS = {
     CUDA_PROVIDER: "install the extra `gpu` in place of `cpu`, on a machine with an NVIDIA GPU",
@@ -39,7 +39,7 @@ _EXTRAS = {
 
 
 def why_missing(provider: str, available: Collection[str]) -> Missing | None:
-    """Why a provider on a GPU is not among those that can be used here, in words; None for one that is, and for any other.
+    """Return why a GPU provider is not available here; None if it is available or not a GPU provider.
 
     >>> why_missing("CUDAExecutionProvider", ["CPUExecutionProvider"]).found
     'no CUDAExecutionProvider here'
@@ -51,20 +51,20 @@ def why_missing(provider: str, available: Collection[str]) -> Missing | None:
 
 
 def device_of(settings: SessionSettings) -> int:
-    """The index of the GPU among those that the process sees."""
+    """Return the index of the GPU among those visible to the process."""
     return int(settings.provider_options.get(DEVICE, "0"))
 
 
 def gpu_providers(
     settings: SessionSettings, model: Path, content: bytes | None = None
 ) -> list[tuple[str, dict[str, str]]]:
-    """Providers with their options, in order, for a session of a model that is given by file, or as bytes.
+    """Return the providers with their options, in order, for a session of a model file, or of `content` in its place.
 
-    ONNX Runtime adds the CPU provider itself. Engines are kept below the job's folder for them, those of each model in a folder
-    of its own: the provider names them by the graph, not by the weights, and would load another variant's.
+    ONNX Runtime adds the CPU provider itself. Each model has its own engine folder below the job's: the provider names engines
+    by the graph, not by the weights, and would otherwise load those of another variant.
 
     Raises:
-        CandidateRefused: `invalid`: an option that lets TensorRT choose other types than those of the file.
+        CandidateRefused: `invalid`: an option lets TensorRT choose other types than those of the file.
     """
     options = dict(settings.provider_options)
     if settings.provider == CUDA_PROVIDER:
@@ -84,15 +84,16 @@ def gpu_providers(
         folder.mkdir(parents=True, exist_ok=True)
         options |= {"trt_engine_cache_enable": "1", ENGINE_CACHE: str(folder)}
         options |= {"trt_timing_cache_enable": "1", "trt_timing_cache_path": str(base)}
-    # What TensorRT does not take runs on the same GPU.
+    # Nodes that TensorRT does not take run on the same GPU.
     return [(ORT_TENSORRT_PROVIDER, options), (CUDA_PROVIDER, {DEVICE: str(device_of(settings))})]
 
 
 @cache
 def load_libraries(provider: str) -> str:
-    """Load the libraries of CUDA, cuDNN and TensorRT that came in Python packages, where no search path would find them.
+    """Load the libraries of CUDA, cuDNN and TensorRT from Python packages, which are on no library search path.
 
-    Once a process. Returns what the runtime says of those that it did not find, in a line; it prints that, and goes on.
+    They are loaded once per process. Return the runtime's messages about missing libraries on one line; the runtime prints
+    them and does not raise.
     """
     ort: Any = importlib.import_module("onnxruntime")
     with contextlib.redirect_stdout(io.StringIO()) as said:
@@ -103,7 +104,7 @@ def load_libraries(provider: str) -> str:
 
 
 def probe(provider: str) -> Missing | None:
-    """Why no session can be opened with a provider on this machine: tried, with one Relu; None where one can.
+    """Return why no session can be opened with a provider here, by opening one with a single Relu; None if one can.
 
     Raises:
         InfrastructureError: no ONNX Runtime is installed.

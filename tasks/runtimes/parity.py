@@ -1,4 +1,4 @@
-"""Comparison of the outputs of two implementations of one model, in which NaN hides nothing."""
+"""Comparison of the outputs of two implementations of one model, with NaN and infinities accounted for."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from numpy.typing import NDArray
 
 
 def largest_difference(one: NDArray[Any], other: NDArray[Any]) -> float:
-    """Return the largest absolute difference; Inf where shapes differ or only one side has NaN or that infinity.
+    """Return the largest absolute difference of two arrays; Inf if shapes differ or only one side has a NaN or an infinity.
 
-    NaN in the same places on both sides is agreement, and so is an infinity of the same sign.
+    NaN at the same position on both sides counts as equal, and so does an infinity of the same sign. Text gives 0 if equal,
+    else Inf.
 
     >>> largest_difference(np.array([1.0, np.nan]), np.array([1.5, np.nan]))
     0.5
@@ -24,13 +25,13 @@ def largest_difference(one: NDArray[Any], other: NDArray[Any]) -> float:
         return 0.0 if np.array_equal(one, other) else float("inf")
     first, second = one.astype(np.float64), other.astype(np.float64)
     unequal = ~((first == second) | (np.isnan(first) & np.isnan(second)))
-    with np.errstate(invalid="ignore"):  # of infinities with the same sign, which are equal and left out
+    with np.errstate(invalid="ignore"):
         differences = np.abs(first[unequal] - second[unequal])
     return float(np.where(np.isnan(differences), np.inf, differences).max(initial=0.0))
 
 
 def largest_magnitude(values: NDArray[Any]) -> float:
-    """Return the largest absolute value of those that are finite; 0 where none is, and for text.
+    """Return the largest finite absolute value of an array; 0 if there is none, and for text.
 
     >>> largest_magnitude(np.array([-3.0, np.nan, -np.inf]))
     3.0

@@ -1,12 +1,12 @@
-"""QuantizeLinear and DequantizeLinear that ran although the file meant them to be fused into other kernels.
+"""QuantizeLinear and DequantizeLinear nodes that ran although they were meant to be fused into other kernels.
 
-Some have to run: what turns float into integers before the first integer kernel, and back behind the last. In the graph as
-the runtime optimized it, those were meant to be gone
+Some must run: the conversions to integers before the first integer kernel, and back after the last. In the runtime's optimized
+graph, these were meant to be gone:
 
-- that quantize what no integer kernel reads before it is dequantized again;
-- that dequantize such values, or weights that are stored as integers;
-- around one operator whose operands are all dequantized and whose results are all quantized, or which is a product of two
-  dequantized operands: what ONNX Runtime calls a node unit (onnxruntime/core/optimizer/qdq_transformer), had it a kernel.
+- a quantization that no integer kernel reads before the next dequantization;
+- a dequantization of such values, or of weights stored as integers;
+- conversions around an operator whose operands are all dequantized and whose results are all quantized, or around a product of
+  two dequantized operands: a node unit in ONNX Runtime (onnxruntime/core/optimizer/qdq_transformer) without a kernel.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CONVERSIONS = (_QUANTIZE, _DEQUANTIZE)
 
 
 def find_unfused(graph: onnx.GraphProto, provider: str) -> list[str]:
-    """The names of the Q/DQ nodes of a graph, as the runtime optimized it, that were meant to be fused, in its order."""
+    """Return the names of the Q/DQ nodes in an optimized graph that were meant to be fused, in graph order."""
     wires = _Wires(graph, provider)
     named = {id(node): node.name for node in wires.nodes if node.op_type in CONVERSIONS}
     found = {id(node) for node in wires.nodes if node.op_type == _QUANTIZE and not wires.reach_integers(node)}
@@ -34,7 +34,7 @@ def find_unfused(graph: onnx.GraphProto, provider: str) -> list[str]:
 
 
 class _Wires:
-    """Who makes and who reads each tensor of a graph and of the bodies in it."""
+    """Producer and readers of each tensor of a graph and its bodies."""
 
     def __init__(self, graph: onnx.GraphProto, provider: str) -> None:
         graphs = list(all_graphs(graph))
@@ -49,7 +49,7 @@ class _Wires:
                 self.readers.setdefault(name, []).append(node)
 
     def reach_integers(self, node: onnx.NodeProto) -> bool:
-        """Whether an integer kernel, an operator that is not known, or the caller gets the results of a node as integers."""
+        """Return whether an integer kernel, an unknown operator or the caller reads the node's results as integers."""
         for name in node.output:
             if name in self.outputs:
                 return True
@@ -61,7 +61,7 @@ class _Wires:
         return False
 
     def source_is(self, node: onnx.NodeProto, quantizers: set[int]) -> bool:
-        """Whether what a node dequantizes, however it was moved about, is stored or comes from one of `quantizers`."""
+        """Return whether the values that a node dequantizes are a stored constant or come from one of `quantizers`."""
         while node.input:
             name = node.input[0]
             if name not in self.makers:
@@ -74,7 +74,7 @@ class _Wires:
         return False
 
     def is_unit(self, node: onnx.NodeProto) -> bool:
-        """Whether a node that is no conversion stands between dequantized operands and quantized results."""
+        """Return whether a node is the core of a node unit, between dequantized operands and quantized results."""
         made = [self.makers[name].op_type for name in node.input if name in self.makers]
         if node.op_type in (*CONVERSIONS, *self.low) or not made or set(made) != {_DEQUANTIZE}:
             return False

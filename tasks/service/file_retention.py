@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tasks.service.retention_policy import Fate, Policy, Thing, judge_things
+from tasks.storage.files import last_written
 from tasks.storage.portable import references
 from tasks.storage.shared_entries import RECORD_FILE
 
@@ -28,7 +29,7 @@ def _store_things(state: Path) -> Iterator[Thing]:
             record = place / RECORD_FILE
             name = str(place.relative_to(state))
             if place.name.startswith("."):
-                yield Thing("leftover", name, _newest(place))
+                yield Thing("leftover", name, last_written(place))
             elif record.is_file():
                 named = references(record.read_text(encoding="utf-8"))
                 root = kind.parent.name
@@ -36,20 +37,17 @@ def _store_things(state: Path) -> Iterator[Thing]:
                 yield Thing("entry", name, record.stat().st_mtime, refers)
 
 
-def _newest(place: Path) -> float:
-    """When something below a folder was last written."""
-    return max(path.stat().st_mtime for path in (place, *place.rglob("*")) if path.exists())
-
-
 def _data(state: Path) -> Iterator[Thing]:
     """Files that were fetched from S3: they are fetched again when they are needed again."""
     for place in sorted(state.glob("data/*")):
-        yield Thing("leftover" if place.name.startswith(".") else "data", str(place.relative_to(state)), _newest(place))
+        yield Thing(
+            "leftover" if place.name.startswith(".") else "data", str(place.relative_to(state)), last_written(place)
+        )
 
 
 def _reports(state: Path) -> Iterator[Thing]:
     for place in sorted(state.glob("reports/*")):
-        yield Thing("report", str(place.relative_to(state)), _newest(place))
+        yield Thing("report", str(place.relative_to(state)), last_written(place))
 
 
 def _logs(state: Path) -> Iterator[Thing]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import os
-import tempfile
 from pathlib import Path
+
+from tasks.storage.files import write_once
 
 
 def secret(state: Path, name: str) -> str:
@@ -19,17 +19,5 @@ def secret(state: Path, name: str) -> str:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = folder / name
     if not path.exists():
-        _make(path)
+        write_once(path, lambda partial: partial.write_bytes(base64.urlsafe_b64encode(os.urandom(32))), mode=0o600)
     return path.read_text(encoding="ascii")
-
-
-def _make(path: Path) -> None:
-    # Written under a name of its own and then linked, it is never seen half, and of two processes one makes it.
-    handle, temporary = tempfile.mkstemp(dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(base64.urlsafe_b64encode(os.urandom(32)))
-        with contextlib.suppress(FileExistsError):
-            os.link(temporary, path)
-    finally:
-        Path(temporary).unlink()

@@ -25,8 +25,9 @@ from tasks.service.retention_policy import (
     judge_versions,
     name_of,
 )
-from tasks.storage.locks import Locks, LockTaken
+from tasks.storage.locks import Locks
 from tasks.storage.places import open_locks
+from validators.errors import LockTaken
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

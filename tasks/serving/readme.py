@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from tasks.serving import sections
 from tasks.serving.example import FOLDER, example
 from tasks.serving.promoted import Promoted
-from tasks.serving.sections import shown, table
+from tasks.serving.sections import shown
+from validators.plain_text import markdown_table
 from validators.samples.datasets import TensorSpec
 
 
@@ -28,7 +29,7 @@ def version_readme(promoted: Promoted) -> str:
         ],
         "Session": _session(promoted),
         "Inputs and outputs": [
-            *table(
+            *markdown_table(
                 ("", "Name", "Type", "Shape"),
                 [*_tensors("input", promoted.inputs), *_tensors("output", promoted.outputs)],
             ),
@@ -38,7 +39,7 @@ def version_readme(promoted: Promoted) -> str:
             + ".",
         ],
         "Files": [
-            *table(
+            *markdown_table(
                 ("File", "sha256"), ((f"`{FOLDER}/`{shown(name)}", f"`{digest}`") for name, digest in _files(promoted))
             ),
             "",
@@ -66,7 +67,7 @@ def _session(promoted: Promoted) -> list[str]:
             ("TF32", "yes" if build["tf32"] else "no"),
             *((f"Shapes of {shown(name)}", _range(shapes)) for name, shapes in build["profile"].items()),
         ]
-        return table(("Setting", "Value"), rows)
+        return markdown_table(("Setting", "Value"), rows)
     settings = manifest["session"]
     rows = [
         ("Runtime", f"{manifest['runtime']} {manifest['runtime_version']}"),
@@ -84,7 +85,7 @@ def _session(promoted: Promoted) -> list[str]:
     for library in manifest["libraries"]:
         told = library.get("file") or f"{library['distribution']} {library['version']}"
         rows.append(("Custom operators", shown(told)))
-    return table(("Setting", "Value"), rows)
+    return markdown_table(("Setting", "Value"), rows)
 
 
 def _range(shapes: dict[str, list[int]]) -> str:

@@ -6,14 +6,13 @@ Names of models, data, tensors and devices are external text: escaped and trunca
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 
 from tasks.reporting import formats
 from tasks.serving.promoted import Promoted
 from validators.gates.catalog import GATES, LATER_GATES
 from validators.job.candidate_name import decode
 from validators.job.recipe_words import describe
-from validators.plain_text import as_markdown
+from validators.plain_text import as_markdown, markdown_table
 from validators.records.latencies import Latency, point_labels
 from validators.records.run import DataFile
 from validators.records.verdicts import Verdict
@@ -43,12 +42,6 @@ def shown(text: str, most: int = LONGEST) -> str:
     return f"{as_markdown(kept)}…"
 
 
-def table(titles: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> list[str]:
-    """Render a GitHub-style table of cells that are already Markdown."""
-    lines = [titles, ("---",) * len(titles), *rows]
-    return [f"| {' | '.join(line)} |" for line in lines]
-
-
 def origin(promoted: Promoted) -> list[str]:
     """Render the source, recipe, artifact, promotion and sign-off."""
     source, approval = promoted.source, promoted.approval
@@ -64,7 +57,7 @@ def origin(promoted: Promoted) -> list[str]:
     ]
     if said := approval.sign_off:
         rows.append(("Approved", shown(str(said))))
-    return table(("What", "Value"), rows)
+    return markdown_table(("What", "Value"), rows)
 
 
 def device(promoted: Promoted) -> list[str]:
@@ -98,7 +91,7 @@ def verdicts(promoted: Promoted) -> list[str]:
     others = sorted(verdict.gate for verdict in trial.verdicts if verdict.gate in YES_OR_NO)
     titles = ("Gate", "Value", "Must be", "Interval", "Confidence", "n")
     return [
-        *table(titles, (_verdict(verdict, metric) for verdict in bounded)),
+        *markdown_table(titles, (_verdict(verdict, metric) for verdict in bounded)),
         "",
         f"All passed; so did {shown(', '.join(others))}.",
     ]
@@ -137,7 +130,7 @@ def figures(promoted: Promoted, points: int | None = None) -> list[str]:
         rows.append(_latency(f"p50 latency at {shown(label, 60)}", latency))
     if confirmed:
         rows.append(_latency("p50 latency, confirmed", confirmed.latency))
-    return table(("Figure", "This", "Source", "Ratio"), rows)
+    return markdown_table(("Figure", "This", "Source", "Ratio"), rows)
 
 
 def _latency(what: str, latency: Latency) -> tuple[str, str, str, str]:
@@ -149,7 +142,8 @@ def _latency(what: str, latency: Latency) -> tuple[str, str, str, str]:
 
 def data(promoted: Promoted) -> list[str]:
     """Render the data that the variant was calibrated and judged on."""
-    return table(("Data", "File", "Samples", "sha256"), (_file(role, file) for role, file in promoted.data.items()))
+    rows = (_file(role, file) for role, file in promoted.data.items())
+    return markdown_table(("Data", "File", "Samples", "sha256"), rows)
 
 
 def _file(role: str, file: DataFile) -> tuple[str, ...]:

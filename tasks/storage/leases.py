@@ -1,6 +1,6 @@
-"""Locks among several machines: a lease is an object on S3 that its holder renews, and that another takes when it is too old.
+"""Locks among several machines: a lease is a blob that its holder renews, and that another takes when it is too old.
 
-No two clocks are ever compared: how old a lease is, a waiter counts on its own clock from when it saw the object last change,
+No two clocks are ever compared: how old a lease is, a waiter counts on its own clock from when it saw the blob last change,
 and a holder on its own from when it last asked to renew it, which was before. A holder therefore takes its lease for lost
 before anybody else takes it for free, as long as no clock runs more than `MARGIN` faster than another.
 """
@@ -20,11 +20,9 @@ from dataclasses import asdict, dataclass, replace
 
 from pydantic import TypeAdapter, ValidationError
 
-from tasks.storage.locks import POLL_SECONDS, LockLost, LockTaken, lock_key
-from tasks.storage.s3 import S3
-from tasks.storage.s3_retry import ObjectMissing, Patience
-from validators.errors import InfrastructureError
-from validators.untrusted.s3_uris import S3Uri
+from tasks.storage.blobs import NO_VERSION, Blobs
+from tasks.storage.locks import POLL_SECONDS, lock_key
+from validators.errors import InfrastructureError, LockLost, LockTaken, ObjectMissing
 
 log = logging.getLogger("quantgate")
 
@@ -42,7 +40,7 @@ def _now() -> float:
 class _Lease:
     """What a lease says: of which lock, whose, how long it is good for after it last changed, and whether it was given back.
 
-    `token` and `renewals` make each writing of it another object, by which a condition on its ETag knows it.
+    `token` and `renewals` make each writing of it another version of the blob.
     """
 
     name: str
@@ -56,16 +54,14 @@ class _Lease:
         return json.dumps(asdict(self)).encode()
 
 
-class S3Locks:
-    """Locks as objects below one place. A holder that is killed keeps others waiting for `lease_seconds` and the margin."""
+class Leases:
+    """Locks as blobs. A holder that is killed keeps others waiting for `lease_seconds` and the margin."""
 
-    def __init__(self, root: S3Uri, *, lease_seconds: float = LEASE_SECONDS) -> None:
-        self._root, self._lease_seconds = root, lease_seconds
+    def __init__(self, blobs: Blobs, *, lease_seconds: float = LEASE_SECONDS) -> None:
+        """`blobs` should give up after `renewal_seconds`: a later renewal is of no use, and another one follows."""
+        self._blobs, self._lease_seconds = blobs, lease_seconds
         self._deletes: bool | None = None
         self._asking = threading.Lock()
-        third = lease_seconds / 3
-        # A renewal that takes longer is no use, and there is one after it.
-        self._s3 = S3(Patience(attempts=4, seconds=third, first_delay_seconds=0.1, answer_seconds=third / 2))
 
     @contextmanager
     def hold(self, name: str, *, wait_seconds: float) -> Iterator[_HeldLease]:
@@ -73,7 +69,7 @@ class S3Locks:
 
         Raises:
             LockTaken: after `wait_seconds` another process holds it still.
-            InfrastructureError: the S3 server does not answer.
+            InfrastructureError: the service does not answer.
         """
         lease = self._take(name, time.monotonic() + wait_seconds)
         try:
@@ -83,29 +79,29 @@ class S3Locks:
                 # Each entry of the store has a lease of its own: they would stay in thousands.
                 with suppress(InfrastructureError):
                     if self._can_delete():
-                        self._s3.delete(lease.uri, only_if=lease.etag)
+                        self._blobs.delete(lease.file, lease.version)
 
     def _take(self, name: str, end: float) -> _HeldLease:
-        uri = self._root / f"{lock_key(name)}.json"
+        file = f"{lock_key(name)}.json"
         holder = f"process {os.getpid()} on {socket.gethostname()}"
         told = _Lease(name, holder, os.urandom(16).hex(), self._lease_seconds)
         seen, since = "", 0.0
         while True:
             asked = _now()
-            found = self._s3.write(uri, told.as_json(), only_if_absent=True)
+            version = self._blobs.write_once(file, told.as_json())
             there = None
-            if found is None:
+            if version is None:
                 with suppress(ObjectMissing):
-                    read, etag = _read(self._s3, uri)
+                    read, current = _read(self._blobs, file)
                     # Of one that cannot be read, as much as must be assumed.
                     there = read or replace(told, holder="an unreadable lease")
-                    if etag != seen:
-                        seen, since = etag, _now()
+                    if current != seen:
+                        seen, since = current, _now()
                     if there.released or _now() - since > there.seconds * (1 + MARGIN):
                         asked = _now()
-                        found = self._s3.write(uri, told.as_json(), only_if=etag)
-            if found is not None:
-                return _HeldLease(self._s3, uri, told, found.etag, asked)
+                        version = self._blobs.replace(file, told.as_json(), current)
+            if version is not None:
+                return _HeldLease(self._blobs, file, told, version, asked)
             if there is not None and time.monotonic() >= end:
                 raise LockTaken(
                     found=f"{name} is held by {there.holder}",
@@ -122,33 +118,38 @@ class S3Locks:
         """
         with self._asking:
             if self._deletes is None:
-                probe = self._root / f"probes/{os.urandom(8).hex()}"
-                self._s3.write(probe, b"probe")
-                self._deletes = not self._s3.delete(probe, only_if='"00000000000000000000000000000000"')
-                self._s3.delete(probe)
+                probe = f"probes/{os.urandom(8).hex()}"
+                self._blobs.write_once(probe, b"probe")
+                self._deletes = not self._blobs.delete(probe, NO_VERSION)
+                self._blobs.delete(probe)
         return self._deletes
 
 
-def _read(s3: S3, uri: S3Uri) -> tuple[_Lease | None, str]:
-    """Return the lease that is there, None for one that cannot be read, and its ETag.
+def renewal_seconds(lease_seconds: float = LEASE_SECONDS) -> float:
+    """Return how long a renewal may take: a lease is renewed three times in its length."""
+    return lease_seconds / 3
+
+
+def _read(blobs: Blobs, file: str) -> tuple[_Lease | None, str]:
+    """Return the lease that is there, None for one that cannot be read, and its version.
 
     Raises:
         ObjectMissing: there is none.
-        InfrastructureError: the S3 server does not answer.
+        InfrastructureError: the service does not answer.
     """
-    data, found = s3.read(uri)
+    data, version = blobs.read(file)
     try:
-        return TypeAdapter(_Lease).validate_json(data), found.etag
+        return TypeAdapter(_Lease).validate_json(data), version
     except ValidationError:
-        return None, found.etag
+        return None, version
 
 
 class _HeldLease:
     """A lease that a thread renews three times in its length, until it is given back or lost."""
 
-    def __init__(self, s3: S3, uri: S3Uri, told: _Lease, etag: str, asked: float) -> None:
-        self._s3, self.uri, self._told = s3, uri, told
-        self.etag, self._renewed, self._taken_over = etag, asked, False
+    def __init__(self, blobs: Blobs, file: str, told: _Lease, version: str, asked: float) -> None:
+        self._blobs, self.file, self._told = blobs, file, told
+        self.version, self._renewed, self._taken_over = version, asked, False
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._keep, name=f"lease {told.name}", daemon=True)
         self._thread.start()
@@ -174,7 +175,7 @@ class _HeldLease:
         return False
 
     def _keep(self) -> None:
-        while not self._end.wait(self._told.seconds / 3):
+        while not self._end.wait(renewal_seconds(self._told.seconds)):
             asked = _now()
             try:
                 self._told = replace(self._told, renewals=self._told.renewals + 1)
@@ -188,17 +189,16 @@ class _HeldLease:
 
     def _write(self, told: _Lease) -> bool:
         """Replace the lease, and return whether it was still this holder's."""
-        found = self._s3.write(self.uri, told.as_json(), only_if=self.etag)
-        if found is None and (etag := self._own_etag()):
-            found = self._s3.write(self.uri, told.as_json(), only_if=etag)
-        if found is not None:
-            self.etag = found.etag
-        return found is not None
+        version = self._blobs.replace(self.file, told.as_json(), self.version)
+        if version is None and (own := self._own_version()):
+            version = self._blobs.replace(self.file, told.as_json(), own)
+        self.version = version or self.version
+        return version is not None
 
-    def _own_etag(self) -> str:
-        """Return the ETag of the lease if this holder wrote it: the answers to an earlier write may have been lost."""
+    def _own_version(self) -> str:
+        """Return the version of the lease if this holder wrote it: the answers to an earlier write may have been lost."""
         try:
-            there, etag = _read(self._s3, self.uri)
+            there, version = _read(self._blobs, self.file)
         except ObjectMissing:
             return ""
-        return etag if there is not None and there.token == self._told.token and not there.released else ""
+        return version if there is not None and there.token == self._told.token and not there.released else ""

@@ -12,17 +12,9 @@ from pathlib import Path
 from typing import Protocol, TextIO
 
 from validators.digests import digest_values
-from validators.errors import InfrastructureError
+from validators.errors import LockTaken
 
 POLL_SECONDS = 0.2
-
-
-class LockTaken(InfrastructureError):
-    """Another process holds the lock, and held it for as long as this one would wait."""
-
-
-class LockLost(InfrastructureError):
-    """The lock was held, and is not any more: whatever it guards may be another's by now."""
 
 
 class Held(Protocol):

@@ -10,7 +10,8 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
-from tasks.storage.s3_retry import ObjectMissing, Patience, StorageRefused, WrongBytes, call, code_of, status_of
+from tasks.storage.s3_retry import Patience, call, code_of, status_of
+from validators.errors import ObjectMissing, StorageRefused, WrongBytes
 from validators.untrusted.s3_uris import S3Uri
 
 # Our uploads say the sha256 of the whole object: checksums of S3 are of parts, or of kinds that not every server has.

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import os
-import tempfile
 import zlib
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import IO, Any
 
+from tasks.storage.files import room_in, write_whole
 from tasks.storage.s3 import S3, Found, is_unmet, wrong_bytes
 from tasks.storage.s3_retry import Attempts
-from tasks.storage.space import room_in
 from validators.untrusted.s3_uris import S3Uri
 
 CHUNK_BYTES = 2**20
@@ -80,16 +78,9 @@ def download(s3: S3, uri: S3Uri, path: Path, *, sha256: str | None = None) -> Fo
         InfrastructureError: it did not arrive rightly in time.
     """
     attempts = Attempts(s3.patience, f"downloading {uri}")
-    with room_in(path.parent), tempfile.NamedTemporaryFile(dir=path.parent, prefix=".loading-", delete=False) as file:
-        partial = Path(file.name)
-        try:
-            found = _fetch(s3, uri, file, attempts, sha256)
-            file.flush()
-            os.fsync(file.fileno())
-            partial.replace(path)
-        finally:
-            partial.unlink(missing_ok=True)
-    return found
+    # Data may be private: only this user may read it.
+    with room_in(path.parent), write_whole(path, 0o600) as partial, partial.open("wb") as file:
+        return _fetch(s3, uri, file, attempts, sha256)
 
 
 def _fetch(s3: S3, uri: S3Uri, file: IO[bytes], attempts: Attempts, sha256: str | None) -> Found:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from validators.errors import InfrastructureError, ServiceDown
+from validators.errors import ObjectMissing, ServiceDown, StorageRefused, WrongBytes
 
 Answer = TypeVar("Answer")
 
@@ -30,18 +30,6 @@ _RETRIED_CODES = {
     "XAmzContentChecksumMismatch",
     "XAmzContentSHA256Mismatch",
 }
-
-
-class StorageRefused(InfrastructureError):
-    """The S3 server refuses, and will again: rights, bucket, credentials."""
-
-
-class ObjectMissing(StorageRefused):
-    """There is no such object."""
-
-
-class WrongBytes(InfrastructureError):
-    """What arrived is not what was sent."""
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from tasks.storage.s3 import MAX_PARTS, S3, SHA256, Found, is_unmet
-from tasks.storage.s3_retry import Attempts, ObjectMissing, WrongBytes, call, code_of, status_of
+from tasks.storage.s3_retry import Attempts, call, code_of, status_of
 from validators.digests import digest_file
-from validators.errors import InfrastructureError
+from validators.errors import InfrastructureError, ObjectMissing, WrongBytes
 from validators.untrusted.s3_uris import S3Uri
 
 

@@ -1,4 +1,4 @@
-"""Entries of a store on S3: files first, under their digests, and the record that makes them an entry last, once."""
+"""Entries of a store that machines share: files first, under their digests, and the record that makes them an entry last."""
 
 from __future__ import annotations
 
@@ -6,18 +6,13 @@ import json
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from tasks.storage.s3 import S3
-from tasks.storage.s3_conditions import check_conditions
-from tasks.storage.s3_download import download
-from tasks.storage.s3_retry import ObjectMissing
-from tasks.storage.s3_upload import upload
+from tasks.storage.blobs import NO_VERSION, Blobs
 from validators.digests import digest_file
-from validators.errors import InfrastructureError
-from validators.untrusted.s3_uris import S3Uri
+from validators.errors import InfrastructureError, ObjectMissing, StorageRefused
 
 RECORD_FILE = "record.json"
 MARKER_FILE = "marker"
@@ -35,25 +30,30 @@ class _EntryRecord:
 
 @dataclass(frozen=True)
 class Manifest:
-    """An entry that is on S3, as its record object tells; `etag` is that object's."""
+    """An entry that is shared, as its record blob tells; `version` is that blob's."""
 
     kind: str
     digest: str
     record: str
     files: dict[str, str]
-    etag: str
+    version: str
 
 
 class SharedEntries:
-    """The entries `<root>/<kind>/<digest>/`: `record.json` beside `files/<sha256>`.
+    """The entries `<address>/<kind>/<digest>/`: `record.json` beside `files/<sha256>`.
 
     A file's name is its content, so that two makers of one entry never write different bytes to one place, and an upload that
     broke off is taken up by whoever makes the entry next.
     """
 
-    def __init__(self, s3: S3, root: S3Uri) -> None:
-        self.s3, self.root = s3, root
+    def __init__(self, blobs: Blobs) -> None:
+        self.blobs = blobs
         self._marker = ""
+
+    @property
+    def root(self) -> str:
+        """Address of the store."""
+        return self.blobs.address
 
     def marker(self) -> str:
         """What tells this store from any other, whatever its address; made on first use, once the server proved itself.
@@ -61,14 +61,13 @@ class SharedEntries:
         Raises:
             StorageRefused: the server ignores the conditions of conditional writes.
         """
-        uri = self.root / MARKER_FILE
         if not self._marker:
             try:
-                self._marker = self.s3.read(uri)[0].decode()
+                self._marker = self.blobs.read(MARKER_FILE)[0].decode()
             except ObjectMissing:
-                check_conditions(self.s3, self.root)
-                self.s3.write(uri, os.urandom(16).hex().encode(), only_if_absent=True)
-                self._marker = self.s3.read(uri)[0].decode()
+                check_conditions(self.blobs)
+                self.blobs.write_once(MARKER_FILE, os.urandom(16).hex().encode())
+                self._marker = self.blobs.read(MARKER_FILE)[0].decode()
         return self._marker
 
     def find(self, kind: str, digest: str) -> Manifest | None:
@@ -77,18 +76,18 @@ class SharedEntries:
         Raises:
             InfrastructureError: what is there is no manifest of this entry.
         """
-        uri = self._place(kind, digest) / RECORD_FILE
+        name = _record_name(kind, digest)
         try:
-            data, found = self.s3.read(uri)
+            data, version = self.blobs.read(name)
         except ObjectMissing:
             return None
         try:
             told = TypeAdapter(_EntryRecord).validate_json(data)
         except ValidationError as error:
-            raise _no_record(uri) from error
-        if (told.kind, told.digest) != (kind, digest) or not all(_is_inside(name) for name in told.files):
-            raise _no_record(uri)
-        return Manifest(kind, digest, told.record, told.files, found.etag)
+            raise self._no_record(name) from error
+        if (told.kind, told.digest) != (kind, digest) or not all(_is_inside(file) for file in told.files):
+            raise self._no_record(name)
+        return Manifest(kind, digest, told.record, told.files, version)
 
     def fetch(self, manifest: Manifest, folder: Path) -> None:
         """The files of an entry into a folder, and its record last; each is held against its digest.
@@ -99,7 +98,7 @@ class SharedEntries:
         for name, sha256 in manifest.files.items():
             path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            download(self.s3, self._file(manifest.kind, manifest.digest, sha256), path, sha256=sha256)
+            self.blobs.fetch(_file_name(manifest.kind, manifest.digest, sha256), path, sha256)
         (folder / RECORD_FILE).write_text(manifest.record, encoding="utf-8")
 
     def publish(self, kind: str, digest: str, folder: Path, *, replaces: Manifest | None = None) -> bool:
@@ -114,11 +113,11 @@ class SharedEntries:
             if path.is_file() and path != folder / RECORD_FILE
         }
         for name, sha256 in files.items():
-            upload(self.s3, folder / name, self._file(kind, digest, sha256), only_if_absent=True)
+            self.blobs.write_once(_file_name(kind, digest, sha256), folder / name)
         told = _EntryRecord(kind, digest, (folder / RECORD_FILE).read_text(encoding="utf-8"), files)
-        uri = self._place(kind, digest) / RECORD_FILE
-        condition: dict[str, Any] = {"only_if": replaces.etag} if replaces else {"only_if_absent": True}
-        if self.s3.write(uri, json.dumps(asdict(told)).encode(), **condition) is not None:
+        name, data = _record_name(kind, digest), json.dumps(asdict(told)).encode()
+        version = self.blobs.replace(name, data, replaces.version) if replaces else self.blobs.write_once(name, data)
+        if version is not None:
             return True
         self._drop(kind, digest, set(files.values()))
         return False
@@ -127,21 +126,44 @@ class SharedEntries:
         """Delete what this maker alone uploaded."""
         winner = self.find(kind, digest)
         for sha256 in mine - set(winner.files.values() if winner else mine):
-            self.s3.delete(self._file(kind, digest, sha256))
+            self.blobs.delete(_file_name(kind, digest, sha256))
 
-    def _place(self, kind: str, digest: str) -> S3Uri:
-        return self.root / f"{kind}/{digest}"
+    def _no_record(self, name: str) -> InfrastructureError:
+        return InfrastructureError(
+            found=f"{self.root}/{name} is no record of this entry",
+            expected="the record that quantgate wrote",
+            fix="delete the object, and run again",
+        )
 
-    def _file(self, kind: str, digest: str, sha256: str) -> S3Uri:
-        return self._place(kind, digest) / f"files/{sha256}"
+
+def check_conditions(blobs: Blobs) -> None:
+    """Try each condition on a blob that is deleted again: some servers ignore them, and nothing shared would be safe.
+
+    Raises:
+        StorageRefused: the server writes where the condition does not hold.
+    """
+    name = f"probes/{os.urandom(8).hex()}"
+    try:
+        first = blobs.write_once(name, b"first")
+        twice = blobs.write_once(name, b"again")
+        stale = blobs.replace(name, b"stale", NO_VERSION)
+        fresh = blobs.replace(name, b"fresh", first) if first else None
+        if first is None or fresh is None or twice is not None or stale is not None:
+            raise StorageRefused(
+                found=f"a server that {'ignores' if twice or stale else 'refuses'} conditional writes below {blobs.address}",
+                expected="If-None-Match and If-Match on PutObject, as AWS S3, SeaweedFS and MinIO have them",
+                fix="take a server (or a newer version) that has them, or unset QUANTGATE_STORE and use a shared folder",
+            )
+    finally:
+        blobs.delete(name)
 
 
-def _no_record(uri: S3Uri) -> InfrastructureError:
-    return InfrastructureError(
-        found=f"{uri} is no record of this entry",
-        expected="the record that quantgate wrote",
-        fix="delete the object, and run again",
-    )
+def _record_name(kind: str, digest: str) -> str:
+    return f"{kind}/{digest}/{RECORD_FILE}"
+
+
+def _file_name(kind: str, digest: str, sha256: str) -> str:
+    return f"{kind}/{digest}/files/{sha256}"
 
 
 def _is_inside(name: str) -> bool:

@@ -17,13 +17,13 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
 
-from tasks.storage.locks import Locks, LockTaken
+from tasks.storage.files import MAKING, room_in
+from tasks.storage.locks import Locks
 from tasks.storage.portable import pack, references, unpack, without_places
-from tasks.storage.s3_retry import ObjectMissing
+from tasks.storage.product import Product
 from tasks.storage.shared_entries import RECORD_FILE, SharedEntries
-from tasks.storage.space import room_in
 from validators.digests import digest_values
-from validators.errors import InfrastructureError
+from validators.errors import InfrastructureError, LockTaken, ObjectMissing
 
 log = logging.getLogger("quantgate")
 
@@ -60,28 +60,26 @@ class Store:
         self._locks: dict[str, threading.Lock] = defaultdict(threading.Lock)
         self._lock = threading.Lock()
 
-    def make(
-        self, kind: str, key: tuple[Any, ...], record_type: type[Record], maker: Callable[[Path], Record]
-    ) -> tuple[Record, bool]:
-        """The record of the entry, made by `maker(folder)` unless it is there; and whether it was there.
+    def make(self, product: Product[Record]) -> tuple[Record, bool]:
+        """Return the record of a product, made unless it is there, and whether it was there.
 
-        `maker` writes its files into the folder that it is given. Paths in the record below that folder follow the entry, and
-        those of other entries are of this machine wherever it is read.
+        Paths in the record below the product's folder follow the entry. Those of other entries are this machine's wherever
+        the record is read.
 
         Raises:
             StorageFull: there is no room for the entry.
             BudgetExceeded: the run may not take as much disk.
             InfrastructureError: the S3 server does not answer.
         """
-        place = self._place(kind, key)
+        place = self._place(product.kind, product.key)
         with self._of_this_process(place):
             if self._is_here(place):
-                return self._read(place, record_type), True
+                return self._read(place, product.record_type), True
             with self._alone(place):
                 was_there = self._is_here(place)
                 if not was_there:
-                    self._write(place, record_type, maker)
-            return self._read(place, record_type), was_there
+                    self._write(place, product.record_type, product.make)
+            return self._read(place, product.record_type), was_there
 
     @property
     def name(self) -> str:
@@ -205,7 +203,7 @@ class Store:
         try:
             with room_in(self.root):
                 place.parent.mkdir(parents=True, exist_ok=True)
-                folder = Path(tempfile.mkdtemp(dir=place.parent, prefix=".making-"))
+                folder = Path(tempfile.mkdtemp(dir=place.parent, prefix=MAKING))
                 yield folder
         finally:
             if folder is not None:

@@ -3,35 +3,29 @@ where it has none, ahead of time for others."""
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 from tasks.measure.metrics.perplexity import WINDOWS_AT_ONCE
-from tasks.run.context import MAKER_CODE, Evidence, Given, Run
-from tasks.runtimes.engines.build import available, build_engine, profile_of
-from tasks.runtimes.engines.build_process import read_log
-from tasks.runtimes.engines.build_process_child import LOG
+from tasks.measure.request import request_batch
+from tasks.run.context import Run
+from tasks.runtimes.engines.build import available, make_engine, profile_of
+from tasks.runtimes.engines.build_process import copy_log, read_log
 from tasks.runtimes.engines.coverage import coverage_of_layers, kernels_of_nodes
 from tasks.runtimes.engines.errors import notes_in
+from tasks.storage.product import Product
 from tasks.targets.catalog import lint
 from tasks.targets.ort_tensorrt import AS_WRITTEN
 from tasks.trials.measure_accuracy import EVALUATION_BATCH_SIZE
-from tasks.trials.request import request_batch
 from validators.digests import digest_file
 from validators.errors import CandidateRefused
 from validators.providers import CPU_PROVIDER
 from validators.records.engines import BuildSettings, Engine
 from validators.records.run import Inventory, SessionSettings, Variant
+from validators.samples.given import Evidence, Given
 from validators.samples.words import SHOWN, and_more
-
-
-@dataclass(frozen=True)
-class _Log:
-    """What a builder said of an engine that it did not build."""
-
-    path: Path
 
 
 def with_engine(run: Run, given: Given, inventory: Inventory, variant: Variant) -> Variant:
@@ -71,24 +65,14 @@ def _engine(
         job.engines.tf32,
         compute_capabilities,
     )
-    key = (
+    inputs = (
         variant.digest,
         asdict(build),
         asdict(inventory.gpu) if inventory.gpu else None,
         asdict(available()),
-        MAKER_CODE,
     )
-
-    def make(folder: Path) -> Engine:
-        try:
-            return build_engine(
-                variant.path, build, folder, gpu=inventory.gpu, timing_caches=run.state / "timing-caches"
-            )
-        except CandidateRefused as error:
-            error.log = _kept(run, folder / LOG)
-            raise
-
-    return run.store.make("engine", key, Engine, make)[0]
+    make = partial(make_engine, variant.path, build, inventory.gpu, run.state / "timing-caches", partial(_kept, run))
+    return run.store.make(Product("engine", inputs, Engine, make))[0]
 
 
 def _least_covered(run: Run, given: Given, variant: Variant, engines: Sequence[Engine]) -> Engine:
@@ -111,10 +95,7 @@ def _kept(run: Run, log: Path) -> Path | None:
     if not log.exists():
         return None
 
-    def copy(folder: Path) -> _Log:
-        return _Log(Path(shutil.copy(log, folder)))
-
-    return run.store.make("refused-build", (digest_file(log),), _Log, copy)[0].path
+    return run.store.make(Product("refused-build", (digest_file(log),), Path, partial(copy_log, log)))[0]
 
 
 def _shapes(evidence: Evidence) -> dict[str, list[tuple[int, ...]]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from tasks.run.context import Given, Run, log
+from tasks.run.context import Run, log
 from tasks.run.step import step
 from tasks.trials.judge import ground_of, rank_passing
 from tasks.trials.judge_on_samples import Ground, figures_of
@@ -24,6 +24,7 @@ from validators.records.artifact_paths import CONFIRMED
 from validators.records.latencies import Latency
 from validators.records.measurements import Accuracy
 from validators.records.run import Confirmed, Inventory, Trial, Variant
+from validators.samples.given import Given
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tasks.run.context import log
-from tasks.storage.space import StorageFull
 from validators.digests import digest_values
-from validators.errors import BudgetExceeded, InfrastructureError, RefusalKind
+from validators.errors import BudgetExceeded, InfrastructureError, RefusalKind, StorageFull
 from validators.records.run import Refusal, Trial
 
 

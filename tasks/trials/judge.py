@@ -8,7 +8,7 @@ from dataclasses import replace
 from tasks.ptq.graph.edits import model_bytes
 from tasks.registry.champion_slot import place_of, rolled_back_digests
 from tasks.registry.mlflow_registry import connect
-from tasks.run.context import Given, Run, log
+from tasks.run.context import Run, log
 from tasks.run.step import step
 from tasks.trials.judge_on_samples import Ground, figures_of
 from validators.gates.catalog import Measured, judge_gates
@@ -18,6 +18,7 @@ from validators.records.journal import RolledBack
 from validators.records.latencies import point_labels
 from validators.records.measurements import Accuracy
 from validators.records.run import Trial
+from validators.samples.given import Given
 
 
 def ground_of(run: Run, given: Given, baseline: Accuracy) -> Ground:

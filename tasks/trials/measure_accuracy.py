@@ -14,13 +14,15 @@ from numpy.typing import NDArray
 from tasks.measure.metrics.metric import Metric
 from tasks.measure.metrics.perplexity import WINDOWS_AT_ONCE, score_batches
 from tasks.measure.metrics.reduction import KEPT_BYTES, Reduced, batch_size, reduce_outputs
-from tasks.run.context import MEASURE_CODE, Evidence, Run
+from tasks.run.context import Run
 from tasks.run.job_metric import job_metric, keeps_noise
 from tasks.runtimes.runner import Runner, open_runner
+from tasks.storage.product import Product
 from validators.errors import BudgetExceeded, CandidateRefused, JobError
 from validators.job.job import Job
 from validators.records.measurements import Accuracy
 from validators.records.run import Inventory, SessionSettings, Variant
+from validators.samples.given import Evidence
 
 # The most samples a batch when accuracy is measured; latency has batch sizes of its own.
 EVALUATION_BATCH_SIZE = 32
@@ -57,7 +59,7 @@ def measure_accuracy(
     """
     job, settings = run.job, variant.session
     metric = job_metric(job)
-    key = (
+    inputs = (
         variant.measured_as,
         evidence.evaluation.file.digest,
         metric.name,
@@ -67,7 +69,6 @@ def measure_accuracy(
         # Integer kernels saturate differently by instruction set: the same file has another accuracy elsewhere.
         inventory.device_key,
         str(reference.accuracy.scores_path) if reference else None,
-        MEASURE_CODE,
     )
 
     def measure(folder: Path) -> Accuracy:
@@ -83,7 +84,7 @@ def measure_accuracy(
             ) from error
         return _kept(folder, evidence, metric, reduced)
 
-    return run.store.make("accuracy", key, Accuracy, measure)
+    return run.store.make(Product("accuracy", inputs, Accuracy, measure))
 
 
 def on_selection(job: Job, evidence: Evidence, accuracy: Accuracy) -> Accuracy:

@@ -9,7 +9,7 @@ import numpy as np
 from tasks.measure.inventory import usable_cores
 from tasks.measure.metrics.chance import chance_warning
 from tasks.ptq.graph.edits import model_bytes
-from tasks.run.context import Given, Run, log
+from tasks.run.context import Run, log
 from tasks.run.job_metric import job_metric
 from tasks.run.step import step
 from tasks.targets.catalog import find_target
@@ -20,6 +20,7 @@ from validators.job.candidate_name import Candidate
 from validators.providers import CPU_PROVIDER
 from validators.records.measurements import Accuracy
 from validators.records.run import Inventory, SessionSettings, Variant
+from validators.samples.given import Given
 
 
 def baseline_variant(run: Run, given: Given, inventory: Inventory) -> Variant:

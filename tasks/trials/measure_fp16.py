@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tasks.run.context import Given, Run, log
+from tasks.run.context import Run, log
 from tasks.run.step import step
 from tasks.trials.measure_latency import latency_of
 from validators.errors import CandidateRefused
 from validators.job.candidate_name import decode
 from validators.records.run import Inventory, Trial, Variant
+from validators.samples.given import Given
 
 
 @step("measure beside fp16")

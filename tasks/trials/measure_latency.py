@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from tasks.measure.inventory import usable_cores
-from tasks.measure.latency.compare import compare_latency
-from tasks.measure.latency.process import Contestant
-from tasks.run.context import MEASURE_CODE, Given, Run, log
+from tasks.measure.latency.contest import make_latency
+from tasks.measure.request import draw_requests
+from tasks.run.context import Run, log
 from tasks.run.job_hooks import job_hooks
 from tasks.run.progress_events import MEASURE
 from tasks.run.step import step
+from tasks.storage.product import Product
 from tasks.trials.make_candidate import refused
 from tasks.trials.measure_baseline import baseline_variant
-from tasks.trials.request import draw_requests, request_of
 from validators.digests import digest_values
 from validators.errors import CandidateRefused
 from validators.job.job_measurement import OperatingPoint
 from validators.records.latencies import Latency
 from validators.records.run import Inventory, Trial, Variant
+from validators.samples.given import Given
 
 # What makes other numbers of the same point; the lists of points are not among it.
 _POINTS = {"batch_sizes", "dims", "threads"}
@@ -83,7 +85,7 @@ def latency_of(
     """
     job = run.job
     rows = draw_requests(given.evidence, point, job.seed, confirmation=purpose == "confirmation")
-    key = (
+    inputs = (
         [side.measured_as for side in (baseline, variant)],
         job.measurement.model_dump(exclude=_POINTS),
         asdict(point),
@@ -93,28 +95,28 @@ def latency_of(
         given.evidence.evaluation.file.digest,
         rows.tolist(),
         inventory.device_key,
-        MEASURE_CODE,
     )
 
-    def measure(folder: Path) -> Latency:
-        latency = compare_latency(
-            Contestant(baseline.loaded, baseline.session),
-            Contestant(variant.loaded, variant.session),
-            [request_of(given.evidence, point, one) for one in rows],
-            job.measurement,
-            confidence=confidence or job.gates.confidence,
-            samples_path=folder / "samples.npz",
-            dims=point.dims,
-            code=job.code,
-        )
-        if latency.disturbance:
-            kept = run.state / "disturbed" / digest_values(*key)
-            kept.mkdir(parents=True, exist_ok=True)
-            raise _Disturbed(replace(latency, samples_path=Path(shutil.copy(latency.samples_path, kept))))
-        return latency
+    def refuse_disturbed(latency: Latency) -> None:
+        kept = run.state / "disturbed" / digest_values(*product.key)
+        kept.mkdir(parents=True, exist_ok=True)
+        raise _Disturbed(replace(latency, samples_path=Path(shutil.copy(latency.samples_path, kept))))
 
+    make = partial(
+        make_latency,
+        baseline,
+        variant,
+        given.evidence,
+        rows,
+        point,
+        job.measurement,
+        confidence or job.gates.confidence,
+        job.code,
+        refuse_disturbed,
+    )
+    product = Product("latency", inputs, Latency, make)
     try:
-        return run.store.make("latency", key, Latency, measure)
+        return run.store.make(product)
     except _Disturbed as found:
         log.warning("latency of %s was disturbed: %s", variant.candidate, found.latency.disturbance)
         return found.latency, False

@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
+from functools import partial
 
-import numpy as np
-
-from tasks.measure.activations import Ranges, describe_clipping, open_tapped
 from tasks.measure.inventory import usable_cores
-from tasks.measure.taps import taps_of
-from tasks.ptq.calibrate.fixed_ranges import read_fixed_ranges
-from tasks.run.context import MAKER_CODE, MEASURE_CODE, Given, Run, log
+from tasks.measure.saturation import Saturations, make_saturations
+from tasks.run.context import Run
 from tasks.run.step import step
-from tasks.trials.make_candidate import materials_of
-from validators.calibration.model_view import draw_rows, usable_rows
-from validators.errors import CandidateRefused
+from tasks.storage.product import Product
+from tasks.trials.materials import prepared_product
 from validators.providers import CPU_PROVIDER
-from validators.records.measurements import Saturation, worst_first
-from validators.records.run import Inventory, SessionSettings, Trial, Variant
-
-FixedRanges = dict[str, tuple[float, float]]
-
-
-@dataclass(frozen=True)
-class _Saturations:
-    """Saturation by the digest of the variant."""
-
-    by_variant: dict[str, Saturation]
+from validators.records.run import Inventory, SessionSettings, Trial
+from validators.samples.given import Given
 
 
 @step("measure saturation")
@@ -37,60 +23,28 @@ def measure_saturation(run: Run, given: Given, inventory: Inventory, trials: tup
     bounds = run.job.calibration
     if not variants or not bounds.model_samples:
         return trials
-    key = (
+    prepared = prepared_product(run, given.source, inventory)
+    inputs = (
         sorted(variants),
-        given.source.digest,
-        sorted(inventory.runtimes.items()),
+        prepared,
         given.evidence.output.name,
         given.evidence.reference.file.digest,
         bounds.model_samples,
         run.job.seed,
-        MAKER_CODE,
-        MEASURE_CODE,
+    )
+    threads = run.job.measurement.points[0].threads or usable_cores()
+    make = partial(
+        make_saturations,
+        variants,
+        lambda: run.store.make(prepared)[0],
+        given.evidence,
+        SessionSettings(CPU_PROVIDER, threads, libraries=run.libraries),
+        bounds.model_samples,
+        run.job.seed,
     )
     with run.clock.work("measure saturation"):
-        found, _ = run.store.make(
-            "saturation", key, _Saturations, lambda _: _Saturations(_measure(run, given, inventory, variants))
-        )
+        found, _ = run.store.make(Product("saturation", inputs, Saturations, make))
     return tuple(
         replace(trial, saturation=found.by_variant.get(trial.variant.digest)) if trial.variant else trial
         for trial in trials
     )
-
-
-def _measure(run: Run, given: Given, inventory: Inventory, variants: dict[str, Variant]) -> dict[str, Saturation]:
-    fixed = {digest: read_fixed_ranges(variant.path) for digest, variant in variants.items()}
-    fixed = {digest: ranges for digest, ranges in fixed.items() if ranges}
-    if not fixed:
-        return {}
-    evidence = given.evidence
-    rows = draw_rows(
-        usable_rows(evidence.reference.inputs),
-        run.job.calibration.model_samples,
-        evidence.batch_axis or 1,
-        run.job.seed,
-    )
-    tensors = dict.fromkeys(name for ranges in fixed.values() for name in ranges)
-    settings = SessionSettings(
-        CPU_PROVIDER, run.job.measurement.points[0].threads or usable_cores(), libraries=run.libraries
-    )
-    prepared: Path = materials_of(run, given, inventory).prepared()
-    try:
-        with open_tapped(prepared, settings, lambda graph: taps_of(graph, evidence.output.name, tensors)) as watch:
-            names = [tap.tensor for tap in watch.taps.watched]
-            asked = [_as_ranges(ranges, names) for ranges in fixed.values()]
-            counts, _ = watch.count_outside(evidence.reference, rows, evidence.batch_axis, asked)
-    except CandidateRefused as error:
-        # The variants were made and judged: what is missing is a figure to watch.
-        log.warning("saturation is not known: %s", error.found)
-        return {}
-    return {
-        digest: Saturation(worst_first(describe_clipping(watch.taps, ranges, count)), len(rows))
-        for digest, ranges, count in zip(fixed, asked, counts, strict=True)
-    }
-
-
-def _as_ranges(fixed: FixedRanges, names: list[str]) -> Ranges:
-    """The ranges in the order of the watched tensors, NaN where the variant fixes none."""
-    ends = np.array([fixed.get(name, (np.nan, np.nan)) for name in names], np.float64).reshape(-1, 2)
-    return Ranges(ends[:, 0], ends[:, 1])

@@ -5,22 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from functools import partial
 
-import onnx
-
+from tasks.measure.kernel_costs import KernelCosts, make_kernel_costs
 from tasks.ptq.build_variant import ranked_form
 from tasks.ptq.sensitivity import Sensitivity
-from tasks.run.context import MEASURE_CODE, Given, Run, log
-from tasks.runtimes.kernel_times import kernel_times, node_times
+from tasks.run.context import Run, log
+from tasks.storage.product import Product
 from tasks.targets.catalog import find_target
 from tasks.trials.gather import merge_copies, trial_of
 from tasks.trials.judge import ground_of, judge_trial
 from tasks.trials.judge_on_samples import Ground
-from tasks.trials.make_candidate import make_candidate, materials_of
+from tasks.trials.make_candidate import make_candidate
+from tasks.trials.materials import materials_of
 from tasks.trials.measure_latency import measure_latency
 from tasks.trials.measure_saturation import measure_saturation
-from tasks.trials.request import request_batch
 from validators.errors import CandidateRefused
 from validators.gates.catalog import GATES
 from validators.gates.verdict_rules import confidence_of_each
@@ -28,6 +27,7 @@ from validators.job.candidate_name import decode
 from validators.records.measurements import Accuracy
 from validators.records.recovery import RankedPart, Recovery
 from validators.records.run import Inventory, Trial, Variant
+from validators.samples.given import Given
 
 # Of two candidates that are nearly as fast, the one with less to mend is recovered; with nothing to mend, it is taken.
 NEARLY_AS_FAST = 0.9
@@ -41,14 +41,6 @@ class Recovered:
 
     trials: tuple[Trial, ...] = ()
     recovery: Recovery | None = None
-
-
-@dataclass(frozen=True)
-class _KernelTimes:
-    """Microseconds a request under the profiler: of the nodes of which a kernel is known, and of all kernels."""
-
-    by_node: dict[str, float]
-    total: float
 
 
 def recover_trials(
@@ -206,7 +198,7 @@ def _with_costs(
     if quantized is None or recovered is None:
         return recovery
     try:
-        before, after = (_kernel_times(run, given, inventory, variant) for variant in (quantized, recovered))
+        before, after = (_kernel_costs(run, given, inventory, variant) for variant in (quantized, recovered))
     except CandidateRefused as error:
         log.info("kept parts were not profiled: %s", error.found)
         return recovery
@@ -229,21 +221,10 @@ def part_cost(nodes: tuple[str, ...], quantized: Mapping[str, float], in_float: 
     return sum(in_float[node] - quantized[node] for node in nodes)
 
 
-def _kernel_times(run: Run, given: Given, inventory: Inventory, variant: Variant) -> _KernelTimes:
-    """One request shape of the job, under the settings that the variant is measured with."""
-
-    def measure(_: Path) -> _KernelTimes:
-        batch = request_batch(given.evidence, run.job.measurement.points[0])
-        with run.clock.work("profile kept parts"):
-            times = kernel_times(variant.path, variant.session, batch)
-        graph = onnx.load(variant.path, load_external_data=False).graph
-        return _KernelTimes(node_times(graph, times), sum(times.values()))
-
-    key = (
-        variant.measured_as,
-        given.evidence.evaluation.file.digest,
-        asdict(run.job.measurement.points[0]),
-        inventory.device_key,
-        MEASURE_CODE,
-    )
-    return run.store.make("kernel-times", key, _KernelTimes, measure)[0]
+def _kernel_costs(run: Run, given: Given, inventory: Inventory, variant: Variant) -> KernelCosts:
+    """Profile the first operating point of the job."""
+    point = run.job.measurement.points[0]
+    inputs = (variant.measured_as, given.evidence.evaluation.file.digest, asdict(point), inventory.device_key)
+    make = partial(make_kernel_costs, variant, given.evidence, point)
+    with run.clock.work("profile kept parts"):
+        return run.store.make(Product("kernel-times", inputs, KernelCosts, make))[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +13,18 @@ import numpy as np
 
 from tasks.records.candidate_record import open_candidate_run
 from tasks.registry.mlflow_registry import connect, quiet_mlflow, registry_call
-from tasks.run.context import Evidence, Given, Run, log
+from tasks.run.context import Run, log
 from tasks.run.job_hooks import job_step
 from tasks.run.step import step
 from tasks.runtimes.runner import Runner, open_runner
+from tasks.storage.product import Product
 from validators.digests import digest_values
 from validators.gates.logged import judge_logged
 from validators.gates.verdict_rules import overall
 from validators.records.run import Trial, Variant
 from validators.redact import redact
+from validators.samples.copy_rows import copy_rows
+from validators.samples.given import Evidence, Given
 
 
 @dataclass(frozen=True)
@@ -60,11 +64,6 @@ def run_own_step(run: Run, given: Given, record: str, trials: tuple[Trial, ...])
         )
 
 
-@dataclass(frozen=True)
-class _StepFile:
-    path: Path
-
-
 def choosing_samples(run: Run, evidence: Evidence) -> Path:
     """The evaluation data without the samples that confirm the winner: what filters candidates must not see those.
 
@@ -74,19 +73,8 @@ def choosing_samples(run: Run, evidence: Evidence) -> Path:
     if kept.all():
         return path
 
-    def make(folder: Path) -> _StepFile:
-        target = folder / path.name
-        if path.suffix == ".parquet":
-            from pyarrow import parquet
-
-            parquet.write_table(parquet.read_table(path).filter(kept), target)
-        else:
-            with np.load(path, allow_pickle=False) as archive:
-                np.savez(target, **{name: archive[name][kept] for name in archive.files})
-        return _StepFile(target)
-
-    key = (evidence.evaluation.file.digest, digest_values(np.packbits(kept).tobytes()), path.name)
-    return run.store.make("choosing", key, _StepFile, make)[0].path
+    inputs = (evidence.evaluation.file.digest, digest_values(np.packbits(kept).tobytes()), path.name)
+    return run.store.make(Product("choosing", inputs, Path, partial(copy_rows, path, kept)))[0]
 
 
 def _try(run: Run, given: Given, record: str, function: Any, samples: Path, trial: Trial) -> Trial:

@@ -13,7 +13,7 @@ from tasks.measure.metrics.agreement import CLASS_METRICS, agreements
 from tasks.measure.taps import find_taps, taps_of
 from tasks.run.context import Run, log
 from tasks.runtimes.runner import open_runner
-from tasks.trials.make_candidate import prepared_graph
+from tasks.trials.materials import prepared_product
 from tasks.trials.measure_accuracy import EVALUATION_BATCH_SIZE
 from tasks.watch.drift import find_drift
 from tasks.watch.evidence import DRIFT_BY_CHANCE, DRIFT_STAKES, Signal, weigh, weigh_columns
@@ -91,7 +91,7 @@ def _saturation(run: Run, watch: Watch, watched: WatchedChampion, traffic: Sampl
     """Measure how much of the traffic the champion's fixed ranges clip, beyond their clipping at its promotion."""
     if not watched.ranges:
         return None
-    prepared = prepared_graph(run, watched.source, take_inventory(run.job.target))
+    prepared = run.store.make(prepared_product(run, watched.source, take_inventory(run.job.target)))[0]
     with open_tapped(
         prepared, _settings(run), lambda graph: taps_of(graph, watched.output.name, watched.ranges)
     ) as tapped:

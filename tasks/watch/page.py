@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-import re
-
 from tasks.watch.evidence import Looked
+from validators.plain_text import as_markdown, markdown_table
 
 
 def watch_markdown(looked: Looked) -> str:
     """Render the look as Markdown: the outcome, a row for each bound, and the notes."""
-    lines = [f"# {_plain(looked.job)}: {looked.outcome}", "", _plain(looked.told), ""]
+    lines = [f"# {as_markdown(looked.job)}: {looked.outcome}", "", as_markdown(looked.told), ""]
     if looked.signals:
-        lines += [
-            f"Look {looked.looks} at version {_plain(looked.version)} ({_plain(looked.candidate)}): {looked.samples} samples.",
-            "",
-            "| | seen | bound | evidence (log) | |",
-            "|---|---|---|---|---|",
-        ]
-        lines += [
-            f"| {signal.kind} | {signal.value:.4g} | {signal.bound:.4g} | {looked.evidence.get(signal.kind, 0.0):.2f} | "
-            f"{_plain(signal.note)} |"
+        version = f"version {as_markdown(looked.version)} ({as_markdown(looked.candidate)})"
+        lines += [f"Look {looked.looks} at {version}: {looked.samples} samples.", ""]
+        rows = [
+            (
+                signal.kind,
+                f"{signal.value:.4g}",
+                f"{signal.bound:.4g}",
+                f"{looked.evidence.get(signal.kind, 0.0):.2f}",
+                as_markdown(signal.note),
+            )
             for signal in looked.signals
         ]
+        lines += markdown_table(("", "seen", "bound", "evidence (log)", ""), rows)
     if looked.notes:
-        lines += ["", *(f"- {_plain(note)}" for note in looked.notes)]
+        lines += ["", *(f"- {as_markdown(note)}" for note in looked.notes)]
     return "\n".join(lines) + "\n"
-
-
-def _plain(text: str) -> str:
-    """Escape Markdown and HTML: names of files and tensors may contain any character."""
-    return re.sub(r"([\\`*_{}\[\]<>#|!&])", r"\\\1", " ".join(text.split()))

@@ -6,7 +6,8 @@ import json
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tasks.champion.compare_champion import fetch_champion, variant_of
+from tasks.champion.compare_champion import variant_of
+from tasks.champion.fetch_champion import fetch_champion
 from tasks.evidence.load_data import describe_source, load_file
 from tasks.evidence.resolve_source import resolve_source
 from tasks.registry.champion_slot import TAG, Place, champion_at, own_versions, place_of

@@ -14,10 +14,9 @@ import numpy as np
 from tasks.evidence.load_data import load_file
 from tasks.run.context import Run
 from tasks.storage.s3 import S3
-from tasks.storage.s3_retry import StorageRefused
 from validators.calibration.model_view import draw_rows, usable_rows
 from validators.digests import digest_values
-from validators.errors import DataError, JobError
+from validators.errors import DataError, JobError, StorageRefused
 from validators.job.job_watch import Watch
 from validators.records.run import DataFile
 from validators.samples.datasets import Samples, TensorSpec

@@ -10,7 +10,6 @@ from prefect.artifacts import create_markdown_artifact
 from tasks.run.context import log, start_run
 from tasks.run.step import step
 from tasks.service.job_files import job_named, read_jobs
-from tasks.storage.locks import LockTaken
 from tasks.watch.act import act
 from tasks.watch.evidence import Looked, decide, find_alarms, remember
 from tasks.watch.look import look_at_traffic
@@ -18,7 +17,7 @@ from tasks.watch.page import watch_markdown
 from tasks.watch.subject import find_watched, load_watched
 from tasks.watch.traffic import gather_traffic
 from tasks.watch.trend import open_trend, record_look
-from validators.errors import QuantgateError
+from validators.errors import LockTaken, QuantgateError
 from validators.job.job import Job
 
 

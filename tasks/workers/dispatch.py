@@ -6,15 +6,16 @@ import os
 from typing import Any, TypeVar
 
 from tasks.evidence.target_inventory import take_target_inventory
-from tasks.run.context import Given, Run, log
+from tasks.run.context import Run, log
 from tasks.run.settings import hands_to_workers, worker_wait_seconds
 from tasks.workers.order_tracking import hand_over, published_inventory, wait_for
 from tasks.workers.orders import Order, code_version, keep_arguments, place_marker, place_of, read_answer
 from tasks.workers.steps import CANDIDATE, Step
-from validators.errors import CandidateRefused, InfrastructureError, QuantgateError, WorkLost
+from validators.errors import CandidateRefused, InfrastructureError, QuantgateError, StorageFull, WorkLost
 from validators.job.candidate_name import decode
 from validators.records.measurements import Accuracy
 from validators.records.run import Inventory, Refusal, Trial
+from validators.samples.given import Given
 
 Outcome = TypeVar("Outcome")
 
@@ -54,6 +55,9 @@ def try_candidates(run: Run, inventory: Inventory, baseline: Accuracy) -> tuple[
     """Every candidate of the job made and timed by a worker of its own target, in the job's order.
 
     One whose worker died, or for which there is none, is refused as infrastructure.
+
+    Raises:
+        StorageFull: every further candidate would fail the same way.
     """
     names = run.job.candidate_names
     # Simulations take longest: started last, they would keep the other workers waiting.
@@ -109,6 +113,8 @@ def _trial(name: str, answer: Any) -> Trial:
         log.info("%s: back from its worker", name)
         return answer
     assert isinstance(answer, QuantgateError)
+    if isinstance(answer, StorageFull):
+        raise answer
     kind = answer.kind if isinstance(answer, CandidateRefused) else "infrastructure"
     reason = f"{answer.found}; expected {answer.expected}; {answer.fix}"
     log.warning("%s: %s", name, reason)

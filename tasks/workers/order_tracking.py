@@ -18,7 +18,7 @@ from pydantic import TypeAdapter
 
 from tasks.run.context import Run, log
 from tasks.workers.orders import Order
-from validators.errors import InfrastructureError, WorkLost
+from validators.errors import InfrastructureError, StorageFull, WorkLost
 from validators.job.job import Job
 from validators.records.run import Inventory
 
@@ -146,7 +146,8 @@ def _look(client: SyncPrefectClient, run: Run, one: _Handed, online: set[str], p
 
 def _failed(one: _Handed, found: FlowRun) -> InfrastructureError:
     assert found.state is not None
-    kind = WorkLost if found.state.is_crashed() else InfrastructureError
+    is_full = found.state.name == StorageFull.__name__
+    kind = WorkLost if found.state.is_crashed() else StorageFull if is_full else InfrastructureError
     return kind(
         found=f"its flow run on a worker of {one.target} ended as {found.state.name}: {found.state.message or 'no message'}",
         expected="a flow run that completes",

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from pydantic import TypeAdapter
 
+from tasks.storage.files import write_once
 from tasks.storage.store import Store
-from validators import errors
-from validators.digests import digest_code, digest_values
-from validators.errors import CandidateRefused, InfrastructureError, QuantgateError
+from validators.digests import digest_values
+from validators.errors import InfrastructureError, QuantgateError, class_names, find_class
+from validators.source_code import OURS
 
-_TASKS = Path(__file__).parents[1]
 MARKER_FILE = "marker"
 
 
@@ -49,13 +47,10 @@ class _Kept:
 
 @dataclass(frozen=True)
 class _Failure:
-    """An error of quantgate's by the name of its class."""
+    """An error of quantgate: the names of its class and its bases, nearest first, and its fields as JSON."""
 
-    name: str
-    found: str
-    expected: str
-    fix: str
-    kind: errors.RefusalKind | None = None
+    classes: tuple[str, ...]
+    fields: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -67,26 +62,22 @@ class _Answer:
 
 
 def code_version() -> str:
-    """The digest of the code that makes, measures and judges: a worker of another one would make other variants."""
-    return digest_code([_TASKS, _TASKS.parent / "validators"])
+    """Return the digest of all code that a worker runs: a worker with other code would make other variants."""
+    return OURS.digest(OURS.modules["tasks.workers.steps"])
 
 
 def marker_of(state: Path) -> str:
     """What tells this state folder from any other, whatever path it is mounted at; made on first use."""
     path = state / MARKER_FILE
     if not path.exists():
-        # Whole or not there, for a run and a worker that start at once: the first link stays.
-        with tempfile.NamedTemporaryFile("w", dir=state, encoding="ascii") as stream:
-            stream.write(os.urandom(16).hex())
-            stream.flush()
-            with suppress(FileExistsError):
-                os.link(stream.name, path)
+        # A run and a worker may start at once.
+        write_once(path, lambda partial: partial.write_text(os.urandom(16).hex(), encoding="ascii"))
     return path.read_text(encoding="ascii")
 
 
 def place_of(state: Path, store: Store) -> str:
     """What a run and its workers must share: the store where that is on S3, else the state folder."""
-    return str(store.shared.root) if store.shared else str(state)
+    return store.shared.root if store.shared else str(state)
 
 
 def place_marker(state: Path, store: Store) -> str:
@@ -117,9 +108,7 @@ def read_arguments(store: Store, digest: str, types: tuple[Any, ...]) -> list[An
 def keep_answer(store: Store, order: Order, outcome: Any, kind: Any) -> None:
     """Put what a step gave, or the error of quantgate's that ended it, where the run looks for it."""
     if isinstance(outcome, QuantgateError):
-        refusal = outcome.kind if isinstance(outcome, CandidateRefused) else None
-        failure = _Failure(type(outcome).__name__, outcome.found, outcome.expected, outcome.fix, refusal)
-        store.keep("answer", (order.answer,), _Answer, _Answer(failure=failure))
+        store.keep("answer", (order.answer,), _Answer, _Answer(failure=_failure_of(store, outcome)))
     else:
         store.keep("answer", (order.answer,), _Answer, _Answer(record=store.pack(_text(kind, outcome))))
 
@@ -128,19 +117,37 @@ def read_answer(store: Store, order: Order, kind: Any) -> Any:
     """What the step gave.
 
     Raises:
-        QuantgateError: the step ended in it.
+        QuantgateError: the step ended in it; an error of a class that this process does not know comes as its nearest base.
         InfrastructureError: there is no answer in the store.
     """
     answer = store.find("answer", (order.answer,), _Answer)
     if answer is None:
         raise _missing(store, f"answer to {order.label}")
-    failure = answer.failure
-    if failure is None:
-        return TypeAdapter(kind).validate_json(store.unpack(answer.record))
-    if failure.kind is not None:
-        raise CandidateRefused(kind=failure.kind, found=failure.found, expected=failure.expected, fix=failure.fix)
-    known = getattr(errors, failure.name, InfrastructureError)
-    raise known(found=failure.found, expected=failure.expected, fix=failure.fix)
+    if answer.failure is not None:
+        raise _error_of(store, answer.failure)
+    return TypeAdapter(kind).validate_json(store.unpack(answer.record))
+
+
+def _failure_of(store: Store, error: QuantgateError) -> _Failure:
+    types, fields = _field_types(type(error)), {}
+    for name, value in error.fields.items():
+        text = _text(types[name], value)
+        # A message names paths of the worker's machine; only paths that the run opens are translated.
+        fields[name] = text if types[name] is str else store.pack(text)
+    return _Failure(class_names(error), fields)
+
+
+def _error_of(store: Store, failure: _Failure) -> QuantgateError:
+    known, fields = find_class(failure.classes), {}
+    for name, kind in _field_types(known).items():
+        if name in failure.fields:
+            text = failure.fields[name]
+            fields[name] = TypeAdapter(kind).validate_json(text if kind is str else store.unpack(text))
+    return known(**fields)
+
+
+def _field_types(kind: type[QuantgateError]) -> dict[str, Any]:
+    return {name: hint for name, hint in get_type_hints(kind.__init__).items() if name != "return"}
 
 
 def _text(kind: Any, record: Any) -> str:

@@ -12,8 +12,9 @@ from tasks.champion.promote import promote
 from tasks.evidence.load_data import load_data
 from tasks.evidence.resolve_source import resolve_source
 from tasks.evidence.target_inventory import take_target_inventory
-from tasks.run.context import Given, Run, log, start_run
+from tasks.run.context import Run, log, start_run
 from tasks.run.settings import state_folder, store_place
+from tasks.storage.blobs import is_address
 from tasks.storage.places import open_store
 from tasks.trials.confirm import ConfirmedTrials, confirm_winner
 from tasks.trials.gather import trial_of
@@ -31,7 +32,7 @@ from validators.gates.approval import Approval
 from validators.job.job import Job
 from validators.records.measurements import Accuracy
 from validators.records.run import Champion, Inventory, Trial
-from validators.untrusted.s3_uris import SCHEME
+from validators.samples.given import Given
 
 Outcome = TypeVar("Outcome")
 
@@ -146,11 +147,11 @@ def _check_place(order: Order) -> None:
     store = open_store(state, store_place())
     place = place_of(state, store)
     if place != order.place or place_marker(state, store) != order.marker:
-        on_s3 = order.place.startswith(SCHEME)
-        what, setting = ("store", "QUANTGATE_STORE") if on_s3 else ("state folder", "QUANTGATE_STATE")
+        is_shared = is_address(order.place)
+        what, setting = ("store", "QUANTGATE_STORE") if is_shared else ("state folder", "QUANTGATE_STATE")
         raise InfrastructureError(
             found=f"a worker with the {what} {place}, which is another one",
-            expected=f"the {what} of the run, {order.place}, {'' if on_s3 else 'on a disk '}that both share",
+            expected=f"the {what} of the run, {order.place}, {'' if is_shared else 'on a disk '}that both share",
             fix=f"start the worker with {setting}={order.place}, where that is the run's own",
         )
     if code_version() != order.code:

@@ -17,11 +17,12 @@ from tasks.evidence.load_data import load_data
 from tasks.evidence.model_facts import describe_file
 from tasks.evidence.resolve_source import resolve_source, unsupported_flavor
 from tasks.evidence.torch_export import export_program
-from tasks.run.context import Evidence, start_run
+from tasks.run.context import start_run
 from validators.errors import QuantgateError
 from validators.job.read_job import parse_job, read_job
 from validators.records.run import DataFile
 from validators.samples.datasets import Samples, TensorSpec
+from validators.samples.given import Evidence
 
 
 def job_of(folder: Path, case: Interface, tiny: Tiny) -> dict[str, object]:

@@ -14,7 +14,7 @@ from validators.job.job import Job
 from validators.job.job_data import Data
 from validators.records import run as records
 from validators.records.latencies import Latency
-from validators.records.measurements import Estimate, Product
+from validators.records.measurements import Estimate, MultipliedNode
 from validators.records.recovery import RankedPart, Recovery
 from validators.records.result import (
     BaselineResult,
@@ -107,7 +107,7 @@ def trial(stem: str) -> Trial:
             ("CPUExecutionProvider",),
             us_by_kernel={"MatMulIntegerToFloat": 600.0, "LayerNormalization": 250.0, "Softmax": 150.0},
             products=tuple(
-                Product(name, "MatMulIntegerToFloat" if covered and name != "/pooler/MatMul" else "MatMul", 100)
+                MultipliedNode(name, "MatMulIntegerToFloat" if covered and name != "/pooler/MatMul" else "MatMul", 100)
                 for name in (*(f"/layer.{i}/MatMul" for i in range(9)), "/pooler/MatMul")
             ),
         ),

@@ -13,6 +13,7 @@ from driving import run_jobs, write_job
 
 from tasks.measure.metrics.reduction import Needed
 from tasks.run.footprint import Footprint
+from tasks.storage.product import Product
 from tasks.storage.store import Store
 from tasks.trials.gather import trial_of
 from validators.errors import EXIT_BAD_INPUT, BudgetExceeded
@@ -83,7 +84,7 @@ def test_an_entry_beyond_the_disk_budget_is_not_kept(tmp_path: Path) -> None:
             (folder / "file").write_bytes(b"x" * size)
             return "made"
 
-        return store.make("thing", (size,), str, maker)[1]
+        return store.make(Product("thing", (size,), str, maker))[1]
 
     assert not make(600_000) and make(600_000), "found again, it is not counted again"
     with pytest.raises(BudgetExceeded, match=r"`budgets\.disk_mb`"):

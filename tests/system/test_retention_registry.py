@@ -127,7 +127,7 @@ def test_entries_go_that_nobody_used(state: Path) -> None:
     """Reading one counts as use; a leftover of a maker that was killed goes after a day; one of today stays."""
     store = Store(state / "store")
     for key in ("old", "read"):
-        store.make("variant", (key,), dict, lambda folder: {"made": "here"})
+        store.keep("variant", (key,), dict, {"made": "here"})
     for record in (state / "store").rglob("record.json"):
         os.utime(record, (OLD, OLD))
     store.find("variant", ("read",), dict)

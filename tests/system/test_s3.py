@@ -18,12 +18,13 @@ from fault_proxy import FAULTS, evenly, faults
 from s3_server import PART_BYTES, PATIENCE, client, s3_stack, some_place
 from stack import S3_KEY, Stack
 
+from tasks.storage.blobs_s3 import S3Blobs
 from tasks.storage.s3 import S3
-from tasks.storage.s3_conditions import check_conditions
 from tasks.storage.s3_download import download, verified_by
-from tasks.storage.s3_retry import ObjectMissing, Patience, StorageRefused
+from tasks.storage.s3_retry import Patience
 from tasks.storage.s3_upload import upload
-from validators.errors import InfrastructureError
+from tasks.storage.shared_entries import check_conditions
+from validators.errors import InfrastructureError, ObjectMissing, StorageRefused
 from validators.untrusted.s3_uris import S3Uri, parse_s3_uri
 
 pytestmark = pytest.mark.slow
@@ -223,7 +224,7 @@ def test_refusals_are_not_tried_again(stack: Stack, tmp_path: Path, monkeypatch:
 def test_a_server_that_ignores_conditions_is_not_trusted(stack: Stack) -> None:
     """This one does not; one that would is played by a client that leaves the conditions out."""
     s3 = client(stack.endpoint)
-    check_conditions(s3, some_place())
+    check_conditions(S3Blobs(some_place(), s3))
 
     def without(params: dict[str, object], **_: object) -> None:
         params["headers"] = {
@@ -234,7 +235,7 @@ def test_a_server_that_ignores_conditions_is_not_trusted(stack: Stack) -> None:
 
     s3.client.meta.events.register("before-call.s3.PutObject", without)
     with pytest.raises(StorageRefused, match="ignores conditional writes"):
-        check_conditions(s3, some_place())
+        check_conditions(S3Blobs(some_place(), s3))
 
 
 def test_only_the_first_of_two_uploads_in_parts_is_kept(stack: Stack, s3: S3, tmp_path: Path) -> None:
@@ -273,6 +274,7 @@ from pathlib import Path
 from tasks.storage.s3 import S3, PART_BYTES
 from tasks.storage.s3_download import download
 from tasks.storage.s3_upload import upload
+from tasks.storage.shared_entries import check_conditions
 from validators.untrusted.s3_uris import parse_s3_uri
 s3, path, uri = S3(), Path(sys.argv[1]), parse_s3_uri(sys.argv[2])
 s3.write(uri, b"warm")

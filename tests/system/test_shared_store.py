@@ -21,13 +21,15 @@ from s3_server import client, s3_stack, some_place
 from stack import Stack
 
 from tasks.evidence.fetch_data import fetch_data
-from tasks.storage.leases import S3Locks
-from tasks.storage.locks import Held, LockLost, LockTaken
+from tasks.storage.blobs_s3 import S3Blobs, open_s3
+from tasks.storage.leases import LEASE_SECONDS, Leases, renewal_seconds
+from tasks.storage.locks import Held
 from tasks.storage.places import open_locks, open_store
+from tasks.storage.product import Product
 from tasks.storage.s3 import S3
 from tasks.storage.shared_entries import RECORD_FILE, SharedEntries
 from tasks.storage.store import Store
-from validators.errors import DataError, InfrastructureError
+from validators.errors import DataError, InfrastructureError, LockLost, LockTaken
 from validators.untrusted.s3_uris import S3Uri
 
 pytestmark = pytest.mark.slow
@@ -74,7 +76,12 @@ def must_not(_: Path) -> Thing:
 
 def unlocked(state: Path, where: S3Uri) -> Store:
     """The store of a machine that waits for nobody: what is left is the order of the record's coming."""
-    return Store(state / "store", shared=SharedEntries(S3(), where / "store"))
+    return Store(state / "store", shared=SharedEntries(open_s3(f"{where}/store", None)))
+
+
+def leases(where: S3Uri, seconds: float = LEASE_SECONDS) -> Leases:
+    """Locks below a prefix, as a machine of its own opens them."""
+    return Leases(open_s3(str(where), renewal_seconds(seconds)), lease_seconds=seconds)
 
 
 def keys(where: S3Uri) -> list[str]:
@@ -84,14 +91,14 @@ def keys(where: S3Uri) -> list[str]:
 
 def test_an_entry_of_one_machine_is_that_of_another(tmp_path: Path, where: S3Uri) -> None:
     """With the entry that its record names, each at this machine's paths; keys of paths are the same in both places."""
-    here, there = open_store(tmp_path / "here", where), open_store(tmp_path / "there é", where)
-    first, was_there = here.make("statistics", ("a",), Thing, make("here", b"1" * 1000))
+    here, there = open_store(tmp_path / "here", str(where)), open_store(tmp_path / "there é", str(where))
+    first, was_there = here.make(Product("statistics", ("a",), Thing, make("here", b"1" * 1000)))
     assert not was_there
-    second, _ = here.make("variant", ("b", first.path), Thing, make("here", b"2", first.path))
-    assert here.make("variant", ("b", first.path), Thing, must_not) == (second, True)
+    second, _ = here.make(Product("variant", ("b", first.path), Thing, make("here", b"2", first.path)))
+    assert here.make(Product("variant", ("b", first.path), Thing, must_not)) == (second, True)
     theirs = there.root / first.path.relative_to(here.root)
     assert not theirs.exists()
-    found, was_there = there.make("variant", ("b", theirs), Thing, must_not)
+    found, was_there = there.make(Product("variant", ("b", theirs), Thing, must_not))
     assert was_there and found.made_by == "here" and found.other == theirs
     assert found.path.is_relative_to(there.root) and found.path.read_bytes() == b"2"
     assert theirs.read_bytes() == b"1" * 1000
@@ -100,8 +107,8 @@ def test_an_entry_of_one_machine_is_that_of_another(tmp_path: Path, where: S3Uri
 
 def test_records_pass_between_machines_by_what_they_name(tmp_path: Path, where: S3Uri) -> None:
     """Texts packed here name the same files there, whatever else is written in them."""
-    here, there = open_store(tmp_path / "here", where), open_store(tmp_path / "there", where)
-    thing, _ = here.make("variant", ("a",), Thing, make("here", b"x"))
+    here, there = open_store(tmp_path / "here", str(where)), open_store(tmp_path / "there", str(where))
+    thing, _ = here.make(Product("variant", ("a",), Thing, make("here", b"x")))
     digest = "0" * 64
     told = {"path": str(thing.path), "name": f"{{store}}/variant/{digest}", "cache": str(tmp_path / "here" / "engines")}
     got = json.loads(there.unpack(here.pack(json.dumps(told))))
@@ -116,11 +123,11 @@ def test_of_two_makers_one_wins_and_both_read_the_same(tmp_path: Path, where: S3
     here, there = unlocked(tmp_path / "here", where), unlocked(tmp_path / "there", where)
 
     def late(folder: Path) -> Thing:
-        there.make("variant", ("a",), Thing, make("there", b"theirs"))
+        there.make(Product("variant", ("a",), Thing, make("there", b"theirs")))
         return make("here", b"ours")(folder)  # type: ignore[operator, no-any-return]  # a maker
 
-    ours, _ = here.make("variant", ("a",), Thing, late)
-    theirs, was_there = there.make("variant", ("a",), Thing, must_not)
+    ours, _ = here.make(Product("variant", ("a",), Thing, late))
+    theirs, was_there = there.make(Product("variant", ("a",), Thing, must_not))
     assert ours.made_by == theirs.made_by == "there" and was_there
     assert ours.path.read_bytes() == theirs.path.read_bytes() == b"theirs"
     assert len(keys(where)) == 3  # the record, its one file, the marker
@@ -130,11 +137,11 @@ CHILD = """
 import os, sys, time
 from dataclasses import dataclass
 from pathlib import Path
-from tasks.storage.leases import S3Locks
-from tasks.storage.s3 import S3
+from tasks.storage.blobs import open_blobs
+from tasks.storage.leases import Leases
 from tasks.storage.shared_entries import SharedEntries
+from tasks.storage.product import Product
 from tasks.storage.store import Store
-from validators.untrusted.s3_uris import parse_s3_uri
 
 @dataclass(frozen=True)
 class Thing:
@@ -147,12 +154,12 @@ def make(folder):
     time.sleep(float(sys.argv[3]))
     return Thing(folder / "file.bin", str(os.getpid()))
 
-where = parse_s3_uri(sys.argv[2])
-locks = S3Locks(where / "locks", lease_seconds=6)
-store = Store(Path(sys.argv[1], "store"), shared=SharedEntries(S3(), where / "store"), locks=locks)
+where = sys.argv[2]
+locks = Leases(open_blobs(f"{where}/locks", 2.0), lease_seconds=6)
+store = Store(Path(sys.argv[1], "store"), shared=SharedEntries(open_blobs(f"{where}/store")), locks=locks)
 print("ready", flush=True)
 sys.stdin.readline()
-thing, was_there = store.make("variant", ("a",), Thing, make)
+thing, was_there = store.make(Product("variant", ("a",), Thing, make))
 import hashlib
 print(thing.made_by, hashlib.sha256(thing.path.read_bytes()).hexdigest(), flush=True)
 """
@@ -195,27 +202,28 @@ def test_a_maker_that_is_killed_leaves_no_entry_and_keeps_nobody_waiting_for_eve
     assert keys(where) == []
     store = Store(
         tmp_path / "next" / "store",
-        shared=SharedEntries(S3(), where / "store"),
-        locks=S3Locks(where / "locks", lease_seconds=2),
+        shared=SharedEntries(open_s3(f"{where}/store", None)),
+        locks=leases(where / "locks", 2),
         wait_seconds=300,
     )
-    thing, was_there = store.make("variant", ("a",), Thing, make("next", b"y"))
+    thing, was_there = store.make(Product("variant", ("a",), Thing, make("next", b"y")))
     assert not was_there and thing.made_by == "next"
 
 
 def test_files_without_a_record_are_no_entry(tmp_path: Path, where: S3Uri) -> None:
     """A maker that ended between its files and its record; the next one finds its own files there, and goes on."""
-    dead = SharedEntries(S3(), where / "store")
+    dead = SharedEntries(open_s3(f"{where}/store", None))
     folder = tmp_path / "dead"
     (folder / "deep").mkdir(parents=True)
     (folder / "deep" / "file.bin").write_bytes(b"same")
     (folder / RECORD_FILE).write_text("{}")
-    store = open_store(tmp_path / "next", where)
-    (digest,) = {store._place("variant", ("a",)).name}
+    store = open_store(tmp_path / "next", str(where))
+    product = Product("variant", ("a",), Thing, make("next", b"same"))
+    (digest,) = {store._place("variant", product.key).name}
     dead.publish("variant", digest, folder)
-    dead.s3.delete(where / f"store/variant/{digest}/{RECORD_FILE}")
+    S3().delete(where / f"store/variant/{digest}/{RECORD_FILE}")
     assert len(keys(where)) == 2
-    thing, was_there = store.make("variant", ("a",), Thing, make("next", b"same"))
+    thing, was_there = store.make(product)
     assert not was_there and thing.path.read_bytes() == b"same" and len(keys(where)) == 3
 
 
@@ -223,21 +231,27 @@ def test_an_entry_with_a_file_missing_is_made_anew(
     tmp_path: Path, where: S3Uri, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It is said, the record is replaced, and every machine reads the new one."""
-    open_store(tmp_path / "here", where).make("variant", ("a",), Thing, make("here", b"1"))
+    open_store(tmp_path / "here", str(where)).make(Product("variant", ("a",), Thing, make("here", b"1")))
     (lost,) = [key for key in keys(where) if "/files/" in key]
     S3().delete(where / f"store/{lost}")
     with caplog.at_level(logging.WARNING, "quantgate"):
-        thing, was_there = open_store(tmp_path / "there", where).make("variant", ("a",), Thing, make("there", b"2"))
+        thing, was_there = open_store(tmp_path / "there", str(where)).make(
+            Product("variant", ("a",), Thing, make("there", b"2"))
+        )
     assert not was_there and thing.made_by == "there" and "made anew" in caplog.text
-    assert open_store(tmp_path / "third", where).make("variant", ("a",), Thing, must_not)[0].made_by == "there"
+    assert (
+        open_store(tmp_path / "third", str(where)).make(Product("variant", ("a",), Thing, must_not))[0].made_by
+        == "there"
+    )
 
 
 @pytest.mark.parametrize("damage", ["bytes", "record", "path"])
 def test_a_damaged_entry_is_never_taken(tmp_path: Path, where: S3Uri, damage: str) -> None:
     """Another file under the name of one, a record that is none, one whose file would lie outside of its entry."""
-    here = open_store(tmp_path / "here", where)
-    thing, _ = here.make("variant", ("a",), Thing, make("here", b"1"))
-    digest, s3 = here._place("variant", ("a",)).name, client(os.environ["AWS_ENDPOINT_URL"])
+    here = open_store(tmp_path / "here", str(where))
+    product = Product("variant", ("a",), Thing, make("here", b"1"))
+    thing, _ = here.make(product)
+    digest, s3 = here._place("variant", product.key).name, client(os.environ["AWS_ENDPOINT_URL"])
     record = where / f"store/variant/{digest}/{RECORD_FILE}"
     if damage == "bytes":
         (file,) = [key for key in keys(where) if "/files/" in key]
@@ -246,20 +260,20 @@ def test_a_damaged_entry_is_never_taken(tmp_path: Path, where: S3Uri, damage: st
         s3.write(record, b"{}")
     else:
         s3.write(record, s3.read(record)[0].replace(b"deep/file.bin", b"../../file.bin"))
-    there = Store(tmp_path / "there" / "store", shared=SharedEntries(s3, where / "store"))
+    there = Store(tmp_path / "there" / "store", shared=SharedEntries(S3Blobs(where / "store", s3)))
     with pytest.raises(InfrastructureError, match=r"sha256|no record of this entry"):
-        there.make("variant", ("a",), Thing, must_not)
+        there.make(Product("variant", ("a",), Thing, must_not))
     assert [path for path in (tmp_path / "there").rglob("*") if path.is_file()] == []
     assert thing.path.read_bytes() == b"1"
 
 
 def test_a_lease_excludes_and_ends(where: S3Uri, tmp_path: Path) -> None:
     """Held while it is renewed, for longer than it is good for; given back at the end; a name of another lock is free."""
-    ours, theirs = S3Locks(where, lease_seconds=1.5), open_locks(tmp_path, where)
+    ours, theirs = leases(where, 1.5), open_locks(tmp_path, str(where))
     with ours.hold("promotion-../m", wait_seconds=0) as held:
         with (
             pytest.raises(LockTaken, match=f"process {os.getpid()}"),
-            S3Locks(where).hold("promotion-../m", wait_seconds=4),
+            leases(where).hold("promotion-../m", wait_seconds=4),
         ):
             pass
         held.check()
@@ -271,13 +285,13 @@ def test_a_lease_excludes_and_ends(where: S3Uri, tmp_path: Path) -> None:
 
 def test_a_lease_that_is_not_renewed_is_lost_before_another_takes_it(where: S3Uri) -> None:
     """The S3 server is out of the holder's reach: it says so by itself, and only then is it another's."""
-    locks = S3Locks(where, lease_seconds=3)
+    locks = leases(where, 3)
     with locks.hold("m", wait_seconds=0) as held:
-        locks._s3.client.meta.events.register("before-call.s3.PutObject", _unreachable)
+        locks._blobs.s3.client.meta.events.register("before-call.s3.PutObject", _unreachable)
         order: list[str] = []
 
         def wait() -> None:
-            with S3Locks(where).hold("m", wait_seconds=300):
+            with leases(where).hold("m", wait_seconds=300):
                 order.append("another has it")
 
         thread = threading.Thread(target=wait)
@@ -302,7 +316,7 @@ def _unreachable(**_: object) -> None:
 
 def test_a_lease_that_another_took_is_not_given_back(where: S3Uri) -> None:
     """A holder that was asleep finds out, and leaves the other's alone."""
-    locks = S3Locks(where, lease_seconds=60)
+    locks = leases(where, 60)
     with locks.hold("m", wait_seconds=0) as held:
         data, found = S3().read(where / "m.json")
         other = json.loads(data) | {"holder": "another", "token": "t"}
@@ -313,7 +327,7 @@ def test_a_lease_that_another_took_is_not_given_back(where: S3Uri) -> None:
 
 def test_a_lease_that_is_given_back_leaves_no_object(where: S3Uri) -> None:
     """Every entry of the store has a lock of its own: thousands of leases would stay."""
-    locks = S3Locks(where, lease_seconds=60)
+    locks = leases(where, 60)
     with locks.hold("entry-a", wait_seconds=0):
         assert [found.uri.name for found in S3().list(where)] == ["entry-a.json"]
     assert list(S3().list(where)) == []
@@ -336,7 +350,7 @@ def test_a_lease_of_another_is_not_deleted(where: S3Uri) -> None:
 def test_leases_stay_where_the_server_deletes_regardless(where: S3Uri, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that ignores the condition could delete a lease that another has taken meanwhile."""
     monkeypatch.setattr(S3, "delete", lambda self, uri, only_if=None: bool(self.call("deleting", "delete_object", uri)))
-    with S3Locks(where, lease_seconds=60).hold("m", wait_seconds=0):
+    with leases(where, 60).hold("m", wait_seconds=0):
         pass
     (left,) = S3().list(where)
     assert json.loads(S3().read(left.uri)[0])["released"]
@@ -350,7 +364,7 @@ def test_renewal_goes_on_after_one_whose_answers_were_lost(
     with faults(port, {"lost": 1.0}, seed=1) as proxy:
         proxy.paused = True
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
-        with S3Locks(where, lease_seconds=60).hold("m", wait_seconds=0) as held:
+        with leases(where, 60).hold("m", wait_seconds=0) as held:
             told = held._told
             proxy.paused = False
             with pytest.raises(InfrastructureError):

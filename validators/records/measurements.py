@@ -41,7 +41,7 @@ class KernelProfile:
 
 
 @dataclass(frozen=True)
-class Product:
+class MultipliedNode:
     """A node that multiplies: the kernel that ran it, by name, and the multiply-accumulates of one request."""
 
     name: str
@@ -74,7 +74,7 @@ class Coverage:
     unfused: tuple[KernelTime, ...] = ()
     inserted: tuple[KernelTime, ...] = ()
     kernels_path: Path | None = None
-    products: tuple[Product, ...] = ()
+    products: tuple[MultipliedNode, ...] = ()
 
     def precision(self, kernel: str) -> Precision:
         """Return the precision of a kernel, by its name.

@@ -1,1 +1,1 @@
-"""Models that a consumer loads from the registry; each file is logged alone and imports nothing of quantgate."""
+"""Code of the models that consumers load from the registry; each file is logged alone and does not import quantgate."""

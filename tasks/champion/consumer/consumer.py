@@ -1,11 +1,11 @@
-"""What a consumer runs: `mlflow.pyfunc.load_model("models:/<name>@champion-<target>").predict({...})`.
+"""Code behind `mlflow.pyfunc.load_model("models:/<name>@champion-<target>").predict({...})` for a consumer.
 
-MLflow copies this one file beside the variant and runs it where the model is loaded, so that it may import mlflow, numpy
-and onnxruntime and nothing of quantgate.
+MLflow copies this file beside the variant and runs it where the model is loaded. It may therefore import mlflow, numpy and
+onnxruntime, but nothing of quantgate.
 
-A file that is not the approved one, or a provider that would not run it, is an error. Another version or device than the
-variant was approved on is what `QUANTGATE_MISMATCH` says: `warn`, which is the same as none, or `refuse`. Where fewer cores are
-usable than there, the session gets no more threads than these, or as many as `QUANTGATE_THREADS` says.
+A file that differs from the approved one, or a provider that would not run it, is an error. For a version or device other than
+the approved one, `QUANTGATE_MISMATCH` decides: `warn` (default) or `refuse`. With fewer usable cores than at the approval, the
+session gets at most that many threads, or the number in `QUANTGATE_THREADS`.
 """
 
 from __future__ import annotations
@@ -23,18 +23,17 @@ import mlflow
 import mlflow.pyfunc
 import numpy as np
 
-# What to do where a version or the device is another one than the variant was approved on. Engines heed it too, by
-# `trt_engine/load.py`.
+# Environment variable for a version or device other than the approved one. `trt_engine/load.py` applies it to engines.
 POLICY = "QUANTGATE_MISMATCH"
-# How many threads the session gets, in place of the approved number or its cap.
+# Environment variable with the session's threads, which overrides the approved number and its cap.
 THREADS = "QUANTGATE_THREADS"
 
 
 def _refuses() -> bool:
-    """Whether a mismatch is an error.
+    """Return whether a mismatch is an error.
 
     Raises:
-        RuntimeError: the environment says something else than `warn` or `refuse`.
+        RuntimeError: the variable is neither `warn` nor `refuse`.
     """
     answer = os.environ.get(POLICY, "warn")
     if answer not in ("warn", "refuse"):
@@ -43,10 +42,10 @@ def _refuses() -> bool:
 
 
 def _mismatch(found: str, approved: str, fix: str) -> None:
-    """Warn of what is not as it was approved, or refuse it.
+    """Warn about a difference from the approval, or refuse it.
 
     Raises:
-        RuntimeError: it is refused.
+        RuntimeError: QUANTGATE_MISMATCH=refuse.
     """
     if _refuses():
         raise RuntimeError(
@@ -57,9 +56,9 @@ def _mismatch(found: str, approved: str, fix: str) -> None:
     )
 
 
-# Written as in `tasks/measure/inventory.py`, which says on which device a variant is approved.
+# Must agree with `tasks/measure/inventory.py`, which records the device of an approval.
 def _processor_here() -> tuple[str, set[str], int]:
-    """Name and instruction sets of the processor, and the cores that this process may use."""
+    """Return the name and instruction sets of the processor, and the number of cores that this process may use."""
     path = Path("/proc/cpuinfo")
     first = path.read_text(encoding="utf-8").split("\n\n", 1)[0] if path.exists() else ""
     pairs = (line.partition(":") for line in first.splitlines())
@@ -69,13 +68,13 @@ def _processor_here() -> tuple[str, set[str], int]:
 
 
 def _usable_cores() -> int:
-    """Return how many cores this process may use: those of its affinity mask, or the whole cores of its CPU quota if fewer."""
+    """Return the number of cores that this process may use: the affinity mask, or the whole cores of a smaller CPU quota."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = _quota_cores()
     return allowed if quota is None else max(1, min(allowed, int(quota)))
 
 
-# The same as `tasks/measure/latency/cgroup.py`.
+# Must agree with `tasks/measure/latency/cgroup.py`.
 def _quota_cores(root: Path = Path("/")) -> float | None:
     """Return the smallest CPU quota of this process's control groups (cgroup v2 and v1), in cores; None without one."""
     groups = {}
@@ -112,12 +111,12 @@ def _read(path: Path) -> str:
 
 
 def _threads(approved: int, hardware: dict[str, Any]) -> int:
-    """Return the threads of the session: `QUANTGATE_THREADS`, or the approved ones, capped where fewer cores are usable.
+    """Return the threads of the session: `QUANTGATE_THREADS`, or the approved number, capped if fewer cores are usable.
 
-    0, for all cores, is what versions of former releases may have.
+    Versions of earlier releases may have 0, which means all cores.
 
     Raises:
-        RuntimeError: the environment names no number of threads.
+        RuntimeError: `QUANTGATE_THREADS` is not a positive whole number.
     """
     if told := os.environ.get(THREADS):
         if not (told.isascii() and told.isdigit() and int(told)):
@@ -128,7 +127,7 @@ def _threads(approved: int, hardware: dict[str, Any]) -> int:
 
 
 def _gpus_here() -> tuple[set[str], str]:
-    """The kinds of GPU that the driver knows, each as `name, compute capability 9.0`, and its version."""
+    """Return the kinds of GPU that the driver reports, each as `name, compute capability 9.0`, and the driver's version."""
     try:
         nvml = import_module("pynvml")
     except ImportError:
@@ -146,12 +145,12 @@ def _gpus_here() -> tuple[set[str], str]:
 
 
 def _check_device(hardware: dict[str, Any]) -> None:
-    """Hold this machine against the one that the variant was approved on: its GPU where it runs on one, else its processor.
+    """Compare this machine with the one of the approval: its GPU if the variant runs on one, else its processor.
 
-    More cores are no mismatch: the session has the threads that it was approved with. With fewer, `_threads` caps them.
+    More cores are no mismatch, since the session keeps the approved number of threads. With fewer, `_threads` caps them.
 
     Raises:
-        RuntimeError: it is another one, and that is refused.
+        RuntimeError: the device differs, and QUANTGATE_MISMATCH=refuse.
     """
     fix = "load it on such a machine, or have quantgate approve it on this one"
     if gpu := hardware["gpu"]:
@@ -175,10 +174,10 @@ def _check_device(hardware: dict[str, Any]) -> None:
 
 
 def _plugin_device(provider: str, plugin: dict[str, Any]) -> Any:
-    """The processor as a provider knows it that comes in a package of its own; registers the provider once a process.
+    """Register a plugin provider from its package, once per process, and return its processor device.
 
     Raises:
-        RuntimeError: the package is not installed, or takes no processor of this machine.
+        RuntimeError: the package is not installed, does not load, or has no device for this processor.
     """
     import onnxruntime as ort
 
@@ -206,13 +205,13 @@ def _plugin_device(provider: str, plugin: dict[str, Any]) -> Any:
 
 
 def _plugin_options(options: dict[str, str], threads: int) -> dict[str, str]:
-    """Return the options of the approval with this number of threads: OpenVINO ignores that of the session."""
+    """Return the approved options with this number of threads, since OpenVINO ignores the session's number."""
     config = json.loads(options["load_config"])
     config["CPU"]["INFERENCE_NUM_THREADS"] = str(threads)
     return options | {"load_config": json.dumps(config)}
 
 
-# ONNX Runtime's names, and words of which the name of every operator that multiplies has one.
+# ONNX Runtime's names, and words of which every multiplying operator's name contains one.
 CUDA, TENSORRT = "CUDAExecutionProvider", "TensorrtExecutionProvider"
 GPU_PROVIDERS = (CUDA, TENSORRT)
 PRODUCTS = ("MatMul", "Gemm", "Conv", "Attention", "LSTM", "GRU", "RNN", "Einsum")
@@ -220,22 +219,22 @@ DOMAINS = ("", "ai.onnx", "com.microsoft")
 
 
 def _gpu_providers(provider: str, options: dict[str, str]) -> list[tuple[str, dict[str, str]]]:
-    """Providers with the options that the variant was approved with, less folders of the machine where that was."""
+    """Return the providers with the approved options, without the folders of the approving machine."""
     import onnxruntime as ort
 
     ort.preload_dlls()
     given = {name: value for name, value in options.items() if not name.endswith("_cache_path")}
     if provider == CUDA:
         return [(CUDA, given)]
-    import_module("tensorrt")  # loads its libraries, which may lie where no search path leads
+    import_module("tensorrt")  # loads its libraries, which may be on no search path
     return [(TENSORRT, given), (CUDA, {"device_id": options.get("device_id", "0")})]
 
 
 def _refuse_strays(session: Any, provider: str) -> None:
-    """Refuse a session in which another provider runs a product: slower than what was approved, and in silence.
+    """Refuse a session in which another provider runs a product, which would be silently slower than approved.
 
     Raises:
-        RuntimeError: the nodes, by name.
+        RuntimeError: there are such nodes; the error names them.
     """
     strays = [
         f"{node.name} ({node.op_type} on {part.ep_name})"
@@ -250,12 +249,12 @@ def _refuse_strays(session: Any, provider: str) -> None:
         )
 
 
-# Written as in `trt_engine/files.py`: this file goes to consumers alone, and can import nothing of ours.
+# Must agree with `trt_engine/files.py`; this file is shipped alone and cannot import it.
 def _check_files(folder: Path, files: dict[str, str]) -> None:
-    """Nothing, if the folder holds the files of the manifest, sha256 by name, and nothing else.
+    """Raise unless the folder holds exactly the files of the manifest; `files` maps names to sha256 digests.
 
     Raises:
-        RuntimeError: a file is missing, another one, or one that the manifest does not name; or a name leads elsewhere.
+        RuntimeError: a file is missing, has another digest, or is not in the manifest; or a name points outside the folder.
     """
     outside = [name for name in files if Path(name).name != name or name in ("", "..")]
     if outside:
@@ -274,21 +273,21 @@ def _check_files(folder: Path, files: dict[str, str]) -> None:
 
 
 class OnnxChampion(mlflow.pyfunc.PythonModel):  # type: ignore[misc,name-defined,unused-ignore]  # mlflow exports it untyped
-    """The promoted variant, under the session settings that it was approved with."""
+    """The promoted variant, run with its approved session settings."""
 
     def load_context(self, context: Any) -> None:
         """Check the files against their manifest and open the session.
 
         Raises:
-            RuntimeError: the files are not those that were approved, another provider would run them, a library of custom
-                operators is missing, or version or device are others than those of the approval and QUANTGATE_MISMATCH=refuse.
+            RuntimeError: a file differs from the approved one, another provider would run the model, a library of custom
+                operators is missing, or version or device differ from the approval and QUANTGATE_MISMATCH=refuse.
         """
         import onnxruntime as ort
 
         manifest = json.loads(Path(context.artifacts["manifest"]).read_text(encoding="utf-8"))
         folder = Path(context.artifacts["variant"])
         _check_files(folder, manifest["files"])
-        _refuses()  # a policy that is misspelt is said before it is needed
+        _refuses()  # report a misspelt policy even if there is no mismatch
         if ort.__version__ != manifest["runtime_version"]:
             _mismatch(f"onnxruntime {ort.__version__}", manifest["runtime_version"], "install that version")
         _check_device(manifest["hardware"])
@@ -310,7 +309,7 @@ class OnnxChampion(mlflow.pyfunc.PythonModel):  # type: ignore[misc,name-defined
         if manifest["plugin"]:
             device = _plugin_device(settings["provider"], manifest["plugin"])
             options.add_provider_for_devices([device], _plugin_options(manifest["plugin"]["options"], threads))
-            providers = None  # a list of names would put the device aside
+            providers = None  # a list of names would override the device
         self.session = ort.InferenceSession(
             folder / "model.onnx", options, providers=providers, enable_fallback=not on_gpu
         )
@@ -320,9 +319,9 @@ class OnnxChampion(mlflow.pyfunc.PythonModel):  # type: ignore[misc,name-defined
             _refuse_strays(self.session, settings["provider"])
         self.dtypes = manifest["inputs"]
 
-    # mlflow warns each consumer of any hint but this one, and of none; most callers pass a dict of arrays.
+    # mlflow warns consumers about any other type hint, and about none; most callers pass a dict of arrays.
     def predict(self, context: Any, model_input: np.ndarray, params: Any = None) -> dict[str, np.ndarray]:
-        """Outputs by name, for inputs by name (a dict of arrays, samples along axis 0) or one array for one input."""
+        """Return the outputs by name, for a dict of arrays by input name (samples along axis 0), or one array for one input."""
         given: Any = model_input if hasattr(model_input, "keys") else {next(iter(self.dtypes)): model_input}
         feed = {name: np.asarray(given[name], dtype=dtype) for name, dtype in self.dtypes.items()}
         names = [output.name for output in self.session.get_outputs()]
@@ -330,7 +329,7 @@ class OnnxChampion(mlflow.pyfunc.PythonModel):  # type: ignore[misc,name-defined
 
 
 def _find_library(library: dict[str, str], folder: Path, files: dict[str, str]) -> str:
-    """A library of custom operators: a file beside the model, its digest checked with the others, or an installed package's."""
+    """Return the path of a library of custom operators: a checked file beside the model, or an installed package's."""
     if "file" in library:
         if library["file"] not in files:
             raise RuntimeError(

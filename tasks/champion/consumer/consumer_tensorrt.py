@@ -1,7 +1,7 @@
-"""What a consumer of TensorRT runs: `mlflow.pyfunc.load_model("models:/<name>@champion-tensorrt").predict({...})`.
+"""Code behind `mlflow.pyfunc.load_model("models:/<name>@champion-tensorrt").predict({...})` for a consumer of TensorRT.
 
-MLflow copies this one file beside the variant, and by `code_paths` the folder `trt_engine`, which it puts on the path as a
-package of that name. Both may import mlflow, numpy, TensorRT and CUDA's bindings, and nothing of quantgate.
+MLflow copies this file beside the variant, and by `code_paths` the folder `trt_engine`, which it puts on the path as a package
+of that name. Both may import mlflow, numpy, TensorRT and CUDA's bindings, but nothing of quantgate.
 
 The artifacts are `variant`, the folder with `model.onnx`, `engine.plan` and, if there is one, `timing.cache`, and `manifest`,
 whose keys `trt_engine.load` describes.
@@ -19,26 +19,26 @@ import numpy as np
 
 
 class EngineChampion(mlflow.pyfunc.PythonModel):  # type: ignore[misc,name-defined,unused-ignore]  # mlflow exports it untyped
-    """The promoted variant, on the engine that was approved or one that is built here in its place, with a warning."""
+    """The promoted variant, run by the approved engine or, with a warning, by one that is rebuilt here."""
 
     def load_context(self, context: Any) -> None:
-        """Check the files, and open the engine if it is this machine's; else build it again or, if told to, refuse.
+        """Check the files, and load the engine if it fits this machine; otherwise rebuild it or, by policy, refuse.
 
         Raises:
-            RuntimeError: a file is not the one that was approved, there is no GPU, the engine is stale and
+            RuntimeError: a file differs from the approved one, there is no GPU, the engine is stale and
                 QUANTGATE_MISMATCH=refuse, or it cannot be built or loaded here.
-            ImportError: there is no TensorRT.
+            ImportError: TensorRT is missing.
         """
-        # MLflow runs this file where it is registered too, and there the package is not on the path.
+        # Imported here: MLflow also runs this file at registration, where the package is not on the path.
         from trt_engine.load import open_version  # type: ignore[import-not-found,unused-ignore]  # on the path where this runs
 
         manifest = json.loads(Path(context.artifacts["manifest"]).read_text(encoding="utf-8"))
         self.engine = open_version(Path(context.artifacts["variant"]), manifest)
         self.dtypes = manifest["inputs"]
 
-    # mlflow warns each consumer of any hint but this one, and of none; most callers pass a dict of arrays.
+    # mlflow warns consumers about any other type hint, and about none; most callers pass a dict of arrays.
     def predict(self, context: Any, model_input: np.ndarray, params: Any = None) -> dict[str, np.ndarray]:
-        """Outputs by name, for inputs by name (a dict of arrays, samples along axis 0) or one array for one input."""
+        """Return the outputs by name, for a dict of arrays by input name (samples along axis 0), or one array for one input."""
         given: Any = model_input if hasattr(model_input, "keys") else {next(iter(self.dtypes)): model_input}
         feed = {name: np.asarray(given[name], dtype=dtype) for name, dtype in self.dtypes.items()}
         names = [output.name for output in self.engine.outputs]

@@ -1,1 +1,1 @@
-"""Latency of a variant beside its baseline, and what disturbs it."""
+"""Latency of a variant beside its baseline, and disturbances of the measurement."""

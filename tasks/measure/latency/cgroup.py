@@ -1,10 +1,10 @@
-"""CPU quotas of the control groups that this process is in: cgroup v2 (`cpu.max`) and v1 (`cpu.cfs_quota_us`).
+"""CPU quotas of the control groups of this process: cgroup v2 (`cpu.max`) and v1 (`cpu.cfs_quota_us`).
 
-A container with `--cpus=4` or a Kubernetes limit may run on all processors of its node, but only for so long in each period;
-then the kernel stops all its threads until the next period. The affinity mask shows nothing of this.
+A container with `--cpus=4` or a Kubernetes limit may run on all processors of its node, but only for a limited time per
+period. Then the kernel stops all its threads until the next period. The affinity mask does not show this.
 
 Sources: Linux kernel documentation, "Control Group v2", section CPU, and "CFS Bandwidth Control".
-`tasks/champion/consumer/consumer.py` has its own copy of what reads the quota, since it is shipped alone.
+`tasks/champion/consumer/consumer.py` has its own copy of the code that reads the quota, since it is shipped alone.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-# Name of the v2 hierarchy, where v1 has the names of controllers.
+# Key of the v2 hierarchy; v1 hierarchies have the names of their controllers.
 _UNIFIED = ""
 
 
 @dataclass(frozen=True)
 class CpuLimit:
-    """One control group with a CPU quota: the quota in cores, and its accounts in seconds since the group was made.
+    """One control group with a CPU quota: the quota in cores, and its counters in seconds since the group was created.
 
-    `throttled_seconds` sums the time for which the quota stopped its threads over the processors. The accounts are None where
+    `throttled_seconds` is the time for which the quota stopped its threads, summed over processors. A counter is None where
     the kernel keeps none.
     """
 
@@ -31,16 +31,16 @@ class CpuLimit:
 
 
 def cpu_limits(root: Path = Path("/")) -> tuple[CpuLimit, ...]:
-    """Return every quota that holds for this process, its own group's first, then those of the ancestors that it can see.
+    """Return every quota that applies to this process: its own group's first, then those of the visible ancestors.
 
-    `root` is the folder that has `proc` and `sys`.
+    `root` is the folder that contains `proc` and `sys`.
     """
     found = (_limit(folder, accounts) for folder, accounts in _groups(root))
     return tuple(limit for limit in found if limit is not None)
 
 
 def quota_cores(root: Path = Path("/")) -> float | None:
-    """Return the smallest quota that holds for this process, in cores; None without one."""
+    """Return the smallest quota that applies to this process, in cores; None without a quota."""
     return min((limit.quota_cores for limit in cpu_limits(root)), default=None)
 
 
@@ -48,7 +48,7 @@ def _limit(folder: Path, accounts: Path) -> CpuLimit | None:
     quota, period, *_ = [*_read(folder / "cpu.max").split(), "", ""]
     if not quota:  # v1
         quota, period = _read(folder / "cpu.cfs_quota_us").strip(), _read(folder / "cpu.cfs_period_us").strip()
-    # "max" in v2 and -1 in v1 stand for no quota.
+    # "max" in v2 and -1 in v1 mean no quota.
     if not (quota.isdigit() and period.isdigit() and int(quota) and int(period)):
         return None
     stat = dict(line.split() for line in _read(folder / "cpu.stat").splitlines() if len(line.split()) == 2)
@@ -65,13 +65,13 @@ def _seconds(stat: dict[str, str], key: str, unit: float) -> float | None:
 
 
 def _groups(root: Path) -> Iterator[tuple[Path, Path]]:
-    """Yield the folders of this process's groups in each hierarchy with a CPU controller, with those of v1's usage."""
+    """Yield the folders of this process's groups in each hierarchy with a CPU controller, each with its v1 usage folder."""
     paths = _memberships(root)
     mounts = _mounts(root)
     for hierarchy in (_UNIFIED, "cpu"):
         for mounted, top in mounts.get(hierarchy, ()):
             leaf = _below(top, mounted, paths.get(hierarchy, "/"))
-            # v1 may mount the usage accounts as a hierarchy of their own.
+            # v1 may mount the usage counters as a separate hierarchy.
             usage = next((other for _, other in mounts.get("cpuacct", ())), top)
             folder = leaf
             while True:
@@ -91,7 +91,7 @@ def _memberships(root: Path) -> dict[str, str]:
 
 
 def _mounts(root: Path) -> dict[str, list[tuple[str, Path]]]:
-    """Return which group each mounted hierarchy starts at, and where it is mounted, by controller (proc_pid_mountinfo(5))."""
+    """Return the root group and the mount point of each mounted hierarchy, by controller (proc_pid_mountinfo(5))."""
     found: dict[str, list[tuple[str, Path]]] = {}
     for line in _read(root / "proc/self/mountinfo").splitlines():
         left, _, right = line.partition(" - ")
@@ -105,7 +105,7 @@ def _mounts(root: Path) -> dict[str, list[tuple[str, Path]]]:
 def _below(top: Path, mounted: str, path: str) -> Path:
     """Return the folder of the group `path` in a hierarchy whose mount starts at the group `mounted`.
 
-    A container may see its own group alone: its mount then starts there, or the path leads out of what is mounted.
+    A container may see only its own group. Its mount then starts there, or the path leads out of the mount.
     """
     inside = f"{path.rstrip('/')}/".removeprefix(f"{mounted.rstrip('/')}/").strip("/")
     folder = top / inside
@@ -113,7 +113,7 @@ def _below(top: Path, mounted: str, path: str) -> Path:
 
 
 def _read(path: Path) -> str:
-    """Return the text of a file of the kernel; empty where it is absent, or its group has gone."""
+    """Return the text of a kernel file; empty if it is absent, or its group no longer exists."""
     try:
         return path.read_text(encoding="utf-8")
     except OSError:

@@ -1,7 +1,7 @@
 """Latency of a variant beside its baseline: two processes with one session each take turns, block by block.
 
-Sessions that share a process spin against each other (wrong by a factor of eight, in both directions), so each has a
-process of its own, and the process whose turn it is not is stopped by signal: it cannot compute.
+Sessions in one process spin against each other, with errors of a factor of eight in both directions. So each session has its
+own process, and the idle process is stopped by a signal, so that it cannot compute.
 """
 
 from __future__ import annotations
@@ -36,16 +36,17 @@ def compare_latency(
 ) -> Latency:
     """Measure both on the same requests and return the variant's latency with its speedup over the baseline.
 
-    Each of `requests` holds its inputs, samples along axis 0, all of the same shapes. Every block of either side cycles through
-    the first of them in whole rounds, as many as a block has time for, so that all blocks hold the same mix. `dims` names sizes
-    in the requests for the record, and `code` is the folder of the user's functions that the measurement names. Raw samples go
-    to `samples_path` (`.npz`: `baseline` and `variant` in milliseconds, `baseline_block` and `variant_block` with the index of
-    each sample's block, `launch` with that of each block's launch, `requests` with the length of a round, and by block what the
-    machine did). A machine that others disturb gives a latency whose `disturbance` says how, and no bounds.
+    Each of `requests` maps inputs to arrays with samples along axis 0, all of the same shapes. Every block of either side
+    cycles through the first requests in whole rounds, as many as fit a block, so that all blocks hold the same mix. `dims`
+    names sizes in the requests for the record. `code` is the folder of the user's functions that the measurement names.
+
+    Raw samples go to `samples_path` (`.npz`): `baseline` and `variant` in milliseconds, `baseline_block` and `variant_block`
+    with the block index of each sample, `launch` with the launch index of each block, `requests` with the length of a round,
+    and the machine's conditions per block. On a disturbed machine the latency names its `disturbance` and has no bounds.
 
     Raises:
-        CandidateRefused: `invalid` when a session does not load or run, `unsupported` when another provider would run it.
-        InfrastructureError: a measuring process died or fell silent.
+        CandidateRefused: `invalid` if a session does not load or run, `unsupported` if another provider would run it.
+        InfrastructureError: a measuring process died or stopped answering.
     """
     gathered = Gathered()
     gpu = open_gpu(device_of(variant.settings)) if variant.settings.on_gpu else None
@@ -76,10 +77,10 @@ def _launch(
     gpu: NvmlGpu | None,
     requests: int,
 ) -> None:
-    """Both processes afresh, and every kind of block that the job asks for."""
+    """Start both processes and measure every kind of block that the job asks for."""
     started: dict[int, Worker] = {}
     with ExitStack() as stack:
-        # The side that starts first alternates: of two equal processes the later one is a percent or two faster.
+        # The side that starts first alternates: of two equal processes the later is a percent or two faster.
         for index in _order(launch):
             started[index] = stack.enter_context(start(contestants[index]))
         workers = (started[0], started[1])
@@ -87,7 +88,7 @@ def _launch(
             side.load_ms.append(worker.load_ms)
             side.load_peak_memory_mb.append(worker.load_peak_memory_mb)
             side.warm_ups.append(_warm_up(worker, measurement))
-        # The same in all launches, so that their ratios can be compared.
+        # The same mix in all launches, so that their ratios can be compared.
         gathered.mix = gathered.mix or mix_size(workers, measurement, requests)
         gathered.requests = min(gathered.mix, *(worker.bound_requests for worker in workers))
         for kind in _kinds(measurement, on_gpu=any(side.settings.on_gpu for side in contestants)):
@@ -109,14 +110,14 @@ def _pair(
     launch: int,
     block: int,
 ) -> Pair:
-    # The order alternates, so that a machine that slows down steadily favours neither.
+    # The order alternates, so that a machine that slows down steadily favours neither side.
     return measure_pair(workers, _order(launch + block), measurement, kind, gpu, mix)
 
 
 def mix_size(workers: tuple[Worker, Worker], measurement: Measurement, requests: int) -> int:
-    """Return how many of the requests a round holds: those that both sides answer within a block, `block_count` at least."""
+    """Return the number of requests in a round: as many as both sides answer within a block, at least `block_count`."""
     size = min(measurement.block_count, requests)
-    # On a GPU the copies of all requests are timed, but few requests lie there at once.
+    # On a GPU only a few requests are bound at once, so the round is timed with copies.
     kind: Kind = "latency" if all(worker.bound_requests == requests for worker in workers) else "end_to_end"
     while size < requests:
         wider = min(2 * size, requests)
@@ -128,7 +129,7 @@ def mix_size(workers: tuple[Worker, Worker], measurement: Measurement, requests:
 
 def _warm_up(worker: Worker, measurement: Measurement) -> WarmUp:
     def samples(seconds: float, count: int) -> Samples:
-        # The same few requests in each piece, whose medians are compared.
+        # Each piece runs the same requests, since the pieces' medians are compared.
         return worker.block(seconds, count, mix=count).samples
 
     return warm_up(samples, measurement.warmup_seconds, measurement.warmup_limit_seconds)
@@ -140,7 +141,7 @@ def _order(turn: int) -> tuple[int, int]:
 
 def _kinds(measurement: Measurement, *, on_gpu: bool) -> tuple[Kind, ...]:
     kinds: list[Kind] = ["latency"]
-    # On a GPU the copies there and back are part of it, whatever the job adds.
+    # On a GPU the copies to and from the device are part of the end-to-end time, whatever the job adds.
     if measurement.preprocess or measurement.postprocess or on_gpu:
         kinds.append("end_to_end")
     if measurement.clients:

@@ -1,4 +1,4 @@
-"""Whether the machine kept still while a block was measured, from the kernel's own accounts and from a canary."""
+"""Disturbances of the machine while a block is measured, from the kernel's counters and from a canary."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from tasks.measure.latency.cgroup import CpuLimit, cpu_limits
 from tasks.measure.latency.nvml import GpuState, NvmlGpu
 
 _TICK_SECONDS = 1 / os.sysconf("SC_CLK_TCK")
-# To be sorted in about a third of a millisecond.
+# Sorting these takes about a third of a millisecond.
 _NUMBERS = np.random.default_rng(0).integers(0, 2**30, 20_000).astype(np.int32)
 _CPUS = Path("/sys/devices/system/cpu")
-# By how much the processors' clock may change within a pair of blocks.
+# Largest allowed ratio between the processors' clocks within a pair of blocks.
 STEADY_CLOCK = 1.2
-# By how much the canary may. Neighbours on the other halves of the cores of a virtual machine come and go within a tenth of a
-# second and slow it by up to 1.5, as they do both sides: that is noise, which the interval shows. Beyond it a processor is
-# shared in time, and threads wait for one another.
+# Largest allowed ratio between canaries. Neighbours on the sibling hyperthreads of a virtual machine come and go within a tenth
+# of a second and slow the canary, as both sides, by up to 1.5: noise that the interval shows. Beyond it, processors are shared
+# in time, and threads wait for one another.
 STEADY_CANARY = 1.6
-# The median of so many does not see a single interrupt.
+# A single interrupt does not move the median of this many.
 CANARY_PIECES = 7
-# Both measuring processes hold the GPU; this one does as well from the first session that it opened there until its end.
+# Both measuring processes hold the GPU. This process does too, from its first GPU session until its end.
 OWN_GPU_PROCESSES = 2
 _DRIVER = "/libcuda.so"
 
 
 @dataclass(frozen=True)
 class BlockConditions:
-    """What the machine did during one block.
+    """Conditions of the machine during one block.
 
-    `other_cores` is what processes other than the measured one took of the usable cores, `stolen_cores` what the hypervisor
-    took, `quota_throttled_cores` the time for which a CPU quota stopped the threads of the control group, all in cores;
-    `canary_ms` is the time of a fixed piece of work before and after, while the measured processes are stopped. Clock and
-    throttling are None where nothing tells them, and so is `gpu_memory_mb`, what the measured process holds of a GPU's memory.
+    `other_cores`: usable cores taken by processes other than the measured one. `stolen_cores`: cores taken by the hypervisor.
+    `quota_throttled_cores`: time for which a CPU quota stopped the control group's threads, in cores. `canary_ms`: time of a
+    fixed piece of work before and after the block, while the measured processes are stopped. `gpu_memory_mb`: GPU memory of
+    the measured process. Clock, throttling and GPU memory are None where the machine does not report them.
     """
 
     other_cores: float
@@ -56,7 +56,7 @@ class BlockConditions:
 
 @dataclass(frozen=True)
 class _Reading:
-    """Counters since some past moment."""
+    """Values of monotonic counters at one moment."""
 
     clock: float
     busy: float
@@ -70,7 +70,7 @@ class _Reading:
 
 
 class DisturbanceWatch:
-    """What happens on the processors that this process may use, beside the process `pid`, from now on."""
+    """Monitor of the processors that this process may use, for activity beside the process `pid`."""
 
     def __init__(self, pid: int, gpu: NvmlGpu | None = None) -> None:
         self._pid = pid
@@ -79,7 +79,7 @@ class DisturbanceWatch:
         self._start = self._read()
 
     def conditions(self) -> BlockConditions:
-        """The means and counts of the time since then."""
+        """Return the conditions since this monitor started."""
         start, end = self._start, self._read()
         elapsed = end.clock - start.clock
         own = end.own - start.own
@@ -117,11 +117,11 @@ class DisturbanceWatch:
 
 
 def competing_cores(others: float, group_others: Sequence[float], idle_cores: int) -> float:
-    """Return how many of the usable cores other processes took.
+    """Return the number of usable cores that other processes took.
 
-    `others` is what they used of all processors in the affinity mask. A CPU quota leaves `idle_cores` of these processors to
-    others: only what goes beyond them competes. `group_others` is what processes under the same quota used, by control
-    group: all of that competes.
+    `others` is their use of all processors in the affinity mask, in cores. A CPU quota leaves `idle_cores` of these to other
+    processes; only use beyond them competes. `group_others` is the use by processes under the same quota, per control group;
+    all of it competes.
 
     >>> competing_cores(10.0, [0.5], idle_cores=12), competing_cores(10.0, [], idle_cores=0)
     (0.5, 10.0)
@@ -130,15 +130,15 @@ def competing_cores(others: float, group_others: Sequence[float], idle_cores: in
 
 
 def _growths(limits: Sequence[tuple[CpuLimit, CpuLimit]], account: str) -> list[float]:
-    """Return by how many seconds an account of each control group grew."""
+    """Return the growth of a counter of each control group, in seconds."""
     readings = [(getattr(before, account), getattr(after, account)) for before, after in limits]
     return [after - before for before, after in readings if before is not None and after is not None]
 
 
 def why_disturbed(blocks: tuple[BlockConditions, BlockConditions], max_cores: float) -> str:
-    """What disturbed a pair of blocks, in words; empty for one that may be counted.
+    """Return why a pair of blocks is disturbed, or "" if it is not.
 
-    `max_cores` is how many cores others and the hypervisor may take together.
+    `max_cores` is the number of cores that other processes and the hypervisor may take together.
     """
     for block in blocks:
         if block.other_cores + block.stolen_cores > max_cores:
@@ -167,7 +167,7 @@ def why_disturbed(blocks: tuple[BlockConditions, BlockConditions], max_cores: fl
 
 
 def _told_apart(found: float, allowed: float) -> tuple[str, str]:
-    """Return both figures with two decimals, or as many as show which one is larger.
+    """Format both figures with two decimals, or with as many as distinguish them.
 
     >>> _told_apart(0.3004, 0.3), _told_apart(0.5, 0.3)
     (('0.3004', '0.3000'), ('0.50', '0.30'))
@@ -177,16 +177,16 @@ def _told_apart(found: float, allowed: float) -> tuple[str, str]:
 
 
 def canary_ratio(blocks: tuple[BlockConditions, BlockConditions]) -> float:
-    """How much slower the canary of one block was than the other's: before the block or after it, where it is more."""
+    """Return the ratio of the slower to the faster canary of two blocks, before or after the block, whichever is larger."""
     first, second = (block.canary_ms for block in blocks)
     return max(max(one, other) / min(one, other) for one, other in zip(first, second, strict=True))
 
 
 def canary_ms() -> float:
-    """How long a fixed piece of work takes now: it tells that the machine became slower though nobody says so.
+    """Return the time of a fixed piece of work, in milliseconds, which shows slowdowns that no counter reports.
 
-    While the measured processes are stopped: the threads of a session that is not go on spinning for some 40 ms, and on the
-    other half of a core slow it by as much as a neighbour does. Sorting keeps the interpreter's lock from mattering.
+    The measured processes must be stopped: a running session's threads spin for some 40 ms, and on the sibling hyperthread
+    slow the canary like a neighbour. Sorting is not affected by the interpreter's lock.
     """
     pieces = []
     for _ in range(CANARY_PIECES):
@@ -205,12 +205,12 @@ def _gpu_disturbance(states: tuple[GpuState, GpuState]) -> str:
 
 
 def own_gpu_processes() -> int:
-    """How many processes of the run may hold the GPU: counted, since in a container their ids are not those of the driver."""
+    """Return the number of the run's processes that may hold the GPU. In a container the driver reports other process ids."""
     return OWN_GPU_PROCESSES + (_DRIVER in Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace"))
 
 
 def processor_seconds() -> tuple[float, float]:
-    """Time since boot that the usable processors computed, for whomever, and that the hypervisor took from them, in seconds."""
+    """Return the busy and the stolen time of the usable processors since boot, in seconds."""
     names = {f"cpu{number}" for number in os.sched_getaffinity(0)}
     busy = stolen = 0
     for line in Path("/proc/stat").read_text(encoding="ascii").splitlines():
@@ -224,13 +224,13 @@ def processor_seconds() -> tuple[float, float]:
 
 
 def process_seconds(pid: int) -> float:
-    """Processor time of a process and its threads so far, in seconds."""
+    """Return the processor time of a process and its threads so far, in seconds."""
     fields = _stat_fields(pid)
     return (int(fields[11]) + int(fields[12])) * _TICK_SECONDS
 
 
 def involuntary_switches(pid: int) -> int:
-    """How often a thread of the process had to make room for something else."""
+    """Return the number of involuntary context switches of a process's threads."""
     count = 0
     for status in Path(f"/proc/{pid}/task").glob("*/status"):
         lines = status.read_text(encoding="ascii", errors="replace").splitlines()
@@ -239,20 +239,20 @@ def involuntary_switches(pid: int) -> int:
 
 
 def clock_mhz(cpus: Path) -> float | None:
-    """The mean clock of the usable processors; None where the kernel does not tell, as in most virtual machines."""
+    """Return the mean clock of the usable processors in MHz; None if the kernel has none, as in most virtual machines."""
     files = [cpus / f"cpu{number}" / "cpufreq" / "scaling_cur_freq" for number in os.sched_getaffinity(0)]
     clocks = [int(file.read_text(encoding="ascii")) / 1e3 for file in files if file.exists()]
     return sum(clocks) / len(clocks) if clocks else None
 
 
 def throttle_count(cpus: Path) -> int | None:
-    """How often the usable processors were throttled for heat since boot; None where there is no counter."""
+    """Return how often the usable processors were throttled for heat since boot; None without such a counter."""
     files = [cpus / f"cpu{number}" / "thermal_throttle" / "core_throttle_count" for number in os.sched_getaffinity(0)]
     counts = [int(file.read_text(encoding="ascii")) for file in files if file.exists()]
     return sum(counts) if counts else None
 
 
 def _stat_fields(pid: int) -> list[str]:
-    """/proc/<pid>/stat from the state on: index 9 is major faults, 11 and 12 user and system time."""
-    # The name, in parentheses, may hold spaces.
+    """Return the fields of /proc/<pid>/stat from the state on: 9 is major faults, 11 and 12 are user and system time."""
+    # The process name, in parentheses, may contain spaces.
     return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()

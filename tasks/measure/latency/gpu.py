@@ -1,4 +1,4 @@
-"""The model of a measuring process on a GPU: opened as everything else opens it, timed on the device and with the copies."""
+"""Model of a measuring process on a GPU, opened as everywhere else, timed on the device and with copies."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from validators.records.libraries import Library
 from validators.records.run import SessionSettings
 from validators.samples.datasets import Arrays
 
-# A bound request keeps its inputs and outputs on the GPU, and one of an engine has an execution context of its own.
+# A bound request keeps its inputs and outputs on the GPU. With TensorRT it also has its own execution context.
 MOST_BOUND = 8
 MOST_BOUND_ENGINE = 1
 
 
 class OnGpu:
-    """A model of a `Runner`, as the worker asks for it."""
+    """Adapter of a `Runner` to the worker's `Model` protocol."""
 
     def __init__(self, runner: Runner, provider: str) -> None:
         self._runner = runner
@@ -29,26 +29,26 @@ class OnGpu:
         self.most_bound = MOST_BOUND_ENGINE if provider == TENSORRT else MOST_BOUND
 
     def run(self, batch: Arrays) -> list[Any]:
-        """All outputs, with the copies."""
+        """Return all outputs for arrays in host memory, with copies to the device and back."""
         return list(self._runner.run(batch, self._outputs))
 
     def bound(self, batch: Arrays) -> Callable[[], None]:
-        """A client's requests, on the device."""
+        """Return a request whose inputs and outputs lie on the device."""
         return self._runner.bound(batch)
 
 
 def load(config: dict[str, Any], stack: ExitStack) -> tuple[OnGpu, float]:
-    """The model, released with the stack, and how long it took to load, in milliseconds; `config` is the worker's.
+    """Return the model, released with the stack, and its load time in milliseconds; `config` is the worker's configuration.
 
     Raises:
-        CandidateRefused: the runtime does not load it, or something else would run it.
+        CandidateRefused: the runtime does not load the model, or another provider would run it.
     """
     settings = SessionSettings(
         config["provider"],
         config["threads"],
         config["optimization"],
         config["entries"],
-        # Their digests are checked where they come from.
+        # The parent process has checked their digests.
         tuple(Library(Path(path), digest="") for path in config["libraries"]),
         config["provider_options"],
     )

@@ -1,6 +1,6 @@
-"""What an NVIDIA GPU does, as its management library tells: clocks, throttling, load, memory, power, energy.
+"""State of an NVIDIA GPU from its management library: clocks, throttling, load, memory, power, energy.
 
-The library is optional (`nvidia-ml-py`, module `pynvml`). Without it, or without a GPU, there is nothing to read: None.
+The library is optional (`nvidia-ml-py`, module `pynvml`). Without it, or without a GPU, `open_gpu` returns None.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _SM, _MEMORY = 1, 2
 
 @dataclass(frozen=True)
 class GpuState:
-    """One reading; what the GPU does not tell is None.
+    """One reading; a value that the GPU does not report is None.
 
-    `slowdowns` are the reasons of the moment for which it is throttled; `processes` is how many compute on it, ours among
-    them; `energy_j` counts since the driver was loaded. `held_mb` is memory by process id, as the driver counts processes: in a
-    container ours may have other ids.
+    `slowdowns` are the present reasons for throttling. `processes` is the number of compute processes, ours included.
+    `energy_j` counts from the loading of the driver. `held_mb` is memory by the driver's process ids, which may differ from
+    ours in a container.
     """
 
     sm_clock_mhz: int | None
@@ -48,14 +48,14 @@ class GpuState:
 
 
 class NvmlGpu:
-    """One GPU through the management library."""
+    """One GPU, read through the management library."""
 
     def __init__(self, library: Any, handle: Any) -> None:
         self._library = library
         self._handle = handle
 
     def read(self) -> GpuState:
-        """The state of this moment."""
+        """Return the present state."""
         nvml, handle = self._library, self._handle
         reasons = self._ask(lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)) or 0
         power_mw = self._ask(lambda: nvml.nvmlDeviceGetPowerUsage(handle))
@@ -75,7 +75,7 @@ class NvmlGpu:
         )
 
     def describe(self) -> records.Gpu:
-        """What it is, for the inventory."""
+        """Return the GPU's entry in the inventory."""
         nvml, handle = self._library, self._handle
         major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
         return records.Gpu(
@@ -89,15 +89,15 @@ class NvmlGpu:
     def _ask(self, question: Callable[[], Any]) -> Any:
         try:
             return question()
-        except self._library.NVMLError:  # older GPUs and slices of one do not answer every question
+        except self._library.NVMLError:  # older GPUs and MIG slices do not support every query
             return None
 
 
 def open_gpu(index: int = 0) -> NvmlGpu | None:
-    """The GPU that a CUDA program of this process calls by this index; None without the library, a driver, or that GPU.
+    """Return the GPU with this CUDA index in this process; None without the library, a driver, or that GPU.
 
     Raises:
-        InfrastructureError: there are GPUs of several kinds, and nothing says which of them comes first.
+        InfrastructureError: there are GPUs of several kinds, and the environment does not fix their order.
     """
     try:
         library = importlib.import_module("pynvml")
@@ -112,12 +112,12 @@ def open_gpu(index: int = 0) -> NvmlGpu | None:
 
 
 def _all_handles(library: Any) -> list[Any]:
-    """In the order of the bus."""
+    """Return all GPUs in bus order."""
     return [library.nvmlDeviceGetHandleByIndex(index) for index in range(library.nvmlDeviceGetCount())]
 
 
 def _visible(library: Any, handles: list[Any]) -> list[Any]:
-    """Those that the environment lets a process see, as CUDA numbers them: up to the first entry that names none."""
+    """Return the GPUs visible to this process in CUDA's order; the list ends at the first entry that matches no GPU."""
     given = os.environ.get(VISIBLE)
     entries = [str(index) for index in range(len(handles))] if given is None else given.split(",")
     if any(entry.strip().isdigit() for entry in entries):
@@ -132,7 +132,7 @@ def _visible(library: Any, handles: list[Any]) -> list[Any]:
 
 
 def _named(library: Any, handles: list[Any], entry: str) -> Any | None:
-    """The GPU of an index, of the beginning of a UUID, or a slice of one (MIG) of a whole UUID."""
+    """Return the GPU with this index or unique UUID prefix, or the MIG slice with this UUID; None if there is none."""
     if entry.isdigit():
         return handles[int(entry)] if int(entry) < len(handles) else None
     if entry.startswith("MIG-"):
@@ -142,7 +142,7 @@ def _named(library: Any, handles: list[Any], entry: str) -> Any | None:
 
 
 def _refuse_unordered(library: Any, handles: list[Any]) -> None:
-    """CUDA puts the fastest GPU first, by its own measure, where nothing else is said; equal ones stay in the bus's order."""
+    """Raise if CUDA's order is unknown: by default it puts the fastest GPU first, and only equal GPUs are in bus order."""
     names = [library.nvmlDeviceGetName(handle) for handle in handles]
     if len(set(names)) > 1 and os.environ.get(ORDER) != BY_BUS:
         raise InfrastructureError(

@@ -1,4 +1,4 @@
-"""Pairs of blocks, one of each side: measured again while disturbed, and found to disagree with the others."""
+"""Pairs of blocks, one of each side, measured again while they are disturbed or disagree with the others."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from tasks.measure.latency.ratio import Samples
 from validators.deadline import check_deadline
 from validators.job.job_measurement import Measurement
 
-# How often a pair of blocks is measured before the machine is given up.
+# Attempts per pair of blocks before the launch ends as disturbed.
 TRIES = 3
-# Seconds before the second and the third: what disturbs is often a matter of moments.
+# Pauses before the second and the third attempt: disturbances are often short.
 PAUSES_SECONDS = (0.5, 2.0)
-# A pair disagrees when its logarithm of the ratio is farther from the median than this, and than so many of the spreads.
+# A pair disagrees if its log ratio is farther from the median than this, and than this many spreads.
 JUMP = 0.25
 JUMP_SPREADS = 6.0
-# A block disagrees when the logarithm of its median is farther from its side's within the launch than this, and than so many
-# of the spreads. A neighbour on the other half of a core leaves at least half of it: that slows both sides, and is noise.
+# A block disagrees if its log median is farther from its side's median within the launch than this, and than this many
+# spreads. A neighbour on the sibling hyperthread leaves at least half a core: that slows both sides, and counts as noise.
 SHIFT = math.log(2)
 SHIFT_SPREADS = 3.0
-_SIGMA_PER_MAD = 1.4826  # of a normal distribution
+_SIGMA_PER_MAD = 1.4826  # for a normal distribution
 _SIGMA_PER_IQR = 0.7413
-# Warm-up: this many pieces of this length in a row whose medians differ by no more than the tolerance.
+# Warm-up ends after this many pieces in a row whose medians agree within the tolerance.
 WARM_PIECES = 3
 WARM_TOLERANCE = 0.1
 PIECE_SECONDS, PIECE_COUNT = 0.03, 3
@@ -38,7 +38,7 @@ PIECE_SECONDS, PIECE_COUNT = 0.03, 3
 
 @dataclass(frozen=True)
 class Pair:
-    """A block of the baseline and one of the variant with what the machine did meanwhile."""
+    """A block of the baseline and one of the variant, with the conditions of the machine during each."""
 
     baseline: Block
     variant: Block
@@ -46,13 +46,13 @@ class Pair:
 
     @property
     def ratio(self) -> float:
-        """How many times faster the variant is."""
+        """Speedup of the variant over the baseline."""
         return self.baseline.value_ms / self.variant.value_ms
 
 
 @dataclass(frozen=True)
 class Launch:
-    """The pairs of one kind from one launch; `disturbance` says why the last of them is not to be judged by."""
+    """The pairs of one kind from one launch; `disturbance` gives the reason if its figures cannot be trusted."""
 
     pairs: list[Pair]
     repeated: int
@@ -67,7 +67,7 @@ def measure_pair(
     gpu: NvmlGpu | None,
     mix: int,
 ) -> Pair:
-    """Measure a block of each worker, in this order, both in whole rounds of the first `mix` requests.
+    """Measure a block of each worker, in the given order, in whole rounds of the first `mix` requests.
 
     Raises:
         CandidateRefused: `infrastructure`: the deadline has passed.
@@ -88,11 +88,11 @@ def measure_launch(
     earlier: Sequence[Sequence[float]] = (),
     pause: Callable[[float], None] = time.sleep,
 ) -> Launch:
-    """As many pairs as the job asks for, of which none was disturbed and all agree.
+    """Measure as many pairs as the job asks for, until none is disturbed and all agree.
 
-    `measure(index)` gives the pair of that index anew; `earlier` are the ratios of the launches before. A pair that was
-    disturbed or disagrees is measured again after a `pause` of some seconds; the first that is so in three tries ends the
-    launch: a busy machine does not slow both sides alike (2.4 in place of 1.6 was seen), so that no average mends it.
+    `measure(index)` measures the pair of that index again. `earlier` holds the ratios of earlier launches. A disturbed or
+    disagreeing pair is measured again after a `pause` of some seconds. The first pair to fail `TRIES` times ends the launch:
+    a busy machine does not slow both sides alike (2.4 instead of 1.6 was seen), so averaging cannot correct it.
     """
     pairs: list[Pair] = []
     tries = [0] * measurement.blocks
@@ -128,7 +128,7 @@ def measure_launch(
 
 
 def why_odd(pairs: Sequence[Pair], earlier: Sequence[Sequence[float]] = ()) -> dict[int, str]:
-    """Which pairs of a launch disagree with the others, and how."""
+    """Return the pairs of a launch that disagree with the others, by index, each with the reason."""
     odd: dict[int, str] = {}
     logs = np.log([pair.ratio for pair in pairs])
     everything = np.concatenate([logs, *(np.log(ratios) for ratios in earlier)])
@@ -150,7 +150,7 @@ def why_odd(pairs: Sequence[Pair], earlier: Sequence[Sequence[float]] = ()) -> d
 
 
 def relative_spread(block: Block) -> float:
-    """The spread of a block's requests over their median, by quartiles; none for a throughput, whose samples are moments."""
+    """Return the spread of a block's requests (from quartiles) over their median; 0 for throughput blocks."""
     if block.kind == "throughput":
         return 0.0
     low, high = np.quantile(block.samples, [0.25, 0.75])
@@ -159,17 +159,17 @@ def relative_spread(block: Block) -> float:
 
 @dataclass(frozen=True)
 class WarmUp:
-    """How long requests went on before the first that counts, and whether their time was stable then."""
+    """Duration of the warm-up, and whether request times were stable at its end."""
 
     seconds: float
     stable: bool
 
 
 def warm_up(block: Callable[[float, int], Samples], minimum_seconds: float, limit_seconds: float) -> WarmUp:
-    """Requests that do not count, until the medians of successive short pieces agree within 10 %.
+    """Make requests that are not counted, until the medians of successive short pieces agree within 10 %.
 
-    `block(seconds, count)` makes requests and returns milliseconds. They last `minimum_seconds` at least and end after
-    `limit_seconds`, stable or not; a processor that raises its clock, pages that come in and caches of the runtime all
+    `block(seconds, count)` makes requests and returns their times, float64 `(n,)` in milliseconds. The warm-up lasts at least
+    `minimum_seconds` and ends after `limit_seconds`, stable or not. A rising clock, page faults and the runtime's caches all
     show in the first pieces.
     """
     medians: list[float] = []

@@ -1,4 +1,4 @@
-"""A measuring process as its parent sees it: started, stopped between its blocks, ended."""
+"""Parent side of a measuring process: start it, stop it between its blocks, end it."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ from validators.redact import without_secrets
 from validators.samples.datasets import Arrays
 
 WORKER = Path(__file__).with_name("worker.py")
-# Longest silence of a worker, in seconds, beyond the block it was asked for.
+# Timeout for an answer of a worker, in seconds beyond the duration of the block.
 PATIENCE_SECONDS = 300.0
-# One request at a time; several at once; one at a time with the user's own work before and after.
+# One request at a time; several at once; one at a time with the user's pre- and postprocessing and copies.
 Kind = Literal["latency", "throughput", "end_to_end"]
 
 
 @dataclass(frozen=True)
 class Contestant:
-    """A model file with the settings that it runs under."""
+    """A model file with its session settings."""
 
     model: Path
     settings: SessionSettings
 
 
 def save_requests(path: Path, requests: Sequence[Arrays]) -> Path:
-    """Write requests of equal shapes to a file for a `Worker`, stacked along a new axis 0; returns the path."""
+    """Write requests of equal shapes to a file for a `Worker`, stacked along a new axis 0; return the path."""
     stacked = {name: np.stack([one[name] for one in requests]) for name in requests[0]}
     np.savez(path, **stacked)  # type: ignore[arg-type]  # numpy's stub takes any keyword for allow_pickle
     return path
@@ -49,9 +49,10 @@ def save_requests(path: Path, requests: Sequence[Arrays]) -> Path:
 
 @dataclass(frozen=True)
 class Block:
-    """Requests that were made in one go.
+    """Samples of one block of requests.
 
-    `samples` are milliseconds, shape `(n,)`: of each request, or, for the throughput, from the start until each was done.
+    `samples` are in milliseconds, float64 `(n,)`: the time of each request or, for throughput, from the start of the block
+    until each request was done.
     """
 
     kind: Kind
@@ -60,7 +61,7 @@ class Block:
 
     @property
     def value_ms(self) -> float:
-        """What the sides are compared by: the median, or for the throughput the time for which a request came out.
+        """Figure by which the sides are compared: the median or, for throughput, the block's time per request.
 
         >>> Block("throughput", np.array([2.0, 3.0, 6.0])).value_ms
         2.0
@@ -69,11 +70,11 @@ class Block:
 
 
 class Worker:
-    """A measuring process: running during its blocks, stopped between them, ended at the end.
+    """A measuring process that runs only during its blocks and is stopped between them.
 
-    `inputs` is a file of `save_requests`; latency is measured with the first `bound_requests` of them at most.
-    `measurement` names the user's functions for the end-to-end time, which are looked for in the folder `code` first, and how
-    many clients the throughput has.
+    `inputs` is a file of `save_requests`; latency is measured with at most the first `bound_requests` of them. `measurement`
+    gives the user's functions for the end-to-end time, which are looked up in the folder `code` first, and the number of
+    throughput clients.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class Worker:
     ) -> None:
         self._name = contestant.model.name
         self._clients = measurement.clients if measurement else 0
-        # A file, since nobody reads it meanwhile: a pipe would be full at some point, and the process would wait.
+        # A file: nobody reads stderr meanwhile, so a pipe could fill up and block the process.
         self._said = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 - closed on exit
         self._process = subprocess.Popen(
             [sys.executable, "-P", str(WORKER), json.dumps(_config(contestant, inputs, measurement, code))],
@@ -89,7 +90,7 @@ class Worker:
             stdout=subprocess.PIPE,
             stderr=self._said,
             text=True,
-            # OpenMP and BLAS pools of numpy would be threads beside the session's.
+            # Numpy's OpenMP and BLAS pools would compete with the session's threads.
             env=without_secrets(os.environ) | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
         )
         self.pid = self._process.pid
@@ -113,7 +114,12 @@ class Worker:
         self._process.send_signal(signal.SIGSTOP)
 
     def block(self, seconds: float, count: int, kind: Kind = "latency", mix: int | None = None) -> Block:
-        """Make requests for at least `seconds`, and at least `count`, in whole rounds of the first `mix`, or of all."""
+        """Make requests for at least `seconds`, and at least `count`, in whole rounds of the first `mix` (None: all).
+
+        Raises:
+            CandidateRefused: the runtime fails on the model.
+            InfrastructureError: the process died or did not answer in time.
+        """
         self._process.send_signal(signal.SIGCONT)
         assert self._process.stdin is not None
         command = {"kind": kind, "seconds": seconds, "count": count, "clients": self._clients, "mix": mix}
@@ -121,7 +127,7 @@ class Worker:
             self._process.stdin.write(json.dumps(command) + "\n")
             self._process.stdin.flush()
         except BrokenPipeError:
-            pass  # the process died; reading its answer says so, with the reason
+            pass  # the process died; `_answer` raises with the reason
         answer = self._answer(seconds + PATIENCE_SECONDS)
         self._process.send_signal(signal.SIGSTOP)
         self.peak_memory_mb = answer["peak_memory_kb"] * 1024 / 1e6
@@ -172,7 +178,7 @@ class Worker:
 
 
 def _config(contestant: Contestant, inputs: Path, measurement: Measurement | None, code: Path) -> dict[str, Any]:
-    """What the process needs to know, as JSON can hold it."""
+    """Return the configuration of the process, as JSON values."""
     settings = contestant.settings
     plugin = {}
     if brought := provider_of(settings.provider).plugin:

@@ -1,4 +1,4 @@
-"""What blocks of requests say: the ratio of two sides with its interval, and percentiles that their count supports."""
+"""Statistics of blocks: the ratio of two sides with its interval, and percentiles that the sample count supports."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ Samples = NDArray[np.float64]
 
 
 def ratio_estimate(ratios: Sequence[Sequence[float]], confidence: float) -> Estimate:
-    """The geometric mean over launches of the median ratio of each one's pairs, with one-sided bounds on either side.
+    """Return the geometric mean over launches of the median pair ratio, with one-sided bounds on either side.
 
-    `ratios` holds a list for each launch; `confidence` is one-sided: each of the bounds holds with it. Blocks of a launch
-    share its processes, with their memory layout and placement, so that they are no independent samples: the interval is
-    Student's of the launches' logarithms (T. Kalibera and R. Jones, "Rigorous benchmarking in reasonable time", ISMM 2013:
-    executions above iterations). The median, since single blocks stray far. Rejected, by simulation (docs/latency.md):
-    Student's of all blocks, which errs two to four times as often as it says where launches differ; the bootstrap that
-    draws launches and blocks within them (A. Davison and D. Hinkley, Bootstrap Methods and their Application, 1997, section
-    3.8), which counts the noise of blocks twice and is up to 1.5 times as wide. The blocks of a single launch give an
-    interval of that launch alone.
+    `ratios` holds a list per launch. Each bound holds with the one-sided `confidence`. Blocks of a launch share its processes,
+    with their memory layout and placement, so they are not independent samples. The interval is therefore Student's over the
+    launches' logarithms (T. Kalibera and R. Jones, "Rigorous benchmarking in reasonable time", ISMM 2013: executions above
+    iterations). The median is used because single blocks stray far. Simulation (docs/latency.md) ruled out two alternatives.
+    Student's interval over all blocks errs two to four times as often as stated where launches differ. The bootstrap that draws
+    launches and blocks within them (A. Davison and D. Hinkley, Bootstrap Methods and their Application, 1997, section 3.8)
+    counts the noise of blocks twice and is up to 1.5 times as wide. With a single launch, the interval is over its blocks and
+    holds for that launch only.
 
     >>> ratio_estimate([[2.0, 2.0], [2.0, 2.0]], 0.95)
     Estimate(value=2.0, low=2.0, high=2.0)
@@ -38,7 +38,7 @@ def ratio_estimate(ratios: Sequence[Sequence[float]], confidence: float) -> Esti
 
 
 def central_ratio(ratios: Sequence[Sequence[float]]) -> float:
-    """The geometric mean over launches of the median over blocks, where there is no interval.
+    """Return the geometric mean over launches of the median over blocks, without an interval.
 
     >>> central_ratio([[1.0, 4.0], [8.0, 9.0, 1.0]])
     4.0
@@ -51,7 +51,7 @@ def _launch_logs(ratios: Sequence[Sequence[float]]) -> Samples:
 
 
 def percentile(samples: Samples, quantile: float) -> float | None:
-    """The quantile of pooled samples, or None where their count cannot support it.
+    """Return the quantile of pooled samples, float64 `(n,)`, or None if their count cannot support it.
 
     >>> percentile(np.arange(100.0), 0.99) is None
     True
@@ -60,7 +60,7 @@ def percentile(samples: Samples, quantile: float) -> float | None:
 
 
 def samples_needed(quantile: float, confidence: float = 0.99) -> int:
-    """The smallest count that supports a percentile: with `confidence`, at least two samples lie beyond it.
+    """Return the smallest sample count at which, with `confidence`, at least two samples lie beyond the quantile.
 
     This is the early-stopping rule of MLPerf Inference (LoadGen) with one discarded sample.
 
@@ -69,7 +69,7 @@ def samples_needed(quantile: float, confidence: float = 0.99) -> int:
     """
     from scipy import stats
 
-    count = math.ceil(math.log(1 - confidence) / math.log(quantile))  # none beyond it: a lower limit to start from
+    count = math.ceil(math.log(1 - confidence) / math.log(quantile))  # count for one sample beyond: a lower limit
     while stats.binom.cdf(1, count, 1 - quantile) > 1 - confidence:
         count += 1
     return count

@@ -1,4 +1,4 @@
-"""From the blocks of a comparison to its record and its file of raw samples."""
+"""Record and raw sample file of a latency comparison, from its blocks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SIDES = ("baseline", "variant")
 
 @dataclass
 class LatencySide:
-    """What one contestant's processes told beside its blocks, one entry a launch."""
+    """Load times, memory and warm-ups of one contestant's processes, one entry per launch."""
 
     load_ms: list[float] = field(default_factory=list)
     load_peak_memory_mb: list[float] = field(default_factory=list)
@@ -32,32 +32,32 @@ class LatencySide:
 
 @dataclass
 class Gathered:
-    """All that was measured so far."""
+    """All measurements so far."""
 
     sides: tuple[LatencySide, LatencySide] = field(default_factory=lambda: (LatencySide(), LatencySide()))
     launches: dict[Kind, list[Launch]] = field(default_factory=dict)
     mix: int = 0
-    """Requests of a round, once it is known."""
+    """Requests per round; 0 until it is known."""
     requests: int = 1
-    """Those of them that latency is measured with."""
+    """Number of these requests that latency is measured with."""
 
     @property
     def disturbance(self) -> str:
-        """Why the comparison is not to be judged by; empty while nothing speaks against it."""
+        """First disturbance of any launch, or "" if there was none."""
         found = [launch.disturbance for launches in self.launches.values() for launch in launches]
         return next((reason for reason in found if reason), "")
 
     def pairs(self, kind: Kind = "latency") -> Iterator[Pair]:
-        """Every pair of a kind, launch after launch."""
+        """Yield every pair of a kind, launch after launch."""
         for launch in self.launches.get(kind, []):
             yield from launch.pairs
 
     def ratios(self, kind: Kind = "latency") -> list[list[float]]:
-        """The ratio of every pair of a kind, a list a launch."""
+        """Return the ratio of every pair of a kind, one list per launch."""
         return [[pair.ratio for pair in launch.pairs] for launch in self.launches.get(kind, [])]
 
     def samples(self, kind: Kind = "latency") -> tuple[Samples, Samples]:
-        """The pooled samples of baseline and variant, in milliseconds."""
+        """Return the pooled samples of baseline and variant, each float64 `(n,)` in milliseconds."""
         pairs = list(self.pairs(kind))
         return (
             np.concatenate([pair.baseline.samples for pair in pairs]),
@@ -68,7 +68,7 @@ class Gathered:
 def summarise(
     gathered: Gathered, *, batch_size: int, dims: dict[str, int], threads: int, confidence: float, samples_path: Path
 ) -> Latency:
-    """The record of a comparison; what was measured of one that was disturbed, without bounds."""
+    """Return the record of a comparison; a disturbed comparison has no bounds."""
     base, variant = gathered.samples()
     sides = gathered.sides
     energy = [_energy_mj(gathered, index) for index in (0, 1)]
@@ -107,7 +107,7 @@ def summarise(
 
 
 def save(path: Path, gathered: Gathered) -> None:
-    """Write raw samples with the index of their block, the length of a round, and what the machine did during each block."""
+    """Write raw samples with their block indices, the length of a round, and the conditions during each block."""
     pairs = list(gathered.pairs())
     launches = gathered.launches["latency"]
     arrays: dict[str, NDArray[Any]] = {
@@ -125,7 +125,7 @@ def save(path: Path, gathered: Gathered) -> None:
 
 
 def _estimate(gathered: Gathered, ratios: list[list[float]], confidence: float) -> Estimate:
-    # Bounds would say how sure the figure is, and a disturbed one is not sure at all.
+    # Bounds would claim a confidence that a disturbed figure does not have.
     return Estimate(central_ratio(ratios)) if gathered.disturbance else ratio_estimate(ratios, confidence)
 
 
@@ -138,7 +138,7 @@ def _throughput(gathered: Gathered, batch_size: int, confidence: float) -> Throu
     pairs = list(gathered.pairs("throughput"))
     if not pairs:
         return None
-    # All requests over all time, in turn: 1000 ms hold so many.
+    # Requests per second over all blocks.
     base, variant = (
         1e3 * sum(len(block.samples) for block in blocks) / sum(float(block.samples[-1]) for block in blocks)
         for blocks in ([pair.baseline for pair in pairs], [pair.variant for pair in pairs])
@@ -156,7 +156,7 @@ def _end_to_end(gathered: Gathered, confidence: float) -> EndToEnd | None:
 
 
 def _energy_mj(gathered: Gathered, index: int) -> float | None:
-    """Energy a request in millijoules; None where the GPU does not tell."""
+    """Return the energy per request in millijoules; None if the GPU does not report it."""
     spent = requests = 0.0
     for pair in gathered.pairs():
         states = pair.conditions[index].gpu
@@ -168,7 +168,7 @@ def _energy_mj(gathered: Gathered, index: int) -> float | None:
 
 
 def _gpu_memory_mb(gathered: Gathered, index: int) -> float | None:
-    """The most that the side's processes held at the end of a block; None where the driver does not tell."""
+    """Return the most GPU memory that a side's process held at the end of a block; None if the driver does not report it."""
     pairs = [pair for kind in gathered.launches for pair in gathered.pairs(kind)]
     held = [pair.conditions[index].gpu_memory_mb for pair in pairs]
     return max((one for one in held if one is not None), default=None)

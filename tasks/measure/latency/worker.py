@@ -1,8 +1,8 @@
-"""The measuring process: one session, blocks of requests on command, raw times back. Run as a script by `latency_process.py`.
+"""Measuring process: one session that runs blocks of requests on command and returns raw times.
 
-It imports numpy and onnxruntime alone (and what the user's own functions need, where the job names any; and on a GPU what opens
-models there), since whatever else lives in the process could compute while it measures. Commands are lines of JSON on standard
-input, answers lines of JSON on standard output.
+`process.py` runs it as a script. It imports only numpy and onnxruntime, the user's functions if the job names any, and on a GPU
+the code that opens models there: anything else in the process could compute while it measures. Commands are lines of JSON on
+standard input, answers are lines of JSON on standard output.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ Function = Callable[[Any], Any]
 
 
 class Model(Protocol):
-    """A loaded model: `providers` that run it, `run` for arrays in host memory, `bound` for one client's cycle of requests.
+    """A loaded model: the `providers` that run it, `run` for arrays in host memory, `bound` for a prepared request.
 
-    `most_bound` is how many requests a client may have bound at a time.
+    `most_bound` is the number of requests that may be bound at a time.
     """
 
     providers: list[str]
@@ -47,7 +47,7 @@ class Model(Protocol):
 
 
 class OnProcessor:
-    """A session on the processor, where nothing is to be copied."""
+    """A session on the processor, where no arrays are copied."""
 
     def __init__(self, session: ort.InferenceSession) -> None:
         self._session = session
@@ -65,9 +65,9 @@ class OnProcessor:
 
 
 def main() -> None:
-    # Between its blocks the process is stopped, and would outlive a run that is killed: the kernel ends it with its parent.
+    # A stopped process would outlive a killed run, so let the kernel end it with its parent.
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    # What a library prints would stand among the answers.
+    # Redirect stdout to stderr: text that a library prints would mix with the answers.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     config = json.loads(sys.argv[1])
@@ -79,7 +79,7 @@ def main() -> None:
     if not config["on_gpu"]:
         _measure(config, *_load(config), pool, answers)
         return
-    # Of quantgate, what opens the model everywhere else: what computes on a GPU is not in this process.
+    # On a GPU, quantgate's own loader is safe to import: the computation does not happen in this process.
     from tasks.measure.latency.gpu import load
     from validators.errors import CandidateRefused
 
@@ -92,7 +92,7 @@ def main() -> None:
 
 
 def _measure(config: dict[str, Any], model: Model, load_ms: float, pool: list[Batch], answers: IO[str]) -> None:
-    """Answer commands until there are no more."""
+    """Answer commands until standard input ends."""
     bound = min(len(pool), model.most_bound)
     peak_kb = _peak_memory_kb() - _spare_kb(pool)
     _answer(
@@ -118,7 +118,7 @@ def _measure(config: dict[str, Any], model: Model, load_ms: float, pool: list[Ba
 
 
 def _load(config: dict[str, Any]) -> tuple[OnProcessor, float]:
-    """A session on the processor and how long it took to load, in milliseconds."""
+    """Return a session on the processor and its load time in milliseconds."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = config["threads"]
     options.inter_op_num_threads = 1
@@ -141,7 +141,7 @@ def _load(config: dict[str, Any]) -> tuple[OnProcessor, float]:
 
 
 def _add_plugin(so: ort.SessionOptions, provider: str, library: str, options: dict[str, str]) -> None:
-    """Let the session run on the processor as a provider knows it that comes in a library of its own."""
+    """Register a plugin provider's library, and add its processor device to the session options."""
     ort.register_execution_provider_library(provider, library)
     cpu = ort.OrtHardwareDeviceType.CPU
     devices = [one for one in ort.get_ep_devices() if one.ep_name == provider and one.device.type == cpu]
@@ -149,7 +149,7 @@ def _add_plugin(so: ort.SessionOptions, provider: str, library: str, options: di
 
 
 def _block(requests: Sequence[Request], seconds: float, count: int) -> list[int]:
-    """Make requests in order, in whole rounds, until both the duration and the count are reached; nanoseconds each."""
+    """Make requests in whole rounds until the duration and the count are reached; return the nanoseconds of each."""
     clock = time.perf_counter_ns
     samples: list[int] = []
     end = clock() + int(seconds * 1e9)
@@ -164,7 +164,7 @@ def _block(requests: Sequence[Request], seconds: float, count: int) -> list[int]
 
 
 def _clients(model: Model, ready: Sequence[Batch], count: int) -> list[list[Request]]:
-    """Return the cycle of requests of each client; a client whose requests lie on a device has one."""
+    """Return the cycle of requests of each client; on a device, each client has one request."""
     if model.most_bound >= len(ready):
         cycle = [model.bound(batch) for batch in ready]
         return [cycle] * count
@@ -172,13 +172,13 @@ def _clients(model: Model, ready: Sequence[Batch], count: int) -> list[list[Requ
 
 
 def _completions(clients: Sequence[Sequence[Request]], seconds: float, mix: int) -> list[int]:
-    """Return when each request was done, in nanoseconds since the start, in order; all clients call at once.
+    """Run all clients at once; return the completion time of each request, in nanoseconds since the start, in order.
 
-    A client that is free takes the next request of the cycle. They end with a whole round of `mix` requests, after as many
-    requests at least as there are clients.
+    A free client takes the next request of the cycle. The clients end after a whole round of `mix` requests, and after at
+    least one request per client.
     """
     clock = time.perf_counter_ns
-    done: list[int] = []  # appending is atomic
+    done: list[int] = []  # list.append is atomic
     failures: list[BaseException] = []
     barrier = threading.Barrier(len(clients) + 1)
     lock = threading.Lock()
@@ -217,7 +217,7 @@ def _completions(clients: Sequence[Sequence[Request]], seconds: float, mix: int)
 def _requests(
     model: Model, pool: Sequence[Batch], ready: Sequence[Batch], before: Function, after: Function
 ) -> dict[str, list[Request]]:
-    """Return the requests by the kind of block: the model alone, or with what the user does before and after it, and copies."""
+    """Return the requests by kind of block: the model alone, or with the user's pre- and postprocessing and copies."""
 
     def end_to_end(batch: Batch) -> Any:
         return after(model.run(before(batch)))
@@ -229,7 +229,7 @@ def _requests(
 
 
 def _named(reference: str | None, code: str, key: str) -> Function | None:
-    """The user's function, whose errors name it."""
+    """Return the user's function, wrapped so that its errors name it."""
     if reference is None:
         return None
     from tasks.measure.metrics.user_code import load_function
@@ -246,12 +246,12 @@ def _named(reference: str | None, code: str, key: str) -> Function | None:
 
 
 def _spare_kb(batches: Sequence[Batch]) -> int:
-    """Return the memory of all requests but one, which a deployment would not hold."""
+    """Return the memory of all requests except one, which a deployment would not hold, in KiB."""
     return int(sum(getattr(array, "nbytes", 0) for batch in batches[1:] for array in batch.values()) // 1024)
 
 
 def _reset_peak() -> None:
-    # Where the kernel does not allow it, the peak is that since the process began.
+    # Without permission, the peak counts from the start of the process.
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text(RESET_PEAK, encoding="ascii")
 

@@ -1,1 +1,1 @@
-"""Metrics and everything that is computed from the answers of a model."""
+"""Metrics, and other figures computed from the outputs of a model."""

@@ -1,4 +1,4 @@
-"""Whether a variant answers each sample as its source does, without labels."""
+"""Agreement of a variant's answers with its source's, per sample and without labels."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from numpy.typing import NDArray
 
 from tasks.measure.metrics.values import signal_and_noise
 
-# The metrics that judge class scores by which class is ahead; the job's schema lists them all.
+# Metrics of class scores, which compare the winning class; the job's schema lists all metrics.
 CLASS_METRICS = frozenset({"accuracy", "top5", "agreement", "f1_macro", "f1_binary", "auroc"})
 
 Outputs = NDArray[Any]
 
 
 def agreements(source: Outputs, variant: Outputs, *, of_classes: bool, min_sqnr_db: float) -> NDArray[np.bool_]:
-    """Whether each sample's answers are alike, from outputs of shape `(n, ...)`; shape `(n,)`.
+    """Return whether the two models agree on each sample, bool `(n,)`, from outputs of shape `(n, ...)`.
 
-    Class scores of shape `(n, classes)` are, where the same class is ahead. Other floats are, where the sample's ratio of
-    signal to noise, 10 log10 of the sum of the source's squares over that of the squared differences, is `min_sqnr_db` or
-    more. What is no float has to be the same. Outputs of different shapes agree nowhere, and neither does NaN.
+    Class scores `(n, classes)` agree if the same class wins. Other floats agree if the sample's signal-to-noise ratio is at
+    least `min_sqnr_db`: 10 log10 of the sum of the source's squares over the sum of squared differences. Other dtypes must be
+    equal. Outputs of different shapes agree nowhere, and NaN never agrees.
 
     >>> agreements(np.array([[0.0, 1.0], [1.0, 0.0]]), np.array([[0.2, 0.9], [0.4, 0.6]]), of_classes=True, min_sqnr_db=0)
     array([ True, False])
@@ -33,6 +33,6 @@ def agreements(source: Outputs, variant: Outputs, *, of_classes: bool, min_sqnr_
     if of_classes and source.ndim == 2 and source.shape[1] > 1:
         told = ~(np.isnan(source) | np.isnan(variant)).any(axis=1)
         return np.asarray(told & (source.argmax(axis=1) == variant.argmax(axis=1)))
-    # Of a product, so that no noise at all needs no case of its own; noise that is not finite compares as too much.
+    # A product instead of a quotient, so that zero noise needs no special case. Non-finite noise never agrees.
     signal, noise = signal_and_noise(variant, source).T
     return np.asarray(signal >= noise * 10 ** (min_sqnr_db / 10))

@@ -1,4 +1,4 @@
-"""The metrics by name: the one table."""
+"""Table of the metrics by name."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from validators.samples.labels import LabelSpec
 
 @dataclass(frozen=True)
 class Options:
-    """What some metrics need besides: the threshold of one value a sample, and how outputs become text."""
+    """Options of some metrics: the threshold for outputs of one value per sample, and the decoder of outputs to text."""
 
     threshold: float | None
     decoder: Decoder
 
 
 def _losses_of_windows(outputs: Outputs, _: Labels | None, __: Outputs | None) -> Rows:
-    """Keep the losses of a language model (see `tasks.measure.metrics.perplexity`): its logits fit nowhere."""
+    """Return the losses of a language model as rows; its logits of all samples are never held (see `perplexity`)."""
     return as_rows(outputs)
 
 
@@ -34,7 +34,7 @@ def _perplexity(rows: Rows) -> float:
 def _windows(output: TensorSpec, shape: tuple[int, ...]) -> LabelSpec:
     if len(shape) != 3 or shape[1] < 2 or shape[2] < 2:
         raise misfit("perplexity", output, shape, "logits of shape (samples, tokens, vocabulary), 2 tokens or more")
-    # Checked against the logits by `targets_of`, which also takes the tokens of the input for them.
+    # `targets_of` checks labels against the logits, and falls back to the input's tokens.
     return LabelSpec("any", required=False)
 
 
@@ -60,5 +60,5 @@ _MAKERS: dict[MetricName, Callable[[Options], Metric]] = {
 
 
 def named_metric(name: MetricName, options: Options) -> Metric:
-    """The metric of that name."""
+    """Return the metric with this name."""
     return _MAKERS[name](options)

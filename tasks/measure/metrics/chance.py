@@ -1,4 +1,4 @@
-"""Whether the baseline does better than chance: a variant of a model that knows nothing has nothing to lose."""
+"""Test that the baseline is better than chance: a variant of a model at chance level has nothing to lose."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from scipy import stats
 
 from tasks.measure.metrics.metric import Labels, Metric, Rows, Vector, flat
 
-# One-sided: of baselines at chance, 95 % are warned of.
+# One-sided: 95 % of baselines at chance level get a warning.
 MAX_P_VALUE = 0.05
-# The smallest p-value of so many permutations is 1 in 200.
+# The smallest p-value of this many permutations is 1 in 200.
 PERMUTATIONS = 199
 _BEST_OF = {"accuracy": 1, "top5": 5}
 _PERMUTED = ("f1_macro", "f1_binary", "auroc", "spearman")
@@ -18,11 +18,12 @@ _CONSTANT = ("mse", "mae", "r2")
 
 
 def chance_warning(metric: Metric, rows: Rows, labels: Labels | None, seed: int) -> str:
-    """Return a warning where rows of a baseline are no better than an answer that does not look at the input; else "".
+    """Return a warning if a baseline is no better than answers that ignore the input, else "".
 
-    `rows` are finite rows of the metric, shape `(n, k)`, `labels` those of the same samples. The chance level is that of always
-    giving the most frequent classes (exact binomial test), of answers dealt to other samples (permutation test), or of a
-    constant, the mean or median of the labels (Student's test of paired losses). Metrics without a chance level give "".
+    `rows` are the metric's rows, float64 `(n, k)`; `labels` are those of the same samples. The chance level is that of the
+    most frequent classes (exact binomial test), of answers assigned to other samples (permutation test), or of a constant:
+    the mean or median of the labels (Student's test of paired losses). The result is "" for metrics without a chance level,
+    without labels, and for rows that are not finite.
 
     >>> from tasks.measure.metrics.classification import ACCURACY
     >>> right = np.array([[1.0]] * 27 + [[0.0]] * 73)
@@ -63,7 +64,7 @@ def _frequent_classes(rows: Rows, labels: Labels, count: int) -> tuple[float, fl
 
 
 def _permuted(metric: Metric, rows: Rows, rng: np.random.Generator) -> tuple[float, float]:
-    """Return the mean metric of labels dealt anew, and the share of deals that are as good; the first column has the labels."""
+    """Return the mean metric over permutations of the labels (the first column), and the p-value of the actual order."""
     value = metric.value(rows)
     dealt = []
     for _ in range(PERMUTATIONS):
@@ -74,7 +75,7 @@ def _permuted(metric: Metric, rows: Rows, rng: np.random.Generator) -> tuple[flo
 
 
 def _constant(name: str, rows: Rows, labels: Labels) -> tuple[float, float]:
-    """Return the metric of the best constant, and the p-value of the losses that the baseline saves beside it."""
+    """Return the metric of the best constant, and the p-value that the baseline's losses are lower."""
     targets = flat(labels)
     if name == "mae":
         constant: Vector = np.abs(targets - np.median(targets, axis=0)).mean(axis=1)
@@ -89,7 +90,7 @@ def _constant(name: str, rows: Rows, labels: Labels) -> tuple[float, float]:
 
 
 def _p_value(saved: Vector) -> float:
-    """Return the p-value of a mean above 0 (Student); 0 or 1 where all values are the same."""
+    """Return the p-value of a mean above 0 (Student); 0 or 1 if all values are equal."""
     if np.ptp(saved) == 0:
         return float(saved[0] <= 0)
     return float(stats.ttest_1samp(saved, 0.0, alternative="greater").pvalue)

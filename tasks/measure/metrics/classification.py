@@ -63,9 +63,10 @@ AGREEMENT = Metric("agreement", _agreement, mean_of_scores, _unlabelled, is_righ
 
 
 def f1_of_classes(rows: Rows) -> NDArray[np.float64]:
-    """F1 of each class up to the highest that occurs, of rows (true class, predicted class); NaN where it does not occur.
+    """Return the F1 of each class, float64 `(classes,)`, from rows (true class, predicted class), float64 `(n, 2)`.
 
-    F1 is 2 TP / (2 TP + FP + FN) (C. J. van Rijsbergen, "Information Retrieval", 1979, chapter 7).
+    Classes go up to the highest that occurs; a class that does not occur has NaN. F1 is 2 TP / (2 TP + FP + FN) (C. J. van
+    Rijsbergen, "Information Retrieval", 1979, chapter 7).
 
     >>> f1_of_classes(np.array([[0.0, 0.0], [2.0, 0.0]])).round(3)
     array([0.667,   nan, 0.   ])
@@ -74,18 +75,18 @@ def f1_of_classes(rows: Rows) -> NDArray[np.float64]:
     count = int(rows.max()) + 1
     hits = np.bincount(true[true == predicted], minlength=count)
     either = np.bincount(true, minlength=count) + np.bincount(predicted, minlength=count)
-    # Not by `where`: counts of no sample at all are left undefined on purpose.
+    # 0 / 0 gives NaN on purpose, for classes without any sample.
     with np.errstate(invalid="ignore"):
         return np.asarray(2 * hits / either, np.float64)
 
 
 def _f1_macro(rows: Rows) -> float:
-    """The mean over classes that occur among labels or predictions, as scikit-learn's `f1_score(average="macro")`."""
+    """Return the mean F1 of the classes among labels or predictions, as scikit-learn's `f1_score(average="macro")`."""
     return float(np.nanmean(f1_of_classes(rows))) if len(rows) else math.nan
 
 
 def _f1_positive(rows: Rows) -> float:
-    """F1 of class 1; 0 where it occurs neither among labels nor predictions, as in scikit-learn."""
+    """Return the F1 of class 1; 0 if it occurs neither among labels nor predictions, as in scikit-learn."""
     found = f1_of_classes(rows) if len(rows) else np.empty(0)
     return float(np.nan_to_num(found[1])) if len(found) > 1 else 0.0
 
@@ -103,7 +104,7 @@ F1_MACRO = Metric("f1_macro", _true_and_predicted, _f1_macro, _classes("f1_macro
 
 
 def f1_binary(threshold: float | None) -> Metric:
-    """F1 of class 1, of two class scores, or of one value a sample that says class 1 where it is above the `threshold`."""
+    """Return the metric F1 of class 1, for two class scores, or for one value per sample (class 1 above `threshold`)."""
 
     def rows(outputs: Outputs, labels: Labels | None, reference: Outputs | None) -> Rows:
         if values_a_sample(outputs.shape) == 2:
@@ -125,18 +126,24 @@ def f1_binary(threshold: float | None) -> Metric:
 
 
 def _label_and_order(outputs: Outputs, labels: Labels | None, _: Outputs | None) -> Rows:
-    """Of two classes one column, the difference of their scores, which has the order of the softmax's probability."""
+    """Return rows (label, order codes of the scores).
+
+    Two classes give one column, the difference of their scores, which has the order of the softmax probability.
+    """
     assert labels is not None
     scores = flat(outputs)
     if scores.shape[1] == 2:
-        with np.errstate(invalid="ignore"):  # of infinite scores: NaN, which no gate lets pass
+        with np.errstate(invalid="ignore"):  # infinite scores give NaN, which fails every gate
             scores = scores[:, 1:] - scores[:, :1]
     return as_rows(labels, order_codes(scores))
 
 
 def _auroc(rows: Rows) -> float:
-    """The area under the ROC curve by the sum of ranks (Hanley and McNeil, Radiology 143, 1982): the mean over classes, each
-    against the rest by its own scores. Classes that no row has, or all have, do not count; NaN without any that does."""
+    """Return the area under the ROC curve by the sum of ranks (Hanley and McNeil, Radiology 143, 1982).
+
+    It is the mean over classes, each against the rest by its own scores. Classes that no row or every row has do not count;
+    the result is NaN if no class counts.
+    """
     if not np.isfinite(rows).all():
         return math.nan
     classes = [1] if rows.shape[1] == 2 else range(rows.shape[1] - 1)
@@ -151,7 +158,7 @@ def _auroc(rows: Rows) -> float:
 
 
 def _order_lost(rows: Rows) -> Vector:
-    """How low the label's own class ranks a sample; of one column, how high it ranks one of class 0."""
+    """Return how low the label's own class ranks each sample; with one column, how high a sample of class 0 ranks."""
     label = rows[:, 0].astype(np.intp)
     if rows.shape[1] == 2:
         return np.where(label == 1, -rows[:, 1], rows[:, 1])

@@ -1,4 +1,4 @@
-"""What a variant loses against the baseline, by any metric."""
+"""Drop of a variant against the baseline, for any metric."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def estimate_drop(
     seed: int,
     clusters: Clusters | None = None,
 ) -> tuple[Estimate, str]:
-    """The drop of the metric with a one-sided bound on either side, positive where the variant is worse, and the method.
+    """Return the drop of the metric with a one-sided bound on either side, and the method; positive if the variant is worse.
 
-    The rows are those of the same samples, in the same order. `clusters` says which of them resemble each other; without it all
-    are independent. For perplexity the drop is in nats a token: 0.02 more are 2 % more perplexity, whatever the model's own;
-    else in the metric's own units.
+    Both rows, float64 `(n, k)`, are of the same samples in the same order. `clusters` groups samples that resemble each other;
+    without it all are independent. For perplexity the drop is in nats per token: 0.02 more is 2 % more perplexity for any
+    model. Otherwise it is in the metric's own units.
     """
     sign = 1.0 if metric.higher_is_better else -1.0
     clusters = worth_naming(clusters)
@@ -43,8 +43,11 @@ def estimate_drop(
 
 
 def count_flips(metric: Metric, baseline: Rows, variant: Rows) -> Flips | None:
-    """How many rows are worse and how many better than the baseline's: for right and wrong answers, those that only the
-    baseline has right and those that only the variant has. None for a metric whose rows are not good or bad by themselves."""
+    """Return the number of samples whose rows are worse, and of those whose rows are better, than the baseline's.
+
+    For right and wrong answers these are the samples that only the baseline, or only the variant, has right. The result is
+    None for a metric whose single rows are neither good nor bad. Both rows are float64 `(n, k)`.
+    """
     if are_scores(baseline):
         sign = -1.0 if metric.higher_is_better else 1.0
         before, after = sign * baseline[:, 0], sign * variant[:, 0]
@@ -58,10 +61,10 @@ def count_flips(metric: Metric, baseline: Rows, variant: Rows) -> Flips | None:
 def estimate_sqnr(
     rows: Rows, confidence: float, *, seed: int, clusters: Clusters | None = None
 ) -> tuple[Estimate, str]:
-    """The signal-to-quantization-noise ratio in dB of rows (signal, noise), with a one-sided bound on either side, and the
-    method.
+    """Return the signal-to-quantization-noise ratio in dB with a one-sided bound on either side, and the method.
 
-    The interval is that of the share of noise, which some samples without any noise leave finite; decibels turn its ends over.
+    `rows` are (signal, noise) energies, float64 `(n, 2)`. The interval is computed for the share of noise, which stays finite
+    when samples have no noise. In decibels its ends swap.
     """
     share = noise_share(rows)
     if share == 0 or not math.isfinite(share):

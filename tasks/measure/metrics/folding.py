@@ -1,7 +1,7 @@
 """Arrays of any shape and dtype as rows of float64 and back, so that a selection of samples is a selection of rows.
 
-A row begins with what it unfolds to: the number of arrays, and for each the place of its dtype in a table (for text, the
-negative number of its characters), the number of its axes behind the first, and their sizes. Then come the values.
+A row begins with a header: the number of arrays, and for each the index of its dtype in a table (for text, the negative number
+of its characters), the number of axes after the first, and their sizes. Then come the values.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _DTYPES = ("bool", *_INTEGERS, "float16", "float32", "float64")
 
 
 def fold(*arrays: NDArray[Any]) -> Rows:
-    """Arrays with samples along axis 0, at least one, as rows `(n, k)`.
+    """Return arrays with at least one sample along axis 0 as rows, float64 `(n, k)`.
 
     Raises:
-        ValueError: an array is of another dtype than numbers and text, or holds integers that float64 does not.
+        ValueError: the dtype is neither a number nor text, or an integer is not exact in float64.
 
     >>> unfold(fold(np.array(["yes", "no"]), np.eye(2, dtype=np.float32))[1:])
     [array(['no'], dtype='<U3'), array([[0., 1.]], dtype=float32)]
@@ -36,7 +36,7 @@ def fold(*arrays: NDArray[Any]) -> Rows:
 
 
 def unfold(rows: Rows) -> list[NDArray[Any]]:
-    """The arrays of rows that `fold` made, of the samples that are left, at least one."""
+    """Return the arrays of a non-empty selection of the rows that `fold` returned, with samples along axis 0."""
     head, at = rows[0], 1
     forms = []
     for _ in range(int(head[0])):

@@ -1,4 +1,4 @@
-"""What a metric is: rows of figures, one a sample, and the value of any of them."""
+"""Definition of a metric: rows of figures, one per sample, and a value for any selection of rows."""
 
 from __future__ import annotations
 
@@ -15,36 +15,37 @@ from validators.samples.labels import LabelSpec
 
 Outputs = NDArray[Any]
 Labels = NDArray[Any]
-# Shape (n, k). Of one column: scores, whose mean is judged. Of several: figures whose value is no mean over samples.
+# Shape (n, k). One column holds scores, whose mean is judged. Several hold figures whose value is not a mean over samples.
 Rows = NDArray[np.float64]
 Vector = NDArray[np.float64]
-# What a row depends on: its own sample ("sample"), or all samples ("set"); "kept" rows also hold the outputs themselves.
+# Samples that a row depends on: its own ("sample"), or all ("set"). "kept" rows also hold the outputs themselves.
 Scope = Literal["sample", "set", "kept"]
 
 
 def of_each_sample(_: Outputs, __: Labels | None) -> Scope:
-    """The scope of a metric whose rows can be computed in batches."""
+    """Return the scope "sample": the metric's rows can be computed in batches."""
     return "sample"
 
 
 def of_the_set(_: Outputs, __: Labels | None) -> Scope:
-    """The scope of a metric that ranks all samples, and whose rows are the ranks of the outputs."""
+    """Return the scope "kept": the metric's rows are the ranks of the outputs among all samples."""
     return "kept"
 
 
 @dataclass(frozen=True)
 class Metric:
-    """How outputs are held against labels.
+    """Comparison of outputs with labels.
 
-    `rows(outputs, labels, reference)` gives float64 rows `(n, k)` of outputs `(n, ...)`; `reference` is the baseline's outputs,
-    None where the outputs are the baseline's own. A row stands for one sample, or for more: the number of samples over that of
-    rows. `value(rows)` is the metric of any selection of rows, repeated ones as well, and NaN where they have none.
+    `rows(outputs, labels, reference)` returns float64 rows `(n, k)` for outputs `(n, ...)`. `reference` is the baseline's
+    outputs, None if the outputs are the baseline's own. A row represents one sample, or several: the number of samples over
+    the number of rows. `value(rows)` is the metric of any selection of rows, with repetitions; NaN if it is undefined.
 
-    `expects(output, shape)` says what labels the metric takes, given one batch of outputs, or raises a JobError where it does
-    not fit that output. `losses(rows)` says of rows that are no scores how bad each is, shape `(n,)`, larger is worse; None
-    where a row by itself is neither good nor bad. `has_drop` is False for what is held against the baseline itself. `version`
-    stands for whatever else decides the rows: the source of a function, a vocabulary. `scope(outputs, labels)` says, given some
-    samples, whether rows may be computed in batches. `reads_reference` is True where rows without labels need `reference`.
+    `expects(output, shape)` returns the labels that the metric needs, given the shape of one batch of outputs, or raises a
+    JobError if the metric does not fit the output. `losses(rows)` returns how bad each row is, `(n,)`, larger is worse, for
+    rows that are not scores; None if a single row is neither good nor bad. `has_drop` is False for a metric that compares with
+    the baseline itself. `version` identifies everything else that decides the rows: the source of a function, a vocabulary.
+    `scope(outputs, labels)` tells, from some samples, whether rows may be computed in batches. `reads_reference` is True if
+    rows without labels need `reference`.
     """
 
     name: str
@@ -61,12 +62,12 @@ class Metric:
 
 
 def are_scores(rows: Rows) -> bool:
-    """Whether the metric is the mean of these rows (and for perplexity exp of it)."""
+    """Return whether rows `(n, k)` are scores, whose mean is the metric (for perplexity, exp of the mean)."""
     return int(rows.shape[1]) == 1
 
 
 def as_rows(*columns: NDArray[Any]) -> Rows:
-    """Columns of shape `(n,)` or `(n, k)` side by side.
+    """Join columns of shape `(n,)` or `(n, k)` side by side, as float64 `(n, columns)`.
 
     >>> as_rows(np.array([1, 2]), np.array([[3, 4], [5, 6]])).tolist()
     [[1.0, 3.0, 4.0], [2.0, 5.0, 6.0]]
@@ -75,7 +76,7 @@ def as_rows(*columns: NDArray[Any]) -> Rows:
 
 
 def mean_of_scores(rows: Rows) -> float:
-    """The mean of rows of one column.
+    """Return the mean of rows of one column, `(n, 1)`.
 
     >>> mean_of_scores(np.array([[1.0], [0.0]]))
     0.5
@@ -84,7 +85,7 @@ def mean_of_scores(rows: Rows) -> float:
 
 
 def misfit(metric: str, output: TensorSpec, shape: tuple[int, ...], expected: str) -> JobError:
-    """The error for a metric that does not fit the output."""
+    """Return the error for a metric that does not fit the output."""
     return JobError(
         found=f"metric {metric!r} on output {output.name!r} of {output.dtype} and shape {shape}",
         expected=expected,
@@ -93,7 +94,7 @@ def misfit(metric: str, output: TensorSpec, shape: tuple[int, ...], expected: st
 
 
 def values_a_sample(shape: tuple[int, ...]) -> int:
-    """How many values a sample has, of outputs of this shape.
+    """Return the number of values per sample in outputs of this shape.
 
     >>> values_a_sample((8, 2, 3)), values_a_sample((8,))
     (6, 1)
@@ -102,5 +103,5 @@ def values_a_sample(shape: tuple[int, ...]) -> int:
 
 
 def flat(values: NDArray[Any]) -> NDArray[np.float64]:
-    """Values of each sample in a row, in float64: differences of float16 overflow in their own dtype."""
+    """Return `(n, ...)` values as float64 `(n, k)`, one row per sample; differences of float16 would overflow."""
     return values.reshape(len(values), -1).astype(np.float64)

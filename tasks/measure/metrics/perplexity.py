@@ -1,4 +1,4 @@
-"""Perplexity: the negative log-likelihood of each window's next tokens, one mean a window, so that windows can be paired."""
+"""Perplexity from the mean negative log-likelihood of each window's next tokens, one figure per window for paired tests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from validators.errors import DataError
 from validators.samples.datasets import Arrays, Samples, TensorSpec
 from validators.samples.labels import IGNORED
 
-# Windows a batch: the float32 logits of 512 tokens of a vocabulary of 49,152 take 100 MB.
+# Windows per batch: the float32 logits of 512 tokens of a vocabulary of 49,152 take 100 MB.
 WINDOWS_AT_ONCE = 1
 TOKENS, MASK = "input_ids", "attention_mask"
 
@@ -21,10 +21,10 @@ Losses = NDArray[np.float64]
 
 
 def score_windows(logits: NDArray[Any], targets: Targets) -> Losses:
-    """Mean negative log-likelihood of each window's targets, in nats a token: float64 `[n]`.
+    """Return the mean negative log-likelihood of each window's targets, in nats per token: float64 `[n]`.
 
-    `logits` is float `[n, sequence, vocabulary]`, `targets` int64 `[n, sequence]`; the logits at a position are for the
-    target after it. Targets that are IGNORED do not count, nor does each window's first, which nothing foretells.
+    `logits` is float `[n, sequence, vocabulary]`, `targets` int64 `[n, sequence]`. The logits at a position predict the next
+    target. IGNORED targets do not count, nor does each window's first, which has no prediction.
 
     >>> score_windows(np.zeros((1, 3, 4), np.float32), np.array([[0, 1, 3]])).round(4)  # ln 4
     array([1.3863])
@@ -37,16 +37,18 @@ def score_windows(logits: NDArray[Any], targets: Targets) -> Losses:
 
 
 def _negative_log_likelihood(scores: NDArray[Any], targets: Targets) -> Losses:
-    """`-ln softmax(scores)[target]` of each row; sums in float64, powers in float32, which is what takes the memory."""
+    """Return `-ln softmax(scores)[target]` of each row; sums are float64, powers float32 to limit memory."""
     highest = scores.max(axis=-1, keepdims=True).astype(np.float32)
-    # A row with an infinite score has no likelihood: NaN, which no gate lets pass.
+    # A row with an infinite score has no likelihood: NaN, which fails every gate.
     with np.errstate(invalid="ignore"):
         log_total = np.log(np.exp(scores - highest).sum(axis=-1, dtype=np.float64)) + highest[:, 0]
         return np.asarray(log_total - scores[np.arange(len(scores)), targets], np.float64)
 
 
 def score_batches(logits: Iterable[NDArray[Any]], samples: Samples, output: TensorSpec) -> Losses:
-    """`score_windows` of all samples, whose logits come batch by batch, in order; none outlives its turn.
+    """Return `score_windows` of all samples, float64 `[n]`, from logits that arrive batch by batch, in order.
+
+    Only one batch of logits is held at a time.
 
     Raises:
         DataError: the samples have no targets that fit the logits (see `targets_of`).
@@ -58,21 +60,21 @@ def score_batches(logits: Iterable[NDArray[Any]], samples: Samples, output: Tens
             targets = targets_of(samples, output, batch.shape)
         parts.append(score_windows(batch, targets[start : start + len(batch)]))
         start += len(batch)
-        del batch  # before the next is made
+        del batch  # free it before the next batch is computed
     return np.concatenate(parts)
 
 
 def perplexity(losses: Losses) -> float:
-    """exp of the mean loss, each window counting once (Jelinek et al. 1977); infinite where that has no float64."""
+    """Return exp of the mean of the losses `[n]`, each window counting once (Jelinek et al. 1977); inf on overflow."""
     with np.errstate(over="ignore"):
         return float(np.exp(losses.mean()))
 
 
 def targets_of(samples: Samples, output: TensorSpec, logits_shape: Sequence[int]) -> Targets:
-    """What the model should foretell, int64 `[n, sequence]`: the labels, or the tokens that are not masked.
+    """Return the tokens that the model should predict, int64 `[n, sequence]`: the labels, or the unmasked tokens.
 
-    Labels are token ids along the sequence, not shifted, IGNORED where none counts. Without labels the input `input_ids`
-    stands in, where `attention_mask`, if there is one, is not 0. `logits_shape` is that of a batch of the `output`.
+    Labels are token ids along the sequence, not shifted, with IGNORED where none counts. Without labels the targets are
+    `input_ids`, IGNORED where `attention_mask` (if present) is 0. `logits_shape` is that of a batch of the `output`.
 
     Raises:
         DataError: there are neither labels nor `input_ids`, they do not fit the logits, or a window has no target.

@@ -1,4 +1,4 @@
-"""Ranks of any selection of samples by counting: a resample need not be sorted again."""
+"""Ranks of any selection of samples by counting, so that a resample need not be sorted again."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from scipy import stats
 
 
 def order_codes(values: NDArray[Any]) -> NDArray[np.float64]:
-    """Each column's order as whole numbers from 0, float64 `(n, k)`; ties share one, NaN makes its column NaN.
+    """Return each column's order as whole numbers from 0, float64 `(n, k)`; ties share a code, NaN makes its column NaN.
 
-    They are twice the midrank less 2, so that those of two models can be held against each other.
+    `values` is `(n, k)`. A code is twice the midrank minus 2, so that the codes of two models are comparable.
 
     >>> order_codes(np.array([[0.3], [0.1], [0.3]])).T
     array([[3., 0., 3.]])
@@ -22,7 +22,7 @@ def order_codes(values: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def midranks(codes: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Ranks from 1 of a selection of codes, shape `(n,)`; ties share the mean of theirs.
+    """Return the ranks, from 1, of a selection of codes; both float64 `(n,)`. Ties share their mean rank.
 
     >>> midranks(np.array([3.0, 3.0, 0.0]))
     array([2.5, 2.5, 1. ])

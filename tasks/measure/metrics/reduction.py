@@ -1,7 +1,7 @@
-"""Outputs reduced batch by batch to what the metric needs, so that those of all samples are never held at once.
+"""Reduction of outputs to a metric's rows, batch by batch, so that large outputs are never all in memory.
 
-Outputs that are small are gathered first: the metric then sees all samples in one call. Larger ones are given to it in pieces,
-if its rows of a sample depend on that sample alone, or as an array mapped from a temporary file.
+Small outputs are gathered first, so that the metric sees all samples in one call. Larger outputs go to the metric in pieces
+if a row depends on its own sample only, else as an array mapped from a temporary file.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from tasks.measure.metrics.metric import Labels, Metric, Outputs, Rows
 from tasks.measure.metrics.values import signal_and_noise
 from validators.errors import CandidateRefused
 
-# Outputs of all samples up to this size are given to the metric at once. A metric makes a few float64 copies of them.
+# Outputs of all samples up to this size go to the metric at once. A metric makes a few float64 copies of them.
 GATHERED_BYTES = 16 * 2**20
 # Outputs of the baseline up to this size are kept in the store; larger ones are computed again beside each variant.
 KEPT_BYTES = 128 * 2**20
-# A piece of larger outputs. Copies in float64 take a few times as much.
+# Size of a piece of larger outputs. Float64 copies take a few times as much.
 PIECE_BYTES = 8 * 2**20
-# Inputs and judged outputs of one evaluation batch, so that a model of large images does not run 32 of them at once.
+# Limit for the inputs and judged outputs of one evaluation batch, so that large images do not run 32 at once.
 BATCH_BYTES = 32 * 2**20
-# Copies of the metric's rows that exist at once: the baseline's, the variant's, and a selection of each.
+# Copies of the metric's rows that are alive at once: the baseline's, the variant's, and a selection of each.
 ROWS_IN_MEMORY = 4
 
 
 @dataclass(frozen=True)
 class Needed:
-    """Bytes that a reduction is going to take, known after the first batch."""
+    """Memory and disk that a reduction will take, in bytes, known after the first batch."""
 
     memory_bytes: int
     disk_bytes: int
@@ -44,8 +44,8 @@ class Needed:
 class Reduced:
     """Results per sample of the outputs of one model.
 
-    `rows` are the metric's. `finite` (shape `(n,)`) is the share of each sample's values that are neither NaN nor Inf.
-    `noise` (shape `(n, 2)`) holds the energies of signal and noise against the reference, if it was asked for.
+    `rows` are the metric's, float64 `(n, k)`. `finite`, float64 `(n,)`, is the share of each sample's values that are neither
+    NaN nor Inf. `noise`, float64 `(n, 2)`, holds the energies of signal and noise against the reference, if requested.
     """
 
     rows: Rows
@@ -64,14 +64,14 @@ def reduce_outputs(
     scratch: Path,
     check: Callable[[Needed], None] = lambda _: None,
 ) -> Reduced:
-    """Reduce the outputs of `n` samples, which come in batches with samples along axis 0.
+    """Reduce the outputs of `n` samples, which arrive in batches with samples along axis 0.
 
-    `reference` gives the baseline's outputs in batches of the same sizes; None for the baseline itself, and where neither the
-    metric nor the noise needs them. `check` is called with the need of memory and disk once it is known. Large outputs that the
-    metric needs all at once lie in the folder `scratch` meanwhile.
+    `reference` yields the baseline's outputs in batches of the same sizes; it is None for the baseline itself, and if neither
+    the metric nor the noise needs it. `check` is called with the required memory and disk once they are known. Large outputs
+    that the metric needs all at once are mapped from a file in the folder `scratch`.
 
     Raises:
-        CandidateRefused: `invalid`: batches give outputs of different shapes, or not one per sample.
+        CandidateRefused: `invalid`: batches have outputs of different shapes, or not one output per sample.
         JobError: the metric fails on the outputs.
     """
     pairs = _pairs(outputs, reference, n)
@@ -110,7 +110,7 @@ def reduce_outputs(
 
 
 def batch_size(sample_bytes: int, most: int) -> int:
-    """Return how many samples run at once, given the bytes of one sample's inputs and judged output.
+    """Return the number of samples per batch, at most `most`, given the bytes of one sample's inputs and judged output.
 
     >>> batch_size(4_000, 32), batch_size(6_000_000, 32), batch_size(10**9, 32)
     (32, 5, 1)
@@ -121,7 +121,7 @@ def batch_size(sample_bytes: int, most: int) -> int:
 def _pairs(
     outputs: Iterable[Outputs], reference: Iterable[Outputs] | None, n: int
 ) -> Iterator[tuple[Outputs, Outputs | None]]:
-    """Yield each batch with the reference's, all of one shape behind axis 0 and `n` samples in all."""
+    """Yield each batch with the reference's batch; check that shapes agree behind axis 0 and that there are `n` samples."""
     beside = itertools.repeat(None) if reference is None else iter(reference)
     shape: tuple[int, ...] | None = None
     count = 0
@@ -130,7 +130,7 @@ def _pairs(
         count += len(batch) if batch.ndim else 0
         if not batch.ndim or batch.shape[1:] != shape:
             raise _misshapen(f"outputs of shape {batch.shape} after those of shape (samples, {str(shape)[1:-1]})")
-        # The runtime gives text as Python objects, which numpy stores by pickle alone.
+        # The runtime returns text as Python objects, which numpy can only store by pickle.
         yield batch.astype(str) if batch.dtype.kind == "O" else batch, next(beside)
     if count != n:
         raise _misshapen(f"outputs of {count} samples for {n}")
@@ -154,7 +154,7 @@ def _pieces(batch: Outputs, beside: Outputs | None) -> Iterator[tuple[Outputs, O
 
 
 def _finite_share(outputs: Outputs) -> NDArray[np.float64]:
-    """Return the share of each sample's values that is finite; text is finite everywhere."""
+    """Return the share of each sample's values that are finite; text counts as finite."""
     if outputs.dtype.kind not in "fiub" or not outputs.size:
         return np.ones(len(outputs))
     return np.asarray(np.isfinite(outputs).reshape(len(outputs), -1).mean(axis=1), np.float64)
@@ -189,7 +189,7 @@ def _rows_at_once(metric: Metric, batches: Iterator[tuple[Outputs, Outputs | Non
 def _rows_mapped(
     metric: Metric, batches: Iterator[tuple[Outputs, Outputs | None]], labels: Labels | None, n: int, scratch: Path
 ) -> Rows:
-    """Gather the outputs in a file and call the metric once; no metric of all samples at once reads the reference."""
+    """Gather the outputs in a file and call the metric once; no metric over all samples reads the reference."""
     first, _ = next(batches)
     with _mapped(scratch / "outputs.tmp", (n, *first.shape[1:]), first.dtype) as outputs:
         start = 0
@@ -201,7 +201,7 @@ def _rows_mapped(
 
 @contextlib.contextmanager
 def _mapped(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Iterator[Outputs]:
-    """A writable array in a temporary file, which is removed at the end of the block."""
+    """Open a writable array in a temporary file, which is removed at the end of the block."""
     try:
         yield np.memmap(path, dtype, "w+", shape=shape).view(np.ndarray)
     finally:
@@ -209,6 +209,6 @@ def _mapped(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Iterato
 
 
 def _need_of(rows: Rows, n: int, *, beside: int = 0) -> Needed:
-    """Return what `n` rows of this width take, with as many bytes of temporary files beside them."""
+    """Return the memory and disk for `n` rows of this width, with `beside` bytes of temporary files."""
     size = rows.itemsize * rows.shape[1] * n
     return Needed(ROWS_IN_MEMORY * size, size + beside)

@@ -1,4 +1,4 @@
-"""Word and character error rate, and how outputs and labels become text."""
+"""Word and character error rate, and the decoding of outputs and labels to text."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from validators.job.job_data import TextDecoding
 from validators.samples.datasets import TensorSpec
 from validators.samples.labels import IGNORED, LabelSpec
 
-# Stands for a sample whose scores are not finite: no text, and so every word of its label is an error.
+# Text of a sample whose scores are not finite: every word of its label then counts as an error.
 _NOTHING = ""
 
 
 @dataclass(frozen=True)
 class Decoder:
-    """How token ids become text: `tokens[id]` is the token; None where a token is named by its id."""
+    """Decoder of token ids to text: `tokens[id]` is the token; with `tokens` None, the id itself names the token."""
 
     settings: TextDecoding
     tokens: tuple[str, ...] | None
     digest: str
 
     def text_of(self, ids: NDArray[np.int64]) -> str:
-        """The text of the ids of one label, or of what `ids_of` leaves of one output.
+        """Return the text of token ids, int64 `(tokens,)`, from one label or from `ids_of` one output.
 
         Raises:
             JobError: an id has no token.
@@ -51,10 +51,12 @@ class Decoder:
         return text.replace(self.settings.space, " ") if self.settings.space else text
 
     def ids_of(self, output: NDArray[Any]) -> NDArray[np.int64]:
-        """The ids that one output stands for: of scores `(tokens, vocabulary)` the best, of ids `(tokens,)` themselves.
+        """Return the token ids of one output, int64 `(tokens,)`.
 
-        CTC takes runs of one id as one, then leaves out the blank (A. Graves et al., "Connectionist Temporal Classification",
-        ICML 2006, section 3.1; the best path of section 3.2).
+        The output holds float scores `(tokens, vocabulary)`, of which the best id is taken, or ids `(tokens,)`.
+
+        CTC merges runs of one id, then drops the blank (A. Graves et al., "Connectionist Temporal Classification", ICML 2006,
+        section 3.1; the best path of section 3.2).
         """
         ids = output.argmax(axis=-1) if output.dtype.kind == "f" else output
         if self.settings.decoding == "ctc":
@@ -63,7 +65,7 @@ class Decoder:
 
 
 def make_decoder(settings: TextDecoding) -> Decoder:
-    """The decoder of a job, with its vocabulary file read.
+    """Return the decoder of a job, with its vocabulary file read.
 
     Raises:
         JobError: the vocabulary cannot be read, or the blank is not in it.
@@ -90,14 +92,14 @@ def _read_tokens(path: Path) -> tuple[str, ...]:
             expected="a text file with one token a line, in the order of ids from 0",
             fix="correct the path, or write the file from the model's tokenizer",
         ) from error
-    # Not by splitlines: a token may be one of the other characters that end lines, such as U+2028.
+    # Not splitlines: a token may be another line-ending character, such as U+2028.
     return tuple(line.removesuffix("\r") for line in (lines[:-1] if lines[-1] == "" else lines))
 
 
 def error_rate(name: Literal["wer", "cer"], decoder: Decoder) -> Metric:
-    """Edits between the texts of output and label, over the words (`wer`) or characters (`cer`) of the labels.
+    """Return the metric of edits between the texts of output and label, per word (`wer`) or character (`cer`) of the labels.
 
-    Rows are (errors, length of the label's text), and the metric is the ratio of their sums, which may be above 1.
+    Rows are (errors, length of the label's text). The metric is the ratio of their sums, which may exceed 1.
     """
 
     def rows(outputs: Outputs, labels: Labels | None, _: Outputs | None) -> Rows:
@@ -117,7 +119,7 @@ def error_rate(name: Literal["wer", "cer"], decoder: Decoder) -> Metric:
 
 
 def count_errors(meant: str, said: str, *, by: Literal["wer", "cer"]) -> tuple[int, int]:
-    """The fewest insertions, deletions and substitutions that turn one text into the other, and the length of `meant`.
+    """Return the edit distance (insertions, deletions, substitutions) of two texts, and the length of `meant`.
 
     >>> count_errors("the cat sat", "the hat", by="wer"), count_errors("cat", "hat", by="cer")
     ((2, 3), (1, 3))
@@ -137,7 +139,7 @@ def _errors(rows: Rows) -> Vector:
 
 
 def _is_finite(output: NDArray[Any]) -> bool:
-    """Whether scores name a best token at each place: masked ones may be -inf, NaN or +inf may not be there."""
+    """Return whether scores have no NaN or +inf, so that each position has a best token; masked scores may be -inf."""
     return output.dtype.kind != "f" or not (np.isnan(output) | np.isposinf(output)).any()
 
 

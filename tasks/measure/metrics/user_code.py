@@ -1,13 +1,11 @@
-"""Functions of the user's own that a job names as `module:function`: a metric, a step, what comes before or after a model.
+"""Functions of the user that a job names as `module:function`: a metric, a step, pre- or postprocessing.
 
-The module is a file in the job's `code` folder, or one that can be imported where quantgate runs; the file is taken first.
-It is the user's code and runs with the rights of quantgate, so the operator must allow it by name
-(`validators.untrusted.operator_allowlist`).
+The module is a file in the job's `code` folder or, failing that, an importable module. It is the user's code and runs with the
+rights of quantgate, so the operator must allow it by name (`validators.untrusted.operator_allowlist`).
 
-A file is loaded by its path, under a name that no module of ours or of a library has. While it loads, its folder stands last
-on `sys.path`, so that it may import its neighbours and yet shadow nothing; import them at the top of the file, since the folder
-is taken away afterwards. A module is loaded once in a process, however often the file is changed meanwhile: what a run
-measures must not change half-way.
+A file is loaded by its path, under a unique module name. While it loads, its folder is last on `sys.path`, so that it can
+import its neighbours but shadow nothing. These imports must be at the top of the file, since the folder is removed afterwards.
+A module is loaded once per process, even if the file changes: the code that a run measures must not change half-way.
 """
 
 from __future__ import annotations
@@ -30,10 +28,10 @@ from validators.untrusted.operator_allowlist import allows_all_of, check_hook
 
 @dataclass(frozen=True)
 class UserFunction:
-    """A function of the user's, and the digest of the source that it comes from.
+    """A function of the user, and the digest of its source.
 
-    The digest covers the module's file and those neighbours in the `code` folder that it imports; of an importable module its
-    own file alone.
+    The digest covers the module's file and the neighbours in the `code` folder that it imports. For an importable module it
+    covers that module's file only.
     """
 
     name: str
@@ -48,15 +46,15 @@ class _Loaded:
 
 
 _loaded: dict[str, _Loaded] = {}
-# Candidates are made by several threads, and `sys.path` is theirs in common.
+# Several threads make candidates, and they share `sys.path`.
 _lock = threading.Lock()
 
 
 def load_function(name: str, folder: Path, *, key: str) -> UserFunction:
-    """The function that a job names as `module:function`, with `folder` as its `code` folder; `key` names the job's key.
+    """Return the function `module:function` of a job; `folder` is its `code` folder, `key` the job's key with the name.
 
     Raises:
-        JobError: the operator does not allow it, there is no such module, it fails while it loads, or has no such function.
+        JobError: the operator does not allow it, the module is missing or fails to load, or it has no such function.
     """
     module_name, _, function_name = name.partition(":")
     path = (folder / Path(*module_name.split("."))).with_suffix(".py").resolve()
@@ -68,7 +66,7 @@ def load_function(name: str, folder: Path, *, key: str) -> UserFunction:
             _loaded[source] = _load(path, name, key) if place else _import(module_name, name, path, key)
         loaded = _loaded[source]
     function = getattr(loaded.module, function_name, None)
-    # What a module merely imports, such as `os.system`, nobody meant to allow with it.
+    # Allowing a module does not allow functions that it merely imports, such as `os.system`.
     borrowed = allows_all_of(name, place) and function_name not in _functions_of(loaded.module)
     if not callable(function) or borrowed:
         raise JobError(
@@ -80,10 +78,10 @@ def load_function(name: str, folder: Path, *, key: str) -> UserFunction:
 
 
 def _load(path: Path, name: str, key: str) -> _Loaded:
-    """The module of a file, with the digest of it and of the neighbours that it imports."""
+    """Return the module of a file, with the digest of the file and of the neighbours that it imports."""
     module_name = f"_quantgate_user_{digest_values(str(path))[:12]}_{path.stem}"
     spec = importlib.util.spec_from_file_location(module_name, path)
-    assert spec is not None and spec.loader is not None  # for a .py file there is always one
+    assert spec is not None and spec.loader is not None  # a .py file always has both
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module  # records and pickle look their module up
     with _neighbours(path.parent) as neighbours:
@@ -97,9 +95,9 @@ def _load(path: Path, name: str, key: str) -> _Loaded:
 
 @contextmanager
 def _neighbours(folder: Path) -> Iterator[list[Path]]:
-    """A block in which modules of the folder can be imported; afterwards the list holds their files, sorted.
+    """Allow imports from the folder during the block; afterwards the yielded list holds the imported files, sorted.
 
-    They are forgotten again: another job's folder may have one of the same name.
+    The modules are removed from `sys.modules`, since another job's folder may have one of the same name.
     """
     files: list[Path] = []
     before = set(sys.modules)
@@ -142,7 +140,7 @@ def _failed(name: str, key: str, source: str, error: BaseException) -> JobError:
 
 
 def _functions_of(module: ModuleType) -> set[str]:
-    """Names of the functions that a module defines itself."""
+    """Return the names of the public callables that a module defines itself."""
     return {
         name
         for name, value in vars(module).items()

@@ -1,4 +1,4 @@
-"""A metric that is a function of the user's: a score a sample, or one number for all."""
+"""Metrics computed by a function of the user: one score per sample, or one number for all samples."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ from validators.samples.datasets import TensorSpec
 from validators.samples.labels import LabelSpec
 
 Function = Callable[..., Any]
-# Sums of float32 in another order differ by less; scores that depend on other samples differ by far more.
+# Float32 sums in another order differ by less. Scores that depend on other samples differ by far more.
 SAME_SCORE = 1e-5
 
 
 def user_metric(name: str, function: Function, *, higher_is_better: bool, version: str) -> Metric:
-    """The metric of `function(outputs, labels)`, which gets arrays with samples along axis 0 and gives finite numbers.
+    """Return the metric of `function(outputs, labels)`, which takes arrays with samples along axis 0; `labels` may be None.
 
-    Given one score a sample, shape `(n,)`, the metric is their mean. Given one number, rows hold outputs and labels themselves
-    (see `tasks.measure.metrics.folding`), of which any selection is given to the function again; `labels` may be None.
+    The function returns finite numbers. If it returns one score per sample, shape `(n,)`, the metric is their mean. If it
+    returns one number, the rows hold the outputs and labels themselves (see `tasks.measure.metrics.folding`), and the function
+    is called again for every selection of rows.
 
-    A function that gives each sample its score whatever samples are beside it may be called in batches.
+    A function whose scores do not depend on the other samples may be called in batches.
     """
 
     def rows(outputs: Outputs, labels: Labels | None, _: Outputs | None) -> Rows:
@@ -40,7 +41,7 @@ def user_metric(name: str, function: Function, *, higher_is_better: bool, versio
         outputs, *labels = unfold(rows)
         try:
             return float(function(outputs, labels[0] if labels else None))
-        except Exception:  # of some samples alone, such as a resample without one of the classes, it may have no value
+        except Exception:  # it may be undefined for some selections, such as a resample without one of the classes
             return math.nan
 
     def scope(outputs: Outputs, labels: Labels | None) -> Scope:
@@ -50,7 +51,7 @@ def user_metric(name: str, function: Function, *, higher_is_better: bool, versio
 
 
 def _scope_of(function: Function, outputs: Outputs, labels: Labels | None) -> Scope:
-    """Return the scope by the scores of some samples together, against those of the first alone and of the rest."""
+    """Determine the scope: compare the scores of some samples with those of the first alone and of the rest alone."""
 
     def scores(part: slice) -> NDArray[np.float64]:
         return np.asarray(function(outputs[part], None if labels is None else labels[part]), np.float64)
@@ -62,12 +63,12 @@ def _scope_of(function: Function, outputs: Outputs, labels: Labels | None) -> Sc
         apart = np.concatenate([scores(slice(0, 1)), scores(slice(1, None))])
         alike = together.shape == apart.shape and np.allclose(together, apart, rtol=SAME_SCORE, atol=0)
         return "sample" if alike else "set"
-    except Exception:  # of a few samples alone, such as those of one class, it may have no score
+    except Exception:  # it may be undefined for a few samples, such as those of one class
         return "set"
 
 
 def _anything(_: TensorSpec, __: tuple[int, ...]) -> LabelSpec:
-    """The function itself says what it takes."""
+    """Accept any labels, since the function checks its own arguments."""
     return LabelSpec("any", required=False)
 
 
@@ -84,7 +85,7 @@ def _call(name: str, function: Function, outputs: Outputs, labels: Labels | None
 
 
 def _as_numbers(name: str, given: Any, n: int) -> NDArray[np.float64]:
-    """What the function gave as float64, of shape `(n,)` or `()`."""
+    """Return the function's result as float64 of shape `(n,)` or `()`."""
     try:
         numbers = np.asarray(given, np.float64)
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""Metrics of values and embeddings, and of the noise that quantization makes."""
+"""Metrics of values and embeddings, and of quantization noise."""
 
 from __future__ import annotations
 
@@ -48,8 +48,10 @@ def _target_and_error(outputs: Outputs, labels: Labels | None, _: Outputs | None
 
 
 def _r2(rows: Rows) -> float:
-    """The share of the targets' variance that the outputs explain, the mean over their components, as scikit-learn's
-    `r2_score`: where a component's targets are all equal it is 1 without any error, else 0."""
+    """Return the coefficient of determination R^2, averaged over components, as scikit-learn's `r2_score`.
+
+    A component whose targets are all equal counts as 1 without any error, else as 0.
+    """
     targets, errors = np.split(rows, 2, axis=1)
     left, whole = (errors**2).sum(axis=0), ((targets - targets.mean(axis=0)) ** 2).sum(axis=0)
     constant = whole == 0
@@ -69,13 +71,13 @@ R2 = Metric("r2", _target_and_error, _r2, _varied_targets, _squared_error)
 
 
 def cosines(first: Rows, second: Rows) -> Vector:
-    """The cosine of each pair of rows, shape `(n,)`; 0 where one of them is zero, as in scikit-learn.
+    """Return the cosine of each pair of rows `(n, k)`, float64 `(n,)`; 0 if one of them is zero, as in scikit-learn.
 
     >>> cosines(np.array([[3.0, 4.0], [0.0, 0.0]]), np.array([[4.0, 3.0], [1.0, 0.0]])).round(2)
     array([0.96, 0.  ])
     """
     lengths = np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)
-    with np.errstate(invalid="ignore"):  # of infinite values: NaN, which no gate lets pass
+    with np.errstate(invalid="ignore"):  # infinite values give NaN, which fails every gate
         return np.asarray((first * second).sum(axis=1) / np.where(lengths == 0, 1.0, lengths), np.float64)
 
 
@@ -94,7 +96,10 @@ COSINE = Metric("cosine", _cosine, mean_of_scores, _embeddings, reads_reference=
 
 
 def _score_and_gold(outputs: Outputs, labels: Labels | None, _: Outputs | None) -> Rows:
-    """Of embeddings, one row a pair: samples 2i and 2i+1, which both have its gold similarity."""
+    """Return rows of order codes (score, gold).
+
+    Embeddings give one row per pair: samples 2i and 2i+1, which both carry its gold similarity.
+    """
     assert labels is not None
     values, gold = flat(outputs), flat(labels)
     if values.shape[1] > 1:
@@ -103,7 +108,7 @@ def _score_and_gold(outputs: Outputs, labels: Labels | None, _: Outputs | None) 
 
 
 def _spearman(rows: Rows) -> float:
-    """Pearson's correlation of the ranks, of codes of (score, gold); NaN where either is the same throughout."""
+    """Return Pearson's correlation of the ranks, from codes of (score, gold); NaN if either is constant."""
     if not np.isfinite(rows).all():
         return math.nan
     score, gold = (ranks - ranks.mean() for ranks in map(midranks, rows.T))
@@ -125,19 +130,19 @@ SPEARMAN = Metric("spearman", _score_and_gold, _spearman, _scores_or_pairs, _ran
 
 
 def signal_and_noise(outputs: Outputs, reference: Outputs) -> Rows:
-    """Energy of the reference and of what the outputs differ from it by, summed over each sample: float64 `(n, 2)`.
+    """Return each sample's energy of the reference (signal) and of the difference to it (noise): float64 `(n, 2)`.
 
-    Values that are not finite in the reference (masked logits) have no energy and do not count.
+    Both arrays are `(n, ...)`. Values that are not finite in the reference (masked logits) do not count.
     """
     kept = np.isfinite(flat(reference))
     signal = np.where(kept, flat(reference), 0.0)
-    with np.errstate(invalid="ignore", over="ignore"):  # of infinite values: no finite noise, which no gate lets pass
+    with np.errstate(invalid="ignore", over="ignore"):  # infinite values give non-finite noise, which fails every gate
         noise = np.where(kept, flat(outputs) - signal, 0.0)
         return as_rows((signal**2).sum(axis=1), (noise**2).sum(axis=1))
 
 
 def decibels_of(noise_share: float) -> float:
-    """A share of noise in the signal's energy as signal-to-noise ratio in decibels.
+    """Convert the ratio of noise energy to signal energy to a signal-to-noise ratio in decibels.
 
     >>> decibels_of(0.001), decibels_of(0.0)
     (30.0, inf)
@@ -148,7 +153,7 @@ def decibels_of(noise_share: float) -> float:
 
 
 def noise_share(rows: Rows) -> float:
-    """The noise's energy over the signal's, of rows (signal, noise); NaN where there is neither."""
+    """Return the noise's energy over the signal's, from rows (signal, noise), `(n, 2)`; NaN if both are zero."""
     signal, noise = rows.sum(axis=0)
     return float(noise / signal) if signal else math.inf if noise else math.nan
 
@@ -168,7 +173,7 @@ def _noisy(output: TensorSpec, shape: tuple[int, ...]) -> LabelSpec:
 
 
 def has_noise(output: TensorSpec) -> bool:
-    """Whether an output can have quantization noise: floating-point values, no text and no indices."""
+    """Return whether an output can have quantization noise, that is, holds floating-point values."""
     return output.dtype.startswith("float")
 
 

@@ -1,7 +1,10 @@
-"""What calibration leaves for all candidates: statistics of every activation, in one file, and the ranges read from them."""
+"""Calibration statistics of every activation, in one file that all candidates share, and the ranges computed from them."""
 
 from __future__ import annotations
 
+import logging
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 from tasks.ptq.calibrate.collect import collect_statistics
@@ -11,7 +14,10 @@ from validators.job.candidate_name import RangeMethod
 from validators.records.libraries import Libraries
 from validators.samples.datasets import Samples
 
-# How a range is found, and which share of the values it keeps, in percent, where that matters.
+log = logging.getLogger("quantgate")
+# Calibration holds activations in memory, and is shared: two at a time would double the memory for nothing.
+ONE_AT_A_TIME = threading.Lock()
+# The range method of each name, and the share of values that a percentile range keeps, in percent.
 METHODS: dict[RangeMethod, tuple[Method, float]] = {
     "minmax": ("minmax", 100.0),
     "p99.9": ("percentile", 99.9),
@@ -20,7 +26,7 @@ METHODS: dict[RangeMethod, tuple[Method, float]] = {
     "entropy": ("entropy", 100.0),
     "mse": ("mse", 100.0),
 }
-# Of 8-bit integers: symmetric ones leave out -128, so that both signs reach as far.
+# 8-bit integers. Symmetric quantization leaves out -128, so that both signs have the same reach.
 LEVELS, SYMMETRIC_LEVELS = 256, 255
 
 
@@ -36,8 +42,8 @@ def calibrate(
 ) -> dict[str, float]:
     """Run the calibration samples through the prepared graph and write the statistics of its activations to one file.
 
-    Every method of finding ranges reads them from there. Returns what the run was: `passes`, `samples`, and `predicted_mb`,
-    the memory that it was expected to take beyond its loaded session.
+    Every range method reads the statistics from that file. Return facts about the run: `passes`, `samples`, and
+    `predicted_mb`, the memory predicted for the run beyond its loaded session (1e6 bytes).
 
     Raises:
         CandidateRefused: `invalid`: the runtime cannot run the graph with its activations as outputs; `unsupported`: one
@@ -56,8 +62,35 @@ def calibrate(
     return {"passes": collected.passes, "samples": collected.samples, "predicted_mb": collected.predicted_mb}
 
 
+def make_statistics(
+    graph: Callable[[], Path],
+    samples: Samples,
+    threads: int,
+    max_memory_mb: Callable[[], float],
+    fixed_batch: int | None,
+    libraries: Libraries,
+    folder: Path,
+) -> Path:
+    """Write the statistics of a graph's activations into a folder; return their file."""
+    model, statistics = graph(), folder / "statistics.npz"
+    with ONE_AT_A_TIME:
+        run = calibrate(
+            model,
+            samples,
+            statistics,
+            threads=threads,
+            max_memory_mb=max_memory_mb(),
+            fixed_batch=fixed_batch,
+            libraries=libraries,
+        )
+    log.info("calibrated: %s", ", ".join(f"{name} {value:.0f}" for name, value in run.items()))
+    return statistics
+
+
 def read_ranges(statistics: Path, method: RangeMethod, *, symmetric: bool) -> dict[str, Range]:
-    """The range of each activation by a method, for 8-bit integers; without tensors that never had a finite value.
+    """Return the clipping range of each activation for 8-bit integers, by tensor name.
+
+    Tensors without a finite value are left out.
 
     Raises:
         CandidateRefused: `invalid`: the file is damaged.

@@ -1,8 +1,8 @@
-"""Calibration samples through a float graph, and the statistics of its tensors, within a bound on memory.
+"""Statistics of a float graph's tensors over the calibration samples, within a memory limit.
 
-A tensor that is an output of the graph lives until the end of its batch, so that all of them together take many times what a
-plain run takes. How much is told before the run from the sizes for one sample; what does not fit is split over several
-passes, each of which exposes a group of tensors and goes through all samples.
+A graph output lives until the end of its batch, so exposing all tensors takes many times the memory of a plain run. The
+memory is predicted from the tensor sizes of one sample. Tensors that do not fit together are split over several passes;
+each pass exposes one group and runs all samples.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from validators.records.libraries import Libraries
 from validators.records.run import SessionSettings
 
 Batch = Mapping[str, NDArray[Any]]
-# Given a size, all samples in batches of at most that many, along axis 0 of every array.
+# Called with a batch size, yields all samples in batches of at most that many, along axis 0 of every array.
 Batches = Callable[[int], Iterator[Batch]]
 
 MAX_BATCH_SIZE = 8
 
 FLOAT_BYTES = {"tensor(float16)": 2, "tensor(float)": 4, "tensor(double)": 8}
-# By the number that a graph declares them with.
+# By ONNX element type.
 FLOAT_TYPES: dict[int, str] = {
     onnx.TensorProto.FLOAT16: "tensor(float16)",
     onnx.TensorProto.FLOAT: "tensor(float)",
     onnx.TensorProto.DOUBLE: "tensor(double)",
 }
 
-# What `add` takes beside its values: of a block the scaled values, their bins, and which are negative.
+# Memory that `add` takes beside its values: a block's scaled values, their bins, and a mask of the negative ones.
 _BLOCK_BYTES = 13 * BLOCK_VALUES
 
 
@@ -45,7 +45,7 @@ _BLOCK_BYTES = 13 * BLOCK_VALUES
 class Collected:
     """The statistics of each watched tensor, in graph order, over `samples` samples.
 
-    `predicted_mb` (of 1e6 bytes) is what any of the `passes` was expected to take at most, beyond its loaded session.
+    `predicted_mb` (1e6 bytes) is the predicted peak memory of a pass, beyond its loaded session.
     """
 
     statistics: Mapping[str, TensorStatistics]
@@ -65,11 +65,11 @@ def collect_statistics(
     bins: int = DEFAULT_BINS,
     libraries: Libraries = (),
 ) -> Collected:
-    """Run all samples through the graph as it is written, without optimizations, and count the values of its tensors.
+    """Run all samples through the unoptimized graph and collect the statistics of its tensors.
 
-    Watched are `tensors` (None: all) as far as they are floats, depend on the graph's inputs (a weight does not), and are
-    outside of the bodies of If and Loop. `fixed_batch` is the only batch size that the model takes, if there is but one.
-    `batches` is called once to find the largest sample, and once a pass.
+    Of `tensors` (None: all), only float tensors are watched that depend on the graph's inputs and lie outside the bodies
+    of If and Loop. `fixed_batch` is the model's batch size if it is fixed, else None. `batches` is called once to find the
+    largest sample, and once per pass.
 
     Raises:
         CandidateRefused: `invalid`: the graph lacks a tensor, there is no sample, or the runtime fails on the model;
@@ -97,9 +97,10 @@ def collect_statistics(
 
 @dataclass(frozen=True)
 class _CalibrationPass:
-    """Tensors to expose in one pass, and the bytes of a unit: of these tensors, and of what lives meanwhile beside them.
+    """Tensors to expose in one pass, with the bytes that one unit of input takes.
 
-    A unit is one sample, or a batch if its size is fixed.
+    A unit is one sample, or one batch if the batch size is fixed. `held` counts the exposed tensors of a unit, `passing`
+    the other live tensors at the peak of a run.
     """
 
     tensors: list[str]
@@ -110,20 +111,20 @@ class _CalibrationPass:
 
     @property
     def units(self) -> int:
-        """Units to run at once."""
+        """Number of units to run at once."""
         most = 1 if self.fixed_batch else MAX_BATCH_SIZE
         return int(min(max(self.budget // max(self.held + self.passing, 1), 1), most))
 
     @property
     def bytes_at_once(self) -> float:
-        """What a batch takes."""
+        """Memory of one batch, in bytes."""
         return self.units * (self.held + self.passing)
 
 
 def _run_pass(
     model: Path, plan: _CalibrationPass, batches: Batches, found: dict[str, TensorStatistics], settings: SessionSettings
 ) -> None:
-    """Add the values of the plan's tensors over all samples to what was found."""
+    """Add the values of the plan's tensors, over all samples, to the statistics in `found`."""
     with open_watched(model, plan.tensors, settings, as_written=True) as watched:
         for batch in batches(plan.fixed_batch or plan.units):
             start = 0
@@ -131,14 +132,14 @@ def _run_pass(
                 stop = start + (plan.fixed_batch or plan.units)
                 piece = {name: array[start:stop] for name, array in batch.items()}
                 held = _add_batch(watched, piece, found)
-                # Sizes may depend on the data: one that is larger than was foreseen makes the batches smaller.
+                # Sizes may depend on the data: a unit larger than predicted makes later batches smaller.
                 unit = held if plan.fixed_batch else held / _rows(piece)
                 plan = replace(plan, held=max(plan.held, unit))
                 start = stop
 
 
 def _add_batch(watched: WatchedSession, batch: Batch, found: dict[str, TensorStatistics]) -> int:
-    """Add the values of one batch; return the bytes of the tensors, none of which outlives the call."""
+    """Add the values of one batch and return the bytes of the tensors. No tensor outlives the call."""
     values = watched.run(batch)
     for name, array in values.items():
         found[name] = add(found[name], array)
@@ -146,9 +147,12 @@ def _add_batch(watched: WatchedSession, batch: Batch, found: dict[str, TensorSta
 
 
 def _measure(model: Path, graph: onnx.GraphProto, batch: Batch, settings: SessionSettings) -> dict[str, int]:
-    """The bytes of each float tensor for one batch, told by the runtime while it holds no more than a plain run does."""
+    """Return the bytes of each float tensor for one batch.
+
+    The run outputs shapes only, so that it takes no more memory than a plain run.
+    """
     kinds = _types(model, graph, settings)
-    # A tensor that is no float, or no tensor but a sequence, is of another type.
+    # Integer tensors and sequences have other types.
     floats = [name for name in dependent_tensors(graph) if kinds[name] in FLOAT_BYTES]
     with open_watched(model, floats, settings, shapes=True, as_written=True) as watched:
         shapes = watched.run(batch)
@@ -156,7 +160,7 @@ def _measure(model: Path, graph: onnx.GraphProto, batch: Batch, settings: Sessio
 
 
 def _types(model: Path, graph: onnx.GraphProto, settings: SessionSettings) -> dict[str, str]:
-    """The type of each tensor that depends on the inputs: as the graph declares it, else as the runtime infers it."""
+    """Return the type of each tensor that depends on the inputs: the declared type, else the type that the runtime infers."""
     declared = [*graph.input, *graph.output, *graph.value_info]
     kinds = {
         value.name: FLOAT_TYPES.get(value.type.tensor_type.elem_type, "") for value in declared if _is_typed(value)
@@ -175,10 +179,10 @@ def _is_typed(value: onnx.ValueInfoProto) -> bool:
 
 
 def _split(tensors: list[str], sizes: Mapping[str, int], passing: float, budget: float) -> list[list[str]]:
-    """The tensors in groups that fit into the budget with what lives beside them, in order.
+    """Return the tensors in order, in groups that each fit into the budget together with `passing` bytes.
 
     Raises:
-        CandidateRefused: `unsupported`: one does not.
+        CandidateRefused: `unsupported`: a tensor alone does not fit.
     """
 
     def refuse(name: str, needed: float) -> CandidateRefused:
@@ -193,7 +197,7 @@ def _split(tensors: list[str], sizes: Mapping[str, int], passing: float, budget:
 
 
 def _bytes_in_passing(graph: onnx.GraphProto, sizes: Mapping[str, int]) -> int:
-    """The bytes that tensors of these sizes take at the fullest moment of a run, freed after the last node that reads them."""
+    """Return the peak bytes of tensors of these sizes in a run that frees each after the last node that reads it."""
     reads = [set(names_read(node)) for node in graph.node]
     last = {name: place for place, names in enumerate(reads) for name in names}
     made = {name for node in graph.node for name in node.output}
@@ -218,10 +222,10 @@ def _check_names(graph: onnx.GraphProto, tensors: Sequence[str] | None) -> None:
 
 
 def _largest_unit(batches: Batches, fixed_batch: int | None) -> tuple[Batch, int]:
-    """The sample (or the batch, if its size is fixed) whose inputs have the most bytes, and the number of samples.
+    """Return the sample (or fixed-size batch) whose inputs have the most bytes, and the number of samples.
 
     Raises:
-        CandidateRefused: `invalid`: there is none.
+        CandidateRefused: `invalid`: there is no sample.
     """
     largest: Batch = {}
     samples, most = 0, -1

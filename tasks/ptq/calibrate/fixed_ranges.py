@@ -1,4 +1,4 @@
-"""The ranges that a quantized model fixes for its activations, read from the file itself."""
+"""Clipping ranges of a quantized model's activations, read from the scales and zero points in its file."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ E4M3_LIMITS = (-E4M3_MAX, E4M3_MAX)
 
 
 def read_fixed_ranges(model: Path) -> dict[str, tuple[float, float]]:
-    """Least and greatest value of each activation that its QuantizeLinear keeps, by tensor; empty when none is fixed.
+    """Return the clipping range (least, greatest) of each activation with a constant scale, by tensor name.
 
-    ONNX, QuantizeLinear: q = saturate(round(x / scale) + zero_point), so that x survives, but for rounding by half a step,
-    from (q_min - zero_point) * scale - scale / 2 to (q_max - zero_point) * scale + scale / 2.
+    ONNX defines QuantizeLinear as q = saturate(round(x / scale) + zero_point). Values are therefore not clipped from
+    (q_min - zero_point) * scale - scale / 2 to (q_max - zero_point) * scale + scale / 2.
     """
     graph = onnx.load(model).graph
     constants = initializers(graph)
@@ -29,7 +29,7 @@ def read_fixed_ranges(model: Path) -> dict[str, tuple[float, float]]:
         scale = to_array(constants[node.input[1]]).astype(np.float64)
         zero = constants.get(node.input[2]) if len(node.input) > 2 else None
         if scale.size != 1:
-            continue  # by channel, which no kernel takes for activations
+            continue  # per channel: no kernel supports that for activations
         kind = zero.data_type if zero is not None else TensorProto.UINT8
         least, most = _limits(kind)
         offset = 0.0 if zero is None or kind == TensorProto.FLOAT8E4M3FN else float(to_array(zero).reshape(-1)[0])
@@ -40,7 +40,7 @@ def read_fixed_ranges(model: Path) -> dict[str, tuple[float, float]]:
 
 
 def _limits(kind: int) -> tuple[float, float]:
-    """The least and greatest number of a quantized type."""
+    """Return the least and greatest number of a quantized type."""
     if kind == TensorProto.FLOAT8E4M3FN:
         return E4M3_LIMITS
     limits = np.iinfo(helper.tensor_dtype_to_np_dtype(kind))

@@ -1,8 +1,8 @@
-"""Gram matrices of what the nodes read that weight-only quantizes: all that GPTQ and AWQ need of data.
+"""Gram matrices of the activations that weight-only quantized nodes read: the only calibration data of GPTQ and AWQ.
 
-A matrix of K channels takes 8 K^2 bytes (969 MB for K = 11,008), and a model has one for each activation. So each lies in an
-unnamed temporary file that is mapped into memory: the kernel writes pages out when memory runs short, and the disk space is
-free again once the matrix is garbage.
+A matrix of K channels takes 8 K^2 bytes (969 MB for K = 11,008), and a model has one per activation. Each lies in an
+unnamed temporary file that is mapped into memory. The kernel writes pages out when memory runs short, and the disk space
+is freed with the matrix.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from validators.samples.datasets import Arrays
 Floats = NDArray[np.float64]
 Batches = Callable[[], Iterable[Arrays]]
 
-# Rows of an activation that are float64 at a time, and rows of its matrix that are computed at a time.
+# Rows of an activation converted to float64 at once, and rows of its Gram matrix computed at once.
 ROWS_AT_ONCE, CHANNELS_AT_ONCE = 2048, 1024
 
 
 @dataclass(frozen=True)
 class Gram:
-    """What `rows` rows of an activation X `[rows, K]` add up to.
+    """Gram matrix of an activation X, of shape `[rows, K]`.
 
-    `matrix`: `X^T X`, float64 `[K, K]`, a sum. `mean_absolute`: the mean of `|X|` by channel, float64 `[K]`.
+    `matrix`: the sum `X^T X`, float64 `[K, K]`. `mean_absolute`: the mean of `|X|` per channel, float64 `[K]`.
     """
 
     matrix: Floats
@@ -43,7 +43,7 @@ class Gram:
     rows: int
 
     def __add__(self, other: Gram) -> Gram:
-        """That of the rows of both."""
+        """Return the Gram matrix over the rows of both."""
         rows = self.rows + other.rows
         mean = (self.mean_absolute * self.rows + other.mean_absolute * other.rows) / max(rows, 1)
         return Gram(self.matrix + other.matrix, mean, rows)
@@ -58,11 +58,12 @@ def collect_grams(
     threads: int = 1,
     libraries: Libraries = (),
 ) -> dict[str, Gram]:
-    """Run a float model over batches of samples and sum up each of the tensors (name to channels K, its last axis).
+    """Run a float model over batches of samples and return the Gram matrix of each tensor, by name.
 
-    `batches()` starts over: the model runs once to learn the shapes, on the first batch alone, and then once over all batches
-    for each group of tensors whose outputs fit in `max_memory_mb` (10^6 bytes; neither the session nor the files of the
-    matrices count). Sums are float64; no activation outlives its batch. Rows of padding count like others.
+    `tensors` maps each name to its channels K, the length of its last axis. `batches()` starts over on each call. The model
+    runs once on the first batch to learn the shapes, then once over all batches for each group of tensors that fits in
+    `max_memory_mb` (1e6 bytes; neither the session nor the matrix files count). Sums are float64. No activation outlives
+    its batch. Padding rows count like others.
 
     Raises:
         CandidateRefused: `invalid`: the model does not run, a tensor has another number of channels, or one is not finite;
@@ -86,13 +87,13 @@ def collect_grams(
 def plan_passes(
     tensors: Mapping[str, int], shapes: Mapping[str, tuple[int, ...]], max_memory_mb: float
 ) -> list[list[str]]:
-    """Groups of tensors, in order, each within the memory; `shapes` are those of one batch.
+    """Split the tensors, in order, into groups that each fit into `max_memory_mb`; `shapes` are those of one batch.
 
-    A tensor holds its values (as float32) and a sum by channel until the pass ends; at work, some rows as float64 and their
-    share of some rows of the matrix.
+    Until the pass ends, a tensor holds its values (counted as float32) and one sum per channel. While it is processed, it
+    also needs a block of rows as float64 and a block of rows of the matrix.
 
     Raises:
-        CandidateRefused: `unsupported`: a single tensor takes more than allowed.
+        CandidateRefused: `unsupported`: a single tensor takes more than `max_memory_mb`.
     """
     rows = {name: math.prod(shapes[name][:-1]) for name in tensors}
     held = {name: 4.0 * rows[name] * k + 8 * k for name, k in tensors.items()}
@@ -112,7 +113,7 @@ def plan_passes(
 
 
 class _Sum:
-    """The sums of one tensor so far."""
+    """Running sums of one tensor."""
 
     def __init__(self, name: str, channels: int) -> None:
         self._name = name
@@ -120,7 +121,7 @@ class _Sum:
         self._absolute = np.zeros(channels)
 
     def add(self, values: NDArray[Any]) -> None:
-        """Add a batch, `[..., K]`."""
+        """Add a batch of floats, `[..., K]`."""
         rows = values.reshape(-1, values.shape[-1])
         for start in range(0, len(rows), ROWS_AT_ONCE):
             part = rows[start : start + ROWS_AT_ONCE].astype(np.float64)
@@ -131,7 +132,7 @@ class _Sum:
         self._gram = replace(self._gram, rows=self._gram.rows + len(rows))
 
     def gram(self) -> Gram:
-        """What was added.
+        """Return the accumulated Gram matrix.
 
         Raises:
             CandidateRefused: `invalid`: a value was not finite.
@@ -147,10 +148,10 @@ class _Sum:
 
 
 def _in_file(channels: int) -> Floats:
-    """A square matrix of zeros in a file without a name."""
+    """Return a float64 matrix of zeros, `[channels, channels]`, in an unnamed temporary file."""
     try:
         with tempfile.TemporaryFile(prefix="quantgate-gram-") as file:
-            # Reserved: a page of a mapped file that the disk has no room for would end the process.
+            # Reserve the space: a process ends when it touches a mapped page that the disk has no room for.
             os.posix_fallocate(file.fileno(), 0, 8 * channels * channels)
             return np.memmap(file, np.float64, "r+", shape=(channels, channels))
     except OSError as error:

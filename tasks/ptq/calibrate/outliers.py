@@ -1,10 +1,10 @@
 """Outlier ratios: how far the largest channel of a weight or an activation lies above the others.
 
-One scale has to hold all channels of an activation, and of a weight that has one scale as a whole: what the largest needs, the
-others pay for in steps. The ratio is the largest absolute value over the median of the channels' largest absolute values. G.
-Xiao et al., "SmoothQuant", ICML 2023, section 3, see channels of activations about 100 times as large as most others; T.
-Dettmers et al., "LLM.int8()", NeurIPS 2022, section 4, find that few channels hold them. The median, as the mean would rise
-with the outliers that it is to show.
+An activation, or a weight quantized per tensor, has one scale for all channels. A large channel leaves the others few
+integer levels. The ratio is the largest absolute value over the median of the channels' largest absolute values. The median
+is used because the mean would rise with the outliers. G. Xiao et al., "SmoothQuant", ICML 2023, section 3, see channels of
+activations about 100 times as large as most others. T. Dettmers et al., "LLM.int8()", NeurIPS 2022, section 4, find that
+few channels hold them.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ WEIGHTED = frozenset({*WEIGHT_INPUT, "com.microsoft:Attention", "LSTM"})
 
 @dataclass(frozen=True)
 class Outliers:
-    """Outlier ratios of a node's weight, by output channel, and of the activation that it reads, by input channel."""
+    """Outlier ratios of a node's weight (over output channels) and of the activation that it reads (over input channels)."""
 
     weight: float | None
     activation: float | None
 
 
 def has_weight(node: onnx.NodeProto, constants: Mapping[str, onnx.TensorProto]) -> bool:
-    """Whether a node multiplies with a constant matrix or kernel."""
+    """Return whether a node multiplies with a constant matrix or kernel."""
     return operator_of(node) in WEIGHTED and node.input[1] in constants
 
 
 def outlier_ratio(channels: Vector) -> float | None:
-    """The largest over the median of the channels' largest absolute values, shape `(channels,)`.
+    """Return the maximum over the median of `channels`: each channel's largest absolute value, float64 `(channels,)`.
 
-    None where at least half of the channels are zero, or one is not finite: there is nothing to compare with.
+    None if there is no channel, the median is zero, or a channel is not finite.
 
     >>> outlier_ratio(np.array([1.0, 2.0, 4.0, 100.0]))
     33.333333333333336
@@ -53,7 +53,7 @@ def outlier_ratio(channels: Vector) -> float | None:
 
 
 def channel_amax(array: NDArray[Any], axes: Collection[int]) -> Vector:
-    """The largest absolute value of each channel, a channel being one index along `axes`; shape `(channels,)`."""
+    """Return the largest absolute value of each channel, float64 `(channels,)`; a channel is one index along `axes`."""
     kept = {axis % array.ndim for axis in axes}
     others = tuple(axis for axis in range(array.ndim) if axis not in kept)
     return np.asarray(np.abs(array.astype(np.float64)).max(axis=others)).reshape(-1)
@@ -62,9 +62,10 @@ def channel_amax(array: NDArray[Any], axes: Collection[int]) -> Vector:
 def find_outliers(
     model: Path, nodes: Collection[str], batches: Iterable[Arrays], libraries: Libraries = ()
 ) -> dict[str, Outliers]:
-    """The ratios of those of a float graph's nodes that have a weight, in one pass over the batches.
+    """Return the outlier ratios of the given nodes that have a weight, by node name, in one pass over the batches.
 
-    Channels of a weight are those of the output. Those of an activation lie along axis 1 for Conv, along the last otherwise.
+    A weight's channels are its output channels. An activation's channels lie on axis 1 for Conv and on the last axis
+    otherwise.
 
     Raises:
         CandidateRefused: `invalid`: the runtime does not run the model.

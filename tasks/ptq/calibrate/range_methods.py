@@ -1,8 +1,8 @@
-"""The range to quantize a tensor in, from its calibration statistics.
+"""Clipping ranges of a tensor, computed from its calibration statistics.
 
-A range `(low, high)` is what the integers stand for from the least to the greatest, in units of the tensor; values outside
-are clipped. It holds 0, which every kernel needs to represent exactly; symmetric, it is `(-high, high)`; it is `(0.0, 0.0)` if
-there was nothing but zeros. What a histogram does not tell, values inside of a bin, counts as spread evenly over it.
+A range `(low, high)` holds the real values of the least and the greatest integer; values outside are clipped. It contains 0,
+which every kernel must represent exactly. A symmetric range is `(-high, high)`. The range of an all-zero tensor is
+`(0.0, 0.0)`. Values are assumed to be spread evenly within a histogram bin.
 """
 
 from __future__ import annotations
@@ -20,40 +20,40 @@ Method = Literal["minmax", "percentile", "entropy", "mse"]
 METHODS: tuple[Method, ...] = get_args(Method)
 Range = tuple[float, float]
 Floats = NDArray[np.float64]
-# Of ranges as two arrays of ends, in bins, what each costs.
+# Cost of each range, given the arrays of low and high ends in bins.
 Cost = Callable[[Floats, Floats], Floats]
 
 DEFAULT_PERCENT = 99.99
 
-# The search for the ends of a range. An end starts as the extreme and shrinks by `COARSE` at a time to a 256th of it, which
-# spans outliers of that size; then the best is searched around, in `FINE_STEPS` to each side, `FINE_ROUNDS` times.
+# Search for the ends of a range. An end starts at the extreme and shrinks by a `COARSE` factor down to a 256th of it, which
+# covers outliers of that size. Then `FINE_ROUNDS` finer grids, of `FINE_STEPS` to each side, surround the best.
 COARSE_ONE_END = 2 ** (1 / 8)
 COARSE_TWO_ENDS = 2 ** (1 / 2)
 SMALLEST_SHARE = 1 / 256
 FINE_STEPS = 4
 FINE_ROUNDS = 3
 
-# Ends of the windows that the symmetric entropy tries; then all those next to the best.
+# Window ends that the symmetric entropy method tries, before all ends next to the best.
 ENTROPY_WINDOWS = 1024
 
-# What an empty bin holds of Q where outliers are added to P, in values: there the divergence would be infinite, so that one
-# far outlier would forbid every range but the whole. The figure is that of `smooth_distribution` in ONNX Runtime and MXNet.
+# Count that Q gets in an empty bin to which P's outliers were added. With zero the divergence would be infinite, and one far
+# outlier would forbid every range but the whole. The value is that of `smooth_distribution` in ONNX Runtime and MXNet.
 EMPTY_BIN_VALUES = 1e-4
 
-# Elements of the arrays of one step: what fits a cache, whatever the number of levels.
+# Elements per array of one step, so that the arrays fit the cache for any number of levels.
 CHUNK_ELEMENTS = 1 << 18
 
 
 def find_range(
     statistics: TensorStatistics, method: Method, *, levels: int, symmetric: bool, percent: float = DEFAULT_PERCENT
 ) -> Range:
-    """The range that a method finds for a quantizer of `levels` integers, such as 255 (-127 to 127) or 256.
+    """Return the clipping range that a method finds for a quantizer of `levels` integers, such as 255 (-127 to 127) or 256.
 
     `minmax` and `percentile` do not depend on `levels`, and only `percentile` depends on `percent`.
 
     Raises:
         CandidateRefused: `invalid`: there is no finite value.
-        ValueError: fewer than 3 levels, or `percent` outside of 50 to 100.
+        ValueError: fewer than 3 levels, or `percent` outside 50 to 100.
 
     >>> from tasks.ptq.calibrate.statistics import add, empty
     >>> find_range(add(empty(), np.array([-1.0, 3.0])), "minmax", levels=255, symmetric=True)
@@ -80,19 +80,19 @@ def find_range(
 
 
 def minmax_range(statistics: TensorStatistics, *, symmetric: bool) -> Range:
-    """From the least to the greatest value."""
+    """Return the range from the least to the greatest value, widened to contain 0."""
     if symmetric:
         return -statistics.largest, statistics.largest
     return min(statistics.minimum, 0.0), max(statistics.maximum, 0.0)
 
 
 def percentile_range(statistics: TensorStatistics, percent: float, *, symmetric: bool) -> Range:
-    """The range that leaves out `100 - percent` in a hundred values.
+    """Return the range that clips `100 - percent` percent of the values.
 
-    Symmetric, it keeps `percent` of the magnitudes; else it leaves out half of the rest at either end.
+    A symmetric range keeps `percent` of the magnitudes. An asymmetric one clips half of the rest at either end.
 
     Raises:
-        ValueError: `percent` outside of 50 to 100.
+        ValueError: `percent` outside 50 to 100.
     """
     if not 50 <= percent <= 100:
         raise ValueError(f"percentile {percent}: expected 50 to 100")
@@ -107,7 +107,7 @@ def percentile_range(statistics: TensorStatistics, percent: float, *, symmetric:
 
 
 def _quantile(counts: NDArray[np.int64], share: float) -> float:
-    """Where, in bins from the first, a share of the counts lies below."""
+    """Return the position, in bins from the first, below which a share of the counts lies."""
     cumulated = np.concatenate([[0], np.cumsum(counts)])
     wanted = share * cumulated[-1]
     place = min(max(int(np.searchsorted(cumulated, wanted)) - 1, 0), len(counts) - 1)
@@ -115,21 +115,21 @@ def _quantile(counts: NDArray[np.int64], share: float) -> float:
 
 
 def _inside(statistics: TensorStatistics, found: Range, *, symmetric: bool) -> Range:
-    """The range as far as there are values, with 0 in it."""
+    """Return the range cut to the values that occur, and containing 0."""
     least, most = minmax_range(statistics, symmetric=symmetric)
     low, high = max(min(found[0], 0.0), least), min(max(found[1], 0.0), most)
     return (-high, high) if symmetric else (low, high)
 
 
 def entropy_range(statistics: TensorStatistics, levels: int, *, symmetric: bool) -> Range:
-    """The range whose quantized histogram diverges least from the histogram with its outliers (Kullback and Leibler).
+    """Return the range of least Kullback-Leibler divergence between the histogram with outliers and its quantization.
 
-    S. Migacz, "8-bit Inference with TensorRT" (GTC 2017), pages 38 and 39: symmetric, of magnitudes, with a level for zero
-    and for each positive integer, over numbers of bins from there on. Asymmetric, which the source leaves open, the same
-    divergence of the histogram with its signs and of all levels, for the ends that a search finds.
+    Symmetric ranges follow S. Migacz, "8-bit Inference with TensorRT" (GTC 2017), pages 38 and 39: a histogram of
+    magnitudes, one level for zero and for each positive integer, windows of at least that many bins. The source leaves
+    asymmetric ranges open: they take the same divergence of the signed histogram over all levels, and search both ends.
 
-    The bins next to zero count as their neighbours do, as in NVIDIA's pytorch-quantization (`calib/histogram.py`): zeros, of
-    which a ReLU makes most of a tensor, lose nothing in any range, and as a peak they would ask for the narrowest.
+    The bins next to zero get the counts of their neighbours, as in NVIDIA's pytorch-quantization (`calib/histogram.py`).
+    After a ReLU most values are zeros. They are exact in any range, but as a peak they would favour the narrowest.
     """
     half = statistics.bins // 2
     if symmetric:
@@ -149,7 +149,7 @@ def entropy_range(statistics: TensorStatistics, levels: int, *, symmetric: bool)
 
 
 def _entropy_end(magnitudes: NDArray[np.int64], groups: int) -> float:
-    """How many bins from zero diverge least; all of them if there are no more than groups, and nothing to merge."""
+    """Return the window end, in bins from zero, of least divergence; all bins if `groups` levels need no merging."""
     bins = len(magnitudes)
     last = bins - int(np.argmax(magnitudes[::-1] > 0))
     stride = max(last // ENTROPY_WINDOWS, 1)
@@ -162,11 +162,12 @@ def _entropy_end(magnitudes: NDArray[np.int64], groups: int) -> float:
 
 
 def divergences(counts: NDArray[np.int64], starts: NDArray[np.int64], ends: NDArray[np.int64], groups: int) -> Floats:
-    """The Kullback-Leibler divergence of quantizing bins `starts[i]` to `ends[i]` (not included) in `groups` levels.
+    """Return the Kullback-Leibler divergence of each window `starts[i]:ends[i]`, quantized to `groups` levels.
 
-    `counts` has shape `(bins,)`, `starts` and `ends` `(windows,)`. P is the counts of the window, with those outside added to
-    its first and last bin. Q spreads the counts of each level, without those outside, over its bins that are not empty. It
-    is inf for a window of fewer bins than levels, or of none but empty ones.
+    `counts` is int64 `(bins,)`, `starts` and `ends` are int64 `(windows,)`, the result is float64 `(windows,)`. P is the
+    counts of the window, with the outside counts added to its first and last bin. Q spreads the counts of each level,
+    without the outside ones, evenly over its non-empty bins. The divergence is inf for a window with fewer bins than
+    levels, or with empty bins only.
 
     >>> counts = np.array([1, 0, 2, 3, 5, 3, 1, 7])  # the example of page 37: Q = [2, 0, 2, 2, 4, 4, 4, 4]
     >>> divergences(counts, np.array([0]), np.array([8]), 2).round(4).tolist()
@@ -179,7 +180,7 @@ def divergences(counts: NDArray[np.int64], starts: NDArray[np.int64], ends: NDAr
 
 
 class _Sums:
-    """Prefix sums over bins, from which a divergence takes as many steps as there are levels rather than bins."""
+    """Prefix sums over bins, with which a divergence takes one step per level rather than per bin."""
 
     def __init__(self, counts: NDArray[np.int64]) -> None:
         self._counts = counts.astype(np.float64)
@@ -210,10 +211,10 @@ class _Sums:
 
 
 def mse_range(statistics: TensorStatistics, levels: int, *, symmetric: bool) -> Range:
-    """The range of least expected squared error of quantizing, that is of clipping and of rounding.
+    """Return the range of least mean squared quantization error, clipping and rounding together.
 
-    The quantizer is that of ONNX: a step of the range over `levels - 1`, zero moved to the nearest integer, values rounded
-    to the nearest level and clipped.
+    The quantizer is that of ONNX: the scale is the range over `levels - 1`, the zero point is rounded to an integer, and
+    values are rounded to the nearest level and clipped.
     """
     moments = _Moments(statistics)
 
@@ -226,7 +227,7 @@ def mse_range(statistics: TensorStatistics, levels: int, *, symmetric: bool) -> 
 
 
 class _Moments:
-    """Sums of 1, x and x**2 over all values up to a point, in bins from zero, with values spread evenly inside of a bin."""
+    """Sums of 1, x and x**2 over all values up to a point, in bins from zero, with values spread evenly within a bin."""
 
     def __init__(self, statistics: TensorStatistics) -> None:
         half = statistics.bins // 2
@@ -237,10 +238,10 @@ class _Moments:
         ]
 
     def squared_errors(self, low: Floats, high: Floats, levels: int) -> Floats:
-        """The sum over all values of the squared error of quantizing, for each range `(low[i], high[i])`."""
+        """Return the total squared quantization error of each range `(low[i], high[i])`, float64 `(ranges,)`."""
         step = (high - low) / (levels - 1)
         zero = np.round(-low / step)
-        # Values nearest to a level lie between two midpoints; beyond the last level, they are clipped to it.
+        # The values nearest to a level lie between two midpoints. Values beyond the last level are clipped to it.
         levels_at = (np.arange(levels) - zero[:, None]) * step[:, None]
         midpoints = levels_at[:, 1:] - step[:, None] / 2
         half = len(self._left) // 2
@@ -262,9 +263,9 @@ class _Moments:
 
 
 def _search(statistics: TensorStatistics, cost: Cost, *, symmetric: bool) -> Range:
-    """The range of least cost: of a coarse grid over one or both ends, then of finer ones around the best.
+    """Return the range of least cost on a coarse grid over one or both ends, refined by finer grids around the best.
 
-    `cost` takes ends in bins. Of equal costs the widest range wins.
+    `cost` takes the ends in bins. Of equal costs the widest range wins.
     """
     least, most = (end / statistics.width for end in minmax_range(statistics, symmetric=symmetric))
     if least == most:
@@ -288,7 +289,7 @@ def _search(statistics: TensorStatistics, cost: Cost, *, symmetric: bool) -> Ran
 
 
 def _prefix(values: Floats) -> Floats:
-    """The sums of the first 0, 1, 2, ... values."""
+    """Return the sums of the first 0, 1, 2, ... values."""
     return np.concatenate([np.zeros(1), np.cumsum(values)])
 
 

@@ -1,10 +1,10 @@
-"""Which samples of a pool to calibrate with: a few that lie near everything, and in the proportions in which it comes.
+"""Choice of calibration samples: a small set that covers the pool and keeps its proportions.
 
-Two things are asked of a calibration set, and either alone is easy. It must cover: of a kind of sample that it lacks nobody
-has measured the ranges. And it must look like a random draw of the traffic, which is what it is held against: by simple
-statistics of the samples, and by the maximum mean discrepancy of their embeddings. Facility location alone takes hubs, in the
-text demo the longest texts and the shortest (p-value of the lengths below 0.0005, of the discrepancy 0.005); k-center takes
-outliers and covers less than a random draw; herding alone gains less than half as much nearness as the sum of both below.
+A calibration set must meet two demands, and either alone is easy. It must cover: ranges are unmeasured for a kind of sample
+that it lacks. And it must look like a random draw of the traffic: the validation compares simple statistics of the samples
+and the maximum mean discrepancy of their embeddings. Facility location alone takes hubs, in the text demo the longest and the
+shortest texts (p-value of the lengths below 0.0005, of the discrepancy 0.005). k-center takes outliers and covers less than
+a random draw. Herding alone gains less than half the nearness of the sum of both below.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 
 from validators.errors import JobError
 
-# What looking different costs against what lying far costs, for each sample of the set. A random draw of n samples has an
-# energy distance of 1/n of the mean distance between two samples: times n, its cost is the same at every size, and neither
-# term has a scale. Tried on texts and images with 24 to 600 samples: at 1/16 the norms of the embeddings differ (p-value 0.002
-# to 0.014 for the texts), at 1/2 up to a third of the gain in nearness is lost and the discrepancy is hardly smaller.
+# Weight of the energy distance against the mean nearest distance, per sample of the set. A random draw of n samples has an
+# energy distance of 1/n of the mean distance between two samples. Times n, its cost is the same at every size, and neither
+# term has a scale. Tested on texts and images with 24 to 600 samples: at 1/16 the norms of the embeddings differ (p-value
+# 0.002 to 0.014 for the texts); at 1/2 up to a third of the nearness gain is lost for hardly less discrepancy.
 WEIGHT = 0.25
-# In the text demo all 6,000 reference samples instead of 4,000 gain 0.1 to 0.3 % of nearness. Together they take 128 MB.
+# In the text demo, 6,000 reference samples instead of 4,000 gain 0.1 to 0.3 % of nearness. The distances take 128 MB.
 MAX_CANDIDATES = 8_000
 MAX_REFERENCE = 4_000
 MAX_DISTANCES = MAX_CANDIDATES * MAX_REFERENCE
@@ -41,20 +41,20 @@ def choose_samples(
     eligible: NDArray[np.bool_] | None = None,
     seed: int,
 ) -> Places:
-    """Rows of the pool, ascending, shape `(size,)`: a set that represents `reference` (the pool itself without one).
+    """Choose `size` rows of the pool that represent `reference` (default: the pool itself), ascending, intp `(size,)`.
 
-    `pool` (shape `(n, d)`) and `reference` (shape `(m, d)`) hold one embedding a sample, as the same model sees it. Each of
-    `strata` (shape `(n,)`) gets its share of the eligible rows, by largest remainder; what the reference's shares are is not
-    known. Only rows that are `eligible` (shape `(n,)`) are chosen; of samples with the same embedding a second one only when
-    nothing else is left to take. Of large pools, a seeded draw of candidates and of reference samples is looked at.
+    `pool` (float `(n, d)`) and `reference` (float `(m, d)`) hold one embedding per sample, from the same model. Each of
+    `strata` (labels, `(n,)`) gets its share of the eligible rows, by largest remainder; the reference's shares are unknown.
+    Only `eligible` rows (bool `(n,)`) are chosen. A duplicate embedding is chosen only when no other sample is left. Of large
+    pools, only a seeded draw of candidates and of reference samples is considered.
 
-    The set is grown one sample at a time, by whichever leaves the least of `mean nearest + WEIGHT * samples * energy`:
+    The greedy choice adds the sample that minimizes `mean nearest + WEIGHT * samples * energy`:
 
-    - the mean distance from a reference sample to the nearest one in the set. What it saves over the farthest candidate is
-      facility location, monotone and submodular: alone, the greedy choice would save 1 - 1/e of the most that can be
-      (G. Nemhauser, L. Wolsey, M. Fisher, Mathematical Programming 14, 1978), with strata half of it (M. Fisher et al.,
-      Mathematical Programming Study 8, 1978). Distances and no kernel of them: there is no bandwidth to choose, a far sample
-      still counts, and the other term has the same unit;
+    - the mean distance from a reference sample to the nearest one in the set. The distance saved over the farthest candidate
+      is facility location, monotone and submodular. Alone, the greedy choice reaches 1 - 1/e of the optimum (G. Nemhauser,
+      L. Wolsey, M. Fisher, Mathematical Programming 14, 1978), with strata half of it (M. Fisher et al., Mathematical
+      Programming Study 8, 1978). Plain distances rather than a kernel: there is no bandwidth to choose, a far sample still
+      counts, and the other term has the same unit;
     - the energy distance from the set to the reference, 2 E|X-Y| - E|X-X'| - E|Y-Y'| (G. Székely and M. Rizzo, Journal of
       Statistical Planning and Inference 143, 2013), a maximum mean discrepancy whose kernel has no bandwidth. Lowering it
       one sample at a time is herding (Y. Chen, M. Welling, A. Smola, UAI 2010). No guarantee covers the sum.
@@ -87,15 +87,15 @@ def choose_samples(
 
 
 def share_out(counts: Places, size: int, rng: np.random.Generator) -> Places:
-    """How many of `size` samples each stratum gets, in proportion to `counts` (shape `(strata,)`), by largest remainder.
+    """Return the number of samples, of `size`, that each stratum gets in proportion to `counts`, by largest remainder.
 
-    None gets more than it has, if `size` is at most the sum of `counts`. Of equal remainders, random ones are rounded up: with
-    more labels than samples it would otherwise always be the first labels.
+    `counts` and the result are intp `(strata,)`. No stratum gets more than it has if `size` is at most the sum of `counts`.
+    Ties between remainders are broken at random: with more labels than samples, the first labels would otherwise always win.
 
     >>> share_out(np.array([50, 30, 20]), 7, np.random.default_rng(0))  # 3.5, 2.1 and 1.4
     array([4, 2, 1])
     """
-    # In whole numbers: remainders that are equal must not differ by rounding.
+    # Integer arithmetic: equal remainders must not differ by rounding.
     quotas, remainders = np.divmod(counts * size, counts.sum())
     order = np.lexsort((rng.permutation(len(counts)), -remainders))
     quotas[order[: size - int(quotas.sum())]] += 1
@@ -126,27 +126,27 @@ def _check(pool: Matrix, rows: Places, size: int, reference: Matrix | None) -> N
 
 
 def _number_embeddings(pool: Matrix, rows: Places) -> Places:
-    """A number for each of `rows`, the same one for the same embedding."""
-    # Digests and not np.unique, which would sort a second copy of the whole pool. Adding zero makes -0.0 the same as 0.0.
+    """Return a number for each of `rows`, equal for equal embeddings."""
+    # Digests rather than np.unique, which would sort a second copy of the pool. Adding zero turns -0.0 into 0.0.
     digests = [hashlib.blake2b((pool[row] + 0.0).tobytes(), digest_size=16).digest() for row in rows]
     numbers = {digest: number for number, digest in enumerate(dict.fromkeys(digests))}
     return np.array([numbers[digest] for digest in digests], np.intp)
 
 
 def _draw_candidates(labels: Places, kinds: Places, quotas: Places, rng: np.random.Generator) -> Places:
-    """Places of the samples that may be chosen, ascending: of each stratum its share, copies of others last."""
+    """Return the ascending indices of the samples to consider: each stratum's share, duplicates last."""
     order = rng.permutation(len(labels))
     first = np.zeros(len(labels), bool)
     first[order[np.unique(kinds[order], return_index=True)[1]]] = True
     order = order[np.argsort(~first[order], kind="stable")]
     limit = min(len(labels), max(MAX_CANDIDATES, 2 * int(quotas.sum())))
-    # A larger whole can have smaller parts (the Alabama paradox of largest remainders).
+    # A larger total can give a stratum fewer seats (the Alabama paradox of largest remainders).
     limits = np.maximum(share_out(np.bincount(labels), limit, rng), quotas)
     return np.sort(np.concatenate([order[labels[order] == label][:most] for label, most in enumerate(limits)]))
 
 
 def _measure_distances(points: NDArray[np.float64], others: NDArray[np.float64]) -> Matrix:
-    """Euclidean distances, shape `(len(points), len(others))`, computed in blocks in double precision."""
+    """Return Euclidean distances, float32 `(len(points), len(others))`, computed in blocks in double precision."""
     from sklearn.metrics.pairwise import euclidean_distances
 
     distances = np.empty((len(points), len(others)), np.float32)
@@ -156,10 +156,10 @@ def _measure_distances(points: NDArray[np.float64], others: NDArray[np.float64])
 
 
 def _grow(points: NDArray[np.float64], distances: Matrix, labels: Places, kinds: Places, quotas: Places) -> list[int]:
-    """The greedy choice among `points`, as places, from their `distances` (shape `(points, reference)`) to the reference."""
+    """Return the indices of the greedy choice among `points`; `distances` to the reference are `(points, reference)`."""
     mean_distance = distances.mean(axis=1, dtype=np.float64)
     nearest = distances.max(axis=0)
-    # What a sample would save in nearness: true of the empty set, and from then on an upper bound.
+    # Nearness that a sample would save: exact for the empty set, later an upper bound.
     saves = nearest.mean(dtype=np.float64) - mean_distance
     to_chosen = np.zeros(len(points))
     left, taken, copied = quotas.copy(), np.zeros(len(points), bool), np.zeros(len(points), bool)
@@ -168,7 +168,7 @@ def _grow(points: NDArray[np.float64], distances: Matrix, labels: Places, kinds:
         free = (left[labels] > 0) & ~taken
         if (free & ~copied).any():
             free &= ~copied
-        # WEIGHT * count * energy, less all that is the same whichever sample is added.
+        # WEIGHT * count * energy, without the terms that are the same for every sample.
         cost = np.where(free, 2 * WEIGHT * (mean_distance - to_chosen / count), np.inf)
         best = _find_best(distances, nearest, saves, cost)
         chosen.append(best)
@@ -181,10 +181,10 @@ def _grow(points: NDArray[np.float64], distances: Matrix, labels: Places, kinds:
 
 
 def _find_best(distances: Matrix, nearest: Matrix, saves: NDArray[np.float64], cost: NDArray[np.float64]) -> int:
-    """The place with the greatest `saves - cost`, with as few of `saves` brought up to date as that takes.
+    """Return the index of the greatest `saves - cost`, recomputing as few of `saves` as possible, in place.
 
-    M. Minoux, "Accelerated greedy algorithms for maximizing submodular set functions", Optimization Techniques, 1978: what a
-    sample saves only falls as the set grows. `saves` is updated in place.
+    Lazy greedy: a sample's saving only falls as the set grows (M. Minoux, "Accelerated greedy algorithms for maximizing
+    submodular set functions", Optimization Techniques, 1978).
     """
     score = saves - cost
     stale = np.ones(len(score), bool)

@@ -1,7 +1,7 @@
-"""A graph that is computed in stages over all samples, so that a later stage can depend on the outputs of an earlier one.
+"""Staged execution of a graph over all samples: a later stage can depend on the outputs of an earlier one.
 
-Each node runs about once a batch, whatever the number of stages. Between two stages the live tensors, those that later nodes
-read, lie in files, so that memory holds one batch of one stage at a time.
+Each node runs about once per batch, whatever the number of stages. Between two stages the live tensors (those that later
+nodes read) lie in files, so that memory holds one batch of one stage at a time.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ from validators.records.libraries import Libraries
 from validators.records.run import SessionSettings
 from validators.samples.datasets import Arrays
 
-# Without fusions: a tensor that is watched cannot vanish into a kernel, and integers are computed as their real numbers.
+# Without fusions: a watched tensor cannot vanish into a kernel, and quantized nodes compute with dequantized values.
 WATCHING = SessionSettings("CPUExecutionProvider", 2, "basic")
 
 
 class StagedRun:
-    """One run of `model` over the batches, up to the last of `tensors`; weights that it does not hold lie beside `path`.
+    """One run of `model` over the batches, up to the last of `tensors`.
 
-    `folder` is for the live tensors. The constants of the model may change between stages.
+    External weights of the model lie beside `path`. Live tensors are stored in `folder`. The constants of the model may
+    change between stages.
     """
 
     def __init__(
@@ -47,15 +48,15 @@ class StagedRun:
         self._maker = {name: index for index, node in enumerate(self._nodes) for name in node.output if name}
         self._depends = dependent_tensors(model.graph)
         self._needed = self._behind(tensors, ())
-        # By batch: an array, or the file that it is in.
+        # Per batch, each live tensor: the array itself, or the file that holds it.
         self._live: list[dict[str, NDArray[Any] | Path]] = [dict(batch) for batch in batches]
 
     def position(self, tensor: str) -> int:
-        """The place among the nodes of the one that makes a tensor."""
+        """Return the index of the node that computes a tensor."""
         return self._maker[tensor]
 
     def values(self, tensor: str, restart: int) -> Iterator[NDArray[Any]]:
-        """Compute a tensor, batch by batch; the next stage starts at the node of position `restart`, which must not decrease.
+        """Compute a tensor batch by batch. The next stage starts at node `restart`, which must not decrease.
 
         Raises:
             CandidateRefused: `invalid`: the runtime does not run the graph.
@@ -67,7 +68,7 @@ class StagedRun:
         made = sorted(name for name in later if name not in self._live[0])
         wanted = [*dict.fromkeys([tensor, *made])]
         with open_watched(self._path, wanted, self._settings, proto=self._stage(wanted)) as watched:
-            # A sequence has no file: from before it everything is computed again.
+            # A sequence cannot be stored, so the stage is computed again.
             storable = all(watched.types[name].startswith("tensor(") for name in made)
             for index, live in enumerate(self._live):
                 values = watched.run({name: _read(value) for name, value in live.items() if name in watched.inputs})
@@ -79,7 +80,7 @@ class StagedRun:
                     self._live[index] = kept | {name: self._store(values[name], index, name) for name in made}
 
     def _behind(self, tensors: Iterable[str], given: Container[str]) -> list[int]:
-        """The nodes that some tensors are computed by, in graph order, from tensors that are given."""
+        """Return the nodes, in graph order, that compute `tensors` from the tensors in `given`."""
         found: set[int] = set()
         todo = list(tensors)
         while todo:
@@ -91,7 +92,7 @@ class StagedRun:
         return sorted(found)
 
     def _stage(self, wanted: Sequence[str]) -> onnx.ModelProto:
-        """The model from the live tensors to those that are wanted."""
+        """Return the model that computes the tensors in `wanted` from the live tensors."""
         live = self._live[0]
         nodes = [self._nodes[index] for index in self._behind(wanted, live)]
         read = {name for node in nodes for name in names_read(node)} | set(wanted)

@@ -1,8 +1,8 @@
-"""What calibration keeps of a float tensor: extremes, counts and a histogram, merged exactly in any order.
+"""Calibration statistics of a float tensor: extremes, counts and a histogram, merged exactly in any order.
 
-Bins are 2**exponent wide and meet at zero. Of all such widths a histogram has the least at which every value fits, so that
-it is a function of the values alone: of neither their order nor the batches that they came in. A value too large for it
-doubles the width, where pairs of neighbouring bins become one bin of the wider histogram, with nothing left to round.
+Bins are 2**exponent wide and meet at zero. The width is the least at which every value fits, so that the histogram depends
+on the values alone, not on their order or batches. A value that does not fit doubles the width: pairs of neighbouring bins
+become one bin, without rounding.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from numpy.typing import NDArray
 
 from validators.errors import CandidateRefused
 
-# The largest magnitude lies in the outer half of its side, so in 2,048 to 4,096 bins from zero: the 2,048 bins of
-# magnitudes of S. Migacz, "8-bit Inference with TensorRT" (GTC 2017), are the least that the range methods see, and a bin is
-# at most a sixteenth of the step of 7 bits and a sign. 64 KB a tensor.
+# The largest magnitude lies in the outer half of its side, 2,048 to 4,096 bins from zero. The range methods therefore see
+# at least the 2,048 magnitude bins of S. Migacz, "8-bit Inference with TensorRT" (GTC 2017), and a bin is at most a
+# sixteenth of the scale of symmetric 8-bit integers. 64 KB per tensor.
 DEFAULT_BINS = 8192
 MIN_BINS = 2048
 
-# The width of bins when there is nothing to fit, and the least there is: its reciprocal is still a float32. Magnitudes below
-# 2**-126 * bins / 2 see fewer bins than others; no quantizer has a scale for them.
+# Exponent of an empty histogram, and the least allowed: the reciprocal of the width is still a float32. Magnitudes below
+# 2**-126 * bins / 2 get fewer bins; no quantizer has a scale for them.
 MIN_EXPONENT = -126
 
-# What `add` works on at once: beside the values themselves it takes 12 bytes for each of these.
+# Values that `add` processes at once. Beside the values themselves it takes 12 bytes for each of them.
 BLOCK_VALUES = 1 << 18
 
 FORMAT_VERSION = 1
@@ -36,11 +36,12 @@ FORMAT_VERSION = 1
 
 @dataclass(frozen=True, eq=False)
 class TensorStatistics:
-    """Of one tensor's values: `minimum` and `maximum` of the finite ones (inf and -inf if there are none), and how many.
+    """Statistics of one tensor's values.
 
-    `counts` is int64 of shape `(bins,)`, read-only. With `half = bins / 2` and `width = 2**exponent`, bin `half + k` counts
-    the values from `k * width` up to, not including, `(k + 1) * width`; bin `half - 1 - k` counts their mirror image, without
-    zero. Both zeros are positive.
+    `minimum` and `maximum` are those of the finite values (inf and -inf if there are none). `finite` and `non_finite` count
+    the values. `counts` is int64 `(bins,)`, read-only. With `half = bins / 2` and `width = 2**exponent`, bin `half + k` counts
+    the values in `[k * width, (k + 1) * width)`; bin `half - 1 - k` counts their mirror image, without zero. -0.0 counts as
+    0.0.
     """
 
     minimum: float
@@ -52,22 +53,22 @@ class TensorStatistics:
 
     @property
     def bins(self) -> int:
-        """The number of bins of both sides."""
+        """Number of bins of both sides together."""
         return len(self.counts)
 
     @property
     def width(self) -> float:
-        """The width of a bin, in units of the tensor."""
+        """Width of a bin, in units of the tensor."""
         return math.ldexp(1.0, self.exponent)
 
     @property
     def largest(self) -> float:
-        """The largest magnitude, 0.0 if there is no finite value."""
+        """Largest magnitude, 0.0 if there is no finite value."""
         return max(-self.minimum, self.maximum, 0.0)
 
 
 def empty(bins: int = DEFAULT_BINS) -> TensorStatistics:
-    """The statistics of no values; `bins` is a power of two, at least 2,048.
+    """Return the statistics of an empty tensor; `bins` is a power of two, at least 2,048.
 
     Raises:
         ValueError: another number of bins.
@@ -78,12 +79,12 @@ def empty(bins: int = DEFAULT_BINS) -> TensorStatistics:
 
 
 def add(statistics: TensorStatistics, values: NDArray[Any]) -> TensorStatistics:
-    """The statistics with these values in: float16, float32 or float64 of any shape, of which nothing is kept.
+    """Return the statistics with `values` added: float16, float32 or float64 of any shape.
 
-    An array that is not contiguous is copied.
+    `values` is not retained. A non-contiguous array is copied.
 
     Raises:
-        TypeError: the values are no floats.
+        TypeError: the dtype of `values` is another.
 
     >>> some = add(empty(), np.array([0.5, -1.0, np.nan], np.float32))
     >>> some.minimum, some.maximum, some.finite, some.non_finite
@@ -98,7 +99,7 @@ def add(statistics: TensorStatistics, values: NDArray[Any]) -> TensorStatistics:
 
 
 def merge(a: TensorStatistics, b: TensorStatistics) -> TensorStatistics:
-    """The statistics of the values of both.
+    """Return the statistics over the values of both.
 
     Raises:
         ValueError: they have different numbers of bins.
@@ -119,7 +120,7 @@ def merge(a: TensorStatistics, b: TensorStatistics) -> TensorStatistics:
 def _add_block(statistics: TensorStatistics, block: NDArray[Any]) -> TensorStatistics:
     size = block.size
     if block.dtype == np.float16:
-        block = block.astype(np.float32)  # scaled as float16, values would overflow
+        block = block.astype(np.float32)  # scaling in float16 would overflow
     low, high = float(block.min()), float(block.max())
     if not (math.isfinite(low) and math.isfinite(high)):
         block = block[np.isfinite(block)]
@@ -128,7 +129,7 @@ def _add_block(statistics: TensorStatistics, block: NDArray[Any]) -> TensorStati
     counts = _count(block, max(exponent, statistics.exponent), statistics.bins)
     counts += _widened(statistics, max(exponent, statistics.exponent))
     return TensorStatistics(
-        min(statistics.minimum, low + 0.0),  # -0.0 and 0.0 are the same minimum, and must be the same bits
+        min(statistics.minimum, low + 0.0),  # -0.0 and 0.0 must give the same bits
         max(statistics.maximum, high + 0.0),
         statistics.finite + block.size,
         statistics.non_finite + size - block.size,
@@ -138,16 +139,16 @@ def _add_block(statistics: TensorStatistics, block: NDArray[Any]) -> TensorStati
 
 
 def _exponent(largest: float, bins: int) -> int:
-    """The least exponent at which `largest < bins / 2 * 2**exponent`."""
+    """Return the least exponent at which `largest < bins / 2 * 2**exponent`."""
     return max(math.frexp(largest)[1] - (bins.bit_length() - 2), MIN_EXPONENT) if largest else MIN_EXPONENT
 
 
 def _count(values: NDArray[Any], exponent: int, bins: int) -> NDArray[np.int64]:
-    """How many of the finite values lie in each bin.
+    """Return the number of finite values in each bin, int64 `(bins,)`.
 
-    Multiplied by a power of two, no value is rounded, except for tiny ones that vanish: and those truncate to 0 as they
-    should. (`floor` would put a negative one that vanished on the positive side.) Truncated, what lies less than a width
-    either side of zero is one bin, which the number of negative values tells apart.
+    Multiplying by a power of two rounds no value except tiny ones that underflow, and those truncate to 0 correctly.
+    (`floor` would put an underflowed negative value on the positive side.) Truncation merges the two bins next to zero; the
+    number of negative values separates them.
     """
     half = bins // 2
     scaled = values * values.dtype.type(math.ldexp(1.0, -exponent))
@@ -162,9 +163,9 @@ def _count(values: NDArray[Any], exponent: int, bins: int) -> NDArray[np.int64]:
 
 
 def _widened(statistics: TensorStatistics, exponent: int) -> NDArray[np.int64]:
-    """The counts in bins of `2**exponent`, which is no narrower than they are."""
+    """Return the counts in bins of width `2**exponent`, which is at least their present width."""
     bins = statistics.bins
-    # From half the bins on, all values of one side are in the bin next to zero.
+    # After that many doublings all values of one side are in the bin next to zero.
     doublings = min(exponent - statistics.exponent, bins.bit_length() - 2)
     if not doublings:
         return statistics.counts
@@ -181,8 +182,8 @@ def _frozen(counts: NDArray[np.int64]) -> NDArray[np.int64]:
 def save_statistics(path: Path, statistics: Mapping[str, TensorStatistics]) -> None:
     """Write the statistics of a model's tensors, all with the same number of bins, to one .npz file.
 
-    Its arrays: `version` (a number), `tensors` (text), `minimum` and `maximum` (float64), `finite`, `non_finite` and
-    `exponent` (int64), all of shape `(tensors,)`, and `counts` (int64) of shape `(tensors, bins)`.
+    The file has the int64 scalar `version`; the arrays `tensors` (text), `minimum` and `maximum` (float64), `finite`,
+    `non_finite` and `exponent` (int64), all of shape `(tensors,)`; and `counts` (int64 `(tensors, bins)`).
     """
     records = list(statistics.values())
     counts = np.stack([record.counts for record in records]) if records else np.zeros((0, DEFAULT_BINS), np.int64)
@@ -201,17 +202,17 @@ def save_statistics(path: Path, statistics: Mapping[str, TensorStatistics]) -> N
 
 
 def load_statistics(path: Path) -> dict[str, TensorStatistics]:
-    """Read what `save_statistics` wrote.
+    """Read the statistics of a file that `save_statistics` wrote, by tensor name.
 
     Raises:
-        CandidateRefused: `invalid`: the file is damaged, of another version, or its arrays contradict each other.
+        CandidateRefused: `invalid`: the file is damaged, has another version, or its arrays contradict each other.
     """
     try:
         with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
     except OSError:
-        raise  # a disk or a path, which says nothing about the content
-    except Exception as error:  # numpy, zipfile and zlib raise a dozen unrelated classes for a damaged file
+        raise  # a disk or path error says nothing about the content
+    except Exception as error:  # numpy, zipfile and zlib raise a dozen unrelated classes on a damaged file
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise _refuse(path, f"cannot be read: {reason}") from error
     version = arrays.pop("version", np.array(0)).tolist()
@@ -232,7 +233,7 @@ def load_statistics(path: Path) -> dict[str, TensorStatistics]:
 
 
 def _check(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Refuse arrays that are missing, of another type or shape, or that no values could have given."""
+    """Refuse arrays that are missing, have another dtype or shape, or contradict each other."""
     kinds = {
         "tensors": "U",
         "minimum": "f",

@@ -1,7 +1,7 @@
-"""One way to look at tensors inside of a graph, and to plan for the memory that they take.
+"""Sessions that expose inner tensors of a graph, and the plan for the memory that these take.
 
-The graph is given to the runtime from memory, with the tensors as its outputs; weights beside the file stay where they are, so
-that nothing is written, whatever the size of the model.
+The runtime loads the modified graph from memory and the external weights from beside the file. Nothing is written, whatever
+the size of the model.
 """
 
 from __future__ import annotations
@@ -23,22 +23,24 @@ from validators.records.run import SessionSettings
 if TYPE_CHECKING:
     import onnxruntime as ort
 
-# Of the version in which Shape is what it is today, for a graph that has no standard operator.
+# Opset that defines Shape as used here, for a graph that imports no standard operators.
 SHAPE_OPSET = 13
 
 
 class WatchedSession:
-    """A session of a graph, and the tensors that it tells of."""
+    """Session of a graph that exposes the watched tensors."""
 
     def __init__(self, session: ort.InferenceSession, outputs: Mapping[str, str], given: tuple[str, ...]) -> None:
         self._session, self._outputs, self._given = session, dict(outputs), given
         self.inputs = {value.name for value in session.get_inputs()}
         values = [*session.get_inputs(), *session.get_outputs()]
         self.types: dict[str, str] = {value.name: value.type for value in values}
-        """The runtime's type of each input and output, as `tensor(float)`."""
+        """Runtime type of each input and output, such as `tensor(float)`."""
 
     def run(self, batch: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """The values (or shapes) of the tensors for a batch, by name; arrays that the graph does not read are left out.
+        """Return the values, or the shapes (int64 `(rank,)`), of the watched tensors for a batch, by name.
+
+        Arrays of the batch that the graph does not read are ignored.
 
         Raises:
             CandidateRefused: `invalid`: the runtime fails on the batch.
@@ -59,12 +61,11 @@ def open_watched(
     shapes: bool = False,
     as_written: bool = False,
 ) -> Iterator[WatchedSession]:
-    """A session that gives these tensors, or their `shapes` alone (int64), and no other output.
+    """Open a session whose only outputs are these tensors, or with `shapes` their shapes (int64).
 
-    `proto` is the graph to watch where it is not as it is in the file: its weights may lie beside the file, as in one loaded
-    without external data. It is given back as it was. `as_written` keeps the runtime from optimizing and from hoarding memory:
-    values then do not depend, to the last bit, on what is watched (a tensor that is an output keeps its node from being
-    fused), and the tensors take what they take.
+    `proto` replaces the graph of the file; its external weights may lie beside the file. It is unchanged after the call.
+    `as_written` turns off the runtime's graph optimizations and memory arena. Values then do not depend on the choice of
+    watched tensors (an output keeps its node from being fused), and each tensor takes only its own bytes.
 
     Raises:
         CandidateRefused: `invalid`: the runtime does not load the graph.
@@ -77,13 +78,13 @@ def open_watched(
         name: allocator.new(f"{name}/shape") if shapes else name for name in names if shapes or name not in given
     }
     content = _with_outputs(proto, outputs, shapes)
-    # Nothing is timed here, and threads that spin would take the cores from whatever else runs.
+    # Nothing is timed here, and spinning threads would take the cores from other work.
     with open_session(model, settings.without_spinning(), content=content, as_written=as_written) as session:
         yield WatchedSession(session, outputs, tuple(name for name in names if name not in outputs))
 
 
 def _with_outputs(proto: onnx.ModelProto, outputs: Mapping[str, str], shapes: bool) -> bytes:
-    """The serialized model with other outputs: each of the tensors, or of a Shape that reads it."""
+    """Return the serialized model with other outputs: each tensor, or the Shape that reads it."""
     graph, nodes = proto.graph, len(proto.graph.node)
     before = onnx.GraphProto(output=graph.output).output
     declared = {value.name: value for value in before}
@@ -93,7 +94,7 @@ def _with_outputs(proto: onnx.ModelProto, outputs: Mapping[str, str], shapes: bo
         if not any(opset.domain in ("", "ai.onnx") for opset in proto.opset_import):
             proto.opset_import.append(helper.make_opsetid("", SHAPE_OPSET))
     if outputs:
-        # Without a type, where the graph gives none: the runtime infers it, and it is the one that knows.
+        # Without a type where the graph declares none: the runtime infers it.
         made = [declared.get(name) or onnx.ValueInfoProto(name=name) for name in outputs.values()]
         graph.ClearField("output")
         graph.output.extend(made)
@@ -110,15 +111,15 @@ def split_by_memory(
     budget: float,
     refuse: Callable[[str, float], CandidateRefused],
 ) -> list[list[str]]:
-    """Tensors in groups, in order, one a pass, each within the budget (bytes, as all numbers here).
+    """Split tensors, in order, into groups of one pass each, within the budget (all numbers in bytes).
 
-    In a pass all tensors take what they hold until its end, and one at a time what it needs while it is at work.
+    In a pass every tensor takes its `held` bytes until the end, and one tensor at a time takes its `at_work` bytes.
 
     >>> split_by_memory({"a": 4, "b": 4, "c": 1}, {"a": 1, "b": 3, "c": 1}, 10, refuse=None)
     [['a'], ['b', 'c']]
 
     Raises:
-        CandidateRefused: what `refuse` makes of a tensor that takes too much alone, given its name and what it takes.
+        CandidateRefused: a tensor alone exceeds the budget; `refuse` makes the error from its name and bytes.
     """
     groups: list[list[str]] = []
     total = working = 0.0

@@ -1,1 +1,1 @@
-"""INT8 and FP8: static with Q/DQ pairs, dynamic, and what prepares a graph for either."""
+"""INT8 and FP8 quantization: static with Q/DQ pairs, dynamic, and the graph passes that prepare for either."""

@@ -1,9 +1,9 @@
-"""Affine quantization of numbers: real = scale * (stored - zero point).
+"""Affine quantization: real = scale * (stored - zero point).
 
-ONNX QuantizeLinear: stored = saturate(round(real / scale) + zero point), halves to the even neighbour. Ranges to scales as in
-B. Jacob et al., "Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only Inference", CVPR 2018,
-section 2.1 and 3 (zero is always a stored number, so that padding is exact); symmetric weights as in H. Wu et al., "Integer
-Quantization for Deep Learning Inference", 2020, section 3.1.2.
+ONNX QuantizeLinear: stored = saturate(round(real / scale) + zero point), ties to even. Scales follow B. Jacob et al.,
+"Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only Inference", CVPR 2018, sections 2.1 and 3
+(zero is exactly representable, so that padding is exact). Symmetric weights follow H. Wu et al., "Integer Quantization for
+Deep Learning Inference", 2020, section 3.1.2.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ WeightBits = Literal[7, 8]
 
 # The largest finite number of E4M3 (P. Micikevicius et al., "FP8 Formats for Deep Learning", 2022, table 1).
 E4M3_MAX = 448.0
-# -128 is left out, so that a weight and its negative are stored alike. With 7 bits a pair of products still fits 16 bits, in
-# which AVX2 without VNNI adds it (vpmaddubsw): 2 * 255 * 64 = 32,640 < 32,768, while 2 * 255 * 65 is beyond.
+# -128 is left out, so that a weight and its negative have the same magnitude. With 7 bits the sum of two products fits the
+# 16 bits in which AVX2 without VNNI adds it (vpmaddubsw): 2 * 255 * 64 = 32,640 < 32,768, while 2 * 255 * 65 overflows.
 WEIGHT_LIMIT: dict[int, int] = {8: 127, 7: 64}
-# INT32 with a factor of two to spare: the kernel adds the products to a bias.
+# Half of the INT32 range: the kernel adds the products to the bias.
 BIAS_LIMIT = 2**30
 
 
 @dataclass(frozen=True)
 class Affine:
-    """Scale (shape `()`, float32 or float16) and zero point of one activation that is stored as `kind`."""
+    """Scale (shape `()`, float32 or float16) and zero point of one activation, stored as `kind`."""
 
     scale: NDArray[Any]
     zero: int
     kind: ActivationType
 
     def store(self, real: ArrayLike) -> NDArray[Any]:
-        """Stored numbers, in the shape of `real`.
+        """Quantize float values of any shape to `kind`, in the same shape.
 
         >>> fit_range(0.0, 25.5, "uint8").store([-1.0, 0.05, 0.15, 30.0]).tolist()
         [0, 0, 2, 255]
@@ -45,17 +45,17 @@ class Affine:
         return np.asarray(np.clip(rounded, limits.min, limits.max), self.kind)
 
     def read(self, stored: ArrayLike) -> NDArray[np.float32]:
-        """The real numbers that these stored ones stand for."""
+        """Dequantize stored values of any shape to float32, in the same shape."""
         return np.asarray((np.asarray(stored, np.int32) - self.zero) * self.scale, np.float32)
 
 
 def fit_range(
     low: float, high: float, kind: ActivationType, *, symmetric: bool = False, dtype: DTypeLike = np.float32
 ) -> Affine:
-    """Scale and zero point of an activation from its range, which is stretched to hold zero.
+    """Return the scale and zero point of an activation with this range, which is extended to contain zero.
 
-    Asymmetric: all 256 numbers over [low, high]. Symmetric: zero in the middle (0 of int8, 128 of uint8) and 127 steps to the
-    larger end. `dtype` is that of the scale. A range of zero width gets scale 1: a zero scale makes NaN of it.
+    Asymmetric: 256 levels over [low, high]. Symmetric: zero point 0 (int8) or 128 (uint8), and 127 steps to the larger end.
+    `dtype` is that of the scale. A range of zero width gets scale 1, since a zero scale would give NaN.
 
     >>> fit_range(-1.0, 3.0, "uint8").zero, fit_range(-1.0, 3.0, "int8").zero
     (64, -64)
@@ -69,9 +69,9 @@ def fit_range(
     limits = np.iinfo(kind)
     if symmetric:
         return Affine(_as_scale(max(-low, high) / 127, dtype), 128 if kind == "uint8" else 0, kind)
-    # Halved first: the width of the widest float range is no float.
+    # Halved first: the width of the widest range overflows.
     scale = _as_scale((high / 2 - low / 2) / 127.5, dtype)
-    # From the scale as it is stored: in float16 it is another number.
+    # From the stored scale, which float16 rounds.
     zero = np.clip(np.rint(limits.min - low / float(scale)), limits.min, limits.max)
     return Affine(scale, int(zero), kind)
 
@@ -79,8 +79,10 @@ def fit_range(
 def fit_weight(
     weight: NDArray[Any], channel_axis: int | None, bits: WeightBits = 8, *, smallest: ArrayLike = 0.0
 ) -> NDArray[Any]:
-    """Symmetric INT8 scales, in the weight's dtype: amax / 127 (amax / 64 with 7 bits) of the whole weight (shape `()`) or of
-    each slice along `channel_axis` (shape `(channels,)`), and nowhere below `smallest` (of the same shape, or one number).
+    """Return symmetric INT8 scales in the weight's dtype: amax / 127, or amax / 64 with 7 bits.
+
+    The scale is that of the whole float weight (shape `()`) if `channel_axis` is None, else one per slice along it (shape
+    `(channels,)`). No scale is below `smallest`, which has the same shape or is a scalar.
 
     >>> fit_weight(np.array([[127.0, 1.0], [-254.0, 0.0]], np.float32), 0).tolist()
     [1.0, 2.0]
@@ -93,27 +95,28 @@ def fit_weight(
 def store_weight(
     weight: NDArray[Any], scales: NDArray[Any], channel_axis: int | None, bits: WeightBits = 8
 ) -> NDArray[np.int8]:
-    """The weight as INT8 with these scales, in its shape; zero point 0."""
+    """Quantize a float weight to INT8, in its shape, with zero point 0; `scales` as `fit_weight` returns them."""
     limit = WEIGHT_LIMIT[bits]
     rounded = np.rint(weight.astype(np.float32) / _along(scales, weight.ndim, channel_axis).astype(np.float32))
     return np.clip(rounded, -limit, limit).astype(np.int8)
 
 
 def read_weight(stored: NDArray[np.int8], scales: NDArray[Any], channel_axis: int | None) -> NDArray[Any]:
-    """The weight that an INT8 one stands for, in the dtype of its scales."""
+    """Dequantize an INT8 weight to the dtype of its scales, in its shape; `scales` as `fit_weight` returns them."""
     return np.asarray(stored * _along(scales, stored.ndim, channel_axis), scales.dtype)
 
 
 def smallest_weight_scale(bias: NDArray[Any], input_scale: NDArray[Any]) -> NDArray[np.float64]:
-    """What the scales of a weight must not be below, so that its bias fits INT32 at `input_scale * weight scale`.
+    """Return the least weight scales at which the bias fits INT32 with scale `input_scale * weight scale`.
 
-    A channel whose weights are zero, or nearly, would otherwise have its bias saturated. Shape as `bias`.
+    Without this limit, the bias of a channel with near-zero weights would saturate. `bias` is float `(channels,)`,
+    `input_scale` float `()`, the result float64 in the shape of `bias`.
     """
     return np.asarray(np.abs(bias.astype(np.float64)) / (float(input_scale) * BIAS_LIMIT))
 
 
 def store_bias(bias: NDArray[Any], scales: NDArray[Any]) -> NDArray[np.int32]:
-    """A bias as INT32 with these scales (shape `(channels,)` or `()`), zero point 0.
+    """Quantize a float bias `(channels,)` to INT32 with zero point 0; `scales` has shape `(channels,)` or `()`.
 
     >>> store_bias(np.array([0.25, -0.75]), np.array(0.5)).tolist()
     [0, -2]
@@ -124,7 +127,7 @@ def store_bias(bias: NDArray[Any], scales: NDArray[Any]) -> NDArray[np.int32]:
 
 
 def fit_e4m3(amax: ArrayLike, dtype: DTypeLike = np.float32) -> NDArray[Any]:
-    """FP8 E4M3 scales, amax / 448, in the shape of `amax`; 1 where it is zero.
+    """Return FP8 E4M3 scales, amax / 448, of `dtype` in the shape of `amax`; 1 where `amax` is zero.
 
     >>> fit_e4m3([448.0, 0.0]).tolist()
     [1.0, 1.0]
@@ -133,7 +136,7 @@ def fit_e4m3(amax: ArrayLike, dtype: DTypeLike = np.float32) -> NDArray[Any]:
 
 
 def _as_scale(value: ArrayLike, dtype: DTypeLike) -> NDArray[Any]:
-    """As the dtype of scales: 1 in place of zero, and within the normal numbers (kernels may flush others to zero)."""
+    """Return scales as `dtype`: 1 in place of zero, others clipped to normal numbers (kernels may flush subnormals)."""
     exact = np.asarray(value, np.float64)
     limits = np.finfo(np.dtype(dtype))
     bounded = np.clip(exact, float(limits.smallest_normal), float(limits.max))
@@ -141,7 +144,7 @@ def _as_scale(value: ArrayLike, dtype: DTypeLike) -> NDArray[Any]:
 
 
 def _along(scales: NDArray[Any], rank: int, channel_axis: int | None) -> NDArray[Any]:
-    """Scales in a shape that broadcasts against the weight."""
+    """Reshape the scales to broadcast against the weight."""
     if channel_axis is None:
         return scales
     shape = [1] * rank

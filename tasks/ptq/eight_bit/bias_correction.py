@@ -1,8 +1,8 @@
-"""Bias correction: what quantization shifts the mean of a layer's outputs by is taken from the layer's bias.
+"""Bias correction: subtract from a layer's bias the shift that quantization causes in the mean of its outputs.
 
 M. Nagel, M. van Baalen, T. Blankevoort, M. Welling, "Data-Free Quantization Through Weight Equalization and Bias Correction",
-ICCV 2019, section 4.2 and the empirical form of appendix D: E[y] of the quantized model less E[y] of the float one, per output
-channel, layer after layer, so that a layer is measured on what the corrected ones before it give.
+ICCV 2019, section 4.2 and the empirical form of appendix D. The shift is E[y] of the quantized model minus E[y] of the float
+model, per output channel. Layers are corrected in order, so that each is measured on the outputs of corrected layers.
 """
 
 from __future__ import annotations
@@ -36,12 +36,16 @@ from validators.records.libraries import Libraries
 from validators.samples.datasets import Arrays
 
 log = logging.getLogger("quantgate")
-LOG_LINES = 10  # of one correction, so that a large model shows progress
+LOG_LINES = 10  # progress lines per correction
 
 
 @dataclass(frozen=True)
 class Corrections:
-    """The largest shift of each corrected node's bias, in units of its output, and why others were left as they are."""
+    """Result of a bias correction, by node name.
+
+    `largest` is the largest absolute shift of each corrected bias, in units of the node's output. `left` gives the reason
+    why a quantized node was not corrected.
+    """
 
     largest: dict[str, float]
     left: dict[str, str]
@@ -49,7 +53,7 @@ class Corrections:
 
 @dataclass(frozen=True)
 class _Layer:
-    """A quantized node, its output with the bias in the variant and in the source, and where the bias is stored."""
+    """A quantized node, its output after the bias in the variant and in the source, and the names of its bias and scale."""
 
     node: str
     output: str
@@ -62,15 +66,16 @@ class _Layer:
 def correct_bias(
     source: Path, variant: Path, corrected: Path, batches: Sequence[Arrays], libraries: Libraries = ()
 ) -> Corrections:
-    """Write the variant with shifted biases. `variant` is what `quantize_qdq` made of `source`; a batch maps input to array.
+    """Write the variant with corrected biases to `corrected`.
 
-    Each model runs over the batches once, in stages: a layer's shift depends on the corrections before it, so that the variant
-    goes on from each layer with the corrected bias.
+    `quantize_qdq` made `variant` from `source`. A batch maps input names to arrays. Each model runs over the batches once,
+    in stages: a layer's shift depends on the corrections before it, so the variant continues from each layer with the
+    corrected bias.
 
     Raises:
         CandidateRefused: `invalid`: the runtime does not run one of the models.
     """
-    # Weights beside the files stay there: none is read but the biases.
+    # Only biases are read here, so external weights are not loaded.
     float_model, model = (onnx.load(path, load_external_data=False) for path in (source, variant))
     name_nodes(float_model.graph)
     layers, left = _find_layers(GraphView(float_model.graph), GraphView(model.graph))
@@ -98,7 +103,7 @@ def _expected_means(
     batches: Iterable[Arrays],
     libraries: Libraries,
 ) -> dict[str, NDArray[np.float64]]:
-    """The mean of each layer's channels in the float model, by the name of its output there."""
+    """Return the mean of each layer's output channels in the float model, by output name."""
     axes = {layer.source_output: layer.channel_axis for layer in layers}
     with scratch() as folder:
         run = StagedRun(model, path, axes, batches, folder, libraries)
@@ -113,14 +118,19 @@ def watch(
     path: Path = Path(),
     libraries: Libraries = (),
 ) -> Iterator[dict[str, NDArray[Any]]]:
-    """The values of some tensors of a graph, batch by batch. Weights that `model` does not hold lie beside `path`."""
+    """Yield the values of `tensors` by name, batch by batch. External weights of `model` lie beside `path`.
+
+    A batch maps input names to arrays with samples along axis 0.
+    """
     with open_watched(path, tensors, replace(WATCHING, libraries=libraries), proto=model) as watched:
         for batch in batches:
             yield watched.run(batch)
 
 
 def channel_mean(batches: Iterable[NDArray[Any]], channel_axis: int) -> NDArray[np.float64]:
-    """The mean over all values of a channel of all batches, shape `(channels,)`.
+    """Return the mean of each channel over all batches, float64 `(channels,)`.
+
+    Each batch is a float array with its channels on `channel_axis`.
 
     >>> channel_mean([np.array([[1.0, 2.0]]), np.array([[2.0, 4.0], [3.0, 6.0]])], -1).tolist()
     [2.0, 4.0]
@@ -134,7 +144,7 @@ def channel_mean(batches: Iterable[NDArray[Any]], channel_axis: int) -> NDArray[
 
 
 def _find_layers(source: GraphView, variant: GraphView) -> tuple[list[_Layer], dict[str, str]]:
-    """The quantized nodes with a bias, in graph order, and the reason why others are none."""
+    """Return the quantized nodes with a bias, in graph order, and the reason why the rest are skipped, by node name."""
     float_nodes = {node.name: node for node in source.graph.node}
     layers, left = [], {}
     for node in variant.graph.node:

@@ -1,13 +1,14 @@
-"""INT8 with ranges at run time: weights are stored in INT8, activations get scale and zero point from each request.
+"""Dynamic INT8 quantization: INT8 weights; the scale and zero point of activations are computed per request.
 
-Operators of ONNX Runtime do the work (com.microsoft, its ContribOperators.md), since of the standard ones the runtime makes
-the same when it loads a file:
+The pass writes ONNX Runtime's own operators (com.microsoft, ContribOperators.md). The runtime fuses the standard operators
+to the same ones when it loads a file:
 
 MatMul, Gemm        DynamicQuantizeMatMul; MatMulIntegerToFloat where several products read the same activation, which
-                    DynamicQuantizeLinear then quantizes once. A constant that is added to each row goes in as their bias.
+                    DynamicQuantizeLinear then quantizes once. A constant added to each row becomes their bias.
 Attention (fused)   QAttention
 LSTM                DynamicQuantizeLSTM
-Gather of a table   GatherBlockQuantized: an embedding, each row by blocks. Nothing is computed in INT8; the file is smaller.
+Gather of a table   GatherBlockQuantized: an embedding, quantized in blocks of a row. It saves size only; nothing is
+                    computed in INT8.
 
 Convolutions stay in float: ConvInteger takes several times as long as Conv (`benchmarks/README.md`).
 """
@@ -43,16 +44,16 @@ from validators.errors import CandidateRefused
 
 DOMAIN = "com.microsoft"
 ATTENTION = f"{DOMAIN}:Attention"
-# Which attributes of Attention its quantized form has too.
+# Attributes of Attention that QAttention supports.
 ATTENTION_ATTRIBUTES = {"num_heads", "unidirectional", "scale", "mask_filter_value"}
 
 
 @dataclass
 class _DynamicPass:
-    """A graph on the way: its nodes in order, and what was made once for several of them."""
+    """State of one pass: the new nodes in order, and the quantized weights and activations that nodes share."""
 
     view: GraphView
-    folder: Path  # of the weights that lie beside the file
+    folder: Path  # folder of external weights
     per_channel: bool
     bits: WeightBits
     readers_in_int8: dict[str, int]
@@ -71,15 +72,15 @@ def quantize_dynamic(
     weight_bits: WeightBits = 8,
     keep_float: Collection[str] = (),
 ) -> QdqReport:
-    """Write a form of a float model, whose nodes have names, with INT8 weights and ranges at run time.
+    """Write a dynamically quantized variant of a float model with named nodes.
 
-    Weights are symmetric, by output channel or as a whole. The nodes that `keep_float` names stay as they are. A variant in
-    the folder of a model whose weights lie in a file beside it goes on reading those that stay.
+    Weights are symmetric INT8, per output channel or per tensor. The nodes in `keep_float` are unchanged. A variant in the
+    folder of a model with external weights shares the unchanged weights.
 
     Raises:
-        CandidateRefused: `unsupported`: nothing of the model can be quantized so.
+        CandidateRefused: `unsupported`: the model has no node that can be quantized dynamically.
     """
-    # Its weights one by one, as they are needed: whether they lie in the file or beside it.
+    # External weights are read one by one, when they are needed.
     proto = onnx.load(float_model, load_external_data=False)
     view = GraphView(proto.graph)
     left = {node.name: why for node in proto.graph.node if (why := _why_left(view, node, keep_float))}
@@ -104,7 +105,7 @@ def quantize_dynamic(
     drop_unused_initializers(proto.graph)
     if not any(opset.domain == DOMAIN for opset in proto.opset_import):
         proto.opset_import.append(make_opsetid(DOMAIN, 1))
-    # Beside its source a variant shares what it does not change.
+    # In its source's folder, a variant shares the unchanged external weights.
     if variant.parent != float_model.parent:
         load_external_data_for_model(proto, str(float_model.parent))
     save_model(proto, variant)
@@ -112,12 +113,12 @@ def quantize_dynamic(
 
 
 def _has_form(view: GraphView, node: onnx.NodeProto) -> bool:
-    """Whether an operator has a quantized form at all: a Gather of indices or shapes has none, and nothing to lose."""
+    """Return whether a node has a quantized form. A Gather of indices or shapes has none."""
     return operator_of(node) in _MAKERS and (node.op_type != "Gather" or _is_matrix(view, node.input[0]))
 
 
 def _why_left(view: GraphView, node: onnx.NodeProto, keep_float: Collection[str]) -> str | None:
-    """Why a node that multiplies stays in float; None for all others, and for those that can be quantized."""
+    """Return why a node with weights stays in float; None for nodes that can be quantized and for all others."""
     if node.name in keep_float:
         return KEPT
     kind = operator_of(node)
@@ -164,7 +165,7 @@ def _block_of(columns: int) -> int | None:
 
 
 def _product(work: _DynamicPass, node: onnx.NodeProto) -> list[onnx.NodeProto]:
-    """A MatMul or Gemm, with what is added to each row as its bias."""
+    """Return the quantized form of a MatMul or Gemm, with the constant added to each row as its bias."""
     weight, scales, zeros = _weight(work, node.input[1], bool(attribute(node, "transB", 0)))
     output, bias, after = _bias(work, node)
     activation = node.input[0]
@@ -177,7 +178,7 @@ def _product(work: _DynamicPass, node: onnx.NodeProto) -> list[onnx.NodeProto]:
 
 
 def _bias(work: _DynamicPass, node: onnx.NodeProto) -> tuple[str, str, list[onnx.NodeProto]]:
-    """Of a product: the name of its output, its bias (empty for none), and what must still be done after it."""
+    """Return a product's output name, its bias (empty for none), and the nodes that must follow it."""
     view, output = work.view, node.output[0]
     width = view.constants[node.input[1]].dims[0 if attribute(node, "transB", 0) else 1]
 
@@ -211,12 +212,16 @@ def _attention(work: _DynamicPass, node: onnx.NodeProto) -> list[onnx.NodeProto]
 
 
 def _lstm(work: _DynamicPass, node: onnx.NodeProto) -> list[onnx.NodeProto]:
-    """W `[directions, 4 hidden, inputs]` and R, each transposed, with scales `[directions, 4 hidden]` or `[directions]`."""
+    """Return the DynamicQuantizeLSTM of an LSTM.
+
+    W `[directions, 4 hidden, inputs]` and R `[directions, 4 hidden, hidden]` are stored with the last two axes swapped.
+    Scales are `[directions, 4 hidden]` or `[directions]`.
+    """
     stored: list[str] = []
     parts: list[str] = []
     for name in node.input[1:3]:
         weight = to_array(work.view.constants[name], work.folder)
-        axis = 0 if work.per_channel else None  # of one direction
+        axis = 0 if work.per_channel else None  # within one direction
         scales = np.stack([fit_weight(one, axis, work.bits) for one in weight])
         codes = np.stack([store_weight(*pair, axis, work.bits) for pair in zip(weight, scales, strict=True)])
         stored.append(_constant(work, f"{name}_int8", np.ascontiguousarray(codes.transpose(0, 2, 1))))
@@ -224,7 +229,7 @@ def _lstm(work: _DynamicPass, node: onnx.NodeProto) -> list[onnx.NodeProto]:
             _constant(work, f"{name}_scale", scales),
             _constant(work, f"{name}_zero_point", np.zeros(scales.shape, np.int8)),
         ]
-    rest = [*node.input[3:7], *[""] * 4][:4]  # bias, lengths and the first states
+    rest = [*node.input[3:7], *[""] * 4][:4]  # bias, sequence lengths, initial states
     inputs = [node.input[0], *stored, *rest, "", *parts]
     quantized = make_node("DynamicQuantizeLSTM", inputs, list(node.output), name=node.name, domain=DOMAIN)
     quantized.attribute.extend(item for item in node.attribute if item.name != "layout")
@@ -234,13 +239,13 @@ def _lstm(work: _DynamicPass, node: onnx.NodeProto) -> list[onnx.NodeProto]:
 def _table(work: _DynamicPass, node: onnx.NodeProto) -> list[onnx.NodeProto]:
     constant = work.view.constants[node.input[0]]
     size = _block_of(constant.dims[1])
-    assert size is not None  # otherwise it is left
+    assert size is not None  # `_why_left` leaves tables without a block size in float
     names = store_table(work.view.graph, node.input[0], work.names, bits=8, block_size=size, folder=work.folder)
     return [look_up(node, names, 8, size)]
 
 
 def _weight(work: _DynamicPass, name: str, transposed: bool) -> tuple[str, str, str]:
-    """Names of a matrix `[K, N]` in INT8, its scales and its zero points, which are zero; made once."""
+    """Return the names of an INT8 matrix `[K, N]`, its scales and its zero points (all 0); stored once per matrix."""
     if (name, transposed) not in work.weights:
         matrix = to_array(work.view.constants[name], work.folder)
         matrix = np.ascontiguousarray(matrix.T) if transposed else matrix
@@ -255,7 +260,10 @@ def _weight(work: _DynamicPass, name: str, transposed: bool) -> tuple[str, str, 
 
 
 def _activation(work: _DynamicPass, name: str) -> tuple[list[onnx.NodeProto], tuple[str, str, str]]:
-    """Names of an activation in UINT8, its scale and its zero point, and the node that makes them, the first time."""
+    """Return the names of an activation in UINT8, its scale and its zero point, after the nodes that compute them.
+
+    The list of nodes is empty from the second call on.
+    """
     if name in work.activations:
         return [], work.activations[name]
     outputs = [work.names.new(f"{name}_{part}") for part in ("uint8", "scale", "zero_point")]

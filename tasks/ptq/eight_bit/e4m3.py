@@ -1,7 +1,7 @@
-"""FP8 E4M3 numbers: scales of weights, and weights as they are stored.
+"""FP8 E4M3: scales of weights, and weights in E4M3.
 
-P. Micikevicius et al., "FP8 Formats for Deep Learning", 2022: scale = amax / 448, the largest number of the format, which has
-no infinity.
+P. Micikevicius et al., "FP8 Formats for Deep Learning", 2022: scale = amax / 448. 448 is the largest number of the format,
+which has no infinity.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ E4M3: np.dtype[Any] = helper.tensor_dtype_to_np_dtype(TensorProto.FLOAT8E4M3FN)
 
 
 def weight_scales(weight: NDArray[Any], channel_axis: int | None) -> NDArray[Any]:
-    """amax / 448 in the weight's dtype: of all of it (shape `()`) or of each slice along `channel_axis` (shape `(channels,)`).
+    """Return the scales amax / 448 of a float weight, in its dtype.
 
-    A channel of zeros gets scale 1: a zero scale would make NaN of it.
+    The scale is that of the whole weight (shape `()`) if `channel_axis` is None, else one per slice along it (shape
+    `(channels,)`). A channel of zeros gets scale 1, since a zero scale would give NaN.
 
     >>> weight_scales(np.array([[448.0, 1.0], [-896.0, 0.0]], np.float32), 0).tolist()
     [1.0, 2.0]
@@ -30,9 +31,10 @@ def weight_scales(weight: NDArray[Any], channel_axis: int | None) -> NDArray[Any
 
 
 def store_e4m3(weight: NDArray[Any], scales: NDArray[Any], channel_axis: int | None) -> NDArray[Any]:
-    """The weight as E4M3 with these scales, in its shape, rounded to nearest, ties to even.
+    """Quantize a float weight to E4M3, in its shape, rounding to nearest, ties to even.
 
-    A scale that float16 rounds down leaves quotients a little above 448, far from 464, where the format rounds to NaN.
+    `scales` has shape `()` or `(channels,)`. A scale that float16 rounds down leaves quotients slightly above 448, far below
+    464, where the format rounds to NaN.
     """
     shape = [1] * weight.ndim
     if channel_axis is not None:

@@ -1,4 +1,4 @@
-"""FP8 E4M3: weights and the inputs of MatMul, Gemm and Conv through Q/DQ pairs with scale = amax / 448."""
+"""FP8 E4M3 quantization of the weights and inputs of MatMul, Gemm and Conv, by Q/DQ pairs with scale = amax / 448."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from validators.targets import facts_of
 def quantize_fp8(
     model: Path, ranges: Mapping[str, Range], candidate: Candidate, variant: Path, *, keep_float: Collection[str] = ()
 ) -> QdqReport:
-    """Write the Q/DQ form of a float model of opset 19 or above; activation scales are from minmax `ranges`, per tensor.
+    """Write the FP8 Q/DQ form of a float model of opset 19 or above; activation scales come from minmax `ranges`, per tensor.
 
-    For `ort-cpu` it simulates what the kernels of `tensorrt` compute.
+    For `ort-cpu` the variant simulates the kernels of `tensorrt`.
 
     Raises:
-        CandidateRefused: `unsupported`: no node of the model could be quantized; `invalid`: as `quantize_qdq` says.
+        CandidateRefused: `unsupported`: no node of the model could be quantized; `invalid`: as in `quantize_qdq`.
     """
     return quantize_qdq(
         model,

@@ -1,33 +1,33 @@
-"""Which tensors of a graph are quantized for which runtime: the rules, as tables, and the plan that they give.
+"""Placement of Q/DQ pairs: the rules of each runtime, as tables, and the plan for a graph.
 
-`ort-cpu`: ONNX Runtime replaces a node by an integer kernel when it finds DequantizeLinear on its inputs and, for most,
-QuantizeLinear on its output. What each kernel asks for was read from the optimized graph of a session, version 1.31.1, with one
-node a time:
+`ort-cpu`: ONNX Runtime replaces a node by an integer kernel when it finds DequantizeLinear on its inputs and, for most
+kernels, QuantizeLinear on its output. The requirements of each kernel were read from sessions' optimized graphs of one node
+each, version 1.31.1:
 
-- Conv: integer input and weight, an INT32 bias at input scale * weight scale, **and** an integer output that no float node
-  reads past: else it stays in float. Gemm: the same, but the output may be float for all readers. MatMul: so too, no bias.
-- A product with Relu or Clip behind it runs in integers only with an integer output behind that.
-- MatMul of rank 2 with a float Add behind becomes a float Gemm before integer kernels are looked for: it has to be made a Gemm
-  with an INT32 bias (`fuse_bias`). At rank 3 the product stays one of integers.
-- Weights per channel: axis 0 of Conv, the output axis of a rank-2 product; a batch of matrices runs per tensor only.
-- Add, Mul, Concat, Sigmoid, ... (`KERNELS`): integer input and output, each with a scale of its own, so that residual additions
-  and concatenations need no range that is shared.
-- INT8 activations: a tensor that several nodes read leaves them in float on x86, where the runtime turns INT8 into UINT8 first
-  and only sees pairs with one reader. UINT8 has no such exception.
-- MaxPool, Reshape, ... (`PASS_THROUGH`), which only move numbers: the output has the scale and zero point of the input.
-- Relu and Clip: saturation does their work when the range of the output ends where they cut, so that they are left out.
+- Conv: integer input and weight, an INT32 bias with scale input scale * weight scale, **and** an integer output for every
+  reader; else it stays in float. Gemm: the same, but the output may be float for all readers. MatMul: as Gemm, without bias.
+- A product before Relu or Clip runs in integers only with an integer output after that activation.
+- MatMul of rank 2 before a float Add becomes a float Gemm before integer kernels are matched. It must be rewritten to a Gemm
+  with an INT32 bias (`fuse_bias`). At rank 3 the product stays an integer one.
+- Weights per channel: axis 0 of Conv, the output axis of a rank-2 product. A batch of matrices runs per tensor only.
+- Add, Mul, Concat, Sigmoid, ... (`KERNELS`): integer input and output, each with its own scale, so that residual additions
+  and concatenations need no shared range.
+- INT8 activations: nodes that share an input tensor stay in float on x86. There the runtime first converts INT8 to UINT8, and
+  does so only for pairs with one reader. UINT8 has no such exception.
+- MaxPool, Reshape, ... (`PASS_THROUGH`) only move numbers: the output has the scale and zero point of the input.
+- Relu and Clip: saturation replaces them when the output range ends at their bounds, so they are removed.
 
 `tensorrt`: symmetric INT8 or FP8 on both inputs of Conv, MatMul and Gemm, and nothing else (NVIDIA TensorRT documentation,
-"Working with Quantized Types", explicit quantization). What its parser and its builder make of it was read from the layers of
-engines that TensorRT-RTX 1.7.1 built ahead of time, of one pattern a time and of an encoder and a CNN:
+"Working with Quantized Types", explicit quantization). The rules below were read from the layers of engines that TensorRT-RTX
+1.7.1 built ahead of time, for one pattern at a time and for an encoder and a CNN:
 
-- Both inputs or none: with a float one on either side the product runs in float. Weights have scales per output channel or one
-  for all; along K, or on activations by channel, the product silently runs in float.
-- Zero points are 0, biases stay float (INT32 ones are refused). Convolutions of one and two axes, grouped or depthwise, Gemm
-  with alpha, beta, transA or transB, and batches of matrices (one scale for all) then run in integers.
-- Nothing on outputs: Q between Conv and Relu adds a step, while one behind both is fused with them.
-- No range is shared: before a product, the residual sum or the concatenation is computed in float by the kernel that quantizes
-  its result, and reads what the products before it give in float.
+- Both inputs or none: with one float input the product runs in float. Weight scales are per output channel or per tensor.
+  With scales along K, or per-channel scales on activations, the product silently runs in float.
+- Zero points are 0; biases stay float (INT32 biases are refused). Convolutions of one and two axes, grouped or depthwise, Gemm
+  with alpha, beta, transA or transB, and batches of matrices (per tensor) then run in integers.
+- No Q/DQ on outputs: a Q between Conv and Relu adds a step, while a Q after both is fused with them.
+- No range is shared: before a product, the kernel that quantizes a residual sum or concatenation computes it in float, from
+  the float outputs of earlier products.
 
 `ort-openvino`: see `openvino_forms.py`.
 """
@@ -54,7 +54,7 @@ from tasks.ptq.graph.edits import (
 QdqTarget = Literal["ort-cpu", "ort-openvino", "tensorrt"]
 FLOATS = frozenset({onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16})
 
-# Operators of ONNX Runtime's CPU provider with an integer kernel of any scales, and those that move numbers unchanged.
+# Operators of ONNX Runtime's CPU provider with an integer kernel for any scales, and operators that only move numbers.
 KERNELS = frozenset({"Add", "Mul", "Concat", "Sigmoid", "LeakyRelu", "Softmax", "AveragePool", "GlobalAveragePool"})
 PASS_THROUGH = frozenset(
     {"MaxPool", "Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Slice", "Gather", "Expand", "Tile"}
@@ -66,11 +66,11 @@ KEPT = "kept in float as asked"
 
 @dataclass(frozen=True)
 class Placement:
-    """What to quantize.
+    """Plan of the nodes and tensors to quantize.
 
-    `nodes` become integer kernels; `left` are the others that might have been, and custom operators, with the reason.
-    `outputs` are quantized where they are made, for all readers, `inputs` only for the given places (node name, index of its
-    input). `shares` gives the tensor whose scale and zero point another one takes; `folded` the activations left out.
+    `nodes` become integer kernels. `left` maps eligible nodes and custom operators that stay in float to the reason.
+    `outputs` are quantized at their producer, for all readers; `inputs` only for the given readers (node name, input index).
+    `shares` maps a tensor to the one whose scale and zero point it takes. `folded` names the Relu and Clip nodes to remove.
     """
 
     nodes: tuple[str, ...]
@@ -83,7 +83,7 @@ class Placement:
 
 @dataclass
 class GraphView:
-    """Who makes and who reads each tensor; `pinned` tensors are outputs, or read by the body of an If or a Loop."""
+    """Producer and readers of each tensor; `pinned` tensors are graph outputs, or read by the body of an If or a Loop."""
 
     graph: onnx.GraphProto
     constants: dict[str, onnx.TensorProto] = field(init=False)
@@ -103,14 +103,14 @@ class GraphView:
                 self.pinned.update(names_read(node))
 
     def activations(self, node: onnx.NodeProto) -> list[int]:
-        """Places of a node's inputs that a scale would be for: the tensors that an operator computes with."""
+        """Return the indices of a node's inputs that would get a scale: the activations that the operator computes with."""
         if node.op_type in PASS_THROUGH:
             return [0]
         count = 2 if node.op_type in WEIGHT_INPUT else len(node.input)
         return [index for index, name in enumerate(node.input[:count]) if name and name not in self.constants]
 
     def activation_behind(self, node: onnx.NodeProto) -> onnx.NodeProto | None:
-        """The Relu or Clip that alone reads a node's output."""
+        """Return the Relu or Clip that is the only reader of a node's output, or None."""
         name = node.output[0]
         found = self.readers.get(name, [])
         if name in self.pinned or len(found) != 1 or found[0][0].op_type not in FOLDED or found[0][0].domain:
@@ -118,10 +118,10 @@ class GraphView:
         return found[0][0]
 
     def folds(self, node: onnx.NodeProto) -> onnx.NodeProto | None:
-        """The activation behind a node, if saturation can do its work.
+        """Return the Relu or Clip after a node if saturation can replace it, else None.
 
-        Its bounds must be constants, and hold zero, since every integer type stands for zero too: what a Clip keeps above 1e-3
-        would come out as 0.
+        Its bounds must be constants and enclose zero, since every quantized range contains zero: values that a Clip keeps
+        above 1e-3 could come out as 0.
         """
         activation = self.activation_behind(node)
         if activation is None or any(item and item not in self.constants for item in activation.input[1:]):
@@ -130,7 +130,7 @@ class GraphView:
         return activation if low <= 0 <= high else None
 
     def bounds(self, tensor: str) -> Range:
-        """What the operator behind a tensor cannot leave, whatever it reads."""
+        """Return the bounds of a tensor that its producer guarantees for any input."""
         node = self.producer.get(tensor)
         match node.op_type if node is not None and not node.domain else "":
             case "Relu":
@@ -152,11 +152,11 @@ def place(
     every_operator: bool,
     keep_float: Collection[str] = (),
 ) -> Placement:
-    """The plan for a float graph whose nodes all have names of their own. `ranges` are those of activations by tensor.
+    """Return the plan for a float graph with unique node names. `ranges` maps activations to their clipping ranges.
 
-    Narrow scope: Conv, MatMul and Gemm with constant weights. `every_operator` takes products of two activations too and, for
-    `ort-cpu`, the operators of `KERNELS` and `PASS_THROUGH` between integer kernels: those whose inputs all come as integers
-    and whose output something reads as integers. Elsewhere they would turn float into integers only for themselves.
+    By default only Conv, MatMul and Gemm with constant weights are quantized. `every_operator` adds products of two
+    activations and, for `ort-cpu`, the operators of `KERNELS` and `PASS_THROUGH` between integer kernels: all inputs are
+    integers and some reader takes integers. Elsewhere a conversion would serve that node alone.
     """
     view = GraphView(graph)
     left = custom_operators(graph)
@@ -182,7 +182,7 @@ def why_not(
     every_operator: bool,
     keep_float: Collection[str],
 ) -> str:
-    """Why a Conv, MatMul or Gemm stays in float; empty when it does not."""
+    """Return why a Conv, MatMul or Gemm stays in float, or "" if it is quantized."""
     if node.name in keep_float:
         return KEPT
     weight = view.constants.get(node.input[1])
@@ -205,7 +205,7 @@ def why_not(
 def _result(
     view: GraphView, node: onnx.NodeProto, ranges: Mapping[str, Range], keep_float: Collection[str]
 ) -> tuple[str, str]:
-    """The tensor that a kernel would give, and the activation that it would take in, if any."""
+    """Return the output tensor of a node's integer kernel, and the name of the activation folded into it ("" for none)."""
     activation = view.folds(node)
     if activation is None or activation.name in keep_float or activation.output[0] not in ranges:
         return node.output[0], ""
@@ -223,7 +223,7 @@ def _is_bias(view: GraphView, node: onnx.NodeProto) -> bool:
 def read_places(
     view: GraphView, nodes: Collection[onnx.NodeProto], outputs: Collection[str]
 ) -> dict[str, set[tuple[str, int]]]:
-    """Where quantized nodes read tensors that are not quantized where they are made."""
+    """Return the (node name, input index) pairs of quantized nodes that read tensors not quantized at their producer."""
     places: dict[str, set[tuple[str, int]]] = {}
     for node in nodes:
         for index in view.activations(node):
@@ -248,8 +248,8 @@ def _place_for_ort(
         outputs.update(node.output)
     integer = {node.name for node in [*products, *chain]}
     for node in products:
-        # A product gives float for nothing, unless it is read in integers as well (of both kinds of readers the runtime wants
-        # no integer kernel at all), or a Relu or Clip comes before the float: there it looks for integers behind that.
+        # A float output of a product costs nothing, with two exceptions. With float and integer readers the runtime picks no
+        # integer kernel at all. After a Relu or Clip it needs an integer output behind that.
         readers = view.readers.get(results[node.name], [])
         in_float = view.activation_behind(node) if results[node.name] in ranges else None
         if (
@@ -260,7 +260,7 @@ def _place_for_ort(
             outputs.add(results[node.name])
     if every_operator:
         for node in view.graph.node:
-            # Only floats have ranges: shapes pass through the same operators.
+            # Only float tensors have ranges; shape tensors pass through the same operators.
             if node.op_type in KERNELS | PASS_THROUGH and node.name not in integer and node.output[0] in ranges:
                 left.setdefault(node.name, KEPT if node.name in keep_float else "not between integer kernels")
     return Placement(
@@ -280,7 +280,7 @@ def _chain(
     ranges: Mapping[str, Range],
     keep_float: Collection[str],
 ) -> list[onnx.NodeProto]:
-    """The nodes of `KERNELS` and `PASS_THROUGH` that read integers only and have a reader of integers."""
+    """Return the nodes of `KERNELS` and `PASS_THROUGH` that read integers only and have an integer reader."""
     integers = set(made)
     candidates = []
     for node in view.graph.node:

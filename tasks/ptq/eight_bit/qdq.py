@@ -1,6 +1,6 @@
-"""INT8 static and FP8: QuantizeLinear and DequantizeLinear pairs where the target's kernels want them.
+"""Static INT8 and FP8 quantization: QuantizeLinear and DequantizeLinear pairs where the target's kernels need them.
 
-What goes where is decided in `placement.py`, what numbers it gets in `affine.py`; here the graph is rewritten.
+`placement.py` decides the positions of the pairs, `affine.py` computes scales and zero points, this module rewrites the graph.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ QuantizedType = Literal["uint8", "int8", "e4m3"]
 
 @dataclass(frozen=True)
 class QdqReport:
-    """Names of the `quantized` nodes in graph order; of those left in float, with the reason."""
+    """Names of the `quantized` nodes in graph order, and the reason why each of the `left` nodes stays in float."""
 
     quantized: tuple[str, ...]
     left: dict[str, str]
@@ -76,14 +76,15 @@ def quantize_qdq(
 ) -> QdqReport:
     """Write a Q/DQ form of a float model for one target.
 
-    `ranges` are (low, high) of activations by tensor; `keep_float` names nodes that stay as they are. Weights are symmetric
-    INT8; activations asymmetric for `ort-cpu`, symmetric for `tensorrt`; for `ort-openvino` UINT8 becomes symmetric INT8 where
-    a range reaches below zero. With `e4m3` both are FP8, placed for either target as
-    `tensorrt` wants it: on a CPU, which has no such kernels, that reproduces its numbers.
+    `ranges` maps activations to (low, high). `keep_float` names nodes to leave unchanged. Weights are symmetric INT8.
+    Activations are asymmetric for `ort-cpu` and symmetric for `tensorrt`; for `ort-openvino`, a range that reaches below zero
+    gets symmetric INT8 instead of UINT8. With `e4m3` weights and activations are FP8, placed by the rules of `tensorrt` for
+    either target: a CPU, which has no FP8 kernels, then reproduces TensorRT's numbers.
 
     Raises:
-        CandidateRefused: `unsupported`: the model is quantized already, has no node to quantize, or the target does not take
-            such activations; `invalid`: `keep_float` names no node, or the result is not a valid model of the same interface.
+        CandidateRefused: `unsupported`: the model is quantized already, has no node to quantize, or the target does not
+            support such activations; `invalid`: `keep_float` has an unknown name, or the result is not a valid model with the
+            same inputs and outputs.
     """
     proto = onnx.load(model)
     name_nodes(proto.graph)
@@ -111,7 +112,7 @@ def quantize_qdq(
 
 @dataclass(frozen=True)
 class _Stored:
-    """A quantized constant, and the output of the DequantizeLinear that reads it."""
+    """A quantized constant, and the output name (`end`) of the DequantizeLinear that reads it."""
 
     values: NDArray[Any]
     scales: NDArray[Any]
@@ -120,7 +121,10 @@ class _Stored:
 
 @dataclass
 class _Rewriter:
-    """One rewriting by the rules of `target`; `pairs` go behind the node that makes their tensor, `first` before all nodes."""
+    """Rewrite of one graph by the rules of `target`.
+
+    `pairs` are inserted after the producer of their tensor, `first` before all nodes.
+    """
 
     view: GraphView
     plan: Placement
@@ -144,7 +148,7 @@ class _Rewriter:
         graph = self.view.graph
         nodes = {node.name: node for node in graph.node}
         quantized = [nodes[name] for name in self.plan.nodes]
-        # Weights first: what they need of the activations is known by the names that the float graph has.
+        # Weights first: they look up activations by the names of the float graph.
         for node in quantized:
             self._weigh(node)
         for tensor, places in self.plan.inputs.items():
@@ -158,7 +162,7 @@ class _Rewriter:
         drop_unused_initializers(graph)
 
     def parameters(self, tensor: str) -> Affine:
-        """Scale and zero point of an activation: its own, or those of the tensor that it is a copy of."""
+        """Return the scale and zero point of an activation, or those of the tensor that it shares them with."""
         if tensor in self.plan.shares:
             return self.parameters(self.plan.shares[tensor])
         if tensor not in self.affine:
@@ -172,14 +176,14 @@ class _Rewriter:
 
     @property
     def integer(self) -> ActivationType:
-        """The type of activations that are integers."""
+        """Integer type of activations."""
         return "uint8" if self.activation == "uint8" else "int8"
 
     def _float_of(self, tensor: str) -> np.dtype[Any]:
         return helper.tensor_dtype_to_np_dtype(self.types.get(tensor, self.default_type))
 
     def _weigh(self, node: onnx.NodeProto) -> None:
-        """Give a node its stored weight (and bias), or a KERNELS node its stored constants."""
+        """Quantize a node's weight and bias, or the constant operands of an Add, Mul or Concat."""
         constants = [index for index, name in enumerate(node.input) if name in self.view.constants]
         if node.op_type in WEIGHT_INPUT and 1 in constants:
             self._store_weight_and_bias(node)
@@ -211,7 +215,7 @@ class _Rewriter:
         node.input[1] = self._dequantize(weight.name, stored, scales, np.zeros(scales.shape, stored.dtype), axis)
         if bias is not None:
             total = np.asarray(self.parameters(node.input[0]).scale * scales, scales.dtype)
-            # Shapes of scales: one number a channel, or one for all.
+            # One scale per channel, or a scalar.
             node.input[2] = self._dequantize(
                 bias_name, store_bias(bias, total), total, None, 0 if total.shape else None
             )
@@ -221,7 +225,7 @@ class _Rewriter:
         return output_channel_axis(node, weight) if self.per_channel and not stacked else None
 
     def _store_operand(self, name: str) -> str:
-        """A constant that is added or multiplied: quantized like an activation, which is what the kernel takes."""
+        """Quantize a constant operand like an activation, as the kernel requires, and return its dequantized name."""
         values = to_array(self.view.constants[name])
         fit = fit_range(float(values.min()), float(values.max()), self.integer, dtype=values.dtype)
         return self._dequantize(name, fit.store(values), fit.scale, np.array(fit.zero, fit.kind), None)
@@ -229,7 +233,7 @@ class _Rewriter:
     def _dequantize(
         self, name: str, stored: NDArray[Any], scales: NDArray[Any], zero: NDArray[Any] | None, axis: int | None
     ) -> str:
-        """The output of a DequantizeLinear of a stored constant; nodes that store it alike share it."""
+        """Return the output name of the DequantizeLinear of a stored constant; equal stored constants share one."""
         forms = self.stored.setdefault(name, [])
         for form in forms:
             if np.array_equal(form.scales, scales) and np.array_equal(form.values, stored):
@@ -250,7 +254,7 @@ class _Rewriter:
         return name
 
     def _pair(self, tensor: str, end: str) -> str:
-        """Quantize and dequantize an activation into the tensor `end`."""
+        """Add the Q/DQ pair from an activation to the tensor `end`; return `end`."""
         scale_value, zero_value = self._scale_and_zero(tensor)
         scale = self._constant(f"{tensor}_scale", scale_value)
         zero = self._constant(f"{tensor}_zero_point", zero_value)
@@ -270,7 +274,7 @@ class _Rewriter:
         return fit.scale, np.array(fit.zero, fit.kind)
 
     def _quantize_output(self, tensor: str) -> None:
-        """Quantize a tensor where it is made; a folded activation gives its place to the node before it."""
+        """Quantize a tensor at its producer. A folded activation is removed, and its input's producer takes its output."""
         node = self.view.producer[tensor]
         if node.name in self.plan.folded:
             source = self.view.producer[node.input[0]]
@@ -278,7 +282,7 @@ class _Rewriter:
             source.output[0] = tensor
             node = source
         if tensor in self.view.pinned:
-            # Other graphs and callers know the tensor by its name: what is made gets another one.
+            # Callers and subgraphs refer to the tensor by name, so the producer's output is renamed.
             made = self.names.new(f"{tensor}_float")
             node.output[list(node.output).index(tensor)] = made
             self._pair(tensor, tensor)
@@ -304,7 +308,7 @@ class _Rewriter:
 
 
 def _take(node: onnx.NodeProto, name: str) -> float:
-    """The factor alpha or beta of a Gemm, removed from it: integer kernels are for those of 1."""
+    """Remove the factor alpha or beta from a Gemm and return it: integer kernels require 1."""
     value = float(attribute(node, name, 1.0))
     for item in [item for item in node.attribute if item.name == name]:
         node.attribute.remove(item)

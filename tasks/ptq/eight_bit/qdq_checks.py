@@ -1,4 +1,4 @@
-"""What must hold of a model before and after Q/DQ pairs are put into it, and what is known of its tensors."""
+"""Checks of a model before and after Q/DQ pairs are inserted, and the types of its tensors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tasks.ptq.graph.edits import EXTERNAL_DATA_BYTES, message_bytes, weight_inp
 from validators.errors import CandidateRefused, RefusalKind
 from validators.graph.source_graph import KNOWN_DOMAINS
 
-# Per channel DequantizeLinear came with opset 13, float16 scales with 19; TensorRT is given 21.
+# Opset 13 added per-channel DequantizeLinear, opset 19 float16 scales; TensorRT gets 21.
 LEAST_OPSET, FLOAT16_OPSET = 13, 21
 _QUANTIZED = (
     "QuantizeLinear",
@@ -27,8 +27,8 @@ _QUANTIZED = (
 
 
 def describe_tensors(proto: onnx.ModelProto) -> tuple[dict[str, int], dict[str, int]]:
-    """Element types and ranks of the float tensors, as far as shape inference knows them."""
-    # Beyond a protobuf's size there is no inference in memory: types then are those of the weights.
+    """Return the element types and the ranks of the float tensors, by name, as far as shape inference knows them."""
+    # In-memory inference fails beyond the size limit of a protobuf; the caller then uses the type of the weights.
     graph = (proto if message_bytes(proto) > EXTERNAL_DATA_BYTES else onnx.shape_inference.infer_shapes(proto)).graph
     values = {value.name: value.type.tensor_type for value in [*graph.value_info, *graph.input, *graph.output]}
     types = {name: kind.elem_type for name, kind in values.items() if kind.elem_type in FLOATS}
@@ -36,7 +36,7 @@ def describe_tensors(proto: onnx.ModelProto) -> tuple[dict[str, int], dict[str, 
 
 
 def weight_type(view: GraphView) -> int:
-    """The type of the weights, which is that of activations behind a custom operator, where inference knows none."""
+    """Return the float type of the weights, used for activations whose type inference does not know."""
     weights = [view.constants.get(node.input[1]) for node in view.graph.node if weight_input(node)]
     return next((item.data_type for item in weights if item and item.data_type in FLOATS), onnx.TensorProto.FLOAT)
 
@@ -44,7 +44,11 @@ def weight_type(view: GraphView) -> int:
 def refuse_model(
     proto: onnx.ModelProto, target: QdqTarget, activation: ActivationType, keep_float: Collection[str]
 ) -> None:
-    """What is wrong with the model or the options, before anything is done."""
+    """Refuse a model or options that cannot be quantized for the target.
+
+    Raises:
+        CandidateRefused: `unsupported` or `invalid`: the first problem found.
+    """
     nodes = proto.graph.node
     quantized = next(
         (node.op_type for node in nodes if node.domain in KNOWN_DOMAINS and node.op_type.startswith(_QUANTIZED)), ""
@@ -88,7 +92,7 @@ def refuse_model(
 
 
 def check_variant(variant: Path, before: list[bytes]) -> None:
-    """The file is valid, and its inputs and outputs are those of the source."""
+    """Refuse a variant that is not a valid model, or whose inputs and outputs differ from the source's (`before`)."""
     try:
         onnx.checker.check_model(str(variant), full_check=True)
         same = interface_of(onnx.load(variant, load_external_data=False).graph) == before

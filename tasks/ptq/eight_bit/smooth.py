@@ -1,8 +1,8 @@
-"""SmoothQuant: channels of activations that are far larger than the others hand their size to the weights.
+"""SmoothQuant: move the magnitude of outlier activation channels into the weights.
 
 G. Xiao et al., "SmoothQuant: Accurate and Efficient Post-Training Quantization for Large Language Models", ICML 2023. Eq. 3:
-Y = (X diag(s)^-1) (diag(s) W), which is the same product; eq. 4: s_j = max|X_j|^alpha / max|W_j|^(1 - alpha). The division is
-folded into what makes X where that is exact, and is a Mul of its own otherwise.
+Y = (X diag(s)^-1) (diag(s) W), the same product. Eq. 4: s_j = max|X_j|^alpha / max|W_j|^(1 - alpha). The division is folded
+into the producer of X where that is exact; otherwise a Mul is inserted.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from tasks.ptq.graph.edits import (
 from validators.records.libraries import Libraries
 from validators.samples.datasets import Arrays
 
-# The paper takes 0.5 for most models and up to 0.9 for those with the largest outliers (section 4 and figure 10).
+# The paper uses 0.5 for most models and up to 0.9 for those with the largest outliers (section 4 and figure 10).
 ALPHAS: tuple[float, ...] = tuple(step / 20 for step in range(4, 20))
 ROWS = 256
-# An error that falls by less is not worth another graph.
+# A smaller relative gain is not worth a changed graph.
 LEAST_GAIN = 0.05
 
 Vector = NDArray[np.float64]
@@ -44,8 +44,11 @@ Edit = tuple[onnx.NodeProto, int, NDArray[Any]]
 
 @dataclass(frozen=True)
 class ChannelStatistics:
-    """What calibration saw of a tensor: `low` and `high` of each channel of its last axis, shape `(channels,)`, and `rows`
-    of it, float32 `(n, channels)`, to try factors on; `halves` are the same of either half of what was seen."""
+    """Calibration statistics of a tensor by channel of its last axis.
+
+    `low` and `high` are the extremes of each channel, float32 `(channels,)`. `rows` are sampled rows, float32
+    `(n, channels)`, to evaluate factors on. `halves` are the same statistics of each half of the data.
+    """
 
     low: NDArray[np.float32]
     high: NDArray[np.float32]
@@ -55,8 +58,10 @@ class ChannelStatistics:
 
 @dataclass(frozen=True)
 class Smoothing:
-    """What was done to one tensor; errors are the mean square of the layers' quantized outputs less the exact ones, over the
-    mean square of the exact ones."""
+    """Result of smoothing one tensor.
+
+    An error is the mean squared error of the layers' quantized outputs over the mean square of the exact outputs.
+    """
 
     alpha: float | None
     way: Literal["folded", "multiplied", "left"]
@@ -66,7 +71,7 @@ class Smoothing:
 
 @dataclass(frozen=True)
 class SmoothedGraph:
-    """An equal float model that is easier to quantize, with how many tensors were divided where they are made, and by a Mul."""
+    """An equivalent float model, with the number of tensors whose division was folded and of those divided by a Mul."""
 
     path: Path
     folded: int
@@ -76,9 +81,10 @@ class SmoothedGraph:
 def read_channels(
     model: Path, batches: Iterable[Arrays], *, seed: int = 0, libraries: Libraries = ()
 ) -> dict[str, ChannelStatistics]:
-    """Statistics of every tensor that `smooth` could change: the inputs of products with constant weights.
+    """Return the statistics of every tensor that `smooth` could change: the inputs of products with constant weights.
 
-    Rows are a seeded draw of equal size from each batch; its first rows are one half, the others the other.
+    `rows` are a seeded draw of equal size from each batch. The first half of a batch's rows goes to one of `halves`, the
+    second half to the other.
     """
     proto = onnx.load(model, load_external_data=False)
     tensors = list(_layers_by_input(GraphView(proto.graph)))
@@ -113,12 +119,12 @@ def smooth(
     symmetric: bool,
     alphas: Sequence[float] = ALPHAS,
 ) -> dict[str, Smoothing]:
-    """Write an equal float model whose products are easier to quantize; return what was done to each tensor in `seen`.
+    """Write an equivalent float model whose products are easier to quantize; return the result for each tensor in `seen`.
 
-    Factors are shared by all products that read a tensor. Of `alphas`, each tensor gets the one with the least error of its
-    products with INT8 activations per tensor (`symmetric` or not) and weights per output channel, on rows that did not set
-    it, if that is less by a twentieth than without. Ranges of activations have to be calibrated again: folded factors change
-    those of the tensors.
+    All products that read a tensor share its factors. Each tensor gets the alpha with the least error of its products, with
+    INT8 activations per tensor (`symmetric` or not) and weights per output channel, on rows not used to set the factors. It
+    is left unchanged unless the error falls by at least `LEAST_GAIN`. Activation ranges must be calibrated again, since
+    folded factors change them.
     """
     proto = onnx.load(model)
     done = {}
@@ -137,14 +143,14 @@ def smooth(
         done[tensor] = result
     drop_unused_initializers(proto.graph)
     save_model(proto, smoothed)
-    onnx.checker.check_model(str(smoothed))  # by path: 2 GB are no limit
+    onnx.checker.check_model(str(smoothed))  # by path, to check models above 2 GB
     return done
 
 
 def smoothing_factors(activation_amax: Vector, weight_amax: Vector, alpha: float) -> Vector:
-    """Eq. 4, by input channel, shape `(channels,)`, brought to a geometric mean of 1, which quantization does not see.
+    """Return the factors of eq. 4 per input channel, scaled to a geometric mean of 1, which does not affect quantization.
 
-    A channel in which activations or weights are all zero gets the factor 1 before that.
+    Arguments and result are float64 `(channels,)`. A channel whose activations or weights are all zero gets the factor 1.
 
     >>> smoothing_factors(np.array([400.0, 1.0]), np.array([1.0, 1.0]), 0.5).round(6).tolist()
     [4.472136, 0.223607]
@@ -160,7 +166,10 @@ def smoothing_factors(activation_amax: Vector, weight_amax: Vector, alpha: float
 def output_error(
     seen: ChannelStatistics, weights: Sequence[NDArray[Any]], factors: Vector, *, symmetric: bool
 ) -> float:
-    """The error of the INT8 products `rows @ weight`, each weight of shape `(channels, out)`, with these factors."""
+    """Return the relative squared error of the INT8 products `rows @ weight` with these factors, summed over the weights.
+
+    Each weight is float `(channels, out)`, `factors` is float64 `(channels,)`.
+    """
     low, high = float((seen.low / factors).min()), float((seen.high / factors).max())
     fit = fit_range(low, high, "int8", symmetric=symmetric)
     rows = fit.read(fit.store(seen.rows / factors))
@@ -179,9 +188,9 @@ def output_error(
 def _search(
     seen: ChannelStatistics, weights: list[NDArray[Any]], symmetric: bool, alphas: Sequence[float]
 ) -> tuple[Vector, Smoothing]:
-    """The factors that help most, by the error on rows of one half with factors and ranges of the other, both ways round.
+    """Return the factors of least error, cross-validated: factors and ranges of one half are evaluated on rows of the other.
 
-    On the rows that set them, any factors help where there are few.
+    On the rows that set them, even useless factors lower the error when rows are few.
     """
     weight_amax = np.max([np.abs(weight).max(axis=1) for weight in weights], axis=0).astype(np.float64)
     one, other = seen.halves if len(seen.halves) == 2 else (seen, seen)
@@ -204,7 +213,7 @@ def _search(
 
 
 def _layers_by_input(view: GraphView) -> dict[str, list[onnx.NodeProto]]:
-    """The MatMul and Gemm nodes with a constant matrix, by the tensor that they read."""
+    """Return the MatMul and Gemm nodes with a constant matrix, by the tensor that they read."""
     found: dict[str, list[onnx.NodeProto]] = {}
     for node in view.graph.node:
         weight = view.constants.get(node.input[1]) if operator_of(node) in ("MatMul", "Gemm") else None
@@ -215,13 +224,13 @@ def _layers_by_input(view: GraphView) -> dict[str, list[onnx.NodeProto]]:
 
 
 def _matrix(view: GraphView, node: onnx.NodeProto) -> NDArray[Any]:
-    """The weight as `(channels in, channels out)`."""
+    """Return the weight as `(channels in, channels out)`."""
     weight = to_array(view.constants[node.input[1]])
     return weight.T if attribute(node, "transB", 0) else weight
 
 
 def _apply(view: GraphView, tensor: str, layers: list[onnx.NodeProto], factors: Vector) -> bool:
-    """Multiply the weights' rows and divide the tensor; whether that was folded into what makes it."""
+    """Multiply the weights' rows and divide the tensor; return whether the division was folded into its producer."""
     dtype = _matrix(view, layers[0]).dtype
     for node in layers:
         transposed = attribute(node, "transB", 0)
@@ -237,12 +246,12 @@ def _apply(view: GraphView, tensor: str, layers: list[onnx.NodeProto], factors: 
 
 
 def _fold(view: GraphView, tensor: str, factors: Vector) -> list[Edit] | None:
-    """The constants to replace so that a tensor comes out divided by `factors` along its last axis; None where none do."""
+    """Return the constants to replace so that a tensor is divided by `factors` along its last axis; None if impossible."""
     node = view.producer.get(tensor)
     if node is None or tensor in view.pinned:
         return None
     match operator_of(node):
-        case "Relu" | "LeakyRelu":  # of a positive factor: f(x / s) = f(x) / s
+        case "Relu" | "LeakyRelu":  # for s > 0: f(x / s) = f(x) / s
             return _fold_alone(view, node.input[0], factors)
         case "LayerNormalization":
             return _divide(view, node, range(1, len(node.input)), factors)
@@ -270,13 +279,13 @@ def _fold_alone(view: GraphView, tensor: str, factors: Vector) -> list[Edit] | N
 
 
 def _fold_either(view: GraphView, product: onnx.NodeProto, factors: Vector) -> list[Edit] | None:
-    """Of a product of activations, as of a gate and what it lets through: dividing one of them divides it."""
+    """Fold the division into either operand of a product of activations, such as a gate."""
     folds = (_fold_alone(view, name, factors) for name in dict.fromkeys(product.input))
     return next((edits for edits in folds if edits is not None), None)
 
 
 def _divide(view: GraphView, node: onnx.NodeProto, indices: Iterable[int], factors: Vector) -> list[Edit] | None:
-    """Quotients of a node's constants, if they have the channels that the factors are for."""
+    """Return a node's constants divided by `factors`; None if one is not constant or has other channels."""
     edits = []
     for index in indices:
         constant = view.constants.get(node.input[index])
@@ -291,14 +300,14 @@ def _divide(view: GraphView, node: onnx.NodeProto, indices: Iterable[int], facto
 
 
 def _set_constant(graph: onnx.GraphProto, node: onnx.NodeProto, index: int, values: NDArray[Any], dtype: Any) -> None:
-    """A constant of its own for this node: others may read the one that it had."""
+    """Give the node a constant of its own, since others may read the present one."""
     name = Names(graph).new(f"{node.input[index]}_smoothed")
     graph.initializer.append(from_array(np.asarray(values, dtype), name))
     node.input[index] = name
 
 
 def _multiply(view: GraphView, tensor: str, layers: list[onnx.NodeProto], inverse: NDArray[Any]) -> None:
-    """Put a Mul between the tensor and its products."""
+    """Insert a Mul between the tensor and its products."""
     names = Names(view.graph)
     name, end = names.new(f"{tensor}_smoothing"), names.new(f"{tensor}_smoothed")
     view.graph.initializer.append(from_array(inverse, name))

@@ -1,7 +1,7 @@
-"""Tied embeddings: one table that tokens are looked up in and that, transposed, is the weight of the head, in INT8 or INT4.
+"""Tied embeddings in INT8 or INT4: one table is both the embedding and, transposed, the weight of the head.
 
-Quantizing the head alone makes a file larger, since the look-up keeps the float table. Here GatherBlockQuantized and
-MatMulNBits (both com.microsoft, ONNX Runtime's ContribOperators.md) read the same bytes, the latter through a Reshape:
+Quantizing the head alone makes the file larger, since the embedding keeps the float table. Here GatherBlockQuantized and
+MatMulNBits (both com.microsoft, ONNX Runtime's ContribOperators.md) read the same bytes, MatMulNBits through a Reshape:
 
     codes        uint8 [tokens, K * bits / 8]            as MatMulNBits has them: [tokens, blocks, block_size * bits / 8]
     scales       float [tokens, blocks]                                           [tokens * blocks]
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 
 TableBits = Literal[4, 8]
 DOMAIN = "com.microsoft"
-# Output rows of the table at a time: float64 of 49,152 tokens would take 226 MB.
+# Rows of the table rounded at once: float64 of 49,152 tokens would take 226 MB.
 ROWS_AT_ONCE = 4096
-# Sizes of blocks for a table that need not share them with anything: larger ones cost less and lose more.
+# Block sizes to choose from when a table shares its bytes with no head: larger ones take fewer bytes and lose more accuracy.
 TABLE_BLOCKS = (128, 64, 32, 16)
 
 Bytes = NDArray[np.uint8]
@@ -46,7 +46,7 @@ Bytes = NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class EmbeddingTable:
-    """A constant `[tokens, K]` that nothing but Gather nodes (along axis 0) and the transpositions of some sites read."""
+    """A constant `[tokens, K]` whose only readers are Gather nodes (along axis 0) and the Transposes of some sites."""
 
     constant: str
     gathers: tuple[str, ...]
@@ -55,7 +55,7 @@ class EmbeddingTable:
 
 @dataclass(frozen=True)
 class Rows:
-    """A table by blocks of its rows: `codes`, `scales` and `zero_points` as at the top of this file."""
+    """A table quantized in blocks of its rows; the module docstring gives the shapes of `codes`, `scales`, `zero_points`."""
 
     codes: Bytes
     scales: NDArray[Any]
@@ -63,9 +63,9 @@ class Rows:
 
 
 def retie(graph: onnx.GraphProto) -> int:
-    """Let a head read the table again that its weight is a transposed copy of, through a Transpose; return how many do.
+    """Replace each head weight that is a transposed copy of a table by a Transpose of the table; return how many.
 
-    Folding constants makes such copies: a runtime would hold both, and quantization could no longer share one.
+    Constant folding makes such copies. A runtime would hold both, and quantization could not share one.
     """
     constants = initializers(graph)
     looked_up = [
@@ -91,7 +91,7 @@ def retie(graph: onnx.GraphProto) -> int:
 
 
 def find_tables(graph: onnx.GraphProto, sites: Sequence[Site], *, block_size: int) -> tuple[EmbeddingTable, ...]:
-    """The tied embeddings among the weights of the sites whose rows are whole blocks. Nodes have names."""
+    """Return the tied embeddings among the sites' weights whose rows divide into whole blocks. All nodes must have names."""
     tables = []
     for name in dict.fromkeys(site.constant for site in sites if site.transposed):
         readers = [node for node in graph.node if name in names_read(node)]
@@ -105,9 +105,9 @@ def find_tables(graph: onnx.GraphProto, sites: Sequence[Site], *, block_size: in
 
 
 def round_rows(table: NDArray[Any], *, bits: TableBits, block_size: int) -> Rows:
-    """Each row's blocks rounded to nearest, with a zero point a block: `2^bits - 1` steps from the least value to the greatest.
+    """Round each row's blocks to nearest, with one zero point per block and `2^bits - 1` steps from minimum to maximum.
 
-    `table` is float `[tokens, K]`, K a multiple of `block_size`; zero is in every range, and exact.
+    `table` is float `[tokens, K]`, K a multiple of `block_size`. Every range contains zero, which is exact.
 
     >>> rows = round_rows(np.array([[-1.0] + [2.0] * 15], np.float32), bits=4, block_size=16)
     >>> rows.codes[0, :2].tolist(), rows.scales.astype(str).tolist(), rows.zero_points.tolist()  # 0 | 15 << 4, 15 | 15 << 4
@@ -126,7 +126,7 @@ def _round(part: NDArray[Any], bits: TableBits, block_size: int) -> Rows:
     blocks = part.reshape(len(part), -1, block_size).astype(np.float64)
     low, high = np.minimum(blocks.min(axis=2), 0), np.maximum(blocks.max(axis=2), 0)
     scales = ((high - low) / top).astype(part.dtype)
-    scales[scales == 0] = 1  # a block of zeros, or one whose scale float16 has not
+    scales[scales == 0] = 1  # a block of zeros, or a scale that underflows float16
     steps = scales.astype(np.float64)
     zeros = np.clip(np.rint(-low / steps), 0, top)
     codes = np.clip(np.rint(blocks / steps[..., None]) + zeros[..., None], 0, top)
@@ -134,7 +134,7 @@ def _round(part: NDArray[Any], bits: TableBits, block_size: int) -> Rows:
 
 
 def _stored(codes: NDArray[np.float64], bits: TableBits) -> Bytes:
-    """Codes of 8 bits as they are, those of 4 two to a byte, the earlier one low, each row in bytes of its own."""
+    """Pack codes row by row: 8-bit codes unchanged, 4-bit codes two per byte, the earlier one in the low half."""
     whole = codes.astype(np.uint8)
     if bits == 8:
         return whole
@@ -152,9 +152,9 @@ def quantize_table(
     block_size: int,
     accuracy_level: int,
 ) -> dict[str, list[onnx.NodeProto]]:
-    """Add a table's bytes to the graph's constants; return what takes the place of each node, by its name.
+    """Add a table's bytes to the graph's constants; return the replacement nodes by the name of the node they replace.
 
-    None leaves the look-up, or the head, in float. Bits that are the same are stored once.
+    Bits of None leave the embedding, or the head, in float. Equal bits are stored once.
     """
     stored = {
         bits: store_table(graph, table.constant, names, bits=bits, block_size=block_size)
@@ -178,7 +178,7 @@ def store_table(
 ) -> list[str]:
     """Add the rounded rows of a table to the constants; return the names of codes, scales and zero points.
 
-    `folder` has the file that the table is in, where it is external data.
+    `folder` holds the table's file if it is external data.
     """
     rows = round_rows(to_array(initializers(graph)[constant], folder), bits=bits, block_size=block_size)
     parts = {"codes": rows.codes, "scales": rows.scales, "zero_points": rows.zero_points}
@@ -190,7 +190,7 @@ def store_table(
 def _flattened(
     graph: onnx.GraphProto, table: EmbeddingTable, stored: Sequence[str], names: Names, block_size: int
 ) -> list[onnx.NodeProto]:
-    """The Reshape nodes that give the bytes in the shapes that MatMulNBits reads; these shapes are added to the constants."""
+    """Return the Reshape nodes to the shapes that MatMulNBits reads, and add these shapes to the constants."""
     width, tokens = table.sites[0].shape
     nodes = []
     for name, shape in zip(stored, ([tokens, width // block_size, -1], [-1], [-1]), strict=True):
@@ -201,7 +201,7 @@ def _flattened(
 
 
 def look_up(node: onnx.NodeProto, names: Sequence[str], bits: TableBits, block_size: int) -> onnx.NodeProto:
-    """The Gather along axis 0 of a table that is stored under these names (see `store_table`)."""
+    """Return the GatherBlockQuantized, along axis 0, that replaces a Gather; `names` as `store_table` returns them."""
     codes, scales, zeros = names
     return make_node(
         "GatherBlockQuantized",

@@ -1,1 +1,1 @@
-"""Float precisions: float16 made, half precision widened."""
+"""Float precisions: conversion to float16, and widening of float16 to float32."""

@@ -1,7 +1,7 @@
-"""Float16 weights and activations: a graph rewritten with casts at its border and around what stays in float32.
+"""Conversion to float16: casts at the inputs and outputs, and around the nodes that stay in float32.
 
-Inputs and outputs keep their types, and every tensor that becomes float16 keeps its name, but for inputs, outputs, and what
-the bodies of If and Loop read. Which nodes stay, and why, is decided in `fp16_rules.py`.
+Inputs and outputs keep their types. Every tensor that becomes float16 keeps its name, except inputs, outputs and tensors that
+the bodies of If and Loop read. `fp16_rules.py` decides which nodes stay in float32, and why.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from tasks.ptq.graph.edits import (
 
 @dataclass(frozen=True)
 class Float16Report:
-    """What the pass did.
+    """Result of the pass.
 
-    `converted` are the nodes that compute in float16, `left` those with floats that do not, with the reason; `carries` gives
-    for each new tensor the one of the source whose values it has, in another type; `casts` counts the new Cast nodes.
+    `converted` are the nodes that compute in float16. `left` maps float nodes that do not to the reason. `carries` maps each
+    new tensor to the source's tensor with the same values in another type. `casts` counts the new Cast nodes.
     """
 
     converted: tuple[str, ...]
@@ -44,16 +44,16 @@ class Float16Report:
     casts: int
 
     def with_carried(self, ranges: Mapping[str, Range]) -> dict[str, Range]:
-        """Ranges of the source's tensors, with those of the tensors that carry their values."""
+        """Return the ranges of the source's tensors, extended to the new tensors with the same values."""
         return dict(ranges) | {new: ranges[old] for new, old in self.carries.items() if old in ranges}
 
 
 def convert_to_float16(model: Path, variant: Path, ranges: Mapping[str, Range]) -> Float16Report:
-    """Write a form of a float32 model that computes in float16. `ranges` are (least, greatest) by tensor, in calibration.
+    """Convert a float32 model to float16. `ranges` maps tensors to the (least, greatest) values seen in calibration.
 
     Raises:
         CandidateRefused: `unsupported`: the model is quantized already, its opset is below 21, it has custom operators, or
-            nothing can be float16; `invalid`: the result is not a valid model of the same interface.
+            no node can be float16; `invalid`: the result is not a valid model with the same inputs and outputs.
     """
     proto = onnx.load(model)
     refuse_model(proto, "tensorrt", "int8", ())
@@ -70,7 +70,7 @@ def convert_to_float16(model: Path, variant: Path, ranges: Mapping[str, Range]) 
     if not converter.converted:
         found = f"nothing to compute in float16: {next(iter(rules.left.items()), 'no float32 tensors')}"
         raise_problem(("unsupported", found, "a float32 model within float16", "take another candidate"))
-    # The parser looks for what it is told of, and the runtime's folding leaves the names of all its own operator sets.
+    # TensorRT's parser looks up every listed operator set, and the runtime's folding lists all of its own.
     kept = [item for item in proto.opset_import if item.domain in ("", "ai.onnx")]
     del proto.opset_import[:]
     proto.opset_import.extend(kept)
@@ -95,10 +95,11 @@ def _float32_tensors(proto: onnx.ModelProto) -> frozenset[str]:
 
 @dataclass
 class _Converter:
-    """One rewriting of one graph.
+    """Rewrite of one graph.
 
-    `half` are the tensors that are made as float16, `wanted` what is read: tensor, and whether as float16. `names` gives each
-    of both a name: the tensor's own for what callers and bodies know in float32, else for float16.
+    `half` are the tensors that are produced as float16. `wanted` are the tensors that are read, each with whether as float16.
+    `names` maps such a pair to a name. The tensor's own name goes to float32 where callers or bodies refer to it, else to
+    float16.
     """
 
     floats: Floats
@@ -133,7 +134,7 @@ class _Converter:
         return casts
 
     def _convert(self, node: onnx.NodeProto) -> list[str]:
-        """Give a node its types; return the float tensors that it makes, by the names that the source has."""
+        """Rename a node's inputs and outputs to their types; return its float outputs by the source's names."""
         converts = node.name not in self.rules.left
         reads = [(index, half and converts) for half in (True, False) for index in self.floats.inputs(node, half=half)]
         makes = [(index, half and converts) for half in (True, False) for index in self.floats.outputs(node, half=half)]
@@ -160,7 +161,7 @@ class _Converter:
         return self.names[tensor, half]
 
     def _casts(self, tensor: str) -> list[onnx.NodeProto]:
-        """The Cast to the type that a tensor is not made in, if it is wanted."""
+        """Return the Cast to the type that a tensor is not produced in, if a node reads that type."""
         half = tensor in self.half
         if (tensor, not half) not in self.wanted:
             return []
@@ -186,7 +187,7 @@ class _Converter:
         graph.initializer.extend(stored)
 
     def _describe(self) -> None:
-        """Shapes and types of all tensors that had them."""
+        """Declare the shapes and types of all tensors that had them."""
         graph = self.floats.view.graph
         known = {value.name: value for value in [*graph.value_info, *graph.input, *graph.output]}
         described = [value for value in graph.value_info if value.name not in self.floats.names]
@@ -202,7 +203,7 @@ class _Converter:
 
 
 def _set_type(node: onnx.NodeProto) -> None:
-    """Make a node whose type is an attribute give float16."""
+    """Set the output type to float16 in nodes that hold it in an attribute."""
     if node.op_type == "Cast":
         next(item for item in node.attribute if item.name == "to").i = TensorProto.FLOAT16
     elif node.op_type == "ConstantOfShape":

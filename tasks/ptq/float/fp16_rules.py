@@ -1,17 +1,17 @@
-"""Which nodes of a float32 graph cannot compute in float16, and why.
+"""Rules for the nodes of a float32 graph that cannot compute in float16, and why.
 
-Bounds of the format are those of IEEE 754-2008, table 3.5 (binary16): largest 65,504, smallest normal number 2^-14. A node
+The bounds of the format are those of IEEE 754-2008, table 3.5 (binary16): largest 65,504, smallest normal number 2^-14. A node
 stays in float32 when
 
-- calibration saw values of a tensor that it reads or makes beyond a quarter of the largest (the next request may have larger
-  ones), or all of them below the smallest normal one, where digits are lost;
-- one of its constants is beyond the format, or wholly below its normal numbers: then also what divides by the result, or takes
-  its root, as 1e-12 in a denominator guards against a zero that float16 would make of it again;
-- its result becomes an integer or a size (Cast to an integer, `scales` of Resize), and float16 counts exactly to 2,048 only;
+- calibration saw values of an input or output beyond a quarter of the largest (the next request may have larger ones), or all
+  values below the smallest normal number, where digits are lost;
+- one of its constants is beyond the format, or wholly below its normal numbers. Nodes that divide by the result or take its
+  root then stay too: a 1e-12 in a denominator guards against a zero, and float16 would round it to zero;
+- its result becomes an integer or a size (Cast to an integer, `scales` of Resize): float16 counts exactly to 2,048 only;
 - it has a body (If, Loop, Scan), or the operator is not defined for float16 (ONNX operator schemas).
 
-One rule goes the other way: masks. What is added to the input of Softmax to leave a position out, -3.4e38 or -1e9, becomes
--16,384, so that attention stays in float16: exp of either is 0 beside any number that the first rule lets through.
+Masks are an exception. A number such as -3.4e38 or -1e9, added to the input of Softmax to mask a position, becomes -16,384, so
+that attention stays in float16: exp of either is 0 beside any number that the first rule allows.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from tasks.ptq.graph.edits import attribute, to_array
 
 LARGEST, SMALLEST_NORMAL = 65504.0, 2.0**-14
 HEADROOM = 4
-# Two of them, for causality and for padding, still are no infinity, of which a row of nothing else would make NaN.
+# The sum of two masks, causal and padding, is still finite: a fully masked row of infinities would give NaN.
 MASK = -16384.0
 
 INTEGERS = frozenset(
     {TensorProto.INT8, TensorProto.INT16, TensorProto.INT32, TensorProto.INT64}
     | {TensorProto.UINT8, TensorProto.UINT16, TensorProto.UINT32, TensorProto.UINT64}
 )
-# What sizes and positions are computed with; a layer of the network ends the search for where they come from.
+# Operators that compute sizes and positions; the search for their origin ends at any other operator.
 _COUNTING = frozenset(
     {"Cast", "Floor", "Ceil", "Round", "Mul", "Div", "Add", "Sub", "Sqrt", "Reciprocal", "Concat", "Gather", "Slice"}
     | {"Squeeze", "Unsqueeze", "Reshape", "Range", "Min", "Max", "Neg", "Abs", "Where", "Expand", "Identity"}
@@ -50,16 +50,16 @@ _TINY = "below the normal numbers of float16"
 
 @dataclass(frozen=True)
 class Slots:
-    """For each input and each output of a node: whether the operator takes, or gives, float16 there."""
+    """For each input and output of a node: whether the operator supports float16 there."""
 
     inputs: tuple[bool, ...]
     outputs: tuple[bool, ...]
 
 
 def slots_of(node: onnx.NodeProto, opset: int) -> Slots:
-    """Where the operator's schema allows float16; nowhere if it has a body, or a type of its own.
+    """Return the inputs and outputs that may be float16 by the operator's schema; none for a node with a body or a `dtype`.
 
-    Constant, which preparing a graph turns into initializers, counts as such.
+    Constant has none either: graph preparation turns it into initializers.
 
     >>> slots_of(onnx.helper.make_node("Resize", ["x", "", "scales"], ["y"]), 21)
     Slots(inputs=(True, True, False), outputs=(True,))
@@ -70,7 +70,7 @@ def slots_of(node: onnx.NodeProto, opset: int) -> Slots:
     schema = onnx.defs.get_schema(node.op_type, opset)
     sides = []
     for formal, count in ((schema.inputs, len(node.input)), (schema.outputs, len(node.output))):
-        # The last formal parameter stands for all that follow it when it is variadic.
+        # A variadic last formal parameter describes all further ones.
         allowed = [formal[min(index, len(formal) - 1)].types for index in range(count)]
         if not all(any(kind.startswith("tensor(") for kind in kinds) for kinds in allowed):
             return nowhere  # sequences and optionals
@@ -79,24 +79,24 @@ def slots_of(node: onnx.NodeProto, opset: int) -> Slots:
 
 
 def has_body(node: onnx.NodeProto) -> bool:
-    """Whether a node is an If, a Loop or a Scan."""
+    """Return whether a node is an If, a Loop or a Scan."""
     return any(item.HasField("g") or item.graphs for item in node.attribute)
 
 
 @dataclass(frozen=True)
 class Floats:
-    """The float32 tensors of a graph, and where its operators allow float16, by node."""
+    """Float32 tensors of a graph, and the float16 slots of each node."""
 
     view: GraphView
     names: frozenset[str]
     slots: Mapping[str, Slots]
 
     def inputs(self, node: onnx.NodeProto, *, half: bool) -> list[int]:
-        """Places of the float32 inputs of a node that may be float16, or that may not."""
+        """Return the indices of a node's float32 inputs that may be float16 (`half`), or that may not."""
         return self._places(node.input, self.slots[node.name].inputs, half)
 
     def outputs(self, node: onnx.NodeProto, *, half: bool) -> list[int]:
-        """Places of its float32 outputs that may be float16, or that may not."""
+        """Return the indices of a node's float32 outputs that may be float16 (`half`), or that may not."""
         return self._places(node.output, self.slots[node.name].outputs, half)
 
     def _places(self, names: Iterable[str], allowed: tuple[bool, ...], half: bool) -> list[int]:
@@ -106,14 +106,14 @@ class Floats:
 
 @dataclass(frozen=True)
 class Rules:
-    """What is decided for a graph: `left` is the reason by node, `masks` the constants that become `MASK` where below it."""
+    """Decision for a graph: `left` maps nodes to the reason; the `masks` constants are raised to `MASK` where below it."""
 
     left: dict[str, str]
     masks: frozenset[str]
 
 
 def find_rules(floats: Floats, ranges: Mapping[str, Range]) -> Rules:
-    """The nodes that stay in float32. `ranges` are (least, greatest) by tensor, as calibration saw them."""
+    """Return the rules for a graph. `ranges` maps tensors to the (least, greatest) values seen in calibration."""
     view = floats.view
     masks, masked = _find_masks(view)
     left: dict[str, str] = {}
@@ -152,7 +152,7 @@ def _why_not(
 
 
 def _find_masks(view: GraphView) -> tuple[frozenset[str], frozenset[str]]:
-    """Constants below float16 that only move the input of Softmax down, and the activations that have such numbers of them."""
+    """Return the mask constants, which reach only Softmax inputs, and the activations that contain their values."""
     only_softmax: set[str] = set()
     names = {name for node in view.graph.node for name in node.input} - view.pinned
     for node in reversed(view.graph.node):

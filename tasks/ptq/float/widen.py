@@ -1,6 +1,6 @@
-"""Half precision made single: ONNX Runtime's CPU provider has few float16 kernels, and no integer kernel that reads float16.
+"""Widening of float16 to float32: ONNX Runtime's CPU provider has few float16 kernels, and no integer kernel reads float16.
 
-Every float16 number is a float32 number, so that weights stay what they are; what is computed from them is rounded less.
+Every float16 number is exact in float32, so weights keep their values; results are rounded less.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from onnx import TensorProto, helper
 from tasks.ptq.graph.edits import Names, from_array, to_array
 from validators.errors import CandidateRefused
 
-# The attributes of standard and contrib operators that name the type of what they make or compute in.
+# Attributes of standard and contrib operators that name the type of their output or of their computation.
 TYPE_ATTRIBUTES = frozenset({"to", "dtype", "output_dtype", "output_datatype", "softmax_precision", "stash_type"})
 
 
 def widen(model: onnx.ModelProto) -> int:
-    """Make a float16 graph compute in float32, with inputs and outputs as they were; return how many constants were widened.
+    """Make a float16 graph compute in float32 with the same inputs and outputs; return the number of widened constants.
 
-    Where a graph input is float16 a Cast comes behind it, and one before such an output. Weights must be in memory.
+    A Cast follows each float16 input and precedes each float16 output. Weights must be in memory.
 
     Raises:
-        CandidateRefused: `unsupported`: an input or output is a sequence of float16, which no Cast takes.
+        CandidateRefused: `unsupported`: an input or output is a sequence of float16, which Cast does not support.
     """
     graph = model.graph
     interface = _interface(graph)
@@ -48,7 +48,7 @@ def widen(model: onnx.ModelProto) -> int:
 
 
 def has_half(model: onnx.ModelProto) -> bool:
-    """Whether anything in a model is float16."""
+    """Return whether anything in a model is float16."""
     nodes = [*_nodes(model.graph), *(node for function in model.functions for node in function.node)]
     values = [*model.graph.input, *model.graph.output, *model.graph.value_info]
     return (
@@ -59,7 +59,7 @@ def has_half(model: onnx.ModelProto) -> bool:
 
 
 def _widen_graph(graph: onnx.GraphProto) -> int:
-    """Widen a graph with the bodies in it, down to the types that it declares."""
+    """Widen a graph and its bodies, including the declared types."""
     count = sum(_widen_tensor(tensor) for tensor in graph.initializer)
     for value in [*graph.input, *graph.output, *graph.value_info]:
         _widen_type(value.type)
@@ -96,7 +96,7 @@ def _widen_type(kind: onnx.TypeProto) -> None:
 
 
 def _cast_border(graph: onnx.GraphProto, names: Iterable[str], inputs: set[str]) -> None:
-    """Put a Cast behind each of these inputs and before each of these outputs; inside, another tensor takes its place."""
+    """Insert a Cast after each of these inputs and before each of these outputs, and rename the tensor inside the graph."""
     allocator = Names(graph)
     first, last = [], []
     inner: dict[str, str] = {}
@@ -117,7 +117,7 @@ def _cast_border(graph: onnx.GraphProto, names: Iterable[str], inputs: set[str])
 
 
 def _rename(graph: onnx.GraphProto, names: dict[str, str]) -> None:
-    """Give tensors other names, in the graph and wherever a body reads them; a constant that is an output as well."""
+    """Rename tensors and constants, in the graph and in the bodies that read them."""
     for tensor in graph.initializer:
         tensor.name = names.get(tensor.name, tensor.name)
     del graph.value_info[:]  # shapes are inferred anew
@@ -131,7 +131,7 @@ def _rename(graph: onnx.GraphProto, names: dict[str, str]) -> None:
 
 
 def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    """The nodes of a graph and of all bodies in it."""
+    """Yield the nodes of a graph and of all bodies in it."""
     for node in graph.node:
         yield node
         for item in node.attribute:
@@ -148,5 +148,5 @@ def _is_half(value: onnx.ValueInfoProto) -> bool:
 
 
 def _names_half(item: onnx.AttributeProto) -> bool:
-    """Whether an attribute is of float16 or asks for it."""
+    """Return whether an attribute holds a float16 tensor or names float16."""
     return (item.name in TYPE_ATTRIBUTES and item.i == TensorProto.FLOAT16) or item.t.data_type == TensorProto.FLOAT16

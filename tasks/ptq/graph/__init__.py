@@ -1,1 +1,1 @@
-"""Facts and edits of ONNX graphs that several passes share."""
+"""Queries and edits of ONNX graphs that several passes share."""

@@ -1,4 +1,4 @@
-"""Outputs whose shape a source leaves out: the runtime loads such a file, but onnx's checker and the passes want the axes."""
+"""Missing output shapes of a source. The runtime loads such a file, but onnx's checker and the passes need the axes."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from validators.records.libraries import Libraries
 
 
 def declare_outputs(model: Path, batch: GetBatch, libraries: Libraries = ()) -> tuple[str, ...]:
-    """Write the missing shapes of outputs into a file, in place; return the names of those outputs.
+    """Write the missing shapes of outputs into the file, in place; return the names of those outputs.
 
-    A shape is the one that shape inference finds. Where it finds none, a batch of samples shows the number of axes, and all
-    of them count as dynamic.
+    Shape inference supplies the shape. Where it finds none, the model runs on a batch of samples to learn the number of axes,
+    all of which are declared dynamic.
 
     Raises:
-        SourceError: shape inference finds nothing, and the runtime does not load or run the model.
+        SourceError: shape inference finds no shape, and the runtime does not load or run the model.
         DataError: the samples do not fit the inputs.
     """
     proto = onnx.load(model, load_external_data=False)
@@ -44,7 +44,7 @@ def declare_outputs(model: Path, batch: GetBatch, libraries: Libraries = ()) -> 
 
 
 def _infer_types(proto: onnx.ModelProto) -> dict[str, onnx.TypeProto]:
-    """The types that onnx infers; none where it finds the graph inconsistent, which the runtime may still load."""
+    """Return the types that onnx infers; none if onnx finds the graph inconsistent, which the runtime may still load."""
     try:
         graph = onnx.shape_inference.infer_shapes(proto, data_prop=True).graph
     except onnx.shape_inference.InferenceError:

@@ -1,4 +1,4 @@
-"""Small facts and edits of an ONNX graph that several passes need."""
+"""Small queries and edits of an ONNX graph that several passes need."""
 
 from __future__ import annotations
 
@@ -18,39 +18,39 @@ from validators.errors import SourceError
 from validators.graph.source_form import normalize
 from validators.graph.source_graph import check_source_graph
 
-# A protobuf message ends at 2 GB; weights beyond this go to a file beside the model.
+# A protobuf message is limited to 2 GB; larger models store their weights in a file beside the model.
 EXTERNAL_DATA_BYTES = 1_800_000_000
 
-# The metadata properties of a model that say what was done to it.
+# Prefix of the metadata properties that record changes to a model.
 NOTE_PREFIX = "quantgate."
 
-# Operators whose multiply-accumulates are worth low precision, with the index of the weight among the inputs.
+# Operators whose multiply-accumulates are worth low precision, with the input index of the weight.
 WEIGHT_INPUT = {"MatMul": 1, "Gemm": 1, "Conv": 1}
 
 
 def save_model(model: onnx.ModelProto, path: Path) -> None:
-    """Write a model to one file, or with its weights beside it when a single file cannot hold them."""
+    """Write a model to one file, or with external weights if a single file cannot hold them."""
     large = message_bytes(model) > EXTERNAL_DATA_BYTES
-    # onnx would write behind what an older file has.
+    # onnx would append to an existing file.
     path.with_name(f"{path.name}.data").unlink(missing_ok=True)
     onnx.save_model(model, path, save_as_external_data=large, location=f"{path.name}.data" if large else None)
 
 
 def message_bytes(model: onnx.ModelProto) -> int:
-    """About the bytes of a model with all that it holds in memory; `ByteSize` fails on one that no message can hold."""
+    """Return the approximate size of a model in memory, in bytes; `ByteSize` fails beyond the protobuf limit."""
     parts = [*model.graph.initializer, *model.graph.node, *model.functions]
     return sum(part.ByteSize() for part in parts)
 
 
 def gather_weights(source: Path, gathered: Path, *, custom_operators: bool = False) -> None:
-    """Write a model in its normal form, with all its weights in one file, or in two when it is too large.
+    """Write a model in its normal form, with all weights in one file, or in two if it is too large.
 
-    MLflow, for one, puts weights beside the model under a random name: gathered, equal models have equal bytes, and the
-    runtime's tools, which mishandle such files, see a plain one. The normal form is that of `validators.graph.source_form`.
-    `custom_operators` as in `check_source_graph`.
+    MLflow, for example, stores external weights under a random name. Gathered, equal models have equal bytes, and the
+    runtime's tools, which mishandle external weights, get a plain file. `validators.graph.source_form` defines the normal
+    form; `custom_operators` is as in `check_source_graph`.
 
     Raises:
-        SourceError: the model is unreadable or invalid, or its weights are not there.
+        SourceError: the model is unreadable or invalid, or its weights are missing.
     """
     check_source_graph(source, custom_operators=custom_operators)
     try:
@@ -66,29 +66,29 @@ def gather_weights(source: Path, gathered: Path, *, custom_operators: bool = Fal
 
 
 def model_bytes(path: Path) -> int:
-    """Bytes on disk of a model: its file and, where there is one, the weights beside it."""
+    """Return the size on disk of a model, in bytes: its file and its external weights, if any."""
     beside = path.with_name(f"{path.name}.data")
     return path.stat().st_size + (beside.stat().st_size if beside.exists() else 0)
 
 
 def add_note(model: onnx.ModelProto, about: str, text: str) -> None:
-    """Write into the file what was done to it; it stays there, whatever is made of the model later."""
+    """Record a change in the model's metadata, where later passes keep it."""
     model.metadata_props.add(key=f"{NOTE_PREFIX}{about}", value=text)
 
 
 def notes_of(path: Path) -> dict[str, str]:
-    """The notes in a file."""
+    """Return the notes in a file, by subject."""
     properties = onnx.load(path, load_external_data=False).metadata_props
     return {item.key.removeprefix(NOTE_PREFIX): item.value for item in properties if item.key.startswith(NOTE_PREFIX)}
 
 
 def initializers(graph: onnx.GraphProto) -> dict[str, onnx.TensorProto]:
-    """The constants of a graph by name."""
+    """Return the constants of a graph by name."""
     return {tensor.name: tensor for tensor in graph.initializer}
 
 
 def weighted_nodes(graph: onnx.GraphProto) -> list[tuple[onnx.NodeProto, onnx.TensorProto]]:
-    """The MatMul, Gemm and Conv nodes with a constant float32 weight, in graph order, each with that weight."""
+    """Return the MatMul, Gemm and Conv nodes with a constant float32 weight, in graph order, each with its weight."""
     constants = initializers(graph)
     found = []
     for node in graph.node:
@@ -100,7 +100,7 @@ def weighted_nodes(graph: onnx.GraphProto) -> list[tuple[onnx.NodeProto, onnx.Te
 
 
 def operator_of(node: onnx.NodeProto) -> str:
-    """The name of a node's operator, with its domain if that is not ONNX's own: there a MatMul may be anything.
+    """Return the name of a node's operator, with its domain unless it is a standard operator.
 
     >>> operator_of(onnx.helper.make_node("MatMul", ["a", "b"], ["c"]))
     'MatMul'
@@ -111,13 +111,13 @@ def operator_of(node: onnx.NodeProto) -> str:
 
 
 def custom_operators(graph: onnx.GraphProto) -> dict[str, str]:
-    """The nodes whose operators are not ONNX's own, by name, with the reason why every pass leaves them in float."""
+    """Return the nodes with custom operators, by name, with the reason why every pass leaves them in float."""
     operators = ((node, operator_of(node)) for node in graph.node)
     return {node.name: f"custom operator {operator}" for node, operator in operators if operator != node.op_type}
 
 
 def weight_input(node: onnx.NodeProto) -> int | None:
-    """The index of the weight among the inputs of a standard MatMul, Gemm or Conv; None for any other operator.
+    """Return the input index of the weight of a standard MatMul, Gemm or Conv; None for any other operator.
 
     >>> weight_input(onnx.helper.make_node("Gemm", ["x", "w"], ["y"]))
     1
@@ -127,7 +127,7 @@ def weight_input(node: onnx.NodeProto) -> int | None:
 
 
 def output_channel_axis(node: onnx.NodeProto, weight: onnx.TensorProto) -> int:
-    """The axis of the weight along which output channels lie: scales along any other axis cannot leave the sum.
+    """Return the axis of the weight that holds output channels. Scales along other axes do not factor out of the sum.
 
     Conv: `(out, in, ...)` gives 0. Gemm: `(K, N)` gives 1, or 0 with transB. MatMul: `(..., K, N)` gives the last.
     """
@@ -139,12 +139,12 @@ def output_channel_axis(node: onnx.NodeProto, weight: onnx.TensorProto) -> int:
 
 
 def attribute(node: onnx.NodeProto, name: str, default: Any) -> Any:
-    """The value of a node's attribute, or `default`."""
+    """Return the value of a node's attribute, or `default`."""
     return next((onnx.helper.get_attribute_value(item) for item in node.attribute if item.name == name), default)
 
 
 def name_nodes(graph: onnx.GraphProto) -> int:
-    """Give every node a name that no other has; return how many were renamed."""
+    """Give every node a unique name; return how many were renamed."""
     names = Names(graph)
     seen: set[str] = set()
     renamed = 0
@@ -157,16 +157,16 @@ def name_nodes(graph: onnx.GraphProto) -> int:
 
 
 class Names:
-    """The names of all nodes and tensors of a graph and its bodies, and of those that a pass adds.
+    """Allocator of unique names for the nodes and tensors of a graph and its bodies.
 
-    Whatever a pass adds gets its name here: a source may hold any name already, as `x_scale` for an input `x`.
+    Every pass takes its new names from here: a source may already use any name, such as `x_scale` for an input `x`.
     """
 
     def __init__(self, graph: onnx.GraphProto) -> None:
         self._taken = set(_all_names(graph))
 
     def new(self, name: str) -> str:
-        """Return the name, with underscores behind it until nothing has it, and take it.
+        """Reserve and return the name, with underscores appended until it is unique.
 
         >>> names = Names(onnx.helper.make_graph([onnx.helper.make_node("Relu", ["x"], ["x_scale"])], "g", [], []))
         >>> names.new("x_scale"), names.new("x_scale"), names.new("w")
@@ -190,9 +190,9 @@ def _all_names(graph: onnx.GraphProto) -> Iterator[str]:
 
 
 def split_gemm(graph: onnx.GraphProto) -> dict[str, str]:
-    """Rewrite each plain Gemm with a constant 2-D weight as MatMul and Add; return the name of each one's MatMul.
+    """Rewrite each plain Gemm with a constant 2-D weight as MatMul and Add; return the MatMul's name by the Gemm's.
 
-    Weight-only kernels exist for MatMul alone. A Gemm with alpha, beta or transA set apart from their defaults stays.
+    Weight-only kernels exist for MatMul only. A Gemm with non-default alpha, beta or transA stays.
     """
     constants = initializers(graph)
     names = Names(graph)
@@ -225,7 +225,7 @@ def split_gemm(graph: onnx.GraphProto) -> dict[str, str]:
 
 
 def drop_unused_initializers(graph: onnx.GraphProto) -> int:
-    """Remove the constants that neither a node (of any subgraph) nor an output reads; return how many."""
+    """Remove the constants that no node (of any subgraph) and no output reads; return how many."""
     used = {value.name for value in graph.output} | {name for node in graph.node for name in names_read(node)}
     unused = [tensor for tensor in graph.initializer if tensor.name not in used]
     for tensor in unused:
@@ -234,7 +234,7 @@ def drop_unused_initializers(graph: onnx.GraphProto) -> int:
 
 
 def names_read(node: onnx.NodeProto) -> Iterator[str]:
-    """What a node reads, itself and in its bodies, which read and give back outer tensors by name."""
+    """Yield the names that a node reads, in its inputs and in its bodies, which read and return outer tensors by name."""
     yield from node.input
     for item in node.attribute:
         for body in (item.g, *item.graphs):
@@ -244,28 +244,28 @@ def names_read(node: onnx.NodeProto) -> Iterator[str]:
 
 
 def dependent_tensors(graph: onnx.GraphProto) -> dict[str, None]:
-    """The tensors of the graph itself that depend on its inputs, in order; what does not is a weight, however computed."""
+    """Return the tensors of the main graph that depend on its inputs, in order. All others are weights."""
     constants = initializers(graph)
     depends = {value.name: None for value in graph.input if value.name not in constants}
-    for node in graph.node:  # in topological order, as the format demands
+    for node in graph.node:  # ONNX requires topological order
         if any(name in depends for name in names_read(node)):
             depends.update((name, None) for name in node.output if name)
     return depends
 
 
 def to_array(tensor: onnx.TensorProto, folder: Path = Path()) -> NDArray[Any]:
-    """The content of a constant; `folder` has the file that it is in, where it is external data."""
+    """Return a constant as an array; `folder` holds its file if it is external data."""
     return np.asarray(numpy_helper.to_array(tensor, str(folder)))
 
 
 def from_array(array: NDArray[Any], name: str) -> onnx.TensorProto:
-    """A constant with this content."""
+    """Return an array as a constant with this name."""
     return numpy_helper.from_array(array, name)
 
 
 @contextmanager
 def scratch() -> Iterator[Path]:
-    """A temporary folder, and no advice from ONNX Runtime's tools meanwhile: they log it to the root logger."""
+    """Open a temporary folder, and silence ONNX Runtime's tools, which log advice to the root logger."""
     root = logging.getLogger()
     root.addFilter(_no_advice)
     with tempfile.TemporaryDirectory(prefix="quantgate-") as folder:

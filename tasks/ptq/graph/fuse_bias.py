@@ -1,4 +1,4 @@
-"""Biases that stand behind a product as an Add: found, and made part of the product where the runtime would do so itself."""
+"""Biases added after a product by an Add: find them, and fuse them where the runtime would do so itself."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from tasks.ptq.graph.edits import drop_unused_initializers
 
 
 def fuse_bias(graph: onnx.GraphProto, ranks: Mapping[str, int], keep_float: Collection[str] = ()) -> int:
-    """Make a Gemm of each rank-2 MatMul with a constant weight and the Add of a constant bias behind it; return how many.
+    """Fuse each rank-2 MatMul with a constant weight and its Add of a constant bias into a Gemm; return how many.
 
-    `ranks` are those of the tensors, where they are known. The Gemm has the name of the MatMul.
+    `ranks` maps tensors to their ranks, where known. The Gemm keeps the name of the MatMul.
     """
     view = GraphView(graph)
     fused = 0
@@ -35,7 +35,7 @@ def fuse_bias(graph: onnx.GraphProto, ranks: Mapping[str, int], keep_float: Coll
 
 
 def bias_behind(view: GraphView, node: onnx.NodeProto) -> onnx.NodeProto | None:
-    """The Add of a constant of one axis that alone reads a MatMul's output."""
+    """Return the Add of a one-axis constant that is the only reader of a MatMul's output, or None."""
     found = view.readers.get(node.output[0], [])
     if node.op_type != "MatMul" or node.domain or node.output[0] in view.pinned or len(found) != 1:
         return None

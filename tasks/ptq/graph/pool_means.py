@@ -1,4 +1,4 @@
-"""The mean over the positions of a picture or a signal, written as the pooling that it is."""
+"""Rewrite of a mean over the positions of an image or a signal as GlobalAveragePool."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tasks.ptq.eight_bit.placement import GraphView
 from tasks.ptq.graph.edits import attribute, operator_of, to_array
 
 FEATURE_AXES = 2  # batch and channels come before the positions
-# Operators that only exist for channels-first tensors, and those that keep the layout of what they read.
+# Operators that exist for channels-first tensors only, and operators that keep the layout of their input.
 CHANNELS_FIRST = frozenset({"Conv", "ConvTranspose", "MaxPool", "AveragePool", "BatchNormalization"})
 KEEPS_LAYOUT = frozenset(
     {
@@ -30,15 +30,15 @@ KEEPS_LAYOUT = frozenset(
 
 
 def pool_means(graph: onnx.GraphProto) -> int:
-    """Make GlobalAveragePool of each ReduceMean over all positions of `[batch, channels, ...]`; return how many.
+    """Replace each ReduceMean over all positions of `[batch, channels, ...]` by GlobalAveragePool; return how many.
 
-    Exporters write one for the other. The values are the same, but only the pooling has an integer kernel, and one that
-    reads channels last as the integer convolutions before it write them: the mean cost a transposition and a
-    DequantizeLinear of the whole tensor (a tenth of an EfficientNet-Lite0 at batch 16).
+    Exporters write the mean for the pooling. The values are equal, but only the pooling has an integer kernel. It reads
+    channels last, as integer convolutions write them. The mean takes a transposition and a DequantizeLinear of the whole
+    tensor (a tenth of the time of an EfficientNet-Lite0 at batch 16).
 
-    Axes alone do not tell a pooling from a norm: the means of a LayerNorm reduce the last axis of `[batch, tokens, width]`, and
-    a GlobalAveragePool there keeps the runtime from fusing the norm. So the tensor must come from a channels-first operator,
-    which is also the only place where the pooling pays, and nothing may subtract the mean from the tensor again.
+    The axes alone do not distinguish a pooling from a norm: a LayerNorm also reduces the last axis of
+    `[batch, tokens, width]`, and a GlobalAveragePool there keeps the runtime from fusing the norm. So the tensor must come
+    from a channels-first operator, where alone the pooling pays, and no Sub may subtract the mean from the tensor.
     """
     view = GraphView(graph)
     ranks = {
@@ -62,9 +62,9 @@ def pool_means(graph: onnx.GraphProto) -> int:
 
 
 def _channels_first(graph: onnx.GraphProto) -> set[str]:
-    """The tensors of layout `[batch, channels, ...]`: outputs of `CHANNELS_FIRST`, carried on by `KEEPS_LAYOUT`."""
+    """Return the tensors of layout `[batch, channels, ...]`: outputs of `CHANNELS_FIRST`, propagated by `KEEPS_LAYOUT`."""
     found: set[str] = set()
-    for node in graph.node:  # in topological order, as the format demands
+    for node in graph.node:  # ONNX requires topological order
         kind = operator_of(node)
         if kind in CHANNELS_FIRST or (kind in KEEPS_LAYOUT and any(name in found for name in node.input)):
             found.update(filter(None, node.output))
@@ -72,13 +72,13 @@ def _channels_first(graph: onnx.GraphProto) -> set[str]:
 
 
 def _is_subtracted(view: GraphView, mean: onnx.NodeProto) -> bool:
-    """Whether a Sub takes the mean from the tensor itself, as norms do."""
+    """Return whether a Sub subtracts the mean from the tensor itself, as norms do."""
     readers = view.readers.get(mean.output[0], [])
     return any(operator_of(reader) == "Sub" and mean.input[0] in reader.input for reader, _ in readers)
 
 
 def _reduces_positions(node: onnx.NodeProto, constants: dict[str, onnx.TensorProto], rank: int | None) -> bool:
-    """Whether the node keeps its axes and reduces exactly those of positions."""
+    """Return whether the node keeps its axes and reduces exactly the position axes."""
     if rank is None or rank <= FEATURE_AXES or not attribute(node, "keepdims", 1):
         return False
     if len(node.input) > 1:

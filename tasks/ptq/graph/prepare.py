@@ -1,4 +1,4 @@
-"""What is done to the float graph before any quantization, once a source."""
+"""Preparation of the float graph before quantization, once per source."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from validators.graph.source_graph import KNOWN_DOMAINS, opset_of
 from validators.records.libraries import Libraries
 from validators.records.run import SessionSettings
 
-# Whatever its size: a protobuf message ends at 2 GB, and the runtime writes one unless weights go elsewhere.
+# External weights for any size: the runtime otherwise writes one protobuf message, which is limited to 2 GB.
 FOLDING = SessionSettings(
     "CPUExecutionProvider",
     1,
@@ -29,9 +29,9 @@ LAYER_NORM_OPSET, LAYER_NORM_IR_VERSION = 17, 8
 
 
 def prepare_graph(source: Path, prepared: Path, libraries: Libraries = ()) -> dict[str, int]:
-    """Fold constants, compute in float32, infer shapes and name every node; return what was changed, by description.
+    """Fold constants, widen to float32, infer shapes and name every node; return the count of each kind of change.
 
-    The level is `basic`: it keeps standard operators, which the quantizers know.
+    Folding uses the level `basic`, which keeps the standard operators that the quantizers know.
 
     Raises:
         CandidateRefused: `invalid`: the runtime's tools cannot process the graph; `unsupported`: it has no float32 form.
@@ -43,10 +43,10 @@ def prepare_graph(source: Path, prepared: Path, libraries: Libraries = ()) -> di
             plain, widened = folder / "float32.onnx", _copy_widened(source, folder / "float32.onnx")
         before = len(model.graph.node)
         folded = folder / "folded.onnx"
-        # Not quant_pre_process: where the runtime fails to fold, it logs that and goes on with the graph as it was.
+        # Not quant_pre_process: when folding fails, it only logs the failure and continues with the original graph.
         with open_session(plain, replace(FOLDING, libraries=libraries), optimized_model=folded):
             pass
-        # Plain inference: the symbolic one fails on common exports (Expand, Where over dynamic axes).
+        # Plain inference: symbolic inference fails on common exports (Expand, Where over dynamic axes).
         onnx.shape_inference.infer_shapes_path(str(folded), str(folder / "inferred.onnx"))
         model = onnx.load(folder / "inferred.onnx")
     changes = {"nodes folded": before - len(model.graph.node), "nodes named": name_nodes(model.graph)}
@@ -55,34 +55,46 @@ def prepare_graph(source: Path, prepared: Path, libraries: Libraries = ()) -> di
     return changes | ({"constants widened to float32": widened} if widened is not None else {})
 
 
-def fuse_graph(source: Path, fused: Path, libraries: Libraries = ()) -> dict[str, int]:
-    """Apply ONNX Runtime's transformer fusions (attention, GELU, layer norm); return how many of each operator they made.
+def make_prepared(source: Path, libraries: Libraries, folder: Path) -> Path:
+    """Write the prepared graph into a folder; return its file."""
+    prepare_graph(source, folder / "prepared.onnx", libraries)
+    return folder / "prepared.onnx"
 
-    The sum before a layer norm stays a node of its own: the one that is fused with it runs several times slower
-    (`tasks.targets.ort_cpu`). Look-ups stay Gather nodes: EmbedLayerNormalization has no form that reads an INT8 table
-    by blocks, so that the embedding, often the largest weight, would stay in float.
+
+def make_fused(source: Path, libraries: Libraries, folder: Path) -> Path:
+    """Write the fused graph into a folder; return its file."""
+    fuse_graph(source, folder / "fused.onnx", libraries)
+    return folder / "fused.onnx"
+
+
+def fuse_graph(source: Path, fused: Path, libraries: Libraries = ()) -> dict[str, int]:
+    """Apply ONNX Runtime's transformer fusions (attention, GELU, layer norm); return the number of new nodes by operator.
+
+    The sum before a layer norm is not fused: the fused node runs several times slower (`tasks.targets.ort_cpu`).
+    Embeddings stay Gather nodes: EmbedLayerNormalization cannot read an INT8 table in blocks, so the embedding, often the
+    largest weight, would stay in float.
 
     Raises:
-        CandidateRefused: `unsupported`: nothing could be fused, so that the result would be the baseline again, or a custom
-            operator has the name of a standard one.
+        CandidateRefused: `unsupported`: nothing could be fused, so that the result would equal the baseline; a custom
+            operator has the name of a standard one; onnx cannot raise the opset; or a tensor name is taken twice.
     """
     from onnxruntime.transformers import optimizer
     from onnxruntime.transformers.fusion_options import FusionOptions
 
     options = FusionOptions("bert")
-    # The default makes the length of each row of the mask, which is wrong for rows that are padded on the left.
+    # The default replaces the mask by row lengths, which is wrong for rows padded on the left.
     options.use_raw_attention_mask()
     options.enable_skip_layer_norm = options.enable_bias_skip_layer_norm = options.enable_embed_layer_norm = False
     with scratch() as folder:
         copy, folded = folder / "model.onnx", folder / "folded.onnx"
         _copy_widened(source, copy)
-        # As the tool's own runtime pass (opt_level 1) would, but for libraries of custom operators, which it cannot load.
+        # Replaces the tool's own runtime pass (opt_level 1), which cannot load libraries of custom operators.
         folding = replace(FOLDING, libraries=libraries)
         with open_session(copy, folding, optimized_model=folded, without=("ConstantSharing",)):
             pass
         _refuse_namesakes(folded)
         _raise_to_layer_norm(folded)
-        # Head count and hidden size of 0 are read from the graph.
+        # With 0, the tool reads head count and hidden size from the graph.
         optimized = optimizer.optimize_model(
             str(folded), model_type="bert", num_heads=0, hidden_size=0, optimization_options=options, opt_level=0
         )
@@ -103,7 +115,7 @@ def fuse_graph(source: Path, fused: Path, libraries: Libraries = ()) -> dict[str
 
 
 def _raise_to_layer_norm(path: Path) -> None:
-    """Convert a model to an opset with LayerNormalization, which the fusions write whatever the model's own opset is.
+    """Convert a model, in place, to an opset with LayerNormalization, which the fusions write at any opset.
 
     Raises:
         CandidateRefused: `unsupported`: onnx cannot convert the model.
@@ -112,9 +124,9 @@ def _raise_to_layer_norm(path: Path) -> None:
     if opset_of(model) >= LAYER_NORM_OPSET:
         return
     try:
-        # The converter reads attributes and small constants alone: weights may stay in their file meanwhile.
+        # The converter reads attributes and small constants only, so external weights need not be loaded.
         converted = onnx.version_converter.convert_version(model, LAYER_NORM_OPSET)
-    except Exception as error:  # RuntimeError, ConvertError and what the bindings make of assertions
+    except Exception as error:  # RuntimeError, ConvertError, or the bindings' translation of an assertion
         raise CandidateRefused(
             kind="unsupported",
             found=f"opset {opset_of(model)}, and onnx cannot convert the model: {str(error).splitlines()[0][:300]}",
@@ -126,7 +138,7 @@ def _raise_to_layer_norm(path: Path) -> None:
 
 
 def _refuse_namesakes(model: Path) -> None:
-    """Refuse operators of other domains that are called like one of ONNX's own: the fusions look at the name alone."""
+    """Refuse custom operators with the name of a standard one: the fusions ignore the domain."""
     nodes = onnx.load(model, load_external_data=False).graph.node
     found = [operator_of(node) for node in nodes if node.domain not in KNOWN_DOMAINS and onnx.defs.has(node.op_type)]
     if found:
@@ -139,7 +151,7 @@ def _refuse_namesakes(model: Path) -> None:
 
 
 def _refuse_twice_named(graph: onnx.GraphProto) -> None:
-    """Refuse a graph in which two tensors have one name: the fusions do not look whether theirs are taken."""
+    """Refuse a graph in which two tensors have one name: the fusions do not check that their names are free."""
     made = [
         *(tensor.name for tensor in graph.initializer),
         *(name for node in graph.node for name in node.output if name),
@@ -155,7 +167,10 @@ def _refuse_twice_named(graph: onnx.GraphProto) -> None:
 
 
 def _copy_widened(source: Path, copy: Path) -> int | None:
-    """Write the source, in float32 and with a note if anything of it is float16; return how many constants were widened."""
+    """Write the source, widened to float32 with a note if any of it is float16; return the number of widened constants.
+
+    Return None if the source has no float16.
+    """
     model = onnx.load(source)
     widened = None
     if has_half(model):

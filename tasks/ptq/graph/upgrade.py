@@ -1,4 +1,4 @@
-"""Graphs in old operators, brought to an opset that every pass reads, if they compute the same there."""
+"""Conversion of graphs with old opsets to one that every pass reads, with a check that outputs agree."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from validators.records.libraries import Libraries
 from validators.records.run import SessionSettings
 from validators.samples.datasets import Arrays, TensorSpec
 
-# The newest opset that every part of the pinned runtimes reads, with the IR version that belongs to it.
+# The newest opset that every part of the pinned runtimes reads, with its IR version.
 OPSET, IR_VERSION = 21, 10
-# The same kernels run for nearly all operators; a wrong conversion differs by far more than another order of the same sums.
+# Nearly all operators run the same kernels. A wrong conversion differs by far more than a changed order of summation.
 TOLERANCE = 1e-4
-# Operators that took all axes from theirs on as one, and the first opset in which they take one.
+# Operators that flattened all axes from `axis` on, and the first opset in which they work on a single axis.
 FLATTENING, FLATTENING_ENDS = frozenset({"Softmax", "LogSoftmax", "Hardmax"}), 13
 
 GetBatch = Callable[[tuple[TensorSpec, ...]], Arrays]
 
 
 def upgrade_opset(source: Path, upgraded: Path, batch: GetBatch, libraries: Libraries = ()) -> float:
-    """Write the source in operators of `OPSET`; return the largest absolute difference of the outputs of both.
+    """Convert the source to `OPSET`; return the largest absolute difference between the outputs before and after.
 
-    `batch(inputs)` gives the samples to compare on, for the inputs that the source has; `libraries` have its custom
-    operators, which stay as they are. The file has a note of the upgrade (`add_note`).
+    `batch(inputs)` returns the samples to compare on, for the source's inputs. `libraries` hold its custom operators, which
+    are unchanged. The file gets a note of the upgrade (`add_note`).
 
     Raises:
-        SourceError: onnx has no way to upgrade an operator, or the result does not run, or computes something else.
+        SourceError: onnx cannot upgrade an operator, or the result does not run or computes something else.
         DataError: the samples do not fit the inputs.
     """
     try:
@@ -53,21 +53,19 @@ def upgrade_opset(source: Path, upgraded: Path, batch: GetBatch, libraries: Libr
 
 
 def convert_opset(source: Path, upgraded: Path, batch: GetBatch, libraries: Libraries = ()) -> float:
-    """Write any float graph in operators of `OPSET`; return the largest absolute difference of the outputs on one batch.
+    """Convert any float graph to `OPSET`; return the largest absolute difference of the outputs on one batch.
 
-    Names of tensors, inputs and outputs stay, and the shapes of the latter as the file has them.
+    The names of tensors, inputs and outputs stay, and so do the declared shapes of the outputs.
 
     Raises:
-        CandidateRefused: `unsupported`: as `upgrade_opset` says of a source.
+        CandidateRefused: `unsupported`: for the reasons in `upgrade_opset`.
     """
     old = onnx.load(source, load_external_data=False)
     _name_last_axis(old, source, libraries)
     try:
-        # It looks at attributes and small constants alone: weights may stay in their file meanwhile.
+        # The converter reads attributes and small constants only, so external weights need not be loaded.
         new = onnx.version_converter.convert_version(old, OPSET)
-    except (
-        Exception
-    ) as error:  # the converter raises RuntimeError, ConvertError and what its bindings make of assertions
+    except Exception as error:  # RuntimeError, ConvertError, or the bindings' translation of an assertion
         raise _refuse(old, f"onnx cannot upgrade it: {str(error).splitlines()[0][:300]}") from error
     new.ir_version = max(old.ir_version, IR_VERSION)
     # The converter drops the shape of an output whose operator it replaces.
@@ -86,10 +84,10 @@ def convert_opset(source: Path, upgraded: Path, batch: GetBatch, libraries: Libr
 
 
 def _name_last_axis(old: onnx.ModelProto, source: Path, libraries: Libraries) -> None:
-    """Write the axis of a Softmax as -1 where it is the last: below opset 13 that means the same.
+    """Set the axis of a Softmax to -1 where it is the last axis; below opset 13 the two are equivalent.
 
-    Up to opset 12 a Softmax takes all axes from its own on as one. The converter writes three operators around each whose rank
-    it does not know, and no fusion finds an attention with them.
+    Up to opset 12 a Softmax flattens all axes from its own on. The converter surrounds a Softmax of unknown rank with three
+    operators, and the fusions then find no attention.
     """
     found = [node for node in old.graph.node if operator_of(node) in FLATTENING and attribute(node, "axis", 1) > 0]
     if opset_of(old) >= FLATTENING_ENDS or not found:
@@ -102,9 +100,9 @@ def _name_last_axis(old: onnx.ModelProto, source: Path, libraries: Libraries) ->
 
 
 def _infer_ranks(source: Path, libraries: Libraries) -> dict[str, int]:
-    """The ranks of tensors that onnx infers of a graph whose constants the runtime has folded; of exported shapes it has many.
+    """Return the ranks that onnx infers after the runtime has folded constants, such as computed shapes.
 
-    None where the runtime does not load the graph, which the comparison of outputs then reports.
+    The result is empty if the runtime does not load the graph, which the comparison of outputs then reports.
     """
     with scratch() as folder:
         folded, inferred = folder / "folded.onnx", folder / "inferred.onnx"
@@ -120,7 +118,7 @@ def _infer_ranks(source: Path, libraries: Libraries) -> dict[str, int]:
 
 
 def parity_settings(libraries: Libraries) -> SessionSettings:
-    """Those of a session that computes a graph as it is written, as far as the runtime does so."""
+    """Return the settings of a session that computes a graph nearly as written, at the optimization level `basic`."""
     return SessionSettings("CPUExecutionProvider", 0, "basic", libraries=libraries).without_spinning()
 
 
@@ -144,7 +142,7 @@ def _check_parity(old: onnx.ModelProto, source: Path, upgraded: Path, batch: Get
 
 
 def _distance(one: NDArray[Any], other: NDArray[Any]) -> float:
-    """The largest absolute difference, infinite where shapes, types or what is no number differ."""
+    """Return the largest absolute difference; infinite if shapes, dtypes or non-float values differ."""
     if one.dtype != other.dtype or (one.dtype.kind != "f" and not np.array_equal(one, other)):
         return np.inf
     return largest_difference(one, other)

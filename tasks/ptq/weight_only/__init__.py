@@ -1,1 +1,1 @@
-"""INT4 weight-only: grids, rounding methods, both file formats."""
+"""INT4 weight-only quantization: grids, rounding methods, both file formats."""

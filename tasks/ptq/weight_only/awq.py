@@ -1,7 +1,7 @@
-"""AWQ: input channels that carry much are made larger in the weight, and smaller in the activation, before rounding.
+"""AWQ: salient input channels are scaled up in the weight, and down in the activation, before rounding.
 
 J. Lin et al.: "AWQ: Activation-aware Weight Quantization for LLM Compression and Acceleration", MLSys 2024, section 3.2.
-What comes out is a factor for each channel of the activation, which must be multiplied in somewhere: `fold` finds where.
+The result is one factor per channel of the activation; `fold` finds the constants to multiply it into.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from tasks.ptq.weight_only.sites import Site
 
 Placed = Literal["none", "folded", "inserted"]
 
-# Exponents tried: a grid of 20 as the authors' code has it, with its end.
+# Exponents to try: the grid of 20 steps in the authors' code, end included.
 ALPHAS = tuple(step / 20 for step in range(21))
-# Channels below this share of the loudest count as that loud: float16 holds factors of 1e-2 to 1e2 well.
+# Floor for a channel's mean magnitude relative to the largest: factors then stay within 1e-2 to 1e2, which suits float16.
 QUIETEST = 1e-4
 
-# Normalizations by their last step, a product (and a sum) with constants: the inputs that hold these.
+# Normalizations that end in a product (and a sum) with constants: the indices of these inputs.
 SCALED_BY: dict[str, tuple[int, ...]] = {
     "LayerNormalization": (1, 2),
     "RMSNormalization": (1,),
@@ -49,7 +49,7 @@ SCALED_BY: dict[str, tuple[int, ...]] = {
 
 @dataclass(frozen=True)
 class AwqLayer:
-    """A weight `[K, N]` and the Gram matrix (float64 `[K, K]`) of what it is multiplied with."""
+    """A weight, float `[K, N]`, and the Gram matrix of its input activations, float64 `[K, K]`."""
 
     weight: NDArray[Any]
     gram: Floats
@@ -58,10 +58,11 @@ class AwqLayer:
 def search_factors(
     layers: Sequence[AwqLayer], mean_absolute: Floats, *, block_size: int, symmetric: bool, dtype: DTypeLike
 ) -> tuple[Floats, float]:
-    """Factors for the activation that all the layers read, float64 `[K]` exact in `dtype`, and the alpha they come from.
+    """Return the factors for the activation that all layers read, float64 `[K]` exact in `dtype`, and their alpha.
 
-    The factor is `1 / s` with `s = mean|x|^alpha` (equation 5), and rows of the weights are divided by it. Of the alphas
-    the one is taken that leaves the least `||X W - X W'||^2`, summed over the layers; 0, where all factors are 1, is one.
+    `mean_absolute` is the activation's mean magnitude per channel, float64 `[K]`. The factor is `1 / s` with
+    `s = mean|x|^alpha` (equation 5); the weights' rows are divided by it. The chosen alpha minimizes `||X W - X W'||^2`,
+    summed over the layers. Alpha 0, with all factors 1, is among the candidates.
     """
     best, least, chosen = np.ones(len(mean_absolute)), np.inf, 0.0
     for alpha in ALPHAS:
@@ -77,7 +78,7 @@ def search_factors(
 
 
 def factors_for(mean_absolute: Floats, alpha: float, dtype: DTypeLike) -> Floats:
-    """`1 / s` with `s = mean|x|^alpha`, scaled so that its extremes are as far above 1 as below."""
+    """Return `1 / s` with `s = mean|x|^alpha`, float64 `[K]`, scaled so that the extremes are reciprocal."""
     loudest = float(mean_absolute.max(initial=0.0))
     if loudest == 0:
         return np.ones(len(mean_absolute))
@@ -87,15 +88,15 @@ def factors_for(mean_absolute: Floats, alpha: float, dtype: DTypeLike) -> Floats
 
 
 def output_error(difference: Floats, gram: Floats) -> Floats:
-    """`||X D||^2` of each column of D (`[K, N]`), from the Gram matrix of X."""
+    """Return `||X D||^2` of each column of `difference` D (`[K, N]`), float64 `[N]`, from the Gram matrix of X (`[K, K]`)."""
     return np.asarray(np.einsum("kn,kn->n", gram @ difference, difference))
 
 
 def clipped(layer: AwqLayer, *, block_size: int, symmetric: bool, dtype: DTypeLike) -> QuantizedWeight:
-    """Quantize with the range of each block narrowed as far as it lessens the output error (the authors' `auto_clip`).
+    """Quantize with the clipping range of each block that minimizes the output error (the authors' `auto_clip`).
 
-    A block is judged by its own part of the Gram matrix, as if the others were exact; a column keeps its narrowed ranges
-    only where the whole matrix agrees, so that none is worse than round to nearest.
+    Each block is evaluated with its own part of the Gram matrix, as if the others were exact. A column keeps its narrowed
+    ranges only if they lower the error under the whole matrix, so no column is worse than round to nearest.
     """
     parts = []
     for columns in column_chunks(layer.weight.shape[1]):
@@ -126,29 +127,29 @@ def _rounded_error(
 
 @dataclass
 class Scaling:
-    """AWQ's factors by activation, float64 `[K]`, and where they went."""
+    """AWQ's factors by activation, float64 `[K]`, and whether they were folded or inserted."""
 
     factors: dict[str, Floats] = field(default_factory=dict)
     placed: dict[str, Placed] = field(default_factory=dict)
 
 
 def weight_of(constants: Mapping[str, onnx.TensorProto], key: tuple[str, bool]) -> NDArray[Any]:
-    """The weight of the sites with this key, `[K, N]`, as the graph has it now."""
+    """Return the current weight of the sites with this key, `[K, N]`."""
     array = to_array(constants[key[0]])
     return array.T if key[1] else array
 
 
 def gram_of(key: tuple[str, bool], sites: Sequence[Site], seen: Mapping[str, Gram]) -> Gram:
-    """That of all the activations that a weight is multiplied with: errors of both count, and they add up."""
+    """Return the sum of the Gram matrices of all activations that a weight is multiplied with."""
     return reduce(add, [seen[name] for name in dict.fromkeys(site.activation for site in sites if site.key == key)])
 
 
 def scale_channels(
     graph: onnx.GraphProto, sites: Sequence[Site], seen: Mapping[str, Gram], *, block_size: int, symmetric: bool
 ) -> Scaling:
-    """Find factors for each group of sites that must share them, fold them where that is exact, divide the weights."""
+    """Search factors for each group of sites that must share them, and fold them where that is exact."""
     scaling = Scaling()
-    # From the end: what a group folds into an earlier weight is there when that one's own factors are sought.
+    # Last group first: factors folded into an earlier weight are then present when that weight's own factors are searched.
     for group in reversed(_groups(sites)):
         constants = initializers(graph)
         keys = list(dict.fromkeys(site.key for site in group))
@@ -168,7 +169,7 @@ def scale_channels(
 
 
 def _groups(sites: Sequence[Site]) -> list[list[Site]]:
-    """Sites that read the same activation or share a weight, and so have the same factors; by their first site."""
+    """Group the sites that share an activation or a weight, and therefore factors, in order of their first site."""
     groups: list[list[Site]] = []
     for site in sites:
         linked = [g for g in groups if any(site.activation == o.activation or site.key == o.key for o in g)]
@@ -177,11 +178,11 @@ def _groups(sites: Sequence[Site]) -> list[list[Site]]:
 
 
 def fold(graph: onnx.GraphProto, tensor: str, readers: int, factors: Floats) -> bool:
-    """Multiply the last axis of a tensor by `factors` in the constants that it is made with; False where that is not exact.
+    """Multiply a tensor's last axis by `factors` (float64 `[K]`) in its producers' constants; return False if inexact.
 
-    It is where the tensor comes from a normalization, a product with a constant vector or matrix, or sums and Relu (factors
-    are positive) after these, and nothing but the `readers` nodes that expect the factors, and no output, reads it or what
-    it passes through; nor does another node read those constants.
+    It is exact if the tensor comes from a normalization, a product with a constant vector or matrix, or sums and Relu
+    (factors are positive) after these. Besides, no graph output and no node except the `readers` that expect the factors may
+    read the tensor or the tensors on the way, and no other node may read those constants.
     """
     makers = {name: node for node in graph.node for name in node.output}
     reads = Counter(name for node in graph.node for name in names_read(node)) + Counter(
@@ -205,13 +206,13 @@ def _constants_behind(
     reads: Mapping[str, int],
     constants: Mapping[str, onnx.TensorProto],
 ) -> list[str] | None:
-    """The constants whose last axis scales that of the tensor, or None."""
+    """Return the constants whose last axis scales the last axis of the tensor, or None."""
     node = makers.get(tensor)
     if node is None or reads[tensor] != readers or node.output[0] != tensor:
         return None
 
     def is_vector(name: str) -> bool:
-        """A constant along the last axis alone that no one else reads."""
+        """Return whether a name is a constant along the last axis only, with a single reader."""
         dims = list(constants[name].dims) if name in constants else []
         return reads[name] == 1 and bool(dims) and dims[-1] == channels and all(size == 1 for size in dims[:-1])
 

@@ -1,6 +1,6 @@
-"""Ranges of blocks narrowed as far as it lessens the error of a layer's output: the clipping of AWQ, and of GPTQ's grid.
+"""Search for the clipping range of each block that minimizes a layer's output error, for AWQ and for GPTQ's grid.
 
-J. Lin et al.: "AWQ: Activation-aware Weight Quantization for LLM Compression and Acceleration", MLSys 2024; `auto_clip` of the
+J. Lin et al.: "AWQ: Activation-aware Weight Quantization for LLM Compression and Acceleration", MLSys 2024: `auto_clip` of the
 authors' code, with the Gram matrix in place of samples.
 """
 
@@ -11,15 +11,15 @@ from numpy.typing import DTypeLike
 
 from tasks.ptq.weight_only.int4_grid import Floats, as_blocks, encode, fit_grid
 
-# Shares of a block's range that are tried: the authors' grid of 20, down to a half.
+# Shares of a block's range to try: steps of a twentieth as in the authors' code, down to a half.
 RATIOS = tuple(1 - step / 20 for step in range(11))
 
 
 def best_ratios(part: Floats, gram: Floats, block_size: int, symmetric: bool, dtype: DTypeLike) -> Floats:
-    """The share of each block's range that leaves the least output error by rounding, float64 `[blocks, N]`.
+    """Return the share of each block's range that minimizes the output error of rounding, float64 `[blocks, N]`.
 
-    `part` is a weight `[K, N]`, `gram` the Gram matrix of its inputs `[K, K]`. A block is judged by its own part of the Gram
-    matrix, as if the others were exact.
+    `part` is a weight, float64 `[K, N]`; `gram` is the Gram matrix of its inputs, float64 `[K, K]`. Each block is evaluated
+    with its own part of the Gram matrix, as if the others were exact.
     """
     blocks = as_blocks(part, block_size)
     own = _diagonal_blocks(gram, block_size)
@@ -35,7 +35,7 @@ def best_ratios(part: Floats, gram: Floats, block_size: int, symmetric: bool, dt
 
 
 def _diagonal_blocks(gram: Floats, block_size: int) -> Floats:
-    """The Gram matrix of each block's channels, `[blocks, block_size, block_size]`; zeros for what pads the last."""
+    """Return the Gram matrix of each block's channels, `[blocks, block_size, block_size]`, zero-padded in the last block."""
     blocks = -(-len(gram) // block_size)
     padded = np.zeros((blocks * block_size,) * 2)
     padded[: len(gram), : len(gram)] = gram

@@ -1,7 +1,7 @@
-"""GPTQ: codes chosen one input channel at a time, the error of each carried by the channels that are still to come.
+"""GPTQ: quantize one input channel at a time and let the remaining channels compensate for its error.
 
 E. Frantar, S. Ashkboos, T. Hoefler, D. Alistarh: "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained
-Transformers", ICLR 2023, algorithm 1. What is minimized is `||X W - X W'||^2`, layer by layer, on the float model's X.
+Transformers", ICLR 2023, algorithm 1. It minimizes `||X W - X W'||^2`, layer by layer, on the float model's X.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from tasks.ptq.weight_only.int4_grid import (
     join_columns,
 )
 
-# Share of the Hessian's mean diagonal that is added to it (section 3.3, step 3). It suits some hundreds of samples: with 64
-# of 48 tokens, ten times as much left 5 % to 22 % less error on other samples in five of six layers of MiniLM-L6.
+# Share of the Hessian's mean diagonal that is added to it (section 3.3, step 3). It suits some hundreds of samples. With 64
+# samples of 48 tokens, ten times as much left 5 % to 22 % less error on other samples in five of six layers of MiniLM-L6.
 DAMPING = 0.01
 
 
@@ -38,16 +38,15 @@ def gptq(
     dtype: DTypeLike,
     activation_order: bool = True,
 ) -> QuantizedWeight:
-    """Quantize a weight `[K, N]` for inputs X with this Gram matrix, `X^T X` (float64 `[K, K]`).
+    """Quantize a float weight `[K, N]` for inputs X with the Gram matrix `X^T X` (float64 `[K, K]`).
 
-    With `activation_order` channels come by falling diagonal of the Gram matrix, so that the errors of the heaviest find the
-    most channels to carry them; blocks stay where they are (MatMulNBits has no use for others), and their scales are found
-    beforehand from the weights as given, the range of each block narrowed as far as that lessens the error of rounding to
-    nearest. On MiniLM-L6 the order leaves 4 % to 40 % less error, on the samples seen, than that of the file; on SmolLM2-135M
-    (blocks of 32, asymmetric, 12 windows) narrowing takes perplexity from 21.50 to 20.18, where float32 has 18.58 and
-    rounding to nearest 25.06. Without `activation_order`, a block's scales are found when its first channel is reached, from
-    its weights as the errors so far have changed them.
-    A channel that was never active is rounded to nearest.
+    With `activation_order`, channels are quantized by falling diagonal of the Gram matrix, so that the most channels
+    compensate for the errors of the heaviest. Blocks keep the order of the file, as MatMulNBits requires. Their scales are
+    computed beforehand from the original weights, with the clipping range that minimizes the error of rounding to nearest. On
+    MiniLM-L6 this order leaves 4 % to 40 % less error, on the samples seen, than the order of the file. On SmolLM2-135M
+    (blocks of 32, asymmetric, 12 windows) clipping lowers perplexity from 21.50 to 20.18 (float32: 18.58, rounding to nearest:
+    25.06). Without `activation_order`, a block's scales are computed from its compensated weights when its first channel is
+    reached. A channel that was never active is rounded to nearest.
 
     Raises:
         numpy.linalg.LinAlgError: the Gram matrix is not positive semi-definite, or not finite.
@@ -67,16 +66,16 @@ def gptq(
 
 
 def _narrowed(part: Floats, gram: Floats, block_size: int, symmetric: bool, dtype: DTypeLike) -> Grid:
-    """The grid of the weights as given, the range of each block as narrow as rounding to nearest would have it."""
+    """Return the grid of the original weights, with the clipping range per block that suits rounding to nearest."""
     ratios = best_ratios(part, gram, block_size, symmetric, dtype)
     return fit_grid(as_blocks(part, block_size), symmetric=symmetric, dtype=dtype, shrink=ratios)
 
 
 def inverse_factor(gram: Floats) -> Floats:
-    """The upper triangular U with `U^T U = (H + damping)^-1` where `H = 2 X^T X`, float64 `[K, K]`.
+    """Return the upper triangular U with `U^T U = (H + damping)^-1` where `H = 2 X^T X`, float64 `[K, K]`.
 
-    Row i of U, over its diagonal, tells how the channels after i make up for an error of channel i once those before it are
-    fixed (section 3.3, step 3).
+    `gram` is `X^T X`, float64 `[K, K]`. Row i of U over its diagonal element holds the weights by which the channels after i
+    compensate for an error of channel i, once the channels before it are fixed (section 3.3, step 3).
 
     Raises:
         numpy.linalg.LinAlgError: the damped matrix is not positive definite, or not finite.
@@ -85,7 +84,7 @@ def inverse_factor(gram: Floats) -> Floats:
         raise np.linalg.LinAlgError("the Gram matrix is not finite")
     hessian = 2 * gram
     mean = float(np.diag(hessian).mean())
-    # Nothing but zeros was seen: any damping gives plain rounding.
+    # All inputs were zero: any damping then gives plain rounding.
     hessian[np.diag_indices_from(hessian)] += DAMPING * mean if mean > 0 else 1.0
     lower = np.linalg.cholesky(hessian)
     half = scipy.linalg.solve_triangular(lower, np.eye(len(lower)), lower=True, overwrite_b=True, check_finite=False)
@@ -103,10 +102,10 @@ def _compensated(
     symmetric: bool,
     dtype: DTypeLike,
 ) -> tuple[NDArray[np.uint8], Grid]:
-    """Codes (uint8 `[K, N]`, in the order of the rows given) and the grid; `weight` is changed.
+    """Return the codes (uint8 `[K, N]`, in the order of the given rows) and the grid; `weight` is modified.
 
-    Channels are done in runs as long as a block: within a run errors are carried when a channel needs them, to all channels
-    after it in one product (the paper's lazy batch updates, section 3.3, step 2).
+    Channels are processed in runs of one block. Within a run, errors are applied when a channel is reached; all later
+    channels get them in one product (the paper's lazy batch updates, section 3.3, step 2).
     """
     rows, columns = weight.shape
     blocks = -(-rows // block_size)

@@ -1,4 +1,4 @@
-"""HQQ: zero points that leave most weights of a block almost exact and a few far off, found without any data.
+"""HQQ: data-free search for zero points that leave most weights of a block almost exact and a few far off.
 
 H. Badri, A. Shaji: "Half-Quadratic Quantization of Large Machine Learning Models", 2023 (mobiusml.github.io/hqq_blog).
 """
@@ -21,8 +21,8 @@ from tasks.ptq.weight_only.int4_grid import (
     quantize_on,
 )
 
-# The authors' settings (their `optimize_weights_proximal`): exponent of the norm, weight of the quadratic term, its growth
-# per iteration, and iterations.
+# The authors' settings (`optimize_weights_proximal`): exponent of the norm, weight of the quadratic term, its growth per
+# iteration, and the number of iterations.
 NORM = 0.7
 BETA = 10.0
 BETA_GROWTH = 1.01
@@ -30,18 +30,18 @@ ITERATIONS = 20
 
 Steps = NDArray[np.float32]
 
-# The scale of what is already in steps.
+# Scale of values that are already in steps.
 ONE_STEP = np.ones(1, np.float32)
 
 
 def hqq(weight: NDArray[Any], *, block_size: int, dtype: DTypeLike) -> QuantizedWeight:
-    """Quantize a weight `[K, N]` with the scales of asymmetric rounding and zero points by half-quadratic splitting.
+    """Quantize a float weight `[K, N]` with the scales of asymmetric rounding and zero points by half-quadratic splitting.
 
-    Zero points are fractions, in `dtype`. Rounded to codes they are those of round to nearest again (in 12 of 12 cases on
-    MiniLM-L6): at given scales a mean moves a zero point by less than half a step. Errors are measured in steps of the grid,
-    not in units of the weight as the authors do: only so do `W` and `2 W` get the same codes, and the threshold of the
-    shrinkage, which suits weights near 1, is not above every error of a real weight.
-    No block ends with a greater lp norm of its error than round to nearest leaves: zero points that do not help are dropped.
+    Zero points are fractions in `dtype`. Rounded to codes they would equal those of round to nearest (in 12 of 12 cases on
+    MiniLM-L6): at fixed scales a mean moves a zero point by less than half a step. Errors are measured in steps of the grid
+    rather than, as by the authors, in units of the weight. Only then do `W` and `2 W` get the same codes, and the shrinkage
+    threshold, which suits weights near 1, does not exceed every error of a real weight. A zero point is kept only if it
+    lowers the lp norm of the block's error below that of round to nearest.
     """
     parts = []
     for columns in column_chunks(weight.shape[1]):
@@ -52,13 +52,13 @@ def hqq(weight: NDArray[Any], *, block_size: int, dtype: DTypeLike) -> Quantized
 
 
 def split(blocks: NDArray[np.float64], rows: int, *, dtype: DTypeLike) -> Grid:
-    """The grid of blocks (float64 `[blocks, block_size, N]`) of which only the first `rows` channels are real.
+    """Return the grid of blocks, float64 `[blocks, block_size, N]`; channels from `rows` on are padding.
 
-    Alternates two exact steps (the blog's sub-problems 1 and 2): the error that the lp norm allows, by shrinkage, and the
-    zero point that fits the rest best in the least squares sense, a mean.
+    Two exact steps alternate (the blog's sub-problems 1 and 2): shrinkage gives the error that the lp norm allows, and a mean
+    gives the least-squares zero point for the rest.
     """
     start = fit_grid(blocks, symmetric=False, dtype=dtype)
-    # In float32, which holds steps of at most 16 to a millionth: the powers are what takes the time.
+    # In float32, since the powers dominate the time; it holds steps of at most 16 to a millionth.
     steps = (blocks / start.scales[:, None]).astype(np.float32)
     real = (np.arange(blocks.shape[0] * blocks.shape[1]) < rows).reshape(blocks.shape[0], blocks.shape[1], 1)
     count = real.sum(axis=1)
@@ -77,9 +77,12 @@ def split(blocks: NDArray[np.float64], rows: int, *, dtype: DTypeLike) -> Grid:
 
 
 def shrink(errors: Steps, beta: float) -> Steps:
-    """Generalized soft thresholding, `sign(e) max(|e| - |e|^(p - 1) / beta, 0)`: the blog's sub-problem 1."""
+    """Apply generalized soft thresholding, `sign(e) max(|e| - |e|^(p - 1) / beta, 0)`, the blog's sub-problem 1.
+
+    `errors` and the result are float32 of the same shape.
+    """
     size = np.abs(errors)
-    # An error of zero stays zero: its power, infinite, must not be formed.
+    # Avoids the infinite power of an error of zero, which stays zero.
     power = np.maximum(size, np.float32(1e-9)) ** np.float32(NORM - 1)
     return np.asarray(np.sign(errors) * np.maximum(size - power / np.float32(beta), 0), np.float32)
 
@@ -89,5 +92,5 @@ def _residual(steps: Steps, zeros: Steps) -> Steps:
 
 
 def _norm(errors: Steps, real: NDArray[np.bool_]) -> Steps:
-    """The sum of `|e|^p` of each block and column, `[blocks, N]`."""
+    """Return the sum of `|e|^p` of each block and column, `[blocks, N]`."""
     return np.asarray((np.abs(errors) ** np.float32(NORM) * real).sum(axis=1), np.float32)

@@ -1,8 +1,8 @@
-"""INT4 weights as standard ONNX: DequantizeLinear of opset 21 in blocks along K, as TensorRT takes them.
+"""INT4 weights in standard ONNX for TensorRT: DequantizeLinear of opset 21 in blocks along K.
 
-TensorRT has one grid: codes of -8 to 7 without a zero point, and scales that are strictly positive (NvInfer.h,
-IDequantizeLayer). Scales have the shape of the weight, with one row a block in place of K, so that blocks must divide
-K. Blocks of 64 and 128 are those that its documentation advises; those of 256 run as a separate dequantization.
+TensorRT has one grid: codes of -8 to 7 without a zero point, and strictly positive scales (NvInfer.h, IDequantizeLayer).
+Scales have the shape of the weight with one row per block, so blocks must divide K. TensorRT's documentation advises blocks
+of 64 and 128; blocks of 256 run as a separate dequantization.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ BLOCK_SIZES = (64, 128)
 
 @dataclass(frozen=True)
 class BlockedWeight:
-    """Codes (INT4 `[K, N]`), scales (float `[K / block, N]`) and the node that reads them."""
+    """Codes (INT4 `[K, N]`), scales (float `[K / block, N]`) and the DequantizeLinear that reads them."""
 
     codes: onnx.TensorProto
     scales: onnx.TensorProto
@@ -53,7 +53,7 @@ class BlockedWeight:
 
 @dataclass(frozen=True)
 class BlocksReport:
-    """Names of the `quantized` nodes; of those `left`, with the reason; and how many Gemm became MatMul and Add first."""
+    """Names of the `quantized` nodes, the reason why each of the `left` nodes stays in float, and the number of split Gemms."""
 
     quantized: tuple[str, ...]
     left: dict[str, str]
@@ -61,7 +61,7 @@ class BlocksReport:
 
 
 def why_no_blocks(rows: int, block_size: int) -> str:
-    """Why a weight of `rows` along K stays in float; empty when it does not.
+    """Return why a weight of `rows` along K stays in float, or "" if it can be quantized.
 
     >>> why_no_blocks(384, 128), why_no_blocks(200, 128)
     ('', 'blocks of 128 do not divide its 200 channels')
@@ -70,7 +70,9 @@ def why_no_blocks(rows: int, block_size: int) -> str:
 
 
 def positive_scales(low: Floats, high: Floats) -> Floats:
-    """The scales of blocks with these least and greatest values (any shape): the smallest that let codes of -8 to 7 reach both.
+    """Return the smallest scales with which codes of -8 to 7 reach both the least and the greatest values.
+
+    `low`, `high` and the result are float64 of one shape.
 
     >>> positive_scales(np.array([-8.0, -1.0]), np.array([3.0, 14.0])).tolist()
     [1.0, 2.0]
@@ -79,7 +81,7 @@ def positive_scales(low: Floats, high: Floats) -> Floats:
 
 
 def round_blocks(weight: NDArray[Any], block_size: int) -> QuantizedWeight:
-    """A weight `[K, N]`, of which `block_size` divides K, rounded to nearest on the smallest grids with positive scales."""
+    """Round a float weight `[K, N]` to nearest on the smallest grids with positive scales; `block_size` must divide K."""
     parts = []
     for columns in column_chunks(weight.shape[1]):
         blocks = as_blocks(weight[:, columns], block_size)
@@ -92,10 +94,12 @@ def round_blocks(weight: NDArray[Any], block_size: int) -> QuantizedWeight:
 def dequantize_blocks(
     weight: QuantizedWeight, dtype: DTypeLike, names: tuple[str, str, str], node: str
 ) -> BlockedWeight:
-    """The DequantizeLinear that gives a weight `[K, N]` back in `dtype`; `names` are of its codes, scales and output.
+    """Return the DequantizeLinear, named `node`, that restores a weight `[K, N]` in `dtype`, with its constants.
+
+    `names` are the names of its codes, scales and output.
 
     Raises:
-        ValueError: a zero point, a scale that is not above zero in `dtype`, or a block that does not divide K.
+        ValueError: the weight has zero points, a scale is not positive in `dtype`, or blocks do not divide K.
     """
     scales: NDArray[Any] = weight.grid.scales.astype(dtype)
     rows, columns = weight.codes.shape
@@ -104,7 +108,7 @@ def dequantize_blocks(
             f"blocks of {weight.block_size} over {rows} rows: expected symmetric ones that divide K, scales > 0"
         )
     codes, scale, end = names
-    # Two to a byte, the earlier in the low four bits, as two's complement (onnx.proto, TensorProto.raw_data).
+    # Two codes per byte in two's complement, the earlier in the low four bits (onnx.proto, TensorProto.raw_data).
     flat = (weight.codes.astype(np.int8) - MIDDLE_CODE).astype(np.int8).reshape(-1).view(np.uint8) & 0xF
     flat = np.pad(flat, (0, flat.size % 2))
     packed = flat[0::2] | (flat[1::2] << 4)
@@ -116,11 +120,11 @@ def dequantize_blocks(
 
 
 def quantize_blocks(model: Path, variant: Path, *, block_size: int) -> BlocksReport:
-    """Write a variant whose MatMul and Gemm nodes read constant weights from INT4 blocks; activations stay as they are.
+    """Write a variant whose MatMul and Gemm nodes read constant weights from INT4 blocks; activations are unchanged.
 
     Raises:
         CandidateRefused: `unsupported`: no node can be quantized, or the model is quantized already; `invalid`: the result is
-            not a valid model of the same interface.
+            not a valid model with the same inputs and outputs.
     """
     proto = onnx.load(model)
     refuse_model(proto, "tensorrt", "int8", ())
@@ -148,7 +152,7 @@ def quantize_blocks(model: Path, variant: Path, *, block_size: int) -> BlocksRep
     read = {name for node in nodes for name in names_read(node)} | {value.name for value in graph.output}
     del graph.node[:]
     graph.node.extend(one.node for one in made.values())
-    # A weight that came through a Transpose leaves that behind.
+    # Drop the Transpose of a weight that no node reads any more.
     graph.node.extend(node for node in nodes if operator_of(node) != "Transpose" or node.output[0] in read)
     drop_unused_initializers(graph)
     save_model(proto, variant)

@@ -1,7 +1,7 @@
-"""The grid of INT4 weights: scales, zero points and codes by block along K, and the bytes that MatMulNBits reads.
+"""Grid of INT4 weights: scales, zero points and codes by block along K, and their packing for MatMulNBits.
 
 A weight `[K, N]` is cut along K into blocks of `block_size`. In each block every column (output channel) has one scale and
-one zero point, and a weight is `(code - zero_point) * scale` with a code of 0 to 15. The layout is that of
+one zero point. A weight is `(code - zero_point) * scale`, with a code of 0 to 15. The layout is that of
 com.microsoft.MatMulNBits in ONNX Runtime's ContribOperators.md.
 """
 
@@ -22,16 +22,15 @@ Codes = NDArray[np.uint8]
 TOP_CODE = 15
 MIDDLE_CODE = 8
 
-# Output channels are independent: so many at a time keep what a method works on near the processor's caches.
+# Output channels are independent. This many at once keep a method's working set near the processor's caches.
 COLUMNS_AT_ONCE = 512
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Scales and zero points, both float64 `[blocks, N]`, with values that the stored dtype holds exactly.
+    """Scales and zero points, both float64 `[blocks, N]`, with values that are exact in the stored dtype.
 
-    Scales may be negative (see `fit_grid`), never zero. Zero points are integers of 0 to 15, except where a method makes
-    them fractions.
+    Scales may be negative (see `fit_grid`), never zero. Zero points are integers of 0 to 15, or fractions with HQQ.
     """
 
     scales: Floats
@@ -42,7 +41,7 @@ class Grid:
 class QuantizedWeight:
     """A weight `[K, N]` as codes (uint8 `[K, N]`) on a grid with blocks of `block_size` along K.
 
-    `symmetric` says that every zero point is 8, which MatMulNBits takes for granted when it is given none.
+    `symmetric`: every zero point is 8, the default of MatMulNBits.
     """
 
     codes: Codes
@@ -51,15 +50,15 @@ class QuantizedWeight:
     symmetric: bool
 
     def dequantized(self) -> Floats:
-        """The weight that the codes stand for, float64 `[K, N]`."""
+        """Return the dequantized weight, float64 `[K, N]`."""
         scales = _spread(self.grid.scales, self.block_size, len(self.codes))
         return (self.codes - _spread(self.grid.zero_points, self.block_size, len(self.codes))) * scales
 
 
 def as_blocks(weight: NDArray[Any], block_size: int) -> Floats:
-    """A weight `[K, N]` as float64 `[blocks, block_size, N]`; zeros fill the last block.
+    """Return a weight `[K, N]` as float64 `[blocks, block_size, N]`; zeros fill the last block.
 
-    Zeros leave every range as it is: a symmetric one is that of magnitudes, an asymmetric one includes zero.
+    Zeros change no range: a symmetric range is one of magnitudes, an asymmetric one includes zero.
 
     >>> as_blocks(np.ones((40, 3)), 32).shape
     (2, 32, 3)
@@ -74,15 +73,14 @@ def as_blocks(weight: NDArray[Any], block_size: int) -> Floats:
 def fit_grid(
     blocks: NDArray[np.floating[Any]], *, symmetric: bool, dtype: DTypeLike, shrink: float | Floats = 1.0
 ) -> Grid:
-    """The grid of blocks (float `[blocks, block_size, N]`) from the range of each, times `shrink`.
+    """Return the grid of blocks (float `[blocks, block_size, N]`) from the range of each, times `shrink`.
 
-    `dtype` is the one that scales are stored in. Symmetric: the zero point is 8 and the scale is the value of largest
-    magnitude, with its sign, over -8, so that this value has code 0 exactly. That is ONNX Runtime's choice as well; amax / 7,
-    which wastes code 0, leaves 28 % to 30 % more squared error on the weights of MiniLM-L6 and of EfficientNet-Lite0, at
-    blocks of 32, 64 and 128. Asymmetric: fifteen steps from the least value to the greatest, zero included, so that zero is
-    exact; the zero point is a code.
+    `dtype` is the dtype of the stored scales. Symmetric: the zero point is 8. The scale is the value of largest magnitude,
+    with its sign, over -8, so that this value has code 0 exactly, as in ONNX Runtime. The alternative amax / 7 wastes code 0
+    and leaves 28 % to 30 % more squared error on the weights of MiniLM-L6 and EfficientNet-Lite0, at blocks of 32, 64 and
+    128. Asymmetric: fifteen steps from minimum to maximum, zero included and exact; the zero point is a code.
 
-    `shrink` (1 or below; a number or float64 `[blocks, N]`) narrows the range: values beyond it saturate.
+    `shrink` (at most 1; a number or float64 `[blocks, N]`) narrows the range; values outside saturate.
     """
     low, high = blocks.min(axis=1).astype(np.float64), blocks.max(axis=1).astype(np.float64)
     if symmetric:
@@ -97,9 +95,10 @@ def fit_grid(
 def encode(
     values: NDArray[np.floating[Any]], scales: NDArray[np.floating[Any]], zero_points: NDArray[np.floating[Any]]
 ) -> NDArray[np.floating[Any]]:
-    """The nearest codes, as floats of 0 to 15; all three arguments broadcast.
+    """Return the nearest codes, as floats of 0 to 15; the three float arguments broadcast.
 
-    Ties go to the even number of steps from an integer zero point, as in ONNX QuantizeLinear: `round(x / scale) + zero`.
+    Ties are rounded to an even number of steps from an integer zero point, as in ONNX QuantizeLinear:
+    `round(x / scale) + zero`.
     """
     whole = np.rint(zero_points)
     codes: NDArray[np.floating[Any]] = np.clip(np.rint(values / scales + (zero_points - whole)) + whole, 0, TOP_CODE)
@@ -107,14 +106,14 @@ def encode(
 
 
 def quantize_on(grid: Grid, weight: NDArray[Any], block_size: int, *, symmetric: bool) -> QuantizedWeight:
-    """A weight `[K, N]` with each value rounded to the nearest code of the grid."""
+    """Round a float weight `[K, N]` to the nearest codes of the grid."""
     codes = encode(as_blocks(weight, block_size), grid.scales[:, None], grid.zero_points[:, None])
     rows = codes.reshape(-1, weight.shape[1])[: len(weight)]
     return QuantizedWeight(rows.astype(np.uint8), grid, block_size, symmetric)
 
 
 def round_to_nearest(weight: NDArray[Any], *, block_size: int, symmetric: bool, dtype: DTypeLike) -> QuantizedWeight:
-    """RTN: the range of each block, and the nearest code to each value."""
+    """Quantize a float weight `[K, N]` by RTN: the grid of each block's range, and the nearest codes."""
     parts = []
     for columns in column_chunks(weight.shape[1]):
         part = weight[:, columns]
@@ -124,7 +123,7 @@ def round_to_nearest(weight: NDArray[Any], *, block_size: int, symmetric: bool, 
 
 
 def column_chunks(columns: int) -> Iterator[slice]:
-    """Slices of at most COLUMNS_AT_ONCE columns, in order.
+    """Yield slices of at most COLUMNS_AT_ONCE columns, in order.
 
     >>> [chunk.stop for chunk in column_chunks(514)]
     [512, 514]
@@ -135,7 +134,7 @@ def column_chunks(columns: int) -> Iterator[slice]:
 
 
 def join_columns(parts: list[QuantizedWeight]) -> QuantizedWeight:
-    """The weight whose columns are those of the parts, in order."""
+    """Return the weight whose columns are those of the parts, in order."""
     grid = Grid(
         np.concatenate([part.grid.scales for part in parts], axis=1),
         np.concatenate([part.grid.zero_points for part in parts], axis=1),
@@ -146,10 +145,11 @@ def join_columns(parts: list[QuantizedWeight]) -> QuantizedWeight:
 
 @dataclass(frozen=True)
 class Packed:
-    """What MatMulNBits reads. `codes`: uint8 `[N, blocks, block_size / 2]`, the earlier of two codes in the low four bits.
+    """Constants of a MatMulNBits.
 
-    `scales`: float `[N * blocks]`. `zero_points`: None (all are 8), or uint8 `[N * ceil(blocks / 2)]`, two to a byte and
-    each row of N in bytes of its own, or floats of the scales' dtype `[N * blocks]`.
+    `codes`: uint8 `[N, blocks, block_size / 2]`, the earlier of two codes in the low four bits. `scales`: float
+    `[N * blocks]`. `zero_points`: None (all are 8), or uint8 `[N * ceil(blocks / 2)]`, two per byte with each row of N
+    starting a new byte, or floats of the scales' dtype `[N * blocks]`.
     """
 
     codes: Codes
@@ -158,7 +158,7 @@ class Packed:
 
 
 def pack(weight: QuantizedWeight, dtype: DTypeLike) -> Packed:
-    """The bytes of a weight; what pads the last block gets the code nearest to zero, which no kernel should read."""
+    """Pack a weight for MatMulNBits, with scales in `dtype`; padding of the last block gets the code nearest to zero."""
     blocks, columns = weight.grid.scales.shape
     padding = np.clip(np.rint(weight.grid.zero_points[-1]), 0, TOP_CODE).astype(np.uint8)
     filled = np.concatenate([weight.codes, np.tile(padding, (blocks * weight.block_size - len(weight.codes), 1))])
@@ -172,14 +172,14 @@ def pack(weight: QuantizedWeight, dtype: DTypeLike) -> Packed:
 
 
 def _nibbles(values: Codes) -> Codes:
-    """Rows of codes, two to a byte; a row of odd length ends in a byte whose high four bits are 0."""
+    """Pack rows of codes two per byte; a row of odd length ends in a byte whose high four bits are 0."""
     even = np.pad(values, ((0, 0), (0, values.shape[1] % 2)))
     packed: Codes = np.ascontiguousarray(even[:, 0::2] | (even[:, 1::2] << 4))
     return packed
 
 
 def _storable(scales: Floats, dtype: DTypeLike) -> Floats:
-    """Scales as `dtype` holds them; 1 for a block of zeros, and for one whose scale float16 would round to zero."""
+    """Round scales to `dtype`; 1 for a block of zeros, and for a scale that underflows."""
     stored = scales.astype(dtype).astype(np.float64)
     return np.where(stored == 0, 1.0, stored)
 

@@ -1,13 +1,13 @@
-"""INT4 weight-only: MatMul nodes with a constant weight become MatMulNBits, their weights rounded by one of four methods.
+"""INT4 weight-only quantization: MatMul nodes with a constant weight become MatMulNBits, rounded by one of four methods.
 
 rtn    round to nearest: no data, any block
-hqq    zero points by half-quadratic splitting: no data, asymmetric, zero points that are fractions
-gptq   errors carried from channel to channel by the Gram matrix of the activations
-awq    channels scaled, ranges narrowed, by the Gram matrix; one multiplication an activation where it cannot be folded
+hqq    fractional zero points by half-quadratic splitting: no data, asymmetric
+gptq   error compensation from channel to channel, by the Gram matrix of the activations
+awq    channels scaled and ranges clipped by the Gram matrix; one Mul per activation where factors cannot be folded
 
-A tied embedding, which tokens are looked up in as well, is INT8 for both, rounded to nearest (see `tasks.ptq.eight_bit.tied`).
-GPTQ and AWQ take each layer by itself, with activations of the float model: those after layers already quantized, which
-differ a little, are not collected again.
+A tied embedding becomes INT8 for both the embedding and the head, rounded to nearest (see `tasks.ptq.eight_bit.tied`).
+GPTQ and AWQ treat each layer separately, with activations of the float model: activations behind quantized layers, which
+differ slightly, are not collected.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ BLOCK_SIZES = (16, 32, 64, 128, 256)
 
 @dataclass(frozen=True)
 class QuantizedNode:
-    """A node that runs in INT4, its weight `[channels_in, channels_out]`, and what AWQ did with its activation's factors.
+    """A node quantized to INT4, with the shape of its weight, `[channels_in, channels_out]`.
 
-    `factors`: `none` (all are 1, or another method), `folded` into what makes the activation, `inserted` as a Mul.
+    `factors` of AWQ: `none` (all are 1, or another method), `folded` into the activation's producers, `inserted` as a Mul.
     """
 
     name: str
@@ -60,11 +60,11 @@ class QuantizedNode:
 
 @dataclass(frozen=True)
 class WeightOnlyReport:
-    """What the pass did.
+    """Result of the pass.
 
-    `left`: (node, reason) for every MatMul and custom operator that stays in float. `tied`: the constants of tied embeddings.
-    `accuracy_level` is the one in the file: 0 where zero points are fractions, for which the kernel has no INT8 arithmetic
-    whatever level it is given.
+    `left`: (node, reason) for every MatMul, Gemm and custom operator that stays in float. `tied`: the constants of tied
+    embeddings. `accuracy_level`: the level in the file, 0 with fractional zero points, for which the kernel has no INT8
+    arithmetic at any level.
     """
 
     quantized: tuple[QuantizedNode, ...]
@@ -78,7 +78,7 @@ class WeightOnlyReport:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How each weight is rounded."""
+    """Rounding method and grid of each weight."""
 
     method: WeightMethod
     block_size: int
@@ -101,14 +101,14 @@ def quantize_weights(
 ) -> WeightOnlyReport:
     """Write a variant whose MatMul and Gemm nodes with a constant weight multiply in INT4.
 
-    `exclude` names nodes that stay in float (a Gemm by its own name). `grams` are those of the activations that
-    `tensors_to_collect` names. A weight that several nodes read is quantized once, for all their inputs together; one that is
-    also read elsewhere keeps its float form for that, unless it is a tied embedding: its look-up gets `embedding_bits`, its
-    head `head_bits`, rounded to nearest, None being float.
+    `exclude` names nodes that stay in float (a Gemm by its own name). `grams` holds the Gram matrices of the activations that
+    `tensors_to_collect` returns. A weight that several nodes read is quantized once, for all their inputs together. A weight
+    with other readers also keeps its float form, unless it is a tied embedding: its look-up then gets `embedding_bits` and
+    its head `head_bits`, rounded to nearest; None means float.
 
     Raises:
         CandidateRefused: `unsupported`: no node can be quantized, or the settings exclude each other; `invalid`: the model
-            or the variant is no valid ONNX, a name in `exclude` is that of no node, or Gram matrices are missing or unusable.
+            or the variant is not valid ONNX, `exclude` has an unknown name, or Gram matrices are missing or unusable.
     """
     _check_settings(bits, block_size, symmetric, method)
     _check_valid(model, "the float graph", "export the model again")
@@ -191,7 +191,7 @@ def _signature(proto: onnx.ModelProto) -> list[bytes]:
 
 
 def _grams_of(sites: Sequence[Site], grams: Mapping[str, Gram]) -> dict[str, Gram]:
-    """The Gram matrix of each activation."""
+    """Return the Gram matrix of each activation; raise CandidateRefused if one is missing or has another shape."""
     needed = {site.activation: site.shape[0] for site in sites}
     for name, channels in needed.items():
         if name not in grams or grams[name].matrix.shape != (channels, channels):
@@ -205,7 +205,7 @@ def _grams_of(sites: Sequence[Site], grams: Mapping[str, Gram]) -> dict[str, Gra
 
 
 def _quantize(weight: NDArray[Any], gram: Floats | None, factors: Floats | None, recipe: Recipe) -> QuantizedWeight:
-    """A weight `[K, N]`, its rows divided by the factors that its activation is multiplied with."""
+    """Quantize a weight `[K, N]`. With AWQ its rows are first divided by the factors that its activation is multiplied by."""
     size, symmetric, dtype = recipe.block_size, recipe.symmetric, weight.dtype
     if recipe.method == "hqq":
         return hqq(weight, block_size=size, dtype=dtype)
@@ -233,9 +233,9 @@ def _replace(
     new: dict[str, list[onnx.NodeProto]],
     names: Names,
 ) -> None:
-    """Put MatMulNBits in place of the sites, and a Mul where factors must be inserted; drop what is not read any more.
+    """Replace the sites by MatMulNBits, add a Mul where factors must be inserted, and drop unread nodes and constants.
 
-    `new` has what takes the place of other nodes, by their names.
+    `new` maps the names of other replaced nodes to their replacements.
     """
     graph = proto.graph
     constants = initializers(graph)
@@ -262,7 +262,7 @@ def _replace(
 
 
 def _add_weight(graph: onnx.GraphProto, site: Site, packed: Packed, names: Names) -> list[str]:
-    """Add the constants of a weight; return their names in the order that the node reads them."""
+    """Add the constants of a weight; return their names in the order of the node's inputs."""
     stem = site.constant + ("_transposed" if site.transposed else "")
     named = {"Q4": packed.codes, "scales": packed.scales}
     if packed.zero_points is not None:
@@ -289,7 +289,7 @@ def _product(site: Site, inputs: list[str], block_size: int, accuracy_level: int
 
 
 def _set_nodes(graph: onnx.GraphProto, nodes: list[onnx.NodeProto]) -> None:
-    """Give the graph these nodes, less the transpositions that are read no more, and drop the constants left over."""
+    """Set the graph's nodes, and drop Transposes and constants that are no longer read."""
     del graph.node[:]
     graph.node.extend(nodes)
     reads = {name for node in graph.node for name in names_read(node)} | {value.name for value in graph.output}

@@ -1,4 +1,4 @@
-"""The MatMul nodes that weight-only can quantize, and why others are none."""
+"""MatMul nodes that weight-only can quantize, and why the rest are skipped."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import onnx
 from tasks.ptq.graph.edits import custom_operators, initializers, name_nodes, operator_of, split_gemm, to_array
 from validators.errors import CandidateRefused
 
-# What the kernel takes as weights and scales.
+# Dtypes that the kernel supports for weights and scales.
 FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16)
 
 
 @dataclass(frozen=True)
 class Site:
-    """A MatMul to quantize: its weight is the constant `constant`, transposed or not, and has this shape as it is used."""
+    """A MatMul to quantize. Its weight is `constant`, possibly transposed; `shape` is `(K, N)` as multiplied."""
 
     node: onnx.NodeProto
     constant: str
@@ -27,19 +27,21 @@ class Site:
 
     @property
     def activation(self) -> str:
-        """The tensor that the weight is multiplied with."""
+        """Tensor that the weight is multiplied with."""
         return str(self.node.input[0])
 
     @property
     def key(self) -> tuple[str, bool]:
-        """Equal for the sites that share one quantized weight."""
+        """Key that is equal for sites that share one quantized weight."""
         return self.constant, self.transposed
 
 
 @dataclass(frozen=True)
 class SitePlan:
-    """The sites of a graph, how many Gemm nodes became MatMul and Add, and (node, reason) for what stays as it is: every other
-    MatMul and Gemm, and operators that are not ONNX's own."""
+    """Sites of a graph, and the number of Gemms split into MatMul and Add.
+
+    `left`: (node, reason) for every other MatMul and Gemm, and for custom operators.
+    """
 
     sites: tuple[Site, ...]
     left: tuple[tuple[str, str], ...]
@@ -47,10 +49,10 @@ class SitePlan:
 
 
 def find_sites(graph: onnx.GraphProto, *, block_size: int, exclude: Collection[str]) -> SitePlan:
-    """Make Gemm nodes MatMul nodes, name all nodes, and find those to quantize. `exclude` names a Gemm by its own name.
+    """Split Gemm nodes into MatMul and Add, name all nodes, and find the sites. `exclude` names a Gemm by its own name.
 
     Raises:
-        CandidateRefused: `invalid`: a name in `exclude` is that of no node.
+        CandidateRefused: `invalid`: `exclude` has an unknown name.
     """
     unknown = sorted(set(exclude) - {node.name for node in graph.node})
     if unknown:
@@ -64,7 +66,7 @@ def find_sites(graph: onnx.GraphProto, *, block_size: int, exclude: Collection[s
     name_nodes(graph)
     constants = initializers(graph)
     for value in graph.input:
-        constants.pop(value.name, None)  # what a caller may replace is no constant
+        constants.pop(value.name, None)  # callers can override it, so it is not constant
     makers = {name: node for node in graph.node for name in node.output}
     excluded = {*exclude, *(split[name] for name in exclude if name in split)}
     sites: list[Site] = []
@@ -80,10 +82,10 @@ def find_sites(graph: onnx.GraphProto, *, block_size: int, exclude: Collection[s
 
 
 def tensors_to_collect(model: Path, *, block_size: int, exclude: Collection[str] = ()) -> dict[str, int]:
-    """The activations whose Gram matrices GPTQ and AWQ need, each once, with the number of their channels.
+    """Return the activations whose Gram matrices GPTQ and AWQ need, with the number of channels of each.
 
     Raises:
-        CandidateRefused: `invalid`: a name in `exclude` is that of no node.
+        CandidateRefused: `invalid`: `exclude` has an unknown name.
     """
     sites = find_sites(onnx.load(model).graph, block_size=block_size, exclude=exclude).sites
     return {site.activation: site.shape[0] for site in sites}
@@ -95,7 +97,7 @@ def _site(
     makers: Mapping[str, onnx.NodeProto],
     block_size: int,
 ) -> Site | str:
-    """The site that a node is, or why it is none."""
+    """Return the node's site, or the reason why it is skipped."""
     if node.op_type == "Gemm":
         return "a Gemm with alpha, beta or transA, or without a constant weight"
     name, maker = node.input[1], makers.get(node.input[1])

@@ -1,1 +1,1 @@
-"""TensorRT engines: built in a process of their own, opened, read."""
+"""TensorRT engines: built in a child process, opened, inspected."""

@@ -1,6 +1,6 @@
-"""Building TensorRT's engines: what is installed here, the child process that builds, and what is kept of it.
+"""Build of TensorRT engines: the installed runtimes, the child process that builds, and its results.
 
-The builder runs in a process of its own: it may crash, or be killed for its memory, and a process has one logger of its own.
+The builder runs in a child process: it may crash or be killed for its memory, and TensorRT has one logger per process.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata, util
 from pathlib import Path
@@ -28,20 +28,20 @@ from validators.records.engines import BuildSettings, Engine, EngineLayer, Engin
 from validators.records.run import Gpu
 from validators.samples.datasets import TensorSpec
 
-# What the job calls axis 0, whatever the model does.
+# The job's name for axis 0, whatever the model calls it.
 BATCH = "batch"
 
 
 @dataclass(frozen=True)
 class Available:
-    """What this machine can build engines with: versions of the runtimes that are installed, and whether a GPU is there."""
+    """Means of this machine to build engines: the versions of installed runtimes, and whether it has a GPU."""
 
     runtimes: dict[Runtime, str]
     has_gpu: bool
 
 
 def available() -> Available:
-    """What is here. Nothing of TensorRT is imported, which without a GPU may crash (`tensorrt_lean` does)."""
+    """Return this machine's means to build engines. TensorRT is not imported: without a GPU it may crash."""
     versions = {name: _installed_version(name) for name in RUNTIMES}
     found = {
         name: version for name, version in versions.items() if version and int(version.split(".")[0]) >= OLDEST[name]
@@ -54,12 +54,12 @@ def build_engine(
 ) -> Engine:
     """Build the engine of an ONNX file into `folder`, with the builder's log and its timing cache.
 
-    It is one for `gpu`, or ahead of time for `build.compute_capabilities`. Timing caches are shared in `timing_caches`, one for
-    each GPU, driver and version of the runtime.
+    The engine is for `gpu`, or ahead of time for `build.compute_capabilities`. Timing caches are shared in the folder
+    `timing_caches`, one per GPU, driver and runtime version.
 
     Raises:
-        CandidateRefused: `unsupported`: no TensorRT that could build it, or no kernels for it; `invalid`: the file or its
-            profile; `infrastructure`: too little memory, or a builder that crashed.
+        CandidateRefused: `unsupported`: no installed TensorRT can build it, or has kernels for it; `invalid`: the file or its
+            profile is wrong; `infrastructure`: too little memory, or the builder crashed.
     """
     here = available()
     runtime = _choose(here, build, gpu)
@@ -91,8 +91,24 @@ def build_engine(
     return Engine(engine, manifest, folder / LOG, cache if cache.exists() else None, _layers(folder, messages))
 
 
+def make_engine(
+    onnx: Path,
+    build: BuildSettings,
+    gpu: Gpu | None,
+    timing_caches: Path | None,
+    keep_log: Callable[[Path], Path | None],
+    folder: Path,
+) -> Engine:
+    """Build an engine into the folder of an entry. `keep_log` moves the log of a build that failed out of it."""
+    try:
+        return build_engine(onnx, build, folder, gpu=gpu, timing_caches=timing_caches)
+    except CandidateRefused as error:
+        error.log = keep_log(folder / LOG)
+        raise
+
+
 def _layers(folder: Path, messages: Iterable[tuple[str, str]]) -> tuple[EngineLayer, ...]:
-    """As the log tells them or, where it does not, the inspector."""
+    """Return the layers from the log or, if the log has none, from the inspector's JSON."""
     logged = layers_in_log(text for _, text in messages)
     inspected = folder / LAYERS
     if logged or not inspected.exists():
@@ -101,10 +117,10 @@ def _layers(folder: Path, messages: Iterable[tuple[str, str]]) -> tuple[EngineLa
 
 
 def _choose(here: Available, build: BuildSettings, gpu: Gpu | None) -> Runtime:
-    """The runtime that builds.
+    """Return the runtime to build with.
 
     Raises:
-        CandidateRefused: `unsupported`: none does; names the extra to install.
+        CandidateRefused: `unsupported`: no runtime can build; the error names the extra to install.
     """
     if build.compute_capabilities:
         if "tensorrt_rtx" in here.runtimes:
@@ -140,7 +156,7 @@ def _orders(onnx: Path, build: BuildSettings, folder: Path, shared_cache: Path |
 
 
 def _shared_cache(folder: Path | None, runtime: Runtime, version: str, gpu: Gpu | None) -> Path | None:
-    """What was timed on this GPU with this driver and runtime. `tensorrt_rtx` times nothing when it builds."""
+    """Return the timing cache for this GPU, driver and runtime; None for `tensorrt_rtx`, which times nothing in a build."""
     if folder is None or gpu is None or runtime != "tensorrt":
         return None
     folder.mkdir(parents=True, exist_ok=True)
@@ -148,7 +164,7 @@ def _shared_cache(folder: Path | None, runtime: Runtime, version: str, gpu: Gpu 
 
 
 def _installed_version(runtime: Runtime) -> str | None:
-    """The version of an installed runtime, whichever of its distributions brought the module."""
+    """Return the version of an installed runtime, from any of its distributions; None if it is not installed."""
     if util.find_spec(runtime) is None:
         return None
     for distribution in (runtime, f"{runtime}_cu13", f"{runtime}_cu12", f"{runtime}_cu13_bindings"):
@@ -160,7 +176,7 @@ def _installed_version(runtime: Runtime) -> str | None:
 
 
 def _has_gpu() -> bool:
-    """Whether NVIDIA's management library counts one: it takes no context on it, unlike CUDA, and forked processes may ask."""
+    """Return whether NVIDIA's management library finds a GPU. Unlike CUDA it creates no context and works after a fork."""
     try:
         library = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:
@@ -181,14 +197,14 @@ def profile_of(
     *,
     accuracy_batch: int,
 ) -> dict[str, ShapeRange]:
-    """The shapes that an engine of this job takes, by input.
+    """Return the optimization profile for an engine of this job: the shape range of each input.
 
-    `data_shapes` are those of each input's arrays in the data files, that of requests first: `[(1000, 48), (200, 48)]`. Axis 0
-    holds samples: it takes every batch up to `accuracy_batch`, which is how many samples are judged at once, whatever the job
-    says. The optimum is that of the first operating point.
+    `data_shapes` holds the shapes of each input's arrays in the data files, that of requests first: `[(1000, 48), (200, 48)]`.
+    Axis 0 is the batch. Its range always reaches from 1 to at least `accuracy_batch`, the samples evaluated at once. The
+    optimum is that of the first operating point.
 
     Raises:
-        JobError: `engines.axes` names an axis that no input has, or leaves out a size that the job needs.
+        JobError: `engines.axes` names an axis that no input has, or excludes a size that the job needs.
 
     >>> inputs, point = [TensorSpec("ids", "int64", ("n", "length"))], OperatingPoint(4, {"length": 16}, 1)
     >>> profile_of(inputs, Engines(), [point], {"ids": [(1000, 48)]}, accuracy_batch=32)["ids"]
@@ -199,7 +215,7 @@ def profile_of(
         for index, axis in enumerate(spec.shape):
             if index and not isinstance(axis, int):
                 seen = [shape[index] for shape in data_shapes[spec.name]]
-                # What a point does not name keeps the size of the data.
+                # An axis that a point does not name keeps the size of the data.
                 asked = [point.dims.get(axis or "", seen[0]) for point in points]
                 sizes.setdefault(axis or f"{spec.name}.{index}", []).extend([*asked, *seen])
     unknown = sorted(set(engines.axes) - set(sizes))
@@ -216,7 +232,7 @@ def profile_of(
 
 
 def _range(axis: str, sizes: Sequence[int], wanted: AxisRange | None) -> tuple[int, int, int]:
-    """(minimum, optimum, maximum) of an axis: as the job says, or all sizes that are needed with the first as optimum."""
+    """Return (minimum, optimum, maximum) of an axis: the job's, or those of all needed sizes with the first as optimum."""
     if wanted is None:
         return min(sizes), sizes[0], max(sizes)
     if not wanted.minimum <= min(sizes) <= max(sizes) <= wanted.maximum:

@@ -1,10 +1,11 @@
-"""The child process that builds an engine, as its parent sees it: its orders, its end, and what it said."""
+"""Parent side of the child process that builds an engine: its input, its exit, its log."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,18 +18,18 @@ from validators.records.run import Gpu
 from validators.redact import without_secrets
 
 ROOT = Path(__file__).parents[3]
-# A builder that tries kernels for a large model takes minutes; one that hangs must not hold a GPU for ever.
+# Timeout: timing kernels for a large model takes minutes, but a hanging builder must not hold a GPU for ever.
 PATIENCE_SECONDS = 7200.0
 _MESSAGE = re.compile(r"^\[(VERBOSE|INFO|WARNING|ERROR|INTERNAL_ERROR)\] ", re.MULTILINE)
 
 
 def run_builder(orders: dict[str, Any], gpu: Gpu | None) -> None:
-    """Run `engine_build.main` with these orders in a process of its own, to its end.
+    """Run `build_process_child.main` with these orders in a child process, and wait for its end.
 
     Raises:
-        CandidateRefused: `infrastructure`: it crashed, was killed, or hung; `unsupported`: it finds no TensorRT after all.
+        CandidateRefused: `infrastructure`: it crashed, was killed, or timed out; `unsupported`: it cannot import TensorRT.
     """
-    # The GPU of the inventory, whatever order CUDA puts them in.
+    # The inventory's GPU by UUID, independent of CUDA's device order.
     visible = {"CUDA_VISIBLE_DEVICES": gpu.uuid} if gpu else {}
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     environment = without_secrets(os.environ) | visible | {"PYTHONPATH": path}
@@ -73,7 +74,12 @@ def _ended(found: str, folder: Path) -> CandidateRefused:
     )
 
 
+def copy_log(log: Path, folder: Path) -> Path:
+    """Copy a builder's log into a folder; return the copy."""
+    return Path(shutil.copy(log, folder))
+
+
 def read_log(log: Path) -> tuple[tuple[str, str], ...]:
-    """The (severity, text) of each message in the log of a build."""
+    """Return (severity, text) of each message in a build log."""
     parts = _MESSAGE.split(log.read_text(encoding="utf-8", errors="replace"))
     return tuple((severity, text.rstrip("\n")) for severity, text in zip(parts[1::2], parts[2::2], strict=True))

@@ -1,6 +1,6 @@
 """Process that builds one engine, with its orders as JSON on standard input; `build_process` runs it with `python -m`.
 
-A builder that crashes or is killed ends this process alone. What it said until then is in the log already.
+A builder that crashes or is killed ends only this process. Its messages until then are already in the log.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ ENGINE, LOG, TIMING_CACHE, LAYERS, ANSWER = "engine.plan", "build.log", "timing.
 
 
 def main(orders: dict[str, Any]) -> None:
-    """Build as told, and leave what came of it in `orders["folder"]`; `shared_cache` of them is the file to share, or None."""
+    """Build an engine as ordered and write the results to `orders["folder"]`.
+
+    `orders["shared_cache"]` is the path of the shared timing cache, or None.
+    """
     folder = Path(orders["folder"])
     shared = Path(orders["shared_cache"]) if orders["shared_cache"] else None
     known = shared.read_bytes() if shared and shared.exists() else None
@@ -50,27 +53,27 @@ def _keep(plan: Plan, folder: Path) -> None:
     if plan.layers is not None:
         (folder / LAYERS).write_text(plan.layers, encoding="utf-8")
     answer = {"version": plan.version, "errors": [asdict(error) for error in plan.errors]}
-    # Last: where it is missing the process did not come to its end.
+    # Written last: without this file the process did not finish.
     (folder / ANSWER).write_text(json.dumps(answer), encoding="utf-8")
 
 
 def _share(timed: bytes, known: bytes | None, shared: Path) -> None:
-    """Put what was timed into the shared cache, with what other builds have put there meanwhile."""
+    """Merge this build's timing cache into the shared one, which other builds may have changed meanwhile."""
     with _locked(shared):
         now = shared.read_bytes() if shared.exists() else None
         if now is not None and now != known:
-            # What is lost where they cannot be merged is timed again.
+            # If they cannot be merged, the other builds' entries are lost and timed again.
             with suppress(RuntimeError):
                 timed = merge_timing_caches(now, timed)
         fresh = shared.with_suffix(".new")
         fresh.write_bytes(timed)
-        # Readers take no lock: they see the old file, or the new one.
+        # Readers take no lock; an atomic rename shows them the old file or the new one.
         fresh.replace(shared)
 
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Alone among all processes of this machine; the lock ends with its process."""
+    """Hold an exclusive lock among all processes of this machine; the kernel releases it when its process ends."""
     with path.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

@@ -1,19 +1,19 @@
-"""What an engine computes in low precision, for how many multiply-accumulates: by layer as built, never by the file.
+"""Coverage of an engine: multiply-accumulates by precision, read from the layers as built and never from the file.
 
-Each layer names the ONNX nodes that went into it. A product is named by the layer that computes it, but also by what TensorRT
-splits off before and behind it (the conversion of its input, its bias), so that only layers that multiply count. Those of
+Each layer names the ONNX nodes that it contains. The layer that computes a product names its node, but so do the layers that
+TensorRT splits off before and after it (conversion of the input, bias). Therefore only layers that multiply count. Those of
 TensorRT-RTX 1.7.1, as seen in engines built ahead of time:
 
 `gemm`, `correlation`, `deconv`   one product, or several of the same input as one; the first input and the first constant, or
                                   the first two inputs, have the types that are multiplied
-`runtime_fusion` with `Fc` in its name, such as `__myl_CastMulCastFc`    one product in the floating type that it gives, with
-                                  conversions before it: of weights that are stored in INT4, or of INT8 activations whose scales
-                                  no integer product takes
-`_gemm_mha_v2`                    attention, two products: with floats on all inputs both are computed in them; with integers
-                                  nothing says of the second in what
+`runtime_fusion` with `Fc` in its name, such as `__myl_CastMulCastFc`    one product in the floating type of its output, after
+                                  conversions: of weights stored in INT4, or of INT8 activations whose scales no integer
+                                  product supports
+`_gemm_mha_v2`                    attention, two products: with floats on all inputs both are computed in that type; with
+                                  integers the type of the second is unknown
 
-What is named by no such layer, or by several that differ (recurrent ones are unrolled under no name), is unknown. The kinds of
-`tensorrt` itself (`CaskConvolution`, ...) are those of NVIDIA's documentation of the inspector; they were never seen here.
+A node that no such layer names, or that several different ones name, is unknown (recurrent nodes are unrolled without names).
+The kinds of `tensorrt` itself (`CaskConvolution`, ...) are from NVIDIA's documentation of the inspector, not from engines.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ from tasks.runtimes.kernels import Kernel
 from tasks.runtimes.macs import count_macs
 from validators.providers import CPU_PROVIDER, TENSORRT
 from validators.records.engines import EngineLayer
-from validators.records.measurements import UNNAMED, Coverage, Product
+from validators.records.measurements import UNNAMED, Coverage, MultipliedNode
 from validators.records.run import SessionSettings
 from validators.samples.datasets import Arrays
 
 LOW = frozenset({"int8", "fp8", "int4", "fp4"})
-# Of weights alone: with 8-bit ones over float activations, integer activations were meant and came to nothing.
+# Low-precision types of weight-only quantization. 8-bit weights with float activations are not low precision: integer
+# activations were intended, but the engine does not use them.
 WEIGHTS = frozenset({"int4", "fp4"})
 HALF = frozenset({"float16", "bfloat16"})
 FLOAT = HALF | {"float32"}
@@ -46,9 +47,9 @@ _UNKNOWN = Kernel(UNNAMED, is_low_precision=False)
 
 
 def coverage_of_layers(onnx_path: Path, layers: Sequence[EngineLayer], batch: Arrays) -> Coverage:
-    """The multiply-accumulates of a request for `batch` by what computes them in an engine of these layers.
+    """Return the coverage of a request for `batch` in an engine of these layers.
 
-    They are those of the file as written, counted on the CPU provider. Times are those of the layers, where they have some.
+    The multiply-accumulates are those of the file, counted on the CPU provider. Times are those of the layers, if any.
 
     Raises:
         CandidateRefused: `invalid`: the CPU provider does not run the file.
@@ -72,12 +73,14 @@ def coverage_of_layers(onnx_path: Path, layers: Sequence[EngineLayer], batch: Ar
         float_nodes=tuple(name for name, kernel in found.items() if _is_float(kernel)),
         providers=(TENSORRT,),
         us_by_kernel=_times(layers),
-        products=tuple(Product(name, kernels.get(name, _UNKNOWN).name, count) for name, count in macs.items() if count),
+        products=tuple(
+            MultipliedNode(name, kernels.get(name, _UNKNOWN).name, count) for name, count in macs.items() if count
+        ),
     )
 
 
 def kernels_of_nodes(layers: Iterable[EngineLayer]) -> dict[str, Kernel]:
-    """What computes each node, by name, of those that layers with products name."""
+    """Return the kernel of each node that a layer with products names; unknown if such layers differ."""
     found: dict[str, set[Kernel]] = {}
     for layer in layers:
         kernel = kernel_of_layer(layer)
@@ -88,7 +91,7 @@ def kernels_of_nodes(layers: Iterable[EngineLayer]) -> dict[str, Kernel]:
 
 
 def kernel_of_layer(layer: EngineLayer) -> Kernel | None:
-    """What a layer multiplies in; None for one without products.
+    """Return the kernel of a layer, which tells the type of its products; None for a layer without products.
 
     >>> kernel_of_layer(EngineLayer("a", "gemm", ("int8",), ("int8", "float32"), ("float16",), "", ())).name
     'gemm in int8'
@@ -109,7 +112,7 @@ def kernel_of_layer(layer: EngineLayer) -> Kernel | None:
 
 
 def _product(layer: EngineLayer, kind: str) -> Kernel:
-    """That of a layer of one product: its first input with its first constant, or with its second input."""
+    """Return the kernel of a one-product layer: its first input times its first constant, or times its second input."""
     first, partners = layer.inputs[:1], (*layer.constants[:1], *layer.inputs[1:2])
     if not first or first[0] not in LOW | FLOAT:
         return _UNKNOWN
@@ -134,7 +137,7 @@ def _widest(dtypes: Sequence[str]) -> str:
 
 
 def _times(layers: Iterable[EngineLayer]) -> dict[str, float]:
-    """Microseconds by kernel, those without products by their kind; empty where nothing was run."""
+    """Return the microseconds by kernel, and by kind for layers without products; empty if no layer was timed."""
     times: dict[str, float] = {}
     for layer in layers:
         if layer.microseconds is not None:

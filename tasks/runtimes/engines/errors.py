@@ -1,8 +1,8 @@
-"""Why TensorRT makes no engine of a file: what its parser and its builder say, with the likely cause and what to do about it.
+"""Messages of TensorRT's parser and builder for failed builds, with the likely cause and the fix.
 
-Each message of the first table was provoked from TensorRT-RTX 1.7.1 by a build ahead of time
-(`tests/unit/tasks/runtimes/test_engine_errors.py`); those of the second need a GPU, and are as NVIDIA's documentation and
-samples print them.
+TensorRT-RTX 1.7.1 produced each message of the first table in a build ahead of time
+(`tests/unit/tasks/runtimes/test_engine_errors.py`). Those of the second table need a GPU, and are quoted from NVIDIA's
+documentation and samples.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Message = tuple[str, str]
 
 
 class Cause(NamedTuple):
-    """What a message means: a pattern of its text, the kind of refusal, the likely cause, what is expected, what to do."""
+    """Meaning of a message: a pattern of its text, the kind of refusal, the likely cause, the expectation, the fix."""
 
     pattern: str
     kind: RefusalKind
@@ -111,7 +111,7 @@ PROVOKED: tuple[Cause, ...] = (
         "take the candidate out for this GPU, or others into `engines.ahead_of_time`",
     ),
     Cause(
-        r"satisfy MIN<=OPT<=MAX",  # after it there is no profile, which is complained of next
+        r"satisfy MIN<=OPT<=MAX",  # TensorRT then drops the profile, and the next message reports it as missing
         "invalid",
         "a range whose optimum is not within it",
         "minimum <= optimum <= maximum",
@@ -162,8 +162,8 @@ DOCUMENTED: tuple[Cause, ...] = (
         "raise `engines.workspace_mb`; otherwise take another candidate",
     ),
 )
-# Of warnings, where an engine is built all the same. Others are no reason: that a tactic lacks memory, for one, is tried again
-# with the next.
+# Warnings that refuse an engine although it was built. Others do not: a tactic without memory, for example, is replaced by the
+# next.
 CHANGES: tuple[Cause, ...] = (
     Cause(
         "UINT8 zero_point only on DLA",
@@ -181,10 +181,10 @@ _NO_OPERATOR = Cause(
     "operators of its support matrix",
     _OTHER,
 )
-# Said of any build on a machine without a GPU.
+# Part of a message of every build on a machine without a GPU.
 _NO_GPU = "cudaError 35"
 _TENSOR = re.compile(r"(?:initializer:?(?! In node)|[Ii]nput tensors?|for tensor) ([^\s,!]+)")
-# Warnings that change nothing; all others are shown.
+# Warnings that are not shown, since they change nothing.
 HARMLESS = (
     r"Converting conv (activation|weight) scales to fp32",
     r"Make sure input .* has Int64 binding",
@@ -193,9 +193,9 @@ HARMLESS = (
 
 
 def refusal_of(errors: Sequence[NodeError], messages: Iterable[Message]) -> CandidateRefused:
-    """The refusal of a build that made no engine: nodes or tensors by name, what was said of them, the likely cause.
+    """Return the refusal of a failed build, with nodes or tensors by name, TensorRT's message and the likely cause.
 
-    `messages` are (severity, text) of the build's log.
+    `messages` are (severity, text) of the build log.
     """
     logged = [text for severity, text in messages if severity in ("ERROR", "INTERNAL_ERROR")]
     texts = [line for text in [*(error.text for error in errors), *logged] for line in _lines(text)]
@@ -208,14 +208,14 @@ def refusal_of(errors: Sequence[NodeError], messages: Iterable[Message]) -> Cand
 
 
 def refused_warning(messages: Iterable[Message]) -> CandidateRefused | None:
-    """The refusal of an engine that was built and would compute something else than the file says; None where it would not."""
+    """Return the refusal of an engine that, by a warning, computes something else than the file; None without one."""
     warnings = [text for severity, text in messages if severity == "WARNING"]
     found = [(cause, text) for text in warnings for cause in CHANGES if re.search(cause.pattern, text)]
     return _refusal(found[0][0], "", found[0][1]) if found else None
 
 
 def notes_in(messages: Iterable[Message]) -> tuple[str, ...]:
-    """The warnings that a reader should know, each once."""
+    """Return the warnings worth showing, each once."""
     warnings = dict.fromkeys(text.strip() for severity, text in messages if severity == "WARNING")
     return tuple(text for text in warnings if not re.search("|".join(HARMLESS), text) and _NO_GPU not in text)
 
@@ -230,13 +230,13 @@ def _refusal(cause: Cause, place: str, said: str) -> CandidateRefused:
 
 
 def _cause_of(texts: Iterable[str]) -> Cause | None:
-    """The first cause in the tables, memory before all others: whatever failed behind that says nothing of the file."""
+    """Return the first matching cause. Memory comes first: errors that follow it say nothing about the file."""
     said = "\n".join(texts)
     return next((cause for cause in (*DOCUMENTED, *PROVOKED) if re.search(cause.pattern, said)), None)
 
 
 def _places(errors: Sequence[NodeError], texts: Sequence[str]) -> str:
-    """The nodes that the parser names or, where it names none, the tensors that its texts do."""
+    """Return the nodes that the parser names or, if none, the tensors named in its texts, as one string."""
     names = [f"{error.name or f'node {error.index}'} ({error.operator})" for error in errors if error.index >= 0]
     names = names or [match for text in texts for match in _TENSOR.findall(text)]
     names = list(dict.fromkeys(names))
@@ -244,7 +244,7 @@ def _places(errors: Sequence[NodeError], texts: Sequence[str]) -> str:
 
 
 def _lines(text: str) -> list[str]:
-    """What a text says, without what repeats the place or is said of every build without a GPU."""
+    """Return the lines of a text, without those that repeat the node or occur in every build without a GPU."""
     lines = [line.strip() for line in text.splitlines()]
     return [
         line

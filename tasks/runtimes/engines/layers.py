@@ -1,12 +1,12 @@
-"""The layers of an engine, read from what TensorRT tells of them: the builder's log, or the inspector.
+"""Layers of an engine, parsed from the builder's log or from the inspector's JSON.
 
-`tensorrt_rtx` (1.7) prints one line a layer into the verbose log of a build, behind `Layers:`
+`tensorrt_rtx` (1.7) prints one line per layer into the verbose log of a build, after `Layers:`
 
     Name: c_U22_myl0_2, LayerType: correlation, Inputs: [ { Name: x, Dimensions: [-1,4,8,8], ..., Datatype: Int8, ... }],
     Constants: [ { ... } ], Outputs: [ { ... } ], TacticName: ..., StreamId: 0, Metadata: [ONNX Layer: c][ONNX Layer: ...]
 
-`tensorrt` (11) gives JSON of its inspector: `{"Layers": [{"Name": ..., "LayerType": ..., "Inputs": [{"Name": ..., "Datatype":
-..., "Format": ...}], ...}], "I/O Tensors": [...]}`. Until 10 the dtype stood in front of the layout, in "Format/Datatype".
+The inspector of `tensorrt` (11) returns JSON: `{"Layers": [{"Name": ..., "LayerType": ..., "Inputs": [{"Name": ..., "Datatype":
+..., "Format": ...}], ...}], "I/O Tensors": [...]}`. Up to version 10, "Format/Datatype" holds the dtype before the layout.
 """
 
 from __future__ import annotations
@@ -46,32 +46,32 @@ _LINE = re.compile(
     r"Metadata: ?(?P<metadata>.*)"
 )
 _DTYPE = re.compile(r"\bDatatype: ([^,}]+)")
-# Entries stand behind one another, or with a control character in between; a suffix such as `__gemm_from_conv1x1` may follow.
+# Entries follow each other directly or after a control character; a suffix such as `__gemm_from_conv1x1` may follow.
 _NODE = re.compile(r"\[ONNX Layer: (.*?)\](?=[\[\x1e\x1f_]|$)")
 
 
 def layers_in_log(messages: Iterable[str]) -> tuple[EngineLayer, ...]:
-    """The layers that the messages of a build tell of; none where the runtime prints no such text.
+    """Return the layers in the messages of a build; none if the runtime does not print them.
 
     Raises:
-        CandidateRefused: `unsupported`: the text is not as the pinned version writes it.
+        CandidateRefused: `unsupported`: the text differs from the format of the pinned version.
     """
     texts = [text for text in messages if text.startswith(HEADING)]
     return parse_layers_text(texts[-1]) if texts else ()
 
 
 def parse_layers_text(text: str) -> tuple[EngineLayer, ...]:
-    """The layers in the text of `tensorrt_rtx` that begins with `Layers:` and ends with an empty line.
+    """Return the layers in the text of `tensorrt_rtx` that begins with `Layers:` and ends with an empty line.
 
     Raises:
-        CandidateRefused: `unsupported`: the text is not as the pinned version writes it.
+        CandidateRefused: `unsupported`: the text differs from the format of the pinned version.
     """
     lines = text.removeprefix(HEADING).strip("\n").split("\n\n", 1)[0].split("\n")
     return tuple(_layer_of_line(line) for line in lines)
 
 
 def parse_layers_json(text: str) -> tuple[EngineLayer, ...]:
-    """The layers in the JSON of the inspector of `tensorrt`.
+    """Return the layers in the inspector's JSON of `tensorrt`.
 
     Raises:
         CandidateRefused: `unsupported`: the text has no list of layers.
@@ -84,7 +84,7 @@ def parse_layers_json(text: str) -> tuple[EngineLayer, ...]:
 
 
 def with_times(layers: Iterable[EngineLayer], milliseconds: Mapping[str, float]) -> tuple[EngineLayer, ...]:
-    """The layers with the times that a profiler gave for them by name; those that it does not name took none that it saw.
+    """Return the layers with a profiler's times by name; layers that the profiler does not name get 0.
 
     >>> layer = EngineLayer("head", "gemm", (), (), (), "", ())
     >>> with_times([layer], {"head": 0.25})[0].microseconds

@@ -1,4 +1,4 @@
-"""Engines as runners: opened on this machine's GPU, or refused."""
+"""Engines as runners, opened on this machine's GPU or refused."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from validators.providers import TENSORRT
 from validators.records.run import SessionSettings
 from validators.samples.datasets import Arrays, TensorSpec
 
-# driver_types.h: what a GPU answers that has no room.
+# driver_types.h: the error for too little GPU memory.
 _NO_MEMORY = "cudaErrorMemoryAllocation"
 _NO_GPU = frozenset({"cudaErrorNoDevice", "cudaErrorInsufficientDriver"})
 
 
 class LoadedEngine:
-    """An engine that answers as `tasks.runtimes.runner.Runner` has it."""
+    """An engine that implements `tasks.runtimes.runner.Runner`."""
 
     def __init__(self, engine: EngineRunner) -> None:
         self._engine = engine
@@ -32,7 +32,7 @@ class LoadedEngine:
         self.outputs = tuple(_spec(tensor) for tensor in engine.outputs)
 
     def run(self, batch: Arrays, outputs: Sequence[str]) -> list[NDArray[Any]]:
-        """The named outputs for arrays in host memory, with the copies to the GPU and back.
+        """Return the named outputs for arrays in host memory, with copies to the GPU and back.
 
         Raises:
             CandidateRefused: `invalid`: the batch does not fit the engine, or TensorRT fails; `infrastructure`: no memory.
@@ -41,7 +41,7 @@ class LoadedEngine:
             return self._engine.run(batch, outputs)
 
     def bound(self, batch: Arrays) -> Callable[[], None]:
-        """A request whose inputs and outputs lie on the GPU; as a CUDA graph, if the engine can be captured.
+        """Return a request whose inputs and outputs lie on the GPU, as a CUDA graph if the engine can be captured.
 
         Raises:
             CandidateRefused: see `run`.
@@ -52,11 +52,11 @@ class LoadedEngine:
 
 @contextmanager
 def open_engine(plan: Path, settings: SessionSettings) -> Iterator[LoadedEngine]:
-    """A serialized engine on this machine's GPU, freed at the end of the block.
+    """Load a serialized engine on this machine's GPU, freed at the end of the block.
 
     Raises:
-        CandidateRefused: `unsupported`: other settings than TensorRT's, no TensorRT, or no GPU; `invalid`: TensorRT does not
-            load it; `infrastructure`: no memory.
+        CandidateRefused: `unsupported`: the settings are not TensorRT's, or TensorRT or a GPU is missing; `invalid`: TensorRT
+            does not load the engine; `infrastructure`: no memory.
     """
     if settings.provider != TENSORRT or settings.libraries:
         raise CandidateRefused(
@@ -70,7 +70,7 @@ def open_engine(plan: Path, settings: SessionSettings) -> Iterator[LoadedEngine]
 
 
 def inspect_engine(plan: Path, batch: Arrays) -> tuple[str, dict[str, float]]:
-    """The inspector's JSON of an engine's layers, and the milliseconds of each in one request for `batch`, by name.
+    """Return the inspector's JSON of an engine's layers, and the milliseconds of each layer in one request, by name.
 
     Raises:
         CandidateRefused: see `open_engine` and `LoadedEngine.run`.
@@ -91,7 +91,7 @@ def _open(plan: Path) -> Iterator[EngineRunner]:
 
 @contextmanager
 def _refused() -> Iterator[None]:
-    """What the engine's package raises becomes a refusal."""
+    """Convert exceptions of the package `trt_engine` to refusals."""
     try:
         yield
     except ImportError as error:

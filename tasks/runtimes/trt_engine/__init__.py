@@ -1,1 +1,1 @@
-"""TensorRT alone, with nothing of quantgate: consumers get this folder with the engine. Needs numpy, and either runtime."""
+"""TensorRT without the rest of quantgate: consumers get this folder with the engine. It needs numpy and either runtime."""

@@ -1,4 +1,4 @@
-"""The module that speaks to TensorRT, of two: `tensorrt` (11) and `tensorrt_rtx`, whose names are the same."""
+"""Access to one of TensorRT's two modules, `tensorrt` (11) and `tensorrt_rtx`, which have the same interface."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import Any, Literal
 
 Runtime = Literal["tensorrt", "tensorrt_rtx"]
 RUNTIMES: tuple[Runtime, ...] = ("tensorrt", "tensorrt_rtx")
-# Networks of 10 have weak types by default; ONNX Runtime's provider brings that version along.
+# Oldest supported major versions. TensorRT 10, which ONNX Runtime's provider installs, is weakly typed by default.
 OLDEST = {"tensorrt": 11, "tensorrt_rtx": 1}
 
 
 def load_api(runtime: Runtime | None = None) -> ModuleType:
-    """The named module or, without a name, `tensorrt` if there is one and else `tensorrt_rtx`.
+    """Return the named module or, without a name, `tensorrt` if it is installed, else `tensorrt_rtx`.
 
     Raises:
-        ImportError: none can be imported; the message says why not, of each.
+        ImportError: none can be imported; the message gives the reason for each.
     """
     why = []
     for name in (runtime,) if runtime else RUNTIMES:
         try:
             module = importlib.import_module(name)
-        except (ImportError, OSError) as error:  # OSError where the bindings are there and the libraries are not
+        except (ImportError, OSError) as error:  # OSError: the bindings are installed, the libraries are not
             why.append(f"{name}: {error}")
             continue
         if int(module.__version__.partition(".")[0]) >= OLDEST[name]:
@@ -33,7 +33,7 @@ def load_api(runtime: Runtime | None = None) -> ModuleType:
 
 
 def runtime_of(api: ModuleType) -> Runtime:
-    """Which of the two a module is.
+    """Return the name of the runtime that a module belongs to.
 
     >>> runtime_of(ModuleType("tensorrt_rtx"))
     'tensorrt_rtx'
@@ -42,9 +42,10 @@ def runtime_of(api: ModuleType) -> Runtime:
 
 
 def make_logger(api: ModuleType, on_message: Callable[[str, str], None]) -> Any:
-    """A logger that hands on severity ("VERBOSE", "INFO", "WARNING", "ERROR", "INTERNAL_ERROR") and text of each message.
+    """Return a logger that calls `on_message(severity, text)`.
 
-    A process has one: while a builder or a runtime lives, those of later ones are ignored.
+    Severities are "VERBOSE", "INFO", "WARNING", "ERROR" and "INTERNAL_ERROR". TensorRT uses one logger per process: while a
+    builder or a runtime lives, it ignores the loggers of later ones.
     """
 
     class Logger(api.ILogger):  # type: ignore[name-defined, misc]  # a class of a module known at run time

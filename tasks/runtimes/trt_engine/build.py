@@ -1,7 +1,7 @@
-"""From an ONNX file to a serialized engine.
+"""Build of a serialized engine from an ONNX file.
 
-Signatures are those of `tensorrt` 11.4 and `tensorrt_rtx` 1.7, which differ in one thing here: the latter builds for named
-compute capabilities, with no GPU.
+Signatures are those of `tensorrt` 11.4 and `tensorrt_rtx` 1.7. They differ in one respect here: `tensorrt_rtx` can build for
+named compute capabilities, without a GPU.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Shapes = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
 @dataclass(frozen=True)
 class NodeError:
-    """What the parser says of one node: its place in the file, name and operator, the code of the error, and its text."""
+    """Parser error of one node: its index in the file, name and operator, and the code and text of the error."""
 
     index: int
     name: str
@@ -30,9 +30,9 @@ class NodeError:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a build came to: the serialized engine, or None with the reasons in `errors` (of the parser) and `messages`.
+    """Result of a build: the serialized engine, or None with the reasons in `errors` (of the parser) and `messages`.
 
-    `messages` are (severity, text) in order; `layers` is the inspector's JSON, where the engine could be looked into.
+    `messages` are (severity, text) in order. `layers` is the inspector's JSON, None if the engine could not be inspected.
     """
 
     runtime: Runtime
@@ -45,7 +45,7 @@ class Plan:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """The texts of warnings."""
+        """Texts of the warnings."""
         return tuple(text for severity, text in self.messages if severity == "WARNING")
 
 
@@ -59,13 +59,13 @@ def build_plan(
     timing_cache: bytes | None = None,
     on_message: Callable[[str, str], None] | None = None,
 ) -> Plan:
-    """Parse a file, with external data beside it, and build its engine for this machine's GPU or for compute capabilities.
+    """Parse a file with its external data, and build its engine for this machine's GPU or for compute capabilities.
 
-    `profile` gives the shapes of the inputs, `timing_cache` what was timed before. `on_message` hears every message at once,
-    so that they outlast a crash of the builder.
+    `profile` gives the shape range of each input, `timing_cache` the content of an earlier timing cache. `on_message` receives
+    every message immediately, so that the messages survive a crash of the builder.
 
     Raises:
-        ImportError: no TensorRT; for `compute_capabilities` such as "8.9" it has to be `tensorrt_rtx`.
+        ImportError: TensorRT is missing; `compute_capabilities` such as "8.9" require `tensorrt_rtx`.
     """
     api = load_api("tensorrt_rtx" if compute_capabilities else None)
     messages: list[tuple[str, str]] = []
@@ -91,17 +91,17 @@ def build_plan(
             errors = tuple(_node_error(parser.get_error(index)) for index in range(parser.num_errors))
         if engine and not compute_capabilities:
             layers = _inspect(api, logger, engine)
-    except (RuntimeError, ValueError, TypeError) as error:  # those of pybind11: a null pointer, an argument not taken
+    except (RuntimeError, ValueError, TypeError) as error:  # from pybind11, for null pointers and rejected arguments
         hear("ERROR", f"{type(error).__name__}: {error}")
     return Plan(runtime_of(api), api.__version__, engine, cache, tuple(messages), errors, layers)
 
 
 def merge_timing_caches(first: bytes, second: bytes) -> bytes:
-    """One timing cache of two that `tensorrt` wrote on this GPU; what only one of them knows is kept.
+    """Merge two timing caches that `tensorrt` wrote on this GPU, keeping the entries of both.
 
     Raises:
-        ImportError: no TensorRT.
-        RuntimeError: it does not merge them.
+        ImportError: TensorRT is missing.
+        RuntimeError: TensorRT does not merge them.
     """
     api = load_api("tensorrt")
     said: list[str] = []
@@ -143,13 +143,13 @@ def _configure(
 
 
 class _TimingCache:
-    """The builder's timing cache; `tensorrt_rtx` times nothing when it builds, and since 1.2 its cache does nothing."""
+    """Timing cache of the builder. `tensorrt_rtx` times nothing in a build, and since 1.2 its cache has no effect."""
 
     def __init__(self, api: ModuleType, config: Any, content: bytes | None) -> None:
         self._config = config if runtime_of(api) == "tensorrt" else None
         if self._config is not None:
             cache = self._config.create_timing_cache(content) if content else None
-            # Of another device or version, or cut off: timed again, from nothing.
+            # A cache of another device or version, or a truncated one, is replaced by an empty one.
             cache = cache or self._config.create_timing_cache(b"")
             self._config.set_timing_cache(cache, False)
 
@@ -159,7 +159,7 @@ class _TimingCache:
 
 
 def _inspect(api: ModuleType, logger: Any, engine: bytes) -> str | None:
-    """The inspector's JSON of an engine for this machine's GPU."""
+    """Return the inspector's JSON of an engine for this machine's GPU; None if it does not load."""
     loaded = api.Runtime(logger).deserialize_cuda_engine(engine)
     if loaded is None:
         return None

@@ -1,6 +1,6 @@
-"""CUDA as far as an engine needs it: memory, a stream, events, a graph; and which GPU this is.
+"""The part of CUDA that an engine needs: memory, a stream, events, a graph, and the identity of the GPU.
 
-Every object frees what it holds when it is dropped, at the end of the process at the latest, or at once by `free()`.
+Every object frees its handle when it is garbage collected, at the end of the process at the latest, or at once by `free()`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NON_BLOCKING = 1
 
 
 class CudaError(RuntimeError):
-    """A call of CUDA failed; `name` is the error's, such as "cudaErrorMemoryAllocation"."""
+    """Failure of a CUDA call; `name` is the error's name, such as "cudaErrorMemoryAllocation"."""
 
     def __init__(self, call: str, name: str) -> None:
         super().__init__(f"{call}: {name}")
@@ -28,10 +28,10 @@ class CudaError(RuntimeError):
 
 
 def load_cuda() -> Any:
-    """The module of CUDA's runtime API.
+    """Return the Python bindings of CUDA's runtime API.
 
     Raises:
-        RuntimeError: it is not installed.
+        RuntimeError: they are not installed.
     """
     try:
         return importlib.import_module("cuda.bindings.runtime")
@@ -40,10 +40,10 @@ def load_cuda() -> Any:
 
 
 def checked(call: str, answer: tuple[Any, ...]) -> Any:
-    """What a call of the bindings gave beside its error, which must be none: they give (error,) or (error, value).
+    """Return the value of a bindings call, whose `answer` is (error,) or (error, value).
 
     Raises:
-        CudaError: there is an error.
+        CudaError: the call failed.
     """
     error, *values = answer
     if error != 0:
@@ -53,7 +53,7 @@ def checked(call: str, answer: tuple[Any, ...]) -> Any:
 
 
 def require_gpu() -> None:
-    """Nothing, where CUDA has a GPU.
+    """Raise if CUDA has no GPU.
 
     Raises:
         RuntimeError: CUDA's bindings are not installed.
@@ -63,20 +63,20 @@ def require_gpu() -> None:
 
 
 class _Held:
-    """Something of CUDA's that is freed once."""
+    """A CUDA handle that is freed once."""
 
     def __init__(self, handle: Any, function: Callable[[Any], object]) -> None:
         self.handle = handle
-        # What it answers is let go: after a failed kernel every call fails, and the first error is the one to see.
+        # Errors of freeing are ignored: after a failed kernel every call fails, and only the first error matters.
         self._free = weakref.finalize(self, function, handle)
 
     def free(self) -> None:
-        """Free it now; a second call does nothing."""
+        """Free the handle now; a second call does nothing."""
         self._free()
 
 
 class DeviceMemory(_Held):
-    """Memory of the GPU. `address` is never 0, as TensorRT asks of empty tensors too."""
+    """GPU memory. `address` is never 0, as TensorRT requires even for empty tensors."""
 
     def __init__(self, size_bytes: int) -> None:
         cudart = load_cuda()
@@ -85,12 +85,12 @@ class DeviceMemory(_Held):
 
     @property
     def address(self) -> int:
-        """Where it begins, as the GPU sees it."""
+        """Device address of the first byte."""
         return int(self.handle)
 
 
 class HostMemory(_Held):
-    """Memory of the host that stays where it is, so that the GPU can copy from it while the processor does something else."""
+    """Pinned host memory, from which the GPU can copy while the processor does other work."""
 
     def __init__(self, size_bytes: int) -> None:
         cudart = load_cuda()
@@ -99,11 +99,11 @@ class HostMemory(_Held):
 
     @property
     def address(self) -> int:
-        """Where it begins."""
+        """Host address of the first byte."""
         return int(self.handle)
 
     def view(self, dtype: str, shape: tuple[int, ...]) -> NDArray[Any]:
-        """Its first bytes as an array, valid until it is freed."""
+        """Return the first bytes as an array of this dtype and shape, valid until the memory is freed."""
         size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
         # Through bytes, since ctypes has no float16.
         raw = np.ctypeslib.as_array((c_ubyte * size).from_address(self.address)) if size else np.empty(0, np.uint8)
@@ -111,34 +111,34 @@ class HostMemory(_Held):
 
 
 class Event(_Held):
-    """A point in the work of a stream."""
+    """A marker in the work of a stream."""
 
     def __init__(self) -> None:
         cudart = load_cuda()
         super().__init__(checked("cudaEventCreate", cudart.cudaEventCreate()), cudart.cudaEventDestroy)
 
     def milliseconds_since(self, start: Event) -> float:
-        """The GPU's time from `start` to this event; both must have passed."""
+        """Return the GPU's time from `start` to this event, in milliseconds; both must have completed."""
         cudart = load_cuda()
         return float(checked("cudaEventElapsedTime", cudart.cudaEventElapsedTime(start.handle, self.handle)))
 
 
 class Graph(_Held):
-    """Recorded work that is launched as one."""
+    """Recorded work that is launched at once."""
 
 
 class Stream(_Held):
-    """A queue of work for the GPU, done in order; nothing of it is sure to be done before `synchronize`."""
+    """A queue of GPU work, executed in order; completion is only guaranteed after `synchronize`."""
 
     def __init__(self) -> None:
-        # Kept, since it is looked up between the kernels that are timed.
+        # Kept as an attribute: it is used between timed kernels, where an import would cost time.
         self._cudart = cudart = load_cuda()
         created = checked("cudaStreamCreateWithFlags", cudart.cudaStreamCreateWithFlags(_NON_BLOCKING))
         super().__init__(created, cudart.cudaStreamDestroy)
 
     @property
     def address(self) -> int:
-        """The handle as TensorRT takes it."""
+        """Handle as an integer, for TensorRT."""
         return int(self.handle)
 
     def upload(self, device: DeviceMemory, host: HostMemory, size_bytes: int) -> None:
@@ -161,27 +161,29 @@ class Stream(_Held):
         checked("cudaGraphLaunch", self._cudart.cudaGraphLaunch(graph.handle, self.handle))
 
     def synchronize(self) -> None:
-        """Wait until all that was queued is done.
+        """Wait until all queued work is done.
 
         Raises:
-            CudaError: some of it failed.
+            CudaError: queued work failed.
         """
         checked("cudaStreamSynchronize", self._cudart.cudaStreamSynchronize(self.handle))
 
     def capture(self, work: Callable[[], None]) -> Graph:
-        """What `work` queues on this stream, recorded and not done.
+        """Record the work that `work` queues on this stream, without executing it.
+
+        Any exception of `work` is raised again. After an error the stream is usable as before.
 
         Raises:
-            CudaError: something in it cannot be recorded, or what `work` raises; the stream is as it was before.
+            CudaError: the work cannot be recorded.
         """
         cudart = self._cudart
-        # Of this thread: another one may allocate meanwhile, which a global capture would forbid.
+        # Thread-local: a global capture would forbid other threads to allocate meanwhile.
         mode = cudart.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
         checked("cudaStreamBeginCapture", cudart.cudaStreamBeginCapture(self.handle, mode))
         try:
             work()
         finally:
-            # Whatever came of it, or the stream would go on recording.
+            # Always end the capture, or the stream would keep recording.
             ended = cudart.cudaStreamEndCapture(self.handle)
             recorded = None if ended[0] != 0 else _Held(ended[1], cudart.cudaGraphDestroy)
         graph = checked("cudaStreamEndCapture", ended)
@@ -192,12 +194,12 @@ class Stream(_Held):
 
 
 def gpu_here() -> dict[str, str] | None:
-    """Name, uuid, compute capability ("9.0") and driver of the GPU that CUDA calls device 0, without taking it; None without.
+    """Return name, uuid, compute capability ("9.0") and driver of CUDA's device 0; None without a GPU.
 
-    CUDA_VISIBLE_DEVICES is heeded.
+    CUDA_VISIBLE_DEVICES is respected. No CUDA context is created.
 
     Raises:
-        RuntimeError: NVML's bindings are not installed, or which GPU is device 0 cannot be told.
+        RuntimeError: NVML's bindings are not installed, or device 0 is ambiguous.
     """
     try:
         nvml = importlib.import_module("pynvml")
@@ -205,7 +207,7 @@ def gpu_here() -> dict[str, str] | None:
         raise RuntimeError(f"found {error}; expected NVML's bindings; install nvidia-ml-py>=13") from error
     try:
         nvml.nvmlInit()
-    except nvml.NVMLError:  # no driver, or no library of it
+    except nvml.NVMLError:  # no driver, or its library is missing
         return None
     try:
         handle = _first_device(nvml)
@@ -225,10 +227,10 @@ def gpu_here() -> dict[str, str] | None:
 
 
 def _first_device(nvml: Any) -> Any:
-    """NVML's handle of CUDA's device 0, or None.
+    """Return NVML's handle of CUDA's device 0, or None.
 
-    CUDA counts the fastest first unless CUDA_DEVICE_ORDER says otherwise, NVML by the bus: with GPUs of one name it is no
-    matter, and with several names there is no telling.
+    CUDA counts the fastest GPU first unless CUDA_DEVICE_ORDER says otherwise; NVML counts in bus order. The two agree for GPUs
+    of one name; with several names the order is unknown.
     """
     count = nvml.nvmlDeviceGetCount()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")

@@ -1,4 +1,4 @@
-"""The files of a registered version, held against its manifest."""
+"""Check of a registered version's files against its manifest."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from .stale import digest_file
 
 
 def check_files(folder: Path, files: dict[str, str]) -> None:
-    """Nothing, if the folder holds the files of the manifest, sha256 by name, and nothing else.
+    """Raise unless the folder holds exactly the files of the manifest; `files` maps names to sha256 digests.
 
     Raises:
-        RuntimeError: a file is missing, another one, or one that the manifest does not name; or a name leads elsewhere.
+        RuntimeError: a file is missing, has another digest, or is not in the manifest; or a name points outside the folder.
     """
     outside = [name for name in files if Path(name).name != name or name in ("", "..")]
     if outside:

@@ -1,6 +1,6 @@
-"""The engine of a registered version, as a consumer opens it: loaded where it was approved, rebuilt elsewhere, or refused.
+"""Engine of a registered version for a consumer: loaded on the machine type that it was approved on, else rebuilt or refused.
 
-`manifest.json` beside the folder of the variant has these keys for it:
+`manifest.json` beside the folder of the variant has these keys for the engine:
 
 | key | value |
 |---|---|
@@ -25,27 +25,27 @@ from .run import EngineRunner
 from .stale import digest_file, digest_onnx, same_machine, why_stale
 
 ONNX, ENGINE, TIMING_CACHE = "model.onnx", "engine.plan", "timing.cache"
-# What to do with an engine that is stale: "warn" (if it is not set) and build it again, or "refuse". It is that of
-# `tasks/champion/consumer/consumer.py`, for every mismatch between a version and the machine that loads it.
+# Environment variable for a stale engine: "warn" (default) rebuilds it, "refuse" raises. The same variable applies in
+# `tasks/champion/consumer/consumer.py` to every mismatch between a version and the machine that loads it.
 POLICY = "QUANTGATE_MISMATCH"
-# Its name of before, for engines alone, whose "refuse" must not be passed over in silence.
+# Former name of that variable. Setting it is an error, since its "refuse" must not be ignored silently.
 FORMER = "QUANTGATE_STALE_ENGINE"
 
 
 def open_version(folder: Path, manifest: dict[str, Any]) -> EngineRunner:
-    """The engine in a version's folder, if it is this machine's, or else one that is built here from the ONNX file.
+    """Load the engine in a version's folder if it fits this machine; otherwise build one here from the ONNX file.
 
     Raises:
-        RuntimeError: a file is not the one that was approved, there is no GPU, the engine is stale and
+        RuntimeError: a file differs from the approved one, there is no GPU, the engine is stale and
             QUANTGATE_MISMATCH=refuse, or it cannot be built or loaded here.
-        ImportError: there is no TensorRT.
+        ImportError: TensorRT is missing.
     """
     check_files(folder, manifest["files"])
     api = load_api()
     engine = manifest["engine"]
     here = machine(api)
     found = {"onnx_digest": digest_onnx(folder / ONNX), "engine_digest": digest_file(folder / ENGINE)}
-    if found["onnx_digest"] != engine["onnx_digest"]:  # it is what would be built from
+    if found["onnx_digest"] != engine["onnx_digest"]:  # a rebuild would start from this file
         raise RuntimeError(
             f"found {ONNX} with digest {found['onnx_digest']}; expected {engine['onnx_digest']}, which was approved; "
             "download the version again"
@@ -66,10 +66,10 @@ def open_version(folder: Path, manifest: dict[str, Any]) -> EngineRunner:
 
 
 def _refuses() -> bool:
-    """Whether a stale engine is an error.
+    """Return whether a stale engine is an error.
 
     Raises:
-        RuntimeError: the environment says something else than `warn` or `refuse`, or says it under the former name.
+        RuntimeError: the variable is neither `warn` nor `refuse`, or only its former name is set.
     """
     if POLICY not in os.environ and FORMER in os.environ:
         raise RuntimeError(f"found {FORMER}; expected {POLICY}, which took its place; set that to warn or refuse")
@@ -80,7 +80,7 @@ def _refuses() -> bool:
 
 
 def machine(api: ModuleType) -> dict[str, str]:
-    """This machine as `why_stale` compares it.
+    """Return the description of this machine that `why_stale` compares.
 
     Raises:
         RuntimeError: there is no GPU.
@@ -92,9 +92,9 @@ def machine(api: ModuleType) -> dict[str, str]:
 
 
 def _rebuild(folder: Path, manifest: dict[str, Any], here: dict[str, str]) -> bytes:
-    """The engine for this machine, with the profile and settings of the approved one.
+    """Build the engine for this machine, with the profile and settings of the approved one.
 
-    The timing cache comes along to where its times were taken: then a rebuild takes the kernels that were approved.
+    The timing cache is used on the same GPU and runtime version only: the rebuild then picks the approved kernels.
     """
     engine = manifest["engine"]
     settings = engine["build"]

@@ -1,6 +1,6 @@
 """One batch on an engine: its execution context, its buffers, and its CUDA graph.
 
-Each has a context of its own, since a graph is undefined once the context that it was captured from takes other shapes or
+Each request has its own context: a graph becomes undefined once the context that it was captured from gets other shapes or
 addresses (NVIDIA TensorRT documentation, "CUDA Graphs").
 """
 
@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from .cuda import CudaError, DeviceMemory, Graph, HostMemory, Stream
 from .tensors import Arrays, EngineError, Tensor, refuse_batch
 
-# Makes an error of what failed and of what TensorRT said last.
+# Makes an error from a description of the failure and TensorRT's latest messages.
 Explain = Callable[[str], EngineError]
 
 
 class Buffer:
-    """Memory for one tensor, on the host and, unless it stays there, on the GPU; it grows and never shrinks."""
+    """Memory for one tensor, on the host and, unless the tensor is `on_host`, on the GPU; it grows and never shrinks."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor
@@ -30,7 +30,7 @@ class Buffer:
         self._device: DeviceMemory | None = None
 
     def resize(self, shape: tuple[int, ...]) -> None:
-        """Room for this shape; the address may change.
+        """Make room for this shape; the address may change.
 
         Raises:
             CudaError: out of memory.
@@ -39,40 +39,40 @@ class Buffer:
         if self._host is None or self._host.size_bytes < self.size_bytes:
             self.free()
             host = HostMemory(self.size_bytes)
-            # Both or neither: the second may find no room.
+            # Set both or neither: the second allocation may fail.
             self._device = None if self.tensor.on_host else DeviceMemory(self.size_bytes)
             self._host = host
 
     @property
     def size_bytes(self) -> int:
-        """Of the tensor at its shape."""
+        """Size of the tensor at its present shape."""
         return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.tensor.dtype).itemsize
 
     @property
     def address(self) -> int:
-        """Where TensorRT reads or writes it."""
+        """Address at which TensorRT reads or writes the tensor."""
         memory = self._device or self._host
         assert memory is not None
         return memory.address
 
     @property
     def array(self) -> NDArray[Any]:
-        """The host's side, as an array over that memory."""
+        """View of the host memory as an array of the tensor's dtype and shape."""
         assert self._host is not None
         return self._host.view(self.tensor.dtype, self.shape)
 
     def upload(self, stream: Stream) -> None:
-        """Queue the copy from the host's side to the GPU's."""
+        """Queue the copy from the host to the GPU."""
         if self._device is not None and self._host is not None:
             stream.upload(self._device, self._host, self.size_bytes)
 
     def download(self, stream: Stream) -> None:
-        """Queue the copy from the GPU's side to the host's."""
+        """Queue the copy from the GPU to the host."""
         if self._device is not None and self._host is not None:
             stream.download(self._host, self._device, self.size_bytes)
 
     def free(self) -> None:
-        """Give both back."""
+        """Free the memory on both sides."""
         for memory in (self._device, self._host):
             if memory is not None:
                 memory.free()
@@ -80,9 +80,10 @@ class Buffer:
 
 
 class Request:
-    """A batch bound to a context; calling it runs the engine on what lies on the GPU, and returns when that is done.
+    """A batch bound to a context; calling it runs the engine on the inputs on the GPU, and waits for the end.
 
-    `why_not_captured` is None if the kernels are launched as one CUDA graph; else it says why they are queued one by one.
+    `why_not_captured` is None if the kernels are launched as one CUDA graph; else it is the reason why they are queued one by
+    one.
     """
 
     def __init__(
@@ -93,11 +94,11 @@ class Request:
         outputs: tuple[Tensor, ...],
         explain: Explain,
     ) -> None:
-        """A request without a batch.
+        """Create a request without a batch.
 
         Raises:
-            CudaError: no stream.
-            EngineError: no execution context, such as for want of memory.
+            CudaError: CUDA creates no stream.
+            EngineError: TensorRT creates no execution context, for example for lack of memory.
         """
         self.stream = Stream()
         self.why_not_captured: str | None = "not asked for"
@@ -112,7 +113,7 @@ class Request:
 
     @property
     def captured(self) -> bool:
-        """Whether a CUDA graph is launched."""
+        """True if the kernels are launched as a CUDA graph."""
         return self._graph is not None
 
     def __call__(self) -> None:
@@ -126,17 +127,17 @@ class Request:
         self.stream.synchronize()
 
     def load(self, batch: Arrays) -> None:
-        """Take the shapes of a batch, and queue its copy to the GPU. What was loaded before must be done.
+        """Set the shapes of a batch, and queue its copy to the GPU. Earlier work must be done.
 
         Raises:
             ValueError: the batch does not fit the engine.
-            EngineError: TensorRT does not take the shapes, or the shape of an output hangs on values.
+            EngineError: TensorRT refuses the shapes, or the shape of an output depends on values.
         """
         refuse_batch(self._inputs, batch)
         shapes = {tensor.name: batch[tensor.name].shape for tensor in self._inputs}
         known = shapes == self._shapes and not any(tensor.on_host for tensor in self._inputs)
         if not known:
-            self._shapes = {}  # whatever fails from here on leaves a context that has to be told everything again
+            self._shapes = {}  # a failure from here on leaves a context whose shapes must all be set again
         for name, shape in shapes.items():
             self._buffers[name].resize(shape)
             self._buffers[name].array[...] = batch[name]
@@ -172,18 +173,18 @@ class Request:
         """Queue the kernels one by one.
 
         Raises:
-            EngineError: TensorRT does not.
+            EngineError: TensorRT refuses to run the engine.
         """
         if not self._context.execute_async_v3(self.stream.address):
             raise self._explain("TensorRT does not run the engine")
 
     def capture(self) -> None:
-        """Record the kernels as a CUDA graph, if they can be; `why_not_captured` tells.
+        """Record the kernels as a CUDA graph if possible; else set `why_not_captured`.
 
         Raises:
-            EngineError, CudaError: the engine does not even run.
+            EngineError, CudaError: the engine does not run at all.
         """
-        # The first run of new shapes brings the context up to date, which cannot be recorded.
+        # The first run after new shapes updates the context, which cannot be recorded.
         self.enqueue()
         self.stream.synchronize()
         try:
@@ -201,14 +202,14 @@ class Request:
             self.enqueue()
 
     def fetch(self, outputs: Sequence[str]) -> list[NDArray[Any]]:
-        """Arrays of the named outputs, once all that was queued is done."""
+        """Wait for all queued work and return copies of the named outputs."""
         for name in outputs:
             self._buffers[name].download(self.stream)
         self.stream.synchronize()
         return [self._buffers[name].array.copy() for name in outputs]
 
     def profile(self) -> dict[str, float]:
-        """One run with each layer timed by itself, in milliseconds by its name; those that run several times are summed."""
+        """Run once with each layer timed separately; return milliseconds by layer name, summed if a layer runs repeatedly."""
         times: dict[str, float] = {}
         self._profiler = _make_profiler(self._api, times)
         self._context.profiler = self._profiler

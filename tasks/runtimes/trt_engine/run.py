@@ -1,4 +1,4 @@
-"""From a serialized engine to answers: `tensorrt` 11 and, where the GPU is one of its, `tensorrt_rtx`."""
+"""Execution of a serialized engine with `tensorrt` 11 or, on the GPUs that it supports, `tensorrt_rtx`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .tensors import Arrays, EngineError, describe
 
 __all__ = ["EngineError", "EngineRunner", "Request"]
 
-# How often layers are timed; the median is told.
+# Timed runs per layer; the median counts.
 _PROFILED = 10
 
 
@@ -33,9 +33,9 @@ class EngineRunner:
         Raises:
             CudaError: there is no GPU.
             RuntimeError: CUDA's bindings are not installed.
-            EngineError: TensorRT does not load it, or it reads or writes a type that numpy does not have.
+            EngineError: TensorRT does not load it, or an input or output has a type that numpy lacks.
         """
-        require_gpu()  # without one, TensorRT ends the process
+        require_gpu()  # without a GPU, TensorRT ends the process
         self._api = api
         self._logger, self._said = _listen(api)
         self._lock = threading.Lock()
@@ -45,15 +45,15 @@ class EngineRunner:
         if self._engine is None:
             raise self._explain("TensorRT does not load the engine")
         self.inputs, self.outputs = describe(api, self._engine)
-        # Made when it is needed: a context takes the scratch memory of the largest batch.
+        # Created on first use: a context takes the scratch memory of the largest batch.
         self._copying: Request | None = None
 
     def run(self, batch: Arrays, outputs: Sequence[str]) -> list[NDArray[Any]]:
-        """The named outputs for arrays in host memory: copied in, computed, copied out. Threads take turns.
+        """Return the named outputs for arrays in host memory, with copies to the GPU and back. Threads take turns.
 
         Raises:
-            ValueError: the batch does not fit the engine, or it has no such output.
-            EngineError: TensorRT fails, or the shape of an output hangs on values.
+            ValueError: the batch does not fit the engine, or the engine has no such output.
+            EngineError: TensorRT fails, or the shape of an output depends on values.
             CudaError: a copy or a kernel fails.
         """
         names = [tensor.name for tensor in self.outputs]
@@ -67,13 +67,13 @@ class EngineRunner:
             return self._copying.fetch(outputs)
 
     def bound(self, batch: Arrays) -> Request:
-        """A request for `batch` with inputs and outputs on the GPU: calling it runs it, without copies, until it is done.
+        """Return a request for `batch` with inputs and outputs on the GPU. Calling it runs it without copies and waits.
 
-        It is a CUDA graph if the engine can be captured; `captured` and `why_not_captured` tell. Its memory is freed with it.
+        It is a CUDA graph if the engine can be captured; see `captured` and `why_not_captured`. Its memory is freed with it.
 
         Raises:
             ValueError: the batch does not fit the engine.
-            EngineError: TensorRT fails, or the shape of an output hangs on values.
+            EngineError: TensorRT fails, or the shape of an output depends on values.
             CudaError: a copy or a kernel fails.
         """
         request = self._request()
@@ -82,9 +82,9 @@ class EngineRunner:
         return request
 
     def kernel_ms(self, request: Request, n: int) -> tuple[float, ...]:
-        """The GPU's own time of `n` runs, in milliseconds each, by events.
+        """Return the GPU time of each of `n` runs, in milliseconds, measured by events.
 
-        They are queued one behind the other: the GPU does not wait for the processor, and the first may differ.
+        The runs are queued back to back, so that the GPU does not wait for the processor. The first may differ.
         """
         marks = [(Event(), Event()) for _ in range(n)]
         for start, end in marks:
@@ -95,9 +95,9 @@ class EngineRunner:
         return tuple(end.milliseconds_since(start) for start, end in marks)
 
     def layer_times(self, batch: Arrays) -> dict[str, float]:
-        """The time of each layer in one request for `batch`, in milliseconds: the median of several.
+        """Return the time of each layer in one request for `batch`, in milliseconds: the median of several runs.
 
-        Each layer is timed by itself, so that their sum is more than what a request takes.
+        Each layer is timed separately, so their sum exceeds the time of a request.
         """
         request = self._request()
         request.load(batch)
@@ -107,13 +107,13 @@ class EngineRunner:
         return {name: median(run.get(name, 0.0) for run in runs) for name in runs[0]}
 
     def layers_json(self) -> str:
-        """The layers as TensorRT's inspector tells them: kind, dtypes, tactic, where the engine was built with details."""
+        """Return the layers as JSON from TensorRT's inspector; kind, dtypes and tactic need an engine built with details."""
         inspector = self._engine.create_engine_inspector()
         text: str = inspector.get_engine_information(self._api.LayerInformationFormat.JSON)
         return text
 
     def close(self) -> None:
-        """Free everything: contexts, then the engine, then the runtime. Its requests are gone too."""
+        """Free the requests with their contexts, then the engine, then the runtime."""
         for request in list(self._requests):
             request.close()
         self._engine = None
@@ -132,7 +132,7 @@ class EngineRunner:
 
 @cache
 def _listen(api: ModuleType) -> tuple[Any, deque[str]]:
-    """The logger of all runners, since TensorRT keeps the first of a process, and the last errors that it heard."""
+    """Return the logger that all runners share, since TensorRT keeps the first of a process, and its latest errors."""
     said: deque[str] = deque(maxlen=3)
 
     def hear(severity: str, text: str) -> None:

@@ -1,6 +1,6 @@
-"""Whether an engine may be loaded here, or is another machine's.
+"""Check whether an engine may be loaded on this machine or is stale.
 
-What must be equal, and why:
+These must be equal:
 
 | what | engines for one GPU | ahead of time | source |
 |---|---|---|---|
@@ -13,9 +13,9 @@ What must be equal, and why:
 [1] NVIDIA TensorRT documentation, "Engine Compatibility": without the flags for version or hardware compatibility, which
 quantgate does not set.
 
-NVIDIA lets an engine run under a newer driver. quantgate's approval holds for the driver that it was measured with, so a new
-one makes the engine stale here as everywhere else: it is built again, from the approved file, which takes minutes and with
-the timing cache less; and the next nightly run approves it for the new driver.
+NVIDIA lets an engine run under a newer driver. quantgate's approval holds only for the driver of the measurement, so a new
+driver makes the engine stale. It is then built again from the approved file, which takes minutes, or less with the timing
+cache. The next nightly run approves it for the new driver.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from typing import Any
 
 
 def why_stale(manifest: dict[str, Any], here: dict[str, str], files: dict[str, str]) -> str | None:
-    """What differs between an engine's manifest and this machine, in words; None if the engine may be loaded.
+    """Return the differences between an engine's manifest and this machine, in words; None if the engine may be loaded.
 
     `manifest` has the fields of `validators.records.engines.EngineManifest`. `here` has `runtime`, `runtime_version`, `gpu`,
-    `compute_capability` and `driver`; `files` the digests found, as `onnx_digest` and `engine_digest`.
+    `compute_capability` and `driver`. `files` has the digests found, `onnx_digest` and `engine_digest`.
 
     Raises:
-        KeyError: a manifest, machine or digest that lacks one of these: what is not known is not taken for equal.
+        KeyError: one of these keys is missing: an unknown value never counts as equal.
     """
     ahead_of_time = manifest["gpu"] is None
     differ = [
@@ -63,18 +63,19 @@ def _differ(what: str, built: str, found: str) -> str | None:
 
 
 def same_machine(manifest: dict[str, Any], here: dict[str, str]) -> bool:
-    """Whether kernels timed for the manifest's engine were timed on such a GPU, by such a version: its timing cache helps."""
+    """Return whether the engine's timing cache applies here: same GPU model, compute capability, runtime and version."""
     return all(manifest[key] == here[key] for key in ("runtime", "runtime_version", "gpu", "compute_capability"))
 
 
+# Not `validators.digests`: this folder goes to consumers, and may import nothing of quantgate.
 def digest_file(path: Path) -> str:
-    """The sha256 of a file, in 64 hexadecimal characters."""
+    """Return the sha256 of a file, in 64 hexadecimal characters."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def digest_onnx(path: Path) -> str:
-    """The digest of an ONNX file and, if there are any, its weights beside it (`<name>.data`), as `onnx_digest` has it."""
+    """Return the `onnx_digest` of an ONNX file and its external weights, `<name>.data`, if any."""
     beside = path.with_name(f"{path.name}.data")
     if not beside.exists():
         return digest_file(path)

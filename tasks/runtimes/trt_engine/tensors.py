@@ -1,4 +1,4 @@
-"""What an engine reads and writes: names, types, shapes, and which batches fit."""
+"""Inputs and outputs of an engine: names, types, shapes, and the check of batches."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Arrays = dict[str, NDArray[Any]]
-# TensorRT's DataType to numpy's; BF16, FP8, INT4, FP4 and E8M0 have none there.
+# TensorRT's DataType to numpy's; BF16, FP8, INT4, FP4 and E8M0 have no numpy dtype.
 DTYPES = {
     "FLOAT": "float32",
     "HALF": "float16",
@@ -22,13 +22,13 @@ DTYPES = {
 
 
 class EngineError(RuntimeError):
-    """TensorRT fails on an engine, or the engine is of a kind that cannot be run here."""
+    """Failure of TensorRT on an engine, or an engine that cannot be run here."""
 
 
 class Tensor(NamedTuple):
-    """An input or output: numpy dtype, shape with -1 for a dynamic axis, and the shapes that the engine takes of an input.
+    """An input or output: numpy dtype, shape with -1 for a dynamic axis, and the range of shapes of an input.
 
-    One that is `on_host` is read or written in the host's memory: a shape, not data.
+    TensorRT reads or writes an `on_host` tensor in host memory: it is a shape, not data.
     """
 
     name: str
@@ -40,10 +40,10 @@ class Tensor(NamedTuple):
 
 
 def describe(api: ModuleType, engine: Any) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-    """The inputs and the outputs of an engine, in its order. Shapes are those of its first optimization profile.
+    """Return the inputs and the outputs of an engine, in its order, with the shapes of its first optimization profile.
 
     Raises:
-        EngineError: one of them has a type that numpy does not have.
+        EngineError: one of them has a type that numpy lacks.
     """
     names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
     inputs = [name for name in names if engine.get_tensor_mode(name) == api.TensorIOMode.INPUT]
@@ -67,10 +67,10 @@ def _describe(api: ModuleType, engine: Any, name: str, *, is_input: bool) -> Ten
 
 
 def refuse_batch(inputs: tuple[Tensor, ...], batch: Arrays) -> None:
-    """Nothing, for a batch that has every input in its dtype and a shape that the engine takes.
+    """Raise unless a batch has every input, in its dtype and with a shape that the engine supports.
 
     Raises:
-        ValueError: it has not; the message names the input, and the axis with its range.
+        ValueError: an input differs; the message names it, and the axis with its range.
     """
     names = [tensor.name for tensor in inputs]
     if set(names) != set(batch):

@@ -20,7 +20,7 @@ from tasks.measure.metrics.catalog import PERPLEXITY
 from tasks.measure.metrics.drops import estimate_drop
 from tasks.measure.metrics.perplexity import WINDOWS_AT_ONCE, perplexity, score_batches, score_windows, targets_of
 from tasks.run.clock import Clock
-from tasks.run.context import Evidence, Run
+from tasks.run.context import Run
 from tasks.storage.locks import FolderLocks
 from tasks.storage.store import Store
 from tasks.trials.measure_accuracy import Reference, measure_accuracy
@@ -31,6 +31,7 @@ from validators.job.read_job import parse_job
 from validators.records.measurements import Accuracy
 from validators.records.run import SessionSettings, Variant
 from validators.samples.datasets import TensorSpec, load_samples
+from validators.samples.given import Evidence
 from validators.samples.labels import IGNORED
 
 VOCABULARY, SEQUENCE = 7, 9

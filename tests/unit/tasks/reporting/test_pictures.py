@@ -30,7 +30,7 @@ from tasks.reporting.pictures.coverage_map import coverage_spec
 from tasks.reporting.pictures.labels import Box
 from tasks.reporting.pictures.scales import Scale
 from tasks.reporting.pictures.vega import FONT_PIXELS, text_width
-from validators.records.measurements import UNNAMED, Coverage, Estimate, Product
+from validators.records.measurements import UNNAMED, Coverage, Estimate, MultipliedNode
 
 LINES = pareto.Lines(0.02, 1.05)
 
@@ -236,9 +236,9 @@ def test_groups_are_drawn_with_their_bounds_and_the_gate() -> None:
 
 
 PRODUCTS = (
-    Product("/a/MatMul", "QGemm", 600),
-    Product("/b/MatMul", "MatMul", 390),
-    Product("/head", UNNAMED, 10),
+    MultipliedNode("/a/MatMul", "QGemm", 600),
+    MultipliedNode("/b/MatMul", "MatMul", 390),
+    MultipliedNode("/head", UNNAMED, 10),
 )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -16,26 +15,25 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tasks.evidence.resolve_source import _from_file
 from tasks.measure.inventory import take_inventory
-from tasks.run import context
 from tasks.run.clock import Clock
-from tasks.run.context import Evidence, Given, Run
+from tasks.run.context import Run
 from tasks.storage.locks import FolderLocks
 from tasks.storage.store import Store
 from tasks.trials.inspect_variant import coverage_of, sanity_of
-from tasks.trials.make_candidate import _make
+from tasks.trials.materials import variant_from_store
 from tasks.trials.measure_baseline import baseline_variant
 from tasks.trials.measure_saturation import measure_saturation
-from tasks.trials.recover import _kernel_times
+from tasks.trials.recover import _kernel_costs
 from validators.digests import digest_model
 from validators.job.candidate_name import decode
 from validators.job.read_job import parse_job
 from validators.records.engines import BuildSettings, Engine, EngineManifest
 from validators.records.run import SessionSettings, Source, Trial, Variant
 from validators.samples.datasets import TensorSpec, load_samples
+from validators.samples.given import Evidence, Given
 
 PLAIN, SMOOTH = "int8-static-minmax-pc@ort-cpu", "int8-static-minmax-pc-smooth@ort-cpu"
 KEPT, KEPT_SMOOTH = "int8-static-minmax-pc-keep1@ort-cpu", "int8-static-minmax-pc-smooth-keep1@ort-cpu"
-TASKS = Path(context.__file__).parents[1]
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +77,7 @@ class Shop:
 
     def variant(self, name: str, *, output: str = "logits", **changes: object) -> tuple[Variant, bool]:
         """The variant of a candidate, and whether it was in the store."""
-        made, was_there = _make(self.run(**changes), self.given(output), self.inventory, decode(name))
+        made, was_there = variant_from_store(self.run(**changes), self.given(output), self.inventory, decode(name))
         assert made.variant is not None, made.refusal
         return made.variant, was_there
 
@@ -160,7 +158,7 @@ def test_kernels_are_profiled_for_each_evaluation_file(shop: Shop, tmp_path: Pat
     np.savez(tmp_path / "other.npz", **tiny_samples(32, 5))
     variant = shop.variant(PLAIN)[0]
     for evaluation in (None, tmp_path / "other.npz", None):
-        _kernel_times(shop.run(), shop.given(evaluation=evaluation), shop.inventory, variant)
+        _kernel_costs(shop.run(), shop.given(evaluation=evaluation), shop.inventory, variant)
     assert shop.count("kernel-times") == 2
 
 
@@ -195,21 +193,3 @@ def test_measurements_depend_on_artifact_engine_and_session(tmp_path: Path) -> N
     ]
     keys = [repr(one.measured_as) for one in (variant, *others)]
     assert len(set(keys)) == len(keys)
-
-
-def test_code_of_every_step_that_fills_the_store_is_in_a_key() -> None:
-    """Its constants, such as samples a pass and batch sizes, are not in any key by themselves."""
-    listed = {*context._MAKERS, *context._MEASURERS}
-    assert all((TASKS / name).is_file() for name in listed)
-    elsewhere = {
-        "run/context.py": "copies a file by its digest",
-        "champion/compare_champion.py": "downloads by digest",
-        "trials/user_step.py": "copies rows of a file, both in its key",
-        "evidence/resolve_source.py": "lists its own files",
-    }
-    fillers = {
-        str(path.relative_to(TASKS)) for path in TASKS.rglob("*.py") if re.search(r"store\.make\(", path.read_text())
-    }
-    assert fillers - set(elsewhere) <= listed
-    for name in ("trials/request.py", "trials/build_engine.py"):
-        assert name in listed

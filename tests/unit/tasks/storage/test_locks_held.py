@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tasks.storage.locks import FolderLocks, LockTaken, lock_key
+from tasks.storage.locks import FolderLocks, lock_key
+from validators.errors import LockTaken
 
 HOLDER = """
 import sys, time

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from tasks.storage.product import Product
 from tasks.storage.shared_entries import RECORD_FILE
-from tasks.storage.space import StorageFull
 from tasks.storage.store import Store
-from validators.errors import InfrastructureError
+from validators.errors import InfrastructureError, StorageFull
 from validators.records.measurements import Estimate
 
 ROOT = Path(__file__).parents[4]
@@ -55,12 +55,12 @@ def entries(store: Store) -> list[Path]:
 def test_an_entry_is_made_once(tmp_path: Path) -> None:
     """The second call, and another store on the same folder, read what the first made."""
     store, maker = Store(tmp_path / "store"), Maker()
-    first, was_there = store.make("thing", ("a", 1), Thing, maker)
+    first, was_there = store.make(Product("thing", ("a", 1), Thing, maker))
     assert not was_there and first.path.read_bytes() == b"content"
     assert first == Thing(first.path, 1, ("a", "b"), {"x": 2})
-    again, was_there = store.make("thing", ("a", 1), Thing, maker)
+    again, was_there = store.make(Product("thing", ("a", 1), Thing, maker))
     assert was_there and again == first
-    other, was_there = Store(tmp_path / "store").make("thing", ("a", 1), Thing, maker)
+    other, was_there = Store(tmp_path / "store").make(Product("thing", ("a", 1), Thing, maker))
     assert was_there and other == first
     assert maker.calls == 1 and len(entries(store)) == 1
 
@@ -72,21 +72,21 @@ def test_an_entry_is_made_once(tmp_path: Path) -> None:
 def test_another_key_is_another_entry(tmp_path: Path, kind: str, key: tuple[object, ...]) -> None:
     """Any difference in kind or key makes anew; the order of a mapping's keys is none."""
     store, maker = Store(tmp_path), Maker()
-    store.make("thing", ("a", 1), Thing, maker)
-    assert store.make(kind, key, Thing, maker)[1] is False
-    store.make("thing", ({"x": 1, "y": 2},), Thing, maker)
-    assert store.make("thing", ({"y": 2, "x": 1},), Thing, maker)[1] is True
+    store.make(Product("thing", ("a", 1), Thing, maker))
+    assert store.make(Product(kind, key, Thing, maker))[1] is False
+    store.make(Product("thing", ({"x": 1, "y": 2},), Thing, maker))
+    assert store.make(Product("thing", ({"y": 2, "x": 1},), Thing, maker))[1] is True
     assert maker.calls == 3
 
 
 def test_paths_follow_a_store_that_moves(tmp_path: Path) -> None:
     """Also to a folder whose name JSON must escape: the record points to the file where it is now."""
     store, maker = Store(tmp_path / 'a "b"\\c'), Maker()
-    store.make("thing", ("a",), Thing, maker)
+    store.make(Product("thing", ("a",), Thing, maker))
     moved = tmp_path / "elsewhere" / "é\tstore"
     moved.parent.mkdir()
     store.root.rename(moved)
-    thing, was_there = Store(moved).make("thing", ("a",), Thing, maker)
+    thing, was_there = Store(moved).make(Product("thing", ("a",), Thing, maker))
     assert was_there and maker.calls == 1
     assert thing.path.is_relative_to(moved) and thing.path.read_bytes() == b"content"
 
@@ -94,7 +94,7 @@ def test_paths_follow_a_store_that_moves(tmp_path: Path) -> None:
 def test_a_path_outside_of_the_entry_stays(tmp_path: Path) -> None:
     """Only what lies in the entry moves with it."""
     outside = tmp_path / "data.npz"
-    thing, _ = Store(tmp_path / "store").make("thing", ("a",), Thing, lambda _: Thing(outside, 1))
+    thing, _ = Store(tmp_path / "store").make(Product("thing", ("a",), Thing, lambda _: Thing(outside, 1)))
     assert thing.path == outside
 
 
@@ -107,10 +107,10 @@ def test_a_maker_that_fails_leaves_nothing(tmp_path: Path) -> None:
         raise ValueError("half done")
 
     with pytest.raises(ValueError, match="half done"):
-        store.make("thing", ("a",), Thing, fail)
+        store.make(Product("thing", ("a",), Thing, fail))
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
     assert entries(store) == []
-    assert store.make("thing", ("a",), Thing, maker)[1] is False
+    assert store.make(Product("thing", ("a",), Thing, maker))[1] is False
 
 
 def test_a_full_disk_is_said_with_what_is_free(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_a_full_disk_is_said_with_what_is_free(tmp_path: Path) -> None:
         return Thing(folder, 1)
 
     with pytest.raises(StorageFull, match=r"no space left for .*\(\d+ MB free\): No space left on device") as caught:
-        store.make("thing", ("a",), Thing, fill)
+        store.make(Product("thing", ("a",), Thing, fill))
     assert isinstance(caught.value, InfrastructureError) and caught.value.exit_code == 1
     assert "QUANTGATE_STATE" in caught.value.fix and caught.value.expected
     assert entries(store) == []
@@ -138,7 +138,7 @@ def test_another_error_of_the_system_is_not_taken_for_a_full_disk(tmp_path: Path
         raise AssertionError
 
     with pytest.raises(FileNotFoundError):
-        Store(tmp_path).make("thing", ("a",), Thing, missing)
+        Store(tmp_path).make(Product("thing", ("a",), Thing, missing))
 
 
 def test_threads_that_race_for_an_entry_make_it_once(tmp_path: Path) -> None:
@@ -154,14 +154,14 @@ def test_threads_that_race_for_an_entry_make_it_once(tmp_path: Path) -> None:
 
     def race() -> None:
         start.wait(60)
-        seen.append(store.make("thing", ("a",), Thing, slow))
+        seen.append(store.make(Product("thing", ("a",), Thing, slow)))
 
     threads = [threading.Thread(target=race) for _ in range(8)]
     for thread in threads:
         thread.start()
     assert inside.wait(60)
     # The entry of another key is made while this one is being made.
-    assert store.make("thing", ("b",), Thing, Maker())[1] is False
+    assert store.make(Product("thing", ("b",), Thing, Maker()))[1] is False
     leave.set()
     for thread in threads:
         thread.join()
@@ -175,6 +175,7 @@ CHILD = """
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from tasks.storage.product import Product
 from tasks.storage.store import Store
 
 @dataclass(frozen=True)
@@ -188,7 +189,7 @@ def make(folder):
     sys.stdin.readline()
     return Thing(folder / "file.bin", int(sys.argv[2]))
 
-thing, was_there = Store(Path(sys.argv[1])).make("thing", ("a",), Thing, make)
+thing, was_there = Store(Path(sys.argv[1])).make(Product("thing", ("a",), Thing, make))
 print(thing.number, was_there, thing.path.read_bytes() == b"content", flush=True)
 """
 
@@ -224,7 +225,7 @@ def test_a_process_killed_in_the_middle_leaves_no_entry(tmp_path: Path) -> None:
     assert len(written) == 1 and written[0].exists(), "the kill must come when something was written"
     assert list(tmp_path.rglob(RECORD_FILE)) == []
     maker = Maker(number=2)
-    thing, was_there = Store(tmp_path).make("thing", ("a",), Thing, maker)
+    thing, was_there = Store(tmp_path).make(Product("thing", ("a",), Thing, maker))
     assert not was_there and maker.calls == 1 and thing.number == 2
     assert thing.path.read_bytes() == b"content"
 
@@ -246,7 +247,7 @@ def test_processes_that_race_end_with_one_entry(tmp_path: Path, order: tuple[int
 def test_records_come_back_as_they_were(tmp_path: Path, record: Thing) -> None:
     """Types survive the file: paths, tuples, numbers, text."""
     make: Callable[[Path], Thing] = lambda _: record  # noqa: E731  # annotated, which a def in one line cannot be so briefly
-    assert Store(tmp_path).make("thing", ("a",), Thing, make)[0] == record
+    assert Store(tmp_path).make(Product("thing", ("a",), Thing, make))[0] == record
 
 
 @pytest.mark.parametrize("name", ["josé", "模型", "with space", 'quo"te'])
@@ -254,7 +255,7 @@ def test_a_store_may_lie_in_a_folder_of_any_name(tmp_path: Path, name: str) -> N
     """The record points to the entry, not to the folder in which it was made."""
     store, maker = Store(tmp_path / name), Maker()
     for was_there in (False, True):
-        thing, seen = store.make("thing", ("a",), Thing, maker)
+        thing, seen = store.make(Product("thing", ("a",), Thing, maker))
         assert seen is was_there
         assert thing.path.is_relative_to(tmp_path / name) and thing.path.read_bytes() == b"content"
     assert maker.calls == 1
@@ -264,5 +265,5 @@ def test_a_store_may_lie_in_a_folder_of_any_name(tmp_path: Path, name: str) -> N
 def test_numbers_that_are_not_finite_are_kept(tmp_path: Path, value: float) -> None:
     """The accuracy of a variant that computes NaN is a finding, and must be readable again."""
     for was_there in (False, True):
-        made, seen = Store(tmp_path).make("estimate", ("a",), Estimate, lambda _: Estimate(value, None, value))
+        made, seen = Store(tmp_path).make(Product("estimate", ("a",), Estimate, lambda _: Estimate(value, None, value)))
         assert seen is was_there and repr(made) == repr(Estimate(value, None, value))

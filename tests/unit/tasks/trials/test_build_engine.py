@@ -20,10 +20,10 @@ from tasks.champion.manifest import manifest_of, runtime_requirements, variant_f
 from tasks.measure.inventory import take_inventory
 from tasks.records.candidate_record import _files
 from tasks.run.clock import Clock
-from tasks.run.context import Evidence, Given, Run
+from tasks.run.context import Run
+from tasks.runtimes.engines import build as builder
 from tasks.storage.locks import FolderLocks
 from tasks.storage.store import Store
-from tasks.trials import build_engine as step
 from tasks.trials.build_engine import with_engine
 from tasks.trials.make_candidate import refused
 from tasks.trials.measure_baseline import baseline_variant
@@ -36,6 +36,7 @@ from validators.records.engines import BuildSettings, Engine, EngineLayer, Engin
 from validators.records.run import Gpu, Inventory, Proof, SessionSettings, Source, Trial, Variant
 from validators.records.verdicts import Verdict
 from validators.samples.datasets import TensorSpec, load_samples
+from validators.samples.given import Evidence, Given
 
 GPU = Gpu("NVIDIA H200", "GPU-1", "9.0", "580.95.05", 150_000_000_000)
 WITHOUT = take_inventory("ort-cpu")
@@ -79,7 +80,7 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         )  # fmt: skip
         return Engine(folder / "engine.plan", manifest, folder / "build.log", folder / "timing.cache")
 
-    monkeypatch.setattr(step, "build_engine", build)
+    monkeypatch.setattr(builder, "build_engine", build)
     return asked
 
 
@@ -125,7 +126,7 @@ def test_of_several_engines_the_one_that_covers_least_is_looked_at(
         )
         return Engine(folder / "engine.plan", manifest, folder / "build.log", None, layers)
 
-    monkeypatch.setattr(step, "build_engine", build)
+    monkeypatch.setattr(builder, "build_engine", build)
     for order in (["8.9", "12.0"], ["12.0", "8.9"]):
         run = run_of(tiny, tmp_path / order[0], engines={"ahead_of_time": order})
         variant = with_engine(run, given, WITHOUT, variant_of(tiny.model))
@@ -165,7 +166,7 @@ def test_the_log_of_a_build_that_failed_outlasts_it(
         (folder / "build.log").write_text("all that it said")
         raise CandidateRefused(kind="unsupported", found="no kernels", expected="some", fix="none")
 
-    monkeypatch.setattr(step, "build_engine", build)
+    monkeypatch.setattr(builder, "build_engine", build)
     run = run_of(tiny, tmp_path)
     with pytest.raises(CandidateRefused, match="no kernels") as caught:
         with_engine(run, given, ON_GPU, variant_of(tiny.model))

@@ -4,25 +4,29 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import onnx
 import pytest
 from conftest import CLASSES, FEATURES, Tiny, tiny_samples
 
-import tasks.trials.inspect_variant as module
+from tasks.measure import coverage, sanity
 from tasks.measure.inventory import take_inventory
+from tasks.measure.sanity import SANITY_SAMPLES
 from tasks.ptq.eight_bit.dynamic import quantize_dynamic
 from tasks.run.clock import Clock
-from tasks.run.context import Evidence, Given, Run
+from tasks.run.context import Run
 from tasks.storage.locks import FolderLocks
 from tasks.storage.store import Store
-from tasks.trials.inspect_variant import SANITY_SAMPLES, coverage_of, sanity_of
+from tasks.trials.inspect_variant import coverage_of, sanity_of
 from tasks.trials.measure_baseline import baseline_variant
 from validators.digests import digest_model
 from validators.job.read_job import parse_job
+from validators.records.measurements import Coverage
 from validators.records.run import Source, Variant
 from validators.samples.datasets import TensorSpec, load_samples
+from validators.samples.given import Evidence, Given
 
 Bench = tuple[Run, Given, Variant]
 
@@ -53,8 +57,8 @@ def bench(tiny: Tiny, tmp_path: Path) -> Bench:
     return run, given, variant
 
 
-def count_calls(monkeypatch: pytest.MonkeyPatch, name: str) -> list[Path]:
-    """The models that a function of the module is asked about."""
+def count_calls(monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str) -> list[Path]:
+    """The models that a function of a module is asked about."""
     asked: list[Path] = []
     real = getattr(module, name)
 
@@ -70,7 +74,7 @@ def test_the_kernels_of_the_baseline_are_measured_once(bench: Bench, monkeypatch
     """For two variants one profile of the baseline; for the same variant again, none at all."""
     run, given, variant = bench
     inventory = take_inventory("ort-cpu")
-    asked = count_calls(monkeypatch, "profile_kernels")
+    asked = count_calls(monkeypatch, coverage, "profile_kernels")
     found, had = coverage_of(run, given, inventory, variant)
     assert (found.share, had) == (1.0, False)
     assert found.kernels_path is not None and found.kernels_path.exists()
@@ -83,8 +87,8 @@ def test_the_kernels_of_the_baseline_are_measured_once(bench: Bench, monkeypatch
 def test_kernels_of_another_provider_are_no_baseline(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """The baseline runs on the CPU provider: what another one reorders was not inserted by quantization."""
     run, given, variant = bench
-    asked = count_calls(monkeypatch, "profile_kernels")
-    monkeypatch.setattr(module, "measure_coverage", lambda *_, baseline, folder: module.Coverage({}, (), (), ()))
+    asked = count_calls(monkeypatch, coverage, "profile_kernels")
+    monkeypatch.setattr(coverage, "measure_coverage", lambda *_, baseline, folder: Coverage({}, (), (), ()))
     coverage_of(run, given, take_inventory("ort-cpu"), replace(variant, session=replace(variant.session, provider="X")))
     assert asked == []
 
@@ -96,7 +100,7 @@ def test_the_baseline_is_asked_once_and_stands_beside_each(bench: Bench, monkeyp
     model.graph.output.append(onnx.helper.make_empty_tensor_value_info("hidden"))
     onnx.save(model, variant.path)
     inventory = take_inventory("ort-cpu")
-    asked = count_calls(monkeypatch, "ask")
+    asked = count_calls(monkeypatch, sanity, "ask")
     found, had = sanity_of(run, given, inventory, variant)
     assert not had and found.samples == SANITY_SAMPLES
     assert [answers.name for answers in found.baseline] == ["logits"]

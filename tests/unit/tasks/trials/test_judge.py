@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tasks.storage.space import StorageFull
 from tasks.trials.gather import trial_of
 from tasks.trials.judge import judge_trial, rank_passing
 from tasks.trials.judge_on_samples import Ground
-from validators.errors import InfrastructureError
+from validators.errors import InfrastructureError, StorageFull
 from validators.job.job import Job
 from validators.job.read_job import parse_job
 from validators.records.journal import RolledBack

@@ -16,7 +16,7 @@ from tasks.ptq.build_variant import Materials
 from tasks.ptq.eight_bit.smooth import SmoothedGraph
 from tasks.ptq.graph.prepare import prepare_graph
 from tasks.run.clock import Clock
-from tasks.run.context import Evidence, Run
+from tasks.run.context import Run
 from tasks.runtimes.ort import open_session
 from tasks.storage.locks import FolderLocks
 from tasks.storage.store import Store
@@ -29,6 +29,7 @@ from validators.job.read_job import parse_job
 from validators.records.measurements import Accuracy
 from validators.records.run import SessionSettings, Variant
 from validators.samples.datasets import TensorSpec, load_samples
+from validators.samples.given import Evidence
 
 
 @pytest.fixture(scope="module")

@@ -11,20 +11,22 @@ import numpy as np
 import pytest
 from conftest import Tiny
 
+from tasks.measure import request
 from tasks.measure.inventory import take_inventory, usable_cores
+from tasks.measure.latency import contest
+from tasks.measure.request import draw_requests, request_batch
 from tasks.run.clock import Clock
-from tasks.run.context import Evidence, Given, Run
+from tasks.run.context import Run
 from tasks.storage.locks import FolderLocks
 from tasks.storage.store import Store
 from tasks.trials import measure_latency as step
-from tasks.trials import request
-from tasks.trials.request import draw_requests, request_batch
 from validators.job.job_measurement import Measurement, OperatingPoint
 from validators.job.read_job import parse_job
 from validators.records.latencies import Latency, point_labels
 from validators.records.measurements import Accuracy, Estimate
 from validators.records.run import Inventory, SessionSettings, Source, Trial, Variant
 from validators.samples.datasets import Samples, TensorSpec, load_samples
+from validators.samples.given import Evidence, Given
 
 CLEAN = Latency(
     1, 1.0, None, None, 60, 2.0, None, None, Estimate(2.0, 1.9, 2.1), 6, 5.0, 80.0, 9.0, 120.0, Path("samples.npz")
@@ -83,7 +85,7 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Calls]:
             latency = left.pop(0) if len(left) > 1 else left[0]
             return replace(latency, batch_size=len(batch["x"]), samples_path=options["samples_path"])
 
-        monkeypatch.setattr(step, "compare_latency", compare)
+        monkeypatch.setattr(contest, "compare_latency", compare)
         return calls
 
     return plant

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
+import inspect
 import json
 import math
 import os
+import pickle
 import threading
 import uuid
 from collections.abc import Iterator
@@ -17,11 +21,14 @@ from typing import Any
 import pytest
 from conftest import Tiny
 from prefect.states import Completed, Crashed, Failed, Pending, Running, Scheduled
+from pydantic import TypeAdapter
 
 from flows.service.worker import check_worker
+from flows.target_step import candidate
 from tasks.run.context import Run, start_run
 from tasks.run.settings import hands_to_workers, worker_wait_seconds
 from tasks.storage.store import Store
+from tasks.trials.gather import trial_of
 from tasks.workers import device_limits as worker_guard
 from tasks.workers import dispatch
 from tasks.workers import order_tracking as dispatch_wait
@@ -30,6 +37,9 @@ from tasks.workers.device_limits import device_phase, limit_of, timing_phase
 from tasks.workers.orders import (
     MARKER_FILE,
     Order,
+    _Answer,
+    _Failure,
+    _failure_of,
     code_version,
     keep_answer,
     keep_arguments,
@@ -41,11 +51,13 @@ from tasks.workers.steps import BASELINE, CHAMPION, CONFIRMATION, PROMOTION, REC
 from tasks.workers.target_pool import worker_name
 from validators.errors import (
     CandidateRefused,
-    DataError,
     InfrastructureError,
     JobError,
+    LockTaken,
+    ObjectMissing,
     QuantgateError,
     SourceError,
+    StorageFull,
     WorkLost,
 )
 from validators.gates.approval import Approval
@@ -54,6 +66,7 @@ from validators.records.measurements import Accuracy
 from validators.records.run import Champion, Gpu, Inventory, Refusal, SessionSettings, Trial, Variant
 from validators.records.verdicts import Verdict
 
+ROOT = Path(__file__).parents[4]
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 INVENTORY = Inventory(
     target="ort-cpu",
@@ -112,23 +125,117 @@ def test_an_approval_crosses_the_border(tmp_path: Path) -> None:
     assert read_arguments(Store(tmp_path), digest, PROMOTION.takes) == list(records)
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        SourceError(found="a", expected="b", fix="c"),
-        DataError(found="a", expected="b", fix="c"),
-        InfrastructureError(found="a", expected="b", fix="c"),
-        CandidateRefused(kind="invalid", found="a", expected="b", fix="c"),
-    ],
-)
-def test_errors_cross_the_border_as_they_are(tmp_path: Path, error: QuantgateError) -> None:
-    """With their class, on which the exit code and the kind of refusal hang."""
-    order, store = order_of(tmp_path), Store(tmp_path / "store")
-    keep_answer(store, order, error, Trial)
-    with pytest.raises(type(error)) as caught:
+def all_errors() -> list[type[QuantgateError]]:
+    """Every class of error of the product: found by syntax, since to import every module takes long."""
+    names, homes, seen = {"QuantgateError"}, set[str](), 0
+    files = [path for folder in ("flows", "tasks", "validators") for path in (ROOT / folder).rglob("*.py")]
+    classes = [
+        (node.name, {ast.unparse(base).rpartition(".")[2] for base in node.bases}, path)
+        for path in files
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef)
+    ]
+    while seen < len(names):
+        seen = len(names)
+        for name, bases, path in classes:
+            if bases & names:
+                names.add(name)
+                homes.add(".".join(path.relative_to(ROOT).with_suffix("").parts))
+    for home in homes:
+        importlib.import_module(home)
+    found: list[type[QuantgateError]] = [QuantgateError]
+    for kind in found:
+        found += kind.__subclasses__()
+    ours = [kind for kind in found if kind.__module__.startswith(("flows.", "tasks.", "validators."))]
+    assert {kind.__name__ for kind in ours} == names
+    return ours
+
+
+def some_error(kind: type[QuantgateError], log: Path | None) -> QuantgateError:
+    """An error of the class with a value of its own in every field."""
+    values: dict[str, Any] = {"kind": "unsupported", "log": log}
+    return kind(**{name: values.get(name, name) for name in inspect.signature(kind).parameters})
+
+
+def test_every_error_crosses_the_border_as_itself(tmp_path: Path) -> None:
+    """With its class and fields; a path in the state folder arrives as the reader's path."""
+    kinds = all_errors()
+    assert len(kinds) > 15 and {StorageFull, LockTaken, ObjectMissing, CandidateRefused, WorkLost} <= set(kinds)
+    here, there = tmp_path / "here", tmp_path / "there"
+    for number, kind in enumerate(kinds):
+        order = order_of(here, answer=f"{number}")
+        keep_answer(Store(here / "store"), order, some_error(kind, here / "build.log"), Trial)
+    here.rename(there)
+    for number, kind in enumerate(kinds):
+        with pytest.raises(kind) as caught:
+            read_answer(Store(there / "store"), order_of(there, answer=f"{number}"), Trial)
+        assert type(caught.value) is kind and caught.value.fields == some_error(kind, there / "build.log").fields
+        copy = pickle.loads(pickle.dumps(caught.value))  # made in the line itself
+        assert type(copy) is kind and copy.fields == caught.value.fields
+
+
+def test_an_error_of_an_unknown_class_is_its_nearest_base(tmp_path: Path) -> None:
+    """A worker of another version may raise a class that the run does not have."""
+
+    class Fuller(StorageFull):
+        def __init__(self, *, found: str, expected: str, fix: str, free_mb: float) -> None:
+            super().__init__(found=found, expected=expected, fix=fix)
+            self.free_mb = free_mb
+
+    store, order = Store(tmp_path / "store"), order_of(tmp_path)
+    text = json.dumps(asdict(_failure_of(store, Fuller(found="a", expected="b", fix="c", free_mb=1.5))))
+    failure = TypeAdapter(_Failure).validate_json(text.replace("Fuller", "NewerThanThis"))
+    store.keep("answer", (order.answer,), _Answer, _Answer(failure=failure))
+    with pytest.raises(StorageFull) as caught:
         read_answer(store, order, Trial)
-    assert (caught.value.found, caught.value.expected, caught.value.fix) == ("a", "b", "c")
-    assert getattr(caught.value, "kind", None) == getattr(error, "kind", None)
+    assert type(caught.value) is StorageFull and caught.value.fields == {"found": "a", "expected": "b", "fix": "c"}
+
+
+FULL = StorageFull(found="no space left", expected="room", fix="free space")
+
+
+@pytest.mark.parametrize("in_workers", [False, True])
+def test_full_disk_ends_the_run_wherever_it_is_met(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_workers: bool
+) -> None:
+    """In a worker as in one process: no candidate is refused for it."""
+    monkeypatch.setenv("QUANTGATE_STATE", str(tmp_path))
+    job = parse_job(tiny.job(), base=tmp_path)
+    run = start_run(job)
+
+    def fill(*_: Any) -> Any:
+        raise FULL
+
+    monkeypatch.setattr(worker_steps, "take_target_inventory", lambda _: INVENTORY)
+    monkeypatch.setattr(worker_steps, "resolve_source", fill)
+
+    def hand_over(job: Any, orders: list[tuple[Any, Order]]) -> list[Order]:
+        for _, order in orders:
+            fulfil(job, order)
+        return [order for _, order in orders]
+
+    monkeypatch.setattr(dispatch, "hand_over", hand_over)
+    monkeypatch.setattr(dispatch, "wait_for", lambda _run, handed, _: dict.fromkeys((o.answer for o in handed), None))
+    baseline = Accuracy("top1", 1.0, 1, tmp_path, tmp_path)
+    with pytest.raises(StorageFull) as caught:
+        dispatch.try_candidates(run, INVENTORY, baseline) if in_workers else trial_of("a candidate", FULL)
+    assert caught.value.fields == FULL.fields
+
+
+def test_full_disk_is_known_without_room_for_the_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker cannot even store its answer: the state of its flow run says why."""
+
+    def fill(*_: Any) -> None:
+        raise FULL
+
+    monkeypatch.setattr("flows.target_step.fulfil", fill)
+    state = candidate.fn(Any, order_of(tmp_path))  # type: ignore[arg-type]  # a job that nothing reads
+    handed = dispatch_wait._Handed(order_of(tmp_path), "ort-cpu", uuid.uuid4())
+    run: Any = SimpleNamespace(name="a run", state=state)
+    failure = dispatch_wait._failed(handed, run)
+    assert type(failure) is StorageFull and "no space left" in failure.found
+    with pytest.raises(StorageFull):
+        dispatch._trial("a candidate", failure)
 
 
 def test_an_answer_that_is_not_there_is_said(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from tasks.reporting.markdown import artifact_rows, check_rows, verdict_markdown
 from tasks.reporting.page import render_page
 from tasks.run.clock import Clock
 from tasks.storage.locks import FolderLocks
+from tasks.storage.product import Product
 from tasks.storage.store import Store
 from validators.errors import JobError, QuantgateError
 from validators.job.candidate_name import decode
@@ -39,7 +40,7 @@ WHOLE = {"data": {"calibration": "c.npz", "evaluation": "e.npz"}}
 def test_the_store_keeps_to_its_folder(tmp_path: Path, name: str, other: str) -> None:
     """Whatever keys are made of, entries lie two folders deep."""
     store = Store(tmp_path / "store")
-    store.make("source", (name, other), str, lambda _: "made")
+    store.make(Product("source", (name, other), str, lambda _: "made"))
     outside = [path for path in tmp_path.iterdir() if path.name != "store"]
     assert outside == [] and all(len(path.name) == 64 for path in (tmp_path / "store" / "source").iterdir())
 

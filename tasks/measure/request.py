@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.run.context import Evidence
 from validators.job.job_measurement import OperatingPoint
 from validators.samples.datasets import Arrays
+from validators.samples.given import Evidence
 
 # Bounds of the different requests of one measurement, whose process holds all of them.
 MOST_REQUESTS = 64

@@ -1,14 +1,15 @@
-"""What killed makers left is removed when it is old, and nothing else."""
+"""Files appear complete or not at all; what killed makers left is removed when it is old, and nothing else."""
 
 from __future__ import annotations
 
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from tasks.storage.leftovers import OLD_SECONDS, remove_leftovers
+from tasks.storage.files import OLD_SECONDS, remove_leftovers, write_once, write_whole
 
 
 def write(path: Path, age_seconds: float) -> Path:
@@ -48,3 +49,37 @@ def test_a_maker_that_still_writes_keeps_its_folder(tmp_path: Path) -> None:
 
 def test_a_store_that_is_not_there_has_none(tmp_path: Path) -> None:
     assert remove_leftovers(tmp_path / "store") == 0
+
+
+def test_a_file_is_replaced_whole_or_stays(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    with write_whole(path) as partial:
+        partial.write_text("first")
+        assert not path.exists()
+
+    def fail() -> None:
+        with write_whole(path) as partial:
+            partial.write_text("second")
+            raise ValueError("half done")
+
+    with pytest.raises(ValueError, match="half"):
+        fail()
+    assert path.read_text() == "first" and list(tmp_path.iterdir()) == [path]
+
+
+def test_of_many_writers_one_writes_a_file_once(tmp_path: Path) -> None:
+    path = tmp_path / "marker"
+    with ThreadPoolExecutor(8) as pool:
+        wrote = list(pool.map(lambda n: write_once(path, lambda partial: partial.write_text(f"{n}")), range(8)))
+    assert wrote.count(True) == 1 and path.read_text() == f"{wrote.index(True)}" and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_private_file_is_private_from_its_first_byte(tmp_path: Path) -> None:
+    seen: list[int] = []
+
+    def write(partial: Path) -> None:
+        partial.write_text("secret")
+        seen.append(partial.stat().st_mode & 0o777)
+
+    assert write_once(tmp_path / "key", write, mode=0o600)
+    assert seen == [0o600] and (tmp_path / "key").stat().st_mode & 0o777 == 0o600

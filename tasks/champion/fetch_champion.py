@@ -1,0 +1,50 @@
+"""The champion's artifact, from the registry into the store."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from tasks.champion.readback import check_folder
+from tasks.registry.mlflow_registry import connect, registry_call
+from tasks.run.context import Run
+from tasks.run.settings import registry_uri
+from tasks.storage.product import Product
+from validators.records.run import Champion
+
+
+@dataclass(frozen=True)
+class FetchedChampion:
+    """The champion's artifact and its manifest, as they came from the registry."""
+
+    model: Path
+    manifest: Path
+
+
+def fetch_champion(run: Run, champion: Champion) -> FetchedChampion:
+    """Fetch the champion's artifact once; check on every call that each file is what was registered.
+
+    Raises:
+        VersionUnsound: one is not, or is missing.
+        InfrastructureError: the registry does not answer.
+    """
+    uri = f"models:/{champion.name}/{champion.version}"
+    with connect(run.tracking_uri) as client:
+        tags = registry_call(client.get_model_version, champion.name, champion.version).tags
+    inputs = (registry_uri(run.tracking_uri), champion.name, champion.version, champion.digest)
+    make = partial(_download, run.tracking_uri, uri, tags)
+    fetched = run.store.make(Product("champion", inputs, FetchedChampion, make))[0]
+    check_folder(uri, fetched.manifest.parent, tags)
+    return fetched
+
+
+def _download(tracking_uri: str, uri: str, tags: Mapping[str, str], folder: Path) -> FetchedChampion:
+    from mlflow.artifacts import download_artifacts
+
+    with connect(tracking_uri):
+        model = Path(registry_call(download_artifacts, artifact_uri=uri, dst_path=str(folder)))
+    # Nothing of a version is opened before it is known to be quantgate's own.
+    check_folder(uri, model / "artifacts", tags)
+    return FetchedChampion(model / "artifacts" / "variant" / "model.onnx", model / "artifacts" / "manifest.json")

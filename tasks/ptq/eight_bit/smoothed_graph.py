@@ -1,0 +1,26 @@
+"""The float graph after SmoothQuant as an entry of the store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from tasks.ptq.calibrate.pass_batches import pass_batches
+from tasks.ptq.eight_bit.smooth import SmoothedGraph, read_channels, smooth
+from validators.records.libraries import Libraries
+from validators.samples.datasets import Samples
+
+
+def make_smoothed(
+    prepared: Callable[[], Path],
+    samples: Samples,
+    fixed_batch: int | None,
+    seed: int,
+    libraries: Libraries,
+    folder: Path,
+) -> SmoothedGraph:
+    """Smooth the prepared graph by what some calibration samples make of its channels."""
+    model, batches = prepared(), pass_batches(samples, fixed_batch)
+    seen = read_channels(model, batches, seed=seed, libraries=libraries)
+    done = [one.way for one in smooth(model, folder / "smoothed.onnx", seen, symmetric=False).values()]
+    return SmoothedGraph(folder / "smoothed.onnx", done.count("folded"), done.count("multiplied"))

@@ -1,0 +1,83 @@
+"""What the store keeps, and the one place where its key is put together."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from validators.source_code import OURS
+
+Record = TypeVar("Record")
+
+# Modules that makers import and that change no product, each with all below it. Every value of the job that a maker reads
+# is among the inputs of its product.
+CUTS = (
+    # Where entries lie, and how they get there.
+    "tasks.storage",
+    # The connection to MLflow.
+    "tasks.registry",
+    # The check of a registered version, which every use of one makes again.
+    "tasks.champion.readback",
+    # Whether a target is here, and how to install what is missing.
+    "tasks.targets.availability",
+    # The run around a maker: its budget, log, progress and retries.
+    "tasks.run.clock",
+    "tasks.run.context",
+    "tasks.run.footprint",
+    "tasks.run.log_redaction",
+    "tasks.run.progress_events",
+    "tasks.run.settings",
+    "tasks.run.step",
+    # Classes of errors, time limits, and the wording of texts.
+    "validators.deadline",
+    "validators.errors",
+    "validators.plain_text",
+    "validators.redact",
+    # The settings of a job, their bounds and defaults.
+    "validators.job.job",
+    "validators.job.job_data",
+    "validators.job.job_engines",
+    "validators.job.job_gates",
+    "validators.job.job_measurement",
+    # The linter, which judges files and makes none.
+    "validators.graph.lint",
+    "validators.graph.ort_rules",
+    "validators.graph.tensorrt_rules",
+)
+
+
+@dataclass(frozen=True)
+class Product(Generic[Record]):
+    """An entry of the store: its kind, the inputs that decide what is in it, and its maker.
+
+    `make` writes files into the folder that it is given and returns the record that describes them. `inputs` are JSON-like
+    values; another product among them stands for its key. The code of the maker is an input that nobody lists: its module with
+    all that it imports, without `CUTS`. A maker therefore lives in a module that imports little, beside its constants.
+    """
+
+    kind: str
+    inputs: tuple[Any, ...]
+    record_type: type[Record]
+    make: Callable[[Path], Record]
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Values that two products of one kind share only if either can stand for the other."""
+        inputs = (list(one.key) if isinstance(one, Product) else one for one in self.inputs)
+        return (*inputs, code_of(self.make))
+
+
+def code_of(maker: Callable[..., Any]) -> str:
+    """Return the digest of the source code of a maker; the empty text for one outside of our packages."""
+    while isinstance(maker, functools.partial):
+        maker = maker.func
+    return _digest_of(maker.__module__)
+
+
+@functools.cache
+def _digest_of(module: str) -> str:
+    file = OURS.modules.get(module)
+    return OURS.digest(file, CUTS) if file else ""

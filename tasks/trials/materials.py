@@ -1,0 +1,191 @@
+"""What candidates are made from, and the variants that are made of it, each made once and kept in the store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from tasks.measure.inventory import adds_pairs_in_16_bits, usable_cores
+from tasks.ptq.build_variant import Materials, float_graph, quantize_int8
+from tasks.ptq.calibrate.calibration import ONE_AT_A_TIME, make_statistics
+from tasks.ptq.calibrate.grams import Gram, collect_grams
+from tasks.ptq.calibrate.pass_batches import pass_batch_size, pass_batches
+from tasks.ptq.eight_bit.qdq import QdqReport
+from tasks.ptq.eight_bit.smooth import SmoothedGraph
+from tasks.ptq.eight_bit.smoothed_graph import make_smoothed
+from tasks.ptq.graph.prepare import make_fused, make_prepared
+from tasks.ptq.sensitivity import Sensitivity, find_parts, rank_parts
+from tasks.ptq.weight_only.sites import tensors_to_collect
+from tasks.run.context import Run
+from tasks.storage.product import Product
+from tasks.targets.variants import make_variant
+from validators.errors import CandidateRefused
+from validators.job.candidate_name import Candidate
+from validators.providers import CPU_PROVIDER
+from validators.records.run import Inventory, Refusal, SessionSettings, Source, Variant
+from validators.samples.given import Given
+
+
+@dataclass(frozen=True)
+class MadeVariant:
+    """The result of making a candidate: a variant, or a refusal that will not change."""
+
+    variant: Variant | None = None
+    refusal: Refusal | None = None
+
+
+@dataclass(frozen=True)
+class _Ranking:
+    """The parts of a model, the most sensitive first."""
+
+    parts: tuple[Sensitivity, ...]
+
+
+def as_refusal(error: CandidateRefused) -> Refusal:
+    """Return the refusal that an error stands for."""
+    return Refusal(error.kind, f"{error.found}; expected {error.expected}; {error.fix}", error.log)
+
+
+def variant_from_store(run: Run, given: Given, inventory: Inventory, candidate: Candidate) -> tuple[MadeVariant, bool]:
+    """Return a candidate's variant, or the refusal that it ended in, and whether the store had it."""
+    evidence = given.evidence
+    threads = run.job.measurement.points[0].threads or usable_cores()
+    materials = materials_of(run, given, inventory)
+    inputs = (
+        candidate.name,
+        # Parts are ranked by what they do to the judged output; smoothing looks at a seeded draw of rows.
+        evidence.output.name if candidate.kept_parts else None,
+        run.job.seed if candidate.smooth else None,
+        *_graph_inputs(given.source, inventory),
+        evidence.calibration.file.digest,
+        threads,
+        materials.reduced_range,
+        [asdict(library) for library in run.libraries],
+        run.job.provider_options,
+        # A refusal for lack of memory is stored, and must not outlive a larger limit.
+        run.job.calibration.max_memory_mb,
+        run.job.budgets.memory_mb,
+    )
+    make = partial(_make_variant, candidate, materials, threads, run.job.provider_options)
+    return run.store.make(Product("variant", inputs, MadeVariant, make))
+
+
+def _make_variant(
+    candidate: Candidate, materials: Materials, threads: int, options: Mapping[str, str], folder: Path
+) -> MadeVariant:
+    try:
+        return MadeVariant(make_variant(candidate, materials, folder, threads=threads, provider_options=options))
+    except CandidateRefused as error:
+        if error.kind == "infrastructure":
+            raise
+        return MadeVariant(refusal=as_refusal(error))
+
+
+def materials_of(run: Run, given: Given, inventory: Inventory) -> Materials:
+    """Return the float graphs and calibration files, each made on first use and kept in the store."""
+    source, evidence = given.source, given.evidence
+    calibration, fixed_batch, seed = evidence.calibration, evidence.batch_axis, run.job.seed
+    threads = run.job.measurement.points[0].threads or usable_cores()
+    reduced = adds_pairs_in_16_bits(inventory)
+    prepared_file = prepared_product(run, source, inventory)
+    fused_file = Product(
+        "fused", _graph_inputs(source, inventory), Path, partial(make_fused, source.onnx_path, run.libraries)
+    )
+
+    def prepared() -> Path:
+        return run.store.make(prepared_file)[0]
+
+    def fused() -> Path:
+        return run.store.make(fused_file)[0]
+
+    smoothed_graph = Product(
+        "smoothed",
+        (prepared_file, calibration.file.digest, seed),
+        SmoothedGraph,
+        partial(make_smoothed, prepared, calibration, fixed_batch, seed, run.libraries),
+    )
+
+    def smoothed() -> SmoothedGraph:
+        return run.store.make(smoothed_graph)[0]
+
+    def room_mb() -> float:
+        return run.footprint.room_mb(run.job.calibration.max_memory_mb)
+
+    def statistics(of_smoothed: bool) -> Path:
+        graph: Callable[[], Path] = (lambda: smoothed().path) if of_smoothed else prepared
+        make = partial(make_statistics, graph, calibration, threads, room_mb, fixed_batch, run.libraries)
+        inputs = (smoothed_graph if of_smoothed else prepared_file, calibration.file.digest, of_smoothed)
+        return run.store.make(Product("statistics", inputs, Path, make))[0]
+
+    def ranking(candidate: Candidate) -> tuple[Sensitivity, ...]:
+        inputs = (
+            *_graph_inputs(source, inventory),
+            candidate.name,
+            calibration.file.digest,
+            evidence.output.name,
+            seed if candidate.smooth else None,
+            reduced,
+        )
+        make = partial(_make_ranking, run, given, materials, candidate)
+        return run.store.make(Product("ranking", inputs, _Ranking, make))[0].parts
+
+    def grams(candidate: Candidate, float_model: Path) -> Mapping[str, Gram]:
+        with ONE_AT_A_TIME:
+            return collect_grams(
+                float_model,
+                tensors_to_collect(float_model, block_size=candidate.block_size or 32),
+                lambda: calibration.batches(pass_batch_size(fixed_batch)),
+                max_memory_mb=room_mb(),
+                threads=threads,
+                libraries=run.libraries,
+            )
+
+    materials = Materials(
+        prepared,
+        fused,
+        smoothed,
+        statistics,
+        ranking,
+        lambda: pass_batches(calibration, fixed_batch),
+        grams,
+        reduced,
+        libraries=run.libraries,
+    )
+    return materials
+
+
+def prepared_product(run: Run, source: Source, inventory: Inventory) -> Product[Path]:
+    """Return the float graph that quantizers start from. Calibrated ranges refer to its tensors."""
+    make = partial(make_prepared, source.onnx_path, run.libraries)
+    return Product("prepared", _graph_inputs(source, inventory), Path, make)
+
+
+def _graph_inputs(source: Source, inventory: Inventory) -> tuple[Any, ...]:
+    return source.digest, sorted(inventory.runtimes.items())
+
+
+def _make_ranking(run: Run, given: Given, materials: Materials, candidate: Candidate, folder: Path) -> _Ranking:
+    def quantize(model: Path, keep_float: Collection[str], path: Path) -> QdqReport:
+        return quantize_int8(candidate, materials, model, path, keep_float=keep_float)
+
+    float_model = float_graph(candidate, materials)
+    everything = quantize(float_model, (), folder / "all.onnx")
+    graph = onnx.load(float_model, load_external_data=False).graph
+    settings = SessionSettings(CPU_PROVIDER, usable_cores(), libraries=run.libraries).without_spinning()
+    with run.clock.work("rank parts"):
+        return _Ranking(
+            rank_parts(
+                float_model,
+                find_parts(graph, everything.quantized, by_input=candidate.dynamic),
+                quantize,
+                given.evidence.calibration,
+                given.evidence.output.name,
+                settings,
+                fixed_batch=given.evidence.batch_axis,
+            )
+        )
