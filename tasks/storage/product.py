@@ -21,6 +21,8 @@ CUTS = (
     "tasks.registry",
     # The check of a registered version, which every use of one makes again.
     "tasks.champion.readback",
+    # Whether a target is here, and how to install what is missing.
+    "tasks.targets.availability",
     # The run around a maker: its budget, log, progress and retries.
     "tasks.run.clock",
     "tasks.run.context",

@@ -10,7 +10,7 @@ from importlib import metadata, util
 
 from packaging.requirements import Requirement
 
-from tasks.measure.inventory import find_gpu
+from tasks.measure.inventory import find_gpu, take_inventory
 from tasks.runtimes.openvino import Missing
 from tasks.runtimes.ort_gpu import probe, why_missing
 from validators.records.run import Gpu
@@ -69,3 +69,20 @@ def install(extra: str, *, instead_of: str | None = None) -> str:
     remove = [*tool, "uninstall", *(["-y"] if pip else []), *here, instead_of] if instead_of else []
     add = shlex.join([*tool, "install", *here, *packages])
     return f"{shlex.join(remove)} && {add}" if remove else add
+
+
+def tensorrt_here() -> Availability:
+    """Return whether TensorRT and a GPU are here."""
+    installed = take_inventory("tensorrt").runtimes
+    gpu = find_gpu()
+    if "tensorrt" in installed and gpu is not None:
+        why = f"TensorRT {installed['tensorrt']} on {gpu.name}, compute capability {gpu.compute_capability}"
+        return Availability(True, why)
+    mend = mend_on_gpu(gpu, [install("tensorrt")])
+    if "tensorrt_rtx" in installed:
+        there = f"{gpu.name} is here, and no TensorRT" if gpu else NO_GPU.found
+        built = f"engines are built ahead of time by TensorRT-RTX {installed['tensorrt_rtx']} and looked at, never run"
+        return Availability(False, f"{there}; {built}", mend)
+    found = "no TensorRT is installed" if gpu else f"{NO_GPU.found}, and no TensorRT is installed"
+    ahead = "" if gpu else f"; to build engines without a GPU, and look at them: {install('tensorrt-aot')}"
+    return Availability(False, f"{found}; expected both", mend + ahead)

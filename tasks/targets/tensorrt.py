@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from tasks.measure.inventory import find_gpu, take_inventory
 from tasks.ptq.build_variant import tensorrt_form
 from tasks.ptq.forms import refuse_any
 from tasks.ptq.weight_only.int4_blocks import BLOCK_SIZES
 from tasks.runtimes.openvino import Missing
 from tasks.runtimes.providers import provider_of
-from tasks.targets.availability import NO_GPU, Availability, install, mend_on_gpu
+from tasks.targets.availability import Availability, tensorrt_here
 from tasks.targets.target import Pass, RefusedPrecision, Target
 from validators.graph.tensorrt_rules import TENSORRT_RULES
 from validators.job.candidate_name import Candidate, Precision
@@ -64,19 +63,7 @@ def _session(
 
 
 def _availability(_providers: Collection[str]) -> Availability:
-    installed = take_inventory("tensorrt").runtimes
-    gpu = find_gpu()
-    if "tensorrt" in installed and gpu is not None:
-        why = f"TensorRT {installed['tensorrt']} on {gpu.name}, compute capability {gpu.compute_capability}"
-        return Availability(True, why)
-    mend = mend_on_gpu(gpu, [install("tensorrt")])
-    if "tensorrt_rtx" in installed:
-        there = f"{gpu.name} is here, and no TensorRT" if gpu else NO_GPU.found
-        built = f"engines are built ahead of time by TensorRT-RTX {installed['tensorrt_rtx']} and looked at, never run"
-        return Availability(False, f"{there}; {built}", mend)
-    found = "no TensorRT is installed" if gpu else f"{NO_GPU.found}, and no TensorRT is installed"
-    ahead = "" if gpu else f"; to build engines without a GPU, and look at them: {install('tensorrt-aot')}"
-    return Availability(False, f"{found}; expected both", mend + ahead)
+    return tensorrt_here()
 
 
 def _why_unmeasured(providers: Collection[str]) -> Missing | None:
