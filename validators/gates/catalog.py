@@ -11,7 +11,7 @@ from typing import Literal
 
 from validators.gates import accuracy, coverage, resource, sanity, slices
 from validators.gates.champion import judge_rolled_back
-from validators.job.candidate_name import GPU_TARGETS, decode
+from validators.job.candidate_name import decode
 from validators.job.job import Job
 from validators.records.artifact_paths import BESIDE_FP16, KERNELS, LATENCY, NOISE, SCORES
 from validators.records.journal import RolledBack
@@ -144,7 +144,7 @@ def _has_fp16(job: Job, candidate: str) -> bool:
     ours = decode(candidate)
     others = (decode(name) for name in job.candidate_names)
     return ours.precision != "fp16" and any(
-        other.precision == "fp16" and other.target == ours.target and other.target in GPU_TARGETS for other in others
+        other.precision == "fp16" and other.target == ours.target and is_on_gpu(other.target) for other in others
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from validators.job.candidate_name import GPU_TARGETS, Precision, decode
+from validators.job.candidate_name import Precision, decode
 
 Array = NDArray[np.generic]
 
@@ -43,7 +43,7 @@ def tolerance_of(candidate: str) -> float:
     decoded = decode(candidate)
     if decoded.precision in _LOW:
         return _LOW[decoded.precision]
-    return _FLOAT16 if decoded.precision == "fp16" or decoded.target in GPU_TARGETS else _FLOAT32
+    return _FLOAT16 if decoded.precision == "fp16" or is_on_gpu(decoded.target) else _FLOAT32
 
 
 def find_difference(found: Array, expected: Array, tolerance: float) -> str:

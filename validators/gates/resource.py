@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Literal
 
 from validators.gates.verdict_rules import BLOCKS, LAUNCHES, bounded
-from validators.job.candidate_name import Target
 from validators.job.job_gates import Gates
 from validators.records.latencies import Latency
 from validators.records.run import Variant
 from validators.records.verdicts import Verdict
 
 
-def judge_speedup(latency: Latency, gates: Gates, target: Target) -> Verdict | None:
+def judge_speedup(latency: Latency, gates: Gates, target: str) -> Verdict | None:
     """Judge the ratio of p50 latencies at the first operating point; None if the job sets no bound."""
     return _judge_ratio("speedup", latency, gates.speedup_bound(target), gates.confidence)
 

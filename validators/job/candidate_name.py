@@ -26,7 +26,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic_core import PydanticKnownError, core_schema
 
 from validators.errors import JobError
-from validators.targets import BUILT_IN, facts_of, target_names
+from validators.targets import facts_of, target_names
 
 Precision = Literal["fp32", "fp16", "int8", "int4", "fp8"]
 RangeMethod = Literal["minmax", "p99.9", "percentile", "p99.999", "entropy", "mse"]
@@ -53,9 +53,6 @@ class _KnownTarget:
 
 
 TargetName = Annotated[str, _KnownTarget()]
-Target = TargetName
-# `is_on_gpu` knows targets of other packages too.
-GPU_TARGETS = frozenset(name for name, facts in BUILT_IN.items() if facts.on_gpu)
 
 
 @dataclass(frozen=True)
