@@ -19,6 +19,7 @@ from validators.records.latencies import Latency
 from validators.records.measurements import Coverage, Estimate, Flips, Sanity, SliceDrop
 from validators.records.run import Variant
 from validators.records.verdicts import Verdict
+from validators.targets import is_on_gpu
 
 # Selects how the pages format a gate's values; they show no number for "yes or no".
 Unit = Literal["drop", "decibels", "ratio", "share", "by method", "number", "yes or no"]

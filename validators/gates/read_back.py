@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from validators.job.candidate_name import Precision, decode
+from validators.targets import is_on_gpu
 
 Array = NDArray[np.generic]
 
