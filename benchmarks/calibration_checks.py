@@ -24,8 +24,8 @@ import numpy as np
 import typer
 from calibration_draws import CALIBRATION, DRIFTS, Drift, Judge, open_judge, short_texts
 from calibration_figures import draw_power, save, share
+from models.pools import image_pool, text_pool
 
-from tasks.demo.pools import image_pool, text_pool
 from validators.records.run import CalibrationVerdict
 
 RESULTS = Path(__file__).parent / "results"

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from models.pools import Pool, image_pool, other_domain, text_pool
 from numpy.typing import NDArray
 
-from tasks.demo.pools import Pool, image_pool, other_domain, text_pool
 from tasks.demo.splits import split_indices
 from tasks.measure.activations import ActivationWatch, open_tapped, view_samples
 from tasks.measure.inventory import usable_cores

@@ -48,7 +48,7 @@ def run(
     most_kept: Annotated[int, typer.Option(help="the most samples for Entropy and Percentile of ONNX Runtime")] = 256,
 ) -> None:
     """Measure all, and write the figures to `benchmarks/results/calibration_statistics.json`."""
-    from tasks.demo.pools import text_pool
+    from models.pools import text_pool
 
     found: dict[str, list[dict[str, Any]]] = {}
     with tempfile.TemporaryDirectory() as folder:

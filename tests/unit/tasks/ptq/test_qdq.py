@@ -517,7 +517,7 @@ def by_runtime(prepared: Path, ranges: dict[str, Range], path: Path, *, every: b
 @pytest.mark.parametrize("name", ["image", "text"])
 def test_a_real_model_is_at_least_as_right_as_with_the_runtimes_quantizer(tmp_path: Path, name: str) -> None:
     """Same ranges, scope and types: 64 samples to calibrate, 64 others to compare; every weighted node in integers."""
-    from tasks.demo.pools import image_pool, text_pool
+    from models.pools import image_pool, text_pool
 
     pool = {"image": image_pool, "text": text_pool}[name](tmp_path)
     rows = np.random.default_rng(0).permutation(len(pool.labels))

@@ -254,7 +254,7 @@ def test_a_recipe_without_a_form_is_refused(name: str, words: str) -> None:
 )
 def test_the_demo_models(tmp_path: Path, pool_name: str, products: int, least_db: dict[str, float]) -> None:
     """All products are quantized, no rule is broken, and the numbers are those of the precision."""
-    from tasks.demo.pools import image_pool, text_pool
+    from models.pools import image_pool, text_pool
 
     pool = {"image": image_pool, "text": text_pool}[pool_name](tmp_path)
     model = onnx.load(pool.model)

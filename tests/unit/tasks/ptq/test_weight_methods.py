@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from models.pools import text_pool
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from tasks.demo.pools import text_pool
 from tasks.ptq.calibrate.grams import Gram, collect_grams, plan_passes
 from tasks.ptq.weight_only.awq import ALPHAS, AwqLayer, clipped, factors_for, output_error, search_factors
 from tasks.ptq.weight_only.clipping import RATIOS

