@@ -99,6 +99,8 @@ def session_settings(
 
 def why_unmeasured(variant: Variant, providers: Collection[str]) -> CandidateRefused | None:
     """Return why a variant that was made is not measured, given the providers that can run something on this worker."""
+    if variant.proof == "aot-checked":
+        return None  # its answers are simulated on the CPU
     missing = find_target(decode(variant.candidate).target).why_unmeasured(providers)
     if missing is None:
         return None
