@@ -126,7 +126,8 @@ def _beside_fp16(found: Measured) -> Verdict | None:
     gates = found.job.gates
     if found.beside_fp16 is not None:
         return resource.judge_speedup_fp16(found.beside_fp16, gates)
-    if gates.min_speedup_fp16 is None or not _has_fp16(found.job, found.candidate):
+    # A recovery attempt is judged before it is timed.
+    if found.latency is None or gates.min_speedup_fp16 is None or not _has_fp16(found.job, found.candidate):
         return None
     reason = "the float16 candidate could not be timed beside it"
     return resource.disturbed("speedup_fp16", reason, gates.min_speedup_fp16, "at_least", None)

@@ -117,6 +117,14 @@ def test_missing_float16_comparison_is_inconclusive() -> None:
     assert verdict.outcome == "inconclusive" and "could not be timed" in verdict.reason
 
 
+def test_untimed_attempt_is_judged_without_its_speed() -> None:
+    """Recovery judges its attempts before it times the one that passes."""
+    untimed = replace(measured(job_of()), latency=None, beside_fp16=None)
+    verdicts = judge_gates(untimed, "b1")
+    assert {verdict.outcome for verdict in verdicts} == {"pass"}
+    assert not {"speedup", "speedup_fp16"} & {verdict.gate for verdict in verdicts}
+
+
 @pytest.mark.parametrize(
     ("changes", "not_required"),
     [
