@@ -30,7 +30,7 @@ from tasks.measure.inventory import usable_cores
 from tasks.measure.metrics.perplexity import perplexity
 from tasks.ptq.calibrate.grams import Gram, collect_grams
 from tasks.ptq.eight_bit.tied import TableBits
-from tasks.ptq.weight_only.matmul_nbits import quantize_weights
+from tasks.ptq.weight_only.matmul_nbits import Int4Weights, quantize_weights
 from tasks.ptq.weight_only.sites import tensors_to_collect
 from validators.job.candidate_name import WeightMethod
 
@@ -138,18 +138,15 @@ def _make(variant: Variant, folder: Path, grams: Mapping[str, Gram]) -> Path:
     if variant.method is None:
         nodes = onnx.load(model, load_external_data=False).graph.node
         excluded = [node.name for node in nodes if node.op_type == "MatMul" and node.name != head]
-    quantize_weights(
-        model,
-        path,
-        block_size=variant.block_size,
-        symmetric=variant.symmetric,
-        method=variant.method or "rtn",
-        grams=grams,
-        exclude=excluded,
-        accuracy_level=variant.accuracy_level,
+    weights = Int4Weights(
+        variant.method or "rtn",
+        variant.block_size,
+        variant.symmetric,
+        variant.accuracy_level,
         embedding_bits=variant.embedding,
         head_bits=variant.head,
     )
+    quantize_weights(model, path, weights, grams=grams, exclude=excluded)
     return path
 
 

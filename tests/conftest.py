@@ -15,6 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tasks.ptq.calibrate.calibration import calibrate
 from tasks.ptq.calibrate.range_methods import Range
+from tasks.ptq.eight_bit.int8_weights import Int8Weights
 from tasks.ptq.eight_bit.qdq import QdqReport, quantize_qdq
 from validators.samples.datasets import TensorSpec, load_samples
 
@@ -219,8 +220,7 @@ def static_int8(
         ranges,
         target="ort-cpu",
         every_operator=every,
-        per_channel=True,
         activation="uint8",
-        weight_bits=8,
+        weights=Int8Weights(),
         keep_float=keep_float,
     )

@@ -14,17 +14,17 @@ from tasks.ptq import cuda_forms, openvino_forms, tensorrt_forms
 from tasks.ptq.calibrate.calibration import read_ranges
 from tasks.ptq.calibrate.grams import Gram
 from tasks.ptq.calibrate.range_methods import Range
-from tasks.ptq.eight_bit.affine import WeightBits
 from tasks.ptq.eight_bit.bias_correction import correct_bias
 from tasks.ptq.eight_bit.dynamic import quantize_dynamic
 from tasks.ptq.eight_bit.fp8 import quantize_fp8
+from tasks.ptq.eight_bit.int8_weights import Int8Weights
 from tasks.ptq.eight_bit.qdq import QdqReport, quantize_qdq
 from tasks.ptq.eight_bit.smooth import SmoothedGraph
 from tasks.ptq.forms import count_reasons, weight_changes
 from tasks.ptq.graph.edits import custom_operators, save_model, scratch
 from tasks.ptq.graph.upgrade import OPSET, convert_opset
 from tasks.ptq.sensitivity import Sensitivity
-from tasks.ptq.weight_only.matmul_nbits import quantize_weights
+from tasks.ptq.weight_only.matmul_nbits import Int4Weights, quantize_weights
 from validators.errors import CandidateRefused
 from validators.graph.source_graph import opset_of
 from validators.job.candidate_name import Candidate, Precision
@@ -114,20 +114,18 @@ def quantize_int8(
     Raises:
         CandidateRefused: the target or the model does not allow it.
     """
-    per_channel = candidate.granularity == "pc"
     # With pairs of products in 16 bits, weights must leave a bit.
-    bits: WeightBits = 7 if materials.reduced_range else 8
+    weights = Int8Weights(candidate.granularity == "pc", 7 if materials.reduced_range else 8)
     if candidate.dynamic:
-        return quantize_dynamic(model, path, per_channel=per_channel, weight_bits=bits, keep_float=keep_float)
+        return quantize_dynamic(model, path, weights=weights, keep_float=keep_float)
     return quantize_qdq(
         model,
         path,
         ranges_for(candidate, materials.statistics(candidate.smooth)),
         target=facts_of(candidate.target).pairs,
         every_operator=candidate.every_operator,
-        per_channel=per_channel,
         activation="int8" if candidate.signed_activations else "uint8",
-        weight_bits=bits,
+        weights=weights,
         keep_float=keep_float,
     )
 
@@ -164,15 +162,9 @@ def int4_form(candidate: Candidate, materials: Materials, path: Path) -> dict[st
         CandidateRefused: the model does not allow it.
     """
     float_model = float_graph(candidate, materials)
-    method = candidate.weight_method or "rtn"
-    report = quantize_weights(
-        float_model,
-        path,
-        block_size=candidate.block_size or 32,
-        symmetric=not candidate.asymmetric,
-        method=method,
-        grams=materials.grams(candidate, float_model) if method in ("gptq", "awq") else None,
-    )
+    weights = Int4Weights(candidate.weight_method or "rtn", candidate.block_size or 32, not candidate.asymmetric)
+    grams = materials.grams(candidate, float_model) if weights.needs_grams else None
+    report = quantize_weights(float_model, path, weights, grams=grams)
     return weight_changes(report, LEFT)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from tasks.ptq.calibrate.calibration import read_ranges
 from tasks.ptq.calibrate.range_methods import Range
 from tasks.ptq.eight_bit.fp8 import quantize_fp8
+from tasks.ptq.eight_bit.int8_weights import Int8Weights
 from tasks.ptq.eight_bit.qdq import quantize_qdq
 from tasks.ptq.float.fp16 import convert_to_float16
 from tasks.ptq.forms import count_reasons
@@ -51,8 +52,7 @@ def _quantize(candidate: Candidate, base: Path, ranges: dict[str, Range], path: 
             ranges,
             target="tensorrt",
             every_operator=candidate.every_operator,
-            per_channel=candidate.granularity == "pc",
             activation="int8",
-            weight_bits=8,
+            weights=Int8Weights(candidate.granularity == "pc"),
         )
     return {f"nodes in {precision}": len(report.quantized)} | count_reasons("nodes not quantized", report.left.values())

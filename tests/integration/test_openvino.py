@@ -21,6 +21,7 @@ from flows.service.describe import candidate_rows, target_rows
 from tasks.champion.manifest import runtime_requirements
 from tasks.measure.inventory import take_inventory
 from tasks.measure.latency.compare import Contestant, compare_latency
+from tasks.ptq.eight_bit.int8_weights import Int8Weights
 from tasks.ptq.eight_bit.qdq import quantize_qdq
 from tasks.runtimes import coverage, openvino
 from tasks.runtimes.openvino_kernels import kernels_by_node, products_behind
@@ -260,9 +261,8 @@ def as_integers(model: Path, folder: Path, ranges: dict[str, tuple[float, float]
         ranges,
         target="ort-openvino",
         every_operator=False,
-        per_channel=True,
         activation="uint8",
-        weight_bits=8,
+        weights=Int8Weights(),
     )
     return path
 

@@ -19,7 +19,7 @@ fp8-amax-pc@ort-cpu                   E4M3, scale = amax / 448
 
 from __future__ import annotations
 
-import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args
 
@@ -32,6 +32,8 @@ Precision = Literal["fp32", "fp16", "int8", "int4", "fp8"]
 RangeMethod = Literal["minmax", "p99.9", "percentile", "p99.999", "entropy", "mse"]
 WeightMethod = Literal["rtn", "hqq", "gptq", "awq"]
 Granularity = Literal["pt", "pc"]
+# Block sizes that MatMulNBits supports.
+BLOCK_SIZES = (16, 32, 64, 128, 256)
 
 
 class _KnownTarget:
@@ -86,29 +88,16 @@ class Candidate:
     def name(self) -> str:
         """The name that `decode` turns back into this candidate.
 
+        Raises:
+            ValueError: a field has a value that no name has a word for.
+
         >>> Candidate("int4", "ort-cpu", block_size=32, weight_method="rtn").name
         'int4-g32-rtn@ort-cpu'
         """
-        parts: list[str] = [self.precision]
-        match self.precision:
-            case "int8" if self.dynamic:
-                parts += ["dynamic", self.granularity or "pt"]
-                parts += ["smooth"] * self.smooth + [f"keep{self.kept_parts}"] * (self.kept_parts > 0)
-            case "int8":
-                parts += ["static", self.range_method or "minmax", self.granularity or "pt"]
-                parts += ["all"] * self.every_operator + ["s8s8"] * self.signed_activations
-                parts += ["smooth"] * self.smooth + ["bc"] * self.bias_corrected
-                parts += [f"keep{self.kept_parts}"] * (self.kept_parts > 0)
-            case "int4":
-                parts += [f"g{self.block_size}", self.weight_method or "rtn"] + ["asym"] * self.asymmetric
-            case "fp8":
-                parts += ["amax", self.granularity or "pc"]
-            case "fp32":
-                parts += ["fused"]
-            case "fp16":
-                pass
-        suffix = "+fused" if self.fused and self.precision != "fp32" else ""
-        return "-".join(parts) + suffix + "@" + self.target
+        recipe = next(one for one in RECIPES if one.makes(self))
+        words = [recipe.head, *filter(None, (word.write(self) for word in recipe.words))]
+        suffix = FUSED if self.fused and "fused" not in recipe.fixed else ""
+        return "-".join(words) + suffix + "@" + self.target
 
     @property
     def is_simulated(self) -> bool:
@@ -116,19 +105,99 @@ class Candidate:
         return self.precision in facts_of(self.target).simulated
 
 
-_GRAMMAR = re.compile(
-    r"(?:(?P<fp32>fp32-fused)"
-    r"|(?P<fp16>fp16)"
-    r"|int8-static-(?P<range_method>"
-    + "|".join(map(re.escape, get_args(RangeMethod)))
-    + r")-(?P<static_granularity>pt|pc)(?P<all>-all)?(?P<s8s8>-s8s8)?"
-    r"(?P<smooth>-smooth)?(?P<bc>-bc)?(?:-keep(?P<keep>[1-9][0-9]{0,2}))?"
-    r"|int8-dynamic-(?P<dynamic_granularity>pt|pc)(?P<dynamic_smooth>-smooth)?"
-    r"(?:-keep(?P<dynamic_keep>[1-9][0-9]{0,2}))?"
-    r"|int4-g(?P<block_size>16|32|64|128|256)-(?P<weight_method>rtn|hqq|gptq|awq)(?P<asym>-asym)?"
-    r"|fp8-amax-(?P<fp8_granularity>pt|pc))"
-    r"(?P<fused>\+fused)?"
-    r"@(?P<target>[a-z0-9-]+)"
+FUSED = "+fused"
+
+
+@dataclass(frozen=True)
+class NameWord:
+    """A word of a name: the field of `Candidate` that it sets, and its texts with their values.
+
+    An optional word is left out of the name where the field has its default.
+    """
+
+    field: str
+    values: Mapping[str, Any]
+    optional: bool = False
+
+    def write(self, candidate: Candidate) -> str:
+        """Return the text of the candidate's value, empty if the word is left out.
+
+        Raises:
+            ValueError: no text stands for this value.
+        """
+        value = getattr(candidate, self.field)
+        text = next((text for text, one in self.values.items() if one == value), "")
+        if not text and (value or not self.optional):
+            raise ValueError(f"{self.field} is {value!r}, expected one of {list(self.values.values())}")
+        return text
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A kind of candidate: the head of its name, the fields that the head sets, and the words that follow in this order."""
+
+    head: str
+    fixed: Mapping[str, Any]
+    words: tuple[NameWord, ...] = ()
+
+    def makes(self, candidate: Candidate) -> bool:
+        """Return True if the candidate is of this kind."""
+        return all(getattr(candidate, field) == value for field, value in self.fixed.items())
+
+    def read(self, text: str) -> dict[str, Any] | None:
+        """Return the fields that a name without its target and suffix sets; None if it is no name of this kind."""
+        if text != self.head and not text.startswith(f"{self.head}-"):
+            return None
+        left = text.removeprefix(self.head).split("-")[1:]
+        fields = dict(self.fixed)
+        for word in self.words:
+            if left and left[0] in word.values:
+                fields[word.field] = word.values[left.pop(0)]
+            elif not word.optional:
+                return None
+        return None if left else fields
+
+
+def _one_of(field: str, literal: Any) -> NameWord:
+    return NameWord(field, {text: text for text in get_args(literal)})
+
+
+def _flag(field: str, text: str) -> NameWord:
+    return NameWord(field, {text: True}, optional=True)
+
+
+_GRANULARITY = _one_of("granularity", Granularity)
+_SMOOTH = _flag("smooth", "smooth")
+_KEEP = NameWord("kept_parts", {f"keep{count}": count for count in range(1, 1000)}, optional=True)
+
+# To add a word, add its field to `Candidate` and the word here; `recipe_words.py` describes candidates to people.
+RECIPES: tuple[Recipe, ...] = (
+    Recipe("fp32-fused", {"precision": "fp32", "fused": True}),
+    Recipe("fp16", {"precision": "fp16"}),
+    Recipe(
+        "int8-static",
+        {"precision": "int8", "dynamic": False},
+        (
+            _one_of("range_method", RangeMethod),
+            _GRANULARITY,
+            _flag("every_operator", "all"),
+            _flag("signed_activations", "s8s8"),
+            _SMOOTH,
+            _flag("bias_corrected", "bc"),
+            _KEEP,
+        ),
+    ),
+    Recipe("int8-dynamic", {"precision": "int8", "dynamic": True}, (_GRANULARITY, _SMOOTH, _KEEP)),
+    Recipe(
+        "int4",
+        {"precision": "int4"},
+        (
+            NameWord("block_size", {f"g{size}": size for size in BLOCK_SIZES}),
+            _one_of("weight_method", WeightMethod),
+            _flag("asymmetric", "asym"),
+        ),
+    ),
+    Recipe("fp8-amax", {"precision": "fp8"}, (_GRANULARITY,)),
 )
 
 
@@ -143,58 +212,18 @@ def decode(name: str) -> Candidate:
     >>> decode("int8-dynamic-pc+fused@ort-cpu").name
     'int8-dynamic-pc+fused@ort-cpu'
     """
-    match = _GRAMMAR.fullmatch(name)
-    if match is None or match["target"] not in target_names():
+    recipe, _, target = name.partition("@")
+    text = recipe.removesuffix(FUSED)
+    fields = next((found for one in RECIPES if (found := one.read(text)) is not None), None)
+    if fields is None or target not in target_names():
         raise JobError(
             found=f"candidate {name!r}",
             expected="<precision>-<method>...@<target>, such as int8-static-percentile-pc@ort-cpu, "
             "int8-dynamic-pc@ort-cpu, int4-g32-rtn@ort-cpu, fp8-amax-pc@ort-cpu, fp32-fused@ort-cpu, fp16@tensorrt",
             fix="correct the name, or write `candidates: default`",
         )
-    part = match.groupdict()
-    target = part["target"]
-    fused = part["fused"] is not None
-    if part["fp32"]:
-        if fused:
-            raise JobError(found=f"candidate {name!r}", expected="fp32-fused", fix="leave out +fused")
-        return Candidate("fp32", target, fused=True)
-    if part["fp16"]:
-        return Candidate("fp16", target, fused=fused)
-    if part["block_size"]:
-        return Candidate(
-            "int4",
-            target,
-            block_size=int(part["block_size"]),
-            weight_method=next(method for method in get_args(WeightMethod) if method == part["weight_method"]),
-            asymmetric=part["asym"] is not None,
-            fused=fused,
-        )
-    if part["fp8_granularity"]:
-        return Candidate("fp8", target, granularity=_granularity(part["fp8_granularity"]), fused=fused)
-    if part["dynamic_granularity"]:
-        granularity = _granularity(part["dynamic_granularity"])
-        return Candidate(
-            "int8",
-            target,
-            dynamic=True,
-            granularity=granularity,
-            smooth=part["dynamic_smooth"] is not None,
-            kept_parts=int(part["dynamic_keep"] or 0),
-            fused=fused,
-        )
-    return Candidate(
-        "int8",
-        target,
-        range_method=next(method for method in get_args(RangeMethod) if method == part["range_method"]),
-        granularity=_granularity(part["static_granularity"]),
-        every_operator=part["all"] is not None,
-        signed_activations=part["s8s8"] is not None,
-        smooth=part["smooth"] is not None,
-        bias_corrected=part["bc"] is not None,
-        kept_parts=int(part["keep"] or 0),
-        fused=fused,
-    )
-
-
-def _granularity(text: str) -> Granularity:
-    return "pc" if text == "pc" else "pt"
+    if text != recipe:
+        if "fused" in fields:
+            raise JobError(found=f"candidate {name!r}", expected=text, fix=f"leave out {FUSED}")
+        fields["fused"] = True
+    return Candidate(target=target, **fields)

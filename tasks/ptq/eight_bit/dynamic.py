@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from onnx.external_data_helper import load_external_data_for_model
 from onnx.helper import make_node, make_opsetid
 
-from tasks.ptq.eight_bit.affine import WeightBits, fit_weight, store_weight
+from tasks.ptq.eight_bit.int8_weights import Int8Weights
 from tasks.ptq.eight_bit.placement import KEPT, GraphView
 from tasks.ptq.eight_bit.qdq import QdqReport
 from tasks.ptq.eight_bit.tied import TABLE_BLOCKS, look_up, store_table
@@ -54,8 +54,7 @@ class _DynamicPass:
 
     view: GraphView
     folder: Path  # folder of external weights
-    per_channel: bool
-    bits: WeightBits
+    settings: Int8Weights
     readers_in_int8: dict[str, int]
     names: Names
     nodes: list[onnx.NodeProto] = field(default_factory=list)
@@ -68,13 +67,12 @@ def quantize_dynamic(
     float_model: Path,
     variant: Path,
     *,
-    per_channel: bool,
-    weight_bits: WeightBits = 8,
+    weights: Int8Weights,
     keep_float: Collection[str] = (),
 ) -> QdqReport:
     """Write a dynamically quantized variant of a float model with named nodes.
 
-    Weights are symmetric INT8, per output channel or per tensor. The nodes in `keep_float` are unchanged. A variant in the
+    Weights are symmetric INT8. The nodes in `keep_float` are unchanged. A variant in the
     folder of a model with external weights shares the unchanged weights.
 
     Raises:
@@ -93,7 +91,7 @@ def quantize_dynamic(
     for node in chosen:
         if operator_of(node) in ("MatMul", "Gemm", ATTENTION):
             readers[node.input[0]] = readers.get(node.input[0], 0) + 1
-    work = _DynamicPass(view, float_model.parent, per_channel, weight_bits, readers, Names(proto.graph))
+    work = _DynamicPass(view, float_model.parent, weights, readers, Names(proto.graph))
     for node in proto.graph.node:
         if node.name in names:
             work.nodes.extend(_MAKERS[operator_of(node)](work, node))
@@ -221,9 +219,8 @@ def _lstm(work: _DynamicPass, node: onnx.NodeProto) -> list[onnx.NodeProto]:
     parts: list[str] = []
     for name in node.input[1:3]:
         weight = to_array(work.view.constants[name], work.folder)
-        axis = 0 if work.per_channel else None  # within one direction
-        scales = np.stack([fit_weight(one, axis, work.bits) for one in weight])
-        codes = np.stack([store_weight(*pair, axis, work.bits) for pair in zip(weight, scales, strict=True)])
+        # The channel axis is that within one direction.
+        codes, scales = map(np.stack, zip(*(work.settings.quantize(one, 0) for one in weight), strict=True))
         stored.append(_constant(work, f"{name}_int8", np.ascontiguousarray(codes.transpose(0, 2, 1))))
         parts += [
             _constant(work, f"{name}_scale", scales),
@@ -249,10 +246,9 @@ def _weight(work: _DynamicPass, name: str, transposed: bool) -> tuple[str, str, 
     if (name, transposed) not in work.weights:
         matrix = to_array(work.view.constants[name], work.folder)
         matrix = np.ascontiguousarray(matrix.T) if transposed else matrix
-        axis = 1 if work.per_channel else None
-        scales = fit_weight(matrix, axis, work.bits)
+        codes, scales = work.settings.quantize(matrix, 1)
         work.weights[name, transposed] = (
-            _constant(work, f"{name}_int8", store_weight(matrix, scales, axis, work.bits)),
+            _constant(work, f"{name}_int8", codes),
             _constant(work, f"{name}_scale", scales),
             _constant(work, f"{name}_zero_point", np.zeros(scales.shape, np.int8)),
         )

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from tasks.ptq.calibrate.range_methods import Range
+from tasks.ptq.eight_bit.int8_weights import Int8Weights
 from tasks.ptq.eight_bit.qdq import QdqReport, quantize_qdq
 from validators.job.candidate_name import Candidate
 from validators.targets import facts_of
@@ -27,8 +28,7 @@ def quantize_fp8(
         ranges,
         target="ort-cpu" if facts_of(candidate.target).pairs == "ort-cpu" else "tensorrt",
         every_operator=False,
-        per_channel=candidate.granularity == "pc",
         activation="e4m3",
-        weight_bits=8,
+        weights=Int8Weights(candidate.granularity == "pc"),
         keep_float=keep_float,
     )

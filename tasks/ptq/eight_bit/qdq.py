@@ -19,15 +19,13 @@ from tasks.ptq.calibrate.range_methods import Range
 from tasks.ptq.eight_bit.affine import (
     ActivationType,
     Affine,
-    WeightBits,
     fit_e4m3,
     fit_range,
-    fit_weight,
     smallest_weight_scale,
     store_bias,
-    store_weight,
 )
 from tasks.ptq.eight_bit.e4m3 import E4M3, store_e4m3, weight_scales
+from tasks.ptq.eight_bit.int8_weights import Int8Weights
 from tasks.ptq.eight_bit.placement import GraphView, Placement, QdqTarget, place
 from tasks.ptq.eight_bit.qdq_checks import (
     check_variant,
@@ -69,9 +67,8 @@ def quantize_qdq(
     *,
     target: QdqTarget,
     every_operator: bool,
-    per_channel: bool,
     activation: QuantizedType,
-    weight_bits: WeightBits,
+    weights: Int8Weights,
     keep_float: Collection[str] = (),
 ) -> QdqReport:
     """Write a Q/DQ form of a float model for one target.
@@ -104,7 +101,7 @@ def quantize_qdq(
             ("unsupported", found, "a weighted node with calibrated ranges", "check the export and the calibration")
         )
     view = GraphView(proto.graph)
-    _Rewriter(view, plan, ranges, rules, activation, weight_bits, per_channel, types, weight_type(view)).rewrite()
+    _Rewriter(view, plan, ranges, rules, activation, weights, types, weight_type(view)).rewrite()
     save_model(proto, variant)
     check_variant(variant, interface)
     return QdqReport(plan.nodes, plan.left)
@@ -131,8 +128,7 @@ class _Rewriter:
     ranges: Mapping[str, Range]
     target: QdqTarget
     activation: QuantizedType
-    bits: WeightBits
-    per_channel: bool
+    weights: Int8Weights
     types: Mapping[str, int]
     default_type: int
     affine: dict[str, Affine] = field(default_factory=dict)
@@ -210,8 +206,7 @@ class _Rewriter:
             scales = weight_scales(values, axis)
             stored = store_e4m3(values, scales, axis)
         else:
-            scales = fit_weight(values, axis, self.bits, smallest=smallest)
-            stored = store_weight(values, scales, axis, self.bits)
+            stored, scales = self.weights.quantize(values, axis, smallest=smallest)
         node.input[1] = self._dequantize(weight.name, stored, scales, np.zeros(scales.shape, stored.dtype), axis)
         if bias is not None:
             total = np.asarray(self.parameters(node.input[0]).scale * scales, scales.dtype)
@@ -222,7 +217,7 @@ class _Rewriter:
 
     def _channel_axis(self, node: onnx.NodeProto, weight: onnx.TensorProto) -> int | None:
         stacked = node.op_type == "MatMul" and len(weight.dims) > 2
-        return output_channel_axis(node, weight) if self.per_channel and not stacked else None
+        return output_channel_axis(node, weight) if self.weights.per_channel and not stacked else None
 
     def _store_operand(self, name: str) -> str:
         """Quantize a constant operand like an activation, as the kernel requires, and return its dequantized name."""

@@ -13,9 +13,9 @@ differ slightly, are not collected.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import onnx
@@ -39,10 +39,9 @@ from tasks.ptq.weight_only.hqq import hqq
 from tasks.ptq.weight_only.int4_grid import Floats, Packed, QuantizedWeight, pack, round_to_nearest
 from tasks.ptq.weight_only.sites import Site, SitePlan, find_sites
 from validators.errors import CandidateRefused
-from validators.job.candidate_name import WeightMethod
+from validators.job.candidate_name import BLOCK_SIZES, WeightMethod
 
 DOMAIN = "com.microsoft"
-BLOCK_SIZES = (16, 32, 64, 128, 256)
 
 
 @dataclass(frozen=True)
@@ -77,61 +76,73 @@ class WeightOnlyReport:
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """Rounding method and grid of each weight."""
+class Int4Weights:
+    """Settings of INT4 weights: rounding method, channels in per block, and whether blocks have a zero point.
+
+    `accuracy_level` is that of MatMulNBits. Of a tied embedding, the look-up gets `embedding_bits` and the head `head_bits`,
+    rounded to nearest; None means float.
+    """
 
     method: WeightMethod
     block_size: int
     symmetric: bool
+    accuracy_level: int = 4
+    embedding_bits: TableBits | None = 8
+    head_bits: TableBits | None = 8
+
+    @property
+    def needs_grams(self) -> bool:
+        """True if the method reads Gram matrices of the activations."""
+        return self.method in ("gptq", "awq")
 
 
 def quantize_weights(
     model: Path,
     variant: Path,
+    weights: Int4Weights,
     *,
-    bits: int = 4,
-    block_size: int,
-    symmetric: bool,
-    method: WeightMethod,
     grams: Mapping[str, Gram] | None = None,
     exclude: Collection[str] = (),
-    accuracy_level: int = 4,
-    embedding_bits: TableBits | None = 8,
-    head_bits: TableBits | None = 8,
 ) -> WeightOnlyReport:
     """Write a variant whose MatMul and Gemm nodes with a constant weight multiply in INT4.
 
     `exclude` names nodes that stay in float (a Gemm by its own name). `grams` holds the Gram matrices of the activations that
     `tensors_to_collect` returns. A weight that several nodes read is quantized once, for all their inputs together. A weight
-    with other readers also keeps its float form, unless it is a tied embedding: its look-up then gets `embedding_bits` and
-    its head `head_bits`, rounded to nearest; None means float.
+    with other readers also keeps its float form, unless it is a tied embedding.
 
     Raises:
         CandidateRefused: `unsupported`: no node can be quantized, or the settings exclude each other; `invalid`: the model
             or the variant is not valid ONNX, `exclude` has an unknown name, or Gram matrices are missing or unusable.
     """
-    _check_settings(bits, block_size, symmetric, method)
+    _check_settings(weights)
     _check_valid(model, "the float graph", "export the model again")
     proto = onnx.load(model)
     before = _signature(proto)
     retie(proto.graph)
-    plan = find_sites(proto.graph, block_size=block_size, exclude=exclude)
+    plan = find_sites(proto.graph, block_size=weights.block_size, exclude=exclude)
     _check_any(plan)
-    tables = find_tables(proto.graph, plan.sites, block_size=block_size)
+    tables = find_tables(proto.graph, plan.sites, block_size=weights.block_size)
     heads = {site.node.name for table in tables for site in table.sites}
     sites = tuple(site for site in plan.sites if site.node.name not in heads)
-    seen = _grams_of(sites, grams or {}) if method in ("gptq", "awq") else {}
-    recipe = Recipe(method, block_size, symmetric)
+    seen = _grams_of(sites, grams or {}) if weights.needs_grams else {}
     scaling = Scaling()
-    if method == "awq":
-        scaling = scale_channels(proto.graph, sites, seen, block_size=block_size, symmetric=symmetric)
-    level = 0 if method == "hqq" else accuracy_level
-    tied_bits: dict[str, Any] = {"embedding_bits": embedding_bits, "head_bits": head_bits}
+    if weights.method == "awq":
+        scaling = scale_channels(proto.graph, sites, seen, block_size=weights.block_size, symmetric=weights.symmetric)
+    if weights.method == "hqq":
+        weights = replace(weights, accuracy_level=0)
     new: dict[str, list[onnx.NodeProto]] = {}
     names = Names(proto.graph)
     for table in tables:
-        new |= quantize_table(proto.graph, table, names, **tied_bits, block_size=block_size, accuracy_level=level)
-    _replace(proto, sites, seen, scaling, recipe, level, new, names)
+        new |= quantize_table(
+            proto.graph,
+            table,
+            names,
+            embedding_bits=weights.embedding_bits,
+            head_bits=weights.head_bits,
+            block_size=weights.block_size,
+            accuracy_level=weights.accuracy_level,
+        )
+    _replace(proto, sites, seen, scaling, weights, new, names)
     if _signature(proto) != before:
         raise _invalid(
             "other inputs or outputs after the pass", "the same as before", "report it with the source model"
@@ -142,21 +153,23 @@ def quantize_weights(
         QuantizedNode(site.node.name, *site.shape, scaling.placed.get(site.activation, "none")) for site in sites
     )
     counts = list(scaling.placed.values())
-    tied = tuple(table.constant for table in tables if embedding_bits or head_bits)
+    tied = tuple(table.constant for table in tables if weights.embedding_bits or weights.head_bits)
     return WeightOnlyReport(
-        nodes, plan.left, plan.gemm_split, level, counts.count("folded"), counts.count("inserted"), tied
+        nodes,
+        plan.left,
+        plan.gemm_split,
+        weights.accuracy_level,
+        counts.count("folded"),
+        counts.count("inserted"),
+        tied,
     )
 
 
-def _check_settings(bits: int, block_size: int, symmetric: bool, method: WeightMethod) -> None:
+def _check_settings(weights: Int4Weights) -> None:
     wrong = None
-    if bits != 4:
-        wrong = f"{bits} bits", "4"
-    elif block_size not in BLOCK_SIZES:
-        wrong = f"blocks of {block_size}", f"one of {BLOCK_SIZES}, which the kernel knows"
-    elif method not in get_args(WeightMethod):
-        wrong = f"method {method!r}", f"one of {get_args(WeightMethod)}"
-    elif method == "hqq" and symmetric:
+    if weights.block_size not in BLOCK_SIZES:
+        wrong = f"blocks of {weights.block_size}", f"one of {BLOCK_SIZES}, which the kernel supports"
+    elif weights.method == "hqq" and weights.symmetric:
         wrong = "symmetric HQQ", "asymmetric: HQQ chooses zero points, and a symmetric grid has none to choose"
     if wrong:
         raise CandidateRefused(kind="unsupported", found=wrong[0], expected=wrong[1], fix="take another candidate")
@@ -204,14 +217,16 @@ def _grams_of(sites: Sequence[Site], grams: Mapping[str, Gram]) -> dict[str, Gra
     return {name: grams[name] for name in needed}
 
 
-def _quantize(weight: NDArray[Any], gram: Floats | None, factors: Floats | None, recipe: Recipe) -> QuantizedWeight:
+def _quantize(
+    weight: NDArray[Any], gram: Floats | None, factors: Floats | None, settings: Int4Weights
+) -> QuantizedWeight:
     """Quantize a weight `[K, N]`. With AWQ its rows are first divided by the factors that its activation is multiplied by."""
-    size, symmetric, dtype = recipe.block_size, recipe.symmetric, weight.dtype
-    if recipe.method == "hqq":
+    size, symmetric, dtype = settings.block_size, settings.symmetric, weight.dtype
+    if settings.method == "hqq":
         return hqq(weight, block_size=size, dtype=dtype)
     if gram is None:
         return round_to_nearest(weight, block_size=size, symmetric=symmetric, dtype=dtype)
-    if recipe.method == "awq":
+    if settings.method == "awq":
         if factors is not None:
             weight, gram = weight / factors[:, None], gram * np.outer(factors, factors)
         return clipped(AwqLayer(weight, gram), block_size=size, symmetric=symmetric, dtype=dtype)
@@ -228,8 +243,7 @@ def _replace(
     sites: Sequence[Site],
     seen: Mapping[str, Gram],
     scaling: Scaling,
-    recipe: Recipe,
-    accuracy_level: int,
+    settings: Int4Weights,
     new: dict[str, list[onnx.NodeProto]],
     names: Names,
 ) -> None:
@@ -245,7 +259,7 @@ def _replace(
         weight = weight_of(constants, site.key)
         if site.key not in weights:
             gram = gram_of(site.key, sites, seen).matrix if seen else None
-            packed = pack(_quantize(weight, gram, scaling.factors.get(site.activation), recipe), weight.dtype)
+            packed = pack(_quantize(weight, gram, scaling.factors.get(site.activation), settings), weight.dtype)
             weights[site.key] = _add_weight(graph, site, packed, names)
         activation, made = site.activation, []
         if scaling.placed.get(activation) == "inserted" and activation not in scaled:
@@ -255,7 +269,7 @@ def _replace(
             name = names.new(f"{site.node.name}_factors")
             made.append(make_node("Mul", [activation, factors], [scaled[activation]], name=name))
         inputs = [scaled.get(activation, activation), *weights[site.key]]
-        new[site.node.name] = [*made, _product(site, inputs, recipe.block_size, accuracy_level)]
+        new[site.node.name] = [*made, _product(site, inputs, settings.block_size, settings.accuracy_level)]
     _set_nodes(graph, [made for node in graph.node for made in new.get(node.name, [node])])
     if not any(opset.domain == DOMAIN for opset in proto.opset_import):
         proto.opset_import.append(make_opsetid(DOMAIN, 1))

@@ -29,6 +29,7 @@ from odd import (
 from onnx import numpy_helper
 
 from tasks.ptq.eight_bit.dynamic import quantize_dynamic
+from tasks.ptq.eight_bit.int8_weights import Int8Weights
 from tasks.ptq.float.fp16 import convert_to_float16
 from tasks.ptq.graph.edits import save_model
 from tasks.ptq.graph.prepare import fuse_graph
@@ -187,7 +188,7 @@ def test_tensorrt_refuses_it_with_the_reason(made: GetOdd, tmp_path: Path) -> No
 
 def test_the_dynamic_pass_returns_what_it_left(made: GetOdd, tmp_path: Path) -> None:
     """By the node's name."""
-    report = quantize_dynamic(made("custom").prepared, tmp_path / "variant.onnx", per_channel=True)
+    report = quantize_dynamic(made("custom").prepared, tmp_path / "variant.onnx", weights=Int8Weights())
     assert report.left == {"s_split": LEFT}
 
 

@@ -17,6 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tasks.ptq.eight_bit.affine import fit_range, fit_weight, read_weight, store_weight
 from tasks.ptq.eight_bit.dynamic import quantize_dynamic
+from tasks.ptq.eight_bit.int8_weights import Int8Weights
 from tasks.runtimes.coverage import measure_coverage
 from tasks.runtimes.ort import open_session, run_outputs
 from validators.errors import CandidateRefused
@@ -77,7 +78,7 @@ def test_products_of_one_activation_quantize_it_once_and_take_their_biases(tmp_p
         helper.make_node("Sum", ["queries", "keys", "values"], ["y"], name="sum"),
     ]
     model, variant = save(tmp_path, nodes, constants), tmp_path / "variant.onnx"
-    report = quantize_dynamic(model, variant, per_channel=True)
+    report = quantize_dynamic(model, variant, weights=Int8Weights())
     assert report.quantized == ("query", "key", "value") and report.left == {}
     assert operators(variant) == {"DynamicQuantizeLinear": 1, "MatMulIntegerToFloat": 3, "Sum": 1}
     x = weight(2, TOKENS, WIDTH)
@@ -94,7 +95,7 @@ def test_a_bias_of_any_shape_is_added(tmp_path: Path, bias: tuple[int, ...]) -> 
         helper.make_node("Gemm", ["rows", "w", "b"], ["y"], name="layer", transB=1),
     ]
     model, variant = save(tmp_path, nodes, constants), tmp_path / "variant.onnx"
-    quantize_dynamic(model, variant, per_channel=True)
+    quantize_dynamic(model, variant, weights=Int8Weights())
     assert operators(variant)["Add"] == (0 if bias == (16,) else 1)
     x = weight(1, TOKENS, WIDTH)
     expected = product(x[0], np.ascontiguousarray(constants["w"].T)) + constants["b"]
@@ -109,7 +110,7 @@ def test_a_bias_that_others_read_the_sum_without_stays_an_addition(tmp_path: Pat
         helper.make_node("Mul", ["p", "s"], ["y"], name="both"),
     ]
     model, variant = save(tmp_path, nodes, constants), tmp_path / "variant.onnx"
-    quantize_dynamic(model, variant, per_channel=False)
+    quantize_dynamic(model, variant, weights=Int8Weights(per_channel=False))
     assert operators(variant) == {"DynamicQuantizeMatMul": 1, "Add": 1, "Mul": 1}
 
 
@@ -124,7 +125,7 @@ def test_what_is_kept_or_cannot_be_quantized_is_left_with_the_reason(tmp_path: P
         helper.make_node("MatMul", ["d", "e"], ["y"], name="scores"),
     ]
     model, variant = save(tmp_path, nodes, constants), tmp_path / "variant.onnx"
-    report = quantize_dynamic(model, variant, per_channel=True, keep_float=["kept"])
+    report = quantize_dynamic(model, variant, weights=Int8Weights(), keep_float=["kept"])
     assert report.quantized == ("layer",)
     assert report.left == {
         "kept": "kept in float as asked",
@@ -133,7 +134,7 @@ def test_what_is_kept_or_cannot_be_quantized_is_left_with_the_reason(tmp_path: P
         "scores": "the weight is no constant matrix of float32",
     }
     with pytest.raises(CandidateRefused, match="nothing to quantize") as caught:
-        quantize_dynamic(model, variant, per_channel=True, keep_float=["kept", "layer"])
+        quantize_dynamic(model, variant, weights=Int8Weights(), keep_float=["kept", "layer"])
     assert caught.value.kind == "unsupported" and "kept" in caught.value.found
 
 
@@ -145,7 +146,7 @@ def test_an_operator_of_another_domain_with_a_known_name_is_none_of_ours(tmp_pat
     model = onnx.load(save(tmp_path, nodes, {"w": weight(WIDTH, WIDTH)}))
     model.opset_import.append(helper.make_opsetid("com.acme", 1))
     onnx.save(model, tmp_path / "m.onnx")
-    report = quantize_dynamic(tmp_path / "m.onnx", tmp_path / "variant.onnx", per_channel=True)
+    report = quantize_dynamic(tmp_path / "m.onnx", tmp_path / "variant.onnx", weights=Int8Weights())
     assert report.quantized == ("layer",)
 
 
@@ -157,7 +158,7 @@ def test_an_embedding_is_stored_in_int8_unless_something_else_reads_it(tmp_path:
         helper.make_node("MatMul", ["rows", "w"], ["y"], name="layer"),
     ]
     model, variant = save(tmp_path, nodes, constants, x="indices"), tmp_path / "variant.onnx"
-    assert quantize_dynamic(model, variant, per_channel=True).quantized == ("embedding", "layer")
+    assert quantize_dynamic(model, variant, weights=Int8Weights()).quantized == ("embedding", "layer")
     x = RNG.integers(0, 100, (2, TOKENS))
     blocks = constants["table"].reshape(100, 3, 16)
     step = (np.maximum(blocks.max(axis=2), 0) - np.minimum(blocks.min(axis=2), 0)).max() / 255
@@ -171,7 +172,7 @@ def test_an_embedding_is_stored_in_int8_unless_something_else_reads_it(tmp_path:
 
     nodes.append(helper.make_node("MatMul", ["table", "w"], ["z"], name="all"))
     shared = save(tmp_path, nodes, constants, x="indices", name="shared")
-    assert quantize_dynamic(shared, variant, per_channel=True).left == {
+    assert quantize_dynamic(shared, variant, weights=Int8Weights()).left == {
         "embedding": "a table that is read elsewhere, or by columns",
         "all": "the input is a constant",
     }
@@ -188,7 +189,7 @@ def test_a_gather_of_a_shape_is_no_table(tmp_path: Path) -> None:
         helper.make_node("Reshape", ["p", "flat"], ["y"], name="reshape"),
     ]
     model, variant = save(tmp_path, nodes, constants), tmp_path / "variant.onnx"
-    report = quantize_dynamic(model, variant, per_channel=True)
+    report = quantize_dynamic(model, variant, weights=Int8Weights())
     assert (report.quantized, report.left) == (("layer",), {})
     x = weight(2, TOKENS, WIDTH)
     np.testing.assert_allclose(run(variant, x), product(x, constants["w"]).reshape(2, -1), rtol=1e-4, atol=1e-4)
@@ -202,7 +203,7 @@ def test_fused_attention_has_a_quantized_form(tmp_path: Path, per_channel: bool)
         helper.make_node("Identity", ["a"], ["y"], name="end"),
     ]
     model, variant = save(tmp_path, nodes, constants), tmp_path / "variant.onnx"
-    assert quantize_dynamic(model, variant, per_channel=per_channel).quantized == ("attention",)
+    assert quantize_dynamic(model, variant, weights=Int8Weights(per_channel)).quantized == ("attention",)
     assert operators(variant)["QAttention"] == 1
     x = weight(2, TOKENS, WIDTH)
     exact, quantized = run(model, x), run(variant, x)
@@ -211,7 +212,7 @@ def test_fused_attention_has_a_quantized_form(tmp_path: Path, per_channel: bool)
     nodes[0].input.extend(["", "", "more"])
     biased = save(tmp_path, nodes, constants | {"more": weight(1, 1, TOKENS, TOKENS)}, name="biased")
     with pytest.raises(CandidateRefused, match="attention in a form"):
-        quantize_dynamic(biased, variant, per_channel=per_channel)
+        quantize_dynamic(biased, variant, weights=Int8Weights(per_channel))
 
 
 @pytest.mark.parametrize("per_channel", [False, True])
@@ -227,7 +228,7 @@ def test_an_lstm_has_a_quantized_form(tmp_path: Path, per_channel: bool, directi
         helper.make_node("LSTM", ["x", "W", "R", "B"], ["y"], name="lstm", hidden_size=hidden, direction=direction)
     ]
     model, variant = save(tmp_path, nodes, constants), tmp_path / "variant.onnx"
-    assert quantize_dynamic(model, variant, per_channel=per_channel).quantized == ("lstm",)
+    assert quantize_dynamic(model, variant, weights=Int8Weights(per_channel)).quantized == ("lstm",)
     x = weight(5, 3, WIDTH)
     macs = 5 * 3 * ways * 4 * hidden * (WIDTH + hidden)
     for path, kernel, share in ((model, "LSTM", 0.0), (variant, "DynamicQuantizeLSTM", 1.0)):
@@ -240,7 +241,7 @@ def test_an_lstm_has_a_quantized_form(tmp_path: Path, per_channel: bool, directi
 def test_weights_of_seven_bits_leave_room_for_pairs(tmp_path: Path) -> None:
     model = save(tmp_path, [helper.make_node("MatMul", ["x", "w"], ["y"], name="layer")], {"w": weight(WIDTH, 8)})
     for bits, limit in ((7, 64), (8, 127)):
-        quantize_dynamic(model, tmp_path / "v.onnx", per_channel=True, weight_bits=bits)  # type: ignore[arg-type]  # 7 or 8
+        quantize_dynamic(model, tmp_path / "v.onnx", weights=Int8Weights(bits=bits))  # type: ignore[arg-type]  # 7 or 8
         constants = {
             item.name: numpy_helper.to_array(item) for item in onnx.load(tmp_path / "v.onnx").graph.initializer
         }

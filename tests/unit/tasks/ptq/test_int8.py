@@ -19,6 +19,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tasks.ptq.calibrate.calibration import calibrate, read_ranges
 from tasks.ptq.eight_bit.dynamic import quantize_dynamic
+from tasks.ptq.eight_bit.int8_weights import Int8Weights
 from tasks.ptq.graph.prepare import prepare_graph
 from tasks.runtimes.ort import open_session, run_batches
 from validators.errors import CandidateRefused
@@ -120,7 +121,7 @@ def test_a_dynamic_variant_is_what_the_reference_computes(
 ) -> None:
     """Ranges of each request, for the whole tensor: outputs depend on the batch, in the way that the reference says."""
     variant = tmp_path / "variant.onnx"
-    quantize_dynamic(calibrated.prepared, variant, per_channel=granularity == "pc")
+    quantize_dynamic(calibrated.prepared, variant, weights=Int8Weights(granularity == "pc"))
     first, bias, second = (array.astype(np.float64) for array in calibrated.tiny.weights)
     axis = 1 if granularity == "pc" else None
     stored = constants(variant)
@@ -162,7 +163,7 @@ def test_a_dynamic_gemm_of_either_layout_is_quantized_by_output_channel(calibrat
             helper.make_tensor_value_info("first", TensorProto.FLOAT, model.graph.initializer[0].dims)
         )
         onnx.save(model, tmp_path / "model.onnx")
-        quantize_dynamic(tmp_path / "model.onnx", tmp_path / "variant.onnx", per_channel=True)
+        quantize_dynamic(tmp_path / "model.onnx", tmp_path / "variant.onnx", weights=Int8Weights())
         onnx.checker.check_model(tmp_path / "variant.onnx", full_check=True)
         operators = [node.op_type for node in onnx.load(tmp_path / "variant.onnx").graph.node]
         assert operators.count("DynamicQuantizeMatMul") == 2
@@ -231,7 +232,7 @@ def test_nothing_is_left_beside_the_source_or_the_variant(calibrated: Calibrated
     """The tools' own files lie elsewhere: two candidates at a time cannot meet on them."""
     before = {path: path.read_bytes() for path in calibrated.folder.iterdir()}
     static_int8(calibrated.prepared, calibrated.ranges("minmax"), tmp_path / "a.onnx")
-    quantize_dynamic(calibrated.prepared, tmp_path / "b.onnx", per_channel=True)
+    quantize_dynamic(calibrated.prepared, tmp_path / "b.onnx", weights=Int8Weights())
     assert {path: path.read_bytes() for path in calibrated.folder.iterdir()} == before
     assert {path.name for path in tmp_path.iterdir()} == {"a.onnx", "b.onnx"}
 

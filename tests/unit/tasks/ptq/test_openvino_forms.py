@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from tasks.ptq.calibrate.calibration import read_ranges
+from tasks.ptq.eight_bit.int8_weights import Int8Weights
 from tasks.ptq.eight_bit.qdq import QdqReport, quantize_qdq
 from tasks.ptq.openvino_forms import place_for_openvino, ranges_for_openvino
 from tasks.runtimes.ort import open_session, run_batches
@@ -132,9 +133,8 @@ def quantize(model: Path, ranges: Mapping[str, tuple[float, float]], path: Path,
         ranges,
         target="ort-openvino",
         every_operator=every,
-        per_channel=True,
         activation="uint8",
-        weight_bits=8,
+        weights=Int8Weights(),
     )
 
 

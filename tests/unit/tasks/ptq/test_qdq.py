@@ -18,6 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tasks.ptq.calibrate.calibration import calibrate, read_ranges
 from tasks.ptq.calibrate.range_methods import Range
+from tasks.ptq.eight_bit.int8_weights import Int8Weights
 from tasks.ptq.eight_bit.placement import QdqTarget
 from tasks.ptq.eight_bit.qdq import QdqReport, quantize_qdq
 from tasks.ptq.graph.edits import scratch
@@ -50,9 +51,8 @@ class Case:
         options: dict[str, Any] = {
             "target": "ort-cpu",
             "every_operator": False,
-            "per_channel": True,
             "activation": "int8" if changes.get("target") == "tensorrt" else "uint8",
-            "weight_bits": 8,
+            "weights": Int8Weights(),
         }
         variant = self.path.with_name("variant.onnx")
         ranges = changes.pop("ranges", self.ranges)
@@ -199,7 +199,7 @@ def gemm_by_hand(x: Array, steps: Steps, weight: Array, bias: Array) -> Floats:
 def test_conv_clip_conv_is_what_integers_give(tmp_path: Path, bits: int) -> None:
     """Clip goes into saturation; the last output is quantized too, as the kernel has no float output."""
     case = conv_clip_conv(tmp_path)
-    variant, report = case.quantize(weight_bits=bits)
+    variant, report = case.quantize(weights=Int8Weights(bits=bits))
     limit = {8: 127, 7: 64}[bits]
     weights = {tensor.name: numpy_helper.to_array(tensor) for tensor in onnx.load(case.path).graph.initializer}
     steps = {name: Steps.over(*case.ranges[name]) for name in ("x", "r", "y")}

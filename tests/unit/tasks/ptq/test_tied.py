@@ -13,7 +13,7 @@ from onnx import helper
 from test_weight_only import K, constants_of, node, normal, operators, run, save
 
 from tasks.ptq.eight_bit.tied import TableBits, retie, round_rows
-from tasks.ptq.weight_only.matmul_nbits import quantize_weights
+from tasks.ptq.weight_only.matmul_nbits import Int4Weights, quantize_weights
 
 TOKENS, BLOCK = 48, 16
 
@@ -78,16 +78,8 @@ CHOICES: list[tuple[TableBits | None, TableBits | None]] = [
 @pytest.mark.parametrize(("embedding", "head"), CHOICES)
 def test_look_up_and_head(embedding: TableBits | None, head: TableBits | None, model: Path, tmp_path: Path) -> None:
     """Each in its own bits, or in float."""
-    report = quantize_weights(
-        model,
-        tmp_path / "v.onnx",
-        block_size=BLOCK,
-        symmetric=True,
-        method="rtn",
-        accuracy_level=0,
-        embedding_bits=embedding,
-        head_bits=head,
-    )
+    weights = Int4Weights("rtn", BLOCK, True, accuracy_level=0, embedding_bits=embedding, head_bits=head)
+    report = quantize_weights(model, tmp_path / "v.onnx", weights)
     assert report.tied == ("table",) and report.quantized == () and report.left == ()
     table = normal(TOKENS, K)
     looked_up, multiplied = (table if bits is None else one_by_one(table, bits) for bits in (embedding, head))
@@ -97,7 +89,7 @@ def test_look_up_and_head(embedding: TableBits | None, head: TableBits | None, m
 
 def test_both_read_one_copy(model: Path, tmp_path: Path) -> None:
     """INT8 for both is what happens unasked: no float table is left, and its codes are there once."""
-    quantize_weights(model, tmp_path / "v.onnx", block_size=BLOCK, symmetric=True, method="rtn")
+    quantize_weights(model, tmp_path / "v.onnx", Int4Weights("rtn", BLOCK, True))
     made = constants_of(tmp_path / "v.onnx")
     assert operators(tmp_path / "v.onnx") == ["GatherBlockQuantized", "Add", *["Reshape"] * 3, "MatMulNBits"]
     large = {name: array.nbytes for name, array in made.items() if array.nbytes > 64}
@@ -113,7 +105,7 @@ def test_a_copy_of_the_table_is_tied_again(model: Path, tmp_path: Path) -> None:
     table = normal(TOKENS, K)
     save(tmp_path / "folded.onnx", nodes, {"table": table, "copy": table.T.copy(), "ids": np.array([7], np.int64)})
     for path in (model, tmp_path / "folded.onnx"):
-        quantize_weights(path, tmp_path / f"v-{path.name}", block_size=BLOCK, symmetric=True, method="rtn")
+        quantize_weights(path, tmp_path / f"v-{path.name}", Int4Weights("rtn", BLOCK, True))
     x = normal(5, K)
     one, two = (run(tmp_path / f"v-{path}", x) for path in ("m.onnx", "folded.onnx"))
     np.testing.assert_array_equal(one, two)
@@ -143,8 +135,7 @@ def test_what_is_no_tied_embedding_is_left_alone(why: str, model: Path, tmp_path
         proto.graph.node.append(helper.make_node("MatMul", ["a", "w"], ["other"], name="other"))
         proto.graph.initializer.append(onnx.numpy_helper.from_array(normal(K, K), "w"))
         onnx.save(proto, model)
-    report = quantize_weights(
-        model, tmp_path / "v.onnx", block_size=block_size, symmetric=True, method="rtn", exclude=exclude
-    )
+    weights = Int4Weights("rtn", block_size, True)
+    report = quantize_weights(model, tmp_path / "v.onnx", weights, exclude=exclude)
     assert report.tied == () and "table" in constants_of(tmp_path / "v.onnx")
     assert "Gather" in operators(tmp_path / "v.onnx")

@@ -19,7 +19,7 @@ from tasks.ptq.graph.prepare import prepare_graph
 from tasks.ptq.weight_only.awq import AwqLayer, clipped, fold, search_factors
 from tasks.ptq.weight_only.gptq import gptq
 from tasks.ptq.weight_only.int4_grid import round_to_nearest
-from tasks.ptq.weight_only.matmul_nbits import quantize_weights
+from tasks.ptq.weight_only.matmul_nbits import Int4Weights, quantize_weights
 from tasks.ptq.weight_only.sites import tensors_to_collect
 from validators.errors import CandidateRefused
 from validators.job.candidate_name import WeightMethod
@@ -73,9 +73,10 @@ def quantized(
     if x is not None:
         tensors = tensors_to_collect(model, block_size=16)
         grams = collect_grams(model, tensors, lambda: [{"x": x}], max_memory_mb=10)
-    options = {"block_size": 16, "accuracy_level": 0} | options
+    exclude = options.pop("exclude", ())
+    weights = Int4Weights(method, symmetric=symmetric, **({"block_size": 16, "accuracy_level": 0} | options))
     variant = model.with_name("variant.onnx")
-    report = quantize_weights(model, variant, symmetric=symmetric, method=method, grams=grams, **options)
+    report = quantize_weights(model, variant, weights, grams=grams, exclude=exclude)
     return variant, report
 
 
@@ -92,9 +93,7 @@ def test_a_whole_model(tiny: Tiny, tmp_path: Path, method: WeightMethod, symmetr
     assert sorted(tensors.values()) == [64, 128]
     grams = collect_grams(tmp_path / "m.onnx", tensors, lambda: [{"x": x[:256]}], max_memory_mb=10)
     variant = tmp_path / "variant.onnx"
-    report = quantize_weights(
-        tmp_path / "m.onnx", variant, block_size=32, symmetric=symmetric, method=method, grams=grams
-    )
+    report = quantize_weights(tmp_path / "m.onnx", variant, Int4Weights(method, 32, symmetric), grams=grams)
     kinds = operators(variant)
     assert kinds.count("MatMulNBits") == len(report.quantized) == 2 and "Gemm" not in kinds and "MatMul" not in kinds
     assert [(seen.channels_in, seen.channels_out) for seen in report.quantized] == [(64, 128), (128, 4)]
@@ -339,7 +338,6 @@ def test_weights_in_a_second_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("options", "kind", "found"),
     [
-        ({"bits": 8}, "unsupported", "8 bits"),
         ({"block_size": 48}, "unsupported", "blocks of 48"),
         ({"method": "hqq"}, "unsupported", "symmetric HQQ"),
         ({"method": "gptq"}, "invalid", "Gram matrix of 'x': none"),
@@ -352,9 +350,10 @@ def test_weights_in_a_second_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_what_cannot_be_done_is_refused(tmp_path: Path, options: dict[str, Any], kind: str, found: str) -> None:
     """With what was found and a fix, and without a file by the name of the variant."""
     model = save(tmp_path / "m.onnx", [node("MatMul", "x w", "y")], {"w": normal(K, 8)})
-    asked: dict[str, Any] = {"block_size": 16, "symmetric": True, "method": "rtn"} | options
+    settings: dict[str, Any] = {"block_size": 16, "symmetric": True, "method": "rtn"} | options
+    others = {name: settings.pop(name) for name in ("grams", "exclude") if name in settings}
     with pytest.raises(CandidateRefused, match=found) as caught:
-        quantize_weights(model, tmp_path / "variant.onnx", **asked)
+        quantize_weights(model, tmp_path / "variant.onnx", Int4Weights(**settings), **others)
     assert caught.value.kind == kind and caught.value.fix
     assert not (tmp_path / "variant.onnx").exists()
 

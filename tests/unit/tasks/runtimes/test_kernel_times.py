@@ -14,6 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tasks.ptq.calibrate.calibration import read_ranges
 from tasks.ptq.eight_bit.dynamic import quantize_dynamic
+from tasks.ptq.eight_bit.int8_weights import Int8Weights
 from tasks.ptq.graph.prepare import prepare_graph
 from tasks.runtimes import kernel_times as module
 from tasks.runtimes.kernel_times import kernel_events, kernel_times, node_times, profile
@@ -105,7 +106,7 @@ def test_kept_nodes_are_found_in_both_variants(hard: Hard, tmp_path: Path, dynam
 
     def quantize(path: Path, kept: Collection[str]) -> dict[str, float]:
         if dynamic:
-            quantize_dynamic(prepared, path, per_channel=True, keep_float=kept)
+            quantize_dynamic(prepared, path, weights=Int8Weights(), keep_float=kept)
         else:
             static_int8(prepared, ranges, path, keep_float=kept)
         times = kernel_times(path, SETTINGS, {"x": np.load(hard.evaluation)["x"][:4]})

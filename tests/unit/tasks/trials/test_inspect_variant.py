@@ -15,6 +15,7 @@ from tasks.measure import coverage, sanity
 from tasks.measure.inventory import take_inventory
 from tasks.measure.sanity import SANITY_SAMPLES
 from tasks.ptq.eight_bit.dynamic import quantize_dynamic
+from tasks.ptq.eight_bit.int8_weights import Int8Weights
 from tasks.run.clock import Clock
 from tasks.run.context import Run
 from tasks.storage.locks import FolderLocks
@@ -47,7 +48,7 @@ def bench(tiny: Tiny, tmp_path: Path) -> Bench:
         FolderLocks(tmp_path),
     )
     given = Given(Source("tiny", "tiny", None, digest_model(tiny.model), tiny.model, "file"), evidence)
-    quantize_dynamic(tiny.model, tmp_path / "variant.onnx", per_channel=True)
+    quantize_dynamic(tiny.model, tmp_path / "variant.onnx", weights=Int8Weights())
     variant = replace(
         baseline_variant(run, given, take_inventory("ort-cpu")),
         candidate="int8-dynamic-pc@ort-cpu",
