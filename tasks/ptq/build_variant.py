@@ -14,6 +14,7 @@ from tasks.ptq import cuda_forms, openvino_forms, tensorrt_forms
 from tasks.ptq.calibrate.calibration import read_ranges
 from tasks.ptq.calibrate.grams import Gram
 from tasks.ptq.calibrate.range_methods import Range
+from tasks.ptq.eight_bit.affine import WeightBits
 from tasks.ptq.eight_bit.bias_correction import correct_bias
 from tasks.ptq.eight_bit.dynamic import quantize_dynamic
 from tasks.ptq.eight_bit.fp8 import quantize_fp8
@@ -115,7 +116,8 @@ def quantize_int8(
         CandidateRefused: the target or the model does not allow it.
     """
     # With pairs of products in 16 bits, weights must leave a bit.
-    weights = Int8Weights(candidate.granularity == "pc", 7 if materials.reduced_range else 8)
+    bits: WeightBits = 7 if materials.reduced_range else 8
+    weights = Int8Weights(candidate.granularity == "pc", bits, candidate.weight_method or "rtn")
     if candidate.dynamic:
         return quantize_dynamic(model, path, weights=weights, keep_float=keep_float)
     return quantize_qdq(
