@@ -49,15 +49,19 @@ class Findings:
 
 
 def conclude(job: Job, findings: Findings, clock: Clock) -> Result:
-    """Return the result of a finished run; an error if nothing won and a candidate could not be tried."""
+    """Return the result of a finished run; an error if nothing won and a candidate could not be tried or timed."""
     outcome, reason = _outcome(job, findings)
     won = findings.best is not None and findings.best.outcome == "passed"
-    told = _tell_untried(findings.trials)
-    document = _document(job, findings, clock, outcome, reason + (f"; {told}" if told else ""))
-    if outcome == "no_variant" and told:
+    untried, untimed = _tell_untried(findings.trials), _tell_untimed(findings)
+    document = _document(job, findings, clock, outcome, "; ".join(filter(None, (reason, untried, untimed))))
+    if outcome == "no_variant" and (untried or untimed):
         # The outcome `no_variant` would judge candidates that were never tried, and they would not be tried again.
-        fix = "mend what failed, and run again: finished work is kept"
-        error = ErrorResult(kind="InfrastructureError", found=told, expected="every candidate tried", fix=fix)
+        error = ErrorResult(
+            kind="InfrastructureError",
+            found="; ".join(filter(None, (untried, untimed))),
+            expected="every candidate tried and timed",
+            fix="mend what failed, and run again: finished work is kept" if untried else _repeat_timing(job, findings),
+        )
         return document.model_copy(update={"outcome": "error", "error": error})
     return document.model_copy(update={"chosen": findings.best.candidate if findings.best and won else None})
 
@@ -186,6 +190,31 @@ def _tell_untried(trials: tuple[Trial, ...]) -> str:
         f"{len(untried)} of {len(trials)} candidates could not be tried (infrastructure): "
         f"{first.candidate}: {first.refusal.reason}"
     )
+
+
+def _untimed(findings: Findings) -> list[Trial]:
+    """Return the candidates that nothing but other load on the machine kept from a verdict, the best among them."""
+    trials = {trial.candidate: trial for trial in findings.trials}
+    if findings.best:
+        trials[findings.best.candidate] = findings.best
+    against = {
+        name: [verdict for verdict in trial.verdicts if verdict.outcome != "pass"] for name, trial in trials.items()
+    }
+    return [trials[name] for name, verdicts in against.items() if verdicts and all(one.disturbed for one in verdicts)]
+
+
+def _tell_untimed(findings: Findings) -> str:
+    """Describe how many candidates could not be timed on a busy machine, with the first reason; "" if none."""
+    untimed = _untimed(findings)
+    if not untimed:
+        return ""
+    reason = next(verdict.reason for verdict in untimed[0].verdicts if verdict.disturbed)
+    return f"the machine was too busy to time {counted(len(untimed), 'candidate')}: {untimed[0].candidate}: {reason}"
+
+
+def _repeat_timing(job: Job, findings: Findings) -> str:
+    seconds = len(_untimed(findings)) * job.measurement.expected_seconds
+    return f"run the same command again: only timing is repeated, about {max(10, round(seconds, -1)):.0f} s"
 
 
 def _tell_recovery(findings: Findings) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from tasks.measure.latency.patience import RunPatience
 from tasks.run.clock import Clock
 from tasks.run.footprint import Footprint
 from tasks.run.log_redaction import redact_logs
@@ -43,9 +44,14 @@ class Run:
     locks: Locks
     libraries: Libraries = ()
     footprint: Footprint = field(init=False)
+    patience: RunPatience = field(init=False)
+    processes: int = 1
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "footprint", Footprint(self.job.budgets, self.store))
+        object.__setattr__(
+            self, "patience", RunPatience(self.job.measurement.patience_seconds / self.processes, log.info)
+        )
 
     def time_for_candidates(self) -> AbstractContextManager[None]:
         """A block whose passes over models are refused once the candidates' share of the budget is spent."""
@@ -56,8 +62,8 @@ class Run:
         return self.clock.within(WINNER_SHARE * self.job.budgets.seconds)
 
 
-def start_run(job: Job) -> Run:
-    """The run of a job on this machine's state.
+def start_run(job: Job, *, processes: int = 1) -> Run:
+    """The run of a job on this machine's state; `processes` is the number of those that share its patience.
 
     Raises:
         JobError: a library of custom operators that the job names cannot be loaded.
@@ -68,7 +74,9 @@ def start_run(job: Job) -> Run:
     store = open_store(state, where)
     remove_leftovers(store.root)
     libraries = tuple(_keep_library(store, named) for named in job.operator_libraries)
-    return Run(job, state, tracking_uri(state), store, Clock(), open_locks(state, where), libraries)
+    return Run(
+        job, state, tracking_uri(state), store, Clock(), open_locks(state, where), libraries, processes=processes
+    )
 
 
 def _keep_library(store: Store, named: OperatorLibrary) -> Library:

@@ -26,7 +26,7 @@ from validators.records.run import Inventory, Trial, Variant
 from validators.samples.given import Given
 
 # What makes other numbers of the same point; the lists of points are not among it.
-_POINTS = {"batch_sizes", "dims", "threads"}
+_POINTS = {"batch_sizes", "dims", "threads", "patience_seconds"}
 
 
 class _Disturbed(Exception):  # no error: the way past the store, which keeps what it is given
@@ -112,6 +112,7 @@ def latency_of(
         job.measurement,
         confidence or job.gates.confidence,
         job.code,
+        run.patience,
         refuse_disturbed,
     )
     product = Product("latency", inputs, Latency, make)

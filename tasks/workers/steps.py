@@ -119,7 +119,8 @@ def fulfil(job: Job, order: Order) -> None:
         InfrastructureError: this worker has another state folder, code or device than the run counts on.
     """
     _check_place(order)
-    run = start_run(job)
+    # Each candidate is an order of its own, and the confirmation is another.
+    run = start_run(job, processes=len(job.candidate_names) + 1)
     inventory = take_target_inventory(run)
     if inventory.device_key != order.device:
         raise InfrastructureError(

@@ -130,7 +130,7 @@ def _beside_fp16(found: Measured) -> Verdict | None:
     if found.latency is None or gates.min_speedup_fp16 is None or not _has_fp16(found.job, found.candidate):
         return None
     reason = "the float16 candidate could not be timed beside it"
-    return resource.disturbed("speedup_fp16", reason, gates.min_speedup_fp16, "at_least", None)
+    return resource.unmeasured("speedup_fp16", reason, gates.min_speedup_fp16, "at_least", None)
 
 
 def _is_set(key: str) -> Callable[[Job, str], bool]:

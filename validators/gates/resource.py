@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 from validators.gates.verdict_rules import BLOCKS, LAUNCHES, bounded
@@ -45,11 +46,11 @@ def judge_load(latency: Latency, gates: Gates) -> Verdict | None:
     if bound is None:
         return None
     if ratio is None:
-        return disturbed("load_ratio", "no loading time was measured", bound, "at_most", None)
+        return unmeasured("load_ratio", "no loading time was measured", bound, "at_most", None)
     if latency.disturbance:
         return disturbed("load_ratio", latency.disturbance, bound, "at_most", ratio.value)
     if ratio.low is None:
-        return disturbed("load_ratio", "one launch alone gives no interval", bound, "at_most", ratio.value)
+        return unmeasured("load_ratio", "one launch alone gives no interval", bound, "at_most", ratio.value)
     return bounded(
         "load_ratio",
         ratio,
@@ -81,7 +82,14 @@ def judge_size(variant: Variant, baseline_bytes: int, gates: Gates) -> Verdict |
 def disturbed(
     gate: str, reason: str, bound: float, direction: Literal["at_most", "at_least"], value: float | None
 ) -> Verdict:
-    """Return an inconclusive verdict for a timing measurement that is missing or unreliable, with the reason."""
+    """Return an inconclusive verdict for a measurement on a machine that was too busy, with the reason."""
+    return replace(unmeasured(gate, reason, bound, direction, value), disturbed=True)
+
+
+def unmeasured(
+    gate: str, reason: str, bound: float, direction: Literal["at_most", "at_least"], value: float | None
+) -> Verdict:
+    """Return an inconclusive verdict for a timing measurement that is missing, with the reason."""
     return Verdict(
         gate=gate, outcome="inconclusive", value=value, bound=bound, direction=direction, method="none", reason=reason
     )

@@ -64,8 +64,10 @@ class Measurement(Settings):
     """Until then requests go on that are not counted, as long as their time is not stable."""
     max_other_load: Annotated[float, Field(gt=0)] | None = 0.15
     """Share of the usable cores that other processes and the hypervisor may take during a block. A pair of blocks that was
-    disturbed, by this or by what docs/latency.md lists, is measured again; after three tries the measurement is
-    inconclusive. null measures whatever else runs."""
+    disturbed, by this or by what docs/latency.md lists, is measured again while `patience_seconds` lasts; then the measurement
+    is inconclusive. null measures whatever else runs."""
+    patience_seconds: Annotated[float, Field(ge=0, le=86400)] = 300.0
+    """Seconds that a run spends in all on waiting for other processes and on measuring disturbed blocks again."""
     clients: Annotated[int, Field(ge=0, le=1024)] = 0
     """Callers of the one session at once for the throughput; 0 measures none."""
     preprocess: FunctionName | None = None
@@ -73,6 +75,13 @@ class Measurement(Settings):
     end-to-end time."""
     postprocess: FunctionName | None = None
     """The same for what is done with the list of the model's outputs."""
+
+    @property
+    def expected_seconds(self) -> float:
+        """Estimated duration of one comparison of a model of a few milliseconds, in seconds, at all operating points."""
+        # 0.7 s to start both processes was measured on two cores.
+        launch = 2 * self.blocks * self.block_seconds + 2 * self.warmup_seconds + 0.7
+        return len(self.points) * self.launches * launch
 
     @property
     def points(self) -> tuple[OperatingPoint, ...]:

@@ -20,7 +20,7 @@ class Conditions:
     `frequency_mhz` is the lowest and the highest mean clock of the processors, `throttled` how often they were throttled:
     None where the kernel does not tell. `major_faults` and `involuntary_switches` are those of the measuring processes.
     `repeated` counts pairs that were measured again. `warmup_seconds` is the longest warm-up of baseline and variant, `warm`
-    whether each of them ended with a stable time.
+    whether each of them ended with a stable time. `nice` is the priority of the measuring processes: -20 is the highest.
     """
 
     other_cores: float
@@ -34,6 +34,7 @@ class Conditions:
     warmup_seconds: tuple[float, float]
     warm: bool
     quota_throttled_cores: float = 0.0
+    nice: int = 0
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,8 @@ class Verdict:
     absent where the value is exact. `samples_needed` is how many samples would settle an inconclusive one at 80 % power, if
     the value stays what it is; None where no number would, or none was reckoned. `n` and `samples_needed` count what `counted`
     says: samples, clusters of samples, pairs of blocks. `evidence` names the artifact of the
-    candidate's run in MLflow that it rests on, where there is one.
+    candidate's run in MLflow that it rests on, where there is one. `disturbed`: the verdict is inconclusive because the machine
+    was too busy to measure.
     """
 
     gate: str
@@ -34,6 +35,7 @@ class Verdict:
     samples_needed: int | None = None
     evidence: str = ""
     counted: str = "evaluation samples"
+    disturbed: bool = False
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,17 @@ own process, and the idle process is stopped by a signal, so that it cannot comp
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from tasks.measure.inventory import usable_cores
+from tasks.measure.latency.disturbance import least_busy_cpus
 from tasks.measure.latency.nvml import NvmlGpu, open_gpu
 from tasks.measure.latency.pairs import Pair, WarmUp, measure_launch, measure_pair, warm_up
+from tasks.measure.latency.patience import RunPatience
 from tasks.measure.latency.process import Contestant, Kind, Worker, save_requests
 from tasks.measure.latency.ratio import Samples
 from tasks.measure.latency.summary import Gathered, save, summarise
@@ -33,12 +37,15 @@ def compare_latency(
     samples_path: Path,
     dims: dict[str, int] | None = None,
     code: Path = Path(),
+    patience: RunPatience | None = None,
 ) -> Latency:
     """Measure both on the same requests and return the variant's latency with its speedup over the baseline.
 
     Each of `requests` maps inputs to arrays with samples along axis 0, all of the same shapes. Every block of either side
     cycles through the first requests in whole rounds, as many as fit a block, so that all blocks hold the same mix. `dims`
-    names sizes in the requests for the record. `code` is the folder of the user's functions that the measurement names.
+    names sizes in the requests for the record. `code` is the folder of the user's functions that the measurement names. While
+    there is `patience`, disturbed blocks are measured again; without, three times at most. The processes run at the highest
+    priority that they may take and, with fewer threads than processors, on those that are least busy when a launch begins.
 
     Raw samples go to `samples_path` (`.npz`): `baseline` and `variant` in milliseconds, `baseline_block` and `variant_block`
     with the block index of each sample, `launch` with the launch index of each block, `requests` with the length of a round,
@@ -48,18 +55,17 @@ def compare_latency(
         CandidateRefused: `invalid` if a session does not load or run, `unsupported` if another provider would run it.
         InfrastructureError: a measuring process died or stopped answering.
     """
-    gathered = Gathered()
     gpu = open_gpu(device_of(variant.settings)) if variant.settings.on_gpu else None
     with tempfile.TemporaryDirectory(prefix="quantgate-") as folder:
         inputs = save_requests(Path(folder, "requests.npz"), requests)
+        contest = _Contest((baseline, variant), inputs, len(requests), measurement, code, gpu, patience)
         for launch in range(measurement.launches):
-            start = partial(Worker, inputs=inputs, measurement=measurement, code=code)
-            _launch((baseline, variant), start, measurement, launch, gathered, gpu, len(requests))
-            if gathered.disturbance:
+            contest.launch(launch)
+            if contest.gathered.disturbance:
                 break
-    save(samples_path, gathered)
+    save(samples_path, contest.gathered)
     return summarise(
-        gathered,
+        contest.gathered,
         batch_size=len(next(iter(requests[0].values()))),
         dims=dims or {},
         threads=variant.settings.threads,
@@ -68,50 +74,62 @@ def compare_latency(
     )
 
 
-def _launch(
-    contestants: tuple[Contestant, Contestant],
-    start: Callable[[Contestant], Worker],
-    measurement: Measurement,
-    launch: int,
-    gathered: Gathered,
-    gpu: NvmlGpu | None,
-    requests: int,
-) -> None:
-    """Start both processes and measure every kind of block that the job asks for."""
-    started: dict[int, Worker] = {}
-    with ExitStack() as stack:
-        # The side that starts first alternates: of two equal processes the later is a percent or two faster.
-        for index in _order(launch):
-            started[index] = stack.enter_context(start(contestants[index]))
-        workers = (started[0], started[1])
-        for worker, side in zip(workers, gathered.sides, strict=True):
-            side.load_ms.append(worker.load_ms)
-            side.load_peak_memory_mb.append(worker.load_peak_memory_mb)
-            side.warm_ups.append(_warm_up(worker, measurement))
-        # The same mix in all launches, so that their ratios can be compared.
-        gathered.mix = gathered.mix or mix_size(workers, measurement, requests)
-        gathered.requests = min(gathered.mix, *(worker.bound_requests for worker in workers))
-        for kind in _kinds(measurement, on_gpu=any(side.settings.on_gpu for side in contestants)):
-            measure = partial(_pair, workers, measurement, kind, gpu, gathered.mix, launch)
-            measured = measure_launch(measure, measurement, gathered.ratios(kind))
-            gathered.launches.setdefault(kind, []).append(measured)
-            if measured.disturbance:
-                break
-        for worker, side in zip(workers, gathered.sides, strict=True):
-            side.peak_memory_mb.append(worker.peak_memory_mb)
+@dataclass
+class _Contest:
+    """One comparison: the two sides, their requests, and all that was measured so far."""
 
+    contestants: tuple[Contestant, Contestant]
+    inputs: Path
+    requests: int
+    measurement: Measurement
+    code: Path
+    gpu: NvmlGpu | None
+    patience: RunPatience | None
+    gathered: Gathered = field(default_factory=Gathered)
 
-def _pair(
-    workers: tuple[Worker, Worker],
-    measurement: Measurement,
-    kind: Kind,
-    gpu: NvmlGpu | None,
-    mix: int,
-    launch: int,
-    block: int,
-) -> Pair:
-    # The order alternates, so that a machine that slows down steadily favours neither side.
-    return measure_pair(workers, _order(launch + block), measurement, kind, gpu, mix)
+    def launch(self, launch: int) -> None:
+        """Start both processes and measure every kind of block that the job asks for."""
+        started: dict[int, Worker] = {}
+        measurement, gathered = self.measurement, self.gathered
+        cpus = self._cpus()
+        with ExitStack() as stack:
+            # The side that starts first alternates: of two equal processes the later is a percent or two faster.
+            for index in _order(launch):
+                worker = Worker(self.contestants[index], self.inputs, measurement, self.code, cpus)
+                started[index] = stack.enter_context(worker)
+            workers = (started[0], started[1])
+            for worker, side in zip(workers, gathered.sides, strict=True):
+                side.load_ms.append(worker.load_ms)
+                side.load_peak_memory_mb.append(worker.load_peak_memory_mb)
+                side.warm_ups.append(_warm_up(worker, measurement))
+                side.nice.append(worker.nice)
+            # The same mix in all launches, so that their ratios can be compared.
+            gathered.mix = gathered.mix or mix_size(workers, measurement, self.requests)
+            gathered.requests = min(gathered.mix, *(worker.bound_requests for worker in workers))
+            for kind in _kinds(measurement, on_gpu=self._on_gpu):
+                measure = partial(self._pair, workers, kind, launch)
+                measured = measure_launch(measure, measurement, gathered.ratios(kind), self.patience, len(cpus))
+                gathered.launches.setdefault(kind, []).append(measured)
+                if measured.disturbance:
+                    break
+            for worker, side in zip(workers, gathered.sides, strict=True):
+                side.peak_memory_mb.append(worker.peak_memory_mb)
+
+    def _pair(self, workers: tuple[Worker, Worker], kind: Kind, launch: int, block: int) -> Pair:
+        # The order alternates, so that a machine that slows down steadily favours neither side.
+        order = _order(launch + block)
+        return measure_pair(workers, order, self.measurement, kind, self.gpu, self.gathered.mix)
+
+    def _cpus(self) -> tuple[int, ...]:
+        """Return the processors that both sides are limited to: the least busy ones if fewer are needed than there are."""
+        threads = max(side.settings.threads for side in self.contestants)
+        if self._on_gpu or self.measurement.clients or threads >= usable_cores():
+            return ()
+        return least_busy_cpus(threads)
+
+    @property
+    def _on_gpu(self) -> bool:
+        return any(side.settings.on_gpu for side in self.contestants)
 
 
 def mix_size(workers: tuple[Worker, Worker], measurement: Measurement, requests: int) -> int:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasks.measure.latency.compare import compare_latency
+from tasks.measure.latency.patience import RunPatience
 from tasks.measure.latency.process import Contestant
 from tasks.measure.request import request_of
 from validators.job.job_measurement import Measurement, OperatingPoint
@@ -26,6 +27,7 @@ def make_latency(
     measurement: Measurement,
     confidence: float,
     code: Path,
+    patience: RunPatience,
     refuse_disturbed: Callable[[Latency], None],
     folder: Path,
 ) -> Latency:
@@ -42,6 +44,7 @@ def make_latency(
         samples_path=folder / "samples.npz",
         dims=point.dims,
         code=code,
+        patience=patience,
     )
     if latency.disturbance:
         refuse_disturbed(latency)

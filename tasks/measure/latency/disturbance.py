@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +31,7 @@ CANARY_PIECES = 7
 # Both measuring processes hold the GPU. This process does too, from its first GPU session until its end.
 OWN_GPU_PROCESSES = 2
 _DRIVER = "/libcuda.so"
+HIGHEST_PRIORITY = -20  # setpriority(2)
 
 
 @dataclass(frozen=True)
@@ -70,11 +72,13 @@ class _Reading:
 
 
 class DisturbanceWatch:
-    """Monitor of the processors that this process may use, for activity beside the process `pid`."""
+    """Monitor of the processors `cpus` (empty: all that this process may use), for activity beside the process `pid`."""
 
-    def __init__(self, pid: int, gpu: NvmlGpu | None = None) -> None:
+    def __init__(self, pid: int, gpu: NvmlGpu | None = None, cpus: Collection[int] = ()) -> None:
         self._pid = pid
         self._gpu = gpu
+        self._cpus = cpus or os.sched_getaffinity(0)
+        self._idle_cores = 0 if cpus else len(self._cpus) - usable_cores()
         self._canary_ms = canary_ms()
         self._start = self._read()
 
@@ -88,7 +92,7 @@ class DisturbanceWatch:
             other_cores=competing_cores(
                 (end.busy - start.busy - own) / elapsed,
                 [(used - own) / elapsed for used in _growths(limits, "used_seconds")],
-                idle_cores=len(os.sched_getaffinity(0)) - usable_cores(),
+                idle_cores=self._idle_cores,
             ),
             stolen_cores=(end.stolen - start.stolen) / elapsed,
             canary_ms=(self._canary_ms, canary_ms()),
@@ -102,7 +106,7 @@ class DisturbanceWatch:
         )
 
     def _read(self) -> _Reading:
-        busy, stolen = processor_seconds()
+        busy, stolen = processor_seconds(self._cpus)
         return _Reading(
             clock=time.monotonic(),
             busy=busy,
@@ -189,11 +193,33 @@ def canary_ms() -> float:
     slow the canary like a neighbour. Sorting is not affected by the interpreter's lock.
     """
     pieces = []
-    for _ in range(CANARY_PIECES):
-        start = time.perf_counter_ns()
-        np.sort(_NUMBERS)
-        pieces.append(time.perf_counter_ns() - start)
+    with _highest_priority():
+        for _ in range(CANARY_PIECES):
+            start = time.perf_counter_ns()
+            np.sort(_NUMBERS)
+            pieces.append(time.perf_counter_ns() - start)
     return statistics.median(pieces) / 1e6
+
+
+@contextmanager
+def _highest_priority() -> Iterator[None]:
+    """Run the block at the priority of the measured processes, where this thread may change its own."""
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    with suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, 0, HIGHEST_PRIORITY)
+    try:
+        yield
+    finally:
+        os.setpriority(os.PRIO_PROCESS, 0, before)
+
+
+def least_busy_cpus(count: int, seconds: float = 0.1) -> tuple[int, ...]:
+    """Return the `count` usable processors that were idle most of the next `seconds`."""
+    cpus = sorted(os.sched_getaffinity(0))
+    before = {cpu: sum(processor_seconds([cpu])) for cpu in cpus}
+    time.sleep(seconds)
+    busy = {cpu: sum(processor_seconds([cpu])) - before[cpu] for cpu in cpus}
+    return tuple(sorted(sorted(cpus, key=busy.__getitem__)[:count]))
 
 
 def _gpu_disturbance(states: tuple[GpuState, GpuState]) -> str:
@@ -209,9 +235,9 @@ def own_gpu_processes() -> int:
     return OWN_GPU_PROCESSES + (_DRIVER in Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace"))
 
 
-def processor_seconds() -> tuple[float, float]:
-    """Return the busy and the stolen time of the usable processors since boot, in seconds."""
-    names = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+def processor_seconds(cpus: Collection[int]) -> tuple[float, float]:
+    """Return the busy and the stolen time of these processors since boot, in seconds."""
+    names = {f"cpu{number}" for number in cpus}
     busy = stolen = 0
     for line in Path("/proc/stat").read_text(encoding="ascii").splitlines():
         name, *fields = line.split()

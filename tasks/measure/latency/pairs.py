@@ -12,15 +12,14 @@ import numpy as np
 from tasks.measure.inventory import usable_cores
 from tasks.measure.latency.disturbance import BlockConditions, DisturbanceWatch, why_disturbed
 from tasks.measure.latency.nvml import NvmlGpu
+from tasks.measure.latency.patience import RunPatience
 from tasks.measure.latency.process import Block, Kind, Worker
 from tasks.measure.latency.ratio import Samples
 from validators.deadline import check_deadline
 from validators.job.job_measurement import Measurement
 
-# Attempts per pair of blocks before the launch ends as disturbed.
+# Attempts per pair of blocks that disagrees with the others, and least attempts per pair on a busy machine.
 TRIES = 3
-# Pauses before the second and the third attempt: disturbances are often short.
-PAUSES_SECONDS = (0.5, 2.0)
 # A pair disagrees if its log ratio is farther from the median than this, and than this many spreads.
 JUMP = 0.25
 JUMP_SPREADS = 6.0
@@ -76,7 +75,7 @@ def measure_pair(
     blocks: dict[int, Block] = {}
     conditions: dict[int, BlockConditions] = {}
     for index in order:
-        watch = DisturbanceWatch(workers[index].pid, gpu)
+        watch = DisturbanceWatch(workers[index].pid, gpu, workers[index].cpus)
         blocks[index] = workers[index].block(measurement.block_seconds, measurement.block_count, kind, mix)
         conditions[index] = watch.conditions()
     return Pair(blocks[0], blocks[1], (conditions[0], conditions[1]))
@@ -86,44 +85,47 @@ def measure_launch(
     measure: Callable[[int], Pair],
     measurement: Measurement,
     earlier: Sequence[Sequence[float]] = (),
-    pause: Callable[[float], None] = time.sleep,
+    patience: RunPatience | None = None,
+    cores: int = 0,
 ) -> Launch:
     """Measure as many pairs as the job asks for, until none is disturbed and all agree.
 
-    `measure(index)` measures the pair of that index again. `earlier` holds the ratios of earlier launches. A disturbed or
-    disagreeing pair is measured again after a `pause` of some seconds. The first pair to fail `TRIES` times ends the launch:
-    a busy machine does not slow both sides alike (2.4 instead of 1.6 was seen), so averaging cannot correct it.
+    `measure(index)` measures the pair of that index again. `earlier` holds the ratios of earlier launches, `cores` is the
+    number of processors that the sides use (0: all usable ones). A disturbed pair is measured again while there is
+    `patience`, and at least `TRIES` times; one that disagrees with the others, `TRIES` times. Then the launch ends as
+    disturbed: a busy machine does not slow both sides alike (2.4 instead of 1.6 was seen), so averaging cannot correct it.
     """
     pairs: list[Pair] = []
+    patience = patience or RunPatience(0.0)
     tries = [0] * measurement.blocks
 
     def attempt(index: int) -> tuple[Pair, str]:
+        disturbed = 0
         while True:
-            if tries[index]:
-                pause(PAUSES_SECONDS[tries[index] - 1])
+            started = time.monotonic()
             pair, reason = measure(index), ""
             tries[index] += 1
             if measurement.max_other_load is not None:
-                reason = why_disturbed(pair.conditions, measurement.max_other_load * usable_cores())
-            if not reason or tries[index] >= TRIES:
+                reason = why_disturbed(pair.conditions, measurement.max_other_load * (cores or usable_cores()))
+            disturbed += 1
+            if not reason or not (patience.wait(disturbed, reason, time.monotonic() - started) or disturbed < TRIES):
                 return pair, reason
 
     def ended(reason: str) -> Launch:
-        told = f"{reason}, in each of {TRIES} tries" if reason else ""
-        return Launch(pairs, sum(tries) - len(pairs), told)
+        return Launch(pairs, sum(tries) - len(pairs), reason)
 
     for index in range(measurement.blocks):
         pair, reason = attempt(index)
         pairs.append(pair)
         if reason:
-            return ended(reason)
+            return ended(f"{reason}, in {tries[index]} tries")
     while measurement.max_other_load is not None and (odd := why_odd(pairs, earlier)):
         for index, told in odd.items():
             if tries[index] >= TRIES:
-                return ended(told)
+                return ended(f"{told}, in {tries[index]} tries")
             pairs[index], reason = attempt(index)
             if reason:
-                return ended(reason)
+                return ended(f"{reason}, in {tries[index]} tries")
     return ended("")
 
 

@@ -74,18 +74,24 @@ class Worker:
 
     `inputs` is a file of `save_requests`; latency is measured with at most the first `bound_requests` of them. `measurement`
     gives the user's functions for the end-to-end time, which are looked up in the folder `code` first, and the number of
-    throughput clients.
+    throughput clients. `cpus` are the processors that it may use; empty for all.
     """
 
     def __init__(
-        self, contestant: Contestant, inputs: Path, measurement: Measurement | None = None, code: Path = Path()
+        self,
+        contestant: Contestant,
+        inputs: Path,
+        measurement: Measurement | None = None,
+        code: Path = Path(),
+        cpus: Sequence[int] = (),
     ) -> None:
         self._name = contestant.model.name
         self._clients = measurement.clients if measurement else 0
+        config = _config(contestant, inputs, measurement, code) | {"cpus": list(cpus)}
         # A file: nobody reads stderr meanwhile, so a pipe could fill up and block the process.
         self._said = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 - closed on exit
         self._process = subprocess.Popen(
-            [sys.executable, "-P", str(WORKER), json.dumps(_config(contestant, inputs, measurement, code))],
+            [sys.executable, "-P", str(WORKER), json.dumps(config)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._said,
@@ -94,8 +100,10 @@ class Worker:
             env=without_secrets(os.environ) | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
         )
         self.pid = self._process.pid
+        self.cpus = tuple(cpus)
         self.peak_memory_mb = 0.0
         self.bound_requests = 1
+        self.nice = 0
         try:
             ready = self._answer(PATIENCE_SECONDS)
             if ready["providers"][0] != contestant.settings.provider:
@@ -107,6 +115,7 @@ class Worker:
                 )
             self.load_ms = float(ready["load_ms"])
             self.bound_requests = int(ready["bound_requests"])
+            self.nice = int(ready["nice"])
             self.load_peak_memory_mb = ready["peak_memory_kb"] * 1024 / 1e6
         except BaseException:
             self.__exit__(None, None, None)

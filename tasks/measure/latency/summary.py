@@ -28,6 +28,7 @@ class LatencySide:
     load_peak_memory_mb: list[float] = field(default_factory=list)
     peak_memory_mb: list[float] = field(default_factory=list)
     warm_ups: list[WarmUp] = field(default_factory=list)
+    nice: list[int] = field(default_factory=list)
 
 
 @dataclass
@@ -192,4 +193,5 @@ def _conditions(gathered: Gathered) -> Conditions:
         warmup_seconds=(max(one.seconds for one in warm_ups[0]), max(one.seconds for one in warm_ups[1])),
         warm=all(one.stable for side in warm_ups for one in side),
         quota_throttled_cores=max(block.quota_throttled_cores for block in blocks),
+        nice=max(nice for side in gathered.sides for nice in side.nice),
     )

@@ -49,8 +49,9 @@ CPUS = sorted(os.sched_getaffinity(0))
 
 @contextmanager
 def running(count: int, *code: str) -> Iterator[list[int]]:
-    """Processes that compute without pause, ended with the block."""
-    processes = [subprocess.Popen([sys.executable, "-c", *code]) for _ in range(count)]
+    """Processes that compute without pause at the highest priority, as measured ones do, ended with the block."""
+    first = "import os, contextlib\nwith contextlib.suppress(OSError): os.setpriority(os.PRIO_PROCESS, 0, -20)\n"
+    processes = [subprocess.Popen([sys.executable, "-c", first + code[0], *code[1:]]) for _ in range(count)]
     try:
         yield [process.pid for process in processes]
     finally:
@@ -97,7 +98,7 @@ def test_stolen_time_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = "cpu  9 9 9 9 9 9 9 9 0 0\n" + "".join(f"cpu{cpu} 100 200 300 9999 8888 10 20 70 5 5\n" for cpu in CPUS)
     monkeypatch.setattr(Path, "read_text", lambda path, **_: lines)
     ticks = os.sysconf("SC_CLK_TCK")
-    assert processor_seconds() == pytest.approx((len(CPUS) * 630 / ticks, len(CPUS) * 70 / ticks))
+    assert processor_seconds(CPUS) == pytest.approx((len(CPUS) * 630 / ticks, len(CPUS) * 70 / ticks))
 
 
 def test_a_thread_that_makes_room_is_counted() -> None:
@@ -234,7 +235,7 @@ def test_a_busy_machine_gives_no_interval_unless_the_job_allows_it(other: str, t
         burn(pids[0], 0.5)
         measured = compare(tiny, tmp_path, STRICT)
         lenient = compare(tiny, tmp_path, STRICT.model_copy(update={"max_other_load": None}))
-    assert measured.disturbance.endswith("in each of 3 tries")
+    assert measured.disturbance.endswith("in 3 tries")
     assert (measured.pairs, measured.launches) == (1, 1) and measured.p50_ms > 0
     assert measured.speedup.value > 0 and measured.speedup.low is None and measured.speedup.high is None
     assert measured.conditions.repeated == 2

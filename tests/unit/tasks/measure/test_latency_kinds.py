@@ -53,8 +53,8 @@ def gathered(*ratios: float, conditions: BlockConditions = STILL, **kinds: list[
     pairs = [Pair(latency_block(2 * ratio), latency_block(2.0), (conditions, conditions)) for ratio in ratios]
     launches: dict[Any, list[Launch]] = {"latency": [Launch([pair], 0, "") for pair in pairs]}
     launches |= {kind: [Launch([pair], 0, "") for pair in given] for kind, given in kinds.items()}
-    side = LatencySide([10.0, 20.0], [100.0, 110.0], [50.0, 60.0], [WarmUp(0.1, True), WarmUp(0.4, True)])
-    other = LatencySide([20.0, 40.0], [70.0, 75.0], [30.0, 36.0], [WarmUp(0.2, True), WarmUp(0.1, False)])
+    side = LatencySide([10.0, 20.0], [100.0, 110.0], [50.0, 60.0], [WarmUp(0.1, True), WarmUp(0.4, True)], [-20, -20])
+    other = LatencySide([20.0, 40.0], [70.0, 75.0], [30.0, 36.0], [WarmUp(0.2, True), WarmUp(0.1, False)], [-20, 0])
     return Gathered((side, other), launches)
 
 

@@ -1,7 +1,11 @@
-"""Pairs of blocks, planted: measured again while disturbed or at odds with the others, given up after three tries."""
+"""Pairs of blocks, planted: measured again while disturbed or at odds with the others, given up in the end."""
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -10,6 +14,7 @@ import pytest
 
 from tasks.measure.latency.disturbance import BlockConditions
 from tasks.measure.latency.pairs import Launch, Pair, WarmUp, measure_launch, relative_spread, warm_up, why_odd
+from tasks.measure.latency.patience import RunPatience
 from tasks.measure.latency.process import Block
 from validators.job.job_measurement import Measurement
 
@@ -41,7 +46,7 @@ class Machine:
 
 
 def run(*planted: list[Pair], measurement: Measurement = FOUR, earlier: list[list[float]] | None = None) -> Launch:
-    return measure_launch(Machine(*planted), measurement, earlier or [], lambda _: None)
+    return measure_launch(Machine(*planted), measurement, earlier or [])
 
 
 QUIET = [pair()]
@@ -63,15 +68,51 @@ def test_a_disturbance_that_ends_gives_a_clean_result() -> None:
 
 
 def test_a_disturbance_that_lasts_ends_the_launch_with_its_reason() -> None:
-    """Three tries, and no pair after it."""
+    """Three tries without patience, and no pair after it."""
     bad = pair(2.4, conditions=SLOWER)
     machine = Machine(QUIET, [bad], QUIET, QUIET)
-    pauses: list[float] = []
-    launch = measure_launch(machine, FOUR, pause=pauses.append)
-    assert pauses == [0.5, 2.0]
+    launch = measure_launch(machine, FOUR)
     assert launch.disturbance.startswith("a fixed piece of work took 2.00 times")
-    assert launch.disturbance.endswith("in each of 3 tries")
+    assert launch.disturbance.endswith("in 3 tries")
     assert (machine.asked, len(launch.pairs), launch.repeated) == ([0, 1, 1, 1], 2, 2)
+
+
+def test_patience_waits_for_a_disturbance_to_end() -> None:
+    """Seven disturbed tries in a row; the pauses grow to four seconds, and all of them are counted."""
+    bad = pair(2.4, conditions=SLOWER)
+    pauses: list[float] = []
+    patience = RunPatience(300.0, pause=pauses.append)
+    launch = measure_launch(Machine(QUIET, [*[bad] * 7, pair(1.01)], QUIET, QUIET), FOUR, patience=patience)
+    assert (launch.repeated, launch.disturbance) == (7, "")
+    assert pauses == [0.5, 2.0, 4.0, 4.0, 4.0, 4.0, 4.0]
+    assert patience.waited_seconds == pytest.approx(22.5, abs=0.1)
+    assert patience.left_seconds == pytest.approx(277.5, abs=0.1)
+
+
+def test_patience_of_a_run_is_spent_once() -> None:
+    """The first measurement takes all of it, and the next one gets its three tries."""
+    bad = pair(2.4, conditions=SLOWER)
+    patience = RunPatience(10.0, pause=lambda _: None)
+    first, second = Machine([bad], QUIET, QUIET, QUIET), Machine([bad], QUIET, QUIET, QUIET)
+    assert measure_launch(first, FOUR, patience=patience).disturbance.endswith("in 5 tries")
+    assert patience.left_seconds <= 0
+    assert measure_launch(second, FOUR, patience=patience).disturbance.endswith("in 3 tries")
+
+
+def test_a_wait_is_told_with_who_computes() -> None:
+    """Once when it begins and then every 15 s, with the time that is left; the burner is named as /proc names it."""
+    told: list[str] = []
+    bad = pair(2.4, conditions=SLOWER)
+    burner = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        patience = RunPatience(300.0, told.append, lambda seconds: time.sleep(min(seconds, 0.5)))
+        measure_launch(Machine([*[bad] * 7, pair()], QUIET, QUIET, QUIET), FOUR, patience=patience)
+    finally:
+        burner.kill()
+        burner.wait()
+    first, second = told
+    assert re.fullmatch(r"machine busy: .*python\S* [0-9.]+ cores.*; waiting, 5:00 left", first)
+    assert re.fullmatch(r"machine busy: .*; waiting, 4:4[0-9] left", second)
 
 
 def test_a_job_may_measure_whatever_else_runs() -> None:
@@ -87,7 +128,7 @@ def test_a_pair_at_odds_with_the_others_is_measured_again() -> None:
     assert [one.ratio for one in launch.pairs] == pytest.approx([1.0, 1.01, 1.0, 1.0])
     assert (launch.repeated, launch.disturbance) == (1, "")
     always = run(QUIET, [pair(1.5)], QUIET, QUIET)
-    assert always.disturbance == "a pair of blocks has the ratio 1.50 where the others have 1.00, in each of 3 tries"
+    assert always.disturbance == "a pair of blocks has the ratio 1.50 where the others have 1.00, in 3 tries"
     assert always.repeated == 2
 
 

@@ -320,6 +320,39 @@ def test_the_document_holds_what_was_measured() -> None:
     assert written["report"] == "/state/report.html" and written["target"] == "ort-cpu"
 
 
+BUSY = replace(verdict("speedup", "inconclusive"), disturbed=True)
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "outcome"),
+    [
+        ((verdict("drop", "pass"), BUSY), "error"),
+        ((verdict("drop", "pass"), BUSY, replace(BUSY, gate="confirmed_speedup")), "error"),
+        ((verdict("drop", "fail"), BUSY), "no_variant"),
+        ((verdict("drop", "inconclusive"), BUSY), "no_variant"),
+        ((verdict("drop", "pass"), verdict("speedup", "inconclusive")), "no_variant"),
+    ],
+)
+def test_what_could_not_be_timed_is_no_verdict(verdicts: tuple[Verdict, ...], outcome: str) -> None:
+    """A busy machine alone makes it an error, with the time that a repeat takes; whatever else fails stays a verdict."""
+    job = make_job()
+    findings = replace(FINDINGS, trials=(FAILED, REFUSED, trial(FAST, 2.0, *verdicts)))
+    found = conclude(job, findings, Clock())
+    assert found.outcome == outcome
+    if outcome == "error":
+        assert found.error is not None
+        assert found.error.found == f"the machine was too busy to time 1 candidate: {FAST}: speedup is off"
+        assert found.error.fix == "run the same command again: only timing is repeated, about 10 s"
+    won = conclude(job, replace(findings, best=GOOD, champion=NEW), Clock())
+    assert won.outcome == "promoted"
+
+
+def test_a_champion_that_could_not_be_timed_beside_is_no_verdict() -> None:
+    best = trial(FAST, 2.0, verdict("drop", "pass"), replace(BUSY, gate="beats_champion"))
+    findings = replace(FINDINGS, trials=(GOOD,), best=best, champion_before=OLD)
+    assert conclude(make_job(), findings, Clock()).outcome == "error"
+
+
 @pytest.mark.parametrize(
     ("findings", "outcome"),
     [
