@@ -20,6 +20,8 @@ from validators.job.job_measurement import Measurement
 
 # Attempts per pair of blocks that disagrees with the others, and least attempts per pair on a busy machine.
 TRIES = 3
+# The same for a pair that disagrees, where other processes compute: few of these are slow themselves.
+MOST_ODD = 10
 # A pair disagrees if its log ratio is farther from the median than this, and than this many spreads.
 JUMP = 0.25
 JUMP_SPREADS = 6.0
@@ -92,8 +94,9 @@ def measure_launch(
 
     `measure(index)` measures the pair of that index again. `earlier` holds the ratios of earlier launches, `cores` is the
     number of processors that the sides use (0: all usable ones). A disturbed pair is measured again while there is
-    `patience`, and at least `TRIES` times; one that disagrees with the others, `TRIES` times. Then the launch ends as
-    disturbed: a busy machine does not slow both sides alike (2.4 instead of 1.6 was seen), so averaging cannot correct it.
+    `patience`, and at least `TRIES` times; one that disagrees with the others, `TRIES` times, or `MOST_ODD` times on a machine
+    that made the run wait. Then the launch ends as disturbed: a busy machine does not slow both sides alike (2.4 instead of
+    1.6 was seen), so averaging cannot correct it.
     """
     pairs: list[Pair] = []
     patience = patience or RunPatience(0.0)
@@ -119,10 +122,12 @@ def measure_launch(
         pairs.append(pair)
         if reason:
             return ended(f"{reason}, in {tries[index]} tries")
+    oddities = [0] * measurement.blocks
     while measurement.max_other_load is not None and (odd := why_odd(pairs, earlier)):
         for index, told in odd.items():
-            if tries[index] >= TRIES:
-                return ended(f"{told}, in {tries[index]} tries")
+            oddities[index] += 1
+            if oddities[index] >= (MOST_ODD if patience.left_seconds > 0 and patience.waited_seconds else TRIES):
+                return ended(f"{told}, in {oddities[index]} tries")
             pairs[index], reason = attempt(index)
             if reason:
                 return ended(f"{reason}, in {tries[index]} tries")
