@@ -3,10 +3,14 @@ VENV := .venv
 READY := $(VENV)/.ready
 BIN := $(VENV)/bin
 
-.PHONY: demo demo-image test test-all test-rest test-faults docs lint format ui serve deploy worker audit gpu-check lock schemas clean
+.PHONY: demo demo-all demo-image test test-all test-rest test-faults docs lint format ui serve deploy worker audit gpu-check lock schemas clean
 
 demo: $(READY)
 	@$(BIN)/quantgate demo
+
+# The same with every default candidate.
+demo-all: $(READY)
+	@$(BIN)/quantgate demo --all
 
 demo-image: $(READY)
 	@$(BIN)/quantgate demo --image

@@ -10,15 +10,20 @@ import yaml
 from tasks.run.context import log
 from tasks.run.settings import tracking_uri
 from validators.errors import InfrastructureError
+from validators.targets import facts_of
 
 if TYPE_CHECKING:
     from tasks.demo.built import Demo
 
+# Its engine is built ahead of time, without a GPU, and looked at.
+BUILT_ONLY = "int8-static-minmax-pc@tensorrt"
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def prepare_demo(state: Path, *, image: bool) -> Path:
+def prepare_demo(state: Path, *, image: bool, every: bool = False) -> Path:
     """Fetch, build and register what is not there yet; return the job file to run, on this state.
+
+    `every` tries all default candidates of `ort-cpu`, and one for TensorRT that is only built, in place of the few of the example.
 
     Raises:
         InfrastructureError: an asset cannot be fetched, or the registry does not answer.
@@ -37,6 +42,8 @@ def prepare_demo(state: Path, *, image: bool) -> Path:
     _link(state / "demo" / name, built.calibration_path.parent)
     job = yaml.safe_load(example.read_text(encoding="utf-8")) | {"source": uri}
     job["data"] |= {"calibration": str(built.calibration_path), "evaluation": str(built.evaluation_path)}
+    if every:
+        job["candidates"] = [*facts_of("ort-cpu").default_candidates, BUILT_ONLY]
     path = state / "demo" / f"{name}.yaml"
     path.write_text(yaml.safe_dump(job, sort_keys=False), encoding="utf-8")
     return path

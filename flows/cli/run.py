@@ -83,6 +83,9 @@ def validate(job: JobFile, result: ResultFile = None) -> CommandAnswer:
 
 def demo(
     image: Annotated[bool, typer.Option("--image", help="The image demo in place of the text demo.")] = False,
+    every: Annotated[
+        bool, typer.Option("--all", help="Try every default candidate: ten minutes in place of three.")
+    ] = False,
     result: ResultFile = None,
 ) -> CommandAnswer:
     """Build and register a real model, and run a job on it.
@@ -97,7 +100,7 @@ def demo(
         with show_progress(err):
             from flows.cli.demo import prepare_demo
 
-            return read_job(prepare_demo(state_folder(), image=image))
+            return read_job(prepare_demo(state_folder(), image=image, every=every))
 
     return _follow(prepare, result, partial(_quantize, promote=True))
 
