@@ -23,7 +23,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 def prepare_demo(state: Path, *, image: bool, every: bool = False) -> Path:
     """Fetch, build and register what is not there yet; return the job file to run, on this state.
 
-    `every` tries all default candidates of `ort-cpu`, and one for TensorRT that is only built, in place of the few of the example.
+    `every` tries all default candidates of `ort-cpu`, and one for TensorRT that is only built.
 
     Raises:
         InfrastructureError: an asset cannot be fetched, or the registry does not answer.

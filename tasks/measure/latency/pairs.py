@@ -20,8 +20,6 @@ from validators.job.job_measurement import Measurement
 
 # Attempts per pair of blocks that disagrees with the others, and least attempts per pair on a busy machine.
 TRIES = 3
-# The same for a pair that disagrees, where other processes compute: few of these are slow themselves.
-MOST_ODD = 10
 # A pair disagrees if its log ratio is farther from the median than this, and than this many spreads.
 JUMP = 0.25
 JUMP_SPREADS = 6.0
@@ -94,9 +92,9 @@ def measure_launch(
 
     `measure(index)` measures the pair of that index again. `earlier` holds the ratios of earlier launches, `cores` is the
     number of processors that the sides use (0: all usable ones). A disturbed pair is measured again while there is
-    `patience`, and at least `TRIES` times; one that disagrees with the others, `TRIES` times, or `MOST_ODD` times on a machine
-    that made the run wait. Then the launch ends as disturbed: a busy machine does not slow both sides alike (2.4 instead of
-    1.6 was seen), so averaging cannot correct it.
+    `patience`, and at least `TRIES` times. Then the launch ends as disturbed: a busy machine does not slow both sides alike
+    (2.4 instead of 1.6 was seen), so averaging cannot correct it. A pair that disagrees with the others is measured `TRIES`
+    times at most; one that still disagrees counts, since then the processes differ, as the interval over launches shows.
     """
     pairs: list[Pair] = []
     patience = patience or RunPatience(0.0)
@@ -122,38 +120,26 @@ def measure_launch(
         pairs.append(pair)
         if reason:
             return ended(f"{reason}, in {tries[index]} tries")
-    oddities = [0] * measurement.blocks
-    while measurement.max_other_load is not None and (odd := why_odd(pairs, earlier)):
-        for index, told in odd.items():
-            oddities[index] += 1
-            if oddities[index] >= (MOST_ODD if patience.left_seconds > 0 and patience.waited_seconds else TRIES):
-                return ended(f"{told}, in {oddities[index]} tries")
+    for _ in range(TRIES - 1 if measurement.max_other_load is not None else 0):
+        for index in odd_pairs(pairs, earlier):
             pairs[index], reason = attempt(index)
             if reason:
                 return ended(f"{reason}, in {tries[index]} tries")
     return ended("")
 
 
-def why_odd(pairs: Sequence[Pair], earlier: Sequence[Sequence[float]] = ()) -> dict[int, str]:
-    """Return the pairs of a launch that disagree with the others, by index, each with the reason."""
-    odd: dict[int, str] = {}
+def odd_pairs(pairs: Sequence[Pair], earlier: Sequence[Sequence[float]] = ()) -> list[int]:
+    """Return the indices of the pairs of a launch that disagree with the others, in order."""
     logs = np.log([pair.ratio for pair in pairs])
     everything = np.concatenate([logs, *(np.log(ratios) for ratios in earlier)])
     away = np.abs(logs - np.median(everything))
     allowed = max(JUMP, JUMP_SPREADS * _SIGMA_PER_MAD * float(np.median(np.abs(everything - np.median(everything)))))
-    for index in np.flatnonzero(away > allowed).tolist():
-        odd[index] = (
-            f"a pair of blocks has the ratio {pairs[index].ratio:.2f} where the others have "
-            f"{math.exp(float(np.median(everything))):.2f}"
-        )
-    for side, blocks in (("baseline", [p.baseline for p in pairs]), ("variant", [p.variant for p in pairs])):
+    odd = away > allowed
+    for blocks in ([one.baseline for one in pairs], [one.variant for one in pairs]):
         medians = np.array([block.value_ms for block in blocks])
-        middle = float(np.median(medians))
         allowed = max(SHIFT, SHIFT_SPREADS * max(relative_spread(block) for block in blocks))
-        for index in np.flatnonzero(np.abs(np.log(medians / middle)) > allowed).tolist():
-            told = f"a block of the {side} took {medians[index]:.3g} ms a request where the others took {middle:.3g} ms"
-            odd.setdefault(index, told)
-    return odd
+        odd |= np.abs(np.log(medians / np.median(medians))) > allowed
+    return [int(index) for index in np.flatnonzero(odd)]
 
 
 def relative_spread(block: Block) -> float:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tasks.measure.latency.disturbance import BlockConditions
-from tasks.measure.latency.pairs import Launch, Pair, WarmUp, measure_launch, relative_spread, warm_up, why_odd
+from tasks.measure.latency.pairs import Launch, Pair, WarmUp, measure_launch, odd_pairs, relative_spread, warm_up
 from tasks.measure.latency.patience import RunPatience
 from tasks.measure.latency.process import Block
 from validators.job.job_measurement import Measurement
@@ -123,13 +123,13 @@ def test_a_job_may_measure_whatever_else_runs() -> None:
 
 
 def test_a_pair_at_odds_with_the_others_is_measured_again() -> None:
-    """Nothing in the accounts, and a ratio of 1.5 beside three of 1: once by chance, or each time."""
+    """Nothing in the accounts, and a ratio of 1.5 beside three of 1: once by chance, or each time, when it counts."""
     launch = run(QUIET, [pair(1.5), pair(1.01)], QUIET, QUIET)
     assert [one.ratio for one in launch.pairs] == pytest.approx([1.0, 1.01, 1.0, 1.0])
     assert (launch.repeated, launch.disturbance) == (1, "")
     always = run(QUIET, [pair(1.5)], QUIET, QUIET)
-    assert always.disturbance == "a pair of blocks has the ratio 1.50 where the others have 1.00, in 3 tries"
-    assert always.repeated == 2
+    assert (always.repeated, always.disturbance) == (2, "")
+    assert [one.ratio for one in always.pairs] == pytest.approx([1.0, 1.5, 1.0, 1.0])
 
 
 def test_a_pair_that_is_disturbed_when_measured_again_is_not_counted() -> None:
@@ -141,9 +141,9 @@ def test_a_pair_that_is_disturbed_when_measured_again_is_not_counted() -> None:
 def test_earlier_launches_tell_what_is_at_odds() -> None:
     """Of the two pairs of a launch neither is the odd one, until the launch before says it."""
     pairs = [pair(1.0), pair(1.32)]
-    assert why_odd(pairs) == {}
-    assert list(why_odd(pairs, [[1.0, 1.01, 0.99]])) == [1]
-    assert why_odd(pairs, [[1.0, 1.32, 1.16]]) == {}
+    assert odd_pairs(pairs) == []
+    assert odd_pairs(pairs, [[1.0, 1.01, 0.99]]) == [1]
+    assert odd_pairs(pairs, [[1.0, 1.32, 1.16]]) == []
 
 
 def test_a_noisy_model_may_vary_more() -> None:
@@ -151,16 +151,16 @@ def test_a_noisy_model_may_vary_more() -> None:
     noisy = [float(ratio) for ratio in np.exp(np.linspace(-0.2, 0.2, 9))]
     steady = [float(ratio) for ratio in np.exp(np.linspace(-0.02, 0.02, 9))]
     pairs = [pair(1.0), pair(1.32), pair(1.0)]
-    assert why_odd(pairs, [noisy]) == {} and list(why_odd(pairs, [steady])) == [1]
+    assert odd_pairs(pairs, [noisy]) == [] and odd_pairs(pairs, [steady]) == [1]
 
 
 def test_both_sides_slower_at_once_are_at_odds_with_their_own_side() -> None:
     """The ratio holds, and the machine was another one: 5 ms where the launch has 2. Wide blocks may differ by so much."""
     pairs = [pair(), pair(variant_ms=5.0), pair(), pair()]
-    assert list(why_odd(pairs)) == [1] and "took 5 ms a request where the others took 2 ms" in why_odd(pairs)[1]
-    wide = [replace(one, baseline=block(one.baseline.value_ms, 0.9)) for one in pairs]
+    assert odd_pairs(pairs) == [1]
+    wide = [Pair(*(block(side.value_ms, 0.9) for side in (one.baseline, one.variant)), one.conditions) for one in pairs]
     assert relative_spread(wide[0].baseline) == pytest.approx(0.7413 * 0.9)
-    assert all("baseline" not in said for said in why_odd(wide).values())
+    assert odd_pairs(wide) == []
 
 
 # Warm-up
