@@ -1,4 +1,4 @@
-"""How often the latency measurement errs: a model beside itself, on a quiet and on a busy machine, and a planted slowdown.
+"""How often the latency measurement errs: a model beside itself, a slower one and an INT8 variant, quiet and busy.
 
 Every comparison is appended to `latency_errors.jsonl`, so that an interrupted run goes on where it stopped; `summarise` makes
 `latency_errors.json` and the picture of what there is.
@@ -24,7 +24,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tasks.measure.inventory import usable_cores
 from tasks.measure.latency.compare import compare_latency
+from tasks.measure.latency.patience import RunPatience
 from tasks.measure.latency.process import Contestant, Worker, save_requests
+from tasks.ptq.eight_bit.dynamic import quantize_dynamic
+from tasks.ptq.eight_bit.int8_weights import Int8Weights
 from validators.job.job_measurement import Measurement
 from validators.records.latencies import Latency
 from validators.records.run import SessionSettings
@@ -41,12 +44,18 @@ LONG = Measurement(launches=12, blocks=6, block_seconds=0.3)
 # What is often done instead: one block of each, one after the other, and a difference of 5 % is one.
 NAIVE_SECONDS, NAIVE_WARMUP_SECONDS, NAIVE_DIFFERENCE = 0.5, 0.2, 0.05
 BURNER = "while True: pass"
+# What one comparison may wait for other processes: a run of twelve candidates has twelve times as much by default.
+PATIENCE_SECONDS = 25.0
 
 
 @app.command()
 def run(
-    comparisons: Annotated[int, typer.Option(help="Of the model with itself, half of them on a busy machine.")] = 200,
-    planted: Annotated[int, typer.Option(help="Of the model with the slower one.")] = 100,
+    quiet: Annotated[int, typer.Option(help="Comparisons of the model with itself.")] = 50,
+    busy: Annotated[int, typer.Option(help="The same with one core taken.")] = 100,
+    planted: Annotated[
+        int, typer.Option(help="Comparisons with the slower model, and as many with one core taken.")
+    ] = 40,
+    faster: Annotated[int, typer.Option(help="Comparisons with the INT8 variant, with one core taken.")] = 50,
     out: Out = RESULTS,
 ) -> None:
     """Make the comparisons that are missing, in turn, and summarise."""
@@ -54,7 +63,14 @@ def run(
     log = out / "latency_errors.jsonl"
     # The planted ratio rests on one comparison: that is made until nothing disturbs it.
     done = {(e["kind"], e["index"]) for e in _read(log) if e["kind"] != "truth" or not e["disturbance"]}
-    wanted = {"quiet": (comparisons + 1) // 2, "busy": comparisons // 2, "slower": planted, "truth": min(planted, 1)}
+    wanted = {
+        "quiet": quiet,
+        "busy": busy,
+        "slower": planted,
+        "slower_busy": planted,
+        "faster_busy": faster,
+        "truth": min(planted, 1),
+    }
     order = sorted((index / count, kind, index) for kind, count in wanted.items() for index in range(count))
     with tempfile.TemporaryDirectory(prefix="quantgate-") as folder:
         bench = _Bench(Path(folder))
@@ -78,7 +94,7 @@ def summarise(out: Out = RESULTS) -> None:
         "planted_ratio": long and long["ratio"],
         "planted_interval": long and long["interval"],
     }
-    for kind in ("quiet", "busy", "slower"):
+    for kind in ("quiet", "busy", "slower", "slower_busy", "faster_busy"):
         if found := [entry for entry in entries if entry["kind"] == kind]:
             figures[kind] = _count(found)
     save(out, "latency_errors", figures)
@@ -93,12 +109,15 @@ class _Bench:
         settings = SessionSettings("CPUExecutionProvider", usable_cores())
         self._model = Contestant(_layers(folder / "model.onnx", LAYERS), settings)
         self._slower = Contestant(_layers(folder / "slower.onnx", MORE_LAYERS), settings)
+        quantize_dynamic(self._model.model, folder / "faster.onnx", weights=Int8Weights())
+        self._faster = Contestant(folder / "faster.onnx", settings)
         self._batch: dict[str, Any] = {"x": np.random.default_rng(0).normal(size=(ROWS, WIDTH)).astype(np.float32)}
 
     def compare(self, kind: str) -> dict[str, Any]:
         """One comparison by the method, and one by the naive rule right after it, under the same conditions."""
-        other = self._slower if kind in ("slower", "truth") else self._model
-        with _burner(kind == "busy"):
+        others = {"slower": self._slower, "truth": self._slower, "faster": self._faster}
+        other = others.get(kind.removesuffix("_busy"), self._model)
+        with _burner(kind.endswith("busy")):
             started = time.monotonic()
             latency = self._measure(other, LONG if kind == "truth" else Measurement())
             seconds = time.monotonic() - started
@@ -122,6 +141,7 @@ class _Bench:
             measurement,
             confidence=CONFIDENCE,
             samples_path=self._folder / "samples.npz",
+            patience=RunPatience(PATIENCE_SECONDS),
         )
 
     def _naive(self, other: Contestant) -> float:
@@ -142,7 +162,7 @@ def _layers(path: Path, count: int) -> Path:
         weight = rng.normal(size=(WIDTH, WIDTH)).astype(np.float32) * np.float32(np.sqrt(2 / WIDTH))
         weights.append(numpy_helper.from_array(weight, f"w{index}"))
         source = f"h{index - 1}" if index else "x"
-        nodes.append(helper.make_node("MatMul", [source, f"w{index}"], [f"p{index}"]))
+        nodes.append(helper.make_node("MatMul", [source, f"w{index}"], [f"p{index}"], name=f"m{index}"))
         nodes.append(helper.make_node("Relu", [f"p{index}"], [f"h{index}"]))
     ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [ROWS, WIDTH]) for name in ("x", f"h{count - 1}")]
     graph = helper.make_graph(nodes, "layers", ends[:1], ends[1:], weights)
@@ -202,8 +222,9 @@ def _draw(folder: Path, entries: list[dict[str, Any]], truth: float | None) -> N
         ("quiet", "with itself", 1.0),
         ("busy", "with itself, one core taken", 1.0),
         ("slower", "with 10 % more layers", truth),
+        ("slower_busy", "the same, one core taken", truth),
     )
-    figure, axes = pyplot.subplots(1, 3, figsize=(8.8, 2.9), sharey=True, layout="constrained")
+    figure, axes = pyplot.subplots(1, len(panels), figsize=(8.8, 2.9), sharey=True, layout="constrained")
     for axis, (kind, title, true) in zip(axes, panels, strict=True):
         found = sorted((entry for entry in entries if entry["kind"] == kind), key=lambda entry: float(entry["ratio"]))
         for place, entry in enumerate(found):

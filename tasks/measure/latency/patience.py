@@ -10,7 +10,7 @@ from pathlib import Path
 _PROC = Path("/proc")
 _TICK_SECONDS = 1 / os.sysconf("SC_CLK_TCK")
 # Pauses before another try, the last one again and again: many disturbances are short.
-PAUSES_SECONDS = (0.5, 2.0, 4.0)
+PAUSES_SECONDS = (0.2, 0.5, 1.0, 2.0)
 # A message is repeated after this time.
 TELL_SECONDS = 15.0
 # Processes below this use are not named.

@@ -78,15 +78,15 @@ def test_a_disturbance_that_lasts_ends_the_launch_with_its_reason() -> None:
 
 
 def test_patience_waits_for_a_disturbance_to_end() -> None:
-    """Seven disturbed tries in a row; the pauses grow to four seconds, and all of them are counted."""
+    """Seven disturbed tries in a row; the pauses grow to two seconds, and all of them are counted."""
     bad = pair(2.4, conditions=SLOWER)
     pauses: list[float] = []
     patience = RunPatience(300.0, pause=pauses.append)
     launch = measure_launch(Machine(QUIET, [*[bad] * 7, pair(1.01)], QUIET, QUIET), FOUR, patience=patience)
     assert (launch.repeated, launch.disturbance) == (7, "")
-    assert pauses == [0.5, 2.0, 4.0, 4.0, 4.0, 4.0, 4.0]
-    assert patience.waited_seconds == pytest.approx(22.5, abs=0.1)
-    assert patience.left_seconds == pytest.approx(277.5, abs=0.1)
+    assert pauses == [0.2, 0.5, 1.0, 2.0, 2.0, 2.0, 2.0]
+    assert patience.waited_seconds == pytest.approx(9.7, abs=0.1)
+    assert patience.left_seconds == pytest.approx(290.3, abs=0.1)
 
 
 def test_patience_of_a_run_is_spent_once() -> None:
@@ -94,7 +94,7 @@ def test_patience_of_a_run_is_spent_once() -> None:
     bad = pair(2.4, conditions=SLOWER)
     patience = RunPatience(10.0, pause=lambda _: None)
     first, second = Machine([bad], QUIET, QUIET, QUIET), Machine([bad], QUIET, QUIET, QUIET)
-    assert measure_launch(first, FOUR, patience=patience).disturbance.endswith("in 5 tries")
+    assert measure_launch(first, FOUR, patience=patience).disturbance.endswith("in 9 tries")
     assert patience.left_seconds <= 0
     assert measure_launch(second, FOUR, patience=patience).disturbance.endswith("in 3 tries")
 
@@ -106,7 +106,7 @@ def test_a_wait_is_told_with_who_computes() -> None:
     burner = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
         patience = RunPatience(300.0, told.append, lambda seconds: time.sleep(min(seconds, 0.5)))
-        measure_launch(Machine([*[bad] * 7, pair()], QUIET, QUIET, QUIET), FOUR, patience=patience)
+        measure_launch(Machine([*[bad] * 12, pair()], QUIET, QUIET, QUIET), FOUR, patience=patience)
     finally:
         burner.kill()
         burner.wait()
