@@ -16,7 +16,7 @@ python=${PYTHON:-python3}
 venv=$(realpath -m "${VENV:-.quantgate/gpu-check/venv}")
 
 compgen -G "$bundle/*.zip*" >/dev/null || {
-  echo "found: no models in $bundle; expected: what \`python -m benchmarks.gpu_check bundle FOLDER\` writes where quantgate is" \
+  echo "found: no models in $bundle; expected: what \`python -m benchmarks.gpu bundle FOLDER\` writes where quantgate is" \
     "installed with its demo; fix: write it there, and name the folder" >&2
   exit 2
 }
@@ -49,13 +49,13 @@ site = venv / "lib" / f"python{sysconfig.get_python_version()}" / "site-packages
 (site / "shared.pth").write_text(f"import site; site.addsitedir({str(links)!r})\n", encoding="utf-8")
 PY
   if [ -n "$wheels" ]; then
-    "$venv/bin/python" -m benchmarks.gpu_check join "$wheels"
+    "$venv/bin/python" -m benchmarks.gpu join "$wheels"
     from=(--no-index --find-links "$wheels")
   else
     from=()
   fi
   "$python" -m pip --disable-pip-version-check --python "$venv/bin/python" install --quiet "${from[@]}" \
-    -r benchmarks/gpu_check_requirements.txt
+    -r benchmarks/gpu/requirements.txt
   touch "$venv/.ready"
 fi
 # ONNX Runtime's CUDA provider is linked with CUDA's libraries, which PyTorch brings.
@@ -63,5 +63,5 @@ for folder in "$venv"/shared/nvidia/*/lib; do
   [ ! -d "$folder" ] || LD_LIBRARY_PATH="$folder${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
 done
 export LD_LIBRARY_PATH=${LD_LIBRARY_PATH:-}
-"$venv/bin/python" -m benchmarks.gpu_check join "$bundle"
-exec "$venv/bin/python" -m benchmarks.gpu_check run "$bundle" "$@"
+"$venv/bin/python" -m benchmarks.gpu join "$bundle"
+exec "$venv/bin/python" -m benchmarks.gpu run "$bundle" "$@"

@@ -78,7 +78,9 @@ def check_quantgate(words: list[str]) -> None:
 def check_python(words: list[str]) -> None:
     """That the script or module is there."""
     if words[0] == "-m":
-        assert find_spec(words[1].partition(".")[0]) or (ROOT / words[1].replace(".", "/")).with_suffix(".py").is_file()
+        path = ROOT / words[1].replace(".", "/")
+        here = path.with_suffix(".py").is_file() or (path / "__main__.py").is_file()
+        assert here or find_spec(words[1].partition(".")[0])
     else:
         assert (ROOT / words[0]).is_file(), f"no {words[0]}"
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gpu_check_bundle import Bundle, Notes, narrow, pack, unpack
-from gpu_check_inspect import rows_of
-from gpu_check_torch import MODES, measure_launch, rows_of_module
+from gpu.answers import rows_of
+from gpu.bundle import Bundle, Notes, narrow, pack, unpack
+from gpu.pytorch_modes import MODES, measure_launch, rows_of_module
 
 from validators.providers import CPU_PROVIDER
 from validators.records.run import SessionSettings
@@ -92,7 +92,7 @@ def test_a_mode_that_fails_leaves_the_others_measured(bundle: Bundle, monkeypatc
 
 def gpu_check(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "benchmarks.gpu_check", *arguments],
+        [sys.executable, "-m", "benchmarks.gpu", *arguments],
         cwd=ROOT,
         capture_output=True,
         text=True,

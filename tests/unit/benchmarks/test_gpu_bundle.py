@@ -10,10 +10,10 @@ import numpy as np
 import onnx
 import pytest
 from conftest import Tiny
-from gpu_check_bundle import Notes, narrow, pack, unpack, widen
-from gpu_check_inspect import rows_of
-from gpu_check_make import profile_of
-from gpu_check_parts import join, split
+from gpu.answers import rows_of
+from gpu.bundle import Notes, narrow, pack, unpack, widen
+from gpu.make import profile_of
+from gpu.parts import join, split
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import numpy_helper
@@ -87,7 +87,7 @@ def test_rounding_is_that_of_float16_and_what_leaves_its_range_stays(seed: int, 
 def test_a_missing_bundle_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no text\.zip") as told:
         unpack(tmp_path / "text.zip", tmp_path)
-    assert "gpu_check join" in told.value.fix
+    assert "benchmarks.gpu bundle" in told.value.fix
 
 
 def test_requests_are_the_first_samples_cut_as_noted(packed: Path, tmp_path: Path) -> None:

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpu_check_inspect import apart
-from gpu_check_record import Results, merge, read, results_path
-from gpu_check_session import Check, Options
-from gpu_check_table import render
-from gpu_check_trtexec import command, measure_trtexec, parse
-from gpu_check_wheels import REQUIREMENTS
+from gpu.answers import apart
+from gpu.record import Results, merge, read, results_path
+from gpu.session import Check, Options
+from gpu.table import render
+from gpu.trtexec import command, measure_trtexec, parse
+from gpu.wheels import REQUIREMENTS
 
 from validators.errors import CandidateRefused, DataError, InfrastructureError
 
@@ -244,7 +244,7 @@ def test_a_process_apart_answers_raises_or_is_given_up() -> None:
 
 def gpu_check(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "benchmarks.gpu_check", *arguments],
+        [sys.executable, "-m", "benchmarks.gpu", *arguments],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -286,7 +286,7 @@ BROUGHT |= {"pydantic", "pydantic_core", "annotated_types", "typing_inspection",
 def test_nothing_is_imported_that_its_requirements_do_not_bring() -> None:
     """All of `run` but PyTorch itself, which it imports where it needs it: no Prefect, no MLflow, nothing of the pages."""
     code = (
-        "import gpu_check_run, onnxruntime, sys\n"
+        "import gpu.run, onnxruntime, sys\n"
         "from importlib import metadata\n"
         "known = metadata.packages_distributions()\n"
         "print(*{name.partition('.')[0] for name in sys.modules} & known.keys())"

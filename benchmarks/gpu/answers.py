@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-from gpu_check_bundle import Bundle
 from numpy.typing import NDArray
 
+from gpu.bundle import Bundle
 from tasks.measure.metrics.catalog import PERPLEXITY
 from tasks.measure.metrics.classification import ACCURACY
 from tasks.measure.metrics.metric import Metric

@@ -6,14 +6,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from gpu_check_bundle import Bundle
-from gpu_check_inspect import apart, inspect
-from gpu_check_inventory import versions
-from gpu_check_make import FLOAT, Workshop
-from gpu_check_record import REFUSED
-from gpu_check_session import CONFIDENCE, Check, accuracy, achieved, interval, refusal
-from gpu_check_trtexec import measure_trtexec
-
+from gpu.answers import apart, inspect
+from gpu.bundle import Bundle
+from gpu.inventory import versions
+from gpu.make import FLOAT, Workshop
+from gpu.record import REFUSED
+from gpu.session import CONFIDENCE, Check, accuracy, achieved, interval, refusal
+from gpu.trtexec import measure_trtexec
 from tasks.measure.latency.compare import compare_latency
 from tasks.measure.latency.process import Contestant
 from validators.errors import CandidateRefused

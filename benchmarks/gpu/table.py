@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from gpu_check_record import REFUSED
-
+from gpu.record import REFUSED
 from validators.errors import DataError
 
 # The ceiling that a candidate's operations are held against; weights of four bits are multiplied in float16.

@@ -8,9 +8,9 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from gpu_check_bundle import Bundle
-from gpu_check_inspect import apart, rows_of
 
+from gpu.answers import apart, rows_of
+from gpu.bundle import Bundle
 from tasks.measure.inventory import usable_cores
 from tasks.ptq.build_variant import Materials
 from tasks.ptq.calibrate.calibration import make_statistics

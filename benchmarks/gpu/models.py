@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 import onnx
-from gpu_check_bundle import Bundle, Notes, narrow, pack, unpack
-from gpu_check_inspect import rows_of
 from numpy.typing import NDArray
 
+from gpu.answers import rows_of
+from gpu.bundle import Bundle, Notes, narrow, pack, unpack
 from tasks.measure.inventory import usable_cores
 from validators.providers import CPU_PROVIDER
 from validators.records.run import SessionSettings

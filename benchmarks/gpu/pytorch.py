@@ -5,13 +5,12 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
-from gpu_check_inspect import apart
-from gpu_check_inventory import versions
-from gpu_check_make import Workshop
-from gpu_check_record import REFUSED
-from gpu_check_session import CONFIDENCE, PYTORCH, Check, accuracy, achieved, interval
-from gpu_check_torch import MODES, Launch, measure_launch, rows_of_module
-
+from gpu.answers import apart
+from gpu.inventory import versions
+from gpu.make import Workshop
+from gpu.pytorch_modes import MODES, Launch, measure_launch, rows_of_module
+from gpu.record import REFUSED
+from gpu.session import CONFIDENCE, PYTORCH, Check, accuracy, achieved, interval
 from tasks.measure.latency.ratio import ratio_estimate
 
 HALF = "fp16"

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
-from gpu_check_bundle import Bundle
-from gpu_check_inspect import METRICS
 from numpy.typing import NDArray
 
+from gpu.answers import METRICS
+from gpu.bundle import Bundle
 from tasks.measure.metrics.perplexity import score_batches
 from tasks.ptq.graph.edits import to_array
 from validators.samples.datasets import TensorSpec

@@ -68,7 +68,7 @@ def read(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(
             found=f"{path}, which cannot be read as results: {error!r}",
-            expected="a JSON file that gpu_check wrote",
+            expected="a JSON file that the GPU check wrote",
             fix="name the right file, or remove it and start anew",
         ) from error
     if not known:

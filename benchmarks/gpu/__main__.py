@@ -1,13 +1,13 @@
 """quantgate on an NVIDIA GPU: what each candidate gives there, beside the GPU's own limits; one JSON file, one table.
 
-    python -m benchmarks.gpu_check bundle FOLDER            # where the demos' assets are: three models, packed small
-    python -m benchmarks.gpu_check wheels FOLDER            # where there is a network: what the machine with the GPU may lack
-    python -m benchmarks.gpu_check join FOLDER              # put together what was carried in parts
+    python -m benchmarks.gpu bundle FOLDER            # where the demos' assets are: three models, packed small
+    python -m benchmarks.gpu wheels FOLDER            # where there is a network: what the machine with the GPU may lack
+    python -m benchmarks.gpu join FOLDER              # put together what was carried in parts
     make gpu-check BUNDLE=FOLDER WHEELS=FOLDER              # on the machine with the GPU: an environment, then `run`
-    python -m benchmarks.gpu_check run FOLDER --only ort-cuda --models text --seconds 500
-    python -m benchmarks.gpu_check run FOLDER --provider cpu                      # a rehearsal: every step, no GPU
-    python -m benchmarks.gpu_check merge A.json B.json --into benchmarks/results
-    python -m benchmarks.gpu_check table RESULTS.json
+    python -m benchmarks.gpu run FOLDER --only ort-cuda --models text --seconds 500
+    python -m benchmarks.gpu run FOLDER --provider cpu                      # a rehearsal: every step, no GPU
+    python -m benchmarks.gpu merge A.json B.json --into benchmarks/results
+    python -m benchmarks.gpu table RESULTS.json
 
 `run` writes its file after every figure and goes on where it stopped: what is there is not measured again, but for what failed
 for reasons outside the model. It ends within `--seconds` unless a single figure takes longer. See docs/gpu.md.
@@ -22,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
+HERE = Path(__file__).resolve().parents[1]
 # The modules beside this one, and quantgate, which need not be installed where only a check is run.
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
@@ -49,8 +49,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _bundle(options: argparse.Namespace) -> int:
-    from gpu_check_models import write
-    from gpu_check_parts import split
+    from gpu.models import write
+    from gpu.parts import split
 
     for name in options.models:
         path = write(name, options.state, options.folder)
@@ -60,7 +60,7 @@ def _bundle(options: argparse.Namespace) -> int:
 
 
 def _wheels(options: argparse.Namespace) -> int:
-    from gpu_check_wheels import download
+    from gpu.wheels import download
 
     for path in download(options.folder, options.python, options.part_mb * 1_000_000, lean=options.lean):
         print(f"{path.name}  {path.stat().st_size / 1e6:.1f} MB")
@@ -68,7 +68,7 @@ def _wheels(options: argparse.Namespace) -> int:
 
 
 def _join(options: argparse.Namespace) -> int:
-    from gpu_check_parts import join
+    from gpu.parts import join
 
     for path in join(options.folder):
         print(path)
@@ -76,10 +76,10 @@ def _join(options: argparse.Namespace) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from gpu_check_inventory import describe_machine
-    from gpu_check_record import Results, results_path
-    from gpu_check_run import run_check
-    from gpu_check_session import Options
+    from gpu.inventory import describe_machine
+    from gpu.record import Results, results_path
+    from gpu.run import run_check
+    from gpu.session import Options
 
     rehearsal = options.provider == "cpu"
     inventory = describe_machine(rehearsal=rehearsal)
@@ -103,7 +103,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _merge(options: argparse.Namespace) -> int:
-    from gpu_check_record import merge, results_path, save
+    from gpu.record import merge, results_path, save
 
     figures = merge(options.files)
     path = results_path(options.into, figures["inventory"], rehearsal=figures["rehearsal"])
@@ -113,8 +113,8 @@ def _merge(options: argparse.Namespace) -> int:
 
 
 def _table(options: argparse.Namespace) -> int:
-    from gpu_check_record import read
-    from gpu_check_table import render
+    from gpu.record import read
+    from gpu.table import render
 
     print(render(read(options.file), rehearsal=options.rehearsal))
     return 0
@@ -139,7 +139,9 @@ def _sizes(text: str) -> tuple[int, ...]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("gpu_check", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        "python -m benchmarks.gpu", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     commands = parser.add_subparsers(required=True)
     bundle = _command(commands, "bundle", _bundle)
     bundle.add_argument("folder", type=Path)

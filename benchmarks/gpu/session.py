@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gpu_check_bundle import Bundle
-from gpu_check_inspect import METRICS
-from gpu_check_make import Reference, Workshop
-from gpu_check_record import REFUSED, Results
 
+from gpu.answers import METRICS
+from gpu.bundle import Bundle
+from gpu.make import Reference, Workshop
+from gpu.record import REFUSED, Results
 from tasks.measure.metrics.drops import estimate_drop
 from validators.errors import QuantgateError
 from validators.records.measurements import Estimate

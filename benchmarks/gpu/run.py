@@ -7,16 +7,15 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-from gpu_check_bundle import unpack
-from gpu_check_candidates import measure_target
-from gpu_check_ceilings import measure_ceilings
-from gpu_check_inspect import apart
-from gpu_check_inventory import gpu_state, versions
-from gpu_check_make import Workshop
-from gpu_check_pytorch import measure_pytorch
-from gpu_check_record import REFUSED, Results
-from gpu_check_session import CEILINGS, PYTORCH, Check, Options, refusal, told
-
+from gpu.answers import apart
+from gpu.bundle import unpack
+from gpu.candidates import measure_target
+from gpu.ceilings import measure_ceilings
+from gpu.inventory import gpu_state, versions
+from gpu.make import Workshop
+from gpu.pytorch import measure_pytorch
+from gpu.record import REFUSED, Results
+from gpu.session import CEILINGS, PYTORCH, Check, Options, refusal, told
 from tasks.measure.inventory import take_inventory
 from tasks.storage.store import Store
 from validators.errors import QuantgateError

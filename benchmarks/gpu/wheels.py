@@ -6,11 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from gpu_check_parts import split
-
+from gpu.parts import split
 from validators.errors import InfrastructureError
 
-REQUIREMENTS = Path(__file__).with_name("gpu_check_requirements.txt")
+REQUIREMENTS = Path(__file__).with_name("requirements.txt")
 # pip takes each of these names literally, and no newer one for an older: all that may run with a C library of 2.28.
 PLATFORMS = (*(f"manylinux_2_{minor}_x86_64" for minor in range(28, 4, -1)), "manylinux2014_x86_64")
 # The large ones that usually lie beside PyTorch already, in versions that do.

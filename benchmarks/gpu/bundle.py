@@ -124,7 +124,7 @@ def unpack(path: Path, folder: Path) -> Bundle:
         raise DataError(
             found=f"no {path.name} in {path.parent}",
             expected="the bundle of this model",
-            fix="write it with `gpu_check bundle`, or put its parts together with `gpu_check join`",
+            fix="write it with `python -m benchmarks.gpu bundle`, or put its parts together with `... join`",
         )
     place = folder / digest_file(path)[:16]
     with zipfile.ZipFile(path) as archive:
