@@ -1,11 +1,10 @@
-"""What a run says while it runs, on standard error: one line for each thing done and, on a terminal, what goes on below them.
+"""What a run prints on standard error: a line for each piece of finished work and, on a terminal, the work in progress below.
 
     |  12.4 s  made int8-dynamic-pc@ort-cpu: accuracy 0.8412 on 911 samples, coverage 98%
-    ⠋ 00:14  1 of 3 made, 0 of 3 measured, about 12 s of making left
+    ⠋ 00:14  1 of 3 made, 0 of 3 measured, about 01:10 left
       make int4-g32-rtn@ort-cpu  00:09
 
-The time left is that of the present stage alone, and stands there once a candidate of this run has been through it: how long
-the stages to come will take, nobody knows.
+The time left is that of the whole run, from the moment when the baseline is measured.
 """
 
 from __future__ import annotations
@@ -22,25 +21,32 @@ from rich.markup import escape
 from rich.spinner import Spinner
 from rich.text import Text
 
-from tasks.run.progress_events import MAKE, MEASURE, Stage, watch_stages
+from tasks.run.progress_events import BASELINE, CONFIRM, MAKE, MEASURE, Stage, watch_stages
 from validators.job.job import Job
 
-# What each candidate goes through, with the words for one that has, and for what is going on.
-_CANDIDATE_STAGES = {MAKE: ("made", "making"), MEASURE: ("measured", "measuring")}
-# What is through sooner was in the store, and says nothing of how long the others take.
+# Stages of every candidate, with the word for one that has passed.
+_CANDIDATE_STAGES = {MAKE: "made", MEASURE: "measured"}
+# A stage that ends sooner was a cache hit, and tells nothing of the other candidates.
 _FROM_STORE_SECONDS = 0.5
+# Judging, promotion and the report.
+_CLOSING_SECONDS = 3.0
 
 
 class Progress:
-    """What goes on in a run of so many candidates, and what was done so far, as it looks at any moment."""
+    """Progress of a run, as it looks at any moment.
 
-    def __init__(self, candidates: int) -> None:
+    `candidates` is their number, `timing_seconds` the expected time to measure the latency of one.
+    """
+
+    def __init__(self, candidates: int, timing_seconds: float = 0.0) -> None:
         self._candidates = candidates
+        self._timing_seconds = timing_seconds
         self._started = time.monotonic()
         self._going_on: dict[Stage, float] = {}
         self._done: dict[str, dict[str, float]] = {kind: {} for kind in _CANDIDATE_STAGES}
         self._worked = dict.fromkeys(_CANDIDATE_STAGES, 0)
         self._first: dict[str, float] = {}
+        self._took: dict[str, float] = {}
         self._lock = threading.Lock()
         self._spinner = Spinner("dots")
 
@@ -60,22 +66,34 @@ class Progress:
                 self._done.get(stage.kind, {}).pop(stage.name, None)
                 return
             since = self._going_on.pop(stage, now)
+            self._took[stage.kind] = now - since
             if stage.kind in self._done:
                 self._done[stage.kind][stage.name] = now
                 self._worked[stage.kind] += now - since >= _FROM_STORE_SECONDS
 
-    def seconds_left(self, kind: str) -> float | None:
-        """How long the candidates still to go through a stage will take, at the pace of those that have; None where none has.
+    def seconds_left(self) -> float | None:
+        """Return the estimated time to the end of the run in seconds; None until the baseline is measured.
 
-        At the pace, and not by their own times: as many as go through it at once count by themselves.
+        Candidates take as long as those before them, by the pace at which they finish: several run at a time. Before the first
+        one, making is expected to take as long as measuring the baseline, most of which is its accuracy on the same samples.
         """
+        if BASELINE not in self._took or not self._candidates:
+            return None
+        stages = self._left(MAKE, self._took[BASELINE]) + self._left(MEASURE, self._timing_seconds)
+        confirming = self._timing_seconds - (self.elapsed_seconds - self._first.get(CONFIRM, self.elapsed_seconds))
+        return stages + _CLOSING_SECONDS + (0.0 if CONFIRM in self._took else max(0.0, confirming))
+
+    def _left(self, kind: str, expected_seconds: float) -> float:
         done = self._done[kind]
         left = self._candidates - len(done)
-        if not self._worked[kind] or left <= 0:
-            return None
-        pace = (max(done.values()) - self._first[kind]) / self._worked[kind]
-        # What is going on already has its part of it behind it.
-        return max(0.0, pace * left - (self.elapsed_seconds - max(done.values())))
+        since = self.elapsed_seconds - max(done.values(), default=self._first.get(kind, self.elapsed_seconds))
+        if left <= 0 or CONFIRM in self._first:
+            return 0.0
+        pace = expected_seconds
+        if self._worked[kind]:
+            pace = (max(done.values()) - self._first[kind]) / self._worked[kind]
+        # Part of the candidate in progress is done.
+        return max(0.0, pace * left - since)
 
     def lines(self) -> tuple[str, list[str]]:
         """The line beside the spinner, and one for each stage that goes on."""
@@ -85,12 +103,13 @@ class Progress:
         return "  ".join(part for part in told if part), below
 
     def _counts(self) -> str:
-        parts = []
-        for kind, (past, present) in _CANDIDATE_STAGES.items():
-            if self._candidates and kind in self._first:
-                parts.append(f"{len(self._done[kind])} of {self._candidates} {past}")
-                if (left := self.seconds_left(kind)) is not None:
-                    parts.append(f"about {clock(left)} of {present} left")
+        parts = [
+            f"{len(self._done[kind])} of {self._candidates} {past}"
+            for kind, past in _CANDIDATE_STAGES.items()
+            if self._candidates and kind in self._first
+        ]
+        if (left := self.seconds_left()) is not None:
+            parts.append(f"about {clock(left)} left")
         return ", ".join(parts)
 
     def __rich__(self) -> RenderableType:
@@ -135,7 +154,7 @@ def show_progress(console: Console, job: Job | None = None) -> Iterator[None]:
     # records: not where the root logger has a handler.
     logging.getLogger().addHandler(logging.NullHandler())
     logger = logging.getLogger("quantgate")
-    progress = Progress(len(job.candidate_names) if job else 0)
+    progress = Progress(len(job.candidate_names), job.measurement.expected_seconds) if job else Progress(0)
     handler = _Lines(console, progress)
     level = logger.level
     logger.setLevel(logging.INFO)

@@ -12,6 +12,7 @@ from typing import Protocol
 
 # The steps that every candidate goes through.
 MAKE, MEASURE = "make candidate", "measure latency"
+BASELINE, CONFIRM = "measure baseline", "confirm the winner"
 
 
 @dataclass(frozen=True)

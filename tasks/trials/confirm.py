@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from tasks.run.context import Run, log
+from tasks.run.progress_events import CONFIRM
 from tasks.run.step import step
 from tasks.trials.judge import ground_of, rank_passing
 from tasks.trials.judge_on_samples import Ground, figures_of
@@ -35,7 +36,7 @@ class ConfirmedTrials:
     winner: Trial | None = None
 
 
-@step("confirm the winner")
+@step(CONFIRM)
 def confirm_winner(
     run: Run, given: Given, inventory: Inventory, baseline: Accuracy, trials: tuple[Trial, ...]
 ) -> ConfirmedTrials:

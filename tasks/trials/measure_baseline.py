@@ -10,6 +10,7 @@ from tasks.measure.inventory import usable_cores
 from tasks.measure.metrics.chance import chance_warning
 from tasks.ptq.graph.edits import model_bytes
 from tasks.run.context import Run, log
+from tasks.run.progress_events import BASELINE
 from tasks.run.step import step
 from tasks.run.user_functions import job_metric
 from tasks.targets.catalog import find_target
@@ -44,7 +45,7 @@ def baseline_variant(run: Run, given: Given, inventory: Inventory) -> Variant:
     return with_engine(run, given, inventory, variant) if target.builds_engines and session.on_gpu else variant
 
 
-@step("measure baseline")
+@step(BASELINE)
 def measure_baseline(run: Run, given: Given, inventory: Inventory) -> Accuracy:
     """The baseline's metric on the samples that choose; its files hold those of all samples.
 

@@ -14,7 +14,7 @@ from conftest import Tiny
 from rich.console import Console
 
 from flows.cli.progress import Progress, show_progress
-from tasks.run.progress_events import MAKE, MEASURE, Stage, stage, watch_stages
+from tasks.run.progress_events import BASELINE, CONFIRM, MAKE, MEASURE, Stage, stage, watch_stages
 from tasks.run.step import step
 from validators.job.read_job import parse_job
 
@@ -37,39 +37,52 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
-def test_time_left_is_that_of_the_stage_at_the_pace_of_what_went_through(clock: Clock) -> None:
-    """Four candidates, two at a time: two done after 20 s are one each 10 s, and two more take 20 s."""
-    progress = Progress(4)
+def pass_through(progress: Progress, clock: Clock, kind: str, name: str, seconds: float) -> None:
+    progress.changed(Stage(kind, name), begins=True)
+    clock.now += seconds
+    progress.changed(Stage(kind, name), begins=False)
+
+
+def test_time_left_is_that_of_the_whole_run(clock: Clock) -> None:
+    """Four candidates, made two at a time: by hand at each moment. Closing takes 3 s, timing 10 s a candidate."""
+    progress = Progress(4, timing_seconds=10.0)
+    assert progress.seconds_left() is None
+    pass_through(progress, clock, BASELINE, BASELINE, 8.0)
+    assert progress.seconds_left() == pytest.approx(4 * 8 + 4 * 10 + 10 + 3)
     made = [Stage(MAKE, f"make {name}") for name in "abcd"]
     for one in made[:2]:
         progress.changed(one, begins=True)
     clock.now += 14
-    assert progress.lines() == ("00:14  0 of 4 made", ["make a  00:14", "make b  00:14"])
-    assert progress.seconds_left(MAKE) is None, "nothing went through it yet: nobody knows"
+    assert progress.lines() == ("00:22  0 of 4 made, about 01:11 left", ["make a  00:14", "make b  00:14"])
     clock.now += 6
     for index in (0, 1):
         progress.changed(made[index], begins=False)
         progress.changed(made[index + 2], begins=True)
-    assert progress.lines() == ("00:20  2 of 4 made, about 00:20 of making left", ["make c  00:00", "make d  00:00"])
+    # Two in 20 s are one each 10 s.
+    assert progress.seconds_left() == pytest.approx(2 * 10 + 4 * 10 + 13)
     clock.now += 15
-    assert progress.seconds_left(MAKE) == pytest.approx(5)
+    assert progress.seconds_left() == pytest.approx(5 + 40 + 13)
     clock.now += 15
-    assert progress.seconds_left(MAKE) == 0, "late, and never below nothing"
-    assert progress.seconds_left(MEASURE) is None, "a stage to come is not guessed at"
+    assert progress.seconds_left() == pytest.approx(0 + 40 + 13), "late, and never below nothing"
     for one in made[2:]:
         progress.changed(one, begins=False)
-    assert progress.lines() == ("00:50  4 of 4 made", [])
+    for name in "abcd":
+        pass_through(progress, clock, MEASURE, name, 12.0)
+    assert progress.seconds_left() == pytest.approx(13)
+    progress.changed(Stage(CONFIRM, CONFIRM), begins=True)
+    clock.now += 4
+    assert progress.seconds_left() == pytest.approx(6 + 3)
+    progress.changed(Stage(CONFIRM, CONFIRM), begins=False)
+    assert progress.seconds_left() == pytest.approx(3)
 
 
 def test_what_was_in_the_store_says_nothing_of_the_others(clock: Clock) -> None:
-    """Two at once, then one of 10 s: the fourth is taken to need 10 s as well."""
+    """Two cache hits at once, then a candidate of 10 s: the fourth is expected to take 10 s as well."""
     progress = Progress(4)
+    pass_through(progress, clock, BASELINE, BASELINE, 2.0)
     for name, seconds in (("a", 0.1), ("b", 0.1), ("c", 9.8)):
-        progress.changed(Stage(MAKE, name), begins=True)
-        clock.now += seconds
-        progress.changed(Stage(MAKE, name), begins=False)
-        assert (progress.seconds_left(MAKE) is None) == (name != "c")
-    assert progress.seconds_left(MAKE) == pytest.approx(10)
+        pass_through(progress, clock, MAKE, name, seconds)
+    assert progress.seconds_left() == pytest.approx(10 + 3)
 
 
 def test_a_step_that_is_tried_again_was_not_done(clock: Clock) -> None:
