@@ -26,6 +26,7 @@ from tasks.measure.latency.disturbance import (
     clock_mhz,
     competing_cores,
     involuntary_switches,
+    least_busy_cpus,
     process_seconds,
     processor_seconds,
     throttle_count,
@@ -255,3 +256,53 @@ def test_a_model_beside_itself_is_itself(tiny: Tiny, tmp_path: Path) -> None:
         half = np.log(measured.speedup.high) - center
         # Student's quantiles of 2 degrees of freedom at 95 % and 99.9 %.
         assert abs(center) <= half * 22.327 / 2.920
+
+
+# Priority and processors of the measured processes
+
+NICE_OF_WORKER = """
+import sys
+from pathlib import Path
+import numpy as np
+from tasks.measure.latency.process import Contestant, Worker, save_requests
+from validators.records.run import SessionSettings
+model, folder = Path(sys.argv[1]), Path(sys.argv[2])
+inputs = save_requests(folder / "requests.npz", [{"x": np.ones((4, 64), np.float32)}])
+with Worker(Contestant(model, SessionSettings("CPUExecutionProvider", 2)), inputs, cpus=[int(sys.argv[3])]) as worker:
+    worker.block(0.01, 3)
+    threads = [f"/proc/{worker.pid}/task/{thread.name}" for thread in Path(f"/proc/{worker.pid}/task").iterdir()]
+    # Field 19 of proc_pid_stat(5) is the nice value.
+    nices = {int(Path(thread, "stat").read_text().rpartition(")")[2].split()[16]) for thread in threads}
+    lines = [line for thread in threads for line in Path(thread, "status").read_text().splitlines()]
+    print(worker.nice, *nices, len(threads) > 1, *{line for line in lines if "Cpus_allowed_list" in line})
+"""
+
+
+def nice_of_worker(tiny: Tiny, folder: Path, *before: str) -> str:
+    command = [*before, sys.executable, "-c", NICE_OF_WORKER, str(tiny.model), str(folder), str(CPUS[-1])]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def may_raise_priority() -> bool:
+    code = "import os; os.setpriority(os.PRIO_PROCESS, 0, -20)"
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
+
+
+def test_all_threads_of_a_measured_process_have_its_priority(tiny: Tiny, tmp_path: Path) -> None:
+    """The highest one where it is permitted, and only the processors that it was given."""
+    nice = -20 if may_raise_priority() else os.getpriority(os.PRIO_PROCESS, 0)
+    assert nice_of_worker(tiny, tmp_path) == f"{nice} {nice} True Cpus_allowed_list:\t{CPUS[-1]}"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give up CAP_SYS_NICE")
+def test_without_permission_the_priority_stays(tiny: Tiny, tmp_path: Path) -> None:
+    said = nice_of_worker(tiny, tmp_path, "setpriv", "--bounding-set=-sys_nice")
+    assert said.startswith("0 0 True")
+
+
+def test_the_least_busy_processors_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four processors, of which the first and the last are used meanwhile."""
+    readings = {cpu: iter([(1.0, 0.5), (1.0 + used, 0.5)]) for cpu, used in enumerate((0.3, 0.0, 0.1, 0.2))}
+    monkeypatch.setattr(disturbance, "processor_seconds", lambda cpus: next(readings[cpus[0]]))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
+    assert least_busy_cpus(2, seconds=0.0) == (1, 2)
