@@ -113,7 +113,7 @@ def _raise_priority() -> int:
 
 def _threads() -> list[int]:
     """Return the ids of this process's threads; libraries start some when they are imported."""
-    return [int(name) for name in os.listdir("/proc/self/task")]
+    return [int(folder.name) for folder in Path("/proc/self/task").iterdir()]
 
 
 def _measure(
