@@ -173,7 +173,8 @@ def _layers(path: Path, count: int) -> Path:
 @contextmanager
 def _burner(wanted: bool) -> Iterator[None]:
     """A process that computes on one core meanwhile, where it is wanted."""
-    process = subprocess.Popen([sys.executable, "-c", BURNER]) if wanted else None
+    # In a session of its own, as programs of other users and terminals are.
+    process = subprocess.Popen([sys.executable, "-c", BURNER], start_new_session=True) if wanted else None
     try:
         yield
     finally:

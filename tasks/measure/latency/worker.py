@@ -100,7 +100,12 @@ def _raise_priority() -> int:
     """Raise the priority of all threads, which later ones inherit, as far as permitted; return the nice value.
 
     Other processes then get the processor only when this one leaves it idle. Root may take -20, others what RLIMIT_NICE allows.
+    Where the kernel shares processors among sessions first (sched(7), autogroup), a nice value counts within a session only:
+    this process starts a session of its own, and raises that as well.
     """
+    with suppress(OSError):
+        os.setsid()
+        Path("/proc/self/autogroup").write_text(str(HIGHEST_PRIORITY), encoding="ascii")
     limit = resource.getrlimit(resource.RLIMIT_NICE)[0]
     before = os.getpriority(os.PRIO_PROCESS, 0)
     for nice in (HIGHEST_PRIORITY, min(max(HIGHEST_PRIORITY, 20 - limit), before)):
