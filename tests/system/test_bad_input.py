@@ -94,7 +94,7 @@ def bad_data(folder: Path, tiny: Tiny) -> dict[str, tuple[Changes, int, str]]:
         "no bound in the metric's units": (
             {"metric": "mse", **job(targets, "evaluation")},
             2,
-            "the metric 'mse', which has units, without `gates.max_drop`",
+            "the metric 'mse' has units, and the job does not set `gates.max_drop`",
         ),
         "groups that are not there": (
             {"data": {"calibration": str(cal), "evaluation": str(ev), "groups": "patient"}},

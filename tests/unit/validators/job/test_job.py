@@ -28,11 +28,11 @@ BAD_JOBS: list[tuple[dict[str, Any], str]] = [
     ({"target": "ort-cuad"}, "did you mean 'ort-cuda'?"),
     ({"candidates": "defualt"}, "did you mean 'default'?"),
     ({"output": ["a", "b"]}, "several judged outputs are not supported: name one"),
-    ({"data": DATA | {"label": "y", "ignore": ["y"]}}, "each ignored array have names of their own"),
+    ({"data": DATA | {"label": "y", "ignore": ["y"]}}, "each ignored array need different names"),
     ({"data": DATA | {"labels": "y"}}, "unknown key `data.labels`"),
     ({"measurement": {"dims": {"sequence": 0}}}, "`measurement.dims.sequence.0`"),
-    ({"data": DATA | {"slices": ["label"]}}, "names of their own"),
-    ({"data": DATA | {"slices": ["place", "place"]}}, "names of their own"),
+    ({"data": DATA | {"slices": ["label"]}}, "need different names"),
+    ({"data": DATA | {"slices": ["place", "place"]}}, "need different names"),
     ({"calibration": {"max_saturation": 1.1}}, "`calibration.max_saturation`"),
     ({"data": {"calibration": "a.npz"}}, "no key `data.evaluation`"),
     ({"data": "calibration.npz"}, "`data`"),
@@ -79,9 +79,9 @@ BAD_JOBS: list[tuple[dict[str, Any], str]] = [
 ]
 # The text of a job file, and words that the error must hold.
 BAD_TEXTS: list[tuple[bytes, str]] = [
-    (b"", "holds NoneType"),
-    (b"- source: a.onnx\n", "holds list"),
-    (b"model.onnx\n", "holds str"),
+    (b"", "holds a value of type NoneType"),
+    (b"- source: a.onnx\n", "holds a value of type list"),
+    (b"model.onnx\n", "holds a value of type str"),
     (b"source: a.onnx\n", "no key `data`"),
     (b"source: a: b\n", "line 1, column 10"),
     (b"source: [a\n", "line 2, column 1"),
