@@ -354,9 +354,11 @@ REFUSED: dict[str, Interface] = {
     "no inputs": Interface(no_inputs(), "has no inputs", job=for_batch(2)),
     "class judged by accuracy": Interface(top_class(), "metric 'accuracy' on output 'top' of int64"),
     "empty cache": Interface(empty(), "float32[batch, 0, 64] has an empty axis", with_(past=zeros(0, FEATURES))),
-    "fixed batch 4 with a rest": Interface(fixed(4), "99 samples for a model of fixed batch size 4", job=for_batch(4)),
+    "fixed batch 4 with a rest": Interface(
+        fixed(4), "99 samples, and the model a fixed batch size of 4", job=for_batch(4)
+    ),
     "fixed batch 3 measured at 1": Interface(
-        fixed(3), "batch sizes [1] for a model of fixed batch size 3", job=for_batch(1)
+        fixed(3), "batch sizes [1] for a model with a fixed batch size of 3", job=for_batch(1)
     ),
 }
 WORKING: dict[str, Interface] = {

@@ -99,7 +99,7 @@ def bad_data(folder: Path, tiny: Tiny) -> dict[str, tuple[Changes, int, str]]:
         "groups that are not there": (
             {"data": {"calibration": str(cal), "evaluation": str(ev), "groups": "patient"}},
             2,
-            "without ['patient'], which `data.slices` or `data.groups` name",
+            "has no ['patient'], which `data.slices` or `data.groups` name",
         ),
         "no data file": ({"data": {"calibration": str(folder / "none.npz"), "evaluation": str(ev)}}, 2, "no such file"),
     }
@@ -188,7 +188,7 @@ def test_a_registry_that_is_down_is_an_infrastructure_error_after_retries(tiny: 
     answer = run_jobs(tmp_path / "state", tmp_path / "runs", calls, **extra)["down"]
     assert answer.code == 1
     assert "the MLflow registry does not answer" in answer.said
-    assert answer.said.count("trying again") == 2
+    assert answer.said.count("; retrying") == 2
 
 
 def test_an_old_opset_and_half_precision_are_promoted_like_others(tiny: Tiny, tmp_path: Path) -> None:
