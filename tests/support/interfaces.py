@@ -342,8 +342,10 @@ REFUSED: dict[str, Interface] = {
     ),
     "state[2, 1, 64]": Interface(state([2, 1, FEATURES], 0, 1), SIZES, STATES, for_batch(1)),
     "state[2, N, 64] carried": Interface(state([2, "batch", FEATURES], 0, carried=True), NO_BATCH, STATES),
-    "own rows judged": Interface(own_rows(first=True), "it has a number of rows of its own", job={"metric": "mse"}),
-    "boxes judged": Interface(nms(first=True), "it has a number of rows of its own", job={"metric": "mse"}),
+    "own rows judged": Interface(
+        own_rows(first=True), "its number of rows is independent of the batch", job={"metric": "mse"}
+    ),
+    "boxes judged": Interface(nms(first=True), "its number of rows is independent of the batch", job={"metric": "mse"}),
     "several judged": Interface(
         nms(first=False), "several judged outputs are not supported", job={"output": ["logits", "selected"]}
     ),

@@ -82,7 +82,7 @@ def bad_data(folder: Path, tiny: Tiny) -> dict[str, tuple[Changes, int, str]]:
         "wrong dtype": (job(retype, "calibration"), 2, "x is float64"),
         "wrong shape": (job(reshape, "evaluation"), 2, "of shape (2000, 60)"),
         "length mismatch": (job(shorten, "evaluation"), 2, "'label': 1995"),
-        "zero rows": (job(empty, "calibration"), 2, "with no samples"),
+        "zero rows": (job(empty, "calibration"), 2, "has no samples"),
         "label outside": (job(relabel, "evaluation"), 2, "class indices from 0 to 3"),
         "NaN in evaluation": (job(poison, "evaluation"), 2, "NaN or Inf in input 'x' of 1 samples"),
         "NaN in calibration": (job(poison, "calibration"), 4, "finite"),
@@ -113,7 +113,7 @@ def bad_sources(folder: Path, tiny: Tiny) -> dict[str, tuple[Changes, int, str]]
         "gate that cannot be met": (
             {"gates": {"max_drop": 0.0001}},
             2,
-            "even a variant that never differs cannot pass",
+            "even a variant that never differs from the baseline cannot pass",
         ),
         "not in the registry": ({"source": "models:/nobody/1"}, 2, "no models:/nobody/1 in the registry"),
         "alias not in the registry": ({"source": "models:/tiny@nobody"}, 2, "no models:/tiny@nobody in the registry"),

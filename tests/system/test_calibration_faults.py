@@ -221,7 +221,7 @@ def another_kind(path: Path, arrays: dict[str, NDArray[np.generic]]) -> None:
     [
         (wrong_dtype, "input_ids is int32"),
         (empty, "is no npz archive but an empty file"),
-        (no_samples, "with no samples"),
+        (no_samples, "has no samples"),
         (another_kind, "is no npz archive but a Parquet file"),
     ],
 )

@@ -136,7 +136,7 @@ def why_odd(pairs: Sequence[Pair], earlier: Sequence[Sequence[float]] = ()) -> d
     allowed = max(JUMP, JUMP_SPREADS * _SIGMA_PER_MAD * float(np.median(np.abs(everything - np.median(everything)))))
     for index in np.flatnonzero(away > allowed).tolist():
         odd[index] = (
-            f"a pair of blocks has the ratio {pairs[index].ratio:.2f} where the others have "
+            f"a pair of blocks has the ratio {pairs[index].ratio:.2f}, while the others have "
             f"{math.exp(float(np.median(everything))):.2f}"
         )
     for side, blocks in (("baseline", [p.baseline for p in pairs]), ("variant", [p.variant for p in pairs])):
@@ -144,7 +144,9 @@ def why_odd(pairs: Sequence[Pair], earlier: Sequence[Sequence[float]] = ()) -> d
         middle = float(np.median(medians))
         allowed = max(SHIFT, SHIFT_SPREADS * max(relative_spread(block) for block in blocks))
         for index in np.flatnonzero(np.abs(np.log(medians / middle)) > allowed).tolist():
-            told = f"a block of the {side} took {medians[index]:.3g} ms a request where the others took {middle:.3g} ms"
+            told = (
+                f"a block of the {side} took {medians[index]:.3g} ms per request, while the others took {middle:.3g} ms"
+            )
             odd.setdefault(index, told)
     return odd
 

@@ -87,7 +87,7 @@ def test_a_pair_at_odds_with_the_others_is_measured_again() -> None:
     assert [one.ratio for one in launch.pairs] == pytest.approx([1.0, 1.01, 1.0, 1.0])
     assert (launch.repeated, launch.disturbance) == (1, "")
     always = run(QUIET, [pair(1.5)], QUIET, QUIET)
-    assert always.disturbance == "a pair of blocks has the ratio 1.50 where the others have 1.00, in each of 3 tries"
+    assert always.disturbance == "a pair of blocks has the ratio 1.50, while the others have 1.00, in each of 3 tries"
     assert always.repeated == 2
 
 
@@ -116,7 +116,7 @@ def test_a_noisy_model_may_vary_more() -> None:
 def test_both_sides_slower_at_once_are_at_odds_with_their_own_side() -> None:
     """The ratio holds, and the machine was another one: 5 ms where the launch has 2. Wide blocks may differ by so much."""
     pairs = [pair(), pair(variant_ms=5.0), pair(), pair()]
-    assert list(why_odd(pairs)) == [1] and "took 5 ms a request where the others took 2 ms" in why_odd(pairs)[1]
+    assert list(why_odd(pairs)) == [1] and "took 5 ms per request, while the others took 2 ms" in why_odd(pairs)[1]
     wide = [replace(one, baseline=block(one.baseline.value_ms, 0.9)) for one in pairs]
     assert relative_spread(wide[0].baseline) == pytest.approx(0.7413 * 0.9)
     assert all("baseline" not in said for said in why_odd(wide).values())

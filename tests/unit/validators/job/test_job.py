@@ -230,7 +230,7 @@ def test_a_key_that_is_there_twice_is_refused(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(
         "source: a\ndata: {calibration: a, evaluation: b}\ngates:\n  max_drop: 0.01\n  max_drop: 0.5\n"
     )
-    assert "'max_drop' is there twice" in caught(tmp_path / "job.yaml").found
+    assert "'max_drop' occurs twice" in caught(tmp_path / "job.yaml").found
     # What a merged mapping holds may be replaced: that is what merging is for.
     (tmp_path / "job.yaml").write_text(
         "source: a\ndata:\n  <<: &files {calibration: a, evaluation: b, label: x}\n  label: y\n"
