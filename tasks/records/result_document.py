@@ -56,7 +56,7 @@ def conclude(job: Job, findings: Findings, clock: Clock) -> Result:
     document = _document(job, findings, clock, outcome, reason + (f"; {told}" if told else ""))
     if outcome == "no_variant" and told:
         # The outcome `no_variant` would judge candidates that were never tried, and they would not be tried again.
-        fix = "mend what failed, and run again: finished work is kept"
+        fix = "correct the causes, and run again: finished work is kept"
         error = ErrorResult(kind="InfrastructureError", found=told, expected="every candidate tried", fix=fix)
         return document.model_copy(update={"outcome": "error", "error": error})
     return document.model_copy(update={"chosen": findings.best.candidate if findings.best and won else None})
@@ -95,14 +95,14 @@ def _outcome(job: Job, findings: Findings) -> tuple[RunOutcome, str]:
         verdict = best.verdicts[-1]
         assert findings.champion_before is not None
         return "no_variant", (
-            f"{best.candidate} passes every gate but the present champion stays "
+            f"{best.candidate} passes every gate, but the present champion stays "
             f"(version {findings.champion_before.version}, {findings.champion_before.candidate}): {verdict.reason}"
         )
     gain = _tell_gain(best)
     if findings.sign_off and findings.sign_off.decision == "rejected":
         return "rejected", f"{gain}; {findings.sign_off}"
     if findings.champion is None:
-        why = "nothing is promoted from a file" if job.source_is_file else "promotion was not asked for"
+        why = "variants of a file are not promoted" if job.source_is_file else "promotion was not requested"
         return "winner", f"{gain}; {why}"
     stays = findings.champion_before is not None and findings.champion_before.version == findings.champion.version
     said = f"; {findings.sign_off}" if findings.sign_off else ""

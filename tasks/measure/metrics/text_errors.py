@@ -152,5 +152,5 @@ def _check_output(name: str, output: TensorSpec, shape: tuple[int, ...], decoder
         raise misfit(name, output, shape, "`text.vocabulary`, without which token ids have no characters")
     if len(shape) == 3 and decoder.tokens is not None and shape[2] != len(decoder.tokens):
         raise misfit(
-            name, output, shape, f"scores of {len(decoder.tokens)} tokens: `text.vocabulary` has so many lines"
+            name, output, shape, f"scores of {len(decoder.tokens)} tokens: `text.vocabulary` has that many lines"
         )
