@@ -56,7 +56,7 @@ def find_difference(found: Array, expected: Array, tolerance: float) -> str:
     >>> find_difference(np.float32([1.0, -2.0001]), np.float32([1.0, -2.0]), 1e-4)
     ''
     >>> find_difference(np.float32([1.0, 2.0]), np.float32([1.0, -2.0]), 1e-4)
-    'a difference of 1.8 of the RMS, where 0.0001 is allowed'
+    'a difference of 1.8 of the RMS; 0.0001 is allowed'
     """
     if found.shape != expected.shape:
         return f"shape {found.shape} instead of {expected.shape}"
