@@ -35,7 +35,7 @@ def check_deadline() -> None:
     if deadline is not None and time.monotonic() > deadline:
         raise CandidateRefused(
             kind="infrastructure",
-            found="the time that `budgets.seconds` leaves for this was spent before it was done",
-            expected="an end within the budget of the run",
+            found="the time that `budgets.seconds` allows for this step ran out before it finished",
+            expected="a step that finishes within the budget of the run",
             fix="raise `budgets.seconds`, or name fewer candidates; run again: finished work is kept",
         )

@@ -190,7 +190,7 @@ def load_target(name: str) -> Any:
         raise JobError(
             found=f"target {name!r}",
             expected=f"one of {', '.join(target_names())}",
-            fix="correct the name, or install the package that brings this target",
+            fix="correct the name, or install the package that provides this target",
         )
     try:
         loaded = entry.load()
@@ -209,9 +209,9 @@ def _facts_in(loaded: Any, name: str) -> TargetFacts:
     if not isinstance(facts, TargetFacts) or facts.name != name:
         given = repr(facts.name) if isinstance(facts, TargetFacts) else type(loaded).__name__
         raise JobError(
-            found=f"the entry point {name} of the group {GROUP} gives {given}",
+            found=f"the entry point {name} of the group {GROUP} loads {given}",
             expected=f"a `tasks.targets.target.Target` whose facts have the name {name!r}",
-            fix="correct the package that brings it",
+            fix="correct the package that provides it",
         )
     return facts
 
@@ -228,13 +228,13 @@ def installed_targets() -> dict[str, metadata.EntryPoint]:
         if entry.name in BUILT_IN or entry.name in found:
             other = package_of(found[entry.name]) if entry.name in found else "quantgate"
             raise JobError(
-                found=f"{package_of(entry)} brings the target {entry.name!r}, which {other} has already",
-                expected="one package a target",
+                found=f"{package_of(entry)} provides the target {entry.name!r}, which {other} already provides",
+                expected="one package per target",
                 fix=f"rename the entry point of the group {GROUP}, or uninstall {package_of(entry)}",
             )
         if not _NAME.fullmatch(entry.name):
             raise JobError(
-                found=f"{package_of(entry)} brings the target {entry.name!r}",
+                found=f"{package_of(entry)} provides the target {entry.name!r}",
                 expected="a name of lower-case letters and digits, with single hyphens between them",
                 fix=f"rename the entry point of the group {GROUP}",
             )

@@ -63,8 +63,8 @@ def answer_approval(run: str, decision: str, *, who: str, comment: str) -> Waiti
         found = [one for one in _suspended(client) if run in (str(one.id), one.name)]
         if len(found) != 1:
             raise JobError(
-                found=f"{len(found) or 'no'} runs {run!r} that wait for an approval",
-                expected="the id, or the name, of one",
+                found=f"{len(found) or 'no'} runs with the id or name {run!r} wait for an approval",
+                expected="the id or name of exactly one waiting run",
                 fix="`quantgate approvals` lists what waits",
             )
         given: dict[str, Any] = {"decision": decision, "who": who, "comment": comment}
@@ -72,9 +72,9 @@ def answer_approval(run: str, decision: str, *, who: str, comment: str) -> Waiti
     if answer.status != SetStateStatus.ACCEPT:
         reason = getattr(answer.details, "reason", None) or "no reason given"
         raise JobError(
-            found=f"the server did not take the answer for {run!r}: {reason}",
-            expected="a run that waits still, and an answer that fits its form",
-            fix="`quantgate approvals` lists what waits; one that expired is asked for anew by the next run",
+            found=f"the Prefect server rejected the answer for {run!r}: {reason}",
+            expected="a run that is still waiting, and an answer that fits its form",
+            fix="`quantgate approvals` lists the waiting runs; after an approval expires, the next run asks again",
         )
     return _waiting(found[0])
 

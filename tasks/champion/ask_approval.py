@@ -56,9 +56,9 @@ def check_approval(run: Run) -> None:
         return
     if deployment.id is None or flow_run.parent_flow_run_id is not None:
         raise JobError(
-            found="`approval.required` in a run without a deployment of its own",
-            expected="a run that can be suspended, and started again when somebody has answered",
-            fix=f"start it from the deployment {DEPLOYMENT}, or with --no-promote to have the winner named alone",
+            found="`approval.required` is set, but the run does not belong to a deployment",
+            expected="a run of a deployment, which can be suspended and resumed after the answer",
+            fix=f"start it from the deployment {DEPLOYMENT}, or with --no-promote to name the winner only",
         )
 
 

@@ -155,6 +155,6 @@ def _libraries_of(run: Run, described: list[dict[str, str]]) -> Libraries:
                 kind="unsupported",
                 found=f"operator library {name}, sha256 {library['sha256'][:12]}, which the job does not name",
                 expected="the libraries of the job's `operator_libraries`",
-                fix="name that build of it to hold candidates against the champion",
+                fix="name that build of the library, so that candidates can be compared with the champion",
             )
     return tuple(ours[library["sha256"]] for library in described)

@@ -97,13 +97,13 @@ def _find_version(client: MlflowClient, model: str, target: str, wanted: int | N
     versions = own_versions(client, place)
     if number is None:
         raise JobError(
-            found=f"no version of {place.name} at {place.alias}",
+            found=f"{place.name} has no version with the alias {place.alias}",
             expected="a champion",
             fix=f"name a version with --version: one of {', '.join(versions)}",
         )
     if number not in versions:
         raise JobError(
-            found=f"version {number} of {place.name}, which is no variant for {place.target}",
+            found=f"version {number} of {place.name} is not a variant for {place.target}",
             expected=f"one of {', '.join(versions)}",
             fix="correct the version",
         )

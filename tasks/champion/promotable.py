@@ -19,16 +19,16 @@ def check_promotable(run: Recorded) -> None:
     if run.outcome != "winner":
         promoted = run.outcome == "promoted"
         raise JobError(
-            found=f"run {run.id} with the outcome {run.outcome or run.status.lower()}: {run.reason or 'no reason recorded'}",
-            expected="a run that named a winner and did not promote it: the outcome `winner`",
-            fix="nothing: its winner is promoted"
+            found=f"run {run.id} has the outcome {run.outcome or run.status.lower()}: {run.reason or 'no reason recorded'}",
+            expected="a run with the outcome `winner`: it named a winner and did not promote it",
+            fix="nothing to do: the winner is already promoted"
             if promoted
             else "`quantgate status` lists the runs with their outcomes",
         )
     if not run.source.startswith("models:/"):
         raise JobError(
-            found=f"run {run.id} of the file {run.source}",
-            expected="a run of a registered model: nothing is promoted from a file",
+            found=f"run {run.id} judged the file {run.source}",
+            expected="a run of a registered model, since variants of a file cannot be promoted",
             fix="register the model, and run the job with `source: models:/<name>/<version>`",
         )
     if hands_to_workers():
@@ -36,7 +36,7 @@ def check_promotable(run: Recorded) -> None:
     here = take_inventory(run.target).device_key
     if here != run.device:
         raise JobError(
-            found=f"run {run.id} was judged on {run.device}; here is {here}",
-            expected="the device and the runtime that the winner was judged on",
-            fix="promote it there, or run its job here: `quantgate run JOB` judges it for this device",
+            found=f"run {run.id} was judged on {run.device}; this machine is {here}",
+            expected="the device and runtime on which the winner was judged",
+            fix="promote it on that device, or run its job here: `quantgate run JOB` judges it for this device",
         )

@@ -103,8 +103,8 @@ def promote_version(
         if offer.tags[VARIANT_DIGEST] in rolled_back_digests(client, place):
             raise InfrastructureError(
                 found=f"the variant was rolled back from {place.target} while it was being judged",
-                expected="a variant that nobody took away",
-                fix="run again: it fails the gate `not_rolled_back` then, and the next best is tried",
+                expected="a variant that was not rolled back",
+                fix="run again: the variant will fail the gate `not_rolled_back`, and the next best is tried",
             )
         journal = Journal(REGISTERED, previous=judged_against, flow_run=flow_run, at=now())
         version = _take_up(client, place, offer, journal) or _register(client, place, offer, journal)
@@ -168,7 +168,7 @@ def check_unmoved(client: MlflowClient, place: Place, expected: str | None) -> N
         raise ChampionMoved(
             found=f"models:/{place.name}@{place.alias} is {_told(found)}",
             expected=f"{_told(expected)}, as when the variant was compared with it",
-            fix="run again: what is finished is kept, and the variant is compared with the new champion",
+            fix="run again: finished work is kept, and the variant is compared with the new champion",
         )
 
 

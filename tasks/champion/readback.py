@@ -50,7 +50,7 @@ def check_folder(uri: str, artifacts: Path, tags: Mapping[str, str]) -> None:
     try:
         check_files(artifacts / "variant", json.loads(manifest.read_text(encoding="utf-8"))["files"])
     except (RuntimeError, OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise _unsound(uri, f"has not the files that it was registered with: {error}", "its files") from error
+        raise _unsound(uri, f"lacks the files that it was registered with: {error}", "its registered files") from error
 
 
 def download_version(uri: str, folder: Path) -> Path:
@@ -66,7 +66,7 @@ def download_version(uri: str, folder: Path) -> Path:
     try:
         return Path(registry_call(download_artifacts, artifact_uri=uri, dst_path=str(folder))) / "artifacts"
     except (MlflowException, FileNotFoundError) as error:  # the registry answers that they are missing
-        raise _unsound(uri, f"cannot be read back: {error}", "its files") from error
+        raise _unsound(uri, f"cannot be downloaded: {error}", "its registered files") from error
 
 
 def load_version(uri: str) -> Any:
@@ -84,7 +84,9 @@ def load_version(uri: str) -> Any:
         return mlflow.pyfunc.load_model(uri)
     except (MlflowException, requests.RequestException, ConnectionError) as error:
         raise InfrastructureError(
-            found=f"{uri} is not served: {str(error).splitlines()[0][:300]}", expected="a model", fix=FIX
+            found=f"{uri} is not served: {str(error).splitlines()[0][:300]}",
+            expected="a model that the registry serves",
+            fix=FIX,
         ) from error
     except Exception as error:  # any error of the consumer's code or of the runtime keeps consumers from loading it
         raise _unsound(uri, f"does not load: {type(error).__name__}: {error}", "a model that answers") from error
@@ -103,19 +105,23 @@ def check_answer(uri: str, requests: Sequence[Batch], expected: Sequence[Batch],
     try:
         answers = [loaded.predict(request) for request in requests]
     except Exception as error:
-        raise _unsound(uri, f"does not answer: {type(error).__name__}: {error}", "an answer") from error
+        raise _unsound(
+            uri, f"fails on a request: {type(error).__name__}: {error}", "outputs for every request"
+        ) from error
     for name in expected[0]:
         if any(answer.get(name) is None for answer in answers):
-            raise _unsound(uri, f"does not answer {name!r}", "every output of the artifact that was judged")
+            raise _unsound(uri, f"returns no output {name!r}", "every output of the artifact that was judged")
         # Compared flat, since the shape of an output may depend on the request.
         shapes = [np.shape(answer[name]) for answer in answers]
         judged = [np.shape(one[name]) for one in expected]
         if shapes != judged:
-            raise _unsound(uri, f"answers {name!r} in the shapes {shapes}", f"{judged}")
+            raise _unsound(uri, f"returns {name!r} with the shapes {shapes}", f"{judged}")
         found, wanted = (np.concatenate([np.ravel(one[name]) for one in side]) for side in (answers, expected))
         if difference := find_difference(found, wanted, tolerance_of(candidate)):
             raise _unsound(
-                uri, f"answers {name!r} otherwise than the artifact that was judged: {difference}", "the same values"
+                uri,
+                f"returns other values of {name!r} than the artifact that was judged: {difference}",
+                "the same values",
             )
 
 

@@ -102,7 +102,7 @@ def _goal(place: Place, versions: dict[str, Any], present: str | None, to: int |
     if to is not None:
         if str(to) not in versions:
             raise JobError(
-                found=f"version {to} of {place.name}, which is no variant for {place.target}",
+                found=f"version {to} of {place.name} is not a variant for {place.target}",
                 expected=f"one of {', '.join(versions)}",
                 fix="correct the version",
             )
@@ -117,8 +117,8 @@ def _check_leaving(place: Place, leaving: int, present: str | None) -> None:
     if present != str(leaving):
         raise ChampionMoved(
             found=f"models:/{place.name}@{place.alias} is {f'version {present}' if present else 'no version'}",
-            expected=f"version {leaving}, which is to be rolled back",
-            fix="look at the present champion, and name its version if that is to be rolled back",
+            expected=f"version {leaving}, the version to roll back",
+            fix="check the present champion, and name its version to roll it back",
         )
 
 
@@ -135,8 +135,8 @@ def _predecessor(place: Place, versions: dict[str, Any], present: str | None) ->
     """Return the latest champion before the present one that is sound and was not rolled back itself."""
     if present is None:
         raise JobError(
-            found=f"no champion of {place.name} for {place.target}",
-            expected="one to go back from",
+            found=f"{place.name} has no champion for {place.target}",
+            expected="a champion to roll back",
             fix="name the version with --to",
         )
     for number in predecessors(present, {number: version.tags for number, version in versions.items()}):
@@ -147,9 +147,9 @@ def _predecessor(place: Place, versions: dict[str, Any], present: str | None) ->
         else:
             return number
     raise JobError(
-        found=f"no version of {place.name} that was the champion for {place.target} before version {present}, and is whole",
-        expected="one to go back to",
-        fix="name a version with --to, or take the alias away with --to 0: consumers then load the source",
+        found=f"{place.name} has no intact version that was the champion for {place.target} before version {present}",
+        expected="an earlier champion to return to",
+        fix="name a version with --to, or delete the alias with --to 0, so that consumers load the source",
     )
 
 

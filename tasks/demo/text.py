@@ -276,7 +276,7 @@ def _check(model: TextClassifier, path: Path, evaluation: Mapping[str, Array]) -
         raise InfrastructureError(
             found=f"exported logits differ from the original's by up to {distance:.2g}",
             expected=f"less than {PARITY_TOLERANCE}",
-            fix="use the torch, onnx and onnxruntime versions of the lock",
+            fix="use the torch, onnx and onnxruntime versions of the lock file",
         )
     accuracy = float((logits.argmax(axis=1) == evaluation["label"]).mean())
     return {"fp32_accuracy": accuracy, "parity_max_abs": distance}

@@ -1,4 +1,4 @@
-"""Data files on S3: fetched once into the state folder by address and version, verified, and used while they are the same."""
+"""Download of data files from S3 into the state folder, once per address and version, with verification."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from validators.digests import digest_file, digest_values
 from validators.errors import DataError, StorageRefused
 from validators.untrusted.s3_uris import S3Uri
 
-# The most that file systems take in a name is 255 bytes.
+# File systems allow 255 bytes in a name.
 _NAME_BYTES = 120
 _FOLDER = "data"
 
 
 @dataclass(frozen=True)
 class Fetched:
-    """An object as a file here; `version` is the server's version of it, or its ETag."""
+    """Local copy of an object; `version` is the server's version of it, or its ETag."""
 
     path: Path
     version: str
 
 
 def fetch_data(state: Path, uri: S3Uri, role: str) -> Fetched:
-    """The object as a file of this machine, which is the same as long as the object is.
+    """Return a local copy of the object, downloaded unless this version is already here.
 
     Raises:
-        DataError: the server refuses it, or there is none.
-        InfrastructureError: it did not arrive rightly in time.
-        StorageFull: there is no room for it.
+        DataError: the server refuses access, or the object does not exist.
+        InfrastructureError: the download failed, was corrupt or took too long.
+        StorageFull: the disk has no room for the object.
     """
     s3 = S3()
     try:
@@ -45,7 +45,7 @@ def fetch_data(state: Path, uri: S3Uri, role: str) -> Fetched:
 
 
 def _version(found: Found) -> str:
-    # "null" is what a bucket calls the version of everything while it keeps none.
+    # A bucket without versioning reports the version "null".
     return found.version if found.version not in (None, "null") else found.etag.strip('"')
 
 
@@ -55,7 +55,7 @@ def _place(state: Path, found: Found) -> Path:
 
 
 def _download(s3: S3, uri: S3Uri, state: Path) -> Found:
-    """Bring the object to its place and tell what it was: another version, where it changed since it was looked at."""
+    """Download the object to its path; return the version that was downloaded, which may be newer than the one looked up."""
     (state / _FOLDER).mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=state / _FOLDER, prefix=".fetching-") as folder:
         loaded = Path(folder, "data")
@@ -64,7 +64,7 @@ def _download(s3: S3, uri: S3Uri, state: Path) -> Found:
         place.parent.mkdir(exist_ok=True)
         _beside(place).write_text(digest_file(loaded), encoding="ascii")
         loaded.replace(place)
-    log.info("fetched %s, %d bytes, held against its %s", uri, found.size_bytes, verified_by(found))
+    log.info("downloaded %s, %d bytes, verified by its %s", uri, found.size_bytes, verified_by(found))
     return found
 
 
@@ -73,6 +73,6 @@ def _beside(path: Path) -> Path:
 
 
 def _is_whole(path: Path) -> bool:
-    """Whether the file is what was fetched, byte for byte: it may have lain there for long."""
+    """Return True if the file still has the digest that it had when downloaded; it may be old."""
     beside = _beside(path)
     return path.exists() and beside.exists() and beside.read_text(encoding="ascii") == digest_file(path)

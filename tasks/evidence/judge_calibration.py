@@ -1,4 +1,4 @@
-"""Step 3, second half: the calibration data, judged before anything is made from it."""
+"""Step 3, second half: judgement of the calibration data, before any variant is made from it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from validators.samples.given import Given
 
 @step("judge calibration data")
 def judge_calibration_data(run: Run, given: Given) -> CalibrationVerdict:
-    """The verdict on the calibration data, with the Data Docs page of its checkpoint in the store.
+    """Return the verdict on the calibration data, with the Data Docs page of its checkpoint in the store.
 
     Raises:
         DataError: the source fails on the samples.
@@ -77,7 +77,7 @@ def _judge(run: Run, given: Given, folder: Path) -> CalibrationVerdict:
 
 
 def _view(run: Run, given: Given) -> ModelView | None:
-    """What the source makes of some calibration and reference samples; None when there is no sound one on either side."""
+    """Return the source's view of some calibration and reference samples; None if either side has no usable sample."""
     job, evidence = run.job, given.evidence
     calibration, reference = evidence.calibration, evidence.reference
     settings = SessionSettings(
@@ -103,11 +103,11 @@ def _view(run: Run, given: Given) -> ModelView | None:
             f"{error.found}",
             expected="samples that the model runs on",
             fix="check the values (a token beyond the vocabulary, an axis of another size), or set "
-            "`calibration.model_samples: 0` to leave the model out",
+            "`calibration.model_samples: 0` to skip the checks with the model",
         ) from error
 
 
 def _tell(verdict: CalibrationVerdict) -> str:
-    """The verdict in one line, for who sees the link."""
+    """Return the verdict in one line, as the description of the link."""
     failed = ", ".join(f"{check.name} ({check.severity})" for check in verdict.failed)
     return verdict.outcome.replace("_", " ") + (f": {failed}" if failed else f": {len(verdict.checks)} checks passed")

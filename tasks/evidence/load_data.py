@@ -1,4 +1,4 @@
-"""Step 3, first half: the job's samples, checked against the model that they are for."""
+"""Step 3, first half: the job's samples, checked against the model."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from validators.untrusted.s3_uris import S3Uri
 if TYPE_CHECKING:
     import onnxruntime as ort
 
-# Two sizes, so that an axis that has one of them by chance does not pass for the batch.
+# Two sizes, so that an axis that has one of them by chance is not mistaken for the batch axis.
 PROBE_SAMPLES = (2, 3)
 
 Role = Literal["calibration", "evaluation", "traffic", "pool"]
@@ -40,7 +40,7 @@ Role = Literal["calibration", "evaluation", "traffic", "pool"]
 
 @step("load data")
 def load_data(run: Run, source: Source) -> Evidence:
-    """Read the samples and hold them, the metric and the gates against the model.
+    """Read the samples; check them, the metric and the gates against the model.
 
     Raises:
         DataError: a file is unreadable, or its arrays do not fit the model or the metric.
@@ -68,7 +68,7 @@ def _load(run: Run, source: Source) -> Evidence:
     check_evaluation(evaluation, labels, metric=metric.name, label=job.data.label)
     check_bounds_have_units(job, evaluation.labels)
     _check_axes(job.measurement.dims, inputs)
-    # Seconds into the run rather than at its end.
+    # Load the user's functions early, so that a fault in them does not end the run late.
     job_hooks(job)
     job_step(job)
     _check_noise_gate(job, keeps_noise(metric, output))
@@ -94,7 +94,7 @@ def _probe(
     """Return the judged output for a small batch, and the bytes of one sample's inputs and judged output.
 
     Raises:
-        JobError: batches of several sizes do not give one row a sample.
+        JobError: batches of several sizes do not give one row per sample.
     """
     batches = [next(evaluation.batches(size)) for size in ((batch_axis,) if batch_axis else PROBE_SAMPLES)]
     counts = [len(next(iter(batch.values()))) for batch in batches]
@@ -105,7 +105,7 @@ def _probe(
 
 
 def describe_source(run: Run, source: Source) -> tuple[tuple[TensorSpec, ...], TensorSpec, int | None]:
-    """Inputs and judged output of a source, and the fixed size of its batch axis, if it is fixed.
+    """Return inputs and judged output of a source, and the size of its batch axis if fixed, else None.
 
     Raises:
         JobError: the output does not exist.
@@ -122,10 +122,10 @@ def _describe(job: Job, session: ort.InferenceSession) -> tuple[tuple[TensorSpec
 
 
 def load_file(run: Run, role: Role, place: Path | S3Uri, inputs: tuple[TensorSpec, ...]) -> Samples:
-    """One data file of the job, or a pool for one, with its slices.
+    """Load one data file of the job, or a pool of samples, with its slices.
 
     Raises:
-        DataError: the file is not there, is unreadable, does not fit the model, or lacks a slice that the job names.
+        DataError: the file is missing or unreadable, does not fit the model, or lacks a slice that the job names.
         InfrastructureError: the S3 server does not answer.
     """
     data = run.job.data
@@ -139,18 +139,18 @@ def load_file(run: Run, role: Role, place: Path | S3Uri, inputs: tuple[TensorSpe
     missing = sorted(set(data.slices) - set(samples.slices))
     if samples.clusters is None:
         missing += data.group_names
-    # Requests come as they are: traffic without groups is held against in other ways.
+    # Recorded requests may lack slices and groups; other checks compare them.
     if missing and role != "traffic":
         raise DataError(
-            found=f"{role} data {path.name} without {missing}, which `data.slices` or `data.groups` name",
+            found=f"{role} data {path.name} has no {missing}, which `data.slices` or `data.groups` name",
             expected="an array (or column) for each slice and for the groups in calibration and evaluation data",
-            fix="add the arrays, or take their names out of `data.slices` or `data.groups`",
+            fix="add the arrays, or remove their names from `data.slices` or `data.groups`",
         )
     return samples
 
 
 class _SourceErrors:
-    """Turns a refusal of the runtime into an error of the source: here the model is the user's own."""
+    """Context manager that turns the runtime's refusals into errors of the source or its data."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -167,7 +167,7 @@ class _SourceErrors:
             raise SourceError(
                 found=f"{self._source.uri}: {error.found}",
                 expected="a model that ONNX Runtime loads and runs",
-                fix="check the model in a session of its own first",
+                fix="load and run the model in ONNX Runtime alone first",
             ) from error
         if isinstance(error, Fail | InvalidArgument | RuntimeException):
             raise DataError(
@@ -199,14 +199,14 @@ def _check_fixed_batch(batch_axis: int | None, run: Run, *files: Samples) -> Non
     for samples in files:
         if len(samples) % batch_axis:
             raise DataError(
-                found=f"{samples.file.path.name} with {len(samples)} samples for a model of fixed batch size {batch_axis}",
+                found=f"{samples.file.path.name} has {len(samples)} samples, and the model a fixed batch size of {batch_axis}",
                 expected=f"a multiple of {batch_axis}",
-                fix="leave out the rest, or export the model with a dynamic batch axis",
+                fix="remove the excess samples, or export the model with a dynamic batch axis",
             )
     wrong = [size for size in run.job.measurement.batch_sizes if size != batch_axis]
     if wrong:
         raise JobError(
-            found=f"batch sizes {wrong} for a model of fixed batch size {batch_axis}",
+            found=f"batch sizes {wrong} for a model with a fixed batch size of {batch_axis}",
             expected=f"`measurement.batch_sizes: [{batch_axis}]`",
             fix="correct the batch sizes, or export the model with a dynamic batch axis",
         )
@@ -227,6 +227,6 @@ def _check_noise_gate(job: Job, has_noise: bool) -> None:
     if job.gates.min_sqnr_db is not None and not has_noise:
         raise JobError(
             found=f"`gates.min_sqnr_db: {job.gates.min_sqnr_db}` with the metric {job.metric!r}",
-            expected="an output of floating-point values that is kept, which the logits behind `perplexity` are not",
-            fix="take `min_sqnr_db` out, or take another `metric` or `output`",
+            expected="a floating-point output that the run keeps; the logits behind `perplexity` are not kept",
+            fix="remove `min_sqnr_db`, or use another `metric` or `output`",
         )

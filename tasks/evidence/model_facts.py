@@ -1,4 +1,4 @@
-"""A registered model version looked at from outside: its graph and what was logged beside it are read, nothing of it is run."""
+"""Facts of a registered model version, read from its graph and its logged metadata without running any of its code."""
 
 from __future__ import annotations
 
@@ -44,9 +44,10 @@ _TORCH_DTYPES = {
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What can be told of a version. `precision` is the type that most weights have, by bytes; empty where none can be told.
+    """Facts of a model version.
 
-    `signature` is that of MLflow in a line, empty without one; `size_bytes` is what MLflow counted, or 0.
+    `precision` is the most frequent dtype of the weights, by elements, or empty if unknown. `signature` is MLflow's in one
+    line, or empty. `size_bytes` is the size that MLflow recorded, or 0.
     """
 
     uri: str
@@ -61,10 +62,10 @@ class ModelFacts:
 
 
 def describe_model(client: MlflowClient, uri: str) -> ModelFacts:
-    """The facts of `models:/name/version` or `models:/name@alias`.
+    """Return the facts of `models:/name/version` or `models:/name@alias`.
 
     Raises:
-        SourceError: no such URI or version, or one of a flavor, or in a form, that quantgate does not start from.
+        SourceError: the URI is malformed, the version does not exist, or quantgate does not support its flavor or format.
         ServiceDown: the registry does not answer.
     """
     name, version = _find(client, uri)
@@ -88,10 +89,10 @@ def describe_model(client: MlflowClient, uri: str) -> ModelFacts:
 
 
 def describe_file(path: Path) -> ModelFacts:
-    """The facts of an ONNX file.
+    """Return the facts of an ONNX file.
 
     Raises:
-        SourceError: there is no such file, or it is no ONNX model that quantgate starts from.
+        SourceError: the file does not exist, or is no ONNX model that quantgate supports.
     """
     check_source_graph(path)
     size = sum(file.stat().st_size for file in (path, *external_files(path)))
@@ -99,7 +100,8 @@ def describe_file(path: Path) -> ModelFacts:
 
 
 def _tell_signature(logged: Mapping[str, Any]) -> str:
-    """
+    """Return MLflow's signature in one line.
+
     >>> _tell_signature({"inputs": '[{"name": "x", "type": "tensor", "tensor-spec": {"dtype": "float32", "shape": [-1, 4]}}]'})
     'x float32[-1, 4]'
     >>> _tell_signature({"inputs": '[{"type": "string", "name": "text"}]', "outputs": '[{"type": "double"}]'})
@@ -121,7 +123,7 @@ def _find(client: MlflowClient, uri: str) -> tuple[str, str]:
         raise SourceError(
             found=f"MODEL_URI {uri!r}",
             expected="models:/<name>/<version> or models:/<name>@<alias>",
-            fix="give the URI of a registered version; MLflow's page of the model shows its versions",
+            fix="give the URI of a registered version; the model's page in MLflow lists them",
         )
     found = named_version(client, match)
     return str(found.name), str(found.version)
@@ -135,14 +137,14 @@ def _fetch(uri: str, folder: Path) -> Path:
         return Path(registry_call(download_artifacts, artifact_uri=uri, dst_path=str(folder)))
     except (MlflowException, OSError) as error:
         raise SourceError(
-            found=f"{uri} cannot be fetched: {str(error).splitlines()[0][:300]}",
+            found=f"{uri} cannot be downloaded: {str(error).splitlines()[0][:300]}",
             expected="the files that were logged with the model",
             fix="log and register the model again, or restore its artifacts",
         ) from error
 
 
 def _read_onnx(uri: str, data: str, folder: Path) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...], str]:
-    """Inputs, outputs and precision of the graph; weights that lie beside it are not fetched."""
+    """Return inputs, outputs and precision of the graph, without downloading external weights."""
     inside(folder, data, said_by="MLmodel")
     path = _fetch(f"{uri}/{data}" if data.endswith(".onnx") else f"{uri}/{data}/model.onnx", folder)
     return _read_graph(path / "model.onnx" if path.is_dir() else path, uri)
@@ -167,14 +169,14 @@ def _read_graph(path: Path, uri: str) -> tuple[tuple[TensorSpec, ...], tuple[Ten
 
 
 def _read_program(uri: str, data: str, folder: Path) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...], str]:
-    """The same of an exported PyTorch program, from the description in its archive: nothing of it is loaded."""
+    """Return inputs, outputs and precision of an exported PyTorch program, read from its archive without loading it."""
     inside(folder, data, said_by="MLmodel")
     place = _fetch(f"{uri}/{data}", folder)
     programs = sorted(place.rglob("*.pt2"))
     if not programs:
         raise SourceError(
-            found=f"{uri} without an exported program (.pt2)",
-            expected="one: what a pickle takes cannot be told without running it",
+            found=f"{uri} has no exported program (.pt2)",
+            expected="an exported program: the inputs of a pickled model are unknown until its code runs",
             fix="log it with mlflow.pytorch.log_model(model, serialization_format='pt2', input_example=...)",
         )
     try:
@@ -193,7 +195,7 @@ def _read_program(uri: str, data: str, folder: Path) -> tuple[tuple[TensorSpec, 
         raise SourceError(
             found=f"{uri}: {programs[0].name} cannot be read: {type(error).__name__}: {error}",
             expected="an exported program as torch.export.save writes it",
-            fix="log the model again with the version of torch that quantgate has",
+            fix="log the model again with the torch version that quantgate uses",
         ) from error
     return inputs, outputs, sizes.most_common(1)[0][0] if sizes else ""
 

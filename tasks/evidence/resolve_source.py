@@ -1,4 +1,4 @@
-"""Step 1: the registered model version, or the file, that a run starts from, as one checked ONNX file."""
+"""Step 1: the source of a run, a registered model version or a file, as one checked ONNX file."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from validators.untrusted.operator_allowlist import may_unpickle
 from validators.untrusted.paths import inside
 from validators.untrusted.s3_uris import S3Uri
 
-# What makes ONNX of a model of another flavor.
+# Tools that convert models of other flavors to ONNX.
 CONVERTERS = {
     "sklearn": "skl2onnx",
     "xgboost": "onnxmltools",
@@ -54,17 +54,17 @@ class _Version:
 
 @step("resolve source")
 def resolve_source(run: Run) -> Source:
-    """The source of the job.
+    """Return the source of the job.
 
     Raises:
-        SourceError: it is not there, not ready, of another flavor, pickled, or not a float ONNX graph.
+        SourceError: the source is missing, not ready, of an unsupported flavor, pickled, or not a float ONNX graph.
         InfrastructureError: the registry does not answer.
     """
     with run.clock.work("resolve source"):
         source = _from_file(run) if run.job.source_is_file else _from_registry(run)
         check_source_graph(source.onnx_path, custom_operators=bool(run.libraries))
     if run.libraries:
-        # What is made from a source, and how well it does, depends on what its operators compute.
+        # Variants and their measurements depend on what the custom operators compute.
         digest = digest_values(source.digest, [library.digest for library in run.libraries])
         source = replace(source, digest=digest)
     for about, note in notes_of(source.onnx_path).items():
@@ -85,7 +85,7 @@ def _from_file(run: Run) -> Source:
     files = [path, *external_files(path)]
     inputs = tuple(digest_file(file) for file in files)
     source, _ = run.store.make(Product("source", inputs, Source, gather))
-    # The entry may be another job's, whose file had the same content and another name.
+    # The entry may stem from another job, whose file had the same content but another name.
     return replace(source, uri=str(path), name=path.stem)
 
 
@@ -148,7 +148,7 @@ def _read_model(model: Path, folder: Path, uri: str, version: _Version, run: Run
 
 
 def unsupported_flavor(uri: str, flavors: dict[str, dict[str, Any]]) -> SourceError:
-    """The error for a version without a flavor that runs start from."""
+    """Return the error for a version without a supported flavor."""
     named = sorted(set(flavors) - {"python_function"})
     converters = [f"{flavor} models are converted by {CONVERTERS[flavor]}" for flavor in named if flavor in CONVERTERS]
     return SourceError(
@@ -164,21 +164,23 @@ def unsupported_flavor(uri: str, flavors: dict[str, dict[str, Any]]) -> SourceEr
 
 
 def flavors_of(model: Path, uri: str) -> dict[str, dict[str, Any]]:
-    """What `MLmodel` says of a model, by flavor; nothing where there is no such file."""
+    """Return the flavors in a model's `MLmodel` file, by name; empty if there is no such file."""
     if not (model / "MLmodel").exists():
         return {}
     try:
         flavors = load_yaml((model / "MLmodel").read_text(encoding="utf-8"))["flavors"]
         if all(isinstance(flavor, dict) for flavor in flavors.values()):
             return dict(flavors)
-        problem = "flavors that are no mappings"
+        problem = "a flavor is not a mapping"
     except (yaml.YAMLError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         problem = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-    raise SourceError(found=f"MLmodel of {uri}: {problem}", expected="what MLflow writes", fix="log the model again")
+    raise SourceError(
+        found=f"MLmodel of {uri}: {problem}", expected="an MLmodel file as MLflow writes it", fix="log the model again"
+    )
 
 
 def _pickled(run: Run, model: Path, flavor: dict[str, Any]) -> Pickled:
-    """A few samples to trace the module on, and the code that was logged with it."""
+    """Return a few samples for tracing the module, and the code that was logged with it."""
     code = (inside(model, str(flavor["code"]), said_by="MLmodel"),) if flavor.get("code") else ()
     data = run.job.data
     arrays = read_arrays(_local(run, "evaluation"), "evaluation")
@@ -187,7 +189,10 @@ def _pickled(run: Run, model: Path, flavor: dict[str, Any]) -> Pickled:
 
 
 def _gather(run: Run, path: Path, gathered: Path) -> float | None:
-    """Write the model in one piece, in operators that the passes read; how far its outputs moved if it had to be upgraded."""
+    """Write the model as one file, at an opset that the passes support.
+
+    Returns the largest absolute difference of the outputs if the opset was upgraded, else None.
+    """
 
     def batch(inputs: tuple[TensorSpec, ...]) -> Arrays:
         fixed = inputs[0].shape[0] if inputs[0].shape else None
@@ -200,12 +205,12 @@ def _gather(run: Run, path: Path, gathered: Path) -> float | None:
         gather_weights(path, plain, custom_operators=custom)
         declared = declare_outputs(plain, batch, run.libraries)
         if declared:
-            log.info("shapes of outputs were missing and are found: %s", ", ".join(declared))
+            log.info("declared missing shapes of outputs: %s", ", ".join(declared))
         return upgrade_opset(plain, gathered, batch, run.libraries) if old else None
 
 
 def _find_program(data: Path, uri: str, allowed: bool) -> Path:
-    """The exported program, or, where the operator allowed it, the pickle."""
+    """Return the exported program, or the pickle if the operator allowed it."""
     programs = sorted(data.rglob("*.pt2")) + (sorted(data.rglob("*.pth")) if allowed else [])
     if programs:
         return inside(data, str(programs[0].relative_to(data)), said_by=uri)
@@ -222,7 +227,7 @@ def _find_program(data: Path, uri: str, allowed: bool) -> Path:
 
 def _parity_samples(run: Run, inputs: tuple[TensorSpec, ...]) -> Samples:
     data = run.job.data
-    # Where a calibration set is still to be picked, there is none yet.
+    # Before a calibration set is picked from a pool, its file does not exist.
     to_pick = isinstance(data.calibration, Path) and not data.calibration.exists()
     role: Literal["calibration", "evaluation"] = "evaluation" if to_pick else "calibration"
     return load_samples(
@@ -237,6 +242,6 @@ def _parity_samples(run: Run, inputs: tuple[TensorSpec, ...]) -> Samples:
 
 
 def _local(run: Run, role: Literal["calibration", "evaluation"]) -> Path:
-    """A data file of the job on this machine."""
+    """Return the path of a data file of the job on this machine, downloaded if it is on S3."""
     place: Path | S3Uri = getattr(run.job.data, role)
     return fetch_data(run.state, place, role).path if isinstance(place, S3Uri) else place

@@ -1,4 +1,4 @@
-"""A calibration set picked from a pool: stratified by label and slice, and covering what the pool or the traffic holds."""
+"""Selection of a calibration set from a pool: stratified by label and slice, and covering the pool or the traffic."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from validators.records.run import SessionSettings, Source
 from validators.samples.datasets import Samples
 from validators.samples.near_duplicates import find_near_duplicates
 
-# More would take long to run through a large model; a draw of so many holds what the pool holds.
+# More would take long to run through a large model; a random draw of this size represents the pool.
 MAX_POOL_SAMPLES = 6000
 
 
 @dataclass(frozen=True)
 class Suggestion:
-    """The calibration set: where it was written, the rows of the pool in it, and how much it covers.
+    """A calibration set: its path, the rows of the pool in it, and its coverage.
 
-    `coverage` is the share of the pool (or the traffic) that has a sample of the set near it, `random_coverage` that of a
-    random draw of the same size, within the same distance. `left_out` counts the pool's samples that were no choice, by reason.
+    `coverage` is the share of the pool (or the traffic) with a sample of the set nearby; `random_coverage` is the share for a
+    random draw of the same size, within the same distance. `left_out` counts the pool's samples not eligible, by reason.
     """
 
     path: Path
@@ -52,7 +52,7 @@ def suggest_calibration_data(run: Run, source: Source, pool_path: Path, size: in
 
     Raises:
         DataError: a file is unreadable or does not fit the model, or the pool has too few samples to choose from.
-        JobError: the file is there already, or is to have another suffix.
+        JobError: the file exists already, or its suffix is not `.npz`.
     """
     _check_target(path)
     inputs, output, batch_axis = describe_source(run, source)
@@ -63,10 +63,10 @@ def suggest_calibration_data(run: Run, source: Source, pool_path: Path, size: in
     rows = draw_rows(eligible, MAX_POOL_SAMPLES, batch_axis or 1, run.job.seed)
     if len(rows) < size:
         raise DataError(
-            found=f"{pool_path.name} with {len(rows)} samples to choose from"
+            found=f"{pool_path.name} has {len(rows)} samples to choose from"
             + "".join(f", {count} {reason}" for reason, count in left_out.items() if count),
             expected=f"at least {size}",
-            fix="take a larger pool or a smaller --size",
+            fix="use a larger pool or a smaller --size",
         )
     settings = SessionSettings(
         CPU_PROVIDER, run.job.measurement.points[0].threads or usable_cores(), libraries=run.libraries
@@ -97,14 +97,16 @@ def suggest_calibration_data(run: Run, source: Source, pool_path: Path, size: in
 def _check_target(path: Path) -> None:
     if path.exists():
         raise JobError(
-            found=f"{path} is there already", expected="a new file", fix="give another one with --out, or remove it"
+            found=f"{path} exists already",
+            expected="a new file",
+            fix="give another path with --out, or remove the file",
         )
     if path.suffix != ".npz":
         raise JobError(found=f"--out {path.name}", expected="a name that ends in .npz", fix="correct the suffix")
 
 
 def _find_eligible(pool: Samples, evaluation: Samples) -> tuple[NDArray[np.bool_], dict[str, int]]:
-    """The samples that calibration may use, and how many it may not, by reason."""
+    """Return a mask of the samples that calibration may use, and the number of the others by reason."""
     usable = usable_rows(pool.inputs)
     known = set(digest_samples(evaluation.inputs))
     leaked = np.array([digest in known for digest in digest_samples(pool.inputs)])
@@ -112,8 +114,8 @@ def _find_eligible(pool: Samples, evaluation: Samples) -> tuple[NDArray[np.bool_
     if pool.clusters is not None and evaluation.clusters is not None:
         leaked |= np.isin(pool.clusters.astype(str), evaluation.clusters.astype(str))
     left_out = {
-        "in the evaluation data, or nearly, or of a group there": int(np.count_nonzero(leaked)),
-        "copies of others, or not finite": int(np.count_nonzero(~usable & ~leaked)),
+        "in the evaluation data, close to it, or of a group in it": int(np.count_nonzero(leaked)),
+        "duplicates, or not finite": int(np.count_nonzero(~usable & ~leaked)),
     }
     return usable & ~leaked, left_out
 
@@ -123,7 +125,7 @@ def _embed(watch: ActivationWatch, samples: Samples, rows: NDArray[np.intp], bat
 
 
 def _strata(pool: Samples, rows: NDArray[np.intp]) -> NDArray[Any] | None:
-    """One group for each combination of class and slices; None for a pool with neither."""
+    """Return the stratum of each row, one per combination of class and slices; None for a pool with neither."""
     labels = pool.labels
     columns = [groups.astype(str) for groups in pool.slices.values()]
     if labels is not None and labels.ndim == 1 and labels.dtype.kind in "iu":
@@ -136,7 +138,7 @@ def _strata(pool: Samples, rows: NDArray[np.intp]) -> NDArray[Any] | None:
 def _compare(
     pool: NDArray[np.float64], chosen: NDArray[np.intp], reference: NDArray[np.float64], seed: int
 ) -> tuple[float, float]:
-    """The coverage of the choice and of a random draw of its size, both within the radius that the draw has."""
+    """Return the coverage of the choice and of a random draw of the same size, both within the radius of the draw."""
     drawn = np.random.default_rng(seed).choice(len(pool), len(chosen), replace=False)
     among, distances = measure_distances(pool[drawn], reference)
     return covered_share(among, measure_distances(pool[chosen], reference)[1]), covered_share(among, distances)

@@ -1,4 +1,4 @@
-"""Step 2: what the target consists of."""
+"""Step 2: the inventory of the target's hardware and software."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from validators.records.run import Inventory
 
 @step("take inventory")
 def take_target_inventory(run: Run) -> Inventory:
-    """The inventory of this machine for the job's target."""
+    """Return the inventory of this machine for the job's target."""
     with run.clock.work("take inventory"):
         device = device_of(session_settings(Candidate("fp16", run.job.target), 1, (), run.job.provider_options))
         inventory = take_inventory(run.job.target, device)
@@ -26,8 +26,8 @@ def take_target_inventory(run: Run) -> Inventory:
     except CandidateRefused as missing:
         log.warning("target %s: %s; expected %s; %s", target.name, missing.found, missing.expected, missing.fix)
     if target.facts.on_gpu and inventory.gpu is None:
-        ends = "engines are built ahead of time and looked at" if target.builds_engines else "candidates are made"
-        log.warning("target %s: no NVIDIA GPU that its driver tells of; %s, and none is measured", run.job.target, ends)
+        ends = "engines are built ahead of time and inspected" if target.builds_engines else "candidates are made"
+        log.warning("target %s: the driver reports no NVIDIA GPU; %s, and none is measured", run.job.target, ends)
     if inventory.load_average > inventory.cores:
         log.warning(
             "the machine is busy (load %.1f on %d cores): latency will be noisy",

@@ -1,4 +1,4 @@
-"""PyTorch to ONNX, in a process of its own: the export must agree with the program that it came from."""
+"""Export of PyTorch programs to ONNX in a separate process; the outputs of both must agree."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ ROOT = Path(__file__).parents[2]
 PARITY_SAMPLES = 16
 # Two float32 implementations of the same sums differ by rounding; a wrong operator differs by far more.
 PARITY_TOLERANCE = 1e-3
-# Longest life of the process that exports, in seconds.
+# Longest life of the export process, in seconds.
 PATIENCE_SECONDS = 7200.0
-# The largest file that the process may write, in sizes of the model's own file and in bytes beside it.
+# The largest file that the process may write: a multiple of the model file's size, plus a constant in bytes.
 WRITTEN_SIZES, WRITTEN_BYTES = 8, 1 << 30
-# Of the environment, what Python and the libraries of numbers need.
+# Environment variables that Python and the numeric libraries need.
 KEPT = (
     "PATH",
     "LANG",
@@ -55,7 +55,7 @@ KEPT = (
 
 @dataclass(frozen=True)
 class Pickled:
-    """What a pickled module needs beside its file: a few samples of each input, and the folders of the code that it names."""
+    """Additional inputs for a pickled module: a few samples of each model input, and the folders of its code."""
 
     samples: Arrays
     code: tuple[Path, ...] = ()
@@ -71,20 +71,20 @@ def export_program(
 ) -> float:
     """Export a `.pt2` program to `onnx_path` and return the largest absolute difference of their outputs.
 
-    `samples(inputs)` gives the samples to compare on, for the inputs that the export turns out to have. `pickled` says that the
-    file is a pickle; that and what `check_program` would refuse is for models that the operator allowed, who are `trusted`.
+    `samples(inputs)` returns the samples for the comparison, given the inputs of the export. `pickled` is set if the file is
+    a pickle. `trusted` skips `check_program`; pickles and programs that it would refuse need the operator's permission.
 
     Raises:
         SourceError: the program cannot be read or exported, would run code, or the export's outputs differ from the program's.
         DataError: the samples do not fit the inputs.
-        InfrastructureError: the process that exports is killed.
+        InfrastructureError: the export process is killed.
     """
     if not trusted:
         check_program(program)
     with tempfile.TemporaryDirectory(prefix="quantgate-") as folder, _exporter(Path(folder)) as process:
         told = _ask(process, program, _order(program, onnx_path, pickled, Path(folder)))
         if told["has_network"]:
-            log.info("the kernel does not let the process that loads %s give up the network", program.name)
+            log.info("the kernel does not allow the process that loads %s to drop network access", program.name)
         check_source_graph(onnx_path)
         return _check_parity(process, program, onnx_path, samples, Path(folder))
 
@@ -103,7 +103,7 @@ def _order(program: Path, onnx_path: Path, pickled: Pickled | None, folder: Path
 
 @contextmanager
 def _exporter(folder: Path) -> Iterator[subprocess.Popen[str]]:
-    """The process, with a temporary folder for its home; ended with the block."""
+    """Start the export process, with a temporary folder as its home; kill it at the end of the block."""
     kept = {name: value for name, value in without_secrets(os.environ).items() if name in KEPT}
     path = os.pathsep.join(filter(None, [str(ROOT), kept.get("PYTHONPATH")]))
     with (folder / "said").open("w") as said:
@@ -133,7 +133,7 @@ def _exporter(folder: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def _ask(process: subprocess.Popen[str], program: Path, order: dict[str, Any]) -> dict[str, Any]:
-    """The answer to one order."""
+    """Send one order to the process and return its answer."""
     assert process.stdin is not None and process.stdout is not None
     try:
         process.stdin.write(json.dumps(order) + "\n")
@@ -143,15 +143,15 @@ def _ask(process: subprocess.Popen[str], program: Path, order: dict[str, Any]) -
         answer = ""
     if not answer:
         raise InfrastructureError(
-            found=f"the process that exports {program.name} ended with {process.wait(60)}",
-            expected="a process that comes to its end",
-            fix="look at free memory and disk, and run again; -9 may be a limit of time",
+            found=f"the process that exports {program.name} ended with exit status {process.wait(60)}",
+            expected="a process that finishes the export",
+            fix="check free memory and disk, and run again; status -9 may be the time limit",
         )
     told: dict[str, Any] = json.loads(answer)
     if "error" in told:
         raise SourceError(
             found=f"{program.name} cannot be exported to ONNX: {told['error'].splitlines()[0][:300]}",
-            expected="an exported program of operators that ONNX has",
+            expected="an exported program whose operators exist in ONNX",
             fix="export it to ONNX yourself and log it with mlflow.onnx.log_model",
         )
     return told
@@ -181,7 +181,7 @@ def compare_outputs(names: Sequence[str], ours: Sequence[NDArray[Any]], original
     """Return the largest absolute difference over all outputs.
 
     Raises:
-        SourceError: an output differs by more than rounding does, or has NaN or Inf in other places.
+        SourceError: an output differs by more than rounding error, or has NaN or Inf at other positions.
     """
     scale = max(1.0, *(largest_magnitude(output) for output in ours))
     worst = 0.0
@@ -200,8 +200,8 @@ def compare_outputs(names: Sequence[str], ours: Sequence[NDArray[Any]], original
 
 def _tell_difference(mine: NDArray[Any], original: NDArray[Any], difference: float) -> str:
     if mine.shape != original.shape:
-        return f"in shape: {mine.shape} against {original.shape}"
+        return f"in shape: {mine.shape} instead of {original.shape}"
     if math.isfinite(difference):
         return f"by {difference:.3g}"
     places = int((np.isfinite(mine) != np.isfinite(original)).sum())
-    return f"in where it has NaN or Inf: {places} of {mine.size} values are finite on one side alone"
+    return f"in the positions of NaN or Inf: {places} of {mine.size} values are finite in one of the two only"

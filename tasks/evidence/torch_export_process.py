@@ -1,8 +1,8 @@
 """Process that loads a PyTorch model and exports it; `torch_export` runs it with `python -m`.
 
-What it loads may run code, in a way that torch does not promise or by a pickle that the operator allowed. So it has no secrets
-in its environment, limits, and no network where the kernel lets it give that up. It may read and write what its user may.
-Orders are lines of JSON on standard input, answers lines of JSON on standard output.
+A loaded model may run code, through a flaw in torch or by a pickle that the operator allowed. So the process has resource
+limits, no secrets in its environment, and no network if the kernel allows dropping it. It has the file access of its user.
+Orders are lines of JSON on standard input, answers are lines of JSON on standard output.
 """
 
 from __future__ import annotations
@@ -30,13 +30,16 @@ CLONE_NEWUSER, CLONE_NEWNET = 0x10000000, 0x40000000  # linux/sched.h
 PROCESSOR_SECONDS = 3600
 OPEN_FILES = 1024
 
-# The newest opset that every part of the pinned runtimes reads, with the IR version that belongs to it.
+# The newest opset that all the pinned runtimes read, with its IR version.
 OPSET = 21
 IR_VERSION = 10
 
 
 def confine(written_bytes: int) -> bool:
-    """Give up what loading a model does not need; whether the network went too. `written_bytes` is the largest file to come."""
+    """Drop privileges that loading a model does not need, and return True if network access could be dropped too.
+
+    `written_bytes` is the largest file that the process may write.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
@@ -46,14 +49,14 @@ def confine(written_bytes: int) -> bool:
         (resource.RLIMIT_FSIZE, written_bytes),
         (resource.RLIMIT_NOFILE, OPEN_FILES),
     ):
-        with suppress(ValueError, OSError):  # lower already
+        with suppress(ValueError, OSError):  # the limit is lower already
             resource.setrlimit(limit, (value, value))
-    # As root outright, as another user in a namespace of its own, which some systems do not allow.
+    # Root may unshare the network; other users need a new user namespace too, which some systems forbid.
     return not libc.unshare(CLONE_NEWNET) or not libc.unshare(CLONE_NEWUSER | CLONE_NEWNET)
 
 
 def main() -> None:
-    # What a model prints would stand among the answers.
+    # Keep the model's prints out of the answers.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     order = json.loads(sys.stdin.readline())
@@ -69,17 +72,17 @@ def main() -> None:
         asked = json.loads(sys.stdin.readline())
         _run(exported, asked)
         answer({})
-    except Exception as error:  # whatever the model, its operators' conversions, or its pickle raise
+    except Exception as error:  # the model, the conversion of its operators, or its pickle may raise anything
         answer({"error": f"{type(error).__name__}: {error}"[:2000]})
 
 
 def _export(order: dict[str, Any]) -> torch.export.ExportedProgram:
-    """Write the model as ONNX; return the program that it was converted from."""
+    """Write the model as ONNX; return the program that was converted."""
     import onnx
     import torch
 
     exported = _unpickled(order) if order["samples"] else torch.export.load(order["program"])
-    # It also logs that torchvision, which no operator here comes from, is not installed.
+    # The exporter also logs that torchvision is not installed; no operator here needs it.
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     with warnings.catch_warnings():
         # The exporter warns about its own internals (deprecated calls in its passes), which no user can act on.
@@ -93,16 +96,16 @@ def _export(order: dict[str, Any]) -> torch.export.ExportedProgram:
 
 
 def _unpickled(order: dict[str, Any]) -> torch.export.ExportedProgram:
-    """The program of a pickled module, traced on samples: its inputs are those that they have by the names in `forward`."""
+    """Return the program of a pickled module, traced on the samples whose names are parameters of `forward`."""
     import torch
 
     sys.path[:0] = order["code"]
     module = torch.load(order["program"], map_location="cpu", weights_only=False)
-    assert isinstance(module, torch.nn.Module), f"a pickled {type(module).__name__}, which is no torch.nn.Module"
+    assert isinstance(module, torch.nn.Module), f"the file holds a {type(module).__name__}, not a torch.nn.Module"
     samples = _arrays(order["samples"])
     taken = list(inspect.signature(module.forward).parameters)
     names = [name for name in taken if name in samples]
-    assert names, f"`forward` takes {taken}, and the data has {sorted(samples)}: they need the same names"
+    assert names, f"`forward` takes {taken}, but the data has {sorted(samples)}: the names must match"
     tensors = tuple(torch.from_numpy(samples[name]) for name in names)
     shapes = tuple({0: torch.export.Dim("batch")} for _ in names)
     return torch.export.export(module.eval(), tensors, dynamic_shapes=shapes)

@@ -50,7 +50,7 @@ def find_taps(graph: onnx.GraphProto, output: str, representation: str | None) -
         raise JobError(
             found=f"`calibration.representation` {representation!r}",
             expected="a tensor of the model that depends on its inputs",
-            fix="name a tensor of the ONNX graph, or leave the key out",
+            fix="name a tensor of the ONNX graph, or remove the key",
         )
     return Taps(watched, representation, _channel_axis(graph, representation))
 

@@ -26,8 +26,8 @@ def compare_runs(client: MlflowClient, names: Sequence[str], path: Path) -> list
     runs = [find_recorded(client, name) for name in names]
     if len({run.id for run in runs}) < 2:
         raise JobError(
-            found=f"{len(names)} names of one run" if len(names) > 1 else "one run",
-            expected="two runs or more",
+            found=f"{len(names)} names of the same run" if len(names) > 1 else "only one run",
+            expected="two or more runs",
             fix="`quantgate status` lists the runs; `quantgate report RUN` is the page of one",
         )
     compared = [_compared(client, run) for run in dict.fromkeys(runs)]

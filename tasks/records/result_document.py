@@ -60,7 +60,9 @@ def conclude(job: Job, findings: Findings, clock: Clock) -> Result:
             kind="InfrastructureError",
             found="; ".join(filter(None, (untried, untimed))),
             expected="every candidate tried and timed",
-            fix="mend what failed, and run again: finished work is kept" if untried else _repeat_timing(job, findings),
+            fix="correct the causes, and run again: finished work is kept"
+            if untried
+            else _repeat_timing(job, findings),
         )
         return document.model_copy(update={"outcome": "error", "error": error})
     return document.model_copy(update={"chosen": findings.best.candidate if findings.best and won else None})
@@ -99,14 +101,14 @@ def _outcome(job: Job, findings: Findings) -> tuple[RunOutcome, str]:
         verdict = best.verdicts[-1]
         assert findings.champion_before is not None
         return "no_variant", (
-            f"{best.candidate} passes every gate but the present champion stays "
+            f"{best.candidate} passes every gate, but the present champion stays "
             f"(version {findings.champion_before.version}, {findings.champion_before.candidate}): {verdict.reason}"
         )
     gain = _tell_gain(best)
     if findings.sign_off and findings.sign_off.decision == "rejected":
         return "rejected", f"{gain}; {findings.sign_off}"
     if findings.champion is None:
-        why = "nothing is promoted from a file" if job.source_is_file else "promotion was not asked for"
+        why = "variants of a file are not promoted" if job.source_is_file else "promotion was not requested"
         return "winner", f"{gain}; {why}"
     stays = findings.champion_before is not None and findings.champion_before.version == findings.champion.version
     said = f"; {findings.sign_off}" if findings.sign_off else ""

@@ -77,13 +77,13 @@ def find_recorded(client: MlflowClient, name: str) -> Recorded:
     if name == LAST:
         ended = latest(client, 1, lambda run: run.status == "FINISHED")
         if not ended:
-            raise _unknown("no run that came to its end")
+            raise _unknown("no finished run")
         return ended[0]
     if not _ID.fullmatch(name):
         raise _unknown(f"RUN {name!r}")
     found = list(_search(client, f"{_OURS} AND attributes.run_id LIKE '{name}%'"))
     if len(found) != 1:
-        several = f"{len(found)} runs that begin with {name!r}: {', '.join(run.id for run in found[:5])}"
+        several = f"{len(found)} runs whose id begins with {name!r}: {', '.join(run.id for run in found[:5])}"
         raise _unknown(several if found else f"no run {name!r}")
     return found[0]
 
@@ -97,7 +97,7 @@ def fetch_report(client: MlflowClient, run: Recorded, path: Path) -> None:
     """
     text = _artifact(client, run, REPORT)
     if text is None:
-        raise _unfinished(run, "a report")
+        raise _unfinished(run, "report")
     write_page(path, text)
 
 
@@ -113,7 +113,7 @@ def write_page(path: Path, content: bytes) -> None:
             partial.write_bytes(content)
     except OSError as error:
         raise JobError(
-            found=f"{path}: {error.strerror}", expected="a file that can be written", fix="give another with --out"
+            found=f"{path}: {error.strerror}", expected="a file that can be written", fix="give another path with --out"
         ) from error
 
 
@@ -126,13 +126,13 @@ def recorded_result(client: MlflowClient, run: Recorded) -> Result:
     """
     text = _artifact(client, run, RESULT)
     if text is None:
-        raise _unfinished(run, "a result")
+        raise _unfinished(run, "result")
     try:
         return Result.model_validate_json(text)
     except ValidationError as error:
         raise JobError(
-            found=f"run {run.id} with a result that does not read: {error.errors()[0]['msg']}",
-            expected="a run of this version of quantgate",
+            found=f"run {run.id} has an unreadable result: {error.errors()[0]['msg']}",
+            expected="a result written by this version of quantgate",
             fix="run its job again: finished work is kept",
         ) from error
 
@@ -147,8 +147,8 @@ def recorded_job(client: MlflowClient, run: Recorded) -> Job:
     text = _artifact(client, run, JOB)
     if text is None:
         raise JobError(
-            found=f"run {run.id} without {JOB}",
-            expected="a run that came to its end, by a version of quantgate that records its job",
+            found=f"run {run.id} has no artifact {JOB}",
+            expected="a finished run of a version of quantgate that records its job",
             fix="run its job again, with promotion: finished work is kept",
         )
     with tempfile.TemporaryDirectory(prefix="quantgate-") as folder:
@@ -214,15 +214,15 @@ def _time(milliseconds: int | None) -> str:
 
 def _unfinished(run: Recorded, lacks: str) -> JobError:
     return JobError(
-        found=f"run {run.id}, {run.status.lower()}{f', {run.outcome}' if run.outcome else ''}, without {lacks}",
-        expected="a run that came to its end, or waits for an approval",
-        fix="`quantgate status` lists the runs; one that was cut short is resumed by running its job again",
+        found=f"run {run.id}, {run.status.lower()}{f', {run.outcome}' if run.outcome else ''}, has no {lacks}",
+        expected="a run that has finished, or waits for an approval",
+        fix="`quantgate status` lists the runs; run the job of an interrupted run again to resume it",
     )
 
 
 def _unknown(found: str) -> JobError:
     return JobError(
         found=found,
-        expected=f"the id of a recorded run, a prefix that no other has, or `{LAST}`",
+        expected=f"the id of a recorded run, a unique prefix of it, or `{LAST}`",
         fix="`quantgate status` lists the runs",
     )

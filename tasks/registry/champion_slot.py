@@ -112,11 +112,11 @@ def find_place(client: MlflowClient, model: str, target: str) -> Place:
     if len(places) != 1:
         found = " and ".join(place.name for place in places)
         raise JobError(
-            found=f"variants for {target} of both {found}" if places else f"no variants of {model!r} for {target}",
+            found=f"both {found} have variants for {target}" if places else f"{model!r} has no variants for {target}",
             expected="the name of a source, or of the model that holds its variants",
-            fix="name the other one"
+            fix="name the model that holds the variants"
             if places
-            else "look into the registry for the name, and for the targets of its versions",
+            else "look up the name, and the targets of its versions, in the registry",
         )
     return places[0]
 

@@ -159,8 +159,8 @@ def quiet_mlflow() -> Iterator[None]:
 def _down(error: Exception) -> ServiceDown:
     return ServiceDown(
         found=f"the MLflow registry does not answer: {str(error).splitlines()[0][:300]}",
-        expected="an answer",
-        fix="check MLFLOW_TRACKING_URI, MLFLOW_REGISTRY_URI if it is set, and that the server runs, then run again: finished "
+        expected="a registry that answers",
+        fix="check MLFLOW_TRACKING_URI, MLFLOW_REGISTRY_URI if it is set, and that the server runs; then run again: finished "
         "work is kept",
     )
 
@@ -183,5 +183,5 @@ def named_version(client: MlflowClient, named: re.Match[str]) -> Any:
         raise SourceError(
             found=f"no {named[0]} in the registry at {registry_uri(client.tracking_uri)}",
             expected="a registered model version",
-            fix="register the model first, or set MLFLOW_TRACKING_URI or MLFLOW_REGISTRY_URI to the registry that has it",
+            fix="register the model first, or set MLFLOW_TRACKING_URI or MLFLOW_REGISTRY_URI to the right registry",
         ) from error

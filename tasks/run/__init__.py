@@ -1,4 +1,4 @@
-"""What every step of one run shares: settings, context, clock, progress, redaction.
+"""Shared parts of a run's steps: settings, context, clock, progress, redaction.
 
 Every room of the steps may import it.
 """

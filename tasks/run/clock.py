@@ -1,4 +1,4 @@
-"""Where a run's wall-clock time goes: work by step, and the rest, which is overhead."""
+"""Wall-clock time of a run: work by step, and the rest as overhead."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Interval = tuple[float, float]
 
 
 class Clock:
-    """Collects the intervals in which work was done; safe to use from several threads."""
+    """Collector of the intervals in which work was done; safe to use from several threads."""
 
     def __init__(self) -> None:
         self._started = self._budget_from = time.monotonic()
@@ -28,16 +28,16 @@ class Clock:
         return time.monotonic() - self._started
 
     def begin_budget(self) -> None:
-        """Count the budget from now on: waiting for another run of the same model spends none of it."""
+        """Start the budget now, so that waiting for another run of the same model spends none of it."""
         self._budget_from = time.monotonic()
 
     @property
     def spent_seconds(self) -> float:
-        """Seconds of the budget that are spent."""
+        """Seconds of the budget spent so far."""
         return time.monotonic() - self._budget_from
 
     def within(self, seconds: float) -> AbstractContextManager[None]:
-        """A block whose passes over models are refused once so many seconds of the budget are spent."""
+        """Return a context in which model passes are refused once `seconds` of the budget are spent."""
         return work_until(self._budget_from + seconds)
 
     @contextmanager
@@ -51,7 +51,7 @@ class Clock:
                 self._intervals[step].append((start, time.monotonic()))
 
     def seconds(self) -> SecondsResult:
-        """Total, overhead and seconds by step; what ran at the same time counts once."""
+        """Return total, overhead and seconds by step; work that overlaps counts once."""
         total = self.elapsed_seconds
         with self._lock:
             by_step = {step: round(union_seconds(spans), 3) for step, spans in self._intervals.items()}
@@ -60,7 +60,7 @@ class Clock:
 
 
 def union_seconds(intervals: list[Interval]) -> float:
-    """The length of the union of intervals.
+    """Return the length of the union of intervals, in seconds.
 
     >>> union_seconds([(0.0, 2.0), (1.0, 3.0), (5.0, 6.0)])
     4.0

@@ -1,4 +1,4 @@
-"""What every step of one run shares."""
+"""Shared context of a run's steps."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from validators.job.job_data import OperatorLibrary
 from validators.records.libraries import Libraries, Library
 
 log = logging.getLogger("quantgate")
-# Here, since every process that does a step of a run imports this, whatever started it.
+# Here, since every process that executes a step of a run imports this module.
 redact_logs()
 
-# Shares of `budgets.seconds` after which work on candidates, and then on the winner, is cut off. Confirmation times one or a
-# few candidates where up to then all were made and timed, and the report takes seconds.
+# Shares of `budgets.seconds` after which work on candidates, and then on the winner, is cut off. Confirmation times only one
+# or a few candidates, and the report takes seconds.
 CANDIDATES_SHARE, WINNER_SHARE = 0.8, 0.95
 
 
 @dataclass(frozen=True)
 class Run:
-    """The job with the places and instruments of this run."""
+    """The job with the paths, store, clock and locks of this run."""
 
     job: Job
     state: Path
@@ -54,20 +54,20 @@ class Run:
         )
 
     def time_for_candidates(self) -> AbstractContextManager[None]:
-        """A block whose passes over models are refused once the candidates' share of the budget is spent."""
+        """Return a context in which model passes are refused once the candidates' share of the budget is spent."""
         return self.clock.within(CANDIDATES_SHARE * self.job.budgets.seconds)
 
     def time_for_winner(self) -> AbstractContextManager[None]:
-        """The same for what follows the candidates, but for the report."""
+        """Return a context in which model passes are refused once only the report's share of the budget is left."""
         return self.clock.within(WINNER_SHARE * self.job.budgets.seconds)
 
 
 def start_run(job: Job, *, processes: int = 1) -> Run:
-    """The run of a job on this machine's state; `processes` is the number of those that share its patience.
+    """Return a run of the job with the state folder of this machine; `processes` of it share its patience.
 
     Raises:
         JobError: a library of custom operators that the job names cannot be loaded.
-        InfrastructureError: the state folder cannot be made.
+        InfrastructureError: the state folder cannot be created.
     """
     state = make_state_folder(state_folder())
     where = store_place()
@@ -80,7 +80,7 @@ def start_run(job: Job, *, processes: int = 1) -> Run:
 
 
 def _keep_library(store: Store, named: OperatorLibrary) -> Library:
-    """The library; a file of the user's as a copy in the store, since the original may be built anew while the run lasts."""
+    """Return the library; a user's file as a copy in the store, since the original may be rebuilt during the run."""
     found = find_library(named)
     if found.package is not None:
         return found

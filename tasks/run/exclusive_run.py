@@ -1,4 +1,4 @@
-"""One run at a time of a source's model for a target: the second waits, and then finds the first one's work in the store."""
+"""One run at a time per model and target: a second run waits, and then finds the work of the first in the store."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _VERSION = re.compile(r"(/\d+|@[^/@]+)$")
 
 @contextmanager
 def turn_of(run: Run) -> Iterator[None]:
-    """Hold the turn of the job's model and target for the length of the block.
+    """Hold the lock of the job's model and target during the block.
 
-    Versions of one model take turns as well: they would be promoted to the same alias.
+    Versions of one model share the lock, since they would be promoted to the same alias.
 
     Raises:
-        LockTaken: the other run takes longer than `budgets.seconds` twice.
+        LockTaken: the other run holds the lock for longer than twice `budgets.seconds`.
     """
     name = turn_name(run.job.source, run.job.target)
     with ExitStack() as held:
@@ -33,7 +33,7 @@ def turn_of(run: Run) -> Iterator[None]:
 
 
 def turn_name(source: str, target: str) -> str:
-    """What runs of the same turn have in common.
+    """Return the name of the lock: the model without its version, and the target.
 
     >>> turn_name("models:/sentiment/7", "ort-cpu"), turn_name("models:/sentiment@live", "ort-cpu")
     ('run of models:/sentiment for ort-cpu', 'run of models:/sentiment for ort-cpu')

@@ -1,4 +1,4 @@
-"""Memory and disk of a run: measured while it lasts, and held against the budgets of its job."""
+"""Memory and disk of a run, measured while it runs and compared with the budgets of its job."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from validators.errors import BudgetExceeded
 from validators.job.job import Budgets
 from validators.records.result import FootprintResult
 
-# Children are sampled; the run's own process keeps its peak by itself.
+# Children are sampled; the kernel records the peak of the run's own process.
 SAMPLE_SECONDS = 0.5
-RESET_PEAK = "5"  # proc_pid_clear_refs(5): the peak resident size becomes the present one
+RESET_PEAK = "5"  # proc_pid_clear_refs(5): reset the peak resident size to the present size
 # Memory limits of a container, cgroup v2 and v1.
 CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 
 class Footprint:
-    """The memory and disk of one run."""
+    """Memory and disk of one run."""
 
     def __init__(self, budgets: Budgets, store: Store) -> None:
         self._budgets, self._store = budgets, store
@@ -53,36 +53,36 @@ class Footprint:
             thread.join()
 
     def read(self) -> FootprintResult:
-        """Return the highest figures so far."""
+        """Return the peak memory and disk so far."""
         self._note_memory()
         disk = self._note_disk(0)
         return FootprintResult(peak_memory_mb=round(self._peak_memory / 1e6, 1), disk_mb=round(disk / 1e6, 1))
 
     def check(self, what: str, needed: Needed | None = None) -> None:
-        """Raise if the run has passed `budgets.memory_mb`, or would pass a budget with what is `needed` for `what`.
+        """Raise if the run has exceeded `budgets.memory_mb`, or would exceed a budget with the resources `needed` for `what`.
 
-        Without `needed` this is cheap enough for every batch.
+        Without `needed`, the check is cheap enough for every batch.
 
         Raises:
-            BudgetExceeded: beyond the budget of the job, or beyond what the machine has where there is none.
+            BudgetExceeded: the run exceeds the job's budget, or without one, what the machine has.
         """
         budget = self._budgets.memory_mb
         present = self._note_memory() if needed else _own_peak()
         taken = max(self._peak_memory, present)
         if budget and taken > budget * 1e6:
-            raise _exceeded("memory", f"{taken / 1e6:,.0f} MB of memory taken ({what})", budget * 1e6, True)
+            raise _exceeded("memory", f"{taken / 1e6:,.0f} MB of memory used ({what})", budget * 1e6, True)
         if needed is None:
             return
         memory = budget * 1e6 if budget else _machine_memory()
         if present + needed.memory_bytes > memory:
-            found = (
-                f"{needed.memory_bytes / 1e6:,.0f} MB of memory needed beside {present / 1e6:,.0f} MB in use ({what})"
-            )
+            found = f"{needed.memory_bytes / 1e6:,.0f} MB of memory needed on top of {present / 1e6:,.0f} MB in use ({what})"
             raise _exceeded("memory", found, memory, bool(budget))
         written, allowed = self._store.written_bytes, self._budgets.disk_mb
         disk = allowed * 1e6 if allowed else written + _free(self._store.root)
         if written + needed.disk_bytes > disk:
-            found = f"{needed.disk_bytes / 1e6:,.0f} MB of disk needed beside {written / 1e6:,.0f} MB written ({what})"
+            found = (
+                f"{needed.disk_bytes / 1e6:,.0f} MB of disk needed on top of {written / 1e6:,.0f} MB written ({what})"
+            )
             raise _exceeded("disk", found, disk, bool(allowed))
         self._note_disk(needed.disk_bytes)
 
@@ -90,20 +90,20 @@ class Footprint:
         assert self._budgets.disk_mb is not None
         written, limit = self._store.written_bytes, self._budgets.disk_mb * 1e6
         if written + size > limit:
-            found = f"{size / 1e6:,.0f} MB for an entry {kind!r} beside the {written / 1e6:,.0f} MB written"
+            found = f"{size / 1e6:,.0f} MB for an entry {kind!r} on top of {written / 1e6:,.0f} MB written"
             raise _exceeded("disk", found, limit, True)
 
     def room_mb(self, most: float) -> float:
-        """Return how much memory a pass may take: `most`, or what `budgets.memory_mb` leaves of it."""
+        """Return the memory that a pass may take, in MB: `most`, or what `budgets.memory_mb` leaves if that is less."""
         budget = self._budgets.memory_mb
         return min(most, max(budget - self._note_memory() / 1e6, 1.0)) if budget else most
 
     def _note_memory(self) -> int:
-        """Return the bytes resident now, after the peak was updated."""
+        """Update the peak; return the bytes resident now."""
         own = psutil.Process()
         present = own.memory_info().rss
         for child in own.children(recursive=True):
-            with suppress(psutil.Error):  # it has ended
+            with suppress(psutil.Error):  # the child has ended
                 present += child.memory_info().rss
         with self._lock:
             self._peak_memory = max(self._peak_memory, present, _own_peak())
@@ -120,14 +120,14 @@ def _exceeded(kind: str, found: str, limit: float, is_budget: bool) -> BudgetExc
     return BudgetExceeded(
         found=found,
         expected=f"at most {limit / 1e6:,.0f} MB, {where}",
-        fix=f"allow more with `budgets.{kind}_mb`"
+        fix=f"raise `budgets.{kind}_mb`"
         if is_budget
-        else "take fewer samples, a metric that gives one score a sample, or a larger machine",
+        else "use fewer samples, a metric that gives one score per sample, or a larger machine",
     )
 
 
 def _own_peak() -> int:
-    """Return the peak resident bytes of this process since it was reset; 0 where the system does not say."""
+    """Return the peak resident bytes of this process since the last reset; 0 if the system does not report it."""
     with suppress(OSError, StopIteration):
         status = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
         return 1024 * next(int(line.split()[1]) for line in status if line.startswith("VmHWM"))

@@ -1,4 +1,4 @@
-"""Where secrets are kept from what Prefect and log files get: every log record, and every error that nobody foresaw."""
+"""Redaction of secrets in log records and in the texts of unexpected errors, before Prefect and log files get them."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ Outcome = TypeVar("Outcome")
 
 
 class Redacted(Exception):
-    """An error that nobody foresaw, whose text held a secret: its class by name, and its text without."""
+    """Replacement of an unexpected error whose text held a secret: the name of its class, and its redacted text."""
 
 
 def shielded(function: Callable[Arguments, Outcome]) -> Callable[Arguments, Outcome]:
-    """The function, of whose errors none has a secret in its text: Prefect keeps the text as the message of a state.
+    """Return the function with secrets redacted from its errors: Prefect stores an error's text as the message of a state.
 
-    Errors of quantgate's own have none from the start.
+    The texts of quantgate's own errors are redacted when they are created.
     """
 
     @functools.wraps(function)
@@ -42,10 +42,10 @@ def shielded(function: Callable[Arguments, Outcome]) -> Callable[Arguments, Outc
 
 
 def redact_logs() -> None:
-    """Take secrets out of every log record of this process, its traceback too, whoever logs it and wherever it goes.
+    """Redact secrets in every log record of this process and in its traceback, for every logger and handler.
 
-    At the records' birth, since filters of a logger do not see what its children log, and handlers come and go: Prefect makes
-    its own for each run.
+    This is done when a record is created. Filters of a logger do not see the records of its children, and Prefect makes
+    its own handlers for each run.
     """
     former = logging.getLogRecordFactory()
     if getattr(former, "redacts", False):
@@ -54,14 +54,14 @@ def redact_logs() -> None:
     def record(*args: Any, **kwargs: Any) -> logging.LogRecord:
         return _without_secrets(former(*args, **kwargs))
 
-    record.redacts = True  # type: ignore[attr-defined]  # how it knows itself
+    record.redacts = True  # type: ignore[attr-defined]  # marks the factory, so that it is installed once
     logging.setLogRecordFactory(record)
 
 
 def _without_secrets(record: logging.LogRecord) -> logging.LogRecord:
     try:
         message = record.getMessage()
-    except Exception:  # arguments that do not fit, which logging itself would print on standard error as they are
+    except Exception:  # arguments do not fit the format; logging itself would print them unredacted on standard error
         message = f"{record.msg} {record.args}"
         record.msg, record.args = message, ()
     if (clean := redact(plain(message))) != message:
@@ -69,6 +69,6 @@ def _without_secrets(record: logging.LogRecord) -> logging.LogRecord:
     if record.exc_info and record.exc_info[1] is not None:
         trace = "".join(traceback.format_exception(record.exc_info[1]))
         if (clean := redact(trace)) != trace:
-            # Handlers print the text where there is one; some read `exc_info` and would print the secret.
+            # Handlers print `exc_text` if it is set; some read `exc_info` and would print the secret.
             record.exc_info, record.exc_text = None, clean.rstrip()
     return record

@@ -1,4 +1,4 @@
-"""A client of the Prefect server that says in our words what is wrong with the server."""
+"""Client of the Prefect server that raises quantgate's errors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from validators.errors import InfrastructureError
 
 @contextmanager
 def server_client() -> Iterator[SyncPrefectClient]:
-    """A client whose errors are ours.
+    """Yield a client, and turn its errors into quantgate's.
 
     Raises:
         InfrastructureError: the server does not answer, or refuses a request.
@@ -25,14 +25,14 @@ def server_client() -> Iterator[SyncPrefectClient]:
             yield client
     except PrefectHTTPStatusError as error:
         raise InfrastructureError(
-            found=f"the Prefect server at {_address()} refuses: {error.response.status_code} {error.response.text[:300]}",
+            found=f"the Prefect server at {_address()} returned {error.response.status_code}: {error.response.text[:300]}",
             expected="a server of the version that quantgate is pinned to, with deployments of this version of quantgate",
-            fix="compare `prefect version` with the server's; `quantgate deploy`; read the server's log",
+            fix="compare `prefect version` with the server's; run `quantgate deploy`; read the server's log",
         ) from error
     except (httpx.HTTPError, OSError) as error:
         raise InfrastructureError(
             found=f"the Prefect server at {_address()} does not answer: {type(error).__name__}: {error}",
-            expected="an answer",
+            expected="a server that answers",
             fix="check PREFECT_API_URL, and that the server runs",
         ) from error
 

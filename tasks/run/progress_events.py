@@ -1,6 +1,6 @@
-"""What a run is doing at the moment: every step says when it begins and when it ends to whoever watches in this process.
+"""Progress events of a run: every step tells the watchers in this process when it begins and when it ends.
 
-Steps that workers do elsewhere are not seen; the step that waits for them is.
+Steps on workers in other processes send no events here; the step that waits for them does.
 """
 
 from __future__ import annotations
@@ -10,24 +10,24 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
-# The steps that every candidate goes through.
+# Names of the steps that every candidate goes through.
 MAKE, MEASURE = "make candidate", "measure latency"
 BASELINE, CONFIRM = "measure baseline", "confirm the winner"
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A step that goes on: its name, and what this one is called, such as `make fp16@tensorrt`."""
+    """A step in progress: its kind, and the name of this instance, such as `make fp16@tensorrt`."""
 
     kind: str
     name: str
 
 
 class Watcher(Protocol):
-    """Is told, in the thread of the step."""
+    """Callback for the begin and end of stages, called in the thread of the step."""
 
     def __call__(self, stage: Stage, *, begins: bool) -> None:
-        """The stage begins, or ends, well or badly."""
+        """Handle the begin of a stage, or its end, successful or not."""
 
 
 _watchers: list[Watcher] = []
@@ -35,7 +35,7 @@ _watchers: list[Watcher] = []
 
 @contextmanager
 def watch_stages(watcher: Watcher) -> Iterator[None]:
-    """Have the watcher told of every stage during the block."""
+    """Call the watcher for every stage during the block."""
     _watchers.append(watcher)
     try:
         yield
@@ -45,7 +45,7 @@ def watch_stages(watcher: Watcher) -> Iterator[None]:
 
 @contextmanager
 def stage(kind: str, name: Callable[[], str]) -> Iterator[None]:
-    """The block is a stage; what it is called is asked only if somebody watches."""
+    """Report the block as a stage to the watchers; `name` is called only if there are any."""
     if not _watchers:
         yield
         return

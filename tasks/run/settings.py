@@ -1,4 +1,4 @@
-"""Where a deployment keeps its state, read from the environment when it is asked for."""
+"""Settings of a deployment, read from environment variables at call time."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ _SQLITE = "sqlite:///"
 
 
 def state_folder() -> Path:
-    """The folder of everything that quantgate keeps on this machine: `QUANTGATE_STATE`, or `.quantgate` right here."""
+    """Return the folder of all state on this machine: `QUANTGATE_STATE`, or `.quantgate` in the working directory."""
     return Path(os.environ.get("QUANTGATE_STATE", ".quantgate")).resolve()
 
 
 def store_place() -> str | None:
-    """Address of the finished work and locks that machines share: `QUANTGATE_STORE`, or None for the state folder."""
+    """Return the address of the store and locks that machines share: `QUANTGATE_STORE`, or None for the state folder."""
     return os.environ.get("QUANTGATE_STORE", "").rstrip("/") or None
 
 
 def tracking_uri(state: Path) -> str:
-    """The MLflow tracking URI: `MLFLOW_TRACKING_URI`, or a database in the state folder."""
+    """Return the MLflow tracking URI: `MLFLOW_TRACKING_URI`, or a database in the state folder."""
     return os.environ.get("MLFLOW_TRACKING_URI") or f"{_SQLITE}{state / 'mlflow.db'}"
 
 
 def registry_uri(tracking: str) -> str:
-    """The URI of the model registry: `MLFLOW_REGISTRY_URI`, or the tracking URI."""
+    """Return the URI of the model registry: `MLFLOW_REGISTRY_URI`, or the tracking URI."""
     return os.environ.get("MLFLOW_REGISTRY_URI") or tracking
 
 
 def is_remote(uri: str) -> bool:
-    """Return whether other machines can reach an MLflow store: it is neither a file nor a server of this machine alone.
+    """Return True if other machines can reach an MLflow store: it is neither a file nor a server on a loopback address.
 
     >>> is_remote("http://mlflow:5000"), is_remote("postgresql://db/mlflow"), is_remote("databricks")
     (True, True, True)
@@ -46,7 +46,7 @@ def is_remote(uri: str) -> bool:
 
 
 def database_file(uri: str) -> Path | None:
-    """The file of a tracking database; None for a server. To ask for one that is not there would make it.
+    """Return the file of a tracking database; None for a server. MLflow would create a missing database when opening it.
 
     >>> database_file("sqlite:////state/mlflow.db"), database_file("http://mlflow:5000")
     (PosixPath('/state/mlflow.db'), None)
@@ -55,9 +55,9 @@ def database_file(uri: str) -> Path | None:
 
 
 def pages_address(uri: str) -> str | None:
-    """Where people reach MLflow's pages: `QUANTGATE_MLFLOW_PAGES`, or the server at `uri`; None for a database alone.
+    """Return the address of MLflow's pages for browsers: `QUANTGATE_MLFLOW_PAGES`, or the server at `uri`; None for a database.
 
-    A worker in a container knows MLflow by a name that no browser does.
+    A worker in a container reaches MLflow by a host name that no browser can resolve.
 
     >>> pages_address("http://mlflow:5000/"), pages_address("sqlite:///mlflow.db")
     ('http://mlflow:5000', None)
@@ -67,9 +67,9 @@ def pages_address(uri: str) -> str | None:
 
 
 def artifact_location(uri: str) -> str | None:
-    """Where a new experiment keeps its artifacts: beside a database file, which has no place for them; else the server's.
+    """Return the artifact URI of a new experiment: a folder beside a database file; None for a server, which has its own.
 
-    Left to itself, MLflow writes them into the folder that the process happens to run in.
+    By default, MLflow would write them into the working directory of the process.
     """
     return (
         (Path(uri.removeprefix(_SQLITE)).resolve().parent / "mlartifacts").as_uri() if uri.startswith(_SQLITE) else None
@@ -77,55 +77,57 @@ def artifact_location(uri: str) -> str | None:
 
 
 def hands_to_workers() -> bool:
-    """Whether what must run on the target is handed to workers: `QUANTGATE_DISPATCH=pools`; else this process does it.
+    """Return True if workers run the steps on the target (`QUANTGATE_DISPATCH=pools`); False if this process does.
 
     Raises:
-        JobError: another value, or no server that workers could share: the embedded one is this process's own.
+        JobError: the value is unknown, or there is no server to share with workers; the embedded one serves this process alone.
     """
     told = os.environ.get("QUANTGATE_DISPATCH", "process")
     if told not in ("process", "pools"):
-        raise JobError(found=f"QUANTGATE_DISPATCH={told}", expected="process or pools", fix="correct it, or unset it")
+        raise JobError(
+            found=f"QUANTGATE_DISPATCH={told}", expected="process or pools", fix="correct or unset QUANTGATE_DISPATCH"
+        )
     if told == "pools" and not os.environ.get("PREFECT_API_URL"):
         raise JobError(
             found="QUANTGATE_DISPATCH=pools without PREFECT_API_URL",
-            expected="the address of the Prefect server that the workers ask for work",
+            expected="the address of the Prefect server that the workers poll",
             fix="`quantgate ui` starts one; then set PREFECT_API_URL=http://127.0.0.1:4200/api for the run and its workers",
         )
     return told == "pools"
 
 
 def check_server(purpose: str) -> None:
-    """Nothing, where `PREFECT_API_URL` names a server: the embedded one of a process knows of no other's runs.
+    """Raise if `PREFECT_API_URL` names no server; the embedded server of a process does not know the runs of others.
 
     Raises:
-        InfrastructureError: it does not; `purpose` says which server is meant.
+        InfrastructureError: it is not set; `purpose` follows "the Prefect server" in the message.
     """
     if not os.environ.get("PREFECT_API_URL"):
         raise InfrastructureError(
-            found="no PREFECT_API_URL",
+            found="PREFECT_API_URL is not set",
             expected=f"the address of the Prefect server {purpose}",
             fix="`quantgate serve` starts one; then set PREFECT_API_URL=http://127.0.0.1:4200/api",
         )
 
 
 def worker_wait_seconds() -> float:
-    """How long a target may be without a worker before what waits for one is refused: `QUANTGATE_WORKER_WAIT_SECONDS`, or 120.
+    """Return the seconds to wait for a worker before a candidate is refused: `QUANTGATE_WORKER_WAIT_SECONDS`, or 120.
 
-    Prefect takes a worker for gone after three heartbeats of 30 s; a restart of one should cost nothing.
+    Prefect marks a worker offline after three missed heartbeats of 30 s; the restart of a worker should lose nothing.
 
     Raises:
-        JobError: not a number above 0.
+        JobError: the value is not a number above 0.
     """
     return _seconds("QUANTGATE_WORKER_WAIT_SECONDS", 120)
 
 
 def patience_seconds() -> float:
-    """How long a step tries again while a server does not answer, before it ends: `QUANTGATE_PATIENCE_SECONDS`, or 180.
+    """Return the seconds for which a step retries while a server does not answer: `QUANTGATE_PATIENCE_SECONDS`, or 180.
 
-    MLflow starts in 10 to 30 s; a server that is moved to another machine, with its database, takes a minute or two.
+    MLflow starts in 10 to 30 s; moving a server and its database to another machine takes a minute or two.
 
     Raises:
-        JobError: not a number above 0.
+        JobError: the value is not a number above 0.
     """
     return _seconds("QUANTGATE_PATIENCE_SECONDS", 180)
 
@@ -137,53 +139,53 @@ def _seconds(name: str, default: float) -> float:
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < float("inf"):
-        raise JobError(found=f"{name}={told}", expected="seconds above 0", fix="correct it")
+        raise JobError(found=f"{name}={told}", expected="a number of seconds above 0", fix=f"correct or unset {name}")
     return seconds
 
 
 def prepare_environment(state: Path) -> None:
-    """Set what Prefect and MLflow read once, at import, unless the user set it: embedded state, no telemetry, calm logs.
+    """Set environment variables that Prefect and MLflow read at import: embedded state, no telemetry, fewer log lines.
 
-    Must run before either is imported.
+    Variables that the user set stay. This must run before either library is imported.
 
     Raises:
-        InfrastructureError: the folder cannot be made.
+        InfrastructureError: the folder cannot be created.
     """
     defaults = {
         "PREFECT_HOME": str(state / "prefect"),
-        # Waits of 2, 4, ... 128 s: a server that is started anew, or moved, costs a run no more than time.
+        # Waits of 2, 4, ... 128 s: restarting or moving a server delays a run but does not end it.
         "PREFECT_CLIENT_MAX_RETRIES": "7",
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "true",
-        # The first start makes the database: 20 s is too short on a busy machine of two cores.
+        # The first start creates the database: 20 s is too short on a busy machine with two cores.
         "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "180",
-        # A run hands a worker several steps, one after the other: at 10 s each would wait for 5.
+        # A run sends a worker several steps in turn: at the default of 10 s each would wait 5 s on average.
         "PREFECT_WORKER_QUERY_SECONDS": "3",
         "PREFECT_CLOUD_ENABLE_ORCHESTRATION_TELEMETRY": "false",
         "DO_NOT_TRACK": "true",
         "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
-        # What a run says reaches the Prefect UI through this logger; the terminal has progress lines of its own.
+        # This logger carries a run's messages to the Prefect UI; the terminal has its own progress lines.
         "PREFECT_LOGGING_EXTRA_LOGGERS": "quantgate",
         "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
         "MLFLOW_DISABLE_TELEMETRY": "true",
         # At INFO the first use of a database prints its migrations.
         "MLFLOW_LOGGING_LEVEL": "WARNING",
-        # The registry is tried again by the task that needs it, with a delay; seven attempts within each would take minutes.
+        # Tasks retry registry calls themselves, with a delay; seven HTTP retries within each would take minutes.
         "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
         "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     }
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
     make_state_folder(state)
-    # Prefect makes only the last folder of its path, and without it the embedded server never answers.
+    # Prefect creates only the last folder of its path, and without the folder the embedded server never answers.
     _make_folder(Path(os.environ["PREFECT_HOME"]), "Prefect's folder", "PREFECT_HOME")
 
 
 def make_state_folder(state: Path) -> Path:
-    """The state folder, made if it was not there.
+    """Create the state folder if it does not exist, and return it.
 
     Raises:
-        InfrastructureError: it cannot be made.
+        InfrastructureError: the folder cannot be created.
     """
     return _make_folder(state, "state folder", "QUANTGATE_STATE")
 
@@ -194,7 +196,7 @@ def _make_folder(path: Path, kind: str, variable: str) -> Path:
     except OSError as error:
         raise InfrastructureError(
             found=f"{kind} {path}: {error.strerror or error}",
-            expected="a folder that this user may write into",
-            fix=f"set {variable} to one, or mend the rights of this one",
+            expected="a folder that this user may write to",
+            fix=f"set {variable} to a writable folder, or correct the permissions of this one",
         ) from error
     return path

@@ -1,10 +1,10 @@
-"""A step of the story as a Prefect task: never cached by Prefect, retried on infrastructure errors alone.
+"""Steps of a run as Prefect tasks: never cached by Prefect, retried on infrastructure errors alone.
 
-A server that does not answer is waited for as long as a restart of it may take; what else fails of the infrastructure (a
-process that died, a busy device) is tried twice more; a full disk, bad input and a refusal are not tried again.
+While a server does not answer, a step retries for as long as a restart may take. Other infrastructure errors (a process
+that died, a busy device) are retried twice. A full disk, bad input and a refusal are not retried.
 
-Prefect's own cache keys know the task's source but not what it calls, so that a change deeper down would give back an old
-result. Finished work is kept by the store, under the digest of all that made it.
+Prefect's cache keys cover the task's source but not the functions that it calls, so a change in those would return an old
+result. The store keeps finished work instead, under the digest of all its inputs.
 """
 
 from __future__ import annotations
@@ -28,17 +28,18 @@ Arguments = ParamSpec("Arguments")
 Outcome = TypeVar("Outcome")
 
 RETRIES = 2
-# Doubled up to the last, which stays; all of them together are more than anybody's patience.
+# The delay doubles up to the last value, which then repeats.
 DELAYS_SECONDS = [1.0, 2.0, 4.0, 8.0, 16.0, 30.0]
+# Never reached: `QUANTGATE_PATIENCE_SECONDS` ends the retries earlier.
 MOST_RETRIES = 1000
-# So many runs as wait for one server must not all ask it in the second in which it is back.
+# Spreads the requests of many waiting runs once a server is back.
 JITTER = 0.3
 
 
 def step(
     name: str, *, run_name: str | None = None, retried: bool = True
 ) -> Callable[[Callable[Arguments, Outcome]], Task[Arguments, Outcome]]:
-    """Make a Prefect task of a function. `run_name` is a template over its arguments, such as `make {name}`."""
+    """Return a decorator that makes a function a Prefect task. `run_name` is a template over its arguments: `make {name}`."""
     made = task(
         name=name,
         task_run_name=run_name,
@@ -52,7 +53,7 @@ def step(
 
 
 def _staged(function: Callable[Arguments, Outcome], name: str, run_name: str | None) -> Callable[Arguments, Outcome]:
-    """The function, of which whoever watches the run is told when it begins and ends."""
+    """Return the function with its begin and end reported to the run's watchers."""
     signature = inspect.signature(function)
 
     @functools.wraps(function)
@@ -80,17 +81,17 @@ def _is_worth_another_try(_task: Any, task_run: Any, state: Any) -> bool:
     else:
         return False
     if is_worth:
-        log.warning("%s; trying again", found)
+        log.warning("%s; retrying", found)
     return is_worth
 
 
 def _found(error: ServiceDown | httpx.TransportError) -> str:
-    """What is wrong; Prefect's client says that its server does not answer by errors of its own."""
+    """Return what was found; Prefect's client raises httpx errors when its server does not answer."""
     return error.found if isinstance(error, ServiceDown) else f"the Prefect server does not answer: {error}"
 
 
 def waited_seconds(attempts: int) -> float:
-    """How long a step has waited between so many attempts, without the jitter.
+    """Return the seconds that a step has waited between so many attempts, without jitter.
 
     >>> [waited_seconds(attempts) for attempts in (1, 2, 3, 7, 8)]
     [0.0, 1.0, 3.0, 61.0, 91.0]

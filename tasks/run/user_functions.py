@@ -1,4 +1,4 @@
-"""The metric of a job, and the functions of the user that it calls around a request and as its own step."""
+"""The job's metric, its functions before and after the model, and its own step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from validators.samples.datasets import TensorSpec
 
 
 def job_metric(job: Job) -> Metric:
-    """The metric that the job names, with what it needs.
+    """Return the metric that the job names, with its options.
 
     Raises:
         JobError: the user's function or the vocabulary cannot be loaded.
@@ -30,12 +30,12 @@ def job_metric(job: Job) -> Metric:
 
 
 def keeps_noise(metric: Metric, output: TensorSpec) -> bool:
-    """Return whether the noise between the outputs of a variant and the baseline can be measured."""
+    """Return True if the noise between the outputs of a variant and the baseline can be measured."""
     return metric.name != "perplexity" and has_noise(output)
 
 
 def job_hooks(job: Job) -> list[UserFunction]:
-    """What comes before and after the model in the end-to-end time, as far as the job names it.
+    """Return the job's `preprocess` and `postprocess` functions, which count in the end-to-end time, if it names them.
 
     Raises:
         JobError: a function cannot be loaded.
@@ -45,9 +45,9 @@ def job_hooks(job: Job) -> list[UserFunction]:
 
 
 def job_step(job: Job) -> UserFunction | None:
-    """The job's own step, if it has one.
+    """Return the job's own step, or None if it has none.
 
     Raises:
-        JobError: it cannot be loaded.
+        JobError: the function cannot be loaded.
     """
     return load_function(job.step, job.code, key="step") if job.step is not None else None

@@ -54,7 +54,7 @@ def refuse_strays(nodes: Iterable[AssignedNode], provider: str) -> None:
     if strays:
         raise CandidateRefused(
             kind="unsupported",
-            found=f"products that {provider} does not run: {', '.join(strays[:SHOWN])}{and_more(strays)}",
-            expected=f"all of them on {provider}",
-            fix="a precision for which the provider has kernels: see docs/candidates.md",
+            found=f"{provider} does not run the products {', '.join(strays[:SHOWN])}{and_more(strays)}",
+            expected=f"all products on {provider}",
+            fix="use a precision for which the provider has kernels, see docs/candidates.md",
         )

@@ -75,8 +75,8 @@ def _from_package(package: str) -> Library:
         ) from error
     if not distributions:
         raise JobError(
-            found=f"package {package!r} of no installed distribution",
-            expected="a package with a version, which consumers can install too",
+            found=f"package {package!r} belongs to no installed distribution",
+            expected="a package of a versioned distribution, which consumers can install too",
             fix="install it with pip, or name the library by its `file`",
         )
     return Library(path, digest_file(path), package, distributions[0], metadata.version(distributions[0]))
@@ -91,5 +91,5 @@ def _check_loads(library: Library) -> None:
         raise JobError(
             found=f"ONNX Runtime {ort.__version__} does not load {library.path.name}: {str(error).splitlines()[0][:300]}",
             expected="a library of custom operators (with `RegisterCustomOps`) for this platform and runtime",
-            fix="build it for this platform, with the headers of a runtime that is no newer",
+            fix="build it for this platform, with the headers of the same or an older runtime",
         ) from error

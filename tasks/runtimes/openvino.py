@@ -56,16 +56,16 @@ def library_path() -> str:
     if installed_version() is None:
         raise _refuse(
             Missing(
-                f"no {DISTRIBUTION} is installed",
+                f"{DISTRIBUTION} is not installed",
                 f"the OpenVINO provider for ONNX Runtime, version {VERSION}",
-                "install the extra `openvino`, or take candidates for ort-cpu",
+                "install the extra `openvino`, or use candidates for ort-cpu",
             )
         )
     try:
         return str(import_module(MODULE).get_library_path())
     except (ImportError, OSError) as error:
         raise _refuse(
-            Missing(f"{DISTRIBUTION} without its library: {error}", "a whole installation", "install it again")
+            Missing(f"{DISTRIBUTION} lacks its library: {error}", "a complete installation", "reinstall it")
         ) from error
 
 
@@ -95,8 +95,8 @@ def find_device() -> ort.OrtEpDevice:
         Missing(
             f"{DISTRIBUTION} {installed_version()} offers no device for this processor, made by "
             + (", ".join(makers) or "nobody known"),
-            "a processor made by Intel: the plugin takes no other",
-            "run the job on one, or take candidates for ort-cpu",
+            "a processor made by Intel, the only ones that the plugin supports",
+            "run the job on such a processor, or use candidates for ort-cpu",
         )
     )
 

@@ -59,7 +59,7 @@ def installed_runtime() -> tuple[str, str]:
     raise InfrastructureError(
         found="both onnxruntime and onnxruntime-gpu" if found else "no ONNX Runtime",
         expected="exactly one of the distributions onnxruntime and onnxruntime-gpu",
-        fix="make a fresh environment with one of the extras `cpu` and `gpu`",
+        fix="create a new environment with one of the extras `cpu` and `gpu`",
     )
 
 
@@ -123,7 +123,7 @@ def open_session(
             kind="invalid",
             found=f"ONNX Runtime {ort.__version__} does not load {model.name}: {_first_line(error)}",
             expected="a model that the runtime loads",
-            fix="another precision or granularity, or a newer runtime",
+            fix="use another precision or granularity, or a newer runtime",
         ) from error
     if session.get_providers()[0] != settings.provider:
         raise _fallback(f"providers {session.get_providers()}", settings.provider, said)
@@ -221,7 +221,7 @@ def failures_refused() -> Iterator[None]:
             kind="invalid",
             found=f"the runtime fails on the model: {_first_line(error)}",
             expected="a model that runs on every batch",
-            fix="look at the named node; check its shapes against the data's",
+            fix="check the shapes of the named node against the data",
         ) from error
 
 

@@ -74,8 +74,8 @@ def gpu_providers(
         raise CandidateRefused(
             kind="invalid",
             found=f"provider options {wrong}",
-            expected="none of them: types are those of the file, so that a candidate is what its name says",
-            fix="leave them out; float16 is the candidate fp16@ort-tensorrt",
+            expected="no option that changes types, so that a candidate runs in the types that its name states",
+            fix="remove them; use the candidate fp16@ort-tensorrt for float16",
         )
     base = options.pop(ENGINE_CACHE, None)
     if base is not None:

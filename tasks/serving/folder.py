@@ -43,8 +43,8 @@ def write_folder(place: Path, contents: Mapping[str, Path | str], about: Mapping
     except OSError as error:
         raise InfrastructureError(
             found=f"{place} cannot be written: {error}",
-            expected=f"folders that may be written, {place} and {beside} on one disk",
-            fix="export to another folder, and move what is in it there",
+            expected=f"writable folders {place} and {beside} on the same disk",
+            fix="export to another folder, and move its content there",
         ) from error
 
 
@@ -69,14 +69,14 @@ def check_own(place: Path) -> None:
     """
     if not place.is_symlink() and (not place.exists() or (place.is_dir() and not any(place.iterdir()))):
         return
-    found = "which quantgate did not write"
+    found = "was not written by quantgate"
     try:
         told = json.loads((place / MARK).read_text(encoding="utf-8"))["files"]
         present = {str(path.relative_to(place)) for path in place.rglob("*") if not path.is_dir()} - {MARK}
         changed = sorted(present ^ told.keys()) or [name for name in told if digest_file(place / name) != told[name]]
         if not changed and not place.is_symlink():
             return
-        found = f"in which {changed[0]} was changed since quantgate wrote it" if changed else "which is a link"
+        found = f"has {changed[0]} changed since quantgate wrote it" if changed else "is a link"
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         pass
-    raise JobError(found=f"{place}, {found}", expected="a new folder", fix="name another one, or move this one away")
+    raise JobError(found=f"{place} {found}", expected="a new folder", fix="name another folder, or move this one away")

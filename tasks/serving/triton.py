@@ -168,9 +168,9 @@ def _spec(value: onnx.ValueInfoProto) -> TensorSpec:
     kind = value.type.tensor_type
     if not kind.HasField("shape"):
         raise JobError(
-            found=f"the tensor {value.name!r} without a shape",
-            expected="the number of its axes",
-            fix="export the model with shapes, and have it quantized again",
+            found=f"the tensor {value.name!r} has no shape",
+            expected="a known number of axes",
+            fix="export the model with shapes, and quantize it again",
         )
     dtype = onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type).name
     return TensorSpec(value.name, dtype, declared_shape(kind.shape))
@@ -188,9 +188,9 @@ def _batch(
     if not shared:
         if asked is not None:
             raise JobError(
-                found=f"--max-batch {asked}, and no axis 0 that is dynamic and the same in all inputs and outputs",
-                expected="a model that takes batches of any size",
-                fix="leave it out: requests then have the shapes of the model",
+                found=f"--max-batch {asked}, but axis 0 is not dynamic and common to all inputs and outputs",
+                expected="a model that accepts batches of any size",
+                fix="remove --max-batch; requests then have the shapes of the model",
             )
         return 0, ()
     most = min((shapes["maximum"][0] for shapes in profile), default=None)
@@ -211,7 +211,7 @@ def _tensor(spec: TensorSpec, batch: int) -> Fields:
         raise JobError(
             found=f"{spec}",
             expected=f"one of the types {', '.join(TYPES)}",
-            fix="Triton has no other; leave it out of Triton",
+            fix="do not serve this model with Triton, which has no other types",
         )
     axes = spec.shape[1:] if batch else spec.shape
     dims = [axis if isinstance(axis, int) else -1 for axis in axes]
@@ -247,8 +247,8 @@ def _library(library: Mapping[str, str], place: Path) -> str:
     if "file" not in library:
         raise JobError(
             found=f"custom operators of the Python package {library['package']}",
-            expected="operators of a shared library that goes with the model",
-            fix="name the library's file in `operator_libraries` of the job, and promote a variant anew",
+            expected="operators of a shared library file, which is exported with the model",
+            fix="name the library's file in `operator_libraries` of the job, and promote a variant again",
         )
     return str(PurePosixPath(place.absolute()) / "1" / library["file"])
 

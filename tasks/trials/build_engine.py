@@ -1,5 +1,7 @@
-"""Step 5, for `tensorrt`, between making and measuring: the file is linted and an engine built of it, for this worker's GPU or,
-where it has none, ahead of time for others."""
+"""Step 5, for `tensorrt`, between making and measuring: lint the file and build an engine from it.
+
+The engine is for this worker's GPU, or without one, built ahead of time for other GPUs.
+"""
 
 from __future__ import annotations
 
@@ -29,24 +31,24 @@ from validators.samples.words import SHOWN, and_more
 
 
 def with_engine(run: Run, given: Given, inventory: Inventory, variant: Variant) -> Variant:
-    """The variant with its engine; where it cannot run here it is `aot-checked`, and ONNX Runtime simulates its answers.
+    """Return the variant with its engine. Without a GPU it is `aot-checked`, and ONNX Runtime simulates its answers.
 
-    Ahead of time there is an engine for each compute capability that the job names; the variant gets the one that multiplies
-    least in low precision.
+    Ahead of time, an engine is built for each compute capability that the job names. The variant gets the engine with the
+    smallest share of low-precision multiplications.
 
     Raises:
-        CandidateRefused: the linter finds what the builder refuses, no builder is installed, or it builds nothing.
+        CandidateRefused: the linter finds a fault that the builder refuses, no builder is installed, or the build fails.
     """
     notes = _linted(variant)
     if inventory.gpu:
         engine = _engine(run, given, inventory, variant, ())
         return replace(variant, engine=engine, notes=(*variant.notes, *notes, *_warnings(engine)))
     capabilities = run.job.engines.ahead_of_time
-    # Of several in one build the builder tells the layers of one.
+    # In a build for several capabilities, the builder reports the layers of one only.
     engines = [_engine(run, given, inventory, variant, (capability,)) for capability in capabilities]
     engine = _least_covered(run, given, variant, engines)
     told = f"built for compute capability {' and '.join(capabilities)}, never run; answers are simulated"
-    # At higher levels the CPU provider fuses FP8 pairs into kernels that do not exist.
+    # At higher optimization levels the CPU provider fuses FP8 pairs into kernels that do not exist.
     session = SessionSettings(
         CPU_PROVIDER, variant.session.threads, "basic", dict(AS_WRITTEN), variant.session.libraries
     )
@@ -57,7 +59,7 @@ def with_engine(run: Run, given: Given, inventory: Inventory, variant: Variant) 
 def _engine(
     run: Run, given: Given, inventory: Inventory, variant: Variant, compute_capabilities: tuple[str, ...]
 ) -> Engine:
-    """From the store, or built; the log of a build that failed is kept outside of it."""
+    """Return the engine from the store, or build it. The log of a failed build becomes a separate entry."""
     job, evidence, points = run.job, given.evidence, run.job.measurement.points
     build = BuildSettings(
         profile_of(evidence.inputs, job.engines, points, _shapes(evidence), accuracy_batch=_most_at_once(run)),
@@ -76,7 +78,7 @@ def _engine(
 
 
 def _least_covered(run: Run, given: Given, variant: Variant, engines: Sequence[Engine]) -> Engine:
-    """The engine that multiplies least in low precision, of several that multiply otherwise; else the first."""
+    """Return the engine with the smallest share of low-precision multiplications; the first if all use the same kernels."""
     kernels = [kernels_of_nodes(engine.layers) for engine in engines]
     if all(found == kernels[0] for found in kernels):
         return engines[0]
@@ -91,7 +93,7 @@ def _warnings(engine: Engine) -> tuple[str, ...]:
 
 
 def _kept(run: Run, log: Path) -> Path | None:
-    """The builder's log as an entry of its own: the one that it belonged to is not made."""
+    """Store the builder's log as a separate entry, since a failed build makes no engine entry; None without a log."""
     if not log.exists():
         return None
 
@@ -99,7 +101,7 @@ def _kept(run: Run, log: Path) -> Path | None:
 
 
 def _shapes(evidence: Evidence) -> dict[str, list[tuple[int, ...]]]:
-    """Of each input's arrays in the data that the engine must answer, that of requests first."""
+    """Return the shapes of each input in the data that the engine must accept, by input; that of requests comes first."""
     return {spec.name: [evidence.evaluation.inputs[spec.name].shape] for spec in evidence.inputs}
 
 
@@ -108,10 +110,10 @@ def _most_at_once(run: Run) -> int:
 
 
 def _linted(variant: Variant) -> tuple[str, ...]:
-    """What the linter says of the file, by rule, in words.
+    """Lint the file; return one line per rule and consequence.
 
     Raises:
-        CandidateRefused: `invalid`: the builder would refuse it.
+        CandidateRefused: `invalid`: the builder would refuse the file.
     """
     findings = lint(variant.path, "tensorrt")
     wrong = [finding for finding in findings if finding.consequence in ("fails", "wrong")]
@@ -119,7 +121,7 @@ def _linted(variant: Variant) -> tuple[str, ...]:
         raise CandidateRefused(
             kind="invalid",
             found=f"{wrong[0].rule} at node {wrong[0].node}: {wrong[0].found}",
-            expected="a file of which TensorRT builds what it says",
+            expected="a file that TensorRT builds as it is written",
             fix=wrong[0].fix,
         )
     nodes: dict[tuple[str, str], list[str]] = {}

@@ -1,6 +1,7 @@
-"""Step 7: the best is judged again, on samples and by measurements that had no say in choosing it.
+"""Step 7: judge the best candidate again, on samples and measurements that did not choose it.
 
-Whoever is the best of many on some samples owes a part of it to them; whoever is the fastest of many measurements, to those.
+The best of many candidates on some samples owes part of its result to those samples (selection bias); the same is true of
+the fastest in many measurements.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from validators.samples.given import Given
 
 @dataclass(frozen=True)
 class ConfirmedTrials:
-    """All trials, with what came of it for those that were judged again; and the winner, if one passed."""
+    """All trials, with the confirmation of those that were judged again, and the winner, if one passed."""
 
     trials: tuple[Trial, ...]
     winner: Trial | None = None
@@ -40,9 +41,9 @@ class ConfirmedTrials:
 def confirm_winner(
     run: Run, given: Given, inventory: Inventory, baseline: Accuracy, trials: tuple[Trial, ...]
 ) -> ConfirmedTrials:
-    """The best of the passing trials that passes again; the best itself where the job keeps no samples for it.
+    """Return the best passing trial that passes again; simply the best if the job keeps no samples for confirmation.
 
-    Best first, at most `confirmation.candidates`, each at a confidence that holds for all of them together.
+    Trials are judged again best first, at most `confirmation.candidates`, each at a confidence that holds for all together.
     """
     passing = rank_passing(run.job, trials)
     if not run.job.confirmation.share:
@@ -68,13 +69,13 @@ def confirm_winner(
 def _judge_again(
     run: Run, given: Given, inventory: Inventory, ground: Ground, trial: Trial, halves: Mapping[str, Variant]
 ) -> Trial:
-    """The trial with further verdicts, `confirmed_...`, and what they rest on. `halves` are the float16 variants by target."""
+    """Return the trial with `confirmed_...` verdicts added, and their figures. `halves`: float16 variants by target."""
     assert trial.variant and trial.accuracy and trial.coverage
     job = run.job
     confidence = confidence_of_each(job.gates.confidence, job.confirmation.candidates)
     latency = _measure_again(run, given, inventory, trial, confidence)
     half = halves.get(decode(trial.candidate).target)
-    # As in the choice: float16 itself is not compared with itself.
+    # As in the selection, float16 is not compared with itself.
     beside = (
         _measure_again(run, given, inventory, trial, confidence, half)
         if trial.beside_fp16 is not None and half is not None
@@ -108,7 +109,7 @@ def _judge_again(
 def _measure_again(
     run: Run, given: Given, inventory: Inventory, trial: Trial, confidence: float, beside: Variant | None = None
 ) -> Latency:
-    """Time the trial anew beside the float16 variant `beside`, or beside the baseline."""
+    """Measure the trial's latency again beside the float16 variant `beside`, or beside the baseline."""
     assert trial.variant
     latency, _ = latency_of(
         run,

@@ -1,4 +1,4 @@
-"""From what a candidate's task came to, to a trial: the run goes on when one candidate fails, and copies count once."""
+"""Conversion of task outcomes into trials: the run continues when a candidate fails, and copies count once."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from validators.records.run import Refusal, Trial
 
 
 def trial_of(name: str, outcome: Trial | BaseException) -> Trial:
-    """The trial, or the refusal of a candidate whose task failed after its retries.
+    """Return the trial, or the refusal of a candidate whose task failed after its retries.
 
     Raises:
-        StorageFull: every further candidate would fail the same way.
+        StorageFull: the disk is full, so every further candidate would fail the same way.
     """
     if isinstance(outcome, Trial):
         return outcome
@@ -27,7 +27,7 @@ def trial_of(name: str, outcome: Trial | BaseException) -> Trial:
             f"unexpected {type(outcome).__name__}: {str(outcome).splitlines()[0] if str(outcome) else 'no message'}"
         )
         log.error("%s: %s", name, reason, exc_info=outcome)
-    # A budget would be exceeded again: another try is worth nothing.
+    # A retry would exceed the budget again.
     kind: RefusalKind = "unsupported" if isinstance(outcome, BudgetExceeded) else "infrastructure"
     return Trial(name, outcome="refused", refusal=Refusal(kind, reason))
 
@@ -35,7 +35,7 @@ def trial_of(name: str, outcome: Trial | BaseException) -> Trial:
 def merge_copies(trials: tuple[Trial, ...]) -> tuple[Trial, ...]:
     """Return the trials with each variant once: the first candidate keeps it and lists the others, which refer to the first.
 
-    Two measurements of one artifact would be two verdicts on it, and two chances to pass.
+    Measuring one artifact twice would give it two verdicts, and two chances to pass.
     """
     first: dict[str, str] = {}
     copies: dict[str, tuple[str, ...]] = {}

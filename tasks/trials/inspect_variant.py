@@ -1,4 +1,4 @@
-"""Step 5, between making and accuracy: what of a variant really ran in low precision, and whether its answers are sane."""
+"""Step 5, between making and accuracy: the low-precision coverage of a variant, and the sanity of its answers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from validators.samples.given import Given
 
 
 def coverage_of(run: Run, given: Given, inventory: Inventory, variant: Variant) -> tuple[Coverage, bool]:
-    """What ran in low precision, beside the kernels of the baseline; and whether it was in the store.
+    """Return the coverage of a variant, compared with the baseline's kernels, and True if it was in the store.
 
     Raises:
         CandidateRefused: the runtime does not load or run the variant.
@@ -26,7 +26,7 @@ def coverage_of(run: Run, given: Given, inventory: Inventory, variant: Variant) 
     request = (given.evidence.evaluation.file.digest, asdict(point), inventory.device_key)
 
     def baseline_kernels() -> KernelProfile | None:
-        # Kernels of two providers are not to be compared.
+        # Kernels of two providers cannot be compared.
         if baseline.session.provider != variant.session.provider:
             return None
         make = partial(make_kernels, baseline, given.evidence, point)
@@ -38,7 +38,7 @@ def coverage_of(run: Run, given: Given, inventory: Inventory, variant: Variant) 
 
 
 def sanity_of(run: Run, given: Given, inventory: Inventory, variant: Variant) -> tuple[Sanity, bool]:
-    """The answers of a variant beside those of the baseline, which is asked once; and whether they were in the store.
+    """Return the answers of a variant beside those of the baseline, which runs once, and True if they were in the store.
 
     Raises:
         CandidateRefused: the runtime does not load or run the variant.

@@ -1,4 +1,4 @@
-"""Steps 6 and 7: verdicts on every trial, and the order of those that pass."""
+"""Steps 6 and 7: verdicts on every trial, and the ranking of those that pass."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from validators.samples.given import Given
 
 
 def ground_of(run: Run, given: Given, baseline: Accuracy) -> Ground:
-    """What the trials of a run are judged on.
+    """Return the data that the trials of a run are judged on.
 
     Raises:
-        InfrastructureError: the registry, which knows what was rolled back, does not answer.
+        InfrastructureError: the registry, which records rollbacks, does not answer.
     """
     evidence = given.evidence
     size = model_bytes(given.source.onnx_path)
@@ -39,7 +39,7 @@ def ground_of(run: Run, given: Given, baseline: Accuracy) -> Ground:
 
 @step("judge candidates")
 def judge_trials(run: Run, given: Given, baseline: Accuracy, trials: tuple[Trial, ...]) -> tuple[Trial, ...]:
-    """Every trial with its verdicts and outcome; a refused one stays as it is."""
+    """Return every trial with its verdicts and outcome; refused trials are unchanged."""
     ground = ground_of(run, given, baseline)
     with run.clock.work("judge candidates"):
         judged = tuple(judge_trial(ground, trial) for trial in trials)
@@ -50,8 +50,7 @@ def judge_trials(run: Run, given: Given, baseline: Accuracy, trials: tuple[Trial
 
 
 def judge_trial(ground: Ground, trial: Trial) -> Trial:
-    """One trial with its verdicts and outcome; what it answers is judged on the samples that choose, and its metric is that on
-    those."""
+    """Return one trial with its verdicts and outcome, judged on the samples that choose; its metric is for those samples."""
     if trial.variant is None or trial.accuracy is None or trial.coverage is None:
         return trial
     answers = figures_of(ground, trial.accuracy, ground.selection, ground.job.gates.confidence)
@@ -80,13 +79,13 @@ def judge_trial(ground: Ground, trial: Trial) -> Trial:
 
 
 def rank_passing(job: Job, trials: tuple[Trial, ...]) -> list[Trial]:
-    """The passing trials, best first by the job's objective; the other measure breaks ties."""
+    """Return the passing trials, best first by the job's objective; the other measure breaks ties."""
     passing = [trial for trial in trials if trial.outcome == "passed" and trial.latency and trial.variant]
     by_latency = job.objective == "latency"
 
     def rank(trial: Trial) -> tuple[float, float]:
         assert trial.latency and trial.variant
-        # A figure that was disturbed is no reason to prefer one.
+        # A disturbed latency is no reason to prefer a trial.
         speed = math.inf if trial.latency.disturbance else -trial.latency.speedup.value
         size = float(trial.variant.size_bytes)
         return (speed, size) if by_latency else (size, speed)

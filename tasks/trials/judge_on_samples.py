@@ -1,4 +1,4 @@
-"""Answers of a variant beside those of the baseline, on the samples that choose or on those that confirm."""
+"""Comparison of a variant's answers with the baseline's, on the samples that choose or on those that confirm."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ Mask = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Ground:
-    """What trials are judged on: the job's gates, the baseline, and which samples had no say in the choice.
+    """Data that trials are judged on: the job's gates, the baseline, and the mask of samples kept for confirmation.
 
     `confirmation`, each of the `slices` and `clusters` (the key of each sample's cluster, if the job names groups) have shape
-    `(samples,)`; `rolled_back` are variants that were, by digest.
+    `(samples,)`; `rolled_back` holds the variants that were rolled back, by digest.
     """
 
     job: Job
@@ -49,18 +49,20 @@ class Ground:
 
     @cached_property
     def baseline_rows(self) -> Rows:
-        """The rows behind the baseline's metric."""
+        """Rows from which the baseline's metric is computed."""
         return np.asarray(np.load(self.baseline.scores_path), dtype=np.float64)
 
     @property
     def selection(self) -> Mask:
-        """The samples that choose."""
+        """Mask of the samples that choose."""
         return ~self.confirmation
 
 
 def figures_of(ground: Ground, accuracy: Accuracy, samples: Mask, confidence: float) -> AnswerFigures:
-    """Compare the answers on the samples of a mask, shape `(samples,)`, with the baseline's; bounds are at a one-sided
-    confidence."""
+    """Compare a variant's answers with the baseline's on the samples of a mask, shape `(samples,)`.
+
+    Bounds hold at the one-sided `confidence`.
+    """
     metric, seed = ground.metric, ground.job.seed
     step = accuracy.samples_a_row
     mask = samples[::step]
@@ -100,11 +102,11 @@ def figures_of(ground: Ground, accuracy: Accuracy, samples: Mask, confidence: fl
 
 
 def _numbered(ground: Ground, samples: Mask, step: int = 1) -> Clusters | None:
-    """Return the cluster of each row of the samples, one row for each `step` of them."""
+    """Return the cluster of each row, with one row per `step` samples; None without clusters."""
     return None if ground.clusters is None else number_clusters(ground.clusters[::step][samples[::step]])
 
 
 def _newly_bad(baseline: Accuracy, variant: Accuracy, samples: Mask) -> int:
-    """How many of the samples have NaN or Inf where the baseline's outputs are finite."""
+    """Return the number of samples with NaN or Inf for which the baseline's outputs are finite."""
     before, after = (np.load(accuracy.finite_path) == 1 for accuracy in (baseline, variant))
     return int((before & ~after)[samples].sum())

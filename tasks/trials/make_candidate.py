@@ -1,4 +1,4 @@
-"""Step 5, first half: one candidate from recipe to artifact, with the kernels that really ran and its accuracy."""
+"""Step 5, first half: one candidate from recipe to artifact, with its coverage and accuracy."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from validators.samples.given import Given
 
 @step(MAKE, run_name="make {name}")
 def make_candidate(run: Run, given: Given, inventory: Inventory, baseline: Accuracy, name: str) -> Trial:
-    """The candidate's trial: its variant, coverage and accuracy, or its refusal."""
+    """Return the candidate's trial: its variant, coverage and accuracy, or its refusal."""
     started = time.monotonic()
     if run.clock.spent_seconds > CANDIDATES_SHARE * run.job.budgets.seconds:
         reason = (
             f"{CANDIDATES_SHARE:.0%} of the budget of {run.job.budgets.seconds:.0f} s, the candidates' share, was spent "
-            "before this one was started"
+            "before this candidate was started"
         )
         return Trial(name, outcome="refused", refusal=Refusal("infrastructure", reason))
     with run.clock.work("make candidates"), run.time_for_candidates():
         try:
-            # A variant takes about as much as its source at most; what it shares with others is made once.
+            # A variant takes at most about as much disk as its source; shared intermediate files are made once.
             run.footprint.check(f"{name}: its file", Needed(0, model_bytes(given.source.onnx_path)))
             trial = _try(run, given, inventory, baseline, decode(name))
         except CandidateRefused as error:
@@ -50,13 +50,13 @@ def make_candidate(run: Run, given: Given, inventory: Inventory, baseline: Accur
 
 
 def refused(name: str, error: CandidateRefused) -> Trial:
-    """The trial of a candidate that ended in a refusal."""
+    """Return the trial of a candidate that ended in a refusal."""
     return Trial(name, outcome="refused", refusal=as_refusal(error))
 
 
 def _try(run: Run, given: Given, inventory: Inventory, baseline: Accuracy, candidate: Candidate) -> Trial:
     target = find_target(candidate.target)
-    target.check_device()  # its variants are of no use where nothing can run them
+    target.check_device()  # fail before making a variant that nothing here can run
     made, had_variant = variant_from_store(run, given, inventory, candidate)
     if made.variant is None:
         return Trial(candidate.name, outcome="refused", refusal=made.refusal, cached=had_variant)

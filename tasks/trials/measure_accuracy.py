@@ -1,4 +1,4 @@
-"""Accuracy of one artifact on the whole evaluation set: results per sample, kept under the digest of all that decides them."""
+"""Accuracy of one artifact on the whole evaluation set: results per sample, stored under the digest of all their inputs."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from validators.records.measurements import Accuracy
 from validators.records.run import Inventory, SessionSettings, Variant
 from validators.samples.given import Evidence
 
-# The most samples a batch when accuracy is measured; latency has batch sizes of its own.
+# Most samples per batch when accuracy is measured; latency has its own batch sizes.
 EVALUATION_BATCH_SIZE = 32
-# The baseline's outputs, in its entry of the store.
+# File of the baseline's outputs in its store entry.
 OUTPUTS = "outputs.npy"
 
 
 @dataclass(frozen=True)
 class Reference:
-    """The baseline that a variant is measured beside: its accuracy, and the artifact, which answers again where it must."""
+    """Baseline of a comparison: its accuracy, and its artifact, which runs again if its outputs were not kept."""
 
     accuracy: Accuracy
     variant: Variant
@@ -47,15 +47,15 @@ def measure_accuracy(
     *,
     alone: bool = False,
 ) -> tuple[Accuracy, bool]:
-    """The metric of a variant, and whether it was in the store; `reference` is None for the baseline itself.
+    """Return the accuracy of a variant, and True if it was in the store; `reference` is None for the baseline itself.
 
-    `alone` says that nothing else of the run computes meanwhile, so that all threads of the settings may.
+    With `alone`, nothing else of the run computes meanwhile, so all threads of the settings are used instead of half.
 
     Raises:
-        CandidateRefused: the runtime does not load or run it, or the metric fails on outputs that are not the baseline's.
+        CandidateRefused: the runtime does not load or run the variant, or the metric fails on the variant's outputs.
         DataError: the samples have no targets for the metric `perplexity`.
         JobError: the metric fails on the baseline's outputs.
-        BudgetExceeded: the run takes more memory or disk than it may.
+        BudgetExceeded: the run exceeds its budget of memory or disk.
     """
     job, settings = run.job, variant.session
     metric = job_metric(job)
@@ -66,7 +66,7 @@ def measure_accuracy(
         metric.version,
         evidence.output.name,
         job.data.label,
-        # Integer kernels saturate differently by instruction set: the same file has another accuracy elsewhere.
+        # Integer kernels saturate differently by instruction set, so accuracy depends on the device.
         inventory.device_key,
         str(reference.accuracy.scores_path) if reference else None,
     )
@@ -78,7 +78,7 @@ def measure_accuracy(
         except JobError as error:
             if reference is None or isinstance(error, BudgetExceeded):
                 raise
-            # What fails on a variant alone is the variant's fault.
+            # The metric accepted the baseline's outputs, so the variant is at fault.
             raise CandidateRefused(
                 kind="invalid", found=error.found, expected=f"{error.expected}, as for the baseline", fix=error.fix
             ) from error
@@ -88,7 +88,7 @@ def measure_accuracy(
 
 
 def on_selection(job: Job, evidence: Evidence, accuracy: Accuracy) -> Accuracy:
-    """Return the same with the metric on the samples that choose; its files hold those of all samples."""
+    """Return the accuracy with the metric of the samples that choose; its files still hold the results of all samples."""
     rows = np.load(accuracy.scores_path)[~evidence.confirmation[:: accuracy.samples_a_row]]
     return replace(accuracy, value=job_metric(job).value(rows), n=len(rows))
 
@@ -138,12 +138,12 @@ def _within_budget(run: Run, outputs: Iterator[NDArray[Any]], what: str) -> Iter
 
 
 def _size(evidence: Evidence) -> int:
-    """Return the samples of a batch: fewer than usual where one of them is large."""
+    """Return the batch size: the model's fixed one, or fewer samples than usual if one sample is large."""
     return evidence.batch_axis or batch_size(evidence.sample_bytes, EVALUATION_BATCH_SIZE)
 
 
 def _outputs(runner: Runner, evidence: Evidence, metric: Metric) -> Iterator[NDArray[Any]]:
-    """Yield the judged output batch by batch; for perplexity the losses of all windows, since their logits fit nowhere."""
+    """Yield the judged output batch by batch; for perplexity, the losses of all windows, since the logits are too large."""
     samples, output = evidence.evaluation, evidence.output
     if metric.name == "perplexity":
         batches = samples.batches(evidence.batch_axis or WINDOWS_AT_ONCE)
@@ -154,13 +154,13 @@ def _outputs(runner: Runner, evidence: Evidence, metric: Metric) -> Iterator[NDA
 
 
 def _keeping(outputs: Iterator[NDArray[Any]], path: Path, n: int) -> Iterator[NDArray[Any]]:
-    """Yield the same outputs, and write those of all `n` samples to a file if they are small enough to be kept."""
+    """Yield the outputs unchanged, and write those of all `n` samples to a file if they are small enough to keep."""
     kept: NDArray[Any] | None = None
     start = 0
     for batch in outputs:
         if not start and batch.ndim and batch.nbytes * n <= KEPT_BYTES * len(batch):
             kept = np.lib.format.open_memmap(path, "w+", batch.dtype, (n, *batch.shape[1:]))
-        # What does not fit is refused by who reads the batches.
+        # The reader of the batches refuses those that do not fit.
         if kept is not None and batch.shape[1:] == kept.shape[1:] and start + len(batch) <= n:
             kept[start : start + len(batch)] = batch
         start += len(batch) if batch.ndim else 0
@@ -192,9 +192,9 @@ def _kept(folder: Path, evidence: Evidence, metric: Metric, reduced: Reduced) ->
 
 
 def _considerate(settings: SessionSettings, *, threads: int) -> SessionSettings:
-    """The settings with this many threads, none of them spinning: another candidate's session may run beside this one.
+    """Return the settings with this many threads and no spinning, since another candidate's session may run concurrently.
 
-    Threads decide who computes a sum, not in which order its terms are added, so the outputs are the same to the bit (a test
-    holds this). With all threads spinning, two sessions on two cores took more than twice as long.
+    The number of threads does not change the order in which terms are added, so outputs are identical to the bit (a test
+    checks this). With all threads spinning, two sessions on two cores took more than twice as long.
     """
     return replace(settings, threads=max(1, threads)).without_spinning()

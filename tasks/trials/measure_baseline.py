@@ -1,4 +1,4 @@
-"""Step 4: the source at its own precision on the target. Its latency is measured beside each candidate, in turn."""
+"""Step 4: the source at its own precision on the target. Its latency is measured in turn with each candidate's."""
 
 from __future__ import annotations
 
@@ -25,18 +25,17 @@ from validators.samples.given import Given
 
 
 def baseline_variant(run: Run, given: Given, inventory: Inventory) -> Variant:
-    """The source described like a variant, so that everything that measures takes it too: on the target's own device where it
-    is here, else on the processor.
+    """Return the source as a variant, so that all measurements accept it: on the target's device if present, else on the CPU.
 
     Raises:
-        CandidateRefused: TensorRT builds no engine of it.
+        CandidateRefused: TensorRT cannot build an engine from the source.
     """
     source = given.source
     threads = run.job.measurement.points[0].threads or usable_cores()
     session = SessionSettings(CPU_PROVIDER, threads, libraries=run.libraries)
     target = find_target(run.job.target)
     if inventory.gpu and target.facts.on_gpu:
-        # Loaded as what is float there, too.
+        # Loaded with the session settings of float variants on this target.
         half = Candidate("fp16", run.job.target)
         session = target.session(half, threads, run.libraries, run.job.provider_options)
         session = target.keep_caches(session, run.state)
@@ -47,11 +46,11 @@ def baseline_variant(run: Run, given: Given, inventory: Inventory) -> Variant:
 
 @step(BASELINE)
 def measure_baseline(run: Run, given: Given, inventory: Inventory) -> Accuracy:
-    """The baseline's metric on the samples that choose; its files hold those of all samples.
+    """Return the baseline's accuracy on the samples that choose; its files hold the results of all samples.
 
     Raises:
-        JobError: the metric fails on its outputs.
-        SourceError: the source does not run on the target, or its outputs are NaN or Inf throughout.
+        JobError: the metric fails on the baseline's outputs.
+        SourceError: the source does not run on the target, or has NaN or Inf in its outputs for every sample.
     """
     with run.clock.work("measure baseline"), run.time_for_candidates():
         try:
@@ -63,12 +62,12 @@ def measure_baseline(run: Run, given: Given, inventory: Inventory) -> Accuracy:
             raise SourceError(found=error.found, expected=error.expected, fix=error.fix) from error
     if not np.load(accuracy.finite_path).any():
         raise SourceError(
-            found="outputs of the source that are NaN or Inf on every evaluation sample",
+            found="the source's outputs have NaN or Inf on every evaluation sample",
             expected="finite outputs",
             fix="check the source on the evaluation data first",
         )
     step, labels = accuracy.samples_a_row, given.evidence.evaluation.labels
-    # Of all samples: the confirmation rests on the same baseline.
+    # On all samples, since the confirmation uses the same baseline.
     every = np.load(accuracy.scores_path)
     warning = chance_warning(job_metric(run.job), every, None if labels is None else labels[::step], run.job.seed)
     accuracy = replace(on_selection(run.job, given.evidence, accuracy), warning=warning)

@@ -1,4 +1,4 @@
-"""Step 5, on a GPU: every candidate in turn with the float16 model as well, which anybody has for nothing."""
+"""Step 5, on a GPU: latency of every candidate in turn with the float16 model, which needs no quantization."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from validators.samples.given import Given
 
 @step("measure beside fp16")
 def measure_beside_fp16(run: Run, given: Given, inventory: Inventory, trials: tuple[Trial, ...]) -> tuple[Trial, ...]:
-    """Every trial that was timed on a GPU with its latency beside the float16 candidate of its target, if there is one."""
+    """Add to every trial timed on a GPU its latency beside the float16 candidate of its target, if there is one."""
     halves = halves_of(trials)
     with run.clock.work("measure beside fp16"), run.time_for_candidates():
         return tuple(
@@ -24,12 +24,12 @@ def measure_beside_fp16(run: Run, given: Given, inventory: Inventory, trials: tu
 
 
 def can_measure_beside_fp16(trials: tuple[Trial, ...]) -> bool:
-    """Whether there is a float16 candidate that was timed on a GPU."""
+    """Return True if a float16 candidate was timed on a GPU."""
     return bool(halves_of(trials))
 
 
 def halves_of(trials: tuple[Trial, ...]) -> dict[str, Variant]:
-    """Return the float16 variant of each target that has one which was timed on a GPU."""
+    """Return the float16 variants that were timed on a GPU, by target."""
     return {
         decode(trial.candidate).target: trial.variant
         for trial in trials
@@ -52,7 +52,7 @@ def _measure(run: Run, given: Given, inventory: Inventory, trial: Trial, half: V
         return trial
     try:
         latency, had = latency_of(run, given, inventory, half, variant, run.job.measurement.points[0])
-    except CandidateRefused as error:  # it ran beside the baseline: what fails here is the reference
+    except CandidateRefused as error:  # the candidate ran beside the baseline, so the float16 variant failed
         log.warning("%s was not timed beside fp16: %s", trial.candidate, error.found)
         return trial
     log.info("%s beside fp16: %.2fx", trial.candidate, latency.speedup.value)

@@ -1,4 +1,4 @@
-"""Step 5, second half: latency of one candidate in turn with the baseline, while nothing else of the run computes."""
+"""Step 5, second half: latency of one candidate in turn with the baseline, while no other work of the run computes."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from validators.records.latencies import Latency
 from validators.records.run import Inventory, Trial, Variant
 from validators.samples.given import Given
 
-# What makes other numbers of the same point; the lists of points are not among it.
+# Left out of the cache key: keys that do not change the latency of one point.
 _POINTS = {"batch_sizes", "dims", "threads", "patience_seconds"}
 
 
-class _Disturbed(Exception):  # no error: the way past the store, which keeps what it is given
+class _Disturbed(Exception):  # not an error: raised so that the store keeps no disturbed latency
     def __init__(self, latency: Latency) -> None:
         super().__init__(latency.disturbance)
         self.latency = latency
@@ -37,7 +37,7 @@ class _Disturbed(Exception):  # no error: the way past the store, which keeps wh
 
 @step(MEASURE, run_name="measure {trial.candidate}")
 def measure_latency(run: Run, given: Given, inventory: Inventory, trial: Trial) -> Trial:
-    """The trial with its latencies, one for each operating point of the job; unchanged when there is nothing to measure."""
+    """Return the trial with one latency per operating point of the job; unchanged if its variant cannot be measured."""
     variant = trial.variant
     if variant is None or variant.proof != "measured":
         return trial
@@ -57,7 +57,7 @@ def measure_latency(run: Run, given: Given, inventory: Inventory, trial: Trial) 
 
 
 def with_threads(variant: Variant, point: OperatingPoint) -> Variant:
-    """The variant under the thread count of an operating point."""
+    """Return the variant with the thread count of an operating point."""
     return replace(variant, session=replace(variant.session, threads=point.threads or usable_cores()))
 
 
@@ -72,16 +72,16 @@ def latency_of(
     confidence: float | None = None,
     purpose: Literal["selection", "confirmation"] = "selection",
 ) -> tuple[Latency, bool]:
-    """The latency of a variant against a baseline at one operating point, and whether it was in the store.
+    """Return the latency of a variant against a baseline at one operating point, and True if it was in the store.
 
-    One that was disturbed is not kept there, so that the next run measures again; its samples lie in the state folder.
+    The store keeps no disturbed latency, so the next run measures again; its samples are kept in the state folder.
 
-    `confidence` is the one-sided one of its bounds, the gates' if not given. What is kept was measured for this `purpose`: a
-    measurement that chose a candidate cannot confirm it. Both sides answer the same requests, see `draw_requests`.
+    `confidence` is the one-sided confidence of the bounds, by default that of the gates. `purpose` is part of the cache key,
+    since a measurement that chose a candidate cannot confirm it. Both sides answer the same requests, see `draw_requests`.
 
     Raises:
         CandidateRefused: a session does not load or run.
-        InfrastructureError: a measuring process died or fell silent.
+        InfrastructureError: a measuring process died or stopped responding.
     """
     job = run.job
     rows = draw_requests(given.evidence, point, job.seed, confirmation=purpose == "confirmation")

@@ -1,4 +1,4 @@
-"""Step 5, between making and timing: what the fixed ranges of each variant cut off of the reference."""
+"""Step 5, between making and timing: the share of reference values that the fixed ranges of each variant clip."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from validators.samples.given import Given
 
 @step("measure saturation")
 def measure_saturation(run: Run, given: Given, inventory: Inventory, trials: tuple[Trial, ...]) -> tuple[Trial, ...]:
-    """The trials whose variants fix ranges, with what these cut off; one pass of the float graph serves all."""
+    """Add to each trial whose variant fixes ranges the share of clipped values; one pass of the float graph serves all."""
     variants = {trial.variant.digest: trial.variant for trial in trials if trial.variant}
     bounds = run.job.calibration
     if not variants or not bounds.model_samples:

@@ -1,4 +1,4 @@
-"""Step 6, second half: what fails on accuracy alone is made again, with its most sensitive parts in float."""
+"""Step 6, second half: remake a candidate that fails on accuracy alone, with its most sensitive parts in float."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from validators.records.run import Inventory, Trial, Variant
 from validators.records.verdicts import RankedPart, Recovery
 from validators.samples.given import Given
 
-# Of two candidates that are nearly as fast, the one with less to mend is recovered; with nothing to mend, it is taken.
+# Speedups within this ratio count as equal: the candidate that loses less is recovered, and none if one already passes.
 NEARLY_AS_FAST = 0.9
-# Gates on how much quantization took away: more of the model in float gives some of it back.
+# Gates on losses from quantization, which shrink with more of the model in float.
 LOSSES = frozenset(gate.name for gate in GATES if gate.is_loss)
 
 
 @dataclass(frozen=True)
 class Recovered:
-    """Further trials, and what was found on the way; no record where there was nothing to recover, or no attempt allowed."""
+    """Further trials, and a record of the recovery; None if there was nothing to recover, or no attempt was allowed."""
 
     trials: tuple[Trial, ...] = ()
     recovery: Recovery | None = None
@@ -46,10 +46,10 @@ class Recovered:
 def recover_trials(
     run: Run, given: Given, inventory: Inventory, baseline: Accuracy, trials: tuple[Trial, ...]
 ) -> Recovered:
-    """Further trials: of the candidate that is worth recovering, with as few parts in float as its accuracy passes with.
+    """Recover the most promising failed candidate, with the fewest parts in float with which its accuracy passes.
 
-    Each is a candidate with a name of its own, `...-keep4@ort-cpu`. Given back are those that fail, and the one that passes
-    with the fewest parts, which alone is timed: with more it is only slower.
+    Each attempt is a candidate with its own name, `...-keep4@ort-cpu`. The result holds the attempts that fail, and the one
+    that passes with the fewest parts. Only that one is timed, since more parts in float only make it slower.
     """
     chosen = choose_recovered(trials)
     if chosen is None or not run.job.budgets.recovery:
@@ -68,7 +68,7 @@ def recover_trials(
 
     fewest = fewest_parts(attempt, run.job.budgets.recovery)
     ranking = _ranking(run, given, inventory, chosen, tuple(attempts.values()))
-    # Attempts that made the same artifact are one look at the samples.
+    # Attempts that made the same artifact count as one evaluation of the samples.
     count = sum(not trial.is_copy for trial in merge_copies(tuple(attempts.values())))
     recovery = Recovery(chosen.candidate, _ranked_parts(ranking, fewest or 0), count, run.job.budgets.recovery)
     failed = tuple(trial for _, trial in sorted(attempts.items()) if trial.outcome != "passed")
@@ -76,7 +76,7 @@ def recover_trials(
         log.info("nothing was recovered in %d attempts", len(attempts))
         return Recovered(failed, recovery)
     log.info("%s passes with %d parts in float, found in %d attempts", candidate.name, fewest, len(attempts))
-    # So far by accuracy: what is fast enough is seen once it is timed.
+    # So far it passes on accuracy; whether it is fast enough is known once it is timed.
     (trial,) = measure_saturation(run, given, inventory, (attempts[fewest],))
     state = measure_latency(run, given, inventory, trial, return_state=True)
     timed = judge_trial(ground, trial_of(trial.candidate, state.result(raise_on_failure=False)))
@@ -85,10 +85,10 @@ def recover_trials(
 
 
 def strict_ground(ground: Ground) -> Ground:
-    """Return the ground that attempts are judged on: their error is shared among them where nothing is confirmed afterwards.
+    """Return the data to judge attempts on, with a stricter confidence if nothing is confirmed afterwards.
 
-    Many attempts on the same samples are as many chances to pass by luck. Samples that confirm undo that; without them
-    (`confirmation.share: 0`) each attempt gets its part of the error that `gates.confidence` allows (Bonferroni).
+    Each attempt on the same samples is another chance to pass by luck. Confirmation samples correct for that. Without them
+    (`confirmation.share: 0`), attempts share the error that `gates.confidence` allows (Bonferroni).
     """
     job = ground.job
     if job.confirmation.share or not job.budgets.recovery:
@@ -99,10 +99,11 @@ def strict_ground(ground: Ground) -> Ground:
 
 
 def fewest_parts(attempt: Callable[[int], bool | None], budget: int) -> int | None:
-    """The least number for which `attempt` holds, in twice the logarithm of it, where it holds for all above one that it does.
+    """Return the smallest number of parts for which `attempt` returns True, assuming that larger numbers succeed too.
 
-    It doubles until it holds, then halves the gap between the last that failed and the first that held. When the `budget` of
-    attempts is spent, or one says None, it is the least that was found to hold, or None.
+    The search takes about twice the logarithm of the result: it doubles the number until an attempt succeeds, then bisects.
+    When the `budget` of attempts is spent, it returns the smallest number that succeeded, or None. It also returns None if
+    an attempt returns None before one succeeded.
 
     >>> fewest_parts(lambda kept: kept >= 5, 12)
     5
@@ -128,8 +129,10 @@ def fewest_parts(attempt: Callable[[int], bool | None], budget: int) -> int | No
 
 
 def choose_recovered(trials: tuple[Trial, ...]) -> Trial | None:
-    """The fastest trial of INT8 that fails on accuracy alone, or one nearly as fast that loses less; None where one passes
-    that is nearly as fast: with parts in float a candidate only becomes slower."""
+    """Return the fastest INT8 trial that fails on accuracy alone, or one nearly as fast that loses less.
+
+    Return None if a trial nearly as fast passes: parts in float only make a candidate slower.
+    """
     passed = [trial.latency.speedup.value for trial in trials if trial.outcome == "passed" and trial.latency]
     worth = [
         (trial.latency.speedup.value, trial)
@@ -144,7 +147,7 @@ def choose_recovered(trials: tuple[Trial, ...]) -> Trial | None:
 
 
 def _drop_of(trial: Trial) -> float:
-    """Return the drop to compare by. NaN counts as Inf: `min` would take it or not by its position."""
+    """Return the drop to compare by. NaN counts as Inf, since the result of `min` would depend on its position."""
     if trial.drop is None:
         return 0.0
     return math.inf if math.isnan(trial.drop.value) else trial.drop.value
@@ -163,12 +166,12 @@ def _is_recoverable(name: str) -> bool:
 def _ranking(
     run: Run, given: Given, inventory: Inventory, chosen: Trial, attempts: tuple[Trial, ...]
 ) -> tuple[Sensitivity, ...]:
-    """The parts as the attempts took them, from the store; none where no attempt came so far."""
+    """Return the ranking that the attempts used, from the store; empty if no attempt got that far."""
     if all(trial.refusal and trial.refusal.kind == "infrastructure" for trial in attempts):
         return ()
     try:
         return materials_of(run, given, inventory).ranking(ranked_form(decode(chosen.candidate)))
-    except CandidateRefused:  # as the attempts were
+    except CandidateRefused:  # the attempts were refused for the same reason
         return ()
 
 
@@ -194,7 +197,7 @@ def _with_costs(
     recovered: Variant | None,
     recovery: Recovery,
 ) -> Recovery:
-    """The same with what the kept parts cost, where both variants can be profiled."""
+    """Return the recovery with the cost of its kept parts, if both variants can be profiled."""
     if quantized is None or recovered is None:
         return recovery
     try:
@@ -211,7 +214,7 @@ def _with_costs(
 
 
 def part_cost(nodes: tuple[str, ...], quantized: Mapping[str, float], in_float: Mapping[str, float]) -> float | None:
-    """What the nodes take in float more than in INT8, given both times by node; None where one is not known.
+    """Return the additional time of the nodes in float over INT8, given both times by node; None if any is unknown.
 
     >>> part_cost(("a", "b"), {"a": 3.0, "b": 4.0}, {"a": 9.0, "b": 5.0}), part_cost(("a",), {"a": 3.0}, {})
     (7.0, None)
@@ -222,7 +225,7 @@ def part_cost(nodes: tuple[str, ...], quantized: Mapping[str, float], in_float: 
 
 
 def _kernel_costs(run: Run, given: Given, inventory: Inventory, variant: Variant) -> KernelCosts:
-    """Profile the first operating point of the job."""
+    """Return the kernel times of a variant at the job's first operating point."""
     point = run.job.measurement.points[0]
     inputs = (variant.measured_as, given.evidence.evaluation.file.digest, asdict(point), inventory.device_key)
     make = partial(make_kernel_costs, variant, given.evidence, point)

@@ -1,4 +1,4 @@
-"""Step 6, third part: the job's own step looks at what passed so far, and logs metrics that further gates rest on."""
+"""Step 6, third part: the job's own step inspects candidates that passed so far, and logs metrics for further gates."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from validators.samples.given import Evidence, Given
 
 @dataclass(frozen=True)
 class Subject:
-    """One variant, as the job's own step sees it, and the evaluation samples that choose.
+    """Argument of the job's own step: one variant, and the evaluation samples that choose.
 
     The step runs inside the candidate's run in MLflow: `mlflow.log_metric` and its siblings log there.
     """
@@ -42,16 +42,16 @@ class Subject:
 
     @contextmanager
     def runner(self) -> Iterator[Runner]:
-        """The variant as it would be promoted, ready to answer; one at a time."""
+        """Yield a runner of the variant as it would be promoted; use one at a time."""
         with open_runner(self.variant.loaded, self.variant.session) as runner:
             yield runner
 
 
 @step("run the job's own step", retried=False)
 def run_own_step(run: Run, given: Given, record: str, trials: tuple[Trial, ...]) -> tuple[Trial, ...]:
-    """Every trial that passed so far with the verdicts on what the step logged; as they are where the job has no step.
+    """Return the trials, with verdicts on the logged metrics for those that passed so far; unchanged if the job has no step.
 
-    A step that raises passes nothing that it did not log before.
+    After a step raises, only metrics that it logged before count.
     """
     own = job_step(run.job)
     if own is None:
@@ -65,9 +65,9 @@ def run_own_step(run: Run, given: Given, record: str, trials: tuple[Trial, ...])
 
 
 def choosing_samples(run: Run, evidence: Evidence) -> Path:
-    """The evaluation data without the samples that confirm the winner: what filters candidates must not see those.
+    """Return evaluation data without the samples that confirm the winner, since the step filters candidates.
 
-    It is the job's own file where all samples choose, else a copy of the remaining rows in the same format.
+    The path is the job's own file if all samples choose, else a copy of the remaining rows in the same format.
     """
     path, kept = evidence.evaluation.file.path, ~evidence.confirmation
     if kept.all():
@@ -94,7 +94,7 @@ def _try(run: Run, given: Given, record: str, function: Any, samples: Path, tria
         with mlflow.start_run(run_id=identifier, nested=True, log_system_metrics=False), quiet_mlflow():
             try:
                 function(subject)
-            except Exception as error:  # the user's code: whatever it raises ends in a verdict
+            except Exception as error:  # the user's code may raise anything; the verdict reports it
                 problem = redact(f"the job's own step raised {type(error).__name__}: {error}")
                 log.warning("%s: %s", trial.candidate, problem, exc_info=error)
         logged: dict[str, float] = registry_call(client.get_run, identifier).data.metrics

@@ -103,7 +103,7 @@ def _saturation(run: Run, watch: Watch, watched: WatchedChampion, traffic: Sampl
     # A range that clipped nearly everything at promotion cannot become measurably worse.
     judged = np.isfinite(shares).all(axis=0) & (bounds < 1)
     if not judged.any():
-        return Seeing((), {}, ("saturation is not measured: no tensor of the source has a range of the champion's",))
+        return Seeing((), {}, ("saturation is not measured: the champion fixes the range of no tensor of the source",))
     return _judge_shares(
         shares[:, judged], bounds[judged], [name for name, kept in zip(names, judged, strict=True) if kept]
     )
@@ -143,6 +143,6 @@ def _disagreement(run: Run, watch: Watch, watched: WatchedChampion, traffic: Sam
             )
     differ = ~np.concatenate(alike)
     share, bound = float(differ.mean()), 1 - watch.min_agreement
-    note = f"{int(differ.sum())} of {len(differ)} samples answered otherwise than by the source"
+    note = f"{int(differ.sum())} of {len(differ)} samples get another answer than from the source"
     signal = Signal("disagreement", share, bound, weigh(differ.astype(np.float64), bound), note)
     return Seeing((signal,), {"agreement": 1 - share}, ())

@@ -66,9 +66,9 @@ def find_watched(run: Run) -> Lineage | None:
     """
     if run.job.source_name is None:
         raise SourceError(
-            found=f"source {run.job.source!r} of a job with `watch`",
-            expected="a registered model: variants of a file are never promoted",
-            fix="register the model, or take `watch` out",
+            found=f"the job has `watch` and the source {run.job.source!r}",
+            expected="a registered model, since variants of a file are never promoted",
+            fix="register the model, or remove `watch`",
         )
     place = place_of(run.job.source_name, run.job.target)
     with connect(run.tracking_uri) as client:
@@ -98,9 +98,9 @@ def load_watched(run: Run, lineage: Lineage) -> WatchedChampion:
     source = resolve_source(replace(run, job=run.job.model_copy(update={"source": lineage.source_uri})))
     if source.digest != champion.source_digest:
         raise SourceError(
-            found=f"{lineage.source_uri} with sha256 {source.digest[:12]}",
-            expected=f"{champion.source_digest[:12]}, which the champion, version {champion.version}, was made from",
-            fix="restore that version of the model, or promote a variant of what is there now",
+            found=f"{lineage.source_uri} has sha256 {source.digest[:12]}",
+            expected=f"{champion.source_digest[:12]}, the source of the champion, version {champion.version}",
+            fix="restore that version of the model, or promote a variant of the present one",
         )
     inputs, output, batch_axis = describe_source(run, source)
     fetched = fetch_champion(run, champion)
@@ -114,7 +114,7 @@ def load_watched(run: Run, lineage: Lineage) -> WatchedChampion:
     try:
         calibration = load_calibration(run, lineage, inputs)
     except DataError as error:
-        notes.append(f"drift is not measured, only what leaves the champion's ranges: {error.found}")
+        notes.append(f"drift is not measured, only saturation of the champion's ranges: {error.found}")
     ranges = {tensor: FixedRange(**ends) for tensor, ends in manifest["ranges"].items()}
     if not ranges:
         notes.append("saturation is not measured: the champion fixes no range")
@@ -130,9 +130,9 @@ def load_calibration(run: Run, lineage: Lineage, inputs: tuple[TensorSpec, ...])
     samples = load_file(run, "calibration", run.job.data.calibration, inputs)
     if samples.file.digest != lineage.calibration_digest:
         raise DataError(
-            found=f"calibration data {samples.file.path.name} with sha256 {samples.file.digest[:12]}, where the champion was "
+            found=f"calibration data {samples.file.path.name} has sha256 {samples.file.digest[:12]}, but the champion was "
             f"calibrated on {lineage.calibration_digest[:12] or 'data that its tags do not name'}",
-            expected="the data that the champion was calibrated on",
-            fix="restore it, or promote a variant that is calibrated on what is there now",
+            expected="the data on which the champion was calibrated",
+            fix="restore that data, or promote a variant that is calibrated on the present data",
         )
     return samples

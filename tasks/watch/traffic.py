@@ -96,7 +96,7 @@ def gather_traffic(
             skipped.append(error.found)
             continue
         if read and any(samples.inputs[spec.name].shape[1:] != read[0].inputs[spec.name].shape[1:] for spec in inputs):
-            skipped.append(f"{file.name}: other sizes than {read[0].file.path.name}, which is newer")
+            skipped.append(f"{file.name}: sizes differ from those of the newer {read[0].file.path.name}")
             continue
         read.append(samples)
         if sum(len(one) for one in read) >= watch.max_samples:
@@ -161,7 +161,7 @@ def _files_on_s3(place: S3Uri) -> list[TrafficFile]:
 def _read(run: Run, file: TrafficFile, inputs: tuple[TensorSpec, ...]) -> Samples:
     if file.size_bytes > MAX_FILE_BYTES:
         raise DataError(
-            found=f"traffic {file.name} of {file.size_bytes / 1e6:.0f} MB",
+            found=f"traffic {file.name} has {file.size_bytes / 1e6:.0f} MB",
             expected=f"files of at most {MAX_FILE_BYTES / 1e6:.0f} MB",
             fix="write traffic in smaller files",
         )

@@ -77,7 +77,7 @@ def _look(name: str, job: Job) -> Looked:
             name, "nothing", "", lineage.champion.version, lineage.champion.candidate, notes=traffic.skipped
         )
         if traffic.samples is None:
-            few = f"{traffic.found} new samples in {len(traffic.files)} files, and a look takes {watch.min_samples}"
+            few = f"{traffic.found} new samples in {len(traffic.files)} files; a look needs {watch.min_samples}"
             return replace(looked, reason=f"too little traffic: {few}")
         seeing = look_at_traffic(run, watch, watched, traffic.samples)
         memory = remember(trend.memory, seeing.signals, watch)

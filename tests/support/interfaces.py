@@ -342,8 +342,10 @@ REFUSED: dict[str, Interface] = {
     ),
     "state[2, 1, 64]": Interface(state([2, 1, FEATURES], 0, 1), SIZES, STATES, for_batch(1)),
     "state[2, N, 64] carried": Interface(state([2, "batch", FEATURES], 0, carried=True), NO_BATCH, STATES),
-    "own rows judged": Interface(own_rows(first=True), "it has a number of rows of its own", job={"metric": "mse"}),
-    "boxes judged": Interface(nms(first=True), "it has a number of rows of its own", job={"metric": "mse"}),
+    "own rows judged": Interface(
+        own_rows(first=True), "its number of rows is independent of the batch", job={"metric": "mse"}
+    ),
+    "boxes judged": Interface(nms(first=True), "its number of rows is independent of the batch", job={"metric": "mse"}),
     "several judged": Interface(
         nms(first=False), "several judged outputs are not supported", job={"output": ["logits", "selected"]}
     ),
@@ -354,9 +356,11 @@ REFUSED: dict[str, Interface] = {
     "no inputs": Interface(no_inputs(), "has no inputs", job=for_batch(2)),
     "class judged by accuracy": Interface(top_class(), "metric 'accuracy' on output 'top' of int64"),
     "empty cache": Interface(empty(), "float32[batch, 0, 64] has an empty axis", with_(past=zeros(0, FEATURES))),
-    "fixed batch 4 with a rest": Interface(fixed(4), "99 samples for a model of fixed batch size 4", job=for_batch(4)),
+    "fixed batch 4 with a rest": Interface(
+        fixed(4), "99 samples, and the model a fixed batch size of 4", job=for_batch(4)
+    ),
     "fixed batch 3 measured at 1": Interface(
-        fixed(3), "batch sizes [1] for a model of fixed batch size 3", job=for_batch(1)
+        fixed(3), "batch sizes [1] for a model with a fixed batch size of 3", job=for_batch(1)
     ),
 }
 WORKING: dict[str, Interface] = {

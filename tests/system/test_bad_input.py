@@ -82,7 +82,7 @@ def bad_data(folder: Path, tiny: Tiny) -> dict[str, tuple[Changes, int, str]]:
         "wrong dtype": (job(retype, "calibration"), 2, "x is float64"),
         "wrong shape": (job(reshape, "evaluation"), 2, "of shape (2000, 60)"),
         "length mismatch": (job(shorten, "evaluation"), 2, "'label': 1995"),
-        "zero rows": (job(empty, "calibration"), 2, "with no samples"),
+        "zero rows": (job(empty, "calibration"), 2, "has no samples"),
         "label outside": (job(relabel, "evaluation"), 2, "class indices from 0 to 3"),
         "NaN in evaluation": (job(poison, "evaluation"), 2, "NaN or Inf in input 'x' of 1 samples"),
         "NaN in calibration": (job(poison, "calibration"), 4, "finite"),
@@ -94,12 +94,12 @@ def bad_data(folder: Path, tiny: Tiny) -> dict[str, tuple[Changes, int, str]]:
         "no bound in the metric's units": (
             {"metric": "mse", **job(targets, "evaluation")},
             2,
-            "the metric 'mse', which has units, without `gates.max_drop`",
+            "the metric 'mse' has units, and the job does not set `gates.max_drop`",
         ),
         "groups that are not there": (
             {"data": {"calibration": str(cal), "evaluation": str(ev), "groups": "patient"}},
             2,
-            "without ['patient'], which `data.slices` or `data.groups` name",
+            "has no ['patient'], which `data.slices` or `data.groups` name",
         ),
         "no data file": ({"data": {"calibration": str(folder / "none.npz"), "evaluation": str(ev)}}, 2, "no such file"),
     }
@@ -113,7 +113,7 @@ def bad_sources(folder: Path, tiny: Tiny) -> dict[str, tuple[Changes, int, str]]
         "gate that cannot be met": (
             {"gates": {"max_drop": 0.0001}},
             2,
-            "even a variant that never differs cannot pass",
+            "even a variant that never differs from the baseline cannot pass",
         ),
         "not in the registry": ({"source": "models:/nobody/1"}, 2, "no models:/nobody/1 in the registry"),
         "alias not in the registry": ({"source": "models:/tiny@nobody"}, 2, "no models:/tiny@nobody in the registry"),
@@ -188,7 +188,7 @@ def test_a_registry_that_is_down_is_an_infrastructure_error_after_retries(tiny: 
     answer = run_jobs(tmp_path / "state", tmp_path / "runs", calls, **extra)["down"]
     assert answer.code == 1
     assert "the MLflow registry does not answer" in answer.said
-    assert answer.said.count("trying again") == 2
+    assert answer.said.count("; retrying") == 2
 
 
 def test_an_old_opset_and_half_precision_are_promoted_like_others(tiny: Tiny, tmp_path: Path) -> None:

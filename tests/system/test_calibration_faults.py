@@ -160,7 +160,7 @@ FAULTS: dict[str, tuple[str, Callable[[Bench], Pair], str, str | None, list[str]
         every_sample_twice,
         "accepted_with_warnings",
         "no_duplicates",
-        ["128 of 256 samples (50.0%)", "remove 128 repeated samples"],
+        ["128 of 256 samples (50.0%)", "remove or replace 128 repeated samples"],
     ),
     "5 % of the evaluation set leaked": ("texts", leaked_exactly, "refused", "no_leakage", ["50 of 128 samples in"]),
     "leaked, a token changed": ("texts", leaked_with_another_token, "refused", "no_leakage", ["nearly the same"]),
@@ -221,7 +221,7 @@ def another_kind(path: Path, arrays: dict[str, NDArray[np.generic]]) -> None:
     [
         (wrong_dtype, "input_ids is int32"),
         (empty, "is no npz archive but an empty file"),
-        (no_samples, "with no samples"),
+        (no_samples, "has no samples"),
         (another_kind, "is no npz archive but a Parquet file"),
     ],
 )

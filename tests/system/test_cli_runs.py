@@ -140,25 +140,25 @@ def test_promote_takes_the_recorded_job_and_its_finished_work(world: tuple[Path,
 @pytest.mark.parametrize(
     ("name", "code", "words"),
     [
-        ("no run", 2, "no run that came to its end"),
-        ("without a report", 2, "no run that came to its end"),
+        ("no run", 2, "no finished run"),
+        ("without a report", 2, "no finished run"),
         ("init again", 2, "new.yaml: it is there already"),
-        ("init pickled", 2, "without an exported program (.pt2)"),
+        ("init pickled", 2, "has no exported program (.pt2)"),
         ("init function", 2, "with the MLflow flavors python_function, which are not supported"),
         ("init nothing", 2, "no models:/nothing/1 in the registry"),
         ("init version", 2, "no models:/tiny/9 in the registry"),
         ("init alias", 2, "no models:/tiny@nobody in the registry"),
         ("init no file", 2, "none.onnx: no such file"),
         ("init words", 2, "MODEL_URI 'tiny'"),
-        ("promote validation", 2, "with the outcome accepted"),
-        ("promote file", 2, "of the file "),
-        ("promote again", 2, "with the outcome promoted"),
+        ("promote validation", 2, "has the outcome accepted"),
+        ("promote file", 2, "judged the file "),
+        ("promote again", 2, "has the outcome promoted"),
         ("report to a folder", 2, "Is a directory"),
         ("report of nobody", 2, f"no run '{'0' * 32}'"),
         ("report of words", 2, "RUN 'the last one'"),
-        ("compare one", 2, "2 names of one run"),
+        ("compare one", 2, "2 names of the same run"),
         ("compare nobody", 2, f"no run '{'0' * 32}'"),
-        ("rollback nothing", 2, "no variants of 'nothing' for ort-cpu"),
+        ("rollback nothing", 2, "'nothing' has no variants for ort-cpu"),
         ("watch nothing", 2, "no-such-job"),
     ],
 )
@@ -230,7 +230,7 @@ def test_a_winner_of_another_device_is_not_promoted_here(monkeypatch: pytest.Mon
     monkeypatch.setattr(
         "tasks.champion.promotable.take_inventory", lambda target: SimpleNamespace(device_key="this one")
     )
-    with pytest.raises(JobError, match=r"was judged on a device; here is this one"):
+    with pytest.raises(JobError, match=r"was judged on a device; this machine is this one"):
         check_promotable(RUN)
     check_promotable(replace(RUN, device="this one"))
     monkeypatch.setenv("QUANTGATE_DISPATCH", "pools")
@@ -257,9 +257,9 @@ def test_names_of_several_runs_and_runs_without_files_are_refused(tmp_path: Path
         search_runs=lambda **query: runs,
         list_artifacts=lambda run, folder: [],
     )
-    with pytest.raises(JobError, match=r"2 runs that begin with 'ab': ab0, ab1"):
+    with pytest.raises(JobError, match=r"2 runs whose id begins with 'ab': ab0, ab1"):
         find_recorded(client, "ab")
-    with pytest.raises(JobError, match=r"finished, winner, without a report"):
+    with pytest.raises(JobError, match=r"finished, winner, has no report"):
         fetch_report(client, RUN, tmp_path / "report.html")
     with pytest.raises(JobError, match=r"without job.yaml"):
         recorded_job(client, RUN)

@@ -283,7 +283,7 @@ def test_a_pool_of_another_kind_and_a_template_that_is_none_are_refused(
 def test_no_server_is_an_error_with_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
     """Named or not."""
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
-    with pytest.raises(InfrastructureError, match="no PREFECT_API_URL"):
+    with pytest.raises(InfrastructureError, match="PREFECT_API_URL is not set"):
         deployed()
     nowhere = f"http://127.0.0.1:{free_port()}/api"
     monkeypatch.setenv("PREFECT_API_URL", nowhere)

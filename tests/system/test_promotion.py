@@ -134,7 +134,9 @@ def test_through_a_server_it_is_the_same(tmp_path: Path) -> None:
         models = sorted((tmp_path / "mlartifacts").rglob("model.onnx"), key=lambda path: path.stat().st_mtime_ns)
         kept = models[0].rename(tmp_path / "kept")
         gone = subprocess.run(command, env=stack.settings(), capture_output=True, text=True, check=False)
-        assert gone.returncode == 2 and "no version of m-quantized that was the champion" in gone.stderr, gone.stderr
+        assert gone.returncode == 2 and "m-quantized has no intact version that was the champion" in gone.stderr, (
+            gone.stderr
+        )
         assert left(tmp_path)["aliases"] == {CHAMPION: 2}
         kept.rename(models[0])
         done = subprocess.run(command, env=stack.settings(), capture_output=True, text=True, check=False)

@@ -130,7 +130,7 @@ def test_the_form_has_descriptions_choices_and_bounds() -> None:
         (("m",), "Missing option '--target'"),
         (("m", "--target", "npu"), "'npu' is not one of 'ort-cpu'"),
         (("m", "--target", "ort-cpu", "--to", "-1"), "greater than or equal to 0"),
-        (("m", "--target", "ort-cpu"), "no variants of 'm' for ort-cpu"),
+        (("m", "--target", "ort-cpu"), "'m' has no variants for ort-cpu"),
     ],
 )
 @pytest.mark.slow

@@ -327,14 +327,16 @@ def test_champion_of_another_device_is_replaced_only_on_request(world: tuple[Pat
     against = [verdict for verdict in candidate["verdicts"] if verdict["outcome"] != "pass"]
     assert [verdict["gate"] for verdict in against] == ["champion_device"]
     here = f"{refused['inventory']['cpu']} [{' '.join(refused['inventory']['isa'])}]"
-    reason = f"it was approved on Server CPU [avx2], and this is {here}; to replace it, run with --replace-device"
+    reason = f"the champion was approved on Server CPU [avx2]; this machine is {here}; to replace it, run with --replace-device"
     assert against[0]["reason"] == reason and reason in refused["reason"]
     assert "beats_champion" not in {verdict["gate"] for verdict in candidate["verdicts"]}
     warning = answers["other device"].said.index("champion version 1 stays whatever wins")
     assert warning < answers["other device"].said.index("made ")
     (candidate,) = replaced["candidates"]
     verdicts = {verdict["gate"]: verdict for verdict in candidate["verdicts"]}
-    assert verdicts["champion_device"]["reason"].startswith("replaced on request: it was approved on Server CPU [avx2]")
+    assert verdicts["champion_device"]["reason"].startswith(
+        "replaced on request: the champion was approved on Server CPU [avx2]"
+    )
     assert verdicts["beats_champion"]["outcome"] == "pass" and replaced["champion"]["previous"] == "1"
 
 

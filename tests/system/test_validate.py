@@ -135,9 +135,9 @@ def test_what_the_model_makes_of_samples_can_be_left_out(answers: dict[str, Answ
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("slice not there", "without ['place'], which `data.slices` or `data.groups` name"),
+        ("slice not there", "has no ['place'], which `data.slices` or `data.groups` name"),
         ("no such tensor", "`calibration.representation` 'nothing'"),
-        ("pick again", "is there already"),
+        ("pick again", "exists already"),
     ],
 )
 def test_what_cannot_be_is_an_error_of_the_job(name: str, words: str, answers: dict[str, Answer]) -> None:
@@ -162,7 +162,7 @@ def test_each_verdict_leaves_a_run_with_its_page(answers: dict[str, Answer]) -> 
 def test_a_picked_set_holds_nothing_of_the_evaluation_and_is_accepted(answers: dict[str, Answer], tiny: Tiny) -> None:
     picked, said = answers["picked"], answers["pick"].said
     assert answers["pick"].code == 0, said
-    assert "left out: 100 in the evaluation data" in said and "left out: 1 copies of others, or not finite" in said
+    assert "left out: 100 in the evaluation data" in said and "left out: 1 duplicates, or not finite" in said
     with np.load(Path(answers["folder"].said) / "picked.npz") as file, np.load(tiny.evaluation) as evaluation:
         assert file["x"].shape == (96, 64) and file["label"].shape == (96,)
         known = {row.tobytes() for row in evaluation["x"]}

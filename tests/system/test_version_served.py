@@ -214,7 +214,7 @@ def test_as_a_model_of_triton(state: Path, model: Path, tmp_path: Path) -> None:
     assert "models:/tiny-quantized/1, is in" in done.stdout and "config.pbtxt" in done.stdout
     (folder / "config.pbtxt").write_text("mine")
     done = exported(state, "--triton", str(repository))
-    assert done.returncode == 2 and "in which config.pbtxt was changed since quantgate wrote it" in done.stderr
+    assert done.returncode == 2 and "has config.pbtxt changed since quantgate wrote it" in done.stderr
     assert (folder / "config.pbtxt").read_text() == "mine"
 
 
@@ -234,5 +234,5 @@ def test_as_a_folder_that_mlflow_loads(state: Path, model: Path, python: Path, t
 
 def test_a_version_that_is_not_there_is_said(state: Path) -> None:
     done = exported(state, "--triton", "a", "--version", "9")
-    assert done.returncode == 2 and "version 9 of tiny-quantized, which is no variant for ort-cpu" in done.stderr
+    assert done.returncode == 2 and "version 9 of tiny-quantized is not a variant for ort-cpu" in done.stderr
     assert "expected: one of 1" in done.stderr

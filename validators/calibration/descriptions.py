@@ -78,9 +78,9 @@ def _describe_varies(evidence: CalibrationEvidence, results: Sequence[Expectatio
     constant = [result.subject for result in results if not result.passed]
     n = len(evidence.table)
     fixes = [
-        f"input {name!r}: look how the file was written, for a range measured on it would fit one sample"
+        f"input {name!r}: check how the file was written, since a range measured on it would fit one sample"
         if name in evidence.float_inputs
-        else f"input {name!r}: leave it if all requests look so (a mask without padding), else add samples that differ"
+        else f"input {name!r}: ignore this if it never varies in requests (an unpadded mask), else add samples that differ"
         for name in constant
     ]
     return (
@@ -94,7 +94,7 @@ def _describe_leakage(evidence: CalibrationEvidence, _: Sequence[ExpectationResu
     table, leaks = evidence.table, evidence.leaks
     copies = [int(row) for row in table.index[table["in evaluation"] > 0]]
     near = [int(row) for row in table.index[table["near evaluation"] > 0]]
-    found = [f"{len(copies)} of {len(table)} samples in the evaluation data as well"]
+    found = [f"{len(copies)} of {len(table)} samples are in the evaluation data as well"]
     if near:
         places = [f"{row} like its {leaks.near[row]}" for row in near]
         found.append(f"{len(near)} nearly the same as one there ({', '.join(places[:SHOWN])}{and_more(places)})")
@@ -125,7 +125,7 @@ def _describe_duplicates(evidence: CalibrationEvidence, results: Sequence[Expect
     return (
         f"{copies} of {n} samples ({copies / n:.1%}) repeat an earlier one",
         f"at most {evidence.bounds.max_duplicates:.0%} repeated samples",
-        f"remove {count(copies, 'repeated sample')}, or put others in their place",
+        f"remove or replace {count(copies, 'repeated sample')}",
     )
 
 
@@ -183,8 +183,8 @@ def _describe_representation(evidence: CalibrationEvidence, _: Sequence[Expectat
     return (
         f"squared discrepancy {likeness.mmd:.3g}, p-value {likeness.p_value:.2g}, in {seen.view.tensor} "
         f"({len(seen.view.calibration)} against {len(seen.view.reference)} samples)",
-        f"a squared maximum mean discrepancy of at most {bounds.max_mmd:g} from {evidence.reference} in what the model makes "
-        f"of the samples, or a p-value of at least {bounds.min_drift_p_value:g}",
+        f"a squared maximum mean discrepancy of at most {bounds.max_mmd:g} from {evidence.reference} in the "
+        f"model's representation, or a p-value of at least {bounds.min_drift_p_value:g}",
         f"look for a source, language or kind of sample that {evidence.reference} and the calibration data do not share; "
         "draw the calibration samples at random from the same source",
     )
@@ -197,7 +197,8 @@ def _describe_cover(evidence: CalibrationEvidence, _: Sequence[ExpectationResult
     return (
         f"{seen.cover.share:.1%} of {count(len(seen.view.reference), 'sample')} of {evidence.reference} have a calibration "
         "sample near them",
-        f"at least {evidence.bounds.min_embedding_coverage:.0%}; near is as near as 95 % of calibration samples have another",
+        f"at least {evidence.bounds.min_embedding_coverage:.0%}; near: within the 95th percentile of "
+        "calibration nearest-neighbour distances",
         f"add at least {count(len(regions), 'sample')} like these of {evidence.reference}: "
         + ", ".join(regions[:SHOWN])
         + and_more(regions),
@@ -217,7 +218,7 @@ def _describe_ranges(evidence: CalibrationEvidence, _: Sequence[ExpectationResul
     )
     return (
         f"values outside the range of the calibration samples: {found}{most}",
-        f"at most {percent(bounds.max_saturation)} of the values of each tensor that {evidence.reference} bring, in at most "
+        f"at most {percent(bounds.max_saturation)} of the values of each tensor on {evidence.reference}, in at most "
         f"{percent(bounds.max_clipped_samples)} of the samples",
         f"add samples that reach as far as {evidence.reference} (the longest, the brightest, the rarest), in the share that "
         "they have there",

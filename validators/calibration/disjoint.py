@@ -150,6 +150,6 @@ def _check_reference(reference: Samples, statistics: dict[str, Vector]) -> None:
     if empty:
         raise DataError(
             found=f"{reference.file.path.name}: NaN or Inf in input {empty[0]!r} of every sample",
-            expected="samples with finite values, to hold the calibration data against",
-            fix="repair the file, or leave out `data.traffic`",
+            expected="samples with finite values, as the reference for the calibration data",
+            fix="repair the file, or remove `data.traffic`",
         )

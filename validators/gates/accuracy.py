@@ -139,7 +139,7 @@ def _unmeetable(demand: _Demand, needed: float, total: int, *, by_split: bool) -
     return JobError(
         found=f"`gates.{demand.key}: {demand.bound}` at confidence {demand.confidence:.6g} with {counted}, of "
         f"{total} samples in all",
-        expected=f"{many} {demand.units} there: with fewer, even a variant that never differs cannot pass",
+        expected=f"{many} {demand.units}: with fewer, even a variant that never differs from the baseline cannot pass",
         fix="; or ".join(fixes),
     )
 

@@ -129,7 +129,7 @@ def _beside_fp16(found: Measured) -> Verdict | None:
     # A recovery attempt is judged before it is timed.
     if found.latency is None or gates.min_speedup_fp16 is None or not _has_fp16(found.job, found.candidate):
         return None
-    reason = "the float16 candidate could not be timed beside it"
+    reason = "the float16 candidate's latency could not be measured"
     return resource.unmeasured("speedup_fp16", reason, gates.min_speedup_fp16, "at_least", None)
 
 

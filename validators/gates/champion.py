@@ -87,7 +87,7 @@ def judge_champion_device(*, approved_on: str, here: str, replaces: bool) -> Ver
     """
     champion, ours = device_class(approved_on), device_class(here)
     differs = bool(approved_on) and champion != ours
-    found = f"it was approved on {champion}, and this is {ours}"
+    found = f"the champion was approved on {champion}; this machine is {ours}"
     reason = f"replaced on request: {found}" if replaces else f"{found}; to replace it, run with --replace-device"
     return Verdict(
         CHAMPION_DEVICE,
@@ -104,7 +104,7 @@ def judge_broken_champion(version: str, fault: str) -> Verdict:
     """Pass the gate `beats_champion` because the champion no longer loads or runs; `fault` says why.
 
     >>> judge_broken_champion("3", "no such kernel").reason
-    'champion version 3 does not run here any more: no such kernel'
+    'champion version 3 no longer runs here: no such kernel'
     """
     return Verdict(
         BEATS_CHAMPION,
@@ -113,7 +113,7 @@ def judge_broken_champion(version: str, fault: str) -> Verdict:
         1.0,
         "at_least",
         method="the champion does not run",
-        reason=f"champion version {version} does not run here any more: {fault}",
+        reason=f"champion version {version} no longer runs here: {fault}",
     )
 
 

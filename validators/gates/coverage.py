@@ -57,7 +57,7 @@ def judge_time_coverage(candidate: str, coverage: Coverage, gates: Gates) -> Ver
         return None
     share = coverage.half_time_share if precision == "fp16" else coverage.time_share
     outcome: Outcome = "inconclusive" if share is None else "pass" if share >= gates.min_time_coverage else "fail"
-    ran = "the runtime tells no times" if share is None else f"{share:.0%} of kernel time was in {_bits(precision)}"
+    ran = "the runtime reports no times" if share is None else f"{share:.0%} of kernel time was in {_bits(precision)}"
     return Verdict(
         gate="time_coverage",
         outcome=outcome,
@@ -86,7 +86,7 @@ def judge_simulation(variant: Variant) -> Verdict | None:
         direction="at_least",
         reason="simulated: the target has no kernels for this precision"
         if is_simulated
-        else "aot-checked: built for the GPU and looked at, never run; a worker with the GPU would tell",
+        else "aot-checked: the engine was built and inspected, but never run; a worker with the GPU can measure it",
     )
 
 

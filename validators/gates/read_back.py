@@ -56,10 +56,10 @@ def find_difference(found: Array, expected: Array, tolerance: float) -> str:
     >>> find_difference(np.float32([1.0, -2.0001]), np.float32([1.0, -2.0]), 1e-4)
     ''
     >>> find_difference(np.float32([1.0, 2.0]), np.float32([1.0, -2.0]), 1e-4)
-    'a difference of 1.8 of the RMS, where 0.0001 is allowed'
+    'a difference of 1.8 of the RMS; 0.0001 is allowed'
     """
     if found.shape != expected.shape:
-        return f"shape {found.shape} in place of {expected.shape}"
+        return f"shape {found.shape} instead of {expected.shape}"
     if not np.issubdtype(expected.dtype, np.floating):
         return "" if np.array_equal(found, expected) else "other values"
     if expected.dtype.itemsize == 2:
@@ -67,15 +67,15 @@ def find_difference(found: Array, expected: Array, tolerance: float) -> str:
     ours, theirs = (array.astype(np.float64).ravel() for array in (found, expected))
     finite = np.isfinite(theirs)
     if not np.array_equal(ours[~finite], theirs[~finite], equal_nan=True) or not np.isfinite(ours[finite]).all():
-        return "NaN or Inf in other places"
+        return "NaN or Inf at other positions"
     ours, theirs = ours[finite], theirs[finite]
     if not theirs.size:
         return ""
     difference = np.abs(ours - theirs)
     spread, scale = (float(np.sqrt(np.mean(np.square(one)))) for one in (difference, theirs))
     if spread > max(tolerance * scale, _ZERO):
-        return f"a difference of {spread / max(scale, _ZERO):.2g} of the RMS, where {tolerance:.2g} is allowed"
+        return f"a difference of {spread / max(scale, _ZERO):.2g} of the RMS; {tolerance:.2g} is allowed"
     most, peak, allowed = float(difference.max()), float(np.abs(theirs).max()), _PEAK * tolerance
     if most > max(allowed * peak, _ZERO):
-        return f"a difference of {most / max(peak, _ZERO):.2g} of the peak, where {allowed:.2g} is allowed"
+        return f"a difference of {most / max(peak, _ZERO):.2g} of the peak; {allowed:.2g} is allowed"
     return ""

@@ -80,17 +80,17 @@ def _doubt(estimate: Estimate, method: str, needed: int | None, counted: str) ->
     if estimate.low is None or estimate.high is None:
         return f"no interval ({method.removeprefix('none: ')}): more {would_tell(counted)}"
     if needed is None:
-        return f"the value lies on the bound: no number of {counted} would tell"
-    return f"the interval holds the bound: about {two_digits(needed):,} {would_tell(counted)}"
+        return f"the value equals the bound: no number of {counted} would settle it"
+    return f"the interval contains the bound: about {two_digits(needed):,} {would_tell(counted)}"
 
 
 def would_tell(counted: str) -> str:
     """Return the advice to add samples or measurements, with the job key that requests them.
 
     >>> would_tell("launches")
-    'launches would tell: raise `measurement.launches`'
+    'launches would settle it: raise `measurement.launches`'
     """
-    return f"{counted} would tell{_KEYS.get(counted, '')}"
+    return f"{counted} would settle it{_KEYS.get(counted, '')}"
 
 
 def two_digits(count: int) -> int:

@@ -80,8 +80,8 @@ class Scope:
             return np.asarray(numpy_helper.to_array(tensor, base_dir=str(self.folder))).astype(np.float64)
         except (OSError, ValueError, onnx.checker.ValidationError) as error:
             raise SourceError(
-                found=f"the numbers of {tensor.name} cannot be read: {error}",
-                expected="the external data of the model beside it",
+                found=f"the values of {tensor.name} cannot be read: {error}",
+                expected="the model's external data in the same folder",
                 fix="copy all files of the model",
             ) from error
 

@@ -75,7 +75,7 @@ def check_judged(output: TensorSpec, probes: Sequence[tuple[int, Any]]) -> None:
         shapes = " and ".join(f"{probe.shape} for {count} samples" for count, probe in probes)
         raise JobError(
             found=f"output {output} has the shape {shapes}: {_why_not_by_row(probes)}",
-            expected="a judged output with one row a sample along axis 0",
+            expected="a judged output with one row per sample along axis 0",
             fix="name another `output`, or export the model with the batch on axis 0 of this one",
         )
 
@@ -93,7 +93,7 @@ def _why_not_by_row(probes: Sequence[tuple[int, NDArray[Any]]]) -> str:
     ]
     if moved:
         return f"its batch is on axis {moved[0]}, which is not supported"
-    return "it has a number of rows of its own, which is not supported"
+    return "its number of rows is independent of the batch, which is not supported"
 
 
 def _check_input(value: onnx.ValueInfoProto, file: str) -> None:
@@ -129,7 +129,7 @@ def _check_input(value: onnx.ValueInfoProto, file: str) -> None:
     if 0 in spec.shape:
         raise SourceError(
             found=f"{file}: input {spec} has an empty axis, which is not supported",
-            expected="inputs with at least one value a sample",
+            expected="inputs with at least one value per sample",
             fix=f"export the model without {value.name!r}, or for the step at which it has values",
         )
 

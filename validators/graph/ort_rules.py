@@ -115,11 +115,17 @@ def no_integers(graph: QuantizedGraph) -> Findings:
 CPU_RULES: tuple[Rule, ...] = (
     Rule("CPU001", "fp8", "fails", fp8, "load it at basic optimization, for accuracy alone"),
     Rule("CPU101", "axis-of-sum", "wrong", axis_of_sum, "give scales per output channel, and activations one scale"),
-    Rule("CPU201", "float-output", "float", float_output, "quantize the output as well: make a file for this runtime"),
+    Rule(
+        "CPU201",
+        "float-output",
+        "float",
+        float_output,
+        "remake the file for this runtime, which quantizes the output as well",
+    ),
     Rule("CPU202", "no-kernel", "float", no_kernel, "quantize both factors to 8 bits, or weights to INT4 alone"),
     Rule("CPU203", "transposed-convolution", "float", transposed, "leave ConvTranspose in float"),
     Rule("CPU204", "float-weight", "float", float_weight, "quantize the weight as well"),
-    Rule("CPU205", "gemm-zero-point", "float", gemm_zero_point, "store zero points, though they be zeros"),
+    Rule("CPU205", "gemm-zero-point", "float", gemm_zero_point, "store zero points, even if they are zeros"),
 )
 CUDA_RULES: tuple[Rule, ...] = (
     Rule(
@@ -127,6 +133,6 @@ CUDA_RULES: tuple[Rule, ...] = (
         "no-integers",
         "float",
         no_integers,
-        "take float16, or INT4 weights as MatMulNBits, or the target tensorrt",
+        "use float16, INT4 weights as MatMulNBits, or the target tensorrt",
     ),
 )

@@ -90,13 +90,13 @@ def _check_versions(path: Path, model: onnx.ModelProto) -> None:
     opset = opset_of(model)
     if opset > NEWEST_OPSET or model.ir_version > NEWEST_IR_VERSION:
         raise SourceError(
-            found=f"{path.name} of opset {opset}, IR version {model.ir_version}",
+            found=f"{path.name} has opset {opset} and IR version {model.ir_version}",
             expected=f"opset {OLDEST_OPSET} to {NEWEST_OPSET}, IR version at most {NEWEST_IR_VERSION}",
             fix="export with an older opset (21 is a good choice), or install a newer runtime",
         )
     if opset < OLDEST_OPSET:
         raise SourceError(
-            found=f"{path.name} of opset {opset}",
+            found=f"{path.name} has opset {opset}",
             expected=f"opset {OLDEST_OPSET} to {NEWEST_OPSET}",
             fix="export again with opset 21",
         )
@@ -111,7 +111,7 @@ def _check_operators(path: Path, model: onnx.ModelProto, nodes: list[onnx.NodePr
         raise SourceError(
             found=f"{path.name} is already quantized: it has {', '.join(quantized)}",
             expected="a float model",
-            fix="register the model as it was before quantization",
+            fix="register the model from before quantization",
         )
 
 
@@ -126,7 +126,7 @@ def _refuse_custom(path: Path, model: onnx.ModelProto, nodes: list[onnx.NodeProt
     )
     if custom:
         raise SourceError(
-            found=f"{path.name} with custom operators: {', '.join(custom)}",
+            found=f"{path.name} has custom operators: {', '.join(custom)}",
             expected="operators of the ONNX standard, of ONNX Runtime, or functions that the file defines",
             fix="name the library that has them in `operator_libraries` of the job, export without them, or define them in the"
             " file as functions of standard ones",
@@ -153,14 +153,14 @@ def _load(path: Path, *, whole: bool = True) -> onnx.ModelProto:
     except (DecodeError, OSError, ValueError) as error:
         raise SourceError(
             found=f"{path.name} ({path.stat().st_size} bytes) is truncated or not an ONNX file: {error}",
-            expected="a whole ONNX file",
+            expected="a complete ONNX file",
             fix="export or download it again",
         ) from error
     if not model.graph.node or not model.graph.output:
         raise SourceError(
-            found=f"{path.name} with {len(model.graph.node)} nodes and {len(model.graph.output)} outputs",
+            found=f"{path.name} has {len(model.graph.node)} nodes and {len(model.graph.output)} outputs",
             expected="a model with nodes and outputs",
-            fix="export or download it again; a cut file can look like this",
+            fix="export or download it again; a truncated file can look like this",
         )
     # Check here, because every caller goes on to read the model's files.
     check_external_data(path, model, whole=whole)

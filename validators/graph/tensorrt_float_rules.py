@@ -127,6 +127,6 @@ FLOAT_RULES: tuple[Rule, ...] = (
         "int4-apart",
         "float",
         apart,
-        "take blocks of 64 or 128 and at least two of them, or leave it in float16",
+        "use at least two blocks of 64 or 128, or leave it in float16",
     ),
 )

@@ -230,12 +230,14 @@ TENSORRT_RULES: tuple[Rule, ...] = (
         stored_type,
         "store weights in INT8, INT4 or E4M3, other constants in INT32 or INT64",
     ),
-    Rule("TRT004", "scale-value", "fails", scale_value, "take a small scale above zero for a tensor of zeros"),
+    Rule("TRT004", "scale-value", "fails", scale_value, "use a small scale above zero for a tensor of zeros"),
     Rule("TRT005", "mixed-floats", "fails", mixed_floats, "convert scales to the type of the model's floats"),
     Rule(
         "TRT006", "mixed-types", "fails", mixed_types, "quantize both factors to the same type, or leave both in float"
     ),
-    Rule("TRT007", "scale-count", "fails", scale_count, "give one scale for all, or one for each channel of `axis`"),
+    Rule(
+        "TRT007", "scale-count", "fails", scale_count, "give one scale for all channels, or one per channel of `axis`"
+    ),
     Rule(
         "TRT008",
         "unknown-operator",
@@ -243,11 +245,9 @@ TENSORRT_RULES: tuple[Rule, ...] = (
         unknown_operator,
         "export with operators of ONNX, and quantize by Q/DQ pairs",
     ),
-    Rule(
-        "TRT101", "unsigned", "wrong", unsigned, "quantize to INT8: give a zero point of INT8 zeros, and a scale for it"
-    ),
+    Rule("TRT101", "unsigned", "wrong", unsigned, "quantize to INT8, with a zero point of INT8 zeros and a scale"),
     Rule("TRT102", "fp8-zero-point", "wrong", fp8_zero_point, "quantize symmetrically: zero points of 0"),
-    Rule("TRT103", "infinite-scale", "wrong", infinite_scale, "look for overflow where the scales were computed"),
+    Rule("TRT103", "infinite-scale", "wrong", infinite_scale, "check the computation of the scales for overflow"),
     Rule(
         "TRT104",
         "scales-of-blocks",
@@ -255,13 +255,13 @@ TENSORRT_RULES: tuple[Rule, ...] = (
         scales_of_blocks,
         "leave the activation in float, or give scales per output channel",
     ),
-    Rule("TRT105", "uneven-blocks", "wrong", uneven_blocks, "take blocks that divide the channels"),
+    Rule("TRT105", "uneven-blocks", "wrong", uneven_blocks, "use a block size that divides the channels"),
     Rule(
         "TRT106",
         "namesake",
         "wrong",
         namesake,
-        "rename the operator, and give a plugin or write it out in operators of ONNX",
+        "rename the operator, and give a plugin or express it in ONNX operators",
     ),
     *FLOAT_RULES,
     *SLOW_RULES,

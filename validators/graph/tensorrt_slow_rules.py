@@ -156,6 +156,6 @@ SLOW_RULES: tuple[Rule, ...] = (
     Rule("TRT301", "float32-base", "slow", float32_base, "convert the model to float16 first, scales and all"),
     Rule("TRT302", "idle-pair", "slow", idle_pair, "quantize only the inputs of Conv, MatMul and Gemm"),
     Rule("TRT303", "two-scales", "slow", two_scales, "give all readers of a tensor one scale"),
-    Rule("TRT304", "padded-channels", "slow", padded, "leave it in float16, or give it a multiple of 4 channels"),
+    Rule("TRT304", "padded-channels", "slow", padded, "leave it in float16, or use a multiple of 4 channels"),
     Rule("TRT305", "attention", "slow", attention, "quantize none of attention's products, or all four factors in FP8"),
 )

@@ -1,4 +1,4 @@
-"""The job's approval: whether a person decides on the winner before it is promoted."""
+"""The job's rule for approval of the winner by a person."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from validators.job.settings_base import Settings
 
 
 class ApprovalRule(Settings):
-    """Whether a person approves the winner before it is promoted."""
+    """Rule for approval of the winner by a person before promotion."""
 
     required: bool = False
-    """Suspend the run before promotion until somebody approves or rejects, in the Prefect UI or by `quantgate approve` and
-    `quantgate reject`; needs a run of a deployment. See docs/approval.md."""
+    """Suspend the run before promotion until a person approves or rejects the winner, in the Prefect UI or by `quantgate
+    approve` and `quantgate reject`. Needs a run of a deployment. See docs/approval.md."""
     expires_hours: Annotated[float, Field(gt=0, le=720)] = 72.0
-    """After this many hours without an answer the run ends, and nothing is promoted."""
+    """Hours to wait for an answer. Then the run ends and promotes nothing."""

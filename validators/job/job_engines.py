@@ -1,4 +1,4 @@
-"""How a job has TensorRT build its engines."""
+"""The job's settings of TensorRT's engine builder."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ ComputeCapability = Literal["7.5", "8.0", "8.6", "8.9", "12.0", "12.1"]
 
 
 class AxisRange(Settings):
-    """The sizes of a dynamic axis that an engine takes."""
+    """Sizes of a dynamic axis that an engine accepts."""
 
     minimum: Size
-    """The smallest."""
+    """Smallest size."""
     optimum: Size
-    """The one that its kernels are chosen for."""
+    """Size for which TensorRT selects kernels."""
     maximum: Size
-    """The largest."""
+    """Largest size."""
 
     @model_validator(mode="after")
     def _in_order(self) -> AxisRange:
@@ -30,14 +30,14 @@ class AxisRange(Settings):
 
 
 class Engines(Settings):
-    """How engines are built from the files for `tensorrt`."""
+    """Settings of the engines that TensorRT builds for the target `tensorrt`."""
 
     axes: dict[str, AxisRange] = Field(default_factory=dict)
-    """Sizes of the model's dynamic axes by name, axis 0 as `batch`. An axis not named takes all sizes that data and
-    `measurement` have, and is fastest at the first operating point."""
+    """Sizes of the model's dynamic axes by name, axis 0 as `batch`. Any other axis accepts all sizes of the data and of
+    `measurement`, and is fastest at the first operating point."""
     workspace_mb: Annotated[int, Field(ge=1)] | None = None
-    """Scratch memory on the device that a layer may take; null for all there is."""
+    """Scratch memory on the device that a layer may take; null for all of it."""
     tf32: bool = True
-    """Whether products of float32 may be computed in TF32, as TensorRT does unless it is told otherwise; the baseline's too."""
+    """Allow TF32 for products of float32, as TensorRT does by default; for the baseline too."""
     ahead_of_time: Annotated[tuple[ComputeCapability, ...], Field(min_length=1)] = ("8.9", "12.0")
-    """Compute capabilities that engines are built for, and looked at, where there is no GPU (extra `tensorrt-aot`)."""
+    """Compute capabilities to build and inspect engines for on a machine without a GPU (extra `tensorrt-aot`)."""

@@ -1,4 +1,4 @@
-"""The job's gates: what a variant must satisfy to be promoted."""
+"""The job's gates, which a variant must pass to be promoted."""
 
 from __future__ import annotations
 
@@ -9,57 +9,58 @@ from pydantic import Field, model_validator
 from validators.job.candidate_name import TargetName
 from validators.job.settings_base import Settings
 
-# Of metrics without units: 2 points of accuracy, or of the explained variance.
+# For metrics without units: 2 points of accuracy, or of the explained variance.
 DEFAULT_MAX_DROP = 0.02
 Ratio = Annotated[float, Field(gt=0)]
 
 
 class LoggedGate(Settings):
-    """A bound on a metric that the job's own step logs to the candidate's run in MLflow; one of the two bounds is given."""
+    """Bound on a metric that the job's own step logs to the candidate's run in MLflow: either `at_most` or `at_least`."""
 
     metric: str
-    """The metric's key; the last value that was logged under it counts."""
+    """Key of the metric; the last value logged under it counts."""
     at_most: float | None = None
-    """The value must not be larger."""
+    """Largest value that passes."""
     at_least: float | None = None
-    """The value must not be smaller."""
+    """Smallest value that passes."""
 
     @model_validator(mode="after")
     def _has_one_bound(self) -> LoggedGate:
         if (self.at_most is None) == (self.at_least is None):
-            raise ValueError("either `at_most` or `at_least`")
+            raise ValueError("give either `at_most` or `at_least`")
         return self
 
 
 class Gates(Settings):
-    """What a variant must satisfy to be promoted. A gate that is null is not applied."""
+    """Gates that a variant must pass to be promoted. A gate that is null is not applied."""
 
     max_drop: Annotated[float, Field(ge=0)] | None = None
     """Largest drop of the metric against the baseline, in the metric's own units (0.02 of accuracy is 2 points). For perplexity
-    it is a rise of the loss in nats a token: 0.02 allows exp(0.02), 2 % more perplexity. 0.02 when null. `mse`, `mae` and
-    functions of your own have units, in which 0.02 means nothing: they need a number here."""
+    it is a rise of the loss in nats per token: 0.02 allows exp(0.02), 2 % more perplexity. null means 0.02. `mse`, `mae` and
+    your own functions have units, so no default suits them: they need a number here."""
     max_slice_drop: Annotated[float, Field(ge=0)] | None = 0.05
-    """Largest drop in the worst of the groups that `data.slices` names, with a bound that holds for all of them at once.
+    """Largest drop in the worst of the slices that `data.slices` names, with a bound that holds for all of them at once.
     Metrics with units need a number (or null) here too, if the job names slices."""
     min_sqnr_db: float | None = None
     """Smallest signal-to-quantization-noise ratio of the judged output against the baseline's, in decibels."""
     confidence: Annotated[float, Field(gt=0.5, lt=1)] = 0.95
-    """One-sided confidence of every gate that rests on samples."""
+    """One-sided confidence of every gate that is computed from samples."""
     min_speedup: Ratio | dict[TargetName, Ratio] | None = 1.05
-    """Smallest ratio of the baseline's p50 latency to the variant's, at the first batch size: one number, or one a target."""
+    """Smallest ratio of the baseline's p50 latency to the variant's, at the first batch size: one number, or one per target."""
     min_speedup_fp16: Ratio | None = None
-    """Smallest ratio of the float16 candidate's p50 latency to the variant's, measured in turn on a GPU; float16 itself is not
-    judged by it, nor is anything where the job has no float16 candidate."""
+    """Smallest ratio of the float16 candidate's p50 latency to the variant's, measured in turn on a GPU. The gate does not
+    apply to float16 itself, nor to jobs without a float16 candidate."""
     min_coverage: Annotated[float, Field(ge=0, le=1)] | None = 0.5
-    """Smallest share of multiply-accumulates in low-precision kernels, for candidates below 32-bit; of FP16, in 16 bits."""
+    """Smallest share of multiply-accumulates in low-precision kernels, for candidates below 32-bit; for FP16, in 16 bits."""
     min_time_coverage: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Smallest share of kernel time in low-precision kernels, likewise; all kernels count, such as Softmax in float."""
+    """Smallest share of kernel time in low-precision kernels, for the same candidates; all kernels count, such as Softmax in
+    float."""
     max_size_ratio: Ratio | None = 1.05
     """Largest ratio of the variant's bytes to the baseline's."""
     max_memory_ratio: Ratio | None = None
-    """Largest ratio of the variant's peak memory while it answers to the baseline's."""
+    """Largest ratio of the variant's peak memory during inference to the baseline's."""
     max_load_ratio: Ratio | None = None
-    """Largest ratio of the time that the variant takes to load to the baseline's."""
+    """Largest ratio of the variant's load time to the baseline's."""
     logged: tuple[LoggedGate, ...] = ()
     """Bounds on metrics that the job's own step (`step`) logs."""
 
@@ -67,12 +68,12 @@ class Gates(Settings):
     def _metrics_are_named_once(self) -> Gates:
         names = [gate.metric for gate in self.logged]
         if len(set(names)) < len(names):
-            raise ValueError("a metric is named twice in `logged`")
+            raise ValueError("`logged` names a metric twice")
         return self
 
     @property
     def drop_bound(self) -> float:
-        """The largest drop.
+        """Largest drop that passes.
 
         >>> Gates().drop_bound, Gates(max_drop=0.0).drop_bound
         (0.02, 0.0)
@@ -80,7 +81,7 @@ class Gates(Settings):
         return DEFAULT_MAX_DROP if self.max_drop is None else self.max_drop
 
     def speedup_bound(self, target: str) -> float | None:
-        """The smallest speedup on a target; None where there is no such gate.
+        """Return the smallest speedup that passes on a target; None if the job sets no such gate.
 
         >>> Gates(min_speedup={"ort-cpu": 1.2}).speedup_bound("ort-cpu"), Gates(min_speedup=1.1).speedup_bound("tensorrt")
         (1.2, 1.1)

@@ -1,4 +1,4 @@
-"""How the job has speed and memory measured."""
+"""The job's settings for measuring speed and memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from validators.job.settings_base import FunctionName, Settings
 
 
 def _listed(value: Any) -> Any:
-    """One number as a list of it. A union of both in the type would name both in every error."""
+    """Return a list as it is, a number as a tuple of it. A union of both types would name both in every error."""
     if isinstance(value, (list, tuple)):
         if not value:
             raise ValueError("expected a number, or a list of at least one")
@@ -22,7 +22,7 @@ def _listed(value: Any) -> Any:
 
 Size = Annotated[int, Field(ge=1)]
 Threads = Annotated[int, Field(ge=0)]
-# The second argument is what the JSON Schema says that a job may hold.
+# The second argument is the type that the JSON Schema publishes.
 Sizes = Annotated[tuple[Size, ...], BeforeValidator(_listed, Size | Annotated[tuple[Size, ...], Field(min_length=1)])]
 ThreadCounts = Annotated[
     tuple[Threads, ...], BeforeValidator(_listed, Threads | Annotated[tuple[Threads, ...], Field(min_length=1)])
@@ -31,7 +31,7 @@ ThreadCounts = Annotated[
 
 @dataclass(frozen=True)
 class OperatingPoint:
-    """What one latency is measured at: samples a request, sizes of the other dynamic axes, threads inside an operator."""
+    """Conditions of one latency: samples per request, sizes of the other dynamic axes, threads inside an operator."""
 
     batch_size: int
     dims: dict[str, int]
@@ -39,42 +39,42 @@ class OperatingPoint:
 
 
 class Measurement(Settings):
-    """How latency is measured: baseline and variant in turn, each alone in its process."""
+    """Settings of the latency measurement: baseline and variant in turn, each alone in its process."""
 
     batch_sizes: Annotated[tuple[Annotated[int, Field(ge=1, le=1024)], ...], Field(min_length=1)] = (1,)
-    """Batch sizes; gates and objective look at the first."""
+    """Batch sizes; gates and objective use the first."""
     dims: dict[str, Sizes] = Field(default_factory=dict)
-    """Sizes of the model's other dynamic axes by name, such as `sequence: 16` or `sequence: [16, 128]`; an axis not named keeps
-    the data's size. All combinations with batch sizes and threads are measured; gates and objective look at the first."""
+    """Sizes of the model's other dynamic axes by name, such as `sequence: 16` or `sequence: [16, 128]`; any other axis keeps
+    the data's size. All combinations with batch sizes and threads are measured; gates and objective use the first."""
     threads: ThreadCounts = (0,)
     """Threads inside an operator, one number or a list; 0 takes the cores that the process may use, by affinity and CPU quota.
     Variants are made and judged for the first."""
     launches: Annotated[int, Field(ge=1, le=20)] = 6
-    """How many times both processes are started afresh. The interval rests on their number: of one launch it speaks of that
-    launch alone."""
+    """Number of times that both processes are started anew. The interval is over launches; with one, it describes that launch
+    alone."""
     blocks: Annotated[int, Field(ge=1, le=100)] = 3
     """Pairs of blocks in each launch."""
     block_seconds: Annotated[float, Field(gt=0, le=60)] = 0.12
     """Shortest duration of a block, in seconds."""
     block_count: Annotated[int, Field(ge=1)] = 10
-    """Fewest requests in a block, and fewest different ones, as far as the evaluation data has them; see docs/latency.md."""
+    """Fewest requests in a block, and fewest distinct requests if the evaluation data has so many; see docs/latency.md."""
     warmup_seconds: Annotated[float, Field(ge=0, le=60)] = 0.1
-    """Shortest time of requests before the first block of a launch, in seconds, not counted."""
+    """Shortest duration of the warm-up before the first block of a launch, in seconds."""
     warmup_limit_seconds: Annotated[float, Field(ge=0, le=600)] = 0.6
-    """Until then requests go on that are not counted, as long as their time is not stable."""
+    """Longest duration of the warm-up, in seconds; it ends earlier once latency is stable."""
     max_other_load: Annotated[float, Field(gt=0)] | None = 0.15
     """Share of the usable cores that other processes and the hypervisor may take during a block. A pair of blocks that was
-    disturbed, by this or by what docs/latency.md lists, is measured again while `patience_seconds` lasts; then the measurement
-    is inconclusive. null measures whatever else runs."""
+    disturbed, by such load or a cause that docs/latency.md lists, is measured again while `patience_seconds` lasts. Then the
+    measurement is inconclusive. null allows any load."""
     patience_seconds: Annotated[float, Field(ge=0, le=86400)] = 300.0
-    """Seconds that a run spends in all on waiting for other processes and on measuring disturbed blocks again."""
+    """Seconds that a run may spend in total on waiting for other processes and on repeating disturbed blocks."""
     clients: Annotated[int, Field(ge=0, le=1024)] = 0
-    """Callers of the one session at once for the throughput; 0 measures none."""
+    """Concurrent callers of one session for the throughput measurement; 0 skips it."""
     preprocess: FunctionName | None = None
-    """`module:function`, see `code`, that takes a request's arrays by name and returns the model's inputs: part of the
-    end-to-end time."""
+    """`module:function`, see `code`, that takes a request's arrays by name and returns the model's inputs. It counts towards
+    the end-to-end time."""
     postprocess: FunctionName | None = None
-    """The same for what is done with the list of the model's outputs."""
+    """`module:function` that takes the list of the model's outputs. It counts towards the end-to-end time too."""
 
     @property
     def expected_seconds(self) -> float:
@@ -85,7 +85,7 @@ class Measurement(Settings):
 
     @property
     def points(self) -> tuple[OperatingPoint, ...]:
-        """Every combination, the one first that gates and objective look at.
+        """All combinations; gates and objective use the first.
 
         >>> [point.dims for point in Measurement(dims={"sequence": [16, 128]}).points]
         [{'sequence': 16}, {'sequence': 128}]

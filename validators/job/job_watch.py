@@ -1,4 +1,4 @@
-"""How a champion is watched once it is promoted, and what is done when its traffic or its answers change."""
+"""The job's settings for watching a champion after promotion, and the actions when its traffic or its answers change."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ Action = Literal["report", "requantize", "rollback"]
 
 
 class Watch(Settings):
-    """What the watch looks at, and when it raises an alarm; see docs/watch.md. `calibration` has the bounds on drift."""
+    """Traffic that the watch reads, and bounds for its alarms; see docs/watch.md. `calibration` has the bounds on drift."""
 
     traffic: Place
-    """Where recent traffic is written: a folder, a file, or `s3://bucket/prefix`; `.npz` or `.parquet`, as in `data`, relative
-    to the job file. A look takes only what was written after the last one."""
+    """Path of recent traffic: a folder, a file, or `s3://bucket/prefix`; `.npz` or `.parquet`, as in `data`, relative to the
+    job file. A look reads only files written since the last one."""
     newest_hours: Annotated[float, Field(gt=0, le=8760)] = 24.0
-    """Files that were written earlier are left out."""
+    """Greatest age of a file, in hours; older files are skipped."""
     max_samples: Annotated[int, Field(ge=16, le=100_000)] = 1000
-    """Most samples of a look, of the newest files."""
+    """Most samples of a look, from the newest files."""
     min_samples: Annotated[int, Field(ge=16)] = 64
-    """With fewer than these, the look is put off until there are more."""
+    """Fewest samples of a look; with fewer, it is postponed."""
     max_saturation: Annotated[float, Field(gt=0, lt=1)] = 0.01
-    """Largest share of a tensor's values outside the range that the champion fixes, beyond what was outside when promoted."""
+    """Largest share of a tensor's values outside the champion's range, in excess of the share at promotion."""
     min_agreement: Annotated[float, Field(gt=0, lt=1)] = 0.9
-    """Smallest share of samples that the champion answers like its source: with the same class, where the metric is of class
-    scores, else with `min_sample_sqnr_db`."""
+    """Smallest share of samples on which champion and source agree: on the class if the metric reads class scores, else by
+    `min_sample_sqnr_db`."""
     min_sample_sqnr_db: float = 10.0
-    """Where outputs are no class scores: signal-to-noise ratio, in decibels, from which a sample's answers are alike."""
+    """Signal-to-noise ratio, in decibels, from which the answers to a sample agree, for outputs that are not class scores."""
     looks_between_false_alarms: Annotated[int, Field(ge=10, le=100_000_000)] = 10_000
-    """While nothing is beyond its bounds, at least so many looks pass on average before an alarm."""
+    """Fewest looks, on average, before a false alarm."""
     looks: Annotated[int, Field(ge=1, le=24)] = 2
-    """Fewest looks that an alarm rests on, however bad the first of them is."""
+    """Fewest looks before an alarm, however bad the first of them is."""
     on_drift: Action = "report"
-    """What is done when the traffic drifts from the calibration data, or leaves the champion's ranges."""
+    """Action when the traffic drifts from the calibration data, or leaves the champion's ranges."""
     on_disagreement: Action = "report"
-    """What is done when the champion no longer answers like its source."""
+    """Action when the champion no longer answers like its source."""
 
     @model_validator(mode="after")
     def _samples_fit(self) -> Watch:
@@ -48,7 +48,7 @@ class Watch(Settings):
         return self
 
     def below(self, base: Path) -> Watch:
-        """The same, with a path of traffic that is relative to a folder.
+        """Return a copy whose traffic path is resolved against the folder `base`.
 
         >>> str(Watch(traffic="requests").below(Path("/jobs")).traffic)
         '/jobs/requests'

@@ -1,4 +1,4 @@
-"""A job file, read and checked: every fault is named."""
+"""Reading and checking of job files; errors name every fault."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def read_job(path: Path) -> Job:
         raise JobError(
             found=f"job file {path}: {error.strerror if isinstance(error, OSError) else 'not UTF-8 text'}",
             expected="a readable YAML file",
-            fix="check the path; examples/text.yaml is a job to start from",
+            fix="check the path; examples/text.yaml is an example",
         ) from error
     try:
         raw = load_yaml(text)
@@ -36,7 +36,7 @@ def read_job(path: Path) -> Job:
         raise JobError(
             found=f"job file {path}: {' '.join(str(error).split())}",
             expected="YAML",
-            fix="mend the syntax at that place",
+            fix="correct the syntax there",
         ) from error
     return parse_job(raw, base=path.resolve().parent, origin=str(path))
 
@@ -45,11 +45,11 @@ def parse_job(raw: Any, *, base: Path, origin: str = "the job") -> Job:
     """Check the content of a job file and resolve its paths against `base`.
 
     Raises:
-        JobError: an unknown key, a missing one, or a value out of bounds; every fault is named.
+        JobError: a key is unknown or missing, or a value is out of bounds; the error names every fault.
     """
     if not isinstance(raw, dict):
         raise JobError(
-            found=f"{origin} holds {type(raw).__name__}",
+            found=f"{origin} holds a value of type {type(raw).__name__}",
             expected="a mapping with `source` and `data`",
             fix="see examples/text.yaml",
         )
@@ -86,7 +86,10 @@ def _place(location: tuple[int | str, ...]) -> str:
 
 
 def _told(faults: list[Any]) -> list[Any]:
-    """The faults, without those of a type that the value was not meant for: a name from a list, or `module:function`."""
+    """Return the faults, without those of the union member that the value was not meant for.
+
+    The union is of a name from a list and `module:function`; a value with a colon is meant as a function.
+    """
     listed, functions = (
         {_place(fault["loc"]) for fault in faults if fault["type"] == kind}
         for kind in ("literal_error", "string_pattern_mismatch")
@@ -100,7 +103,8 @@ def _told(faults: list[Any]) -> list[Any]:
 
 
 def _suggest(given: object, choices: list[str]) -> str:
-    """
+    """Return a hint with the closest choice; empty if none is close.
+
     >>> _suggest("acuracy", ["accuracy", "mse"])
     "; did you mean 'accuracy'?"
     """

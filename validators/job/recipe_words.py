@@ -1,4 +1,4 @@
-"""Candidates in words, for tables, pages and the card of a version."""
+"""Candidates in words, for tables, pages and model cards."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from validators.targets import facts_of
 
 
 def describe(candidate: Candidate) -> str:
-    """A candidate in words.
+    """Return a candidate in words.
 
     >>> from validators.job.candidate_name import decode
     >>> describe(decode("int4-g32-rtn@ort-cpu"))

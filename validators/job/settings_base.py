@@ -1,4 +1,4 @@
-"""What every part of the job is made of."""
+"""Base class and shared types of the job's settings."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-# A function of the user's own, as `module:function`.
+# The user's own function, as `module:function`.
 FunctionName = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$")]
 
 
-# How words of keys are spelled in titles, where it is not as they are; units stand in brackets behind what they are of.
+# Spelling in titles of words that differ from the key; units follow in brackets.
 _SPELLED = {"fp16": "FP16", "mmd": "MMD", "p": "p-", "psi": "PSI", "sqnr": "SQNR", "tf32": "TF32"}
 _UNITS = {"db": "dB", "hours": "hours", "mb": "MB", "seconds": "seconds"}
 
 
 def title_of(key: str, _: object = None) -> str:
-    """What a form calls a setting.
+    """Return the title of a setting in a form.
 
     >>> title_of("min_sqnr_db"), title_of("seconds"), title_of("min_leak_p_value")
     ('Min SQNR (dB)', 'Seconds', 'Min leak p-value')
@@ -28,7 +28,7 @@ def title_of(key: str, _: object = None) -> str:
 
 
 class Settings(BaseModel):
-    """A frozen part of the job that refuses unknown keys."""
+    """Frozen part of the job that refuses unknown keys."""
 
     model_config = ConfigDict(
         frozen=True,

@@ -1,4 +1,4 @@
-"""Bounds of metrics that have units: a number that suits one label means nothing for another."""
+"""Bounds of metrics that have units: a number that suits one label does not suit another."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ METRICS_WITH_UNITS = frozenset({"mse", "mae"})
 
 
 def check_bounds_have_units(job: Job, labels: NDArray[Any] | None) -> None:
-    """Refuse a job whose metric has units and whose drop has no bound in them; `labels` have shape `(n, ...)`.
+    """Raise if the metric has units but the job sets no bound on its drop; `labels` have shape `(n, ...)`.
 
     Raises:
         JobError: `gates.max_drop`, or `gates.max_slice_drop` of a job with slices, is not set.
@@ -29,16 +29,16 @@ def check_bounds_have_units(job: Job, labels: NDArray[Any] | None) -> None:
     if missing:
         keys = " and ".join(f"`gates.{key}`" for key in missing)
         raise JobError(
-            found=f"the metric {job.metric!r}, which has units, without {keys}",
-            expected="the largest drop that is fine, in the metric's units: no default suits every label",
+            found=f"the metric {job.metric!r} has units, and the job does not set {keys}",
+            expected="the largest acceptable drop, in the metric's units: no default suits every label",
             fix=_suggestion(job.metric, labels, missing[0]),
         )
 
 
 def suggest_max_drop(metric: str, labels: NDArray[Any]) -> float:
-    """Return the rise of `mse` or `mae` that is 2 % of the error of the best constant answer; two digits.
+    """Return the rise of `mse` or `mae` that is 2 % of the error of the best constant answer, to two digits.
 
-    Of `mse` it takes away 2 points of the explained variance (R2).
+    For `mse`, it takes away 2 points of the explained variance (R2).
 
     >>> suggest_max_drop("mse", np.array([0.0, 2.0])), suggest_max_drop("mae", np.array([0.0, 2.0]))
     (0.02, 0.02)
@@ -54,6 +54,8 @@ def _suggestion(metric: str, labels: NDArray[Any] | None, key: str) -> str:
         found = suggest_max_drop(metric, labels)
         what = "variance" if metric == "mse" else "mean deviation from the median"
         if found > 0:
-            other = "; or take the metric `r2`, whose 0.02 means the same for every label" if metric == "mse" else ""
+            other = (
+                "; or use the metric `r2`, for which 0.02 means the same with every label" if metric == "mse" else ""
+            )
             return f"set `gates.{key}`, for example to {found:g}, 2 % of the labels' {what}{other}"
     return f"set `gates.{key}`, for example to 2 % of the metric's value for the source"

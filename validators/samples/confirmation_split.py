@@ -26,9 +26,9 @@ def confirmation_mask(samples: Samples, share: float, rows_per_unit: int) -> NDA
     n = len(samples)
     if n % rows_per_unit:
         raise DataError(
-            found=f"{samples.file.path.name} with {n} samples",
+            found=f"{samples.file.path.name} has {n} samples",
             expected=f"a multiple of {rows_per_unit}: that many adjacent samples belong together",
-            fix="write whole units",
+            fix=f"write a multiple of {rows_per_unit} samples",
         )
     if samples.clusters is not None:
         _check_units(samples, samples.clusters, rows_per_unit)
@@ -63,7 +63,7 @@ def _check_units(samples: Samples, clusters: NDArray[Any], rows: int) -> None:
     split = np.flatnonzero((units != units[:, :1]).any(axis=1))
     if len(split):
         raise DataError(
-            found=f"{samples.file.path.name}: samples {rows * split[0]} to {rows * split[0] + rows - 1} are a pair, and are in "
+            found=f"{samples.file.path.name}: samples {rows * split[0]} to {rows * split[0] + rows - 1} are a pair, but are in "
             f"different groups: {', '.join(str(key) for key in units[split[0]])}",
             expected="one group for both samples of a pair",
             fix="give both the same value in the array that `data.groups` names",

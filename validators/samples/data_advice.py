@@ -68,12 +68,12 @@ def dtype_advice(array: NDArray[Any], dtype: str) -> str:
     if given in "iu" and wanted == "f":
         return (
             "prepare the values as for the model in production (pixels are usually scaled, such as x / 255, and normalized),"
-            f" then convert with .astype({dtype!r}), which alone scales nothing"
+            f" then convert with .astype({dtype!r}), which alone does not scale"
         )
     if given == "f" and wanted in "iub":
         return (
             "undo the scaling that the model in production does not have (pixels are usually multiplied by 255 and rounded),"
-            f" then convert with .astype({dtype!r}), which alone cuts off fractions"
+            f" then convert with .astype({dtype!r}), which alone truncates fractions"
         )
     return f"convert the array with .astype({dtype!r})"
 
@@ -92,7 +92,7 @@ def shape_advice(shape: tuple[int, ...], wanted: tuple[int | str | None, ...]) -
     if len(shape) == len(wanted) + 1 and 1 in shape[1:]:
         axis = shape.index(1, 1)
         if _fits(shape[:axis] + shape[axis + 1 :], wanted):
-            return f"take out the axis of size 1 with .squeeze({axis})"
+            return f"remove the axis of size 1 with .squeeze({axis})"
     if len(shape) + 1 == len(wanted) and 1 in wanted[1:]:
         axis = wanted.index(1, 1)
         if _fits(shape, wanted[:axis] + wanted[axis + 1 :]):

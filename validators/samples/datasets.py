@@ -90,21 +90,21 @@ def load_samples(
     extra = sorted(set(arrays) - {spec.name for spec in inputs})
     if missing or extra:
         raise DataError(
-            found=f"{role} data {path.name} with arrays {sorted(arrays)}"
+            found=f"{role} data {path.name} has arrays {sorted(arrays)}"
             + (f", missing {missing}" if missing else "")
             + (f", not inputs of the model: {extra}" if extra else ""),
             expected=f"one array for each input ({expected}) and {label!r}",
             fix="name the arrays like the model's inputs"
             if missing
             else f"add `ignore: [{', '.join(extra)}]` to `data`, name labels in `data.label` and groups in `data.slices` or "
-            "`data.groups`, or leave them out of the file",
+            "`data.groups`, or remove them from the file",
         )
     for spec in inputs:
         _check_array(arrays[spec.name], spec, path, role)
     if labels is not None and labels.ndim == 0:
         raise DataError(
             found=f"{role} data {path.name}: {label!r} is a single value",
-            expected="one label a sample, along axis 0",
+            expected="one label per sample, along axis 0",
             fix="write the labels as an array",
         )
     others = sorted_by | ({label: labels} if labels is not None else {})
@@ -113,14 +113,16 @@ def load_samples(
     lengths = {name: len(array) for name, array in (arrays | others).items()}
     if len(set(lengths.values())) > 1:
         raise DataError(
-            found=f"{role} data {path.name} with lengths {lengths}",
+            found=f"{role} data {path.name} has arrays of lengths {lengths}",
             expected="the same number of samples in every array",
             fix="write all arrays from the same samples",
         )
     rows = next(iter(lengths.values()))
     if rows == 0:
         raise DataError(
-            found=f"{role} data {path.name} with no samples", expected="at least one sample", fix="fill the file"
+            found=f"{role} data {path.name} has no samples",
+            expected="at least one sample",
+            fix="write samples into the file",
         )
     return Samples(DataFile(path, digest_file(path), rows), arrays, labels, sorted_by, clusters)
 
@@ -143,9 +145,9 @@ def check_evaluation(samples: Samples, spec: LabelSpec, *, metric: str, label: s
         check_labels(samples.labels, spec, data=name, label=label, metric=metric)
     elif spec.required:
         raise DataError(
-            found=f"evaluation data {name} without an array {label!r}",
+            found=f"evaluation data {name} has no array {label!r}",
             expected=f"labels, which the metric {metric!r} needs",
-            fix="add the labels, set `data.label`, or take the metric `agreement` or `sqnr`, which need none",
+            fix="add the labels, set `data.label`, or use the metric `agreement` or `sqnr`, which need no labels",
         )
 
 
@@ -169,7 +171,7 @@ def read_arrays(path: Path, role: str) -> Arrays:
     readers = {".npz": _read_npz, ".parquet": _read_parquet}
     if path.suffix not in readers:
         raise DataError(
-            found=f"{role} data {path.name} with suffix {path.suffix!r}: {kind_of_file(path)}",
+            found=f"{role} data {path.name} has the suffix {path.suffix!r}: {kind_of_file(path)}",
             expected=".npz or .parquet",
             fix="write the arrays with numpy.savez('data.npz', x=..., label=...), or a table with pandas' to_parquet",
         )
@@ -179,8 +181,8 @@ def read_arrays(path: Path, role: str) -> Arrays:
     except Exception as error:  # numpy, zipfile, zlib and pyarrow raise a dozen unrelated classes for a damaged file
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise DataError(
-            found=f"{role} data {path.name} that cannot be read as {path.suffix[1:]}: {reason}",
-            expected="an intact file of the kind that its suffix says, without object arrays",
+            found=f"{role} data {path.name} cannot be read as {path.suffix[1:]}: {reason}",
+            expected="an intact file of the type that its suffix states, without object arrays",
             fix="write the file again with numpy.savez or a Parquet writer",
         ) from error
 
@@ -190,15 +192,16 @@ def _check_kind(path: Path, role: str) -> None:
     name, magic = {".npz": ("npz archive", "zip archive"), ".parquet": ("Parquet file", "Parquet file")}[path.suffix]
     kind = kind_of_file(path)
     if not kind.endswith(magic):
+        expected = f"a {name}" if name[0] == "P" else f"an {name}"
         raise DataError(
-            found=f"{role} data {path.name} is no {name} but {kind}",
-            expected=f"a {name}, as its suffix says" if name[0] == "P" else f"an {name}, as its suffix says",
+            found=f"{role} data {path.name} is {kind}, not {expected}",
+            expected=f"{expected}, as its suffix states",
             fix="write the file again with numpy.savez or a Parquet writer, or correct its suffix",
         )
     if is_cut(path):
         raise DataError(
             found=f"{role} data {path.name} is a truncated {name}: its end is missing",
-            expected="a whole file",
+            expected="a complete file",
             fix="copy or write the file again",
         )
 
@@ -209,14 +212,14 @@ def _read_npz(path: Path) -> Arrays:
         # Pickled object arrays can run code when read; numpy refuses them with allow_pickle=False.
         archive = np.load(stream, allow_pickle=False)
         if not isinstance(archive, np.lib.npyio.NpzFile):
-            raise ValueError("one array, not an archive of named arrays")
+            raise ValueError("it holds a single array, not an archive of named arrays")
         assert archive.zip is not None  # it is open
         _check_fits(sum(member.file_size for member in archive.zip.infolist()))
         arrays = {name: _read_member(archive, name) for name in archive.files}
     # numpy returns a member that is not an array as bytes.
     foreign = sorted(name for name, array in arrays.items() if not isinstance(array, np.ndarray))
     if foreign:
-        raise ValueError(f"members that are no arrays: {foreign}")
+        raise ValueError(f"it has members that are not arrays: {foreign}")
     return arrays
 
 
@@ -304,8 +307,8 @@ def _as_groups(array: NDArray[Any], name: str, path: Path, role: str) -> NDArray
     if array.ndim != 1 or array.dtype.kind not in "iubU":
         raise DataError(
             found=f"{role} data {path.name}: {name!r} is {array.dtype} of shape {array.shape}",
-            expected="one integer, boolean or text a sample",
-            fix="write the groups as a one-dimensional array, or take the name out of `data.slices` or `data.groups`",
+            expected="one integer, boolean or text per sample",
+            fix="write the groups as a one-dimensional array, or remove the name from `data.slices` or `data.groups`",
         )
     return array
 
@@ -322,7 +325,7 @@ def _check_array(array: NDArray[Any], spec: TensorSpec, path: Path, role: str) -
     )
     if not fits:
         raise DataError(
-            found=f"{role} data {path.name}: {spec.name} of shape {array.shape}",
+            found=f"{role} data {path.name}: {spec.name} has shape {array.shape}",
             expected=f"{spec}, with samples along axis 0",
             fix=shape_advice(array.shape, spec.shape),
         )

@@ -51,16 +51,16 @@ def check_labels(labels: NDArray[Any], spec: LabelSpec, *, data: str, label: str
         _check_text(labels, spec.classes, where)
     if spec.in_pairs and (len(labels) % 2 or (labels[::2] != labels[1::2]).any()):
         raise DataError(
-            found=f"{where} has {len(labels)} values that are not the same two by two",
+            found=f"{where} has {len(labels)} values that are not equal in pairs",
             expected=f"an even number of samples for the metric {metric!r} on embeddings: 2i and 2i + 1 are a pair, and both "
             "have its gold similarity as label",
-            fix="write both texts of a pair one after the other, each with the label of the pair",
+            fix="write the two texts of a pair one after the other, each with the label of the pair",
         )
     if spec.distinct > 1 and len(np.unique(labels)) < spec.distinct:
         raise DataError(
             found=f"{where} is {labels.reshape(-1)[0]} for every sample",
             expected=f"at least {spec.distinct} different labels, without which the metric {metric!r} has no value",
-            fix="add samples with other labels, or take another `metric`",
+            fix="add samples with other labels, or use another `metric`",
         )
 
 
@@ -68,7 +68,7 @@ def _check_classes(labels: NDArray[Any], classes: int, where: str) -> None:
     if labels.dtype.kind not in "iu" or labels.ndim != 1:
         raise DataError(
             found=f"{where} is {labels.dtype} of shape {labels.shape}",
-            expected="one integer class index a sample",
+            expected="one integer class index per sample",
             fix="write class indices as a one-dimensional integer array",
         )
     outside = (labels < 0) | (labels >= classes)
@@ -89,8 +89,8 @@ def _check_numbers(labels: NDArray[Any], size: int, where: str, metric: str) -> 
         )
     if int(np.prod(labels.shape[1:], dtype=int)) != size:
         raise DataError(
-            found=f"{where} is of shape {labels.shape}",
-            expected=f"{size} number{'s' if size > 1 else ''} a sample for the metric {metric!r} on this output",
+            found=f"{where} has shape {labels.shape}",
+            expected=f"{size} number{'s' if size > 1 else ''} per sample for the metric {metric!r} on this output",
             fix="write labels that fit the output, or name another `output`",
         )
 
@@ -101,13 +101,13 @@ def _check_text(labels: NDArray[Any], vocabulary: int, where: str) -> None:
     if labels.ndim != 2 or labels.dtype.kind not in "iu":
         raise DataError(
             found=f"{where} is {labels.dtype} of shape {labels.shape}",
-            expected=f"one text a sample, or its token ids, {IGNORED} where none counts",
+            expected=f"one text per sample, or its token ids, {IGNORED} for ignored positions",
             fix="write texts as a one-dimensional array of strings, or token ids as a two-dimensional one of integers",
         )
     outside = ((labels < 0) | ((labels >= vocabulary) if vocabulary else False)) & (labels != IGNORED)
     if outside.any():
         raise DataError(
             found=f"{where} has {int(outside.sum())} token ids outside the vocabulary, such as {labels[outside][0]}",
-            expected=f"ids from 0{f' to {vocabulary - 1}' if vocabulary else ''}, or {IGNORED} where none counts",
+            expected=f"ids from 0{f' to {vocabulary - 1}' if vocabulary else ''}, or {IGNORED} for ignored positions",
             fix="encode the texts with the model's own tokenizer, and name its tokens in `text.vocabulary`",
         )

@@ -18,7 +18,7 @@ class _Loader(yaml.SafeLoader):
         keys = [self.construct_object(key, deep=True) for key, _ in node.value if not key.tag.endswith(":merge")]
         twice = next((key for index, key in enumerate(keys) if key in keys[:index]), None)
         if twice is not None:
-            raise yaml.constructor.ConstructorError(None, None, f"key {twice!r} is there twice", node.start_mark)
+            raise yaml.constructor.ConstructorError(None, None, f"key {twice!r} occurs twice", node.start_mark)
         return super().construct_mapping(node, deep)
 
 
@@ -40,7 +40,7 @@ def load_yaml(text: str) -> Any:
             return None
         # Aliases share one object in memory, but any traversal expands them.
         if (nodes := _written_out(node, {})) > MOST_NODES:
-            raise yaml.YAMLError(f"{nodes:.3g} values with all aliases written out; expected at most {MOST_NODES}")
+            raise yaml.YAMLError(f"{nodes:.3g} values with all aliases expanded; expected at most {MOST_NODES}")
         return loader.construct_document(node)
     finally:
         loader.dispose()

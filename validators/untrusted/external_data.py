@@ -107,19 +107,19 @@ def _check_external(path: Path, tensor: onnx.TensorProto, whole: bool) -> None:
     file = inside(path.parent, told.get("location", ""), said_by=f"{path.name}, tensor {tensor.name!r},")
     what = f"{path.name}: the external data of {tensor.name!r} in {told['location'][:200]!r}"
     if len(told) < len(tensor.external_data):
-        raise _refuse(what, "says one thing twice")
+        raise _refuse(what, "repeats a key")
     if not whole and not file.exists():
         return
     if not file.exists() or not stat.S_ISREG(file.stat().st_mode):
-        raise _refuse(what, "is no file" if file.exists() else "is not there")
+        raise _refuse(what, "is not a regular file" if file.exists() else "is missing")
     try:
         start, length = int(told.get("offset", "0")), int(told.get("length", "-1"))
     except ValueError as error:
-        raise _refuse(what, f"has an offset or length that is no number: {error}") from error
+        raise _refuse(what, f"has an offset or length that is not a number: {error}") from error
     size = file.stat().st_size
     end = start + length if "length" in told else size
     if start < 0 or ("length" in told and length < 0) or start > size or end > size:
-        raise _refuse(what, f"goes from byte {start} to {end} of {size}")
+        raise _refuse(what, f"spans bytes {start} to {end}, but the file has {size}")
 
 
 def _check_shape(path: Path, what: str, dims: Iterable[int]) -> None:
@@ -135,6 +135,6 @@ def _check_shape(path: Path, what: str, dims: Iterable[int]) -> None:
 def _refuse(what: str, found: str) -> SourceError:
     return SourceError(
         found=f"{what} {found}",
-        expected="every external data file beside the model, whole",
+        expected="every external data file complete and in the model's folder",
         fix="export the model again, and copy or log it with all its files",
     )

@@ -49,23 +49,23 @@ def parse_s3_uri(text: str) -> S3Uri:
     if problem:
         raise JobError(
             found=f"{text[:200]!r}: {problem}",
-            expected="s3://bucket/key, of plain segments with one slash between them",
-            fix="correct the address; a prefix is written without a slash at its end",
+            expected="s3://bucket/key, with non-empty segments separated by single slashes",
+            fix="correct the address; a prefix has no slash at its end",
         )
     return S3Uri(bucket, key)
 
 
 def _problem(text: str, bucket: str, key: str) -> str:
     if not text.startswith(SCHEME):
-        return "does not begin with s3://"
+        return "it does not begin with s3://"
     if not _BUCKET.fullmatch(bucket):
-        return "no name of a bucket"
+        return "its bucket name is invalid"
     if not key:
         return "no key"
     if len(key.encode("utf-8", "surrogatepass")) > MAX_KEY_BYTES:
-        return f"a key of more than {MAX_KEY_BYTES} bytes"
+        return f"its key has more than {MAX_KEY_BYTES} bytes"
     if _UNSAFE.search(key) or not key.isprintable():
-        return "a control character, a backslash, ? or # in the key"
+        return "its key has a control character, a backslash, ? or #"
     if set(key.split("/")) & {"", ".", ".."}:
-        return "an empty segment, . or .. in the key"
+        return "its key has an empty segment, . or .."
     return ""

@@ -68,7 +68,7 @@ def check_program(path: Path) -> None:
     except (_Refused, zipfile.BadZipFile, ValueError, KeyError, TypeError, OSError, RecursionError) as error:
         raise SourceError(
             found=f"{path.name}: {error}",
-            expected="an exported program that torch loads without running code of its own",
+            expected="an exported program that torch loads without running the program's own code",
             fix="log it again with mlflow.pytorch.log_model(model, serialization_format='pt2', input_example=...), or, if you "
             "trust it, have the operator name the model in QUANTGATE_ALLOWED_PICKLES",
         ) from error
@@ -79,12 +79,12 @@ def _check_members(archive: zipfile.ZipFile) -> None:
     folder = names[0].partition("/")[0] if names else ""
     strange = sorted(name for name in names if not _MEMBERS.fullmatch(name.removeprefix(f"{folder}/")))
     if strange or len(set(names)) < len(names) or any(not name.startswith(f"{folder}/") for name in names):
-        raise _Refused(f"an archive with members that torch.export.save does not write: {(strange or names)[:3]}")
+        raise _Refused(f"the archive has members that torch.export.save does not write: {(strange or names)[:3]}")
     # Two readers can see different archives in one file, so leave no room for a second one.
     if archive.comment or min(info.header_offset for info in archive.infolist()):
-        raise _Refused("an archive with more in its file than its members")
+        raise _Refused("the archive's file has bytes outside its members")
     if any(info.compress_type != zipfile.ZIP_STORED for info in archive.infolist()):
-        raise _Refused("compressed members, which torch.export.save does not write")
+        raise _Refused("the archive has compressed members, which torch.export.save does not write")
 
 
 def _read(archive: zipfile.ZipFile, name: str) -> Any:
@@ -95,9 +95,9 @@ def _read(archive: zipfile.ZipFile, name: str) -> Any:
 def _check_payload(config: Any) -> None:
     for name, meta in config["config"].items():
         if meta["use_pickle"] is not False:
-            raise _Refused(f"the pickled weight {name!r}")
+            raise _Refused(f"the weight {name!r} is pickled")
         if not re.fullmatch(r"(weight|tensor)_\d+", meta["path_name"]):
-            raise _Refused(f"the constant {name!r} in {meta['path_name']!r}, which is no tensor")
+            raise _Refused(f"the constant {name!r} in {meta['path_name']!r} is not a tensor")
 
 
 def _check(value: Any, key: str) -> None:
@@ -117,15 +117,15 @@ def _check(value: Any, key: str) -> None:
 
 def _check_text(text: str, key: str) -> None:
     if key in ("target", "as_operator") and not _OPERATOR.fullmatch(text):
-        raise _Refused(f"the operator {text[:100]!r}")
+        raise _Refused(f"the operator {text[:100]!r} is not allowed")
     if key in ("expr_str", "guards_code"):
         _check_expression(text)
     if key in ("in_spec", "out_spec", "treespec") and text:
         _check_container(json.loads(text)[1])
     if key == "class_fqn":
-        raise _Refused(f"an object of {text[:100]!r}")
+        raise _Refused(f"an object of the class {text[:100]!r} is not allowed")
     if (key.endswith("name") or key == "as_str_name") and not _NAME.fullmatch(text):
-        raise _Refused(f"the name {text[:100]!r}")
+        raise _Refused(f"the name {text[:100]!r} is not allowed")
 
 
 def _check_expression(text: str) -> None:
@@ -143,11 +143,11 @@ def _check_expression(text: str) -> None:
         elif isinstance(node, ast.Name):
             fine = not node.id.startswith("_")
         if not fine:
-            raise _Refused(f"the expression {text[:100]!r}")
+            raise _Refused(f"the expression {text[:100]!r} is not allowed")
 
 
 def _check_container(spec: Any) -> None:
     if spec["type"] not in _CONTAINERS or "__enum__" in json.dumps(spec["context"]):
-        raise _Refused(f"a container {spec['type']!r}")
+        raise _Refused(f"a container of type {spec['type']!r} is not allowed")
     for child in spec["children_spec"]:
         _check_container(child)

@@ -120,7 +120,7 @@ def _threads(approved: int, hardware: dict[str, Any]) -> int:
     """
     if told := os.environ.get(THREADS):
         if not (told.isascii() and told.isdigit() and int(told)):
-            raise RuntimeError(f"found {THREADS}={told}; expected a whole number above 0; set one, or unset it")
+            raise RuntimeError(f"found {THREADS}={told}; expected an integer above 0; set one, or unset it")
         return int(told)
     cores = _usable_cores()
     return min(approved, cores) if approved and cores < hardware["cores"] else approved or cores
@@ -131,7 +131,7 @@ def _gpus_here() -> tuple[set[str], str]:
     try:
         nvml = import_module("pynvml")
     except ImportError:
-        return {"a GPU that nothing tells of (nvidia-ml-py is not installed)"}, "unknown"
+        return {"an unknown GPU (nvidia-ml-py is not installed)"}, "unknown"
     try:
         nvml.nvmlInit()
         handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
@@ -141,7 +141,7 @@ def _gpus_here() -> tuple[set[str], str]:
             kinds.add(f"{nvml.nvmlDeviceGetName(handle)}, compute capability {major}.{minor}")
         return kinds, str(nvml.nvmlSystemGetDriverVersion())
     except nvml.NVMLError as error:
-        return {f"a GPU that nothing tells of ({error})"}, "unknown"
+        return {f"an unknown GPU ({error})"}, "unknown"
 
 
 def _check_device(hardware: dict[str, Any]) -> None:
@@ -198,8 +198,8 @@ def _plugin_device(provider: str, plugin: dict[str, Any]) -> Any:
     devices = [one for one in ort.get_ep_devices() if one.ep_name == provider and one.device.type == cpu]
     if not devices:
         raise RuntimeError(
-            f"found {plugin['distribution']} {found} without a device for this processor; expected one of the maker that the "
-            f"variant was approved on ({provider}); load it there, or take the champion of ort-cpu"
+            f"found {plugin['distribution']} {found} without a device for this processor; expected a processor "
+            f"of the maker that the variant was approved on ({provider}); load it there, or use the champion of ort-cpu"
         )
     return devices[0]
 
@@ -244,7 +244,7 @@ def _refuse_strays(session: Any, provider: str) -> None:
     ]
     if strays:
         raise RuntimeError(
-            f"found products that {provider} does not run: {', '.join(strays[:5])}; expected all of them there, as approved; "
+            f"found products that {provider} does not run: {', '.join(strays[:5])}; expected all products on it, as approved; "
             "install the versions that the manifest names"
         )
 
@@ -332,9 +332,7 @@ def _find_library(library: dict[str, str], folder: Path, files: dict[str, str]) 
     """Return the path of a library of custom operators: a checked file beside the model, or an installed package's."""
     if "file" in library:
         if library["file"] not in files:
-            raise RuntimeError(
-                f"found library {library['file']!r}, which has no digest; expected one of {sorted(files)}"
-            )
+            raise RuntimeError(f"found library {library['file']!r} without a digest; expected one of {sorted(files)}")
         return str(folder / library["file"])
     package, wanted = library["package"], f"{library['distribution']}=={library['version']}"
     try:

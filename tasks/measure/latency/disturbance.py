@@ -149,12 +149,12 @@ def why_disturbed(blocks: tuple[BlockConditions, BlockConditions], max_cores: fl
             together, allowed = _told_apart(block.other_cores + block.stolen_cores, max_cores)
             return (
                 f"other processes kept {block.other_cores:.2f} cores busy and the hypervisor took {block.stolen_cores:.2f},"
-                f" {together} together, where {allowed} are allowed"
+                f" {together} together; {allowed} are allowed"
             )
         if block.quota_throttled_cores > max_cores:
             lost, allowed = _told_apart(block.quota_throttled_cores, max_cores)
             return (
-                f"the CPU quota of the control group took {lost} cores, where {allowed} are allowed: use fewer threads "
+                f"the CPU quota of the control group took {lost} cores; {allowed} are allowed: use fewer threads "
                 "(measurement.threads), or raise the quota"
             )
         if block.throttled:
@@ -166,7 +166,7 @@ def why_disturbed(blocks: tuple[BlockConditions, BlockConditions], max_cores: fl
         return f"a fixed piece of work took {canary:.2f} times as long beside one block of the pair as beside the other"
     clocks = [block.frequency_mhz for block in blocks if block.frequency_mhz is not None]
     if clocks and max(clocks) > STEADY_CLOCK * min(clocks):
-        return f"the processors' clock went from {min(clocks):.0f} to {max(clocks):.0f} MHz"
+        return f"the processors' clock changed from {min(clocks):.0f} to {max(clocks):.0f} MHz"
     return ""
 
 

@@ -147,6 +147,6 @@ def _refuse_unordered(library: Any, handles: list[Any]) -> None:
     if len(set(names)) > 1 and os.environ.get(ORDER) != BY_BUS:
         raise InfrastructureError(
             found=f"GPUs of several kinds: {', '.join(names)}, and {VISIBLE}={os.environ.get(VISIBLE)}",
-            expected="one GPU that the job runs on, named without doubt",
+            expected="an unambiguous GPU for the job",
             fix=f"set {VISIBLE} to its UUID (`nvidia-smi -L`), or {ORDER}={BY_BUS}",
         )

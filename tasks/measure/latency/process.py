@@ -161,7 +161,7 @@ class Worker:
                 raise InfrastructureError(
                     found=f"no answer from the measuring process of {self._name} in {timeout_seconds:.0f} s",
                     expected="an answer after each block",
-                    fix="look at the machine's load; run again",
+                    fix="check the machine's load, and run again",
                 )
         line = self._process.stdout.readline()
         if line:
@@ -177,12 +177,12 @@ class Worker:
                 kind="invalid",
                 found=f"the runtime fails on {self._name}: {said[-1][:300] if said else f'exit code {code}'}",
                 expected="a model that loads and runs",
-                fix="another precision or granularity",
+                fix="use another precision or granularity",
             )
         raise InfrastructureError(
-            found=f"the measuring process of {self._name} ended by signal {-code}",
+            found=f"signal {-code} ended the measuring process of {self._name}",
             expected="an answer after each block",
-            fix="check for lack of memory; run again",
+            fix="check the free memory, and run again",
         )
 
 

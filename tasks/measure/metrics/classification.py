@@ -31,7 +31,7 @@ def _classes(metric: str, *, least: int = 2, distinct: int = 1) -> Callable[[Ten
         if len(shape) != 2 or shape[1] < 2:
             raise misfit(metric, output, shape, "an output of shape (samples, classes) with at least 2 classes")
         if shape[1] < least:
-            raise misfit(metric, output, shape, f"more than {least - 1} classes: with fewer every answer is right")
+            raise misfit(metric, output, shape, f"more than {least - 1} classes: with fewer, every answer is right")
         return LabelSpec("classes", classes=shape[1], distinct=distinct)
 
     return expects
@@ -114,11 +114,11 @@ def f1_binary(threshold: float | None) -> Metric:
 
     def expects(output: TensorSpec, shape: tuple[int, ...]) -> LabelSpec:
         if len(shape) > 2 or values_a_sample(shape) not in (1, 2):
-            raise misfit("f1_binary", output, shape, "2 classes, or one value a sample; `f1_macro` takes more classes")
-        if values_a_sample(shape) == 1 and threshold is None:
-            needed = (
-                "`metric_threshold`, above which one value a sample says class 1: 0 for a logit, 0.5 for a probability"
+            raise misfit(
+                "f1_binary", output, shape, "2 classes, or one value per sample; use `f1_macro` for more classes"
             )
+        if values_a_sample(shape) == 1 and threshold is None:
+            needed = "`metric_threshold`, above which the value of a sample means class 1: 0 for a logit, 0.5 for a probability"
             raise misfit("f1_binary", output, shape, needed)
         return LabelSpec("classes", classes=2)
 

@@ -60,7 +60,7 @@ def _coded(array: NDArray[Any]) -> tuple[int, Rows]:
         raise ValueError(f"arrays of {array.dtype}")
     values = array.reshape(len(array), -1).astype(np.float64)
     if array.dtype.name in _INTEGERS and ((array > 2**53) | (array < -(2**53))).any():
-        raise ValueError("integers beyond 2^53, which float64 does not hold")
+        raise ValueError("integers beyond 2^53, which float64 cannot represent")
     return _DTYPES.index(array.dtype.name), values
 
 

@@ -89,7 +89,7 @@ def misfit(metric: str, output: TensorSpec, shape: tuple[int, ...], expected: st
     return JobError(
         found=f"metric {metric!r} on output {output.name!r} of {output.dtype} and shape {shape}",
         expected=expected,
-        fix="take a `metric` that fits (docs/job.schema.json lists them), or name another `output`",
+        fix="use a `metric` that fits (docs/job.schema.json lists them), or name another `output`",
     )
 
 

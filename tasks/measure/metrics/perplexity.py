@@ -83,14 +83,14 @@ def targets_of(samples: Samples, output: TensorSpec, logits_shape: Sequence[int]
     found = samples.inputs.get(TOKENS) if samples.labels is None else samples.labels
     if found is None:
         raise DataError(
-            found=f"evaluation data {name} with neither labels nor an array {TOKENS!r}",
-            expected="the tokens that the metric 'perplexity' takes as targets",
-            fix=f"name the tokens {TOKENS!r}, or write labels: token ids along the sequence, {IGNORED} where none counts",
+            found=f"evaluation data {name} has neither labels nor an array {TOKENS!r}",
+            expected="the target tokens of the metric 'perplexity'",
+            fix=f"name the tokens {TOKENS!r}, or write labels: token ids along the sequence, {IGNORED} for ignored positions",
         )
     if found.dtype.kind not in "iu" or found.shape != (len(samples), logits_shape[1]):
         raise DataError(
-            found=f"evaluation data {name}: {source} of {found.dtype} and shape {found.shape}",
-            expected=f"integers of shape {(len(samples), logits_shape[1])}, as {output} has logits",
+            found=f"evaluation data {name}: {source} is {found.dtype} of shape {found.shape}",
+            expected=f"integers of shape {(len(samples), logits_shape[1])}, like the logits of {output}",
             fix="write one token id for each position",
         )
     targets = _masked(found.astype(np.int64), samples.inputs if samples.labels is None else {})
@@ -107,13 +107,13 @@ def _check_targets(targets: Targets, vocabulary: int, where: str) -> None:
     if outside.any():
         raise DataError(
             found=f"{where}: {int(outside.sum())} targets outside the vocabulary, such as {targets[outside][0]}",
-            expected=f"token ids from 0 to {vocabulary - 1}, or {IGNORED} where none counts",
+            expected=f"token ids from 0 to {vocabulary - 1}, or {IGNORED} for ignored positions",
             fix="encode the text with the model's own tokenizer",
         )
     empty = (targets[:, 1:] == IGNORED).all(axis=1)
     if empty.any():
         raise DataError(
-            found=f"{where}: {int(empty.sum())} windows without a target after their first, such as {empty.argmax()}",
-            expected="at least one token to foretell in each window",
-            fix="leave those windows out",
+            found=f"{where}: {int(empty.sum())} windows have no target after the first position, such as {empty.argmax()}",
+            expected="at least one token to predict in each window",
+            fix="remove those windows",
         )

@@ -129,7 +129,7 @@ def _pairs(
         shape = batch.shape[1:] if shape is None else shape
         count += len(batch) if batch.ndim else 0
         if not batch.ndim or batch.shape[1:] != shape:
-            raise _misshapen(f"outputs of shape {batch.shape} after those of shape (samples, {str(shape)[1:-1]})")
+            raise _misshapen(f"outputs of shape {batch.shape} after outputs of shape (samples, {str(shape)[1:-1]})")
         # The runtime returns text as Python objects, which numpy can only store by pickle.
         yield batch.astype(str) if batch.dtype.kind == "O" else batch, next(beside)
     if count != n:
@@ -140,8 +140,8 @@ def _misshapen(found: str) -> CandidateRefused:
     return CandidateRefused(
         kind="invalid",
         found=found,
-        expected="outputs of one shape, with samples along axis 0",
-        fix="look at the shape of the judged output; name another `output`",
+        expected="outputs of equal shape, with samples along axis 0",
+        fix="check the shape of the judged output, or name another `output`",
     )
 
 

@@ -45,7 +45,7 @@ class Decoder:
             raise JobError(
                 found=f"token id {wrong[0]} in the output or the labels",
                 expected=f"ids from 0 to {len(self.tokens) - 1}: `text.vocabulary` has {len(self.tokens)} lines",
-                fix="write the model's whole vocabulary, one token a line in the order of ids",
+                fix="write the model's whole vocabulary, one token per line in the order of ids",
             )
         text = self.settings.separator.join(self.tokens[one] for one in kept)
         return text.replace(self.settings.space, " ") if self.settings.space else text
@@ -77,7 +77,7 @@ def make_decoder(settings: TextDecoding) -> Decoder:
     if settings.decoding == "ctc" and settings.blank >= len(tokens):
         raise JobError(
             found=f"`text.blank: {settings.blank}` with {len(tokens)} tokens in {path.name}",
-            expected="the id of the CTC blank, which has a line in `text.vocabulary` as well",
+            expected="the id of the CTC blank, which also has a line in `text.vocabulary`",
             fix="correct the id, or add the missing lines",
         )
     return Decoder(settings, tokens, digest_values(settings.model_dump(mode="json"), digest_file(path)))
@@ -89,7 +89,7 @@ def _read_tokens(path: Path) -> tuple[str, ...]:
     except (OSError, UnicodeDecodeError) as error:
         raise JobError(
             found=f"`text.vocabulary` {path}: {error.strerror if isinstance(error, OSError) else 'not UTF-8 text'}",
-            expected="a text file with one token a line, in the order of ids from 0",
+            expected="a text file with one token per line, in the order of ids from 0",
             fix="correct the path, or write the file from the model's tokenizer",
         ) from error
     # Not splitlines: a token may be another line-ending character, such as U+2028.
@@ -152,5 +152,5 @@ def _check_output(name: str, output: TensorSpec, shape: tuple[int, ...], decoder
         raise misfit(name, output, shape, "`text.vocabulary`, without which token ids have no characters")
     if len(shape) == 3 and decoder.tokens is not None and shape[2] != len(decoder.tokens):
         raise misfit(
-            name, output, shape, f"scores of {len(decoder.tokens)} tokens: `text.vocabulary` has so many lines"
+            name, output, shape, f"scores of {len(decoder.tokens)} tokens: `text.vocabulary` has that many lines"
         )

@@ -70,8 +70,8 @@ def load_function(name: str, folder: Path, *, key: str) -> UserFunction:
     borrowed = allows_all_of(name, place) and function_name not in _functions_of(loaded.module)
     if not callable(function) or borrowed:
         raise JobError(
-            found=f"`{key}: {name}`, and no function {function_name!r} in {source}",
-            expected=f"one of {sorted(_functions_of(loaded.module)) or 'its functions, of which it has none'}",
+            found=f"`{key}: {name}`, but {source} has no function {function_name!r}",
+            expected=f"one of {sorted(_functions_of(loaded.module)) or 'its functions, but it has none'}",
             fix="correct the name, or define the function at the top level of the module",
         )
     return UserFunction(name, function, loaded.digest)
@@ -120,9 +120,9 @@ def _import(module_name: str, name: str, path: Path, key: str) -> _Loaded:
     except ModuleNotFoundError as error:
         if error.name is not None and f"{module_name}.".startswith(f"{error.name}."):
             raise JobError(
-                found=f"`{key}: {name}`: neither a file {path} nor a module {module_name!r} that can be imported",
+                found=f"`{key}: {name}`, but there is neither a file {path} nor an importable module {module_name!r}",
                 expected="a Python file in the job's `code` folder, or a module of an installed package",
-                fix="correct the name, which has no `.py`, or `code`, or install the package where quantgate runs",
+                fix="correct `code`, or the name (without `.py`), or install the package where quantgate runs",
             ) from error
         raise _failed(name, key, module_name, error) from error
     except (Exception, SystemExit) as error:
@@ -133,9 +133,9 @@ def _import(module_name: str, name: str, path: Path, key: str) -> _Loaded:
 
 def _failed(name: str, key: str, source: str, error: BaseException) -> JobError:
     return JobError(
-        found=f"`{key}: {name}`: {source} raises {type(error).__name__} while it loads: {str(error)[:300]}",
+        found=f"`{key}: {name}`: {source} raises {type(error).__name__} when imported: {str(error)[:300]}",
         expected="a module that can be imported",
-        fix="import it in a Python of the environment that quantgate runs in",
+        fix="import the module in quantgate's Python environment to see the error",
     )
 
 

@@ -94,8 +94,8 @@ def _as_numbers(name: str, given: Any, n: int) -> NDArray[np.float64]:
         what = f"{type(given).__name__} of shape {np.shape(given)}" if np.shape(given) else repr(given)[:100]
         bad = " with NaN or Inf" if numbers.size > 1 and numbers.shape == (n,) else ""
         raise JobError(
-            found=f"metric {name!r} gives {what}{bad} for {n} samples",
-            expected=f"finite numbers: one score a sample, shape {(n,)}, or one number for all",
+            found=f"metric {name!r} returns {what}{bad} for {n} samples",
+            expected=f"finite numbers: one score per sample, shape {(n,)}, or one number for all",
             fix="correct the function",
         )
     return numbers
@@ -106,7 +106,7 @@ def _fold(name: str, outputs: Outputs, labels: Labels | None) -> Rows:
         return fold(outputs) if labels is None else fold(outputs, labels)
     except ValueError as error:
         raise JobError(
-            found=f"metric {name!r} gives one number, of {error}",
-            expected="outputs and labels that can be drawn again, sample by sample",
-            fix="return one score a sample",
+            found=f"metric {name!r} returns one number computed from {error}",
+            expected="numeric outputs and labels, which can be resampled",
+            fix="return one score per sample",
         ) from error

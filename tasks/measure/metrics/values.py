@@ -122,7 +122,7 @@ def _rank_error(rows: Rows) -> Vector:
 
 def _scores_or_pairs(output: TensorSpec, shape: tuple[int, ...]) -> LabelSpec:
     if len(shape) > 2:
-        raise misfit("spearman", output, shape, "one value a sample, or embeddings of shape (samples, dimensions)")
+        raise misfit("spearman", output, shape, "one value per sample, or embeddings of shape (samples, dimensions)")
     return LabelSpec("numbers", size=1, distinct=2, in_pairs=values_a_sample(shape) > 1)
 
 

@@ -125,15 +125,15 @@ def _choose(here: Available, build: BuildSettings, gpu: Gpu | None) -> Runtime:
     if build.compute_capabilities:
         if "tensorrt_rtx" in here.runtimes:
             return "tensorrt_rtx"
-        missing, extra = "no tensorrt_rtx to build engines ahead of time with", "tensorrt-aot"
+        missing, extra = "tensorrt_rtx, which builds engines ahead of time, is not installed", "tensorrt-aot"
     elif gpu is None:
-        missing = "no NVIDIA GPU to build an engine for"
+        missing = "this machine has no NVIDIA GPU to build an engine for"
         extra = "tensorrt` on a machine with one, or build ahead of time with the extra `tensorrt-aot"
     else:
         runtime = next((name for name in RUNTIMES if name in here.runtimes), None)
         if runtime:
             return runtime
-        missing, extra = f"no TensorRT for {gpu.name}", "tensorrt"
+        missing, extra = f"TensorRT for {gpu.name} is not installed", "tensorrt"
     raise CandidateRefused(
         kind="unsupported",
         found=missing,
@@ -238,8 +238,8 @@ def _range(axis: str, sizes: Sequence[int], wanted: AxisRange | None) -> tuple[i
     if not wanted.minimum <= min(sizes) <= max(sizes) <= wanted.maximum:
         raise JobError(
             found=f"`engines.axes.{axis}` from {wanted.minimum} to {wanted.maximum}",
-            expected=f"a range with {sorted(set(sizes))}, which data and `measurement` have",
-            fix="widen the range, or leave it out",
+            expected=f"a range that includes {sorted(set(sizes))}, the sizes of the data and of `measurement`",
+            fix="widen the range, or remove it",
         )
     return wanted.minimum, wanted.optimum, wanted.maximum
 

@@ -48,8 +48,8 @@ def run_builder(orders: dict[str, Any], gpu: Gpu | None) -> None:
         raise _ended(f"no engine after {PATIENCE_SECONDS:.0f} s", Path(orders["folder"])) from error
     if done.returncode < 0:
         name = signal.Signals(-done.returncode).name
-        killed = ", as by a machine that runs out of memory" if name == "SIGKILL" else ""
-        raise _ended(f"the builder ended with {name}{killed}", Path(orders["folder"]))
+        killed = ", possibly because the machine ran out of memory" if name == "SIGKILL" else ""
+        raise _ended(f"{name} ended the builder{killed}", Path(orders["folder"]))
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         if last.startswith("ImportError: no TensorRT"):
@@ -57,20 +57,20 @@ def run_builder(orders: dict[str, Any], gpu: Gpu | None) -> None:
             raise CandidateRefused(
                 kind="unsupported",
                 found=last,
-                expected="TensorRT with its libraries",
-                fix=f"install the extra `{extra}` anew",
+                expected="a complete installation of TensorRT",
+                fix=f"reinstall the extra `{extra}`",
             )
         raise _ended(f"the builder failed with {last[:300]}", Path(orders["folder"]))
 
 
 def _ended(found: str, folder: Path) -> CandidateRefused:
     messages = read_log(folder / LOG) if (folder / LOG).exists() else ()
-    said = f"; its last words: {messages[-1][1][:200]}" if messages else ""
+    said = f"; its last message: {messages[-1][1][:200]}" if messages else ""
     return CandidateRefused(
         kind="infrastructure",
         found=found + said,
-        expected="a builder that comes to its end",
-        fix=f"read {folder / LOG}; look at free memory on machine and GPU, and build again",
+        expected="a builder that finishes",
+        fix=f"read {folder / LOG}; check the free memory of machine and GPU, and build again",
     )
 
 

@@ -27,9 +27,9 @@ class Cause(NamedTuple):
     fix: str
 
 
-_PLAIN_FILE = "make the file anew with quantgate; `quantgate lint MODEL.onnx --target tensorrt` names every such node"
-_OTHER = "take another candidate, or replace the operator in the source model"
-_JOB_AXES = "correct `engines.axes` of the job, or leave it out"
+_PLAIN_FILE = "remake the file with quantgate; `quantgate lint MODEL.onnx --target tensorrt` names every such node"
+_OTHER = "use another candidate, or replace the operator in the source model"
+_JOB_AXES = "correct `engines.axes` of the job, or remove it"
 
 PROVOKED: tuple[Cause, ...] = (
     Cause(
@@ -50,16 +50,16 @@ PROVOKED: tuple[Cause, ...] = (
     Cause(
         r"must have same input types|must have the same type|must have the same types|same type as",
         "invalid",
-        "float16 and float32 meet, often by scales of one type beside tensors of the other",
+        "an operator mixes float16 and float32, often by scales of one type with tensors of the other",
         "one type on all inputs: nothing is converted in a strongly typed network",
         _PLAIN_FILE,
     ),
     Cause(
         r"Failed to open file|external weights offset/length out of range",
         "invalid",
-        "external data is not beside the file, or was cut off",
-        "the model with all its data",
-        "copy `<name>.onnx.data` along with the file",
+        "external data is missing beside the file, or truncated",
+        "the model with all its external data",
+        "copy `<name>.onnx.data` together with the file",
     ),
     Cause(
         r"cannot be imported into TensorRT|Found unsupported datatype",
@@ -71,9 +71,9 @@ PROVOKED: tuple[Cause, ...] = (
     Cause(
         r"Failed to convert ONNX date type|Unsupported ONNX data type",
         "unsupported",
-        "an input of a type without numbers, such as text",
-        "inputs of numbers",
-        "move what reads text out of the model",
+        "an input that is not numeric, such as text",
+        "numeric inputs",
+        "move the operators that read text out of the model",
     ),
     Cause(
         r"Plugin not found|plugin creator version .* was not found",
@@ -85,21 +85,21 @@ PROVOKED: tuple[Cause, ...] = (
     Cause(
         r"Failed to parse the ONNX model",
         "invalid",
-        "no ONNX file, or one that was cut off",
+        "not an ONNX file, or a truncated one",
         "an ONNX file",
         "make the file anew",
     ),
     Cause(
         r"Input file cannot be found",
         "invalid",
-        "the file is gone, or is no regular file",
+        "the file is missing, or is not a regular file",
         "an ONNX file",
         "make the file anew",
     ),
     Cause(
         r"Input and filter have to be the same type",
         "unsupported",
-        "a product of FP8 with INT8 or INT4; the builder does not say of which node",
+        "a product of FP8 with INT8 or INT4; the builder does not name its node",
         "both sides of a product in the same type",
         _PLAIN_FILE,
     ),
@@ -107,13 +107,13 @@ PROVOKED: tuple[Cause, ...] = (
         r"contains HW-specific datatypes",
         "unsupported",
         "a type that this GPU has no kernels for: FP8 needs compute capability 8.9 or later",
-        "compute capabilities that have the type",
-        "take the candidate out for this GPU, or others into `engines.ahead_of_time`",
+        "a compute capability that supports the type",
+        "remove the candidate for this GPU, or list other capabilities in `engines.ahead_of_time`",
     ),
     Cause(
         r"satisfy MIN<=OPT<=MAX",  # TensorRT then drops the profile, and the next message reports it as missing
         "invalid",
-        "a range whose optimum is not within it",
+        "a range that does not include its optimum",
         "minimum <= optimum <= maximum",
         _JOB_AXES,
     ),
@@ -135,8 +135,8 @@ PROVOKED: tuple[Cause, ...] = (
         r"requires workspace memory",
         "unsupported",
         "`engines.workspace_mb` leaves a layer no scratch memory",
-        "as much as the layers need",
-        "raise `engines.workspace_mb`, or leave it out for all there is",
+        "as much workspace as the layers need",
+        "raise `engines.workspace_mb`, or remove it to allow all memory",
     ),
     Cause(
         r"but must match\.|dimensions not compatible|incompatible dimensions",
@@ -151,15 +151,15 @@ DOCUMENTED: tuple[Cause, ...] = (
         r"(?i)out of memory|OutOfMemory|could not be allocated|bad_alloc|insufficient memory",
         "infrastructure",
         "the GPU or the machine has too little free memory for the build",
-        "memory for weights, activations and what is tried out",
+        "memory for weights, activations and the kernels that the builder tries",
         "free the GPU, lower `engines.workspace_mb` or the largest batch, or build on a larger one",
     ),
     Cause(
         r"Could not find any implementation for node",
         "unsupported",
-        "no kernel for the layer's types and shapes in the workspace that it may use",
-        "a layer that the GPU has a kernel for",
-        "raise `engines.workspace_mb`; otherwise take another candidate",
+        "no kernel for the layer's types and shapes fits the allowed workspace",
+        "a layer for which the GPU has a kernel",
+        "raise `engines.workspace_mb`, or use another candidate",
     ),
 )
 # Warnings that refuse an engine although it was built. Others do not: a tactic without memory, for example, is replaced by the
@@ -168,17 +168,17 @@ CHANGES: tuple[Cause, ...] = (
     Cause(
         "UINT8 zero_point only on DLA",
         "invalid",
-        "UINT8, which would be read as INT8: values above 127 would be cut off",
+        "UINT8, which would be read as INT8 and clip values above 127",
         "INT8 or FP8 with zero points of 0",
         _PLAIN_FILE,
     ),
 )
-_UNKNOWN = Cause("", "invalid", "unknown", "a file that TensorRT builds an engine of", "read the build's log")
+_UNKNOWN = Cause("", "invalid", "unknown", "a file from which TensorRT builds an engine", "read the build's log")
 _NO_OPERATOR = Cause(
     "",
     "unsupported",
-    "an operator, or a form of it, that TensorRT does not have",
-    "operators of its support matrix",
+    "an operator, or a variant of it, that TensorRT does not have",
+    "operators of TensorRT's support matrix",
     _OTHER,
 )
 # Part of a message of every build on a machine without a GPU.

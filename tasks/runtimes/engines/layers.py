@@ -133,7 +133,7 @@ def _dtype(name: str) -> str:
 def _unknown_format(found: str) -> CandidateRefused:
     return CandidateRefused(
         kind="unsupported",
-        found=f"layers of an engine told as {found[:200]!r}",
+        found=f"unknown format of an engine's layers: {found[:200]!r}",
         expected="the text of tensorrt_rtx 1.7, or the JSON of the inspector of tensorrt 11",
-        fix="install the version that the extra names; what ran in low precision cannot be told from this one",
+        fix="install the version that the extra names, since coverage cannot be read from this format",
     )

@@ -61,9 +61,9 @@ def open_engine(plan: Path, settings: SessionSettings) -> Iterator[LoadedEngine]
     if settings.provider != TENSORRT or settings.libraries:
         raise CandidateRefused(
             kind="unsupported",
-            found=f"an engine to be run by {settings.provider} with {len(settings.libraries)} libraries of operators",
-            expected=f"{TENSORRT}, which takes an engine as it is",
-            fix="take the ONNX file for other runtimes",
+            found=f"an engine for {settings.provider} with {len(settings.libraries)} operator libraries",
+            expected=f"{TENSORRT} without operator libraries, which alone runs engines",
+            fix="use the ONNX file with other runtimes",
         )
     with _open(plan) as engine:
         yield LoadedEngine(engine)
@@ -96,14 +96,14 @@ def _refused() -> Iterator[None]:
         yield
     except ImportError as error:
         raise CandidateRefused(
-            kind="unsupported", found=str(error), expected="TensorRT", fix="install the extra `tensorrt`"
+            kind="unsupported", found=str(error), expected="an installed TensorRT", fix="install the extra `tensorrt`"
         ) from error
     except ValueError as error:
         raise CandidateRefused(
             kind="invalid",
             found=str(error),
-            expected="batches that the engine was built for",
-            fix="give the axes of the job's `engines` the sizes that data and `measurement` have",
+            expected="batches of sizes that the engine was built for",
+            fix="add the sizes of the data and of `measurement` to `engines.axes` of the job",
         ) from error
     except CudaError as error:
         raise _of_cuda(error) from error
@@ -112,7 +112,7 @@ def _refused() -> Iterator[None]:
             kind="invalid" if isinstance(error, EngineError) else "unsupported",
             found=str(error),
             expected="an engine that runs on this machine",
-            fix="look into the build's log; an engine runs where it was built, on the same version of TensorRT",
+            fix="read the build's log; an engine runs only on the GPU and the TensorRT version that it was built for",
         ) from error
 
 
@@ -122,20 +122,20 @@ def _of_cuda(error: CudaError) -> CandidateRefused:
             kind="unsupported",
             found=str(error),
             expected="an NVIDIA GPU with its driver",
-            fix="run it where there is one",
+            fix="run it on a machine with an NVIDIA GPU",
         )
     if error.name == _NO_MEMORY:
         return CandidateRefused(
             kind="infrastructure",
             found=str(error),
-            expected="room on the GPU for the engine and its batch",
-            fix="end what else computes there, or build for smaller batches",
+            expected="enough GPU memory for the engine and its batch",
+            fix="stop other processes on the GPU, or build for smaller batches",
         )
     return CandidateRefused(
         kind="invalid",
         found=f"the GPU fails on the engine: {error}",
         expected="an engine that runs on every batch",
-        fix="look into the driver's log (dmesg); another precision may do",
+        fix="read the driver's log (dmesg); another precision may work",
     )
 
 

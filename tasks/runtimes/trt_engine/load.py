@@ -58,7 +58,7 @@ def open_version(folder: Path, manifest: dict[str, Any]) -> EngineRunner:
             f"found a stale engine: {why}; expected the machine that it was approved on; load it there, or set {POLICY}=warn"
         )
     warnings.warn(
-        f"the engine is stale: {why}; it is built again from {ONNX}. Speed and accuracy were approved elsewhere and may "
+        f"the engine is stale: {why}; it is rebuilt from {ONNX}. Speed and accuracy were approved elsewhere and may "
         "differ; run quantgate on such a machine",
         stacklevel=3,
     )
@@ -72,7 +72,7 @@ def _refuses() -> bool:
         RuntimeError: the variable is neither `warn` nor `refuse`, or only its former name is set.
     """
     if POLICY not in os.environ and FORMER in os.environ:
-        raise RuntimeError(f"found {FORMER}; expected {POLICY}, which took its place; set that to warn or refuse")
+        raise RuntimeError(f"found {FORMER}; expected {POLICY}, which replaced it; set that to warn or refuse")
     answer = os.environ.get(POLICY, "warn")
     if answer not in ("warn", "refuse"):
         raise RuntimeError(f"found {POLICY}={answer}; expected warn or refuse; set one of them")
@@ -87,7 +87,7 @@ def machine(api: ModuleType) -> dict[str, str]:
     """
     gpu = gpu_here()
     if gpu is None:
-        raise RuntimeError("found no NVIDIA GPU; expected one, with its driver; take the champion of ort-cpu")
+        raise RuntimeError("found no NVIDIA GPU; expected one, with its driver; use the champion of ort-cpu")
     return {**gpu, "runtime": runtime_of(api), "runtime_version": api.__version__}
 
 

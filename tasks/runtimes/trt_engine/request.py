@@ -109,7 +109,7 @@ class Request:
         self._profiler: Any = None
         self._context = engine.create_execution_context()
         if self._context is None:
-            raise explain("TensorRT makes no execution context")
+            raise explain("TensorRT cannot create an execution context")
 
     @property
     def captured(self) -> bool:
@@ -149,17 +149,17 @@ class Request:
     def _specify(self, shapes: dict[str, tuple[int, ...]]) -> None:
         for name, shape in shapes.items():
             if not self._context.set_input_shape(name, shape):
-                raise self._explain(f"TensorRT does not take shape {shape} for {name}")
+                raise self._explain(f"TensorRT rejects shape {shape} for {name}")
             self._give(name)
         lacking = self._context.infer_shapes()
         if lacking:
-            raise self._explain(f"TensorRT cannot tell the shapes of {lacking}")
+            raise self._explain(f"TensorRT cannot infer the shapes of {lacking}")
         for tensor in self._outputs:
             shape = tuple(self._context.get_tensor_shape(tensor.name))
             if min(shape, default=0) < 0:
                 raise EngineError(
-                    f"found output {tensor.name} of shape {shape}, which hangs on the values of the inputs; expected one "
-                    "that hangs on their shapes alone; end the model before NonZero, NonMaxSuppression or the like"
+                    f"found output {tensor.name} of shape {shape}, which depends on the values of the inputs; expected one "
+                    "that depends on their shapes alone; end the model before NonZero, NonMaxSuppression or the like"
                 )
             self._buffers[tensor.name].resize(shape)
             self._give(tensor.name)
@@ -167,7 +167,7 @@ class Request:
 
     def _give(self, name: str) -> None:
         if not self._context.set_tensor_address(name, self._buffers[name].address):
-            raise self._explain(f"TensorRT does not take the memory for {name}")
+            raise self._explain(f"TensorRT rejects the memory for {name}")
 
     def enqueue(self) -> None:
         """Queue the kernels one by one.

@@ -57,7 +57,9 @@ def describe(api: ModuleType, engine: Any) -> tuple[tuple[Tensor, ...], tuple[Te
 def _describe(api: ModuleType, engine: Any, name: str, *, is_input: bool) -> Tensor:
     kind = engine.get_tensor_dtype(name).name
     if kind not in DTYPES:
-        raise EngineError(f"found {name} of type {kind}; expected one that numpy has; cast it in the model to float16")
+        raise EngineError(
+            f"found {name} of type {kind}; expected a type that numpy has; cast it in the model to float16"
+        )
     shape = tuple(engine.get_tensor_shape(name))
     low = high = shape
     if is_input and -1 in shape:
@@ -74,7 +76,9 @@ def refuse_batch(inputs: tuple[Tensor, ...], batch: Arrays) -> None:
     """
     names = [tensor.name for tensor in inputs]
     if set(names) != set(batch):
-        raise ValueError(f"found inputs {sorted(batch)}; expected {sorted(names)}; rename or leave out what differs")
+        raise ValueError(
+            f"found inputs {sorted(batch)}; expected {sorted(names)}; rename or remove the inputs that differ"
+        )
     for tensor in inputs:
         found = batch[tensor.name]
         if found.dtype != np.dtype(tensor.dtype):
@@ -85,6 +89,6 @@ def refuse_batch(inputs: tuple[Tensor, ...], batch: Arrays) -> None:
             if not low <= size <= high:
                 expected = f"{low} to {high}" if low < high else f"{low}"
                 raise ValueError(
-                    f"found {size} on axis {axis} of {tensor.name}; expected {expected}; split or pad the batch, or have "
-                    "the engine built for more sizes (`engines.axes` of the job)"
+                    f"found {size} on axis {axis} of {tensor.name}; expected {expected}; split or pad the batch, or build "
+                    "the engine for more sizes (`engines.axes` of the job)"
                 )

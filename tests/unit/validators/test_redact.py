@@ -183,7 +183,7 @@ def test_a_job_with_credentials_is_refused(change: dict[str, object], tmp_path: 
     """They would become parameters; the refusal does not repeat them."""
     from validators.errors import JobError
 
-    with pytest.raises(JobError, match=r"credentials in it|no name of a bucket") as caught:
+    with pytest.raises(JobError, match=r"holds credentials|bucket name is invalid") as caught:
         parse_job(JOB | change, base=tmp_path)
     for secret in ("pw@", "secret@", "Signature=12", "hunter2"):
         assert secret not in str(caught.value)

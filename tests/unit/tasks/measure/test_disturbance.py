@@ -157,9 +157,9 @@ def test_each_disturbance_is_named_on_either_side(what: str) -> None:
 def test_a_load_just_above_the_bound_reads_differently() -> None:
     """The least that goes beyond the bound must not read as 0.30 where 0.30 are allowed."""
     block = replace(STILL, other_cores=0.2004)
-    assert "0.3004 together, where 0.3000 are allowed" in why_disturbed((STILL, block), 0.3)
+    assert "0.3004 together; 0.3000 are allowed" in why_disturbed((STILL, block), 0.3)
     throttled = replace(STILL, quota_throttled_cores=0.301)
-    assert "took 0.301 cores, where 0.300 are allowed" in why_disturbed((STILL, throttled), 0.3)
+    assert "took 0.301 cores; 0.300 are allowed" in why_disturbed((STILL, throttled), 0.3)
 
 
 def test_work_beyond_the_quota_is_no_load_unless_cores_run_out() -> None:

@@ -110,10 +110,10 @@ def test_a_file_is_loaded_once(tmp_path: Path) -> None:
         (None, "absent_of_mine.deeper:score", "neither a file"),
         ("def other(): ...\n", "mine:score", "no function 'score'"),
         ("score = 3\n", "mine:score", "no function 'score'"),
-        ("1 / 0\n", "mine:score", "raises ZeroDivisionError while it loads"),
-        ("def score(:\n", "mine:score", "raises SyntaxError while it loads"),
-        ("import absent_of_mine\n", "mine:score", "raises ModuleNotFoundError while it loads"),
-        ("raise SystemExit(3)\n", "mine:score", "raises SystemExit while it loads"),
+        ("1 / 0\n", "mine:score", "raises ZeroDivisionError when imported"),
+        ("def score(:\n", "mine:score", "raises SyntaxError when imported"),
+        ("import absent_of_mine\n", "mine:score", "raises ModuleNotFoundError when imported"),
+        ("raise SystemExit(3)\n", "mine:score", "raises SystemExit when imported"),
     ],
 )
 def test_faults_are_named(text: str | None, name: str, found: str, tmp_path: Path) -> None:

@@ -116,9 +116,9 @@ def raising(outputs: NDArray[Any], labels: NDArray[Any]) -> float:
         (lambda o, y: o, "ndarray of shape (200, 3)"),
         (lambda o, y: np.ones(199), "ndarray of shape (199,)"),
         (lambda o, y: np.where(y == 1, np.nan, 1.0), "with NaN or Inf"),
-        (lambda o, y: float("inf"), "gives inf"),
-        (lambda o, y: None, "gives None"),
-        (lambda o, y: "0.5 or so", "gives '0.5 or so'"),
+        (lambda o, y: float("inf"), "returns inf"),
+        (lambda o, y: None, "returns None"),
+        (lambda o, y: "0.5 or so", "returns '0.5 or so'"),
         (lambda o: 1.0, "raises TypeError"),
     ],
 )
@@ -150,5 +150,5 @@ def test_what_is_folded_unfolds(one: NDArray[Any], other: NDArray[Any], drawn: l
 def test_what_does_not_fold_is_refused(array: NDArray[Any]) -> None:
     with pytest.raises(ValueError, match=r"complex|object|2\^53"):
         fold(array)
-    with pytest.raises(JobError, match="gives one number"):
+    with pytest.raises(JobError, match="returns one number"):
         make(lambda o, y: 1.0).rows(array, None, None)

@@ -191,14 +191,14 @@ ENDS: dict[str, tuple[str, Findings, str, str | None, list[str]]] = {
         replace(FINDINGS, best=GOOD),
         "winner",
         FAST,
-        ["nothing is promoted from a file"],
+        ["variants of a file are not promoted"],
     ),
     "winner that nobody wants promoted": (
         "models:/tiny/3",
         replace(FINDINGS, best=GOOD),
         "winner",
         FAST,
-        ["promotion was not asked for"],
+        ["promotion was not requested"],
     ),
     "the champion stays": (
         "models:/tiny/3",

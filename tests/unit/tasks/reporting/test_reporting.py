@@ -199,7 +199,7 @@ def test_rows_say_what_was_measured_and_why() -> None:
     assert broken.reason == "drop above +2.00 pt; speedup below 1.05x"
     assert (
         by_name["int8-static-minmax-pc@ort-cpu"].reason
-        == "drop may be above +2.00 pt: more evaluation samples would tell"
+        == "drop may be above +2.00 pt: more evaluation samples would settle it"
     )
     refused = by_name["int8-static-entropy-pc@ort-cpu"]
     assert refused.reason.startswith("infrastructure: found 12 GB") and refused.speedup == formats.NO_VALUE

@@ -135,10 +135,10 @@ def test_an_inconclusive_verdict_says_how_many_would_tell() -> None:
         ),
     )
     expected = (
-        "about 1,900 evaluation samples would tell",
-        "about 41 pairs of blocks would tell: raise `measurement.launches`",
-        "more evaluation samples would tell",
-        "about 12 launches would tell: raise `measurement.launches`",
+        "about 1,900 evaluation samples would settle it",
+        "about 41 pairs of blocks would settle it: raise `measurement.launches`",
+        "more evaluation samples would settle it",
+        "about 12 launches would settle it: raise `measurement.launches`",
     )
     for verdict, words in zip(doubts, expected, strict=True):
         candidate = RESULT.candidates[0].model_copy(update={"verdicts": [verdict], "outcome": "inconclusive"})

@@ -76,7 +76,7 @@ def test_other_settings_are_refused(fakes: Fakes, plan: Path) -> None:
     assert "CPUExecutionProvider" in refusal_of_opening(plan, replace(SETTINGS, provider=CPU_PROVIDER)).found
     libraries = (Library(plan, "0" * 64),)
     refused = refusal_of_opening(plan, replace(SETTINGS, libraries=libraries))
-    assert refused.kind == "unsupported" and "1 libraries" in refused.found
+    assert refused.kind == "unsupported" and "1 operator libraries" in refused.found
 
 
 @pytest.mark.parametrize(

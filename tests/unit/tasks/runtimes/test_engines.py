@@ -82,7 +82,7 @@ def test_external_data_is_read_from_beside_the_file(tmp_path: Path) -> None:
     engine = build_engine(tmp_path / "model.onnx", AHEAD, tmp_path / "engine", gpu=None, timing_caches=None)
     assert engine.manifest.onnx_digest == digest_model(tmp_path / "model.onnx") != digest_file(tmp_path / "model.onnx")
     (tmp_path / "model.onnx.data").unlink()
-    with pytest.raises(CandidateRefused, match="external data is not beside the file") as caught:
+    with pytest.raises(CandidateRefused, match="external data is missing beside the file") as caught:
         build_engine(tmp_path / "model.onnx", AHEAD, tmp_path / "engine", gpu=None, timing_caches=None)
     assert caught.value.kind == "invalid"
     # Nothing of the first build is left to be taken for one of the second.
@@ -160,7 +160,10 @@ def test_what_imports_without_its_libraries_is_passed_over(tmp_path: Path, monke
     ("text", "words"),
     [
         ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "SIGSEGV"),
-        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "SIGKILL, as by a machine that runs out of memory"),
+        (
+            "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
+            "SIGKILL ended the builder, possibly because the machine ran out of memory",
+        ),
         ("raise MemoryError('no 8 GB')", "MemoryError: no 8 GB"),
     ],
 )
@@ -178,7 +181,7 @@ def test_the_last_words_of_a_builder_are_kept(tmp_path: Path, module: Callable[[
     fake = (HERE / "fake_tensorrt.py").read_text()
     crash = 'self.logger.log(SimpleNamespace(name="INFO"), "tactic 7\\nof 9"); __import__("os").abort()'
     module("tensorrt", fake.replace("cache = config.get_timing_cache()", crash))
-    with pytest.raises(CandidateRefused, match="SIGABRT; its last words: tactic 7\nof 9"):
+    with pytest.raises(CandidateRefused, match="SIGABRT ended the builder; its last message: tactic 7\nof 9"):
         build_engine(tmp_path / "model.onnx", BuildSettings(RANGES), tmp_path / "engine", gpu=GPU, timing_caches=None)
     assert engine_process.read_log(tmp_path / "engine" / "build.log")[-1] == ("INFO", "tactic 7\nof 9")
 

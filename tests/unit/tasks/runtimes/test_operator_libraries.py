@@ -111,7 +111,7 @@ FAULTS = {
     "does not load other.so": without_operators,
     "No module named 'no_such_package'": lambda folder: OperatorLibrary(package="no_such_package"),
     "has no attribute 'get_library_path'": lambda folder: OperatorLibrary(package="yaml"),
-    "of no installed distribution": without_a_distribution,
+    "belongs to no installed distribution": without_a_distribution,
 }
 
 

@@ -82,7 +82,7 @@ def test_anything_else_is_refused_and_stays(tmp_path: Path, spoil: Callable[[Pat
 
 def test_a_file_in_its_place_is_refused(tmp_path: Path) -> None:
     (tmp_path / "m").write_text("mine")
-    with pytest.raises(JobError, match="which quantgate did not write"):
+    with pytest.raises(JobError, match="was not written by quantgate"):
         write(tmp_path / "m", "b")
 
 

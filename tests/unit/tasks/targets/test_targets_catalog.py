@@ -137,7 +137,7 @@ def test_a_package_may_bring_its_provider(install: Install) -> None:
 @pytest.mark.parametrize("name", ["ort-cpu", "tensorrt"])
 def test_a_name_of_ours_is_refused(install: Install, name: str) -> None:
     install(**{name: target_named(name)})
-    with pytest.raises(JobError, match=f"brings the target '{name}', which quantgate has already") as caught:
+    with pytest.raises(JobError, match=f"provides the target '{name}', which quantgate already provides") as caught:
         target_names()
     assert "uninstall" in caught.value.fix
 
@@ -146,7 +146,7 @@ def test_a_name_that_two_packages_bring_is_refused(install: Install) -> None:
     install(acme=target_named("acme"))
     assert target_names()[-1] == "acme"
     install(acme=target_named("acme"))
-    with pytest.raises(JobError, match="which brought_0:TARGET has already"):
+    with pytest.raises(JobError, match="which brought_0:TARGET already provides"):
         target_names()
 
 
@@ -160,8 +160,8 @@ def test_a_name_that_no_alias_can_have_is_refused(install: Install, name: str) -
 @pytest.mark.parametrize(
     ("brought", "words"),
     [
-        (object(), "gives object"),
-        (target_named("other"), "gives 'other'"),
+        (object(), "loads object"),
+        (target_named("other"), "loads 'other'"),
         (type("Facts", (), {"facts": target_named("acme").facts})(), "gives Facts"),
     ],
 )

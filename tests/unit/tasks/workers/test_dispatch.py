@@ -381,7 +381,7 @@ def test_a_worker_refuses_a_target_that_cannot_run_here(monkeypatch: pytest.Monk
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
     with pytest.raises(JobError, match="target 'ort-gpu'"):
         check_worker("ort-gpu")
-    with pytest.raises(InfrastructureError, match="no PREFECT_API_URL"):
+    with pytest.raises(InfrastructureError, match="PREFECT_API_URL is not set"):
         check_worker("ort-cpu")
     rows = [("Target", "Here", "Why"), ("tensorrt", "no", "there is no GPU")]
     monkeypatch.setattr("flows.service.worker.target_rows", lambda: rows)

@@ -101,7 +101,7 @@ FAULTS: dict[str, tuple[Callable[[], tuple[Samples, Samples]], dict[str, str], l
     "padded with copies": (
         lambda: (take(draw(64, seed=3), np.arange(128) % 60), EVALUATION),
         {"enough_samples": "critical", "no_duplicates": "warning"},
-        ["128 samples, 60 of them distinct", "at least 4 more", "remove 68 repeated samples"],
+        ["128 samples, 60 of them distinct", "at least 4 more", "remove or replace 68 repeated samples"],
     ),
     "every sample twice": (
         lambda: (take(draw(64, seed=3), np.arange(128) // 2), EVALUATION),
@@ -138,7 +138,7 @@ FAULTS: dict[str, tuple[Callable[[], tuple[Samples, Samples]], dict[str, str], l
     "mask of ones": (
         lambda: with_input("mask", np.ones(24, np.int64)),
         {"varies": "warning"},
-        ["input 'mask' is the same", "leave it if all requests look so"],
+        ["input 'mask' is the same", "ignore this if it never varies in requests"],
     ),
 }
 

@@ -91,7 +91,7 @@ def test_few_clusters_have_no_interval() -> None:
             found, method = clustered_drop_interval(drops, ids, 0.95)
             assert (found.low, found.high) == (None, None) and "clusters" in method
             verdict = judge_drop(found, GATES, n=7, method=method, counted="clusters")
-            assert verdict.outcome == "inconclusive" and verdict.reason.endswith("more clusters would tell")
+            assert verdict.outcome == "inconclusive" and verdict.reason.endswith("more clusters would settle it")
 
 
 def test_clusters_that_are_all_lost_may_be_unseen() -> None:
@@ -216,7 +216,7 @@ def test_a_trial_is_judged_by_its_clusters(bench: Bench) -> None:
     drop, worst = judged.verdicts[0], judged.verdicts[1]
     assert (drop.gate, drop.outcome, drop.n, drop.counted) == ("drop", "inconclusive", 100, "clusters")
     assert drop.samples_needed is not None and 150 < drop.samples_needed < 2000
-    assert drop.reason.endswith("clusters would tell")
+    assert drop.reason.endswith("clusters would settle it")
     assert (worst.gate, worst.n) == ("worst_slice", 100) and "clusters of place" in worst.counted
     assert judged.accuracy is not None and judged.accuracy.n == 2000
 
@@ -250,7 +250,7 @@ def test_a_pair_in_two_clusters_is_refused() -> None:
     kept = confirmation_mask(replace(samples(some()), clusters=keys), 0.5, 2)
     assert (kept[::2] == kept[1::2]).all()
     keys[7] = 99
-    with pytest.raises(DataError, match="samples 6 to 7 are a pair, and are in different groups: 3, 99"):
+    with pytest.raises(DataError, match="samples 6 to 7 are a pair, but are in different groups: 3, 99"):
         confirmation_mask(replace(samples(some()), clusters=keys), 0.5, 2)
 
 

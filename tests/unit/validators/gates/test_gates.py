@@ -170,7 +170,7 @@ def test_the_drop_is_judged_by_both_ends_of_its_interval(low: float, high: float
     assert (verdict.low, verdict.high) == pytest.approx((low, high), nan_ok=True)
     assert (verdict.bound, verdict.n) == (0.02, 500)
     assert (verdict.direction, verdict.confidence, verdict.method) == ("at_most", 0.95, "some")
-    assert ("samples would tell" in verdict.reason) == (outcome == "inconclusive")
+    assert ("samples would settle it" in verdict.reason) == (outcome == "inconclusive")
 
 
 @pytest.mark.parametrize(
@@ -252,7 +252,7 @@ def test_time_that_nobody_tells_is_not_judged() -> None:
     """Inconclusive where the gate is set, and no verdict where it is not."""
     verdict = judge_time_coverage(CANDIDATE, coverage(9, 0), TIMED)
     assert verdict is not None and (verdict.outcome, verdict.value) == ("inconclusive", None)
-    assert "tells no times" in verdict.reason
+    assert "reports no times" in verdict.reason
     assert judge_time_coverage(CANDIDATE, timed(0, 9), GATES) is None
 
 
@@ -369,7 +369,7 @@ def test_no_number_settles_what_lies_on_the_bound(estimate: Estimate) -> None:
     assert samples_to_settle(estimate, 0.02, "at_most", 0.95, 1000) is None
     verdict = judge_drop(estimate, GATES, n=1000, method="none: too few")
     assert (verdict.outcome, verdict.samples_needed) == ("inconclusive", None)
-    assert "would tell" in verdict.reason
+    assert "would settle it" in verdict.reason
 
 
 @pytest.mark.parametrize("drop", [0.01, 0.03])
@@ -390,9 +390,11 @@ def test_that_many_samples_settle_four_in_five(drop: float) -> None:
 def test_the_reason_counts_what_was_counted() -> None:
     """Samples for a drop, pairs of blocks for a speedup, both in two digits."""
     drop = judge_drop(Estimate(0.0, -0.03, 0.03), GATES, n=1000, method="m")
-    assert (drop.samples_needed, drop.reason.endswith("about 5,200 evaluation samples would tell")) == (5142, True)
+    assert (drop.samples_needed, drop.reason.endswith("about 5,200 evaluation samples would settle it")) == (5142, True)
     speed = judge_speedup(latency(Estimate(1.3, 1.15, 1.45)), GATES, "ort-cpu")
-    assert speed is not None and "about 42 pairs of blocks would tell: raise `measurement.launches`" in speed.reason
+    assert (
+        speed is not None and "about 42 pairs of blocks would settle it: raise `measurement.launches`" in speed.reason
+    )
 
 
 def test_confidence_is_shared() -> None:

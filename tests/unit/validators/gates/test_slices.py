@@ -67,7 +67,7 @@ def test_a_small_group_says_how_many_of_it_would_tell() -> None:
     verdict = judge_slices(slice_drops(SLICES, of(planted(0.02)), 0.95), GATES)
     assert verdict is not None and (verdict.outcome, verdict.n) == ("inconclusive", 100)
     assert verdict.samples_needed is not None and verdict.samples_needed > 100
-    assert "samples of language pt would tell" in verdict.reason
+    assert "samples of language pt would settle it" in verdict.reason
     assert outcome_of(SLICES, np.zeros(N)) == "inconclusive"
     assert outcome_of({"language": LANGUAGE}, np.zeros(N)) == "pass"
 

@@ -28,11 +28,11 @@ BAD_JOBS: list[tuple[dict[str, Any], str]] = [
     ({"target": "ort-cuad"}, "did you mean 'ort-cuda'?"),
     ({"candidates": "defualt"}, "did you mean 'default'?"),
     ({"output": ["a", "b"]}, "several judged outputs are not supported: name one"),
-    ({"data": DATA | {"label": "y", "ignore": ["y"]}}, "each ignored array have names of their own"),
+    ({"data": DATA | {"label": "y", "ignore": ["y"]}}, "each ignored array need different names"),
     ({"data": DATA | {"labels": "y"}}, "unknown key `data.labels`"),
     ({"measurement": {"dims": {"sequence": 0}}}, "`measurement.dims.sequence.0`"),
-    ({"data": DATA | {"slices": ["label"]}}, "names of their own"),
-    ({"data": DATA | {"slices": ["place", "place"]}}, "names of their own"),
+    ({"data": DATA | {"slices": ["label"]}}, "need different names"),
+    ({"data": DATA | {"slices": ["place", "place"]}}, "need different names"),
     ({"calibration": {"max_saturation": 1.1}}, "`calibration.max_saturation`"),
     ({"data": {"calibration": "a.npz"}}, "no key `data.evaluation`"),
     ({"data": "calibration.npz"}, "`data`"),
@@ -79,9 +79,9 @@ BAD_JOBS: list[tuple[dict[str, Any], str]] = [
 ]
 # The text of a job file, and words that the error must hold.
 BAD_TEXTS: list[tuple[bytes, str]] = [
-    (b"", "holds NoneType"),
-    (b"- source: a.onnx\n", "holds list"),
-    (b"model.onnx\n", "holds str"),
+    (b"", "holds a value of type NoneType"),
+    (b"- source: a.onnx\n", "holds a value of type list"),
+    (b"model.onnx\n", "holds a value of type str"),
     (b"source: a.onnx\n", "no key `data`"),
     (b"source: a: b\n", "line 1, column 10"),
     (b"source: [a\n", "line 2, column 1"),
@@ -230,7 +230,7 @@ def test_a_key_that_is_there_twice_is_refused(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(
         "source: a\ndata: {calibration: a, evaluation: b}\ngates:\n  max_drop: 0.01\n  max_drop: 0.5\n"
     )
-    assert "'max_drop' is there twice" in caught(tmp_path / "job.yaml").found
+    assert "'max_drop' occurs twice" in caught(tmp_path / "job.yaml").found
     # What a merged mapping holds may be replaced: that is what merging is for.
     (tmp_path / "job.yaml").write_text(
         "source: a\ndata:\n  <<: &files {calibration: a, evaluation: b, label: x}\n  label: y\n"

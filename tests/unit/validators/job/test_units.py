@@ -28,7 +28,7 @@ def test_no_default_bound_lets_a_destroyed_regressor_pass(metric: Any, scale: fl
     """Shuffled answers fail the suggested bound at every scale; noise of a hundredth of the labels' spread passes it."""
     rng = np.random.default_rng(1)
     labels = rng.normal(size=1000) * scale
-    with pytest.raises(JobError, match="which has units") as caught:
+    with pytest.raises(JobError, match="has units") as caught:
         check_bounds_have_units(unbounded(metric), labels)
     bound = suggest_max_drop(metric, labels)
     assert f"{bound:g}" in caught.value.fix
@@ -55,7 +55,7 @@ def test_an_explicit_bound_and_metrics_without_units_are_let_be() -> None:
 
 def test_a_function_of_the_user_needs_a_bound() -> None:
     """Its units are unknown."""
-    with pytest.raises(JobError, match="'mine:cost', which has units") as caught:
+    with pytest.raises(JobError, match="'mine:cost' has units") as caught:
         check_bounds_have_units(unbounded("mine:cost", metric_direction="lower"), np.arange(9.0))
     assert "2 % of the metric's value" in caught.value.fix
 

@@ -58,20 +58,20 @@ def npy() -> bytes:
 
 
 BAD_FILES: dict[str, tuple[str, bytes, str]] = {
-    "wrong suffix": ("data.csv", b"x,y\n1,2\n", "with suffix '.csv'"),
-    "npy under no suffix": ("data", npz(), "with suffix ''"),
-    "npy": ("data.npy", npy(), "with suffix '.npy': one array as numpy.save writes it"),
-    "json": ("data.json", b'{"x": [1]}', "with suffix '.json': a JSON file"),
-    "empty file": ("data.npz", b"", "is no npz archive but an empty file"),
-    "text": ("data.npz", b"hello", "is no npz archive but a text file"),
-    "json under npz": ("data.npz", b"[1, 2]", "is no npz archive but a JSON file"),
-    "npy under npz": ("data.npz", npy(), "is no npz archive but one array as numpy.save writes it"),
-    "pickle under npz": ("data.npz", pickle.dumps([1]), "is no npz archive but a pickle"),
-    "noise under npz": ("data.npz", b"\x00\xff\x00\x01", "is no npz archive but a file of an unknown kind"),
+    "wrong suffix": ("data.csv", b"x,y\n1,2\n", "has the suffix '.csv'"),
+    "npy under no suffix": ("data", npz(), "has the suffix ''"),
+    "npy": ("data.npy", npy(), "has the suffix '.npy': one array as numpy.save writes it"),
+    "json": ("data.json", b'{"x": [1]}', "has the suffix '.json': a JSON file"),
+    "empty file": ("data.npz", b"", "data.npz is an empty file, not an npz archive"),
+    "text": ("data.npz", b"hello", "data.npz is a text file, not an npz archive"),
+    "json under npz": ("data.npz", b"[1, 2]", "data.npz is a JSON file, not an npz archive"),
+    "npy under npz": ("data.npz", npy(), "data.npz is one array as numpy.save writes it (.npy), not an npz archive"),
+    "pickle under npz": ("data.npz", pickle.dumps([1]), "data.npz is a pickle, not an npz archive"),
+    "noise under npz": ("data.npz", b"\x00\xff\x00\x01", "data.npz is a file of an unknown kind, not an npz archive"),
     "truncated npz": ("data.npz", npz()[:-40], "is a truncated npz archive"),
-    "parquet that is npz": ("data.parquet", npz(), "is no Parquet file but a zip archive"),
-    "parquet that is text": ("data.parquet", b"x,y\n1,2\n", "is no Parquet file but a text file"),
-    "empty parquet": ("data.parquet", b"", "is no Parquet file but an empty file"),
+    "parquet that is npz": ("data.parquet", npz(), "data.parquet is a zip archive, not a Parquet file"),
+    "parquet that is text": ("data.parquet", b"x,y\n1,2\n", "data.parquet is a text file, not a Parquet file"),
+    "empty parquet": ("data.parquet", b"", "data.parquet is an empty file, not a Parquet file"),
     "truncated parquet": ("data.parquet", b"PAR1" + bytes(50), "is a truncated Parquet file"),
     "damaged parquet": ("data.parquet", b"PAR1" + bytes(50) + b"PAR1", "cannot be read as parquet"),
     "wrong names": (
@@ -83,12 +83,12 @@ BAD_FILES: dict[str, tuple[str, bytes, str]] = {
     "extra array": ("data.npz", npz(mask=np.ones((ROWS, 5))), "not inputs of the model: ['mask']"),
     "wrong dtype": ("data.npz", npz(x=arrays()["x"].astype(np.float64)), "x is float64"),
     "wrong integer dtype": ("data.npz", npz(ids=arrays()["ids"].astype(np.int32)), "ids is int32"),
-    "wrong rank": ("data.npz", npz(x=arrays()["x"][:, :, None]), "x of shape (6, 4, 1)"),
-    "no rank": ("data.npz", npz(x=np.float32(1)), "x of shape ()"),
-    "wrong shape": ("data.npz", npz(x=arrays()["x"][:, :3]), "x of shape (6, 3)"),
+    "wrong rank": ("data.npz", npz(x=arrays()["x"][:, :, None]), "x has shape (6, 4, 1)"),
+    "no rank": ("data.npz", npz(x=np.float32(1)), "x has shape ()"),
+    "wrong shape": ("data.npz", npz(x=arrays()["x"][:, :3]), "x has shape (6, 3)"),
     "length mismatch": ("data.npz", npz(ids=arrays()["ids"][:4]), "lengths {'x': 6, 'ids': 4, 'label': 6}"),
     "labels of another length": ("data.npz", npz(label=np.arange(5)), "lengths {'x': 6, 'ids': 6, 'label': 5}"),
-    "no rows": ("data.npz", npz(**{name: array[:0] for name, array in arrays().items()}), "with no samples"),
+    "no rows": ("data.npz", npz(**{name: array[:0] for name, array in arrays().items()}), "has no samples"),
     "pickled objects": ("data.npz", npz(x=np.array([None] * ROWS, dtype=object)), "array 'x' holds Python objects"),
 }
 
@@ -205,8 +205,8 @@ WORDS = np.array(list("abcabc"))
 BAD_EVALUATION: dict[str, tuple[Callable[[], Samples], LabelSpec, str]] = {
     "NaN": (lambda: samples(CLASSES, x=poisoned(np.nan)), OF_CLASSES, "NaN or Inf in input 'x' of 1 samples"),
     "Inf": (lambda: samples(None, x=poisoned(np.inf)), ANY, "NaN or Inf in input 'x' of 1 samples"),
-    "no labels": (lambda: samples(None), OF_CLASSES, "without an array 'label'"),
-    "no targets": (lambda: samples(None), OF_NUMBERS, "without an array 'label'"),
+    "no labels": (lambda: samples(None), OF_CLASSES, "has no array 'label'"),
+    "no targets": (lambda: samples(None), OF_NUMBERS, "has no array 'label'"),
     "float labels": (lambda: samples(CLASSES.astype(np.float32)), OF_CLASSES, "'label' is float32 of shape (6,)"),
     "one-hot labels": (lambda: samples(np.eye(3, dtype=int)[CLASSES]), OF_CLASSES, "int64 of shape (6, 3)"),
     "label too large": (lambda: samples(CLASSES + 1), OF_CLASSES, "2 labels outside the outputs, such as 3"),
@@ -214,10 +214,10 @@ BAD_EVALUATION: dict[str, tuple[Callable[[], Samples], LabelSpec, str]] = {
     "text labels": (lambda: samples(WORDS), OF_CLASSES, "'label' is <U1"),
     "text targets": (lambda: samples(WORDS), OF_NUMBERS, "'label' is <U1"),
     "NaN targets": (lambda: samples(np.full(ROWS, np.nan)), OF_NUMBERS, "not all finite numbers"),
-    "two targets": (lambda: samples(np.ones((ROWS, 2))), OF_NUMBERS, "is of shape (6, 2)"),
-    "one target": (lambda: samples(np.ones(ROWS)), LabelSpec("numbers", size=4), "is of shape (6,)"),
+    "two targets": (lambda: samples(np.ones((ROWS, 2))), OF_NUMBERS, "has shape (6, 2)"),
+    "one target": (lambda: samples(np.ones(ROWS)), LabelSpec("numbers", size=4), "has shape (6,)"),
     "one class": (lambda: samples(CLASSES * 0), LabelSpec("classes", classes=3, distinct=2), "is 0 for every sample"),
-    "no pairs": (lambda: samples(np.arange(ROWS)), PAIRS, "not the same two by two"),
+    "no pairs": (lambda: samples(np.arange(ROWS)), PAIRS, "not equal in pairs"),
     "numbers for text": (lambda: samples(np.ones(ROWS)), OF_TEXT, "'label' is float64 of shape (6,)"),
     "texts in a table": (lambda: samples(WORDS[:, None]), OF_TEXT, "'label' is <U1 of shape (6, 1)"),
     "a token too many": (lambda: samples(np.full((ROWS, 2), 4)), OF_IDS, "12 token ids outside the vocabulary"),
@@ -255,7 +255,7 @@ def test_groups_are_read_beside_the_inputs(tmp_path: Path) -> None:
     assert found.clusters is not None and found.clusters.tolist() == patients.tolist() and found.slices == {}
     assert load_samples(tmp_path / "data.npz", SPECS, label="label", role="x", slices=("patient",)).clusters is None
     (tmp_path / "data.npz").write_bytes(npz(patient=patients[1:]))
-    with pytest.raises(DataError, match="with lengths"):
+    with pytest.raises(DataError, match="has arrays of lengths"):
         load_samples(tmp_path / "data.npz", SPECS, label="label", role="evaluation", groups="patient")
 
 
