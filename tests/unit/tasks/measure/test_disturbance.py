@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from conftest import Tiny
 
-from tasks.measure.latency import disturbance
+from tasks.measure.latency import disturbance, process
 from tasks.measure.latency.cgroup import CpuLimit
 from tasks.measure.latency.compare import compare_latency
 from tasks.measure.latency.disturbance import (
@@ -50,10 +50,8 @@ CPUS = sorted(os.sched_getaffinity(0))
 
 @contextmanager
 def running(count: int, *code: str) -> Iterator[list[int]]:
-    """Processes that compute without pause at the highest priority, as measured ones do, ended with the block."""
-    first = "import os, contextlib\nwith contextlib.suppress(OSError): os.setpriority(os.PRIO_PROCESS, 0, -20)\n"
-    first += "os.setsid()\nwith contextlib.suppress(OSError): open('/proc/self/autogroup', 'w').write('-20')\n"
-    processes = [subprocess.Popen([sys.executable, "-c", first + code[0], *code[1:]]) for _ in range(count)]
+    """Processes that compute without pause, ended with the block."""
+    processes = [subprocess.Popen([sys.executable, "-c", *code]) for _ in range(count)]
     try:
         yield [process.pid for process in processes]
     finally:
@@ -229,7 +227,18 @@ STRICT = Measurement(
 )
 
 
+@pytest.fixture
+def ordinary_priority(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measured processes that may not raise their priority: others would get next to nothing."""
+    source = process.WORKER.read_text(encoding="utf-8")
+    assert source.count("nice = _raise_priority()") == 1
+    worker = tmp_path / "worker.py"
+    worker.write_text(source.replace("nice = _raise_priority()", "nice = 0"), encoding="utf-8")
+    monkeypatch.setattr(process, "WORKER", worker)
+
+
 @pytest.mark.parametrize("other", ["burner", "session"])
+@pytest.mark.usefixtures("ordinary_priority")
 def test_a_busy_machine_gives_no_interval_unless_the_job_allows_it(other: str, tiny: Tiny, tmp_path: Path) -> None:
     """A burner on each core, or a session with as many threads, which spin: what was measured, the reason, and no bounds."""
     beside = burners(len(CPUS)) if other == "burner" else running(1, SPINNER, str(tiny.model), str(len(CPUS)))
