@@ -1,11 +1,11 @@
-"""What a run says while it runs, on standard error: one line for each thing done and, on a terminal, what goes on below them.
+"""Progress of a run on standard error: one line per finished step and, on a terminal, the running stages below them.
 
     |  12.4 s  made int8-dynamic-pc@ort-cpu: accuracy 0.8412 on 911 samples, coverage 98%
     ⠋ 00:14  1 of 3 made, 0 of 3 measured, about 12 s of making left
       make int4-g32-rtn@ort-cpu  00:09
 
-The time left is that of the present stage alone, and stands there once a candidate of this run has been through it: how long
-the stages to come will take, nobody knows.
+The time left covers only the present stage, and appears once a candidate of this run has finished that stage: the duration of
+later stages is unknown.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from rich.text import Text
 from tasks.run.progress_events import MAKE, MEASURE, Stage, watch_stages
 from validators.job.job import Job
 
-# What each candidate goes through, with the words for one that has, and for what is going on.
+# Stages of each candidate, each with its past participle and its gerund.
 _CANDIDATE_STAGES = {MAKE: ("made", "making"), MEASURE: ("measured", "measuring")}
-# What is through sooner was in the store, and says nothing of how long the others take.
+# A step that ends this fast was a cache hit, and does not predict the duration of the others.
 _FROM_STORE_SECONDS = 0.5
 
 
 class Progress:
-    """What goes on in a run of so many candidates, and what was done so far, as it looks at any moment."""
+    """Live view of a run with a given number of candidates: the running stages, and counts of the finished ones."""
 
     def __init__(self, candidates: int) -> None:
         self._candidates = candidates
@@ -50,13 +50,13 @@ class Progress:
         return time.monotonic() - self._started
 
     def changed(self, stage: Stage, *, begins: bool) -> None:
-        """A stage begins or ends; called by whichever thread it runs in."""
+        """Record that a stage begins or ends; called from the thread that runs it."""
         now = self.elapsed_seconds
         with self._lock:
             if begins:
                 self._going_on[stage] = now
                 self._first.setdefault(stage.kind, now)
-                # One that is tried again was not done.
+                # A stage that is retried was not done.
                 self._done.get(stage.kind, {}).pop(stage.name, None)
                 return
             since = self._going_on.pop(stage, now)
@@ -65,20 +65,20 @@ class Progress:
                 self._worked[stage.kind] += now - since >= _FROM_STORE_SECONDS
 
     def seconds_left(self, kind: str) -> float | None:
-        """How long the candidates still to go through a stage will take, at the pace of those that have; None where none has.
+        """Return the seconds that a stage still needs for all candidates, at the pace so far; None before one has finished it.
 
-        At the pace, and not by their own times: as many as go through it at once count by themselves.
+        The pace, unlike the mean duration, accounts for candidates that run in parallel.
         """
         done = self._done[kind]
         left = self._candidates - len(done)
         if not self._worked[kind] or left <= 0:
             return None
         pace = (max(done.values()) - self._first[kind]) / self._worked[kind]
-        # What is going on already has its part of it behind it.
+        # Subtract the time since the last one finished: the running candidates have already used it.
         return max(0.0, pace * left - (self.elapsed_seconds - max(done.values())))
 
     def lines(self) -> tuple[str, list[str]]:
-        """The line beside the spinner, and one for each stage that goes on."""
+        """Return the line beside the spinner, and one line per running stage."""
         with self._lock:
             told = [clock(self.elapsed_seconds), self._counts()]
             below = [f"{stage.name}  {clock(self.elapsed_seconds - since)}" for stage, since in self._going_on.items()]
@@ -100,7 +100,7 @@ class Progress:
 
 
 def clock(seconds: float) -> str:
-    """Minutes and seconds, with hours where there are any.
+    """Format seconds as minutes and seconds, with hours from one hour on.
 
     >>> clock(9.7), clock(75), clock(3661)
     ('00:09', '01:15', '1:01:01')
@@ -111,7 +111,7 @@ def clock(seconds: float) -> str:
 
 
 class _Lines(logging.Handler):
-    """Prints each record of the project's logger with the seconds since the start."""
+    """Log handler that prints each record with the seconds since the start."""
 
     def __init__(self, console: Console, progress: Progress) -> None:
         super().__init__(logging.INFO)
@@ -130,9 +130,9 @@ class _Lines(logging.Handler):
 
 @contextmanager
 def show_progress(console: Console, job: Job | None = None) -> Iterator[None]:
-    """Print the project's log records during the block; on a terminal, what goes on as well."""
-    # ONNX Runtime's tools log through the root logger, and the first such call would make Python print every library's
-    # records: not where the root logger has a handler.
+    """Print the project's log records during the block; on a terminal, also the running stages."""
+    # ONNX Runtime's tools log through the root logger. If that had no handler, the first such call would make Python print
+    # every library's records.
     logging.getLogger().addHandler(logging.NullHandler())
     logger = logging.getLogger("quantgate")
     progress = Progress(len(job.candidate_names) if job else 0)
