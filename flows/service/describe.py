@@ -28,7 +28,7 @@ def candidate_rows(job: Job) -> Rows:
             if target.facts.on_gpu:
                 inventories[target.name] = inventories.get(target.name) or take_inventory(target.name)
                 if target.runtime.name not in usable_providers(inventories[target.name]):
-                    here = "made and checked, not measured: `quantgate doctor` says what is missing"
+                    here = "made and checked, not measured: `quantgate doctor` shows what is missing"
         except CandidateRefused as error:
             here = f"refused: {error.found}; {error.fix}"
         rows.append((name, describe(candidate), here))
