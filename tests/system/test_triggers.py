@@ -162,7 +162,8 @@ def swept() -> dict[tuple[str, str, str], tuple[str, str]]:
     """What a sweep makes of the registry, without the runs' names."""
     taken = intake.sweep_registry.fn(read_jobs())
     return {
-        (one.name, one.version, one.job): (one.outcome, one.why.split(" is in progress")[0].split(":")[0]) for one in taken
+        (one.name, one.version, one.job): (one.outcome, one.why.split(" is in progress")[0].split(":")[0])
+        for one in taken
     }
 
 
