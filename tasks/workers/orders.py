@@ -25,7 +25,8 @@ class Order:
 
     `step` is one of `tasks.workers.steps.STEPS`, and `label` its name for people. `place` and `marker` identify the state
     folder, or the store on S3, that both must share. `code` is the version of quantgate, and `device` the
-    `Inventory.device_key` that the run expects. `arguments` is the digest of the step's records in the store, and `answer` the key of its answer.
+    `Inventory.device_key` that the run expects. `arguments` is the digest of the step's records in the store, and `answer` the
+    key of its answer.
     """
 
     step: str
