@@ -1,4 +1,7 @@
-"""The story of a run, in call order, and its first part alone. The steps are in `tasks/`; nothing is computed here."""
+"""The flow of a run, with its steps in call order, and flows for its first steps alone.
+
+The steps are in `tasks/`; nothing is computed here.
+"""
 
 # No `from __future__ import annotations`: Prefect reads the parameters' types from the signature.
 from dataclasses import replace
@@ -58,8 +61,8 @@ def quantize(job: Job, promote: bool = True, replace_device: bool = False) -> St
     """Make quantized versions of a registered model, judge them on this machine, promote the best that passes.
 
     Args:
-        job: What to quantize, for which target, on which data, and what must hold. Paths are those of the machine that runs it.
-        promote: Register the winner and move the champion's alias; off, a winner is named and nothing is registered.
+        job: Source, target, data, candidates and gates. Paths are those of the machine that runs it.
+        promote: Register the winner and move the champion's alias; if off, the winner is named and nothing is registered.
         replace_device: Promote even if the present champion was approved on a device of another class.
     """
     with keep_status(job, promote=promote) as status:
@@ -74,7 +77,7 @@ def quantize(job: Job, promote: bool = True, replace_device: bool = False) -> St
 
 
 def quantized(run: Run, status: SourceOutcome, *, promote: bool, replace_device: bool) -> Result:
-    """The whole story of a run, and what it came to."""
+    """Do all steps of a run and return its result."""
     job = run.job
     given, inventory = gather_given(run)
     with recorded(run, "run") as record:
@@ -96,10 +99,10 @@ def quantized(run: Run, status: SourceOutcome, *, promote: bool, replace_device:
 @flow(name="validate", flow_run_name="{job.source}: calibration data")
 @shielded
 def validate(job: Job) -> State[Result]:
-    """Judge the calibration data of a job, and nothing else: steps 1 to 3 and the report.
+    """Judge only the calibration data of a job: steps 1 to 3 and the report.
 
     Args:
-        job: Its source and its data are what counts.
+        job: Only its source and its data are used.
     """
     run = start_run(job)
     given, inventory = gather_given(run)
@@ -120,14 +123,14 @@ def suggest_calibration(job: Job, pool: Path, size: int, target: Path) -> Sugges
 
 
 def gather_given(run: Run) -> tuple[Given, Inventory]:
-    """Steps 1 to 3, first half: the source, the target, the samples."""
+    """Load the source, the inventory of the target, and the samples: steps 1 to 3, first half."""
     source = resolve_source(run)
     inventory = inventory_of_target(run)
     return Given(source, load_data(run, source)), inventory
 
 
 def judge_evidence(run: Run, given: Given, inventory: Inventory, record: str) -> Findings:
-    """Step 3, second half: the calibration data, judged before any candidate is built."""
+    """Judge the calibration data before any candidate is built: step 3, second half."""
     calibration = judge_calibration_data(run, given)
     record_evidence(run, record, given, inventory, calibration)
     return Findings(source=given.source, inventory=inventory, calibration=calibration)
@@ -136,7 +139,7 @@ def judge_evidence(run: Run, given: Given, inventory: Inventory, record: str) ->
 def judge_candidates(
     run: Run, given: Given, findings: Findings, *, promote: bool, replace_device: bool, record: str
 ) -> Findings:
-    """Steps 4 to 8: baseline and champion; candidates made, measured, judged and recovered; the best confirmed and promoted."""
+    """Try, judge and recover the candidates beside the baseline; confirm and promote the best: steps 4 to 8."""
     assert findings.inventory is not None
     inventory = findings.inventory
     champion = look_up_champion(run, given)
@@ -166,7 +169,7 @@ def judge_candidates(
     try:
         return follow(findings, confirmation.winner)
     except ChampionMoved as moved:
-        log.info("%s: comparing with that one", moved.found)
+        log.info("%s: comparing the winner with the new champion", moved.found)
     findings = replace(findings, champion_before=look_up_champion(run, given))
     return follow(findings, confirmation.winner)
 
@@ -174,10 +177,10 @@ def judge_candidates(
 def challenge(
     run: Run, given: Given, findings: Findings, winner: Trial, *, promote: bool, replace_device: bool, record: str
 ) -> Findings:
-    """Steps 7, second half, and 8: the winner beside the champion and, if it passes and whoever is asked agrees, in its place.
+    """Compare the winner with the champion; promote it if it passes and is approved: steps 7, second half, and 8.
 
     Raises:
-        ChampionMoved: the champion is another one by the time that it would be followed.
+        ChampionMoved: the champion changed before the winner could replace it.
     """
     assert findings.inventory is not None and findings.baseline is not None
     inventory, champion = findings.inventory, findings.champion_before
@@ -201,7 +204,7 @@ def challenge(
 
 
 def tried(run: Run, given: Given, inventory: Inventory, baseline: Accuracy) -> tuple[Trial, ...]:
-    """Step 5: every candidate made, looked at and timed, by this process or by the workers of its target."""
+    """Make, check and time every candidate, in this process or on the workers of its target: step 5."""
     if hands_to_workers():
         trials = merge_copies(try_candidates(run, inventory, baseline))
         trials = measure_saturation(run, given, inventory, trials)
@@ -213,15 +216,15 @@ def tried(run: Run, given: Given, inventory: Inventory, baseline: Accuracy) -> t
 
 
 def made(run: Run, given: Given, inventory: Inventory, baseline: Accuracy) -> tuple[Trial, ...]:
-    """Every candidate's artifact with coverage and accuracy, several at a time."""
-    # Simulations take longest: started last, they would keep one core waiting for the other.
+    """Make every candidate and measure its coverage and accuracy, several at a time."""
+    # Simulations take longest: started last, they would leave the other core idle.
     by_length = sorted(run.job.candidate_names, key=lambda name: not decode(name).is_simulated)
     futures = {name: make_candidate.submit(run, given, inventory, baseline, name) for name in by_length}
     return tuple(trial_of(name, futures[name].result(raise_on_failure=False)) for name in run.job.candidate_names)
 
 
 def measured(run: Run, given: Given, inventory: Inventory, trials: tuple[Trial, ...]) -> tuple[Trial, ...]:
-    """Every trial with its latency, one after the other: nothing else of the run computes meanwhile."""
+    """Measure the latency of every trial, one after the other: nothing else of the run computes meanwhile."""
     return tuple(
         trial_of(
             trial.candidate,
@@ -232,6 +235,6 @@ def measured(run: Run, given: Given, inventory: Inventory, trials: tuple[Trial, 
 
 
 def state_of(result: Result) -> State[Result]:
-    """The state that the Prefect UI shows, named like the outcome; an error has failed, every other is an end."""
+    """Return the state that the Prefect UI shows, named after the outcome; only an error is a failure."""
     make = Failed if result.outcome == "error" else Completed
     return make(name=result.outcome.title().replace("_", ""), message=result.reason, data=result)

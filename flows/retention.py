@@ -1,4 +1,4 @@
-"""Old variants and artifacts: listed every night, and deleted where a deployment asks for it."""
+"""Flow that lists old variants and files every night, and deletes them if its deployment says so."""
 
 # No `from __future__ import annotations`: Prefect reads the parameters' types from the signature.
 from typing import Annotated
@@ -12,18 +12,18 @@ from tasks.service.registry_retention import RetentionOutcome, delete_all, list_
 from tasks.service.retention_policy import Policy
 from tasks.service.retention_report import publish_kept, tell_kept
 
-Versions = Annotated[int, Field(ge=1, le=10_000, description="Newest versions that are kept of each model and target.")]
-Days = Annotated[int, Field(ge=1, le=36_500, description="Nothing goes that was made, or last used, in so many days.")]
-Delete = Annotated[bool, Field(description="Delete what goes; without it, it is only listed.")]
+Versions = Annotated[int, Field(ge=1, le=10_000, description="Newest versions to keep per model and target.")]
+Days = Annotated[int, Field(ge=1, le=36_500, description="Keep whatever was made or last used within so many days.")]
+Delete = Annotated[bool, Field(description="Delete instead of only listing.")]
 
 
 @flow(name="retention", flow_run_name="older than {older_than_days} days, delete {delete}")
 def retention(
     keep_versions: Versions = 5, older_than_days: Days = 30, delete: Delete = False
 ) -> State[RetentionOutcome]:
-    """List what may go: old variants, their artifacts, finished work and reports; and delete it where asked to.
+    """List old variants, their artifacts, finished work and reports; with `delete`, delete them.
 
-    The champion, the version before it and whatever an alias names always stay.
+    The champion, its predecessor and every version that an alias names are always kept.
     """
     policy = Policy(keep_versions=keep_versions, older_than_days=older_than_days)
     kept = list_kept(policy)

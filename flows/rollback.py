@@ -1,6 +1,6 @@
-"""The champion back to the version before it, from the UI's form or by whatever watches over it."""
+"""Flow that rolls a champion back to the previous version, from the UI's form or from the watch."""
 
-# No `from __future__ import annotations`: Prefect reads the parameters' types from the signature, and what they say in the
+# No `from __future__ import annotations`: Prefect reads the parameters' types from the signature. It takes the texts of the
 # form from the docstring alone.
 from typing import Annotated
 
@@ -22,14 +22,14 @@ def rollback(
     leaving: Annotated[int | None, Field(ge=1)] = None,
     reason: Annotated[str, Field(max_length=1000)] = "",
 ) -> State[Rollback]:
-    """Put the champion of a model back. The variant that is left is not promoted on this target again.
+    """Roll the champion of a model back. The rolled-back variant is not promoted on this target again.
 
     Args:
         model: The registered model: the source, or the one that holds its variants.
-        target: Of which target the champion is put back.
-        to: The version to go to; empty: the champion before this one; 0: no champion at all.
-        leaving: The version that is to be rolled back; if the champion is another one by then, nothing changes.
-        reason: Why; kept with the version that is left.
+        target: Target whose champion is rolled back.
+        to: The version to return to; empty: the previous champion; 0: no champion.
+        leaving: The version to roll back; if the champion is another one by then, nothing changes.
+        reason: Reason; recorded on the version that is rolled back.
     """
     done = roll_back_step(model, target, to, reason, leaving=leaving, request=flow_run.get_id() or "")
     return Completed(name="RolledBack", message=str(done), data=done)

@@ -1,4 +1,4 @@
-"""After promotion: a look at recent traffic of each champion, and what past bounds of its job is done about it."""
+"""Flow that looks at recent traffic of each champion after its promotion, and acts when its job's bounds are exceeded."""
 
 # No `from __future__ import annotations`: Prefect reads the parameters' types from the signature.
 from typing import Annotated
@@ -20,8 +20,8 @@ JobName = Annotated[
 def watch(job_name: JobName = None) -> State[tuple[Looked, ...]]:
     """Look at recent traffic of every watched champion, or of one job's: drift, saturation, agreement with the source.
 
-    Past the bounds of the job's `watch` section it raises an alarm, and starts a re-quantization or a rollback where the
-    job asks.
+    When a bound of the job's `watch` section is exceeded, it raises an alarm and, if the job says so, starts a
+    re-quantization or a rollback.
     """
     found = watched_jobs(job_name)
     looks = (*found.broken, *(look(name, job) for name, job in found.jobs.items()))
@@ -29,7 +29,7 @@ def watch(job_name: JobName = None) -> State[tuple[Looked, ...]]:
 
 
 def state_of(looks: tuple[Looked, ...]) -> State[tuple[Looked, ...]]:
-    """The state that the Prefect UI shows: failed where a look was, else named after the gravest that one came to."""
+    """Return the state that the Prefect UI shows: failed if a look failed, else named after the most severe outcome."""
     told = "; ".join(f"{one.job}: {one.told}" for one in looks) or "no job has a `watch` section"
     outcomes = {one.outcome for one in looks}
     if "error" in outcomes:

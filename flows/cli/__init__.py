@@ -1,4 +1,4 @@
-"""The command line: one module a command group.
+"""The command line: one module per command group.
 
 Imports anything below it; nothing imports it.
 """

@@ -1,6 +1,6 @@
-"""The command line: which commands there are, in groups by what they are for, and how it speaks of wrong usage.
+"""The command line: the table of commands by group, and the message for wrong usage.
 
-A command is a function that returns an `Answer` (`validators/records/answer.py`); `flows/cli/console.py` makes a command of it.
+Each command is a function that returns a `CommandAnswer` (`validators/records/answer.py`); `flows/cli/console.py` wraps it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from flows.cli import run as runs
 from flows.cli.console import command, documents_only, fail
 from validators.errors import EXIT_BAD_INPUT, JobError
 
-# In place of typer's own, so that the list of commands fits a screen.
+# Shorter than typer's own texts, so that the list of commands fits on a screen.
 _SHORT = {
     "install_completion": "Install completion for this shell.",
     "show_completion": "Print completion for this shell.",
@@ -28,10 +28,10 @@ _SHORT = {
 
 
 class Commands(TyperGroup):
-    """The commands, which say what is wrong with a call as they say everything that is wrong."""
+    """Command group that reports wrong usage in the same format as every other error."""
 
     def get_params(self, ctx: Any) -> Any:
-        """The options of `quantgate` itself."""
+        """Return the options of `quantgate` itself, with shorter help texts."""
         params: Any = super().get_params(ctx)
         for param in params:
             param.help = _SHORT.get(param.name, param.help)
@@ -49,21 +49,23 @@ class Commands(TyperGroup):
         try:
             code = super().main(args, prog_name or "quantgate", standalone_mode=False, **extra)
         except typer.TyperException as error:
-            code = _told_usage(error, as_json="--json" in given)
+            code = _report_usage_error(error, as_json="--json" in given)
         if not standalone_mode:
             return code
         sys.exit(code)
 
 
-def _told_usage(error: typer.TyperException, *, as_json: bool) -> int:
-    """Say what is wrong with a call; the exit code of that."""
+def _report_usage_error(error: typer.TyperException, *, as_json: bool) -> int:
+    """Print what is wrong with a call and return its exit code."""
     if type(error).__name__ == "NoArgsIsHelpError":  # `quantgate` alone: its help has been printed
         return EXIT_BAD_INPUT
     context = getattr(error, "ctx", None)
     usage = " ".join(context.get_usage().removeprefix("Usage: ").split()) if context else "quantgate COMMAND"
     path = context.command_path if context else "quantgate"
     wrong = JobError(
-        found=error.format_message().replace("Value error, ", ""), expected=usage, fix=f"`{path} --help` says more"
+        found=error.format_message().replace("Value error, ", ""),
+        expected=usage,
+        fix=f"run `{path} --help` for details",
     )
     with documents_only() if as_json else contextlib.nullcontext():
         return fail(wrong)
@@ -87,7 +89,7 @@ GROUPS = {
         runs.validate,
         runs.run,
     ),
-    "What there is": (look.status, look.report, look.compare, look.lint, look.doctor),
+    "Inspection": (look.status, look.report, look.compare, look.lint, look.doctor),
     "Champions": (
         look.promote,
         champions.approvals,
@@ -106,7 +108,7 @@ for group, functions in GROUPS.items():
 
 
 def main() -> None:
-    """The entry point of the console script."""
+    """Run the console script."""
     app()
 
 

@@ -1,4 +1,4 @@
-"""The commands of who answers for champions: approvals, rollback, watching and retention."""
+"""Commands for champions after a run: approvals, rollback, watch and retention."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ from validators.errors import EXIT_INFRASTRUCTURE, EXIT_OK
 from validators.records.answer import CommandAnswer, Table
 
 WaitingRun = Annotated[str, typer.Argument(metavar="RUN", help="Id or name of the flow run.")]
-Name = Annotated[
-    str | None, typer.Option("--who", metavar="NAME", help="Your name; by default that of your account here.")
-]
+Name = Annotated[str | None, typer.Option("--who", metavar="NAME", help="Your name; your account name by default.")]
 
 
 def approvals() -> CommandAnswer:
@@ -32,13 +30,13 @@ def approvals() -> CommandAnswer:
     waiting = list_waiting()
     headings = ("Run", "Source", "Target", "Candidate", "Since (UTC)", "Expires (UTC)")
     rows = [(str(one.id), one.source, one.target, one.candidate, one.since, one.expires) for one in waiting]
-    return CommandAnswer(waiting, (Table([headings, *rows]) if rows else "nothing waits",))
+    return CommandAnswer(waiting, (Table([headings, *rows]) if rows else "no run waits for an approval",))
 
 
 def approve(
-    run: WaitingRun, comment: Annotated[str, typer.Option(help="Why; it is recorded.")] = "", who: Name = None
+    run: WaitingRun, comment: Annotated[str, typer.Option(help="Reason; it is recorded.")] = "", who: Name = None
 ) -> CommandAnswer:
-    """Have the variant promoted that a run waits with.
+    """Approve the variant that a run is waiting to promote.
 
     Exit code 2: no such run waits, or it expired.
 
@@ -48,9 +46,9 @@ def approve(
 
 
 def reject(
-    run: WaitingRun, comment: Annotated[str, typer.Option(help="Why; it is recorded.")], who: Name = None
+    run: WaitingRun, comment: Annotated[str, typer.Option(help="Reason; it is recorded.")], who: Name = None
 ) -> CommandAnswer:
-    """Have nothing promoted by a run that waits.
+    """Reject the variant that a run is waiting to promote.
 
     Exit code 2: no such run waits, or it expired.
 
@@ -65,27 +63,27 @@ def _answer(run: str, decision: Literal["approve", "reject"], who: str | None, c
 
     told = answer_approval(run, decision, who=who or getpass.getuser(), comment=comment)
     word = {"approve": "approved", "reject": "rejected"}[decision]
-    line = f"{word}: {told.candidate} of {told.source} for {told.target}; the run goes on"
+    line = f"{word}: {told.candidate} of {told.source} for {told.target}; the run continues"
     return CommandAnswer({"decision": word, "run": told}, (line,))
 
 
 def rollback(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A source, or the model of its variants.")],
-    target: Annotated[str, target_option("Of which target it is the champion.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Source model, or its variants' model.")],
+    target: Annotated[str, target_option("Target of the champion.")],
     to: Annotated[
         int | None,
-        typer.Option(min=0, metavar="VERSION", help="Default: the version before; 0: none."),
+        typer.Option(min=0, metavar="VERSION", help="Default: the previous; 0: no champion."),
     ] = None,
     leaving: Annotated[
         int | None,
-        typer.Option(min=1, metavar="VERSION", help="Only if this version is the champion."),
+        typer.Option(min=1, metavar="VERSION", help="Only if this is the champion."),
     ] = None,
-    reason: Annotated[str, typer.Option(help="Why; kept with the version that is left.")] = "",
+    reason: Annotated[str, typer.Option(help="Reason; recorded in the registry.")] = "",
 ) -> CommandAnswer:
-    """Put the champion back to the version before it.
+    """Roll a champion back to the previous version.
 
-    In the registry alone. The variant that is left is not promoted on this target again. Exit code 2: no such model or
-    version, or none to go back to; 1: infrastructure, or the champion is not the version of `--leaving`.
+    Changes only the registry. The rolled-back variant is not promoted on this target again. Exit code 2: no such model or
+    version, or no earlier one; 1: infrastructure, or another version than `--leaving` is the champion.
 
     Example: quantgate rollback fraud --target ort-cpu --reason "too slow"
     """
@@ -103,8 +101,8 @@ def watch(
 ) -> CommandAnswer:
     """Look once at recent traffic of the watched champions.
 
-    At drift, saturation, and agreement with the source. Exit code 0: looked, with an alarm or without; 1: a look failed;
-    2: no such job.
+    A look measures drift, saturation, and agreement with the source. Exit code 0: every look succeeded, with or without
+    an alarm; 1: a look failed; 2: no such job.
 
     Example: quantgate watch
     """
@@ -112,7 +110,7 @@ def watch(
     from flows.watch import watch as flow
     from tasks.watch.watch import watched_jobs
 
-    # A wrong name is said before Prefect is started, which takes seconds.
+    # Reject a wrong name before Prefect starts, which takes seconds.
     watched_jobs(job)
 
     state = _ended(lambda: flow(job, return_state=True))
@@ -122,17 +120,17 @@ def watch(
 
 def retention(
     keep_versions: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Newest versions kept of each model and target.")
+        int, typer.Option(min=1, metavar="N", help="Newest versions to keep per model and target.")
     ] = 5,
     older_than_days: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Nothing goes that was used in so many days.")
+        int, typer.Option(min=1, metavar="N", help="Keep whatever was used within so many days.")
     ] = 30,
-    delete: Annotated[bool, typer.Option("--delete", help="Delete what goes; else it is listed.")] = False,
+    delete: Annotated[bool, typer.Option("--delete", help="Delete instead of only listing.")] = False,
 ) -> CommandAnswer:
-    """List what is old, variants and runs, or delete it.
+    """List or delete old variants, finished work and reports.
 
-    Versions, their artifacts, finished work and reports. The champion, the version before it and whatever an alias names
-    always stay.
+    Variants are deleted with their artifacts. The champion, its predecessor and every version that an alias names are
+    always kept.
 
     Example: quantgate retention --older-than-days 90
     """
@@ -146,7 +144,7 @@ def retention(
 
 
 def _ended(flow: Callable[[], Any]) -> Any:
-    """The state that a flow ended in; an error that it ended in becomes the command's."""
+    """Return the state that a flow ended in, or re-raise the flow's exception."""
     state = flow()
     found = state.result(raise_on_failure=False)
     if isinstance(found, BaseException):

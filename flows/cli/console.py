@@ -1,6 +1,6 @@
-"""How every command speaks: its answer as text or as one JSON document, its errors, and the exit code of either.
+"""Output of every command: its answer as text or as one JSON document, its errors, and its exit code.
 
-With `--json` standard output holds one document and nothing else, whoever prints; all other output goes to standard error.
+With `--json`, standard output holds one document and nothing else; all other output goes to standard error.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from validators.targets import target_names
 out = Console()
 err = Console(stderr=True)
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document in place of text.")]
-# Where the document of the present command goes, with `--json`; emptied by the first one, since there is one.
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
+# With `--json`, the stream for the command's document. `tell` takes it out, since a command prints one document.
 _documents: list[IO[str]] = []
 
 
 def target_option(about: str) -> Any:
-    """Return the option TARGET: the name of a target, of ours or of an installed package."""
+    """Return the option TARGET: the name of a built-in target, or of one from an installed package."""
 
     def known(given: str | None) -> str | None:
         if given is not None and given not in target_names():
@@ -52,7 +52,7 @@ def target_option(about: str) -> Any:
 
 
 def command(function: Callable[..., CommandAnswer | None]) -> Callable[..., None]:
-    """The function as a command with the option `--json`: what it answers, or raises, is told in the form asked for."""
+    """Wrap a function as a command with the option `--json`, which prints its answer or error as text or as a document."""
     signature = inspect.signature(function, eval_str=True)
     option = inspect.Parameter("json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Json)
 
@@ -65,14 +65,14 @@ def command(function: Callable[..., CommandAnswer | None]) -> Callable[..., None
     told.__signature__ = signature.replace(  # type: ignore[attr-defined]  # what typer reads
         parameters=[*signature.parameters.values(), option], return_annotation=None
     )
-    # Typer keeps the ends of lines, and terminals have other widths than source files.
+    # Typer keeps line breaks, and terminals differ in width from source files.
     told.__doc__ = "\n\n".join(" ".join(part.split()) for part in (inspect.getdoc(function) or "").split("\n\n"))
     told.__annotations__ = {name: one.annotation for name, one in signature.parameters.items()} | {"json": Json}
     return told
 
 
 def prepared() -> None:
-    """Everything that must be set before Prefect or MLflow is imported.
+    """Set the environment that Prefect and MLflow read when they are imported.
 
     Raises:
         InfrastructureError: the state folder cannot be made.
@@ -81,10 +81,10 @@ def prepared() -> None:
 
 
 def tell(answer: CommandAnswer, *, indent: int | None = 1) -> None:
-    """Print the document where one was asked for, else the lines and tables.
+    """Print the document with `--json`, else the lines and tables.
 
-    What goes on after it has answered, such as a server, calls this itself with an indent of None, for one line, and returns
-    None.
+    A command that keeps running after its answer, such as a server, calls this itself with `indent=None` (one line) and
+    returns None.
     """
     if _documents:
         stream = _documents.pop()
@@ -99,12 +99,12 @@ def tell(answer: CommandAnswer, *, indent: int | None = 1) -> None:
 
 
 def say(line: str) -> None:
-    """Print a line as it is: to standard error where standard output is for a document."""
+    """Print a line without markup; with `--json` it goes to standard error."""
     out.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def print_table(table: Table) -> None:
-    """A table without a frame; off a terminal it takes the width that it needs."""
+    """Print a table without a frame; outside a terminal it is as wide as its content."""
     if not table.rows:
         return
     headings, *rows = table.rows
@@ -119,13 +119,13 @@ def print_table(table: Table) -> None:
 
 
 def tell_error(error: QuantgateError) -> None:
-    """What is wrong, for people, on standard error."""
+    """Print an error as text on standard error."""
     for label in ("found", "expected", "fix"):
         err.print(f"[bold]{label + ':':<10}[/bold]{escape(getattr(error, label))}", highlight=False, soft_wrap=True)
 
 
 def fail(error: QuantgateError) -> int:
-    """Say what is wrong, as a document as well where one was asked for; return the exit code."""
+    """Print an error, with `--json` also as a document, and return its exit code."""
     tell_error(error)
     if _documents:
         tell(CommandAnswer(error_document(error)))
@@ -133,40 +133,40 @@ def fail(error: QuantgateError) -> int:
 
 
 def error_document(error: QuantgateError) -> Mapping[str, Any]:
-    """An error for a machine to read: under the same key as in the result document of a run."""
+    """Return an error as a document, under the same key as in the result document of a run."""
     kind, found, expected, fix = type(error).__name__, error.found, error.expected, error.fix
     return {"error": {"kind": kind, "found": found, "expected": expected, "fix": fix}}
 
 
 def unexpected(error: Exception) -> QuantgateError:
-    """A fault that nobody foresaw: its traceback goes to a file, since it helps only who mends quantgate."""
+    """Return the error for an unforeseen exception; its traceback goes to a file, for bug reports."""
     log = state_folder() / "logs" / "last-error.log"
     with contextlib.suppress(OSError):
         log.parent.mkdir(parents=True, exist_ok=True)
         log.write_text(redact("".join(traceback.format_exception(error))), encoding="utf-8")
     return InfrastructureError(
         found=f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}",
-        expected="the command to come to its end",
-        fix=f"run again: finished work is kept; if it stays, report it with {log}",
+        expected="the command to finish",
+        fix=f"run again: finished work is kept; if the error recurs, report it with {log}",
     )
 
 
 def interrupted() -> Interrupted:
-    """Ctrl-C, with what takes the command up again."""
+    """Return the error for Ctrl-C, with the command that resumes the work."""
     return Interrupted(
-        found="Ctrl-C before the end",
-        expected="the command to come to its end",
-        fix=f"to resume, run it again: finished work is kept: {command_line()}",
+        found="Ctrl-C before the command finished",
+        expected="the command to finish",
+        fix=f"to resume, run it again; finished work is kept: {command_line()}",
     )
 
 
 def command_line() -> str:
-    """The present command as a shell takes it."""
+    """Return the present command in shell syntax."""
     return shlex.join(["quantgate", *sys.argv[1:]])
 
 
 def _answered(call: Callable[[], CommandAnswer | None]) -> int:
-    """The exit code of a call whose answer, or error, was told."""
+    """Print a command's answer or error, and return its exit code."""
     try:
         answer = call()
         if answer is None:
@@ -185,12 +185,12 @@ def _answered(call: Callable[[], CommandAnswer | None]) -> int:
 
 @contextmanager
 def documents_only() -> Iterator[None]:
-    """Standard output for the document alone during the block; what else is printed there goes to standard error.
+    """Reserve standard output for the document during the block; other output goes to standard error.
 
-    By its number, too: libraries in C and child processes know it by no other name.
+    Redirects the file descriptor as well, since C libraries and child processes write to it directly.
     """
     kept: int | None = None
-    with contextlib.suppress(OSError, ValueError):  # what a test has put in its place may have no number
+    with contextlib.suppress(OSError, ValueError):  # a test's replacement may have no descriptor
         number = sys.stdout.fileno()
         sys.stdout.flush()
         kept = os.dup(number)

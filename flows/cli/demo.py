@@ -1,4 +1,4 @@
-"""The two demos: a real model from public assets, registered as a user would, and its job from `examples/`."""
+"""The two demos: each builds and registers a real model from public assets, and completes its job from `examples/`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def prepare_demo(state: Path, *, image: bool, every: bool = False) -> Path:
-    """Fetch, build and register what is not there yet; return the job file to run, on this state.
+    """Fetch, build and register what is missing; return the path of the job file to run.
 
     `every` tries all default candidates of `ort-cpu`, and one for TensorRT that is only built.
 
@@ -32,7 +32,9 @@ def prepare_demo(state: Path, *, image: bool, every: bool = False) -> Path:
     example = EXAMPLES / f"{name}.yaml"
     if not example.exists():
         raise InfrastructureError(
-            found=f"no {example}", expected="a checkout of quantgate", fix="run the demo from a clone of the repository"
+            found=f"{example} does not exist",
+            expected="a checkout of quantgate",
+            fix="run the demo from a clone of the repository",
         )
     state.mkdir(parents=True, exist_ok=True)
     log.info("demo: fetching assets and building the model (once)")
@@ -65,7 +67,7 @@ def _build(state: Path, *, image: bool) -> tuple[Demo, str]:
 
 
 def _link(link: Path, folder: Path) -> None:
-    """Point `link` at `folder`, so that the job in `examples/` finds the data by a name that does not change."""
+    """Point `link` at `folder`, so that the job in `examples/` finds the data under a stable name."""
     temporary = link.with_name(f".{link.name}.new")
     temporary.unlink(missing_ok=True)
     temporary.symlink_to(folder.name)

@@ -1,4 +1,4 @@
-"""What `quantgate doctor` says: which targets run here, where state is kept, whether the servers answer, and versions."""
+"""Report of `quantgate doctor`: the targets that run here, the state folder, the servers, and versions."""
 
 from __future__ import annotations
 
@@ -24,46 +24,46 @@ KEYS = ("target", "here", "why", "mend")
 
 
 def diagnose() -> CommandAnswer:
-    """All of it; exit code 0 where at least one target runs."""
+    """Return the full report; exit code 0 if at least one target runs."""
     facts: dict[str, str] = {}
     try:
         facts = _machine()
         rows = target_rows()
     except InfrastructureError as error:
-        # No target runs without one: what else is here, and how to mend it, is still worth to be said.
+        # Without ONNX Runtime no target runs; the report still lists the rest, and the fix.
         rows = [
-            ("Target", "Here", "Why", "To mend it"),
+            ("Target", "Here", "Why", "Fix"),
             *((target, "no", f"{error.found}; expected {error.expected}", error.fix) for target in target_names()),
         ]
     facts |= _surroundings(state_folder())
     runs = any(row[1] == "yes" for row in rows[1:])
     document = {"facts": facts, "targets": _documents(rows), "any_target_runs": runs}
     lines = [f"{name:<11}{value}" for name, value in facts.items()]
-    table = Table(rows, folded=frozenset({"Why", "To mend it"}))
+    table = Table(rows, folded=frozenset({"Why", "Fix"}))
     return CommandAnswer(document, (*lines, "", table), EXIT_OK if runs else EXIT_INFRASTRUCTURE)
 
 
 def diagnose_lightly() -> CommandAnswer:
-    """Return all but the targets; exit code 0 if the state folder can be written to.
+    """Return the report without the targets; exit code 0 if the state folder is writable.
 
-    Every few minutes a container asks for its health: a session for each target would take memory of the GPU, and time of the
-    cores on which a run measures.
+    A container's health check runs every few minutes: a session per target would use GPU memory, and cores on which a run
+    measures latency.
     """
     state = state_folder()
     facts = _surroundings(state)
     there = _first_folder(state)
     usable = there.is_dir() and os.access(there, os.W_OK | os.X_OK)
     if not usable:
-        facts["state"] = f"{state} cannot be written to: set QUANTGATE_STATE, or mend its rights"
+        facts["state"] = f"{state} is not writable: set QUANTGATE_STATE, or correct its permissions"
     lines = [f"{name:<11}{value}" for name, value in facts.items()]
     return CommandAnswer({"facts": facts, "state_is_usable": usable}, lines, EXIT_OK if usable else EXIT_INFRASTRUCTURE)
 
 
 def _surroundings(state: Path) -> dict[str, str]:
-    """Return the facts for which nothing has to be opened or run."""
+    """Return the facts that need no inference session."""
     return {
         "packages": ", ".join(f"{name} {metadata.version(name)}" for name in PACKAGES),
-        "state": f"{state}{'' if state.is_dir() else ' (not there yet: the first run makes it)'}",
+        "state": f"{state}{'' if state.is_dir() else ' (does not exist yet: the first run creates it)'}",
         "disk": _disk(state),
         "MLflow": _mlflow(state),
         "Prefect": _prefect(),
@@ -85,7 +85,7 @@ def _machine() -> dict[str, str]:
 
 
 def _first_folder(state: Path) -> Path:
-    """Return the state folder, or the first above it that is there."""
+    """Return the state folder, or its nearest parent that exists."""
     return next(folder for folder in (state, *state.parents) if folder.exists())
 
 
@@ -106,7 +106,9 @@ def _store(address: str) -> str:
         return f"{redact(address)}: {_asked(address)}"
     file = database_file(address)
     if file is not None:
-        size = f"{file.stat().st_size / 1e6:.1f} MB" if file.exists() else "not there yet: the first run makes it"
+        size = (
+            f"{file.stat().st_size / 1e6:.1f} MB" if file.exists() else "does not exist yet: the first run creates it"
+        )
         return f"the database {file} ({size}); `quantgate ui` shows it"
     return redact(address)
 
@@ -114,12 +116,12 @@ def _store(address: str) -> str:
 def _prefect() -> str:
     address = os.environ.get("PREFECT_API_URL")
     if not address:
-        return "each command starts one of its own; `quantgate serve` one that stays"
+        return "each command starts its own; `quantgate serve` starts a permanent one"
     return f"{redact(address)}: {_asked(address)}"
 
 
 def _asked(address: str) -> str:
-    """Whether a server answers, in words, and what to look at if it does not."""
+    """Return in words whether a server answers, and what to check if it does not."""
     try:
         with urllib.request.urlopen(f"{address.rstrip('/')}/health", timeout=ANSWER_SECONDS):  # noqa: S310  # the user's own setting
             return "answers"

@@ -1,4 +1,4 @@
-"""The command of who serves a variant without MLflow."""
+"""Command that exports a variant for serving without MLflow."""
 
 from __future__ import annotations
 
@@ -13,16 +13,18 @@ from validators.records.answer import CommandAnswer
 
 
 def export(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="The source, or the model of its variants.")],
-    target: Annotated[str, target_option("Of which target.")],
-    triton: Annotated[Path | None, typer.Option(metavar="FOLDER", help="A Triton model repository.")] = None,
-    to: Annotated[Path | None, typer.Option("--out", metavar="FOLDER", help="A new folder: files, README.")] = None,
-    version: Annotated[int | None, typer.Option(min=1, metavar="N", help="By default the champion.")] = None,
-    max_batch: Annotated[int | None, typer.Option(min=1, metavar="N", help="By default the largest measured.")] = None,
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Source model, or its variants' model.")],
+    target: Annotated[str, target_option("Target of the champion.")],
+    triton: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Triton model repository to write.")] = None,
+    to: Annotated[
+        Path | None, typer.Option("--out", metavar="FOLDER", help="New folder for the files and a README.")
+    ] = None,
+    version: Annotated[int | None, typer.Option(min=1, metavar="N", help="Default: the champion.")] = None,
+    max_batch: Annotated[int | None, typer.Option(min=1, metavar="N", help="Default: the largest measured.")] = None,
 ) -> CommandAnswer:
     """Write a champion to a folder, for Triton or as files.
 
-    A folder that quantgate wrote, and nobody changed since, is replaced; any other is refused: exit code 2.
+    Replaces a folder that quantgate wrote and nobody changed since; refuses any other with exit code 2.
 
     Example: quantgate export fraud --target ort-cpu --triton model-repository
     """
@@ -36,8 +38,8 @@ def export(
     else:
         raise JobError(
             found="both --triton and --out" if triton and to else "--max-batch with --out" if to else "no folder",
-            expected="--triton FOLDER, with --max-batch if need be, or --out FOLDER",
-            fix="name one of them",
+            expected="--triton FOLDER (optionally with --max-batch), or --out FOLDER",
+            fix="pass one of them",
         )
-    lines = [f"{done.candidate}, {done.uri}, is in {done.folder}", *(f"  {name}" for name in done.files)]
+    lines = [f"exported {done.candidate} ({done.uri}) to {done.folder}", *(f"  {name}" for name in done.files)]
     return CommandAnswer(done, (*lines, *(f"not carried over: {note}" for note in done.notes)))

@@ -1,4 +1,4 @@
-"""A job file with comments for a registered model, written from what can be seen of it: what `quantgate init` makes."""
+"""Job skeletons for `quantgate init`: a commented job file, generated from a model's metadata."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from validators.job.recipe_words import describe
 from validators.samples.datasets import TensorSpec
 from validators.targets import facts_of
 
-# Above so many values at the last of three axes an output is over a vocabulary rather than over tags.
+# A rank-3 output with at least this many values on its last axis is over a vocabulary rather than over tags.
 _VOCABULARY = 1000
 _CLASSES = 2000
 _DIM = 128
 _MAX_DROP = {
-    "r2": "2 points of the explained variance; mse and mae have units, and need a bound in them",
-    "perplexity": "nats a token: exp(0.02), 2 % more perplexity",
+    "r2": "2 points of the explained variance; mse and mae need a bound in their own units",
+    "perplexity": "nats per token: exp(0.02) is 2 % more perplexity",
 }
 _TEMPLATE = """\
-# A job for {uri}, for the target {target}.
-# Written from what the model says of itself; look at what is marked CHECK, make the two data files, then
-#   quantgate candidates {file}     what would be tried
-#   quantgate validate {file}       whether the calibration data is sound
+# Job for {uri} on the target {target}.
+# Generated from the model's metadata. Review the lines marked CHECK, make the two data files, then run
+#   quantgate candidates {file}     to list the candidates
+#   quantgate validate {file}       to judge the calibration data
 #   quantgate run {file}
 #
 # The model: {flavor}, {size}, weights in {precision}.
@@ -35,12 +35,12 @@ target: {target}
 # Two files (.npz or .parquet), with one array for each name, samples along axis 0:
 {arrays}
 # calibration: a few hundred samples like the traffic, none of them in the evaluation data.
-# evaluation: as many as there are: where they are too few to tell a drop, a verdict says how many would settle it.
-# `quantgate suggest-calibration {file} --from POOL --size 256` picks the first from a pool.
+# evaluation: all that you have; if they are too few to detect a drop, the verdict says how many would be enough.
+# `quantgate suggest-calibration {file} --from POOL --size 256` picks calibration samples from a pool.
 data:
   calibration: calibration.npz  # CHECK
   evaluation: evaluation.npz  # CHECK
-  # groups: patient  # CHECK: an array with the key of what samples belong to (patient, video, document), if they do
+  # groups: patient  # CHECK: the array that assigns samples to a patient, video or document, if any
 {label}
 # CHECK: {metric_why}
 # Others: accuracy, top5, agreement, f1_macro, f1_binary, auroc; mse, mae, r2; cosine, spearman; perplexity; wer, cer; sqnr.
@@ -51,19 +51,19 @@ candidates:
 
 gates:
 {gates}
-  confidence: 0.95     # one-sided, of every bound
-  min_speedup: 1.1     # at least so many times the baseline's p50 speed; null for none
+  confidence: 0.95     # one-sided, for every bound
+  min_speedup: 1.1     # at least this multiple of the baseline's p50 speed; null for no bound
   min_coverage: 0.5    # at least half of the multiply-accumulates in low-precision kernels
   max_size_ratio: 1.0  # no larger than the baseline
 
-# The requests that latency is measured for; gates and objective look at the first.
+# Requests to measure latency for; gates and objective use the first.
 measurement:
   batch_sizes: [1]
 {dims}"""
 
 
 def job_skeleton(facts: ModelFacts, target: str, file: str) -> str:
-    """The text of the job file, which is called `file`."""
+    """Return the text of a job file named `file`."""
     metric, why = suggest_metric(facts.outputs)
     labelled = metric not in ("sqnr", "perplexity")
     several = len(facts.outputs) > 1
@@ -73,8 +73,8 @@ def job_skeleton(facts: ModelFacts, target: str, file: str) -> str:
         target=target,
         file=file,
         flavor=facts.flavor,
-        size=f"{facts.size_bytes / 1e6:.1f} MB" if facts.size_bytes else "of a size that was not recorded",
-        precision=facts.precision or "a type that cannot be told",
+        size=f"{facts.size_bytes / 1e6:.1f} MB" if facts.size_bytes else "size not recorded",
+        precision=facts.precision or "an unknown type",
         tensors="\n".join(
             f"#   {side}  {spec}"
             for side, specs in (("input ", facts.inputs), ("output", facts.outputs))
@@ -82,22 +82,22 @@ def job_skeleton(facts: ModelFacts, target: str, file: str) -> str:
         ),
         signature=facts.signature or "none",
         arrays="\n".join(_array_lines(facts.inputs, labelled=labelled)),
-        label="  label: label  # CHECK: the name of the labels among the arrays\n" if labelled else "",
+        label="  label: label  # CHECK: the name of the array that holds the labels\n" if labelled else "",
         metric=metric,
         metric_why=why,
-        output=f"output: {json.dumps(facts.outputs[0].name)}  # CHECK: of {len(facts.outputs)} outputs\n"
+        output=f"output: {json.dumps(facts.outputs[0].name)}  # CHECK: one of {len(facts.outputs)} outputs\n"
         if several
         else "",
         candidates="\n".join(f"  - {name}  # {describe(decode(name))}" for name in facts_of(target).default_candidates),
-        gates="  min_sqnr_db: 30      # CHECK: at least so many dB of signal to quantization noise"
+        gates="  min_sqnr_db: 30      # CHECK: smallest ratio of signal to quantization noise, in dB"
         if metric == "sqnr"
-        else f"  max_drop: 0.02       # CHECK: {_MAX_DROP.get(metric, 'at most so much worse: 0.02 is 2 points')}",
+        else f"  max_drop: 0.02       # CHECK: {_MAX_DROP.get(metric, 'largest allowed drop: 0.02 is 2 points')}",
         dims=_dims(facts.inputs),
     )
 
 
 def suggest_metric(outputs: Sequence[TensorSpec]) -> tuple[str, str]:
-    """The metric that the shape of the first output speaks for, and why.
+    """Return the metric that the shape of the first output suggests, and the reason.
 
     >>> suggest_metric([TensorSpec("logits", "float32", ("batch", 4))])[0]
     'accuracy'
@@ -109,21 +109,21 @@ def suggest_metric(outputs: Sequence[TensorSpec]) -> tuple[str, str]:
     'sqnr'
     """
     if not outputs:
-        return "sqnr", "nothing is known of the outputs; sqnr needs no labels"
+        return "sqnr", "the outputs are unknown; sqnr needs no labels"
     shape, first = outputs[0].shape, outputs[0]
     last = shape[-1] if shape else None
     if len(shape) == 3 and isinstance(last, int) and last >= _VOCABULARY:
         return "perplexity", f"{first} looks like scores over a vocabulary"
     if len(shape) == 1 or (len(shape) == 2 and last == 1):
-        return "r2", f"{first} looks like one value a sample; of a yes or no, take f1_binary"
+        return "r2", f"{first} looks like one value per sample; for a yes or no, use f1_binary"
     if len(shape) == 2 and isinstance(last, int) and last <= _CLASSES:
-        return "accuracy", f"{first} looks like scores of {last} classes; of an embedding, take cosine"
-    return "sqnr", f"{first} speaks for no metric; sqnr needs no labels, and says nothing of what the model is for"
+        return "accuracy", f"{first} looks like scores of {last} classes; for an embedding, use cosine"
+    return "sqnr", f"{first} suggests no metric; sqnr needs no labels, but does not measure quality on the task"
 
 
 def _array_lines(inputs: Sequence[TensorSpec], *, labelled: bool) -> list[str]:
     lines = [f"#   {spec.name}  {spec.dtype}  [samples{_rest(spec)}]" for spec in inputs]
-    return lines + (["#   label  what the metric compares with  [samples, ...]"] if labelled else [])
+    return lines + (["#   label  the values that the metric compares with  [samples, ...]"] if labelled else [])
 
 
 def _rest(spec: TensorSpec) -> str:
@@ -131,9 +131,9 @@ def _rest(spec: TensorSpec) -> str:
 
 
 def _dims(inputs: Sequence[TensorSpec]) -> str:
-    """The dynamic axes behind that of the samples: each needs a size to be measured at."""
+    """Return the line with a size for each dynamic axis other than the samples'; empty without such axes."""
     names = dict.fromkeys(axis for spec in inputs for axis in spec.shape[1:] if isinstance(axis, str))
     if not names:
         return ""
     sizes = ", ".join(f"{json.dumps(name)}: {_DIM}" for name in names)
-    return f"  dims: {{{sizes}}}  # CHECK: the size of each dynamic axis in a usual request\n"
+    return f"  dims: {{{sizes}}}  # CHECK: the size of each dynamic axis in a typical request\n"

@@ -1,4 +1,4 @@
-"""What `quantgate lint` prints: the findings of a file's rules, by what comes of them."""
+"""Output of `quantgate lint`: the findings for a model file, by consequence."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def lint_model(model: Path, target: str) -> CommandAnswer:
 
 
 def table_of(findings: tuple[Finding, ...]) -> tuple[Table, ...]:
-    """The table of findings, gravest first; none without findings."""
+    """Return the table of findings, most severe first; empty without findings."""
     rows = [
         (item.consequence, item.node, item.rule, item.found, item.fix)
         for consequence in CONSEQUENCES
@@ -41,19 +41,19 @@ def table_of(findings: tuple[Finding, ...]) -> tuple[Table, ...]:
 
 
 def summarize(model: Path, findings: tuple[Finding, ...]) -> str:
-    """One line: how many findings of which consequence, or that there was nothing to check."""
+    """Return one line with the number of findings by consequence, or that there was nothing to check."""
     if findings:
         counts = Counter(finding.consequence for finding in findings)
         return f"{model.name}: " + "; ".join(
             f"{counts[item]} {item} ({MEANING[item]})" for item in CONSEQUENCES if counts[item]
         )
     if not is_quantized(model):
-        return f"{model.name}: not quantized, nothing to check: it would run in the float types that it has"
+        return f"{model.name}: not quantized, nothing to check: it would run in its own float types"
     return f"{model.name}: no findings"
 
 
 def as_document(model: Path, target: str, findings: tuple[Finding, ...], summary: str) -> dict[str, Any]:
-    """The findings for a machine to read."""
+    """Return the findings as a document."""
     return {
         "model": str(model),
         "target": target,

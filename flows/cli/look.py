@@ -1,4 +1,4 @@
-"""The commands that look at something: a file, this machine, a registered model, what runs left."""
+"""Commands that inspect a file, this machine, a registered model or recorded runs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def known_runs(incomplete: str) -> list[str]:
-    """What completes a RUN, without asking MLflow, which takes seconds: the runs whose reports lie in the state folder."""
+    """Return completions of a RUN: runs with a report in the state folder. A query to MLflow would take seconds."""
     folder = state_folder() / "reports"
     names = ["last", *sorted(path.name for path in folder.glob("*") if path.is_dir())]
     return [name for name in names if name.startswith(incomplete)]
@@ -32,11 +32,12 @@ def known_runs(incomplete: str) -> list[str]:
 
 RecordedRun = Annotated[
     str,
-    typer.Argument(metavar="RUN", help="Id of a run in MLflow, a prefix of one, or `last`.", autocompletion=known_runs),
+    typer.Argument(metavar="RUN", help="MLflow run id, a prefix of it, or `last`.", autocompletion=known_runs),
 ]
 
 PageFile = Annotated[
-    Path | None, typer.Option("--out", metavar="FILE", help="Where to write it; the state folder's reports by default.")
+    Path | None,
+    typer.Option("--out", metavar="FILE", help="File to write; in the reports of the state folder by default."),
 ]
 OpenPage = Annotated[bool, typer.Option("--open", help="Open it in the browser.")]
 
@@ -45,10 +46,10 @@ def lint(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="An ONNX file, quantized or not.")],
     target: Annotated[str, target_option("Where it will run; `quantgate doctor` lists targets.")] = "tensorrt",
 ) -> CommandAnswer:
-    """Say what a runtime would refuse of a quantized model.
+    """Find what a runtime would refuse in a quantized model.
 
-    Or silently compute in float, or do slower than it could. Exit code 0: nothing, or merely slow; 3: something fails, is
-    wrong or runs in float; 2: no ONNX file, or no rules for the target.
+    Also finds what it would silently compute in float, or run slower than possible. Exit code 0: nothing, or merely slow;
+    3: something fails, is wrong or runs in float; 2: no ONNX file, or no rules for the target.
 
     Example: quantgate lint model.onnx --target tensorrt
     """
@@ -58,12 +59,12 @@ def lint(
 
 
 def doctor(
-    light: Annotated[bool, typer.Option("--light", help="Leave the targets out: no session is opened.")] = False,
+    light: Annotated[bool, typer.Option("--light", help="Skip the targets: opens no session.")] = False,
 ) -> CommandAnswer:
-    """Say which targets run here, and what mends the others.
+    """Show which targets run here, and how to fix the others.
 
-    With the state folder, disk space, versions, and whether the servers that the environment names answer. Exit code 0: at
-    least one target runs; 1: none. With `--light` 0: the state folder can be written to.
+    Also shows the state folder, disk space, versions, and whether the servers that the environment names answer. Exit
+    code 0: at least one target runs; 1: none. With `--light`, 0: the state folder is writable.
 
     Example: quantgate doctor
     """
@@ -74,12 +75,12 @@ def doctor(
 
 def status(
     model: Annotated[
-        str | None, typer.Argument(metavar="[MODEL]", help="A source, or the model that holds its variants.")
+        str | None, typer.Argument(metavar="[MODEL]", help="Source model, or the model that holds its variants.")
     ] = None,
 ) -> CommandAnswer:
-    """Show champions, what is under way, and the last runs.
+    """Show champions, runs under way, and the last runs.
 
-    Of one model, or of all that the registry has.
+    Covers one model, or all models of the registry.
 
     Example: quantgate status
     """
@@ -117,14 +118,17 @@ def report(
 def compare(
     runs: Annotated[
         list[str],
-        typer.Argument(metavar="RUN...", help="Ids of runs, prefixes of them, or `last`.", autocompletion=known_runs),
+        typer.Argument(
+            metavar="RUN...", help="MLflow run ids, prefixes of them, or `last`.", autocompletion=known_runs
+        ),
     ],
     path: PageFile = None,
     open_: OpenPage = False,
 ) -> CommandAnswer:
     """Compare recorded runs on one page.
 
-    Of one model over time, of several models, or on several targets. Exit code 2: no such run, or one without a result.
+    The runs may be of one model over time, of several models, or on several targets. Exit code 2: no such run, or one
+    without a result.
 
     Example: quantgate compare 3f2a last --open
     """
@@ -144,15 +148,16 @@ def _open(page: Path) -> None:
         raise InfrastructureError(
             found=f"no browser could be started for {page}",
             expected="a browser on this machine",
-            fix=f"open {page.as_uri()} in one",
+            fix=f"open {page.as_uri()} in a browser",
         )
 
 
 def promote(run: RecordedRun, result: ResultFile = None, replace_device: ReplaceDevice = False) -> CommandAnswer:
     """Promote the winner of a run with --no-promote.
 
-    Runs its recorded job again, with promotion: finished work is taken from the store, and every gate and the champion
-    are looked at anew. Exit codes are those of `run`; 2 also: the run named no winner, or was made on another device.
+    Runs the recorded job again with promotion. Finished work comes from the store; all gates are judged again, and the
+    winner is compared with the present champion. Exit codes are those of `run`; also 2: the run named no winner, or was
+    made on another device.
 
     Example: quantgate promote last
     """
@@ -167,17 +172,17 @@ def promote(run: RecordedRun, result: ResultFile = None, replace_device: Replace
     answer = follow_job(job, result, replace_device=replace_device)
     chosen = getattr(answer.document, "chosen", None)
     if chosen not in (None, found.chosen):
-        note = f"note:      run {found.id[:8]} chose {found.chosen}; measured again, {chosen} is the better one"
+        note = f"note:      run {found.id[:8]} chose {found.chosen}; measured again, {chosen} is better"
         return replace(answer, parts=(*answer.parts, note))
     return answer
 
 
 @contextmanager
 def registry() -> Iterator[MlflowClient]:
-    """A client of the tracking server, or of the database in the state folder, which must be there.
+    """Yield a client of the tracking server, or of the existing database in the state folder.
 
     Raises:
-        JobError: there is no such database: to look would make one.
+        JobError: the database does not exist; a query would create it.
     """
     from tasks.registry.mlflow_registry import connect
 
@@ -185,7 +190,7 @@ def registry() -> Iterator[MlflowClient]:
     database = database_file(uri)
     if database is not None and not database.exists():
         raise JobError(
-            found=f"nothing recorded: there is no {database}",
+            found=f"no recorded runs: {database} does not exist",
             expected="a state folder in which a job ran, or a tracking server",
             fix="set QUANTGATE_STATE or MLFLOW_TRACKING_URI, or run a job first: `quantgate run JOB`",
         )
@@ -200,10 +205,10 @@ def init(
     path: Annotated[Path, typer.Option("--out", metavar="FILE", help="The job file to write.")] = Path("job.yaml"),
     target: Annotated[str, target_option("Where the variants will run.")] = "ort-cpu",
 ) -> CommandAnswer:
-    """Write a job file with comments for a model.
+    """Write a commented job file for a model.
 
-    With its inputs, a metric and candidates that are likely for it, and what the data files must hold. Nothing is
-    overwritten. Exit code 2: no such version, or the file is there already.
+    The file lists the model's inputs and the arrays of the data files, and suggests a metric and candidates. Nothing is
+    overwritten. Exit code 2: no such version, or the file already exists.
 
     Example: quantgate init models:/fraud/3 --out fraud.yaml
     """
@@ -227,7 +232,7 @@ def init(
         raise
     lines = (
         f"wrote {path}: {facts.flavor}, inputs {', '.join(map(str, facts.inputs)) or 'unknown'}",
-        f"next: make the data files that it names, look at what is marked CHECK, then `quantgate validate {path}`",
+        f"next: make the data files that it names, review the lines marked CHECK, then run `quantgate validate {path}`",
     )
     return CommandAnswer({"job": path, "model": facts}, lines)
 
@@ -235,9 +240,9 @@ def init(
 def _check_new(path: Path) -> None:
     if path.exists():
         raise JobError(
-            found=f"--out {path}: it is there already",
+            found=f"--out {path}: the file already exists",
             expected="a new file: nothing is overwritten",
-            fix="give another with --out, or move this one away",
+            fix="choose another file with --out, or move this one",
         )
     if not path.resolve().parent.is_dir():
         raise JobError(

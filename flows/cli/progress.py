@@ -1,4 +1,4 @@
-"""What a run prints on standard error: a line for each piece of finished work and, on a terminal, the work in progress below.
+"""Progress of a run on standard error: one line per finished step and, on a terminal, the running stages below them.
 
     |  12.4 s  made int8-dynamic-pc@ort-cpu: accuracy 0.8412 on 911 samples, coverage 98%
     ⠋ 00:14  1 of 3 made, 0 of 3 measured, about 01:10 left
@@ -24,9 +24,9 @@ from rich.text import Text
 from tasks.run.progress_events import BASELINE, CONFIRM, MAKE, MEASURE, Stage, watch_stages
 from validators.job.job import Job
 
-# Stages of every candidate, with the word for one that has passed.
+# Stages of each candidate, each with its past participle.
 _CANDIDATE_STAGES = {MAKE: "made", MEASURE: "measured"}
-# A stage that ends sooner was a cache hit, and tells nothing of the other candidates.
+# A step that ends this fast was a cache hit, and does not predict the duration of the others.
 _FROM_STORE_SECONDS = 0.5
 # Judging, promotion and the report.
 _CLOSING_SECONDS = 3.0
@@ -56,13 +56,13 @@ class Progress:
         return time.monotonic() - self._started
 
     def changed(self, stage: Stage, *, begins: bool) -> None:
-        """A stage begins or ends; called by whichever thread it runs in."""
+        """Record that a stage begins or ends; called from the thread that runs it."""
         now = self.elapsed_seconds
         with self._lock:
             if begins:
                 self._going_on[stage] = now
                 self._first.setdefault(stage.kind, now)
-                # One that is tried again was not done.
+                # A stage that is retried was not done.
                 self._done.get(stage.kind, {}).pop(stage.name, None)
                 return
             since = self._going_on.pop(stage, now)
@@ -96,7 +96,7 @@ class Progress:
         return max(0.0, pace * left - since)
 
     def lines(self) -> tuple[str, list[str]]:
-        """The line beside the spinner, and one for each stage that goes on."""
+        """Return the line beside the spinner, and one line per running stage."""
         with self._lock:
             told = [clock(self.elapsed_seconds), self._counts()]
             below = [f"{stage.name}  {clock(self.elapsed_seconds - since)}" for stage, since in self._going_on.items()]
@@ -119,7 +119,7 @@ class Progress:
 
 
 def clock(seconds: float) -> str:
-    """Minutes and seconds, with hours where there are any.
+    """Format seconds as minutes and seconds, with hours from one hour on.
 
     >>> clock(9.7), clock(75), clock(3661)
     ('00:09', '01:15', '1:01:01')
@@ -130,7 +130,7 @@ def clock(seconds: float) -> str:
 
 
 class _Lines(logging.Handler):
-    """Prints each record of the project's logger with the seconds since the start."""
+    """Log handler that prints each record with the seconds since the start."""
 
     def __init__(self, console: Console, progress: Progress) -> None:
         super().__init__(logging.INFO)
@@ -149,9 +149,9 @@ class _Lines(logging.Handler):
 
 @contextmanager
 def show_progress(console: Console, job: Job | None = None) -> Iterator[None]:
-    """Print the project's log records during the block; on a terminal, what goes on as well."""
-    # ONNX Runtime's tools log through the root logger, and the first such call would make Python print every library's
-    # records: not where the root logger has a handler.
+    """Print the project's log records during the block; on a terminal, also the running stages."""
+    # ONNX Runtime's tools log through the root logger. If that had no handler, the first such call would make Python print
+    # every library's records.
     logging.getLogger().addHandler(logging.NullHandler())
     logger = logging.getLogger("quantgate")
     progress = Progress(len(job.candidate_names), job.measurement.expected_seconds) if job else Progress(0)

@@ -1,4 +1,4 @@
-"""The result document of a run, as a file and as what people read of it in a terminal."""
+"""The result document of a run, as a file and as text for a terminal."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 
 def result_parts(result: Result) -> list[str | Table]:
-    """The table of candidates, or of checks where there are none, and where to look further."""
-    # Here, for it imports half of the report.
+    """Return the table of candidates, or of checks if there are none, followed by the outcome and links."""
+    # Imported here, because it loads half of the report's modules.
     from tasks.reporting.markdown import check_rows, terminal_rows
 
-    # Before candidates are built, or without any, the checks are all there is to see.
+    # Without candidates there are only checks to show.
     parts: list[str | Table] = [Table(terminal_rows(result) or check_rows(result))]
     parts.append(f"{result.outcome.replace('_', ' ')}: {result.reason}")
     if result.baseline and result.baseline.warning:
@@ -35,7 +35,7 @@ def result_parts(result: Result) -> list[str | Table]:
 
 
 def write_result(result: Result, path: Path | None) -> None:
-    """Write the document whole or not at all."""
+    """Write the document atomically, if a path is given."""
     if path is None:
         return
     with write_whole(path) as partial:

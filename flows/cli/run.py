@@ -1,4 +1,4 @@
-"""The commands that take a job file: run, validate, demo, candidates, suggest-calibration."""
+"""Commands that take a job file: run, validate, demo, candidates, suggest-calibration."""
 
 from __future__ import annotations
 
@@ -65,9 +65,9 @@ def run(
 
 
 def validate(job: JobFile, result: ResultFile = None) -> CommandAnswer:
-    """Judge the calibration data of a job alone.
+    """Judge only the calibration data of a job.
 
-    The same checks that `run` starts with. Exit code 0: accepted, with warnings or without; 4: refused; 2: bad job or
+    Runs the checks that `run` starts with. Exit code 0: accepted, with warnings or without; 4: refused; 2: bad job or
     input; 1: infrastructure.
 
     Example: quantgate validate examples/text.yaml
@@ -82,15 +82,15 @@ def validate(job: JobFile, result: ResultFile = None) -> CommandAnswer:
 
 
 def demo(
-    image: Annotated[bool, typer.Option("--image", help="The image demo in place of the text demo.")] = False,
+    image: Annotated[bool, typer.Option("--image", help="Run the image demo instead of the text demo.")] = False,
     every: Annotated[
-        bool, typer.Option("--all", help="Try every default candidate: ten minutes in place of three.")
+        bool, typer.Option("--all", help="Try every default candidate: ten minutes instead of three.")
     ] = False,
     result: ResultFile = None,
 ) -> CommandAnswer:
     """Build and register a real model, and run a job on it.
 
-    The model and its data are public, and fetched once. Exit codes are those of `run`.
+    The model and its data are public, and are fetched once. Exit codes are those of `run`.
 
     Example: quantgate demo
     """
@@ -106,7 +106,7 @@ def demo(
 
 
 def candidates(job: JobFile) -> CommandAnswer:
-    """Show what a job would try, and what the names mean.
+    """Show the candidates of a job in words.
 
     Example: quantgate candidates examples/text.yaml
     """
@@ -119,17 +119,17 @@ def candidates(job: JobFile) -> CommandAnswer:
 
 def suggest_calibration(
     job: JobFile,
-    pool: Annotated[Path, typer.Option("--from", metavar="POOL", help="Samples: .npz or .parquet.")],
+    pool: Annotated[Path, typer.Option("--from", metavar="POOL", help="File with the samples: .npz or .parquet.")],
     size: Annotated[int, typer.Option(min=2, metavar="N", help="How many samples to pick.")],
     path: Annotated[
         Path | None,
-        typer.Option("--out", metavar="FILE", help="The job's calibration file by default."),
+        typer.Option("--out", metavar="FILE", help="File to write; the job's calibration file by default."),
     ] = None,
 ) -> CommandAnswer:
     """Pick a calibration set from a pool of samples.
 
-    Each label in its share, and near to all that the pool (or the traffic) holds. Samples of the evaluation data, and
-    what is nearly the same as one, are left out.
+    Keeps the share of each label, and covers the pool (or the traffic) closely. Leaves out evaluation samples and their
+    near duplicates.
 
     Example: quantgate suggest-calibration job.yaml --from pool.npz --size 128
     """
@@ -144,14 +144,14 @@ def suggest_calibration(
             picked = pick(read, pool, size, target)
     lines = [
         f"wrote {len(picked.rows)} samples of {pool.name} to {picked.path}",
-        f"covers {picked.coverage:.1%}; a random draw of as many {picked.random_coverage:.1%}",
+        f"covers {picked.coverage:.1%}; a random draw of the same size covers {picked.random_coverage:.1%}",
         *(f"left out: {count} {reason}" for reason, count in picked.left_out.items() if count),
     ]
     return CommandAnswer(asdict(picked) | {"rows": [int(row) for row in picked.rows]}, lines)
 
 
 def follow_job(job: Job, result_path: Path | None, *, replace_device: bool) -> CommandAnswer:
-    """Run a job with promotion; what it came to, whatever that is."""
+    """Run a job with promotion, and return its answer whatever the outcome."""
     return _follow(lambda: job, result_path, partial(_quantize, promote=True, replace_device=replace_device))
 
 
@@ -164,7 +164,7 @@ def _quantize(*, promote: bool, replace_device: bool = False) -> Callable[[Job],
 def _follow(
     load_job: Callable[[], Job], result_path: Path | None, load: Callable[[], Callable[[Job], Any]]
 ) -> CommandAnswer:
-    """Run the flow that `load` imports on a job to its result document, which is there and is written whatever comes of it."""
+    """Run the flow that `load` imports on a job; write and return a result document even after an error."""
     from tasks.run.clock import Clock
 
     clock = Clock()
@@ -172,7 +172,7 @@ def _follow(
     try:
         _check_folder(result_path)
         job = load_job()
-        # What a demo builds before is no part of the run.
+        # The time that a demo needs to build its model is not part of the run.
         started = time.monotonic()
         prepared()
         start_server()
@@ -184,7 +184,7 @@ def _follow(
         return _failed(error, result_path, job, clock)
     seconds = result.seconds
     total = time.monotonic() - started
-    # The command's own start, and Prefect's, belong to what the user waits for.
+    # The user also waits for the command and for Prefect to start.
     overhead = seconds.overhead + total - seconds.total
     seconds = seconds.model_copy(update={"total": round(total, 3), "overhead": round(overhead, 3)})
     result = result.model_copy(update={"seconds": seconds})
@@ -195,7 +195,7 @@ def _follow(
 def _failed(
     raised: Exception | KeyboardInterrupt, result_path: Path | None, job: Job | None, clock: Clock
 ) -> CommandAnswer:
-    """The same for what an error ended, or Ctrl-C."""
+    """Write and return the result document for an error or Ctrl-C."""
     error = (
         interrupted()
         if isinstance(raised, KeyboardInterrupt)
@@ -213,7 +213,7 @@ def _failed(
 
 
 def _result_of(state: Any) -> Result:
-    """The document in the state that a flow ended in, failed or not; what a flow raised is raised here."""
+    """Return the flow's result document, or re-raise the flow's exception."""
     found = state.result(raise_on_failure=False)
     if isinstance(found, BaseException):
         raise found
@@ -227,16 +227,16 @@ def _check_folder(path: Path | None) -> None:
         )
 
 
-def _local_target(place: Path | S3Uri) -> Path:
-    """Where a calibration set is written if nothing else is said.
+def _local_target(path: Path | S3Uri) -> Path:
+    """Return the job's calibration file, where the set is written by default.
 
     Raises:
-        JobError: the job names a place on S3.
+        JobError: the job's calibration data is on S3.
     """
-    if isinstance(place, S3Uri):
+    if isinstance(path, S3Uri):
         raise JobError(
-            found=f"`data.calibration` at {place}",
+            found=f"`data.calibration` at {path}",
             expected="a file to write the calibration set to",
-            fix="give one with --out, look at it, and upload it",
+            fix="name a file with --out, review it, and upload it",
         )
-    return place
+    return path

@@ -1,4 +1,4 @@
-"""The commands of a deployment: servers, workers and what connects them."""
+"""Commands of a deployment: servers, workers, the webhook and the Prefect deployments."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PrefectPort = Annotated[int, typer.Option(help="Port of the Prefect server.")]
 def ui(mlflow_port: MlflowPort = 5000, prefect_port: PrefectPort = 4200) -> None:
     """Start MLflow and Prefect servers on the embedded state.
 
-    Their addresses are printed once both answer; with --json as a document. Ctrl-C stops both.
+    Prints their addresses once both answer; with --json as a document. Ctrl-C stops both.
 
     Example: quantgate ui
     """
@@ -37,8 +37,8 @@ def serve(
 ) -> None:
     """Start the whole service on this machine.
 
-    Both servers, the receiver, the deployments, a worker. Their addresses are printed; with --json as a document, once
-    all is up. Ctrl-C stops all.
+    That is both servers, the receiver, the deployments and a worker. Prints the addresses; with --json as a document,
+    once all are up. Ctrl-C stops all.
 
     Example: quantgate serve
     """
@@ -51,16 +51,16 @@ def serve(
 def worker(
     target: Annotated[
         str | None,
-        target_option("Take the work of this target; without it, runs."),
+        target_option("Target to work for; without it, the worker takes runs."),
     ] = None,
     pool: Annotated[
         str | None, typer.Option(metavar="NAME", help="The Prefect work pool; quantgate-<target> by default.")
     ] = None,
 ) -> None:
-    """Take runs, or what they hand to a target.
+    """Start a worker for runs, or for one target.
 
-    Until SIGTERM. Runs hand work over with QUANTGATE_DISPATCH=pools. Needs PREFECT_API_URL, and the state folder of
-    the runs. Exit code 1: the target cannot run here; 2: no such target.
+    Works until SIGTERM. Runs hand steps to a target's workers with QUANTGATE_DISPATCH=pools. Needs PREFECT_API_URL, and
+    the state folder of the runs. Exit code 1: the target cannot run here; 2: no such target.
 
     Example: quantgate worker --target ort-cpu
     """
@@ -75,16 +75,16 @@ def worker(
 
 def webhook(
     url: Annotated[
-        str | None, typer.Argument(metavar="[URL]", help="Where the receiver is: http(s)://.../webhook.")
+        str | None, typer.Argument(metavar="[URL]", help="Address of the receiver: http(s)://.../webhook.")
     ] = None,
-    name: Annotated[str, typer.Option(help="What the registry calls it.")] = "quantgate",
-    test: Annotated[bool, typer.Option(help="Let MLflow send its example.")] = True,
+    name: Annotated[str, typer.Option(help="Name of the webhook in the registry.")] = "quantgate",
+    test: Annotated[bool, typer.Option(help="Make MLflow send a test event.")] = True,
 ) -> CommandAnswer:
-    """Make MLflow tell the receiver of each new version.
+    """Register the webhook that reports new versions.
 
-    Without URL, list what it tells to whom. One of that name is changed to the URL and the first secret of
-    QUANTGATE_WEBHOOK_SECRET. Exit code 1: the receiver does not answer the example; 2: the registry cannot do it,
-    or there is no secret.
+    Without URL, only lists the webhooks. A webhook of the same name gets the URL and the first secret of
+    QUANTGATE_WEBHOOK_SECRET. Exit code 1: the receiver does not accept the test event; 2: the registry refuses the
+    webhook, or there is no secret.
 
     Example: quantgate webhook http://127.0.0.1:4280/webhook
     """
@@ -102,16 +102,16 @@ def webhook(
 def deploy(
     job_template: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Base job template of a Kubernetes work pool; processes without one."),
+        typer.Option(metavar="FILE", help="Base job template of a Kubernetes work pool; without it, a process pool."),
     ] = None,
     runs: Annotated[
         int | None, typer.Option(min=1, help="How many runs may measure at a time; 1 for a new pool.")
     ] = None,
 ) -> CommandAnswer:
-    """Make what is needed on the Prefect server.
+    """Create what the service needs on the Prefect server.
 
-    Pool, deployments and automations on that of PREFECT_API_URL, made or brought up to date. What an operator
-    switched off stays off. A flow that does not import is left out, and the exit code is 1.
+    Creates or updates the pool, deployments and automations on the server of PREFECT_API_URL. What an operator switched
+    off stays off. A flow that does not import is left out, and the exit code is 1.
 
     Example: quantgate deploy
     """
@@ -123,5 +123,5 @@ def deploy(
 
 
 def _ready(document: Mapping[str, object]) -> None:
-    """What a server says once it is up: its lines were printed as it came up."""
+    """Print the document of a server that is up; its lines were printed while it started."""
     tell(CommandAnswer(document), indent=None)

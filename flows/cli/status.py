@@ -1,4 +1,4 @@
-"""What `quantgate status` prints."""
+"""Output of `quantgate status`."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from validators.redact import redact
 
 
 def status_parts(found: Overview, model: str | None) -> list[str | Table]:
-    """Champions, what is under way, what waits, and the last runs; of each, that there is none."""
+    """Return the sections champions, under way, approvals and last runs; an empty one says so."""
     of = f" of {model}" if model else ""
     if found.is_empty:
-        return [f"nothing yet{of} at {redact(found.registry)}: no champion, no run; `quantgate run JOB` makes both"]
+        return [f"nothing yet{of} at {redact(found.registry)}: no champion and no run; start with `quantgate run JOB`"]
     return [
         *_section(f"champions{of}", ("Model", "Target", "Version", "Candidate", "Since (UTC)"), _champions(found)),
         *_section("under way", ("Run", "Source", "Target", "Since (UTC)", "State"), _under_way(found)),
@@ -42,7 +42,7 @@ def _under_way(found: Overview) -> list[tuple[str, ...]]:
 
 def _approvals(found: Overview) -> list[str | Table]:
     if found.approvals is None:
-        return ["approvals: none can wait without a Prefect server (PREFECT_API_URL)", ""]
+        return ["approvals: unavailable without a Prefect server (PREFECT_API_URL)", ""]
     headings = ("Run", "Source", "Target", "Candidate", "Expires (UTC)")
     rows = [(str(one.id), one.source, one.target, one.candidate, one.expires) for one in found.approvals]
     return _section("waiting for an approval", headings, rows)

@@ -1,7 +1,7 @@
-"""The reference pages of the documentation, from the code: `infra/docs_site.py` puts them into the site while it is built.
+"""Reference pages of the documentation, generated from the code by `infra/docs_site.py` when it builds the site.
 
-They are not kept in the repository: a page that is written with the site cannot be out of date, and a new command, key or
-metric appears by itself. Who reads without the site has `quantgate COMMAND --help` and the JSON Schemas in docs/.
+They are not kept in the repository, so they are never out of date: a new command, key or metric appears by itself. Readers
+without the site have `quantgate COMMAND --help` and the JSON Schemas in docs/.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from validators.job.recipe_words import describe
 from validators.samples.datasets import TensorSpec
 from validators.targets import facts_of, target_names
 
-# Every gate by the name that its verdict carries: the key of the job that sets it, and the function that judges.
+# Options that every metric can be built with; the pages read only its fixed properties.
 _OPTIONS = Options(threshold=None, decoder=Decoder(TextDecoding(), ("a",) * 50, ""))
 
-# What a model may put out, as metrics tell outputs apart: by shape.
+# Example outputs of a model, by the shapes that metrics distinguish.
 _OUTPUTS: dict[str, tuple[str, tuple[int, ...]]] = {
     "(n, classes)": ("float32", (8, 10)),
     "(n, 2)": ("float32", (8, 2)),
@@ -42,25 +42,25 @@ _OUTPUTS: dict[str, tuple[str, tuple[int, ...]]] = {
 
 
 def job_page() -> str:
-    """The job file: every key with type, default, bounds and meaning."""
+    """Return the page on the job file: every key with type, default, bounds and meaning."""
     lead = (
-        "A job file is YAML. Keys that are not here are refused, and so are values out of their bounds. Paths are relative to "
-        "the job file. The same as JSON Schema, for an editor: [job.schema.json](../job.schema.json)."
+        "A job file is YAML. Unknown keys and values out of bounds are refused. Paths are relative to the job file. "
+        "Editors can use the JSON Schema: [job.schema.json](../job.schema.json)."
     )
     return model_page("The job file", lead, schema_of("job.schema.json"))
 
 
 def result_page() -> str:
-    """The result document."""
+    """Return the page on the result document."""
     lead = (
-        "`--result FILE` writes one JSON document, whatever a run came to. As JSON Schema: "
+        "`--result FILE` writes one JSON document, whatever the outcome of the run. JSON Schema: "
         "[result.schema.json](../result.schema.json)."
     )
     return model_page("The result document", lead, schema_of("result.schema.json"))
 
 
 def exit_code_page() -> str:
-    """Exit codes, with the outcomes and the errors that lead to them."""
+    """Return the page on exit codes, with the outcomes and the errors that lead to them."""
     rows = []
     for name, code in sorted((name, code) for name, code in vars(errors).items() if name.startswith("EXIT_")):
         outcomes = ", ".join(f"`{outcome}`" for outcome, found in EXIT_CODES.items() if found == code)
@@ -68,12 +68,12 @@ def exit_code_page() -> str:
         told = "<br>".join(f"`{kind.__name__}`: {_sentence(kind)}" for kind in ends)
         rows.append((code, f"`{code}`", name.removeprefix("EXIT_").replace("_", " ").lower(), outcomes, told))
     lines = table(("code", "name", "outcome in the result", "errors"), (row[1:] for row in sorted(rows)))
-    lead = "Every command ends with one of these. An error says what was found, what was expected, and what to do.\n"
+    lead = "Every command ends with one of these. An error states what was found, what was expected, and a fix.\n"
     return "\n".join(["# Exit codes", "", lead, *lines, ""])
 
 
 def metric_page() -> str:
-    """The metrics by name: which outputs they fit, and which labels they want."""
+    """Return the page on metrics: the outputs that each fits, and the labels that it needs."""
     rows = []
     for name in get_args(MetricName):
         metric = named_metric(name, _OPTIONS)
@@ -83,16 +83,16 @@ def metric_page() -> str:
     text = [
         "# Metrics",
         f"`metric` of a job. {_line(Job.model_fields['metric'].description)}",
-        "The table has the labels that a metric takes, by the shape of the output that it reads; an empty cell: it does not "
-        "fit that output.",
+        "The table lists the labels that each metric takes, by the shape of the output. An empty cell means that the metric "
+        "does not fit that output.",
         "\n".join(table(("metric", "better", "drops", *(f"`{shape}`" for shape in _OUTPUTS)), rows)),
-        "A function of your own: [your own metric](../own-metric.md). How drops are judged: [verdicts](../verdicts.md).",
+        "To use a function of your own: [your own metric](../own-metric.md). How drops are judged: [verdicts](../verdicts.md).",
     ]
     return "\n\n".join(text) + "\n"
 
 
 def gate_page() -> str:
-    """The gates by the name of their verdict."""
+    """Return the page on gates, by the name of their verdict."""
     rows = []
     for gate in (*GATES, *LATER_GATES):
         field = Gates.model_fields[gate.key] if gate.key else None
@@ -100,14 +100,14 @@ def gate_page() -> str:
         default = f"`{_plain(field.default)}`" if field else "always on"
         rows.append((f"`{gate.name}`", f"`gates.{gate.key}`" if gate.key else "", default, told))
     lead = (
-        "A variant is promoted if every gate that applies to it passes. `null` in a job turns a gate off; those without a key "
-        "are always on. `gates.confidence` holds for all that rest on samples."
+        "A variant is promoted if every gate that applies to it passes. `null` in a job turns a gate off; gates without a key "
+        "are always on. `gates.confidence` applies to every gate that rests on samples."
     )
-    return "\n".join(["# Gates", "", lead, "", *table(("verdict", "key", "default", "what it asks"), rows), ""])
+    return "\n".join(["# Gates", "", lead, "", *table(("verdict", "key", "default", "requirement"), rows), ""])
 
 
 def name_page() -> str:
-    """Candidate names: the grammar's examples, its words, and the default lists."""
+    """Return the page on candidate names: the grammar's examples, its words, and the default lists."""
     first, *lines = (recipe.__doc__ or "").strip().splitlines()
     examples = [re.split(r"\s{2,}", line.strip(), maxsplit=1) for line in lines if "@" in line]
     shown = [(f"`{name}`", describe(recipe.decode(name)), told) for name, told in examples]
@@ -127,7 +127,7 @@ def name_page() -> str:
     ]
     text = [
         "# Candidate names",
-        f"{first} [Candidates](../candidates.md) says what they do.",
+        f"{first} [Candidates](../candidates.md) describes them.",
         "## Words",
         "\n".join(table(("part", "values"), words)),
         "## Names and what they decode to",
@@ -150,7 +150,7 @@ PAGES: dict[str, Callable[[], str]] = {
 
 
 def _labels(name: MetricName, dtype: str, shape: tuple[int, ...]) -> str:
-    """The labels that a metric takes on outputs of a shape, in words; empty where it does not fit them."""
+    """Return the labels that a metric takes on outputs of a shape, in words; empty if it does not fit them."""
     for options in (_OPTIONS, replace(_OPTIONS, threshold=0.5)):
         try:
             spec = named_metric(name, options).expects(TensorSpec("output", dtype, ("n", *shape[1:])), shape)
@@ -168,12 +168,12 @@ def _labels(name: MetricName, dtype: str, shape: tuple[int, ...]) -> str:
 
 
 def _kinds(kind: type[QuantgateError]) -> list[type[QuantgateError]]:
-    """The errors below one, in the order of the file."""
+    """Return all subclasses of an error, in the order of the file."""
     return [found for below in kind.__subclasses__() for found in (below, *_kinds(below))]
 
 
 def _sentence(documented: object) -> str:
-    """The first paragraph of a docstring on one line."""
+    """Return the first paragraph of a docstring on one line."""
     return _line((documented.__doc__ or "").split("\n\n", 1)[0])
 
 

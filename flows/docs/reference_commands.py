@@ -1,4 +1,4 @@
-"""The reference page of the command line, from the commands themselves."""
+"""Reference page of the command line, generated from the commands."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from flows.docs.reference_models import table
 
 
 def command_page() -> str:
-    """Every command with its help, its arguments and options."""
+    """Return the page with every command: its help, arguments and options."""
     commands = getattr(typer.main.get_command(app), "commands")  # noqa: B009 - typer's own type of a group is private
-    lead = "Each command says the same with `--help`, and ends with an [exit code](exit-codes.md)."
+    lead = "`--help` prints the same texts. Each command ends with an [exit code](exit-codes.md)."
     listed = [(f"[`{name}`](#{name})", _sentences(command)[0]) for name, command in commands.items()]
     parts = ["# Commands", lead, "\n".join(table(("command", "what it does"), listed))]
     for name, command in commands.items():
@@ -30,13 +30,11 @@ def _section(name: str, command: Any) -> list[str]:
         example = re.fullmatch(r"Examples?: (.*)", paragraph)
         parts.append(f"```bash\n{example.group(1)}\n```" if example else paragraph)
     rows = [(_names(param), _value(param), _default(param), str(param.help or "")) for param in command.params]
-    return (
-        [*parts, "\n".join(table(("argument or option", "value", "default", "what it says"), rows))] if rows else parts
-    )
+    return [*parts, "\n".join(table(("argument or option", "value", "default", "meaning"), rows))] if rows else parts
 
 
 def _sentences(command: Any) -> list[str]:
-    """The paragraphs of a command's help, each on one line."""
+    """Return the paragraphs of a command's help, each on one line."""
     return [" ".join(paragraph.split()) for paragraph in str(command.help or "").split("\n\n")]
 
 

@@ -1,4 +1,4 @@
-"""Reference pages of records, from their JSON Schema: one section a record, one row a key."""
+"""Reference pages of records, from their JSON Schema: one section per record, one row per key."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> list[str]
 
 
 def model_page(title: str, lead: str, schema: Schema) -> str:
-    """A page on the record that a schema describes: its own keys first, then each record below it under the path of its key."""
+    """Return the page on a record's schema: its own keys first, then each nested record under the path of its key."""
     waiting: list[tuple[str, Schema]] = [("", schema)]
     parts, seen = [f"# {title}\n\n{lead}\n"], {""}
     while waiting:
@@ -44,12 +44,12 @@ def model_page(title: str, lead: str, schema: Schema) -> str:
             )
             waiting += [(where, schema["$defs"][name]) for name, where in below if where not in seen]
             seen |= {where for _, where in below}
-        parts.append("\n".join([heading, *table(("key", "what it takes", "default", "what it says"), rows), ""]))
+        parts.append("\n".join([heading, *table(("key", "type", "default", "meaning"), rows), ""]))
     return "\n".join(parts)
 
 
 def anchor(path: str) -> str:
-    """The id of a record's section.
+    """Return the id of a record's section.
 
     >>> anchor("candidates[].speedup_p50")
     'candidates-speedup_p50'
@@ -58,7 +58,7 @@ def anchor(path: str) -> str:
 
 
 def _below(path: str, field: Schema, schema: Schema) -> list[tuple[str, str]]:
-    """The records that a field holds, as (name of the definition, path)."""
+    """Return the records that a field holds, as (name of the definition, path)."""
     if "$ref" in field:
         name = field["$ref"].rpartition("/")[2]
         return [(name, path)] if "properties" in schema["$defs"][name] else []
@@ -71,7 +71,7 @@ def _below(path: str, field: Schema, schema: Schema) -> list[tuple[str, str]]:
 
 
 def _type(field: Schema, schema: Schema, below: dict[str, str]) -> str:
-    """What a field takes, in words; records lead to their sections."""
+    """Return the type of a field in words; records link to their sections."""
     if "$ref" in field:
         name = field["$ref"].rpartition("/")[2]
         return (
@@ -104,7 +104,7 @@ def _default(field: Schema, key: str, part: Schema) -> str:
     if key in part.get("required", ()):
         return "**required**"
     default = field.get("default")
-    # A record's defaults are those of its own keys.
+    # The section of the record lists the defaults of its keys.
     if isinstance(default, dict) and default:
         return "its own"
     return f"`{default if isinstance(default, str) and default else json.dumps(default, ensure_ascii=False)}`"

@@ -1,4 +1,4 @@
-"""Writes the JSON Schemas of job and result: `python -m flows.docs.schemas docs`."""
+"""JSON Schemas of job and result; `python -m flows.docs.schemas docs` writes them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ SCHEMAS: dict[str, type[BaseModel]] = {"job.schema.json": Job, "result.schema.js
 
 
 def schema_of(name: str) -> dict[str, Any]:
-    """One of the schemas."""
+    """Return one of the schemas."""
     mode: Literal["serialization", "validation"] = "serialization" if name.startswith("result") else "validation"
     return SCHEMAS[name].model_json_schema(mode=mode)
 
 
 def schema_text(name: str) -> str:
-    """The content of one schema file."""
+    """Return the content of one schema file."""
     schema = {"$schema": "https://json-schema.org/draft/2020-12/schema"} | schema_of(name)
     return json.dumps(schema, indent=1, ensure_ascii=False) + "\n"
 

@@ -1,4 +1,4 @@
-"""All that the service needs on a Prefect server, made by one command that may be run as often as one likes."""
+"""Deployment of the service to a Prefect server; safe to repeat."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tasks.workers.run_pool import apply_pool, zombie_automation
 
 
 def deploy(console: Console, job_template: Path | None = None, runs: int | None = None) -> list[Made]:
-    """Make the pool, the deployments and the automations on the server of `PREFECT_API_URL`, and print what came of each.
+    """Create or update the pool, deployments and automations on the server of `PREFECT_API_URL`, and print each outcome.
 
     Raises:
         InfrastructureError: no server is named, or it does not answer, or refuses.
-        JobError: the pool is there and of another type than the template.
+        JobError: the pool exists, with another type than the template's.
     """
     check_server("to deploy to")
     with server_client() as client:

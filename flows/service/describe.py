@@ -1,4 +1,4 @@
-"""What candidates are, and what targets this machine can run, in words."""
+"""Tables of candidates, and of the targets that this machine can run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Rows = list[tuple[str, ...]]
 
 
 def candidate_rows(job: Job) -> Rows:
-    """One row a candidate of the job: its name, what it is, and whether this version can make it."""
+    """Return one row per candidate of the job: its name, what it is, and whether this version can make it."""
     rows: Rows = [("Candidate", "What it is", "Here")]
     inventories: dict[str, Inventory] = {}
     for name in job.candidate_names:
@@ -28,7 +28,7 @@ def candidate_rows(job: Job) -> Rows:
             if target.facts.on_gpu:
                 inventories[target.name] = inventories.get(target.name) or take_inventory(target.name)
                 if target.runtime.name not in usable_providers(inventories[target.name]):
-                    here = "made and checked, not measured: `quantgate doctor` says what is missing"
+                    here = "made and checked, not measured: `quantgate doctor` shows what is missing"
         except CandidateRefused as error:
             here = f"refused: {error.found}; {error.fix}"
         rows.append((name, describe(candidate), here))
@@ -36,13 +36,13 @@ def candidate_rows(job: Job) -> Rows:
 
 
 def target_rows() -> Rows:
-    """One row a target: whether it can run here, why (not), and what would mend it, a command where one would.
+    """Return one row per target: whether it can run here, why (not), and the fix, as a command if there is one.
 
     Raises:
-        InfrastructureError: no ONNX Runtime is installed, or two that overwrite each other.
+        InfrastructureError: no ONNX Runtime is installed, or two of them that overwrite each other.
     """
     inventory = take_inventory("ort-cpu")
-    rows: Rows = [("Target", "Here", "Why", "To mend it")]
+    rows: Rows = [("Target", "Here", "Why", "Fix")]
     for target in all_targets():
         found = target.availability(inventory.providers)
         rows.append((target.name, "yes" if found.is_here else "no", found.why, found.mend))

@@ -1,4 +1,4 @@
-"""The service on one machine, without containers: everything as processes of this one, on files of the state folder."""
+"""The service on one machine without containers: child processes of this one, on files of the state folder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flows.service.programs import RECEIVER, mlflow_server, prefect_server, quan
 from tasks.service.generated_secrets import secret
 from tasks.service.processes import HOST, Program, Programs
 
-# Told once all is up, for machines.
+# Called with the addresses once all programs are up.
 Ready = Callable[[Mapping[str, object]], None]
 _JOBS_README = (
     "Jobs of the service: every *.yaml here is one, for the model that its `source` names (docs/triggers.md).\n"
@@ -20,7 +20,7 @@ _JOBS_README = (
 
 
 def serve_pages(state: Path, mlflow_port: int, prefect_port: int, console: Console, ready: Ready) -> None:
-    """Both servers, for looking at what runs left, until SIGTERM or Ctrl-C; `ready` is told the addresses once both answer.
+    """Run both servers, to view recorded runs, until SIGTERM or Ctrl-C; call `ready` once both answer.
 
     Raises:
         InfrastructureError: a port is taken, a server does not start, or dies too often.
@@ -31,7 +31,7 @@ def serve_pages(state: Path, mlflow_port: int, prefect_port: int, console: Conso
 def serve_all(
     state: Path, mlflow_port: int, prefect_port: int, receiver_port: int, console: Console, ready: Ready
 ) -> None:
-    """Both servers, the deployments, the receiver with its webhook, and a worker, until SIGTERM or Ctrl-C.
+    """Run both servers, the deployments, the receiver with its webhook, and a worker, until SIGTERM or Ctrl-C.
 
     Raises:
         InfrastructureError: a port is taken, a program does not start, or dies too often.
@@ -49,7 +49,7 @@ def serve_all(
 
 
 def service_environment(state: Path, mlflow_port: int, prefect_port: int) -> dict[str, str]:
-    """What every part of the service is told beside this process's own environment."""
+    """Return the variables that every program of the service gets besides this process's environment."""
     return {
         "PREFECT_API_URL": f"http://{HOST}:{prefect_port}/api",
         "MLFLOW_TRACKING_URI": f"http://{HOST}:{mlflow_port}",
@@ -60,7 +60,7 @@ def service_environment(state: Path, mlflow_port: int, prefect_port: int) -> dic
 
 
 def prepare_jobs(folder: Path) -> None:
-    """Make the folder of job files, with a line that says so."""
+    """Make the folder of job files, with a README of one line."""
     folder.mkdir(parents=True, exist_ok=True)
     readme = folder / "README.txt"
     if not readme.exists():

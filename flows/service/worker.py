@@ -1,5 +1,8 @@
-"""Workers. One of a target says what it has, and takes the work that runs hand to its pool, one at a time; one of the pool
-`quantgate` takes the runs themselves, and what else is deployed."""
+"""Workers of the service.
+
+A target's worker publishes its inventory and takes the steps that runs hand to its pool, one at a time. A worker of the pool
+`quantgate` takes the runs themselves, and the other deployments.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +25,10 @@ ENTRYPOINT = "flows.target_step.candidate"
 
 
 def serve_worker(state: Path, target: str, pool: str | None, console: Console, ready: Ready) -> None:
-    """Take work for a target until SIGTERM or Ctrl-C; what is being done then is ended, and told so to whoever waits for it.
+    """Take steps of a target until SIGTERM or Ctrl-C; a step in progress is then ended and marked as crashed.
 
     Raises:
-        JobError: no such target, or its pool is taken by something else.
+        JobError: there is no such target; its pool has another type; or its deployment has another pool.
         InfrastructureError: the target cannot run here, or there is no Prefect server that runs share.
     """
     inventory = check_worker(target)
@@ -44,15 +47,15 @@ def serve_worker(state: Path, target: str, pool: str | None, console: Console, r
     ):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     ready({"target": target, "device": inventory.device_key, "pool": pool, "worker": name})
-    # One at a time: what another candidate computes meanwhile would be in the latency of the one that is timed.
+    # One at a time: another candidate's computation would distort the measured latency.
     _take_work(pool, name, 1, console)
 
 
 def serve_runs(state: Path, console: Console, ready: Ready) -> None:
-    """Take what is due in the pool `quantgate` until SIGTERM or Ctrl-C; what is being done then is ended and marked as crashed.
+    """Take runs of the pool `quantgate` until SIGTERM or Ctrl-C; runs in progress are then ended and marked as crashed.
 
     Raises:
-        JobError: the pool is not one of processes.
+        JobError: the pool is not a process pool.
         InfrastructureError: there is no such pool, or no Prefect server.
     """
     check_server("that runs hand their work to")
@@ -64,13 +67,13 @@ def serve_runs(state: Path, console: Console, ready: Ready) -> None:
     console.print(f"pool    {POOL}, as much as it and its queues allow", highlight=False, markup=False)
     name = f"quantgate-worker-{host_name()}-runs-{os.getpid()}"
     ready({"pool": POOL, "worker": name})
-    # No limit of its own: a worker with one ends ("this borrower is already holding one of this CapacityLimiter's tokens",
-    # Prefect 3.8.8) when a run is tried again in the second in which its process was lost.
+    # No limit: a worker with one exits ("this borrower is already holding one of this CapacityLimiter's tokens",
+    # Prefect 3.8.8) when a run is retried within a second of losing its process.
     _take_work(POOL, name, None, console)
 
 
 def _settle(state: Path) -> None:
-    # Work is done in a process with another working directory.
+    # The worker does its work in a process with another working directory.
     os.environ["QUANTGATE_STATE"] = str(state)
     state.mkdir(parents=True, exist_ok=True)
 
@@ -80,7 +83,7 @@ def _take_work(pool: str, name: str, limit: int | None, console: Console) -> Non
 
     from tasks.workers.target_pool import give_up_work
 
-    # A service manager ends it by SIGTERM; a shell that starts it in the background lets SIGINT be ignored.
+    # A service manager sends SIGTERM; a process that a shell started in the background ignores SIGINT.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
     try:
@@ -91,10 +94,10 @@ def _take_work(pool: str, name: str, limit: int | None, console: Console) -> Non
 
 
 def check_worker(target: str) -> Inventory:
-    """The inventory of this machine for the target.
+    """Return the inventory of this machine for the target.
 
     Raises:
-        JobError: no such target.
+        JobError: there is no such target.
         InfrastructureError: the target cannot run here, or PREFECT_API_URL is not set.
     """
     if target not in target_names():
@@ -105,8 +108,8 @@ def check_worker(target: str) -> Inventory:
     if here != "yes":
         raise InfrastructureError(
             found=f"target {target} cannot run here: {why}",
-            expected="a machine that can run what it is asked for",
-            fix="`quantgate doctor` says what is missing",
+            expected="a machine that can run this target",
+            fix="run `quantgate doctor` to see what is missing",
         )
     check_server("that runs hand their work to")
     return take_inventory(target)

@@ -1,4 +1,4 @@
-"""A deployment: what starts runs, its programs, its overview, its retention.
+"""The service: it starts runs, keeps programs alive, gives an overview, and deletes old variants and files.
 
 Imported by flows.
 """

@@ -1,7 +1,6 @@
-"""The Prefect server of a command that was told of none: a process of its own that starts while the command still imports.
+"""The Prefect server of a command without `PREFECT_API_URL`: a child process that starts while the command still imports.
 
-Prefect's own temporary server is started when the first flow asks for it, and imported by the command as well: 10 s that
-nothing else is done in.
+Prefect starts its own temporary server with the first flow, and the command imports the server as well: 10 s of waiting.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from tasks.service.processes import HOST, STOP_SECONDS, answers, die_with_parent
 
 log = logging.getLogger("quantgate")
 
-# The first start of a state folder makes the database.
+# The first start on a state folder creates the database.
 READY_SECONDS = 180.0
 
 
@@ -32,7 +31,7 @@ class _Server:
     port: int
 
     def is_ready(self) -> bool:
-        """Whether it answers, at once or after its start; False for one that ended."""
+        """Return True as soon as the server answers; False if it has ended, or does not answer in time."""
         end = time.monotonic() + READY_SECONDS
         while self.process.poll() is None and time.monotonic() < end:
             if answers(self.port, "/api/health"):
@@ -41,7 +40,7 @@ class _Server:
         return False
 
     def stop(self) -> None:
-        """End it."""
+        """End the server."""
         self.process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(STOP_SECONDS)
@@ -53,7 +52,7 @@ _started: list[_Server] = []
 
 
 def start_server() -> None:
-    """Start the server, once a process, unless `PREFECT_API_URL` names one; it ends with the process, however that ends."""
+    """Start the server, once per process, unless `PREFECT_API_URL` names one; it ends with the process, even if killed."""
     if _started or os.environ.get("PREFECT_API_URL"):
         return
     with socket.socket() as probe:
@@ -64,19 +63,19 @@ def start_server() -> None:
         [*command, "--port", str(port), "--log-level", "error", "--lifespan", "on"],
         stdin=subprocess.DEVNULL,
         env=os.environ | {"PREFECT_UI_ENABLED": "0"},
-        # Ctrl-C in a terminal reaches a whole group, and a run still has to say that it was cancelled.
+        # Ctrl-C in a terminal reaches the whole group, but a run must still report to the server that it was cancelled.
         start_new_session=True,
         preexec_fn=die_with_parent,
     )
     server = _Server(process, port)
     _started.append(server)
-    # Before Prefect is imported: what it still has to tell at its own exit comes first.
+    # Register before Prefect is imported: atexit handlers run in reverse order, and Prefect's still needs the server.
     atexit.register(server.stop)
 
 
 @contextmanager
 def on_server() -> Iterator[None]:
-    """Flows of the block run on the server that was started; on another where that did not start, or a profile names one."""
+    """Run the block's flows on the started server, or on Prefect's choice if it did not start or a profile names one."""
     from prefect.settings import PREFECT_API_URL, temporary_settings
 
     if not _started or PREFECT_API_URL.value():

@@ -1,4 +1,4 @@
-"""Files of the state that grow old: entries of the store, reports, logs, and what a process that was killed left behind."""
+"""Retention of files in the state folder: store entries, reports, logs, and leftovers of killed processes."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from tasks.storage.files import last_written
 from tasks.storage.portable import references
 from tasks.storage.shared_entries import RECORD_FILE
 
-# A folder on its way out: under another name, so that nobody takes half of it for whole.
+# Prefix of a folder that is being deleted, so that nobody reads a half-deleted entry.
 DELETING = ".deleting-"
 
 
 def find_things(state: Path) -> list[Thing]:
-    """Everything below the state folder that retention is about; names are paths below it."""
+    """Return everything below the state folder that retention covers; names are paths below it."""
     return [thing for part in (_store_things, _data, _reports, _logs, _locks) for thing in part(state)]
 
 
 def _store_things(state: Path) -> Iterator[Thing]:
-    """Entries with what they name, and leftovers; a state folder has a store for each place that it was used with."""
+    """Yield the entries, with the entries that they refer to, and leftovers; there is one store folder per store address."""
     for kind in sorted(state.glob("store*/*")):
         for place in sorted(kind.iterdir()) if kind.is_dir() else ():
             record = place / RECORD_FILE
@@ -38,7 +38,7 @@ def _store_things(state: Path) -> Iterator[Thing]:
 
 
 def _data(state: Path) -> Iterator[Thing]:
-    """Files that were fetched from S3: they are fetched again when they are needed again."""
+    """Yield the files that were downloaded from S3; a run that needs one downloads it again."""
     for place in sorted(state.glob("data/*")):
         yield Thing(
             "leftover" if place.name.startswith(".") else "data", str(place.relative_to(state)), last_written(place)
@@ -61,7 +61,7 @@ def _locks(state: Path) -> Iterator[Thing]:
 
 
 def delete_thing(state: Path, fate: Fate, policy: Policy) -> str:
-    """Delete a file or folder below the state folder, unless it was used since it was listed; why, or nothing."""
+    """Delete a file or folder below the state folder; return the reason if it was kept, else an empty text."""
     place = state / fate.name
     if not place.exists():
         return ""
@@ -77,7 +77,7 @@ def delete_thing(state: Path, fate: Fate, policy: Policy) -> str:
 
 
 def _delete_entry(place: Path, policy: Policy) -> str:
-    """Take an entry out of its place first, and put it back if somebody read it meanwhile: reading a record marks it used."""
+    """Rename an entry, then delete it, or restore it if it was read meanwhile: a read updates the record's time."""
     aside = place.with_name(f"{DELETING}{place.name}")
     place.rename(aside)
     (fate,) = judge_things([Thing("entry", place.name, (aside / RECORD_FILE).stat().st_mtime)], policy, time.time())
@@ -90,7 +90,7 @@ def _delete_entry(place: Path, policy: Policy) -> str:
 
 
 def _delete_lock(place: Path) -> str:
-    """Only while it is held by this process: whoever waits for it looks whether it is still there."""
+    """Delete a lock file while this process holds the lock: waiters check afterwards that their file still exists."""
     with place.open("a") as file:
         try:
             fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)

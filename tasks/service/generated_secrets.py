@@ -1,4 +1,4 @@
-"""Secrets that the service on one machine makes for itself: one file each, for its user alone."""
+"""Secrets that the service on one machine generates: one file each, readable only by its user."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tasks.storage.files import write_once
 
 
 def secret(state: Path, name: str) -> str:
-    """The secret of a name, 32 random bytes in URL-safe base64, which is also what a Fernet key is; made on first use.
+    """Return the secret of a name: 32 random bytes in URL-safe base64, as a Fernet key needs; generated on first use.
 
     Raises:
         OSError: the state folder cannot be written.

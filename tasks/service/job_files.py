@@ -1,4 +1,4 @@
-"""The job files of a deployment: which registered models take part, and with which job."""
+"""The job files of a deployment, which decide the registered models that take part, and their jobs."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from validators.job.read_job import read_job
 JOBS_TAG = "quantgate.jobs"
 NO_JOBS = "none"
 
-# What can stand in a tag between commas; a name is only ever looked up among the files that are there.
+# A name that can stand in a tag between commas. Names are only looked up among existing files.
 _NAME = re.compile(r"[A-Za-z0-9][\w.\-]{0,99}", re.ASCII)
 
 
 @dataclass(frozen=True)
 class Jobs:
-    """The jobs of a folder by the names of their files, and those that could not be read, with why."""
+    """The jobs of a folder by the names of their files, and the errors of those that could not be read."""
 
     folder: Path
     found: dict[str, Job] = field(default_factory=dict)
@@ -30,13 +30,13 @@ class Jobs:
 
 
 def jobs_folder() -> Path:
-    """The folder of job files: `QUANTGATE_JOBS`, or `jobs` in the state folder."""
+    """Return the folder of job files: `QUANTGATE_JOBS`, or `jobs` in the state folder."""
     told = os.environ.get("QUANTGATE_JOBS")
     return Path(told).resolve() if told else state_folder() / "jobs"
 
 
 def read_jobs() -> Jobs:
-    """Every `*.yaml` of the folder; one that is broken hides no other.
+    """Read every `*.yaml` of the folder; a broken file does not affect the others.
 
     Raises:
         JobError: there is no such folder, although `QUANTGATE_JOBS` names it.
@@ -44,11 +44,13 @@ def read_jobs() -> Jobs:
     folder = jobs_folder()
     if os.environ.get("QUANTGATE_JOBS") and not folder.is_dir():
         raise JobError(
-            found=f"QUANTGATE_JOBS={folder}: no such folder", expected="a folder", fix="make it, or unset it"
+            found=f"QUANTGATE_JOBS={folder}: no such folder",
+            expected="a folder of job files",
+            fix="create the folder, or unset QUANTGATE_JOBS",
         )
     jobs = Jobs(folder)
     for path in sorted(folder.glob("*.yaml")):
-        # Editors keep their own files beside what they write.
+        # Editors keep hidden files beside the one that they edit.
         if path.name.startswith("."):
             continue
         try:
@@ -60,13 +62,13 @@ def read_jobs() -> Jobs:
 
 
 def jobs_for(name: str, tags: Mapping[str, str], jobs: Jobs) -> dict[str, Job]:
-    """The jobs that a registered model takes part with, by name; none where it does not.
+    """Return the jobs of a registered model, by name; empty if the model does not take part.
 
-    The tag `quantgate.jobs` of the model decides where there is one: names of job files, or `none`. Without it, those whose
-    `source` is of this model.
+    The tag `quantgate.jobs` of the model decides, if set: names of job files, or `none`. Without it, the jobs whose `source`
+    is of this model are returned.
 
     Raises:
-        JobError: the tag names a job that is not there or broken, or two of the jobs are for one target.
+        JobError: the tag names a missing or broken job, or two of the jobs are for one target.
     """
     told = tags.get(JOBS_TAG)
     if told is None:
@@ -80,7 +82,7 @@ def jobs_for(name: str, tags: Mapping[str, str], jobs: Jobs) -> dict[str, Job]:
 
 
 def at_version(job: Job, name: str, version: str) -> Job:
-    """The job with a version of a registered model as its source.
+    """Return the job with a version of a registered model as its source.
 
     Raises:
         JobError: no URI can name that model.
@@ -88,7 +90,7 @@ def at_version(job: Job, name: str, version: str) -> Job:
     if set(name) & set("/@:"):
         raise JobError(
             found=f"a registered model called {name!r}",
-            expected="a name without / @ and :, which stand for other things in models:/<name>/<version>",
+            expected="a name without / @ and :, which have a meaning in models:/<name>/<version>",
             fix="register the model under another name",
         )
     return job.model_copy(update={"source": f"models:/{name}/{version}"})
@@ -104,10 +106,10 @@ def _check_name(path: Path) -> None:
 
 
 def job_named(jobs: Jobs, key: str, asked: str) -> Job:
-    """The job of a name; `asked` says who names it.
+    """Return the job of a name; `asked` says in the error who names it.
 
     Raises:
-        JobError: there is none, or its file is broken.
+        JobError: there is no such job, or its file is broken.
     """
     if key in jobs.broken:
         raise jobs.broken[key]
@@ -115,7 +117,7 @@ def job_named(jobs: Jobs, key: str, asked: str) -> Job:
         raise JobError(
             found=f"{asked} {key[:100]!r}",
             expected=f"one of {', '.join(jobs.found) or 'none at all'} in {jobs.folder}",
-            fix=f"correct the name, or put {key[:100]}.yaml there",
+            fix=f"correct the name, or add {key[:100]}.yaml to the folder",
         )
     return jobs.found[key]
 
@@ -127,6 +129,6 @@ def _check_targets(name: str, chosen: Mapping[str, Job]) -> None:
         rivals = ", ".join(key for key, job in chosen.items() if job.target == twice)
         raise JobError(
             found=f"the jobs {rivals}, all of the model {name} for {twice}",
-            expected="one job for a model and a target: there is one champion",
-            fix=f"name the one to use in the tag {JOBS_TAG} of the model",
+            expected="one job per model and target: there is one champion",
+            fix=f"name the job to use in the tag {JOBS_TAG} of the model",
         )

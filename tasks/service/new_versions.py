@@ -1,4 +1,4 @@
-"""Takes registered versions in: which of them are to be quantized, with which job, and each once."""
+"""Intake of registered versions: select those to quantize and their jobs, and start each job once."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 PAGE = 100
-# In a sentence; the table has them all.
+# Limit for the sentence; the table lists all.
 SHOWN = 5
 
 
 @dataclass(frozen=True)
 class Intake:
-    """What became of one version with one job: `why` in words, `flow_run` the id of the run that was started."""
+    """Outcome for one version and one job: `why` in words, `flow_run` the id of the started run."""
 
     name: str
     version: str
@@ -40,7 +40,7 @@ class Intake:
 
 @step("take in version")
 def take_version(name: str, version: str, jobs: Jobs) -> list[Intake]:
-    """Start the jobs of one version, whatever an event said of it: the registry is what counts.
+    """Start the jobs of one version, by the registry's data: the contents of an event are not trusted.
 
     Raises:
         InfrastructureError: the registry does not answer.
@@ -66,7 +66,7 @@ def take_version(name: str, version: str, jobs: Jobs) -> list[Intake]:
 
 @step("sweep the registry")
 def sweep_registry(jobs: Jobs) -> list[Intake]:
-    """Start what no run brought to an end: of each model that takes part, the latest version and those that aliases name.
+    """Start the unfinished versions of each model that takes part: the latest one, and those that aliases name.
 
     Raises:
         InfrastructureError: the registry does not answer.
@@ -85,7 +85,7 @@ def sweep_registry(jobs: Jobs) -> list[Intake]:
 
 
 def publish_intake(key: str, title: str, taken: list[Intake], jobs: Jobs) -> None:
-    """The table on the run's page."""
+    """Publish the table of intakes as an artifact of the flow run."""
     rows = [
         {
             "model": one.name,
@@ -104,7 +104,7 @@ def publish_intake(key: str, title: str, taken: list[Intake], jobs: Jobs) -> Non
 
 
 def sentence(taken: list[Intake], jobs: Jobs) -> str:
-    """What was started, what failed, what was skipped and why: `started: m version 2 with nightly (new); skipped: ...`."""
+    """Return a summary by outcome, with reasons: `started: m version 2 with nightly (new); skipped: ...`."""
     words = []
     for outcome in ("started", "failed", "skipped"):
         of_it = [one for one in taken if one.outcome == outcome]
@@ -122,15 +122,16 @@ def _shown(one: Intake) -> str:
 
 
 def _versions(client: MlflowClient, model: Any) -> list[Any]:
-    """The latest version and those that aliases name, newest first, without those that quantgate made."""
-    # Of each stage the latest: the largest number is the latest of all. A search by name would need quotes that names may hold.
+    """Return the latest version and the versions that aliases name, newest first."""
+    # `latest_versions` has the latest of each stage, so the largest number is the latest of all. A search by name is rejected:
+    # its filter needs quotes, which a name may contain.
     numbers = {int(version.version) for version in model.latest_versions}
     wanted = {max(numbers, default=0), *(int(version) for version in model.aliases.values())} - {0}
     return [registry_call(client.get_model_version, model.name, str(number)) for number in sorted(wanted, reverse=True)]
 
 
 def _taken(version: Any, key: str, job: Job) -> Intake:
-    """One version with one job: started, or why not. What is wrong with it must not keep the others."""
+    """Start one version with one job, or record why not. An error here must not stop the other versions."""
     place = (version.name, str(version.version), key)
     try:
         why = _settled(version, job)
@@ -142,7 +143,7 @@ def _taken(version: Any, key: str, job: Job) -> Intake:
 
 
 def _settled(version: Any, job: Job) -> str:
-    """Why a version needs no run for a job's target; empty where it does."""
+    """Return why a version needs no run for a job's target; empty if it needs one."""
     if f"{TAG}variant_digest" in version.tags:
         return "quantgate made this version"
     if version.status != "READY":
@@ -151,7 +152,7 @@ def _settled(version: Any, job: Job) -> str:
     if told.status and told.status not in UNFINISHED:
         return f"status {told.status}"
     if told.status == "error" and told.error == "input" and told.job == digest_job(_at(version, job)):
-        return "status error, and the job is as it was: what is wrong with it needs a person"
+        return "status error, and the job has not changed: a person must correct the job or its data"
     if told.status != "error" and told.flow_run and is_alive(told.flow_run):
         return f"status {told.status}"
     return ""
@@ -159,7 +160,7 @@ def _settled(version: Any, job: Job) -> str:
 
 def _started(version: Any, place: tuple[str, str, str], job: Job) -> Intake:
     job = _at(version, job)
-    # A model that was deleted and registered anew counts its versions from 1 again.
+    # A model that was deleted and registered again counts its versions from 1.
     source = f"{job.source} of {version.creation_timestamp}"
     key, why = next_key(f"{source} for {job.target}, job {digest_job(job)}")
     if not key:

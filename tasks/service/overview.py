@@ -1,4 +1,4 @@
-"""What there is at the moment: champions, the last runs, what is under way, and what waits for an approval."""
+"""Overview of the present state: champions, the last runs, runs under way, and runs that wait for an approval."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PAGE = 100
 
 @dataclass(frozen=True)
 class Standing:
-    """A champion: which version of which model it is, for which target, and since when (UTC)."""
+    """A champion: its model, target, version and candidate, and the time of its promotion (UTC)."""
 
     model: str
     target: str
@@ -39,7 +39,7 @@ class Standing:
 
 @dataclass(frozen=True)
 class UnderWay:
-    """A run that MLflow has as running; `state` says what is known of its process."""
+    """A run that MLflow lists as running; `state` describes its process."""
 
     run: Recorded
     state: str
@@ -47,7 +47,7 @@ class UnderWay:
 
 @dataclass(frozen=True)
 class Overview:
-    """All of it; `approvals` is None where no Prefect server is named that runs could wait on."""
+    """The whole overview; `approvals` is None if no Prefect server is configured for runs to wait on."""
 
     registry: str
     champions: tuple[Standing, ...] = ()
@@ -57,15 +57,15 @@ class Overview:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing at all."""
+        """True if there is no champion, no run and no approval."""
         return not (self.champions or self.under_way or self.runs or self.approvals)
 
 
 def survey(model: str | None) -> Overview:
-    """What there is, of one model (a source, or the one that holds its variants) or of all.
+    """Return the overview of one model (the source, or the model that holds its variants) or of all models.
 
     Raises:
-        InfrastructureError: the registry does not answer, or a Prefect server is named that does not.
+        InfrastructureError: the registry, or the configured Prefect server, does not answer.
     """
     state = state_folder()
     uri = tracking_uri(state)
@@ -113,7 +113,7 @@ def _waiting(model: str | None) -> tuple[Waiting, ...] | None:
 
 
 def _is_of(source: str, model: str | None) -> bool:
-    """Whether a source is a version of the model, or of that whose variants the model holds.
+    """Return True if a source is a version of the model, or of the model whose variants the model holds.
 
     >>> _is_of("models:/fraud/3", "fraud"), _is_of("models:/fraud@live", "fraud-quantized"), _is_of("models:/fraud/3", "fra")
     (True, True, False)
@@ -125,16 +125,16 @@ def _is_of(source: str, model: str | None) -> bool:
 
 
 def _state(run: Recorded, locks: Locks | None) -> str:
-    """Whether the process of a run is still there: MLflow is told nothing by one that was killed."""
+    """Return in words whether the run's process is alive: MLflow shows the run of a killed process as running."""
     if run.outcome == "awaiting_approval":
         return "waits for an approval"
     if os.environ.get("PREFECT_API_URL") and run.flow_run:
         return _flow_state(run.flow_run)
     if locks is None:
-        return "running, as far as MLflow knows"
+        return "running, according to MLflow"
     try:
         with locks.hold(turn_name(run.source, run.target), wait_seconds=0):
-            return "cut short: nothing works on it; running its job again resumes it"
+            return "interrupted: no process works on it; run its job again to resume it"
     except LockTaken:
         return "running"
 
@@ -151,4 +151,4 @@ def _flow_state(flow_run: str) -> str:
             found = client.read_flow_run(UUID(flow_run))
         except ObjectNotFound:
             return "unknown to the Prefect server"
-    return f"{found.state_name or 'unknown'}, as the Prefect server has it".lower()
+    return f"{found.state_name or 'unknown'}, according to the Prefect server".lower()

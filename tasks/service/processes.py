@@ -1,4 +1,4 @@
-"""Programs as child processes: started one after the other, kept alive, ended together with all that they started."""
+"""Programs as child processes: started in order, kept alive, and ended together with their own children."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from validators.errors import InfrastructureError
 HOST = "127.0.0.1"
 READY_SECONDS = 180.0
 STOP_SECONDS = 10.0
-# One that dies as often as this in as long will not be mended by starting it again.
+# A program that dies more often than this within the window would not be repaired by another restart.
 RESTARTS, RESTART_WINDOW_SECONDS = 3, 600.0
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 @dataclass(frozen=True)
 class Program:
-    """A command; `port` is where it listens on loopback and `health` the path that answers when it is ready, if it serves.
+    """A command to run. A server listens on loopback at `port`, and answers at the path `health` when it is ready.
 
-    One that `ends` is waited for before the next one is started, and is not started again.
+    A program with `ends` finishes by itself: the next one starts after it, and it is not restarted.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Program:
 
     @property
     def address(self) -> str:
-        """Where it serves."""
+        """Address of the server."""
         return f"http://{HOST}:{self.port}"
 
 
@@ -51,8 +51,8 @@ class Program:
 class Programs:
     """The running programs; each writes the log `<name>.log`.
 
-    Used as a context, it ends all of them at the end of the block, the last one first, with whatever they started: in orderly
-    fashion by SIGTERM, and by SIGKILL what has not ended then.
+    As a context manager it ends all programs and their children at the end of the block, the last one first: by SIGTERM, and
+    after a timeout by SIGKILL.
     """
 
     logs: Path
@@ -62,9 +62,9 @@ class Programs:
 
     def __enter__(self) -> Programs:
         self.logs.mkdir(parents=True, exist_ok=True)
-        # What outlives its parent becomes a child of this process, which can end it: runs lead groups of their own.
+        # Become a subreaper, so that orphans can be ended: runs lead their own process groups.
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-        # A service manager ends it by SIGTERM; a shell that starts it in the background lets SIGINT be ignored.
+        # A service manager sends SIGTERM; a process that a shell started in the background ignores SIGINT.
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._interrupt)
         return self
@@ -81,17 +81,17 @@ class Programs:
         _prctl(_PR_SET_CHILD_SUBREAPER, 0)
 
     def start(self, programs: Sequence[Program], say: Callable[[str], None]) -> None:
-        """Start programs in their order, each when the one before it answers, or has ended; one that ends badly is said.
+        """Start programs in order, each once the one before it answers or has finished; report one that fails.
 
         Raises:
-            InfrastructureError: a port is taken, and then nothing is started; a program ends, or does not answer.
+            InfrastructureError: a port is taken (then nothing is started), or a server ends or does not answer.
         """
         for program in programs:
             if program.port is not None and is_taken(program.port):
                 raise InfrastructureError(
                     found=f"port {program.port} is taken",
                     expected=f"a free port for {program.name}",
-                    fix=f"end what listens there, or choose another with --{program.name.lower()}-port",
+                    fix=f"stop the program that listens there, or choose another port with --{program.name.lower()}-port",
                 )
         for program in programs:
             self._spawn(program)
@@ -103,7 +103,7 @@ class Programs:
                 say(f"{program.name:<9}{program.address if program.port else 'started'}")
 
     def keep_alive(self, say: Callable[[str], None]) -> None:
-        """Start again what dies, until it dies too often or a signal ends this process's wait.
+        """Restart programs that die, until one dies too often or a signal arrives.
 
         Raises:
             InfrastructureError: a program died more than three times within ten minutes.
@@ -117,13 +117,13 @@ class Programs:
                 self._count_death(program, process.returncode)
                 # A server's own children may still hold its port.
                 _kill_group(process)
-                say(f"{program.name} ended by itself ({process.returncode}): starting it again")
+                say(f"{program.name} ended by itself ({process.returncode}): restarting it")
                 self._spawn(program)
 
     def _interrupt(self, _number: int, _frame: object) -> None:
-        """Raise at the first signal alone: a second one would leave behind what is still to be ended.
+        """Raise at the first signal only: a second one would interrupt the end of the programs and leave some running.
 
-        A flag, since a handler can only be changed some instructions after the first signal, and the second one is quicker.
+        Uses a flag: a second signal may arrive before a new handler could be installed.
         """
         if not self._ends:
             self._ends = True
@@ -136,7 +136,7 @@ class Programs:
             raise self._failed(
                 program,
                 f"{program.name} ended by itself ({code}), {len(deaths)} times in {deaths[-1] - deaths[0]:.0f} s",
-                "it to run",
+                "a program that keeps running",
             )
 
     def _spawn(self, program: Program) -> None:
@@ -147,7 +147,7 @@ class Programs:
                 stdout=log,
                 stderr=log,
                 env=os.environ | program.environment,
-                # Ctrl-C in a terminal reaches a whole group, and here the order counts.
+                # Ctrl-C in a terminal would reach the whole group, but the programs must end in order.
                 start_new_session=True,
                 preexec_fn=die_with_parent,
             )
@@ -185,7 +185,7 @@ def _kill_group(process: subprocess.Popen[bytes]) -> None:
 
 
 def die_with_parent() -> None:
-    """Called in a child, before its program: a parent that is killed by SIGKILL ends nothing, so the kernel tells it."""
+    """Ask the kernel to end this child with its parent, which cannot do so after a SIGKILL; call it before exec."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
@@ -194,14 +194,14 @@ def _prctl(option: int, value: int) -> None:
 
 
 def is_taken(port: int) -> bool:
-    """Whether something listens on a loopback port."""
+    """Return True if a program listens on a loopback port."""
     with socket.socket() as probe:
         probe.settimeout(1)
         return probe.connect_ex((HOST, port)) == 0
 
 
 def answers(port: int, path: str) -> bool:
-    """Whether a server on a loopback port answers, other than by an error of its own. No proxy is asked."""
+    """Return True if a server on a loopback port answers with a status below 500. Proxy settings are ignored."""
     connection = http.client.HTTPConnection(HOST, port, timeout=5)
     try:
         connection.request("GET", path)

@@ -1,4 +1,4 @@
-"""What the registry holds of old variants, listed and deleted by policy; the rules are in `tasks.service.retention_policy`."""
+"""Retention of variants in the registry; the rules are in `tasks.service.retention_policy`."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from validators.errors import LockTaken
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-# Of `mlflow.pyfunc.log_model` in a promotion.
+# The name that a promotion passes to `mlflow.pyfunc.log_model`.
 LOGGED_NAME = "variant"
 
 
 @dataclass(frozen=True)
 class RetentionOutcome:
-    """The fate of everything that there is, and what was deleted, by kind and name, or why it was not after all."""
+    """The decision for every item, the deleted items by kind and name, and those that could not be deleted, with why."""
 
     fates: tuple[Fate, ...]
     deleted: tuple[str, ...] = ()
@@ -47,7 +47,9 @@ class RetentionOutcome:
 
 @step("list what is kept")
 def list_kept(policy: Policy) -> RetentionOutcome:
-    """The fate of every variant, artifact, store entry, report and leftover, as if all that goes were gone already.
+    """Return the decision for every variant, artifact, store entry, report and leftover.
+
+    Artifacts are judged as if the versions that may be deleted were deleted already.
 
     Raises:
         InfrastructureError: the registry does not answer.
@@ -65,10 +67,9 @@ def list_kept(policy: Policy) -> RetentionOutcome:
 
 @step("delete what goes")
 def delete_all(policy: Policy, listed: RetentionOutcome) -> RetentionOutcome:
-    """Delete what goes; each thing is judged again right before, since much may happen between a list and its end.
+    """Delete the items that may be deleted; each is judged again right before, since it may have been used meanwhile.
 
-    What a crash leaves is found by the next list: a version without its artifacts is not there any more, artifacts without a
-    version go, and so does what is half deleted.
+    The next list finds what a crash left: artifacts are deleted after their version, and half-deleted items are listed again.
 
     Raises:
         InfrastructureError: the registry does not answer.
@@ -95,9 +96,9 @@ def delete_all(policy: Policy, listed: RetentionOutcome) -> RetentionOutcome:
 
 
 def delete_version(client: MlflowClient, locks: Locks, name: str, policy: Policy) -> str:
-    """Delete a version of a registered model, unless it stays by now; why, or nothing where it went.
+    """Delete a version of a registered model; return the reason if it must be kept by now, else an empty text.
 
-    Nothing is promoted or rolled back on its target meanwhile. Aliases that people set have no such lock: they are read last.
+    Holds the lock of promotions and rollbacks on its target. Aliases that people set have no such lock: they are read last.
     """
     from mlflow.exceptions import MlflowException
 
@@ -113,14 +114,14 @@ def delete_version(client: MlflowClient, locks: Locks, name: str, policy: Policy
                 return fates[name].reason
             registry_call(client.delete_model_version, model, number)
     except LockTaken:
-        return "a promotion is going on"
+        return "a promotion or rollback holds the lock"
     except MlflowException as error:
         return str(error).splitlines()[0][:200]
     return ""
 
 
 def delete_model(client: MlflowClient, identifier: str, policy: Policy) -> str:
-    """Delete the files of a logged variant and then its entry, unless a version is made of it by now; why, or nothing."""
+    """Delete a logged variant, its files first; return the reason if it must be kept by now, else an empty text."""
     from mlflow.exceptions import MlflowException
     from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
@@ -130,7 +131,7 @@ def delete_model(client: MlflowClient, identifier: str, policy: Policy) -> str:
         if not fate.goes:
             return fate.reason
         if identifier not in found.artifact_location.split("/"):
-            return f"its files are at {found.artifact_location}, which is no place of its own"
+            return f"its files are at {found.artifact_location}, a location that it shares with others"
         registry_call(get_artifact_repository(found.artifact_location).delete_artifacts)
         registry_call(client.delete_logged_model, identifier)
     except MlflowException as error:
@@ -139,13 +140,13 @@ def delete_model(client: MlflowClient, identifier: str, policy: Policy) -> str:
 
 
 def variant_models(client: MlflowClient) -> list[str]:
-    """The registered models whose names are those of variants."""
+    """Return the registered models whose names are those of variants."""
     found = pages(client.search_registered_models, filter_string=f"name LIKE '%{SUFFIX}'")
     return sorted(model.name for model in found if model.name.endswith(SUFFIX))
 
 
 def versions_of(client: MlflowClient, model: str) -> tuple[Version, ...]:
-    """Every version of a registered model with the aliases that name it, read from the model, where they are whole."""
+    """Return every version of a registered model with its aliases, read from the model, which lists all of them."""
     aliases: dict[str, list[str]] = {}
     known: Any = registry_call(client.get_registered_model, model)
     versions = [one for one in every_version(client, model) if one.model == model]
@@ -155,7 +156,7 @@ def versions_of(client: MlflowClient, model: str) -> tuple[Version, ...]:
 
 
 def every_version(client: MlflowClient, model: str | None = None) -> tuple[Version, ...]:
-    """Every version of the registry, or of one model, without aliases."""
+    """Return every version of the registry, or of one model, without aliases."""
     # The registry's filters have no escape for a quote: `_` stands for any one character, and callers compare the names.
     pattern = (model or "%").replace("'", "_").replace("\\", "_")
     return tuple(
@@ -171,7 +172,7 @@ def every_version(client: MlflowClient, model: str | None = None) -> tuple[Versi
 
 
 def logged_variants(client: MlflowClient) -> list[LoggedModel]:
-    """The variants that runs of quantgate logged, promoted or not."""
+    """Return the variants that runs of quantgate logged, promoted or not."""
     experiment: Any = registry_call(client.get_experiment_by_name, EXPERIMENT)
     if experiment is None:
         return []

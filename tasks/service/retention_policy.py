@@ -1,4 +1,4 @@
-"""What may be deleted, and why everything else stays: registered variants, their artifacts, entries of the store, old files."""
+"""Rules of retention: which registered variants, artifacts, store entries and old files may be deleted, and why not."""
 
 from __future__ import annotations
 
@@ -14,25 +14,27 @@ from validators.records.journal import GOING_ON, ROLLED_BACK, predecessors, read
 VARIANT_DIGEST, TARGET = "quantgate.variant_digest", "quantgate.target"
 SUFFIX = "-quantized"
 DAY_SECONDS = 86_400.0
-# What a process that was killed left half made is of no use to anyone; a day is longer than any step.
+# Nobody can use what a killed process left unfinished; a day is longer than any step.
 LEFTOVER_SECONDS = DAY_SECONDS
 
 Kind = Literal["version", "model", "entry", "leftover", "data", "report", "log", "lock"]
 
 
 class Policy(Settings):
-    """What is kept whatever else: the newest of each model and target, and what was made or used lately."""
+    """Items that are always kept: the newest versions per model and target, and recently made or used ones."""
 
     keep_versions: Annotated[int, Field(ge=1, le=10_000)] = 5
-    """Newest versions that are kept of each model and target."""
+    """Newest versions to keep per model and target."""
     older_than_days: Annotated[int, Field(ge=1, le=36_500)] = 30
-    """Nothing goes that was made, or last used, in so many days."""
+    """Keep whatever was made or last used within so many days."""
 
 
 @dataclass(frozen=True)
 class Version:
-    """A version of a registered model: `created` in seconds since 1970, the aliases that name it, and the logged model that
-    holds its artifacts (empty where there is none)."""
+    """A version of a registered model: `created` in seconds since 1970.
+
+    `aliases` name it, and `logged_model` holds its artifacts (empty if there is none).
+    """
 
     model: str
     number: str
@@ -44,7 +46,7 @@ class Version:
 
 @dataclass(frozen=True)
 class LoggedModel:
-    """A variant as MLflow logged it: `created` in seconds since 1970, and where its files are."""
+    """A variant as MLflow logged it: `created` in seconds since 1970, and the location of its files."""
 
     identifier: str
     created: float
@@ -53,7 +55,7 @@ class LoggedModel:
 
 @dataclass(frozen=True)
 class Thing:
-    """A file or folder of the state: `used` in seconds since 1970; `refers_to` are entries of the store that it names."""
+    """A file or folder of the state: `used` in seconds since 1970; `refers_to` are the store entries that it names."""
 
     kind: Kind
     name: str
@@ -63,7 +65,7 @@ class Thing:
 
 @dataclass(frozen=True)
 class Fate:
-    """Whether a thing goes, and why or why not; `name` tells it from others of its kind."""
+    """The decision for one item: `goes` if it may be deleted, and the reason; `name` is unique within its kind."""
 
     kind: Kind
     name: str
@@ -72,11 +74,11 @@ class Fate:
 
 
 def judge_versions(versions: Sequence[Version], policy: Policy, now: float) -> tuple[Fate, ...]:
-    """The fate of all versions of one registered model, newest first.
+    """Return the decision for each version of one registered model, newest first.
 
-    A version goes only if quantgate registered it, no alias names it, it is no champion's predecessor, no promotion of it
-    is going on, no mark on it keeps its variant from being promoted again, and it is neither among the newest of its target
-    nor young.
+    A version is kept if any of these holds: quantgate did not register it; an alias names it; it is a champion's predecessor;
+    its promotion is in progress; a mark keeps its variant from being promoted again; it is young, or among the newest of its
+    target.
     """
     ordered = sorted(versions, key=lambda one: int(one.number), reverse=True)
     before = _predecessors_of_champions(ordered)
@@ -95,13 +97,13 @@ def judge_versions(versions: Sequence[Version], policy: Policy, now: float) -> t
 
 
 def _why_it_stays(version: Version, before: Mapping[str, str], place: int, policy: Policy, now: float) -> str:
-    """The first reason to keep a version; empty for none."""
+    """Return the first reason to keep a version; empty if there is none."""
     journal = read_journal(version.tags)
     reasons = {
         "not quantgate's": not is_own(version),
         f"alias {', '.join(version.aliases)}": bool(version.aliases),
         f"predecessor of {before.get(version.number)}": version.number in before,
-        "its promotion is going on": journal is not None and journal.phase in GOING_ON,
+        "its promotion is in progress": journal is not None and journal.phase in GOING_ON,
         "its mark keeps the variant from being promoted again": ROLLED_BACK in version.tags,
         f"among the newest {policy.keep_versions}": place < policy.keep_versions,
         f"younger than {policy.older_than_days} days": _is_young(version.created, policy, now),
@@ -110,12 +112,12 @@ def _why_it_stays(version: Version, before: Mapping[str, str], place: int, polic
 
 
 def is_own(version: Version) -> bool:
-    """Whether quantgate registered the version."""
+    """Return True if quantgate registered the version."""
     return version.model.endswith(SUFFIX) and bool(version.tags.get(VARIANT_DIGEST))
 
 
 def name_of(version: Version) -> str:
-    """The version as people write it.
+    """Return the version as people write it.
 
     >>> name_of(Version("fraud-quantized", "3", 0.0, {}))
     'fraud-quantized/3'
@@ -124,9 +126,9 @@ def name_of(version: Version) -> str:
 
 
 def _predecessors_of_champions(versions: Sequence[Version]) -> dict[str, str]:
-    """The version that each alias would go back to, with the alias; of aliases of any name, since people set some too.
+    """Return the versions to which aliases could be rolled back, each with its alias; people may have set some aliases.
 
-    Besides the one that a rollback takes, the one that the journal names: it may be whole though marked.
+    Includes the predecessor that a rollback takes and the one that the journal names: the latter may be usable though marked.
     """
     found: dict[str, str] = {}
     for version in versions:
@@ -141,7 +143,7 @@ def _predecessors_of_champions(versions: Sequence[Version]) -> dict[str, str]:
 def judge_models(
     models: Iterable[LoggedModel], versions: Iterable[Version], policy: Policy, now: float
 ) -> tuple[Fate, ...]:
-    """The fate of logged variants: one goes when no version of any registered model is made of it, and it is old.
+    """Return the decision for logged variants: one may be deleted if it is old and no registered version uses it.
 
     A young one may be about to be registered.
     """
@@ -153,7 +155,7 @@ def judge_models(
 
 
 def judge_things(things: Sequence[Thing], policy: Policy, now: float) -> tuple[Fate, ...]:
-    """The fate of files and folders of the state; an entry of the store stays as long as one that stays names it."""
+    """Return the decision for files and folders of the state; a store entry is kept as long as a kept entry names it."""
     kept = {one.name for one in things if one.kind == "entry" and _is_young(one.used, policy, now)}
     names = {one.name: one.refers_to for one in things if one.kind == "entry"}
     holders: dict[str, str] = {}
@@ -167,7 +169,9 @@ def judge_things(things: Sequence[Thing], policy: Policy, now: float) -> tuple[F
     for one in things:
         if one.kind in ("leftover", "lock"):
             goes = now - one.used >= LEFTOVER_SECONDS
-            fates.append(Fate(one.kind, one.name, goes, "left by a process that ended" if goes else "of today"))
+            fates.append(
+                Fate(one.kind, one.name, goes, "left by a process that ended" if goes else "less than a day old")
+            )
         else:
             fates.append(_fate(one.kind, one.name, one.used, holders.get(one.name, ""), "not used", policy, now))
     return tuple(fates)

@@ -1,4 +1,4 @@
-"""What retention did, for who reads it in the Prefect UI or on a terminal."""
+"""Report of retention, for the Prefect UI and the terminal."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from prefect.artifacts import create_table_artifact
 
 from tasks.service.registry_retention import RetentionOutcome
 
-# A table of the UI with more rows is read by nobody; the log of the flow run has what was deleted.
+# Nobody reads a longer table in the UI; the log of the flow run lists every deletion.
 MAX_ROWS = 500
 
 
 def publish_kept(kept: RetentionOutcome, *, deleted: bool) -> None:
-    """The table of everything with its fate, what goes first, as an artifact of the flow run."""
+    """Publish the table of decisions, deletions first, as an artifact of the flow run."""
     rows = [
         {"what": fate.kind, "name": fate.name, "fate": "goes" if fate.goes else "stays", "why": fate.reason}
         for fate in sorted(kept.fates, key=lambda fate: not fate.goes)
@@ -23,7 +23,7 @@ def publish_kept(kept: RetentionOutcome, *, deleted: bool) -> None:
 
 
 def tell_kept(kept: RetentionOutcome, *, deleted: bool) -> str:
-    """In a sentence."""
+    """Return a summary in one sentence."""
     goes = Counter(fate.kind for fate in kept.fates if fate.goes)
     counts = ", ".join(f"{count} x {kind}" for kind, count in sorted(goes.items())) or "nothing"
     stays = sum(not fate.goes for fate in kept.fates)

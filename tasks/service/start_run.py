@@ -1,4 +1,4 @@
-"""Starts a run of the story on a worker, once for each key, and says which runs of a key there are."""
+"""Start of runs through the deployment `quantize/on-demand`, once per key."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from validators.errors import InfrastructureError
 from validators.job.job import Job
 
 DEPLOYMENT = "quantize/on-demand"
-# A night each: what fails as often has a cause that a person must find.
+# One attempt a night: after this many failures a person must find the cause.
 MAX_ATTEMPTS = 5
 
 
 def start_quantize(job: Job, key: str) -> UUID:
-    """The run of the deployment `quantize/on-demand` with a job; with a key that was used before, the run that it started then.
+    """Start the deployment `quantize/on-demand` with a job and return the run's id; a used key returns its earlier run.
 
     Raises:
         InfrastructureError: the Prefect server does not answer, or has no such deployment.
@@ -38,9 +38,9 @@ def start_quantize(job: Job, key: str) -> UUID:
 
 
 def next_key(key: str) -> tuple[str, str]:
-    """The key of the next attempt and an empty text; or an empty text and why there is none.
+    """Return the key of the next attempt and an empty text; or an empty text and why there is none.
 
-    An attempt is over when its run is: it failed, was crashed, or came to an end that its source's version does not show.
+    An attempt is over when its run has ended: it failed, crashed, or finished without a status on its source's version.
 
     Raises:
         InfrastructureError: the Prefect server does not answer.
@@ -53,14 +53,14 @@ def next_key(key: str) -> tuple[str, str]:
         if one not in runs:
             return one, ""
         if _is_alive(runs[one]):
-            return "", f"the run {runs[one].name} is on it"
+            return "", f"the run {runs[one].name} is in progress"
         if runs[one].state_type == StateType.CANCELLED:
-            return "", f"the run {runs[one].name} was cancelled: start the job by hand to have it anyway"
-    return "", f"{MAX_ATTEMPTS} runs came to nothing: start the job by hand when the cause is mended"
+            return "", f"the run {runs[one].name} was cancelled: start the job by hand to run it anyway"
+    return "", f"{MAX_ATTEMPTS} runs failed: start the job by hand when the cause is fixed"
 
 
 def is_alive(flow_run: str) -> bool:
-    """Whether a flow run, by its id, has not come to an end; one that the server does not know has.
+    """Return True if the flow run of this id exists and has not ended.
 
     Raises:
         InfrastructureError: the Prefect server does not answer.

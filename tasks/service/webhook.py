@@ -17,10 +17,10 @@ _PAGE = 100
 
 
 def register_webhook(name: str, url: str) -> None:
-    """Make the webhook of this name, or change it: to this URL, our event, and the first secret of `QUANTGATE_WEBHOOK_SECRET`.
+    """Create or update the webhook of this name with the URL, our event, and the first of `QUANTGATE_WEBHOOK_SECRET`.
 
     Raises:
-        JobError: there is no secret, or the registry takes no such webhook.
+        JobError: there is no secret, or the registry refuses the webhook.
         InfrastructureError: the registry does not answer.
     """
     from mlflow.exceptions import MlflowException
@@ -29,8 +29,8 @@ def register_webhook(name: str, url: str) -> None:
     if not secret:
         raise JobError(
             found="no QUANTGATE_WEBHOOK_SECRET",
-            expected="the secret that the receiver knows, too: it takes nothing that is not signed",
-            fix="set it to the receiver's, the newest one first",
+            expected="the receiver's secret: the receiver refuses unsigned requests",
+            fix="set it to the receiver's secrets, the newest one first",
         )
     content: Any = {"url": url, "events": [EVENT], "secret": secret, "status": "ACTIVE"}
     with connect(_server()) as client:
@@ -44,18 +44,18 @@ def register_webhook(name: str, url: str) -> None:
         except MlflowException as error:
             raise JobError(
                 found=f"the registry refuses the webhook {url}: {str(error).splitlines()[0][:300]}",
-                expected="an address that the MLflow server may send to",
+                expected="an address that the MLflow server may call",
                 fix="on one machine the MLflow server needs MLFLOW_WEBHOOK_ALLOWED_SCHEMES=http,https and "
                 "MLFLOW_WEBHOOK_ALLOW_PRIVATE_IPS=true; see docs/triggers.md",
             ) from error
 
 
 def list_webhooks() -> list[tuple[str, ...]]:
-    """Rows of name, URL, events and status, under a header; no secret is among what MLflow tells.
+    """Return rows of name, URL, events and status, under a header; MLflow does not reveal the secrets.
 
     Raises:
-        JobError: the registry is no server.
-        InfrastructureError: it does not answer.
+        JobError: the registry is not a server.
+        InfrastructureError: the registry does not answer.
     """
     with connect(_server()) as client:
         rows = [
@@ -71,10 +71,10 @@ def list_webhooks() -> list[tuple[str, ...]]:
 
 
 def try_webhook(name: str) -> str:
-    """What the receiver answered to the registry's example.
+    """Make the registry send a test event, and return the receiver's answer.
 
     Raises:
-        InfrastructureError: it did not answer, or refused.
+        InfrastructureError: the receiver did not answer, or refused.
     """
     with connect(_server()) as client:
         hook = next(hook for hook in pages(client.list_webhooks, max_results=_PAGE) if hook.name == name)
@@ -82,7 +82,7 @@ def try_webhook(name: str) -> str:
     if not done.success:
         said = done.error_message or f"status {done.response_status}: {done.response_body}"
         raise InfrastructureError(
-            found=f"the receiver at {hook.url} did not take the registry's example: {said[:300]}",
+            found=f"the receiver at {hook.url} did not accept the registry's test event: {said[:300]}",
             expected="status 200",
             fix="check that the receiver runs, can be reached from the MLflow server, and knows the same secret",
         )
@@ -96,7 +96,7 @@ def _server() -> str:
     if not uri.startswith(("http://", "https://")):
         raise JobError(
             found=f"the registry {uri}",
-            expected="an MLflow server: a database alone sends nothing",
+            expected="an MLflow server: a database alone sends no events",
             fix="set MLFLOW_TRACKING_URI, or MLFLOW_REGISTRY_URI, to the server's address",
         )
     return tracking

@@ -1,1 +1,1 @@
-"""Where files and finished work are kept, and what keeps two processes from one thing; knows no flow and no registry."""
+"""Files, the store of finished work, and locks between processes; independent of flows and the registry."""

@@ -14,15 +14,15 @@ from tasks.storage.blobs_folder import open_folder
 from tasks.storage.blobs_s3 import open_s3
 from validators.errors import JobError
 
-# A version that no blob has, in the form of an ETag.
+# A version that no blob has, formatted as an ETag.
 NO_VERSION = '"00000000000000000000000000000000"'
 
 
 class Blobs(Protocol):
     """Blobs below one address. A name is one or more plain segments joined by `/`.
 
-    A version is a text that is different after every write of other bytes. Every method raises `StorageRefused` where the
-    service refuses, and `ServiceDown` after the backend's own retries.
+    A version is a text that changes with every write of other bytes. Every method raises `StorageRefused` if the service
+    refuses, and `ServiceDown` after the backend's own retries.
     """
 
     @property
@@ -49,7 +49,7 @@ class Blobs(Protocol):
         """Store bytes, or a file of any size, unless the name is taken; return the version, or None if it is taken."""
 
     def replace(self, name: str, data: bytes, version: str) -> str | None:
-        """Replace a small blob that still has `version`; return the new version, or None if it is another or missing.
+        """Replace a small blob that still has `version`; return the new version, or None if it has another or is missing.
 
         A write whose answer was lost counts as done if the blob has these bytes, so concurrent writers must write different
         bytes.
@@ -65,7 +65,7 @@ class Blobs(Protocol):
         """
 
 
-# Each opens an address, with the seconds after which a caller with a deadline gives up (None: the backend's own patience).
+# Each opens an address; the seconds are the caller's time limit per call (None: the backend's own).
 BACKENDS: dict[str, Callable[[str, float | None], Blobs]] = {
     "s3": open_s3,
     "file": open_folder,
@@ -73,15 +73,15 @@ BACKENDS: dict[str, Callable[[str, float | None], Blobs]] = {
 
 
 def is_address(text: str) -> bool:
-    """Return whether the text is an address of shared blobs, rather than a path of this machine."""
+    """Return True if the text is an address of shared blobs, rather than a path of this machine."""
     return text.partition("://")[0] in BACKENDS and "://" in text
 
 
 def open_blobs(address: str, seconds: float | None = None) -> Blobs:
-    """Open the blobs below an address, without asking the service anything yet.
+    """Open the blobs below an address, without contacting the service yet.
 
     Raises:
-        JobError: no backend has its scheme, or the backend does not take the address.
+        JobError: no backend has its scheme, or the backend refuses the address.
     """
     if not is_address(address):
         raise JobError(

@@ -15,7 +15,7 @@ from validators.digests import digest_file
 from validators.errors import JobError, ObjectMissing, StorageRefused, WrongBytes
 
 SCHEME = "file://"
-# Hidden names are no blobs: the lock of the folder, and files that are being written.
+# Hidden files are not blobs: the lock of the folder, and files that are being written.
 _LOCK = ".lock"
 
 
@@ -23,8 +23,8 @@ _LOCK = ".lock"
 class FolderBlobs:
     """See `Blobs`. A version is the sha256 of the bytes.
 
-    A blob appears by a hard link, which fails where the name is taken. Whoever replaces or deletes one holds the lock of the
-    folder, which the kernel frees when its holder ends.
+    A hard link creates a blob, and fails if the name is taken. Replacing or deleting one needs the lock of the folder, which
+    the kernel frees when its holder ends.
     """
 
     root: Path
@@ -54,7 +54,7 @@ class FolderBlobs:
                 raise WrongBytes(
                     found=f"{self.address}/{name} has another sha256 than {sha256[:12]}",
                     expected="the bytes that were stored",
-                    fix="delete the file, and run again",
+                    fix="delete the file and run again",
                 )
 
     def write_once(self, name: str, content: bytes | Path) -> str | None:
@@ -124,7 +124,7 @@ class FolderBlobs:
             raise StorageRefused(
                 found=f"{self.address}/{name}: {error.strerror}",
                 expected="a folder that this user may read and write",
-                fix="check the owner and the rights of the folder",
+                fix="check the owner and the permissions of the folder",
             ) from error
 
 
@@ -137,7 +137,7 @@ def open_folder(address: str, _seconds: float | None) -> FolderBlobs:
     root = Path(address.removeprefix(SCHEME))
     if not root.is_absolute() or ".." in root.parts:
         raise JobError(
-            found=f"{address[:200]!r}: no absolute path",
+            found=f"{address[:200]!r}: not an absolute path",
             expected="file:///folder, a folder that all machines mount",
             fix="correct QUANTGATE_STORE",
         )

@@ -1,4 +1,4 @@
-"""Blobs on S3. `s3_upload` and `s3_download` move files."""
+"""Blobs on S3; `s3_upload` and `s3_download` transfer files."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def open_s3(address: str, seconds: float | None) -> S3Blobs:
     """Open `s3://bucket/prefix`.
 
     Raises:
-        JobError: the address is not of that form.
+        JobError: the address has another form.
     """
     patience = None
     if seconds is not None:

@@ -1,4 +1,4 @@
-"""Files of this machine: written whole or not at all, the error for a full disk, and what killed processes left behind."""
+"""Local files: atomic writes, the error for a full disk, and removal of what killed processes left behind."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pathlib import Path
 
 from validators.errors import StorageFull
 
-# Folder beside its destination in which an entry of the store is made.
+# Prefix of the folder in which an entry of the store is made, beside its destination.
 MAKING = ".making-"
-# No maker works on one entry for so long.
+# Longer than any maker works on one entry.
 OLD_SECONDS = 86_400.0
 
 
@@ -31,7 +31,7 @@ def write_whole(path: Path, mode: int = 0o666) -> Iterator[Path]:
 
 
 def write_once(path: Path, write: Callable[[Path], object], mode: int = 0o666) -> bool:
-    """Have `write` fill a file that appears at `path` complete; return False if another process's file is there first."""
+    """Let `write` fill a file that appears complete at `path`; return False if another process created it first."""
     partial = _partial(path, mode)
     try:
         write(partial)
@@ -45,7 +45,7 @@ def write_once(path: Path, write: Callable[[Path], object], mode: int = 0o666) -
 
 
 def _partial(path: Path, mode: int) -> Path:
-    # Not `tempfile`, whose files only their user may read: a shared folder has several users.
+    # Not `tempfile`: only the owner may read its files, but a shared folder has several users.
     partial = path.with_name(f".{os.urandom(6).hex()}.writing")
     os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode))
     return partial
@@ -58,7 +58,7 @@ def _sync(path: Path) -> None:
 
 @contextmanager
 def room_in(folder: Path) -> Iterator[None]:
-    """Turn the system's error for a full disk into one that says how full it is.
+    """Turn the system's error for a full disk into one that states the free space.
 
     Raises:
         StorageFull: there was no room in the block.
@@ -85,7 +85,7 @@ def storage_full(folder: Path, error: OSError) -> StorageFull:
 
 
 def remove_leftovers(root: Path, older_than_seconds: float = OLD_SECONDS) -> int:
-    """Remove folders of unfinished entries that nobody has written to for so long; return how many."""
+    """Remove folders of unfinished entries older than `older_than_seconds` (by last write); return how many."""
     removed = 0
     for folder in root.glob(f"*/{MAKING}*"):
         if time.time() - last_written(folder) > older_than_seconds:
@@ -95,7 +95,7 @@ def remove_leftovers(root: Path, older_than_seconds: float = OLD_SECONDS) -> int
 
 
 def last_written(path: Path) -> float:
-    """Return when a file, or anything in a folder, was last written (seconds since 1970); now if it is being removed."""
+    """Return the time of the last write to a file or into a folder (seconds since 1970); now if it is being removed."""
     try:
         return max(each.stat().st_mtime for each in (path, *path.rglob("*")))
     except FileNotFoundError:

@@ -1,8 +1,8 @@
-"""Locks among several machines: a lease is a blob that its holder renews, and that another takes when it is too old.
+"""Locks among several machines: a lease is a blob that its holder renews, and that a waiter takes over when it is too old.
 
-No two clocks are ever compared: how old a lease is, a waiter counts on its own clock from when it saw the blob last change,
-and a holder on its own from when it last asked to renew it, which was before. A holder therefore takes its lease for lost
-before anybody else takes it for free, as long as no clock runs more than `MARGIN` faster than another.
+Clocks of two machines are never compared. A waiter measures the age of a lease on its own clock, from the moment when it saw
+the blob change; the holder on its own, from the earlier moment when it requested the renewal. A holder therefore considers its
+lease lost before any waiter considers it free, as long as no clock runs more than `MARGIN` faster than another.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ log = logging.getLogger("quantgate")
 
 LEASE_SECONDS = 30.0
 MARGIN = 0.1
-# On Linux the clock that goes on while the machine sleeps: a lease grows old meanwhile.
+# On Linux the clock that also counts while the machine is suspended: a lease expires meanwhile.
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
@@ -38,9 +38,9 @@ def _now() -> float:
 
 @dataclass(frozen=True)
 class _Lease:
-    """What a lease says: of which lock, whose, how long it is good for after it last changed, and whether it was given back.
+    """Content of a lease: its lock, its holder, how long it is valid after its last change, and whether it was released.
 
-    `token` and `renewals` make each writing of it another version of the blob.
+    `token` and `renewals` make each write another version of the blob.
     """
 
     name: str
@@ -55,10 +55,10 @@ class _Lease:
 
 
 class Leases:
-    """Locks as blobs. A holder that is killed keeps others waiting for `lease_seconds` and the margin."""
+    """Locks as blobs. After a holder was killed, others wait for `lease_seconds` and the margin."""
 
     def __init__(self, blobs: Blobs, *, lease_seconds: float = LEASE_SECONDS) -> None:
-        """`blobs` should give up after `renewal_seconds`: a later renewal is of no use, and another one follows."""
+        """Use `blobs` that give up after `renewal_seconds`: the next renewal is then due."""
         self._blobs, self._lease_seconds = blobs, lease_seconds
         self._deletes: bool | None = None
         self._asking = threading.Lock()
@@ -68,7 +68,7 @@ class Leases:
         """See `Locks`.
 
         Raises:
-            LockTaken: after `wait_seconds` another process holds it still.
+            LockTaken: after `wait_seconds` another process still holds it.
             InfrastructureError: the service does not answer.
         """
         lease = self._take(name, time.monotonic() + wait_seconds)
@@ -76,7 +76,7 @@ class Leases:
             yield lease
         finally:
             if lease.release():
-                # Each entry of the store has a lease of its own: they would stay in thousands.
+                # Each entry of the store has its own lease: without deletion they would accumulate by thousands.
                 with suppress(InfrastructureError):
                     if self._can_delete():
                         self._blobs.delete(lease.file, lease.version)
@@ -93,7 +93,7 @@ class Leases:
             if version is None:
                 with suppress(ObjectMissing):
                     read, current = _read(self._blobs, file)
-                    # Of one that cannot be read, as much as must be assumed.
+                    # An unreadable lease is assumed to be held, for as long as ours.
                     there = read or replace(told, holder="an unreadable lease")
                     if current != seen:
                         seen, since = current, _now()
@@ -105,16 +105,16 @@ class Leases:
             if there is not None and time.monotonic() >= end:
                 raise LockTaken(
                     found=f"{name} is held by {there.holder}",
-                    expected="one at a time",
-                    fix="wait for it to end, and run again",
+                    expected="one holder at a time",
+                    fix="wait until it ends, and run again",
                 )
-            # Not in step with others that wait.
+            # Jitter keeps waiters out of step.
             time.sleep(random.uniform(POLL_SECONDS, 2 * POLL_SECONDS))  # noqa: S311  # no secret
 
     def _can_delete(self) -> bool:
-        """Return whether the server holds to the condition of a deletion; asked once a process.
+        """Return True if the server respects the condition of a deletion; tested once per process.
 
-        One that does not could delete the lease of the next holder, so that leases stay there.
+        A server that does not would delete the next holder's lease, so leases are then left there.
         """
         with self._asking:
             if self._deletes is None:
@@ -126,15 +126,15 @@ class Leases:
 
 
 def renewal_seconds(lease_seconds: float = LEASE_SECONDS) -> float:
-    """Return how long a renewal may take: a lease is renewed three times in its length."""
+    """Return how long a renewal may take, in seconds: a lease is renewed three times within its duration."""
     return lease_seconds / 3
 
 
 def _read(blobs: Blobs, file: str) -> tuple[_Lease | None, str]:
-    """Return the lease that is there, None for one that cannot be read, and its version.
+    """Return the present lease (None if it is unreadable) and its version.
 
     Raises:
-        ObjectMissing: there is none.
+        ObjectMissing: there is no lease.
         InfrastructureError: the service does not answer.
     """
     data, version = blobs.read(file)
@@ -145,7 +145,7 @@ def _read(blobs: Blobs, file: str) -> tuple[_Lease | None, str]:
 
 
 class _HeldLease:
-    """A lease that a thread renews three times in its length, until it is given back or lost."""
+    """A lease that a thread renews three times within its duration, until it is released or lost."""
 
     def __init__(self, blobs: Blobs, file: str, told: _Lease, version: str, asked: float) -> None:
         self._blobs, self.file, self._told = blobs, file, told
@@ -160,13 +160,13 @@ class _HeldLease:
         if self._taken_over or age > self._told.seconds:
             raise LockLost(
                 found=f"{self._told.name}: "
-                + ("another process has it" if self._taken_over else f"not renewed for {age:.0f} s"),
+                + ("another process holds it" if self._taken_over else f"not renewed for {age:.0f} s"),
                 expected=f"a lease that is renewed within {self._told.seconds:.0f} s",
-                fix="look at the S3 server and the load of this machine, and run again",
+                fix="check the S3 server and the load of this machine, and run again",
             )
 
     def release(self) -> bool:
-        """Give it back, and return whether that was done; where the server does not answer, it grows old."""
+        """Release the lease; return True if that succeeded. If the server does not answer, the lease expires."""
         self._end.set()
         self._thread.join()
         if not self._taken_over:
@@ -188,7 +188,7 @@ class _HeldLease:
             self._renewed = asked
 
     def _write(self, told: _Lease) -> bool:
-        """Replace the lease, and return whether it was still this holder's."""
+        """Replace the lease; return True if it was still this holder's."""
         version = self._blobs.replace(self.file, told.as_json(), self.version)
         if version is None and (own := self._own_version()):
             version = self._blobs.replace(self.file, told.as_json(), own)
@@ -196,7 +196,7 @@ class _HeldLease:
         return version is not None
 
     def _own_version(self) -> str:
-        """Return the version of the lease if this holder wrote it: the answers to an earlier write may have been lost."""
+        """Return the lease's version if this holder wrote it (the answer to its last write may be lost), else an empty text."""
         try:
             there, version = _read(self._blobs, self.file)
         except ObjectMissing:

@@ -1,4 +1,4 @@
-"""One holder at a time of a named thing, among all processes that share a place."""
+"""Named locks among all processes that share a state folder or a store."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Held(Protocol):
     """A lock that is held."""
 
     def check(self) -> None:
-        """Return while the lock is held for certain.
+        """Return if the lock is certainly still held.
 
         Raises:
-            LockLost: it may be another's.
+            LockLost: another process may hold it.
         """
 
 
@@ -35,17 +35,17 @@ class Locks(Protocol):
         """Hold the lock for the length of the block.
 
         Raises:
-            LockTaken: after `wait_seconds` another process holds it still.
+            LockTaken: after `wait_seconds` another process still holds it.
         """
 
 
 class _HeldFile:
     def check(self) -> None:
-        """The kernel gives a lock of a file to another only when this process ends."""
+        """Return always: the kernel keeps a file lock until this process ends."""
 
 
 class FolderLocks:
-    """Locks as files of one folder, which the kernel frees when their holder ends, however it ends."""
+    """Locks as files of one folder; the kernel frees them when their holder ends, even if killed."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -62,23 +62,23 @@ class FolderLocks:
             try:
                 yield _HeldFile()
             finally:
-                # Entries of the store are locked by their digests: what is never locked again would stay for ever.
+                # Entries of the store are locked by digest: files of locks that are never taken again would accumulate.
                 path.unlink(missing_ok=True)
 
 
 def lock_key(name: str) -> str:
-    """A name as part of a path: what it is made of stays, what a path could be made of does not.
+    """Return a name as a file name: characters with a meaning in paths are percent-encoded.
 
     >>> lock_key("promotion-../model-ort-cpu")
     'promotion-..%2Fmodel-ort-cpu'
     """
     key = re.sub(r"[^\w.@-]", lambda found: f"%{ord(found.group()):02X}", name)
-    # A file's name has 255 bytes at most, and a character up to four.
+    # A file name has at most 255 bytes; long names become a prefix and a digest.
     return key if len(key.encode()) <= 200 else f"{key[:30]}-{digest_values(name)}"
 
 
 def _open_locked(path: Path, name: str, end: float) -> TextIO:
-    """The file that has the name when it is locked: the one that was waited for may have been removed by its holder."""
+    """Return the locked file; open it again if its previous holder removed it meanwhile."""
     while True:
         with ExitStack() as stack:
             file = stack.enter_context(path.open("a+", encoding="utf-8"))
@@ -98,7 +98,7 @@ def _lock(file: TextIO, name: str, end: float) -> None:
                 file.seek(0)
                 raise LockTaken(
                     found=f"{name} is held by process {file.read().strip() or 'unknown'}",
-                    expected="one at a time",
-                    fix="wait for it to end, and run again",
+                    expected="one holder at a time",
+                    fix="wait until it ends, and run again",
                 ) from error
         time.sleep(POLL_SECONDS)

@@ -1,4 +1,4 @@
-"""Where a deployment keeps finished work and its locks: folders of this machine, or an address that several machines share."""
+"""Store and locks of a deployment: in folders of this machine, or at an address that several machines share."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from validators.digests import digest_values
 
 
 def open_store(state: Path, where: str | None) -> Store:
-    """Open the store in a state folder or, with this machine's copy in that folder, the one below an address.
+    """Open the store in a state folder, or the one below an address with a local copy in the state folder.
 
     Raises:
-        JobError: the address is not one.
+        JobError: the address is invalid.
     """
     locks = open_locks(state, where)
     if where is None:
@@ -27,9 +27,9 @@ def open_store(state: Path, where: str | None) -> Store:
 
 
 def open_locks(state: Path, where: str | None) -> Locks:
-    """Open the locks of all that share the state folder or the address.
+    """Open the locks of all processes that share the state folder or the address.
 
     Raises:
-        JobError: the address is not one.
+        JobError: the address is invalid.
     """
     return FolderLocks(state / "locks") if where is None else Leases(open_blobs(f"{where}/locks", renewal_seconds()))

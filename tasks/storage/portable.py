@@ -1,4 +1,4 @@
-"""Records as text that says the same on another machine: places stand for the folders that each machine has its own of."""
+"""Records as portable text: placeholders stand for folders whose paths differ between machines."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _REFERENCE = re.compile(r"\{store\}/([a-z][a-z0-9-]*)/([0-9a-f]{64})(?![0-9a-f])
 
 
 def pack(text: str, places: Mapping[str, Path]) -> str:
-    """JSON with `{name}` for each folder in it, the first of `places` first.
+    """Return the JSON with `{name}` for each folder in it, in the order of `places`.
 
-    A text that has such a name in it already stays what it is: its brace is written as an escape of JSON's.
+    A text that already contains such a placeholder is preserved: its brace becomes a JSON escape.
 
     >>> pack('["/s/store/variant/x", "/s/engines", "{state}"]', {"store": Path("/s/store"), "state": Path("/s")})
     '["{store}/variant/x", "{state}/engines", "\\\\u007bstate}"]'
@@ -27,19 +27,19 @@ def pack(text: str, places: Mapping[str, Path]) -> str:
 
 
 def unpack(text: str, places: Mapping[str, Path]) -> str:
-    """The JSON that `pack` was given, with this machine's folders."""
+    """Return the JSON that was packed, with this machine's folders."""
     for name, folder in places.items():
         text = text.replace(f"{{{name}}}", _escaped(folder))
     return text
 
 
 def references(text: str) -> set[tuple[str, str]]:
-    """The entries of a store that a packed text names, as (kind, digest)."""
+    """Return the store entries that a packed text names, as (kind, digest)."""
     return set(_REFERENCE.findall(text))
 
 
 def without_places(value: Any, places: Mapping[str, Path]) -> Any:
-    """The same value with `{name}` for each folder in its texts: keys of one thing are to be equal on two machines."""
+    """Return the value with `{name}` for each folder in its texts, so that keys are equal on all machines."""
     if isinstance(value, dict):
         return {key: without_places(one, places) for key, one in value.items()}
     if isinstance(value, list | tuple):

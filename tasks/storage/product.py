@@ -1,4 +1,4 @@
-"""What the store keeps, and the one place where its key is put together."""
+"""Products that the store keeps, and their cache keys."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from validators.source_code import OURS
 
 Record = TypeVar("Record")
 
-# Modules that makers import and that change no product, each with all below it. Every value of the job that a maker reads
-# is among the inputs of its product.
+# Modules that makers import but that do not affect a product, each with its submodules. Every value of the job that a maker
+# reads is among the inputs of its product.
 CUTS = (
-    # Where entries lie, and how they get there.
+    # The storage of entries.
     "tasks.storage",
     # The connection to MLflow.
     "tasks.registry",
-    # The check of a registered version, which every use of one makes again.
+    # The check of a registered version, which every use repeats.
     "tasks.champion.readback",
-    # Whether a target is here, and how to install what is missing.
+    # The availability of a target, and how to install what is missing.
     "tasks.targets.availability",
     # The run around a maker: its budget, log, progress and retries.
     "tasks.run.clock",
@@ -51,11 +51,11 @@ CUTS = (
 
 @dataclass(frozen=True)
 class Product(Generic[Record]):
-    """An entry of the store: its kind, the inputs that decide what is in it, and its maker.
+    """An entry of the store: its kind, the inputs that determine its content, and its maker.
 
-    `make` writes files into the folder that it is given and returns the record that describes them. `inputs` are JSON-like
-    values; another product among them stands for its key. The code of the maker is an input that nobody lists: its module with
-    all that it imports, without `CUTS`. A maker therefore lives in a module that imports little, beside its constants.
+    `make` writes files into the given folder and returns the record that describes them. `inputs` are JSON-like values; another
+    product among them stands for its key. The maker's code is an implicit input: its module with all its imports, except
+    `CUTS`. A maker therefore lives in a module with few imports, beside its constants.
     """
 
     kind: str
@@ -65,13 +65,13 @@ class Product(Generic[Record]):
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """Values that two products of one kind share only if either can stand for the other."""
+        """Return the cache key: two products of one kind share it only if they are interchangeable."""
         inputs = (list(one.key) if isinstance(one, Product) else one for one in self.inputs)
         return (*inputs, code_of(self.make))
 
 
 def code_of(maker: Callable[..., Any]) -> str:
-    """Return the digest of the source code of a maker; the empty text for one outside of our packages."""
+    """Return the digest of a maker's source code; an empty text for a maker outside our packages."""
     while isinstance(maker, functools.partial):
         maker = maker.func
     return _digest_of(maker.__module__)

@@ -1,4 +1,4 @@
-"""One client of any S3 server: objects looked at, read, written, listed and deleted. Files: `s3_download`, `s3_upload`."""
+"""Client of any S3 server: head, read, write, list and delete objects. For files see `s3_download` and `s3_upload`."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ from tasks.storage.s3_retry import Patience, call, code_of, status_of
 from validators.errors import ObjectMissing, StorageRefused, WrongBytes
 from validators.untrusted.s3_uris import S3Uri
 
-# Our uploads say the sha256 of the whole object: checksums of S3 are of parts, or of kinds that not every server has.
+# Metadata key with the sha256 of the whole object: S3's checksums cover parts, or are not supported by every server.
 SHA256 = "sha256"
-# The least that S3 takes as a part is 5 MiB, the most parts 10,000.
+# S3 takes parts of at least 5 MiB, and at most 10,000 of them.
 PART_BYTES = 8 * 2**20
 MAX_PARTS = 10_000
 
 
 @dataclass(frozen=True)
 class Found:
-    """What the server says of an object. `sha256` is what our upload said of it, `checksums` what S3 offers, by algorithm;
-    `parts_sha256` is that of the checksums of its parts. `modified`, in seconds since 1970, is told by a list alone.
+    """An object as the server describes it.
+
+    `sha256` is from our upload's metadata, `checksums` from S3, by algorithm, and `parts_sha256` is the checksum of the parts'
+    checksums. `modified`, in seconds since 1970, is set only by a list.
     """
 
     uri: S3Uri
@@ -39,7 +41,7 @@ class Found:
 
 
 class S3:
-    """A client; boto3 reads endpoint, region and credentials from the environment."""
+    """S3 client; boto3 reads endpoint, region and credentials from the environment."""
 
     def __init__(self, patience: Patience | None = None, part_bytes: int = PART_BYTES) -> None:
         self.patience = patience or Patience()
@@ -49,35 +51,35 @@ class S3:
 
     @property
     def client(self) -> Any:
-        """boto3's client, made on first use: its import takes half a second."""
+        """boto3's client, created on first use: its import takes half a second."""
         with self._lock:
             if self._client is None:
                 self._client = _connect(self.patience)
             return self._client
 
     def call(self, what: str, operation: str, uri: S3Uri, **arguments: Any) -> Any:
-        """One request by its name in boto3, tried again where that makes sense.
+        """Send one request by its name in boto3, and retry it after passing errors.
 
         Raises:
-            StorageRefused: it makes none.
-            InfrastructureError: it did not go well in time.
+            StorageRefused: the error is permanent.
+            InfrastructureError: the retries did not succeed in time.
         """
         arguments = {"Bucket": uri.bucket, "Key": uri.key} | arguments
         return call(self.patience, f"{what} {uri}", getattr(self.client, operation), **arguments)
 
     def head(self, uri: S3Uri) -> Found:
-        """What there is at a place.
+        """Return the description of an object.
 
         Raises:
-            ObjectMissing: nothing.
+            ObjectMissing: there is no such object.
         """
         return found_in(uri, self.call("looking at", "head_object", uri, ChecksumMode="ENABLED"))
 
     def read(self, uri: S3Uri) -> tuple[bytes, Found]:
-        """A small object's bytes, held against the sha256 that its writer told.
+        """Return a small object's bytes, verified against the sha256 in its metadata.
 
         Raises:
-            ObjectMissing: there is none.
+            ObjectMissing: there is no such object.
         """
 
         def read() -> tuple[bytes, Found]:
@@ -94,13 +96,13 @@ class S3:
     def write(
         self, uri: S3Uri, data: bytes, *, only_if_absent: bool = False, only_if: str | None = None
     ) -> Found | None:
-        """Put a small object; under a condition, None if it did not hold. `only_if` is the ETag of what is to be replaced.
+        """Put a small object; return None if the condition did not hold. `only_if` is the ETag of the object to replace.
 
-        Where the answer to a conditional write is lost, a second one finds the condition broken by the first: what is there
-        then decides. None therefore also stands for a write that another one has followed already.
+        If the answer to a conditional write is lost, the retry fails its condition because of the first write: then the present
+        object decides. None therefore also stands for a write that another one has already overwritten.
 
         Raises:
-            StorageRefused: the server does not let us.
+            StorageRefused: the server refuses.
         """
         digest = hashlib.sha256(data)
         condition = {"IfNoneMatch": "*"} if only_if_absent else {"IfMatch": only_if} if only_if else {}
@@ -127,7 +129,7 @@ class S3:
         return call(self.patience, f"writing {uri}", put)
 
     def is_ours(self, uri: S3Uri, sha256: str) -> Found | None:
-        """What is there, if an upload of ours of these bytes put it there."""
+        """Return the object if our upload of these bytes wrote it, else None."""
         try:
             found = self.head(uri)
         except ObjectMissing:
@@ -135,7 +137,7 @@ class S3:
         return found if found.sha256 == sha256 else None
 
     def list(self, prefix: S3Uri) -> Iterator[Found]:
-        """Every object below a prefix, by key; its `sha256` is not told."""
+        """Yield every object below a prefix, by key, without its `sha256`."""
         told: dict[str, Any] = {"Bucket": prefix.bucket, "Prefix": f"{prefix.key}/"}
         while True:
             answer = call(self.patience, f"listing {prefix}", self.client.list_objects_v2, **told)
@@ -151,9 +153,9 @@ class S3:
             told["ContinuationToken"] = answer["NextContinuationToken"]
 
     def delete(self, uri: S3Uri, *, only_if: str | None = None) -> bool:
-        """Delete an object; one that is not there is no fault.
+        """Delete an object; a missing one is no error.
 
-        `only_if` is the ETag that it must have: with another, or if it is not there, nothing is deleted and False returned.
+        `only_if` is the ETag that it must have. If it has another, or is missing, delete nothing and return False.
         """
         try:
             self.call("deleting", "delete_object", uri, **({"IfMatch": only_if} if only_if else {}))
@@ -174,7 +176,7 @@ def _connect(patience: Patience) -> Any:
         connect_timeout=min(10.0, patience.answer_seconds),
         read_timeout=patience.answer_seconds,
         retries={"total_max_attempts": 1, "mode": "standard"},
-        # Checksums are told and verified here, over ranges and resumed parts as well, which boto3 leaves out.
+        # This module sends and verifies checksums itself, also for ranges and resumed parts, which boto3 does not cover.
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
         max_pool_connections=16,
@@ -183,7 +185,7 @@ def _connect(patience: Patience) -> Any:
 
 
 def found_in(uri: S3Uri, answer: Any) -> Found:
-    """What an answer of the server says of the object."""
+    """Return the description of an object from a response of the server."""
     whole = answer.get("ChecksumType") in (None, "FULL_OBJECT")
     names = {"SHA256": "ChecksumSHA256", "SHA1": "ChecksumSHA1", "CRC32": "ChecksumCRC32"}
     checksums = tuple((name, answer[key]) for name, key in names.items() if key in answer and "-" not in answer[key])
@@ -200,14 +202,14 @@ def found_in(uri: S3Uri, answer: Any) -> Found:
 
 
 def is_unmet(error: Exception) -> bool:
-    """Whether the condition of a request did not hold."""
+    """Return True if the condition of a request did not hold."""
     return status_of(error) == 412 or code_of(error) == "PreconditionFailed"
 
 
 def wrong_bytes(uri: S3Uri, by: str) -> WrongBytes:
-    """The error for bytes that are not those of the object."""
+    """Return the error for received bytes that differ from the object's."""
     return WrongBytes(
-        found=f"{uri} arrived otherwise than its {by} says",
+        found=f"{uri}: the received bytes do not match its {by}",
         expected="the bytes that were stored",
-        fix="read it again; if it stays, the object is damaged: delete it, and run again",
+        fix="run again; if the error recurs, the object is damaged: delete it, and run again",
     )

@@ -1,4 +1,4 @@
-"""An object of S3 as a file: streamed beside its place, resumed where the connection broke, verified, and then renamed."""
+"""Download of an S3 object to a file: streamed to a temporary file, resumed after a break, verified, then renamed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CHUNK_BYTES = 2**20
 
 
 class _Crc32:
-    """zlib's CRC-32 with the face of hashlib."""
+    """zlib's CRC-32 with the interface of hashlib."""
 
     def __init__(self) -> None:
         self._value = 0
@@ -31,21 +31,21 @@ class _Crc32:
 
 
 class StreamedChecksum:
-    """The checksum that an object is held against, the strongest that there is, fed as its bytes arrive."""
+    """Verification of an object by its strongest available checksum, computed while its bytes arrive."""
 
     def __init__(self, found: Found) -> None:
         self._length, self._found = 0, found
         self.by, self._expected, self._hash = _choose(found)
 
     def update(self, data: bytes) -> None:
-        """The next bytes."""
+        """Add the next bytes."""
         self._length += len(data)
         if self._hash is not None:
             self._hash.update(data)
 
     @property
     def holds(self) -> bool:
-        """Whether the bytes so far are the object."""
+        """True if the bytes so far are the whole object."""
         right = self._hash is None or self._hash.digest() == self._expected
         return right and self._length == self._found.size_bytes
 
@@ -57,7 +57,7 @@ def _choose(found: Found) -> tuple[str, bytes, Any]:
     for name, value in found.checksums:
         return f"checksum ({name})", base64.b64decode(value), makers[name]()
     etag = found.etag.strip('"')
-    # Of several parts, or encrypted by a key of the server's, the ETag is no MD5 of the content.
+    # For an object in parts, or encrypted with a key of the server, the ETag is not the MD5 of the content.
     if len(etag) == 32 and not found.encrypted:
         with suppress(ValueError):
             return "ETag (MD5)", bytes.fromhex(etag), hashlib.md5(usedforsecurity=False)
@@ -65,17 +65,17 @@ def _choose(found: Found) -> tuple[str, bytes, Any]:
 
 
 def verified_by(found: Found) -> str:
-    """What a download of the object is held against."""
+    """Return the name of the checksum that verifies a download of the object."""
     return StreamedChecksum(found).by
 
 
 def download(s3: S3, uri: S3Uri, path: Path, *, sha256: str | None = None) -> Found:
-    """Write the object to `path`, whole and right or not at all; `sha256` is what it must be, where the caller knows.
+    """Write the verified object to `path` atomically; `sha256` is the expected digest, if the caller knows it.
 
     Raises:
-        ObjectMissing: it is not there.
+        ObjectMissing: there is no such object.
         StorageFull: there is no room for it.
-        InfrastructureError: it did not arrive rightly in time.
+        InfrastructureError: the download did not succeed in time.
     """
     attempts = Attempts(s3.patience, f"downloading {uri}")
     # Data may be private: only this user may read it.
@@ -84,7 +84,7 @@ def download(s3: S3, uri: S3Uri, path: Path, *, sha256: str | None = None) -> Fo
 
 
 def _fetch(s3: S3, uri: S3Uri, file: IO[bytes], attempts: Attempts, sha256: str | None) -> Found:
-    """Until one object is in the file from its first byte to its last."""
+    """Retry until the file holds one version of the object from its first byte to its last."""
     while True:
         found = s3.head(uri)
         if sha256 is not None and found.sha256 != sha256:
@@ -101,7 +101,7 @@ def _fetch(s3: S3, uri: S3Uri, file: IO[bytes], attempts: Attempts, sha256: str 
 
 
 def _stream(s3: S3, found: Found, file: IO[bytes], check: StreamedChecksum, attempts: Attempts) -> bool:
-    """Append what is left of the object, over as many connections as it takes; False where another one took its place."""
+    """Append the rest of the object, over as many connections as needed; return False if the object was replaced."""
     while (offset := file.tell()) < found.size_bytes:
         try:
             answer = _ask(s3, found, offset)
@@ -120,7 +120,7 @@ def _stream(s3: S3, found: Found, file: IO[bytes], check: StreamedChecksum, atte
 
 
 def _ask(s3: S3, found: Found, offset: int) -> Any:
-    """The answer with the object from `offset` on, and no other."""
+    """Return the response with the bytes of this version of the object from `offset` on."""
     answer = s3.client.get_object(
         Bucket=found.uri.bucket, Key=found.uri.key, Range=f"bytes={offset}-", IfMatch=found.etag
     )

@@ -1,6 +1,6 @@
-"""What is tried again on S3, how often and for how long; and what is not, with what to check.
+"""Retries of S3 requests, and the errors for requests that are not retried.
 
-boto3 is told to try once: its own attempts know nothing of a body that breaks off, or of a conditional write whose answer was
+boto3 makes one attempt only: its own retries cover neither a body that breaks off nor a conditional write whose answer was
 lost, and would multiply with these.
 """
 
@@ -16,9 +16,9 @@ from validators.errors import ObjectMissing, ServiceDown, StorageRefused, WrongB
 
 Answer = TypeVar("Answer")
 
-# 409 is another write to the same key that has not ended yet.
+# 409: another write to the same key is still in progress.
 _RETRIED_STATUS = {408, 409, 425, 429, 500, 502, 503, 504}
-# A body that arrived otherwise than it was sent, whichever side noticed.
+# Mostly bodies that were damaged on the way, whichever side noticed.
 _RETRIED_CODES = {
     "BadDigest",
     "IncompleteBody",
@@ -34,11 +34,10 @@ _RETRIED_CODES = {
 
 @dataclass(frozen=True)
 class Patience:
-    """How long one thing is tried: so many attempts, and seconds, in a row that bring nothing.
+    """Limits of the retries of one operation: attempts and seconds in a row without progress.
 
-    Waits between attempts are drawn evenly from 0 to a ceiling that doubles (AWS Architecture Blog, "Exponential Backoff And
-    Jitter": full jitter), so that many clients do not come back at once. `answer_seconds` is how long a connection may be
-    silent.
+    The wait between attempts is uniform between 0 and a ceiling that doubles (AWS Architecture Blog, "Exponential Backoff And
+    Jitter": full jitter), so that many clients do not retry at once. `answer_seconds` is the timeout of a silent connection.
     """
 
     attempts: int = 8
@@ -49,22 +48,22 @@ class Patience:
 
 
 class Attempts:
-    """The attempts at one thing; `progressed` begins the count anew."""
+    """The attempts at one operation; `progressed` resets the count."""
 
     def __init__(self, patience: Patience, what: str) -> None:
         self._patience, self._what = patience, what
         self.progressed()
 
     def progressed(self) -> None:
-        """Something came of the last attempt."""
+        """Reset the count: the last attempt made progress."""
         self._failed, self._since = 0, time.monotonic()
 
     def failed(self, error: Exception) -> None:
         """Wait before the next attempt.
 
         Raises:
-            StorageRefused: there is no sense in one.
-            InfrastructureError: there were enough.
+            StorageRefused: the error is permanent.
+            InfrastructureError: the limits are reached.
         """
         if not is_passing(error):
             refusal = refusal_of(error, self._what)
@@ -74,8 +73,8 @@ class Attempts:
         if self._failed >= self._patience.attempts or seconds >= self._patience.seconds:
             raise ServiceDown(
                 found=f"{self._what}: {self._failed} attempts in {seconds:.0f} s, the last: {in_short(error)}",
-                expected="an S3 server that answers rightly",
-                fix="look at the server and the way to it (AWS_ENDPOINT_URL), and run again: what is finished is kept",
+                expected="an S3 server that answers without errors",
+                fix="check the server and the network to it (AWS_ENDPOINT_URL), and run again: finished work is kept",
             ) from error
         ceiling = self._patience.first_delay_seconds * 2 ** (self._failed - 1)
         ceiling = min(ceiling, self._patience.longest_delay_seconds)
@@ -83,11 +82,11 @@ class Attempts:
 
 
 def call(patience: Patience, what: str, function: Callable[..., Answer], **arguments: Any) -> Answer:
-    """What the function gives, tried until it does.
+    """Return the function's result; retry it after passing errors.
 
     Raises:
-        StorageRefused: trying again makes no sense.
-        InfrastructureError: it did not go well in time.
+        StorageRefused: the error is permanent.
+        InfrastructureError: the retries did not succeed in time.
     """
     attempts = Attempts(patience, what)
     while True:
@@ -98,7 +97,7 @@ def call(patience: Patience, what: str, function: Callable[..., Answer], **argum
 
 
 def is_passing(error: Exception) -> bool:
-    """Whether the same request may go well the next time."""
+    """Return True if the same request may succeed on a retry."""
     from botocore import exceptions
     from botocore.parsers import ResponseParserError
 
@@ -106,7 +105,7 @@ def is_passing(error: Exception) -> bool:
         return status_of(error) in _RETRIED_STATUS or code_of(error) in _RETRIED_CODES
     passing = (
         exceptions.HTTPClientError,
-        # Nobody listens: botocore's own class, which is no HTTPClientError. A server that is started anew is away for seconds.
+        # Connection refused: botocore's own class, not an HTTPClientError. A server that restarts is away for seconds.
         exceptions.ConnectionError,
         ResponseParserError,
         exceptions.IncompleteReadError,
@@ -116,28 +115,28 @@ def is_passing(error: Exception) -> bool:
 
 
 def status_of(error: Exception) -> int:
-    """The HTTP status of an answer that is an error, or 0."""
+    """Return the HTTP status of an error response, or 0."""
     return int(_answer_in(error).get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
 
 
 def code_of(error: Exception) -> str:
-    """S3's name of an error, such as NoSuchKey, or nothing."""
+    """Return S3's code of an error, such as NoSuchKey, or an empty text."""
     return str(_answer_in(error).get("Error", {}).get("Code", ""))
 
 
 def _answer_in(error: Exception) -> dict[str, Any]:
-    # Errors of the connection have the attribute as well, and nothing in it.
+    # Connection errors have the attribute as well, but empty.
     answer = getattr(error, "response", None)
     return answer if isinstance(answer, dict) else {}
 
 
 def in_short(error: Exception) -> str:
-    """An error in one line."""
+    """Return an error in one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
 def refusal_of(error: Exception, what: str) -> Exception:
-    """The error that says what to check; what is no refusal of the server's goes on as it is."""
+    """Return the error that says what to check; an error that is no refusal of the server is returned unchanged."""
     from botocore import exceptions
 
     status, code = status_of(error), code_of(error)
@@ -145,13 +144,13 @@ def refusal_of(error: Exception, what: str) -> Exception:
         return StorageRefused(
             found=f"{what}: no such bucket",
             expected="a bucket that exists on this server",
-            fix="check its name, and AWS_ENDPOINT_URL and AWS_DEFAULT_REGION",
+            fix="check the bucket's name, AWS_ENDPOINT_URL and AWS_DEFAULT_REGION",
         )
     if status == 404:
         return ObjectMissing(
             found=f"{what}: no such object (or bucket)",
-            expected="an object",
-            fix="check bucket and key, letter by letter",
+            expected="an object that exists on this server",
+            fix="check the spelling of bucket and key",
         )
     if status in (401, 403) or isinstance(
         error, exceptions.NoCredentialsError | exceptions.PartialCredentialsError | exceptions.ProfileNotFound
@@ -164,7 +163,7 @@ def refusal_of(error: Exception, what: str) -> Exception:
     if isinstance(error, exceptions.ClientError | exceptions.BotoCoreError):
         return StorageRefused(
             found=f"{what}: {in_short(error)}",
-            expected="a request that the server takes",
+            expected="a request that the server accepts",
             fix="check AWS_ENDPOINT_URL, AWS_DEFAULT_REGION, and that the server speaks S3",
         )
     return error

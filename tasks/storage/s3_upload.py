@@ -1,4 +1,4 @@
-"""A file onto S3: in one piece or in parts, each with its checksum, one part in memory at a time; resumed, and verified."""
+"""Upload of a file to S3: whole or in parts, each with its checksum; resumable, verified, one part in memory at a time."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ class _Part:
 
 
 class _Gone(WrongBytes):
-    """The upload in parts is not known to the server any more: finished, or given up."""
+    """The server no longer knows the multipart upload: it was finished or aborted."""
 
 
 def upload(s3: S3, path: Path, uri: S3Uri, *, only_if_absent: bool = False) -> Found | None:
-    """Put a file; None where it was to be put only if there was nothing, and there was something else.
+    """Upload a file; with `only_if_absent`, return None if there is another object already.
 
-    An upload in parts that broke off is taken up where the key holds the sha256 of the content: of another key, what lies on
-    the server may be parts of another file.
+    An interrupted multipart upload is resumed if the key contains the sha256 of the content. For other keys, the parts on the
+    server may be those of another file.
 
     Raises:
-        StorageRefused: the server does not let us.
-        InfrastructureError: it did not go well in time, or the file changed meanwhile.
+        StorageRefused: the server refuses.
+        InfrastructureError: the upload did not succeed in time, or the file changed meanwhile.
     """
     digest, size = digest_file(path), path.stat().st_size
     if size <= s3.part_bytes:
@@ -51,7 +51,7 @@ def upload(s3: S3, path: Path, uri: S3Uri, *, only_if_absent: bool = False) -> F
         _check_unchanged(path, hashlib.sha256(data).hexdigest(), digest)
         return s3.write(uri, data, only_if_absent=only_if_absent)
     if only_if_absent:
-        # Before gigabytes are sent; what comes meanwhile is noticed at the end.
+        # Check before gigabytes are sent; an object that appears meanwhile is noticed at the end.
         with suppress(ObjectMissing):
             there = s3.head(uri)
             return there if there.sha256 == digest else None
@@ -99,23 +99,23 @@ def _complete(
         _of_upload(s3, "finishing", "complete_multipart_upload", uri, upload_id, **told)
     except _Unmet:
         _abort(s3, uri, upload_id)
-        # The first answer may have been lost: what is there decides.
+        # The first answer may have been lost: the present object decides.
         return s3.is_ours(uri, digest)
     found = s3.is_ours(uri, digest)
-    # The list of parts may have arrived otherwise than it was sent: the server says what it put together.
+    # The list of parts may have been damaged on the way: compare with the checksum of what the server assembled.
     if found is None or found.parts_sha256 not in (None, _sha256_of_parts(parts)):
-        raise _Gone(found=f"{uri} is another object", expected="what was just put there", fix="run again")
+        raise _Gone(found=f"{uri} is another object", expected="the object that was just uploaded", fix="run again")
     return found
 
 
 def _sha256_of_parts(parts: list[dict[str, Any]]) -> str:
-    """S3's composite checksum: of the parts' checksums, one after the other, and their number."""
+    """Return S3's composite checksum: the sha256 of the parts' concatenated checksums, and their number."""
     digests = b"".join(base64.b64decode(part["ChecksumSHA256"]) for part in parts)
     return f"{base64.b64encode(hashlib.sha256(digests).digest()).decode()}-{len(parts)}"
 
 
 class _Unmet(Exception):
-    """There is an object already."""
+    """The key already has an object."""
 
 
 def _of_upload(s3: S3, what: str, operation: str, uri: S3Uri, upload_id: str, **told: Any) -> Any:
@@ -126,7 +126,7 @@ def _of_upload(s3: S3, what: str, operation: str, uri: S3Uri, upload_id: str, **
         except Exception as error:
             if is_unmet(error):
                 raise _Unmet from error
-            # A part that is not what was sent, by a listing that lied, is sent again with the rest.
+            # If the listing of parts was wrong, one of them is invalid: all parts are sent again.
             if code_of(error) in ("NoSuchUpload", "InvalidPart") or (status_of(error) == 404 and not _no_bucket(error)):
                 raise _Gone(
                     found=f"the upload of {uri} is gone: {code_of(error)}", expected="its parts", fix="run again"
@@ -139,7 +139,7 @@ def _no_bucket(error: Exception) -> bool:
 
 
 def _unfinished(s3: S3, uri: S3Uri) -> tuple[str | None, dict[int, str]]:
-    """An upload to this key that was begun and not ended, and the ETags of its parts by number."""
+    """Return an unfinished upload to this key, if any, and the ETags of its parts by number."""
     what = f"looking for parts of {uri}"
     answer = call(s3.patience, what, s3.client.list_multipart_uploads, Bucket=uri.bucket, Prefix=uri.key)
     ids = [item["UploadId"] for item in answer.get("Uploads", ()) if item["Key"] == uri.key]
@@ -167,7 +167,7 @@ def _parts_of(path: Path, part_bytes: int) -> Iterator[_Part]:
 
 
 def _abort(s3: S3, uri: S3Uri, upload_id: str) -> None:
-    """Give up what was sent; what cannot be given up now goes by the bucket's lifecycle rule."""
+    """Abort the upload; if that fails, the bucket's lifecycle rule removes its parts."""
     with suppress(InfrastructureError):
         s3.call("giving up", "abort_multipart_upload", uri, UploadId=upload_id)
 
@@ -175,5 +175,5 @@ def _abort(s3: S3, uri: S3Uri, upload_id: str) -> None:
 def _check_unchanged(path: Path, digest: str, before: str) -> None:
     if digest != before:
         raise InfrastructureError(
-            found=f"{path} changed while it was uploaded", expected="a file that stays as it is", fix="run again"
+            found=f"{path} changed while it was uploaded", expected="a file that does not change", fix="run again"
         )

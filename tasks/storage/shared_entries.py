@@ -1,4 +1,4 @@
-"""Entries of a store that machines share: files first, under their digests, and the record that makes them an entry last."""
+"""Entries of a store that machines share: files are written first, under their digests, and the record last."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MARKER_FILE = "marker"
 
 @dataclass(frozen=True)
 class _EntryRecord:
-    """The record object of an entry: which entry it is, its record as packed text, and the sha256 of each file by path."""
+    """Content of an entry's record blob: its key, its record as packed text, and the sha256 of each file by path."""
 
     kind: str
     digest: str
@@ -30,7 +30,7 @@ class _EntryRecord:
 
 @dataclass(frozen=True)
 class Manifest:
-    """An entry that is shared, as its record blob tells; `version` is that blob's."""
+    """A shared entry, read from its record blob; `version` is that blob's version."""
 
     kind: str
     digest: str
@@ -42,8 +42,8 @@ class Manifest:
 class SharedEntries:
     """The entries `<address>/<kind>/<digest>/`: `record.json` beside `files/<sha256>`.
 
-    A file's name is its content, so that two makers of one entry never write different bytes to one place, and an upload that
-    broke off is taken up by whoever makes the entry next.
+    A file is named after its digest, so that two makers of one entry never write different bytes under one name, and the next
+    maker resumes an interrupted upload.
     """
 
     def __init__(self, blobs: Blobs) -> None:
@@ -56,7 +56,7 @@ class SharedEntries:
         return self.blobs.address
 
     def marker(self) -> str:
-        """What tells this store from any other, whatever its address; made on first use, once the server proved itself.
+        """Return the unique marker of this store, whatever its address; created on first use, after testing the server.
 
         Raises:
             StorageRefused: the server ignores the conditions of conditional writes.
@@ -71,10 +71,10 @@ class SharedEntries:
         return self._marker
 
     def find(self, kind: str, digest: str) -> Manifest | None:
-        """The manifest of an entry that is there.
+        """Return the manifest of an entry, or None if there is no entry.
 
         Raises:
-            InfrastructureError: what is there is no manifest of this entry.
+            InfrastructureError: the record blob is not one of this entry.
         """
         name = _record_name(kind, digest)
         try:
@@ -90,10 +90,10 @@ class SharedEntries:
         return Manifest(kind, digest, told.record, told.files, version)
 
     def fetch(self, manifest: Manifest, folder: Path) -> None:
-        """The files of an entry into a folder, and its record last; each is held against its digest.
+        """Download the files of an entry into a folder, verified by digest, and write its record last.
 
         Raises:
-            ObjectMissing: a file of the entry is not there.
+            ObjectMissing: a file of the entry is missing.
         """
         for name, sha256 in manifest.files.items():
             path = folder / name
@@ -102,9 +102,9 @@ class SharedEntries:
         (folder / RECORD_FILE).write_text(manifest.record, encoding="utf-8")
 
     def publish(self, kind: str, digest: str, folder: Path, *, replaces: Manifest | None = None) -> bool:
-        """Put what was made in a folder; False where another maker's entry is there, whose is the one that counts.
+        """Publish the entry in a folder; return False if another maker's entry exists, which then counts.
 
-        `replaces` is an entry with files missing, the only one that may be written over.
+        `replaces` is an entry with missing files, the only kind that may be overwritten.
         """
         self.marker()
         files = {
@@ -123,24 +123,24 @@ class SharedEntries:
         return False
 
     def _drop(self, kind: str, digest: str, mine: set[str]) -> None:
-        """Delete what this maker alone uploaded."""
+        """Delete the files that only this maker uploaded."""
         winner = self.find(kind, digest)
         for sha256 in mine - set(winner.files.values() if winner else mine):
             self.blobs.delete(_file_name(kind, digest, sha256))
 
     def _no_record(self, name: str) -> InfrastructureError:
         return InfrastructureError(
-            found=f"{self.root}/{name} is no record of this entry",
+            found=f"{self.root}/{name} is not the record of this entry",
             expected="the record that quantgate wrote",
             fix="delete the object, and run again",
         )
 
 
 def check_conditions(blobs: Blobs) -> None:
-    """Try each condition on a blob that is deleted again: some servers ignore them, and nothing shared would be safe.
+    """Test conditional writes on a temporary blob: some servers ignore the conditions, and sharing would be unsafe.
 
     Raises:
-        StorageRefused: the server writes where the condition does not hold.
+        StorageRefused: the server ignores or refuses a condition.
     """
     name = f"probes/{os.urandom(8).hex()}"
     try:
@@ -151,8 +151,8 @@ def check_conditions(blobs: Blobs) -> None:
         if first is None or fresh is None or twice is not None or stale is not None:
             raise StorageRefused(
                 found=f"a server that {'ignores' if twice or stale else 'refuses'} conditional writes below {blobs.address}",
-                expected="If-None-Match and If-Match on PutObject, as AWS S3, SeaweedFS and MinIO have them",
-                fix="take a server (or a newer version) that has them, or unset QUANTGATE_STORE and use a shared folder",
+                expected="If-None-Match and If-Match on PutObject, as AWS S3, SeaweedFS and MinIO support them",
+                fix="use a server (or a newer version) that supports them, or unset QUANTGATE_STORE and use a shared folder",
             )
     finally:
         blobs.delete(name)
@@ -167,6 +167,6 @@ def _file_name(kind: str, digest: str, sha256: str) -> str:
 
 
 def _is_inside(name: str) -> bool:
-    """Whether a file's path, read from a bucket that others may write to, stays in its entry."""
+    """Return True if a file's path, read from a bucket that others may write to, stays inside its entry."""
     path = PurePosixPath(name)
     return bool(path.parts) and not path.is_absolute() and ".." not in path.parts and "\0" not in name

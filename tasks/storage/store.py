@@ -1,4 +1,4 @@
-"""Finished work under the digest of all that made it: made once, never half there, on one machine or for several."""
+"""The store of finished work, under the digest of all its inputs: made once, and complete, on one machine or several."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from validators.errors import InfrastructureError, LockTaken, ObjectMissing
 log = logging.getLogger("quantgate")
 
 Record = TypeVar("Record")
-# How long a maker waits for another one of the same entry before it makes its own: the first to end is kept.
+# How long a maker waits for another maker of the same entry before it makes its own; the first to finish is kept.
 WAIT_SECONDS = 1800.0
 
 
 class Store:
     """Entries `root/kind/digest/`, each a folder with its files and the record that describes them.
 
-    An entry is made in a temporary folder beside its place and renamed when it is whole, so that a process that is killed
-    leaves no entry, and two that make the same one end with one. With `shared`, `root` is what this machine has of the entries
-    on S3: one is renamed into place when it is there. With `locks`, one process makes an entry at a time while others wait.
+    An entry is made in a temporary folder beside its path and renamed when it is complete. A killed process therefore leaves no
+    entry, and two makers of the same entry leave one. With `shared`, `root` is this machine's cache of the shared entries: an
+    entry is renamed into it once it is published or downloaded. With `locks`, one process makes an entry while others wait.
     """
 
     def __init__(
@@ -50,25 +50,25 @@ class Store:
     ) -> None:
         self.root = root
         self.shared = shared
-        # Bytes of the entries that this process made, without those that it found.
+        # Bytes of the entries that this process made; cache hits are not counted.
         self.written_bytes = 0
-        # Checked with the size of an entry before it is kept; raises to refuse it.
+        # Called with the kind and size of an entry before it is kept; raises to refuse it.
         self.admit: Callable[[str, int], None] = lambda _, __: None
         self._held_by, self._wait_seconds = locks, wait_seconds
-        # Of the folders that machines have of their own, the deepest first.
+        # Folders whose paths differ between machines, the deepest first.
         self._places = {"store": root, "state": root.parent}
         self._locks: dict[str, threading.Lock] = defaultdict(threading.Lock)
         self._lock = threading.Lock()
 
     def make(self, product: Product[Record]) -> tuple[Record, bool]:
-        """Return the record of a product, made unless it is there, and whether it was there.
+        """Return the record of a product, which is made if missing, and True if it was a cache hit.
 
-        Paths in the record below the product's folder follow the entry. Those of other entries are this machine's wherever
-        the record is read.
+        Paths in the record below the product's folder are relocated with the entry. Paths of other entries become those of
+        the machine that reads the record.
 
         Raises:
             StorageFull: there is no room for the entry.
-            BudgetExceeded: the run may not take as much disk.
+            BudgetExceeded: the run's budget of disk space does not allow it.
             InfrastructureError: the S3 server does not answer.
         """
         place = self._place(product.kind, product.key)
@@ -83,31 +83,31 @@ class Store:
 
     @property
     def name(self) -> str:
-        """What people call the place."""
+        """The address or path of the store, for messages."""
         return str(self.shared.root if self.shared else self.root)
 
     def keep(self, kind: str, key: tuple[Any, ...], record_type: Any, record: Any) -> None:
-        """Put a record that is there already, and is worth no waiting for another one's."""
+        """Store an existing record; it is cheap, so other makers of the same entry are not waited for."""
         place = self._place(kind, key)
         with self._of_this_process(place):
             if not self._is_here(place):
                 self._write(place, record_type, lambda _: record)
 
     def find(self, kind: str, key: tuple[Any, ...], record_type: type[Record]) -> Record | None:
-        """The record of an entry, if it is there."""
+        """Return the record of an entry, or None if there is none."""
         place = self._place(kind, key)
         with self._of_this_process(place):
             return self._read(place, record_type) if self._is_here(place) else None
 
     def pack(self, text: str) -> str:
-        """JSON in which paths of this store and its state folder mean the same to whoever shares the store."""
+        """Return JSON with portable paths of this store and its state folder, for other processes that share the store."""
         return pack(text, self._places)
 
     def unpack(self, text: str) -> str:
-        """The JSON with this machine's paths; the entries that it names are here then.
+        """Return the JSON with this machine's paths, after downloading the entries that it names.
 
         Raises:
-            InfrastructureError: one of them is nowhere.
+            InfrastructureError: one of them does not exist.
         """
         for kind, digest in sorted(references(text)):
             place = self.root / kind / digest
@@ -115,8 +115,8 @@ class Store:
                 if self.shared is not None and not self._is_here(place):
                     raise InfrastructureError(
                         found=f"no {kind} {digest[:12]} in {self.shared.root}, which a record names",
-                        expected="an entry that is kept as long as those that name it",
-                        fix="delete the record's entry as well, and run again: it is made anew",
+                        expected="an entry that is kept as long as the records that name it",
+                        fix="delete the record's entry as well, and run again: it is made again",
                     )
         return unpack(text, self._places)
 
@@ -132,7 +132,7 @@ class Store:
 
     @contextmanager
     def _alone(self, place: Path) -> Iterator[None]:
-        """Hold the entry among processes; after the longest wait go on without, since whose record comes first is kept."""
+        """Hold the entry's lock among processes; after the longest wait continue without it: the first record is kept."""
         with ExitStack() as stack:
             if self._held_by is not None:
                 with suppress(LockTaken):
@@ -141,11 +141,11 @@ class Store:
             yield
 
     def _is_here(self, place: Path) -> bool:
-        """Whether the entry is on this machine, after it was fetched if it is on S3."""
+        """Return True if the entry is on this machine; download it first if it is only on S3."""
         return (place / RECORD_FILE).exists() or self._fetch(place)
 
     def _fetch(self, place: Path) -> bool:
-        """Bring the entry from S3; False where it is not there, or not all of it."""
+        """Download the entry from S3; return False if it is missing or incomplete."""
         manifest = self.shared.find(place.parent.name, place.name) if self.shared else None
         if manifest is None:
             return False
@@ -154,7 +154,7 @@ class Store:
             try:
                 self.shared.fetch(manifest, folder)
             except ObjectMissing as error:
-                log.warning("%s; the entry is made anew", error.found)
+                log.warning("%s; making the entry again", error.found)
                 return False
             _settle(folder, place)
         return True
@@ -162,7 +162,7 @@ class Store:
     def _write(self, place: Path, record_type: Any, maker: Callable[[Path], Any]) -> None:
         with self._folder_beside(place) as folder:
             record = TypeAdapter(record_type).dump_python(maker(folder), mode="json")
-            # By this module and not by pydantic, which writes NaN, a finding like any other, as null.
+            # By json and not by pydantic, which writes NaN, a valid finding, as null.
             text = pack(json.dumps(record, indent=1), {"entry": folder, **self._places})
             (folder / RECORD_FILE).write_text(text, encoding="utf-8")
             size = sum(file.lstat().st_size for file in folder.rglob("*") if file.is_file())
@@ -173,7 +173,7 @@ class Store:
                 _settle(folder, place)
 
     def _publish(self, place: Path, folder: Path) -> bool:
-        """Put the entry on S3; False where another maker's was there, which then is here."""
+        """Publish the entry on S3; return False if another maker's entry was there, after downloading that one."""
         if self.shared is None:
             return True
         kind, digest = place.parent.name, place.name
@@ -181,23 +181,23 @@ class Store:
             return True
         if self._fetch(place):
             return False
-        # Not all of the other one's is there: nobody can use it.
+        # The existing entry is incomplete: nobody can use it.
         if self.shared.publish(kind, digest, folder, replaces=self.shared.find(kind, digest)):
             return True
         if self._fetch(place):
             return False
         raise InfrastructureError(
-            found=f"{kind} {digest[:12]} in {self.shared.root}, of which files are missing, and which cannot be replaced",
+            found=f"{kind} {digest[:12]} in {self.shared.root} has missing files and cannot be replaced",
             expected="an entry whose files are kept as long as its record",
-            fix="delete what lies below it, and run again",
+            fix="delete everything below it, and run again",
         )
 
     @contextmanager
     def _folder_beside(self, place: Path) -> Iterator[Path]:
-        """A temporary folder on the disk of the entry, which is gone at the end unless it was renamed.
+        """Yield a temporary folder on the entry's disk; at the end it is removed, unless it was renamed.
 
         Raises:
-            StorageFull: there is no room.
+            StorageFull: there is no room on the disk.
         """
         folder: Path | None = None
         try:
@@ -210,7 +210,7 @@ class Store:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def _read(self, place: Path, record_type: type[Record]) -> Record:
-        # When it was last used, for who deletes what is not; one that was deleted right now is missed by the next line.
+        # Mark the entry as used, for retention. If it was deleted just now, the next line raises.
         with suppress(OSError):
             os.utime(place / RECORD_FILE)
         text = unpack((place / RECORD_FILE).read_text(encoding="utf-8"), {"entry": place})
@@ -218,7 +218,7 @@ class Store:
 
 
 def _settle(folder: Path, place: Path) -> None:
-    """Rename what is whole into its place, unless another process was first."""
+    """Rename a complete entry to its path, unless another process was first."""
     try:
         folder.rename(place)
     except OSError as error:

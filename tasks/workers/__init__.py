@@ -1,4 +1,4 @@
-"""Work handed to the workers of a target, and what these make on the Prefect server.
+"""Workers: dispatch of steps to the workers of a target, and the pools and deployments on the Prefect server.
 
 Imported by flows.
 """

@@ -1,7 +1,7 @@
-"""What the service needs on a Prefect server: the work pool, the deployments of `infra/prefect.yaml`, the automations.
+"""Deployments of `infra/prefect.yaml` and automations on a Prefect server.
 
-Made by the client in place of `prefect deploy --all`: that gives up at the first flow that does not import, makes neither pool
-nor automation of its own, switches on again what an operator switched off, and says nothing of what it changed.
+Rejected: `prefect deploy --all`, which stops at the first flow that does not import, creates neither pools nor automations,
+enables again what an operator switched off, and does not report what it changed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from prefect.utilities.callables import parameter_schema
 
 from validators.errors import InfrastructureError
 
-# What a deployment of the file and one of the server are compared by.
+# Fields in which a deployment of the file is compared with the server's.
 _FIELDS = (
     "entrypoint",
     "description",
@@ -44,7 +44,7 @@ _FIELDS = (
 
 @dataclass(frozen=True)
 class Made:
-    """One thing of the server: its name, what came of it (`made`, `changed`, `as it was`, `left out`), and where to see it."""
+    """An object on the server: its name, the outcome (`made`, `changed`, `as it was`, `left out`), and its path in the UI."""
 
     name: str
     outcome: str
@@ -54,7 +54,7 @@ class Made:
 
 
 def deployment_file() -> Path:
-    """`infra/prefect.yaml` of the checkout, or of the image.
+    """Return `infra/prefect.yaml` of the checkout, or of the image.
 
     Raises:
         InfrastructureError: only the packages are installed.
@@ -62,17 +62,17 @@ def deployment_file() -> Path:
     path = Path(__file__).resolve().parents[2] / "infra" / "prefect.yaml"
     if not path.is_file():
         raise InfrastructureError(
-            found=f"no {path}",
+            found=f"{path} does not exist",
             expected="a checkout, or the image",
-            fix="deploy from one: the packages alone have no infra/",
+            fix="deploy from a checkout or the image: the packages alone have no infra/",
         )
     return path
 
 
 def apply_deployments(client: SyncPrefectClient, file: Path) -> Iterator[Made]:
-    """Make every deployment of the file as the file has it, with its schedules and triggers; what is so already is left alone.
+    """Create or update every deployment of the file, with its schedules and triggers; unchanged ones are left alone.
 
-    Whether a deployment, a schedule or a trigger is switched on is the operator's: it stays as it is found.
+    The operator decides whether a deployment, schedule or trigger is switched on: that state is kept.
     """
     for spec in yaml.safe_load(file.read_text(encoding="utf-8"))["deployments"]:
         try:
@@ -174,13 +174,13 @@ def _automation(spec: dict[str, Any], deployment: UUID) -> AutomationCore:
 
 
 def apply_automation(client: SyncPrefectClient, wanted: AutomationCore) -> Made:
-    """Make an automation, or change the one of its name; one that is switched off stays so."""
+    """Create an automation, or update the one of its name; one that is switched off stays off."""
     found = next(iter(client.read_automations_by_name(wanted.name)), None)
     if found is None:
         identity, outcome = client.create_automation(wanted), "made"
     else:
         identity = found.id
-        # Whose it is can be told when it is made, and is neither shown nor taken later.
+        # The server takes the owner only on creation, and never returns it.
         fields = wanted.model_dump(exclude={"owner_resource"}) | {"enabled": found.enabled}
         same = found.model_dump(exclude={"id", "owner_resource"}) == fields
         if not same:

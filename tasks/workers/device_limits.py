@@ -1,4 +1,7 @@
-"""One run a GPU, and one measurement of latency a host: limits of the Prefect server that a worker's steps hold."""
+"""Concurrency limits on the Prefect server that a worker's steps hold.
+
+One step at a time uses a GPU, and one at a time measures latency on a host.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,14 @@ from validators.errors import InfrastructureError
 from validators.records.run import Inventory
 from validators.targets import is_on_gpu
 
-# A holder that died frees the device after so long; one that lives renews its lease.
+# A live holder renews its lease; the device is freed this long after its holder died.
 LEASE_SECONDS = 60
 # random(4).
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def limit_of(inventory: Inventory) -> str:
-    """Return the name of the limit of the device that latency is measured on: a GPU by its UUID, processors by their kernel.
+    """Return the name of the limit for the device that latency is measured on: a GPU's UUID, or the CPU's running kernel.
 
     Raises:
         InfrastructureError: the target needs a GPU, and the inventory has none.
@@ -29,7 +32,7 @@ def limit_of(inventory: Inventory) -> str:
         raise InfrastructureError(
             found=f"no GPU for the target {inventory.target}",
             expected="an NVIDIA GPU that NVML lists",
-            fix="`quantgate doctor` says what is missing",
+            fix="run `quantgate doctor` to see what is missing",
         )
     return f"gpu-{inventory.gpu.uuid.removeprefix('GPU-')}"
 
@@ -37,8 +40,8 @@ def limit_of(inventory: Inventory) -> str:
 def running_kernel() -> str:
     """Return the boot id, which all containers of one running kernel share, or the host name where it cannot be read.
 
-    Rejected: the host name, which each container has its own of; /etc/machine-id, which images lack, or share with every other
-    container made from them, on whatever host. A reboot changes the boot id: workers make the new limit when they start.
+    Rejected: the host name, which differs per container; /etc/machine-id, which images lack or share with all containers made
+    from them, on any host. A reboot changes the boot id: workers create the new limit when they start.
     """
     try:
         return BOOT_ID.read_text(encoding="ascii").strip()
@@ -48,7 +51,7 @@ def running_kernel() -> str:
 
 @contextmanager
 def device_phase(inventory: Inventory) -> Iterator[None]:
-    """Everything that a step does on a GPU: no other worker's step uses it meanwhile. On a processor nothing is held.
+    """Hold the GPU during the block: no other worker's step uses it meanwhile. On a CPU, hold nothing.
 
     Raises:
         ConcurrencySlotAcquisitionError: the limit does not exist: no worker made it.
@@ -59,7 +62,7 @@ def device_phase(inventory: Inventory) -> Iterator[None]:
 
 @contextmanager
 def timing_phase(inventory: Inventory) -> Iterator[None]:
-    """What is timed on a processor: no other worker's step on this host is timed meanwhile. A GPU is held for longer already.
+    """Hold the CPU's limit during the block: no other step on this host is timed meanwhile. A GPU is held already.
 
     Raises:
         ConcurrencySlotAcquisitionError: the limit does not exist: no worker made it.
@@ -71,5 +74,5 @@ def timing_phase(inventory: Inventory) -> Iterator[None]:
 def _held(inventory: Inventory) -> AbstractContextManager[None]:
     from prefect.concurrency.sync import concurrency
 
-    # Strict: a limit that is missing would be none, and two steps would time each other.
+    # Strict: without it a missing limit would not limit, and two steps would disturb each other's latency.
     return concurrency(limit_of(inventory), occupy=1, lease_duration=LEASE_SECONDS, strict=True)

@@ -1,4 +1,4 @@
-"""Hands what must run on the target to its workers, and gathers what came of it; or does it in this process."""
+"""Dispatch of the steps that must run on the target: to its workers, or in this process."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ Outcome = TypeVar("Outcome")
 
 
 def inventory_of_target(run: Run) -> Inventory:
-    """The inventory of the device that candidates are measured on: this machine's, or that of the target's workers.
+    """Return the inventory of the device that candidates are measured on: this machine's, or the target's workers'.
 
     Raises:
-        InfrastructureError: the target has no worker, or workers on devices of several kinds.
+        InfrastructureError: the target has no worker, or workers on several kinds of devices.
     """
     if not hands_to_workers():
         return take_target_inventory(run)
@@ -35,11 +35,11 @@ def inventory_of_target(run: Run) -> Inventory:
 
 
 def at_target(step: Step[Outcome], run: Run, given: Given, inventory: Inventory, *records: Any) -> Outcome:
-    """What the step gives: called here, or done by a worker of the job's target where there is something to do.
+    """Return the result of a step that runs here or, if it is needed, on a worker of the job's target.
 
     Raises:
-        QuantgateError: the step ended in it.
-        InfrastructureError: no worker did it to its end.
+        QuantgateError: the step raised it.
+        InfrastructureError: no worker finished the step.
     """
     if not hands_to_workers() or not step.needed(run, *records):
         return step.call(run, given, inventory, *records)
@@ -52,15 +52,15 @@ def at_target(step: Step[Outcome], run: Run, given: Given, inventory: Inventory,
 
 
 def try_candidates(run: Run, inventory: Inventory, baseline: Accuracy) -> tuple[Trial, ...]:
-    """Every candidate of the job made and timed by a worker of its own target, in the job's order.
+    """Make and time every candidate of the job on a worker of its own target; return the trials in the job's order.
 
-    One whose worker died, or for which there is none, is refused as infrastructure.
+    A candidate whose target has no worker, or whose worker died, is refused as `infrastructure`.
 
     Raises:
         StorageFull: every further candidate would fail the same way.
     """
     names = run.job.candidate_names
-    # Simulations take longest: started last, they would keep the other workers waiting.
+    # Simulations take longest: started last, they would leave the other workers idle.
     by_length = sorted(names, key=lambda name: not decode(name).is_simulated)
     orders = [(decode(name).target, _order(run, inventory, CANDIDATE, name, (baseline, name))) for name in by_length]
     answers = dict(zip(by_length, _gathered(run, CANDIDATE, orders), strict=True))
@@ -76,13 +76,13 @@ def _order(run: Run, inventory: Inventory, step: Step[Any], label: str, records:
         code=code_version(),
         device=inventory.device_key,
         arguments=keep_arguments(run.store, records, step.takes),
-        # Of this call alone: what was refused may go well the next time, and what is worth keeping is kept by its content.
+        # Unique per call: a refusal may succeed next time, and the store keeps variants under their own keys.
         answer=os.urandom(16).hex(),
     )
 
 
 def _gathered(run: Run, step: Step[Any], orders: list[tuple[str, Order]]) -> list[Any]:
-    """What each order came to, or the error that it ended in; work that was lost with its worker is handed over once more."""
+    """Return the answer or the error of each order; an order that was lost with its worker is retried once."""
     with run.clock.work("workers"):
         ended = wait_for(run, hand_over(run.job, orders), worker_wait_seconds())
         lost = [(target, order) for target, order in orders if isinstance(ended[order.answer], WorkLost)]
@@ -100,17 +100,17 @@ def _gathered(run: Run, step: Step[Any], orders: list[tuple[str, Order]]) -> lis
 
 
 def _after(first: InfrastructureError | None, second: InfrastructureError | None) -> InfrastructureError | None:
-    """The second failure, with what came before it."""
+    """Return the second failure, with the first one in its text."""
     if first is None or second is None:
         return second
     return InfrastructureError(
-        found=f"{first.found}; handed over again: {second.found}", expected=second.expected, fix=second.fix
+        found=f"{first.found}; retried: {second.found}", expected=second.expected, fix=second.fix
     )
 
 
 def _trial(name: str, answer: Any) -> Trial:
     if isinstance(answer, Trial):
-        log.info("%s: back from its worker", name)
+        log.info("%s: its worker has answered", name)
         return answer
     assert isinstance(answer, QuantgateError)
     if isinstance(answer, StorageFull):

@@ -1,4 +1,4 @@
-"""The Prefect side of handing work over: which workers a target has, orders as flow runs, and waiting for their ends."""
+"""Orders as Prefect flow runs: find the workers of a target, submit orders, and wait until they end."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WORKER_LABEL = "prefect.worker.name"
 
 
 def variable_of(worker: str) -> str:
-    """The Prefect variable with the inventory of a worker, which is named like it with its process behind.
+    """Return the Prefect variable with the inventory of a worker: the worker's name without its process id.
 
     >>> variable_of("quantgate-worker-host-ort-cpu-4711")
     'quantgate-worker-host-ort-cpu'
@@ -37,10 +37,10 @@ def variable_of(worker: str) -> str:
 
 
 def published_inventory(target: str, patience_seconds: float) -> Inventory:
-    """What the workers of a target say of their device.
+    """Return the inventory that the workers of a target publish.
 
     Raises:
-        InfrastructureError: after `patience_seconds` the target has no worker still, or some on devices of several kinds.
+        InfrastructureError: after `patience_seconds` the target still has no worker, or it has several kinds of devices.
     """
     end = time.monotonic() + patience_seconds
     with get_client(sync_client=True) as client:
@@ -52,24 +52,24 @@ def published_inventory(target: str, patience_seconds: float) -> Inventory:
     if len(kinds) > 1:
         raise InfrastructureError(
             found=f"workers of {target} on devices of {len(kinds)} kinds: {' | '.join(kinds)}",
-            expected="one kind of device a pool: an approval is for one device, and latencies of two do not compare",
-            fix="stop the workers of one kind; they need a Prefect server of their own",
+            expected="one kind of device per pool: an approval is for one device, and latencies do not compare across devices",
+            fix="stop the workers of one kind, or give them their own Prefect server",
         )
     return found[0]
 
 
 def no_worker(target: str, seconds: float) -> InfrastructureError:
-    """What is wrong with a target that nobody works for."""
+    """Return the error for a target without workers."""
     return InfrastructureError(
         found=f"no worker of {target} for {seconds:.0f} s",
-        expected="one that is online in the target's pool",
-        fix=f"start one: quantgate worker --target {target}",
+        expected="a worker that is online in the target's pool",
+        fix=f"start a worker: quantgate worker --target {target}",
     )
 
 
 @dataclass
 class _Handed:
-    """An order on its way: the flow run that stands for it, and since when (monotonic seconds) nobody works on it."""
+    """A submitted order, its flow run, and since when (monotonic seconds) it runs, or has no worker online."""
 
     order: Order
     target: str
@@ -81,7 +81,7 @@ class _Handed:
 
 
 def hand_over(job: Job, orders: Iterable[tuple[str, Order]]) -> list[_Handed]:
-    """A flow run of the deployment `candidate/<target>` for each order; none where no worker ever made the deployment."""
+    """Submit each order as a flow run of `candidate/<target>`; an order has none if no worker made that deployment yet."""
     handed = []
     for target, order in orders:
         parameters = {"job": job.model_dump(mode="json"), "order": asdict(order)}
@@ -92,18 +92,18 @@ def hand_over(job: Job, orders: Iterable[tuple[str, Order]]) -> list[_Handed]:
                 parameters=parameters,
                 timeout=0,
                 as_subflow=True,
-                # Prefect's client repeats a request whose answer was lost: the server then gives back the same flow run.
+                # Prefect's client repeats a request whose answer was lost; by this key the server returns the same flow run.
                 idempotency_key=os.urandom(16).hex(),
             )
-            log.info("%s: handed to the workers of %s", order.label, target)
+            log.info("%s: submitted to the workers of %s", order.label, target)
         except ObjectNotFound:
-            log.warning("%s: no worker of %s has been here yet", order.label, target)
+            log.warning("%s: no worker of %s has registered yet", order.label, target)
         handed.append(_Handed(order, target, flow_run.id if flow_run else None))
     return handed
 
 
 def wait_for(run: Run, handed: list[_Handed], patience_seconds: float) -> dict[str, InfrastructureError | None]:
-    """By the order's answer: why it did not end well, or None. Whatever has not ended when this is left is cancelled."""
+    """Wait until all orders end; return the failure or None by the order's answer key. On an exception, cancel the rest."""
     with get_client(sync_client=True) as client:
         try:
             while left := [one for one in handed if not one.ended]:
@@ -115,12 +115,12 @@ def wait_for(run: Run, handed: list[_Handed], patience_seconds: float) -> dict[s
         finally:
             for one in handed:
                 if not one.ended:
-                    _cancel(client, one, "the run that asked for it has ended")
+                    _cancel(client, one, "the run that submitted it has ended")
     return {one.order.answer: one.failure for one in handed}
 
 
 def _look(client: SyncPrefectClient, run: Run, one: _Handed, online: set[str], patience_seconds: float) -> None:
-    """Note an end, or a reason to wait no longer."""
+    """Record that an order has ended, or a reason to stop waiting for it."""
     now = time.monotonic()
     found = client.read_flow_run(one.flow_run) if one.flow_run else None
     if found is not None and found.state is not None and found.state.is_final():
@@ -138,7 +138,7 @@ def _look(client: SyncPrefectClient, run: Run, one: _Handed, online: set[str], p
     elif worker is None and run.clock.spent_seconds > budget:
         one.failure = _late(one, f"the budget of {budget:.0f} s was spent before a worker of {one.target} was free")
     elif one.running_since is not None and now - one.running_since > budget:
-        one.failure = _late(one, f"it has run for {budget:.0f} s on {worker}")
+        one.failure = _late(one, f"the step has run for {budget:.0f} s on {worker}")
     if one.failure is not None:
         one.ended = True
         _cancel(client, one, one.failure.found)
@@ -149,7 +149,7 @@ def _failed(one: _Handed, found: FlowRun) -> InfrastructureError:
     is_full = found.state.name == StorageFull.__name__
     kind = WorkLost if found.state.is_crashed() else StorageFull if is_full else InfrastructureError
     return kind(
-        found=f"its flow run on a worker of {one.target} ended as {found.state.name}: {found.state.message or 'no message'}",
+        found=f"the flow run on a worker of {one.target} ended as {found.state.name}: {found.state.message or 'no message'}",
         expected="a flow run that completes",
         fix=f"read the log of the flow run {found.name} in the Prefect UI, and run again: finished work is kept",
     )
@@ -157,8 +157,8 @@ def _failed(one: _Handed, found: FlowRun) -> InfrastructureError:
 
 def _died(one: _Handed, worker: str) -> InfrastructureError:
     return WorkLost(
-        found=f"the worker {worker} took it, and has not been heard of since",
-        expected="a worker that lives until its work is done",
+        found=f"the worker {worker} took the order, and has sent no heartbeat since",
+        expected="a worker that stays online until its work is done",
         fix=f"read its log, start it again (quantgate worker --target {one.target}), and run again: finished work is kept",
     )
 
@@ -166,13 +166,13 @@ def _died(one: _Handed, worker: str) -> InfrastructureError:
 def _late(one: _Handed, found: str) -> InfrastructureError:
     return InfrastructureError(
         found=found,
-        expected="an end within the job's budget",
-        fix=f"give `budgets.seconds` more, or start more workers of {one.target}",
+        expected="a step that ends within the job's budget",
+        fix=f"raise `budgets.seconds`, or start more workers of {one.target}",
     )
 
 
 def _cancel(client: SyncPrefectClient, one: _Handed, reason: str) -> None:
-    """A worker that runs it ends it; where none does, it is not started any more."""
+    """Cancel an order: a worker that runs it ends it; otherwise none will start it."""
     if one.flow_run is None:
         return
     state: Any = Cancelling(message=reason) if one.running_since is not None else Cancelled(message=reason)
@@ -180,7 +180,7 @@ def _cancel(client: SyncPrefectClient, one: _Handed, reason: str) -> None:
 
 
 def _online(client: SyncPrefectClient, target: str) -> set[str]:
-    """The names of the workers that Prefect heard of lately in the pool of a target's deployment."""
+    """Return the names of the workers that Prefect lists as online in the pool of a target's deployment."""
     try:
         pool = client.read_deployment_by_name(f"{FLOW}/{target}").work_pool_name
         workers = client.read_workers_for_work_pool(pool) if pool else []

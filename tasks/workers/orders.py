@@ -1,4 +1,4 @@
-"""What passes between a run and a worker: orders as parameters of a flow, records and answers through the store."""
+"""Messages between a run and a worker: orders as parameters of a flow, records and answers through the store."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ MARKER_FILE = "marker"
 
 @dataclass(frozen=True)
 class Order:
-    """What a run asks of a worker, in references and digests alone.
+    """A step that a run asks of a worker, as references and digests only.
 
-    `step` is one of `tasks.workers.steps.STEPS`, `label` what people call it by. `place` and `marker` name the state folder, or
-    the store on S3, that both must share, `code` the version of quantgate, `device` the `Inventory.device_key` that the run
-    counts on. `arguments` is the digest of the step's records in the store, and `answer` the key of what it gives back.
+    `step` is one of `tasks.workers.steps.STEPS`, and `label` its name for people. `place` and `marker` identify the state
+    folder, or the store on S3, that both must share. `code` is the version of quantgate, and `device` the
+    `Inventory.device_key` that the run expects. `arguments` is the digest of the step's records in the store, and `answer` the
+    key of its answer.
     """
 
     step: str
@@ -40,7 +41,7 @@ class Order:
 
 @dataclass(frozen=True)
 class _Kept:
-    """Records as JSON, one text each, packed by the store: a worker may have it elsewhere."""
+    """Records as JSON, one text each, packed by the store, which a worker may have at another path."""
 
     records: tuple[str, ...]
 
@@ -55,7 +56,7 @@ class _Failure:
 
 @dataclass(frozen=True)
 class _Answer:
-    """What a step came to: a record as JSON, or an error."""
+    """Outcome of a step: a record as JSON, or an error."""
 
     record: str = ""
     failure: _Failure | None = None
@@ -67,26 +68,26 @@ def code_version() -> str:
 
 
 def marker_of(state: Path) -> str:
-    """What tells this state folder from any other, whatever path it is mounted at; made on first use."""
+    """Return the unique marker of this state folder, whatever its mount path; created on first use."""
     path = state / MARKER_FILE
     if not path.exists():
-        # A run and a worker may start at once.
+        # A run and a worker may start at the same time.
         write_once(path, lambda partial: partial.write_text(os.urandom(16).hex(), encoding="ascii"))
     return path.read_text(encoding="ascii")
 
 
 def place_of(state: Path, store: Store) -> str:
-    """What a run and its workers must share: the store where that is on S3, else the state folder."""
+    """Return the address that a run and its workers must share: the store's if it is on S3, else the state folder's."""
     return store.shared.root if store.shared else str(state)
 
 
 def place_marker(state: Path, store: Store) -> str:
-    """What tells that place from any other of its name."""
+    """Return the unique marker of that store or state folder."""
     return store.shared.marker() if store.shared else marker_of(state)
 
 
 def keep_arguments(store: Store, records: tuple[Any, ...], types: tuple[Any, ...]) -> str:
-    """The digest under which a worker finds the records of a step."""
+    """Store the records of a step, and return the digest under which a worker finds them."""
     texts = tuple(store.pack(_text(kind, record)) for kind, record in zip(types, records, strict=True))
     digest = digest_values(texts)
     store.keep("arguments", (digest,), _Kept, _Kept(texts))
@@ -94,7 +95,7 @@ def keep_arguments(store: Store, records: tuple[Any, ...], types: tuple[Any, ...
 
 
 def read_arguments(store: Store, digest: str, types: tuple[Any, ...]) -> list[Any]:
-    """The records that `keep_arguments` kept.
+    """Return the records that `keep_arguments` stored.
 
     Raises:
         InfrastructureError: they are not in the store.
@@ -106,7 +107,7 @@ def read_arguments(store: Store, digest: str, types: tuple[Any, ...]) -> list[An
 
 
 def keep_answer(store: Store, order: Order, outcome: Any, kind: Any) -> None:
-    """Put what a step gave, or the error of quantgate's that ended it, where the run looks for it."""
+    """Store the outcome of a step, a record or an error of quantgate, under the key that the run reads."""
     if isinstance(outcome, QuantgateError):
         store.keep("answer", (order.answer,), _Answer, _Answer(failure=_failure_of(store, outcome)))
     else:
@@ -114,10 +115,10 @@ def keep_answer(store: Store, order: Order, outcome: Any, kind: Any) -> None:
 
 
 def read_answer(store: Store, order: Order, kind: Any) -> Any:
-    """What the step gave.
+    """Return the record that the step returned.
 
     Raises:
-        QuantgateError: the step ended in it; an error of a class that this process does not know comes as its nearest base.
+        QuantgateError: the step raised it; an error of a class that this process does not know becomes its nearest base.
         InfrastructureError: there is no answer in the store.
     """
     answer = store.find("answer", (order.answer,), _Answer)
@@ -132,7 +133,7 @@ def _failure_of(store: Store, error: QuantgateError) -> _Failure:
     types, fields = _field_types(type(error)), {}
     for name, value in error.fields.items():
         text = _text(types[name], value)
-        # A message names paths of the worker's machine; only paths that the run opens are translated.
+        # Translate only paths that the run opens; a message keeps the paths of the worker's machine.
         fields[name] = text if types[name] is str else store.pack(text)
     return _Failure(class_names(error), fields)
 
@@ -151,7 +152,7 @@ def _field_types(kind: type[QuantgateError]) -> dict[str, Any]:
 
 
 def _text(kind: Any, record: Any) -> str:
-    # Not by pydantic alone, which writes NaN and Inf, findings like any other, as null.
+    # Not by pydantic alone: it writes NaN and Inf, which are valid findings, as null.
     return json.dumps(TypeAdapter(kind).dump_python(record, mode="json"))
 
 

@@ -1,4 +1,4 @@
-"""The work pool that runs are taken from, and the automation that ends runs whose process is gone."""
+"""The work pool of runs, and the automation that crashes runs whose process is gone."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from tasks.workers.deployments import Made
 from validators.errors import InfrastructureError, JobError
 
 POOL, RUNS_QUEUE = "quantgate", "runs"
-# Enough for every deployment at once and a few runs that wait for workers; more processes than this help no server.
+# Enough for every deployment at once and a few runs that wait for workers; more processes would only load the server.
 POOL_LIMIT = 16
 # Three heartbeats, as infra/prefect.yaml sets them.
 MISSING_SECONDS = 90.0
 
 
 def apply_pool(client: SyncPrefectClient, job_template: Path | None, runs: int | None) -> Iterator[Made]:
-    """Make the pool `quantgate` and its queue `runs` where they are missing; give the pool the template, the queue the limit.
+    """Create the pool `quantgate` and its queue `runs` if missing; set the pool's template and the queue's limit.
 
-    A pool without a template is one of processes. `runs` is how many runs may measure at a time, 1 for a new queue.
+    Without a template the pool is a process pool. `runs` is the number of runs that may measure at a time, 1 for a new queue.
 
     Raises:
-        JobError: the template is no base job template, or one for another type than the pool is of.
+        JobError: the template is not a base job template, or is for another type of pool.
     """
     template = _read_template(job_template) if job_template else None
     kind = "kubernetes" if template else ProcessWorker.type
@@ -63,18 +63,18 @@ def apply_pool(client: SyncPrefectClient, job_template: Path | None, runs: int |
 
 
 def check_process_pool() -> None:
-    """Make sure that a worker of processes can serve the pool `quantgate`.
+    """Check that a process worker can serve the pool `quantgate`.
 
     Raises:
-        InfrastructureError: it is not there.
-        JobError: it is of another type.
+        InfrastructureError: the pool does not exist.
+        JobError: the pool has another type.
     """
     with get_client(sync_client=True) as client:
         try:
             found = client.read_work_pool(POOL)
         except ObjectNotFound as error:
             raise InfrastructureError(
-                found=f"no work pool {POOL}", expected="one with the deployments", fix="quantgate deploy"
+                found=f"no work pool {POOL}", expected="the pool of the deployments", fix="run `quantgate deploy`"
             ) from error
     if found.type != ProcessWorker.type:
         raise JobError(
@@ -109,19 +109,19 @@ def _read_template(path: Path) -> dict[str, Any]:
     raise JobError(
         found=found,
         expected="a base job template: job_configuration and variables",
-        fix="infra/kubernetes/job-template.json is one",
+        fix="see infra/kubernetes/job-template.json for an example",
     )
 
 
 def zombie_automation(deployments: Collection[UUID], missing_seconds: float = MISSING_SECONDS) -> AutomationCore:
-    """Crash a run whose process was heard of and then is not for `missing_seconds`, 10 at least: it died with its worker.
+    """Return the automation that crashes a run without events for `missing_seconds`, 10 at least, after its first heartbeat.
 
-    Of these deployments alone: runs of others may beat less often. Any event of a run is a sign of life, not only heartbeats
-    and `Completed`: our runs end in states with names of their own, and suspended ones rightly fall silent.
+    Covers only these deployments: other runs may send heartbeats less often. Any event of a run counts, not only heartbeats
+    and `Completed`: our runs end in states with names of their own, and suspended runs send no heartbeats.
     """
     return AutomationCore(
         name="quantgate zombie runs",
-        description=f"Crashes a run not heard of for {missing_seconds:.0f} s; `prefect flow-run retry` takes it up again.",
+        description=f"Crashes a run without events for {missing_seconds:.0f} s; `prefect flow-run retry` resumes it.",
         trigger=EventTrigger(
             after={"prefect.flow-run.heartbeat"},
             expect={"prefect.flow-run.*"},
@@ -141,7 +141,7 @@ def zombie_automation(deployments: Collection[UUID], missing_seconds: float = MI
             ChangeFlowRunState(
                 name=None,
                 state=StateType.CRASHED,
-                message=f"No sign of life for {missing_seconds:.0f} s: its process and its worker are gone.",
+                message=f"No event for {missing_seconds:.0f} s: its process and its worker are gone.",
                 force=False,
             )
         ],

@@ -1,4 +1,4 @@
-"""The steps that must run on the target, and what a worker does with an order for one."""
+"""The steps that must run on the target, and their execution by a worker."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ Outcome = TypeVar("Outcome")
 
 @dataclass(frozen=True)
 class Step(Generic[Outcome]):
-    """A step `call(run, given, inventory, *records)`: of which types the records are that it takes, and the one it gives.
+    """A step `call(run, given, inventory, *records)`, with the types of its records and of its result.
 
-    `times` says that it measures latency throughout, which must be alone on a host; a step that does so at its end sees to it
-    itself. `needed(run, *records)` is False where the step has nothing to do, for which no worker needs to be asked.
+    `times` is True if the whole step measures latency and must be alone on a host; a step that measures only at its end holds
+    the limit itself. `needed(run, *records)` is False if the step has nothing to do, so that no worker is needed.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Step(Generic[Outcome]):
 
 
 def try_candidate(run: Run, given: Given, inventory: Inventory, baseline: Accuracy, name: str) -> Trial:
-    """One candidate: made, its kernels and accuracy looked at, and then timed."""
+    """Make one candidate, check its kernels and accuracy, and then time it."""
     made = make_candidate(run, given, inventory, baseline, name, return_state=True)
     trial = trial_of(name, made.result(raise_on_failure=False))
     if trial.variant is None:
@@ -104,7 +104,7 @@ CHAMPION = Step(
     "champion", compare_with_champion, (Accuracy, Trial, Champion | None), Trial, times=True, needed=_may_challenge
 )
 OWN_STEP = Step("own step", _run_own_step, (str, _TRIALS), _TRIALS, needed=_has_own_step)
-# The version is asked where it was judged: an engine answers nowhere else.
+# Promotion runs where the variant was judged: it queries the registered version, and an engine runs nowhere else.
 PROMOTION = Step("promotion", promote, (Approval, Champion | None, str), Champion)
 STEPS: dict[str, Step[Any]] = {
     step.name: step
@@ -113,10 +113,10 @@ STEPS: dict[str, Step[Any]] = {
 
 
 def fulfil(job: Job, order: Order) -> None:
-    """Do what an order asks and put the answer into the store, an error of quantgate's as well as a record.
+    """Do an order's step and store its answer: a record, or an error of quantgate.
 
     Raises:
-        InfrastructureError: this worker has another state folder, code or device than the run counts on.
+        InfrastructureError: this worker's state folder, code or device differs from what the run expects.
     """
     _check_place(order)
     # Each candidate is an order of its own, and the confirmation is another.
@@ -126,7 +126,7 @@ def fulfil(job: Job, order: Order) -> None:
         raise InfrastructureError(
             found=f"a worker on {inventory.device_key}",
             expected=f"the device that the run was planned for, {order.device}",
-            fix="let a target have workers of one kind of device; those of another need a Prefect server of their own",
+            fix="use one kind of device per target; workers on another kind need their own Prefect server",
         )
     step = STEPS[order.step]
     outcome: Any
@@ -143,7 +143,7 @@ def fulfil(job: Job, order: Order) -> None:
 
 
 def _check_place(order: Order) -> None:
-    """That this worker and the run work on the same files by the same code."""
+    """Check that this worker and the run use the same files and the same code."""
     state = state_folder()
     store = open_store(state, store_place())
     place = place_of(state, store)
@@ -151,13 +151,13 @@ def _check_place(order: Order) -> None:
         is_shared = is_address(order.place)
         what, setting = ("store", "QUANTGATE_STORE") if is_shared else ("state folder", "QUANTGATE_STATE")
         raise InfrastructureError(
-            found=f"a worker with the {what} {place}, which is another one",
+            found=f"a worker with another {what}: {place}",
             expected=f"the {what} of the run, {order.place}, {'' if is_shared else 'on a disk '}that both share",
-            fix=f"start the worker with {setting}={order.place}, where that is the run's own",
+            fix=f"start the worker with {setting}={order.place}, where this is the {what} of the run",
         )
     if code_version() != order.code:
         raise InfrastructureError(
-            found="a worker of another version of quantgate",
-            expected="that of the run: another one makes other variants under the same names",
-            fix="install the same version in both places, and start the worker again",
+            found="a worker with another version of quantgate",
+            expected="the version of the run: another one makes other variants under the same names",
+            fix="install the same version for the run and the worker, and restart the worker",
         )

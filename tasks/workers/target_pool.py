@@ -1,4 +1,4 @@
-"""What a worker makes on the Prefect server before it takes work: the pool, the deployment, the limit, its inventory."""
+"""Objects that a target's worker creates on the Prefect server: its pool, deployment, concurrency limit and inventory."""
 
 from __future__ import annotations
 
@@ -31,24 +31,24 @@ from validators.records.run import Inventory
 
 
 def worker_name(inventory: Inventory) -> str:
-    """Host, target, GPU and process: what tells this worker from every other; without the process, its variable."""
+    """Return a unique name of host, target, GPU and process; without the process it names the worker's variable."""
     gpu = f"-{inventory.gpu.uuid.removeprefix('GPU-')[:8].lower()}" if inventory.gpu else ""
     return f"quantgate-worker-{host_name()}-{inventory.target}{gpu}-{os.getpid()}"
 
 
 def host_name() -> str:
-    """This machine's name, in letters that names on the Prefect server may have."""
+    """Return this machine's name, in characters that Prefect allows in names."""
     return re.sub(r"[^a-z0-9]+", "-", socket.gethostname().lower()).strip("-")
 
 
 def prepare_server(work: Flow[..., Any], entrypoint: str, pool: str, inventory: Inventory) -> None:
-    """Make what is not there yet, and say what this worker has; as often as one likes.
+    """Create the missing objects and publish this worker's inventory; safe to repeat.
 
-    `work` is the flow that the workers run, and `entrypoint` its dotted name: loaded by file path, Prefect would import the
-    file under another module name.
+    `work` is the flow that the workers run, and `entrypoint` its dotted name: by file path, Prefect would import the file under
+    another module name.
 
     Raises:
-        JobError: the target's deployment, or the pool, is there and of another kind.
+        JobError: the target's deployment has another pool, or the pool has another type.
     """
     with get_client(sync_client=True) as client:
         _ensure_pool(client, pool)
@@ -58,7 +58,7 @@ def prepare_server(work: Flow[..., Any], entrypoint: str, pool: str, inventory: 
 
 
 def give_up_work(worker: str, pool: str) -> None:
-    """Mark what a worker that stops was doing as crashed, and take it off the pool: nobody need wait until it is missed."""
+    """Mark the flow runs of a stopping worker as crashed and remove it from its pool, so that nobody waits for it."""
     busy = FlowRunFilter(
         state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.PENDING, StateType.RUNNING]))
     )
@@ -68,8 +68,8 @@ def give_up_work(worker: str, pool: str) -> None:
             if found.labels.get(WORKER_LABEL) == worker:
                 state: Any = Crashed(message=f"the worker {worker} was stopped")
                 client.set_flow_run_state(found.id, state, force=True)
-        place = {"work_pool_name": pool, "name": worker}
-        client.request("DELETE", "/work_pools/{work_pool_name}/workers/{name}", path_params=place).raise_for_status()
+        path = {"work_pool_name": pool, "name": worker}
+        client.request("DELETE", "/work_pools/{work_pool_name}/workers/{name}", path_params=path).raise_for_status()
 
 
 def _ensure_pool(client: SyncPrefectClient, pool: str) -> None:
@@ -97,10 +97,10 @@ def _ensure_deployment(
     if found is not None and found.work_pool_name not in (None, pool):
         raise JobError(
             found=f"the deployment {name} in the pool {found.work_pool_name}, not {pool}",
-            expected="one pool a target",
+            expected="one pool per target",
             fix=f"start with --pool {found.work_pool_name}, or move it: prefect deployment delete {name}",
         )
-    # Made anew where it is there: the parameters may be those of an older version.
+    # Update an existing one as well: its parameters may be those of an older version.
     client.create_deployment(
         flow_id=client.create_flow(work),
         name=target,

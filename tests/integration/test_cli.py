@@ -130,4 +130,4 @@ def test_doctor_names_every_target_and_the_runtime(tmp_path: Path) -> None:
     assert done.returncode == 0
     assert re.search(r"^ort-cpu\s+yes", done.stdout, re.MULTILINE)
     assert "onnxruntime 1.31.1" in done.stdout and "GB free of" in done.stdout
-    assert re.search(r"^MLflow +the database .*mlflow.db \(not there yet", done.stdout, re.MULTILINE)
+    assert re.search(r"^MLflow +the database .*mlflow.db \(does not exist yet", done.stdout, re.MULTILINE)

@@ -68,15 +68,21 @@ FILES: list[Case] = [
     (("lint", "{}/none.onnx"), {}, 2, "none.onnx: no such file", ""),
     (("lint", "{}/key.yaml"), {}, 2, "not an ONNX file", ""),
     (("lint", "{}/none.onnx", "--target", "ort-tensorrt"), {}, 2, "ort-tensorrt", ""),
-    (("init", "models:/m/1", "--out", "{}/good.yaml"), {}, 2, "good.yaml: it is there already", "another with --out"),
+    (
+        ("init", "models:/m/1", "--out", "{}/good.yaml"),
+        {},
+        2,
+        "good.yaml: the file already exists",
+        "another file with --out",
+    ),
     (("init", "models:/m/1", "--out", "{}/no/j.yaml"), {}, 2, "no/j.yaml: no such folder", "mkdir -p"),
     (("watch", "{}"), {"QUANTGATE_JOBS": "{}/no"}, 2, "no such folder", "make it"),
 ]
 SERVERS: list[Case] = [
-    (("init", "models:/m/1", "--out", "{}/new.yaml"), {}, 2, "nothing recorded: there is no ", "MLFLOW_TRACKING_URI"),
-    (("report", "last"), {}, 2, "nothing recorded: there is no ", "`quantgate run JOB`"),
-    (("promote", "last"), {}, 2, "nothing recorded: there is no ", "`quantgate run JOB`"),
-    (("compare", "last", "ab"), {}, 2, "nothing recorded: there is no ", "`quantgate run JOB`"),
+    (("init", "models:/m/1", "--out", "{}/new.yaml"), {}, 2, "no recorded runs: ", "MLFLOW_TRACKING_URI"),
+    (("report", "last"), {}, 2, "no recorded runs: ", "`quantgate run JOB`"),
+    (("promote", "last"), {}, 2, "no recorded runs: ", "`quantgate run JOB`"),
+    (("compare", "last", "ab"), {}, 2, "no recorded runs: ", "`quantgate run JOB`"),
     (("approvals",), {}, 1, "PREFECT_API_URL is not set", "`quantgate serve`"),
     (("approve", "run"), {}, 1, "PREFECT_API_URL is not set", "`quantgate serve`"),
     (("reject", "run", "--comment", "no"), {}, 1, "PREFECT_API_URL is not set", "`quantgate serve`"),
@@ -220,7 +226,7 @@ def test_light_doctor_opens_no_session(tmp_path: Path, usable: bool) -> None:
     )
     assert done.returncode == (0 if usable else 1), done.stderr
     assert done.stdout.splitlines()[-1] == "[]"
-    assert ("cannot be written to" in done.stdout) is not usable
+    assert ("is not writable" in done.stdout) is not usable
 
 
 def test_doctor_ends_with_1_where_nothing_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,7 +261,9 @@ def test_the_demo_away_from_its_repository(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("flows.cli.demo.EXAMPLES", tmp_path)
     done = CliRunner().invoke(app, ["demo", "--json"])
     error = json.loads(done.stdout)["error"]
-    assert done.exit_code == 1 and error["found"] == f"no {tmp_path}/text.yaml" and "a clone" in error["fix"]
+    assert (
+        done.exit_code == 1 and error["found"] == f"{tmp_path}/text.yaml does not exist" and "a clone" in error["fix"]
+    )
 
 
 @pytest.fixture

@@ -142,7 +142,7 @@ def test_promote_takes_the_recorded_job_and_its_finished_work(world: tuple[Path,
     [
         ("no run", 2, "no finished run"),
         ("without a report", 2, "no finished run"),
-        ("init again", 2, "new.yaml: it is there already"),
+        ("init again", 2, "new.yaml: the file already exists"),
         ("init pickled", 2, "has no exported program (.pt2)"),
         ("init function", 2, "with the MLflow flavors python_function, which are not supported"),
         ("init nothing", 2, "no models:/nothing/1 in the registry"),
@@ -180,7 +180,7 @@ def test_the_report_of_a_run_becomes_a_file(world: tuple[Path, dict[str, Answer]
 def test_status_says_what_there_is_and_what_there_is_not(world: tuple[Path, dict[str, Answer]]) -> None:
     answers = world[1]
     before = answers["status of the trial"].out
-    assert "champions: none" in before and "under way: none" in before and "approvals: none can wait" in before
+    assert "champions: none" in before and "under way: none" in before and "approvals: unavailable" in before
     assert re.search(r"^[0-9a-f]{8} +models:/tiny/1 +ort-cpu +\d{4}-\d\d-\d\d \d\d:\d\d +winner ", before, re.M)
     found = document(answers["status"])
     (champion,) = found["champions"]

@@ -238,7 +238,7 @@ def test_an_entry_with_a_file_missing_is_made_anew(
         thing, was_there = open_store(tmp_path / "there", str(where)).make(
             Product("variant", ("a",), Thing, make("there", b"2"))
         )
-    assert not was_there and thing.made_by == "there" and "made anew" in caplog.text
+    assert not was_there and thing.made_by == "there" and "making the entry again" in caplog.text
     assert (
         open_store(tmp_path / "third", str(where)).make(Product("variant", ("a",), Thing, must_not))[0].made_by
         == "there"
@@ -261,7 +261,7 @@ def test_a_damaged_entry_is_never_taken(tmp_path: Path, where: S3Uri, damage: st
     else:
         s3.write(record, s3.read(record)[0].replace(b"deep/file.bin", b"../../file.bin"))
     there = Store(tmp_path / "there" / "store", shared=SharedEntries(S3Blobs(where / "store", s3)))
-    with pytest.raises(InfrastructureError, match=r"sha256|no record of this entry"):
+    with pytest.raises(InfrastructureError, match=r"sha256|not the record of this entry"):
         there.make(Product("variant", ("a",), Thing, must_not))
     assert [path for path in (tmp_path / "there").rglob("*") if path.is_file()] == []
     assert thing.path.read_bytes() == b"1"

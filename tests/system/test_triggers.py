@@ -162,7 +162,8 @@ def swept() -> dict[tuple[str, str, str], tuple[str, str]]:
     """What a sweep makes of the registry, without the runs' names."""
     taken = intake.sweep_registry.fn(read_jobs())
     return {
-        (one.name, one.version, one.job): (one.outcome, one.why.split(" is on it")[0].split(":")[0]) for one in taken
+        (one.name, one.version, one.job): (one.outcome, one.why.split(" is in progress")[0].split(":")[0])
+        for one in taken
     }
 
 
@@ -243,7 +244,7 @@ def test_a_failed_run_is_tried_again_and_a_cancelled_one_is_not(stack: Stack, ti
         assert swept()[place] == ("started", "status running"), attempt
         assert swept()[place][0] == "skipped", attempt
     end(stack, "models:/r/1", "FAILED")
-    assert swept()[place] == ("skipped", "5 runs came to nothing")
+    assert swept()[place] == ("skipped", "5 runs failed")
     # Another job is another matter.
     write_job(here / "cpu.yaml", tiny.job(source="models:/r/1", seed=8))
     assert swept()[place] == ("started", "status running")
@@ -251,7 +252,7 @@ def test_a_failed_run_is_tried_again_and_a_cancelled_one_is_not(stack: Stack, ti
     assert swept()[place][1].endswith("was cancelled")
     job = at_version(read_jobs().found["cpu"], "r", "1")
     tag(stack, "r", "1", status="error", error="input", job=digest_job(job))
-    assert swept()[place] == ("skipped", "status error, and the job is as it was")
+    assert swept()[place] == ("skipped", "status error, and the job has not changed")
     write_job(here / "cpu.yaml", tiny.job(source="models:/r/1", seed=9))
     assert swept()[place] == ("started", "status error")
 

@@ -211,7 +211,7 @@ def test_as_a_model_of_triton(state: Path, model: Path, tmp_path: Path) -> None:
     assert config.parameters["intra_op_thread_count"].string_value == str(manifest["session"]["threads"])
     for key, value in manifest["session"]["entries"].items():
         assert f"not carried over: the entry {key}={value} of the session" in done.stdout
-    assert "models:/tiny-quantized/1, is in" in done.stdout and "config.pbtxt" in done.stdout
+    assert "(models:/tiny-quantized/1) to " in done.stdout and "config.pbtxt" in done.stdout
     (folder / "config.pbtxt").write_text("mine")
     done = exported(state, "--triton", str(repository))
     assert done.returncode == 2 and "has config.pbtxt changed since quantgate wrote it" in done.stderr

@@ -203,4 +203,4 @@ def test_a_worker_that_dies_or_stops_costs_its_candidate_and_not_the_run(
     assert run.wait(180) == 1
     refusal = json.loads((tmp_path / "result.json").read_text())["candidates"][0]["refusal"]
     assert refusal["kind"] == "infrastructure"
-    assert "has not been heard of since" in refusal["reason"]
+    assert "has sent no heartbeat since" in refusal["reason"]

@@ -26,5 +26,5 @@ def test_one_folder_and_what_belongs_to_it(
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(app, ["export", "m", "--target", "ort-cpu", *arguments])
     assert done.exit_code == 2
-    assert f"found:    {found}\n" in done.stderr and "fix:      name one of them\n" in done.stderr
+    assert f"found:    {found}\n" in done.stderr and "fix:      pass one of them\n" in done.stderr
     assert not list(tmp_path.iterdir()), "nothing was made"

@@ -67,7 +67,7 @@ def test_each_target_keeps_its_own_newest() -> None:
         (version(1, days=0.5), "younger than 1 days"),
         (version(1, tags={}), "not quantgate's"),
         (version(1, aliases=["shadow"]), "alias shadow"),
-        (version(1, tags=CPU | {JOURNAL: tag_of(Journal("moving"))}), "its promotion is going on"),
+        (version(1, tags=CPU | {JOURNAL: tag_of(Journal("moving"))}), "its promotion is in progress"),
     ],
 )
 def test_each_reason_alone_keeps_a_version(kept: Version, why: str) -> None:

@@ -274,7 +274,7 @@ def test_a_worker_does_orders_of_its_own_state_code_and_device_alone(
     monkeypatch.setattr(worker_steps, "resolve_source", lambda _: called.append("source"))
     with pytest.raises(InfrastructureError, match="another version of quantgate"):
         fulfil(job, replace(order, code="0" * 64))
-    with pytest.raises(InfrastructureError, match=r"found: a worker with the state folder .*another one"):
+    with pytest.raises(InfrastructureError, match=r"found: a worker with another state folder"):
         fulfil(job, replace(order, marker="0" * 32))
     with pytest.raises(InfrastructureError, match=r"found: a worker on Some CPU(.|\n)*expected: .*Other CPU"):
         fulfil(job, replace(order, device=replace(INVENTORY, cpu="Other CPU").device_key))
@@ -414,7 +414,7 @@ def _latency() -> Any:
 
 
 def test_each_hand_over_has_an_idempotency_key(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prefect's client repeats requests; the same order handed over again is another flow run."""
+    """Prefect's client repeats requests; the same order retried is another flow run."""
     keys: list[Any] = []
 
     def run_deployment(_: str, **options: Any) -> Any:
@@ -456,10 +456,10 @@ class Server:
         (Scheduled(), None, {"a"}, 0, [], None, None),
         (Scheduled(), None, {"a"}, 101, [0], "budget of 100 s was spent", "CANCELLED"),
         # Its own worker died, though another one lives.
-        (Running(), "a", {"b"}, 0, [10], "the worker a took it", "CANCELLING"),
-        (Pending(), "a", {"b"}, 0, [10], "the worker a took it", "CANCELLED"),
+        (Running(), "a", {"b"}, 0, [10], "the worker a took the order", "CANCELLING"),
+        (Pending(), "a", {"b"}, 0, [10], "the worker a took the order", "CANCELLED"),
         # It runs, and may run on though the budget is spent meanwhile; not for longer than that itself.
-        (Running(), "a", {"a"}, 101, [101], "it has run for 100 s on a", "CANCELLING"),
+        (Running(), "a", {"a"}, 101, [101], "the step has run for 100 s on a", "CANCELLING"),
     ],
 )
 def test_a_run_waits_no_longer_than_there_is_hope(
@@ -493,7 +493,7 @@ def test_a_run_waits_no_longer_than_there_is_hope(
     )
     assert [one.type.value for one in server.set] == ([cancelled] if cancelled else [])
     # Another worker may bring it to its end.
-    assert isinstance(handed.failure, WorkLost) == (reason in ("out of memory", "the worker a took it"))
+    assert isinstance(handed.failure, WorkLost) == (reason in ("out of memory", "the worker a took the order"))
 
 
 LOST = WorkLost(found="died", expected="life", fix="try again")
@@ -505,8 +505,8 @@ LATE = InfrastructureError(found="late", expected="an end", fix="wait")
     [
         ([{"a": None, "b": None}], {"a": "done", "b": "done"}),
         ([{"a": LOST, "b": None}, {"a": None}], {"a": "done", "b": "done"}),
-        ([{"a": LOST, "b": LOST}, {"a": None, "b": LATE}], {"a": "done", "b": "died; handed over again: late"}),
-        ([{"a": LOST, "b": LATE}, {"a": LOST}], {"a": "died; handed over again: died", "b": "late"}),
+        ([{"a": LOST, "b": LOST}, {"a": None, "b": LATE}], {"a": "done", "b": "died; retried: late"}),
+        ([{"a": LOST, "b": LATE}, {"a": LOST}], {"a": "died; retried: died", "b": "late"}),
     ],
 )
 def test_work_that_was_lost_is_handed_over_once_more(
