@@ -76,7 +76,7 @@ FILES: list[Case] = [
         "another file with --out",
     ),
     (("init", "models:/m/1", "--out", "{}/no/j.yaml"), {}, 2, "no/j.yaml: no such folder", "mkdir -p"),
-    (("watch", "{}"), {"QUANTGATE_JOBS": "{}/no"}, 2, "no such folder", "make it"),
+    (("watch", "{}"), {"QUANTGATE_JOBS": "{}/no"}, 2, "no such folder", "create the folder"),
 ]
 SERVERS: list[Case] = [
     (("init", "models:/m/1", "--out", "{}/new.yaml"), {}, 2, "no recorded runs: ", "MLFLOW_TRACKING_URI"),
