@@ -100,7 +100,7 @@ def test_on_another_machine_it_is_built_again(
     """As it was approved, with its times where they were taken; and the warning says what differs."""
     manifest = write_version(tmp_path)
     monkeypatch.setattr(load, "gpu_here", lambda: GPU | {key: "other"})
-    with pytest.warns(UserWarning, match=rf"stale: .* other, built with {GPU[key]}; it is built again from model.onnx"):
+    with pytest.warns(UserWarning, match=rf"stale: .* other, built with {GPU[key]}; it is rebuilt from model.onnx"):
         engine = load.open_version(tmp_path, manifest)
     assert engine.inputs[0].shape == (-1, 3), "that which was built"
     assert builder.asked == [

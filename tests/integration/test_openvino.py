@@ -68,7 +68,7 @@ def no_device(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_without_the_package_every_use_is_refused(uninstalled: None, tiny: Tiny) -> None:
-    words = "no onnxruntime-ep-openvino is installed"
+    words = "onnxruntime-ep-openvino is not installed"
     uses: list[Callable[[], object]] = [
         openvino.find_device,
         lambda: open_session(tiny.model, OPENVINO).__enter__(),
@@ -115,11 +115,11 @@ def test_a_plugin_that_another_registered_is_used(no_device: list[str], monkeypa
 def test_doctor_and_candidates_say_why(uninstalled: None, tiny: Tiny) -> None:
     state = {row[0]: row[1:] for row in target_rows()}
     assert state["ort-openvino"][0] == "no"
-    assert "no onnxruntime-ep-openvino is installed" in state["ort-openvino"][1]
+    assert "onnxruntime-ep-openvino is not installed" in state["ort-openvino"][1]
     assert state["ort-openvino"][2].endswith(f"install {openvino.DISTRIBUTION}=={openvino.VERSION}")
     job = parse_job(tiny.job(target="ort-openvino", candidates="default"), base=Path())
     here = {row[0]: row[2] for row in candidate_rows(job)}
-    assert here["int8-static-mse-pc@ort-openvino"].startswith("refused: no onnxruntime-ep-openvino")
+    assert here["int8-static-mse-pc@ort-openvino"].startswith("refused: onnxruntime-ep-openvino is not installed")
     assert here["int8-static-mse-pc@ort-cpu"] == "yes"
 
 
