@@ -162,9 +162,9 @@ FAULTS: dict[str, tuple[str, Callable[[Bench], Pair], str, str | None, list[str]
         "no_duplicates",
         ["128 of 256 samples (50.0%)", "remove or replace 128 repeated samples"],
     ),
-    "5 % of the evaluation set leaked": ("texts", leaked_exactly, "refused", "no_leakage", ["50 of 128 samples in"]),
+    "5 % of the evaluation set leaked": ("texts", leaked_exactly, "refused", "no_leakage", ["50 of 128 samples are in"]),
     "leaked, a token changed": ("texts", leaked_with_another_token, "refused", "no_leakage", ["nearly the same"]),
-    "leaked digits": ("digits", leaked_exactly, "refused", "no_leakage", ["50 of 128 samples in"]),
+    "leaked digits": ("digits", leaked_exactly, "refused", "no_leakage", ["50 of 128 samples are in"]),
     "leaked digits with noise": ("digits", leaked_with_noise, "refused", "no_leakage", ["50 nearly the same"]),
     "tweets": ("texts", from_elsewhere("tweets"), "refused", "same_representation", ["squared discrepancy 0."]),
     "product reviews": ("texts", from_elsewhere("amazonReviewSnippets"), "refused", "same_representation", []),
@@ -220,9 +220,9 @@ def another_kind(path: Path, arrays: dict[str, NDArray[np.generic]]) -> None:
     ("write", "words"),
     [
         (wrong_dtype, "input_ids is int32"),
-        (empty, "is no npz archive but an empty file"),
+        (empty, "is an empty file, not an npz archive"),
         (no_samples, "has no samples"),
-        (another_kind, "is no npz archive but a Parquet file"),
+        (another_kind, "is a Parquet file, not an npz archive"),
     ],
 )
 def test_a_file_that_is_no_data_is_an_error_of_the_file(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +20,6 @@ from validators.job.job_data import CalibrationBounds
 from validators.samples.datasets import Samples
 from validators.samples.drift import Comparison, Vector
 from validators.samples.near_duplicates import allow_by_chance, find_near_duplicates, find_near_duplicates_within
-from validators.samples.sample_statistics import count_nonfinite, differs_from_first
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -62,7 +62,8 @@ class CalibrationEvidence:
     - `label`, `slice.name`: only if they are judged
     - `nearest other`: distance in the representation; NaN for samples that were not run through the model
     - `representation`: coordinate along the first component of the representation
-    - by input, `input.differs from first` (0 or 1), `input.not finite` (a count, float inputs only) and `input.statistic`
+    - by input, `input.statistic`
+    - the columns of the checks (`CalibrationCheck.columns`)
 
     `groups` maps `label` and each `slice.name` to the reference's sample count of each value. `comparisons` use the reference
     rows that `compared` names (empty: all rows). `medians` holds the median of each statistic over the calibration samples and
@@ -90,8 +91,11 @@ def gather_evidence(
     bounds: CalibrationBounds,
     *,
     seed: int,
+    columns_of_checks: Mapping[str, NDArray[Any]] = MappingProxyType({}),
 ) -> CalibrationEvidence:
     """Gather the evidence for the checks from the samples and from the model's view of them.
+
+    `columns_of_checks` are columns of the table that the checks compute themselves.
 
     Raises:
         DataError: an input of the reference has a finite value in no sample.
@@ -111,10 +115,7 @@ def gather_evidence(
         columns["group in evaluation"] = leaks.in_groups.astype(int)
     columns |= {name: _group_columns(calibration)[name] for name in groups}
     is_float = {name: array.dtype.kind == "f" for name, array in calibration.inputs.items()}
-    for name, array in calibration.inputs.items():
-        columns[f"{name}.differs from first"] = differs_from_first(array)
-        if is_float[name]:
-            columns[f"{name}.not finite"] = count_nonfinite(array)
+    columns |= columns_of_checks
     seen = None if view is None else see(view, bounds, seed)
     if seen is not None:
         rows = seen.view.calibration.rows

@@ -8,15 +8,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from html import escape
 from pathlib import Path
+from typing import Any
 
-from validators.calibration.descriptions import ExpectationResult, Severity
+from validators.calibration import gx_expectations, model_expectations
+from validators.calibration.checks.catalog import list_expected
+from validators.calibration.checks.check import ExpectationResult, Expected, Severity
 from validators.calibration.evidence import CalibrationEvidence
 from validators.calibration.offline_pages import make_offline, write_alone
 from validators.calibration.quiet_import import quiet_import
-from validators.calibration.suite import list_expectations
 
 with quiet_import():
     import great_expectations as gx
+    import great_expectations.expectations as built_in
     from great_expectations.checkpoint.actions import UpdateDataDocsAction
     from great_expectations.core.expectation_validation_result import ExpectationSuiteValidationResult
     from great_expectations.data_context.types.base import (
@@ -24,6 +27,7 @@ with quiet_import():
         InMemoryStoreBackendDefaults,
         ProgressBarsConfig,
     )
+    from great_expectations.expectations.expectation import Expectation
 
 NAME = "calibration"
 PAGE = "calibration.html"
@@ -58,7 +62,7 @@ def run_checkpoint(evidence: CalibrationEvidence, page_folder: Path) -> tuple[li
     batch = (
         context.data_sources.add_pandas(NAME).add_dataframe_asset("samples").add_batch_definition_whole_dataframe("all")
     )
-    suite = context.suites.add(gx.ExpectationSuite(name=NAME, expectations=list(list_expectations(evidence))))
+    suite = context.suites.add(gx.ExpectationSuite(name=NAME, expectations=list(_make_expectations(evidence))))
     validation = context.validation_definitions.add(gx.ValidationDefinition(name=NAME, data=batch, suite=suite))
     action = UpdateDataDocsAction(name="write the page", site_names=[NAME])
     checkpoint = context.checkpoints.add(
@@ -73,6 +77,28 @@ def run_checkpoint(evidence: CalibrationEvidence, page_folder: Path) -> tuple[li
     write_alone(pages.pop(), page_folder / PAGE)
     (result,) = run.run_results.values()
     return list(_read_results(result)), page_folder / PAGE
+
+
+def _make_expectations(evidence: CalibrationEvidence) -> Iterator[Expectation]:
+    for check, expected in list_expected(evidence):
+        yield _find_class(expected.expectation)(**_keywords(check, expected))
+
+
+def _find_class(name: str) -> Any:
+    modules: tuple[Any, ...] = (gx_expectations, model_expectations, built_in)
+    return next(getattr(module, name) for module in modules if hasattr(module, name))
+
+
+def _keywords(check: str, expected: Expected) -> dict[str, Any]:
+    """Return the keywords of an expectation. Column names and texts are escaped, because Data Docs does not escape them."""
+    column = {"column": escape(expected.column)} if expected.column else {}
+    return {
+        **column,
+        **expected.arguments,
+        "severity": expected.severity,
+        "description": escape(f"{check} ({expected.severity}): {expected.text}", quote=False),
+        "meta": {"check": check, "subject": expected.subject},
+    }
 
 
 def _find_pages(folder: Path) -> set[Path]:

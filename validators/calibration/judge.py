@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 from typing import Literal
 
-from validators.calibration.descriptions import describe_checks
+from validators.calibration.checks.catalog import describe_checks, measure_columns
 from validators.calibration.evidence import CalibrationEvidence, gather_evidence
 from validators.calibration.model_view import ModelView
 from validators.job.job_data import CalibrationBounds
@@ -68,7 +68,8 @@ def judge_calibration(
     Raises:
         DataError: an input of the reference has a finite value in no sample, so that nothing can be compared with it.
     """
-    evidence = gather_evidence(calibration, evaluation, traffic, view, bounds, seed=seed)
+    columns = measure_columns(calibration)
+    evidence = gather_evidence(calibration, evaluation, traffic, view, bounds, seed=seed, columns_of_checks=columns)
     with _ONE_AT_A_TIME:
         from validators.calibration.gx_checkpoint import run_checkpoint  # imports Great Expectations: 4 s
 

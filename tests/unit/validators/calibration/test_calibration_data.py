@@ -18,7 +18,8 @@ import pandas as pd
 import pytest
 from numpy.typing import NDArray
 
-from validators.calibration.descriptions import DESCRIPTIONS, OPTIONAL, ExpectationResult, Severity, describe_checks
+from validators.calibration.checks.catalog import CHECKS, describe_checks, measure_columns
+from validators.calibration.checks.check import ExpectationResult, Severity
 from validators.calibration.disjoint import MAX_REFERENCE_SAMPLES
 from validators.calibration.evidence import CalibrationEvidence, Leaks, gather_evidence
 from validators.calibration.judge import conclude, judge_calibration
@@ -188,8 +189,8 @@ def test_a_planted_fault_is_caught_by_the_check_that_names_it(
 
 def test_every_check_speaks_and_only_a_failed_one_asks_for_something(verdicts: dict[str, CalibrationVerdict]) -> None:
     for verdict in verdicts.values():
-        given = (set(DESCRIPTIONS) - OPTIONAL) | {"labels_covered"}
-        assert [check.name for check in verdict.checks] == [name for name in DESCRIPTIONS if name in given]
+        expected = [check.name for check in CHECKS if not check.is_optional or check.name == "labels_covered"]
+        assert [check.name for check in verdict.checks] == expected
         for check in verdict.checks:
             assert check.found and check.expected and bool(check.fix) != check.passed, check
 
@@ -235,7 +236,8 @@ def test_traffic_is_the_reference_and_evaluation_still_the_place_of_leaks(tmp_pa
 def test_a_fault_of_the_program_is_no_verdict_on_the_data(tmp_path: Path, verdicts: object) -> None:
     from validators.calibration.gx_checkpoint import run_checkpoint
 
-    evidence = gather_evidence(CLEAN, EVALUATION, None, None, BOUNDS, seed=7)
+    columns = measure_columns(CLEAN)
+    evidence = gather_evidence(CLEAN, EVALUATION, None, None, BOUNDS, seed=7, columns_of_checks=columns)
     with pytest.raises(RuntimeError, match=r"expect_column_to_follow_reference on pixels\.std"):
         run_checkpoint(replace(evidence, table=evidence.table.drop(columns="pixels.std")), tmp_path)
 
