@@ -48,7 +48,7 @@ from validators.job.candidate_name import Candidate, decode  # noqa: E402
 from validators.job.read_job import parse_job  # noqa: E402
 from validators.records.run import SessionSettings  # noqa: E402
 from validators.samples.datasets import Arrays, load_samples  # noqa: E402
-from validators.samples.given import Evidence, Given  # noqa: E402
+from validators.samples.run_inputs import Evidence, RunInputs  # noqa: E402
 from validators.targets import BUILT_IN, facts_of  # noqa: E402
 
 RESULTS = HERE / "results"
@@ -163,7 +163,7 @@ def open_bench(model: str, opset: int, folder: Path) -> Bench:
     calibration = load_samples(folder / "calibration.npz", inputs, label="label", role="calibration")
     evaluation = load_samples(folder / "evaluation.npz", inputs, label="label", role="evaluation")
     evidence = Evidence(inputs, output, calibration, evaluation, None, None, np.zeros(SAMPLES, bool))
-    materials = materials_of(run, Given(source, evidence), take_inventory("ort-cpu"))
+    materials = materials_of(run, RunInputs(source, evidence), take_inventory("ort-cpu"))
     batch = next(evaluation.batches(SAMPLES))
     settings = session_settings(decode("fp32-fused@ort-cpu"), 1)
     return Bench(

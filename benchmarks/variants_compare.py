@@ -25,7 +25,7 @@ from validators.digests import digest_model
 from validators.errors import CandidateRefused
 from validators.records.measurements import Accuracy, Estimate
 from validators.records.run import Inventory, Refusal, Trial, Variant
-from validators.samples.given import Given
+from validators.samples.run_inputs import RunInputs
 
 
 @dataclass(frozen=True)
@@ -41,55 +41,69 @@ class Shape:
 def compare(case: Case, folder: Path) -> Shape:
     """Candidates and rivals of one model at one shape."""
     run = start_run(case.job)
-    given, inventory = gather_given(run)
-    baseline = measure_baseline(run, given, inventory)
-    trials = judge_trials(run, given, baseline, measured(run, given, inventory, made(run, given, inventory, baseline)))
-    recovered = recover_trials(run, given, inventory, baseline, trials)
+    run_inputs, inventory = gather_given(run)
+    baseline = measure_baseline(run, run_inputs, inventory)
+    trials = judge_trials(
+        run, run_inputs, baseline, measured(run, run_inputs, inventory, made(run, run_inputs, inventory, baseline))
+    )
+    recovered = recover_trials(run, run_inputs, inventory, baseline, trials)
     trials += recovered.trials
     choice = next(iter(rank_passing(run.job, trials)), None)
 
     # A rival need be no smaller, and nothing is asked of its kernels: it only has to be right, and fast.
     gates = run.job.gates.model_copy(update={"min_speedup": None, "min_coverage": None, "max_size_ratio": None})
     eased = replace(run, job=run.job.model_copy(update={"gates": gates}))
-    rivals = tuple(rival(eased, given, inventory, baseline, name, folder, case.calibration_batch) for name in RIVALS)
-    rivals = judge_trials(eased, given, baseline, measured(eased, given, inventory, rivals))
+    rivals = tuple(
+        rival(eased, run_inputs, inventory, baseline, name, folder, case.calibration_batch) for name in RIVALS
+    )
+    rivals = judge_trials(eased, run_inputs, baseline, measured(eased, run_inputs, inventory, rivals))
     against = {}
     if choice is not None and choice.variant is not None:
-        against["fp32"] = versus(run, given, inventory, baseline_variant(run, given), choice.variant)
+        against["fp32"] = versus(run, run_inputs, inventory, baseline_variant(run, run_inputs), choice.variant)
         for one in rivals:
             if one.outcome == "passed" and one.variant:
-                against[one.candidate] = versus(run, given, inventory, one.variant, choice.variant)
+                against[one.candidate] = versus(run, run_inputs, inventory, one.variant, choice.variant)
     rows = [row(trial) for trial in (*rivals, *trials)]
     return Shape(choice, against, rows)
 
 
 def rival(
-    run: Run, given: Given, inventory: Inventory, baseline: Accuracy, name: str, folder: Path, calibration_batch: int
+    run: Run,
+    run_inputs: RunInputs,
+    inventory: Inventory,
+    baseline: Accuracy,
+    name: str,
+    folder: Path,
+    calibration_batch: int,
 ) -> Trial:
     """A rival's trial up to its accuracy; its file is made once for all shapes."""
     place = folder / name.replace(" ", "-").replace(",", "")
     path = place / "model.onnx"
     if not path.exists():
         place.mkdir(parents=True, exist_ok=True)
-        reason = make(name, given.source.onnx_path, run.job.data.calibration, calibration_batch, path)
+        reason = make(name, run_inputs.source.onnx_path, run.job.data.calibration, calibration_batch, path)
         if reason:
             return Trial(name, outcome="refused", refusal=Refusal("unsupported", reason))
-    session = baseline_variant(run, given, inventory).session
+    session = baseline_variant(run, run_inputs, inventory).session
     variant = Variant(name, path, digest_model(path), model_bytes(path), session)
-    batch = request_batch(given.evidence, run.job.measurement.points[0])
+    batch = request_batch(run_inputs.evidence, run.job.measurement.points[0])
     try:
         coverage = measure_coverage(path, session, batch)
         accuracy, _ = measure_accuracy(
-            run, given.evidence, inventory, variant, Reference(baseline, baseline_variant(run, given, inventory))
+            run,
+            run_inputs.evidence,
+            inventory,
+            variant,
+            Reference(baseline, baseline_variant(run, run_inputs, inventory)),
         )
     except CandidateRefused as error:
         return Trial(name, outcome="refused", refusal=Refusal(error.kind, error.found))
     return Trial(name, variant=variant, coverage=coverage, accuracy=accuracy)
 
 
-def versus(run: Run, given: Given, inventory: Inventory, rival: Variant, choice: Variant) -> Estimate:
+def versus(run: Run, run_inputs: RunInputs, inventory: Inventory, rival: Variant, choice: Variant) -> Estimate:
     """How many times faster the choice is, the two in turn."""
-    latency, _ = latency_of(run, given, inventory, rival, choice, run.job.measurement.points[0])
+    latency, _ = latency_of(run, run_inputs, inventory, rival, choice, run.job.measurement.points[0])
     return latency.speedup
 
 

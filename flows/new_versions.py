@@ -7,7 +7,7 @@ from prefect.states import Completed, Failed
 
 from tasks.champion.settle_approvals import settle_approvals
 from tasks.service.job_files import Jobs, read_jobs
-from tasks.service.new_versions import Intake, publish_intake, sentence, sweep_registry, take_version
+from tasks.service.new_versions import VersionOutcome, publish_intake, sentence, sweep_registry, take_version
 
 
 @flow(name="new version", flow_run_name="{name} version {version}")
@@ -36,7 +36,7 @@ def sweep() -> State[None]:
     return state_of(taken, jobs)
 
 
-def state_of(taken: list[Intake], jobs: Jobs) -> State[None]:
+def state_of(taken: list[VersionOutcome], jobs: Jobs) -> State[None]:
     """Return the state that the Prefect UI shows: failed if a person must act, after all other work was done."""
     message = sentence(taken, jobs)
     if jobs.broken or any(one.outcome == "failed" for one in taken):

@@ -45,7 +45,7 @@ from validators.job.job import Job
 from validators.records.measurements import Accuracy
 from validators.records.result import Result
 from validators.records.run import Inventory, Trial
-from validators.samples.given import Given
+from validators.samples.run_inputs import RunInputs
 
 # Two candidates at a time, with half of the threads each: quantizers compute on one core.
 CANDIDATES_AT_A_TIME = 2
@@ -79,14 +79,14 @@ def quantize(job: Job, promote: bool = True, replace_device: bool = False) -> St
 def quantized(run: Run, status: SourceOutcome, *, promote: bool, replace_device: bool) -> Result:
     """Do all steps of a run and return its result."""
     job = run.job
-    given, inventory = gather_given(run)
+    run_inputs, inventory = gather_given(run)
     with recorded(run, "run") as record:
         status.run = record
-        findings = judge_evidence(run, given, inventory, record)
+        findings = judge_evidence(run, run_inputs, inventory, record)
         assert findings.calibration is not None
         if findings.calibration.outcome != "refused":
             findings = judge_candidates(
-                run, given, findings, promote=promote, replace_device=replace_device, record=record
+                run, run_inputs, findings, promote=promote, replace_device=replace_device, record=record
             )
             record_trials(run, record, findings.trials)
         findings = replace(findings, footprint=run.footprint.read())
@@ -105,9 +105,9 @@ def validate(job: Job) -> State[Result]:
         job: Only its source and its data are used.
     """
     run = start_run(job)
-    given, inventory = gather_given(run)
+    run_inputs, inventory = gather_given(run)
     with recorded(run, "validation") as record:
-        findings = judge_evidence(run, given, inventory, record)
+        findings = judge_evidence(run, run_inputs, inventory, record)
         page = publish_report(run, record, findings, conclude_validation(job, findings, run.clock))
         result = conclude_validation(job, replace(findings, report=page), run.clock)
         close_run(run, record, result, page)
@@ -122,60 +122,67 @@ def suggest_calibration(job: Job, pool: Path, size: int, target: Path) -> Sugges
     return suggest_calibration_data(run, resolve_source(run), pool, size, target)
 
 
-def gather_given(run: Run) -> tuple[Given, Inventory]:
+def gather_given(run: Run) -> tuple[RunInputs, Inventory]:
     """Load the source, the inventory of the target, and the samples: steps 1 to 3, first half."""
     source = resolve_source(run)
     inventory = inventory_of_target(run)
-    return Given(source, load_data(run, source)), inventory
+    return RunInputs(source, load_data(run, source)), inventory
 
 
-def judge_evidence(run: Run, given: Given, inventory: Inventory, record: str) -> Findings:
+def judge_evidence(run: Run, run_inputs: RunInputs, inventory: Inventory, record: str) -> Findings:
     """Judge the calibration data before any candidate is built: step 3, second half."""
-    calibration = judge_calibration_data(run, given)
-    record_evidence(run, record, given, inventory, calibration)
-    return Findings(source=given.source, inventory=inventory, calibration=calibration)
+    calibration = judge_calibration_data(run, run_inputs)
+    record_evidence(run, record, run_inputs, inventory, calibration)
+    return Findings(source=run_inputs.source, inventory=inventory, calibration=calibration)
 
 
 def judge_candidates(
-    run: Run, given: Given, findings: Findings, *, promote: bool, replace_device: bool, record: str
+    run: Run, run_inputs: RunInputs, findings: Findings, *, promote: bool, replace_device: bool, record: str
 ) -> Findings:
     """Try, judge and recover the candidates beside the baseline; confirm and promote the best: steps 4 to 8."""
     assert findings.inventory is not None
     inventory = findings.inventory
-    champion = look_up_champion(run, given)
+    champion = look_up_champion(run, run_inputs)
     if promote and not replace_device:
         warn_of_device(inventory, champion)
-    baseline = at_target(BASELINE, run, given, inventory)
+    baseline = at_target(BASELINE, run, run_inputs, inventory)
 
-    trials = tried(run, given, inventory, baseline)
-    trials = judge_trials(run, given, baseline, trials)
-    recovered = at_target(RECOVERY, run, given, inventory, baseline, trials)
+    trials = tried(run, run_inputs, inventory, baseline)
+    trials = judge_trials(run, run_inputs, baseline, trials)
+    recovered = at_target(RECOVERY, run, run_inputs, inventory, baseline, trials)
     trials = merge_copies(trials + recovered.trials)
     findings = replace(
         findings,
         baseline=baseline,
-        baseline_bytes=model_bytes(given.source.onnx_path),
+        baseline_bytes=model_bytes(run_inputs.source.onnx_path),
         trials=trials,
         recovery=recovered.recovery,
         champion_before=champion,
     )
 
-    trials = at_target(OWN_STEP, run, given, inventory, record, trials)
-    confirmation = at_target(CONFIRMATION, run, given, inventory, baseline, trials)
+    trials = at_target(OWN_STEP, run, run_inputs, inventory, record, trials)
+    confirmation = at_target(CONFIRMATION, run, run_inputs, inventory, baseline, trials)
     findings = replace(findings, trials=confirmation.trials)
     if confirmation.winner is None:
         return findings
-    follow = partial(challenge, run, given, promote=promote, replace_device=replace_device, record=record)
+    follow = partial(challenge, run, run_inputs, promote=promote, replace_device=replace_device, record=record)
     try:
         return follow(findings, confirmation.winner)
     except ChampionMoved as moved:
         log.info("%s: comparing the winner with the new champion", moved.found)
-    findings = replace(findings, champion_before=look_up_champion(run, given))
+    findings = replace(findings, champion_before=look_up_champion(run, run_inputs))
     return follow(findings, confirmation.winner)
 
 
 def challenge(
-    run: Run, given: Given, findings: Findings, winner: Trial, *, promote: bool, replace_device: bool, record: str
+    run: Run,
+    run_inputs: RunInputs,
+    findings: Findings,
+    winner: Trial,
+    *,
+    promote: bool,
+    replace_device: bool,
+    record: str,
 ) -> Findings:
     """Compare the winner with the champion; promote it if it passes and is approved: steps 7, second half, and 8.
 
@@ -188,47 +195,47 @@ def challenge(
         winner = judge_device(inventory, winner, champion, replace_device=replace_device)
         if winner.outcome != "passed":
             return replace(findings, best=winner)
-    best = at_target(CHAMPION, run, given, inventory, findings.baseline, winner, champion)
+    best = at_target(CHAMPION, run, run_inputs, inventory, findings.baseline, winner, champion)
     findings = replace(findings, best=best)
     if best.outcome != "passed" or not promote or run.job.source_is_file:
         return findings
     assert best.variant is not None
-    said = sign_off(run, given, record, findings)
+    said = sign_off(run, run_inputs, record, findings)
     findings = replace(findings, sign_off=said)
     if said is not None and said.decision == "rejected":
         return findings
     required = required_gates(run.job, best.candidate) | champion_gates(best.variant.digest, champion)
     approval = Approval(best, inventory.device_key, required, sign_off=said)
-    champion = at_target(PROMOTION, run, given, inventory, approval, champion, record)
+    champion = at_target(PROMOTION, run, run_inputs, inventory, approval, champion, record)
     return replace(findings, champion=champion)
 
 
-def tried(run: Run, given: Given, inventory: Inventory, baseline: Accuracy) -> tuple[Trial, ...]:
+def tried(run: Run, run_inputs: RunInputs, inventory: Inventory, baseline: Accuracy) -> tuple[Trial, ...]:
     """Make, check and time every candidate, in this process or on the workers of its target: step 5."""
     if hands_to_workers():
         trials = merge_copies(try_candidates(run, inventory, baseline))
-        trials = measure_saturation(run, given, inventory, trials)
+        trials = measure_saturation(run, run_inputs, inventory, trials)
     else:
-        trials = merge_copies(made(run, given, inventory, baseline))
-        trials = measure_saturation(run, given, inventory, trials)
-        trials = measured(run, given, inventory, trials)
-    return at_target(BESIDE_FP16, run, given, inventory, trials)
+        trials = merge_copies(made(run, run_inputs, inventory, baseline))
+        trials = measure_saturation(run, run_inputs, inventory, trials)
+        trials = measured(run, run_inputs, inventory, trials)
+    return at_target(BESIDE_FP16, run, run_inputs, inventory, trials)
 
 
-def made(run: Run, given: Given, inventory: Inventory, baseline: Accuracy) -> tuple[Trial, ...]:
+def made(run: Run, run_inputs: RunInputs, inventory: Inventory, baseline: Accuracy) -> tuple[Trial, ...]:
     """Make every candidate and measure its coverage and accuracy, several at a time."""
     # Simulations take longest: started last, they would leave the other core idle.
     by_length = sorted(run.job.candidate_names, key=lambda name: not decode(name).is_simulated)
-    futures = {name: make_candidate.submit(run, given, inventory, baseline, name) for name in by_length}
+    futures = {name: make_candidate.submit(run, run_inputs, inventory, baseline, name) for name in by_length}
     return tuple(trial_of(name, futures[name].result(raise_on_failure=False)) for name in run.job.candidate_names)
 
 
-def measured(run: Run, given: Given, inventory: Inventory, trials: tuple[Trial, ...]) -> tuple[Trial, ...]:
+def measured(run: Run, run_inputs: RunInputs, inventory: Inventory, trials: tuple[Trial, ...]) -> tuple[Trial, ...]:
     """Measure the latency of every trial, one after the other: nothing else of the run computes meanwhile."""
     return tuple(
         trial_of(
             trial.candidate,
-            measure_latency(run, given, inventory, trial, return_state=True).result(raise_on_failure=False),
+            measure_latency(run, run_inputs, inventory, trial, return_state=True).result(raise_on_failure=False),
         )
         for trial in trials
     )

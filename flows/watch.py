@@ -8,7 +8,7 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 from pydantic import Field
 
-from tasks.watch.evidence import Looked
+from tasks.watch.evidence import Observation
 from tasks.watch.watch import look, watched_jobs
 
 JobName = Annotated[
@@ -17,7 +17,7 @@ JobName = Annotated[
 
 
 @flow(name="watch", flow_run_name="{job_name}")
-def watch(job_name: JobName = None) -> State[tuple[Looked, ...]]:
+def watch(job_name: JobName = None) -> State[tuple[Observation, ...]]:
     """Look at recent traffic of every watched champion, or of one job's: drift, saturation, agreement with the source.
 
     When a bound of the job's `watch` section is exceeded, it raises an alarm and, if the job says so, starts a
@@ -28,7 +28,7 @@ def watch(job_name: JobName = None) -> State[tuple[Looked, ...]]:
     return state_of(looks)
 
 
-def state_of(looks: tuple[Looked, ...]) -> State[tuple[Looked, ...]]:
+def state_of(looks: tuple[Observation, ...]) -> State[tuple[Observation, ...]]:
     """Return the state that the Prefect UI shows: failed if a look failed, else named after the most severe outcome."""
     told = "; ".join(f"{one.job}: {one.told}" for one in looks) or "no job has a `watch` section"
     outcomes = {one.outcome for one in looks}

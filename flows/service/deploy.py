@@ -9,11 +9,11 @@ from rich.console import Console
 
 from tasks.run.prefect_server import server_client
 from tasks.run.settings import check_server
-from tasks.workers.deployments import Made, apply_automation, apply_deployments, deployment_file
+from tasks.workers.deployments import DeployedObject, apply_automation, apply_deployments, deployment_file
 from tasks.workers.run_pool import apply_pool, zombie_automation
 
 
-def deploy(console: Console, job_template: Path | None = None, runs: int | None = None) -> list[Made]:
+def deploy(console: Console, job_template: Path | None = None, runs: int | None = None) -> list[DeployedObject]:
     """Create or update the pool, deployments and automations on the server of `PREFECT_API_URL`, and print each outcome.
 
     Raises:
@@ -28,7 +28,7 @@ def deploy(console: Console, job_template: Path | None = None, runs: int | None 
         return [*done, _print(console, apply_automation(client, zombie_automation(ours)))]
 
 
-def _print(console: Console, made: Made) -> Made:
+def _print(console: Console, made: DeployedObject) -> DeployedObject:
     address = f"  {get_current_settings().ui_url or ''}{made.path}" if made.path else ""
     line = f"{made.outcome:<10} {made.name}{f': {made.detail}' if made.detail else ''}{address}"
     console.print(line, highlight=False, markup=False, soft_wrap=True)

@@ -28,7 +28,7 @@ _PAGE = 200
 
 
 @dataclass(frozen=True)
-class Waiting:
+class PendingApproval:
     """A run that waits for an approval: what it would promote, since when and until when (UTC)."""
 
     id: UUID
@@ -40,7 +40,7 @@ class Waiting:
     expires: str
 
 
-def list_waiting() -> list[Waiting]:
+def list_waiting() -> list[PendingApproval]:
     """Return the runs that wait for an approval, longest wait first.
 
     Raises:
@@ -51,7 +51,7 @@ def list_waiting() -> list[Waiting]:
         return sorted(map(_waiting, _suspended(client)), key=lambda one: one.since)
 
 
-def answer_approval(run: str, decision: str, *, who: str, comment: str) -> Waiting:
+def answer_approval(run: str, decision: str, *, who: str, comment: str) -> PendingApproval:
     """Resume the waiting run with this id or name with an answer, and return the run.
 
     Raises:
@@ -96,10 +96,10 @@ def _suspended(client: SyncPrefectClient) -> list[FlowRun]:
             return [run for run in found if CANDIDATE_LABEL in run.labels]
 
 
-def _waiting(run: FlowRun) -> Waiting:
+def _waiting(run: FlowRun) -> PendingApproval:
     job = run.parameters["job"]
     expires = run.state.state_details.pause_timeout if run.state else None
-    return Waiting(
+    return PendingApproval(
         id=run.id,
         name=run.name,
         source=str(job["source"]),

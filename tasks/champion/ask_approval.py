@@ -24,7 +24,7 @@ from validators.plain_text import as_markdown
 from validators.records.result import Result
 from validators.records.run import Champion, device_class
 from validators.records.verdicts import SignOff
-from validators.samples.given import Given
+from validators.samples.run_inputs import RunInputs
 
 DEPLOYMENT = "quantize/on-demand"
 # Label of the flow run, so that listing waiting runs need not read artifacts.
@@ -62,7 +62,7 @@ def check_approval(run: Run) -> None:
         )
 
 
-def sign_off(run: Run, given: Given, record: str, findings: Findings) -> SignOff | None:
+def sign_off(run: Run, run_inputs: RunInputs, record: str, findings: Findings) -> SignOff | None:
     """Return the answer about the winner; None if no approval is required, or the winner is the champion already.
 
     The first call for a winner and a champion does not return: it suspends the flow run and ends the process. The flow run
@@ -76,7 +76,7 @@ def sign_off(run: Run, given: Given, record: str, findings: Findings) -> SignOff
     question = question_key(digest, champion)
     said = _answer(question, digest, champion)
     if said is None:
-        _ask(run, given, record, findings, question)
+        _ask(run, run_inputs, record, findings, question)
         raise AssertionError("the flow run goes on without an answer")
     log.info("%s: %s", best.candidate, said)
     return said
@@ -110,10 +110,10 @@ def _answer(question: str, digest: str, champion: Champion | None) -> SignOff | 
     )
 
 
-def _question(run: Run, given: Given, findings: Findings, result: Result, address: str | None) -> str:
+def _question(run: Run, run_inputs: RunInputs, findings: Findings, result: Result, address: str | None) -> str:
     best, champion = findings.best, findings.champion_before
     assert best is not None and best.variant is not None
-    place = champion_place(run, given)
+    place = champion_place(run, run_inputs)
     replaces = f"version {champion.version}, {champion.candidate}" if champion else "nothing: it would be the first"
     assert findings.inventory is not None
     if champion and champion.device and device_class(champion.device) != device_class(findings.inventory.device_key):
@@ -121,7 +121,7 @@ def _question(run: Run, given: Given, findings: Findings, result: Result, addres
     return question_markdown(result, best.variant.digest, f"{place.name}@{place.alias}", replaces, address)
 
 
-def _ask(run: Run, given: Given, record: str, findings: Findings, question: str) -> None:
+def _ask(run: Run, run_inputs: RunInputs, record: str, findings: Findings, question: str) -> None:
     """Publish the question with the report, and suspend the flow run."""
     assert findings.best is not None
     seconds = max(1, round(run.job.approval.expires_hours * 3600))
@@ -129,7 +129,7 @@ def _ask(run: Run, given: Given, record: str, findings: Findings, question: str)
     result = conclude_awaiting(run.job, findings, run.clock, until)
     page = write_report(run, record, findings, result)
     address = record_awaiting(run, record, result, page)
-    text = _question(run, given, findings, result, address)
+    text = _question(run, run_inputs, findings, result, address)
     create_markdown_artifact(
         f"{text}\n{verdict_markdown(result)}", key="approval", description=as_markdown(result.reason)
     )

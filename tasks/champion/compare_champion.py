@@ -27,16 +27,16 @@ from validators.providers import TENSORRT
 from validators.records.libraries import Libraries
 from validators.records.measurements import Accuracy
 from validators.records.run import Champion, Inventory, SessionSettings, Trial, Variant
-from validators.samples.given import Given
+from validators.samples.run_inputs import RunInputs
 
 
 @step("look up champion")
-def look_up_champion(run: Run, given: Given) -> Champion | None:
+def look_up_champion(run: Run, run_inputs: RunInputs) -> Champion | None:
     """Return the present champion of the source's model on the job's target; None for a source that is a file."""
     if run.job.source_is_file:
         return None
     with run.clock.work("look up champion"):
-        champion = find_champion(run, given)
+        champion = find_champion(run, run_inputs)
     log.info("champion: %s", f"version {champion.version}, {champion.candidate}" if champion else "none yet")
     return champion
 
@@ -67,7 +67,7 @@ def warn_of_device(inventory: Inventory, champion: Champion | None) -> None:
 
 @step("compare with champion")
 def compare_with_champion(
-    run: Run, given: Given, inventory: Inventory, baseline: Accuracy, best: Trial, champion: Champion | None
+    run: Run, run_inputs: RunInputs, inventory: Inventory, baseline: Accuracy, best: Trial, champion: Champion | None
 ) -> Trial:
     """Return the best trial with the verdict against the champion; unchanged if it is the champion or there is none.
 
@@ -81,10 +81,10 @@ def compare_with_champion(
         try:
             holder, variant = contestants(run, champion, best.variant)
             if holder.session.provider == TENSORRT:
-                holder = with_engine(run, given, inventory, holder)
-            reference = Reference(baseline, baseline_variant(run, given, inventory))
-            accuracy, _ = measure_accuracy(run, given.evidence, inventory, holder, reference)
-            latency, _ = latency_of(run, given, inventory, holder, variant, run.job.measurement.points[0])
+                holder = with_engine(run, run_inputs, inventory, holder)
+            reference = Reference(baseline, baseline_variant(run, run_inputs, inventory))
+            accuracy, _ = measure_accuracy(run, run_inputs.evidence, inventory, holder, reference)
+            latency, _ = latency_of(run, run_inputs, inventory, holder, variant, run.job.measurement.points[0])
         except (CandidateRefused, VersionUnsound) as error:
             if isinstance(error, CandidateRefused) and error.kind == "infrastructure":
                 # Continuing would promote without a comparison with the champion.
@@ -93,15 +93,15 @@ def compare_with_champion(
             log.warning("%s", verdict.reason)
             return replace(best, verdicts=(*best.verdicts, verdict))
         # Prefer samples that did not choose the best, if the job keeps any.
-        kept = given.evidence.confirmation[:: accuracy.samples_a_row]
+        kept = run_inputs.evidence.confirmation[:: accuracy.samples_a_row]
         mask = kept if kept.any() else ~kept
         rows, best_rows = (np.load(one.scores_path)[mask] for one in (accuracy, best.accuracy))
         metric, confidence = job_metric(run.job), run.job.gates.confidence
-        keys = given.evidence.evaluation.clusters
+        keys = run_inputs.evidence.evaluation.clusters
         clusters = None if keys is None else number_clusters(keys[:: accuracy.samples_a_row][mask])
         drop, _ = estimate_drop(metric, rows, best_rows, confidence, seed=run.job.seed, clusters=clusters)
         verdict = judge_against_champion(
-            same_source=champion.source_digest == given.source.digest,
+            same_source=champion.source_digest == run_inputs.source.digest,
             drop=drop,
             speedup=latency.speedup,
             size_ratio=best.variant.size_bytes / holder.size_bytes,

@@ -6,7 +6,7 @@ import json
 
 from tasks.ptq.graph.edits import model_bytes
 from tasks.records.run_record import run_address
-from tasks.registry.champion_slot import Place
+from tasks.registry.champion_slot import ChampionSlot
 from tasks.run.context import Run
 from tasks.runtimes.runner import open_runner
 from tasks.serving.promoted import Promoted
@@ -14,16 +14,16 @@ from validators.gates.approval import Approval
 from validators.records.journal import now
 from validators.records.run import Inventory
 from validators.samples.datasets import Arrays
-from validators.samples.given import Given
+from validators.samples.run_inputs import RunInputs
 
 
 def describe_version(
     run: Run,
-    given: Given,
+    run_inputs: RunInputs,
     inventory: Inventory,
     approval: Approval,
     *,
-    place: Place,
+    place: ChampionSlot,
     manifest: str,
     request: Arrays,
     mlflow_run_id: str,
@@ -36,14 +36,14 @@ def describe_version(
         CandidateRefused: the runtime does not load the artifact.
         InfrastructureError: the registry does not answer.
     """
-    evidence, variant = given.evidence, approval.variant
+    evidence, variant = run_inputs.evidence, approval.variant
     samples = {"calibration": evidence.calibration, "evaluation": evidence.evaluation, "traffic": evidence.traffic}
     with open_runner(variant.loaded, variant.session) as runner:
         inputs, outputs = tuple(runner.inputs), tuple(runner.outputs)
     return Promoted(
         uri=place.uri(place.alias),
-        source=given.source,
-        source_bytes=model_bytes(given.source.onnx_path),
+        source=run_inputs.source,
+        source_bytes=model_bytes(run_inputs.source.onnx_path),
         data={role: one.file for role, one in samples.items() if one is not None},
         inventory=inventory,
         job=run.job,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tasks.champion.readback import check_folder, download_version
-from tasks.registry.champion_slot import TAG, VARIANT_DIGEST, Place, find_place, number_at, own_versions
+from tasks.registry.champion_slot import TAG, VARIANT_DIGEST, ChampionSlot, find_place, number_at, own_versions
 from tasks.registry.mlflow_registry import connect
 from tasks.run.settings import state_folder, tracking_uri
 from tasks.serving.folder import check_own, write_folder
@@ -91,7 +91,7 @@ def _as_triton(name: str, uri: str, artifacts: Path, folder: Path, found: Any, m
     return triton_model(name, manifest, tensors, folder, about=about, max_batch=max_batch)
 
 
-def _find_version(client: MlflowClient, model: str, target: str, wanted: int | None) -> tuple[Place, Any]:
+def _find_version(client: MlflowClient, model: str, target: str, wanted: int | None) -> tuple[ChampionSlot, Any]:
     place = find_place(client, model, target)
     number = str(wanted) if wanted is not None else number_at(client, place, place.alias)
     versions = own_versions(client, place)

@@ -23,7 +23,7 @@ from validators.records.measurements import Saturation
 from validators.records.run import Inventory, Variant
 from validators.records.verdicts import Verdict
 from validators.samples.datasets import TensorSpec
-from validators.samples.given import Given
+from validators.samples.run_inputs import RunInputs
 
 FORMAT = 2
 # Distribution with which a consumer identifies the GPU.
@@ -67,7 +67,7 @@ def hardware_of(inventory: Inventory) -> dict[str, Any]:
 
 
 def manifest_of(
-    given: Given,
+    run_inputs: RunInputs,
     inventory: Inventory,
     variant: Variant,
     saturation: Saturation | None,
@@ -86,12 +86,12 @@ def manifest_of(
     return {
         "format": FORMAT,
         "candidate": variant.candidate,
-        "source_digest": given.source.digest,
+        "source_digest": run_inputs.source.digest,
         "files": {path.name: digest_file(path) for path in _artifact_files(variant)},
         "session": {key: value for key, value in asdict(variant.session).items() if key != "libraries"},
         "libraries": [describe_library(library) for library in variant.session.libraries],
         "plugin": plugin.describe_plugin(variant.session.threads) if plugin else None,
-        "inputs": {spec.name: spec.dtype for spec in given.evidence.inputs},
+        "inputs": {spec.name: spec.dtype for spec in run_inputs.evidence.inputs},
         "runtime": runtime,
         "runtime_version": engine.runtime_version if engine else inventory.runtimes[runtime],
         "engine": asdict(engine) if engine else None,
@@ -141,22 +141,22 @@ def signature_of(inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]
 
 
 def lineage_of(
-    run: Run, given: Given, inventory: Inventory, approval: Approval, mlflow_run_id: str, manifest: str
+    run: Run, run_inputs: RunInputs, inventory: Inventory, approval: Approval, mlflow_run_id: str, manifest: str
 ) -> dict[str, str]:
     """Return the tags of the version: its sources, its device and runtimes, and every verdict with its evidence."""
     winner = approval.trial
     assert winner.accuracy and winner.latency and winner.coverage
     facts = {
-        "source_uri": given.source.uri,
-        "source_name": given.source.name,
-        "source_version": given.source.version or "",
-        "source_digest": given.source.digest,
+        "source_uri": run_inputs.source.uri,
+        "source_name": run_inputs.source.name,
+        "source_version": run_inputs.source.version or "",
+        "source_digest": run_inputs.source.digest,
         "variant_digest": approval.variant.digest,
         "manifest_digest": digest_text(manifest),
-        "calibration_uri": given.evidence.calibration.file.uri or "",
-        "calibration_digest": given.evidence.calibration.file.digest,
-        "evaluation_uri": given.evidence.evaluation.file.uri or "",
-        "evaluation_digest": given.evidence.evaluation.file.digest,
+        "calibration_uri": run_inputs.evidence.calibration.file.uri or "",
+        "calibration_digest": run_inputs.evidence.calibration.file.digest,
+        "evaluation_uri": run_inputs.evidence.evaluation.file.uri or "",
+        "evaluation_digest": run_inputs.evidence.evaluation.file.digest,
         "candidate": winner.candidate,
         "target": run.job.target,
         "device": inventory.device_key,

@@ -15,11 +15,11 @@ from prefect.runtime import flow_run
 
 from tasks.champion.describe_version import describe_version
 from tasks.champion.manifest import lineage_of, manifest_of, runtime_requirements, signature_of, variant_folder
-from tasks.champion.promote_version import Offer, promote_version
+from tasks.champion.promote_version import ApprovedVariant, promote_version
 from tasks.champion.readback import check_answer
 from tasks.champion.reconcile import reconcile
 from tasks.measure.request import request_of
-from tasks.registry.champion_slot import Place, champion_at, place_of
+from tasks.registry.champion_slot import ChampionSlot, champion_at, place_of
 from tasks.registry.mlflow_registry import connect, quiet_mlflow, registry_call
 from tasks.run.context import Run, log
 from tasks.run.step import step
@@ -31,7 +31,7 @@ from validators.errors import LockTaken
 from validators.gates.approval import Approval, NotApproved
 from validators.records.run import Champion, Inventory, Variant
 from validators.samples.datasets import Arrays
-from validators.samples.given import Given
+from validators.samples.run_inputs import RunInputs
 
 CONSUMER = Path(__file__).with_name("consumer") / "consumer.py"
 # Samples with which a registered version is checked, at least: one number would not show the scale of an output.
@@ -41,18 +41,18 @@ ENGINE_CONSUMER = Path(__file__).with_name("consumer") / "consumer_tensorrt.py"
 ENGINE_PACKAGE = Path(__file__).parents[1] / "runtimes" / "trt_engine"
 
 
-def champion_place(run: Run, given: Given) -> Place:
+def champion_place(run: Run, run_inputs: RunInputs) -> ChampionSlot:
     """Return the place in the registry of the source's variants and of its champion on the job's target."""
-    return place_of(given.source.name, run.job.target)
+    return place_of(run_inputs.source.name, run.job.target)
 
 
-def find_champion(run: Run, given: Given) -> Champion | None:
+def find_champion(run: Run, run_inputs: RunInputs) -> Champion | None:
     """Return the present champion, or None. A killed promotion is repaired first, unless one is in progress.
 
     Raises:
         InfrastructureError: the registry does not answer.
     """
-    place = champion_place(run, given)
+    place = champion_place(run, run_inputs)
     with connect(run.tracking_uri) as client:
         with suppress(LockTaken), run.locks.hold(place.lock, wait_seconds=0):
             reconcile(client, place)
@@ -61,7 +61,12 @@ def find_champion(run: Run, given: Given) -> Champion | None:
 
 @step("promote")
 def promote(
-    run: Run, given: Given, inventory: Inventory, approval: Approval, champion: Champion | None, mlflow_run_id: str
+    run: Run,
+    run_inputs: RunInputs,
+    inventory: Inventory,
+    approval: Approval,
+    champion: Champion | None,
+    mlflow_run_id: str,
 ) -> Champion:
     """Register the approved variant, check that it loads and answers as the judged artifact, and move the alias to it.
 
@@ -76,11 +81,11 @@ def promote(
     """
     if approval.device_key != inventory.device_key:
         raise NotApproved(f"approved on {approval.device_key}, and here is {inventory.device_key}")
-    place, variant = champion_place(run, given), approval.variant
+    place, variant = champion_place(run, run_inputs), approval.variant
     with (
         run.clock.work("promote"),
         connect(run.tracking_uri) as client,
-        _offer(run, given, inventory, approval, mlflow_run_id) as offer,
+        _offer(run, run_inputs, inventory, approval, mlflow_run_id) as offer,
     ):
         before = champion.version if champion else None
         version = promote_version(client, run.locks, place, offer, judged_against=before, flow_run=flow_run.get_id())
@@ -91,7 +96,7 @@ def promote(
         version,
         place.alias,
         variant.digest,
-        given.source.digest,
+        run_inputs.source.digest,
         variant.candidate,
         previous=before,
         device=inventory.device_key,
@@ -99,22 +104,24 @@ def promote(
 
 
 @contextmanager
-def _offer(run: Run, given: Given, inventory: Inventory, approval: Approval, mlflow_run_id: str) -> Iterator[Offer]:
+def _offer(
+    run: Run, run_inputs: RunInputs, inventory: Inventory, approval: Approval, mlflow_run_id: str
+) -> Iterator[ApprovedVariant]:
     """Prepare the offer of the approved variant, whose files lie in a temporary folder during the block."""
     variant = approval.variant
     point = run.job.measurement.points[0]
     count = math.ceil(READ_BACK_SAMPLES / point.batch_size)
-    rows = np.resize(np.arange(len(given.evidence.evaluation)), (count, point.batch_size))
-    requests = [request_of(given.evidence, point, one) for one in rows]
+    rows = np.resize(np.arange(len(run_inputs.evidence.evaluation)), (count, point.batch_size))
+    requests = [request_of(run_inputs.evidence, point, one) for one in rows]
     sizes = {point.batch_size for point in run.job.measurement.points}
-    manifest = json.dumps(manifest_of(given, inventory, variant, approval.trial.saturation, sizes), indent=1)
-    place = champion_place(run, given)
+    manifest = json.dumps(manifest_of(run_inputs, inventory, variant, approval.trial.saturation, sizes), indent=1)
+    place = champion_place(run, run_inputs)
 
     @cache
     def promoted() -> Promoted:
         return describe_version(
             run,
-            given,
+            run_inputs,
             inventory,
             approval,
             place=place,
@@ -128,8 +135,8 @@ def _offer(run: Run, given: Given, inventory: Inventory, approval: Approval, mlf
         return _answers_of(variant, requests)
 
     with tempfile.TemporaryDirectory(prefix="quantgate-") as folder:
-        yield Offer(
-            tags=lineage_of(run, given, inventory, approval, mlflow_run_id, manifest),
+        yield ApprovedVariant(
+            tags=lineage_of(run, run_inputs, inventory, approval, mlflow_run_id, manifest),
             upload=lambda: _upload(promoted(), manifest, Path(folder)),
             check=lambda uri: check_answer(uri, requests, judged(), variant.candidate),
             describe=lambda: model_card(promoted()),

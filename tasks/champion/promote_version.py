@@ -33,7 +33,7 @@ from tasks.registry.champion_slot import (
     MANIFEST_DIGEST,
     SOURCE_DIGEST,
     VARIANT_DIGEST,
-    Place,
+    ChampionSlot,
     number_at,
     own_versions,
     rolled_back_digests,
@@ -41,7 +41,7 @@ from tasks.registry.champion_slot import (
 )
 from tasks.registry.mlflow_registry import quiet_mlflow, registry_call, sent_once
 from tasks.run.context import log
-from tasks.storage.locks import Held, Locks
+from tasks.storage.locks import HeldLock, Locks
 from validators.errors import ChampionMoved, InfrastructureError, VersionUnsound
 from validators.records.journal import (
     DONE,
@@ -67,7 +67,7 @@ SAME = (VARIANT_DIGEST, SOURCE_DIGEST, MANIFEST_DIGEST)
 
 
 @dataclass(frozen=True)
-class Offer:
+class ApprovedVariant:
     """An approved variant to promote.
 
     `tags` are those of its version. `upload()` uploads its files and returns their URI. `check(uri)` raises `VersionUnsound`
@@ -81,7 +81,13 @@ class Offer:
 
 
 def promote_version(
-    client: MlflowClient, locks: Locks, place: Place, offer: Offer, *, judged_against: str | None, flow_run: str | None
+    client: MlflowClient,
+    locks: Locks,
+    place: ChampionSlot,
+    offer: ApprovedVariant,
+    *,
+    judged_against: str | None,
+    flow_run: str | None,
 ) -> str:
     """Make the offered variant the champion and return its version; nothing changes if it is the champion already.
 
@@ -122,8 +128,8 @@ class _Attempt:
     """A registered version during its promotion."""
 
     client: MlflowClient
-    place: Place
-    held: Held
+    place: ChampionSlot
+    held: HeldLock
     version: Any
     journal: Journal
 
@@ -136,7 +142,7 @@ class _Attempt:
         write_phase(self.client, self.place, self.number, self.journal, phase, reason)
 
 
-def _move(attempt: _Attempt, offer: Offer) -> None:
+def _move(attempt: _Attempt, offer: ApprovedVariant) -> None:
     client, place, number = attempt.client, attempt.place, attempt.number
     registry_call(client.update_model_version, place.name, number, description=offer.describe())
     check_artifact(place, attempt.version)
@@ -156,7 +162,7 @@ def _move(attempt: _Attempt, offer: Offer) -> None:
     attempt.write(DONE)
 
 
-def check_unmoved(client: MlflowClient, place: Place, expected: str | None) -> None:
+def check_unmoved(client: MlflowClient, place: ChampionSlot, expected: str | None) -> None:
     """Raise unless the champion is the expected version; None expects no champion.
 
     Raises:
@@ -176,7 +182,7 @@ def _told(number: str | None) -> str:
     return f"version {number}" if number else "no version"
 
 
-def _take_up(client: MlflowClient, place: Place, offer: Offer, journal: Journal) -> Any:
+def _take_up(client: MlflowClient, place: ChampionSlot, offer: ApprovedVariant, journal: Journal) -> Any:
     """Return the version that an interrupted attempt registered, updated to this attempt's tags; None if there is none."""
     for number, version in own_versions(client, place).items():
         left = read_journal(version.tags)
@@ -192,7 +198,7 @@ def _take_up(client: MlflowClient, place: Place, offer: Offer, journal: Journal)
     return None
 
 
-def _register(client: MlflowClient, place: Place, offer: Offer, journal: Journal) -> Any:
+def _register(client: MlflowClient, place: ChampionSlot, offer: ApprovedVariant, journal: Journal) -> Any:
     """Register a new version together with its journal, and return it."""
     import mlflow
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.registry.champion_slot import MANIFEST_DIGEST, Place
+from tasks.registry.champion_slot import MANIFEST_DIGEST, ChampionSlot
 from tasks.registry.mlflow_registry import registry_call
 from tasks.runtimes.trt_engine.files import check_files
 from validators.digests import digest_file
@@ -22,7 +22,7 @@ Batch = Mapping[str, NDArray[np.generic]]
 FIX = "check the artifact store, and run again"
 
 
-def check_artifact(place: Place, version: Any) -> None:
+def check_artifact(place: ChampionSlot, version: Any) -> None:
     """Download a version and check the manifest against the version's tag, and every file against the manifest.
 
     Raises:

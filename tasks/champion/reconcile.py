@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tasks.champion.readback import check_artifact
-from tasks.registry.champion_slot import Place, own_versions, version_at
+from tasks.registry.champion_slot import ChampionSlot, own_versions, version_at
 from tasks.registry.mlflow_registry import registry_call
 from tasks.run.context import log
 from validators.errors import VersionUnsound
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 
-def reconcile(client: MlflowClient, place: Place) -> None:
+def reconcile(client: MlflowClient, place: ChampionSlot) -> None:
     """Repair the state after killed promotions. The caller must hold the lock of the place, so that none is in progress.
 
     A champion with an unfinished promotion was loaded and checked against the judged artifact before the alias moved. It
@@ -48,7 +48,7 @@ def reconcile(client: MlflowClient, place: Place) -> None:
 
 
 def write_phase(
-    client: MlflowClient, place: Place, number: str, journal: Journal, phase: str, reason: str = ""
+    client: MlflowClient, place: ChampionSlot, number: str, journal: Journal, phase: str, reason: str = ""
 ) -> None:
     """Write the reached phase to the journal of a version.
 
@@ -59,7 +59,7 @@ def write_phase(
     registry_call(client.set_model_version_tag, place.name, number, JOURNAL, tag_of(written))
 
 
-def restore(client: MlflowClient, place: Place, previous: str | None) -> None:
+def restore(client: MlflowClient, place: ChampionSlot, previous: str | None) -> None:
     """Set the alias back to its previous version, or delete it if there was none or that version is gone."""
     from mlflow.exceptions import MlflowException
 
@@ -72,7 +72,7 @@ def restore(client: MlflowClient, place: Place, previous: str | None) -> None:
     registry_call(client.delete_registered_model_alias, place.name, place.alias)
 
 
-def _finish(client: MlflowClient, place: Place, champion: Any) -> None:
+def _finish(client: MlflowClient, place: ChampionSlot, champion: Any) -> None:
     """Finish or undo a promotion that was killed after it moved the alias."""
     journal = read_journal(champion.tags)
     if journal is None or journal.phase not in GOING_ON | {INTERRUPTED}:

@@ -9,12 +9,12 @@ from tasks.champion.promote_version import LOCK_WAIT_SECONDS, check_unmoved
 from tasks.champion.readback import check_artifact, load_version
 from tasks.champion.reconcile import reconcile, restore
 from tasks.measure.inventory import take_inventory
-from tasks.registry.champion_slot import DEVICE, VARIANT_DIGEST, Place, find_place, number_at, own_versions
+from tasks.registry.champion_slot import DEVICE, VARIANT_DIGEST, ChampionSlot, find_place, number_at, own_versions
 from tasks.registry.mlflow_registry import connect, registry_call, warn_of_local_locks
 from tasks.run.context import log
 from tasks.run.settings import state_folder, store_place, tracking_uri
 from tasks.run.step import step
-from tasks.storage.locks import Held
+from tasks.storage.locks import HeldLock
 from tasks.storage.places import open_locks
 from tasks.targets.catalog import find_target
 from validators.errors import ChampionMoved, InfrastructureError, JobError, VersionUnsound
@@ -95,7 +95,9 @@ def roll_back(
 roll_back_step = step("roll back")(roll_back)
 
 
-def _goal(place: Place, versions: dict[str, Any], present: str | None, to: int | None, request: str) -> str | None:
+def _goal(
+    place: ChampionSlot, versions: dict[str, Any], present: str | None, to: int | None, request: str
+) -> str | None:
     """Return the version to go to; None to delete the alias."""
     if to == 0:
         return None
@@ -112,7 +114,7 @@ def _goal(place: Place, versions: dict[str, Any], present: str | None, to: int |
     return present if _is_done(versions, present, to, request) else _predecessor(place, versions, present)
 
 
-def _check_leaving(place: Place, leaving: int, present: str | None) -> None:
+def _check_leaving(place: ChampionSlot, leaving: int, present: str | None) -> None:
     """Raise ChampionMoved unless the champion is the version that the decision is about."""
     if present != str(leaving):
         raise ChampionMoved(
@@ -131,7 +133,7 @@ def _is_done(versions: dict[str, Any], present: str | None, to: int | None, requ
     return bool(request) and any(mark and (mark.request, mark.to) == (request, now_at) for mark in marks)
 
 
-def _predecessor(place: Place, versions: dict[str, Any], present: str | None) -> str:
+def _predecessor(place: ChampionSlot, versions: dict[str, Any], present: str | None) -> str:
     """Return the latest champion before the present one that is sound and was not rolled back itself."""
     if present is None:
         raise JobError(
@@ -153,7 +155,7 @@ def _predecessor(place: Place, versions: dict[str, Any], present: str | None) ->
     )
 
 
-def _check(place: Place, version: Any) -> None:
+def _check(place: ChampionSlot, version: Any) -> None:
     """Raise unless a version is as registered and, if it can run here, loads."""
     check_artifact(place, version)
     device = version.tags.get(DEVICE)
@@ -180,7 +182,7 @@ def _device_here(target: Any) -> str | None:
 
 
 def _move(
-    client: MlflowClient, place: Place, held: Held, present: str | None, goal: str | None, mark: RolledBack
+    client: MlflowClient, place: ChampionSlot, held: HeldLock, present: str | None, goal: str | None, mark: RolledBack
 ) -> None:
     """Mark the version to leave, then move the alias: after a crash between the two, it is not promoted again.
 
@@ -199,7 +201,7 @@ def _move(
         raise
 
 
-def _clear_marks(client: MlflowClient, place: Place, versions: dict[str, Any], champion: Any) -> None:
+def _clear_marks(client: MlflowClient, place: ChampionSlot, versions: dict[str, Any], champion: Any) -> None:
     """Remove the rollback marks from all versions with the new champion's digest."""
     for number, version in versions.items():
         if version.tags.get(VARIANT_DIGEST) == champion.tags[VARIANT_DIGEST] and ROLLED_BACK in version.tags:

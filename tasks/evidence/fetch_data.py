@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tasks.run.context import log
-from tasks.storage.s3 import S3, Found
+from tasks.storage.s3 import S3, S3Object
 from tasks.storage.s3_download import download, verified_by
 from validators.digests import digest_file, digest_values
 from validators.errors import DataError, StorageRefused
@@ -44,17 +44,17 @@ def fetch_data(state: Path, uri: S3Uri, role: str) -> Fetched:
     return Fetched(_place(state, found), _version(found))
 
 
-def _version(found: Found) -> str:
+def _version(found: S3Object) -> str:
     # A bucket without versioning reports the version "null".
     return found.version if found.version not in (None, "null") else found.etag.strip('"')
 
 
-def _place(state: Path, found: Found) -> Path:
+def _place(state: Path, found: S3Object) -> Path:
     name = found.uri.name.encode()[-_NAME_BYTES:].decode(errors="ignore")
     return state / _FOLDER / digest_values(str(found.uri), found.etag, found.version, found.size_bytes) / name
 
 
-def _download(s3: S3, uri: S3Uri, state: Path) -> Found:
+def _download(s3: S3, uri: S3Uri, state: Path) -> S3Object:
     """Download the object to its path; return the version that was downloaded, which may be newer than the one looked up."""
     (state / _FOLDER).mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=state / _FOLDER, prefix=".fetching-") as folder:

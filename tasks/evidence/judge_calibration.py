@@ -20,22 +20,22 @@ from validators.errors import CandidateRefused, DataError
 from validators.plain_text import as_markdown
 from validators.providers import CPU_PROVIDER
 from validators.records.run import CalibrationVerdict, SessionSettings
-from validators.samples.given import Given
+from validators.samples.run_inputs import RunInputs
 
 
 @step("judge calibration data")
-def judge_calibration_data(run: Run, given: Given) -> CalibrationVerdict:
+def judge_calibration_data(run: Run, run_inputs: RunInputs) -> CalibrationVerdict:
     """Return the verdict on the calibration data, with the Data Docs page of its checkpoint in the store.
 
     Raises:
         DataError: the source fails on the samples.
         JobError: `calibration.representation` is no tensor of the source.
     """
-    job, evidence = run.job, given.evidence
+    job, evidence = run.job, run_inputs.evidence
     files = [evidence.calibration, evidence.evaluation] + ([evidence.traffic] if evidence.traffic else [])
     inputs = (
         [samples.file.digest for samples in files],
-        given.source.digest,
+        run_inputs.source.digest,
         evidence.output.name,
         job.data.label,
         job.data.slices,
@@ -46,7 +46,7 @@ def judge_calibration_data(run: Run, given: Given) -> CalibrationVerdict:
     )
     with run.clock.work("judge calibration data"):
         verdict, _ = run.store.make(
-            Product("calibration-verdict", inputs, CalibrationVerdict, partial(_judge, run, given))
+            Product("calibration-verdict", inputs, CalibrationVerdict, partial(_judge, run, run_inputs))
         )
     create_link_artifact(
         verdict.page.as_uri(),
@@ -62,9 +62,9 @@ def judge_calibration_data(run: Run, given: Given) -> CalibrationVerdict:
     return verdict
 
 
-def _judge(run: Run, given: Given, folder: Path) -> CalibrationVerdict:
-    evidence = given.evidence
-    view = _view(run, given) if run.job.calibration.model_samples else None
+def _judge(run: Run, run_inputs: RunInputs, folder: Path) -> CalibrationVerdict:
+    evidence = run_inputs.evidence
+    view = _view(run, run_inputs) if run.job.calibration.model_samples else None
     return judge_calibration(
         evidence.calibration,
         evidence.evaluation,
@@ -76,16 +76,16 @@ def _judge(run: Run, given: Given, folder: Path) -> CalibrationVerdict:
     )
 
 
-def _view(run: Run, given: Given) -> ModelView | None:
+def _view(run: Run, run_inputs: RunInputs) -> ModelView | None:
     """Return the source's view of some calibration and reference samples; None if either side has no usable sample."""
-    job, evidence = run.job, given.evidence
+    job, evidence = run.job, run_inputs.evidence
     calibration, reference = evidence.calibration, evidence.reference
     settings = SessionSettings(
         CPU_PROVIDER, job.measurement.points[0].threads or usable_cores(), libraries=run.libraries
     )
     try:
         with open_tapped(
-            given.source.onnx_path,
+            run_inputs.source.onnx_path,
             settings,
             lambda graph: find_taps(graph, evidence.output.name, job.calibration.representation),
         ) as watch:
@@ -99,7 +99,7 @@ def _view(run: Run, given: Given) -> ModelView | None:
             )
     except CandidateRefused as error:
         raise DataError(
-            found=f"{given.source.uri} fails on samples of {calibration.file.path.name} or {reference.file.path.name}: "
+            found=f"{run_inputs.source.uri} fails on samples of {calibration.file.path.name} or {reference.file.path.name}: "
             f"{error.found}",
             expected="samples that the model runs on",
             fix="check the values (a token beyond the vocabulary, an axis of another size), or set "

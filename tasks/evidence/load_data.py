@@ -26,7 +26,7 @@ from validators.providers import CPU_PROVIDER
 from validators.records.run import SessionSettings, Source
 from validators.samples.confirmation_split import confirmation_mask
 from validators.samples.datasets import Samples, TensorSpec, check_evaluation, load_samples
-from validators.samples.given import Evidence
+from validators.samples.run_inputs import Evidence
 from validators.untrusted.s3_uris import S3Uri
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from validators.providers import TENSORRT
 from validators.records.measurements import Coverage, KernelProfile
 from validators.records.run import Variant
 from validators.samples.datasets import Arrays
-from validators.samples.given import Evidence
+from validators.samples.run_inputs import Evidence
 
 
 def make_coverage(

@@ -11,7 +11,7 @@ from tasks.measure.request import request_batch
 from tasks.runtimes.kernel_times import kernel_times, node_times
 from validators.job.job_measurement import OperatingPoint
 from validators.records.run import Variant
-from validators.samples.given import Evidence
+from validators.samples.run_inputs import Evidence
 
 
 @dataclass(frozen=True)

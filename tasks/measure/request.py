@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from validators.job.job_measurement import OperatingPoint
 from validators.samples.datasets import Arrays
-from validators.samples.given import Evidence
+from validators.samples.run_inputs import Evidence
 
 # Bounds of the different requests of one measurement, whose process holds all of them.
 MOST_REQUESTS = 64

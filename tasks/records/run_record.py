@@ -26,7 +26,7 @@ from validators.records.artifact_paths import CONFIRMATION_ROWS, JOB, RESULT
 from validators.records.result import Result
 from validators.records.run import CalibrationVerdict, Inventory, Trial
 from validators.samples.datasets import Samples
-from validators.samples.given import Evidence, Given
+from validators.samples.run_inputs import Evidence, RunInputs
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -74,19 +74,21 @@ def open_run(run: Run, kind: str) -> str:
 
 
 @step("record in MLflow")
-def record_evidence(run: Run, run_id: str, given: Given, inventory: Inventory, calibration: CalibrationVerdict) -> None:
+def record_evidence(
+    run: Run, run_id: str, run_inputs: RunInputs, inventory: Inventory, calibration: CalibrationVerdict
+) -> None:
     """Record the run's inputs: data sets, the confirmation samples, source and inventory as tags, the calibration page."""
     with run.clock.work("record in MLflow"), connect(run.tracking_uri) as client:
-        registry_call(client.log_inputs, run_id, datasets=_datasets(given.evidence))
+        registry_call(client.log_inputs, run_id, datasets=_datasets(run_inputs.evidence))
         facts = {
-            "source_uri": given.source.uri,
-            "source_digest": given.source.digest,
-            "parity_max_abs": str(given.source.parity_max_abs),
+            "source_uri": run_inputs.source.uri,
+            "source_digest": run_inputs.source.digest,
+            "parity_max_abs": str(run_inputs.source.parity_max_abs),
             "device": inventory.device_key,
             "runtimes": json.dumps(inventory.runtimes),
         }
-        facts["evaluation_digest"] = given.evidence.evaluation.file.digest
-        facts["evaluation_confirmed"] = str(count_confirmations(client, run_id, given.evidence.evaluation))
+        facts["evaluation_digest"] = run_inputs.evidence.evaluation.file.digest
+        facts["evaluation_confirmed"] = str(count_confirmations(client, run_id, run_inputs.evidence.evaluation))
         for key, value in facts.items():
             registry_call(client.set_tag, run_id, f"quantgate.{key}", value)
         registry_call(client.set_tag, run_id, "quantgate.calibration", calibration.outcome)
@@ -95,7 +97,7 @@ def record_evidence(run: Run, run_id: str, given: Given, inventory: Inventory, c
         registry_call(client.log_batch, run_id, metrics=as_metrics(figures), tags=as_tags(failed))
         with tempfile.TemporaryDirectory(prefix="quantgate-") as folder:
             rows = Path(folder, PurePosixPath(CONFIRMATION_ROWS).name)
-            np.save(rows, given.evidence.confirmation)
+            np.save(rows, run_inputs.evidence.confirmation)
             registry_call(client.log_artifact, run_id, str(rows), str(PurePosixPath(CONFIRMATION_ROWS).parent))
         # Only the page and its ranges: MLflow's preview cannot load the other files beside the page in the store.
         for file in (calibration.page, calibration.page.with_name(RANGES_FILE)):
@@ -224,8 +226,8 @@ def _datasets(evidence: Evidence) -> list[Any]:
         )
         return DatasetInput(dataset, [InputTag("mlflow.data.context", role)])
 
-    given = {"calibration": evidence.calibration, "evaluation": evidence.evaluation, "traffic": evidence.traffic}
-    return [describe(samples, role) for role, samples in given.items() if samples is not None]
+    run_inputs = {"calibration": evidence.calibration, "evaluation": evidence.evaluation, "traffic": evidence.traffic}
+    return [describe(samples, role) for role, samples in run_inputs.items() if samples is not None]
 
 
 def _table(result: Result) -> dict[str, list[Any]]:

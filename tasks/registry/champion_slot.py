@@ -20,7 +20,7 @@ TARGET, DEVICE, MANIFEST_DIGEST = f"{TAG}target", f"{TAG}device", f"{TAG}manifes
 
 
 @dataclass(frozen=True)
-class Place:
+class ChampionSlot:
     """The champion's slot of one registered model on one target, with its names in the registry.
 
     Only one promotion at a time may change it.
@@ -52,16 +52,16 @@ class Place:
         return f"models:/{self.name}{'/' if of.isdigit() else '@'}{of}"
 
 
-def place_of(source_name: str, target: str) -> Place:
+def place_of(source_name: str, target: str) -> ChampionSlot:
     """Return the place of a source's variants on a target.
 
     >>> place_of("fraud", "ort-cpu").name
     'fraud-quantized'
     """
-    return Place(f"{source_name}-quantized", target)
+    return ChampionSlot(f"{source_name}-quantized", target)
 
 
-def version_at(client: MlflowClient, place: Place, alias: str) -> Any:
+def version_at(client: MlflowClient, place: ChampionSlot, alias: str) -> Any:
     """Return the version that an alias points to; None if there is no such alias, or no such model.
 
     Raises:
@@ -75,7 +75,7 @@ def version_at(client: MlflowClient, place: Place, alias: str) -> Any:
         return None
 
 
-def number_at(client: MlflowClient, place: Place, alias: str) -> str | None:
+def number_at(client: MlflowClient, place: ChampionSlot, alias: str) -> str | None:
     """Return the number of the version that an alias points to, or None.
 
     Raises:
@@ -85,7 +85,7 @@ def number_at(client: MlflowClient, place: Place, alias: str) -> str | None:
     return None if found is None else str(found.version)
 
 
-def own_versions(client: MlflowClient, place: Place) -> dict[str, Any]:
+def own_versions(client: MlflowClient, place: ChampionSlot) -> dict[str, Any]:
     """Return every version of the model that quantgate registered for the target, by number, newest first.
 
     Raises:
@@ -101,14 +101,14 @@ def own_versions(client: MlflowClient, place: Place) -> dict[str, Any]:
     return {str(one.version): one for one in sorted(ours, key=lambda one: int(one.version), reverse=True)}
 
 
-def find_place(client: MlflowClient, model: str, target: str) -> Place:
+def find_place(client: MlflowClient, model: str, target: str) -> ChampionSlot:
     """Return the place of a model's variants on a target; `model` names the source or the model that holds them.
 
     Raises:
         JobError: there are no variants, or both the source's model and `model` itself hold some.
         InfrastructureError: the registry does not answer.
     """
-    places = [place for place in (place_of(model, target), Place(model, target)) if own_versions(client, place)]
+    places = [place for place in (place_of(model, target), ChampionSlot(model, target)) if own_versions(client, place)]
     if len(places) != 1:
         found = " and ".join(place.name for place in places)
         raise JobError(
@@ -121,7 +121,7 @@ def find_place(client: MlflowClient, model: str, target: str) -> Place:
     return places[0]
 
 
-def rolled_back_digests(client: MlflowClient, place: Place) -> dict[str, RolledBack]:
+def rolled_back_digests(client: MlflowClient, place: ChampionSlot) -> dict[str, RolledBack]:
     """Return the digests of the variants that were rolled back on the target, each with its mark.
 
     Raises:
@@ -131,7 +131,7 @@ def rolled_back_digests(client: MlflowClient, place: Place) -> dict[str, RolledB
     return {digest: mark for digest, mark in marks if mark is not None}
 
 
-def champion_at(client: MlflowClient, place: Place) -> Champion | None:
+def champion_at(client: MlflowClient, place: ChampionSlot) -> Champion | None:
     """Return the present champion, or None.
 
     Raises:

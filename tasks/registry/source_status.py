@@ -29,7 +29,7 @@ LONGEST_REASON = 1000
 
 
 @dataclass(frozen=True)
-class Told:
+class SourceTags:
     """Status tags of a version for one target; empty strings for missing tags."""
 
     status: str
@@ -51,9 +51,9 @@ def digest_job(job: Job) -> str:
     return digest_values(job.model_dump(mode="json"))
 
 
-def read_status(tags: Mapping[str, str], target: str) -> Told:
+def read_status(tags: Mapping[str, str], target: str) -> SourceTags:
     """Return the status of a version for a target."""
-    return Told(*(tags.get(_key(target, part), "") for part in ("status", "flow_run", "job", "error")))
+    return SourceTags(*(tags.get(_key(target, part), "") for part in ("status", "flow_run", "job", "error")))
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from tasks.measure.metrics.reduction import Needed
+from tasks.measure.metrics.reduction import ReductionSize
 from tasks.storage.store import Store
 from validators.errors import BudgetExceeded
 from validators.job.job import Budgets
@@ -58,7 +58,7 @@ class Footprint:
         disk = self._note_disk(0)
         return FootprintResult(peak_memory_mb=round(self._peak_memory / 1e6, 1), disk_mb=round(disk / 1e6, 1))
 
-    def check(self, what: str, needed: Needed | None = None) -> None:
+    def check(self, what: str, needed: ReductionSize | None = None) -> None:
         """Raise if the run has exceeded `budgets.memory_mb`, or would exceed a budget with the resources `needed` for `what`.
 
         Without `needed`, the check is cheap enough for every batch.

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from tasks.service.retention_policy import Fate, Policy, Thing, judge_things
+from tasks.service.retention_policy import Policy, RetentionDecision, StoredItem, judge_things
 from tasks.storage.files import last_written
 from tasks.storage.portable import references
 from tasks.storage.shared_entries import RECORD_FILE
@@ -17,50 +17,50 @@ from tasks.storage.shared_entries import RECORD_FILE
 DELETING = ".deleting-"
 
 
-def find_things(state: Path) -> list[Thing]:
+def find_things(state: Path) -> list[StoredItem]:
     """Return everything below the state folder that retention covers; names are paths below it."""
     return [thing for part in (_store_things, _data, _reports, _logs, _locks) for thing in part(state)]
 
 
-def _store_things(state: Path) -> Iterator[Thing]:
+def _store_things(state: Path) -> Iterator[StoredItem]:
     """Yield the entries, with the entries that they refer to, and leftovers; there is one store folder per store address."""
     for kind in sorted(state.glob("store*/*")):
         for place in sorted(kind.iterdir()) if kind.is_dir() else ():
             record = place / RECORD_FILE
             name = str(place.relative_to(state))
             if place.name.startswith("."):
-                yield Thing("leftover", name, last_written(place))
+                yield StoredItem("leftover", name, last_written(place))
             elif record.is_file():
                 named = references(record.read_text(encoding="utf-8"))
                 root = kind.parent.name
                 refers = frozenset(f"{root}/{other}/{digest}" for other, digest in named)
-                yield Thing("entry", name, record.stat().st_mtime, refers)
+                yield StoredItem("entry", name, record.stat().st_mtime, refers)
 
 
-def _data(state: Path) -> Iterator[Thing]:
+def _data(state: Path) -> Iterator[StoredItem]:
     """Yield the files that were downloaded from S3; a run that needs one downloads it again."""
     for place in sorted(state.glob("data/*")):
-        yield Thing(
+        yield StoredItem(
             "leftover" if place.name.startswith(".") else "data", str(place.relative_to(state)), last_written(place)
         )
 
 
-def _reports(state: Path) -> Iterator[Thing]:
+def _reports(state: Path) -> Iterator[StoredItem]:
     for place in sorted(state.glob("reports/*")):
-        yield Thing("report", str(place.relative_to(state)), last_written(place))
+        yield StoredItem("report", str(place.relative_to(state)), last_written(place))
 
 
-def _logs(state: Path) -> Iterator[Thing]:
+def _logs(state: Path) -> Iterator[StoredItem]:
     for place in sorted(state.glob("logs/*")):
-        yield Thing("log", str(place.relative_to(state)), place.stat().st_mtime)
+        yield StoredItem("log", str(place.relative_to(state)), place.stat().st_mtime)
 
 
-def _locks(state: Path) -> Iterator[Thing]:
+def _locks(state: Path) -> Iterator[StoredItem]:
     for place in sorted(state.glob("locks/*.lock")):
-        yield Thing("lock", str(place.relative_to(state)), place.stat().st_mtime)
+        yield StoredItem("lock", str(place.relative_to(state)), place.stat().st_mtime)
 
 
-def delete_thing(state: Path, fate: Fate, policy: Policy) -> str:
+def delete_thing(state: Path, fate: RetentionDecision, policy: Policy) -> str:
     """Delete a file or folder below the state folder; return the reason if it was kept, else an empty text."""
     place = state / fate.name
     if not place.exists():
@@ -80,7 +80,9 @@ def _delete_entry(place: Path, policy: Policy) -> str:
     """Rename an entry, then delete it, or restore it if it was read meanwhile: a read updates the record's time."""
     aside = place.with_name(f"{DELETING}{place.name}")
     place.rename(aside)
-    (fate,) = judge_things([Thing("entry", place.name, (aside / RECORD_FILE).stat().st_mtime)], policy, time.time())
+    (fate,) = judge_things(
+        [StoredItem("entry", place.name, (aside / RECORD_FILE).stat().st_mtime)], policy, time.time()
+    )
     if not fate.goes:
         if not place.exists():
             aside.rename(place)

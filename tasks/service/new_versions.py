@@ -27,7 +27,7 @@ SHOWN = 5
 
 
 @dataclass(frozen=True)
-class Intake:
+class VersionOutcome:
     """Outcome for one version and one job: `why` in words, `flow_run` the id of the started run."""
 
     name: str
@@ -39,7 +39,7 @@ class Intake:
 
 
 @step("take in version")
-def take_version(name: str, version: str, jobs: Jobs) -> list[Intake]:
+def take_version(name: str, version: str, jobs: Jobs) -> list[VersionOutcome]:
     """Start the jobs of one version, by the registry's data: the contents of an event are not trusted.
 
     Raises:
@@ -52,39 +52,39 @@ def take_version(name: str, version: str, jobs: Jobs) -> list[Intake]:
             model: Any = registry_call(client.get_registered_model, name)
             found: Any = registry_call(client.get_model_version, name, version)
         except MlflowException:
-            return [Intake(name, version, "", "skipped", "the registry has no such version")]
+            return [VersionOutcome(name, version, "", "skipped", "the registry has no such version")]
     try:
         chosen = jobs_for(name, model.tags, jobs)
     except JobError as error:
-        return [Intake(name, version, "", "failed", f"{error.found}; {error.fix}")]
+        return [VersionOutcome(name, version, "", "failed", f"{error.found}; {error.fix}")]
     if not chosen:
         opted = JOBS_TAG in model.tags
         why = f"the model's tag {JOBS_TAG} says so" if opted else f"no job in {jobs.folder} is of this model"
-        return [Intake(name, version, "", "skipped", why)]
+        return [VersionOutcome(name, version, "", "skipped", why)]
     return [_taken(found, key, job) for key, job in chosen.items()]
 
 
 @step("sweep the registry")
-def sweep_registry(jobs: Jobs) -> list[Intake]:
+def sweep_registry(jobs: Jobs) -> list[VersionOutcome]:
     """Start the unfinished versions of each model that takes part: the latest one, and those that aliases name.
 
     Raises:
         InfrastructureError: the registry does not answer.
     """
-    taken: list[Intake] = []
+    taken: list[VersionOutcome] = []
     with connect(tracking_uri(state_folder())) as client:
         for model in pages(client.search_registered_models, max_results=PAGE):
             try:
                 chosen = jobs_for(model.name, model.tags, jobs)
             except JobError as error:
-                taken.append(Intake(model.name, "", "", "failed", f"{error.found}; {error.fix}"))
+                taken.append(VersionOutcome(model.name, "", "", "failed", f"{error.found}; {error.fix}"))
                 continue
             versions = _versions(client, model) if chosen else []
             taken += [_taken(version, key, job) for version in versions for key, job in chosen.items()]
     return taken
 
 
-def publish_intake(key: str, title: str, taken: list[Intake], jobs: Jobs) -> None:
+def publish_intake(key: str, title: str, taken: list[VersionOutcome], jobs: Jobs) -> None:
     """Publish the table of intakes as an artifact of the flow run."""
     rows = [
         {
@@ -103,7 +103,7 @@ def publish_intake(key: str, title: str, taken: list[Intake], jobs: Jobs) -> Non
     create_table_artifact(rows, key=key, description=title)
 
 
-def sentence(taken: list[Intake], jobs: Jobs) -> str:
+def sentence(taken: list[VersionOutcome], jobs: Jobs) -> str:
     """Return a summary by outcome, with reasons: `started: m version 2 with nightly (new); skipped: ...`."""
     words = []
     for outcome in ("started", "failed", "skipped"):
@@ -116,7 +116,7 @@ def sentence(taken: list[Intake], jobs: Jobs) -> str:
     return "; ".join(words) or f"no registered model takes part with the jobs in {jobs.folder}"
 
 
-def _shown(one: Intake) -> str:
+def _shown(one: VersionOutcome) -> str:
     version = f" version {one.version}" if one.version else ""
     return f"{one.name}{version}{f' with {one.job}' if one.job else ''} ({one.why})"
 
@@ -130,14 +130,14 @@ def _versions(client: MlflowClient, model: Any) -> list[Any]:
     return [registry_call(client.get_model_version, model.name, str(number)) for number in sorted(wanted, reverse=True)]
 
 
-def _taken(version: Any, key: str, job: Job) -> Intake:
+def _taken(version: Any, key: str, job: Job) -> VersionOutcome:
     """Start one version with one job, or record why not. An error here must not stop the other versions."""
     place = (version.name, str(version.version), key)
     try:
         why = _settled(version, job)
-        intake = Intake(*place, "skipped", why) if why else _started(version, place, job)
+        intake = VersionOutcome(*place, "skipped", why) if why else _started(version, place, job)
     except (JobError, InfrastructureError) as error:
-        intake = Intake(*place, "failed", f"{error.found}; {error.fix}")
+        intake = VersionOutcome(*place, "failed", f"{error.found}; {error.fix}")
     log.info("%s version %s with %s: %s, %s", *place, intake.outcome, intake.why)
     return intake
 
@@ -158,15 +158,15 @@ def _settled(version: Any, job: Job) -> str:
     return ""
 
 
-def _started(version: Any, place: tuple[str, str, str], job: Job) -> Intake:
+def _started(version: Any, place: tuple[str, str, str], job: Job) -> VersionOutcome:
     job = _at(version, job)
     # A model that was deleted and registered again counts its versions from 1.
     source = f"{job.source} of {version.creation_timestamp}"
     key, why = next_key(f"{source} for {job.target}, job {digest_job(job)}")
     if not key:
-        return Intake(*place, "skipped", why)
+        return VersionOutcome(*place, "skipped", why)
     told = read_status(version.tags, job.target).status
-    return Intake(*place, "started", f"status {told}" if told else "no status", str(start_quantize(job, key)))
+    return VersionOutcome(*place, "started", f"status {told}" if told else "no status", str(start_quantize(job, key)))
 
 
 def _at(version: Any, job: Job) -> Job:

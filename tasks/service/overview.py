@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tasks.records.run_lookup import Recorded, latest
-from tasks.registry.champion_slot import TAG, Place, place_of
+from tasks.registry.champion_slot import TAG, ChampionSlot, place_of
 from tasks.registry.mlflow_registry import connect, pages, registry_call
 from tasks.run.exclusive_run import turn_name
 from tasks.run.settings import database_file, registry_uri, state_folder, store_place, tracking_uri
@@ -19,7 +19,7 @@ from validators.records.journal import read_journal
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-    from tasks.champion.approvals import Waiting
+    from tasks.champion.approvals import PendingApproval
 
 SHOWN_RUNS = 10
 _ALIAS = "champion-"
@@ -27,7 +27,7 @@ _PAGE = 100
 
 
 @dataclass(frozen=True)
-class Standing:
+class ChampionRow:
     """A champion: its model, target, version and candidate, and the time of its promotion (UTC)."""
 
     model: str
@@ -38,7 +38,7 @@ class Standing:
 
 
 @dataclass(frozen=True)
-class UnderWay:
+class ActiveRun:
     """A run that MLflow lists as running; `state` describes its process."""
 
     run: Recorded
@@ -50,10 +50,10 @@ class Overview:
     """The whole overview; `approvals` is None if no Prefect server is configured for runs to wait on."""
 
     registry: str
-    champions: tuple[Standing, ...] = ()
-    under_way: tuple[UnderWay, ...] = ()
+    champions: tuple[ChampionRow, ...] = ()
+    under_way: tuple[ActiveRun, ...] = ()
     runs: tuple[Recorded, ...] = ()
-    approvals: tuple[Waiting, ...] | None = None
+    approvals: tuple[PendingApproval, ...] | None = None
 
     @property
     def is_empty(self) -> bool:
@@ -80,31 +80,31 @@ def survey(model: str | None) -> Overview:
         return Overview(
             uri,
             champions=tuple(_champions(client, model)),
-            under_way=tuple(UnderWay(run, _state(run, locks)) for run in going_on),
+            under_way=tuple(ActiveRun(run, _state(run, locks)) for run in going_on),
             runs=tuple(run for run in runs if run.status != "RUNNING"),
             approvals=waiting,
         )
 
 
-def _champions(client: MlflowClient, model: str | None) -> list[Standing]:
+def _champions(client: MlflowClient, model: str | None) -> list[ChampionRow]:
     found = []
     for registered in pages(client.search_registered_models, max_results=_PAGE):
         if model is not None and registered.name not in (model, place_of(model, "").name):
             continue
         for alias, version in sorted(registered.aliases.items()):
             if alias.startswith(_ALIAS):
-                place = Place(registered.name, alias.removeprefix(_ALIAS))
+                place = ChampionSlot(registered.name, alias.removeprefix(_ALIAS))
                 found.append(_standing(registry_call(client.get_model_version, place.name, version), place))
     return found
 
 
-def _standing(version: Any, place: Place) -> Standing:
+def _standing(version: Any, place: ChampionSlot) -> ChampionRow:
     journal = read_journal(version.tags)
     since = journal.at[:16].replace("T", " ") if journal else ""
-    return Standing(place.name, place.target, str(version.version), version.tags.get(f"{TAG}candidate", ""), since)
+    return ChampionRow(place.name, place.target, str(version.version), version.tags.get(f"{TAG}candidate", ""), since)
 
 
-def _waiting(model: str | None) -> tuple[Waiting, ...] | None:
+def _waiting(model: str | None) -> tuple[PendingApproval, ...] | None:
     if not os.environ.get("PREFECT_API_URL"):
         return None
     from tasks.champion.approvals import list_waiting

@@ -16,9 +16,9 @@ from tasks.service.file_retention import delete_thing, find_things
 from tasks.service.retention_policy import (
     SUFFIX,
     TARGET,
-    Fate,
     LoggedModel,
     Policy,
+    RetentionDecision,
     Version,
     judge_models,
     judge_things,
@@ -40,7 +40,7 @@ LOGGED_NAME = "variant"
 class RetentionOutcome:
     """The decision for every item, the deleted items by kind and name, and those that could not be deleted, with why."""
 
-    fates: tuple[Fate, ...]
+    fates: tuple[RetentionDecision, ...]
     deleted: tuple[str, ...] = ()
     failed: tuple[str, ...] = ()
 

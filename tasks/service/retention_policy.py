@@ -54,7 +54,7 @@ class LoggedModel:
 
 
 @dataclass(frozen=True)
-class Thing:
+class StoredItem:
     """A file or folder of the state: `used` in seconds since 1970; `refers_to` are the store entries that it names."""
 
     kind: Kind
@@ -64,7 +64,7 @@ class Thing:
 
 
 @dataclass(frozen=True)
-class Fate:
+class RetentionDecision:
     """The decision for one item: `goes` if it may be deleted, and the reason; `name` is unique within its kind."""
 
     kind: Kind
@@ -73,7 +73,7 @@ class Fate:
     reason: str
 
 
-def judge_versions(versions: Sequence[Version], policy: Policy, now: float) -> tuple[Fate, ...]:
+def judge_versions(versions: Sequence[Version], policy: Policy, now: float) -> tuple[RetentionDecision, ...]:
     """Return the decision for each version of one registered model, newest first.
 
     A version is kept if any of these holds: quantgate did not register it; an alias names it; it is a champion's predecessor;
@@ -91,7 +91,9 @@ def judge_versions(versions: Sequence[Version], policy: Policy, now: float) -> t
         stays = _why_it_stays(version, before, place, policy, now)
         days = (now - version.created) / DAY_SECONDS
         fates.append(
-            Fate("version", name_of(version), not stays, stays or f"{days:.0f} days old, and {place} are newer")
+            RetentionDecision(
+                "version", name_of(version), not stays, stays or f"{days:.0f} days old, and {place} are newer"
+            )
         )
     return tuple(fates)
 
@@ -142,7 +144,7 @@ def _predecessors_of_champions(versions: Sequence[Version]) -> dict[str, str]:
 
 def judge_models(
     models: Iterable[LoggedModel], versions: Iterable[Version], policy: Policy, now: float
-) -> tuple[Fate, ...]:
+) -> tuple[RetentionDecision, ...]:
     """Return the decision for logged variants: one may be deleted if it is old and no registered version uses it.
 
     A young one may be about to be registered.
@@ -154,7 +156,7 @@ def judge_models(
     )
 
 
-def judge_things(things: Sequence[Thing], policy: Policy, now: float) -> tuple[Fate, ...]:
+def judge_things(things: Sequence[StoredItem], policy: Policy, now: float) -> tuple[RetentionDecision, ...]:
     """Return the decision for files and folders of the state; a store entry is kept as long as a kept entry names it."""
     kept = {one.name for one in things if one.kind == "entry" and _is_young(one.used, policy, now)}
     names = {one.name: one.refers_to for one in things if one.kind == "entry"}
@@ -170,19 +172,21 @@ def judge_things(things: Sequence[Thing], policy: Policy, now: float) -> tuple[F
         if one.kind in ("leftover", "lock"):
             goes = now - one.used >= LEFTOVER_SECONDS
             fates.append(
-                Fate(one.kind, one.name, goes, "left by a process that ended" if goes else "less than a day old")
+                RetentionDecision(
+                    one.kind, one.name, goes, "left by a process that ended" if goes else "less than a day old"
+                )
             )
         else:
             fates.append(_fate(one.kind, one.name, one.used, holders.get(one.name, ""), "not used", policy, now))
     return tuple(fates)
 
 
-def _fate(kind: Kind, name: str, used: float, holder: str, why: str, policy: Policy, now: float) -> Fate:
+def _fate(kind: Kind, name: str, used: float, holder: str, why: str, policy: Policy, now: float) -> RetentionDecision:
     if holder:
-        return Fate(kind, name, goes=False, reason=holder)
+        return RetentionDecision(kind, name, goes=False, reason=holder)
     if _is_young(used, policy, now):
-        return Fate(kind, name, goes=False, reason=f"younger than {policy.older_than_days} days")
-    return Fate(kind, name, goes=True, reason=f"{why} for {(now - used) / DAY_SECONDS:.0f} days")
+        return RetentionDecision(kind, name, goes=False, reason=f"younger than {policy.older_than_days} days")
+    return RetentionDecision(kind, name, goes=True, reason=f"{why} for {(now - used) / DAY_SECONDS:.0f} days")
 
 
 def _is_young(at: float, policy: Policy, now: float) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tasks.storage.s3 import S3, Found
+from tasks.storage.s3 import S3, S3Object
 from tasks.storage.s3_download import download
 from tasks.storage.s3_retry import Patience
 from tasks.storage.s3_upload import upload
@@ -71,5 +71,5 @@ def open_s3(address: str, seconds: float | None) -> S3Blobs:
     return S3Blobs(parse_s3_uri(address), S3(patience))
 
 
-def _etag(found: Found | None) -> str | None:
+def _etag(found: S3Object | None) -> str | None:
     return found.etag if found else None

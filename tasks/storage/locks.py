@@ -17,7 +17,7 @@ from validators.errors import LockTaken
 POLL_SECONDS = 0.2
 
 
-class Held(Protocol):
+class HeldLock(Protocol):
     """A lock that is held."""
 
     def check(self) -> None:
@@ -31,7 +31,7 @@ class Held(Protocol):
 class Locks(Protocol):
     """Locks by name."""
 
-    def hold(self, name: str, *, wait_seconds: float) -> AbstractContextManager[Held]:
+    def hold(self, name: str, *, wait_seconds: float) -> AbstractContextManager[HeldLock]:
         """Hold the lock for the length of the block.
 
         Raises:
@@ -51,7 +51,7 @@ class FolderLocks:
         self._folder = folder
 
     @contextmanager
-    def hold(self, name: str, *, wait_seconds: float) -> Iterator[Held]:
+    def hold(self, name: str, *, wait_seconds: float) -> Iterator[HeldLock]:
         """See `Locks`."""
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / f"{lock_key(name)}.lock"

@@ -22,7 +22,7 @@ MAX_PARTS = 10_000
 
 
 @dataclass(frozen=True)
-class Found:
+class S3Object:
     """An object as the server describes it.
 
     `sha256` is from our upload's metadata, `checksums` from S3, by algorithm, and `parts_sha256` is the checksum of the parts'
@@ -67,7 +67,7 @@ class S3:
         arguments = {"Bucket": uri.bucket, "Key": uri.key} | arguments
         return call(self.patience, f"{what} {uri}", getattr(self.client, operation), **arguments)
 
-    def head(self, uri: S3Uri) -> Found:
+    def head(self, uri: S3Uri) -> S3Object:
         """Return the description of an object.
 
         Raises:
@@ -75,14 +75,14 @@ class S3:
         """
         return found_in(uri, self.call("looking at", "head_object", uri, ChecksumMode="ENABLED"))
 
-    def read(self, uri: S3Uri) -> tuple[bytes, Found]:
+    def read(self, uri: S3Uri) -> tuple[bytes, S3Object]:
         """Return a small object's bytes, verified against the sha256 in its metadata.
 
         Raises:
             ObjectMissing: there is no such object.
         """
 
-        def read() -> tuple[bytes, Found]:
+        def read() -> tuple[bytes, S3Object]:
             answer = self.client.get_object(Bucket=uri.bucket, Key=uri.key)
             with closing(answer["Body"]) as body:
                 data: bytes = body.read()
@@ -95,7 +95,7 @@ class S3:
 
     def write(
         self, uri: S3Uri, data: bytes, *, only_if_absent: bool = False, only_if: str | None = None
-    ) -> Found | None:
+    ) -> S3Object | None:
         """Put a small object; return None if the condition did not hold. `only_if` is the ETag of the object to replace.
 
         If the answer to a conditional write is lost, the retry fails its condition because of the first write: then the present
@@ -108,7 +108,7 @@ class S3:
         condition = {"IfNoneMatch": "*"} if only_if_absent else {"IfMatch": only_if} if only_if else {}
         attempts = 0
 
-        def put() -> Found | None:
+        def put() -> S3Object | None:
             nonlocal attempts
             attempts += 1
             try:
@@ -124,11 +124,11 @@ class S3:
                 if not is_unmet(error):
                     raise
                 return self.is_ours(uri, digest.hexdigest()) if attempts > 1 else None
-            return Found(uri, len(data), answer["ETag"], digest.hexdigest(), answer.get("VersionId"))
+            return S3Object(uri, len(data), answer["ETag"], digest.hexdigest(), answer.get("VersionId"))
 
         return call(self.patience, f"writing {uri}", put)
 
-    def is_ours(self, uri: S3Uri, sha256: str) -> Found | None:
+    def is_ours(self, uri: S3Uri, sha256: str) -> S3Object | None:
         """Return the object if our upload of these bytes wrote it, else None."""
         try:
             found = self.head(uri)
@@ -136,13 +136,13 @@ class S3:
             return None
         return found if found.sha256 == sha256 else None
 
-    def list(self, prefix: S3Uri) -> Iterator[Found]:
+    def list(self, prefix: S3Uri) -> Iterator[S3Object]:
         """Yield every object below a prefix, by key, without its `sha256`."""
         told: dict[str, Any] = {"Bucket": prefix.bucket, "Prefix": f"{prefix.key}/"}
         while True:
             answer = call(self.patience, f"listing {prefix}", self.client.list_objects_v2, **told)
             for item in answer.get("Contents", ()):
-                yield Found(
+                yield S3Object(
                     S3Uri(prefix.bucket, item["Key"]),
                     item["Size"],
                     item["ETag"],
@@ -184,12 +184,12 @@ def _connect(patience: Patience) -> Any:
     return boto3.session.Session().client("s3", config=config)
 
 
-def found_in(uri: S3Uri, answer: Any) -> Found:
+def found_in(uri: S3Uri, answer: Any) -> S3Object:
     """Return the description of an object from a response of the server."""
     whole = answer.get("ChecksumType") in (None, "FULL_OBJECT")
     names = {"SHA256": "ChecksumSHA256", "SHA1": "ChecksumSHA1", "CRC32": "ChecksumCRC32"}
     checksums = tuple((name, answer[key]) for name, key in names.items() if key in answer and "-" not in answer[key])
-    return Found(
+    return S3Object(
         uri,
         answer["ContentLength"],
         answer["ETag"],

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from tasks.storage.files import room_in, write_whole
-from tasks.storage.s3 import S3, Found, is_unmet, wrong_bytes
+from tasks.storage.s3 import S3, S3Object, is_unmet, wrong_bytes
 from tasks.storage.s3_retry import Attempts
 from validators.untrusted.s3_uris import S3Uri
 
@@ -33,7 +33,7 @@ class _Crc32:
 class StreamedChecksum:
     """Verification of an object by its strongest available checksum, computed while its bytes arrive."""
 
-    def __init__(self, found: Found) -> None:
+    def __init__(self, found: S3Object) -> None:
         self._length, self._found = 0, found
         self.by, self._expected, self._hash = _choose(found)
 
@@ -50,7 +50,7 @@ class StreamedChecksum:
         return right and self._length == self._found.size_bytes
 
 
-def _choose(found: Found) -> tuple[str, bytes, Any]:
+def _choose(found: S3Object) -> tuple[str, bytes, Any]:
     if found.sha256:
         return "sha256", bytes.fromhex(found.sha256), hashlib.sha256()
     makers: dict[str, Any] = {"SHA256": hashlib.sha256, "SHA1": hashlib.sha1, "CRC32": _Crc32}
@@ -64,12 +64,12 @@ def _choose(found: Found) -> tuple[str, bytes, Any]:
     return "length", b"", None
 
 
-def verified_by(found: Found) -> str:
+def verified_by(found: S3Object) -> str:
     """Return the name of the checksum that verifies a download of the object."""
     return StreamedChecksum(found).by
 
 
-def download(s3: S3, uri: S3Uri, path: Path, *, sha256: str | None = None) -> Found:
+def download(s3: S3, uri: S3Uri, path: Path, *, sha256: str | None = None) -> S3Object:
     """Write the verified object to `path` atomically; `sha256` is the expected digest, if the caller knows it.
 
     Raises:
@@ -83,7 +83,7 @@ def download(s3: S3, uri: S3Uri, path: Path, *, sha256: str | None = None) -> Fo
         return _fetch(s3, uri, file, attempts, sha256)
 
 
-def _fetch(s3: S3, uri: S3Uri, file: IO[bytes], attempts: Attempts, sha256: str | None) -> Found:
+def _fetch(s3: S3, uri: S3Uri, file: IO[bytes], attempts: Attempts, sha256: str | None) -> S3Object:
     """Retry until the file holds one version of the object from its first byte to its last."""
     while True:
         found = s3.head(uri)
@@ -100,7 +100,7 @@ def _fetch(s3: S3, uri: S3Uri, file: IO[bytes], attempts: Attempts, sha256: str 
         attempts.failed(wrong_bytes(uri, check.by))
 
 
-def _stream(s3: S3, found: Found, file: IO[bytes], check: StreamedChecksum, attempts: Attempts) -> bool:
+def _stream(s3: S3, found: S3Object, file: IO[bytes], check: StreamedChecksum, attempts: Attempts) -> bool:
     """Append the rest of the object, over as many connections as needed; return False if the object was replaced."""
     while (offset := file.tell()) < found.size_bytes:
         try:
@@ -119,7 +119,7 @@ def _stream(s3: S3, found: Found, file: IO[bytes], check: StreamedChecksum, atte
     return True
 
 
-def _ask(s3: S3, found: Found, offset: int) -> Any:
+def _ask(s3: S3, found: S3Object, offset: int) -> Any:
     """Return the response with the bytes of this version of the object from `offset` on."""
     answer = s3.client.get_object(
         Bucket=found.uri.bucket, Key=found.uri.key, Range=f"bytes={offset}-", IfMatch=found.etag

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tasks.storage.s3 import MAX_PARTS, S3, SHA256, Found, is_unmet
+from tasks.storage.s3 import MAX_PARTS, S3, SHA256, S3Object, is_unmet
 from tasks.storage.s3_retry import Attempts, call, code_of, status_of
 from validators.digests import digest_file
 from validators.errors import InfrastructureError, ObjectMissing, WrongBytes
@@ -35,7 +35,7 @@ class _Gone(WrongBytes):
     """The server no longer knows the multipart upload: it was finished or aborted."""
 
 
-def upload(s3: S3, path: Path, uri: S3Uri, *, only_if_absent: bool = False) -> Found | None:
+def upload(s3: S3, path: Path, uri: S3Uri, *, only_if_absent: bool = False) -> S3Object | None:
     """Upload a file; with `only_if_absent`, return None if there is another object already.
 
     An interrupted multipart upload is resumed if the key contains the sha256 of the content. For other keys, the parts on the
@@ -67,7 +67,7 @@ def upload(s3: S3, path: Path, uri: S3Uri, *, only_if_absent: bool = False) -> F
             attempts.failed(error)
 
 
-def _in_parts(s3: S3, path: Path, uri: S3Uri, digest: str, *, only_if_absent: bool) -> Found | None:
+def _in_parts(s3: S3, path: Path, uri: S3Uri, digest: str, *, only_if_absent: bool) -> S3Object | None:
     upload_id, there = _unfinished(s3, uri) if digest in uri.key else (None, {})
     if upload_id is None:
         told = {"ChecksumAlgorithm": "SHA256", "Metadata": {SHA256: digest}}
@@ -91,7 +91,7 @@ def _in_parts(s3: S3, path: Path, uri: S3Uri, digest: str, *, only_if_absent: bo
 
 def _complete(
     s3: S3, uri: S3Uri, upload_id: str, parts: list[dict[str, Any]], digest: str, *, only_if_absent: bool
-) -> Found | None:
+) -> S3Object | None:
     told: dict[str, Any] = {"MultipartUpload": {"Parts": parts}}
     if only_if_absent:
         told["IfNoneMatch"] = "*"

@@ -26,11 +26,11 @@ from validators.errors import CandidateRefused
 from validators.providers import CPU_PROVIDER
 from validators.records.engines import BuildSettings, Engine
 from validators.records.run import Inventory, SessionSettings, Variant
-from validators.samples.given import Evidence, Given
+from validators.samples.run_inputs import Evidence, RunInputs
 from validators.samples.words import SHOWN, and_more
 
 
-def with_engine(run: Run, given: Given, inventory: Inventory, variant: Variant) -> Variant:
+def with_engine(run: Run, run_inputs: RunInputs, inventory: Inventory, variant: Variant) -> Variant:
     """Return the variant with its engine. Without a GPU it is `aot-checked`, and ONNX Runtime simulates its answers.
 
     Ahead of time, an engine is built for each compute capability that the job names. The variant gets the engine with the
@@ -41,12 +41,12 @@ def with_engine(run: Run, given: Given, inventory: Inventory, variant: Variant) 
     """
     notes = _linted(variant)
     if inventory.gpu:
-        engine = _engine(run, given, inventory, variant, ())
+        engine = _engine(run, run_inputs, inventory, variant, ())
         return replace(variant, engine=engine, notes=(*variant.notes, *notes, *_warnings(engine)))
     capabilities = run.job.engines.ahead_of_time
     # In a build for several capabilities, the builder reports the layers of one only.
-    engines = [_engine(run, given, inventory, variant, (capability,)) for capability in capabilities]
-    engine = _least_covered(run, given, variant, engines)
+    engines = [_engine(run, run_inputs, inventory, variant, (capability,)) for capability in capabilities]
+    engine = _least_covered(run, run_inputs, variant, engines)
     told = f"built for compute capability {' and '.join(capabilities)}, never run; answers are simulated"
     # At higher optimization levels the CPU provider fuses FP8 pairs into kernels that do not exist.
     session = SessionSettings(
@@ -57,10 +57,10 @@ def with_engine(run: Run, given: Given, inventory: Inventory, variant: Variant) 
 
 
 def _engine(
-    run: Run, given: Given, inventory: Inventory, variant: Variant, compute_capabilities: tuple[str, ...]
+    run: Run, run_inputs: RunInputs, inventory: Inventory, variant: Variant, compute_capabilities: tuple[str, ...]
 ) -> Engine:
     """Return the engine from the store, or build it. The log of a failed build becomes a separate entry."""
-    job, evidence, points = run.job, given.evidence, run.job.measurement.points
+    job, evidence, points = run.job, run_inputs.evidence, run.job.measurement.points
     build = BuildSettings(
         profile_of(evidence.inputs, job.engines, points, _shapes(evidence), accuracy_batch=_most_at_once(run)),
         job.engines.workspace_mb,
@@ -77,12 +77,12 @@ def _engine(
     return run.store.make(Product("engine", inputs, Engine, make))[0]
 
 
-def _least_covered(run: Run, given: Given, variant: Variant, engines: Sequence[Engine]) -> Engine:
+def _least_covered(run: Run, run_inputs: RunInputs, variant: Variant, engines: Sequence[Engine]) -> Engine:
     """Return the engine with the smallest share of low-precision multiplications; the first if all use the same kernels."""
     kernels = [kernels_of_nodes(engine.layers) for engine in engines]
     if all(found == kernels[0] for found in kernels):
         return engines[0]
-    batch = request_batch(given.evidence, run.job.measurement.points[0])
+    batch = request_batch(run_inputs.evidence, run.job.measurement.points[0])
     found = [coverage_of_layers(variant.path, engine.layers, batch) for engine in engines]
     shares = [(coverage.share, coverage.half_share) for coverage in found]
     return engines[shares.index(min(shares))]

@@ -13,7 +13,7 @@ from tasks.run.context import Run, log
 from tasks.run.progress_events import CONFIRM
 from tasks.run.step import step
 from tasks.trials.judge import ground_of, rank_passing
-from tasks.trials.judge_on_samples import Ground, figures_of
+from tasks.trials.judge_on_samples import JudgedData, figures_of
 from tasks.trials.make_candidate import refused
 from tasks.trials.measure_baseline import baseline_variant
 from tasks.trials.measure_fp16 import halves_of
@@ -26,7 +26,7 @@ from validators.records.artifact_paths import CONFIRMED
 from validators.records.latencies import Latency
 from validators.records.measurements import Accuracy
 from validators.records.run import Confirmed, Inventory, Trial, Variant
-from validators.samples.given import Given
+from validators.samples.run_inputs import RunInputs
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class ConfirmedTrials:
 
 @step(CONFIRM)
 def confirm_winner(
-    run: Run, given: Given, inventory: Inventory, baseline: Accuracy, trials: tuple[Trial, ...]
+    run: Run, run_inputs: RunInputs, inventory: Inventory, baseline: Accuracy, trials: tuple[Trial, ...]
 ) -> ConfirmedTrials:
     """Return the best passing trial that passes again; simply the best if the job keeps no samples for confirmation.
 
@@ -48,13 +48,13 @@ def confirm_winner(
     passing = rank_passing(run.job, trials)
     if not run.job.confirmation.share:
         return ConfirmedTrials(trials, passing[0] if passing else None)
-    ground = ground_of(run, given, baseline)
+    ground = ground_of(run, run_inputs, baseline)
     tried: dict[str, Trial] = {}
     halves = halves_of(trials) if run.job.gates.min_speedup_fp16 is not None else {}
     for trial in passing[: run.job.confirmation.candidates]:
         with run.clock.work("confirm the winner"), run.time_for_winner():
             try:
-                again = _judge_again(run, given, inventory, ground, trial, halves)
+                again = _judge_again(run, run_inputs, inventory, ground, trial, halves)
             except CandidateRefused as error:
                 again = refused(trial.candidate, error)
         tried[trial.candidate] = again
@@ -67,17 +67,22 @@ def confirm_winner(
 
 
 def _judge_again(
-    run: Run, given: Given, inventory: Inventory, ground: Ground, trial: Trial, halves: Mapping[str, Variant]
+    run: Run,
+    run_inputs: RunInputs,
+    inventory: Inventory,
+    ground: JudgedData,
+    trial: Trial,
+    halves: Mapping[str, Variant],
 ) -> Trial:
     """Return the trial with `confirmed_...` verdicts added, and their figures. `halves`: float16 variants by target."""
     assert trial.variant and trial.accuracy and trial.coverage
     job = run.job
     confidence = confidence_of_each(job.gates.confidence, job.confirmation.candidates)
-    latency = _measure_again(run, given, inventory, trial, confidence)
+    latency = _measure_again(run, run_inputs, inventory, trial, confidence)
     half = halves.get(decode(trial.candidate).target)
     # As in the selection, float16 is not compared with itself.
     beside = (
-        _measure_again(run, given, inventory, trial, confidence, half)
+        _measure_again(run, run_inputs, inventory, trial, confidence, half)
         if trial.beside_fp16 is not None and half is not None
         else None
     )
@@ -107,15 +112,20 @@ def _judge_again(
 
 
 def _measure_again(
-    run: Run, given: Given, inventory: Inventory, trial: Trial, confidence: float, beside: Variant | None = None
+    run: Run,
+    run_inputs: RunInputs,
+    inventory: Inventory,
+    trial: Trial,
+    confidence: float,
+    beside: Variant | None = None,
 ) -> Latency:
     """Measure the trial's latency again beside the float16 variant `beside`, or beside the baseline."""
     assert trial.variant
     latency, _ = latency_of(
         run,
-        given,
+        run_inputs,
         inventory,
-        beside or baseline_variant(run, given, inventory),
+        beside or baseline_variant(run, run_inputs, inventory),
         trial.variant,
         run.job.measurement.points[0],
         confidence=confidence,

@@ -12,39 +12,39 @@ from tasks.storage.product import Product
 from tasks.trials.measure_baseline import baseline_variant
 from validators.records.measurements import Coverage, KernelProfile, Sanity
 from validators.records.run import Inventory, Variant
-from validators.samples.given import Given
+from validators.samples.run_inputs import RunInputs
 
 
-def coverage_of(run: Run, given: Given, inventory: Inventory, variant: Variant) -> tuple[Coverage, bool]:
+def coverage_of(run: Run, run_inputs: RunInputs, inventory: Inventory, variant: Variant) -> tuple[Coverage, bool]:
     """Return the coverage of a variant, compared with the baseline's kernels, and True if it was in the store.
 
     Raises:
         CandidateRefused: the runtime does not load or run the variant.
     """
-    baseline = baseline_variant(run, given, inventory)
+    baseline = baseline_variant(run, run_inputs, inventory)
     point = run.job.measurement.points[0]
-    request = (given.evidence.evaluation.file.digest, asdict(point), inventory.device_key)
+    request = (run_inputs.evidence.evaluation.file.digest, asdict(point), inventory.device_key)
 
     def baseline_kernels() -> KernelProfile | None:
         # Kernels of two providers cannot be compared.
         if baseline.session.provider != variant.session.provider:
             return None
-        make = partial(make_kernels, baseline, given.evidence, point)
+        make = partial(make_kernels, baseline, run_inputs.evidence, point)
         return run.store.make(Product("kernels", (baseline.measured_as, *request), KernelProfile, make))[0]
 
-    make = partial(make_coverage, variant, given.evidence, point, baseline_kernels)
+    make = partial(make_coverage, variant, run_inputs.evidence, point, baseline_kernels)
     inputs = (variant.measured_as, baseline.measured_as, *request)
     return run.store.make(Product("coverage", inputs, Coverage, make))
 
 
-def sanity_of(run: Run, given: Given, inventory: Inventory, variant: Variant) -> tuple[Sanity, bool]:
+def sanity_of(run: Run, run_inputs: RunInputs, inventory: Inventory, variant: Variant) -> tuple[Sanity, bool]:
     """Return the answers of a variant beside those of the baseline, which runs once, and True if they were in the store.
 
     Raises:
         CandidateRefused: the runtime does not load or run the variant.
     """
-    baseline = baseline_variant(run, given, inventory)
-    evidence = given.evidence
+    baseline = baseline_variant(run, run_inputs, inventory)
+    evidence = run_inputs.evidence
     batches = sanity_batches(evidence.evaluation, evidence.batch_axis, of_text=run.job.metric == "perplexity")
     samples = sum(len(next(iter(batch.values()))) for batch in batches)
 

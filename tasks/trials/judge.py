@@ -10,7 +10,7 @@ from tasks.registry.champion_slot import place_of, rolled_back_digests
 from tasks.registry.mlflow_registry import connect
 from tasks.run.context import Run, log
 from tasks.run.step import step
-from tasks.trials.judge_on_samples import Ground, figures_of
+from tasks.trials.judge_on_samples import JudgedData, figures_of
 from validators.gates.catalog import Measured, judge_gates
 from validators.gates.verdict_rules import overall
 from validators.job.job import Job
@@ -18,29 +18,29 @@ from validators.records.journal import RolledBack
 from validators.records.latencies import point_labels
 from validators.records.measurements import Accuracy
 from validators.records.run import Trial
-from validators.samples.given import Given
+from validators.samples.run_inputs import RunInputs
 
 
-def ground_of(run: Run, given: Given, baseline: Accuracy) -> Ground:
+def ground_of(run: Run, run_inputs: RunInputs, baseline: Accuracy) -> JudgedData:
     """Return the data that the trials of a run are judged on.
 
     Raises:
         InfrastructureError: the registry, which records rollbacks, does not answer.
     """
-    evidence = given.evidence
-    size = model_bytes(given.source.onnx_path)
+    evidence = run_inputs.evidence
+    size = model_bytes(run_inputs.source.onnx_path)
     rolled_back: dict[str, RolledBack] = {}
     if not run.job.source_is_file:
         with connect(run.tracking_uri) as client:
-            rolled_back = rolled_back_digests(client, place_of(given.source.name, run.job.target))
+            rolled_back = rolled_back_digests(client, place_of(run_inputs.source.name, run.job.target))
     samples = evidence.evaluation
-    return Ground(run.job, baseline, size, evidence.confirmation, samples.slices, rolled_back, samples.clusters)
+    return JudgedData(run.job, baseline, size, evidence.confirmation, samples.slices, rolled_back, samples.clusters)
 
 
 @step("judge candidates")
-def judge_trials(run: Run, given: Given, baseline: Accuracy, trials: tuple[Trial, ...]) -> tuple[Trial, ...]:
+def judge_trials(run: Run, run_inputs: RunInputs, baseline: Accuracy, trials: tuple[Trial, ...]) -> tuple[Trial, ...]:
     """Return every trial with its verdicts and outcome; refused trials are unchanged."""
-    ground = ground_of(run, given, baseline)
+    ground = ground_of(run, run_inputs, baseline)
     with run.clock.work("judge candidates"):
         judged = tuple(judge_trial(ground, trial) for trial in trials)
     for trial in judged:
@@ -49,7 +49,7 @@ def judge_trials(run: Run, given: Given, baseline: Accuracy, trials: tuple[Trial
     return judged
 
 
-def judge_trial(ground: Ground, trial: Trial) -> Trial:
+def judge_trial(ground: JudgedData, trial: Trial) -> Trial:
     """Return one trial with its verdicts and outcome, judged on the samples that choose; its metric is for those samples."""
     if trial.variant is None or trial.accuracy is None or trial.coverage is None:
         return trial
@@ -66,15 +66,15 @@ def judge_trial(ground: Ground, trial: Trial) -> Trial:
         sanity=trial.sanity,
         rolled_back=ground.rolled_back.get(trial.variant.digest),
     )
-    given = judge_gates(measured, point_labels(trial.latencies)[0] if trial.latencies else "")
+    run_inputs = judge_gates(measured, point_labels(trial.latencies)[0] if trial.latencies else "")
     return replace(
         trial,
         accuracy=replace(trial.accuracy, value=answers.value, n=answers.rows, sqnr=answers.sqnr),
         drop=answers.drop,
         flips=answers.flips,
         slices=answers.slices,
-        verdicts=given,
-        outcome=overall(given),
+        verdicts=run_inputs,
+        outcome=overall(run_inputs),
     )
 
 

@@ -27,7 +27,7 @@ Mask = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
-class Ground:
+class JudgedData:
     """Data that trials are judged on: the job's gates, the baseline, and the mask of samples kept for confirmation.
 
     `confirmation`, each of the `slices` and `clusters` (the key of each sample's cluster, if the job names groups) have shape
@@ -58,7 +58,7 @@ class Ground:
         return ~self.confirmation
 
 
-def figures_of(ground: Ground, accuracy: Accuracy, samples: Mask, confidence: float) -> AnswerFigures:
+def figures_of(ground: JudgedData, accuracy: Accuracy, samples: Mask, confidence: float) -> AnswerFigures:
     """Compare a variant's answers with the baseline's on the samples of a mask, shape `(samples,)`.
 
     Bounds hold at the one-sided `confidence`.
@@ -101,7 +101,7 @@ def figures_of(ground: Ground, accuracy: Accuracy, samples: Mask, confidence: fl
     )
 
 
-def _numbered(ground: Ground, samples: Mask, step: int = 1) -> Clusters | None:
+def _numbered(ground: JudgedData, samples: Mask, step: int = 1) -> Clusters | None:
     """Return the cluster of each row, with one row per `step` samples; None without clusters."""
     return None if ground.clusters is None else number_clusters(ground.clusters[::step][samples[::step]])
 

@@ -6,7 +6,7 @@ import time
 from dataclasses import replace
 
 from tasks.measure.inventory import usable_providers
-from tasks.measure.metrics.reduction import Needed
+from tasks.measure.metrics.reduction import ReductionSize
 from tasks.ptq.graph.edits import model_bytes
 from tasks.run.context import CANDIDATES_SHARE, Run, log
 from tasks.run.progress_events import MAKE
@@ -23,11 +23,11 @@ from validators.errors import BudgetExceeded, CandidateRefused
 from validators.job.candidate_name import Candidate, decode
 from validators.records.measurements import Accuracy
 from validators.records.run import Inventory, Refusal, Trial
-from validators.samples.given import Given
+from validators.samples.run_inputs import RunInputs
 
 
 @step(MAKE, run_name="make {name}")
-def make_candidate(run: Run, given: Given, inventory: Inventory, baseline: Accuracy, name: str) -> Trial:
+def make_candidate(run: Run, run_inputs: RunInputs, inventory: Inventory, baseline: Accuracy, name: str) -> Trial:
     """Return the candidate's trial: its variant, coverage and accuracy, or its refusal."""
     started = time.monotonic()
     if run.clock.spent_seconds > CANDIDATES_SHARE * run.job.budgets.seconds:
@@ -39,8 +39,8 @@ def make_candidate(run: Run, given: Given, inventory: Inventory, baseline: Accur
     with run.clock.work("make candidates"), run.time_for_candidates():
         try:
             # A variant takes at most about as much disk as its source; shared intermediate files are made once.
-            run.footprint.check(f"{name}: its file", Needed(0, model_bytes(given.source.onnx_path)))
-            trial = _try(run, given, inventory, baseline, decode(name))
+            run.footprint.check(f"{name}: its file", ReductionSize(0, model_bytes(run_inputs.source.onnx_path)))
+            trial = _try(run, run_inputs, inventory, baseline, decode(name))
         except CandidateRefused as error:
             trial = refused(name, error)
         except BudgetExceeded as error:
@@ -54,29 +54,29 @@ def refused(name: str, error: CandidateRefused) -> Trial:
     return Trial(name, outcome="refused", refusal=as_refusal(error))
 
 
-def _try(run: Run, given: Given, inventory: Inventory, baseline: Accuracy, candidate: Candidate) -> Trial:
+def _try(run: Run, run_inputs: RunInputs, inventory: Inventory, baseline: Accuracy, candidate: Candidate) -> Trial:
     target = find_target(candidate.target)
     target.check_device()  # fail before making a variant that nothing here can run
-    made, had_variant = variant_from_store(run, given, inventory, candidate)
+    made, had_variant = variant_from_store(run, run_inputs, inventory, candidate)
     if made.variant is None:
         return Trial(candidate.name, outcome="refused", refusal=made.refusal, cached=had_variant)
     variant = made.variant
     if target.builds_engines:
-        variant = with_engine(run, given, inventory, variant)
+        variant = with_engine(run, run_inputs, inventory, variant)
     unmeasured = why_unmeasured(variant, usable_providers(inventory))
     if unmeasured is not None:
         return replace(refused(candidate.name, unmeasured), cached=had_variant)
     variant = replace(variant, session=target.keep_caches(variant.session, run.state))
-    coverage, had_coverage = coverage_of(run, given, inventory, variant)
-    sanity, had_sanity = sanity_of(run, given, inventory, variant)
-    reference = Reference(baseline, baseline_variant(run, given, inventory))
-    accuracy, had_accuracy = measure_accuracy(run, given.evidence, inventory, variant, reference)
+    coverage, had_coverage = coverage_of(run, run_inputs, inventory, variant)
+    sanity, had_sanity = sanity_of(run, run_inputs, inventory, variant)
+    reference = Reference(baseline, baseline_variant(run, run_inputs, inventory))
+    accuracy, had_accuracy = measure_accuracy(run, run_inputs.evidence, inventory, variant, reference)
     return Trial(
         candidate.name,
         variant=variant,
         coverage=coverage,
         sanity=sanity,
-        accuracy=on_selection(run.job, given.evidence, accuracy),
+        accuracy=on_selection(run.job, run_inputs.evidence, accuracy),
         cached=had_variant and had_coverage and had_sanity and had_accuracy,
     )
 

@@ -28,7 +28,7 @@ from validators.errors import CandidateRefused
 from validators.job.candidate_name import Candidate
 from validators.providers import CPU_PROVIDER
 from validators.records.run import Inventory, Refusal, SessionSettings, Source, Variant
-from validators.samples.given import Given
+from validators.samples.run_inputs import RunInputs
 
 
 @dataclass(frozen=True)
@@ -51,17 +51,19 @@ def as_refusal(error: CandidateRefused) -> Refusal:
     return Refusal(error.kind, f"{error.found}; expected {error.expected}; {error.fix}", error.log)
 
 
-def variant_from_store(run: Run, given: Given, inventory: Inventory, candidate: Candidate) -> tuple[MadeVariant, bool]:
+def variant_from_store(
+    run: Run, run_inputs: RunInputs, inventory: Inventory, candidate: Candidate
+) -> tuple[MadeVariant, bool]:
     """Return a candidate's variant, or the refusal that it ended in, and whether the store had it."""
-    evidence = given.evidence
+    evidence = run_inputs.evidence
     threads = run.job.measurement.points[0].threads or usable_cores()
-    materials = materials_of(run, given, inventory)
+    materials = materials_of(run, run_inputs, inventory)
     inputs = (
         candidate.name,
         # Parts are ranked by what they do to the judged output; smoothing looks at a seeded draw of rows.
         evidence.output.name if candidate.kept_parts else None,
         run.job.seed if candidate.smooth else None,
-        *_graph_inputs(given.source, inventory),
+        *_graph_inputs(run_inputs.source, inventory),
         evidence.calibration.file.digest,
         threads,
         materials.reduced_range,
@@ -86,9 +88,9 @@ def _make_variant(
         return MadeVariant(refusal=as_refusal(error))
 
 
-def materials_of(run: Run, given: Given, inventory: Inventory) -> Materials:
+def materials_of(run: Run, run_inputs: RunInputs, inventory: Inventory) -> Materials:
     """Return the float graphs and calibration files, each made on first use and kept in the store."""
-    source, evidence = given.source, given.evidence
+    source, evidence = run_inputs.source, run_inputs.evidence
     calibration, fixed_batch, seed = evidence.calibration, evidence.batch_axis, run.job.seed
     threads = run.job.measurement.points[0].threads or usable_cores()
     reduced = adds_pairs_in_16_bits(inventory)
@@ -131,7 +133,7 @@ def materials_of(run: Run, given: Given, inventory: Inventory) -> Materials:
             seed if candidate.smooth else None,
             reduced,
         )
-        make = partial(_make_ranking, run, given, materials, candidate)
+        make = partial(_make_ranking, run, run_inputs, materials, candidate)
         return run.store.make(Product("ranking", inputs, _Ranking, make))[0].parts
 
     def grams(candidate: Candidate, float_model: Path) -> Mapping[str, Gram]:
@@ -169,7 +171,9 @@ def _graph_inputs(source: Source, inventory: Inventory) -> tuple[Any, ...]:
     return source.digest, sorted(inventory.runtimes.items())
 
 
-def _make_ranking(run: Run, given: Given, materials: Materials, candidate: Candidate, folder: Path) -> _Ranking:
+def _make_ranking(
+    run: Run, run_inputs: RunInputs, materials: Materials, candidate: Candidate, folder: Path
+) -> _Ranking:
     def quantize(model: Path, keep_float: Collection[str], path: Path) -> QdqReport:
         return quantize_int8(candidate, materials, model, path, keep_float=keep_float)
 
@@ -183,9 +187,9 @@ def _make_ranking(run: Run, given: Given, materials: Materials, candidate: Candi
                 float_model,
                 find_parts(graph, everything.quantized, by_input=candidate.dynamic),
                 quantize,
-                given.evidence.calibration,
-                given.evidence.output.name,
+                run_inputs.evidence.calibration,
+                run_inputs.evidence.output.name,
                 settings,
-                fixed_batch=given.evidence.batch_axis,
+                fixed_batch=run_inputs.evidence.batch_axis,
             )
         )

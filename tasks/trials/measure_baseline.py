@@ -21,16 +21,16 @@ from validators.job.candidate_name import Candidate
 from validators.providers import CPU_PROVIDER
 from validators.records.measurements import Accuracy
 from validators.records.run import Inventory, SessionSettings, Variant
-from validators.samples.given import Given
+from validators.samples.run_inputs import RunInputs
 
 
-def baseline_variant(run: Run, given: Given, inventory: Inventory) -> Variant:
+def baseline_variant(run: Run, run_inputs: RunInputs, inventory: Inventory) -> Variant:
     """Return the source as a variant, so that all measurements accept it: on the target's device if present, else on the CPU.
 
     Raises:
         CandidateRefused: TensorRT cannot build an engine from the source.
     """
-    source = given.source
+    source = run_inputs.source
     threads = run.job.measurement.points[0].threads or usable_cores()
     session = SessionSettings(CPU_PROVIDER, threads, libraries=run.libraries)
     target = find_target(run.job.target)
@@ -41,11 +41,11 @@ def baseline_variant(run: Run, given: Given, inventory: Inventory) -> Variant:
         session = target.keep_caches(session, run.state)
     size = model_bytes(source.onnx_path)
     variant = Variant("baseline", source.onnx_path, source.digest, size, session)
-    return with_engine(run, given, inventory, variant) if target.builds_engines and session.on_gpu else variant
+    return with_engine(run, run_inputs, inventory, variant) if target.builds_engines and session.on_gpu else variant
 
 
 @step(BASELINE)
-def measure_baseline(run: Run, given: Given, inventory: Inventory) -> Accuracy:
+def measure_baseline(run: Run, run_inputs: RunInputs, inventory: Inventory) -> Accuracy:
     """Return the baseline's accuracy on the samples that choose; its files hold the results of all samples.
 
     Raises:
@@ -54,8 +54,8 @@ def measure_baseline(run: Run, given: Given, inventory: Inventory) -> Accuracy:
     """
     with run.clock.work("measure baseline"), run.time_for_candidates():
         try:
-            variant = baseline_variant(run, given, inventory)
-            accuracy, _ = measure_accuracy(run, given.evidence, inventory, variant, None, alone=True)
+            variant = baseline_variant(run, run_inputs, inventory)
+            accuracy, _ = measure_accuracy(run, run_inputs.evidence, inventory, variant, None, alone=True)
         except CandidateRefused as error:
             if error.kind == "infrastructure":
                 raise InfrastructureError(found=error.found, expected=error.expected, fix=error.fix) from error
@@ -66,11 +66,11 @@ def measure_baseline(run: Run, given: Given, inventory: Inventory) -> Accuracy:
             expected="finite outputs",
             fix="check the source on the evaluation data first",
         )
-    step, labels = accuracy.samples_a_row, given.evidence.evaluation.labels
+    step, labels = accuracy.samples_a_row, run_inputs.evidence.evaluation.labels
     # On all samples, since the confirmation uses the same baseline.
     every = np.load(accuracy.scores_path)
     warning = chance_warning(job_metric(run.job), every, None if labels is None else labels[::step], run.job.seed)
-    accuracy = replace(on_selection(run.job, given.evidence, accuracy), warning=warning)
+    accuracy = replace(on_selection(run.job, run_inputs.evidence, accuracy), warning=warning)
     log.info("baseline: %s %.4f on %d samples", accuracy.metric, accuracy.value, accuracy.n)
     if warning:
         log.warning("%s", warning)

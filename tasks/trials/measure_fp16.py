@@ -10,16 +10,18 @@ from tasks.trials.measure_latency import latency_of
 from validators.errors import CandidateRefused
 from validators.job.candidate_name import decode
 from validators.records.run import Inventory, Trial, Variant
-from validators.samples.given import Given
+from validators.samples.run_inputs import RunInputs
 
 
 @step("measure beside fp16")
-def measure_beside_fp16(run: Run, given: Given, inventory: Inventory, trials: tuple[Trial, ...]) -> tuple[Trial, ...]:
+def measure_beside_fp16(
+    run: Run, run_inputs: RunInputs, inventory: Inventory, trials: tuple[Trial, ...]
+) -> tuple[Trial, ...]:
     """Add to every trial timed on a GPU its latency beside the float16 candidate of its target, if there is one."""
     halves = halves_of(trials)
     with run.clock.work("measure beside fp16"), run.time_for_candidates():
         return tuple(
-            _measure(run, given, inventory, trial, halves.get(decode(trial.candidate).target)) for trial in trials
+            _measure(run, run_inputs, inventory, trial, halves.get(decode(trial.candidate).target)) for trial in trials
         )
 
 
@@ -40,7 +42,7 @@ def halves_of(trials: tuple[Trial, ...]) -> dict[str, Variant]:
     }
 
 
-def _measure(run: Run, given: Given, inventory: Inventory, trial: Trial, half: Variant | None) -> Trial:
+def _measure(run: Run, run_inputs: RunInputs, inventory: Inventory, trial: Trial, half: Variant | None) -> Trial:
     variant = trial.variant
     if (
         half is None
@@ -51,7 +53,7 @@ def _measure(run: Run, given: Given, inventory: Inventory, trial: Trial, half: V
     ):
         return trial
     try:
-        latency, had = latency_of(run, given, inventory, half, variant, run.job.measurement.points[0])
+        latency, had = latency_of(run, run_inputs, inventory, half, variant, run.job.measurement.points[0])
     except CandidateRefused as error:  # the candidate ran beside the baseline, so the float16 variant failed
         log.warning("%s was not timed beside fp16: %s", trial.candidate, error.found)
         return trial

@@ -23,7 +23,7 @@ from validators.errors import CandidateRefused
 from validators.job.job_measurement import OperatingPoint
 from validators.records.latencies import Latency
 from validators.records.run import Inventory, Trial, Variant
-from validators.samples.given import Given
+from validators.samples.run_inputs import RunInputs
 
 # Left out of the cache key: keys that do not change the latency of one point.
 _POINTS = {"batch_sizes", "dims", "threads", "patience_seconds"}
@@ -36,16 +36,18 @@ class _Disturbed(Exception):  # not an error: raised so that the store keeps no 
 
 
 @step(MEASURE, run_name="measure {trial.candidate}")
-def measure_latency(run: Run, given: Given, inventory: Inventory, trial: Trial) -> Trial:
+def measure_latency(run: Run, run_inputs: RunInputs, inventory: Inventory, trial: Trial) -> Trial:
     """Return the trial with one latency per operating point of the job; unchanged if its variant cannot be measured."""
     variant = trial.variant
     if variant is None or variant.proof != "measured":
         return trial
     with run.clock.work("measure latency"), run.time_for_candidates():
         try:
-            baseline = baseline_variant(run, given, inventory)
+            baseline = baseline_variant(run, run_inputs, inventory)
             measured = [
-                latency_of(run, given, inventory, with_threads(baseline, point), with_threads(variant, point), point)
+                latency_of(
+                    run, run_inputs, inventory, with_threads(baseline, point), with_threads(variant, point), point
+                )
                 for point in run.job.measurement.points
             ]
         except CandidateRefused as error:
@@ -63,7 +65,7 @@ def with_threads(variant: Variant, point: OperatingPoint) -> Variant:
 
 def latency_of(
     run: Run,
-    given: Given,
+    run_inputs: RunInputs,
     inventory: Inventory,
     baseline: Variant,
     variant: Variant,
@@ -84,7 +86,7 @@ def latency_of(
         InfrastructureError: a measuring process died or stopped responding.
     """
     job = run.job
-    rows = draw_requests(given.evidence, point, job.seed, confirmation=purpose == "confirmation")
+    rows = draw_requests(run_inputs.evidence, point, job.seed, confirmation=purpose == "confirmation")
     inputs = (
         [side.measured_as for side in (baseline, variant)],
         job.measurement.model_dump(exclude=_POINTS),
@@ -92,7 +94,7 @@ def latency_of(
         confidence or job.gates.confidence,
         purpose,
         [hook.digest for hook in job_hooks(job)],
-        given.evidence.evaluation.file.digest,
+        run_inputs.evidence.evaluation.file.digest,
         rows.tolist(),
         inventory.device_key,
     )
@@ -106,7 +108,7 @@ def latency_of(
         make_latency,
         baseline,
         variant,
-        given.evidence,
+        run_inputs.evidence,
         rows,
         point,
         job.measurement,

@@ -13,22 +13,24 @@ from tasks.storage.product import Product
 from tasks.trials.materials import prepared_product
 from validators.providers import CPU_PROVIDER
 from validators.records.run import Inventory, SessionSettings, Trial
-from validators.samples.given import Given
+from validators.samples.run_inputs import RunInputs
 
 
 @step("measure saturation")
-def measure_saturation(run: Run, given: Given, inventory: Inventory, trials: tuple[Trial, ...]) -> tuple[Trial, ...]:
+def measure_saturation(
+    run: Run, run_inputs: RunInputs, inventory: Inventory, trials: tuple[Trial, ...]
+) -> tuple[Trial, ...]:
     """Add to each trial whose variant fixes ranges the share of clipped values; one pass of the float graph serves all."""
     variants = {trial.variant.digest: trial.variant for trial in trials if trial.variant}
     bounds = run.job.calibration
     if not variants or not bounds.model_samples:
         return trials
-    prepared = prepared_product(run, given.source, inventory)
+    prepared = prepared_product(run, run_inputs.source, inventory)
     inputs = (
         sorted(variants),
         prepared,
-        given.evidence.output.name,
-        given.evidence.reference.file.digest,
+        run_inputs.evidence.output.name,
+        run_inputs.evidence.reference.file.digest,
         bounds.model_samples,
         run.job.seed,
     )
@@ -37,7 +39,7 @@ def measure_saturation(run: Run, given: Given, inventory: Inventory, trials: tup
         make_saturations,
         variants,
         lambda: run.store.make(prepared)[0],
-        given.evidence,
+        run_inputs.evidence,
         SessionSettings(CPU_PROVIDER, threads, libraries=run.libraries),
         bounds.model_samples,
         run.job.seed,

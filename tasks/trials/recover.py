@@ -15,7 +15,7 @@ from tasks.storage.product import Product
 from tasks.targets.catalog import find_target
 from tasks.trials.gather import merge_copies, trial_of
 from tasks.trials.judge import ground_of, judge_trial
-from tasks.trials.judge_on_samples import Ground
+from tasks.trials.judge_on_samples import JudgedData
 from tasks.trials.make_candidate import make_candidate
 from tasks.trials.materials import materials_of
 from tasks.trials.measure_latency import measure_latency
@@ -27,7 +27,7 @@ from validators.job.candidate_name import decode
 from validators.records.measurements import Accuracy
 from validators.records.run import Inventory, Trial, Variant
 from validators.records.verdicts import RankedPart, Recovery
-from validators.samples.given import Given
+from validators.samples.run_inputs import RunInputs
 
 # Speedups within this ratio count as equal: the candidate that loses less is recovered, and none if one already passes.
 NEARLY_AS_FAST = 0.9
@@ -44,7 +44,7 @@ class Recovered:
 
 
 def recover_trials(
-    run: Run, given: Given, inventory: Inventory, baseline: Accuracy, trials: tuple[Trial, ...]
+    run: Run, run_inputs: RunInputs, inventory: Inventory, baseline: Accuracy, trials: tuple[Trial, ...]
 ) -> Recovered:
     """Recover the most promising failed candidate, with the fewest parts in float with which its accuracy passes.
 
@@ -56,18 +56,18 @@ def recover_trials(
         return Recovered()
     candidate = decode(chosen.candidate)
     log.info("recovering %s: its accuracy alone does not pass", candidate.name)
-    ground = strict_ground(ground_of(run, given, baseline))
+    ground = strict_ground(ground_of(run, run_inputs, baseline))
     attempts: dict[int, Trial] = {}
 
     def attempt(kept: int) -> bool | None:
         name = replace(candidate, kept_parts=kept).name
-        state = make_candidate(run, given, inventory, baseline, name, return_state=True)
+        state = make_candidate(run, run_inputs, inventory, baseline, name, return_state=True)
         trial = judge_trial(ground, trial_of(name, state.result(raise_on_failure=False)))
         attempts[kept] = trial
         return None if trial.refusal else trial.outcome == "passed"
 
     fewest = fewest_parts(attempt, run.job.budgets.recovery)
-    ranking = _ranking(run, given, inventory, chosen, tuple(attempts.values()))
+    ranking = _ranking(run, run_inputs, inventory, chosen, tuple(attempts.values()))
     # Attempts that made the same artifact count as one evaluation of the samples.
     count = sum(not trial.is_copy for trial in merge_copies(tuple(attempts.values())))
     recovery = Recovery(chosen.candidate, _ranked_parts(ranking, fewest or 0), count, run.job.budgets.recovery)
@@ -77,14 +77,14 @@ def recover_trials(
         return Recovered(failed, recovery)
     log.info("%s passes with %d parts in float, found in %d attempts", candidate.name, fewest, len(attempts))
     # So far it passes on accuracy; whether it is fast enough is known once it is timed.
-    (trial,) = measure_saturation(run, given, inventory, (attempts[fewest],))
-    state = measure_latency(run, given, inventory, trial, return_state=True)
+    (trial,) = measure_saturation(run, run_inputs, inventory, (attempts[fewest],))
+    state = measure_latency(run, run_inputs, inventory, trial, return_state=True)
     timed = judge_trial(ground, trial_of(trial.candidate, state.result(raise_on_failure=False)))
-    recovery = _with_costs(run, given, inventory, chosen.variant, trial.variant, recovery)
+    recovery = _with_costs(run, run_inputs, inventory, chosen.variant, trial.variant, recovery)
     return Recovered((*failed, timed), replace(recovery, recovered=timed.candidate))
 
 
-def strict_ground(ground: Ground) -> Ground:
+def strict_ground(ground: JudgedData) -> JudgedData:
     """Return the data to judge attempts on, with a stricter confidence if nothing is confirmed afterwards.
 
     Each attempt on the same samples is another chance to pass by luck. Confirmation samples correct for that. Without them
@@ -164,13 +164,13 @@ def _is_recoverable(name: str) -> bool:
 
 
 def _ranking(
-    run: Run, given: Given, inventory: Inventory, chosen: Trial, attempts: tuple[Trial, ...]
+    run: Run, run_inputs: RunInputs, inventory: Inventory, chosen: Trial, attempts: tuple[Trial, ...]
 ) -> tuple[Sensitivity, ...]:
     """Return the ranking that the attempts used, from the store; empty if no attempt got that far."""
     if all(trial.refusal and trial.refusal.kind == "infrastructure" for trial in attempts):
         return ()
     try:
-        return materials_of(run, given, inventory).ranking(ranked_form(decode(chosen.candidate)))
+        return materials_of(run, run_inputs, inventory).ranking(ranked_form(decode(chosen.candidate)))
     except CandidateRefused:  # the attempts were refused for the same reason
         return ()
 
@@ -191,7 +191,7 @@ def _ranked_parts(ranking: tuple[Sensitivity, ...], kept: int) -> tuple[RankedPa
 
 def _with_costs(
     run: Run,
-    given: Given,
+    run_inputs: RunInputs,
     inventory: Inventory,
     quantized: Variant | None,
     recovered: Variant | None,
@@ -201,7 +201,7 @@ def _with_costs(
     if quantized is None or recovered is None:
         return recovery
     try:
-        before, after = (_kernel_costs(run, given, inventory, variant) for variant in (quantized, recovered))
+        before, after = (_kernel_costs(run, run_inputs, inventory, variant) for variant in (quantized, recovered))
     except CandidateRefused as error:
         log.info("kept parts were not profiled: %s", error.found)
         return recovery
@@ -224,10 +224,10 @@ def part_cost(nodes: tuple[str, ...], quantized: Mapping[str, float], in_float: 
     return sum(in_float[node] - quantized[node] for node in nodes)
 
 
-def _kernel_costs(run: Run, given: Given, inventory: Inventory, variant: Variant) -> KernelCosts:
+def _kernel_costs(run: Run, run_inputs: RunInputs, inventory: Inventory, variant: Variant) -> KernelCosts:
     """Return the kernel times of a variant at the job's first operating point."""
     point = run.job.measurement.points[0]
-    inputs = (variant.measured_as, given.evidence.evaluation.file.digest, asdict(point), inventory.device_key)
-    make = partial(make_kernel_costs, variant, given.evidence, point)
+    inputs = (variant.measured_as, run_inputs.evidence.evaluation.file.digest, asdict(point), inventory.device_key)
+    make = partial(make_kernel_costs, variant, run_inputs.evidence, point)
     with run.clock.work("profile kept parts"):
         return run.store.make(Product("kernel-times", inputs, KernelCosts, make))[0]

@@ -69,7 +69,7 @@ class Decision:
 
 
 @dataclass(frozen=True)
-class Looked:
+class Observation:
     """The outcome of one look at the champion of a job.
 
     `nothing` means that there was too little to look at, or nothing, as `reason` says; `error` that the look failed. `evidence`

@@ -26,7 +26,7 @@ from validators.samples.datasets import Samples
 
 
 @dataclass(frozen=True)
-class Seeing:
+class LookFindings:
     """Findings of one look: the signals behind alarms, the figures of the trend by name, and notes on what was not measured."""
 
     signals: tuple[Signal, ...]
@@ -34,12 +34,12 @@ class Seeing:
     notes: tuple[str, ...]
 
 
-def look_at_traffic(run: Run, watch: Watch, watched: WatchedChampion, traffic: Samples) -> Seeing:
+def look_at_traffic(run: Run, watch: Watch, watched: WatchedChampion, traffic: Samples) -> LookFindings:
     """Measure everything possible of a champion on a sample of its traffic.
 
     A failed measurement becomes a note, and the others continue.
     """
-    found = Seeing((), {"samples": len(traffic)}, watched.notes)
+    found = LookFindings((), {"samples": len(traffic)}, watched.notes)
     for measure in (_drift, _saturation, _disagreement):
         try:
             found = _joined(found, measure(run, watch, watched, traffic))
@@ -49,10 +49,10 @@ def look_at_traffic(run: Run, watch: Watch, watched: WatchedChampion, traffic: S
     return found
 
 
-def _joined(before: Seeing, found: Seeing | None) -> Seeing:
+def _joined(before: LookFindings, found: LookFindings | None) -> LookFindings:
     if found is None:
         return before
-    return Seeing(before.signals + found.signals, before.figures | found.figures, before.notes + found.notes)
+    return LookFindings(before.signals + found.signals, before.figures | found.figures, before.notes + found.notes)
 
 
 def _settings(run: Run) -> SessionSettings:
@@ -60,7 +60,7 @@ def _settings(run: Run) -> SessionSettings:
     return SessionSettings(CPU_PROVIDER, threads, libraries=run.libraries)
 
 
-def _drift(run: Run, _: Watch, watched: WatchedChampion, traffic: Samples) -> Seeing | None:
+def _drift(run: Run, _: Watch, watched: WatchedChampion, traffic: Samples) -> LookFindings | None:
     """Compare the traffic with the calibration data, by the source's own view of both."""
     calibration, bounds = watched.calibration, run.job.calibration
     if calibration is None:
@@ -84,10 +84,10 @@ def _drift(run: Run, _: Watch, watched: WatchedChampion, traffic: Samples) -> Se
     drifts = float(bool(drift.signs))
     evidence = weigh(np.array([drifts]), DRIFT_BY_CHANCE, DRIFT_STAKES)
     signal = Signal("drift", drifts, DRIFT_BY_CHANCE, evidence, "; ".join(drift.signs) or "no sign of drift")
-    return Seeing((signal,), drift.figures | {"drift": drifts}, ())
+    return LookFindings((signal,), drift.figures | {"drift": drifts}, ())
 
 
-def _saturation(run: Run, watch: Watch, watched: WatchedChampion, traffic: Samples) -> Seeing | None:
+def _saturation(run: Run, watch: Watch, watched: WatchedChampion, traffic: Samples) -> LookFindings | None:
     """Measure how much of the traffic the champion's fixed ranges clip, beyond their clipping at its promotion."""
     if not watched.ranges:
         return None
@@ -103,28 +103,32 @@ def _saturation(run: Run, watch: Watch, watched: WatchedChampion, traffic: Sampl
     # A range that clipped nearly everything at promotion cannot become measurably worse.
     judged = np.isfinite(shares).all(axis=0) & (bounds < 1)
     if not judged.any():
-        return Seeing((), {}, ("saturation is not measured: the champion fixes the range of no tensor of the source",))
+        return LookFindings(
+            (), {}, ("saturation is not measured: the champion fixes the range of no tensor of the source",)
+        )
     return _judge_shares(
         shares[:, judged], bounds[judged], [name for name, kept in zip(names, judged, strict=True) if kept]
     )
 
 
-def _judge_shares(shares: NDArray[np.float64], bounds: NDArray[np.float64], names: list[str]) -> Seeing:
+def _judge_shares(shares: NDArray[np.float64], bounds: NDArray[np.float64], names: list[str]) -> LookFindings:
     means = shares.mean(axis=0)
     worst = int((means - bounds).argmax())
     note = f"{means[worst]:.2%} of the values of {names[worst]} lie outside its range"
     signal = Signal("saturation", float(means[worst]), float(bounds[worst]), weigh_columns(shares, bounds), note)
     figures = {"saturation_max": float(means.max()), "saturated_samples": float((shares > 0).any(axis=1).mean())}
-    return Seeing((signal,), figures, ())
+    return LookFindings((signal,), figures, ())
 
 
-def _disagreement(run: Run, watch: Watch, watched: WatchedChampion, traffic: Samples) -> Seeing | None:
+def _disagreement(run: Run, watch: Watch, watched: WatchedChampion, traffic: Samples) -> LookFindings | None:
     """Measure how often the champion's answers differ from its source's."""
     variant = watched.variant
     if variant is None:
         return None
     if variant.session.provider == TENSORRT:
-        return Seeing((), {}, ("agreement is not measured: the champion is an engine, which the watch does not load",))
+        return LookFindings(
+            (), {}, ("agreement is not measured: the champion is an engine, which the watch does not load",)
+        )
     output = watched.output.name
     alike = []
     with (
@@ -145,4 +149,4 @@ def _disagreement(run: Run, watch: Watch, watched: WatchedChampion, traffic: Sam
     share, bound = float(differ.mean()), 1 - watch.min_agreement
     note = f"{int(differ.sum())} of {len(differ)} samples get another answer than from the source"
     signal = Signal("disagreement", share, bound, weigh(differ.astype(np.float64), bound), note)
-    return Seeing((signal,), {"agreement": 1 - share}, ())
+    return LookFindings((signal,), {"agreement": 1 - share}, ())

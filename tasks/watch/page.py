@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from tasks.watch.evidence import Looked
+from tasks.watch.evidence import Observation
 from validators.plain_text import as_markdown, markdown_table
 
 
-def watch_markdown(looked: Looked) -> str:
+def watch_markdown(looked: Observation) -> str:
     """Render the look as Markdown: the outcome, a row for each bound, and the notes."""
     lines = [f"# {as_markdown(looked.job)}: {looked.outcome}", "", as_markdown(looked.told), ""]
     if looked.signals:

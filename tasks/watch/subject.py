@@ -10,7 +10,7 @@ from tasks.champion.compare_champion import variant_of
 from tasks.champion.fetch_champion import fetch_champion
 from tasks.evidence.load_data import describe_source, load_file
 from tasks.evidence.resolve_source import resolve_source
-from tasks.registry.champion_slot import TAG, Place, champion_at, own_versions, place_of
+from tasks.registry.champion_slot import TAG, ChampionSlot, champion_at, own_versions, place_of
 from tasks.registry.mlflow_registry import connect
 from tasks.run.context import Run
 from validators.errors import CandidateRefused, DataError, SourceError
@@ -32,7 +32,7 @@ class FixedRange:
 class Lineage:
     """Registry data on the champion: its source, the digest of its calibration data, and the version to roll back to."""
 
-    place: Place
+    place: ChampionSlot
     champion: Champion
     source_uri: str
     calibration_digest: str

@@ -15,7 +15,7 @@ from tasks.registry.mlflow_registry import connect, experiment_id, registry_call
 from tasks.registry.mlflow_runs import KIND, NAME, delete_duplicates, find_or_create_run
 from tasks.run.context import Run
 from tasks.watch.evidence import Memory
-from tasks.watch.look import Seeing
+from tasks.watch.look import LookFindings
 from tasks.watch.subject import Lineage
 from tasks.watch.traffic import TrafficMark
 
@@ -59,7 +59,7 @@ def open_trend(run: Run, lineage: Lineage) -> Trend:
     )
 
 
-def record_look(run: Run, trend: Trend, memory: Memory, seen: TrafficMark, seeing: Seeing) -> None:
+def record_look(run: Run, trend: Trend, memory: Memory, seen: TrafficMark, seeing: LookFindings) -> None:
     """Record one more point of each figure, and the state for the next look, in one request.
 
     Raises:

@@ -11,7 +11,7 @@ from tasks.run.context import log, start_run
 from tasks.run.step import step
 from tasks.service.job_files import job_named, read_jobs
 from tasks.watch.act import act
-from tasks.watch.evidence import Looked, decide, find_alarms, remember
+from tasks.watch.evidence import Observation, decide, find_alarms, remember
 from tasks.watch.look import look_at_traffic
 from tasks.watch.page import watch_markdown
 from tasks.watch.subject import find_watched, load_watched
@@ -26,7 +26,7 @@ class WatchedJobs:
     """Jobs with a `watch` section by name, and unreadable jobs, as looks that ended in an error."""
 
     jobs: dict[str, Job]
-    broken: tuple[Looked, ...]
+    broken: tuple[Observation, ...]
 
 
 def watched_jobs(name: str | None = None) -> WatchedJobs:
@@ -38,42 +38,44 @@ def watched_jobs(name: str | None = None) -> WatchedJobs:
     jobs = read_jobs()
     if name is not None:
         return WatchedJobs({name: job_named(jobs, name, "a watch of the job")}, ())
-    broken = tuple(Looked(key, "error", error.found) for key, error in jobs.broken.items())
+    broken = tuple(Observation(key, "error", error.found) for key, error in jobs.broken.items())
     return WatchedJobs({key: job for key, job in jobs.found.items() if job.watch}, broken)
 
 
-def look(name: str, job: Job) -> Looked:
+def look(name: str, job: Job) -> Observation:
     """Look at the champion of a job and return any error as the outcome: a fault of one job must not stop the others."""
     try:
-        looked: Looked = _look(name, job)
+        looked: Observation = _look(name, job)
     except LockTaken as error:
-        looked = Looked(name, "nothing", error.found)
+        looked = Observation(name, "nothing", error.found)
     except QuantgateError as error:
-        looked = Looked(name, "error", f"{error.found}; expected {error.expected}; {error.fix}")
+        looked = Observation(name, "error", f"{error.found}; expected {error.expected}; {error.fix}")
     except Exception as error:
         log.exception("watch of %s", name)
-        looked = Looked(name, "error", f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
+        looked = Observation(
+            name, "error", f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        )
     (log.warning if looked.outcome in ("alarm", "error") else log.info)("%s: %s", name, looked.told)
     create_markdown_artifact(watch_markdown(looked), key="watch", description=looked.told)
     return looked
 
 
 @step("look", run_name="look at {name}")
-def _look(name: str, job: Job) -> Looked:
+def _look(name: str, job: Job) -> Observation:
     watch = job.watch
     if watch is None:
-        return Looked(name, "nothing", "the job has no `watch` section")
+        return Observation(name, "nothing", "the job has no `watch` section")
     run = start_run(job)
     with run.locks.hold(f"watch-{job.source_name}-{job.target}", wait_seconds=0):
         lineage = find_watched(run)
         if lineage is None:
-            return Looked(name, "nothing", f"no champion of {job.source} on {job.target} yet")
+            return Observation(name, "nothing", f"no champion of {job.source} on {job.target} yet")
         trend = open_trend(run, lineage)
         watched = load_watched(run, lineage)
         traffic = gather_traffic(
             run, watch, trend.seen, watched.inputs, watched.batch_axis, draw=job.seed + trend.memory.looks
         )
-        looked = Looked(
+        looked = Observation(
             name, "nothing", "", lineage.champion.version, lineage.champion.candidate, notes=traffic.skipped
         )
         if traffic.samples is None:

@@ -43,7 +43,7 @@ _FIELDS = (
 
 
 @dataclass(frozen=True)
-class Made:
+class DeployedObject:
     """An object on the server: its name, the outcome (`made`, `changed`, `as it was`, `left out`), and its path in the UI."""
 
     name: str
@@ -69,7 +69,7 @@ def deployment_file() -> Path:
     return path
 
 
-def apply_deployments(client: SyncPrefectClient, file: Path) -> Iterator[Made]:
+def apply_deployments(client: SyncPrefectClient, file: Path) -> Iterator[DeployedObject]:
     """Create or update every deployment of the file, with its schedules and triggers; unchanged ones are left alone.
 
     The operator decides whether a deployment, schedule or trigger is switched on: that state is kept.
@@ -78,7 +78,7 @@ def apply_deployments(client: SyncPrefectClient, file: Path) -> Iterator[Made]:
         try:
             flow = _load(spec["entrypoint"])
         except ImportError as error:
-            yield Made(f"{spec['entrypoint']} ({spec['name']})", "left out", f"does not import: {error}")
+            yield DeployedObject(f"{spec['entrypoint']} ({spec['name']})", "left out", f"does not import: {error}")
             continue
         yield from _apply(client, spec, flow)
 
@@ -91,7 +91,7 @@ def _load(entrypoint: str) -> Flow[..., Any]:
     return found
 
 
-def _apply(client: SyncPrefectClient, spec: dict[str, Any], flow: Flow[..., Any]) -> Iterator[Made]:
+def _apply(client: SyncPrefectClient, spec: dict[str, Any], flow: Flow[..., Any]) -> Iterator[DeployedObject]:
     wanted = _wanted(spec, flow)
     limit = (spec.get("concurrency_limit") or {}).get("limit")
     schedules = {one["slug"]: one for one in spec.get("schedules", ())}
@@ -114,7 +114,9 @@ def _apply(client: SyncPrefectClient, spec: dict[str, Any], flow: Flow[..., Any]
         if differing:
             _update(client, found, wanted, limit, schedules)
         outcome, detail = ("changed", ", ".join(differing)) if differing else ("as it was", "")
-    yield Made(f"{flow.name}/{spec['name']}", outcome, detail, f"/deployments/deployment/{identity}", identity)
+    yield DeployedObject(
+        f"{flow.name}/{spec['name']}", outcome, detail, f"/deployments/deployment/{identity}", identity
+    )
     for trigger in spec.get("triggers", ()):
         yield apply_automation(client, _automation(trigger, identity))
 
@@ -173,7 +175,7 @@ def _automation(spec: dict[str, Any], deployment: UUID) -> AutomationCore:
     return trigger.as_automation()
 
 
-def apply_automation(client: SyncPrefectClient, wanted: AutomationCore) -> Made:
+def apply_automation(client: SyncPrefectClient, wanted: AutomationCore) -> DeployedObject:
     """Create an automation, or update the one of its name; one that is switched off stays off."""
     found = next(iter(client.read_automations_by_name(wanted.name)), None)
     if found is None:
@@ -186,4 +188,4 @@ def apply_automation(client: SyncPrefectClient, wanted: AutomationCore) -> Made:
         if not same:
             client.update_automation(identity, AutomationCore.model_validate(fields))
         outcome = "as it was" if same else "changed"
-    return Made(f"automation {wanted.name}", outcome, path=f"/automations/automation/{identity}")
+    return DeployedObject(f"automation {wanted.name}", outcome, path=f"/automations/automation/{identity}")

@@ -15,7 +15,7 @@ from validators.errors import CandidateRefused, InfrastructureError, QuantgateEr
 from validators.job.candidate_name import decode
 from validators.records.measurements import Accuracy
 from validators.records.run import Inventory, Refusal, Trial
-from validators.samples.given import Given
+from validators.samples.run_inputs import RunInputs
 
 Outcome = TypeVar("Outcome")
 
@@ -34,7 +34,7 @@ def inventory_of_target(run: Run) -> Inventory:
     return inventory
 
 
-def at_target(step: Step[Outcome], run: Run, given: Given, inventory: Inventory, *records: Any) -> Outcome:
+def at_target(step: Step[Outcome], run: Run, run_inputs: RunInputs, inventory: Inventory, *records: Any) -> Outcome:
     """Return the result of a step that runs here or, if it is needed, on a worker of the job's target.
 
     Raises:
@@ -42,7 +42,7 @@ def at_target(step: Step[Outcome], run: Run, given: Given, inventory: Inventory,
         InfrastructureError: no worker finished the step.
     """
     if not hands_to_workers() or not step.needed(run, *records):
-        return step.call(run, given, inventory, *records)
+        return step.call(run, run_inputs, inventory, *records)
     order = _order(run, inventory, step, step.name, records)
     (answer,) = _gathered(run, step, [(run.job.target, order)])
     if isinstance(answer, QuantgateError):

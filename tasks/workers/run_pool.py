@@ -18,7 +18,7 @@ from prefect.events.schemas.automations import AutomationCore, EventTrigger, Pos
 from prefect.exceptions import ObjectNotFound
 from prefect.workers.process import ProcessWorker
 
-from tasks.workers.deployments import Made
+from tasks.workers.deployments import DeployedObject
 from validators.errors import InfrastructureError, JobError
 
 POOL, RUNS_QUEUE = "quantgate", "runs"
@@ -28,7 +28,7 @@ POOL_LIMIT = 16
 MISSING_SECONDS = 90.0
 
 
-def apply_pool(client: SyncPrefectClient, job_template: Path | None, runs: int | None) -> Iterator[Made]:
+def apply_pool(client: SyncPrefectClient, job_template: Path | None, runs: int | None) -> Iterator[DeployedObject]:
     """Create the pool `quantgate` and its queue `runs` if missing; set the pool's template and the queue's limit.
 
     Without a template the pool is a process pool. `runs` is the number of runs that may measure at a time, 1 for a new queue.
@@ -46,7 +46,7 @@ def apply_pool(client: SyncPrefectClient, job_template: Path | None, runs: int |
         client.create_work_pool(
             WorkPoolCreate(name=POOL, type=kind, base_job_template=wanted, concurrency_limit=POOL_LIMIT)
         )
-        yield Made(f"work pool {POOL}", "made", f"of type {kind}, limit {POOL_LIMIT}", path)
+        yield DeployedObject(f"work pool {POOL}", "made", f"of type {kind}, limit {POOL_LIMIT}", path)
     else:
         if template and found.type != kind:
             raise JobError(
@@ -58,7 +58,9 @@ def apply_pool(client: SyncPrefectClient, job_template: Path | None, runs: int |
         if differs:
             client.update_work_pool(POOL, WorkPoolUpdate(base_job_template=template))
         outcome = "changed" if differs else "as it was"
-        yield Made(f"work pool {POOL}", outcome, f"of type {found.type}, limit {found.concurrency_limit}", path)
+        yield DeployedObject(
+            f"work pool {POOL}", outcome, f"of type {found.type}, limit {found.concurrency_limit}", path
+        )
     yield _apply_queue(client, runs)
 
 
@@ -84,7 +86,7 @@ def check_process_pool() -> None:
         )
 
 
-def _apply_queue(client: SyncPrefectClient, runs: int | None) -> Made:
+def _apply_queue(client: SyncPrefectClient, runs: int | None) -> DeployedObject:
     try:
         queue = client.read_work_queue_by_name(RUNS_QUEUE, POOL)
         outcome, limit = "as it was", queue.concurrency_limit
@@ -95,7 +97,7 @@ def _apply_queue(client: SyncPrefectClient, runs: int | None) -> Made:
         client.update_work_queue(queue.id, concurrency_limit=runs)
         outcome, limit = "changed", runs
     path = f"/work-pools/work-pool/{POOL}/queue/{RUNS_QUEUE}"
-    return Made(f"work queue {POOL}/{RUNS_QUEUE}", outcome, f"{limit} at a time", path)
+    return DeployedObject(f"work queue {POOL}/{RUNS_QUEUE}", outcome, f"{limit} at a time", path)
 
 
 def _read_template(path: Path) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from validators.gates.approval import Approval
 from validators.job.job import Job
 from validators.records.measurements import Accuracy
 from validators.records.run import Champion, Inventory, Trial
-from validators.samples.given import Given
+from validators.samples.run_inputs import RunInputs
 
 Outcome = TypeVar("Outcome")
 
@@ -53,14 +53,14 @@ class Step(Generic[Outcome]):
     needed: Callable[..., bool] = lambda *_: True
 
 
-def try_candidate(run: Run, given: Given, inventory: Inventory, baseline: Accuracy, name: str) -> Trial:
+def try_candidate(run: Run, run_inputs: RunInputs, inventory: Inventory, baseline: Accuracy, name: str) -> Trial:
     """Make one candidate, check its kernels and accuracy, and then time it."""
-    made = make_candidate(run, given, inventory, baseline, name, return_state=True)
+    made = make_candidate(run, run_inputs, inventory, baseline, name, return_state=True)
     trial = trial_of(name, made.result(raise_on_failure=False))
     if trial.variant is None:
         return trial
     with timing_phase(inventory):
-        timed = measure_latency(run, given, inventory, trial, return_state=True)
+        timed = measure_latency(run, run_inputs, inventory, trial, return_state=True)
         return trial_of(name, timed.result(raise_on_failure=False))
 
 
@@ -77,9 +77,9 @@ def _has_own_step(run: Run, _record: str, trials: tuple[Trial, ...]) -> bool:
 
 
 def _run_own_step(
-    run: Run, given: Given, _inventory: Inventory, record: str, trials: tuple[Trial, ...]
+    run: Run, run_inputs: RunInputs, _inventory: Inventory, record: str, trials: tuple[Trial, ...]
 ) -> tuple[Trial, ...]:
-    judged: tuple[Trial, ...] = run_own_step(run, given, record, trials)
+    judged: tuple[Trial, ...] = run_own_step(run, run_inputs, record, trials)
     return judged
 
 
@@ -132,10 +132,10 @@ def fulfil(job: Job, order: Order) -> None:
     outcome: Any
     try:
         source = resolve_source(run)
-        given = Given(source, load_data(run, source))
+        run_inputs = RunInputs(source, load_data(run, source))
         records = read_arguments(run.store, order.arguments, step.takes)
         with device_phase(inventory), timing_phase(inventory) if step.times else nullcontext():
-            outcome = step.call(run, given, inventory, *records)
+            outcome = step.call(run, run_inputs, inventory, *records)
     except QuantgateError as error:
         log.warning("%s: %s; expected %s; %s", order.label, error.found, error.expected, error.fix)
         outcome = error

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from test_judge import latency, make_job
 
 from tasks.runtimes.ort import open_session, run_batches
-from tasks.trials.judge_on_samples import Ground
+from tasks.trials.judge_on_samples import JudgedData
 from tasks.trials.recover import choose_recovered, fewest_parts, strict_ground
 from validators.records.measurements import Accuracy, Estimate
 from validators.records.run import SessionSettings, Trial
@@ -85,7 +85,7 @@ def test_attempts_share_the_error_where_nothing_is_confirmed() -> None:
         ({"confirmation": {"share": 0}, "budgets": {"recovery": 0}}, 0.95),
         ({}, 0.95),
     ):
-        ground = Ground(make_job(**changes), Accuracy("accuracy", 1.0, 8, Path(), Path()), 1, np.zeros(8, bool), {})
+        ground = JudgedData(make_job(**changes), Accuracy("accuracy", 1.0, 8, Path(), Path()), 1, np.zeros(8, bool), {})
         assert strict_ground(ground).job.gates.confidence == pytest.approx(confidence)
 
 

@@ -98,13 +98,13 @@ def pack(folder: Path, factor: float) -> Packed:
 
 def promote(root: Path, packed: Packed, judged_against: str | None, uri: str = "") -> str:
     """Promote a variant in the registry of a folder, or of a server to which it is uploaded, as the step of a run does."""
-    from tasks.champion.promote_version import Offer, promote_version
+    from tasks.champion.promote_version import ApprovedVariant, promote_version
     from tasks.champion.readback import check_answer
-    from tasks.registry.champion_slot import Place
+    from tasks.registry.champion_slot import ChampionSlot
     from tasks.registry.mlflow_registry import connect
     from tasks.storage.locks import FolderLocks
 
-    offer = Offer(
+    offer = ApprovedVariant(
         packed.tags,
         lambda: uploaded(packed) if uri else str(packed.path),
         lambda uri: check_answer(uri, [BATCH], [{"y": BATCH["x"] * packed.factor}], "fp32-fused@ort-cpu"),
@@ -112,7 +112,9 @@ def promote(root: Path, packed: Packed, judged_against: str | None, uri: str = "
     )
     with connect(uri or f"sqlite:///{root / 'mlflow.db'}") as client:
         locks = FolderLocks(root / "locks")
-        return promote_version(client, locks, Place(NAME, TARGET), offer, judged_against=judged_against, flow_run="f")
+        return promote_version(
+            client, locks, ChampionSlot(NAME, TARGET), offer, judged_against=judged_against, flow_run="f"
+        )
 
 
 def uploaded(packed: Packed) -> str:
@@ -138,11 +140,11 @@ def uploaded(packed: Packed) -> str:
 def retry(root: Path, packed: Packed) -> None:
     """What the run that comes after a crash does: look the champion up, compare, promote; once."""
     from tasks.champion.reconcile import reconcile
-    from tasks.registry.champion_slot import Place, champion_at
+    from tasks.registry.champion_slot import ChampionSlot, champion_at
     from tasks.registry.mlflow_registry import connect
     from tasks.storage.locks import FolderLocks
 
-    place = Place(NAME, TARGET)
+    place = ChampionSlot(NAME, TARGET)
     with connect(f"sqlite:///{root / 'mlflow.db'}") as client:
         with FolderLocks(root / "locks").hold(place.lock, wait_seconds=0):
             reconcile(client, place)

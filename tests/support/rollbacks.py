@@ -56,7 +56,7 @@ def watch_rolls_back(champion: str, predecessor: str) -> str:
     """Act on an alarm that the watch raised about `champion`, whichever version is the champion by now."""
     from types import SimpleNamespace
 
-    from tasks.registry.champion_slot import Place
+    from tasks.registry.champion_slot import ChampionSlot
     from tasks.watch.act import act
     from tasks.watch.evidence import Alarm, Decision, Memory
     from tasks.watch.subject import Lineage
@@ -64,7 +64,7 @@ def watch_rolls_back(champion: str, predecessor: str) -> str:
     from tasks.watch.trend import Trend
     from validators.records.run import Champion
 
-    place = Place("m-quantized", TARGET)
+    place = ChampionSlot("m-quantized", TARGET)
     about = Champion(place.name, champion, place.alias, "digest", "source", "int8", champion)
     lineage = Lineage(place, about, "models:/m/1", "", predecessor)
     run: Any = SimpleNamespace(job=SimpleNamespace(source_name="m", target=TARGET))

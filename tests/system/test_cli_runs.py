@@ -261,7 +261,7 @@ def test_names_of_several_runs_and_runs_without_files_are_refused(tmp_path: Path
         find_recorded(client, "ab")
     with pytest.raises(JobError, match=r"finished, winner, has no report"):
         fetch_report(client, RUN, tmp_path / "report.html")
-    with pytest.raises(JobError, match="has no artifact job.yaml"):
+    with pytest.raises(JobError, match=r"has no artifact job\.yaml"):
         recorded_job(client, RUN)
 
 

@@ -24,7 +24,7 @@ from rich.console import Console
 from stack import Stack, free_port, wait_until
 
 from flows.service.deploy import deploy
-from tasks.workers.deployments import Made, apply_automation, apply_deployments, deployment_file
+from tasks.workers.deployments import DeployedObject, apply_automation, apply_deployments, deployment_file
 from tasks.workers.run_pool import apply_pool, zombie_automation
 from validators.errors import InfrastructureError, JobError
 
@@ -54,7 +54,7 @@ def client(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> Iterator[SyncPrefec
         yield client
 
 
-def deployed() -> tuple[dict[str, Made], str]:
+def deployed() -> tuple[dict[str, DeployedObject], str]:
     """What one call came to, by name, and what it printed."""
     said = io.StringIO()
     made = deploy(Console(file=said, width=400))

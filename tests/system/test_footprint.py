@@ -11,7 +11,7 @@ import pytest
 from conftest import Tiny
 from driving import run_jobs, write_job
 
-from tasks.measure.metrics.reduction import Needed
+from tasks.measure.metrics.reduction import ReductionSize
 from tasks.run.footprint import Footprint
 from tasks.storage.product import Product
 from tasks.storage.store import Store
@@ -54,14 +54,14 @@ def test_a_peak_begins_with_the_run(tmp_path: Path) -> None:
     ("budgets", "needed", "words"),
     [
         ({"memory_mb": 1.0}, None, "at most 1 MB, `budgets.memory_mb`"),
-        ({"memory_mb": 1e9}, Needed(2 * 10**15, 0), "at most 1,000,000,000 MB, `budgets.memory_mb`"),
-        ({"disk_mb": 2.0}, Needed(0, 3_000_000), "at most 2 MB, `budgets.disk_mb`"),
-        ({}, Needed(10**18, 0), "what this machine has"),
-        ({}, Needed(0, 10**18), "what this machine has"),
+        ({"memory_mb": 1e9}, ReductionSize(2 * 10**15, 0), "at most 1,000,000,000 MB, `budgets.memory_mb`"),
+        ({"disk_mb": 2.0}, ReductionSize(0, 3_000_000), "at most 2 MB, `budgets.disk_mb`"),
+        ({}, ReductionSize(10**18, 0), "what this machine has"),
+        ({}, ReductionSize(0, 10**18), "what this machine has"),
     ],
 )
 def test_what_passes_a_budget_is_refused(
-    budgets: dict[str, float], needed: Needed | None, words: str, tmp_path: Path
+    budgets: dict[str, float], needed: ReductionSize | None, words: str, tmp_path: Path
 ) -> None:
     with pytest.raises(BudgetExceeded, match=words) as caught:
         footprint(tmp_path, **budgets).check("the metric", needed)
@@ -71,7 +71,7 @@ def test_what_passes_a_budget_is_refused(
 def test_what_fits_is_allowed_and_counted(tmp_path: Path) -> None:
     found = footprint(tmp_path, memory_mb=1e6, disk_mb=2.0)
     found.check("the metric")
-    found.check("the metric", Needed(1000, 1_500_000))
+    found.check("the metric", ReductionSize(1000, 1_500_000))
     assert found.read().disk_mb == 1.5
 
 

@@ -261,7 +261,7 @@ def test_one_version_taken_in_twice_at_once_has_one_run(stack: Stack, tiny: Tiny
     """Also one that was deleted and registered anew has a run of its own; versions that are not there have none."""
     write_job(here / "cpu.yaml", tiny.job(source="models:/twice/1"))
 
-    def take(_: int) -> list[intake.Intake]:
+    def take(_: int) -> list[intake.VersionOutcome]:
         with temporary_settings({PREFECT_API_URL: stack.api}):
             return intake.take_version.fn("twice", "1", read_jobs())
 

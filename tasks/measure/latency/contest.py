@@ -15,7 +15,7 @@ from tasks.measure.request import request_of
 from validators.job.job_measurement import Measurement, OperatingPoint
 from validators.records.latencies import Latency
 from validators.records.run import Variant
-from validators.samples.given import Evidence
+from validators.samples.run_inputs import Evidence
 
 
 def make_latency(

@@ -19,7 +19,7 @@ MOST_BOUND = 8
 MOST_BOUND_ENGINE = 1
 
 
-class OnGpu:
+class RunnerModel:
     """Adapter of a `Runner` to the worker's `Model` protocol."""
 
     def __init__(self, runner: Runner, provider: str) -> None:
@@ -37,7 +37,7 @@ class OnGpu:
         return self._runner.bound(batch)
 
 
-def load(config: dict[str, Any], stack: ExitStack) -> tuple[OnGpu, float]:
+def load(config: dict[str, Any], stack: ExitStack) -> tuple[RunnerModel, float]:
     """Return the model, released with the stack, and its load time in milliseconds; `config` is the worker's configuration.
 
     Raises:
@@ -55,4 +55,4 @@ def load(config: dict[str, Any], stack: ExitStack) -> tuple[OnGpu, float]:
     started = time.perf_counter_ns()
     runner = stack.enter_context(open_runner(Path(config["model"]), settings))
     load_ms = (time.perf_counter_ns() - started) / 1e6
-    return OnGpu(runner, settings.provider), load_ms
+    return RunnerModel(runner, settings.provider), load_ms

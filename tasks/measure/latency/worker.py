@@ -48,7 +48,7 @@ class Model(Protocol):
     def bound(self, batch: Batch) -> Request: ...
 
 
-class OnProcessor:
+class SessionModel:
     """A session on the processor, where no arrays are copied."""
 
     def __init__(self, session: ort.InferenceSession) -> None:
@@ -155,7 +155,7 @@ def _measure(
         _answer(answers, {"ns": ns, "peak_memory_kb": _peak_memory_kb() - spare_kb})
 
 
-def _load(config: dict[str, Any]) -> tuple[OnProcessor, float]:
+def _load(config: dict[str, Any]) -> tuple[SessionModel, float]:
     """Return a session on the processor and its load time in milliseconds."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = config["threads"]
@@ -175,7 +175,7 @@ def _load(config: dict[str, Any]) -> tuple[OnProcessor, float]:
     else:
         session = ort.InferenceSession(config["model"], options, providers=[config["provider"]])
     load_ms = (time.perf_counter_ns() - started) / 1e6
-    return OnProcessor(session), load_ms
+    return SessionModel(session), load_ms
 
 
 def _add_plugin(so: ort.SessionOptions, provider: str, library: str, options: dict[str, str]) -> None:

@@ -33,7 +33,7 @@ ROWS_IN_MEMORY = 4
 
 
 @dataclass(frozen=True)
-class Needed:
+class ReductionSize:
     """Memory and disk that a reduction will take, in bytes, known after the first batch."""
 
     memory_bytes: int
@@ -62,7 +62,7 @@ def reduce_outputs(
     *,
     keeps_noise: bool,
     scratch: Path,
-    check: Callable[[Needed], None] = lambda _: None,
+    check: Callable[[ReductionSize], None] = lambda _: None,
 ) -> Reduced:
     """Reduce the outputs of `n` samples, which arrive in batches with samples along axis 0.
 
@@ -98,7 +98,7 @@ def reduce_outputs(
     if scope == "kept":
         check(_need_of(first.reshape(len(first), -1).astype(np.float64), n, beside=total))
     elif scope == "set" and not is_small:
-        check(Needed(0, total))
+        check(ReductionSize(0, total))
     del first
     if scope == "sample":
         rows = _rows_by_piece(metric, seen(), labels, n, check)
@@ -165,7 +165,7 @@ def _rows_by_piece(
     batches: Iterator[tuple[Outputs, Outputs | None]],
     labels: Labels | None,
     n: int,
-    check: Callable[[Needed], None],
+    check: Callable[[ReductionSize], None],
 ) -> Rows:
     rows: list[Rows] = []
     start = 0
@@ -208,7 +208,7 @@ def _mapped(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Iterato
         path.unlink(missing_ok=True)
 
 
-def _need_of(rows: Rows, n: int, *, beside: int = 0) -> Needed:
+def _need_of(rows: Rows, n: int, *, beside: int = 0) -> ReductionSize:
     """Return the memory and disk for `n` rows of this width, with `beside` bytes of temporary files."""
     size = rows.itemsize * rows.shape[1] * n
-    return Needed(ROWS_IN_MEMORY * size, size + beside)
+    return ReductionSize(ROWS_IN_MEMORY * size, size + beside)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from tasks.measure.metrics import reduction
 from tasks.measure.metrics.catalog import Options, named_metric
 from tasks.measure.metrics.metric import Metric
-from tasks.measure.metrics.reduction import Needed, reduce_outputs
+from tasks.measure.metrics.reduction import ReductionSize, reduce_outputs
 from tasks.measure.metrics.text_errors import make_decoder
 from tasks.measure.metrics.user_metric import user_metric
 from tasks.measure.metrics.values import signal_and_noise
@@ -165,12 +165,12 @@ def test_the_need_is_known_after_the_first_batch(
             drawn.append(len(batch))
             yield batch
 
-    def check(needed: Needed) -> None:
+    def check(needed: ReductionSize) -> None:
         needs.append(needed)
         assert len(drawn) == 1
 
     reduce_outputs(metric_of(metric), counted(), labels, None, N, keeps_noise=False, scratch=tmp_path, check=check)
-    assert needs == [Needed(memory, scope_disk)]
+    assert needs == [ReductionSize(memory, scope_disk)]
 
 
 @pytest.mark.parametrize("shapes", [[(7, 6), (7, 5)], [(7, 6), ()], [(1, 6)], [(30, 6), (30, 6)]])

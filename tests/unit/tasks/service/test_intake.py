@@ -8,12 +8,12 @@ import pytest
 
 from flows.new_versions import state_of
 from tasks.service.job_files import Jobs
-from tasks.service.new_versions import Intake, sentence
+from tasks.service.new_versions import VersionOutcome, sentence
 from validators.errors import JobError
 
-STARTED = Intake("m", "2", "j", "started", "no status", "id")
-SKIPPED = Intake("m", "1", "j", "skipped", "status promoted")
-FAILED = Intake("n", "", "", "failed", "its tag is wrong")
+STARTED = VersionOutcome("m", "2", "j", "started", "no status", "id")
+SKIPPED = VersionOutcome("m", "1", "j", "skipped", "status promoted")
+FAILED = VersionOutcome("n", "", "", "failed", "its tag is wrong")
 JOBS = Jobs(Path("/jobs"))
 BROKEN = Jobs(Path("/jobs"), broken={"b": JobError(found="this", expected="that", fix="mend it")})
 
@@ -39,7 +39,7 @@ def test_the_sentence_says_what_was_done_and_why() -> None:
     ],
 )
 def test_a_flow_fails_where_a_person_has_something_to_mend(
-    taken: list[Intake], jobs: Jobs, state: str, name: str
+    taken: list[VersionOutcome], jobs: Jobs, state: str, name: str
 ) -> None:
     """Whatever it started besides."""
     found = state_of(taken, jobs)

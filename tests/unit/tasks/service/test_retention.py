@@ -12,7 +12,7 @@ from tasks.service.retention_policy import (
     DAY_SECONDS,
     LoggedModel,
     Policy,
-    Thing,
+    StoredItem,
     Version,
     judge_models,
     judge_things,
@@ -149,15 +149,15 @@ def test_an_entry_stays_while_one_that_stays_names_it() -> None:
     """Through others, and in a circle; leftovers and locks go after a day whatever the policy."""
     old, new = NOW - 90 * DAY_SECONDS, NOW
     things = [
-        Thing("entry", "store/variant/a", new, frozenset({"store/statistics/b"})),
-        Thing("entry", "store/statistics/b", old, frozenset({"store/prepared/c", "store/gone/x"})),
-        Thing("entry", "store/prepared/c", old, frozenset({"store/statistics/b"})),
-        Thing("entry", "store/variant/d", old, frozenset({"store/prepared/e"})),
-        Thing("entry", "store/prepared/e", old),
-        Thing("leftover", "store/variant/.making-1", NOW - 2 * DAY_SECONDS),
-        Thing("leftover", "store/variant/.making-2", NOW),
-        Thing("report", "reports/r", old),
-        Thing("log", "logs/l", new),
+        StoredItem("entry", "store/variant/a", new, frozenset({"store/statistics/b"})),
+        StoredItem("entry", "store/statistics/b", old, frozenset({"store/prepared/c", "store/gone/x"})),
+        StoredItem("entry", "store/prepared/c", old, frozenset({"store/statistics/b"})),
+        StoredItem("entry", "store/variant/d", old, frozenset({"store/prepared/e"})),
+        StoredItem("entry", "store/prepared/e", old),
+        StoredItem("leftover", "store/variant/.making-1", NOW - 2 * DAY_SECONDS),
+        StoredItem("leftover", "store/variant/.making-2", NOW),
+        StoredItem("report", "reports/r", old),
+        StoredItem("log", "logs/l", new),
     ]
     fates = {fate.name: fate.goes for fate in judge_things(things, Policy(older_than_days=30), NOW)}
     assert {name for name, going in fates.items() if going} == {
@@ -177,7 +177,9 @@ entries = st.integers(1, 8).flatmap(
 
 @given(entries, policies)
 def test_what_stays_names_nothing_that_goes(told: list[tuple[float, frozenset[str]]], policy: Policy) -> None:
-    things = [Thing("entry", str(place), NOW - days * DAY_SECONDS, refers) for place, (days, refers) in enumerate(told)]
+    things = [
+        StoredItem("entry", str(place), NOW - days * DAY_SECONDS, refers) for place, (days, refers) in enumerate(told)
+    ]
     fates = {fate.name: fate for fate in judge_things(things, policy, NOW)}
     for thing in things:
         if not fates[thing.name].goes:

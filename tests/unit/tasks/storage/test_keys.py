@@ -30,7 +30,7 @@ from validators.job.read_job import parse_job
 from validators.records.engines import BuildSettings, Engine, EngineManifest
 from validators.records.run import SessionSettings, Source, Trial, Variant
 from validators.samples.datasets import TensorSpec, load_samples
-from validators.samples.given import Evidence, Given
+from validators.samples.run_inputs import Evidence, RunInputs
 
 PLAIN, SMOOTH = "int8-static-minmax-pc@ort-cpu", "int8-static-minmax-pc-smooth@ort-cpu"
 KEPT, KEPT_SMOOTH = "int8-static-minmax-pc-keep1@ort-cpu", "int8-static-minmax-pc-smooth-keep1@ort-cpu"
@@ -66,18 +66,18 @@ class Shop:
         job = parse_job(self.tiny.job(**changes), base=self.folder)
         return Run(job, self.folder, "", self.store, Clock(), FolderLocks(self.folder))
 
-    def given(self, output: str = "logits", evaluation: Path | None = None) -> Given:
+    def run_inputs(self, output: str = "logits", evaluation: Path | None = None) -> RunInputs:
         """The samples, with the judged output."""
         spec = TensorSpec("x", "float32", ("batch", FEATURES))
         calibration = load_samples(self.tiny.calibration, (spec,), label="label", role="calibration")
         samples = load_samples(evaluation or self.tiny.evaluation, (spec,), label="label", role="evaluation")
         judged = TensorSpec(output, "float32", ("batch", CLASSES if output == "logits" else 2))
         evidence = Evidence((spec,), judged, calibration, samples, None, None, np.zeros(len(samples), bool))
-        return Given(Source("tiny", "tiny", None, digest_model(self.model), self.model, "file"), evidence)
+        return RunInputs(Source("tiny", "tiny", None, digest_model(self.model), self.model, "file"), evidence)
 
     def variant(self, name: str, *, output: str = "logits", **changes: object) -> tuple[Variant, bool]:
         """The variant of a candidate, and whether it was in the store."""
-        made, was_there = variant_from_store(self.run(**changes), self.given(output), self.inventory, decode(name))
+        made, was_there = variant_from_store(self.run(**changes), self.run_inputs(output), self.inventory, decode(name))
         assert made.variant is not None, made.refusal
         return made.variant, was_there
 
@@ -119,7 +119,7 @@ def test_smoothed_variant_is_made_for_each_seed(shop: Shop, name: str) -> None:
 def test_saturation_is_measured_for_each_judged_output(shop: Shop) -> None:
     trial = Trial(PLAIN, variant=shop.variant(PLAIN)[0])
     for output in ("logits", "other", "logits"):
-        measure_saturation.fn(shop.run(), shop.given(output), shop.inventory, (trial,))
+        measure_saturation.fn(shop.run(), shop.run_inputs(output), shop.inventory, (trial,))
     assert shop.count("saturation") == 2
 
 
@@ -127,29 +127,33 @@ def test_saturation_is_measured_for_each_runtime(shop: Shop) -> None:
     trial = Trial(PLAIN, variant=shop.variant(PLAIN)[0])
     for version in ("1.0", "2.0"):
         other = replace(shop.inventory, runtimes={"onnxruntime": version})
-        measure_saturation.fn(shop.run(), shop.given(), other, (trial,))
+        measure_saturation.fn(shop.run(), shop.run_inputs(), other, (trial,))
     assert shop.count("saturation") == 2
 
 
 def test_coverage_is_shared_by_jobs_that_time_otherwise(shop: Shop) -> None:
     """A request of another size is another profile; more launches of the same request are not."""
-    run, given, variant = shop.run(), shop.given(), shop.variant(PLAIN)[0]
+    run, run_inputs, variant = shop.run(), shop.run_inputs(), shop.variant(PLAIN)[0]
     longer, larger = (
         shop.run(measurement={"max_other_load": None} | more) for more in ({"launches": 3}, {"batch_sizes": [4]})
     )
-    had = [coverage_of(one, given, shop.inventory, variant)[1] for one in (run, longer, larger)]
+    had = [coverage_of(one, run_inputs, shop.inventory, variant)[1] for one in (run, longer, larger)]
     assert had == [False, True, False]
-    assert [sanity_of(one, given, shop.inventory, variant)[1] for one in (run, longer, larger)] == [False, True, True]
+    assert [sanity_of(one, run_inputs, shop.inventory, variant)[1] for one in (run, longer, larger)] == [
+        False,
+        True,
+        True,
+    ]
 
 
 def test_sanity_is_asked_anew_beside_another_baseline(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    run, given, variant = shop.run(), shop.given(), shop.variant(PLAIN)[0]
-    baseline = baseline_variant(run, given, shop.inventory)
+    run, run_inputs, variant = shop.run(), shop.run_inputs(), shop.variant(PLAIN)[0]
+    baseline = baseline_variant(run, run_inputs, shop.inventory)
     had = []
     for threads in (1, 2, 1):
         other = replace(baseline, session=replace(baseline.session, threads=threads))
         monkeypatch.setattr("tasks.trials.inspect_variant.baseline_variant", lambda *_, other=other: other)
-        had.append(sanity_of(run, given, shop.inventory, variant)[1])
+        had.append(sanity_of(run, run_inputs, shop.inventory, variant)[1])
     assert had == [False, False, True]
 
 
@@ -158,7 +162,7 @@ def test_kernels_are_profiled_for_each_evaluation_file(shop: Shop, tmp_path: Pat
     np.savez(tmp_path / "other.npz", **tiny_samples(32, 5))
     variant = shop.variant(PLAIN)[0]
     for evaluation in (None, tmp_path / "other.npz", None):
-        _kernel_costs(shop.run(), shop.given(evaluation=evaluation), shop.inventory, variant)
+        _kernel_costs(shop.run(), shop.run_inputs(evaluation=evaluation), shop.inventory, variant)
     assert shop.count("kernel-times") == 2
 
 

@@ -64,7 +64,7 @@ class Rehearsal:
 
         def ground(run: Run, given: Any, baseline: Accuracy) -> Any:
             kept = KEPT if job.confirmation.share else np.zeros(N, bool)
-            return confirm.Ground(job, baseline, 1000, kept, {})
+            return confirm.JudgedData(job, baseline, 1000, kept, {})
 
         monkeypatch.setattr(confirm, "_measure_again", measured)
         monkeypatch.setattr(confirm, "ground_of", ground)

@@ -27,9 +27,9 @@ from validators.job.read_job import parse_job
 from validators.records.measurements import Coverage
 from validators.records.run import Source, Variant
 from validators.samples.datasets import TensorSpec, load_samples
-from validators.samples.given import Evidence, Given
+from validators.samples.run_inputs import Evidence, RunInputs
 
-Bench = tuple[Run, Given, Variant]
+Bench = tuple[Run, RunInputs, Variant]
 
 
 @pytest.fixture
@@ -47,15 +47,15 @@ def bench(tiny: Tiny, tmp_path: Path) -> Bench:
         Clock(),
         FolderLocks(tmp_path),
     )
-    given = Given(Source("tiny", "tiny", None, digest_model(tiny.model), tiny.model, "file"), evidence)
+    run_inputs = RunInputs(Source("tiny", "tiny", None, digest_model(tiny.model), tiny.model, "file"), evidence)
     quantize_dynamic(tiny.model, tmp_path / "variant.onnx", weights=Int8Weights())
     variant = replace(
-        baseline_variant(run, given, take_inventory("ort-cpu")),
+        baseline_variant(run, run_inputs, take_inventory("ort-cpu")),
         candidate="int8-dynamic-pc@ort-cpu",
         path=tmp_path / "variant.onnx",
         digest=digest_model(tmp_path / "variant.onnx"),
     )
-    return run, given, variant
+    return run, run_inputs, variant
 
 
 def count_calls(monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str) -> list[Path]:
@@ -73,52 +73,54 @@ def count_calls(monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str) 
 
 def test_the_kernels_of_the_baseline_are_measured_once(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """For two variants one profile of the baseline; for the same variant again, none at all."""
-    run, given, variant = bench
+    run, run_inputs, variant = bench
     inventory = take_inventory("ort-cpu")
     asked = count_calls(monkeypatch, coverage, "profile_kernels")
-    found, had = coverage_of(run, given, inventory, variant)
+    found, had = coverage_of(run, run_inputs, inventory, variant)
     assert (found.share, had) == (1.0, False)
     assert found.kernels_path is not None and found.kernels_path.exists()
     other = replace(variant, session=variant.session.without_spinning())
-    assert coverage_of(run, given, inventory, other)[1] is False
-    assert asked == [given.source.onnx_path]
-    assert coverage_of(run, given, inventory, variant) == (found, True)
+    assert coverage_of(run, run_inputs, inventory, other)[1] is False
+    assert asked == [run_inputs.source.onnx_path]
+    assert coverage_of(run, run_inputs, inventory, variant) == (found, True)
 
 
 def test_kernels_of_another_provider_are_no_baseline(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """The baseline runs on the CPU provider: what another one reorders was not inserted by quantization."""
-    run, given, variant = bench
+    run, run_inputs, variant = bench
     asked = count_calls(monkeypatch, coverage, "profile_kernels")
     monkeypatch.setattr(coverage, "measure_coverage", lambda *_, baseline, folder: Coverage({}, (), (), ()))
-    coverage_of(run, given, take_inventory("ort-cpu"), replace(variant, session=replace(variant.session, provider="X")))
+    coverage_of(
+        run, run_inputs, take_inventory("ort-cpu"), replace(variant, session=replace(variant.session, provider="X"))
+    )
     assert asked == []
 
 
 def test_the_baseline_is_asked_once_and_stands_beside_each(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two variants, three sessions; the answers are those of the first evaluation samples."""
-    run, given, variant = bench
+    run, run_inputs, variant = bench
     model = onnx.load(variant.path)
     model.graph.output.append(onnx.helper.make_empty_tensor_value_info("hidden"))
     onnx.save(model, variant.path)
     inventory = take_inventory("ort-cpu")
     asked = count_calls(monkeypatch, sanity, "ask")
-    found, had = sanity_of(run, given, inventory, variant)
+    found, had = sanity_of(run, run_inputs, inventory, variant)
     assert not had and found.samples == SANITY_SAMPLES
     assert [answers.name for answers in found.baseline] == ["logits"]
     assert [answers.name for answers in found.variant] == ["logits", "hidden"]
     assert found.variant[0].shape == (SANITY_SAMPLES, CLASSES)
-    sanity_of(run, given, inventory, replace(variant, session=variant.session.without_spinning()))
-    assert asked == [given.source.onnx_path, variant.path, variant.path]
-    assert sanity_of(run, given, inventory, variant) == (found, True)
+    sanity_of(run, run_inputs, inventory, replace(variant, session=variant.session.without_spinning()))
+    assert asked == [run_inputs.source.onnx_path, variant.path, variant.path]
+    assert sanity_of(run, run_inputs, inventory, variant) == (found, True)
 
 
 def test_other_samples_are_another_entry(bench: Bench, tmp_path: Path) -> None:
     """Shapes and answers hang on the data as well as on the model."""
-    run, given, variant = bench
+    run, run_inputs, variant = bench
     inventory = take_inventory("ort-cpu")
-    sanity_of(run, given, inventory, variant)
+    sanity_of(run, run_inputs, inventory, variant)
     np.savez(tmp_path / "other.npz", **tiny_samples(50, 99))
-    samples = load_samples(tmp_path / "other.npz", given.evidence.inputs, label="label", role="evaluation")
-    other = replace(given, evidence=replace(given.evidence, evaluation=samples))
+    samples = load_samples(tmp_path / "other.npz", run_inputs.evidence.inputs, label="label", role="evaluation")
+    other = replace(run_inputs, evidence=replace(run_inputs.evidence, evaluation=samples))
     assert sanity_of(run, other, inventory, variant)[1] is False
     assert coverage_of(run, other, inventory, variant)[1] is False

@@ -11,7 +11,7 @@ import pytest
 
 from tasks.trials.gather import trial_of
 from tasks.trials.judge import judge_trial, rank_passing
-from tasks.trials.judge_on_samples import Ground
+from tasks.trials.judge_on_samples import JudgedData
 from validators.errors import InfrastructureError, StorageFull
 from validators.job.job import Job
 from validators.job.read_job import parse_job
@@ -100,7 +100,7 @@ def judge(
     """The trial as judged beside a baseline, on all rows but those that are `kept` for the confirmation."""
     confirmation = np.zeros(baseline.n, bool)
     confirmation[kept or slice(0)] = True
-    return judge_trial(Ground(job, baseline, BASELINE_BYTES, confirmation, slices or {}), trial)
+    return judge_trial(JudgedData(job, baseline, BASELINE_BYTES, confirmation, slices or {}), trial)
 
 
 def outcomes(trial: Trial) -> dict[str, str]:
@@ -262,7 +262,7 @@ def test_a_variant_that_was_rolled_back_fails_whatever_else_it_does(bench: Bench
     baseline, trial = bench.accuracy(right(770)), good_trial(bench.accuracy(right(770)))
     assert trial.variant is not None
     marks = {trial.variant.digest: RolledBack(2, "2026-11-22T03:00:00+00:00", "slow under load")}
-    ground = Ground(make_job(), baseline, BASELINE_BYTES, np.zeros(N, np.bool_), {}, marks)
+    ground = JudgedData(make_job(), baseline, BASELINE_BYTES, np.zeros(N, np.bool_), {}, marks)
     judged = judge_trial(ground, trial)
     assert judged.outcome == "failed" and outcomes(judged) == PASSING | {"not_rolled_back": "fail"}
     assert judged.verdicts[-1].reason == "rolled back on 2026-11-22: slow under load"

@@ -29,7 +29,7 @@ from validators.job.read_job import parse_job
 from validators.records.measurements import Accuracy
 from validators.records.run import SessionSettings, Variant
 from validators.samples.datasets import TensorSpec, load_samples
-from validators.samples.given import Evidence
+from validators.samples.run_inputs import Evidence
 
 
 @pytest.fixture(scope="module")

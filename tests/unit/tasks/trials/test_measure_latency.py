@@ -26,7 +26,7 @@ from validators.records.latencies import Latency, point_labels
 from validators.records.measurements import Accuracy, Estimate
 from validators.records.run import Inventory, SessionSettings, Source, Trial, Variant
 from validators.samples.datasets import Samples, TensorSpec, load_samples
-from validators.samples.given import Evidence, Given
+from validators.samples.run_inputs import Evidence, RunInputs
 
 CLEAN = Latency(
     1, 1.0, None, None, 60, 2.0, None, None, Estimate(2.0, 1.9, 2.1), 6, 5.0, 80.0, 9.0, 120.0, Path("samples.npz")
@@ -39,13 +39,13 @@ def inventory() -> Inventory:
     return take_inventory("ort-cpu")
 
 
-def given(tiny: Tiny) -> Given:
+def run_inputs(tiny: Tiny) -> RunInputs:
     """The tiny model with its evaluation samples."""
     spec = TensorSpec("x", "float32", ("batch", 64))
     samples: Samples = load_samples(tiny.evaluation, (spec,), label="label", role="evaluation")
     logits, kept = TensorSpec("logits", "float32", ("batch", 4)), np.zeros(len(samples), bool)
     evidence = Evidence((spec,), logits, samples, samples, None, None, kept)
-    return Given(Source("tiny.onnx", "tiny", None, "1" * 64, tiny.model, "file"), evidence)
+    return RunInputs(Source("tiny.onnx", "tiny", None, "1" * 64, tiny.model, "file"), evidence)
 
 
 def run_with(tiny: Tiny, folder: Path, **measurement: Any) -> Run:
@@ -92,7 +92,7 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Calls]:
 
 
 def measure(run: Run, tiny: Tiny, inventory: Inventory, folder: Path) -> Trial:
-    trial: Trial = step.measure_latency.fn(run, given(tiny), inventory, trial_of(tiny, folder))
+    trial: Trial = step.measure_latency.fn(run, run_inputs(tiny), inventory, trial_of(tiny, folder))
     return trial
 
 
@@ -146,9 +146,9 @@ def test_operating_points_by_hand() -> None:
 
 def test_a_request_has_the_sizes_of_its_point(tiny: Tiny) -> None:
     """A dynamic axis is cut, or padded with zeros; samples are repeated where there are too few."""
-    samples = given(tiny).evidence.evaluation
+    samples = run_inputs(tiny).evidence.evaluation
     spec = TensorSpec("x", "float32", ("batch", "features"))
-    evidence = replace(given(tiny).evidence, inputs=(spec,))
+    evidence = replace(run_inputs(tiny).evidence, inputs=(spec,))
     data = samples.inputs["x"]
     short = request_batch(evidence, OperatingPoint(2, {"features": 10}, 0))["x"]
     np.testing.assert_array_equal(short, data[:2, :10])
@@ -168,9 +168,9 @@ def test_requests_are_different_samples_of_the_evaluation_data(
 ) -> None:
     """Drawn by the seed; the confirmation has requests of its own, of the rows that had no say in the choice."""
     calls = planted(CLEAN)
-    evidence = given(tiny).evidence
+    evidence = run_inputs(tiny).evidence
     kept = np.arange(len(evidence.evaluation)) % 3 == 0
-    those = replace(given(tiny), evidence=replace(evidence, confirmation=kept))
+    those = replace(run_inputs(tiny), evidence=replace(evidence, confirmation=kept))
     run = run_with(tiny, tmp_path, batch_sizes=[4])
     variant = trial_of(tiny, tmp_path).variant
     assert variant is not None
@@ -192,13 +192,13 @@ def test_stored_latencies_belong_to_their_requests(
     for one in (run, other, run, other):
         measure(one, tiny, inventory, tmp_path)
     assert len(calls) == 2
-    first, second = (rows_in(given(tiny).evidence.evaluation, call["drawn"]) for call in calls)
+    first, second = (rows_in(run_inputs(tiny).evidence.evaluation, call["drawn"]) for call in calls)
     assert first != second
 
 
 def test_requests_are_bounded_in_number_and_bytes(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     """64 at most; as many as fit; one, of repeated samples, where there are fewer samples than it has."""
-    evidence = given(tiny).evidence
+    evidence = run_inputs(tiny).evidence
     assert draw_requests(evidence, OperatingPoint(1, {}, 0), 0).shape == (64, 1)
     assert draw_requests(evidence, OperatingPoint(2001, {}, 0), 0).shape == (1, 2001)
     assert draw_requests(evidence, OperatingPoint(600, {}, 0), 0).shape == (3, 600)

@@ -19,7 +19,7 @@ from tasks.measure.metrics.catalog import Options, named_metric
 from tasks.measure.metrics.drops import estimate_drop, estimate_sqnr
 from tasks.measure.metrics.text_errors import make_decoder
 from tasks.trials.judge import judge_trial
-from tasks.trials.judge_on_samples import Ground
+from tasks.trials.judge_on_samples import JudgedData
 from validators.errors import DataError, JobError
 from validators.gates.accuracy import check_gates_can_be_met, judge_drop
 from validators.gates.clusters import clustered_drop_interval, number_clusters
@@ -210,7 +210,7 @@ def test_a_trial_is_judged_by_its_clusters(bench: Bench) -> None:
     patients = np.repeat([f"p{number}" for number in range(100)], 20)
     place = np.array(["in", "out"])[np.arange(2000) % 2]
     trial, accuracy = good_trial(bench.accuracy(variant)), bench.accuracy(baseline)
-    ground = Ground(make_job(), accuracy, 1000, np.zeros(2000, bool), {"place": place})
+    ground = JudgedData(make_job(), accuracy, 1000, np.zeros(2000, bool), {"place": place})
     assert judge_trial(ground, trial).outcome == "passed"
     judged = judge_trial(replace(ground, clusters=patients), trial)
     drop, worst = judged.verdicts[0], judged.verdicts[1]

@@ -36,7 +36,7 @@ class Evidence:
 
 
 @dataclass(frozen=True)
-class Given:
+class RunInputs:
     """What candidates are made from and judged on."""
 
     source: Source
