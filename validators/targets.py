@@ -1,7 +1,7 @@
-"""Plain facts of each target, which jobs and records need: of ours, and of those that installed packages bring.
+"""Plain facts of each target, which jobs and records need: built-in targets, and targets of installed packages.
 
-What is done on a target (passes, sessions, availability) is in `tasks/targets`, one module each. A package brings a target by
-an entry point of the group `quantgate.targets`, whose name is the target's and whose object is a `tasks.targets.target.Target`.
+The behaviour of a target (passes, sessions, availability) is in `tasks/targets`, one module each. A package adds a target by
+an entry point of the group `quantgate.targets`; its name is the target's, its object a `tasks.targets.target.Target`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ GROUP = "quantgate.targets"
 # Names end up in aliases, pools and file names.
 _NAME = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
 
-# Distributions that kernels come from on a GPU, by the name that the inventory has for them.
+# Distributions with the GPU kernels, by their name in the inventory.
 _CUDA_LIBRARIES: dict[str, tuple[str, ...]] = {"cublas": ("nvidia-cublas",), "cudnn": ("nvidia-cudnn-cu13",)}
 _TENSORRT_LIBRARIES: dict[str, tuple[str, ...]] = {"tensorrt": ("tensorrt", "tensorrt-cu13")}
 
@@ -36,11 +36,10 @@ _TENSORRT_LIBRARIES: dict[str, tuple[str, ...]] = {"tensorrt": ("tensorrt", "ten
 class TargetFacts:
     """Plain facts of a target.
 
-    `provider` runs its variants. `libraries` are the distributions, by the name
-    that the inventory gives them, whose versions an approval is tied to. `pairs` names the rules by which Q/DQ pairs are
-    placed (`tasks.ptq.eight_bit.placement`). The precisions of `simulated` have no kernels there: only their numerics are
-    reproduced, and nothing of them is promoted. `fused_words` and `int8_words` describe the candidate `fp32-fused` and the
-    type of INT8 activations for people.
+    `provider` runs its variants. An approval is tied to the versions of `libraries`, distributions by their name in the
+    inventory. `pairs` selects the rules that place Q/DQ pairs (`tasks.ptq.eight_bit.placement`). Precisions in `simulated` have
+    no kernels there: only their numerics are reproduced, and they are never promoted. `fused_words` and `int8_words` describe
+    the candidate `fp32-fused` and the type of INT8 activations for people.
     """
 
     name: str
@@ -54,11 +53,11 @@ class TargetFacts:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether variants run on an NVIDIA GPU."""
+        """True if variants run on an NVIDIA GPU."""
         return self.provider in GPU_PROVIDERS
 
 
-# Squared error is the range that lost least on all real models tried; the others are for those it does not suit.
+# Ranges by squared error lost least on all real models tried; the others are for models that they do not suit.
 BUILT_IN: dict[str, TargetFacts] = {
     facts.name: facts
     for facts in (
@@ -87,7 +86,7 @@ BUILT_IN: dict[str, TargetFacts] = {
             pairs="ort-openvino",
             fused_words="the float model as OpenVINO fuses it when it loads, computed in float32",
             int8_words="INT8 or UINT8",
-            # A worker with the plugin has the CPU provider as well: the choice is over both.
+            # A worker with the plugin also has the CPU provider, so both compete.
             default_candidates=(
                 "fp32-fused@ort-openvino",
                 "int8-static-minmax-pc@ort-openvino",
@@ -146,10 +145,10 @@ BUILT_IN: dict[str, TargetFacts] = {
 
 
 def target_names() -> tuple[str, ...]:
-    """Return the names of all targets, ours first. Nothing of other packages is imported for it.
+    """Return the names of all targets, built-in ones first, without importing other packages.
 
     Raises:
-        JobError: two packages bring a target of one name, or a name is not fit for an alias.
+        JobError: two packages provide a target with the same name, or a name is not valid in an alias.
 
     >>> target_names()[:2]
     ('ort-cpu', 'ort-openvino')
@@ -161,13 +160,13 @@ def facts_of(name: str) -> TargetFacts:
     """Return the facts of a target.
 
     Raises:
-        JobError: no package here brings a target of this name, or the one that does fails.
+        JobError: no installed package provides a target with this name, or it fails to load.
     """
     return BUILT_IN[name] if name in BUILT_IN else _facts_in(load_target(name), name)
 
 
 def is_on_gpu(name: str) -> bool:
-    """Whether a target runs on an NVIDIA GPU.
+    """Return True if the target runs on an NVIDIA GPU.
 
     Raises:
         JobError: see `facts_of`.
@@ -180,10 +179,10 @@ def is_on_gpu(name: str) -> bool:
 
 @cache
 def load_target(name: str) -> Any:
-    """Import and return the object that a package's entry point gives for a target that is not ours.
+    """Import and return the object of a package's entry point, for a target that is not built in.
 
     Raises:
-        JobError: no installed package brings such a target, its module fails, or the object is no target of that name.
+        JobError: no installed package provides the target, its module fails, or the object is no target of that name.
     """
     entry = installed_targets().get(name)
     if entry is None:
@@ -194,7 +193,7 @@ def load_target(name: str) -> Any:
         )
     try:
         loaded = entry.load()
-    except Exception as error:  # a package of others may raise anything
+    except Exception as error:  # a third-party package may raise anything
         raise JobError(
             found=f"the target {name} of {package_of(entry)} fails to load: {type(error).__name__}: {error}",
             expected=f"an object at {entry.value}",
@@ -218,10 +217,10 @@ def _facts_in(loaded: Any, name: str) -> TargetFacts:
 
 @cache
 def installed_targets() -> dict[str, metadata.EntryPoint]:
-    """Return the entry points of the targets that other packages bring, by name.
+    """Return the entry points of third-party targets, by name.
 
     Raises:
-        JobError: a name is taken already, or is not fit for an alias.
+        JobError: a name is already taken, or is not valid in an alias.
     """
     found: dict[str, metadata.EntryPoint] = {}
     for entry in metadata.entry_points(group=GROUP):

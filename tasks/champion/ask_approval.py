@@ -34,7 +34,7 @@ _ANSWERS = 100
 
 
 class Answer(RunInput):
-    """What the form asks for; the server refuses an answer that does not fit."""
+    """Fields of the approval form; the server refuses an answer that does not match."""
 
     model_config = ConfigDict(title="Approval", extra="forbid", use_attribute_docstrings=True)
 

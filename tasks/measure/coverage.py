@@ -40,7 +40,7 @@ def make_kernels(baseline: Variant, evidence: Evidence, point: OperatingPoint, _
 
 
 def _engine_coverage(variant: Variant, batch: Arrays, folder: Path) -> Coverage:
-    """Of the layers that the builder told of or, where the engine runs here, that the inspector does, with their times."""
+    """Return the coverage by the layers that the builder or, if the engine runs here, the inspector (with times) reported."""
     assert variant.engine is not None
     layers = variant.engine.layers
     if variant.session.provider == TENSORRT:

@@ -64,6 +64,6 @@ def make_saturations(
 
 
 def _as_ranges(fixed: FixedRanges, names: list[str]) -> Ranges:
-    """The ranges in the order of the watched tensors, NaN where the variant fixes none."""
+    """Return the ranges in the order of the watched tensors; NaN if the variant fixes none."""
     ends = np.array([fixed.get(name, (np.nan, np.nan)) for name in names], np.float64).reshape(-1, 2)
     return Ranges(ends[:, 0], ends[:, 1])

@@ -1,4 +1,4 @@
-"""The passes that write a candidate's artifact; which target uses which is in `tasks/targets`."""
+"""Passes that write a candidate's artifact; each target lists its passes in `tasks/targets`."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ LEFT = "nodes left in float"
 
 @dataclass(frozen=True)
 class Materials:
-    """What the passes start from; each is a function that makes its file on first use and returns the path.
+    """Inputs of the passes. Each is a function that makes its file on first use and returns the path.
 
-    `prepared` is the folded float graph, `smoothed` that after SmoothQuant, `fused` the one with the runtime's transformer
-    fusions; `statistics` is what calibration saw of the activations of the prepared graph, or of the smoothed one; `ranking`
-    the parts of the model, the most sensitive first, for a candidate of INT8; `batches` are calibration samples,
-    `grams` sums over all of them for a candidate of INT4 weights and the float graph that it starts from.
-    `reduced_range` says that the processor adds pairs of products in 16 bits, so that weights must leave it a bit; `libraries`
-    have the custom operators of the source.
+    `prepared` is the folded float graph, `smoothed` the graph after SmoothQuant, `fused` the graph with the runtime's
+    transformer fusions. `statistics` are the calibration statistics of the activations, of the smoothed graph if its argument
+    is true, else of the prepared one. `ranking` returns the parts of the model for an INT8 candidate, most sensitive first.
+    `batches` are calibration samples; `grams` are Gram matrices over all of them, for an INT4 candidate and the float graph
+    that it starts from. `reduced_range`: the processor adds pairs of products in 16 bits, so weights use 7 bits. `libraries`
+    hold the custom operators of the source.
     """
 
     prepared: Callable[[], Path]
@@ -65,21 +65,21 @@ def fused_float_form(_candidate: Candidate, materials: Materials, path: Path) ->
 
 
 def plain_float_form(_candidate: Candidate, materials: Materials, path: Path) -> dict[str, int]:
-    """Write the float graph as it is, for a runtime that fuses it itself when it loads."""
+    """Write the float graph unchanged, for a runtime that fuses it on load."""
     return _float_form(materials.prepared(), materials, path)
 
 
 def _float_form(graph: Path, materials: Materials, path: Path) -> dict[str, int]:
     model = onnx.load(graph)
     save_model(model, path)
-    # Of those that the fusions made, none was left.
+    # Operators that the fusions made were not left in float.
     before = custom_operators(onnx.load(materials.prepared(), load_external_data=False).graph).values()
     left = Counter(before) & Counter(custom_operators(model.graph).values())
     return count_reasons(LEFT, left.elements())
 
 
 def int8_form(candidate: Candidate, materials: Materials, path: Path) -> dict[str, int]:
-    """Write the form in INT8, by Q/DQ pairs or with ranges at run time; return what was changed.
+    """Write the INT8 form, with Q/DQ pairs or with ranges at run time; return the counts of changes.
 
     Raises:
         CandidateRefused: the model does not allow it.
@@ -103,19 +103,19 @@ def int8_form(candidate: Candidate, materials: Materials, path: Path) -> dict[st
 
 
 def ranked_form(candidate: Candidate) -> Candidate:
-    """The candidate whose parts are ranked for one of INT8: before biases are corrected, which takes many times as long."""
+    """Return the candidate whose parts are ranked for an INT8 candidate: without bias correction, which takes far longer."""
     return replace(candidate, kept_parts=0, bias_corrected=False)
 
 
 def quantize_int8(
     candidate: Candidate, materials: Materials, model: Path, path: Path, *, keep_float: Collection[str] = ()
 ) -> QdqReport:
-    """Write the form of its float graph that a candidate of INT8 asks for; the nodes `keep_float` stay in float.
+    """Quantize `model` as the INT8 candidate asks; the nodes `keep_float` stay in float.
 
     Raises:
         CandidateRefused: the target or the model does not allow it.
     """
-    # With pairs of products in 16 bits, weights must leave a bit.
+    # Sums of two products in 16 bits saturate unless weights use 7 bits.
     bits: WeightBits = 7 if materials.reduced_range else 8
     weights = Int8Weights(candidate.granularity == "pc", bits, candidate.weight_method or "rtn")
     if candidate.dynamic:
@@ -133,23 +133,23 @@ def quantize_int8(
 
 
 def float_graph(candidate: Candidate, materials: Materials) -> Path:
-    """The float model that a candidate is made from.
+    """Return the float model that a candidate is made from.
 
     Raises:
-        CandidateRefused: `unsupported`: it asks for two that exclude each other.
+        CandidateRefused: `unsupported`: the candidate combines steps that exclude each other.
     """
     if candidate.fused and candidate.precision == "int8" and not candidate.dynamic:
         raise CandidateRefused(
             kind="unsupported",
             found="static INT8 on the fused graph",
-            expected="the unfused graph: no integer kernel with fixed ranges takes the place of fused attention",
+            expected="the unfused graph: no integer kernel with fixed ranges replaces fused attention",
             fix="leave out +fused, or take int8-dynamic-pc+fused",
         )
     if candidate.fused and candidate.smooth:
         raise CandidateRefused(
             kind="unsupported",
             found="SmoothQuant on the fused graph",
-            expected="the unfused graph, whose activations it watches",
+            expected="the unfused graph, whose activations SmoothQuant measures",
             fix="leave out +fused, or -smooth",
         )
     if candidate.smooth:
@@ -158,7 +158,7 @@ def float_graph(candidate: Candidate, materials: Materials) -> Path:
 
 
 def int4_form(candidate: Candidate, materials: Materials, path: Path) -> dict[str, int]:
-    """Write the form with INT4 weights for MatMulNBits; return what was changed.
+    """Write the form with INT4 weights for MatMulNBits; return the counts of changes.
 
     Raises:
         CandidateRefused: the model does not allow it.
@@ -171,7 +171,7 @@ def int4_form(candidate: Candidate, materials: Materials, path: Path) -> dict[st
 
 
 def fp8_form(candidate: Candidate, materials: Materials, path: Path) -> dict[str, int]:
-    """Write the form with Q/DQ pairs in FP8; return what was changed.
+    """Write the form with Q/DQ pairs in FP8; return the counts of changes.
 
     Raises:
         CandidateRefused: the model does not allow it.
@@ -182,7 +182,7 @@ def fp8_form(candidate: Candidate, materials: Materials, path: Path) -> dict[str
 
 
 def tensorrt_form(candidate: Candidate, materials: Materials, path: Path) -> dict[str, int]:
-    """Write the form for TensorRT; return what was changed.
+    """Write the form for TensorRT; return the counts of changes.
 
     Raises:
         CandidateRefused: the model does not allow it.
@@ -192,7 +192,7 @@ def tensorrt_form(candidate: Candidate, materials: Materials, path: Path) -> dic
 
 
 def cuda_form(candidate: Candidate, materials: Materials, path: Path) -> dict[str, int]:
-    """Write the form for the CUDA provider; return what was changed.
+    """Write the form for the CUDA provider; return the counts of changes.
 
     Raises:
         CandidateRefused: the model does not allow it.
@@ -206,12 +206,12 @@ def cuda_form(candidate: Candidate, materials: Materials, path: Path) -> dict[st
 
 @contextmanager
 def _in_new_operators(graph: Path, materials: Materials) -> Iterator[Path]:
-    """A float graph in operators of `OPSET`, with the names of its tensors; the graph itself where it has them.
+    """Yield the float graph upgraded to `OPSET`, with the same tensor names, or the graph itself if it is new enough.
 
-    Forms for GPUs, and FP8, are written in types that operators of older opsets do not take.
+    Forms for GPUs, and FP8, use types that operators of older opsets do not accept.
 
     Raises:
-        CandidateRefused: `unsupported`: onnx cannot upgrade it, or the result computes something else.
+        CandidateRefused: `unsupported`: onnx cannot upgrade the graph, or the result gives other outputs.
     """
     if opset_of(onnx.load(graph, load_external_data=False)) >= OPSET:
         yield graph
@@ -222,13 +222,13 @@ def _in_new_operators(graph: Path, materials: Materials) -> Iterator[Path]:
 
 
 def ranges_for(candidate: Candidate, statistics: Path) -> dict[str, Range]:
-    """The range of each activation as the candidate asks for it; FP8, which has a sign, takes the extremes."""
+    """Return the range of each activation by the candidate's method; FP8 is symmetric and uses the extremes."""
     if facts_of(candidate.target).pairs == "ort-openvino":
         return openvino_forms.ranges_for_openvino(statistics, candidate.range_method or "minmax")
     return read_ranges(statistics, candidate.range_method or "minmax", symmetric=candidate.precision == "fp8")
 
 
-# The passes of ONNX Runtime's CPU provider, by precision.
+# Passes of ONNX Runtime's CPU provider, by precision.
 PASSES: Mapping[Precision, Callable[[Candidate, Materials, Path], dict[str, int]]] = {
     "fp32": fused_float_form,
     "int8": int8_form,

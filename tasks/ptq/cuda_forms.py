@@ -51,5 +51,5 @@ def make_form(
 
 
 def _carried(half: Float16Report, grams: Mapping[str, Gram]) -> dict[str, Gram]:
-    """The sums of the float graph's tensors, with those of the tensors that carry their values."""
+    """Return the Gram matrices of the float graph's tensors, also under the names of tensors that carry the same values."""
     return dict(grams) | {new: grams[old] for new, old in half.carries.items() if old in grams}

@@ -1,4 +1,4 @@
-"""What the forms for every target share: how a recipe that has none is refused, and how changes are told."""
+"""Shared code of the forms for all targets: refusals of unsupported recipes, and counts of changes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from validators.errors import CandidateRefused
 
 
 def refuse_any(target: str, wrong: Mapping[str, tuple[bool, str]]) -> None:
-    """Refuse a recipe of which anything is so that the target has no form for: `{what: (is it so, what to take instead)}`.
+    """Refuse a recipe with a property that the target does not support: `{property: (has it, expected instead)}`.
 
     Raises:
         CandidateRefused: `unsupported`.
@@ -23,7 +23,7 @@ def refuse_any(target: str, wrong: Mapping[str, tuple[bool, str]]) -> None:
 
 
 def count_reasons(what: str, reasons: Iterable[str]) -> dict[str, int]:
-    """How many were left out of a form, by reason.
+    """Count the reasons, each key prefixed with `what`.
 
     >>> count_reasons("nodes left in float", ["no weight", "no weight", "bias"])
     {'nodes left in float: no weight': 2, 'nodes left in float: bias': 1}
@@ -32,7 +32,7 @@ def count_reasons(what: str, reasons: Iterable[str]) -> dict[str, int]:
 
 
 def weight_changes(report: WeightOnlyReport, left: str) -> dict[str, int]:
-    """What a pass over weights alone changed; `left` says what became of the others."""
+    """Count the changes of a weight-only pass; `left` prefixes the reasons of the nodes left out."""
     changes = {"embedding and head as one table in INT8": len(report.tied)} if report.tied else {}
     changes |= {"Gemm split into MatMul and Add": report.gemm_split, "MatMul in INT4": len(report.quantized)}
     changes |= count_reasons(left, (reason for _, reason in report.left))

@@ -1,4 +1,4 @@
-"""The files of the `ort-openvino` target: which recipes have one, and where its INT8 kernels want Q/DQ pairs.
+"""Files for the `ort-openvino` target: supported recipes, and the Q/DQ pairs that its INT8 kernels need.
 
 OpenVINO's low precision transformations make an operator compute in integers when QuantizeLinear and DequantizeLinear stand
 on its inputs; outputs need none (OpenVINO documentation, "Low Precision Transformations"; "Quantized models compute and
@@ -44,7 +44,7 @@ def place_for_openvino(
     every_operator: bool,
     keep_float: Collection[str] = (),
 ) -> Placement:
-    """The plan for a float graph whose nodes all have names of their own; arguments as in `placement.place`."""
+    """Return the placement of Q/DQ pairs for a float graph with unique node names; arguments as in `placement.place`."""
     view = GraphView(graph)
     left = custom_operators(graph)
     products = []
@@ -73,7 +73,7 @@ def place_for_openvino(
 def _sums(
     view: GraphView, products: list[onnx.NodeProto], ranges: Mapping[str, Range], keep_float: Collection[str]
 ) -> list[onnx.NodeProto]:
-    """The nodes of `SUMS` that add what integer kernels made, and that such a kernel reads."""
+    """Return the nodes of `SUMS` between integer kernels: such kernels write their inputs and read their outputs."""
     made = {node.output[0] for node in products}
     candidates = set()
     for node in view.graph.node:
@@ -96,7 +96,7 @@ def _sums(
 
 
 def ranges_for_openvino(statistics: Path, method: RangeMethod) -> dict[str, Range]:
-    """The range of each activation: from zero for what is never negative, even on both sides of it for the rest."""
+    """Return the range of each activation: from zero if it is never negative, else symmetric around zero."""
     plain = read_ranges(statistics, method, symmetric=False)
     even = read_ranges(statistics, method, symmetric=True)
     return {name: (low, high) if low >= 0 else even[name] for name, (low, high) in plain.items()}

@@ -1,9 +1,9 @@
-"""Which parts of a model lose most when they are quantized: what recovery leaves in float.
+"""Sensitivity of the parts of a model to quantization; recovery keeps the most sensitive parts in float.
 
-Each part is quantized alone, all others in float, and the outputs are held against those of the float model. The noise of the
-parts adds up where each is small (Y. Zhou et al., "Adaptive Quantization for Deep Neural Network", AAAI 2018, section 3), so
-that the parts with the most noise are those to keep; leaving one part out of a model that is quantized everywhere tells less:
-where two parts each destroy the output, keeping either one changes nothing.
+Each part is quantized alone, with all others in float, and the outputs are compared with the float model's. Small noise adds
+up over the parts (Y. Zhou et al., "Adaptive Quantization for Deep Neural Network", AAAI 2018, section 3), so the parts with
+the most noise are the ones to keep. The reverse experiment, one float part in a quantized model, says less: if two parts each
+destroy the output, keeping either one changes nothing.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from tasks.runtimes.ort import open_session, run_batches
 from validators.records.run import SessionSettings
 from validators.samples.datasets import Arrays, Samples
 
-# Samples that are run for each part. With 16 in place of 64 the seven noisiest parts of the text demo were the same ones.
+# Samples that are run for each part. With 16 instead of 64, the seven noisiest parts of the text demo are the same.
 SAMPLES = 16
 BATCH_SIZE = 8
-# Numbers of the output that are kept of them: a window of 512 tokens has as many logits.
+# Most numbers of the output that are held at once: about the logits of a window of 512 tokens.
 OUTPUT_NUMBERS = 2**25
 
 # From a float model, writes a variant in which the nodes with these names are left in float.
@@ -43,10 +43,10 @@ class SensitivePart:
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """What a part costs when it alone is quantized: `noise` is the power of the output's error over that of the output.
+    """Cost of quantizing one part alone: `noise` is the power of the output's error over the power of the output.
 
-    Outlier ratios (`outliers.py`) are those of its weights and of what they meet, the largest where it has several; None for a
-    part without weights, and where there is no ratio.
+    The outlier ratios (`outliers.py`) are the largest of its weights and of the activations that meet them; None for a part
+    without weights, or without a ratio.
     """
 
     part: SensitivePart
@@ -58,11 +58,11 @@ class Sensitivity:
 def find_parts(
     graph: onnx.GraphProto, quantized: Collection[str], *, by_input: bool = False
 ) -> tuple[SensitivePart, ...]:
-    """The parts of a float graph whose nodes are named, of the nodes that a candidate quantizes.
+    """Group the nodes that a candidate quantizes into parts; all nodes of the float graph have names.
 
-    Each node with a constant matrix or kernel as its weight is a part of its own, or, `by_input`, together with the others
-    that read the same activation. The other nodes, which are many and cheap, are a part for each role: the same operator
-    between the same operators, as it comes again in each layer of a network.
+    Each node with a constant matrix or kernel as its weight is one part; with `by_input`, nodes that read the same activation
+    form one part. The other nodes, which are many and cheap, form one part per role: the same operator between the same
+    operators, as it recurs in each layer of a network.
     """
     constants = initializers(graph)
     makers = {name: operator_of(node) for node in graph.node for name in node.output}
@@ -96,10 +96,9 @@ def rank_parts(
     *,
     fixed_batch: int | None = None,
 ) -> tuple[Sensitivity, ...]:
-    """The parts by the noise that each brings when it alone is quantized, the worst first, with their outlier ratios.
+    """Rank the parts by the noise of quantizing each alone, worst first, with their outlier ratios.
 
-    `model` is the float graph, `output` the one that is judged. NaN or Inf where it is finite count as
-    infinite noise.
+    `model` is the float graph, `output` the judged output. NaN or Inf where the float output is finite count as infinite noise.
 
     Raises:
         CandidateRefused: a file with one part quantized cannot be made or run.
@@ -116,7 +115,7 @@ def rank_parts(
     outliers = find_outliers(model, nodes, seen, settings.libraries)
     found = []
     with scratch() as folder:
-        # Weights in a file of their own: a variant beside it need not hold all those that stay as they are.
+        # With the weights in a separate file, a variant beside it stores only those that change.
         float_model = folder / "float.onnx"
         onnx.save_model(onnx.load(model), float_model, save_as_external_data=True, location="float.onnx.data")
         for part in parts:
@@ -132,7 +131,7 @@ def rank_parts(
 
 
 def _largest_ratios(outliers: Sequence[Outliers]) -> tuple[float | None, float | None]:
-    """Of the weights and of the activations."""
+    """Return the largest outlier ratio of the weights, and of the activations."""
     return (
         max((node.weight for node in outliers if node.weight is not None), default=None),
         max((node.activation for node in outliers if node.activation is not None), default=None),
@@ -142,7 +141,7 @@ def _largest_ratios(outliers: Sequence[Outliers]) -> tuple[float | None, float |
 def _first_batches(
     model: Path, samples: Samples, output: str, settings: SessionSettings, fixed_batch: int | None
 ) -> list[Arrays]:
-    """The samples that are run for each part: fewer where one alone has a long output."""
+    """Return the batches that are run for each part; fewer samples if one sample has a long output."""
     size = fixed_batch or 1
     with open_session(model, settings) as session:
         numbers = run_batches(session, islice(samples.batches(size), 1), output).size

@@ -7,13 +7,16 @@ from typing import Any
 
 from tasks.runtimes.providers import provider_of
 
-# What they take is in 16 bits, what they give need not be.
+# Their inputs are in 16 bits, their outputs need not be.
 _CONVERSIONS = frozenset({"Cast", "QuantizeLinear", "DequantizeLinear"})
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """What computed a node: the name, and whether that multiplies 8-bit operands, or weights of 8 or 4 bits, or 16 bits."""
+    """Kernel that computed a node.
+
+    `is_low_precision`: it multiplies 8-bit operands, or weights of 8 or 4 bits. `is_half`: it computes in 16-bit floats.
+    """
 
     name: str
     is_low_precision: bool
@@ -21,7 +24,7 @@ class Kernel:
 
 
 def kernel_of(args: dict[str, Any], provider: str) -> Kernel:
-    """The kernel of an event of the profile, given the provider that was asked for: what another one ran is a fallback.
+    """Return the kernel of a profile event. A kernel of another provider than the requested one is a fallback.
 
     >>> kernel_of({"op_name": "QGemm", "provider": "CPUExecutionProvider"}, "CPUExecutionProvider")
     Kernel(name='QGemm', is_low_precision=True, is_half=False)

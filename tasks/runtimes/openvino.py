@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import json
 import threading
-from dataclasses import dataclass
 from importlib import import_module, metadata, util
 from typing import TYPE_CHECKING, Any
 
+from tasks.runtimes.missing import Missing
 from validators.errors import CandidateRefused
 from validators.providers import OPENVINO_PROVIDER
 
@@ -26,15 +26,6 @@ VERSION = "1.8.1"
 _REGISTERING = threading.Lock()
 # ONNX Runtime's message for a library that this process has registered before; there is no query for it.
 REGISTERED = "already registered"
-
-
-@dataclass(frozen=True)
-class Missing:
-    """Reason why a provider cannot be used here, and the fix."""
-
-    found: str
-    expected: str
-    fix: str
 
 
 def installed_version() -> str | None:

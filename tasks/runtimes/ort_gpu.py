@@ -20,7 +20,7 @@ from importlib import util
 from pathlib import Path
 from typing import Any
 
-from tasks.runtimes.openvino import Missing
+from tasks.runtimes.missing import Missing
 from validators.digests import digest_model, digest_values
 from validators.errors import CandidateRefused
 from validators.providers import CUDA_PROVIDER, ORT_TENSORRT_PROVIDER

@@ -1,7 +1,7 @@
-"""What runs a model, one row each: how it is opened, and what its profile tells of kernels.
+"""Execution providers, one row each: how they open a model, and how their profile names low-precision kernels.
 
-A package that brings a target (`validators.targets`) may bring a provider with it; one that has no row anywhere is taken for
-a provider of ONNX Runtime that computes in host memory.
+A package with a target (`validators.targets`) may add a provider. A name without a row is treated as a provider of ONNX
+Runtime that computes in host memory.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Plugin(Protocol):
         """
 
     def provider_options(self, threads: int) -> dict[str, str]:
-        """Return the options of a session with so many threads."""
+        """Return the options of a session with this number of threads."""
 
     def library_path(self) -> str:
         """Return the library to register.
@@ -47,12 +47,12 @@ class Plugin(Protocol):
 
 @dataclass(frozen=True)
 class ExecutionProvider:
-    """What runs a model, by the name that session settings carry.
+    """Provider that runs a model; session settings refer to it by `name`.
 
     `low_precision` are kernels, as ONNX Runtime's profile names them, that multiply 8-bit or 4-bit operands, or weights of
-    such. `is_compiled`: the provider runs what it takes of a graph as one node, so that the profile says nothing of types.
-    `plugin` is set for one in a package of its own. `opener` gives a `tasks.runtimes.runner.Runner` of a file; without one a
-    session of ONNX Runtime is opened.
+    such. `is_compiled`: the provider runs what it takes of a graph as one node, so the profile has no kernel types.
+    `plugin` is set for a provider in a package of its own. `opener` returns a `tasks.runtimes.runner.Runner` for a file;
+    without it, an ONNX Runtime session is opened.
     """
 
     name: str
@@ -75,7 +75,7 @@ def provider_of(name: str) -> ExecutionProvider:
 
 
 def _open_engine(model: Path, settings: SessionSettings) -> AbstractContextManager[Any]:
-    # TensorRT is on a few machines alone.
+    # Few machines have TensorRT.
     from tasks.runtimes.engines.runner import open_engine
 
     return open_engine(model, settings)
@@ -130,7 +130,7 @@ PROVIDERS: dict[str, ExecutionProvider] = {
         ExecutionProvider(CPU_PROVIDER, _CPU_KERNELS),
         ExecutionProvider(OPENVINO_PROVIDER, is_compiled=True, plugin=openvino),
         ExecutionProvider(CUDA_PROVIDER, _CUDA_KERNELS),
-        # What TensorRT compiled is one kernel to the profile, TRTKernel_graph_<number>.
+        # The profile shows a graph compiled by TensorRT as one kernel, TRTKernel_graph_<number>.
         ExecutionProvider(ORT_TENSORRT_PROVIDER, is_compiled=True),
         ExecutionProvider(TENSORRT, opener=_open_engine),
     )

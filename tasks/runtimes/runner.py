@@ -1,4 +1,4 @@
-"""A loaded model that answers requests, whatever runs it: what measures accuracy, sanity and latency sees no more than this."""
+"""A loaded model that answers requests: accuracy, sanity and latency are measured through this interface alone."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Device:
-    """Where tensors lie, in ONNX Runtime's words: `cpu` or `cuda`, and which of them."""
+    """Memory of tensors, in ONNX Runtime's terms: kind `cpu` or `cuda`, and device index."""
 
     kind: str
     index: int
@@ -38,19 +38,19 @@ class Runner(Protocol):
 
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:
-        """The same of the outputs, in the model's order."""
+        """Names, dtypes and shapes of the outputs, in the model's order."""
 
     def run(self, batch: Arrays, outputs: Sequence[str]) -> list[NDArray[Any]]:
-        """The named outputs for arrays in host memory, with the copies to the device and back.
+        """Run the model on arrays in host memory and return the named outputs; copies to the device and back are included.
 
         Raises:
             CandidateRefused: `invalid`: the runtime fails while it runs.
         """
 
     def bound(self, batch: Arrays) -> Callable[[], None]:
-        """A request for `batch` whose inputs and outputs lie on the device: each call returns once it is done, no copies.
+        """Return a request for `batch` with inputs and outputs on the device; each call blocks until done and copies nothing.
 
-        Requests of one `bound` run one at a time, those of several at once.
+        Requests from one `bound` run one at a time; requests from several may run at once.
 
         Raises:
             CandidateRefused: `invalid`: the batch does not fit the model, or the device; also of each call.
@@ -99,7 +99,7 @@ class GpuSessionRunner(SessionRunner):
 
 
 def bind(session: ort.InferenceSession, batch: Arrays, device: Device) -> ort.IOBinding:
-    """A batch on a device as a session's inputs, and its outputs there.
+    """Copy a batch to a device and bind it as the session's inputs, with its outputs on the same device.
 
     Raises:
         CandidateRefused: `invalid`: there is no room for the batch, an array does not fit the model, or holds strings.
@@ -118,7 +118,7 @@ def bind(session: ort.InferenceSession, batch: Arrays, device: Device) -> ort.IO
 
 
 def run_all(runner: Runner, batches: Iterable[Arrays], output: str) -> NDArray[Any]:
-    """The concatenation along axis 0 of one output over all batches.
+    """Return one output for all batches, concatenated along axis 0.
 
     Raises:
         CandidateRefused: `invalid`: the runtime fails while it runs, or batches give outputs of different shapes.
@@ -129,7 +129,7 @@ def run_all(runner: Runner, batches: Iterable[Arrays], output: str) -> NDArray[A
 
 @contextmanager
 def open_runner(model: Path, settings: SessionSettings) -> Iterator[Runner]:
-    """The model under these settings, released at the end of the block; for TensorRT `model` is the engine.
+    """Open the model under these settings and release it at the end of the block; for TensorRT, `model` is the engine.
 
     Raises:
         CandidateRefused: the runtime does not load it (`invalid`), or something else would run it (`unsupported`).

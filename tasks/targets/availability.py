@@ -1,4 +1,4 @@
-"""Whether a target can be used on this machine, and the command that installs what is missing."""
+"""Availability of a target on this machine, and the command that installs missing packages."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from importlib import metadata, util
 from packaging.requirements import Requirement
 
 from tasks.measure.inventory import find_gpu, take_inventory
-from tasks.runtimes.openvino import Missing
+from tasks.runtimes.missing import Missing
 from tasks.runtimes.ort_gpu import probe, why_missing
 from validators.records.run import Gpu
 
 NO_GPU = Missing(
-    "no NVIDIA GPU that its driver tells of",
-    "one, with its driver",
-    "run on such a machine, with `nvidia-ml-py` (in the extra `gpu`)",
+    "the driver reports no NVIDIA GPU",
+    "an NVIDIA GPU and its driver",
+    "run on a machine with a GPU, with `nvidia-ml-py` installed (extra `gpu`)",
 )
 
 
 @dataclass(frozen=True)
 class Availability:
-    """Whether a target can be used here, why (not), and what mends that: a command where there is one."""
+    """Availability of a target on this machine: the reason, and the fix, a command where one exists."""
 
     is_here: bool
     why: str
@@ -32,7 +32,7 @@ class Availability:
 
 
 def describe_missing(missing: Missing) -> str:
-    """Return what is missing, in words."""
+    """Return the missing package or device as one line."""
     return f"{missing.found}; expected {missing.expected}"
 
 
@@ -48,15 +48,15 @@ def provider_on_gpu(provider: str, providers: Collection[str], commands: list[st
 
 
 def mend_on_gpu(gpu: Gpu | None, commands: list[str]) -> str:
-    """Return the commands in one line; without a GPU here they are for another machine."""
+    """Return the commands in one line; without a GPU here, say that they are for another machine."""
     where = "" if gpu else "on a machine with an NVIDIA GPU and its driver: "
     return where + " && ".join(commands)
 
 
 def install(extra: str, *, instead_of: str | None = None) -> str:
-    """Return the command that installs the packages of an extra here, in place of a package if need be.
+    """Return the command that installs the packages of an extra here, and uninstalls `instead_of` first.
 
-    quantgate itself stays as it was installed.
+    It leaves quantgate itself as it was installed.
     """
     wanted = [Requirement(text) for text in metadata.requires("quantgate") or ()]
     packages = [f"{one.name}{one.specifier}" for one in wanted if one.marker and one.marker.evaluate({"extra": extra})]
@@ -72,7 +72,7 @@ def install(extra: str, *, instead_of: str | None = None) -> str:
 
 
 def tensorrt_here() -> Availability:
-    """Return whether TensorRT and a GPU are here."""
+    """Return whether this machine has TensorRT and a GPU."""
     installed = take_inventory("tensorrt").runtimes
     gpu = find_gpu()
     if "tensorrt" in installed and gpu is not None:
@@ -80,9 +80,11 @@ def tensorrt_here() -> Availability:
         return Availability(True, why)
     mend = mend_on_gpu(gpu, [install("tensorrt")])
     if "tensorrt_rtx" in installed:
-        there = f"{gpu.name} is here, and no TensorRT" if gpu else NO_GPU.found
-        built = f"engines are built ahead of time by TensorRT-RTX {installed['tensorrt_rtx']} and looked at, never run"
+        there = f"{gpu.name} is here, but TensorRT is not installed" if gpu else NO_GPU.found
+        built = (
+            f"TensorRT-RTX {installed['tensorrt_rtx']} builds engines ahead of time, which are inspected and never run"
+        )
         return Availability(False, f"{there}; {built}", mend)
-    found = "no TensorRT is installed" if gpu else f"{NO_GPU.found}, and no TensorRT is installed"
-    ahead = "" if gpu else f"; to build engines without a GPU, and look at them: {install('tensorrt-aot')}"
+    found = "TensorRT is not installed" if gpu else f"{NO_GPU.found}, and TensorRT is not installed"
+    ahead = "" if gpu else f"; to build and inspect engines without a GPU: {install('tensorrt-aot')}"
     return Availability(False, f"{found}; expected both", mend + ahead)

@@ -1,6 +1,6 @@
-"""The targets: ours, one line each, and those of installed packages.
+"""Catalogue of targets: one line per built-in target, plus the targets of installed packages.
 
-A new target is a module of this room, its plain facts in `validators/targets.py`, and a line here.
+To add a target, write a module of this room, add its plain facts to `validators/targets.py`, and add a line here.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ def find_target(name: str) -> Target:
     """Return a target by its name.
 
     Raises:
-        JobError: no package here brings a target of this name, or the one that does fails.
+        JobError: no installed package provides a target with this name, or it fails to load.
     """
     if name in _BY_NAME:
         return _BY_NAME[name]
     loaded = load_target(name)
     if not isinstance(loaded, Target):
         raise JobError(
-            found=f"the entry point {name} of the group {GROUP} gives {type(loaded).__name__}",
+            found=f"the entry point {name} of the group {GROUP} loads {type(loaded).__name__}",
             expected="a `tasks.targets.target.Target`",
-            fix="correct the package that brings it",
+            fix="correct the package that provides it",
         )
     return loaded
 
 
 def all_targets() -> tuple[Target, ...]:
-    """Return all targets, ours first.
+    """Return all targets, built-in ones first.
 
     Raises:
         JobError: an installed package's target does not load.
@@ -55,14 +55,14 @@ def lint(path: Path, target: str) -> tuple[Finding, ...]:
     """Apply a target's rules to an ONNX file; see `lint_file`.
 
     Raises:
-        SourceError: it is no ONNX file, or scales in files beside it are missing.
-        JobError: there are no rules for this target.
+        SourceError: the file is no ONNX file, or external scales are missing.
+        JobError: the target has no rules.
     """
     rules = find_target(target).lint_rules
     if not rules:
         raise JobError(
-            found=f"target {target}",
+            found=f"target {target} has no linter rules",
             expected=f"a target with rules: {', '.join(one.name for one in all_targets() if one.lint_rules)}",
-            fix="run the model there, and see in the coverage of the result what ran in float",
+            fix="run the model on the target; the coverage in its result names the layers that ran in float",
         )
     return lint_file(path, rules)

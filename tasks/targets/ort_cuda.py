@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from tasks.ptq.build_variant import cuda_form, fused_float_form
 from tasks.ptq.cuda_forms import BLOCK_SIZES
 from tasks.ptq.forms import refuse_any
-from tasks.runtimes.openvino import Missing
+from tasks.runtimes.missing import Missing
 from tasks.runtimes.ort_gpu import why_missing
 from tasks.runtimes.providers import provider_of
 from tasks.targets.availability import Availability, install, provider_on_gpu

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from tasks.runtimes.openvino import Missing
+from tasks.runtimes.missing import Missing
 from tasks.runtimes.ort_gpu import ENGINE_CACHE, why_missing
 from tasks.runtimes.providers import provider_of
 from tasks.targets.availability import Availability, install, provider_on_gpu

@@ -1,4 +1,4 @@
-"""A target: its plain facts, and all that is done on it."""
+"""The protocol of a target: its plain facts, and its behaviour."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import get_args
 
 from tasks.ptq.build_variant import Materials
-from tasks.runtimes.openvino import Missing
+from tasks.runtimes.missing import Missing
 from tasks.runtimes.providers import ExecutionProvider
 from tasks.targets.availability import Availability
 from validators.graph.lint import Rule
@@ -17,15 +17,15 @@ from validators.records.libraries import Libraries
 from validators.records.run import SessionSettings
 from validators.targets import TargetFacts
 
-# Writes the candidate's artifact to the path, and returns what was changed.
+# Writes the candidate's artifact to the path, and returns the counts of changes.
 Pass = Callable[[Candidate, Materials, Path], dict[str, int]]
-# The settings of a candidate's session with so many threads; the mapping has the job's `provider_options`.
+# Returns the session settings of a candidate for this number of threads; the mapping is the job's `provider_options`.
 Session = Callable[[Candidate, int, Libraries, Mapping[str, str]], SessionSettings]
 
 
 @dataclass(frozen=True)
 class RefusedPrecision:
-    """Why a target takes no candidate of a precision; `{target}` in `found` becomes the target's name."""
+    """Reason why a target refuses a precision; `{target}` in `found` becomes the target's name."""
 
     found: str
     expected: str
@@ -36,14 +36,13 @@ class RefusedPrecision:
 class Target:
     """A target.
 
-    `runtime` opens models and reads coverage. `passes` make artifacts by precision; a precision without one is in `refused`.
-    `refuse_recipe` raises CandidateRefused for recipes of the other precisions that have no form here.
-    `keep_caches` adds to session settings what is kept below the state folder. `check_device` raises CandidateRefused where
-    no candidate is worth making on this machine; `why_unmeasured` says, from the providers that can run something here, why
-    a variant that was made is not measured. `availability` is asked with the providers of the installed ONNX Runtime.
-    `lint_rules` are those of `quantgate lint`. `builds_engines`: variants are run as TensorRT engines. `recovers_parts`: parts
-    of an INT8 candidate may be left in float to recover its accuracy. `loads_anywhere`: a version that was approved on another
-    device loads here too.
+    `runtime` opens models and reads coverage. `passes` make artifacts by precision; a precision without a pass is in
+    `refused`. `refuse_recipe` raises CandidateRefused for recipes of the other precisions that the target does not support.
+    `keep_caches` adds cache folders below the state folder to the session settings. `check_device` raises CandidateRefused if
+    no candidate can be made on this machine. `why_unmeasured` gets the providers that run here, and returns why a variant
+    cannot be measured, or None. `availability` gets the providers of the installed ONNX Runtime. `lint_rules` are the rules of
+    `quantgate lint`. `builds_engines`: variants run as TensorRT engines. `recovers_parts`: parts of an INT8 candidate may stay
+    in float to recover its accuracy. `loads_anywhere`: a version approved on another device loads here too.
     """
 
     facts: TargetFacts
@@ -62,10 +61,10 @@ class Target:
     loads_anywhere: bool = False
 
     def __post_init__(self) -> None:
-        """Check that the parts fit each other.
+        """Check that the fields are consistent.
 
         Raises:
-            ValueError: the facts name another provider, or a precision is neither made nor refused, or both.
+            ValueError: the facts name another provider, or a precision is neither made nor refused, or is both.
         """
         if self.facts.provider != self.runtime.name:
             raise ValueError(
@@ -77,5 +76,5 @@ class Target:
 
     @property
     def name(self) -> str:
-        """The name by which jobs and candidates call it."""
+        """Name in jobs and candidate names."""
         return self.facts.name

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from tasks.ptq.build_variant import tensorrt_form
 from tasks.ptq.forms import refuse_any
 from tasks.ptq.weight_only.int4_blocks import BLOCK_SIZES
-from tasks.runtimes.openvino import Missing
+from tasks.runtimes.missing import Missing
 from tasks.runtimes.providers import provider_of
 from tasks.targets.availability import Availability, tensorrt_here
 from tasks.targets.target import Pass, RefusedPrecision, Target

@@ -56,7 +56,7 @@ def make_variant(
 
 
 def _digest(path: Path, libraries: Libraries) -> str:
-    """That of the model and, where there are some, of the libraries that it is approved with."""
+    """Return the digest of the model, and of the custom-operator libraries that it is approved with, if any."""
     digest = digest_model(path)
     return digest_values(digest, [library.digest for library in libraries]) if libraries else digest
 
@@ -70,7 +70,7 @@ def _notes(candidate: Candidate, materials: Materials) -> tuple[str, ...]:
 
 
 def refuse_other_targets(candidate: Candidate) -> None:
-    """Refuse what this version cannot make, with the reason.
+    """Refuse a candidate that this version cannot make.
 
     Raises:
         CandidateRefused: `unsupported`.

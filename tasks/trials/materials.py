@@ -1,4 +1,4 @@
-"""What candidates are made from, and the variants that are made of it, each made once and kept in the store."""
+"""Inputs of the candidates, and their variants; each is made once and kept in the store."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ class Candidate:
 
     @property
     def is_simulated(self) -> bool:
-        """Whether the target has no kernels for the precision, so that only its numerics can be reproduced there."""
+        """True if the target has no kernels for the precision, so that only its numerics can be reproduced there."""
         return self.precision in facts_of(self.target).simulated
 
 

@@ -11,7 +11,7 @@ from validators.records.measurements import Estimate
 
 @dataclass(frozen=True)
 class Conditions:
-    """What the machine did while the counted pairs of blocks were measured; see docs/latency.md.
+    """Conditions of the machine during the counted pairs of blocks; see docs/latency.md.
 
     `other_cores`, `stolen_cores` and `quota_throttled_cores` are the most that other processes, the hypervisor and a CPU quota
     took during a block, in cores.

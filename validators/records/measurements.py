@@ -205,7 +205,7 @@ class Accuracy:
 
 @dataclass(frozen=True)
 class Flips:
-    """How many of `n` rows are worse than the baseline's (`lost`), and how many better (`gained`); for right and wrong
+    """Counts of rows, of `n`, that are worse than the baseline's (`lost`) or better (`gained`); for right and wrong
     answers, those that only the baseline has right, and those that only the variant has."""
 
     lost: int

@@ -41,7 +41,7 @@ class CheckResult(_Document):
 
 
 class CalibrationResult(_Document):
-    """How the calibration data was judged."""
+    """Verdict on the calibration data."""
 
     outcome: Literal["accepted", "accepted_with_warnings", "refused"]
     failed_checks: list[CheckResult]
@@ -82,7 +82,7 @@ class SliceResult(_Document):
 
 
 class ConfirmedResult(_Document):
-    """What a candidate came to on samples that had no say in choosing it, and in a latency measured anew."""
+    """Confirmation of a candidate: accuracy on samples that did not choose it, and a new latency measurement."""
 
     n: int
     confidence: float
@@ -130,7 +130,7 @@ class CandidateResult(_Document):
     saturation_max: float | None = None
     """The largest share of a tensor's values on the reference that its fixed range cuts off; null where none is fixed."""
     changes: dict[str, int] = {}
-    """What the pass did to the graph, with counts; the parts that recovery left in float are among it."""
+    """Changes of the graph by the pass, with counts, including the parts that recovery left in float."""
     latencies: list[Latency] = []
     """Speed, memory and loading at every operating point of the job; the first is the one above."""
     verdicts: list[Verdict]
@@ -152,7 +152,7 @@ class ChampionResult(_Document):
 
 
 class SignOffResult(_Document):
-    """What a person said of the winner; `by` is what they called themselves, `at` is UTC."""
+    """A person's decision on the winner; `by` is the name they gave, `at` is UTC."""
 
     decision: Literal["approved", "rejected"]
     by: str
@@ -161,7 +161,7 @@ class SignOffResult(_Document):
 
 
 class ErrorResult(_Document):
-    """What went wrong."""
+    """Error that ended the run."""
 
     kind: str
     found: str
@@ -187,7 +187,7 @@ class FootprintResult(_Document):
 
 
 class Result(_Document):
-    """What a run came to."""
+    """Result of a run."""
 
     schema_version: Literal["1"] = "1"
     outcome: RunOutcome
@@ -200,7 +200,7 @@ class Result(_Document):
     baseline: BaselineResult | None = None
     candidates: list[CandidateResult] = []
     recovery: Recovery | None = None
-    """What was tried for the fastest candidate that failed on accuracy alone; null where there was no such attempt."""
+    """Recovery of the fastest candidate that failed on accuracy alone; null if none was tried."""
     chosen: str | None = None
     sign_off: SignOffResult | None = None
     """Null where the job has nobody asked, or there was nothing to ask."""

@@ -80,7 +80,7 @@ class RankedPart:
 
 @dataclass(frozen=True)
 class Recovery:
-    """How a candidate that failed on accuracy alone was made again, with its noisiest parts in float.
+    """Recovery of a candidate that failed on accuracy alone: made again with its noisiest parts in float.
 
     `parts` are all that the candidate quantizes, the noisiest first; `attempts` of at most `allowed` variants were made;
     `recovered` is the candidate whose accuracy passes with the fewest parts in float, or null. `other_us` are the microseconds

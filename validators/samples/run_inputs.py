@@ -1,4 +1,4 @@
-"""What candidates are made from and judged on: the source, and the samples of a run."""
+"""Inputs of a run: the source model and the samples."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from validators.samples.datasets import Samples, TensorSpec
 
 @dataclass(frozen=True)
 class Evidence:
-    """The samples of a run and what the model's graph says of its inputs and the judged output.
+    """Samples of a run, with the model's inputs and judged output as its graph describes them.
 
     `batch_axis` is the fixed size of the inputs' axis 0, or None when it is dynamic. `confirmation`, shape `(rows,)`, marks the
-    evaluation rows that have no say in choosing a winner. `sample_bytes` is the size of one sample's inputs and judged output,
-    0 where it is not known.
+    evaluation rows that are not used to choose a winner. `sample_bytes` is the size of one sample's inputs and judged output,
+    0 if unknown.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -31,13 +31,13 @@ class Evidence:
 
     @property
     def reference(self) -> Samples:
-        """What calibration data should be like: the traffic, or the evaluation inputs in its place."""
+        """Samples that the calibration data should resemble: the traffic, or else the evaluation inputs."""
         return self.traffic or self.evaluation
 
 
 @dataclass(frozen=True)
 class RunInputs:
-    """What candidates are made from and judged on."""
+    """Source model and samples of a run."""
 
     source: Source
     evidence: Evidence

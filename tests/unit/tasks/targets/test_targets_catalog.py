@@ -162,7 +162,7 @@ def test_a_name_that_no_alias_can_have_is_refused(install: Install, name: str) -
     [
         (object(), "loads object"),
         (target_named("other"), "loads 'other'"),
-        (type("Facts", (), {"facts": target_named("acme").facts})(), "gives Facts"),
+        (type("Facts", (), {"facts": target_named("acme").facts})(), "loads Facts"),
     ],
 )
 def test_what_is_no_target_is_refused_by_its_entry_point(install: Install, brought: object, words: str) -> None:
