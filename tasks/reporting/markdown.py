@@ -116,7 +116,7 @@ def _recovery(result: Result) -> list[str]:
     titles = [*(title for _, title in PART_COLUMNS), ""]
     numeric = [*(name != "label" for name, _ in PART_COLUMNS), False]
     return [
-        as_markdown(f"What loses most: {tell_recovery(result)}"),
+        as_markdown(f"Most sensitive parts: {tell_recovery(result)}"),
         *([_table(cells, titles, numeric)] if rows else []),
     ]
 

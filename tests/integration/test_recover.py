@@ -162,7 +162,7 @@ def test_what_loses_most_is_told_with_what_keeping_it_costs(answers: dict[str, A
     assert all(isfinite(part["cost_us"]) for part in parts[:2]) and isfinite(recovery["other_us"])
     assert [part["cost_us"] for part in parts[2:]] == [None] * (len(parts) - 2)
     page = Path(result["report"]).read_text(encoding="utf-8")
-    assert "What loses most" in page
+    assert "Most sensitive parts" in page
 
 
 @pytest.mark.slow
@@ -177,7 +177,7 @@ def test_a_job_that_nothing_rescues_ends_within_its_attempts_with_the_table(answ
     assert {part["name"] for part in recovery["parts"][:2]} == {"first", "second"}
     assert not any(part["kept"] or part["cost_us"] is not None for part in recovery["parts"])
     assert f"recovery of {STATIC} did not pass within 1 of at most 1 attempts" in result["reason"]
-    assert "What loses most" in Path(result["report"]).read_text(encoding="utf-8")
+    assert "Most sensitive parts" in Path(result["report"]).read_text(encoding="utf-8")
 
 
 @pytest.mark.slow
@@ -187,4 +187,4 @@ def test_where_int8_passes_nothing_is_recovered(answers: dict[str, Answer]) -> N
     assert [candidate["name"] for candidate in result["candidates"]] == [STATIC]
     assert result["candidates"][0]["outcome"] == "passed"
     assert result["recovery"] is None
-    assert "What loses most" not in Path(result["report"]).read_text(encoding="utf-8")
+    assert "Most sensitive parts" not in Path(result["report"]).read_text(encoding="utf-8")

@@ -88,10 +88,10 @@ def render_recovered(result: Result = RECOVERED) -> str:
 
 
 def test_the_page_ranks_what_loses_most_after_a_recovery_and_only_then() -> None:
-    assert "What loses most" not in render()
+    assert "Most sensitive parts" not in render()
     text = render_recovered()
     Reader(text)
-    section = text[text.index("What loses most") : text.index("Gates, candidate by candidate")]
+    section = text[text.index("Most sensitive parts") : text.index("Gates, candidate by candidate")]
     told = f"{NAMES[3]} fails on accuracy alone; with its 3 noisiest parts in float, as {CHOSEN}, it passes every gate"
     assert f"{told} (found in 5 of at most 12 attempts)." in section
     table = section[section.index('<table class="parts') :]
@@ -114,7 +114,7 @@ def test_a_recovery_that_came_to_nothing_says_so() -> None:
     slow = RECOVERED.model_copy(update={"recovery": replace(RECOVERY, recovered="int8-static-minmax-pt@ort-cpu")})
     assert "it passes in accuracy, though not every other gate" in render_recovered(slow)
     unknown = render_recovered(RESULT.model_copy(update={"recovery": replace(lost, parts=())}))
-    assert "What loses most" in unknown and '<table class="parts' not in unknown
+    assert "Most sensitive parts" in unknown and '<table class="parts' not in unknown
 
 
 @pytest.mark.parametrize("length", [10, 38, 60])
@@ -155,7 +155,7 @@ def test_hostile_text_is_escaped_everywhere() -> None:
     lost = Recovery(EVIL, (RankedPart(EVIL, (EVIL, EVIL), 0.1, None, None, kept=True),), 1, 1, EVIL)
     told = result.model_copy(update={"recovery": lost})
     page_of = render_recovered(told)
-    assert EVIL not in page_of + markdown.verdict_markdown(told) and "What loses most" in page_of
+    assert EVIL not in page_of + markdown.verdict_markdown(told) and "Most sensitive parts" in page_of
 
 
 def test_each_candidate_has_one_row_after_the_baseline_and_one_list_of_gates() -> None:
@@ -271,12 +271,12 @@ def test_markdown_artifact_and_terminal_hold_the_same_table() -> None:
     assert [row["Candidate"].split(" ")[0] for row in artifact] == ["baseline", *NAMES[1:]]
     assert {tuple(row) for row in artifact} == {tuple(rows.headings(result).values())}
     recovered = markdown.verdict_markdown(RECOVERED)
-    told = [line for line in recovered[recovered.index("What loses most") :].splitlines() if line.startswith("|")]
+    told = [line for line in recovered[recovered.index("Most sensitive parts") :].splitlines() if line.startswith("|")]
     assert len(told) == 2 + 5 and {len(re.findall(r"(?<!\\)\|", line)) for line in told} == {
         len(parts.PART_COLUMNS) + 2
     }
     assert [("left in float" in line) for line in told[2:]] == [True, True, True, False, False]
-    assert "What loses most" not in markdown.verdict_markdown(RESULT)
+    assert "Most sensitive parts" not in markdown.verdict_markdown(RESULT)
     terminal = markdown.terminal_rows(result)
     assert {len(row) for row in terminal} == {len(markdown.TERMINAL_COLUMNS)}
     assert [row[0] for row in terminal[1:]] == [row["Candidate"] for row in artifact]
