@@ -80,7 +80,7 @@ def bad_data(folder: Path, tiny: Tiny) -> dict[str, tuple[Changes, int, str]]:
     return {
         "wrong names": (job(rename, "evaluation"), 2, "missing ['x']"),
         "wrong dtype": (job(retype, "calibration"), 2, "x is float64"),
-        "wrong shape": (job(reshape, "evaluation"), 2, "of shape (2000, 60)"),
+        "wrong shape": (job(reshape, "evaluation"), 2, "x has shape (2000, 60)"),
         "length mismatch": (job(shorten, "evaluation"), 2, "'label': 1995"),
         "zero rows": (job(empty, "calibration"), 2, "has no samples"),
         "label outside": (job(relabel, "evaluation"), 2, "class indices from 0 to 3"),
@@ -89,7 +89,7 @@ def bad_data(folder: Path, tiny: Tiny) -> dict[str, tuple[Changes, int, str]]:
         "unreadable data": (
             {"data": {"calibration": str(folder / "not_a_zip.npz"), "evaluation": str(ev)}},
             2,
-            "is no npz archive but a text file",
+            "is a text file, not an npz archive",
         ),
         "no bound in the metric's units": (
             {"metric": "mse", **job(targets, "evaluation")},
