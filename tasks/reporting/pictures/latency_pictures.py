@@ -123,15 +123,17 @@ def _names_at_end(curves: Sequence[Curve], x: Scale, y: Scale) -> list[Spec]:
 
 
 def _names_beside(curves: Sequence[Curve], x: Scale, y: Scale) -> list[Spec]:
-    """Return the names at the medians of the curves: left of the fastest curve, right of the others."""
+    """Return the names at the medians of the curves: left of the fastest curve if there is room, right of the others."""
     middles = [min(curve.points, key=lambda point: abs(point[1] - 0.5)) for curve in curves]
     fastest = min(time for time, _ in middles)
-    return [
-        _name(curve, x.pixel(time) - 10, y.pixel(share), "right")
-        if time == fastest
-        else _name(curve, x.pixel(time) + 10, y.pixel(share), "left")
-        for curve, (time, share) in zip(curves, middles, strict=True)
-    ]
+    names = []
+    for curve, (time, share) in zip(curves, middles, strict=True):
+        left = x.pixel(time) - 10
+        if time == fastest and text_width(curve.name) <= left:
+            names.append(_name(curve, left, y.pixel(share), "right"))
+        else:
+            names.append(_name(curve, x.pixel(time) + 10, y.pixel(share), "left"))
+    return names
 
 
 def _name(curve: Curve, left: float, top: float, align: str) -> Spec:

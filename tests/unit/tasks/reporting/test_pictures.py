@@ -216,6 +216,22 @@ def test_the_distribution_of_latency_is_that_of_the_samples(tmp_path: Path) -> N
     assert pictures.draw_latencies(None) is None
 
 
+@pytest.mark.parametrize("first_ms", [1.0, 1.9])
+def test_the_names_of_distributions_lie_inside_of_the_frame(first_ms: float) -> None:
+    """A fast curve that starts at the left edge leaves no room before it."""
+    curves = [
+        latency_pictures.Curve(name, kind, latency_pictures.ecdf(np.linspace(start, start * 1.1, 500)))
+        for name, kind, start in (("int8-dynamic-pc@ort-cpu", "chosen", first_ms), ("baseline", "baseline", 2.0))
+    ]
+    layers = latency_pictures.ecdf_spec(curves)["layer"]
+    names = [layer for layer in layers if layer["mark"]["type"] == "text"]
+    assert len(names) == 2
+    for layer in names:
+        (at,), mark = layer["data"]["values"], layer["mark"]
+        left = at["x"] - (text_width(mark["text"]) if mark["align"] == "right" else 0)
+        assert 0 <= left and left + text_width(mark["text"]) <= latency_pictures.WIDTH
+
+
 def test_each_operating_point_has_the_speedup_that_was_measured() -> None:
     svg = svg_of(pictures.draw_batches(RESULT))
     assert {"b1", "b8", "baseline", CHOSEN.partition("@")[0]} <= set(texts(svg))
