@@ -204,7 +204,7 @@ def test_the_demo_has_one_set_of_figures() -> None:
     ]
     assert len(rows) >= 5
     assert set(rows) <= set(pages()["docs/tutorial.md"].splitlines())
-    for figure in ("9 min 6 s", "6 min 8 s", "0.782", "0.76 points", "2.45x", "2.61x"):
+    for figure in ("2 min 57 s", "0.782", "0.76 points", "3.23x", "3.72x"):
         assert figure in pages()["README.md"] and figure in pages()["docs/tutorial.md"]
 
 
