@@ -9,8 +9,8 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 from prefect.client.schemas.objects import FlowRun
 
-from tasks.records.run_record import EXPERIMENT, FLOW_RUN
 from tasks.registry.mlflow_registry import connect, registry_call
+from tasks.registry.mlflow_runs import EXPERIMENT, FLOW_RUN
 from tasks.run.context import log
 from tasks.run.settings import state_folder, tracking_uri
 from tasks.run.step import step

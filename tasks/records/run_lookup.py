@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from tasks.records.run_record import EXPERIMENT, FLOW_RUN
 from tasks.registry.mlflow_registry import pages, registry_call
+from tasks.registry.mlflow_runs import EXPERIMENT, FLOW_RUN
 from tasks.storage.files import write_whole
 from validators.errors import JobError
 from validators.job.job import Job

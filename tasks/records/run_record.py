@@ -16,7 +16,16 @@ from prefect.runtime import flow_run
 from tasks.records.candidate_record import log_table, open_candidate_run, record_trial
 from tasks.registry.mlflow_entities import as_metrics, as_params, as_tags, flat
 from tasks.registry.mlflow_registry import connect, experiment_id, registry_call
-from tasks.registry.mlflow_runs import KIND, NAME, OUTCOME, close_candidates, delete_duplicates, find_or_create_run
+from tasks.registry.mlflow_runs import (
+    EXPERIMENT,
+    FLOW_RUN,
+    KIND,
+    NAME,
+    OUTCOME,
+    close_candidates,
+    delete_duplicates,
+    find_or_create_run,
+)
 from tasks.reporting.page import job_yaml
 from tasks.run.context import Run, log
 from tasks.run.settings import pages_address
@@ -31,8 +40,6 @@ from validators.samples.run_inputs import Evidence, RunInputs
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-EXPERIMENT = "quantgate"
-FLOW_RUN = "quantgate.flow_run"
 EVALUATION_TAG, CONFIRMED_TAG = "quantgate.evaluation_digest", "quantgate.confirmed"
 # At 5 % each, ten promotions include a false one with a probability of up to 40 %.
 MANY_CONFIRMATIONS = 10

@@ -10,17 +10,22 @@ looked for the run. Three rules keep one run per identity:
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tasks.registry.mlflow_registry import pages, registry_call, sent_once
-from tasks.run.context import log
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
+# Experiment of the runs, and tags of a run.
+EXPERIMENT = "quantgate"
+FLOW_RUN = "quantgate.flow_run"
 OUTCOME = "quantgate.outcome"
 PARENT, NAME, KIND = "mlflow.parentRunId", "mlflow.runName", "quantgate.kind"
+
+log = logging.getLogger("quantgate")
 
 
 def find_runs(client: MlflowClient, experiment: str, identity: Mapping[str, str]) -> list[Any]:

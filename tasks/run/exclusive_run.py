@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
 
-from tasks.run.context import Run, log
 from validators.errors import LockTaken
 
+if TYPE_CHECKING:
+    # `quantgate status` needs the name of the lock alone, and the context imports all that a run needs.
+    from tasks.run.context import Run
+
+log = logging.getLogger("quantgate")
 _VERSION = re.compile(r"(/\d+|@[^/@]+)$")
 
 

@@ -6,9 +6,9 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from tasks.records.run_record import EXPERIMENT
 from tasks.registry.champion_slot import place_of
 from tasks.registry.mlflow_registry import connect, pages, registry_call
+from tasks.registry.mlflow_runs import EXPERIMENT
 from tasks.run.context import log
 from tasks.run.settings import state_folder, store_place, tracking_uri
 from tasks.run.step import step

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from databases import lend_mlflow
 
-from tasks.records.run_record import EXPERIMENT
 from tasks.registry.champion_slot import TAG
 from tasks.registry.mlflow_registry import connect, experiment_id
+from tasks.registry.mlflow_runs import EXPERIMENT
 from tasks.run.settings import tracking_uri
 from tasks.service.registry_retention import delete_all, list_kept
 from tasks.service.retention_policy import Policy

@@ -229,7 +229,7 @@ def test_the_names_of_distributions_lie_inside_of_the_frame(first_ms: float) -> 
     for layer in names:
         (at,), mark = layer["data"]["values"], layer["mark"]
         left = at["x"] - (text_width(mark["text"]) if mark["align"] == "right" else 0)
-        assert 0 <= left and left + text_width(mark["text"]) <= latency_pictures.WIDTH
+        assert left >= 0 and left + text_width(mark["text"]) <= latency_pictures.WIDTH
 
 
 def test_each_operating_point_has_the_speedup_that_was_measured() -> None:
