@@ -11,7 +11,7 @@ from prefect import flow
 from rivals import RIVALS, make
 from variants_models import Case
 
-from flows.quantize import gather_given, made, measured
+from flows.quantize import gather_inputs, made, measured
 from tasks.measure.request import request_batch
 from tasks.ptq.graph.edits import model_bytes
 from tasks.run.context import Run, start_run
@@ -41,7 +41,7 @@ class Shape:
 def compare(case: Case, folder: Path) -> Shape:
     """Candidates and rivals of one model at one shape."""
     run = start_run(case.job)
-    run_inputs, inventory = gather_given(run)
+    run_inputs, inventory = gather_inputs(run)
     baseline = measure_baseline(run, run_inputs, inventory)
     trials = judge_trials(
         run, run_inputs, baseline, measured(run, run_inputs, inventory, made(run, run_inputs, inventory, baseline))

@@ -79,7 +79,7 @@ def quantize(job: Job, promote: bool = True, replace_device: bool = False) -> St
 def quantized(run: Run, status: SourceOutcome, *, promote: bool, replace_device: bool) -> Result:
     """Do all steps of a run and return its result."""
     job = run.job
-    run_inputs, inventory = gather_given(run)
+    run_inputs, inventory = gather_inputs(run)
     with recorded(run, "run") as record:
         status.run = record
         findings = judge_evidence(run, run_inputs, inventory, record)
@@ -105,7 +105,7 @@ def validate(job: Job) -> State[Result]:
         job: Only its source and its data are used.
     """
     run = start_run(job)
-    run_inputs, inventory = gather_given(run)
+    run_inputs, inventory = gather_inputs(run)
     with recorded(run, "validation") as record:
         findings = judge_evidence(run, run_inputs, inventory, record)
         page = publish_report(run, record, findings, conclude_validation(job, findings, run.clock))
@@ -122,7 +122,7 @@ def suggest_calibration(job: Job, pool: Path, size: int, target: Path) -> Sugges
     return suggest_calibration_data(run, resolve_source(run), pool, size, target)
 
 
-def gather_given(run: Run) -> tuple[RunInputs, Inventory]:
+def gather_inputs(run: Run) -> tuple[RunInputs, Inventory]:
     """Load the source, the inventory of the target, and the samples: steps 1 to 3, first half."""
     source = resolve_source(run)
     inventory = inventory_of_target(run)

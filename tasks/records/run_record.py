@@ -233,8 +233,12 @@ def _datasets(evidence: Evidence) -> list[Any]:
         )
         return DatasetInput(dataset, [InputTag("mlflow.data.context", role)])
 
-    run_inputs = {"calibration": evidence.calibration, "evaluation": evidence.evaluation, "traffic": evidence.traffic}
-    return [describe(samples, role) for role, samples in run_inputs.items() if samples is not None]
+    samples_by_role = {
+        "calibration": evidence.calibration,
+        "evaluation": evidence.evaluation,
+        "traffic": evidence.traffic,
+    }
+    return [describe(samples, role) for role, samples in samples_by_role.items() if samples is not None]
 
 
 def _table(result: Result) -> dict[str, list[Any]]:

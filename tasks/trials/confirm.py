@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from tasks.run.context import Run, log
 from tasks.run.progress_events import CONFIRM
 from tasks.run.step import step
-from tasks.trials.judge import ground_of, rank_passing
+from tasks.trials.judge import judged_data_of, rank_passing
 from tasks.trials.judge_on_samples import JudgedData, figures_of
 from tasks.trials.make_candidate import refused
 from tasks.trials.measure_baseline import baseline_variant
@@ -48,13 +48,13 @@ def confirm_winner(
     passing = rank_passing(run.job, trials)
     if not run.job.confirmation.share:
         return ConfirmedTrials(trials, passing[0] if passing else None)
-    ground = ground_of(run, run_inputs, baseline)
+    judged_data = judged_data_of(run, run_inputs, baseline)
     tried: dict[str, Trial] = {}
     halves = halves_of(trials) if run.job.gates.min_speedup_fp16 is not None else {}
     for trial in passing[: run.job.confirmation.candidates]:
         with run.clock.work("confirm the winner"), run.time_for_winner():
             try:
-                again = _judge_again(run, run_inputs, inventory, ground, trial, halves)
+                again = _judge_again(run, run_inputs, inventory, judged_data, trial, halves)
             except CandidateRefused as error:
                 again = refused(trial.candidate, error)
         tried[trial.candidate] = again
@@ -70,7 +70,7 @@ def _judge_again(
     run: Run,
     run_inputs: RunInputs,
     inventory: Inventory,
-    ground: JudgedData,
+    judged_data: JudgedData,
     trial: Trial,
     halves: Mapping[str, Variant],
 ) -> Trial:
@@ -86,14 +86,14 @@ def _judge_again(
         if trial.beside_fp16 is not None and half is not None
         else None
     )
-    answers = figures_of(ground, trial.accuracy, ground.confirmation, confidence)
+    answers = figures_of(judged_data, trial.accuracy, judged_data.confirmation, confidence)
     measured = Measured(
         job=job.model_copy(update={"gates": job.gates.model_copy(update={"confidence": confidence})}),
         candidate=trial.candidate,
         variant=trial.variant,
         answers=answers,
         coverage=trial.coverage,
-        baseline_bytes=ground.baseline_bytes,
+        baseline_bytes=judged_data.baseline_bytes,
         latency=latency,
         beside_fp16=beside,
     )

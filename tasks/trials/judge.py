@@ -21,7 +21,7 @@ from validators.records.run import Trial
 from validators.samples.run_inputs import RunInputs
 
 
-def ground_of(run: Run, run_inputs: RunInputs, baseline: Accuracy) -> JudgedData:
+def judged_data_of(run: Run, run_inputs: RunInputs, baseline: Accuracy) -> JudgedData:
     """Return the data that the trials of a run are judged on.
 
     Raises:
@@ -40,41 +40,41 @@ def ground_of(run: Run, run_inputs: RunInputs, baseline: Accuracy) -> JudgedData
 @step("judge candidates")
 def judge_trials(run: Run, run_inputs: RunInputs, baseline: Accuracy, trials: tuple[Trial, ...]) -> tuple[Trial, ...]:
     """Return every trial with its verdicts and outcome; refused trials are unchanged."""
-    ground = ground_of(run, run_inputs, baseline)
+    judged_data = judged_data_of(run, run_inputs, baseline)
     with run.clock.work("judge candidates"):
-        judged = tuple(judge_trial(ground, trial) for trial in trials)
+        judged = tuple(judge_trial(judged_data, trial) for trial in trials)
     for trial in judged:
         failed = [f"{verdict.gate}: {verdict.reason}" for verdict in trial.verdicts if verdict.outcome != "pass"]
         log.info("%s %s%s", trial.candidate, trial.outcome, "".join(f"; {reason}" for reason in failed))
     return judged
 
 
-def judge_trial(ground: JudgedData, trial: Trial) -> Trial:
+def judge_trial(judged_data: JudgedData, trial: Trial) -> Trial:
     """Return one trial with its verdicts and outcome, judged on the samples that choose; its metric is for those samples."""
     if trial.variant is None or trial.accuracy is None or trial.coverage is None:
         return trial
-    answers = figures_of(ground, trial.accuracy, ground.selection, ground.job.gates.confidence)
+    answers = figures_of(judged_data, trial.accuracy, judged_data.selection, judged_data.job.gates.confidence)
     measured = Measured(
-        job=ground.job,
+        job=judged_data.job,
         candidate=trial.candidate,
         variant=trial.variant,
         answers=answers,
         coverage=trial.coverage,
-        baseline_bytes=ground.baseline_bytes,
+        baseline_bytes=judged_data.baseline_bytes,
         latency=trial.latency,
         beside_fp16=trial.beside_fp16,
         sanity=trial.sanity,
-        rolled_back=ground.rolled_back.get(trial.variant.digest),
+        rolled_back=judged_data.rolled_back.get(trial.variant.digest),
     )
-    run_inputs = judge_gates(measured, point_labels(trial.latencies)[0] if trial.latencies else "")
+    verdicts = judge_gates(measured, point_labels(trial.latencies)[0] if trial.latencies else "")
     return replace(
         trial,
         accuracy=replace(trial.accuracy, value=answers.value, n=answers.rows, sqnr=answers.sqnr),
         drop=answers.drop,
         flips=answers.flips,
         slices=answers.slices,
-        verdicts=run_inputs,
-        outcome=overall(run_inputs),
+        verdicts=verdicts,
+        outcome=overall(verdicts),
     )
 
 

@@ -58,25 +58,25 @@ class JudgedData:
         return ~self.confirmation
 
 
-def figures_of(ground: JudgedData, accuracy: Accuracy, samples: Mask, confidence: float) -> AnswerFigures:
+def figures_of(judged_data: JudgedData, accuracy: Accuracy, samples: Mask, confidence: float) -> AnswerFigures:
     """Compare a variant's answers with the baseline's on the samples of a mask, shape `(samples,)`.
 
     Bounds hold at the one-sided `confidence`.
     """
-    metric, seed = ground.metric, ground.job.seed
+    metric, seed = judged_data.metric, judged_data.job.seed
     step = accuracy.samples_a_row
     mask = samples[::step]
-    before, after = ground.baseline_rows[mask], np.load(accuracy.scores_path)[mask]
-    clusters = _numbered(ground, samples, step)
+    before, after = judged_data.baseline_rows[mask], np.load(accuracy.scores_path)[mask]
+    clusters = _numbered(judged_data, samples, step)
     sqnr, sqnr_method = None, ""
     if accuracy.noise_path:
         noise = np.load(accuracy.noise_path)[samples]
-        sqnr, sqnr_method = estimate_sqnr(noise, confidence, seed=seed, clusters=_numbered(ground, samples))
+        sqnr, sqnr_method = estimate_sqnr(noise, confidence, seed=seed, clusters=_numbered(judged_data, samples))
     drop, drop_method = None, ""
     slices: tuple[SliceDrop, ...] = ()
     if metric.has_drop:
         drop, drop_method = estimate_drop(metric, before, after, confidence, seed=seed, clusters=clusters)
-        groups = {name: array[::step][mask] for name, array in ground.slices.items()}
+        groups = {name: array[::step][mask] for name, array in judged_data.slices.items()}
 
         def estimate(group: Mask, each: float) -> tuple[Estimate, str]:
             of_group = None if clusters is None else clusters[group]
@@ -87,7 +87,7 @@ def figures_of(ground: JudgedData, accuracy: Accuracy, samples: Mask, confidence
         rows=len(before),
         units=count_units(len(before), clusters),
         samples=int(samples.sum()),
-        noise_units=count_units(int(samples.sum()), _numbered(ground, samples)),
+        noise_units=count_units(int(samples.sum()), _numbered(judged_data, samples)),
         counted=EVALUATION if clusters is None else "clusters",
         baseline_value=metric.value(before),
         value=metric.value(after),
@@ -97,13 +97,13 @@ def figures_of(ground: JudgedData, accuracy: Accuracy, samples: Mask, confidence
         sqnr=sqnr,
         sqnr_method=sqnr_method,
         slices=slices,
-        newly_bad=_newly_bad(ground.baseline, accuracy, samples),
+        newly_bad=_newly_bad(judged_data.baseline, accuracy, samples),
     )
 
 
-def _numbered(ground: JudgedData, samples: Mask, step: int = 1) -> Clusters | None:
+def _numbered(judged_data: JudgedData, samples: Mask, step: int = 1) -> Clusters | None:
     """Return the cluster of each row, with one row per `step` samples; None without clusters."""
-    return None if ground.clusters is None else number_clusters(ground.clusters[::step][samples[::step]])
+    return None if judged_data.clusters is None else number_clusters(judged_data.clusters[::step][samples[::step]])
 
 
 def _newly_bad(baseline: Accuracy, variant: Accuracy, samples: Mask) -> int:

@@ -14,7 +14,7 @@ from tasks.run.context import Run, log
 from tasks.storage.product import Product
 from tasks.targets.catalog import find_target
 from tasks.trials.gather import merge_copies, trial_of
-from tasks.trials.judge import ground_of, judge_trial
+from tasks.trials.judge import judged_data_of, judge_trial
 from tasks.trials.judge_on_samples import JudgedData
 from tasks.trials.make_candidate import make_candidate
 from tasks.trials.materials import materials_of
@@ -56,13 +56,13 @@ def recover_trials(
         return Recovered()
     candidate = decode(chosen.candidate)
     log.info("recovering %s: its accuracy alone does not pass", candidate.name)
-    ground = strict_ground(ground_of(run, run_inputs, baseline))
+    judged_data = strict_ground(judged_data_of(run, run_inputs, baseline))
     attempts: dict[int, Trial] = {}
 
     def attempt(kept: int) -> bool | None:
         name = replace(candidate, kept_parts=kept).name
         state = make_candidate(run, run_inputs, inventory, baseline, name, return_state=True)
-        trial = judge_trial(ground, trial_of(name, state.result(raise_on_failure=False)))
+        trial = judge_trial(judged_data, trial_of(name, state.result(raise_on_failure=False)))
         attempts[kept] = trial
         return None if trial.refusal else trial.outcome == "passed"
 
@@ -79,23 +79,23 @@ def recover_trials(
     # So far it passes on accuracy; whether it is fast enough is known once it is timed.
     (trial,) = measure_saturation(run, run_inputs, inventory, (attempts[fewest],))
     state = measure_latency(run, run_inputs, inventory, trial, return_state=True)
-    timed = judge_trial(ground, trial_of(trial.candidate, state.result(raise_on_failure=False)))
+    timed = judge_trial(judged_data, trial_of(trial.candidate, state.result(raise_on_failure=False)))
     recovery = _with_costs(run, run_inputs, inventory, chosen.variant, trial.variant, recovery)
     return Recovered((*failed, timed), replace(recovery, recovered=timed.candidate))
 
 
-def strict_ground(ground: JudgedData) -> JudgedData:
+def strict_ground(judged_data: JudgedData) -> JudgedData:
     """Return the data to judge attempts on, with a stricter confidence if nothing is confirmed afterwards.
 
     Each attempt on the same samples is another chance to pass by luck. Confirmation samples correct for that. Without them
     (`confirmation.share: 0`), attempts share the error that `gates.confidence` allows (Bonferroni).
     """
-    job = ground.job
+    job = judged_data.job
     if job.confirmation.share or not job.budgets.recovery:
-        return ground
+        return judged_data
     confidence = confidence_of_each(job.gates.confidence, job.budgets.recovery)
     gates = job.gates.model_copy(update={"confidence": confidence})
-    return replace(ground, job=job.model_copy(update={"gates": gates}))
+    return replace(judged_data, job=job.model_copy(update={"gates": gates}))
 
 
 def fewest_parts(attempt: Callable[[int], bool | None], budget: int) -> int | None:

@@ -85,8 +85,10 @@ def test_attempts_share_the_error_where_nothing_is_confirmed() -> None:
         ({"confirmation": {"share": 0}, "budgets": {"recovery": 0}}, 0.95),
         ({}, 0.95),
     ):
-        ground = JudgedData(make_job(**changes), Accuracy("accuracy", 1.0, 8, Path(), Path()), 1, np.zeros(8, bool), {})
-        assert strict_ground(ground).job.gates.confidence == pytest.approx(confidence)
+        judged_data = JudgedData(
+            make_job(**changes), Accuracy("accuracy", 1.0, 8, Path(), Path()), 1, np.zeros(8, bool), {}
+        )
+        assert strict_ground(judged_data).job.gates.confidence == pytest.approx(confidence)
 
 
 def test_the_search_ends_where_nothing_more_can_be_kept() -> None:

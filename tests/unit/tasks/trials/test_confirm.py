@@ -62,12 +62,12 @@ class Rehearsal:
                 raise speedup
             return latency(Estimate(speedup, speedup * 0.98, speedup * 1.02))
 
-        def ground(run: Run, given: Any, baseline: Accuracy) -> Any:
+        def judged_data(run: Run, given: Any, baseline: Accuracy) -> Any:
             kept = KEPT if job.confirmation.share else np.zeros(N, bool)
             return confirm.JudgedData(job, baseline, 1000, kept, {})
 
         monkeypatch.setattr(confirm, "_measure_again", measured)
-        monkeypatch.setattr(confirm, "ground_of", ground)
+        monkeypatch.setattr(confirm, "ground_of", judged_data)
 
     def confirm(self, scores: dict[str, Any], **changes: Any) -> ConfirmedTrials:
         """What comes of candidates that passed with these scores."""

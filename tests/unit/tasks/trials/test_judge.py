@@ -262,12 +262,12 @@ def test_a_variant_that_was_rolled_back_fails_whatever_else_it_does(bench: Bench
     baseline, trial = bench.accuracy(right(770)), good_trial(bench.accuracy(right(770)))
     assert trial.variant is not None
     marks = {trial.variant.digest: RolledBack(2, "2026-11-22T03:00:00+00:00", "slow under load")}
-    ground = JudgedData(make_job(), baseline, BASELINE_BYTES, np.zeros(N, np.bool_), {}, marks)
-    judged = judge_trial(ground, trial)
+    judged_data = JudgedData(make_job(), baseline, BASELINE_BYTES, np.zeros(N, np.bool_), {}, marks)
+    judged = judge_trial(judged_data, trial)
     assert judged.outcome == "failed" and outcomes(judged) == PASSING | {"not_rolled_back": "fail"}
     assert judged.verdicts[-1].reason == "rolled back on 2026-11-22: slow under load"
     another = replace(trial, variant=replace(trial.variant, digest="another"))
-    assert judge_trial(ground, another).outcome == "passed"
+    assert judge_trial(judged_data, another).outcome == "passed"
 
 
 def test_a_refused_trial_is_not_judged(bench: Bench) -> None:

@@ -210,9 +210,9 @@ def test_a_trial_is_judged_by_its_clusters(bench: Bench) -> None:
     patients = np.repeat([f"p{number}" for number in range(100)], 20)
     place = np.array(["in", "out"])[np.arange(2000) % 2]
     trial, accuracy = good_trial(bench.accuracy(variant)), bench.accuracy(baseline)
-    ground = JudgedData(make_job(), accuracy, 1000, np.zeros(2000, bool), {"place": place})
-    assert judge_trial(ground, trial).outcome == "passed"
-    judged = judge_trial(replace(ground, clusters=patients), trial)
+    judged_data = JudgedData(make_job(), accuracy, 1000, np.zeros(2000, bool), {"place": place})
+    assert judge_trial(judged_data, trial).outcome == "passed"
+    judged = judge_trial(replace(judged_data, clusters=patients), trial)
     drop, worst = judged.verdicts[0], judged.verdicts[1]
     assert (drop.gate, drop.outcome, drop.n, drop.counted) == ("drop", "inconclusive", 100, "clusters")
     assert drop.samples_needed is not None and 150 < drop.samples_needed < 2000
