@@ -14,7 +14,7 @@ from tasks.run.context import Run, log
 from tasks.storage.product import Product
 from tasks.targets.catalog import find_target
 from tasks.trials.gather import merge_copies, trial_of
-from tasks.trials.judge import judged_data_of, judge_trial
+from tasks.trials.judge import judge_trial, judged_data_of
 from tasks.trials.judge_on_samples import JudgedData
 from tasks.trials.make_candidate import make_candidate
 from tasks.trials.materials import materials_of

@@ -67,7 +67,7 @@ class Rehearsal:
             return confirm.JudgedData(job, baseline, 1000, kept, {})
 
         monkeypatch.setattr(confirm, "_measure_again", measured)
-        monkeypatch.setattr(confirm, "ground_of", judged_data)
+        monkeypatch.setattr(confirm, "judged_data_of", judged_data)
 
     def confirm(self, scores: dict[str, Any], **changes: Any) -> ConfirmedTrials:
         """What comes of candidates that passed with these scores."""
