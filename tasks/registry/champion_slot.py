@@ -25,7 +25,7 @@ class ChampionSlot:
 
     Only one promotion at a time may change it.
 
-    >>> Place("fraud-quantized", "ort-cpu").alias
+    >>> ChampionSlot("fraud-quantized", "ort-cpu").alias
     'champion-ort-cpu'
     """
 

@@ -94,7 +94,7 @@ class Observation:
     def told(self) -> str:
         """Summary of the look in one sentence.
 
-        >>> Looked("fraud", "quiet", "", version="3", samples=200).told
+        >>> Observation("fraud", "quiet", "", version="3", samples=200).told
         'quiet: version 3, 200 samples'
         """
         parts = [f"version {self.version}" if self.version else "", f"{self.samples} samples" if self.samples else ""]
