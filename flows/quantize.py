@@ -29,11 +29,13 @@ from tasks.run.context import Run, log, start_run
 from tasks.run.exclusive_run import turn_of
 from tasks.run.log_redaction import shielded
 from tasks.run.settings import hands_to_workers
+from tasks.trials.confirm import ConfirmedTrials, confirmations_left
 from tasks.trials.gather import merge_copies, trial_of
 from tasks.trials.judge import judge_trials
 from tasks.trials.make_candidate import make_candidate
 from tasks.trials.measure_latency import measure_latency
 from tasks.trials.measure_saturation import measure_saturation
+from tasks.trials.race import Raced, race, resume
 from tasks.workers.dispatch import at_target, inventory_of_target, try_candidates
 from tasks.workers.steps import BASELINE, BESIDE_FP16, CHAMPION, CONFIRMATION, OWN_STEP, PROMOTION, RECOVERY
 from validators.errors import ChampionMoved
@@ -147,8 +149,8 @@ def judge_candidates(
         warn_of_device(inventory, champion)
     baseline = at_target(BASELINE, run, run_inputs, inventory)
 
-    trials = tried(run, run_inputs, inventory, baseline)
-    trials = judge_trials(run, run_inputs, baseline, trials)
+    raced = tried(run, run_inputs, inventory, baseline)
+    trials = judge_trials(run, run_inputs, baseline, raced.trials)
     recovered = at_target(RECOVERY, run, run_inputs, inventory, baseline, trials)
     trials = merge_copies(trials + recovered.trials)
     findings = replace(
@@ -160,8 +162,10 @@ def judge_candidates(
         champion_before=champion,
     )
 
-    trials = at_target(OWN_STEP, run, run_inputs, inventory, record, trials)
-    confirmation = at_target(CONFIRMATION, run, run_inputs, inventory, baseline, trials)
+    confirmation = confirmed(run, run_inputs, inventory, baseline, record, trials)
+    if confirmation.winner is None and raced.behind and confirmations_left(run.job, confirmation.trials):
+        trials = resume(run, run_inputs, inventory, baseline, replace(raced, trials=confirmation.trials))
+        confirmation = confirmed(run, run_inputs, inventory, baseline, record, trials)
     findings = replace(findings, trials=confirmation.trials)
     if confirmation.winner is None:
         return findings
@@ -172,6 +176,14 @@ def judge_candidates(
         log.info("%s: comparing the winner with the new champion", moved.found)
     findings = replace(findings, champion_before=look_up_champion(run, run_inputs))
     return follow(findings, confirmation.winner)
+
+
+def confirmed(
+    run: Run, run_inputs: RunInputs, inventory: Inventory, baseline: Accuracy, record: str, trials: tuple[Trial, ...]
+) -> ConfirmedTrials:
+    """Run the job's own step on passing trials, and confirm the best: step 7, first half."""
+    trials = at_target(OWN_STEP, run, run_inputs, inventory, record, trials)
+    return at_target(CONFIRMATION, run, run_inputs, inventory, baseline, trials)
 
 
 def challenge(
@@ -210,23 +222,31 @@ def challenge(
     return replace(findings, champion=champion)
 
 
-def tried(run: Run, run_inputs: RunInputs, inventory: Inventory, baseline: Accuracy) -> tuple[Trial, ...]:
-    """Make, check and time every candidate, in this process or on the workers of its target: step 5."""
+def tried(run: Run, run_inputs: RunInputs, inventory: Inventory, baseline: Accuracy) -> Raced:
+    """Make, check and time the candidates, in this process or on the workers of their targets: step 5."""
     if hands_to_workers():
-        trials = merge_copies(try_candidates(run, inventory, baseline))
-        trials = measure_saturation(run, run_inputs, inventory, trials)
+        raced = Raced(merge_copies(try_candidates(run, inventory, baseline)))
+    elif run.job.search == "race":
+        trials = merge_copies(made(run, run_inputs, inventory, baseline, evaluates=False))
+        raced = race(run, run_inputs, inventory, baseline, trials)
     else:
-        trials = merge_copies(made(run, run_inputs, inventory, baseline))
-        trials = measure_saturation(run, run_inputs, inventory, trials)
+        raced = Raced(merge_copies(made(run, run_inputs, inventory, baseline)))
+    trials = measure_saturation(run, run_inputs, inventory, raced.trials)
+    if not hands_to_workers() and run.job.search == "all":
         trials = measured(run, run_inputs, inventory, trials)
-    return at_target(BESIDE_FP16, run, run_inputs, inventory, trials)
+    return replace(raced, trials=at_target(BESIDE_FP16, run, run_inputs, inventory, trials))
 
 
-def made(run: Run, run_inputs: RunInputs, inventory: Inventory, baseline: Accuracy) -> tuple[Trial, ...]:
-    """Make every candidate and measure its coverage and accuracy, several at a time."""
+def made(
+    run: Run, run_inputs: RunInputs, inventory: Inventory, baseline: Accuracy, *, evaluates: bool = True
+) -> tuple[Trial, ...]:
+    """Make every candidate and measure its coverage and, if it `evaluates`, accuracy, several at a time."""
     # Simulations take longest: started last, they would leave the other core idle.
     by_length = sorted(run.job.candidate_names, key=lambda name: not decode(name).is_simulated)
-    futures = {name: make_candidate.submit(run, run_inputs, inventory, baseline, name) for name in by_length}
+    futures = {
+        name: make_candidate.submit(run, run_inputs, inventory, baseline, name, evaluates=evaluates)
+        for name in by_length
+    }
     return tuple(trial_of(name, futures[name].result(raise_on_failure=False)) for name in run.job.candidate_names)
 
 

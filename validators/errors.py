@@ -34,7 +34,7 @@ from typing import Any, ClassVar, Literal
 from validators.plain_text import plain
 from validators.redact import redact
 
-RefusalKind = Literal["unsupported", "invalid", "infrastructure", "copy"]
+RefusalKind = Literal["unsupported", "invalid", "infrastructure", "copy", "stopped"]
 
 EXIT_OK = 0
 EXIT_INFRASTRUCTURE = 1

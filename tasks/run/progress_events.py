@@ -12,6 +12,8 @@ from typing import Protocol
 
 # Names of the steps that every candidate goes through.
 MAKE, MEASURE = "make candidate", "measure latency"
+# Further steps of a race.
+PROBE, EVALUATE = "probe latency", "evaluate candidate"
 BASELINE, CONFIRM = "measure baseline", "confirm the winner"
 
 

@@ -22,6 +22,7 @@ from validators.errors import CandidateRefused
 from validators.gates.catalog import Measured, judge_gates
 from validators.gates.verdict_rules import confidence_of_each, overall
 from validators.job.candidate_name import decode
+from validators.job.job import Job
 from validators.records.artifact_paths import CONFIRMED
 from validators.records.latencies import Latency
 from validators.records.measurements import Accuracy
@@ -51,7 +52,7 @@ def confirm_winner(
     judged_data = judged_data_of(run, run_inputs, baseline)
     tried: dict[str, Trial] = {}
     halves = halves_of(trials) if run.job.gates.min_speedup_fp16 is not None else {}
-    for trial in passing[: run.job.confirmation.candidates]:
+    for trial in passing[: confirmations_left(run.job, trials)]:
         with run.clock.work("confirm the winner"), run.time_for_winner():
             try:
                 again = _judge_again(run, run_inputs, inventory, judged_data, trial, halves)
@@ -64,6 +65,11 @@ def confirm_winner(
             break
     after = tuple(tried.get(trial.candidate, trial) for trial in trials)
     return ConfirmedTrials(after, next((trial for trial in tried.values() if trial.outcome == "passed"), None))
+
+
+def confirmations_left(job: Job, trials: tuple[Trial, ...]) -> int:
+    """Return how many more trials may be judged again: the error that they share covers those of an earlier call, too."""
+    return max(0, job.confirmation.candidates - sum(trial.confirmed is not None for trial in trials))
 
 
 def _judge_again(

@@ -11,13 +11,14 @@ from tasks.registry.mlflow_registry import connect
 from tasks.run.context import Run, log
 from tasks.run.step import step
 from tasks.trials.judge_on_samples import JudgedData, figures_of
-from validators.gates.catalog import Measured, judge_gates
+from validators.gates.catalog import AnswerFigures, Measured, judge_gates
 from validators.gates.verdict_rules import overall
 from validators.job.job import Job
 from validators.records.journal import RolledBack
 from validators.records.latencies import point_labels
 from validators.records.measurements import Accuracy
 from validators.records.run import Trial
+from validators.records.verdicts import Verdict
 from validators.samples.run_inputs import RunInputs
 
 
@@ -51,22 +52,10 @@ def judge_trials(run: Run, run_inputs: RunInputs, baseline: Accuracy, trials: tu
 
 def judge_trial(judged_data: JudgedData, trial: Trial) -> Trial:
     """Return one trial with its verdicts and outcome, judged on the samples that choose; its metric is for those samples."""
-    if trial.variant is None or trial.accuracy is None or trial.coverage is None:
+    if trial.refusal or trial.variant is None or trial.accuracy is None or trial.coverage is None:
         return trial
     answers = figures_of(judged_data, trial.accuracy, judged_data.selection, judged_data.job.gates.confidence)
-    measured = Measured(
-        job=judged_data.job,
-        candidate=trial.candidate,
-        variant=trial.variant,
-        answers=answers,
-        coverage=trial.coverage,
-        baseline_bytes=judged_data.baseline_bytes,
-        latency=trial.latency,
-        beside_fp16=trial.beside_fp16,
-        sanity=trial.sanity,
-        rolled_back=judged_data.rolled_back.get(trial.variant.digest),
-    )
-    verdicts = judge_gates(measured, point_labels(trial.latencies)[0] if trial.latencies else "")
+    verdicts = _verdicts(judged_data, trial, answers)
     return replace(
         trial,
         accuracy=replace(trial.accuracy, value=answers.value, n=answers.rows, sqnr=answers.sqnr),
@@ -76,6 +65,29 @@ def judge_trial(judged_data: JudgedData, trial: Trial) -> Trial:
         verdicts=verdicts,
         outcome=overall(verdicts),
     )
+
+
+def fails_early(judged_data: JudgedData, trial: Trial) -> Trial | None:
+    """Return a trial that fails by its file, kernels or sanity alone, with these verdicts; None if it does not."""
+    verdicts = _verdicts(judged_data, trial, None)
+    return replace(trial, verdicts=verdicts, outcome="failed") if overall(verdicts) == "failed" else None
+
+
+def _verdicts(judged_data: JudgedData, trial: Trial, answers: AnswerFigures | None) -> tuple[Verdict, ...]:
+    assert trial.variant and trial.coverage
+    measured = Measured(
+        job=judged_data.job,
+        candidate=trial.candidate,
+        variant=trial.variant,
+        coverage=trial.coverage,
+        baseline_bytes=judged_data.baseline_bytes,
+        answers=answers,
+        latency=trial.latency,
+        beside_fp16=trial.beside_fp16,
+        sanity=trial.sanity,
+        rolled_back=judged_data.rolled_back.get(trial.variant.digest),
+    )
+    return judge_gates(measured, point_labels(trial.latencies)[0] if trial.latencies else "")
 
 
 def rank_passing(job: Job, trials: tuple[Trial, ...]) -> list[Trial]:

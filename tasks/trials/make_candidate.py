@@ -9,7 +9,7 @@ from tasks.measure.inventory import usable_providers
 from tasks.measure.metrics.reduction import ReductionSize
 from tasks.ptq.graph.edits import model_bytes
 from tasks.run.context import CANDIDATES_SHARE, Run, log
-from tasks.run.progress_events import MAKE
+from tasks.run.progress_events import EVALUATE, MAKE
 from tasks.run.step import step
 from tasks.targets.catalog import find_target
 from tasks.targets.variants import why_unmeasured
@@ -27,8 +27,10 @@ from validators.samples.run_inputs import RunInputs
 
 
 @step(MAKE, run_name="make {name}")
-def make_candidate(run: Run, run_inputs: RunInputs, inventory: Inventory, baseline: Accuracy, name: str) -> Trial:
-    """Return the candidate's trial: its variant, coverage and accuracy, or its refusal."""
+def make_candidate(
+    run: Run, run_inputs: RunInputs, inventory: Inventory, baseline: Accuracy, name: str, *, evaluates: bool = True
+) -> Trial:
+    """Return the candidate's trial: its variant, coverage, sanity and, if it `evaluates`, accuracy; or its refusal."""
     started = time.monotonic()
     if run.clock.spent_seconds > CANDIDATES_SHARE * run.job.budgets.seconds:
         reason = (
@@ -40,7 +42,9 @@ def make_candidate(run: Run, run_inputs: RunInputs, inventory: Inventory, baseli
         try:
             # A variant takes at most about as much disk as its source; shared intermediate files are made once.
             run.footprint.check(f"{name}: its file", ReductionSize(0, model_bytes(run_inputs.source.onnx_path)))
-            trial = _try(run, run_inputs, inventory, baseline, decode(name))
+            trial = _try(run, run_inputs, inventory, decode(name))
+            if evaluates and trial.variant:
+                trial = _evaluated(run, run_inputs, inventory, baseline, trial)
         except CandidateRefused as error:
             trial = refused(name, error)
         except BudgetExceeded as error:
@@ -49,12 +53,29 @@ def make_candidate(run: Run, run_inputs: RunInputs, inventory: Inventory, baseli
     return replace(trial, seconds=time.monotonic() - started)
 
 
+@step(EVALUATE, run_name="evaluate {trial.candidate}")
+def evaluate_candidate(
+    run: Run, run_inputs: RunInputs, inventory: Inventory, baseline: Accuracy, trial: Trial
+) -> Trial:
+    """Return the trial of a made candidate with its accuracy, or its refusal."""
+    started = time.monotonic()
+    with run.clock.work("evaluate candidates"), run.time_for_candidates():
+        try:
+            trial = _evaluated(run, run_inputs, inventory, baseline, trial)
+        except CandidateRefused as error:
+            trial = refused(trial.candidate, error)
+        except BudgetExceeded as error:
+            trial = trial_of(trial.candidate, error)
+    log.info("evaluated %s: %s", trial.candidate, _summary(trial))
+    return replace(trial, seconds=trial.seconds + time.monotonic() - started)
+
+
 def refused(name: str, error: CandidateRefused) -> Trial:
     """Return the trial of a candidate that ended in a refusal."""
     return Trial(name, outcome="refused", refusal=as_refusal(error))
 
 
-def _try(run: Run, run_inputs: RunInputs, inventory: Inventory, baseline: Accuracy, candidate: Candidate) -> Trial:
+def _try(run: Run, run_inputs: RunInputs, inventory: Inventory, candidate: Candidate) -> Trial:
     target = find_target(candidate.target)
     target.check_device()  # fail before making a variant that nothing here can run
     made, had_variant = variant_from_store(run, run_inputs, inventory, candidate)
@@ -69,22 +90,23 @@ def _try(run: Run, run_inputs: RunInputs, inventory: Inventory, baseline: Accura
     variant = replace(variant, session=target.keep_caches(variant.session, run.state))
     coverage, had_coverage = coverage_of(run, run_inputs, inventory, variant)
     sanity, had_sanity = sanity_of(run, run_inputs, inventory, variant)
+    cached = had_variant and had_coverage and had_sanity
+    return Trial(candidate.name, variant=variant, coverage=coverage, sanity=sanity, cached=cached)
+
+
+def _evaluated(run: Run, run_inputs: RunInputs, inventory: Inventory, baseline: Accuracy, trial: Trial) -> Trial:
+    assert trial.variant
     reference = Reference(baseline, baseline_variant(run, run_inputs, inventory))
-    accuracy, had_accuracy = measure_accuracy(run, run_inputs.evidence, inventory, variant, reference)
-    return Trial(
-        candidate.name,
-        variant=variant,
-        coverage=coverage,
-        sanity=sanity,
-        accuracy=on_selection(run.job, run_inputs.evidence, accuracy),
-        cached=had_variant and had_coverage and had_sanity and had_accuracy,
-    )
+    accuracy, had_accuracy = measure_accuracy(run, run_inputs.evidence, inventory, trial.variant, reference)
+    accuracy = on_selection(run.job, run_inputs.evidence, accuracy)
+    return replace(trial, accuracy=accuracy, cached=trial.cached and had_accuracy)
 
 
 def _summary(trial: Trial) -> str:
     if trial.refusal:
         return f"refused ({trial.refusal.kind})"
-    assert trial.accuracy and trial.coverage
-    accuracy, share = trial.accuracy, trial.coverage.share
-    text = f"{accuracy.metric} {accuracy.value:.4f} on {accuracy.n} samples, coverage {share:.0%}"
+    assert trial.coverage
+    text = f"coverage {trial.coverage.share:.0%}"
+    if trial.accuracy:
+        text = f"{trial.accuracy.metric} {trial.accuracy.value:.4f} on {trial.accuracy.n} samples, {text}"
     return text + (" (from the store)" if trial.cached else "")

@@ -12,21 +12,26 @@ from tasks.measure.inventory import usable_cores
 from tasks.measure.latency.contest import make_latency
 from tasks.measure.request import draw_requests
 from tasks.run.context import Run, log
-from tasks.run.progress_events import MEASURE
+from tasks.run.progress_events import MEASURE, PROBE
 from tasks.run.step import step
 from tasks.run.user_functions import job_hooks
 from tasks.storage.product import Product
 from tasks.trials.make_candidate import refused
+from tasks.trials.materials import as_refusal
 from tasks.trials.measure_baseline import baseline_variant
 from validators.digests import digest_values
 from validators.errors import CandidateRefused
-from validators.job.job_measurement import OperatingPoint
+from validators.job.job_measurement import Measurement, OperatingPoint
 from validators.records.latencies import Latency
-from validators.records.run import Inventory, Trial, Variant
+from validators.records.run import Inventory, Refusal, Trial, Variant
 from validators.samples.run_inputs import RunInputs
 
 # Left out of the cache key: keys that do not change the latency of one point.
 _POINTS = {"batch_sizes", "dims", "threads", "patience_seconds"}
+
+
+# A race orders its candidates by so short a measurement. Two launches are the fewest that show how launches differ.
+PROBE_SIZE = {"launches": 2, "blocks": 2}
 
 
 class _Disturbed(Exception):  # not an error: raised so that the store keeps no disturbed latency
@@ -58,6 +63,29 @@ def measure_latency(run: Run, run_inputs: RunInputs, inventory: Inventory, trial
     return replace(trial, latencies=latencies, cached=trial.cached and all(had for _, had in measured))
 
 
+@step(PROBE, run_name="probe {trial.candidate}")
+def probe_latency(run: Run, run_inputs: RunInputs, inventory: Inventory, trial: Trial) -> Latency | Refusal:
+    """Return a short latency measurement at the first operating point, or the reason why there is none."""
+    variant, point = trial.variant, run.job.measurement.points[0]
+    assert variant
+    baseline = with_threads(baseline_variant(run, run_inputs, inventory), point)
+    with run.clock.work("probe latency"), run.time_for_candidates():
+        try:
+            latency, _ = latency_of(
+                run,
+                run_inputs,
+                inventory,
+                baseline,
+                with_threads(variant, point),
+                point,
+                measurement=run.job.measurement.model_copy(update={**PROBE_SIZE, "clients": 0}),
+            )
+        except CandidateRefused as error:
+            return as_refusal(error)
+    log.info("probed %s: p50 %.3g ms, %.2fx", trial.candidate, latency.p50_ms, latency.speedup.value)
+    return latency
+
+
 def with_threads(variant: Variant, point: OperatingPoint) -> Variant:
     """Return the variant with the thread count of an operating point."""
     return replace(variant, session=replace(variant.session, threads=point.threads or usable_cores()))
@@ -73,12 +101,14 @@ def latency_of(
     *,
     confidence: float | None = None,
     purpose: Literal["selection", "confirmation"] = "selection",
+    measurement: Measurement | None = None,
 ) -> tuple[Latency, bool]:
     """Return the latency of a variant against a baseline at one operating point, and True if it was in the store.
 
     The store keeps no disturbed latency, so the next run measures again; its samples are kept in the state folder.
 
-    `confidence` is the one-sided confidence of the bounds, by default that of the gates. `purpose` is part of the cache key,
+    `confidence` is the one-sided confidence of the bounds, by default that of the gates. `measurement` replaces the settings of
+    the job. `purpose` is part of the cache key,
     since a measurement that chose a candidate cannot confirm it. Both sides answer the same requests, see `draw_requests`.
 
     Raises:
@@ -86,10 +116,11 @@ def latency_of(
         InfrastructureError: a measuring process died or stopped responding.
     """
     job = run.job
+    measurement = measurement or job.measurement
     rows = draw_requests(run_inputs.evidence, point, job.seed, confirmation=purpose == "confirmation")
     inputs = (
         [side.measured_as for side in (baseline, variant)],
-        job.measurement.model_dump(exclude=_POINTS),
+        measurement.model_dump(exclude=_POINTS),
         asdict(point),
         confidence or job.gates.confidence,
         purpose,
@@ -111,7 +142,7 @@ def latency_of(
         run_inputs.evidence,
         rows,
         point,
-        job.measurement,
+        measurement,
         confidence or job.gates.confidence,
         job.code,
         run.patience,

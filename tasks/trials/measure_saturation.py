@@ -21,7 +21,7 @@ def measure_saturation(
     run: Run, run_inputs: RunInputs, inventory: Inventory, trials: tuple[Trial, ...]
 ) -> tuple[Trial, ...]:
     """Add to each trial whose variant fixes ranges the share of clipped values; one pass of the float graph serves all."""
-    variants = {trial.variant.digest: trial.variant for trial in trials if trial.variant}
+    variants = {trial.variant.digest: trial.variant for trial in trials if trial.variant and not trial.refusal}
     bounds = run.job.calibration
     if not variants or not bounds.model_samples:
         return trials

@@ -137,7 +137,7 @@ def choose_recovered(trials: tuple[Trial, ...]) -> Trial | None:
     worth = [
         (trial.latency.speedup.value, trial)
         for trial in trials
-        if trial.latency and _fails_on_accuracy_alone(trial) and _is_recoverable(trial.candidate)
+        if trial.latency and fails_on_accuracy_alone(trial) and is_recoverable(trial.candidate)
     ]
     fastest = max((speedup for speedup, _ in worth), default=0.0)
     if max(passed, default=0.0) >= NEARLY_AS_FAST * fastest:
@@ -153,12 +153,14 @@ def _drop_of(trial: Trial) -> float:
     return math.inf if math.isnan(trial.drop.value) else trial.drop.value
 
 
-def _fails_on_accuracy_alone(trial: Trial) -> bool:
+def fails_on_accuracy_alone(trial: Trial) -> bool:
+    """Return True if only gates on losses from quantization are against the trial."""
     against = {verdict.gate for verdict in trial.verdicts if verdict.outcome != "pass"}
     return bool(against) and against <= LOSSES
 
 
-def _is_recoverable(name: str) -> bool:
+def is_recoverable(name: str) -> bool:
+    """Return True if recovery can make a candidate of this name again with parts in float."""
     candidate = decode(name)
     return candidate.precision == "int8" and find_target(candidate.target).recovers_parts and not candidate.kept_parts
 

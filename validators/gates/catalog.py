@@ -53,14 +53,17 @@ class AnswerFigures:
 
 @dataclass(frozen=True)
 class Measured:
-    """Measurements of one candidate that the gates read; `job.gates.confidence` is the confidence of its verdicts."""
+    """Measurements of one candidate that the gates read; `job.gates.confidence` is the confidence of its verdicts.
+
+    A candidate can be judged before its answers and its latency are measured: gates on these give no verdict then.
+    """
 
     job: Job
     candidate: str
     variant: Variant
-    answers: AnswerFigures
     coverage: Coverage
     baseline_bytes: int
+    answers: AnswerFigures | None = None
     latency: Latency | None = None
     beside_fp16: Latency | None = None
     sanity: Sanity | None = None
@@ -94,8 +97,7 @@ class Gate(GateFacts):
     is_loss: bool = False
 
 
-def _drop(found: Measured) -> Verdict | None:
-    answers = found.answers
+def _drop(answers: AnswerFigures, found: Measured) -> Verdict | None:
     if answers.drop is None:
         return None
     return accuracy.judge_drop(
@@ -103,8 +105,7 @@ def _drop(found: Measured) -> Verdict | None:
     )
 
 
-def _sqnr(found: Measured) -> Verdict | None:
-    answers = found.answers
+def _sqnr(answers: AnswerFigures, found: Measured) -> Verdict | None:
     return accuracy.judge_sqnr(
         answers.sqnr, found.job.gates, n=answers.noise_units, method=answers.sqnr_method, counted=answers.counted
     )
@@ -116,6 +117,10 @@ def _sanity(name: str) -> Callable[[Measured], Verdict | None]:
         return next((verdict for verdict in verdicts if verdict.gate == name), None)
 
     return judge
+
+
+def _answered(judge: Callable[[AnswerFigures, Measured], Verdict | None]) -> Callable[[Measured], Verdict | None]:
+    return lambda found: None if found.answers is None else judge(found.answers, found)
 
 
 def _timed(judge: Callable[[Latency, Measured], Verdict | None]) -> Callable[[Measured], Verdict | None]:
@@ -159,7 +164,7 @@ GATES: tuple[Gate, ...] = (
         "drop",
         "The metric loses at most this much against the baseline, by the upper bound of the loss.",
         "drop",
-        judge=_drop,
+        judge=_answered(_drop),
         key="max_drop",
         evidence=SCORES,
         is_required=lambda job, _: _has_drop(job),
@@ -170,7 +175,7 @@ GATES: tuple[Gate, ...] = (
         "worst_slice",
         "The same in each group of each slice that the job names.",
         "drop",
-        judge=lambda found: slices.judge_slices(found.answers.slices, found.job.gates),
+        judge=_answered(lambda answers, found: slices.judge_slices(answers.slices, found.job.gates)),
         key="max_slice_drop",
         evidence=SCORES,
         is_required=lambda job, _: _has_drop(job) and bool(job.data.slices) and job.gates.max_slice_drop is not None,
@@ -181,7 +186,7 @@ GATES: tuple[Gate, ...] = (
         "sqnr",
         "The judged output keeps this ratio of signal to quantization noise, by the lower bound.",
         "decibels",
-        judge=_sqnr,
+        judge=_answered(_sqnr),
         key="min_sqnr_db",
         evidence=NOISE,
         is_required=_is_set("min_sqnr_db"),
@@ -192,7 +197,7 @@ GATES: tuple[Gate, ...] = (
         "finite",
         "On no sample has the judged output NaN or Inf where the baseline's is finite.",
         "yes or no",
-        judge=lambda found: sanity.judge_finite(found.answers.newly_bad, found.answers.samples),
+        judge=_answered(lambda answers, _: sanity.judge_finite(answers.newly_bad, answers.samples)),
         is_confirmed=True,
     ),
     Gate(

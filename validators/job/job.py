@@ -98,6 +98,8 @@ class Job(Settings):
         | Annotated[tuple[str, ...], Field(min_length=1, title="names")]
     ) = "default"
     """`default` for the target's list, or candidate names."""
+    search: Literal["all", "race"] = "all"
+    """`all` measures every candidate in full. `race` stops candidates that cannot pass or cannot win, see docs/race.md."""
     gates: Gates = Gates()
     """Gates that a variant must pass to be promoted."""
     objective: Literal["latency", "size"] = "latency"

@@ -252,6 +252,11 @@ class Trial:
         return self.refusal is not None and self.refusal.kind == "copy"
 
     @property
+    def is_stopped(self) -> bool:
+        """True if the race stopped the candidate before it was measured in full."""
+        return self.refusal is not None and self.refusal.kind == "stopped"
+
+    @property
     def latency(self) -> Latency | None:
         """Latency at the first operating point, which gates and objective read."""
         return self.latencies[0] if self.latencies else None

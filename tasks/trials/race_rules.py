@@ -1,0 +1,82 @@
+"""Decisions of a race: which candidates cannot reach the speedup gate, and which cannot win any more."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from validators.records.measurements import Estimate
+
+# One-sided confidence of each decision to stop a candidate.
+CONFIDENCE = 0.99
+# A candidate that is at most 3 % faster than the leader is not worth a full measurement.
+WORTH = 1.03
+# Least standard deviation between launches, of the logarithm of a speedup. Few launches may agree by chance.
+LEAST_DEVIATION = 0.01
+
+
+@dataclass
+class Speeds:
+    """Measured speedups of the racers, with one variance between launches pooled over all of them.
+
+    Two launches give a variance of one degree of freedom, too few for a decision. The candidates of a run share the machine, so
+    their launches are taken to differ equally.
+    """
+
+    _seen: dict[str, tuple[float, int]] = field(default_factory=dict)
+    _unsure: set[str] = field(default_factory=set)
+    _squares: float = 0.0
+    _freedom: int = 0
+
+    def add(self, name: str, speedup: Estimate, launches: int, confidence: float) -> None:
+        """Add a measurement; `speedup` has Student's bounds over its launches with this one-sided confidence.
+
+        A later measurement of the same candidate replaces the value of an earlier one; its variance counts as well. A value
+        without bounds, as of a disturbed measurement, decides nothing.
+        """
+        from scipy import stats
+
+        mean = math.log(speedup.value)
+        self._seen[name] = mean, launches
+        if speedup.low is None:
+            self._unsure.add(name)
+            return
+        self._unsure.discard(name)
+        if launches < 2:
+            return
+        half = mean - math.log(speedup.low)
+        deviation = half * math.sqrt(launches) / float(stats.t.ppf(confidence, launches - 1))
+        self._squares += deviation**2 * (launches - 1)
+        self._freedom += launches - 1
+
+    def value(self, name: str) -> float | None:
+        """Return the latest measured speedup of a candidate, or None if it has none."""
+        return math.exp(self._seen[name][0]) if name in self._seen else None
+
+    def is_below(self, name: str, bound: float) -> bool:
+        """Return True if the speedup is below the bound with `CONFIDENCE`."""
+        if not self._is_sure(name):
+            return False
+        mean, launches = self._seen[name]
+        return mean + self._margin(launches) < math.log(bound)
+
+    def is_behind(self, name: str, leader: str) -> bool:
+        """Return True if the candidate is less than `WORTH` times as fast as the leader with `CONFIDENCE`."""
+        if not self._is_sure(name) or not self._is_sure(leader):
+            return False
+        (mean, launches), (best, more) = self._seen[name], self._seen[leader]
+        return mean + self._margin(launches, more) < best + math.log(WORTH)
+
+    def _is_sure(self, name: str) -> bool:
+        return name in self._seen and name not in self._unsure
+
+    def _margin(self, *launches: int) -> float:
+        """Return the half-width of the bound on a mean over launches, or on the difference of two, with pooled variance."""
+        from scipy import stats
+
+        if not self._freedom:
+            return math.inf
+        deviation = max(LEAST_DEVIATION, math.sqrt(self._squares / self._freedom))
+        return (
+            float(stats.t.ppf(CONFIDENCE, self._freedom)) * deviation * math.sqrt(sum(1 / count for count in launches))
+        )
