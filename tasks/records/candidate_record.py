@@ -77,7 +77,11 @@ def record_trial(client: MlflowClient, run_id: str, trial: Trial) -> None:
         log_table(client, run_id, table, VERDICTS)
     for path, artifact in _files(trial):
         registry_call(client.log_artifact, run_id, str(path), str(PurePosixPath(artifact).parent))
-    registry_call(client.set_terminated, run_id, "FAILED" if trial.refusal and not trial.is_copy else "FINISHED")
+    registry_call(
+        client.set_terminated,
+        run_id,
+        "FAILED" if trial.refusal and not (trial.is_copy or trial.is_stopped) else "FINISHED",
+    )
 
 
 def _params(trial: Trial) -> dict[str, Any]:

@@ -161,7 +161,9 @@ def _why_none(trials: tuple[Trial, ...]) -> str:
     if not trials:
         return "no variant wins: the job has no candidates"
     tried = tuple(trial for trial in trials if not trial.is_copy)
+    stopped = sum(trial.is_stopped for trial in tried)
     ways = {way: sum(trial.outcome == way for trial in tried) for way in ("failed", "inconclusive", "refused")}
+    ways |= {"refused": ways["refused"] - stopped, "stopped": stopped}
     gates: dict[str, int] = {}
     for trial in trials:
         for verdict in trial.verdicts:
@@ -171,7 +173,7 @@ def _why_none(trials: tuple[Trial, ...]) -> str:
     where = ", ".join(
         f"{gate} ({counted(count, 'candidate')})" for gate, count in sorted(gates.items(), key=lambda item: -item[1])
     )
-    refusals = sorted({trial.refusal.kind for trial in tried if trial.refusal})
+    refusals = sorted({trial.refusal.kind for trial in tried if trial.refusal and not trial.is_stopped})
     copies = len(trials) - len(tried)
     return (
         f"no variant wins: of {counted(len(tried), 'candidate')} {counts}"

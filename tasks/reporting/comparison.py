@@ -10,7 +10,7 @@ from tasks.reporting import formats
 from tasks.reporting.inventory import inventory_facts
 from tasks.reporting.pictures.comparison_picture import Ends, compare_spec
 from tasks.reporting.pictures.run_pictures import Picture, draw_pareto
-from tasks.reporting.rows import headings, metric_of, verdict_rows
+from tasks.reporting.rows import headings, metric_of, shown_outcome, verdict_rows
 from tasks.reporting.templates import render
 from validators.job.job import Job
 from validators.records.result import CandidateResult, Result
@@ -129,7 +129,7 @@ def _outcome_row(place: int, run: ComparedRun) -> dict[str, str]:
 def _cell(candidate: CandidateResult, result: Result) -> dict[str, str]:
     drop, ratio, metric = candidate.metric_drop, candidate.speedup_p50, metric_of(result)
     return {
-        "outcome": candidate.outcome,
+        "outcome": shown_outcome(candidate),
         "speedup": formats.speedup(ratio.value if ratio else None),
         "drop": formats.metric_drop(drop.value if drop else None, metric),
         "is_chosen": "chosen" if candidate.name == result.chosen else "",

@@ -7,7 +7,7 @@ from collections import Counter
 from tasks.reporting import formats
 from tasks.reporting.confirmation import confirmed_rows, tell_confirmation
 from tasks.reporting.parts import PART_COLUMNS, part_rows, tell_recovery
-from tasks.reporting.rows import COLUMNS, headings, metric_of, verdict_rows
+from tasks.reporting.rows import COLUMNS, headings, metric_of, shown_outcome, verdict_rows
 from validators.plain_text import as_markdown, markdown_table, plain
 from validators.records.result import CandidateResult, Result
 
@@ -73,7 +73,7 @@ def headline(result: Result) -> list[str]:
 
 
 def _counted_as(candidate: CandidateResult) -> str:
-    return "copy" if candidate.refusal and candidate.refusal.kind == "copy" else candidate.outcome
+    return "copy" if candidate.refusal and candidate.refusal.kind == "copy" else shown_outcome(candidate)
 
 
 def question_markdown(result: Result, digest: str, place: str, replaces: str, address: str | None) -> str:

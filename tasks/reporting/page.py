@@ -17,7 +17,7 @@ from tasks.reporting.inventory import inventory_facts
 from tasks.reporting.measured import measured_facts
 from tasks.reporting.parts import PART_COLUMNS, part_rows, tell_recovery
 from tasks.reporting.pictures.run_pictures import Pictures
-from tasks.reporting.rows import failing, headings, metric_of, verdict_rows
+from tasks.reporting.rows import failing, headings, metric_of, shown_outcome, verdict_rows
 from tasks.reporting.slices import slice_rows, tell_flips
 from tasks.reporting.templates import render
 from validators.job.job import Job
@@ -157,6 +157,7 @@ def _details(candidate: CandidateResult, trial: Trial | None, metric: str) -> di
     summary = f"{holding} of {len(candidate.verdicts)} gates hold" if candidate.verdicts else "not judged"
     return {
         "result": candidate,
+        "outcome": shown_outcome(candidate),
         "summary": candidate.refusal.kind if candidate.refusal else summary,
         "variant": trial.variant if trial else None,
         "flips": tell_flips(candidate),

@@ -13,7 +13,7 @@ from validators.records.result import CandidateResult, Result
 from validators.records.run import CandidateOutcome, Trial
 from validators.records.verdicts import Verdict
 
-RowOutcome = Literal["baseline"] | CandidateOutcome
+RowOutcome = CandidateOutcome | Literal["baseline", "stopped"]
 
 # Attribute of `Row` and heading, in the order of the table.
 COLUMNS: tuple[tuple[str, str], ...] = (
@@ -109,10 +109,16 @@ def failing(verdicts: Iterable[Verdict]) -> tuple[Verdict, ...]:
     return tuple(sorted((v for v in verdicts if v.outcome != "pass"), key=lambda verdict: verdict.outcome != "fail"))
 
 
+def shown_outcome(candidate: CandidateResult) -> RowOutcome:
+    """Return the outcome for people: `stopped` for a candidate that a race stopped, instead of `refused`."""
+    return "stopped" if candidate.refusal and candidate.refusal.kind == "stopped" else candidate.outcome
+
+
 def why(candidate: CandidateResult, metric: str) -> str:
     """Return the reason for a candidate's outcome: the refusal, or the gates that failed or were inconclusive."""
     if candidate.refusal is not None:
-        return f"{candidate.refusal.kind}: {candidate.refusal.reason}"
+        kind = "" if candidate.refusal.kind == "stopped" else f"{candidate.refusal.kind}: "
+        return f"{kind}{candidate.refusal.reason}"
     against = failing(candidate.verdicts)
     if not against:
         count = len(candidate.verdicts)
@@ -145,7 +151,7 @@ def _candidate_row(candidate: CandidateResult, result: Result) -> Row:
     }
     return Row(
         name=candidate.name,
-        outcome=candidate.outcome,
+        outcome=shown_outcome(candidate),
         metric=formats.metric_value(candidate.metric_value, metric),
         drop=formats.metric_drop(drop.value if drop else None, metric),
         drop_upper=f"≤ {formats.metric_drop(drop.high, metric)}" if drop and drop.high is not None else "",

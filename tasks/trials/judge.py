@@ -45,6 +45,8 @@ def judge_trials(run: Run, run_inputs: RunInputs, baseline: Accuracy, trials: tu
     with run.clock.work("judge candidates"):
         judged = tuple(judge_trial(judged_data, trial) for trial in trials)
     for trial in judged:
+        if trial.is_stopped:
+            continue
         failed = [f"{verdict.gate}: {verdict.reason}" for verdict in trial.verdicts if verdict.outcome != "pass"]
         log.info("%s %s%s", trial.candidate, trial.outcome, "".join(f"; {reason}" for reason in failed))
     return judged

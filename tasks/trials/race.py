@@ -10,15 +10,12 @@ from tasks.trials.judge import fails_early, judge_trial, judged_data_of
 from tasks.trials.judge_on_samples import JudgedData
 from tasks.trials.make_candidate import evaluate_candidate
 from tasks.trials.measure_latency import measure_latency, probe_latency
-from tasks.trials.race_rules import CONFIDENCE, WORTH, Speeds
+from tasks.trials.race_rules import AT_A_TIME, CONFIDENCE, WORTH, Speeds, run_heats
 from tasks.trials.recover import NEARLY_AS_FAST, fails_on_accuracy_alone, is_recoverable
 from validators.records.latencies import Latency
 from validators.records.measurements import Accuracy
 from validators.records.run import Inventory, Refusal, Trial
 from validators.samples.run_inputs import RunInputs
-
-# Candidates evaluated at a time, with half of the threads each.
-AT_A_TIME = 2
 
 
 @dataclass(frozen=True)
@@ -71,14 +68,7 @@ class _Race:
         racers = self._measurable([name for name, trial in self.trials.items() if trial.variant and not trial.refusal])
         racers = [name for name in racers if not self._fails_early(name)]
         racers = [name for name in racers if self._probe(name)]
-        racers.sort(key=self._rank)
-        while racers:
-            racers = [name for name in racers if not self._stop_if_lost(name)]
-            group, racers = racers[:AT_A_TIME], racers[AT_A_TIME:]
-            self._evaluate(group)
-            for name in group:
-                if self.trials[name].outcome == "passed" and not self._stop_if_lost(name):
-                    self._time(name)
+        run_heats(racers, rank=self._rank, stops=self._stop_if_lost, evaluate=self._evaluate, time=self._time)
         for name in self._worth_recovery():
             self._time(name)
 
@@ -151,7 +141,8 @@ class _Race:
         self.behind.append(name)
         return True
 
-    def _evaluate(self, names: list[str]) -> None:
+    def _evaluate(self, names: list[str]) -> list[str]:
+        """Measure the accuracy of candidates at once, and return those that pass every gate so far."""
         futures = {
             name: evaluate_candidate.submit(self.run, self.run_inputs, self.inventory, self.baseline, self.trials[name])
             for name in names
@@ -159,6 +150,7 @@ class _Race:
         for name, future in futures.items():
             trial = trial_of(name, future.result(raise_on_failure=False))
             self.trials[name] = judge_trial(self.judged_data, trial)
+        return [name for name in names if self.trials[name].outcome == "passed"]
 
     def _time(self, name: str) -> None:
         """Measure a candidate's latency in full, and make it the leader if it passes and is the best so far."""

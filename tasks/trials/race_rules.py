@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from validators.records.measurements import Estimate
@@ -13,6 +14,31 @@ CONFIDENCE = 0.99
 WORTH = 1.03
 # Least standard deviation between launches, of the logarithm of a speedup. Few launches may agree by chance.
 LEAST_DEVIATION = 0.01
+
+# Candidates whose accuracy is measured at a time.
+AT_A_TIME = 2
+
+
+def run_heats(
+    names: Iterable[str],
+    *,
+    rank: Callable[[str], float],
+    stops: Callable[[str], bool],
+    evaluate: Callable[[list[str]], list[str]],
+    time: Callable[[str], None],
+) -> None:
+    """Measure candidates in full, best first by `rank`, as long as `stops` does not stop them.
+
+    `evaluate` measures the accuracy of a few candidates and returns those that pass. `time` measures the latency of one, after
+    which `stops` may know a new leader.
+    """
+    waiting = sorted(names, key=rank)
+    while waiting:
+        waiting = [name for name in waiting if not stops(name)]
+        heat, waiting = waiting[:AT_A_TIME], waiting[AT_A_TIME:]
+        for name in evaluate(heat):
+            if not stops(name):
+                time(name)
 
 
 @dataclass

@@ -1,0 +1,135 @@
+"""How often a race stops the best candidate, and how many full measurements it saves, on simulated candidates.
+
+    python benchmarks/race_errors.py
+
+The decisions are those of a run (`tasks/trials/race_rules.py`); only the measurements are drawn: the log speedup of a launch is
+normal around the candidate's own. No model runs. Beside each race, all candidates are measured in full.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from calibration_figures import save, share
+from numpy.typing import NDArray
+
+from tasks.measure.latency.ratio import ratio_estimate
+from tasks.trials.measure_latency import PROBE_SIZE
+from tasks.trials.race_rules import WORTH, Speeds, run_heats
+from validators.job.job_measurement import Measurement
+
+RESULTS = Path(__file__).parent / "results"
+CONFIDENCE = 0.95
+CANDIDATES = 12
+# Share of candidates that pass the gates on accuracy.
+PASSES = 0.7
+Vector = NDArray[np.float64]
+Draw = Callable[[np.random.Generator], Vector]
+# Standard deviation between launches of the log speedup, by machine; in the last one, candidates differ in it.
+DEVIATIONS: Mapping[str, Draw] = {
+    "quiet": lambda _: np.full(CANDIDATES, 0.01),
+    "in use": lambda _: np.full(CANDIDATES, 0.03),
+    "busy": lambda _: np.full(CANDIDATES, 0.08),
+    "uneven": lambda rng: rng.choice([0.01, 0.06], CANDIDATES),
+}
+# True log speedups: spread out, in families of equals, and almost all equal.
+FIELDS: Mapping[str, Draw] = {
+    "spread": lambda rng: rng.uniform(0, math.log(4), CANDIDATES),
+    "families": lambda rng: np.repeat(rng.uniform(0, math.log(4), 4), 3) + rng.normal(0, 0.01, CANDIDATES),
+    "equals": lambda rng: math.log(2) + rng.normal(0, 0.02, CANDIDATES),
+}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One race. `lost` and `lost_by_all` are the shares of speed lost against the best, by the race and by full measurement.
+
+    `stopped` is True if the race stopped the best candidate and chose one that is more than 3 % slower.
+    """
+
+    stopped: bool
+    lost: float
+    lost_by_all: float
+    evaluated: int
+    timed: int
+
+
+def simulate(speeds: Vector, deviations: Vector, rng: np.random.Generator) -> Outcome:
+    """Run one race over candidates with these true log speedups and deviations, both shape `(candidates,)`."""
+    names = [f"c{index}" for index in range(len(speeds))]
+    truth, spread = dict(zip(names, speeds, strict=True)), dict(zip(names, deviations, strict=True))
+    passing = [name for name in names if rng.random() < PASSES] or names[:1]
+    launches = Measurement().launches
+    full = {name: rng.normal(truth[name], spread[name], launches) for name in names}
+    seen, chosen = Speeds(), ""
+    stopped: set[str] = set()
+    evaluated = timed = 0
+
+    def stops(name: str) -> bool:
+        if chosen and seen.is_behind(name, chosen):
+            stopped.add(name)
+        return name in stopped
+
+    def evaluate(heat: list[str]) -> list[str]:
+        nonlocal evaluated
+        evaluated += len(heat)
+        return [name for name in heat if name in passing]
+
+    def time(name: str) -> None:
+        nonlocal chosen, timed
+        timed += 1
+        _add(seen, name, full[name])
+        if not chosen or rank(name) < rank(chosen):
+            chosen = name
+
+    def rank(name: str) -> float:
+        return -(seen.value(name) or 0.0)
+
+    for name in names:
+        _add(seen, name, rng.normal(truth[name], spread[name], PROBE_SIZE["launches"]))
+    run_heats(names, rank=rank, stops=stops, evaluate=evaluate, time=time)
+    best = max(passing, key=lambda name: truth[name])
+    chosen_by_all = max(passing, key=lambda name: float(full[name].mean()))
+    lost, lost_by_all = (1 - math.exp(truth[name] - truth[best]) for name in (chosen, chosen_by_all))
+    return Outcome(best in stopped and lost > 1 - 1 / WORTH, lost, lost_by_all, evaluated, timed)
+
+
+def _add(seen: Speeds, name: str, logs: Vector) -> None:
+    # The blocks of a launch agree here: the deviation is that between launches.
+    estimate = ratio_estimate([[math.exp(log)] for log in logs], CONFIDENCE)
+    seen.add(name, estimate, len(logs), CONFIDENCE)
+
+
+def race_cell(machine: str, field: str, races: int, seed: int) -> dict[str, Any]:
+    """Return the shares and means over races of one field on one machine."""
+    rng = np.random.default_rng(seed)
+    outcomes = [simulate(FIELDS[field](rng), DEVIATIONS[machine](rng), rng) for _ in range(races)]
+    return {
+        "machine": machine,
+        "field": field,
+        "best_stopped": share(sum(outcome.stopped for outcome in outcomes), races),
+        "slower_by_3_percent": share(sum(outcome.lost > 0.03 for outcome in outcomes), races),
+        "slower_by_3_percent_in_full": share(sum(outcome.lost_by_all > 0.03 for outcome in outcomes), races),
+        "evaluated_mean": float(np.mean([outcome.evaluated for outcome in outcomes])),
+        "timed_mean": float(np.mean([outcome.timed for outcome in outcomes])),
+    }
+
+
+def main(
+    races: Annotated[int, typer.Option(help="simulated races a cell")] = 2000,
+    seed: Annotated[int, typer.Option(help="seed of the first cell")] = 1,
+) -> None:
+    """Simulate all cells, and write the figures to `benchmarks/results/race_errors.json`."""
+    places = [(machine, field) for machine in DEVIATIONS for field in FIELDS]
+    cells = [race_cell(*place, races, seed + row) for row, place in enumerate(places)]
+    save(RESULTS, "race_errors", {"races": races, "candidates": CANDIDATES, "passing": PASSES, "cells": cells})
+
+
+if __name__ == "__main__":
+    typer.run(main)
