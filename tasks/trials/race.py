@@ -10,7 +10,7 @@ from tasks.trials.judge import fails_early, judge_trial, judged_data_of
 from tasks.trials.judge_on_samples import JudgedData
 from tasks.trials.make_candidate import evaluate_candidate
 from tasks.trials.measure_latency import measure_latency, probe_latency
-from tasks.trials.race_rules import AT_A_TIME, CONFIDENCE, WORTH, Speeds, run_heats
+from tasks.trials.race_rules import CONFIDENCE, WORTH, Speeds, run_heats
 from tasks.trials.recover import NEARLY_AS_FAST, fails_on_accuracy_alone, is_recoverable
 from validators.records.latencies import Latency
 from validators.records.measurements import Accuracy
@@ -65,7 +65,12 @@ class _Race:
     behind: list[str] = field(default_factory=list)
 
     def run_all(self) -> None:
-        racers = self._measurable([name for name, trial in self.trials.items() if trial.variant and not trial.refusal])
+        made = [name for name, trial in self.trials.items() if trial.variant and not trial.refusal]
+        racers = self._measurable(made)
+        if not racers:
+            # Nothing can be promoted here: the accuracy of simulated and inspected candidates is all that a user can learn.
+            self._evaluate(made)
+            return
         racers = [name for name in racers if not self._fails_early(name)]
         racers = [name for name in racers if self._probe(name)]
         run_heats(racers, rank=self._rank, stops=self._stop_if_lost, evaluate=self._evaluate, time=self._time)
@@ -75,23 +80,20 @@ class _Race:
     def finish(self, names: tuple[str, ...]) -> None:
         for name in names:
             self.trials[name] = replace(self.trials[name], outcome=None, refusal=None)
-        for start in range(0, len(names), AT_A_TIME):
-            group = names[start : start + AT_A_TIME]
-            self._evaluate([name for name in group if self.trials[name].accuracy is None])
-            for name in group:
-                self._time(name)
+        self._evaluate([name for name in names if self.trials[name].accuracy is None])
+        for name in names:
+            self._time(name)
 
     # Stages
 
     def _measurable(self, names: list[str]) -> list[str]:
-        """Stop simulated and inspected candidates, which are never promoted, unless no other candidate is left."""
+        """Return the candidates that run here; stop simulated and inspected ones beside them, which are never promoted."""
         proofs = {name: variant.proof for name in names if (variant := self.trials[name].variant)}
-        if "measured" not in proofs.values():
-            return names
+        racers = [name for name in names if proofs[name] == "measured"]
         for name, proof in proofs.items():
-            if proof != "measured":
+            if racers and proof != "measured":
                 self._stop(name, f"{proof}, so it cannot be promoted on this machine")
-        return [name for name in names if proofs[name] == "measured"]
+        return racers
 
     def _fails_early(self, name: str) -> bool:
         failed = fails_early(self.judged_data, self.trials[name])
@@ -103,7 +105,7 @@ class _Race:
     def _probe(self, name: str) -> bool:
         """Time a candidate shortly; return False if it was refused."""
         trial = self.trials[name]
-        if self.run.job.objective == "size" or trial.variant is None or trial.variant.proof != "measured":
+        if self.run.job.objective == "size":
             return True
         state = probe_latency(self.run, self.run_inputs, self.inventory, trial, return_state=True)
         found = state.result(raise_on_failure=False)
