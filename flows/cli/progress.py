@@ -21,11 +21,14 @@ from rich.markup import escape
 from rich.spinner import Spinner
 from rich.text import Text
 
-from tasks.run.progress_events import BASELINE, CONFIRM, MAKE, MEASURE, Stage, watch_stages
+from tasks.run.progress_events import BASELINE, CONFIRM, EVALUATE, MAKE, MEASURE, PROBE, Stage, watch_stages
 from validators.job.job import Job
 
-# Stages of each candidate, each with its past participle.
+# Stages of each candidate, each with its past participle; those of a race.
 _CANDIDATE_STAGES = {MAKE: "made", MEASURE: "measured"}
+_RACE_STAGES = {MAKE: "made", PROBE: "timed"}
+# Full comparisons of a race, its finalists, and the share that a short one takes of the time of a full one.
+_FINALISTS, _SHORT = 2, 0.3
 # A step that ends this fast was a cache hit, and does not predict the duration of the others.
 _FROM_STORE_SECONDS = 0.5
 # Judging, promotion and the report.
@@ -35,16 +38,19 @@ _CLOSING_SECONDS = 3.0
 class Progress:
     """Progress of a run, as it looks at any moment.
 
-    `candidates` is their number, `timing_seconds` the expected time to measure the latency of one.
+    `candidates` is their number, `timing_seconds` the expected time to measure the latency of one in full. In a race all are
+    timed shortly, and only the finalists in full.
     """
 
-    def __init__(self, candidates: int, timing_seconds: float = 0.0) -> None:
+    def __init__(self, candidates: int, timing_seconds: float = 0.0, *, is_race: bool = False) -> None:
         self._candidates = candidates
         self._timing_seconds = timing_seconds
+        self._is_race = is_race
+        self._stages = _RACE_STAGES if is_race else _CANDIDATE_STAGES
         self._started = time.monotonic()
         self._going_on: dict[Stage, float] = {}
-        self._done: dict[str, dict[str, float]] = {kind: {} for kind in _CANDIDATE_STAGES}
-        self._worked = dict.fromkeys(_CANDIDATE_STAGES, 0)
+        self._done: dict[str, dict[str, float]] = {kind: {} for kind in self._stages}
+        self._worked = dict.fromkeys(self._stages, 0)
         self._first: dict[str, float] = {}
         self._took: dict[str, float] = {}
         self._lock = threading.Lock()
@@ -79,9 +85,21 @@ class Progress:
         """
         if BASELINE not in self._took or not self._candidates:
             return None
-        stages = self._left(MAKE, self._took[BASELINE]) + self._left(MEASURE, self._timing_seconds)
+        stages = self._left(MAKE, self._took[BASELINE])
+        if self._is_race:
+            stages += self._left(PROBE, _SHORT * self._timing_seconds) + self._finals_left()
+        else:
+            stages += self._left(MEASURE, self._timing_seconds)
         confirming = self._timing_seconds - (self.elapsed_seconds - self._first.get(CONFIRM, self.elapsed_seconds))
         return stages + _CLOSING_SECONDS + (0.0 if CONFIRM in self._took else max(0.0, confirming))
+
+    def _finals_left(self) -> float:
+        """Return the time for the finalists of a race: their accuracy takes as long as the baseline's."""
+        if CONFIRM in self._first:
+            return 0.0
+        finals = _FINALISTS * (self._timing_seconds + self._took[BASELINE])
+        since = self.elapsed_seconds - self._first.get(EVALUATE, self.elapsed_seconds)
+        return max(0.0, finals - since)
 
     def _left(self, kind: str, expected_seconds: float) -> float:
         done = self._done[kind]
@@ -105,7 +123,7 @@ class Progress:
     def _counts(self) -> str:
         parts = [
             f"{len(self._done[kind])} of {self._candidates} {past}"
-            for kind, past in _CANDIDATE_STAGES.items()
+            for kind, past in self._stages.items()
             if self._candidates and kind in self._first
         ]
         if (left := self.seconds_left()) is not None:
@@ -154,7 +172,10 @@ def show_progress(console: Console, job: Job | None = None) -> Iterator[None]:
     # every library's records.
     logging.getLogger().addHandler(logging.NullHandler())
     logger = logging.getLogger("quantgate")
-    progress = Progress(len(job.candidate_names), job.measurement.expected_seconds) if job else Progress(0)
+    progress = Progress(0)
+    if job:
+        is_race = job.search == "race"
+        progress = Progress(len(job.candidate_names), job.measurement.expected_seconds, is_race=is_race)
     handler = _Lines(console, progress)
     level = logger.level
     logger.setLevel(logging.INFO)

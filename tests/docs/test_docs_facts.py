@@ -208,6 +208,20 @@ def test_the_demo_has_one_set_of_figures() -> None:
         assert figure in pages()["README.md"] and figure in pages()["docs/tutorial.md"]
 
 
+def test_the_table_of_races_is_that_of_the_simulation() -> None:
+    figures = json.loads((ROOT / "benchmarks/results/race_errors.json").read_text(encoding="utf-8"))
+    page = pages()["docs/race.md"]
+    for cell in figures["cells"]:
+        shares = [
+            f"{cell[key]['share']:.1%}"
+            for key in ("best_stopped", "slower_by_3_percent", "slower_by_3_percent_in_full")
+        ]
+        means = [f"{cell[key]:.1f}" for key in ("evaluated_mean", "timed_mean")]
+        assert " | ".join(["", cell["field"], *shares, *means]) in page, cell
+    wrong = max(cell["best_stopped"]["share"] for cell in figures["cells"])
+    assert wrong <= 0.02 and f"at most {wrong:.1%}" in pages()["benchmarks/README.md"]
+
+
 # Files
 
 

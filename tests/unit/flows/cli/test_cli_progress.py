@@ -14,7 +14,17 @@ from conftest import Tiny
 from rich.console import Console
 
 from flows.cli.progress import Progress, show_progress
-from tasks.run.progress_events import BASELINE, CONFIRM, MAKE, MEASURE, Stage, stage, watch_stages
+from tasks.run.progress_events import (
+    BASELINE,
+    CONFIRM,
+    EVALUATE,
+    MAKE,
+    MEASURE,
+    PROBE,
+    Stage,
+    stage,
+    watch_stages,
+)
 from tasks.run.step import step
 from validators.job.read_job import parse_job
 
@@ -74,6 +84,25 @@ def test_time_left_is_that_of_the_whole_run(clock: Clock) -> None:
     assert progress.seconds_left() == pytest.approx(6 + 3)
     progress.changed(Stage(CONFIRM, CONFIRM), begins=False)
     assert progress.seconds_left() == pytest.approx(3)
+
+
+def test_time_left_of_a_race(clock: Clock) -> None:
+    """Four candidates: 3 s of short timing each, then two finals of 8 s for accuracy and 10 s for timing."""
+    progress = Progress(4, timing_seconds=10.0, is_race=True)
+    pass_through(progress, clock, BASELINE, BASELINE, 8.0)
+    assert progress.seconds_left() == pytest.approx(4 * 8 + 4 * 3 + 2 * 18 + 10 + 3)
+    for name in "abcd":
+        pass_through(progress, clock, MAKE, name, 8.0)
+    for name in "ab":
+        pass_through(progress, clock, PROBE, name, 3.0)
+    assert progress.seconds_left() == pytest.approx(2 * 3 + 36 + 13)
+    assert progress.lines()[0].endswith("4 of 4 made, 2 of 4 timed, about 00:55 left")
+    for name in "cd":
+        pass_through(progress, clock, PROBE, name, 3.0)
+    pass_through(progress, clock, EVALUATE, "a", 9.0)
+    assert progress.seconds_left() == pytest.approx(36 - 9 + 13)
+    progress.changed(Stage(CONFIRM, CONFIRM), begins=True)
+    assert progress.seconds_left() == pytest.approx(10 + 3)
 
 
 def test_what_was_in_the_store_says_nothing_of_the_others(clock: Clock) -> None:
