@@ -272,6 +272,13 @@ ENDS: dict[str, tuple[str, Findings, str, str | None, list[str]]] = {
 }
 
 
+def test_stopped_candidates_are_counted_apart_from_refused_ones() -> None:
+    stopped = Trial(SMALL, outcome="refused", refusal=Refusal("stopped", "1.50x, and the leader has 3.00x"))
+    result = conclude(make_job(), replace(FINDINGS, trials=(FAILED, stopped, REFUSED)), Clock())
+    assert result.reason.startswith("no variant wins: of 3 candidates 1 failed, 1 refused, 1 stopped")
+    assert result.reason.endswith("refusals: unsupported")
+
+
 @pytest.mark.parametrize("end", ENDS)
 def test_each_end_has_its_outcome_its_reason_and_a_valid_document(end: str) -> None:
     """The outcome, what was chosen, and a reason in one sentence that holds the facts."""

@@ -125,6 +125,19 @@ def test_a_long_name_keeps_its_end_and_takes_no_more_than_its_room(length: int) 
     assert parts.label(RankedPart(whole, (whole,), 0.1, None, None), len(whole)) == whole
 
 
+def test_a_stopped_candidate_is_shown_as_stopped() -> None:
+    """In tables and in its details, with the reason alone; the result document has it among the refusals."""
+    reason = "1.50x in a short measurement"
+    refusal = RefusalResult(kind="stopped", reason=reason)
+    stopped = RESULT.candidates[1].model_copy(update={"outcome": "refused", "refusal": refusal, "verdicts": []})
+    result = RESULT.model_copy(update={"candidates": [RESULT.candidates[0], stopped], "chosen": None})
+    (row,) = [row for row in rows.verdict_rows(result) if row.name == stopped.name]
+    assert (row.outcome, row.reason) == ("stopped", reason)
+    assert "1 stopped" in markdown.headline(result)
+    text = page.render_page(result, JOB)
+    assert f"<p>Stopped: {reason}</p>" in text and "Refused as" not in text
+
+
 def test_hostile_text_is_escaped_everywhere() -> None:
     evil = RESULT.candidates[1].model_copy(update={"name": EVIL, "outcome": "refused", "verdicts": []})
     evil = evil.model_copy(update={"refusal": RefusalResult(kind="invalid", reason=EVIL)})
