@@ -2,8 +2,8 @@
 
     python benchmarks/race_errors.py
 
-The decisions are those of a run (`tasks/trials/race_rules.py`); only the measurements are drawn: the log speedup of a launch is
-normal around the candidate's own. No model runs. Beside each race, all candidates are measured in full.
+The decisions are those of a run (`validators/gates/race_rules.py`); only the measurements are drawn: the log speedup
+of a launch is normal around the candidate's own. No model runs. Beside each race, all candidates are measured in full.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from tasks.measure.latency.ratio import ratio_estimate
 from tasks.trials.measure_latency import PROBE_SIZE
-from tasks.trials.race_rules import WORTH, Speeds, run_heats
+from validators.gates.race_rules import WORTH, Speeds, run_heats
 from validators.job.job_measurement import Measurement
 
 RESULTS = Path(__file__).parent / "results"

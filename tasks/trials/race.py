@@ -10,8 +10,8 @@ from tasks.trials.judge import fails_early, judge_trial, judged_data_of
 from tasks.trials.judge_on_samples import JudgedData
 from tasks.trials.make_candidate import evaluate_candidate
 from tasks.trials.measure_latency import measure_latency, probe_latency
-from tasks.trials.race_rules import CONFIDENCE, WORTH, Speeds, run_heats
 from tasks.trials.recover import NEARLY_AS_FAST, fails_on_accuracy_alone, is_recoverable
+from validators.gates.race_rules import CONFIDENCE, WORTH, Speeds, run_heats
 from validators.records.latencies import Latency
 from validators.records.measurements import Accuracy
 from validators.records.run import Inventory, Refusal, Trial

@@ -72,7 +72,7 @@ def test_without_the_package_every_use_is_refused(uninstalled: None, tiny: Tiny)
     uses: list[Callable[[], object]] = [
         openvino.find_device,
         lambda: open_session(tiny.model, OPENVINO).__enter__(),
-        lambda: make_candidate._try(*[None] * 4, decode(CANDIDATE)),  # type: ignore[arg-type]  # refused before
+        lambda: make_candidate._try(*[None] * 3, decode(CANDIDATE)),  # type: ignore[arg-type]  # refused before
     ]
     for use in uses:
         with pytest.raises(CandidateRefused, match=words) as caught:

@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from tasks.measure.latency.ratio import ratio_estimate
-from tasks.trials.race_rules import CONFIDENCE, LEAST_DEVIATION, WORTH, Speeds, run_heats
+from validators.gates.race_rules import CONFIDENCE, LEAST_DEVIATION, WORTH, Speeds, run_heats
 from validators.records.measurements import Estimate
 
 
