@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -13,9 +13,11 @@ from numpy.typing import NDArray
 from tasks.measure.metrics.drops import count_flips, estimate_drop, estimate_sqnr
 from tasks.measure.metrics.metric import Metric, Rows
 from tasks.run.user_functions import job_metric
+from validators.errors import CandidateRefused
 from validators.gates.catalog import AnswerFigures
 from validators.gates.clusters import count_units, number_clusters
 from validators.gates.intervals import Clusters
+from validators.gates.race_rules import CONFIDENCE, least_mean, looks_at
 from validators.gates.slices import slice_drops
 from validators.gates.verdict_rules import EVALUATION
 from validators.job.job import Job
@@ -56,6 +58,65 @@ class JudgedData:
     def selection(self) -> Mask:
         """Mask of the samples that choose."""
         return ~self.confirmation
+
+
+@dataclass
+class DropWatch:
+    """Looks at a candidate's drop while its accuracy is measured, and ends it once the drop gate cannot pass any more.
+
+    Batches of `size` samples arrive in a random order, since neighbours in a file may resemble each other. At each look a
+    bound holds for the drop on all samples that choose (see `race_rules.least_mean`), by the pseudo-values of the batches
+    (J. W. Tukey's jackknife): for a mean these are the drops of the batches, and other metrics of samples have them as well.
+    """
+
+    judged_data: JudgedData
+    size: int
+    order: NDArray[np.intp] = field(init=False)
+    samples: NDArray[np.intp] = field(init=False)
+    _seen: int = 0
+    _batches: list[tuple[Rows, Rows]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        count = len(self.judged_data.confirmation)
+        self.order = np.random.default_rng(self.judged_data.job.seed).permutation(-(-count // self.size))
+        numbers = np.arange(count)
+        self.samples = np.concatenate([numbers[each * self.size : (each + 1) * self.size] for each in self.order])
+
+    def look(self, rows: Rows) -> None:
+        """Add a batch's rows, float64 `(batch, k)`.
+
+        Raises:
+            CandidateRefused: `stopped`: with the stated confidence the drop on all samples is beyond the tolerance.
+        """
+        samples = self.samples[self._seen : self._seen + len(rows)]
+        self._seen += len(rows)
+        chosen = self.judged_data.selection[samples]
+        if chosen.any():
+            self._batches.append((self.judged_data.baseline_rows[samples[chosen]], rows[chosen]))
+        looks = looks_at(len(self.order))
+        if len(self._batches) not in looks or not chosen.any():
+            return
+        least = least_mean(self._pseudo_values(), len(self.order), len(looks))
+        bound = self.judged_data.job.gates.drop_bound
+        if least > bound:
+            name, part = self.judged_data.metric.name, f"{self._seen} of {len(self.samples)} samples"
+            raise CandidateRefused(
+                kind="stopped",
+                found=f"after {part}, {name} is worse by at least {least:.4f} with {CONFIDENCE:.0%} confidence",
+                expected=f"at most {bound:.4f}",
+                fix="see the whole drop with `search: all`",
+            )
+
+    def _pseudo_values(self) -> NDArray[np.float64]:
+        count = len(self._batches)
+        everything = self._drop_of(range(count))
+        without = np.array([self._drop_of([one for one in range(count) if one != left]) for left in range(count)])
+        return count * everything - (count - 1) * without
+
+    def _drop_of(self, batches: Iterable[int]) -> float:
+        metric = self.judged_data.metric
+        before, after = (np.concatenate(rows) for rows in zip(*(self._batches[one] for one in batches), strict=True))
+        return (1.0 if metric.higher_is_better else -1.0) * (metric.value(before) - metric.value(after))
 
 
 def figures_of(judged_data: JudgedData, accuracy: Accuracy, samples: Mask, confidence: float) -> AnswerFigures:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from functools import partial
 
 from tasks.measure.inventory import usable_providers
 from tasks.measure.metrics.reduction import ReductionSize
@@ -16,6 +17,7 @@ from tasks.targets.variants import why_unmeasured
 from tasks.trials.build_engine import with_engine
 from tasks.trials.gather import trial_of
 from tasks.trials.inspect_variant import coverage_of, sanity_of
+from tasks.trials.judge_on_samples import DropWatch, JudgedData
 from tasks.trials.materials import as_refusal, variant_from_store
 from tasks.trials.measure_accuracy import Reference, measure_accuracy, on_selection
 from tasks.trials.measure_baseline import baseline_variant
@@ -55,15 +57,24 @@ def make_candidate(
 
 @step(EVALUATE, run_name="evaluate {trial.candidate}")
 def evaluate_candidate(
-    run: Run, run_inputs: RunInputs, inventory: Inventory, baseline: Accuracy, trial: Trial
+    run: Run,
+    run_inputs: RunInputs,
+    inventory: Inventory,
+    baseline: Accuracy,
+    trial: Trial,
+    judged_data: JudgedData | None = None,
 ) -> Trial:
-    """Return the trial of a made candidate with its accuracy, or its refusal."""
+    """Return the trial of a made candidate with its accuracy, or its refusal.
+
+    With `judged_data`, it is stopped once it cannot pass the drop gate on them.
+    """
     started = time.monotonic()
     with run.clock.work("evaluate candidates"), run.time_for_candidates():
         try:
-            trial = _evaluated(run, run_inputs, inventory, baseline, trial)
+            trial = _evaluated(run, run_inputs, inventory, baseline, trial, judged_data)
         except CandidateRefused as error:
-            trial = refused(trial.candidate, error)
+            stopped = replace(trial, outcome="refused", refusal=as_refusal(error))
+            trial = stopped if error.kind == "stopped" else refused(trial.candidate, error)
         except BudgetExceeded as error:
             trial = trial_of(trial.candidate, error)
     log.info("evaluated %s: %s", trial.candidate, _summary(trial))
@@ -94,10 +105,21 @@ def _try(run: Run, run_inputs: RunInputs, inventory: Inventory, candidate: Candi
     return Trial(candidate.name, variant=variant, coverage=coverage, sanity=sanity, cached=cached)
 
 
-def _evaluated(run: Run, run_inputs: RunInputs, inventory: Inventory, baseline: Accuracy, trial: Trial) -> Trial:
+def _evaluated(
+    run: Run,
+    run_inputs: RunInputs,
+    inventory: Inventory,
+    baseline: Accuracy,
+    trial: Trial,
+    judged_data: JudgedData | None = None,
+) -> Trial:
     assert trial.variant
     reference = Reference(baseline, baseline_variant(run, run_inputs, inventory))
-    accuracy, had_accuracy = measure_accuracy(run, run_inputs.evidence, inventory, trial.variant, reference)
+    # Batches say nothing about samples of one group, which lie in several of them.
+    watch_of = partial(DropWatch, judged_data) if judged_data and judged_data.clusters is None else None
+    accuracy, had_accuracy = measure_accuracy(
+        run, run_inputs.evidence, inventory, trial.variant, reference, watch_of=watch_of
+    )
     accuracy = on_selection(run.job, run_inputs.evidence, accuracy)
     return replace(trial, accuracy=accuracy, cached=trial.cached and had_accuracy)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.measure.metrics.metric import Metric
+from tasks.measure.metrics.metric import Metric, of_each_sample
 from tasks.measure.metrics.perplexity import WINDOWS_AT_ONCE, score_batches
-from tasks.measure.metrics.reduction import KEPT_BYTES, Reduced, batch_size, reduce_outputs
+from tasks.measure.metrics.reduction import KEPT_BYTES, BatchObserver, Reduced, batch_size, reduce_outputs
 from tasks.run.context import Run
 from tasks.run.user_functions import job_metric, keeps_noise
 from tasks.runtimes.runner import Runner, open_runner
@@ -46,13 +46,16 @@ def measure_accuracy(
     reference: Reference | None,
     *,
     alone: bool = False,
+    watch_of: Callable[[int], BatchObserver] | None = None,
 ) -> tuple[Accuracy, bool]:
     """Return the accuracy of a variant, and True if it was in the store; `reference` is None for the baseline itself.
 
-    With `alone`, nothing else of the run computes meanwhile, so all threads of the settings are used instead of half.
+    With `alone`, nothing else of the run computes meanwhile, so all threads of the settings are used instead of half. If the
+    metric is known batch by batch, `watch_of` makes an observer of batches of a size, which may end the measurement.
 
     Raises:
-        CandidateRefused: the runtime does not load or run the variant, or the metric fails on the variant's outputs.
+        CandidateRefused: the runtime does not load or run the variant, or the metric fails on the variant's outputs; `stopped`
+            by the observer.
         DataError: the samples have no targets for the metric `perplexity`.
         JobError: the metric fails on the baseline's outputs.
         BudgetExceeded: the run exceeds its budget of memory or disk.
@@ -73,8 +76,9 @@ def measure_accuracy(
 
     def measure(folder: Path) -> Accuracy:
         threads = settings.threads if alone else settings.threads // 2
+        watch = watch_of(_size(evidence)) if watch_of and _is_watchable(metric) else None
         try:
-            reduced = _reduced(run, evidence, metric, variant, reference, threads, folder)
+            reduced = _reduced(run, evidence, metric, variant, reference, threads, folder, watch)
         except JobError as error:
             if reference is None or isinstance(error, BudgetExceeded):
                 raise
@@ -101,23 +105,25 @@ def _reduced(
     reference: Reference | None,
     threads: int,
     folder: Path,
+    watch: BatchObserver | None,
 ) -> Reduced:
     samples = evidence.evaluation
+    order = watch.order if watch else None
     noise = keeps_noise(metric, evidence.output)
     with ExitStack() as stack:
 
         def opened(of: Variant) -> Runner:
             return stack.enter_context(open_runner(of.loaded, _considerate(of.session, threads=threads)))
 
-        outputs = _outputs(opened(variant), evidence, metric)
+        outputs = _outputs(opened(variant), evidence, metric, order)
         beside: Iterator[NDArray[Any]] | None = None
         if noise or metric.reads_reference:
             if reference is None:
                 outputs = _keeping(outputs, folder / OUTPUTS, len(samples))
             elif reference.accuracy.outputs_path is not None:
-                beside = _stored(reference.accuracy.outputs_path, _size(evidence))
+                beside = _stored(reference.accuracy.outputs_path, _size(evidence), order)
             else:
-                beside = _outputs(opened(reference.variant), evidence, metric)
+                beside = _outputs(opened(reference.variant), evidence, metric, order)
         what = f"metric {metric.name!r} on output {evidence.output.name!r}"
         return reduce_outputs(
             metric,
@@ -128,7 +134,13 @@ def _reduced(
             keeps_noise=noise,
             scratch=folder,
             check=lambda needed: run.footprint.check(what, needed),
+            watch=watch,
         )
+
+
+def _is_watchable(metric: Metric) -> bool:
+    """Return True if the metric's rows are known batch by batch; those of perplexity come at the end."""
+    return metric.has_drop and metric.scope is of_each_sample and metric.name != "perplexity"
 
 
 def _within_budget(run: Run, outputs: Iterator[NDArray[Any]], what: str) -> Iterator[NDArray[Any]]:
@@ -142,14 +154,16 @@ def _size(evidence: Evidence) -> int:
     return evidence.batch_axis or batch_size(evidence.sample_bytes, EVALUATION_BATCH_SIZE)
 
 
-def _outputs(runner: Runner, evidence: Evidence, metric: Metric) -> Iterator[NDArray[Any]]:
+def _outputs(
+    runner: Runner, evidence: Evidence, metric: Metric, order: NDArray[np.intp] | None
+) -> Iterator[NDArray[Any]]:
     """Yield the judged output batch by batch; for perplexity, the losses of all windows, since the logits are too large."""
     samples, output = evidence.evaluation, evidence.output
     if metric.name == "perplexity":
         batches = samples.batches(evidence.batch_axis or WINDOWS_AT_ONCE)
         yield score_batches((runner.run(batch, [output.name])[0] for batch in batches), samples, output)
         return
-    for batch in samples.batches(_size(evidence)):
+    for batch in samples.batches(_size(evidence), order):
         yield runner.run(batch, [output.name])[0]
 
 
@@ -167,10 +181,10 @@ def _keeping(outputs: Iterator[NDArray[Any]], path: Path, n: int) -> Iterator[ND
         yield batch
 
 
-def _stored(path: Path, size: int) -> Iterator[NDArray[Any]]:
+def _stored(path: Path, size: int, order: NDArray[np.intp] | None) -> Iterator[NDArray[Any]]:
     outputs = np.load(path, mmap_mode="r")
-    for start in range(0, len(outputs), size):
-        yield outputs[start : start + size].view(np.ndarray)
+    for number in range(-(-len(outputs) // size)) if order is None else order:
+        yield outputs[number * size : (number + 1) * size].view(np.ndarray)
 
 
 def _kept(folder: Path, evidence: Evidence, metric: Metric, reduced: Reduced) -> Accuracy:

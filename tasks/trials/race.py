@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 from tasks.run.context import Run, log
@@ -63,24 +64,25 @@ class _Race:
     speeds: Speeds = field(default_factory=Speeds)
     leader: str = ""
     behind: list[str] = field(default_factory=list)
+    inaccurate: list[str] = field(default_factory=list)
 
     def run_all(self) -> None:
         made = [name for name, trial in self.trials.items() if trial.variant and not trial.refusal]
         racers = self._measurable(made)
         if not racers:
             # Nothing can be promoted here: the accuracy of simulated and inspected candidates is all that a user can learn.
-            self._evaluate(made)
+            self._evaluate(made, stops=False)
             return
         racers = [name for name in racers if not self._fails_early(name)]
         racers = [name for name in racers if self._probe(name)]
         run_heats(racers, rank=self._rank, stops=self._stop_if_lost, evaluate=self._evaluate, time=self._time)
-        for name in self._worth_recovery():
-            self._time(name)
+        self._evaluate_again([name for name in self.inaccurate if self._may_be_recovered(name)])
+        for name in self.trials:
+            if fails_on_accuracy_alone(self.trials[name]) and self._may_be_recovered(name):
+                self._time(name)
 
     def finish(self, names: tuple[str, ...]) -> None:
-        for name in names:
-            self.trials[name] = replace(self.trials[name], outcome=None, refusal=None)
-        self._evaluate([name for name in names if self.trials[name].accuracy is None])
+        self._evaluate_again(names)
         for name in names:
             self._time(name)
 
@@ -143,15 +145,23 @@ class _Race:
         self.behind.append(name)
         return True
 
-    def _evaluate(self, names: list[str]) -> list[str]:
-        """Measure the accuracy of candidates at once, and return those that pass every gate so far."""
+    def _evaluate(self, names: list[str], *, stops: bool = True) -> list[str]:
+        """Measure the accuracy of candidates at once, and return those that pass every gate so far.
+
+        With `stops`, those that cannot pass any more are stopped on the way.
+        """
+        judged_data = self.judged_data if stops else None
         futures = {
-            name: evaluate_candidate.submit(self.run, self.run_inputs, self.inventory, self.baseline, self.trials[name])
+            name: evaluate_candidate.submit(
+                self.run, self.run_inputs, self.inventory, self.baseline, self.trials[name], judged_data
+            )
             for name in names
         }
         for name, future in futures.items():
             trial = trial_of(name, future.result(raise_on_failure=False))
             self.trials[name] = judge_trial(self.judged_data, trial)
+            if trial.is_stopped:
+                self.inaccurate.append(name)
         return [name for name in names if self.trials[name].outcome == "passed"]
 
     def _time(self, name: str) -> None:
@@ -164,16 +174,16 @@ class _Race:
         if trial.outcome == "passed" and (not self.leader or self._rank(name) < self._rank(self.leader)):
             self.leader = name
 
-    def _worth_recovery(self) -> list[str]:
-        """Return candidates that fail on accuracy alone, and are fast enough that recovery may choose them."""
+    def _evaluate_again(self, names: Collection[str]) -> None:
+        """Measure the accuracy of stopped candidates on all samples, if it was not."""
+        for name in names:
+            self.trials[name] = replace(self.trials[name], outcome=None, refusal=None)
+        self._evaluate([name for name in names if self.trials[name].accuracy is None], stops=False)
+
+    def _may_be_recovered(self, name: str) -> bool:
+        """Return True if a candidate that fails on accuracy alone is fast enough for recovery to choose it."""
         lead = (self.speeds.value(self.leader) or 0.0) if self.leader else 0.0
-        return [
-            name
-            for name, trial in self.trials.items()
-            if fails_on_accuracy_alone(trial)
-            and is_recoverable(name)
-            and NEARLY_AS_FAST * (self.speeds.value(name) or 0.0) > lead
-        ]
+        return is_recoverable(name) and NEARLY_AS_FAST * (self.speeds.value(name) or 0.0) > lead
 
     # Facts
 

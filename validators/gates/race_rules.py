@@ -1,10 +1,13 @@
-"""Decisions of a race: which candidates cannot reach the speedup gate, and which cannot win any more."""
+"""Decisions of a race: which candidates cannot pass the gates, and which cannot win any more."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
 
 from validators.records.measurements import Estimate
 
@@ -17,6 +20,33 @@ LEAST_DEVIATION = 0.01
 
 # Candidates whose accuracy is measured at a time.
 AT_A_TIME = 2
+
+# Batches of samples before the first look at a drop. Fewer say little about how batches differ.
+FIRST_LOOK = 8
+
+
+def looks_at(batches: int) -> tuple[int, ...]:
+    """Return after how many of the batches to look at a drop: 8, 16, 32 and so on, as long as a quarter of them is left.
+
+    >>> looks_at(10), looks_at(19), looks_at(63)
+    ((), (8,), (8, 16, 32))
+    """
+    return tuple(count for step in range(20) if (count := FIRST_LOOK * 2**step) <= 0.75 * batches)
+
+
+def least_mean(values: NDArray[np.float64], total: int, looks: int) -> float:
+    """Return a lower bound for the mean of `total` values, given those of a random part, float64 `(part,)`.
+
+    It is Student's bound with the correction for a finite population (W. G. Cochran, "Sampling Techniques", 1977, section
+    2.6). It holds with `CONFIDENCE` for several `looks` together (Bonferroni). The standard deviation is taken as at least half
+    of the mean, since a few values may agree by chance.
+    """
+    from scipy import stats
+
+    part, mean = len(values), float(values.mean())
+    deviation = max(float(values.std(ddof=1)), abs(mean) / 2)
+    quantile = float(stats.t.ppf(1 - (1 - CONFIDENCE) / looks, part - 1))
+    return mean - quantile * deviation * math.sqrt((1 - part / total) / part)
 
 
 def run_heats(

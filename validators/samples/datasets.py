@@ -6,7 +6,7 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -57,9 +57,10 @@ class Samples:
     def __len__(self) -> int:
         return self.file.rows
 
-    def batches(self, size: int) -> Iterator[Arrays]:
-        """Yield slices of at most `size` samples along axis 0, in order."""
-        for start in range(0, len(self), size):
+    def batches(self, size: int, order: Iterable[int] | None = None) -> Iterator[Arrays]:
+        """Yield slices of at most `size` samples along axis 0, in order, or in the `order` of their numbers from 0."""
+        for number in range(-(-len(self) // size)) if order is None else order:
+            start = number * size
             yield {name: array[start : start + size] for name, array in self.inputs.items()}
 
 

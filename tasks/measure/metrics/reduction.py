@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +40,21 @@ class ReductionSize:
     disk_bytes: int
 
 
+class BatchObserver(Protocol):
+    """An observer of results before all are there."""
+
+    @property
+    def order(self) -> NDArray[np.intp]:
+        """Numbers of the batches in the order in which they are to arrive, `(batches,)`."""
+
+    @property
+    def samples(self) -> NDArray[np.intp]:
+        """Numbers of the samples in the order in which they are to arrive, `(n,)`."""
+
+    def look(self, rows: Rows) -> None:
+        """Look at the metric's rows of the next batch, float64 `(batch, k)`; raise to end the reduction."""
+
+
 @dataclass(frozen=True)
 class Reduced:
     """Results per sample of the outputs of one model.
@@ -63,12 +78,14 @@ def reduce_outputs(
     keeps_noise: bool,
     scratch: Path,
     check: Callable[[ReductionSize], None] = lambda _: None,
+    watch: BatchObserver | None = None,
 ) -> Reduced:
     """Reduce the outputs of `n` samples, which arrive in batches with samples along axis 0.
 
     `reference` yields the baseline's outputs in batches of the same sizes; it is None for the baseline itself, and if neither
     the metric nor the noise needs it. `check` is called with the required memory and disk once they are known. Large outputs
-    that the metric needs all at once are mapped from a file in the folder `scratch`.
+    that the metric needs all at once are mapped from a file in the folder `scratch`. A `watch` sees the rows of each batch, and
+    tells the order in which the samples arrive; it needs a metric whose rows depend on their own sample only.
 
     Raises:
         CandidateRefused: `invalid`: batches have outputs of different shapes, or not one output per sample.
@@ -100,6 +117,10 @@ def reduce_outputs(
     elif scope == "set" and not is_small:
         check(ReductionSize(0, total))
     del first
+    if watch:
+        rows = _rows_by_piece(metric, seen(), _taken(labels, watch.samples), n, check, watch.look)
+        back = np.argsort(watch.samples)
+        return Reduced(rows[back], np.concatenate(finite)[back], np.concatenate(noise)[back] if noise else None)
     if scope == "sample":
         rows = _rows_by_piece(metric, seen(), labels, n, check)
     elif is_small:
@@ -166,17 +187,24 @@ def _rows_by_piece(
     labels: Labels | None,
     n: int,
     check: Callable[[ReductionSize], None],
+    look: Callable[[Rows], None] = lambda _: None,
 ) -> Rows:
     rows: list[Rows] = []
     start = 0
     for batch, beside in batches:
+        first = len(rows)
         for piece, other in _pieces(batch, beside):
             stop = start + len(piece)
-            rows.append(metric.rows(piece, labels[start:stop] if labels is not None else None, other))
+            rows.append(metric.rows(piece, _taken(labels, slice(start, stop)), other))
             if not start:
                 check(_need_of(rows[0], n))
             start = stop
+        look(np.concatenate(rows[first:]))
     return np.concatenate(rows)
+
+
+def _taken(labels: Labels | None, which: slice | NDArray[np.intp]) -> Labels | None:
+    return None if labels is None else labels[which]
 
 
 def _rows_at_once(metric: Metric, batches: Iterator[tuple[Outputs, Outputs | None]], labels: Labels | None) -> Rows:

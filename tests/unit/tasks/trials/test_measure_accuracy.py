@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import onnx
@@ -12,6 +14,10 @@ from conftest import CLASSES, FEATURES, Tiny, statistics_of
 
 from tasks.measure.inventory import take_inventory
 from tasks.measure.metrics import reduction
+from tasks.measure.metrics.catalog import Options, named_metric
+from tasks.measure.metrics.metric import Rows
+from tasks.measure.metrics.reduction import BatchObserver
+from tasks.measure.metrics.text_errors import make_decoder
 from tasks.ptq.build_variant import Materials
 from tasks.ptq.eight_bit.smooth import SmoothedGraph
 from tasks.ptq.graph.prepare import prepare_graph
@@ -25,6 +31,8 @@ from tasks.trials import measure_accuracy as module
 from tasks.trials.measure_accuracy import Reference, _considerate, measure_accuracy
 from validators.digests import digest_model
 from validators.job.candidate_name import decode
+from validators.job.job import MetricName
+from validators.job.job_data import TextDecoding
 from validators.job.read_job import parse_job
 from validators.records.measurements import Accuracy
 from validators.records.run import SessionSettings, Variant
@@ -64,7 +72,21 @@ def test_fewer_threads_give_the_same_bits(name: str, materials: Materials, tiny:
     np.testing.assert_array_equal(*outputs)
 
 
-def measured(tiny: Tiny, folder: Path, metric: str) -> tuple[Accuracy, Accuracy]:
+class Shuffled:
+    """An observer that takes the batches in a random order and notes the rows that it sees."""
+
+    def __init__(self, n: int, size: int) -> None:
+        self.order = np.random.default_rng(2).permutation(-(-n // size))
+        self.samples = np.concatenate([np.arange(n)[each * size : (each + 1) * size] for each in self.order])
+        self.rows: list[Rows] = []
+
+    def look(self, rows: Rows) -> None:
+        self.rows.append(rows)
+
+
+def measured(
+    tiny: Tiny, folder: Path, metric: str, watch_of: Callable[[int], BatchObserver] | None = None
+) -> tuple[Accuracy, Accuracy]:
     """The tiny model and one with noise on its weights, in a store of their own."""
     noisy = onnx.load(tiny.model)
     for tensor in noisy.graph.initializer:
@@ -84,7 +106,8 @@ def measured(tiny: Tiny, folder: Path, metric: str) -> tuple[Accuracy, Accuracy]
     variants = [Variant("v", path, digest_model(path), 0, settings) for path in (tiny.model, folder / "noisy.onnx")]
     inventory = take_inventory("ort-cpu")
     baseline, _ = measure_accuracy(run, evidence, inventory, variants[0], None)
-    return baseline, measure_accuracy(run, evidence, inventory, variants[1], Reference(baseline, variants[0]))[0]
+    reference = Reference(baseline, variants[0])
+    return baseline, measure_accuracy(run, evidence, inventory, variants[1], reference, watch_of=watch_of)[0]
 
 
 @pytest.mark.parametrize("metric", ["accuracy", "agreement", "sqnr"])
@@ -106,6 +129,47 @@ def test_a_baseline_that_is_not_kept_is_run_beside_variants(
             if paths[0] is not None:
                 np.testing.assert_array_equal(*(np.load(path) for path in paths))
     assert kept[1].noise_path is not None and np.load(kept[1].noise_path)[:, 1].all()
+
+
+@pytest.mark.parametrize("kept", [0, reduction.KEPT_BYTES])
+def test_an_observer_sees_the_rows_in_its_order_and_changes_no_bit(
+    kept: int, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "KEPT_BYTES", kept)
+    watches: list[Shuffled] = []
+
+    def watch_of(size: int) -> BatchObserver:
+        watches.append(Shuffled(len(np.load(tiny.evaluation)["x"]), size))
+        return watches[-1]
+
+    plain, watched = (measured(tiny, tmp_path / str(one), "accuracy", one) for one in (None, watch_of))
+    for name in ("scores_path", "finite_path", "noise_path"):
+        np.testing.assert_array_equal(*(np.load(getattr(accuracy[1], name)) for accuracy in (plain, watched)))
+    (watch,) = watches
+    assert len(watch.rows) == len(watch.order) > 3 and not np.array_equal(watch.order, np.sort(watch.order))
+    scores = np.load(plain[1].scores_path)
+    assert 0 < scores.mean() < 1
+    np.testing.assert_array_equal(np.concatenate(watch.rows), scores[watch.samples])
+
+
+def test_metrics_of_the_whole_set_are_not_observed() -> None:
+    names: list[MetricName] = list(get_args(MetricName))
+    observed = [
+        name for name in names if module._is_watchable(named_metric(name, Options(0.0, make_decoder(TextDecoding()))))
+    ]
+    assert observed == [
+        "accuracy",
+        "top5",
+        "agreement",
+        "f1_macro",
+        "f1_binary",
+        "mse",
+        "mae",
+        "r2",
+        "cosine",
+        "wer",
+        "cer",
+    ]
 
 
 def test_large_samples_run_in_small_batches(tiny: Tiny) -> None:

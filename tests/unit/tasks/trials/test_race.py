@@ -41,6 +41,7 @@ class Rehearsal:
     def __init__(self, bench: Bench, monkeypatch: pytest.MonkeyPatch, scores: dict[str, Any], **changes: Any) -> None:
         self.asked: list[str] = []
         self.bench, self.scores, self.refused = bench, scores, ""
+        self.hopeless: tuple[str, ...] = ()
         self.run: Any = SimpleNamespace(job=make_job(**changes))
         nobody = np.zeros(N, bool)
         judged_data = JudgedData(self.run.job, bench.accuracy(GOOD), BASELINE_BYTES, nobody, {})
@@ -53,7 +54,11 @@ class Rehearsal:
         """A task with `submit`, that notes who it is called for."""
 
         def call(*given: Any, return_state: bool = True) -> Any:
-            trial = given[-1]
+            (trial,) = (one for one in given if isinstance(one, Trial))
+            if word == "evaluate" and given[-1] is not None and trial.candidate in self.hopeless:
+                self.asked.append(f"look at {trial.candidate}")
+                stopped = replace(trial, outcome="refused", refusal=Refusal("stopped", "worse by at least 0.1"))
+                return SimpleNamespace(result=lambda raise_on_failure: stopped)
             self.asked.append(f"{word} {trial.candidate}")
             return SimpleNamespace(result=lambda raise_on_failure: done(trial))
 
@@ -108,6 +113,32 @@ def test_those_that_fail_in_accuracy_leave_the_lead_to_the_next(bench: Bench, mo
     # They may be recovered, which needs to know how fast they are.
     assert rehearsal.asked[-2:] == [f"time {FAST}", f"time {NEAR}"]
     assert next(trial for trial in raced.trials if trial.candidate == FAST).latency is not None
+
+
+def test_a_hopeless_drop_is_measured_to_its_end_if_recovery_may_choose_it(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scores = {FAST: BAD, NEAR: BAD, SLOW: BAD}
+    rehearsal = Rehearsal(bench, monkeypatch, scores, gates={"max_drop": 0.02, "min_speedup": 1.2})
+    rehearsal.hopeless = (FAST, NEAR)
+    raced = rehearsal.race((FAST, NEAR, MIDDLE, SLOW))
+    assert outcomes(raced) == {FAST: "failed", NEAR: "failed", MIDDLE: "passed", SLOW: "failed"}
+    looked = [f"look at {FAST}", f"look at {NEAR}"]
+    assert [asked for asked in rehearsal.asked if not asked.startswith("probe")] == [
+        *looked,
+        *(f"{word} {name}" for word, name in (("evaluate", MIDDLE), ("evaluate", SLOW), ("time", MIDDLE))),
+        *(f"{word} {name}" for word in ("evaluate", "time") for name in (FAST, NEAR)),
+    ]
+
+
+def test_a_hopeless_drop_stays_stopped_if_the_winner_is_nearly_as_fast(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rehearsal = Rehearsal(bench, monkeypatch, {FAST: BAD})
+    rehearsal.hopeless = (FAST,)
+    raced = rehearsal.race((FAST, NEAR))
+    assert outcomes(raced) == {FAST: "stopped", NEAR: "passed"}
+    assert f"evaluate {FAST}" not in rehearsal.asked
 
 
 def test_kernels_in_float_fail_before_anything_is_timed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

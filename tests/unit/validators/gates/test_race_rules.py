@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from tasks.measure.latency.ratio import ratio_estimate
-from validators.gates.race_rules import CONFIDENCE, LEAST_DEVIATION, WORTH, Speeds, run_heats
+from validators.gates.race_rules import CONFIDENCE, LEAST_DEVIATION, WORTH, Speeds, least_mean, looks_at, run_heats
 from validators.records.measurements import Estimate
 
 
@@ -89,3 +89,23 @@ def test_the_best_of_simulated_candidates_is_rarely_stopped() -> None:
         is_worth = logs[best] > logs[leader] + math.log(WORTH)
         wrong += is_worth and speeds.is_behind(str(best), str(leader))
     assert wrong <= 9
+
+
+def test_the_bound_of_a_part_holds_for_the_whole() -> None:
+    """Of 63 batches, skewed and few of them bad, drawn again and again: all looks together err in at most 1 %."""
+    rng = np.random.default_rng(11)
+    batches = rng.binomial(32, 0.02, 63) / 32
+    wrong = 0
+    for _ in range(1000):
+        drawn = rng.permutation(batches)
+        looks = looks_at(63)
+        wrong += any(least_mean(drawn[:count], 63, len(looks)) > batches.mean() for count in looks)
+    assert wrong <= 18, "95 % of experiments with a rate of 1 % have at most 15"
+
+
+def test_the_bound_finds_a_large_mean_at_the_first_look() -> None:
+    rng = np.random.default_rng(12)
+    found = [least_mean(rng.normal(0.3, 0.08, 8), 63, 3) for _ in range(100)]
+    assert min(found) > 0.02 and max(found) < 0.3
+    assert least_mean(np.full(8, 0.03), 63, 3) < 0.02, "equal values by chance prove little"
+    assert least_mean(np.full(63, 0.03), 63, 3) == pytest.approx(0.03), "all are known"
