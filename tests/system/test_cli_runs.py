@@ -278,6 +278,8 @@ def test_ctrl_c_leaves_a_run_that_the_same_command_resumes(tiny: Tiny, tmp_path:
         text=True,
         cwd=tmp_path,
         start_new_session=True,
+        # A shell without job control starts background processes, such as these tests, with SIGINT ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     deadline = time.monotonic() + 300
     while not list((state / "store" / "variant").glob("[0-9a-f]*/record.json")):
