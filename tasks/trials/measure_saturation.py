@@ -20,8 +20,12 @@ from validators.samples.run_inputs import RunInputs
 def measure_saturation(
     run: Run, run_inputs: RunInputs, inventory: Inventory, trials: tuple[Trial, ...]
 ) -> tuple[Trial, ...]:
-    """Add to each trial whose variant fixes ranges the share of clipped values; one pass of the float graph serves all."""
-    variants = {trial.variant.digest: trial.variant for trial in trials if trial.variant and not trial.refusal}
+    """Add to each trial whose variant fixes ranges the share of clipped values; one pass of the float graph serves all.
+
+    Trials that failed already, in a race, are left out.
+    """
+    kept = [trial for trial in trials if not trial.refusal and trial.outcome in (None, "passed")]
+    variants = {trial.variant.digest: trial.variant for trial in kept if trial.variant}
     bounds = run.job.calibration
     if not variants or not bounds.model_samples:
         return trials

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
@@ -11,7 +12,7 @@ from tasks.trials.judge import fails_early, judge_trial, judged_data_of
 from tasks.trials.judge_on_samples import JudgedData
 from tasks.trials.make_candidate import evaluate_candidate
 from tasks.trials.measure_latency import measure_latency, probe_latency
-from tasks.trials.recover import NEARLY_AS_FAST, fails_on_accuracy_alone, is_recoverable
+from tasks.trials.recover import choose_promising, drop_of, fails_on_accuracy_alone, is_recoverable
 from validators.gates.race_rules import CONFIDENCE, WORTH, Speeds, run_heats
 from validators.records.latencies import Latency
 from validators.records.measurements import Accuracy
@@ -76,10 +77,10 @@ class _Race:
         racers = [name for name in racers if not self._fails_early(name)]
         racers = [name for name in racers if self._probe(name)]
         run_heats(racers, rank=self._rank, stops=self._stop_if_lost, evaluate=self._evaluate, time=self._time)
-        self._evaluate_again([name for name in self.inaccurate if self._may_be_recovered(name)])
-        for name in self.trials:
-            if fails_on_accuracy_alone(self.trials[name]) and self._may_be_recovered(name):
-                self._time(name)
+        chosen = self._choose_recovered()
+        if chosen is not None:
+            self._evaluate_again([chosen] if chosen in self.inaccurate else [])
+            self._time(chosen)
 
     def finish(self, names: tuple[str, ...]) -> None:
         self._evaluate_again(names)
@@ -180,10 +181,13 @@ class _Race:
             self.trials[name] = replace(self.trials[name], outcome=None, refusal=None)
         self._evaluate([name for name in names if self.trials[name].accuracy is None], stops=False)
 
-    def _may_be_recovered(self, name: str) -> bool:
-        """Return True if a candidate that fails on accuracy alone is fast enough for recovery to choose it."""
-        lead = (self.speeds.value(self.leader) or 0.0) if self.leader else 0.0
-        return is_recoverable(name) and NEARLY_AS_FAST * (self.speeds.value(name) or 0.0) > lead
+    def _choose_recovered(self) -> str | None:
+        """Return the candidate that recovery will choose, which it needs to know in full; None if there is none."""
+        failed = {name: drop_of(trial) for name, trial in self.trials.items() if fails_on_accuracy_alone(trial)}
+        # What was stopped for its drop loses more than any that was not.
+        drops = failed | dict.fromkeys(self.inaccurate, math.inf)
+        worth = {name: (self.speeds.value(name) or 0.0, drop) for name, drop in drops.items() if is_recoverable(name)}
+        return choose_promising(worth, (self.speeds.value(self.leader) or 0.0) if self.leader else 0.0)
 
     # Facts
 

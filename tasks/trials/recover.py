@@ -129,24 +129,35 @@ def fewest_parts(attempt: Callable[[int], bool | None], budget: int) -> int | No
 
 
 def choose_recovered(trials: tuple[Trial, ...]) -> Trial | None:
-    """Return the fastest INT8 trial that fails on accuracy alone, or one nearly as fast that loses less.
-
-    Return None if a trial nearly as fast passes: parts in float only make a candidate slower.
-    """
+    """Return the timed trial to recover, by `choose_promising`; None if there is none."""
     passed = [trial.latency.speedup.value for trial in trials if trial.outcome == "passed" and trial.latency]
-    worth = [
-        (trial.latency.speedup.value, trial)
+    worth = {
+        trial.candidate: (trial.latency.speedup.value, drop_of(trial))
         for trial in trials
         if trial.latency and fails_on_accuracy_alone(trial) and is_recoverable(trial.candidate)
-    ]
-    fastest = max((speedup for speedup, _ in worth), default=0.0)
-    if max(passed, default=0.0) >= NEARLY_AS_FAST * fastest:
+    }
+    chosen = choose_promising(worth, max(passed, default=0.0))
+    return next((trial for trial in trials if trial.candidate == chosen), None)
+
+
+def choose_promising(worth: Mapping[str, tuple[float, float]], passed: float) -> str | None:
+    """Return the fastest of the candidates, or one nearly as fast that loses less, given their speedups and drops.
+
+    Return None if a candidate nearly as fast passes, where `passed` is the best speedup that does: parts in float only make a
+    candidate slower.
+
+    >>> worth = {"a": (3.0, 0.09), "b": (2.8, 0.03), "c": (2.0, 0.01)}
+    >>> choose_promising(worth, passed=1.5), choose_promising(worth, passed=2.9)
+    ('b', None)
+    """
+    fastest = max((speedup for speedup, _ in worth.values()), default=0.0)
+    if passed >= NEARLY_AS_FAST * fastest:
         return None
-    near = [(_drop_of(trial), -speedup, trial) for speedup, trial in worth if speedup >= NEARLY_AS_FAST * fastest]
-    return min(near, key=lambda each: each[:2])[2]
+    near = {name: (drop, -speedup) for name, (speedup, drop) in worth.items() if speedup >= NEARLY_AS_FAST * fastest}
+    return min(near, key=near.__getitem__)
 
 
-def _drop_of(trial: Trial) -> float:
+def drop_of(trial: Trial) -> float:
     """Return the drop to compare by. NaN counts as Inf, since the result of `min` would depend on its position."""
     if trial.drop is None:
         return 0.0
