@@ -63,7 +63,11 @@ def embedding(state: Path) -> Fields:
         names = [one.name for one in model.graph.input]
         onnx.utils.extract_model(str(demo / "model.onnx"), str(folder / "model.onnx"), names, [head.input[0]])
     data = {name: str(demo / f"{name}.npz") for name in ("calibration", "evaluation")}
-    return {"source": str(folder / "model.onnx"), "data": data | {"ignore": ["label"]}, "metric": "cosine"}
+    return {
+        "source": str(folder / "model.onnx"),
+        "data": data | {"label": "none", "ignore": ["label"]},
+        "metric": "cosine",
+    }
 
 
 def ocr(state: Path) -> Fields:

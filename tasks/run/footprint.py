@@ -77,14 +77,18 @@ class Footprint:
         if present + needed.memory_bytes > memory:
             found = f"{needed.memory_bytes / 1e6:,.0f} MB of memory needed on top of {present / 1e6:,.0f} MB in use ({what})"
             raise _exceeded("memory", found, memory, bool(budget))
-        written, allowed = self._store.written_bytes, self._budgets.disk_mb
-        disk = allowed * 1e6 if allowed else written + _free(self._store.root)
-        if written + needed.disk_bytes > disk:
+        written, left = self._store.written_bytes, self.disk_left()
+        if needed.disk_bytes > left:
             found = (
                 f"{needed.disk_bytes / 1e6:,.0f} MB of disk needed on top of {written / 1e6:,.0f} MB written ({what})"
             )
-            raise _exceeded("disk", found, disk, bool(allowed))
+            raise _exceeded("disk", found, written + left, bool(self._budgets.disk_mb))
         self._note_disk(needed.disk_bytes)
+
+    def disk_left(self) -> float:
+        """Return the bytes that the run may still write: what `budgets.disk_mb` leaves, or what the disk has free."""
+        allowed = self._budgets.disk_mb
+        return allowed * 1e6 - self._store.written_bytes if allowed else _free(self._store.root)
 
     def _admit(self, kind: str, size: int) -> None:
         assert self._budgets.disk_mb is not None

@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tasks.measure.metrics.metric import Metric, of_each_sample
 from tasks.measure.metrics.perplexity import WINDOWS_AT_ONCE, score_batches
-from tasks.measure.metrics.reduction import KEPT_BYTES, BatchObserver, Reduced, batch_size, reduce_outputs
+from tasks.measure.metrics.reduction import KEPT_BYTES, KEPT_SHARE, BatchObserver, Reduced, batch_size, reduce_outputs
 from tasks.run.context import Run
 from tasks.run.user_functions import job_metric, keeps_noise
 from tasks.runtimes.runner import Runner, open_runner
@@ -119,7 +119,8 @@ def _reduced(
         beside: Iterator[NDArray[Any]] | None = None
         if noise or metric.reads_reference:
             if reference is None:
-                outputs = _keeping(outputs, folder / OUTPUTS, len(samples))
+                most = min(KEPT_BYTES, KEPT_SHARE * run.footprint.disk_left())
+                outputs = _keeping(outputs, folder / OUTPUTS, len(samples), most)
             elif reference.accuracy.outputs_path is not None:
                 beside = _stored(reference.accuracy.outputs_path, _size(evidence), order)
             else:
@@ -167,24 +168,28 @@ def _outputs(
         yield runner.run(batch, [output.name])[0]
 
 
-def _keeping(outputs: Iterator[NDArray[Any]], path: Path, n: int) -> Iterator[NDArray[Any]]:
-    """Yield the outputs unchanged, and write those of all `n` samples to a file if they are small enough to keep."""
-    kept: NDArray[Any] | None = None
-    start = 0
+def _keeping(outputs: Iterator[NDArray[Any]], path: Path, n: int, most: float) -> Iterator[NDArray[Any]]:
+    """Yield the outputs unchanged, and write those of all `n` samples to a file if they take `most` bytes or less."""
+    start, shape = 0, None
     for batch in outputs:
-        if not start and batch.ndim and batch.nbytes * n <= KEPT_BYTES * len(batch):
-            kept = np.lib.format.open_memmap(path, "w+", batch.dtype, (n, *batch.shape[1:]))
+        if not start and batch.ndim and batch.nbytes * n <= most * len(batch):
+            shape = batch.shape[1:]
+            np.lib.format.open_memmap(path, "w+", batch.dtype, (n, *shape))
         # The reader of the batches refuses those that do not fit.
-        if kept is not None and batch.shape[1:] == kept.shape[1:] and start + len(batch) <= n:
-            kept[start : start + len(batch)] = batch
+        if shape is not None and batch.shape[1:] == shape and start + len(batch) <= n:
+            _mapped(path, "r+")[start : start + len(batch)] = batch
         start += len(batch) if batch.ndim else 0
         yield batch
 
 
 def _stored(path: Path, size: int, order: NDArray[np.intp] | None) -> Iterator[NDArray[Any]]:
-    outputs = np.load(path, mmap_mode="r")
-    for number in range(-(-len(outputs) // size)) if order is None else order:
-        yield outputs[number * size : (number + 1) * size].view(np.ndarray)
+    for number in range(-(-len(_mapped(path, "r")) // size)) if order is None else order:
+        yield np.array(_mapped(path, "r")[number * size : (number + 1) * size])
+
+
+def _mapped(path: Path, mode: Literal["r", "r+"]) -> NDArray[Any]:
+    """Return the array of a file, mapped anew: its pages count as memory of the process only until the map is dropped."""
+    return np.asarray(np.load(path, mmap_mode=mode))
 
 
 def _kept(folder: Path, evidence: Evidence, metric: Metric, reduced: Reduced) -> Accuracy:

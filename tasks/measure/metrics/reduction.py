@@ -22,8 +22,10 @@ from validators.errors import CandidateRefused
 
 # Outputs of all samples up to this size go to the metric at once. A metric makes a few float64 copies of them.
 GATHERED_BYTES = 16 * 2**20
-# Outputs of the baseline up to this size are kept in the store; larger ones are computed again beside each variant.
-KEPT_BYTES = 128 * 2**20
+# Outputs of the baseline up to this size are kept in the store, if they take at most this share of the disk that is left.
+# Larger ones are computed again beside each variant, which at least doubles the time of its evaluation.
+KEPT_BYTES = 2**30
+KEPT_SHARE = 0.25
 # Size of a piece of larger outputs. Float64 copies take a few times as much.
 PIECE_BYTES = 8 * 2**20
 # Limit for the inputs and judged outputs of one evaluation batch, so that large images do not run 32 at once.

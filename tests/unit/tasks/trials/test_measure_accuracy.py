@@ -23,6 +23,7 @@ from tasks.ptq.eight_bit.smooth import SmoothedGraph
 from tasks.ptq.graph.prepare import prepare_graph
 from tasks.run.clock import Clock
 from tasks.run.context import Run
+from tasks.run.footprint import Footprint
 from tasks.runtimes.ort import open_session
 from tasks.storage.locks import FolderLocks
 from tasks.storage.store import Store
@@ -129,6 +130,14 @@ def test_a_baseline_that_is_not_kept_is_run_beside_variants(
             if paths[0] is not None:
                 np.testing.assert_array_equal(*(np.load(path) for path in paths))
     assert kept[1].noise_path is not None and np.load(kept[1].noise_path)[:, 1].all()
+
+
+def test_a_disk_with_little_room_gets_no_outputs(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    size = 4 * CLASSES * len(np.load(tiny.evaluation)["x"])
+    for room, is_kept in ((4 * size - 1, False), (4 * size, True)):
+        monkeypatch.setattr(Footprint, "disk_left", lambda _, room=room: room)
+        baseline, _ = measured(tiny, tmp_path / str(room), "accuracy")
+        assert (baseline.outputs_path is not None) == is_kept
 
 
 @pytest.mark.parametrize("kept", [0, reduction.KEPT_BYTES])
