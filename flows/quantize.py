@@ -226,7 +226,7 @@ def tried(run: Run, run_inputs: RunInputs, inventory: Inventory, baseline: Accur
     """Make, check and time the candidates, in this process or on the workers of their targets: step 5."""
     if hands_to_workers():
         if run.job.search == "race":
-            log.info("workers try candidates independently: every candidate is measured in full, as with search: all")
+            log.info("every candidate is measured in full, as with search: all: workers try candidates independently")
         raced = Raced(merge_copies(try_candidates(run, inventory, baseline)))
     elif run.job.search == "race":
         trials = merge_copies(made(run, run_inputs, inventory, baseline, evaluates=False))

@@ -63,6 +63,7 @@ class Tiny:
             "source": str(self.model),
             "data": {"calibration": str(self.calibration), "evaluation": str(self.evaluation)},
             "candidates": ["int8-static-minmax-pc@ort-cpu"],
+            "search": "all",
             "gates": {"min_speedup": None},
             "measurement": {
                 "launches": 1,
@@ -146,6 +147,7 @@ class Hard:
             "source": str(model),
             "data": {"calibration": str(self.calibration), "evaluation": str(self.evaluation)},
             "candidates": ["int8-static-minmax-pc@ort-cpu"],
+            "search": "all",
             "gates": {"min_speedup": None, "max_drop": 0.01},
             "measurement": {
                 "launches": 1,

@@ -38,8 +38,9 @@ class TargetFacts:
 
     `provider` runs its variants. An approval is tied to the versions of `libraries`, distributions by their name in the
     inventory. `pairs` selects the rules that place Q/DQ pairs (`tasks.ptq.eight_bit.placement`). Precisions in `simulated` have
-    no kernels there: only their numerics are reproduced, and they are never promoted. `fused_words` and `int8_words` describe
-    the candidate `fp32-fused` and the type of INT8 activations for people.
+    no kernels there: only their numerics are reproduced, and they are never promoted. `candidates: wide` leaves out
+    recipes with a word in `without`, which the target refuses. `fused_words` and `int8_words` describe the
+    candidate `fp32-fused` and the type of INT8 activations for people.
     """
 
     name: str
@@ -48,6 +49,7 @@ class TargetFacts:
     libraries: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     pairs: Literal["ort-cpu", "ort-openvino", "tensorrt"] = "ort-cpu"
     simulated: frozenset[str] = frozenset()
+    without: frozenset[str] = frozenset()
     fused_words: str = "the float model after the runtime's transformer fusions"
     int8_words: str = "UINT8"
 
@@ -119,6 +121,7 @@ BUILT_IN: dict[str, TargetFacts] = {
             provider=ORT_TENSORRT_PROVIDER,
             libraries=_CUDA_LIBRARIES | _TENSORRT_LIBRARIES,
             pairs="tensorrt",
+            without=frozenset({"bc"}),
             default_candidates=(
                 "fp16@ort-tensorrt",
                 "int8-static-minmax-pc@ort-tensorrt",
@@ -130,6 +133,7 @@ BUILT_IN: dict[str, TargetFacts] = {
             provider=TENSORRT,
             libraries=_TENSORRT_LIBRARIES | {"tensorrt_rtx": ("tensorrt-rtx",)},
             pairs="tensorrt",
+            without=frozenset({"bc", "g32", "gptq", "awq", "asym"}),
             default_candidates=(
                 "fp16@tensorrt",
                 "int8-static-minmax-pc@tensorrt",

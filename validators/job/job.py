@@ -17,6 +17,7 @@ from validators.job.job_gates import Gates
 from validators.job.job_measurement import Measurement
 from validators.job.job_watch import Watch
 from validators.job.settings_base import FunctionName, Settings
+from validators.job.wide_candidates import wide_candidates
 from validators.redact import holds_credentials
 from validators.targets import facts_of
 
@@ -94,12 +95,12 @@ class Job(Settings):
     output: str | None = None
     """Name of the output that the metric reads; null for the model's first output."""
     candidates: (
-        Annotated[Literal["default"], Field(title="the target's list")]
+        Annotated[Literal["default", "wide"], Field(title="the target's list")]
         | Annotated[tuple[str, ...], Field(min_length=1, title="names")]
     ) = "default"
-    """`default` for the target's list, or candidate names."""
-    search: Literal["all", "race"] = "all"
-    """`all` measures every candidate in full. `race` stops candidates that cannot pass or cannot win, see docs/race.md."""
+    """`default` for the target's list, `wide` for all sensible recipes (30 and more, see docs/candidates.md), or names."""
+    search: Literal["race", "all"] = "race"
+    """`race` stops candidates that cannot pass or cannot win, see docs/race.md. `all` measures every candidate in full."""
     gates: Gates = Gates()
     """Gates that a variant must pass to be promoted."""
     objective: Literal["latency", "size"] = "latency"
@@ -189,8 +190,10 @@ class Job(Settings):
 
     @property
     def candidate_names(self) -> tuple[str, ...]:
-        """Names of the candidates to try, in order, with `default` resolved."""
-        return facts_of(self.target).default_candidates if self.candidates == "default" else self.candidates
+        """Names of the candidates to try, in order, with `default` and `wide` resolved."""
+        if self.candidates == "default":
+            return facts_of(self.target).default_candidates
+        return wide_candidates(self.target) if self.candidates == "wide" else self.candidates
 
     @property
     def source_is_file(self) -> bool:

@@ -20,6 +20,7 @@ from tasks.targets.variants import refuse_other_targets, session_settings
 from validators.errors import CandidateRefused, JobError
 from validators.job.candidate_name import Candidate, Precision, TargetName, decode
 from validators.job.recipe_words import describe
+from validators.job.wide_candidates import wide_candidates
 from validators.targets import BUILT_IN, GROUP, facts_of, installed_targets, is_on_gpu, load_target, target_names
 
 Install = Callable[..., None]
@@ -77,6 +78,12 @@ def test_every_target_has_every_fact(target: Target) -> None:
     assert bool(target.facts.libraries) == target.facts.on_gpu
     found = target.availability(())
     assert found.why and (found.is_here or found.mend)
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
+def test_no_recipe_of_the_wide_list_is_refused(target: Target) -> None:
+    for candidate in map(decode, wide_candidates(target.name)):
+        find_target(candidate.target).refuse_recipe(candidate)
 
 
 def test_without_its_row_a_target_is_unknown_everywhere(monkeypatch: pytest.MonkeyPatch, install: Install) -> None:

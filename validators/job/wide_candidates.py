@@ -1,0 +1,52 @@
+"""The list `candidates: wide`: every sensible recipe of each engine that a target's own list names."""
+
+from __future__ import annotations
+
+from validators.targets import facts_of
+
+_RANGES = ("mse", "minmax", "entropy", "percentile", "p99.9")
+_BLOCKS = (32, 64, 128)
+# By the words that a kind of name begins with.
+_RECIPES: dict[str, tuple[str, ...]] = {
+    "fp32-fused": ("fp32-fused",),
+    "fp16": ("fp16",),
+    "int8-static": (
+        *(f"int8-static-{ranges}-pc{operators}" for ranges in _RANGES for operators in ("", "-all")),
+        *(f"int8-static-mse-pc{rest}" for rest in ("-smooth", "-bc", "-smooth-bc", "-all-smooth", "-all-bc")),
+    ),
+    "int8-dynamic": (
+        *("int8-dynamic-pc", "int8-dynamic-pt", "int8-dynamic-pc-smooth"),
+        *("int8-dynamic-pc+fused", "int8-dynamic-pc-smooth+fused"),
+    ),
+    "int4": (
+        *(f"int4-g{size}-{method}" for size in _BLOCKS for method in ("rtn", "gptq", "awq")),
+        *(f"int4-g32-{method}-asym" for method in ("rtn", "hqq", "gptq")),
+    ),
+    "fp8-amax": ("fp8-amax-pc",),
+}
+
+
+def wide_candidates(target: str) -> tuple[str, ...]:
+    """Return the names of the wide list: the target's own list, then all others of the kinds that it holds, engine by engine.
+
+    Kinds without kernels, which are never promoted, are left out.
+
+    >>> len(wide_candidates("ort-cpu")), wide_candidates("ort-cpu")[-1]
+    (33, 'int4-g32-gptq-asym@ort-cpu')
+    """
+    own = facts_of(target).default_candidates
+    engines = dict.fromkeys(name.partition("@")[2] for name in own)
+    others = (
+        f"{recipe}@{engine}"
+        for engine in engines
+        for kind, recipes in _RECIPES.items()
+        if any(name.startswith(kind) and name.endswith(f"@{engine}") for name in own)
+        for recipe in recipes
+    )
+    return tuple(filter(_is_sensible, dict.fromkeys((*own, *others))))
+
+
+def _is_sensible(name: str) -> bool:
+    recipe, _, engine = name.partition("@")
+    words, facts = recipe.removesuffix("+fused").split("-"), facts_of(engine)
+    return words[0] not in facts.simulated and facts.without.isdisjoint(words)
