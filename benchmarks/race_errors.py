@@ -3,7 +3,8 @@
     python benchmarks/race_errors.py
 
 The decisions are those of a run (`validators/gates/race_rules.py`); only the measurements are drawn: the log speedup
-of a launch is normal around the candidate's own. No model runs. Beside each race, all candidates are measured in full.
+of a launch is normal around the candidate's own. No model runs. Beside each race, all candidates are measured in full. Looks at
+drops are simulated apart, on answers that are right or wrong.
 """
 
 from __future__ import annotations
@@ -20,15 +21,25 @@ from calibration_figures import save, share
 from numpy.typing import NDArray
 
 from tasks.measure.latency.ratio import ratio_estimate
+from tasks.trials.judge_on_samples import DropWatch, JudgedData
+from tasks.trials.measure_accuracy import EVALUATION_BATCH_SIZE
 from tasks.trials.measure_latency import PROBE_SIZE
+from validators.errors import CandidateRefused
+from validators.gates.intervals import drop_interval
 from validators.gates.race_rules import WORTH, Speeds, run_heats
 from validators.job.job_measurement import Measurement
+from validators.job.read_job import parse_job
+from validators.records.measurements import Accuracy
 
 RESULTS = Path(__file__).parent / "results"
 CONFIDENCE = 0.95
 CANDIDATES = 12
 # Share of candidates that pass the gates on accuracy.
 PASSES = 0.7
+# Evaluations with looks: the samples, the baseline's accuracy, the share of answers that change for better and for worse.
+SAMPLES, RIGHT, FLIPS = 2000, 0.9, 0.02
+# True drops against a tolerance of 0.02.
+DROPS = (0.0, 0.01, 0.02, 0.03, 0.05, 0.1, 0.3)
 Vector = NDArray[np.float64]
 Draw = Callable[[np.random.Generator], Vector]
 # Standard deviation between launches of the log speedup, by machine; in the last one, candidates differ in it.
@@ -121,6 +132,54 @@ def race_cell(machine: str, field: str, races: int, seed: int) -> dict[str, Any]
     }
 
 
+def drop_cell(order: str, drop: float, draws: int, seed: int) -> dict[str, Any]:
+    """Return how often a candidate with this true drop passes, with looks at its drop and without, and what the looks save."""
+    rng = np.random.default_rng(seed)
+    found = [_look(order, drop, rng) for _ in range(draws)]
+    return {
+        "order": order,
+        "drop": drop,
+        "passes": share(sum(one.passes for one in found), draws),
+        "passes_with_looks": share(sum(one.passes and one.seen == SAMPLES for one in found), draws),
+        "stopped": share(sum(one.seen < SAMPLES for one in found), draws),
+        "evaluated_share": float(np.mean([one.seen for one in found]) / SAMPLES),
+    }
+
+
+@dataclass(frozen=True)
+class Looks:
+    """One evaluation: whether the drop gate passes on all samples, and how many were seen until it ended."""
+
+    passes: bool
+    seen: int
+
+
+def _look(order: str, drop: float, rng: np.random.Generator) -> Looks:
+    before = (rng.random(SAMPLES) < RIGHT).astype(float)
+    # A quarter of the file, such as one class, may have all of the drop.
+    places = np.arange(SAMPLES) < SAMPLES / 4 if order == "one class" else np.full(SAMPLES, True)
+    lost = rng.random(SAMPLES) < np.where(places, (drop / places.mean() + FLIPS) / RIGHT, FLIPS / RIGHT)
+    gained = rng.random(SAMPLES) < FLIPS / (1 - RIGHT)
+    after = np.where(before == 1, ~lost, gained).astype(float)
+    job = parse_job({"source": "m.onnx", "data": {"calibration": "c.npz", "evaluation": "e.npz"}}, base=Path())
+    job = job.model_copy(update={"seed": int(rng.integers(2**31))})
+    nowhere = Accuracy("accuracy", 0.0, SAMPLES, Path(), Path())
+    judged_data = JudgedData(job, nowhere, 0, np.zeros(SAMPLES, bool), {})
+    # Instead of the file of the baseline's scores.
+    vars(judged_data)["baseline_rows"] = before[:, None]
+    estimate, _ = drop_interval(before - after, CONFIDENCE)
+    passes = estimate.high is not None and estimate.high <= job.gates.drop_bound
+    watch, seen = DropWatch(judged_data, EVALUATION_BATCH_SIZE), 0
+    try:
+        for start in range(0, SAMPLES, EVALUATION_BATCH_SIZE):
+            batch = watch.samples[start : start + EVALUATION_BATCH_SIZE]
+            seen += len(batch)
+            watch.look(after[batch, None])
+    except CandidateRefused:
+        return Looks(passes, seen)
+    return Looks(passes, SAMPLES)
+
+
 def main(
     races: Annotated[int, typer.Option(help="simulated races a cell")] = 2000,
     seed: Annotated[int, typer.Option(help="seed of the first cell")] = 1,
@@ -128,7 +187,10 @@ def main(
     """Simulate all cells, and write the figures to `benchmarks/results/race_errors.json`."""
     places = [(machine, field) for machine in DEVIATIONS for field in FIELDS]
     cells = [race_cell(*place, races, seed + row) for row, place in enumerate(places)]
-    save(RESULTS, "race_errors", {"races": races, "candidates": CANDIDATES, "passing": PASSES, "cells": cells})
+    looks = [(order, drop) for order in ("any", "one class") for drop in DROPS]
+    drops = [drop_cell(*look, races, seed + 100 + row) for row, look in enumerate(looks)]
+    figures = {"races": races, "candidates": CANDIDATES, "passing": PASSES, "cells": cells, "drops": drops}
+    save(RESULTS, "race_errors", figures)
 
 
 if __name__ == "__main__":

@@ -102,8 +102,9 @@ class DropWatch:
             name, part = self.judged_data.metric.name, f"{self._seen} of {len(self.samples)} samples"
             raise CandidateRefused(
                 kind="stopped",
-                found=f"after {part}, {name} is worse by at least {least:.4f} with {CONFIDENCE:.0%} confidence",
-                expected=f"at most {bound:.4f}",
+                found=f"after {part}, {name} is worse by at least {least:.4f} with {CONFIDENCE:.0%} confidence, "
+                f"where {bound:.4f} is allowed",
+                expected="a drop within the tolerance",
                 fix="see the whole drop with `search: all`",
             )
 

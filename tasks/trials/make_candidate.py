@@ -73,7 +73,7 @@ def evaluate_candidate(
         try:
             trial = _evaluated(run, run_inputs, inventory, baseline, trial, judged_data)
         except CandidateRefused as error:
-            stopped = replace(trial, outcome="refused", refusal=as_refusal(error))
+            stopped = replace(trial, outcome="refused", refusal=Refusal("stopped", error.found))
             trial = stopped if error.kind == "stopped" else refused(trial.candidate, error)
         except BudgetExceeded as error:
             trial = trial_of(trial.candidate, error)
