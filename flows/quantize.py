@@ -164,7 +164,7 @@ def judge_candidates(
 
     confirmation = confirmed(run, run_inputs, inventory, baseline, record, trials)
     if confirmation.winner is None and raced.behind and confirmations_left(run.job, confirmation.trials):
-        trials = resume(run, run_inputs, inventory, baseline, replace(raced, trials=confirmation.trials))
+        trials = resumed(run, run_inputs, inventory, baseline, replace(raced, trials=confirmation.trials))
         confirmation = confirmed(run, run_inputs, inventory, baseline, record, trials)
     findings = replace(findings, trials=confirmation.trials)
     if confirmation.winner is None:
@@ -237,6 +237,16 @@ def tried(run: Run, run_inputs: RunInputs, inventory: Inventory, baseline: Accur
     if not hands_to_workers() and run.job.search == "all":
         trials = measured(run, run_inputs, inventory, trials)
     return replace(raced, trials=at_target(BESIDE_FP16, run, run_inputs, inventory, trials))
+
+
+def resumed(
+    run: Run, run_inputs: RunInputs, inventory: Inventory, baseline: Accuracy, raced: Raced
+) -> tuple[Trial, ...]:
+    """Measure in full those that were stopped behind a leader who did not win: step 5 again, for them alone."""
+    trials = at_target(BESIDE_FP16, run, run_inputs, inventory, resume(run, run_inputs, inventory, baseline, raced))
+    behind = tuple(trial for trial in trials if trial.candidate in raced.behind)
+    judged = {trial.candidate: trial for trial in judge_trials(run, run_inputs, baseline, behind)}
+    return tuple(judged.get(trial.candidate, trial) for trial in trials)
 
 
 def made(

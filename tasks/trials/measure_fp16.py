@@ -31,13 +31,13 @@ def can_measure_beside_fp16(trials: tuple[Trial, ...]) -> bool:
 
 
 def halves_of(trials: tuple[Trial, ...]) -> dict[str, Variant]:
-    """Return the float16 variants that were timed on a GPU, by target."""
+    """Return the float16 variants that were timed on a GPU, by target; a race may have stopped them after a short timing."""
     return {
         decode(trial.candidate).target: trial.variant
         for trial in trials
         if trial.variant
         and trial.variant.session.on_gpu
-        and trial.latency
+        and (trial.latency or (trial.is_stopped and trial.variant.proof == "measured"))
         and decode(trial.candidate).precision == "fp16"
     }
 

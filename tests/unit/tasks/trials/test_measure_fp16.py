@@ -71,6 +71,19 @@ def test_each_is_timed_beside_the_float16_of_its_target(tmp_path: Path, monkeypa
     assert verdict is not None and (verdict.outcome, verdict.value) == ("pass", 1.3)
 
 
+def test_a_float16_that_a_race_stopped_is_still_the_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its short timing showed that it runs; one that was only inspected never ran here."""
+    monkeypatch.setattr(step, "latency_of", lambda *_: (LATENCY, False))
+    stopped = replace(
+        trial("fp16@tensorrt", timed=False), outcome="refused", refusal=Refusal("stopped", "not 3% faster")
+    )
+    assert stopped.variant is not None
+    inspected = replace(stopped, variant=replace(stopped.variant, proof="aot-checked"))
+    int8 = trial("int8-static-minmax-pc@tensorrt")
+    assert measure(tmp_path, stopped, int8)[int8.candidate].beside_fp16 == LATENCY
+    assert measure(tmp_path, inspected, int8)[int8.candidate].beside_fp16 is None
+
+
 def test_without_a_float16_candidate_nothing_is_timed(tmp_path: Path) -> None:
     alone = trial("int8-static-minmax-pc@tensorrt")
     assert measure(tmp_path, alone) == {alone.candidate: alone}
