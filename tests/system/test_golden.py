@@ -37,13 +37,18 @@ def test_registered_model_becomes_an_answering_champion(target: str, tiny: Tiny,
     state = tmp_path / "state"
     register_models(state, tiny.model.parent)
     candidates = [f"{name}@{target}" for name in ("int8-static-minmax-pc", "int8-dynamic-pc")]
-    job = tiny.job(source="models:/tiny/1", target=target, candidates=candidates, objective="size")
+    job = tiny.job(source="models:/tiny/1", target=target, candidates=candidates, search="race")
     call: dict[str, object] = {"name": "run", "job": str(write_job(tmp_path / "job.yaml", job))}
     answer = run_jobs(state, tmp_path / "run", [call])["run"]
     assert answer.code == 0 and answer.result is not None, answer.said
     result = answer.result
     assert result["outcome"] == "promoted"
-    winner = next(one for one in result["candidates"] if one["name"] == result["chosen"])
+    by_name = {one["name"]: one for one in result["candidates"]}
+    winner = by_name.pop(result["chosen"])
+    assert winner["outcome"] == "passed"
+    # What is slower may have been stopped; OpenVINO has no dynamic ranges.
+    (other,) = by_name.values()
+    assert other["speedup_p50"] or other["refusal"]["kind"] in ("stopped", "unsupported")
     assert {"drop", "confirmed_drop", "coverage", "size_ratio"} <= {one["gate"] for one in winner["verdicts"]}
     asked = [sys.executable, "-W", "ignore", "-c", CONSUMER, f"models:/tiny-quantized@champion-{target}"]
     uri = f"sqlite:///{state / 'mlflow.db'}"
