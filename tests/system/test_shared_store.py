@@ -37,7 +37,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True)
-class StoredItem:
+class Thing:
     """A record with a path of its own, and one of another entry."""
 
     path: Path
@@ -61,15 +61,15 @@ def where(stack: Stack) -> S3Uri:
 def make(name: str, content: bytes, other: Path | None = None) -> object:
     """A maker of one file in a folder of the entry."""
 
-    def maker(folder: Path) -> StoredItem:
+    def maker(folder: Path) -> Thing:
         (folder / "deep").mkdir()
         (folder / "deep" / "file.bin").write_bytes(content)
-        return StoredItem(folder / "deep" / "file.bin", name, other)
+        return Thing(folder / "deep" / "file.bin", name, other)
 
     return maker
 
 
-def must_not(_: Path) -> StoredItem:
+def must_not(_: Path) -> Thing:
     """A maker for what is there."""
     raise AssertionError("made again")
 
@@ -92,13 +92,13 @@ def keys(where: S3Uri) -> list[str]:
 def test_an_entry_of_one_machine_is_that_of_another(tmp_path: Path, where: S3Uri) -> None:
     """With the entry that its record names, each at this machine's paths; keys of paths are the same in both places."""
     here, there = open_store(tmp_path / "here", str(where)), open_store(tmp_path / "there é", str(where))
-    first, was_there = here.make(Product("statistics", ("a",), StoredItem, make("here", b"1" * 1000)))
+    first, was_there = here.make(Product("statistics", ("a",), Thing, make("here", b"1" * 1000)))
     assert not was_there
-    second, _ = here.make(Product("variant", ("b", first.path), StoredItem, make("here", b"2", first.path)))
-    assert here.make(Product("variant", ("b", first.path), StoredItem, must_not)) == (second, True)
+    second, _ = here.make(Product("variant", ("b", first.path), Thing, make("here", b"2", first.path)))
+    assert here.make(Product("variant", ("b", first.path), Thing, must_not)) == (second, True)
     theirs = there.root / first.path.relative_to(here.root)
     assert not theirs.exists()
-    found, was_there = there.make(Product("variant", ("b", theirs), StoredItem, must_not))
+    found, was_there = there.make(Product("variant", ("b", theirs), Thing, must_not))
     assert was_there and found.made_by == "here" and found.other == theirs
     assert found.path.is_relative_to(there.root) and found.path.read_bytes() == b"2"
     assert theirs.read_bytes() == b"1" * 1000
@@ -108,7 +108,7 @@ def test_an_entry_of_one_machine_is_that_of_another(tmp_path: Path, where: S3Uri
 def test_records_pass_between_machines_by_what_they_name(tmp_path: Path, where: S3Uri) -> None:
     """Texts packed here name the same files there, whatever else is written in them."""
     here, there = open_store(tmp_path / "here", str(where)), open_store(tmp_path / "there", str(where))
-    thing, _ = here.make(Product("variant", ("a",), StoredItem, make("here", b"x")))
+    thing, _ = here.make(Product("variant", ("a",), Thing, make("here", b"x")))
     digest = "0" * 64
     told = {"path": str(thing.path), "name": f"{{store}}/variant/{digest}", "cache": str(tmp_path / "here" / "engines")}
     got = json.loads(there.unpack(here.pack(json.dumps(told))))
@@ -122,12 +122,12 @@ def test_of_two_makers_one_wins_and_both_read_the_same(tmp_path: Path, where: S3
     """Both are in the middle: whose record comes first; the other drops its files, here and there."""
     here, there = unlocked(tmp_path / "here", where), unlocked(tmp_path / "there", where)
 
-    def late(folder: Path) -> StoredItem:
-        there.make(Product("variant", ("a",), StoredItem, make("there", b"theirs")))
+    def late(folder: Path) -> Thing:
+        there.make(Product("variant", ("a",), Thing, make("there", b"theirs")))
         return make("here", b"ours")(folder)  # type: ignore[operator, no-any-return]  # a maker
 
-    ours, _ = here.make(Product("variant", ("a",), StoredItem, late))
-    theirs, was_there = there.make(Product("variant", ("a",), StoredItem, must_not))
+    ours, _ = here.make(Product("variant", ("a",), Thing, late))
+    theirs, was_there = there.make(Product("variant", ("a",), Thing, must_not))
     assert ours.made_by == theirs.made_by == "there" and was_there
     assert ours.path.read_bytes() == theirs.path.read_bytes() == b"theirs"
     assert len(keys(where)) == 3  # the record, its one file, the marker
@@ -206,7 +206,7 @@ def test_a_maker_that_is_killed_leaves_no_entry_and_keeps_nobody_waiting_for_eve
         locks=leases(where / "locks", 2),
         wait_seconds=300,
     )
-    thing, was_there = store.make(Product("variant", ("a",), StoredItem, make("next", b"y")))
+    thing, was_there = store.make(Product("variant", ("a",), Thing, make("next", b"y")))
     assert not was_there and thing.made_by == "next"
 
 
@@ -218,7 +218,7 @@ def test_files_without_a_record_are_no_entry(tmp_path: Path, where: S3Uri) -> No
     (folder / "deep" / "file.bin").write_bytes(b"same")
     (folder / RECORD_FILE).write_text("{}")
     store = open_store(tmp_path / "next", str(where))
-    product = Product("variant", ("a",), StoredItem, make("next", b"same"))
+    product = Product("variant", ("a",), Thing, make("next", b"same"))
     (digest,) = {store._place("variant", product.key).name}
     dead.publish("variant", digest, folder)
     S3().delete(where / f"store/variant/{digest}/{RECORD_FILE}")
@@ -231,16 +231,16 @@ def test_an_entry_with_a_file_missing_is_made_anew(
     tmp_path: Path, where: S3Uri, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It is said, the record is replaced, and every machine reads the new one."""
-    open_store(tmp_path / "here", str(where)).make(Product("variant", ("a",), StoredItem, make("here", b"1")))
+    open_store(tmp_path / "here", str(where)).make(Product("variant", ("a",), Thing, make("here", b"1")))
     (lost,) = [key for key in keys(where) if "/files/" in key]
     S3().delete(where / f"store/{lost}")
     with caplog.at_level(logging.WARNING, "quantgate"):
         thing, was_there = open_store(tmp_path / "there", str(where)).make(
-            Product("variant", ("a",), StoredItem, make("there", b"2"))
+            Product("variant", ("a",), Thing, make("there", b"2"))
         )
     assert not was_there and thing.made_by == "there" and "making the entry again" in caplog.text
     assert (
-        open_store(tmp_path / "third", str(where)).make(Product("variant", ("a",), StoredItem, must_not))[0].made_by
+        open_store(tmp_path / "third", str(where)).make(Product("variant", ("a",), Thing, must_not))[0].made_by
         == "there"
     )
 
@@ -249,7 +249,7 @@ def test_an_entry_with_a_file_missing_is_made_anew(
 def test_a_damaged_entry_is_never_taken(tmp_path: Path, where: S3Uri, damage: str) -> None:
     """Another file under the name of one, a record that is none, one whose file would lie outside of its entry."""
     here = open_store(tmp_path / "here", str(where))
-    product = Product("variant", ("a",), StoredItem, make("here", b"1"))
+    product = Product("variant", ("a",), Thing, make("here", b"1"))
     thing, _ = here.make(product)
     digest, s3 = here._place("variant", product.key).name, client(os.environ["AWS_ENDPOINT_URL"])
     record = where / f"store/variant/{digest}/{RECORD_FILE}"
@@ -262,7 +262,7 @@ def test_a_damaged_entry_is_never_taken(tmp_path: Path, where: S3Uri, damage: st
         s3.write(record, s3.read(record)[0].replace(b"deep/file.bin", b"../../file.bin"))
     there = Store(tmp_path / "there" / "store", shared=SharedEntries(S3Blobs(where / "store", s3)))
     with pytest.raises(InfrastructureError, match=r"sha256|not the record of this entry"):
-        there.make(Product("variant", ("a",), StoredItem, must_not))
+        there.make(Product("variant", ("a",), Thing, must_not))
     assert [path for path in (tmp_path / "there").rglob("*") if path.is_file()] == []
     assert thing.path.read_bytes() == b"1"
 

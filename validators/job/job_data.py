@@ -29,7 +29,7 @@ def read_place(value: object) -> Path | S3Uri:
 
 
 # A single string type in the form and the schema, not a union of two.
-ChampionSlot = Annotated[
+DataPlace = Annotated[
     Path | S3Uri,
     PlainValidator(read_place, json_schema_input_type=str),
     PlainSerializer(str, return_type=str),
@@ -58,11 +58,11 @@ class Data(Settings):
     for the label.
     """
 
-    calibration: ChampionSlot
+    calibration: DataPlace
     """Samples that determine quantization ranges. Labels are optional and used to judge coverage."""
-    evaluation: ChampionSlot
+    evaluation: DataPlace
     """Samples on which accuracy is measured; never used for anything else."""
-    traffic: ChampionSlot | None = None
+    traffic: DataPlace | None = None
     """A sample of recent traffic, the reference for the calibration data. Without one, the evaluation inputs are used."""
     label: str = "label"
     """Name of the array or column that holds the label: a class index; for `mse`, `mae` and `r2` target values; for `cosine` an

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from validators.job.job_data import ChampionSlot
+from validators.job.job_data import DataPlace
 from validators.job.settings_base import Settings
 
 Action = Literal["report", "requantize", "rollback"]
@@ -16,7 +16,7 @@ Action = Literal["report", "requantize", "rollback"]
 class Watch(Settings):
     """Traffic that the watch reads, and bounds for its alarms; see docs/watch.md. `calibration` has the bounds on drift."""
 
-    traffic: ChampionSlot
+    traffic: DataPlace
     """Path of recent traffic: a folder, a file, or `s3://bucket/prefix`; `.npz` or `.parquet`, as in `data`, relative to the
     job file. A look reads only files written since the last one."""
     newest_hours: Annotated[float, Field(gt=0, le=8760)] = 24.0

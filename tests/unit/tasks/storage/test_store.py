@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[4]
 
 
 @dataclass(frozen=True)
-class StoredItem:
+class Thing:
     """A record with a path in it."""
 
     path: Path
@@ -41,10 +41,10 @@ class Maker:
     number: int = 1
     calls: int = 0
 
-    def __call__(self, folder: Path) -> StoredItem:
+    def __call__(self, folder: Path) -> Thing:
         self.calls += 1
         (folder / "file.bin").write_bytes(b"content")
-        return StoredItem(folder / "file.bin", self.number, ("a", "b"), {"x": 2})
+        return Thing(folder / "file.bin", self.number, ("a", "b"), {"x": 2})
 
 
 def entries(store: Store) -> list[Path]:
@@ -55,12 +55,12 @@ def entries(store: Store) -> list[Path]:
 def test_an_entry_is_made_once(tmp_path: Path) -> None:
     """The second call, and another store on the same folder, read what the first made."""
     store, maker = Store(tmp_path / "store"), Maker()
-    first, was_there = store.make(Product("thing", ("a", 1), StoredItem, maker))
+    first, was_there = store.make(Product("thing", ("a", 1), Thing, maker))
     assert not was_there and first.path.read_bytes() == b"content"
-    assert first == StoredItem(first.path, 1, ("a", "b"), {"x": 2})
-    again, was_there = store.make(Product("thing", ("a", 1), StoredItem, maker))
+    assert first == Thing(first.path, 1, ("a", "b"), {"x": 2})
+    again, was_there = store.make(Product("thing", ("a", 1), Thing, maker))
     assert was_there and again == first
-    other, was_there = Store(tmp_path / "store").make(Product("thing", ("a", 1), StoredItem, maker))
+    other, was_there = Store(tmp_path / "store").make(Product("thing", ("a", 1), Thing, maker))
     assert was_there and other == first
     assert maker.calls == 1 and len(entries(store)) == 1
 
@@ -72,21 +72,21 @@ def test_an_entry_is_made_once(tmp_path: Path) -> None:
 def test_another_key_is_another_entry(tmp_path: Path, kind: str, key: tuple[object, ...]) -> None:
     """Any difference in kind or key makes anew; the order of a mapping's keys is none."""
     store, maker = Store(tmp_path), Maker()
-    store.make(Product("thing", ("a", 1), StoredItem, maker))
-    assert store.make(Product(kind, key, StoredItem, maker))[1] is False
-    store.make(Product("thing", ({"x": 1, "y": 2},), StoredItem, maker))
-    assert store.make(Product("thing", ({"y": 2, "x": 1},), StoredItem, maker))[1] is True
+    store.make(Product("thing", ("a", 1), Thing, maker))
+    assert store.make(Product(kind, key, Thing, maker))[1] is False
+    store.make(Product("thing", ({"x": 1, "y": 2},), Thing, maker))
+    assert store.make(Product("thing", ({"y": 2, "x": 1},), Thing, maker))[1] is True
     assert maker.calls == 3
 
 
 def test_paths_follow_a_store_that_moves(tmp_path: Path) -> None:
     """Also to a folder whose name JSON must escape: the record points to the file where it is now."""
     store, maker = Store(tmp_path / 'a "b"\\c'), Maker()
-    store.make(Product("thing", ("a",), StoredItem, maker))
+    store.make(Product("thing", ("a",), Thing, maker))
     moved = tmp_path / "elsewhere" / "é\tstore"
     moved.parent.mkdir()
     store.root.rename(moved)
-    thing, was_there = Store(moved).make(Product("thing", ("a",), StoredItem, maker))
+    thing, was_there = Store(moved).make(Product("thing", ("a",), Thing, maker))
     assert was_there and maker.calls == 1
     assert thing.path.is_relative_to(moved) and thing.path.read_bytes() == b"content"
 
@@ -94,7 +94,7 @@ def test_paths_follow_a_store_that_moves(tmp_path: Path) -> None:
 def test_a_path_outside_of_the_entry_stays(tmp_path: Path) -> None:
     """Only what lies in the entry moves with it."""
     outside = tmp_path / "data.npz"
-    thing, _ = Store(tmp_path / "store").make(Product("thing", ("a",), StoredItem, lambda _: StoredItem(outside, 1)))
+    thing, _ = Store(tmp_path / "store").make(Product("thing", ("a",), Thing, lambda _: Thing(outside, 1)))
     assert thing.path == outside
 
 
@@ -102,29 +102,29 @@ def test_a_maker_that_fails_leaves_nothing(tmp_path: Path) -> None:
     """Its error goes on as it is, and the next call makes the entry."""
     store, maker = Store(tmp_path), Maker()
 
-    def fail(folder: Path) -> StoredItem:
+    def fail(folder: Path) -> Thing:
         maker(folder)
         raise ValueError("half done")
 
     with pytest.raises(ValueError, match="half done"):
-        store.make(Product("thing", ("a",), StoredItem, fail))
+        store.make(Product("thing", ("a",), Thing, fail))
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
     assert entries(store) == []
-    assert store.make(Product("thing", ("a",), StoredItem, maker))[1] is False
+    assert store.make(Product("thing", ("a",), Thing, maker))[1] is False
 
 
 def test_a_full_disk_is_said_with_what_is_free(tmp_path: Path) -> None:
     """The system's own ENOSPC, from /dev/full: an infrastructure error of its own, and nothing half there."""
     store, maker = Store(tmp_path / "not" / "there" / "yet"), Maker()
 
-    def fill(folder: Path) -> StoredItem:
+    def fill(folder: Path) -> Thing:
         maker(folder)
         with open("/dev/full", "wb", buffering=0) as stream:  # noqa: PTH123  # the device, not a file
             stream.write(b"x")
-        return StoredItem(folder, 1)
+        return Thing(folder, 1)
 
     with pytest.raises(StorageFull, match=r"no space left for .*\(\d+ MB free\): No space left on device") as caught:
-        store.make(Product("thing", ("a",), StoredItem, fill))
+        store.make(Product("thing", ("a",), Thing, fill))
     assert isinstance(caught.value, InfrastructureError) and caught.value.exit_code == 1
     assert "QUANTGATE_STATE" in caught.value.fix and caught.value.expected
     assert entries(store) == []
@@ -133,35 +133,35 @@ def test_a_full_disk_is_said_with_what_is_free(tmp_path: Path) -> None:
 def test_another_error_of_the_system_is_not_taken_for_a_full_disk(tmp_path: Path) -> None:
     """A file that is not there is a fault of the maker."""
 
-    def missing(folder: Path) -> StoredItem:
+    def missing(folder: Path) -> Thing:
         (folder / "none").read_bytes()
         raise AssertionError
 
     with pytest.raises(FileNotFoundError):
-        Store(tmp_path).make(Product("thing", ("a",), StoredItem, missing))
+        Store(tmp_path).make(Product("thing", ("a",), Thing, missing))
 
 
 def test_threads_that_race_for_an_entry_make_it_once(tmp_path: Path) -> None:
     """Eight at once: one makes, and all get the same; another key does not wait for it."""
     store, maker = Store(tmp_path), Maker()
     start, inside, leave = threading.Barrier(8), threading.Event(), threading.Event()
-    seen: list[tuple[StoredItem, bool]] = []
+    seen: list[tuple[Thing, bool]] = []
 
-    def slow(folder: Path) -> StoredItem:
+    def slow(folder: Path) -> Thing:
         inside.set()
         assert leave.wait(60)
         return maker(folder)
 
     def race() -> None:
         start.wait(60)
-        seen.append(store.make(Product("thing", ("a",), StoredItem, slow)))
+        seen.append(store.make(Product("thing", ("a",), Thing, slow)))
 
     threads = [threading.Thread(target=race) for _ in range(8)]
     for thread in threads:
         thread.start()
     assert inside.wait(60)
     # The entry of another key is made while this one is being made.
-    assert store.make(Product("thing", ("b",), StoredItem, Maker()))[1] is False
+    assert store.make(Product("thing", ("b",), Thing, Maker()))[1] is False
     leave.set()
     for thread in threads:
         thread.join()
@@ -225,7 +225,7 @@ def test_a_process_killed_in_the_middle_leaves_no_entry(tmp_path: Path) -> None:
     assert len(written) == 1 and written[0].exists(), "the kill must come when something was written"
     assert list(tmp_path.rglob(RECORD_FILE)) == []
     maker = Maker(number=2)
-    thing, was_there = Store(tmp_path).make(Product("thing", ("a",), StoredItem, maker))
+    thing, was_there = Store(tmp_path).make(Product("thing", ("a",), Thing, maker))
     assert not was_there and maker.calls == 1 and thing.number == 2
     assert thing.path.read_bytes() == b"content"
 
@@ -243,11 +243,11 @@ def test_processes_that_race_end_with_one_entry(tmp_path: Path, order: tuple[int
     assert [path.name for path in (tmp_path / "thing").iterdir()] == [records[0].parent.name]
 
 
-@pytest.mark.parametrize("record", [StoredItem(Path("/x"), 1), StoredItem(Path("relative"), -3, ("ü", '"'), {"k": 0})])
-def test_records_come_back_as_they_were(tmp_path: Path, record: StoredItem) -> None:
+@pytest.mark.parametrize("record", [Thing(Path("/x"), 1), Thing(Path("relative"), -3, ("ü", '"'), {"k": 0})])
+def test_records_come_back_as_they_were(tmp_path: Path, record: Thing) -> None:
     """Types survive the file: paths, tuples, numbers, text."""
-    make: Callable[[Path], StoredItem] = lambda _: record  # noqa: E731  # annotated, which a def in one line cannot be so briefly
-    assert Store(tmp_path).make(Product("thing", ("a",), StoredItem, make))[0] == record
+    make: Callable[[Path], Thing] = lambda _: record  # noqa: E731  # annotated, which a def in one line cannot be so briefly
+    assert Store(tmp_path).make(Product("thing", ("a",), Thing, make))[0] == record
 
 
 @pytest.mark.parametrize("name", ["josé", "模型", "with space", 'quo"te'])
@@ -255,7 +255,7 @@ def test_a_store_may_lie_in_a_folder_of_any_name(tmp_path: Path, name: str) -> N
     """The record points to the entry, not to the folder in which it was made."""
     store, maker = Store(tmp_path / name), Maker()
     for was_there in (False, True):
-        thing, seen = store.make(Product("thing", ("a",), StoredItem, maker))
+        thing, seen = store.make(Product("thing", ("a",), Thing, maker))
         assert seen is was_there
         assert thing.path.is_relative_to(tmp_path / name) and thing.path.read_bytes() == b"content"
     assert maker.calls == 1
