@@ -56,7 +56,7 @@ def recover_trials(
         return Recovered()
     candidate = decode(chosen.candidate)
     log.info("recovering %s: its accuracy alone does not pass", candidate.name)
-    judged_data = strict_ground(judged_data_of(run, run_inputs, baseline))
+    judged_data = with_stricter_confidence(judged_data_of(run, run_inputs, baseline))
     attempts: dict[int, Trial] = {}
 
     def attempt(kept: int) -> bool | None:
@@ -84,7 +84,7 @@ def recover_trials(
     return Recovered((*failed, timed), replace(recovery, recovered=timed.candidate))
 
 
-def strict_ground(judged_data: JudgedData) -> JudgedData:
+def with_stricter_confidence(judged_data: JudgedData) -> JudgedData:
     """Return the data to judge attempts on, with a stricter confidence if nothing is confirmed afterwards.
 
     Each attempt on the same samples is another chance to pass by luck. Confirmation samples correct for that. Without them

@@ -17,7 +17,7 @@ from test_judge import latency, make_job
 
 from tasks.runtimes.ort import open_session, run_batches
 from tasks.trials.judge_on_samples import JudgedData
-from tasks.trials.recover import choose_recovered, fewest_parts, strict_ground
+from tasks.trials.recover import choose_recovered, fewest_parts, with_stricter_confidence
 from validators.records.measurements import Accuracy, Estimate
 from validators.records.run import SessionSettings, Trial
 from validators.records.verdicts import Verdict
@@ -88,7 +88,7 @@ def test_attempts_share_the_error_where_nothing_is_confirmed() -> None:
         judged_data = JudgedData(
             make_job(**changes), Accuracy("accuracy", 1.0, 8, Path(), Path()), 1, np.zeros(8, bool), {}
         )
-        assert strict_ground(judged_data).job.gates.confidence == pytest.approx(confidence)
+        assert with_stricter_confidence(judged_data).job.gates.confidence == pytest.approx(confidence)
 
 
 def test_the_search_ends_where_nothing_more_can_be_kept() -> None:
