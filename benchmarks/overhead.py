@@ -85,6 +85,7 @@ def _job(root: Path, count: int, seed: int) -> Path:
         "source": str(root / "tiny.onnx"),
         "data": {"calibration": str(root / "calibration.npz"), "evaluation": str(root / "evaluation.npz")},
         "candidates": list(CANDIDATES[:count]),
+        "search": "all",
         "gates": {"min_speedup": None},
         "budgets": {"recovery": 0},
         "measurement": {"launches": 1, "blocks": 3, "block_seconds": 0.02, "max_other_load": None},

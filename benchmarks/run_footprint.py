@@ -125,6 +125,7 @@ def _watched(root: Path, name: str, extra: dict[str, Any]) -> dict[str, Any]:
         "source": str(root / "segmentation.onnx"),
         "data": {"calibration": str(root / "calibration.npz"), "evaluation": str(root / "evaluation.npz")},
         "candidates": CANDIDATES,
+        "search": "all",
         "gates": {"min_speedup": None, "max_drop": 0.2, "max_size_ratio": None},
         "measurement": {"launches": 1, "blocks": 3, "block_seconds": 0.02, "max_other_load": None},
         "budgets": {"seconds": 36000, "recovery": 0, "memory_mb": MOST_MEMORY_MB, "disk_mb": MOST_DISK_MB},
