@@ -33,22 +33,24 @@ GATES = {"max_drop": 0.02, "min_speedup": 1.1}
 
 def main(
     state: Annotated[Path, typer.Option(help="Folder of models, data and runs.")],
-    models: Annotated[list[str] | None, typer.Option("--model", help="Models to run; all by default.")] = None,
+    models: Annotated[
+        list[str] | None, typer.Option("--model", help="Models to run, beside figures kept of others.")
+    ] = None,
     rounds: Annotated[int, typer.Option(help="Pairs of runs for each model.")] = 1,
     out: Annotated[Path, typer.Option(help="Folder of the figures.")] = RESULTS,
 ) -> None:
     """Run each model both ways and write `race_runs.json`."""
     state = state.resolve()
-    found: dict[str, list[dict[str, Any]]] = {}
+    path = out / "race_runs.json"
+    found: dict[str, list[dict[str, Any]]] = json.loads(path.read_text())["models"] if models and path.exists() else {}
     # The first run in a state folder makes its databases.
     _run(state, "warm-up", MODELS["embedding"](state) | {"candidates": ["fp32-fused@ort-cpu"], "search": "all"})
     for name in models or list(MODELS):
         fields = MODELS[name](state) | {"target": "ort-cpu", "gates": GATES}
         found[name] = [_pair(state, name, fields, number) for number in range(rounds)]
-        print(json.dumps({name: [one["figures"] for one in found[name]]}, indent=1), flush=True)
-    ratios = [one["figures"]["ratio"] for runs in found.values() for one in runs]
-    mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
-    save(out, "race_runs", {"geometric_mean": round(mean, 3), "models": found})
+        ratios = [one["figures"]["ratio"] for runs in found.values() for one in runs]
+        mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+        save(out, "race_runs", {"geometric_mean": round(mean, 3), "models": found})
 
 
 def _pair(state: Path, name: str, fields: dict[str, Any], number: int) -> dict[str, Any]:
