@@ -18,6 +18,8 @@ import time
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
+import onnx
 import typer
 import yaml
 
@@ -27,7 +29,14 @@ sys.path.insert(0, str(HERE))
 from calibration_figures import save  # noqa: E402  # from the folder that the line above adds
 from models.packages import MODELS  # noqa: E402  # from the folder that the line above adds
 
+from tasks.measure.latency.compare import compare_latency  # noqa: E402  # beside the imports above
+from tasks.measure.latency.process import Contestant  # noqa: E402
+from validators.job.read_job import parse_job  # noqa: E402
+from validators.records.run import SessionSettings  # noqa: E402
+
 RESULTS = HERE / "results"
+# Launches of a comparison of the two choices: twice as many as a run makes.
+LAUNCHES = 12
 GATES = {"max_drop": 0.02, "min_speedup": 1.1}
 
 
@@ -57,13 +66,24 @@ def _pair(state: Path, name: str, fields: dict[str, Any], number: int) -> dict[s
     """Two runs, the second of which never profits from the first; every other pair begins with the race."""
     order = ("all", "race") if number % 2 == 0 else ("race", "all")
     runs = {search: _run(state, name, fields | {"search": search}) for search in order}
-    return {"figures": _compared(runs["all"], runs["race"]), **runs}
+    figures = {
+        "all": runs["all"]["wall"],
+        "race": runs["race"]["wall"],
+        "ratio": round(runs["race"]["wall"] / runs["all"]["wall"], 3),
+        "chosen by all": runs["all"]["chosen"],
+        "chosen by race": runs["race"]["chosen"],
+    }
+    return {"figures": figures | _head_to_head(state, name, fields, runs), **runs}
+
+
+def _folder_of(state: Path, name: str, search: str) -> Path:
+    return state / "race-runs" / f"{name.replace(' ', '-')}-{search}"
 
 
 def _run(state: Path, name: str, fields: dict[str, Any]) -> dict[str, Any]:
     runs = state / "race-runs"
     shutil.rmtree(runs / "state" / "store", ignore_errors=True)
-    folder = runs / f"{name.replace(' ', '-')}-{fields['search']}"
+    folder = _folder_of(state, name, fields["search"])
     folder.mkdir(parents=True, exist_ok=True)
     places = {"MLFLOW_TRACKING_URI": f"sqlite:///{state / 'mlflow.db'}", "QUANTGATE_STATE": str(runs / "state")}
     (folder / "job.yaml").write_text(yaml.safe_dump(fields, sort_keys=False), encoding="utf-8")
@@ -75,6 +95,7 @@ def _run(state: Path, name: str, fields: dict[str, Any]) -> dict[str, Any]:
         )
     wall = time.monotonic() - started
     result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+    _keep_chosen(runs, folder, result.get("chosen"))
     return {
         "wall": round(wall, 1),
         "exit": done.returncode,
@@ -93,20 +114,42 @@ def _run(state: Path, name: str, fields: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _compared(everything: dict[str, Any], race: dict[str, Any]) -> dict[str, Any]:
-    """The ratio of wall times, and how much slower the race's choice is than the full search's, as the latter measured both."""
-    best, chosen = (everything["candidates"].get(run["chosen"]) for run in (everything, race))
-    loss = None
-    if best and chosen and best["speedup"] and chosen["speedup"]:
-        loss = round(best["speedup"] / chosen["speedup"] - 1, 4)
-    return {
-        "all": everything["wall"],
-        "race": race["wall"],
-        "ratio": round(race["wall"] / everything["wall"], 3),
-        "chosen by all": everything["chosen"],
-        "chosen by race": race["chosen"],
-        "slower by": loss,
-    }
+def _keep_chosen(runs: Path, folder: Path, chosen: str | None) -> None:
+    """Copy the variant that a run chose from the store, which the next run finds empty."""
+    shutil.rmtree(folder / "chosen", ignore_errors=True)
+    for record in (runs / "state" / "store" / "variant").glob("*/record.json"):
+        variant = json.loads(record.read_text(encoding="utf-8"))["variant"]
+        if chosen is not None and variant and variant["candidate"] == chosen:
+            shutil.copytree(record.parent, folder / "chosen")
+
+
+def _head_to_head(state: Path, name: str, fields: dict[str, Any], runs: dict[str, Any]) -> dict[str, Any]:
+    """How much slower the race's choice is than the full search's: both timed in turn, if they differ."""
+    if runs["all"]["chosen"] == runs["race"]["chosen"]:
+        return {"slower by": 0.0}
+    sides = []
+    for search in ("all", "race"):
+        chosen = _folder_of(state, name, search) / "chosen"
+        session = json.loads((chosen / "record.json").read_text(encoding="utf-8"))["variant"]["session"]
+        settings = SessionSettings(session["provider"], session["threads"], session["optimization"], session["entries"])
+        sides.append(Contestant(chosen / "model.onnx", settings))
+    job = parse_job({"target": "ort-cpu"} | fields, base=state)
+    point = job.measurement.points[0]
+    with np.load(fields["data"]["evaluation"]) as data:
+        taken = {key: data[key][: 64 * point.batch_size] for key in data.files}
+    names = {one.name for one in onnx.load(sides[0].model, load_external_data=False).graph.input}
+    limits = {"input_ids": point.dims.get("sequence"), "attention_mask": point.dims.get("sequence")}
+    requests = [
+        {key: array[row : row + 1, : limits.get(key)] for key, array in taken.items() if key in names}
+        for row in range(64)
+    ]
+    measurement = job.measurement.model_copy(update={"launches": LAUNCHES})
+    latency = compare_latency(
+        sides[0], sides[1], requests, measurement, confidence=0.95, samples_path=state / "race-runs" / "samples.npz"
+    )
+    speedup = latency.speedup
+    bounds = [None if end is None else round(1 / end - 1, 4) for end in (speedup.high, speedup.low)]
+    return {"slower by": round(1 / speedup.value - 1, 4), "slower by, 95 % bounds": bounds}
 
 
 if __name__ == "__main__":
