@@ -182,13 +182,14 @@ def _look(order: str, drop: float, rng: np.random.Generator) -> Looks:
 
 def main(
     races: Annotated[int, typer.Option(help="simulated races a cell")] = 2000,
+    looks: Annotated[int, typer.Option(help="simulated evaluations a drop")] = 500,
     seed: Annotated[int, typer.Option(help="seed of the first cell")] = 1,
 ) -> None:
     """Simulate all cells, and write the figures to `benchmarks/results/race_errors.json`."""
     places = [(machine, field) for machine in DEVIATIONS for field in FIELDS]
     cells = [race_cell(*place, races, seed + row) for row, place in enumerate(places)]
-    looks = [(order, drop) for order in ("any", "one class") for drop in DROPS]
-    drops = [drop_cell(*look, races, seed + 100 + row) for row, look in enumerate(looks)]
+    kinds = [(order, drop) for order in ("any", "one class") for drop in DROPS]
+    drops = [drop_cell(*kind, looks, seed + 100 + row) for row, kind in enumerate(kinds)]
     figures = {"races": races, "candidates": CANDIDATES, "passing": PASSES, "cells": cells, "drops": drops}
     save(RESULTS, "race_errors", figures)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -98,8 +99,10 @@ def file_types(state: Path) -> Fields:
     if not model.exists():
         model.write_bytes(read_wheel(fetch(FILE_TYPES, state), "magika/models/standard_v3_3/model.onnx"))
     files = [path for path in sorted(Path(sys.prefix).rglob("*")) if path.is_file() and path.stat().st_size > 2048]
-    remaining = iter([files[index] for index in np.random.default_rng(SEED).permutation(len(files))])
-    _write(folder, lambda count, _: {"bytes": np.stack([_ends(next(remaining)) for _ in range(count)])})
+    shuffled = (files[index] for index in np.random.default_rng(SEED).permutation(len(files)))
+    # Some files are there twice, and a calibration sample must not be an evaluation sample, too.
+    remaining = iter({ends.tobytes(): ends for ends in map(_ends, islice(shuffled, 4 * EVALUATION))}.values())
+    _write(folder, lambda count, _: {"bytes": np.stack([next(remaining) for _ in range(count)])})
     return {"source": str(model), "data": _data(folder), "metric": "agreement"}
 
 
