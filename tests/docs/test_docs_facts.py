@@ -222,6 +222,15 @@ def test_the_table_of_races_is_that_of_the_simulation() -> None:
     assert wrong <= 0.02 and f"at most {wrong:.1%}" in pages()["benchmarks/README.md"]
 
 
+def test_the_table_of_saved_time_is_that_of_the_runs() -> None:
+    figures = json.loads((ROOT / "benchmarks/results/race_runs.json").read_text(encoding="utf-8"))
+    page = pages()["benchmarks/README.md"]
+    for runs in figures["models"].values():
+        (found,) = (one["figures"] for one in runs)
+        assert f"| {found['all']:.0f} | {found['race']:.0f} | {found['ratio']:.2f} |" in page, found
+    assert f"The geometric mean of the ratios is {figures['geometric_mean']:.2f}" in page
+
+
 # Files
 
 
