@@ -23,13 +23,12 @@ from numpy.typing import NDArray
 from tasks.measure.latency.ratio import ratio_estimate
 from tasks.trials.judge_on_samples import DropWatch, JudgedData
 from tasks.trials.measure_accuracy import EVALUATION_BATCH_SIZE
-from tasks.trials.measure_latency import PROBE_SIZE
 from validators.errors import CandidateRefused
 from validators.gates.intervals import drop_interval
-from validators.gates.race_rules import WORTH, Speeds, run_heats
+from validators.gates.race_rules import PROBES, WORTH, Speeds, run_heats
 from validators.job.job_measurement import Measurement
 from validators.job.read_job import parse_job
-from validators.records.measurements import Accuracy
+from validators.records.measurements import Accuracy, Estimate
 
 RESULTS = Path(__file__).parent / "results"
 CONFIDENCE = 0.95
@@ -48,7 +47,10 @@ DEVIATIONS: Mapping[str, Draw] = {
     "in use": lambda _: np.full(CANDIDATES, 0.03),
     "busy": lambda _: np.full(CANDIDATES, 0.08),
     "uneven": lambda rng: rng.choice([0.01, 0.06], CANDIDATES),
+    "slowed": lambda _: np.full(CANDIDATES, 0.01),
 }
+# Share of launches in which a neighbour slows the variant alone, and by how much.
+SLOWED, SLOWER = {"slowed": 0.1}, math.log(1.25)
 # True log speedups: spread out, in families of equals, and almost all equal.
 FIELDS: Mapping[str, Draw] = {
     "spread": lambda rng: rng.uniform(0, math.log(4), CANDIDATES),
@@ -71,13 +73,17 @@ class Outcome:
     timed: int
 
 
-def simulate(speeds: Vector, deviations: Vector, rng: np.random.Generator) -> Outcome:
+def simulate(speeds: Vector, deviations: Vector, rng: np.random.Generator, slowed: float = 0.0) -> Outcome:
     """Run one race over candidates with these true log speedups and deviations, both shape `(candidates,)`."""
     names = [f"c{index}" for index in range(len(speeds))]
     truth, spread = dict(zip(names, speeds, strict=True)), dict(zip(names, deviations, strict=True))
     passing = [name for name in names if rng.random() < PASSES] or names[:1]
     launches = Measurement().launches
-    full = {name: rng.normal(truth[name], spread[name], launches) for name in names}
+
+    def draw(name: str, count: int) -> Vector:
+        return rng.normal(truth[name], spread[name], count) - SLOWER * (rng.random(count) < slowed)
+
+    full = {name: draw(name, launches) for name in names}
     seen, chosen = Speeds(), ""
     stopped: set[str] = set()
     evaluated = timed = 0
@@ -95,7 +101,7 @@ def simulate(speeds: Vector, deviations: Vector, rng: np.random.Generator) -> Ou
     def time(name: str) -> None:
         nonlocal chosen, timed
         timed += 1
-        _add(seen, name, full[name])
+        seen.add(name, ratio_estimate([[math.exp(log)] for log in full[name]], CONFIDENCE), launches, CONFIDENCE)
         if not chosen or rank(name) < rank(chosen):
             chosen = name
 
@@ -103,7 +109,9 @@ def simulate(speeds: Vector, deviations: Vector, rng: np.random.Generator) -> Ou
         return -(seen.value(name) or 0.0)
 
     for name in names:
-        _add(seen, name, rng.normal(truth[name], spread[name], PROBE_SIZE["launches"]))
+        for log in draw(name, PROBES):
+            # Its bounds are not used.
+            seen.add_launch(name, Estimate(math.exp(log), math.exp(log), math.exp(log)))
     run_heats(names, rank=rank, stops=stops, evaluate=evaluate, time=time)
     best = max(passing, key=lambda name: truth[name])
     chosen_by_all = max(passing, key=lambda name: float(full[name].mean()))
@@ -111,16 +119,12 @@ def simulate(speeds: Vector, deviations: Vector, rng: np.random.Generator) -> Ou
     return Outcome(best in stopped and lost > 1 - 1 / WORTH, lost, lost_by_all, evaluated, timed)
 
 
-def _add(seen: Speeds, name: str, logs: Vector) -> None:
-    # The blocks of a launch agree here: the deviation is that between launches.
-    estimate = ratio_estimate([[math.exp(log)] for log in logs], CONFIDENCE)
-    seen.add(name, estimate, len(logs), CONFIDENCE)
-
-
 def race_cell(machine: str, field: str, races: int, seed: int) -> dict[str, Any]:
     """Return the shares and means over races of one field on one machine."""
     rng = np.random.default_rng(seed)
-    outcomes = [simulate(FIELDS[field](rng), DEVIATIONS[machine](rng), rng) for _ in range(races)]
+    outcomes = [
+        simulate(FIELDS[field](rng), DEVIATIONS[machine](rng), rng, SLOWED.get(machine, 0.0)) for _ in range(races)
+    ]
     return {
         "machine": machine,
         "field": field,

@@ -32,7 +32,7 @@ from tasks.run.settings import hands_to_workers
 from tasks.trials.confirm import ConfirmedTrials, confirmations_left
 from tasks.trials.gather import merge_copies, trial_of
 from tasks.trials.judge import judge_trials
-from tasks.trials.make_candidate import make_candidate
+from tasks.trials.make_candidate import make_candidates
 from tasks.trials.measure_latency import measure_latency
 from tasks.trials.measure_saturation import measure_saturation
 from tasks.trials.race import Raced, race, resume
@@ -42,7 +42,6 @@ from validators.errors import ChampionMoved
 from validators.gates.approval import Approval
 from validators.gates.catalog import required_gates
 from validators.gates.champion import champion_gates
-from validators.job.candidate_name import decode
 from validators.job.job import Job
 from validators.records.measurements import Accuracy
 from validators.records.result import Result
@@ -163,9 +162,9 @@ def judge_candidates(
     )
 
     confirmation = confirmed(run, run_inputs, inventory, baseline, record, trials)
-    if confirmation.winner is None and raced.behind and confirmations_left(run.job, confirmation.trials):
-        trials = resumed(run, run_inputs, inventory, baseline, replace(raced, trials=confirmation.trials))
-        confirmation = confirmed(run, run_inputs, inventory, baseline, record, trials)
+    while confirmation.winner is None and raced.behind and confirmations_left(run.job, confirmation.trials):
+        raced = resumed(run, run_inputs, inventory, baseline, replace(raced, trials=confirmation.trials))
+        confirmation = confirmed(run, run_inputs, inventory, baseline, record, raced.trials)
     findings = replace(findings, trials=confirmation.trials)
     if confirmation.winner is None:
         return findings
@@ -229,37 +228,23 @@ def tried(run: Run, run_inputs: RunInputs, inventory: Inventory, baseline: Accur
             log.info("every candidate is measured in full, as with search: all: workers try candidates independently")
         raced = Raced(merge_copies(try_candidates(run, inventory, baseline)))
     elif run.job.search == "race":
-        trials = merge_copies(made(run, run_inputs, inventory, baseline, evaluates=False))
-        raced = race(run, run_inputs, inventory, baseline, trials)
+        raced = race(run, run_inputs, inventory, baseline)
     else:
-        raced = Raced(merge_copies(made(run, run_inputs, inventory, baseline)))
+        names = run.job.candidate_names
+        raced = Raced(merge_copies(make_candidates(run, run_inputs, inventory, baseline, names)))
     trials = measure_saturation(run, run_inputs, inventory, raced.trials)
     if not hands_to_workers() and run.job.search == "all":
         trials = measured(run, run_inputs, inventory, trials)
     return replace(raced, trials=at_target(BESIDE_FP16, run, run_inputs, inventory, trials))
 
 
-def resumed(
-    run: Run, run_inputs: RunInputs, inventory: Inventory, baseline: Accuracy, raced: Raced
-) -> tuple[Trial, ...]:
-    """Measure in full those that were stopped behind a leader who did not win: step 5 again, for them alone."""
-    trials = at_target(BESIDE_FP16, run, run_inputs, inventory, resume(run, run_inputs, inventory, baseline, raced))
+def resumed(run: Run, run_inputs: RunInputs, inventory: Inventory, baseline: Accuracy, raced: Raced) -> Raced:
+    """Race on with those that were stopped behind a leader who did not win: step 5 again, for them alone."""
+    again = resume(run, run_inputs, inventory, baseline, raced)
+    trials = at_target(BESIDE_FP16, run, run_inputs, inventory, again.trials)
     behind = tuple(trial for trial in trials if trial.candidate in raced.behind)
     judged = {trial.candidate: trial for trial in judge_trials(run, run_inputs, baseline, behind)}
-    return tuple(judged.get(trial.candidate, trial) for trial in trials)
-
-
-def made(
-    run: Run, run_inputs: RunInputs, inventory: Inventory, baseline: Accuracy, *, evaluates: bool = True
-) -> tuple[Trial, ...]:
-    """Make every candidate and measure its coverage and, if it `evaluates`, accuracy, several at a time."""
-    # Simulations take longest: started last, they would leave the other core idle.
-    by_length = sorted(run.job.candidate_names, key=lambda name: not decode(name).is_simulated)
-    futures = {
-        name: make_candidate.submit(run, run_inputs, inventory, baseline, name, evaluates=evaluates)
-        for name in by_length
-    }
-    return tuple(trial_of(name, futures[name].result(raise_on_failure=False)) for name in run.job.candidate_names)
+    return replace(again, trials=tuple(judged.get(trial.candidate, trial) for trial in trials))
 
 
 def measured(run: Run, run_inputs: RunInputs, inventory: Inventory, trials: tuple[Trial, ...]) -> tuple[Trial, ...]:

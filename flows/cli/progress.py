@@ -22,12 +22,14 @@ from rich.spinner import Spinner
 from rich.text import Text
 
 from tasks.run.progress_events import BASELINE, CONFIRM, EVALUATE, MAKE, MEASURE, PROBE, Stage, watch_stages
+from validators.gates.race_rules import PROBES
+from validators.job.candidate_name import decode
 from validators.job.job import Job
 
 # Stages of each candidate, each with its past participle; those of a race.
 _CANDIDATE_STAGES = {MAKE: "made", MEASURE: "measured"}
-_RACE_STAGES = {MAKE: "made", PROBE: "timed"}
-# Full comparisons of a race, its finalists, and the share that a short one takes of the time of a full one.
+_RACE_STAGES = {MAKE: "made", PROBE: "short timings"}
+# Full comparisons of a race, its finalists, and the share that all short ones of a candidate take of the time of a full one.
 _FINALISTS, _SHORT = 2, 0.3
 # A step that ends this fast was a cache hit, and does not predict the duration of the others.
 _FROM_STORE_SECONDS = 0.5
@@ -38,8 +40,8 @@ _CLOSING_SECONDS = 3.0
 class Progress:
     """Progress of a run, as it looks at any moment.
 
-    `candidates` is their number, `timing_seconds` the expected time to measure the latency of one in full. In a race all are
-    timed shortly, and only the finalists in full.
+    `candidates` is their number, `timing_seconds` the expected time to measure the latency of one in full. In a race they are
+    those with different kernels: all of these are timed shortly, and only the finalists in full.
     """
 
     def __init__(self, candidates: int, timing_seconds: float = 0.0, *, is_race: bool = False) -> None:
@@ -47,6 +49,7 @@ class Progress:
         self._timing_seconds = timing_seconds
         self._is_race = is_race
         self._stages = _RACE_STAGES if is_race else _CANDIDATE_STAGES
+        self._counts_of = {kind: candidates * (PROBES if kind == PROBE else 1) for kind in self._stages}
         self._started = time.monotonic()
         self._going_on: dict[Stage, float] = {}
         self._done: dict[str, dict[str, float]] = {kind: {} for kind in self._stages}
@@ -87,7 +90,7 @@ class Progress:
             return None
         stages = self._left(MAKE, self._took[BASELINE])
         if self._is_race:
-            stages += self._left(PROBE, _SHORT * self._timing_seconds) + self._finals_left()
+            stages += self._left(PROBE, _SHORT * self._timing_seconds / PROBES) + self._finals_left()
         else:
             stages += self._left(MEASURE, self._timing_seconds)
         confirming = self._timing_seconds - (self.elapsed_seconds - self._first.get(CONFIRM, self.elapsed_seconds))
@@ -103,7 +106,7 @@ class Progress:
 
     def _left(self, kind: str, expected_seconds: float) -> float:
         done = self._done[kind]
-        left = self._candidates - len(done)
+        left = self._counts_of[kind] - len(done)
         since = self.elapsed_seconds - max(done.values(), default=self._first.get(kind, self.elapsed_seconds))
         if left <= 0 or CONFIRM in self._first:
             return 0.0
@@ -122,7 +125,8 @@ class Progress:
 
     def _counts(self) -> str:
         parts = [
-            f"{len(self._done[kind])} of {self._candidates} {past}"
+            # The finals of a race make a few more.
+            f"{len(self._done[kind])} of {max(self._counts_of[kind], len(self._done[kind]))} {past}"
             for kind, past in self._stages.items()
             if self._candidates and kind in self._first
         ]
@@ -175,7 +179,9 @@ def show_progress(console: Console, job: Job | None = None) -> Iterator[None]:
     progress = Progress(0)
     if job:
         is_race = job.search == "race"
-        progress = Progress(len(job.candidate_names), job.measurement.expected_seconds, is_race=is_race)
+        candidates = [decode(name) for name in job.candidate_names]
+        kinds = {one.kernels for one in candidates if not one.is_simulated} if is_race else candidates
+        progress = Progress(len(kinds), job.measurement.expected_seconds, is_race=is_race)
     handler = _Lines(console, progress)
     level = logger.level
     logger.setLevel(logging.INFO)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -53,6 +54,25 @@ def make_candidate(
             trial = trial_of(name, error)
     log.info("made %s: %s", name, _summary(trial))
     return replace(trial, seconds=time.monotonic() - started)
+
+
+def make_candidates(
+    run: Run,
+    run_inputs: RunInputs,
+    inventory: Inventory,
+    baseline: Accuracy,
+    names: Sequence[str],
+    *,
+    evaluates: bool = True,
+) -> tuple[Trial, ...]:
+    """Return the trials of candidates in the order of `names`, made as many at a time as the flow's task runner has threads."""
+    # Simulations take longest: started last, they would leave the other core idle.
+    by_length = sorted(names, key=lambda name: not decode(name).is_simulated)
+    futures = {
+        name: make_candidate.submit(run, run_inputs, inventory, baseline, name, evaluates=evaluates)
+        for name in by_length
+    }
+    return tuple(trial_of(name, futures[name].result(raise_on_failure=False)) for name in names)
 
 
 @step(EVALUATE, run_name="evaluate {trial.candidate}")

@@ -30,8 +30,8 @@ from validators.samples.run_inputs import RunInputs
 _POINTS = {"batch_sizes", "dims", "threads", "patience_seconds"}
 
 
-# A race orders its candidates by so short a measurement. Two launches are the fewest that show how launches differ.
-PROBE_SIZE = {"launches": 2, "blocks": 2}
+# Pairs of a launch that orders the candidates of a race.
+_PROBE_BLOCKS = 2
 
 
 class _Disturbed(Exception):  # not an error: raised so that the store keeps no disturbed latency
@@ -63,9 +63,14 @@ def measure_latency(run: Run, run_inputs: RunInputs, inventory: Inventory, trial
     return replace(trial, latencies=latencies, cached=trial.cached and all(had for _, had in measured))
 
 
-@step(PROBE, run_name="probe {trial.candidate}")
-def probe_latency(run: Run, run_inputs: RunInputs, inventory: Inventory, trial: Trial) -> Latency | Refusal:
-    """Return a short latency measurement at the first operating point, or the reason why there is none."""
+@step(PROBE, run_name="probe {trial.candidate}, launch {launch}")
+def probe_latency(
+    run: Run, run_inputs: RunInputs, inventory: Inventory, trial: Trial, launch: int
+) -> Latency | Refusal:
+    """Return a latency measurement of one launch at the first operating point, or the reason why there is none.
+
+    `launch` is its index: the result of another one in the store is not taken for this one.
+    """
     variant, point = trial.variant, run.job.measurement.points[0]
     assert variant
     baseline = with_threads(baseline_variant(run, run_inputs, inventory), point)
@@ -78,7 +83,10 @@ def probe_latency(run: Run, run_inputs: RunInputs, inventory: Inventory, trial: 
                 baseline,
                 with_threads(variant, point),
                 point,
-                measurement=run.job.measurement.model_copy(update={**PROBE_SIZE, "clients": 0}),
+                measurement=run.job.measurement.model_copy(
+                    update={"launches": 1, "blocks": _PROBE_BLOCKS, "clients": 0}
+                ),
+                first_launch=launch,
             )
         except CandidateRefused as error:
             return as_refusal(error)
@@ -102,14 +110,15 @@ def latency_of(
     confidence: float | None = None,
     purpose: Literal["selection", "confirmation"] = "selection",
     measurement: Measurement | None = None,
+    first_launch: int = 0,
 ) -> tuple[Latency, bool]:
     """Return the latency of a variant against a baseline at one operating point, and True if it was in the store.
 
     The store keeps no disturbed latency, so the next run measures again; its samples are kept in the state folder.
 
     `confidence` is the one-sided confidence of the bounds, by default that of the gates. `measurement` replaces the settings of
-    the job. `purpose` is part of the cache key,
-    since a measurement that chose a candidate cannot confirm it. Both sides answer the same requests, see `draw_requests`.
+    the job. `purpose` is part of the cache key, since a measurement that chose a candidate cannot confirm it, and so is
+    `first_launch`. Both sides answer the same requests, see `draw_requests`.
 
     Raises:
         CandidateRefused: a session does not load or run.
@@ -124,6 +133,7 @@ def latency_of(
         asdict(point),
         confidence or job.gates.confidence,
         purpose,
+        first_launch,
         [hook.digest for hook in job_hooks(job)],
         run_inputs.evidence.evaluation.file.digest,
         rows.tolist(),
@@ -146,6 +156,7 @@ def latency_of(
         confidence or job.gates.confidence,
         job.code,
         run.patience,
+        first_launch,
         refuse_disturbed,
     )
     product = Product("latency", inputs, Latency, make)

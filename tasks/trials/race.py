@@ -3,55 +3,54 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field, replace
 
 from tasks.run.context import Run, log
-from tasks.trials.gather import trial_of
+from tasks.trials.gather import merge_copies, trial_of
 from tasks.trials.judge import fails_early, judge_trial, judged_data_of
 from tasks.trials.judge_on_samples import JudgedData
-from tasks.trials.make_candidate import evaluate_candidate
+from tasks.trials.make_candidate import evaluate_candidate, make_candidates
 from tasks.trials.measure_latency import measure_latency, probe_latency
 from tasks.trials.recover import choose_promising, drop_of, fails_on_accuracy_alone, is_recoverable
-from validators.gates.race_rules import CONFIDENCE, WORTH, Speeds, run_heats
+from validators.gates.race_rules import CONFIDENCE, PROBES, WORTH, Speeds, run_heats
+from validators.job.candidate_name import Candidate, decode
 from validators.records.latencies import Latency
 from validators.records.measurements import Accuracy
-from validators.records.run import Inventory, Refusal, Trial
+from validators.records.run import Inventory, Refusal, Trial, Variant
 from validators.samples.run_inputs import RunInputs
 
 
 @dataclass(frozen=True)
 class Raced:
-    """All trials after a race, and the names of those that were stopped behind the leader, who may not win after all."""
+    """All trials after a race, their speeds, and the names of those stopped behind the leader, who may not win after all."""
 
     trials: tuple[Trial, ...]
     behind: tuple[str, ...] = ()
+    speeds: Speeds = field(default_factory=Speeds)
 
 
-def race(run: Run, run_inputs: RunInputs, inventory: Inventory, baseline: Accuracy, trials: tuple[Trial, ...]) -> Raced:
-    """Return the made trials after the race: judged in full, failed, or stopped with the reason.
+def race(run: Run, run_inputs: RunInputs, inventory: Inventory, baseline: Accuracy) -> Raced:
+    """Return a trial of each candidate after the race: judged in full, failed, or stopped with the reason.
 
-    The stages go from cheap to expensive: verdicts on file, kernels and sanity; a short timing of each candidate; then, in the
-    order of the job's objective, accuracy and full timing. Each stage stops candidates by the rules of `race_rules`.
+    The stages go from cheap to expensive: file, kernels and sanity of one candidate of each kind of kernels; a short timing of
+    each; then, in the order of the job's objective, accuracy and full timing, for which the others of its kind are made. Each
+    stage stops candidates by the rules of `race_rules`.
     """
-    field_of = _Race(run, run_inputs, inventory, baseline, judged_data_of(run, run_inputs, baseline), _by_name(trials))
+    trials = {name: Trial(name) for name in run.job.candidate_names}
+    field_of = _Race(run, run_inputs, inventory, baseline, judged_data_of(run, run_inputs, baseline), trials)
     field_of.run_all()
-    return Raced(tuple(field_of.trials.values()), tuple(field_of.behind))
+    return field_of.result()
 
 
-def resume(
-    run: Run, run_inputs: RunInputs, inventory: Inventory, baseline: Accuracy, raced: Raced
-) -> tuple[Trial, ...]:
-    """Return the trials with those behind the leader evaluated and timed in full, since the leader did not win."""
+def resume(run: Run, run_inputs: RunInputs, inventory: Inventory, baseline: Accuracy, raced: Raced) -> Raced:
+    """Return the race with those that were behind the leader, who did not win, among themselves."""
     log.info("the race goes on with %d candidates that were behind its leader", len(raced.behind))
+    trials = {trial.candidate: trial for trial in raced.trials}
     judged_data = judged_data_of(run, run_inputs, baseline)
-    field_of = _Race(run, run_inputs, inventory, baseline, judged_data, _by_name(raced.trials))
-    field_of.finish(raced.behind)
-    return tuple(field_of.trials.values())
-
-
-def _by_name(trials: tuple[Trial, ...]) -> dict[str, Trial]:
-    return {trial.candidate: trial for trial in trials}
+    field_of = _Race(run, run_inputs, inventory, baseline, judged_data, trials, raced.speeds)
+    field_of.run_again(raced.behind)
+    return field_of.result()
 
 
 @dataclass
@@ -68,83 +67,129 @@ class _Race:
     inaccurate: list[str] = field(default_factory=list)
 
     def run_all(self) -> None:
-        made = [name for name, trial in self.trials.items() if trial.variant and not trial.refusal]
-        racers = self._measurable(made)
-        if not racers:
+        self._line_up()
+        if not any(variant.proof == "measured" for variant in self._variants().values()):
             # Nothing can be promoted here: the accuracy of simulated and inspected candidates is all that a user can learn.
-            self._evaluate(made, stops=False)
+            self._make([name for name in self.trials if self._is_waiting(name)])
+            self._evaluate(list(self._variants()), stops=False)
             return
-        racers = [name for name in racers if not self._fails_early(name)]
-        racers = [name for name in racers if self._probe(name)]
-        run_heats(racers, rank=self._rank, stops=self._stop_if_lost, evaluate=self._evaluate, time=self._time)
+        self._stop_unmeasured()
+        self._probe([name for name, trial in self.trials.items() if trial.variant and trial.outcome is None])
+        self._run_heats([name for name, trial in self.trials.items() if trial.outcome is None])
         chosen = self._choose_recovered()
         if chosen is not None:
-            self._evaluate_again([chosen] if chosen in self.inaccurate else [])
-            self._time(chosen)
+            self._finish(chosen)
 
-    def finish(self, names: tuple[str, ...]) -> None:
-        self._evaluate_again(names)
+    def run_again(self, names: Sequence[str]) -> None:
         for name in names:
-            self._time(name)
+            self.trials[name] = replace(self.trials[name], outcome=None, refusal=None)
+        self._run_heats(names)
+
+    def result(self) -> Raced:
+        return Raced(tuple(self.trials.values()), tuple(self.behind), self.speeds)
 
     # Stages
 
-    def _measurable(self, names: list[str]) -> list[str]:
-        """Return the candidates that run here; stop simulated and inspected ones beside them, which are never promoted."""
-        proofs = {name: variant.proof for name in names if (variant := self.trials[name].variant)}
-        racers = [name for name in names if proofs[name] == "measured"]
-        for name, proof in proofs.items():
-            if racers and proof != "measured":
-                self._stop(name, f"{proof}, so it cannot be promoted on this machine")
-        return racers
+    def _line_up(self) -> None:
+        """Make one candidate of each kind of kernels, and the next of its kind while that one cannot race."""
+        kinds: dict[Candidate, list[str]] = {}
+        for name in self.trials:
+            if not decode(name).is_simulated:
+                kinds.setdefault(decode(name).kernels, []).append(name)
+        waiting = list(kinds.values())
+        while waiting:
+            heads = [names.pop(0) for names in waiting]
+            self._make(heads)
+            for name, others in zip(heads, waiting, strict=True):
+                if self._may_race(name) or self._is_unmeasured(name) or self._stops_its_kind(name, others):
+                    others.clear()
+            waiting = [names for names in waiting if names]
 
-    def _fails_early(self, name: str) -> bool:
-        failed = fails_early(self.judged_data, self.trials[name])
+    def _make(self, names: Sequence[str]) -> None:
+        made = make_candidates(self.run, self.run_inputs, self.inventory, self.baseline, names, evaluates=False)
+        # Of two equal variants the one that was made before is judged for both.
+        before = [trial for trial in self.trials.values() if trial.variant]
+        self.trials |= {trial.candidate: trial for trial in merge_copies((*before, *made))}
+
+    def _may_race(self, name: str) -> bool:
+        """Return True if a candidate was made, runs here, and does not fail by its file, kernels or sanity."""
+        trial = self.trials[name]
+        if trial.refusal or trial.variant is None or self._is_unmeasured(name):
+            return False
+        failed = fails_early(self.judged_data, trial)
         if failed is not None:
             log.info("%s failed before its accuracy was measured", name)
             self.trials[name] = failed
-        return failed is not None
+        return failed is None
 
-    def _probe(self, name: str) -> bool:
-        """Time a candidate shortly; return False if it was refused."""
-        trial = self.trials[name]
+    def _stops_its_kind(self, name: str, others: Sequence[str]) -> bool:
+        """Stop the others of a candidate's kind if it fails by its kernels; return True if it does."""
+        failed = {verdict.gate for verdict in self.trials[name].verdicts if verdict.outcome == "fail"}
+        for other in others if "coverage" in failed else ():
+            self._stop(other, f"{name}, which runs the same kernels, fails on coverage")
+        return "coverage" in failed
+
+    def _stop_unmeasured(self) -> None:
+        """Stop simulated and inspected candidates beside measured ones: they are never promoted."""
+        variants = self._variants()
+        for name in self.trials:
+            variant = variants.get(self._of_its_kind(name, variants))
+            proof = "simulated" if decode(name).is_simulated else variant.proof if variant else "measured"
+            if proof != "measured" and not self.trials[name].refusal:
+                self._stop(name, f"{proof}, so it cannot be promoted on this machine")
+
+    def _probe(self, names: Sequence[str]) -> None:
+        """Time candidates shortly, several times in turn: what slows the machine for seconds meets one launch of each."""
         if self.run.job.objective == "size":
-            return True
-        state = probe_latency(self.run, self.run_inputs, self.inventory, trial, return_state=True)
-        found = state.result(raise_on_failure=False)
-        if isinstance(found, Latency):
-            self._add_speed(name, found)
-            return True
-        refused = Trial(name, "refused", found) if isinstance(found, Refusal) else trial_of(name, found)
-        self.trials[name] = refused
-        return False
+            return
+        for launch in range(PROBES):
+            for name in names:
+                trial = self.trials[name]
+                if trial.refusal:
+                    continue
+                state = probe_latency(self.run, self.run_inputs, self.inventory, trial, launch, return_state=True)
+                found = state.result(raise_on_failure=False)
+                if isinstance(found, Latency):
+                    self.speeds.add_launch(name, found.speedup)
+                else:
+                    self.trials[name] = (
+                        Trial(name, "refused", found) if isinstance(found, Refusal) else trial_of(name, found)
+                    )
+
+    def _run_heats(self, names: Sequence[str]) -> None:
+        run_heats(names, rank=self._rank, stops=self._stop_if_lost, evaluate=self._make_and_evaluate, time=self._time)
 
     def _stop_if_lost(self, name: str) -> bool:
         """Stop a candidate that cannot pass the speedup gate or cannot win; return True if it was stopped."""
+        if self.leader and decode(name).kernels == decode(self.leader).kernels:
+            return self._stop_behind(name, f"the same kernels as {self.leader}, which passes")
         if self.run.job.objective == "size":
             return self._stop_if_larger(name)
-        value, bound = self.speeds.value(name), self.run.job.gates.speedup_bound(self.run.job.target)
+        known = self._of_its_kind(name, self.speeds)
+        value, bound = self.speeds.value(known), self.run.job.gates.speedup_bound(self.run.job.target)
         if value is None:
             return False
-        short = f"{value:.2f}x in a short measurement"
-        if bound is not None and self.speeds.is_below(name, bound):
-            self._stop(name, f"{short}, below {bound:.2f}x with {CONFIDENCE:.0%} confidence")
+        found = f"{value:.2f}x in a {'full' if self.trials[known].latency else 'short'} measurement"
+        if known != name:
+            found += f" of {known}, which runs the same kernels"
+        if bound is not None and self.speeds.is_below(known, bound):
+            self._stop(name, f"{found}, below {bound:.2f}x with {CONFIDENCE:.0%} confidence")
             return True
-        if not self.leader or not self.speeds.is_behind(name, self.leader):
+        if not self.leader or not self.speeds.is_behind(known, self.leader):
             return False
         best = f"{self.leader} has {self.speeds.value(self.leader):.2f}x"
-        self._stop(name, f"{short}, {best}: not {WORTH - 1:.0%} faster with {CONFIDENCE:.0%} confidence")
-        self.behind.append(name)
-        return True
+        return self._stop_behind(name, f"{found}, {best}: not {WORTH - 1:.0%} faster with {CONFIDENCE:.0%} confidence")
 
     def _stop_if_larger(self, name: str) -> bool:
         if not self.leader or self._size(name) < self._size(self.leader):
             return False
-        self._stop(
-            name, f"{self._size(name) / 1e6:.1f} MB, {self.leader} passes with {self._size(self.leader) / 1e6:.1f} MB"
-        )
-        self.behind.append(name)
-        return True
+        sizes = [f"{self._size(one) / 1e6:.1f} MB" for one in (name, self.leader)]
+        return self._stop_behind(name, f"{sizes[0]}, {self.leader} passes with {sizes[1]}")
+
+    def _make_and_evaluate(self, names: list[str]) -> list[str]:
+        waiting = [name for name in names if self._is_waiting(name)]
+        self._make(waiting)
+        return self._evaluate([name for name in names if name not in waiting or self._may_race(name)])
 
     def _evaluate(self, names: list[str], *, stops: bool = True) -> list[str]:
         """Measure the accuracy of candidates at once, and return those that pass every gate so far.
@@ -157,11 +202,12 @@ class _Race:
                 self.run, self.run_inputs, self.inventory, self.baseline, self.trials[name], judged_data
             )
             for name in names
+            if self.trials[name].accuracy is None
         }
-        for name, future in futures.items():
-            trial = trial_of(name, future.result(raise_on_failure=False))
-            self.trials[name] = judge_trial(self.judged_data, trial)
-            if trial.is_stopped:
+        self.trials |= {name: trial_of(name, future.result(raise_on_failure=False)) for name, future in futures.items()}
+        for name in names:
+            self.trials[name] = judge_trial(self.judged_data, self.trials[name])
+            if self.trials[name].is_stopped:
                 self.inaccurate.append(name)
         return [name for name in names if self.trials[name].outcome == "passed"]
 
@@ -171,37 +217,62 @@ class _Race:
         trial = judge_trial(self.judged_data, trial_of(name, state.result(raise_on_failure=False)))
         self.trials[name] = trial
         if trial.latency:
-            self._add_speed(name, trial.latency)
+            latency = trial.latency
+            self.speeds.add(name, latency.speedup, latency.launches, self.run.job.gates.confidence)
         if trial.outcome == "passed" and (not self.leader or self._rank(name) < self._rank(self.leader)):
             self.leader = name
 
-    def _evaluate_again(self, names: Collection[str]) -> None:
-        """Measure the accuracy of stopped candidates on all samples, if it was not."""
-        for name in names:
+    def _finish(self, name: str) -> None:
+        """Measure the accuracy of a candidate on all samples, if it was stopped meanwhile, and its latency in full."""
+        if name in self.inaccurate:
             self.trials[name] = replace(self.trials[name], outcome=None, refusal=None)
-        self._evaluate([name for name in names if self.trials[name].accuracy is None], stops=False)
+            self._evaluate([name], stops=False)
+        self._time(name)
 
     def _choose_recovered(self) -> str | None:
         """Return the candidate that recovery will choose, which it needs to know in full; None if there is none."""
         failed = {name: drop_of(trial) for name, trial in self.trials.items() if fails_on_accuracy_alone(trial)}
         # What was stopped for its drop loses more than any that was not.
         drops = failed | dict.fromkeys(self.inaccurate, math.inf)
-        worth = {name: (self.speeds.value(name) or 0.0, drop) for name, drop in drops.items() if is_recoverable(name)}
-        return choose_promising(worth, (self.speeds.value(self.leader) or 0.0) if self.leader else 0.0)
+        worth = {name: (self._speed(name), drop) for name, drop in drops.items() if is_recoverable(name)}
+        return choose_promising(worth, self._speed(self.leader) if self.leader else 0.0)
 
     # Facts
 
-    def _add_speed(self, name: str, latency: Latency) -> None:
-        self.speeds.add(name, latency.speedup, latency.launches, self.run.job.gates.confidence)
+    def _variants(self) -> dict[str, Variant]:
+        """Return the variants that were made and not refused, by name."""
+        return {name: trial.variant for name, trial in self.trials.items() if trial.variant and not trial.refusal}
+
+    def _is_waiting(self, name: str) -> bool:
+        """Return True if a candidate is neither made nor refused so far."""
+        return self.trials[name].variant is None and self.trials[name].refusal is None
+
+    def _is_unmeasured(self, name: str) -> bool:
+        variant = self.trials[name].variant
+        return variant is not None and variant.proof != "measured"
+
+    def _of_its_kind(self, name: str, known: Container[str]) -> str:
+        """Return the candidate itself if it is `known`, or a known one that runs the same kernels; itself if there is none."""
+        kind = decode(name).kernels
+        others = (other for other in self.trials if other in known and decode(other).kernels == kind)
+        return name if name in known else next(others, name)
+
+    def _speed(self, name: str) -> float:
+        return self.speeds.value(self._of_its_kind(name, self.speeds)) or 0.0
+
+    def _size(self, name: str) -> float:
+        """Return the size of a candidate's file, or of one of its kind, in bytes; Inf if there is none."""
+        variant = self.trials[self._of_its_kind(name, self._variants())].variant
+        return variant.size_bytes if variant else math.inf
 
     def _rank(self, name: str) -> float:
         """Return the value by which candidates are ordered, best first."""
-        return float(self._size(name)) if self.run.job.objective == "size" else -(self.speeds.value(name) or 0.0)
+        return self._size(name) if self.run.job.objective == "size" else -self._speed(name)
 
-    def _size(self, name: str) -> int:
-        variant = self.trials[name].variant
-        assert variant
-        return variant.size_bytes
+    def _stop_behind(self, name: str, reason: str) -> bool:
+        self._stop(name, reason)
+        self.behind.append(name)
+        return True
 
     def _stop(self, name: str, reason: str) -> None:
         log.info("stopped %s: %s", name, reason)

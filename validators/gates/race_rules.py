@@ -18,6 +18,8 @@ WORTH = 1.03
 # Least standard deviation between launches, of the logarithm of a speedup. Few launches may agree by chance.
 LEAST_DEVIATION = 0.01
 
+# Short measurements of each candidate, of one launch each. Two are the fewest that show how launches differ.
+PROBES = 2
 # Candidates whose accuracy is measured at a time.
 AT_A_TIME = 2
 
@@ -71,68 +73,84 @@ def run_heats(
                 time(name)
 
 
+@dataclass(frozen=True)
+class _Speed:
+    """Log speedup of one racer: its mean over launches, their number, and the log speedup of its best launch."""
+
+    mean: float
+    launches: int
+    best: float
+    is_sure: bool = True
+
+
 @dataclass
 class Speeds:
     """Measured speedups of the racers, with one variance between launches pooled over all of them.
 
     Two launches give a variance of one degree of freedom, too few for a decision. The candidates of a run share the machine, so
-    their launches are taken to differ equally.
+    their launches are taken to differ equally. But a neighbour of a virtual machine may slow one of them for a whole launch, so
+    a racer is stopped only if the best of its short launches is too slow.
     """
 
-    _seen: dict[str, tuple[float, int]] = field(default_factory=dict)
-    _unsure: set[str] = field(default_factory=set)
+    _seen: dict[str, _Speed] = field(default_factory=dict)
+    _short: dict[str, list[float]] = field(default_factory=dict)
     _squares: float = 0.0
     _freedom: int = 0
 
-    def add(self, name: str, speedup: Estimate, launches: int, confidence: float) -> None:
-        """Add a measurement; `speedup` has Student's bounds over its launches with this one-sided confidence.
+    def add_launch(self, name: str, speedup: Estimate) -> None:
+        """Add a short measurement of one launch. A value without bounds, as of a disturbed measurement, decides nothing."""
+        log = math.log(speedup.value)
+        if speedup.low is None:
+            self._seen.setdefault(name, _Speed(log, 1, log, is_sure=False))
+            return
+        logs = self._short.setdefault(name, [])
+        logs.append(log)
+        self._seen[name] = _Speed(float(np.mean(logs)), len(logs), max(logs))
 
-        A later measurement of the same candidate replaces the value of an earlier one; its variance counts as well. A value
-        without bounds, as of a disturbed measurement, decides nothing.
+    def add(self, name: str, speedup: Estimate, launches: int, confidence: float) -> None:
+        """Add a full measurement; `speedup` has Student's bounds over its launches with this one-sided confidence.
+
+        It replaces the value of the short launches; their variance counts as well. A value without bounds decides nothing.
         """
         from scipy import stats
 
         mean = math.log(speedup.value)
-        self._seen[name] = mean, launches
-        if speedup.low is None:
-            self._unsure.add(name)
-            return
-        self._unsure.discard(name)
-        if launches < 2:
+        self._seen[name] = _Speed(mean, launches, mean, is_sure=speedup.low is not None)
+        if speedup.low is None or launches < 2:
             return
         half = mean - math.log(speedup.low)
         deviation = half * math.sqrt(launches) / float(stats.t.ppf(confidence, launches - 1))
         self._squares += deviation**2 * (launches - 1)
         self._freedom += launches - 1
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._seen
+
     def value(self, name: str) -> float | None:
         """Return the latest measured speedup of a candidate, or None if it has none."""
-        return math.exp(self._seen[name][0]) if name in self._seen else None
+        return math.exp(self._seen[name].mean) if name in self._seen else None
 
     def is_below(self, name: str, bound: float) -> bool:
         """Return True if the speedup is below the bound with `CONFIDENCE`."""
-        if not self._is_sure(name):
+        one = self._seen.get(name)
+        if one is None or not one.is_sure:
             return False
-        mean, launches = self._seen[name]
-        return mean + self._margin(launches) < math.log(bound)
+        return one.best + self._margin(one.launches) < math.log(bound)
 
     def is_behind(self, name: str, leader: str) -> bool:
         """Return True if the candidate is less than `WORTH` times as fast as the leader with `CONFIDENCE`."""
-        if not self._is_sure(name) or not self._is_sure(leader):
+        one, first = self._seen.get(name), self._seen.get(leader)
+        if one is None or first is None or not one.is_sure or not first.is_sure:
             return False
-        (mean, launches), (best, more) = self._seen[name], self._seen[leader]
-        return mean + self._margin(launches, more) < best + math.log(WORTH)
-
-    def _is_sure(self, name: str) -> bool:
-        return name in self._seen and name not in self._unsure
+        return one.best + self._margin(one.launches, first.launches) < first.mean + math.log(WORTH)
 
     def _margin(self, *launches: int) -> float:
         """Return the half-width of the bound on a mean over launches, or on the difference of two, with pooled variance."""
         from scipy import stats
 
-        if not self._freedom:
+        squares = self._squares + sum(float(np.var(logs)) * len(logs) for logs in self._short.values())
+        freedom = self._freedom + sum(len(logs) - 1 for logs in self._short.values())
+        if not freedom:
             return math.inf
-        deviation = max(LEAST_DEVIATION, math.sqrt(self._squares / self._freedom))
-        return (
-            float(stats.t.ppf(CONFIDENCE, self._freedom)) * deviation * math.sqrt(sum(1 / count for count in launches))
-        )
+        deviation = max(LEAST_DEVIATION, math.sqrt(squares / freedom))
+        return float(stats.t.ppf(CONFIDENCE, freedom)) * deviation * math.sqrt(sum(1 / count for count in launches))

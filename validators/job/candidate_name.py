@@ -20,7 +20,7 @@ fp8-amax-pc@ort-cpu                   E4M3, scale = amax / 448
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic_core import PydanticKnownError, core_schema
@@ -103,6 +103,16 @@ class Candidate:
     def is_simulated(self) -> bool:
         """True if the target has no kernels for the precision, so that only its numerics can be reproduced there."""
         return self.precision in facts_of(self.target).simulated
+
+    @property
+    def kernels(self) -> Candidate:
+        """The candidate without what changes values alone: those with equal `kernels` run the same ones, and are equally fast.
+
+        >>> decode("int8-static-mse-pc-bc@ort-cpu").kernels == decode("int8-static-minmax-pc@ort-cpu").kernels
+        True
+        """
+        method: WeightMethod | None = "rtn" if self.weight_method == "gptq" else self.weight_method
+        return replace(self, range_method=None, weight_method=method, bias_corrected=False)
 
 
 FUSED = "+fused"

@@ -38,6 +38,7 @@ def compare_latency(
     dims: dict[str, int] | None = None,
     code: Path = Path(),
     patience: RunPatience | None = None,
+    first_launch: int = 0,
 ) -> Latency:
     """Measure both on the same requests and return the variant's latency with its speedup over the baseline.
 
@@ -46,6 +47,7 @@ def compare_latency(
     names sizes in the requests for the record. `code` is the folder of the user's functions that the measurement names. While
     there is `patience`, disturbed blocks are measured again; without, three times at most. The processes run at the highest
     priority that they may take and, with fewer threads than processors, on those that are least busy when a launch begins.
+    Who starts first alternates from launch to launch; `first_launch` is the index of the first one.
 
     Raw samples go to `samples_path` (`.npz`): `baseline` and `variant` in milliseconds, `baseline_block` and `variant_block`
     with the block index of each sample, `launch` with the launch index of each block, `requests` with the length of a round,
@@ -60,7 +62,7 @@ def compare_latency(
         inputs = save_requests(Path(folder, "requests.npz"), requests)
         contest = _Contest((baseline, variant), inputs, len(requests), measurement, code, gpu, patience)
         for launch in range(measurement.launches):
-            contest.launch(launch)
+            contest.launch(first_launch + launch)
             if contest.gathered.disturbance:
                 break
     save(samples_path, contest.gathered)

@@ -28,6 +28,7 @@ def make_latency(
     confidence: float,
     code: Path,
     patience: RunPatience,
+    first_launch: int,
     refuse_disturbed: Callable[[Latency], None],
     folder: Path,
 ) -> Latency:
@@ -45,6 +46,7 @@ def make_latency(
         dims=point.dims,
         code=code,
         patience=patience,
+        first_launch=first_launch,
     )
     if latency.disturbance:
         refuse_disturbed(latency)

@@ -22,9 +22,9 @@ def test_only_those_behind_are_judged_again_and_beside_all_others(monkeypatch: p
     raced = Raced((leader, Trial(BEHIND, **stopped), slow), (BEHIND,))  # type: ignore[arg-type]
     asked: list[tuple[Any, ...]] = []
 
-    def resume(*given: Any) -> tuple[Trial, ...]:
-        return tuple(
-            replace(one, outcome=None, refusal=None) if one.candidate == BEHIND else one for one in raced.trials
+    def resume(*given: Any) -> Raced:
+        return Raced(
+            tuple(replace(one, outcome=None, refusal=None) if one.candidate == BEHIND else one for one in raced.trials)
         )
 
     def at_target(step: Any, *given: Any) -> Any:
@@ -41,4 +41,4 @@ def test_only_those_behind_are_judged_again_and_beside_all_others(monkeypatch: p
     nothing: Any = None
     after = quantize.resumed(nothing, nothing, nothing, nothing, raced)
     assert asked == [(BESIDE_FP16, LEADER, BEHIND, SLOW), ("judge", BEHIND)]
-    assert after == (leader, Trial(BEHIND, outcome="passed"), slow)
+    assert after == Raced((leader, Trial(BEHIND, outcome="passed"), slow))

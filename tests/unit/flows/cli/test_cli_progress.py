@@ -93,12 +93,14 @@ def test_time_left_of_a_race(clock: Clock) -> None:
     assert progress.seconds_left() == pytest.approx(4 * 8 + 4 * 3 + 2 * 18 + 10 + 3)
     for name in "abcd":
         pass_through(progress, clock, MAKE, name, 8.0)
-    for name in "ab":
-        pass_through(progress, clock, PROBE, name, 3.0)
-    assert progress.seconds_left() == pytest.approx(2 * 3 + 36 + 13)
-    assert progress.lines()[0].endswith("4 of 4 made, 2 of 4 timed, about 00:55 left")
-    for name in "cd":
-        pass_through(progress, clock, PROBE, name, 3.0)
+    for name in "abcd":
+        pass_through(progress, clock, PROBE, f"{name}, launch 0", 1.5)
+    assert progress.seconds_left() == pytest.approx(4 * 1.5 + 36 + 13)
+    assert progress.lines()[0].endswith("4 of 4 made, 4 of 8 short timings, about 00:55 left")
+    for name in "abcd":
+        pass_through(progress, clock, PROBE, f"{name}, launch 1", 1.5)
+    pass_through(progress, clock, MAKE, "e of the same kernels", 4.0)
+    assert progress.lines()[0].endswith("5 of 5 made, 8 of 8 short timings, about 00:49 left")
     pass_through(progress, clock, EVALUATE, "a", 9.0)
     assert progress.seconds_left() == pytest.approx(36 - 9 + 13)
     progress.changed(Stage(CONFIRM, CONFIRM), begins=True)

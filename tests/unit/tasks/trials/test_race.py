@@ -9,23 +9,26 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_judge import BASELINE_BYTES, Bench, N, good_trial, latency, make_job
+from test_judge import BASELINE_BYTES, Bench, N, latency, make_job
 
 from tasks.trials import race as races
 from tasks.trials.judge_on_samples import JudgedData
 from tasks.trials.race import Raced, race, resume
 from validators.errors import CandidateRefused
 from validators.records.measurements import Coverage, Estimate
-from validators.records.run import Refusal, Trial
+from validators.records.run import Refusal, SessionSettings, Trial, Variant
 
 FAST, NEAR, MIDDLE, SLOW, SLOWEST = (
     "int8-dynamic-pc@ort-cpu",
     "int8-static-mse-pc@ort-cpu",
-    "int8-static-minmax-pc@ort-cpu",
+    "int8-dynamic-pt@ort-cpu",
     "int4-g32-rtn@ort-cpu",
     "fp32-fused@ort-cpu",
 )
-SPEED = {FAST: 3.0, NEAR: 2.95, MIDDLE: 2.0, SLOW: 1.5, SLOWEST: 1.05}
+# They run the same kernels as NEAR, and as SLOW.
+TWIN, SLOW_TWIN = "int8-static-minmax-pc@ort-cpu", "int4-g32-gptq@ort-cpu"
+SPEED = {FAST: 3.0, NEAR: 2.95, MIDDLE: 2.0, SLOW: 1.5, SLOWEST: 1.05, TWIN: 2.95, SLOW_TWIN: 1.5}
+FIVE = (FAST, NEAR, MIDDLE, SLOW, SLOWEST)
 GOOD = np.ones(N)
 BAD = (np.arange(N) < 800).astype(float)
 
@@ -35,18 +38,32 @@ def bench(tmp_path: Path) -> Bench:
     return Bench(tmp_path)
 
 
+COVERED = Coverage({"QGemm": 90, "Gemm": 10}, ("QGemm",), ("head",), ("CPUExecutionProvider",))
+
+
+def variant_of(name: str) -> Variant:
+    return Variant(name, Path("model.onnx"), name, 260, SessionSettings("CPUExecutionProvider", 2))
+
+
 class Rehearsal:
-    """A run whose candidates have planted speedups and scores; `asked` lists the measurements in their order."""
+    """A run whose candidates have planted speedups and scores.
+
+    `asked` lists the measurements in their order, but for short ones, which `probed` lists; `made` those that were made.
+    """
 
     def __init__(self, bench: Bench, monkeypatch: pytest.MonkeyPatch, scores: dict[str, Any], **changes: Any) -> None:
         self.asked: list[str] = []
+        self.made: list[str] = []
+        self.probed: list[tuple[str, int]] = []
+        self.changes: dict[str, Any] = {}
         self.bench, self.scores, self.refused = bench, scores, ""
         self.hopeless: tuple[str, ...] = ()
         self.run: Any = SimpleNamespace(job=make_job(**changes))
         nobody = np.zeros(N, bool)
         judged_data = JudgedData(self.run.job, bench.accuracy(GOOD), BASELINE_BYTES, nobody, {})
         monkeypatch.setattr(races, "judged_data_of", lambda *_: judged_data)
-        monkeypatch.setattr(races, "probe_latency", self.step("probe", self.probed))
+        monkeypatch.setattr(races, "make_candidates", self.make)
+        monkeypatch.setattr(races, "probe_latency", self.probe)
         monkeypatch.setattr(races, "measure_latency", self.step("time", self.timed))
         monkeypatch.setattr(races, "evaluate_candidate", self.step("evaluate", self.evaluated))
 
@@ -65,29 +82,38 @@ class Rehearsal:
         call.submit = call  # type: ignore[attr-defined]  # as Prefect's tasks have
         return call
 
-    def probed(self, trial: Trial) -> Any:
-        if trial.candidate == self.refused:
-            return Refusal("invalid", "does not load")
-        return self.measured(trial.candidate, 2)
+    def make(self, *given: Any, evaluates: bool) -> tuple[Trial, ...]:
+        assert not evaluates
+        self.made.extend(given[-1])
+        trials = [Trial(name, variant=variant_of(name), coverage=COVERED) for name in given[-1]]
+        return tuple(replace(trial, **self.changes.get(trial.candidate, {})) for trial in trials)
+
+    def probe(self, *given: Any, return_state: bool) -> Any:
+        trial, launch = given[-2:]
+        self.probed.append((trial.candidate, launch))
+        speed = SPEED[trial.candidate] * (0.99, 1.01)[launch]
+        found = replace(latency(Estimate(speed, speed, speed)), launches=1)
+        refused = Refusal("invalid", "does not load")
+        return SimpleNamespace(result=lambda raise_on_failure: refused if trial.candidate == self.refused else found)
 
     def timed(self, trial: Trial) -> Trial:
-        return replace(trial, latencies=(self.measured(trial.candidate, 6),))
+        return replace(trial, latencies=(self.measured(trial.candidate),))
 
     def evaluated(self, trial: Trial) -> Trial:
         return replace(trial, accuracy=self.bench.accuracy(self.scores.get(trial.candidate, GOOD)))
 
     @staticmethod
-    def measured(name: str, launches: int) -> Any:
+    def measured(name: str) -> Any:
         """Its bounds are those of launches that differ by 1 %."""
         value = SPEED[name]
-        return replace(latency(Estimate(value, value * 0.99, value * 1.01)), launches=launches)
+        return replace(latency(Estimate(value, value * 0.99, value * 1.01)), launches=6)
 
-    def race(self, names: tuple[str, ...] = tuple(SPEED), **made: Any) -> Raced:
-        """Run the race over candidates that were made; `made` changes a candidate's trial, by its name."""
+    def race(self, names: tuple[str, ...] = FIVE, **changes: Any) -> Raced:
+        """Run the race over candidates; `changes` changes a candidate's trial after it was made, by its name."""
+        self.changes = changes
+        self.run.job = self.run.job.model_copy(update={"candidates": names})
         nothing: Any = None
-        trials = [replace(good_trial(nothing, name), latencies=()) for name in names]
-        trials = [replace(trial, **made.get(trial.candidate, {})) for trial in trials]
-        return race(self.run, nothing, nothing, nothing, tuple(trials))
+        return race(self.run, nothing, nothing, nothing)
 
 
 def outcomes(raced: Raced) -> dict[str, str]:
@@ -98,8 +124,7 @@ def test_only_those_that_can_win_are_measured_in_full(bench: Bench, monkeypatch:
     rehearsal = Rehearsal(bench, monkeypatch, {})
     raced = rehearsal.race((SLOWEST, SLOW, MIDDLE, FAST))
     assert outcomes(raced) == {SLOWEST: "stopped", SLOW: "stopped", MIDDLE: "stopped", FAST: "passed"}
-    measured = [asked for asked in rehearsal.asked if not asked.startswith("probe")]
-    assert measured == [f"evaluate {FAST}", f"evaluate {MIDDLE}", f"time {FAST}"]
+    assert rehearsal.asked == [f"evaluate {FAST}", f"evaluate {MIDDLE}", f"time {FAST}"]
     reasons = {trial.candidate: trial.refusal.reason for trial in raced.trials if trial.refusal}
     assert reasons[SLOWEST] == "1.05x in a short measurement, below 1.20x with 99% confidence"
     assert reasons[SLOW] == f"1.50x in a short measurement, {FAST} has 3.00x: not 3% faster with 99% confidence"
@@ -124,7 +149,7 @@ def test_a_hopeless_drop_is_measured_to_its_end_if_recovery_may_choose_it(
     raced = rehearsal.race((FAST, NEAR, MIDDLE, SLOW))
     assert outcomes(raced) == {FAST: "failed", NEAR: "stopped", MIDDLE: "passed", SLOW: "failed"}
     looked = [f"look at {FAST}", f"look at {NEAR}"]
-    assert [asked for asked in rehearsal.asked if not asked.startswith("probe")] == [
+    assert rehearsal.asked == [
         *looked,
         *(f"{word} {name}" for word, name in (("evaluate", MIDDLE), ("evaluate", SLOW), ("time", MIDDLE))),
         *(f"{word} {FAST}" for word in ("evaluate", "time")),
@@ -156,16 +181,16 @@ def test_kernels_in_float_fail_before_anything_is_timed(bench: Bench, monkeypatc
     raced = rehearsal.race((FAST, MIDDLE), **{FAST: {"coverage": in_float}})
     assert outcomes(raced) == {FAST: "failed", MIDDLE: "passed"}
     assert [verdict.gate for verdict in raced.trials[0].verdicts if verdict.outcome == "fail"] == ["coverage"]
-    assert not [asked for asked in rehearsal.asked if FAST in asked]
+    assert not [asked for asked in rehearsal.asked if FAST in asked] and (FAST, 0) not in rehearsal.probed
 
 
 def test_a_simulation_is_stopped_unless_nothing_else_is_there(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     fp8 = "fp8-amax-pc@ort-cpu"
     monkeypatch.setitem(SPEED, fp8, 1.0)
-    variant = good_trial(bench.accuracy(GOOD), fp8).variant
-    assert variant is not None
-    made: dict[str, Any] = {fp8: {"variant": replace(variant, proof="simulated")}}
-    assert outcomes(Rehearsal(bench, monkeypatch, {}).race((fp8, FAST), **made)) == {fp8: "stopped", FAST: "passed"}
+    made: dict[str, Any] = {fp8: {"variant": replace(variant_of(fp8), proof="simulated")}}
+    beside = Rehearsal(bench, monkeypatch, {})
+    assert outcomes(beside.race((fp8, FAST), **made)) == {fp8: "stopped", FAST: "passed"}
+    assert beside.made == [FAST]
     alone = Rehearsal(bench, monkeypatch, {})
     alone.race((fp8,), **made)
     assert alone.asked == [f"evaluate {fp8}"]
@@ -180,10 +205,8 @@ def test_a_candidate_that_is_refused_when_it_is_timed_is_out(bench: Bench, monke
 
 def test_by_size_the_smallest_that_passes_ends_the_race(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     rehearsal = Rehearsal(bench, monkeypatch, {}, objective="size")
-    variant = good_trial(bench.accuracy(GOOD)).variant
-    assert variant is not None
     made: dict[str, Any] = {
-        name: {"variant": replace(variant, candidate=name, size_bytes=size)}
+        name: {"variant": replace(variant_of(name), size_bytes=size)}
         for name, size in ((FAST, 300), (MIDDLE, 200), (SLOW, 100))
     }
     raced = rehearsal.race((FAST, MIDDLE, SLOW), **made)
@@ -197,9 +220,81 @@ def test_those_behind_are_measured_when_the_leader_does_not_win(bench: Bench, mo
     lost = tuple(replace(trial, outcome="failed") if trial.candidate == FAST else trial for trial in raced.trials)
     nothing: Any = None
     rehearsal.asked.clear()
-    trials = resume(rehearsal.run, nothing, nothing, nothing, replace(raced, trials=lost))
-    assert outcomes(Raced(trials)) == {FAST: "failed", MIDDLE: "passed", SLOW: "failed"}
-    assert rehearsal.asked == [f"evaluate {SLOW}", f"time {MIDDLE}", f"time {SLOW}"], "the accuracy of one was known"
+    again = resume(rehearsal.run, nothing, nothing, nothing, replace(raced, trials=lost))
+    assert outcomes(again) == {FAST: "failed", MIDDLE: "passed", SLOW: "failed"} and again.behind == ()
+    assert rehearsal.asked == [f"evaluate {SLOW}", f"time {MIDDLE}"], "the accuracy of one was known"
+
+
+def test_those_behind_race_among_themselves(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    rehearsal = Rehearsal(bench, monkeypatch, {})
+    raced = rehearsal.race((FAST, MIDDLE, SLOW, SLOW_TWIN))
+    lost = tuple(replace(trial, outcome="failed") if trial.candidate == FAST else trial for trial in raced.trials)
+    nothing: Any = None
+    again = resume(rehearsal.run, nothing, nothing, nothing, replace(raced, trials=lost))
+    assert outcomes(again) == {FAST: "failed", MIDDLE: "passed", SLOW: "stopped", SLOW_TWIN: "stopped"}
+    assert again.behind == (SLOW, SLOW_TWIN) and SLOW_TWIN not in rehearsal.made
+
+
+def test_of_equal_kernels_one_is_made_and_timed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other is made once it can win: it is stopped unmade if its kind is slow, or if the first passes."""
+    rehearsal = Rehearsal(bench, monkeypatch, {})
+    raced = rehearsal.race((SLOW, SLOW_TWIN, NEAR, TWIN))
+    assert outcomes(raced) == {SLOW: "stopped", SLOW_TWIN: "stopped", NEAR: "passed", TWIN: "stopped"}
+    reasons = {trial.candidate: trial.refusal.reason for trial in raced.trials if trial.refusal}
+    assert reasons[TWIN] == f"the same kernels as {NEAR}, which passes"
+    short = f"1.50x in a short measurement of {SLOW}, which runs the same kernels"
+    assert reasons[SLOW_TWIN] == f"{short}, {NEAR} has 2.95x: not 3% faster with 99% confidence"
+    assert rehearsal.made == [SLOW, NEAR, TWIN], "two are evaluated at a time"
+    assert set(raced.behind) == {SLOW, SLOW_TWIN, TWIN}
+
+
+def test_of_equal_kernels_the_next_races_if_the_first_loses_too_much(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rehearsal = Rehearsal(bench, monkeypatch, {NEAR: BAD})
+    raced = rehearsal.race((NEAR, TWIN, MIDDLE))
+    assert outcomes(raced) == {NEAR: "failed", TWIN: "passed", MIDDLE: "stopped"}
+    assert rehearsal.made == [NEAR, MIDDLE, TWIN]
+    assert rehearsal.asked == [f"evaluate {NEAR}", f"evaluate {TWIN}", f"time {TWIN}"]
+
+
+def test_of_equal_kernels_the_next_takes_the_place_of_one_that_is_refused(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rehearsal = Rehearsal(bench, monkeypatch, {})
+    unable = {"variant": None, "outcome": "refused", "refusal": Refusal("unsupported", "no ranges")}
+    raced = rehearsal.race((NEAR, TWIN, MIDDLE), **{NEAR: unable})
+    assert outcomes(raced) == {NEAR: "refused", TWIN: "passed", MIDDLE: "stopped"}
+    assert [name for name, _ in rehearsal.probed] == [TWIN, MIDDLE] * 2
+
+
+def test_all_of_equal_kernels_fail_on_coverage_together(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    rehearsal = Rehearsal(bench, monkeypatch, {})
+    in_float = Coverage({"QGemm": 10, "Gemm": 90}, ("QGemm",), ("head",), ("CPUExecutionProvider",))
+    raced = rehearsal.race((SLOW, SLOW_TWIN, FAST), **{SLOW: {"coverage": in_float}})
+    assert outcomes(raced) == {SLOW: "failed", SLOW_TWIN: "stopped", FAST: "passed"}
+    reason = next(trial.refusal for trial in raced.trials if trial.candidate == SLOW_TWIN)
+    assert reason is not None and reason.reason == f"{SLOW}, which runs the same kernels, fails on coverage"
+    assert SLOW_TWIN not in rehearsal.made and SLOW_TWIN not in raced.behind
+
+
+def test_a_copy_of_one_that_was_judged_before_is_not_judged_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The later one is the copy, although the job names it first."""
+    rehearsal = Rehearsal(bench, monkeypatch, {FAST: BAD, NEAR: BAD})
+    # Made in the finals, as NEAR is of its kind; the same file as FAST.
+    raced = rehearsal.race((NEAR, TWIN, FAST), **{TWIN: {"variant": variant_of(FAST)}})
+    assert outcomes(raced) == {NEAR: "failed", TWIN: "refused", FAST: "failed"}
+    assert f"evaluate {TWIN}" not in rehearsal.asked
+    assert next(trial for trial in raced.trials if trial.candidate == FAST).copies == (TWIN,)
+
+
+def test_short_measurements_take_turns(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One launch of each, then another of each: what slows the machine for seconds meets one launch of a candidate."""
+    rehearsal = Rehearsal(bench, monkeypatch, {})
+    rehearsal.race((FAST, MIDDLE, SLOW))
+    assert rehearsal.probed == [(name, launch) for launch in (0, 1) for name in (FAST, MIDDLE, SLOW)]
 
 
 def test_an_error_of_a_step_is_the_candidates_refusal(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,11 @@ def add(speeds: Speeds, name: str, *logs: float) -> None:
     speeds.add(name, ratio_estimate([[math.exp(log)] for log in logs], 0.95), len(logs), 0.95)
 
 
+def probe(speeds: Speeds, name: str, *logs: float) -> None:
+    for log in logs:
+        speeds.add_launch(name, Estimate(math.exp(log), math.exp(log), math.exp(log)))
+
+
 def test_the_variance_is_pooled_over_candidates() -> None:
     """Deviations of 0.02 (one degree of freedom) and of 0.04 (two) give sqrt((0.0004 + 2 * 0.0016) / 3)."""
     speeds = Speeds()
@@ -39,6 +44,46 @@ def test_a_candidate_that_cannot_be_worth_more_is_behind(lead: float, behind: bo
     add(speeds, "leader", lead, lead)
     assert float(stats.t.ppf(CONFIDENCE, 10)) * LEAST_DEVIATION == pytest.approx(0.0276, abs=1e-4)
     assert speeds.is_behind("slow", "leader") == behind
+
+
+def test_launches_of_short_measurements_are_pooled_and_the_best_decides() -> None:
+    """Deviations of 0.02 * sqrt(2) and of 0.04 * sqrt(2), one degree of freedom each, give sqrt(0.002)."""
+    speeds = Speeds()
+    probe(speeds, "a", 0.98, 1.02)
+    probe(speeds, "b", 2.96, 3.04)
+    assert speeds.value("a") == pytest.approx(math.e)
+    margin = float(stats.t.ppf(CONFIDENCE, 2)) * math.sqrt(0.002)
+    best = 1.02 + margin / math.sqrt(2)
+    assert speeds.is_below("a", math.exp(best + 1e-6)) and not speeds.is_below("a", math.exp(best - 1e-6))
+    # Of the mean of two launches and that of one.
+    lead = 1.02 + margin * math.sqrt(1.5) - math.log(WORTH)
+    for name, more, behind in (("not ahead", -1e-6, False), ("ahead", 1e-6, True)):
+        speeds.add(name, Estimate(math.exp(lead + more), 0.1, 9.0), 1, 0.95)
+        assert speeds.is_behind("a", name) == behind
+
+
+def test_a_launch_that_was_slow_stops_nobody() -> None:
+    speeds = Speeds()
+    for index in range(8):
+        probe(speeds, f"other {index}", 1.0, 1.01)
+    add(speeds, "leader", *[1.1] * 6)
+    probe(speeds, "slow once", 0.8, 1.1)
+    assert speeds.value("slow once") == pytest.approx(math.exp(0.95))
+    assert not speeds.is_behind("slow once", "leader")
+
+
+def test_a_disturbed_launch_counts_for_order_alone() -> None:
+    speeds = Speeds()
+    for index in range(4):
+        probe(speeds, f"other {index}", 0.0, 0.01)
+    speeds.add_launch("a", Estimate(1.5, None, None))
+    assert speeds.value("a") == pytest.approx(1.5) and not speeds.is_below("a", 100.0)
+    probe(speeds, "a", 0.0)
+    speeds.add_launch("a", Estimate(1.5, None, None))
+    assert speeds.value("a") == pytest.approx(1.0), "the launch that was not disturbed"
+    assert speeds.is_below("a", 100.0)
+    probe(speeds, "a", 0.1)
+    assert speeds.value("a") == pytest.approx(math.exp(0.05))
 
 
 def test_nothing_is_decided_without_a_variance_or_on_a_disturbed_value() -> None:
@@ -82,7 +127,7 @@ def test_the_best_of_simulated_candidates_is_rarely_stopped() -> None:
         logs = rng.normal(math.log(2), 0.05, 6)
         speeds = Speeds()
         for index, log in enumerate(logs):
-            add(speeds, str(index), *rng.normal(log, 0.05, 2))
+            probe(speeds, str(index), *rng.normal(log, 0.05, 2))
         leader = int(rng.integers(6))
         add(speeds, str(leader), *rng.normal(logs[leader], 0.05, 6))
         best = int(np.argmax(logs))
