@@ -175,7 +175,7 @@ def _confirmed_metrics(confirmed: Confirmed) -> dict[str, float | None]:
         "confirmed_metric": confirmed.value,
         "confirmed_baseline": confirmed.baseline_value,
         **_ends("confirmed_drop", confirmed.drop, "upper"),
-        **_ends("confirmed_speedup_p50", confirmed.latency.speedup, "lower"),
+        **_ends("confirmed_speedup_p50", confirmed.latency.speedup if confirmed.latency else None, "lower"),
     }
 
 
@@ -200,7 +200,7 @@ def _files(trial: Trial) -> Iterator[tuple[Path, str]]:
         yield latency.samples_path, LATENCY.format(place=label)
     if trial.beside_fp16:
         yield trial.beside_fp16.samples_path, LATENCY.format(place=BESIDE_FP16)
-    if trial.confirmed:
+    if trial.confirmed and trial.confirmed.latency:
         yield trial.confirmed.latency.samples_path, LATENCY.format(place=CONFIRMED)
 
 

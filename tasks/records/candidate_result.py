@@ -57,8 +57,8 @@ def _confirmed(trial: Trial) -> ConfirmedResult | None:
         metric_value=finite(confirmed.value),
         metric_drop=_finite_estimate(confirmed.drop),
         slices=_slices(confirmed.slices),
-        speedup_p50=confirmed.latency.speedup,
-        latency_p50_ms=confirmed.latency.p50_ms,
+        speedup_p50=confirmed.latency.speedup if confirmed.latency else None,
+        latency_p50_ms=confirmed.latency.p50_ms if confirmed.latency else None,
     )
 
 

@@ -121,7 +121,7 @@ def _tell_gain(best: Trial) -> str:
     """Describe the winner's gain, with the confirmed figures if it was confirmed."""
     assert best.latency and best.accuracy
     confirmed = best.confirmed
-    latency = confirmed.latency if confirmed else best.latency
+    latency = (confirmed and confirmed.latency) or best.latency
     value = confirmed.value if confirmed else best.accuracy.value
     gain = (
         f"{best.candidate} is {latency.speedup.value:.2f}x as fast as the baseline (p50, batch {latency.batch_size}), "

@@ -54,8 +54,9 @@ def tell_confirmation(result: Result) -> str:
     assert confirmed is not None
     count = "One candidate was" if len(tried) == 1 else f"{len(tried)} candidates were, best first,"
     return (
-        f"{count} judged again on {confirmed.n} evaluation samples that had no say in the choice, and timed anew; each bound "
-        f"holds with {100 * confirmed.confidence:.3g} % confidence, so that all that may be tried share the error of one."
+        f"{count} judged again on {confirmed.n} evaluation samples that had no say in the choice and, if passed there, timed "
+        f"anew; each bound holds with {100 * confirmed.confidence:.3g} % confidence, so that all that may be tried share the "
+        "error of one."
     )
 
 
@@ -73,7 +74,7 @@ def _row(candidate: CandidateResult, metric: str) -> ConfirmedRow:
         drop=formats.metric_drop(drop.value if drop else None, metric),
         drop_upper=f"≤ {formats.metric_drop(drop.high, metric)}" if drop and drop.high is not None else "",
         chosen_drop=formats.metric_drop(before.value if before else None, metric),
-        speedup=formats.speedup(speedup.value),
-        speedup_lower=f"≥ {formats.speedup(speedup.low)}" if speedup.low is not None else "",
+        speedup=formats.speedup(speedup.value if speedup else None),
+        speedup_lower=f"≥ {formats.speedup(speedup.low)}" if speedup and speedup.low is not None else "",
         chosen_speedup=formats.speedup(ratio.value if ratio else None),
     )

@@ -145,7 +145,7 @@ def _figures(result: Result, trials: Mapping[str, Trial]) -> list[Figure]:
 
 def _beside(trial: Trial | None, fallback: float | None) -> float | None:
     """Return the baseline's p50 in milliseconds, measured in turn with this candidate, which its speedup is based on."""
-    if trial and trial.confirmed:
+    if trial and trial.confirmed and trial.confirmed.latency:
         return trial.confirmed.latency.baseline_p50_ms
     return trial.latency.baseline_p50_ms if trial and trial.latency else fallback
 

@@ -128,7 +128,7 @@ def figures(promoted: Promoted, points: int | None = None) -> list[str]:
         rows.append((f"{shown(accuracy.metric, 60)}, {confirmed.n} rows that confirmed it", *both, ""))
     for label, latency in list(zip(point_labels(trial.latencies), trial.latencies, strict=True))[:points]:
         rows.append(_latency(f"p50 latency at {shown(label, 60)}", latency))
-    if confirmed:
+    if confirmed and confirmed.latency:
         rows.append(_latency("p50 latency, confirmed", confirmed.latency))
     return markdown_table(("Figure", "This", "Source", "Ratio"), rows)
 

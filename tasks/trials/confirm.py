@@ -80,18 +80,13 @@ def _judge_again(
     trial: Trial,
     halves: Mapping[str, Variant],
 ) -> Trial:
-    """Return the trial with `confirmed_...` verdicts added, and their figures. `halves`: float16 variants by target."""
+    """Return the trial with `confirmed_...` verdicts added, and their figures. `halves`: float16 variants by target.
+
+    Its latency is measured only if its answers pass.
+    """
     assert trial.variant and trial.accuracy and trial.coverage
     job = run.job
     confidence = confidence_of_each(job.gates.confidence, job.confirmation.candidates)
-    latency = _measure_again(run, run_inputs, inventory, trial, confidence)
-    half = halves.get(decode(trial.candidate).target)
-    # As in the selection, float16 is not compared with itself.
-    beside = (
-        _measure_again(run, run_inputs, inventory, trial, confidence, half)
-        if trial.beside_fp16 is not None and half is not None
-        else None
-    )
     answers = figures_of(judged_data, trial.accuracy, judged_data.confirmation, confidence)
     measured = Measured(
         job=job.model_copy(update={"gates": job.gates.model_copy(update={"confidence": confidence})}),
@@ -100,10 +95,18 @@ def _judge_again(
         answers=answers,
         coverage=trial.coverage,
         baseline_bytes=judged_data.baseline_bytes,
-        latency=latency,
-        beside_fp16=beside,
     )
     again = judge_gates(measured, CONFIRMED, confirming=True)
+    if overall(again) == "passed":
+        half = halves.get(decode(trial.candidate).target)
+        # As in the selection, float16 is not compared with itself.
+        has_half = trial.beside_fp16 is not None and half is not None
+        measured = replace(
+            measured,
+            latency=_measure_again(run, run_inputs, inventory, trial, confidence),
+            beside_fp16=_measure_again(run, run_inputs, inventory, trial, confidence, half) if has_half else None,
+        )
+        again = judge_gates(measured, CONFIRMED, confirming=True)
     confirmed = Confirmed(
         n=answers.rows,
         confidence=confidence,
@@ -111,7 +114,7 @@ def _judge_again(
         value=answers.value,
         drop=answers.drop,
         slices=answers.slices,
-        latency=latency,
+        latency=measured.latency,
     )
     everything = (*trial.verdicts, *again)
     return replace(trial, confirmed=confirmed, verdicts=everything, outcome=overall(everything))

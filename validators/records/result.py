@@ -82,7 +82,10 @@ class SliceResult(_Document):
 
 
 class ConfirmedResult(_Document):
-    """Confirmation of a candidate: accuracy on samples that did not choose it, and a new latency measurement."""
+    """Confirmation of a candidate: accuracy on samples that did not choose it, and a new latency measurement.
+
+    Speedup and latency are null if it does not pass on these samples.
+    """
 
     n: int
     confidence: float
@@ -91,8 +94,8 @@ class ConfirmedResult(_Document):
     metric_value: float | None
     metric_drop: Estimate | None
     slices: list[SliceResult] = []
-    speedup_p50: Estimate
-    latency_p50_ms: float
+    speedup_p50: Estimate | None
+    latency_p50_ms: float | None
 
 
 class CandidateResult(_Document):

@@ -206,6 +206,7 @@ class CalibrationVerdict:
 class Confirmed:
     """Results of a candidate on the confirmation samples: the metric on `n` rows, and a second latency measurement.
 
+    `latency` is None if the candidate does not pass on these samples, since nothing depends on its speed then.
     `confidence` is the one-sided confidence of each bound: higher than the gates', since several candidates may be confirmed.
     """
 
@@ -215,7 +216,7 @@ class Confirmed:
     value: float
     drop: Estimate | None
     slices: tuple[SliceDrop, ...]
-    latency: Latency
+    latency: Latency | None
 
 
 @dataclass(frozen=True)

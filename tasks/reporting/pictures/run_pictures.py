@@ -106,7 +106,7 @@ def draw_latencies(chosen: Trial | None) -> Picture | None:
     """Draw the latency distributions of the chosen candidate and the baseline, confirmed ones if available."""
     if chosen is None or chosen.latency is None:
         return None
-    latency = chosen.confirmed.latency if chosen.confirmed else chosen.latency
+    latency = (chosen.confirmed and chosen.confirmed.latency) or chosen.latency
     if not latency.samples_path.exists():
         return None
     with np.load(latency.samples_path) as samples:
