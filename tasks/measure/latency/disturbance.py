@@ -193,7 +193,7 @@ def canary_ms() -> float:
     slow the canary like a neighbour. Sorting is not affected by the interpreter's lock.
     """
     pieces = []
-    with _highest_priority():
+    with highest_priority():
         for _ in range(CANARY_PIECES):
             start = time.perf_counter_ns()
             np.sort(_NUMBERS)
@@ -202,7 +202,7 @@ def canary_ms() -> float:
 
 
 @contextmanager
-def _highest_priority() -> Iterator[None]:
+def highest_priority() -> Iterator[None]:
     """Run the block at the priority of the measured processes, where this thread may change its own."""
     before = os.getpriority(os.PRIO_PROCESS, 0)
     with suppress(OSError):

@@ -44,14 +44,14 @@ class RunPatience:
         self._spend(lost_seconds)
         if self.left_seconds <= 0:
             return False
-        before = _cpu_seconds()
+        before = processor_use()
         seconds = min(PAUSES_SECONDS[min(tries, len(PAUSES_SECONDS)) - 1], self.left_seconds)
         self._pause(seconds)
         if self.waited_seconds - self._told_at >= TELL_SECONDS:
             self._told_at = self.waited_seconds
             minutes, rest = divmod(round(self.left_seconds), 60)
             self._tell(
-                f"machine busy: {busiest(before, _cpu_seconds(), seconds) or reason}; waiting, {minutes}:{rest:02} left"
+                f"machine busy: {busiest(before, processor_use(), seconds) or reason}; waiting, {minutes}:{rest:02} left"
             )
         self._spend(seconds)
         return True
@@ -75,20 +75,30 @@ def busiest(before: Processes, after: Processes, seconds: float) -> str:
     return ", ".join(f"{name} {cores:.1f} cores" for cores, name in most)
 
 
-def _cpu_seconds(root: Path = _PROC) -> Processes:
-    """Return the name and processor time of each visible process other than this one."""
-    found = {}
+def processor_use(root: Path = _PROC) -> Processes:
+    """Return the name and processor time of each visible process other than this one and those that it started."""
+    found, parents = {}, {}
     for folder in root.iterdir():
-        if not folder.name.isdigit() or int(folder.name) == os.getpid():
+        if not folder.name.isdigit():
             continue
         try:
             head, _, rest = (folder / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")
         except OSError:  # it has ended
             continue
         fields = rest.split()
-        # The kernel uses ids again, and threads of its own change their names.
-        found[f"{folder.name} of {fields[19]}"] = (
-            head.partition("(")[2],
-            (int(fields[11]) + int(fields[12])) * _TICK_SECONDS,
-        )
-    return found
+        parents[folder.name] = fields[1]
+        found[folder.name] = fields[19], head.partition("(")[2], (int(fields[11]) + int(fields[12])) * _TICK_SECONDS
+
+    def is_own(process: str) -> bool:
+        while process in parents:
+            if process == str(os.getpid()):
+                return True
+            process = parents[process]
+        return False
+
+    # The kernel uses ids again, and threads of its own change their names.
+    return {
+        f"{process} of {started}": (name, seconds)
+        for process, (started, name, seconds) in found.items()
+        if not is_own(process)
+    }
