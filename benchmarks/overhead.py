@@ -2,7 +2,7 @@
 
 No run finds anything in the store, so that all of its work is done. `process` times `quantgate run` from its start to its end,
 `first` the same in a state folder that is not there yet, whose databases are made; `service` a run of the deployment from the
-moment that it is asked for, on a server and a worker that stand already.
+moment that it is asked for, on a server and a worker that stand already. `parts` says where the overhead of a command goes.
 """
 
 from __future__ import annotations
@@ -43,6 +43,18 @@ CANDIDATES = (
     "fp32-fused@ort-cpu",
 )
 COUNTS = (1, 4, 8)
+# Moments of `overhead_parts.py` in their order, each with what happens until then.
+PARTS = {
+    "python runs": "Python starts",
+    "command is imported": "the command is imported",
+    "flow is imported": "job file, flow and libraries are read; the server starts meanwhile",
+    "server answers": "the server is waited for",
+    "work begins": "Prefect starts the flow",
+    "work ends": "between the steps: Prefect's states and logs",
+    "flow has ended": "Prefect ends the flow",
+    "exit handlers are done": "the answer is printed, the server ends",
+    "process has ended": "Python ends",
+}
 
 
 @app.command()
@@ -52,6 +64,7 @@ def run(
 ) -> None:
     """Time the runs and write `overhead.json`."""
     times: dict[str, list[dict[str, float]]] = defaultdict(list)
+    parts: list[dict[str, float]] = []
     with tempfile.TemporaryDirectory(prefix="quantgate-") as folder:
         root = Path(folder)
         service = Stack(root / "service")
@@ -65,10 +78,12 @@ def run(
                     for kind, state in (("first", root / f"state-{number}-{count}"), ("process", root / "state")):
                         times[f"{kind}, {count}"].append(_by_command(state, job, root))
                     times[f"service, {count}"].append(_by_deployment(service, job))
+                parts.append(_parts(root / "state", _job(root, COUNTS[1], seed=number), root))
         finally:
             service.close()
     figures = {kind: _figures(times, kind) for kind in ("first", "process", "service")}
-    save(out, "overhead", {"rounds": rounds, "candidates": list(COUNTS), **figures, "runs": times})
+    medians = {part: round(statistics.median(one[part] for one in parts), 2) for part in PARTS.values()}
+    save(out, "overhead", {"rounds": rounds, "candidates": list(COUNTS), **figures, "parts": medians, "runs": times})
 
 
 def _data(root: Path) -> None:
@@ -102,6 +117,24 @@ def _by_command(state: Path, job: Path, root: Path) -> dict[str, float]:
     command = [sys.executable, "-m", "flows.cli.app", "run", str(job), "--result", str(result)]
     subprocess.run(command, env=environment(state), check=True, capture_output=True)
     return _seconds(time.monotonic() - started, json.loads(result.read_text())["seconds"])
+
+
+def _parts(state: Path, job: Path, root: Path) -> dict[str, float]:
+    """The seconds of one more run that are nobody's work, by what happens meanwhile."""
+    from tasks.run.clock import union_seconds
+
+    _forget(state)
+    script, found = HERE / "overhead_parts.py", root / "parts.json"
+    command = [sys.executable, str(script), str(time.monotonic()), str(found), str(job)]
+    subprocess.run(command, env=environment(state), check=True, capture_output=True)
+    ended = time.monotonic()
+    told = json.loads(found.read_text(encoding="utf-8"))
+    work = [(start, end) for start, end in told["work"]]
+    begins, ends = min(work)[0], max(end for _, end in work)
+    moments = told["moments"] | {"work begins": begins, "work ends": ends, "process has ended": ended}
+    times = [moments[name] for name in ("started", *PARTS)]
+    parts = {part: end - start for part, start, end in zip(PARTS.values(), times, times[1:], strict=False)}
+    return parts | {PARTS["work ends"]: ends - begins - union_seconds(work)}
 
 
 def _forget(state: Path) -> None:

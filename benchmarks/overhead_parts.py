@@ -1,0 +1,90 @@
+"""One `quantgate run` with the moments between which no step of quantgate's works: the child process of `overhead.py`.
+
+    python overhead_parts.py STARTED FILE JOB
+
+`STARTED` is the monotonic clock when the process was started. The moments go to `FILE` as JSON: seconds by their names.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+Work = Callable[[Any, str], AbstractContextManager[None]]
+MOMENTS = {"started": float(sys.argv[1]), "python runs": time.monotonic()}
+WORK: list[tuple[float, float]] = []
+
+
+def main() -> None:
+    from flows.cli import run
+    from flows.cli.app import app
+    from tasks.run.clock import Clock
+
+    MOMENTS["command is imported"] = time.monotonic()
+    run._quantize = _then("flow is imported", run._quantize)  # type: ignore[assignment]  # to be timed
+    run.on_server = _on_server(run.on_server)  # type: ignore[assignment]
+    run._result_of = _at("flow has ended", run._result_of)  # type: ignore[assignment]  # to be timed
+    Clock.work = _noted(Clock.work)  # type: ignore[method-assign]
+    # Registered before all others, so called after them.
+    atexit.register(_write)
+    app(["run", sys.argv[3]])
+
+
+def _then(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Note the moment when a function returns."""
+
+    def timed(*given: Any, **named: Any) -> Any:
+        found = function(*given, **named)
+        MOMENTS[name] = time.monotonic()
+        return found
+
+    return timed
+
+
+def _at(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Note the moment when a function is called."""
+
+    def timed(*given: Any, **named: Any) -> Any:
+        MOMENTS[name] = time.monotonic()
+        return function(*given, **named)
+
+    return timed
+
+
+def _on_server(on_server: Callable[[], AbstractContextManager[None]]) -> Callable[[], AbstractContextManager[None]]:
+    @contextmanager
+    def timed() -> Iterator[None]:
+        with on_server():
+            MOMENTS["server answers"] = time.monotonic()
+            yield
+
+    return timed
+
+
+def _noted(work: Work) -> Work:
+    @contextmanager
+    def noted(self: Any, step: str) -> Iterator[None]:
+        start = time.monotonic()
+        try:
+            with work(self, step):
+                yield
+        finally:
+            WORK.append((start, time.monotonic()))
+
+    return noted
+
+
+def _write() -> None:
+    MOMENTS["exit handlers are done"] = time.monotonic()
+    text = json.dumps({"moments": MOMENTS, "work": WORK})
+    Path(sys.argv[2]).write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
