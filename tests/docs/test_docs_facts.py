@@ -129,6 +129,8 @@ def timings() -> Iterator[str]:
         "quiet": "a model beside itself",
         "busy": "a model beside itself, one core taken",
         "slower": "a model beside one of 10 % more layers",
+        "slower_busy": "a model beside one of 10 % more layers, one core taken",
+        "faster_busy": "a model beside its INT8 variant, one core taken",
     }
     for key, title in titles.items():
         found = result("latency_errors")[key]
