@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from tasks.measure.latency.ratio import ratio_estimate
 from tasks.trials.judge_on_samples import DropWatch, JudgedData
 from tasks.trials.measure_accuracy import EVALUATION_BATCH_SIZE
+from tasks.trials.measure_latency import COMPARED_LAUNCHES
 from validators.errors import CandidateRefused
 from validators.gates.intervals import drop_interval
 from validators.gates.race_rules import PROBES, WORTH, Speeds, run_heats
@@ -71,6 +72,7 @@ class Outcome:
     lost_by_all: float
     evaluated: int
     timed: int
+    compared: int
 
 
 def simulate(speeds: Vector, deviations: Vector, rng: np.random.Generator, slowed: float = 0.0) -> Outcome:
@@ -86,7 +88,7 @@ def simulate(speeds: Vector, deviations: Vector, rng: np.random.Generator, slowe
     full = {name: draw(name, launches) for name in names}
     seen, chosen = Speeds(), ""
     stopped: set[str] = set()
-    evaluated = timed = 0
+    evaluated = timed = compared = 0
 
     def stops(name: str) -> bool:
         if chosen and seen.is_behind(name, chosen):
@@ -99,11 +101,24 @@ def simulate(speeds: Vector, deviations: Vector, rng: np.random.Generator, slowe
         return [name for name in heat if name in passing]
 
     def time(name: str) -> None:
-        nonlocal chosen, timed
+        nonlocal chosen, timed, compared
+        wins = False
+        if chosen:
+            compared += 1
+            wins, loses = (seen.is_faster(ratio, COMPARED_LAUNCHES) for ratio in beside_chosen(name))
+            if loses:
+                stopped.add(name)
+                return
         timed += 1
         seen.add(name, ratio_estimate([[math.exp(log)] for log in full[name]], CONFIDENCE), launches, CONFIDENCE)
-        if not chosen or rank(name) < rank(chosen):
+        if not chosen or wins or rank(name) < rank(chosen):
             chosen = name
+
+    def beside_chosen(name: str) -> tuple[float, float]:
+        # Two variants differ between launches as a variant and the baseline do.
+        logs = draw(name, COMPARED_LAUNCHES) - truth[chosen]
+        logs += SLOWER * (rng.random(COMPARED_LAUNCHES) < slowed)
+        return math.exp(logs.mean()), math.exp(-logs.mean())
 
     def rank(name: str) -> float:
         return -(seen.value(name) or 0.0)
@@ -116,7 +131,7 @@ def simulate(speeds: Vector, deviations: Vector, rng: np.random.Generator, slowe
     best = max(passing, key=lambda name: truth[name])
     chosen_by_all = max(passing, key=lambda name: float(full[name].mean()))
     lost, lost_by_all = (1 - math.exp(truth[name] - truth[best]) for name in (chosen, chosen_by_all))
-    return Outcome(best in stopped and lost > 1 - 1 / WORTH, lost, lost_by_all, evaluated, timed)
+    return Outcome(best in stopped and lost > 1 - 1 / WORTH, lost, lost_by_all, evaluated, timed, compared)
 
 
 def race_cell(machine: str, field: str, races: int, seed: int) -> dict[str, Any]:
@@ -133,6 +148,7 @@ def race_cell(machine: str, field: str, races: int, seed: int) -> dict[str, Any]
         "slower_by_3_percent_in_full": share(sum(outcome.lost_by_all > 0.03 for outcome in outcomes), races),
         "evaluated_mean": float(np.mean([outcome.evaluated for outcome in outcomes])),
         "timed_mean": float(np.mean([outcome.timed for outcome in outcomes])),
+        "compared_mean": float(np.mean([outcome.compared for outcome in outcomes])),
     }
 
 

@@ -32,6 +32,8 @@ _POINTS = {"batch_sizes", "dims", "threads", "patience_seconds"}
 
 # Pairs of a launch that orders the candidates of a race.
 _PROBE_BLOCKS = 2
+# Launches that compare two finalists directly: fewer than beside the baseline, since only the better of two is asked for.
+COMPARED_LAUNCHES = 3
 
 
 class _Disturbed(Exception):  # not an error: raised so that the store keeps no disturbed latency
@@ -91,6 +93,24 @@ def probe_latency(
         except CandidateRefused as error:
             return as_refusal(error)
     log.info("probed %s: p50 %.3g ms, %.2fx", trial.candidate, latency.p50_ms, latency.speedup.value)
+    return latency
+
+
+@step("compare finalists", run_name="compare {trial.candidate} with {leader.candidate}")
+def compare_directly(
+    run: Run, run_inputs: RunInputs, inventory: Inventory, leader: Trial, trial: Trial
+) -> Latency | Refusal:
+    """Return the latency of a trial in turn with the leader's, at the first operating point, or why there is none."""
+    assert leader.variant and trial.variant
+    point = run.job.measurement.points[0]
+    first, second = (with_threads(variant, point) for variant in (leader.variant, trial.variant))
+    shorter = run.job.measurement.model_copy(update={"launches": COMPARED_LAUNCHES, "clients": 0})
+    with run.clock.work("compare finalists"), run.time_for_candidates():
+        try:
+            latency, _ = latency_of(run, run_inputs, inventory, first, second, point, measurement=shorter)
+        except CandidateRefused as error:
+            return as_refusal(error)
+    log.info("%s is %.2fx as fast as %s", trial.candidate, latency.speedup.value, leader.candidate)
     return latency
 
 

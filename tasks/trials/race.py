@@ -11,7 +11,7 @@ from tasks.trials.gather import merge_copies, trial_of
 from tasks.trials.judge import fails_early, judge_trial, judged_data_of
 from tasks.trials.judge_on_samples import JudgedData
 from tasks.trials.make_candidate import evaluate_candidate, make_candidates
-from tasks.trials.measure_latency import measure_latency, probe_latency
+from tasks.trials.measure_latency import COMPARED_LAUNCHES, compare_directly, measure_latency, probe_latency
 from tasks.trials.recover import choose_promising, drop_of, fails_on_accuracy_alone, is_recoverable
 from validators.gates.race_rules import CONFIDENCE, PROBES, WORTH, Speeds, run_heats
 from validators.job.candidate_name import Candidate, decode
@@ -157,7 +157,9 @@ class _Race:
                     )
 
     def _run_heats(self, names: Sequence[str]) -> None:
-        run_heats(names, rank=self._rank, stops=self._stop_if_lost, evaluate=self._make_and_evaluate, time=self._time)
+        run_heats(
+            names, rank=self._rank, stops=self._stop_if_lost, evaluate=self._make_and_evaluate, time=self._challenge
+        )
 
     def _stop_if_lost(self, name: str) -> bool:
         """Stop a candidate that cannot pass the speedup gate or cannot win; return True if it was stopped."""
@@ -210,6 +212,28 @@ class _Race:
             if self.trials[name].is_stopped:
                 self.inaccurate.append(name)
         return [name for name in names if self.trials[name].outcome == "passed"]
+
+    def _challenge(self, name: str) -> None:
+        """Measure the latency of a candidate that passes so far in full, unless the leader is faster beside it."""
+        before, ratio = self.leader, self._beside_leader(name) if self.leader else 1.0
+        loses, wins = (self.speeds.is_faster(one, COMPARED_LAUNCHES) for one in (1 / ratio, ratio))
+        how = f"measured in turn with it, with {CONFIDENCE:.0%} confidence"
+        if loses:
+            self._stop_behind(name, f"{ratio:.2f}x as fast as {self.leader}, {how}")
+            return
+        self._time(name)
+        if wins and self.trials[name].outcome == "passed":
+            self.leader = name
+            self._stop_behind(before, f"{name} is {ratio:.2f}x as fast, {how}")
+
+    def _beside_leader(self, name: str) -> float:
+        """Return how many times as fast as the leader a candidate is; 1 by size, or if the comparison is disturbed."""
+        if self.run.job.objective == "size":
+            return 1.0
+        sides = self.trials[self.leader], self.trials[name]
+        state = compare_directly(self.run, self.run_inputs, self.inventory, *sides, return_state=True)
+        found = state.result(raise_on_failure=False)
+        return found.speedup.value if isinstance(found, Latency) and found.speedup.low is not None else 1.0
 
     def _time(self, name: str) -> None:
         """Measure a candidate's latency in full, and make it the leader if it passes and is the best so far."""

@@ -144,8 +144,15 @@ class Speeds:
             return False
         return one.best + self._margin(one.launches, first.launches) < first.mean + math.log(WORTH)
 
+    def is_faster(self, ratio: float, launches: int) -> bool:
+        """Return True if a ratio of two racers, measured in turn, is above 1 with `CONFIDENCE`."""
+        return math.log(ratio) > self._margin(launches)
+
     def _margin(self, *launches: int) -> float:
-        """Return the half-width of the bound on a mean over launches, or on the difference of two, with pooled variance."""
+        """Return the half-width of the bound on a mean over launches, or on the difference of two, with pooled variance.
+
+        The log ratio of two racers in turn has the variance of that of a racer and the baseline.
+        """
         from scipy import stats
 
         squares = self._squares + sum(float(np.var(logs)) * len(logs) for logs in self._short.values())

@@ -56,6 +56,9 @@ class Rehearsal:
         self.made: list[str] = []
         self.probed: list[tuple[str, int]] = []
         self.changes: dict[str, Any] = {}
+        # How far the two short launches differ, and the speeds that direct comparisons find: by default the planted ones.
+        self.noise = 0.01
+        self.direct: dict[str, float | None] = dict(SPEED)
         self.bench, self.scores, self.refused = bench, scores, ""
         self.hopeless: tuple[str, ...] = ()
         self.run: Any = SimpleNamespace(job=make_job(**changes))
@@ -64,6 +67,7 @@ class Rehearsal:
         monkeypatch.setattr(races, "judged_data_of", lambda *_: judged_data)
         monkeypatch.setattr(races, "make_candidates", self.make)
         monkeypatch.setattr(races, "probe_latency", self.probe)
+        monkeypatch.setattr(races, "compare_directly", self.compare)
         monkeypatch.setattr(races, "measure_latency", self.step("time", self.timed))
         monkeypatch.setattr(races, "evaluate_candidate", self.step("evaluate", self.evaluated))
 
@@ -91,10 +95,17 @@ class Rehearsal:
     def probe(self, *given: Any, return_state: bool) -> Any:
         trial, launch = given[-2:]
         self.probed.append((trial.candidate, launch))
-        speed = SPEED[trial.candidate] * (0.99, 1.01)[launch]
+        speed = SPEED[trial.candidate] * (1 - self.noise, 1 + self.noise)[launch]
         found = replace(latency(Estimate(speed, speed, speed)), launches=1)
         refused = Refusal("invalid", "does not load")
         return SimpleNamespace(result=lambda raise_on_failure: refused if trial.candidate == self.refused else found)
+
+    def compare(self, *given: Any, return_state: bool) -> Any:
+        leader, trial = (one.candidate for one in given[-2:])
+        self.asked.append(f"compare {trial} with {leader}")
+        slow, fast = self.direct[leader], self.direct[trial]
+        estimate = Estimate(1.0, None, None) if slow is None or fast is None else Estimate(*[fast / slow] * 3)
+        return SimpleNamespace(result=lambda raise_on_failure: latency(estimate))
 
     def timed(self, trial: Trial) -> Trial:
         return replace(trial, latencies=(self.measured(trial.candidate),))
@@ -288,6 +299,48 @@ def test_a_copy_of_one_that_was_judged_before_is_not_judged_again(
     assert outcomes(raced) == {NEAR: "failed", TWIN: "refused", FAST: "failed"}
     assert f"evaluate {TWIN}" not in rehearsal.asked
     assert next(trial for trial in raced.trials if trial.candidate == FAST).copies == (TWIN,)
+
+
+def test_finalists_that_may_be_equal_are_compared_directly(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Launches differ so much that nothing else tells them apart; the slower one of two is not timed in full."""
+    rehearsal = Rehearsal(bench, monkeypatch, {})
+    rehearsal.noise, rehearsal.direct = 0.1, {FAST: 3.0, NEAR: 2.0}
+    raced = rehearsal.race((FAST, NEAR))
+    assert outcomes(raced) == {FAST: "passed", NEAR: "stopped"} and raced.behind == (NEAR,)
+    assert rehearsal.asked[2:] == [f"time {FAST}", f"compare {NEAR} with {FAST}"]
+    reason = raced.trials[1].refusal
+    assert reason is not None
+    assert reason.reason == f"0.67x as fast as {FAST}, measured in turn with it, with 99% confidence"
+
+
+def test_who_is_faster_in_turn_leads(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever both have beside the baseline, which was measured at different times."""
+    rehearsal = Rehearsal(bench, monkeypatch, {})
+    rehearsal.noise, rehearsal.direct = 0.1, {FAST: 2.0, NEAR: 2.6}
+    raced = rehearsal.race((FAST, NEAR))
+    assert outcomes(raced) == {FAST: "stopped", NEAR: "passed"} and raced.behind == (FAST,)
+    assert rehearsal.asked[2:] == [f"time {FAST}", f"compare {NEAR} with {FAST}", f"time {NEAR}"]
+    first = raced.trials[0]
+    assert first.latency is not None and first.refusal is not None, "what was measured stays"
+    assert first.refusal.reason == f"{NEAR} is 1.30x as fast, measured in turn with it, with 99% confidence"
+
+
+def test_who_is_faster_in_turn_but_does_not_pass_does_not_lead(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    rehearsal = Rehearsal(bench, monkeypatch, {}, gates={"max_drop": 0.02, "min_speedup": 2.96})
+    rehearsal.noise, rehearsal.direct = 0.1, {FAST: 2.0, NEAR: 2.6}
+    raced = rehearsal.race((FAST, NEAR))
+    assert outcomes(raced) == {FAST: "passed", NEAR: "inconclusive"} and raced.behind == ()
+
+
+@pytest.mark.parametrize("direct", [{FAST: None, NEAR: 9.0}, {FAST: 3.0, NEAR: 3.1}, {FAST: 3.0, NEAR: 2.9}])
+def test_an_undecided_comparison_leaves_the_choice_to_full_measurements(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, direct: dict[str, float | None]
+) -> None:
+    """Disturbed, or closer than launches differ."""
+    rehearsal = Rehearsal(bench, monkeypatch, {})
+    rehearsal.noise, rehearsal.direct = 0.1, direct
+    assert outcomes(rehearsal.race((FAST, NEAR))) == {FAST: "passed", NEAR: "passed"}
+    assert rehearsal.asked[-1] == f"time {NEAR}"
 
 
 def test_short_measurements_take_turns(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
