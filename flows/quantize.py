@@ -29,7 +29,7 @@ from tasks.run.context import Run, log, start_run
 from tasks.run.exclusive_run import turn_of
 from tasks.run.log_redaction import shielded
 from tasks.run.settings import hands_to_workers
-from tasks.run.spare_threads import with_spare_threads
+from tasks.run.spare_threads import count_spare_threads
 from tasks.trials.confirm import ConfirmedTrials, confirmations_left
 from tasks.trials.gather import merge_copies, trial_of
 from tasks.trials.judge import judge_trials
@@ -68,7 +68,7 @@ def quantize(job: Job, promote: bool = True, replace_device: bool = False) -> St
         replace_device: Promote even if the present champion was approved on a device of another class.
     """
     with keep_status(job, promote=promote) as status:
-        run = start_run(with_spare_threads(job))
+        run = start_run(job, timed_threads=count_spare_threads(job))
         if promote:
             check_approval(run)
             warn_of_local_locks(run.state)

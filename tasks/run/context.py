@@ -34,7 +34,10 @@ CANDIDATES_SHARE, WINNER_SHARE = 0.8, 0.95
 
 @dataclass(frozen=True)
 class Run:
-    """The job with the paths, store, clock and locks of this run."""
+    """The job with the paths, store, clock and locks of this run.
+
+    Latency is measured with `timed_threads`, where the job does not say with how many; 0: those of the session.
+    """
 
     job: Job
     state: Path
@@ -46,6 +49,7 @@ class Run:
     footprint: Footprint = field(init=False)
     patience: RunPatience = field(init=False)
     processes: int = 1
+    timed_threads: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "footprint", Footprint(self.job.budgets, self.store))
@@ -62,8 +66,10 @@ class Run:
         return self.clock.within(WINNER_SHARE * self.job.budgets.seconds)
 
 
-def start_run(job: Job, *, processes: int = 1) -> Run:
+def start_run(job: Job, *, processes: int = 1, timed_threads: int = 0) -> Run:
     """Return a run of the job with the state folder of this machine; `processes` of it share its patience.
+
+    `timed_threads` is that of `Run`.
 
     Raises:
         JobError: a library of custom operators that the job names cannot be loaded.
@@ -75,7 +81,15 @@ def start_run(job: Job, *, processes: int = 1) -> Run:
     remove_leftovers(store.root)
     libraries = tuple(_keep_library(store, named) for named in job.operator_libraries)
     return Run(
-        job, state, tracking_uri(state), store, Clock(), open_locks(state, where), libraries, processes=processes
+        job,
+        state,
+        tracking_uri(state),
+        store,
+        Clock(),
+        open_locks(state, where),
+        libraries,
+        processes=processes,
+        timed_threads=timed_threads,
     )
 
 

@@ -1,7 +1,8 @@
-"""Number of threads of a run on a machine where other processes compute and have the same priority."""
+"""Number of threads to time with on a machine where other processes compute and have the same priority."""
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import resource
@@ -10,10 +11,11 @@ import time
 from tasks.measure.inventory import usable_cores
 from tasks.measure.latency.disturbance import highest_priority
 from tasks.measure.latency.patience import Processes, busiest, processor_use
-from tasks.run.context import log
 from tasks.run.settings import hands_to_workers
 from validators.job.job import Job
 from validators.targets import is_on_gpu
+
+log = logging.getLogger("quantgate")
 
 # First a short look, which costs every run as much; only if others compute then, a longer one.
 LOOKS_SECONDS = (0.25, 2.0)
@@ -21,18 +23,18 @@ LOOKS_SECONDS = (0.25, 2.0)
 PRIOR = -10
 
 
-def with_spare_threads(job: Job) -> Job:
-    """Return the job with as many threads as other processes leave cores; unchanged if the run is not disturbed by them.
+def count_spare_threads(job: Job) -> int:
+    """Return the number of threads to time with: as many as other processes leave cores; 0 if these do not disturb.
 
-    It is unchanged if measured processes may take priority over others, and where the job sets `measurement.threads`, measures
+    They do not if measured processes may take priority over them, and where the job sets `measurement.threads`, measures
     whatever else runs, computes on a GPU, or is handed to workers.
     """
     measurement, cores = job.measurement, usable_cores()
     allowed = measurement.max_other_load
     if measurement.threads != (0,) or allowed is None or is_on_gpu(job.target) or hands_to_workers() or cores == 1:
-        return job
+        return 0
     if may_take_priority():
-        return job
+        return 0
     named = ""
     for seconds in LOOKS_SECONDS:
         before = processor_use()
@@ -40,18 +42,18 @@ def with_spare_threads(job: Job) -> Job:
         after = processor_use()
         others, named = cores_used(before, after, seconds), busiest(before, after, seconds)
         if others <= allowed * cores:
-            return job
+            return 0
     threads = max(1, math.floor(cores - others + allowed))
     if threads >= cores:
-        return job
+        return 0
     log.warning(
-        "machine busy: %s. Measured processes may not take priority over others here, so everything is timed with %d of %d "
-        "threads, on the processors that are least busy; `measurement.threads` sets their number",
+        "machine busy: %s. Measured processes may not take priority over others here, so everything is timed with %d instead "
+        "of %d threads, on the processors that are least busy; `measurement.threads` sets their number",
         named or f"other processes use {others:.1f} cores",
         threads,
         cores,
     )
-    return job.model_copy(update={"measurement": measurement.model_copy(update={"threads": (threads,)})})
+    return threads
 
 
 def may_take_priority() -> bool:

@@ -146,6 +146,10 @@ def latency_of(
     """
     job = run.job
     measurement = measurement or job.measurement
+    if run.timed_threads and not point.threads:
+        baseline, variant = (
+            with_threads(side, replace(point, threads=run.timed_threads)) for side in (baseline, variant)
+        )
     rows = draw_requests(run_inputs.evidence, point, job.seed, confirmation=purpose == "confirmation")
     inputs = (
         [side.measured_as for side in (baseline, variant)],

@@ -15,7 +15,7 @@ from conftest import Tiny
 
 from tasks.measure.latency.patience import processor_use
 from tasks.run import spare_threads as module
-from tasks.run.spare_threads import may_take_priority, with_spare_threads
+from tasks.run.spare_threads import count_spare_threads, may_take_priority
 from validators.job.job import Job
 from validators.job.read_job import parse_job
 
@@ -50,10 +50,7 @@ def test_threads_are_the_cores_that_others_leave(
 ) -> None:
     """0.15 of each of four cores may be taken: 0.6. A second look is made only if the first finds more."""
     machine = Machine(monkeypatch, *cores)
-    job = job_of(tiny)
-    found = with_spare_threads(job)
-    assert found.measurement.threads == (threads,) and len(machine.looks) == len(cores)
-    assert found.model_copy(update={"measurement": job.measurement}) == job
+    assert count_spare_threads(job_of(tiny)) == threads and len(machine.looks) == len(cores)
 
 
 def test_the_log_says_who_computes_and_what_follows(
@@ -61,9 +58,9 @@ def test_the_log_says_who_computes_and_what_follows(
 ) -> None:
     Machine(monkeypatch, 1.0, 1.0)
     with caplog.at_level(logging.WARNING, logger="quantgate"):
-        with_spare_threads(job_of(tiny))
+        count_spare_threads(job_of(tiny))
     (said,) = caplog.messages
-    assert said.startswith("machine busy: browser 1.0 cores. ") and "with 3 of 4 threads" in said
+    assert said.startswith("machine busy: browser 1.0 cores. ") and "with 3 instead of 4 threads" in said
 
 
 @pytest.mark.parametrize(
@@ -73,20 +70,18 @@ def test_a_job_that_says_what_it_wants_keeps_it(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch, measurement: dict[str, Any]
 ) -> None:
     machine = Machine(monkeypatch, 4.0, 4.0)
-    job = job_of(tiny, measurement=measurement)
-    assert with_spare_threads(job) == job and not machine.looks
+    assert count_spare_threads(job_of(tiny, measurement=measurement)) == 0 and not machine.looks
 
 
 def test_others_do_not_matter_to_processes_with_priority_or_elsewhere(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = Machine(monkeypatch, 4.0, 4.0, prior=True)
-    assert with_spare_threads(job_of(tiny)) == job_of(tiny)
+    assert count_spare_threads(job_of(tiny)) == 0
     machine = Machine(monkeypatch, 4.0, 4.0)
-    on_gpu = job_of(tiny, target="ort-cuda")
-    assert with_spare_threads(on_gpu) == on_gpu
+    assert count_spare_threads(job_of(tiny, target="ort-cuda")) == 0
     monkeypatch.setattr(module, "hands_to_workers", lambda: True)
-    assert with_spare_threads(job_of(tiny)) == job_of(tiny) and not machine.looks
+    assert count_spare_threads(job_of(tiny)) == 0 and not machine.looks
 
 
 def test_priority_is_what_the_kernel_grants(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -144,6 +144,23 @@ def test_operating_points_by_hand() -> None:
     )
 
 
+@pytest.mark.parametrize(("asked", "threads"), [(0, (1, 1)), (2, (2, 2))])
+def test_a_run_on_a_busy_machine_times_with_the_threads_that_are_left(
+    tiny: Tiny,
+    tmp_path: Path,
+    inventory: Inventory,
+    planted: Callable[..., Calls],
+    asked: int,
+    threads: tuple[int, int],
+) -> None:
+    """Unless the job says with how many; the variant keeps those of its session."""
+    calls = planted(CLEAN)
+    run = replace(run_with(tiny, tmp_path, threads=asked), timed_threads=1)
+    measured = measure(run, tiny, inventory, tmp_path)
+    assert [call["threads"] for call in calls] == [threads]
+    assert measured.variant is not None and measured.variant.session.threads == 2
+
+
 def test_a_request_has_the_sizes_of_its_point(tiny: Tiny) -> None:
     """A dynamic axis is cut, or padded with zeros; samples are repeated where there are too few."""
     samples = run_inputs(tiny).evidence.evaluation
