@@ -23,10 +23,9 @@ from numpy.typing import NDArray
 from tasks.measure.latency.ratio import ratio_estimate
 from tasks.trials.judge_on_samples import DropWatch, JudgedData
 from tasks.trials.measure_accuracy import EVALUATION_BATCH_SIZE
-from tasks.trials.measure_latency import COMPARED_LAUNCHES
 from validators.errors import CandidateRefused
 from validators.gates.intervals import drop_interval
-from validators.gates.race_rules import PROBES, WORTH, Speeds, run_heats
+from validators.gates.race_rules import IN_TURN, PROBES, WORTH, Speeds, run_heats
 from validators.job.job_measurement import Measurement
 from validators.job.read_job import parse_job
 from validators.records.measurements import Accuracy, Estimate
@@ -105,8 +104,9 @@ def simulate(speeds: Vector, deviations: Vector, rng: np.random.Generator, slowe
         wins = False
         if chosen:
             compared += 1
-            wins, loses = (seen.is_faster(ratio, COMPARED_LAUNCHES) for ratio in beside_chosen(name))
-            if loses:
+            ratio = beside_chosen(name)
+            wins = seen.is_faster(ratio)
+            if seen.is_not_worth(ratio):
                 stopped.add(name)
                 return
         timed += 1
@@ -114,11 +114,11 @@ def simulate(speeds: Vector, deviations: Vector, rng: np.random.Generator, slowe
         if not chosen or wins or rank(name) < rank(chosen):
             chosen = name
 
-    def beside_chosen(name: str) -> tuple[float, float]:
+    def beside_chosen(name: str) -> float:
         # Two variants differ between launches as a variant and the baseline do.
-        logs = draw(name, COMPARED_LAUNCHES) - truth[chosen]
-        logs += SLOWER * (rng.random(COMPARED_LAUNCHES) < slowed)
-        return math.exp(logs.mean()), math.exp(-logs.mean())
+        logs = draw(name, IN_TURN) - truth[chosen]
+        logs += SLOWER * (rng.random(IN_TURN) < slowed)
+        return math.exp(float(np.median(logs)))
 
     def rank(name: str) -> float:
         return -(seen.value(name) or 0.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import statistics
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,7 @@ from tasks.trials.materials import as_refusal
 from tasks.trials.measure_baseline import baseline_variant
 from validators.digests import digest_values
 from validators.errors import CandidateRefused
+from validators.gates.race_rules import IN_TURN
 from validators.job.job_measurement import Measurement, OperatingPoint
 from validators.records.latencies import Latency
 from validators.records.run import Inventory, Refusal, Trial, Variant
@@ -32,8 +34,6 @@ _POINTS = {"batch_sizes", "dims", "threads", "patience_seconds"}
 
 # Pairs of a launch that orders the candidates of a race.
 _PROBE_BLOCKS = 2
-# Launches that compare two finalists directly: fewer than beside the baseline, since only the better of two is asked for.
-COMPARED_LAUNCHES = 3
 
 
 class _Disturbed(Exception):  # not an error: raised so that the store keeps no disturbed latency
@@ -97,21 +97,31 @@ def probe_latency(
 
 
 @step("compare finalists", run_name="compare {trial.candidate} with {leader.candidate}")
-def compare_directly(
-    run: Run, run_inputs: RunInputs, inventory: Inventory, leader: Trial, trial: Trial
-) -> Latency | Refusal:
-    """Return the latency of a trial in turn with the leader's, at the first operating point, or why there is none."""
+def measure_in_turn(run: Run, run_inputs: RunInputs, inventory: Inventory, leader: Trial, trial: Trial) -> float | None:
+    """Return how many times as fast as the leader a trial is: the median over launches, at the first operating point.
+
+    Both take turns. The result is None if one of them does not run or a launch is disturbed.
+    """
     assert leader.variant and trial.variant
     point = run.job.measurement.points[0]
     first, second = (with_threads(variant, point) for variant in (leader.variant, trial.variant))
-    shorter = run.job.measurement.model_copy(update={"launches": COMPARED_LAUNCHES, "clients": 0})
+    one = run.job.measurement.model_copy(update={"launches": 1, "clients": 0})
+    ratios = []
     with run.clock.work("compare finalists"), run.time_for_candidates():
-        try:
-            latency, _ = latency_of(run, run_inputs, inventory, first, second, point, measurement=shorter)
-        except CandidateRefused as error:
-            return as_refusal(error)
-    log.info("%s is %.2fx as fast as %s", trial.candidate, latency.speedup.value, leader.candidate)
-    return latency
+        for launch in range(IN_TURN):
+            try:
+                latency, _ = latency_of(
+                    run, run_inputs, inventory, first, second, point, measurement=one, first_launch=launch
+                )
+            except CandidateRefused as error:
+                log.warning("%s was not compared with %s: %s", trial.candidate, leader.candidate, error.found)
+                return None
+            if latency.disturbance:
+                return None
+            ratios.append(latency.speedup.value)
+    ratio = statistics.median(ratios)
+    log.info("%s is %.2fx as fast as %s", trial.candidate, ratio, leader.candidate)
+    return ratio
 
 
 def with_threads(variant: Variant, point: OperatingPoint) -> Variant:

@@ -11,7 +11,7 @@ from tasks.trials.gather import merge_copies, trial_of
 from tasks.trials.judge import fails_early, judge_trial, judged_data_of
 from tasks.trials.judge_on_samples import JudgedData
 from tasks.trials.make_candidate import evaluate_candidate, make_candidates
-from tasks.trials.measure_latency import COMPARED_LAUNCHES, compare_directly, measure_latency, probe_latency
+from tasks.trials.measure_latency import measure_in_turn, measure_latency, probe_latency
 from tasks.trials.recover import choose_promising, drop_of, fails_on_accuracy_alone, is_recoverable
 from validators.gates.race_rules import CONFIDENCE, PROBES, WORTH, Speeds, run_heats
 from validators.job.candidate_name import Candidate, decode
@@ -63,6 +63,8 @@ class _Race:
     trials: dict[str, Trial]
     speeds: Speeds = field(default_factory=Speeds)
     leader: str = ""
+    in_turn: dict[tuple[str, Candidate], tuple[str, float]] = field(default_factory=dict)
+    """By leader and kernels: the candidate that was measured in turn with the leader, and how many times as fast it is."""
     behind: list[str] = field(default_factory=list)
     inaccurate: list[str] = field(default_factory=list)
 
@@ -169,18 +171,24 @@ class _Race:
             return self._stop_if_larger(name)
         known = self._of_its_kind(name, self.speeds)
         value, bound = self.speeds.value(known), self.run.job.gates.speedup_bound(self.run.job.target)
-        if value is None:
-            return False
-        found = f"{value:.2f}x in a {'full' if self.trials[known].latency else 'short'} measurement"
-        if known != name:
-            found += f" of {known}, which runs the same kernels"
+        found = f"{value or 0:.2f}x in a {'full' if self.trials[known].latency else 'short'} measurement"
+        found += self._of(known, name)
         if bound is not None and self.speeds.is_below(known, bound):
             self._stop(name, f"{found}, below {bound:.2f}x with {CONFIDENCE:.0%} confidence")
             return True
-        if not self.leader or not self.speeds.is_behind(known, self.leader):
+        if not self.leader:
             return False
-        best = f"{self.leader} has {self.speeds.value(self.leader):.2f}x"
-        return self._stop_behind(name, f"{found}, {best}: not {WORTH - 1:.0%} faster with {CONFIDENCE:.0%} confidence")
+        not_worth = f"not {WORTH - 1:.0%} faster with {CONFIDENCE:.0%} confidence"
+        if (self.leader, decode(name).kernels) in self.in_turn:
+            other, ratio = self.in_turn[self.leader, decode(name).kernels]
+            found = f"{ratio:.2f}x as fast as {self.leader} in turn with it{self._of(other, name)}: {not_worth}"
+            return self.speeds.is_not_worth(ratio) and self._stop_behind(name, found)
+        found += f", {self.leader} has {self.speeds.value(self.leader):.2f}x: {not_worth}"
+        return self.speeds.is_behind(known, self.leader) and self._stop_behind(name, found)
+
+    @staticmethod
+    def _of(known: str, name: str) -> str:
+        return "" if known == name else f", by {known}, which runs the same kernels"
 
     def _stop_if_larger(self, name: str) -> bool:
         if not self.leader or self._size(name) < self._size(self.leader):
@@ -191,7 +199,8 @@ class _Race:
     def _make_and_evaluate(self, names: list[str]) -> list[str]:
         waiting = [name for name in names if self._is_waiting(name)]
         self._make(waiting)
-        return self._evaluate([name for name in names if name not in waiting or self._may_race(name)])
+        ready = [name for name in names if name not in waiting or self._may_race(name)]
+        return self._evaluate([name for name in ready if not self._loses_in_turn(name)])
 
     def _evaluate(self, names: list[str], *, stops: bool = True) -> list[str]:
         """Measure the accuracy of candidates at once, and return those that pass every gate so far.
@@ -214,26 +223,31 @@ class _Race:
         return [name for name in names if self.trials[name].outcome == "passed"]
 
     def _challenge(self, name: str) -> None:
-        """Measure the latency of a candidate that passes so far in full, unless the leader is faster beside it."""
-        before, ratio = self.leader, self._beside_leader(name) if self.leader else 1.0
-        loses, wins = (self.speeds.is_faster(one, COMPARED_LAUNCHES) for one in (1 / ratio, ratio))
-        how = f"measured in turn with it, with {CONFIDENCE:.0%} confidence"
-        if loses:
-            self._stop_behind(name, f"{ratio:.2f}x as fast as {self.leader}, {how}")
+        """Measure the latency of a candidate that passes so far in full, unless the leader is faster in turn with it."""
+        if self._loses_in_turn(name):
             return
+        before = self.leader
+        _, ratio = self.in_turn.get((before, decode(name).kernels), ("", 1.0))
+        wins = self.speeds.is_faster(ratio)
         self._time(name)
         if wins and self.trials[name].outcome == "passed":
             self.leader = name
-            self._stop_behind(before, f"{name} is {ratio:.2f}x as fast, {how}")
+            how = f"in turn with it, with {CONFIDENCE:.0%} confidence"
+            self._stop_behind(before, f"{name} is {ratio:.2f}x as fast {how}")
 
-    def _beside_leader(self, name: str) -> float:
-        """Return how many times as fast as the leader a candidate is; 1 by size, or if the comparison is disturbed."""
-        if self.run.job.objective == "size":
-            return 1.0
-        sides = self.trials[self.leader], self.trials[name]
-        state = compare_directly(self.run, self.run_inputs, self.inventory, *sides, return_state=True)
-        found = state.result(raise_on_failure=False)
-        return found.speedup.value if isinstance(found, Latency) and found.speedup.low is not None else 1.0
+    def _loses_in_turn(self, name: str) -> bool:
+        """Measure a candidate in turn with the leader, if there is one, and stop it if it loses; return True if it does."""
+        if not self.leader or self.run.job.objective == "size":
+            return False
+        kernels = decode(name).kernels
+        if (self.leader, kernels) not in self.in_turn:
+            sides = self.trials[self.leader], self.trials[name]
+            state = measure_in_turn(self.run, self.run_inputs, self.inventory, *sides, return_state=True)
+            ratio = state.result(raise_on_failure=False)
+            if not isinstance(ratio, float):
+                return False
+            self.in_turn[self.leader, kernels] = name, ratio
+        return self._stop_if_lost(name)
 
     def _time(self, name: str) -> None:
         """Measure a candidate's latency in full, and make it the leader if it passes and is the best so far."""

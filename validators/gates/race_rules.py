@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,6 +20,10 @@ LEAST_DEVIATION = 0.01
 
 # Short measurements of each candidate, of one launch each. Two are the fewest that show how launches differ.
 PROBES = 2
+# Launches in which a finalist is measured in turn with the leader. One slow launch does not change their median.
+# Of a normal distribution it varies as the mean of as many: the variance of the middle of three is 0.449 times that of each.
+IN_TURN, _AS_MANY = 3, 1 / 0.449
+
 # Candidates whose accuracy is measured at a time.
 AT_A_TIME = 2
 
@@ -85,17 +89,18 @@ class _Speed:
 
 @dataclass
 class Speeds:
-    """Measured speedups of the racers, with one variance between launches pooled over all of them.
+    """Measured speedups of the racers, with one variance between launches for all of them.
 
     Two launches give a variance of one degree of freedom, too few for a decision. The candidates of a run share the machine, so
-    their launches are taken to differ equally. But a neighbour of a virtual machine may slow one of them for a whole launch, so
-    a racer is stopped only if the best of its short launches is too slow.
+    their launches are taken to differ equally. But a neighbour of a virtual machine may slow one of them for a whole launch. So
+    the variance is a median over racers, which a few of those do not change, and a racer is stopped only if the best of its
+    short launches is too slow.
     """
 
     _seen: dict[str, _Speed] = field(default_factory=dict)
     _short: dict[str, list[float]] = field(default_factory=dict)
-    _squares: float = 0.0
-    _freedom: int = 0
+    _full: list[tuple[float, int]] = field(default_factory=list)
+    """Variances of full measurements, with their degrees of freedom."""
 
     def add_launch(self, name: str, speedup: Estimate) -> None:
         """Add a short measurement of one launch. A value without bounds, as of a disturbed measurement, decides nothing."""
@@ -120,8 +125,7 @@ class Speeds:
             return
         half = mean - math.log(speedup.low)
         deviation = half * math.sqrt(launches) / float(stats.t.ppf(confidence, launches - 1))
-        self._squares += deviation**2 * (launches - 1)
-        self._freedom += launches - 1
+        self._full.append((deviation**2, launches - 1))
 
     def __contains__(self, name: object) -> bool:
         return name in self._seen
@@ -144,20 +148,47 @@ class Speeds:
             return False
         return one.best + self._margin(one.launches, first.launches) < first.mean + math.log(WORTH)
 
-    def is_faster(self, ratio: float, launches: int) -> bool:
-        """Return True if a ratio of two racers, measured in turn, is above 1 with `CONFIDENCE`."""
-        return math.log(ratio) > self._margin(launches)
+    def is_faster(self, ratio: float) -> bool:
+        """Return True if a racer is faster than another with `CONFIDENCE`.
 
-    def _margin(self, *launches: int) -> float:
-        """Return the half-width of the bound on a mean over launches, or on the difference of two, with pooled variance.
+        `ratio` says how many times, by the median of `IN_TURN` launches in which they were measured in turn.
+        """
+        return math.log(ratio) > self._margin(_AS_MANY)
+
+    def is_not_worth(self, ratio: float) -> bool:
+        """Return True if a racer is less than `WORTH` times as fast as another with `CONFIDENCE`, by the same ratio."""
+        return math.log(ratio) + self._margin(_AS_MANY) < math.log(WORTH)
+
+    def _margin(self, *launches: float) -> float:
+        """Return the half-width of the bound on a mean over launches, or on the difference of two, with the common variance.
 
         The log ratio of two racers in turn has the variance of that of a racer and the baseline.
         """
         from scipy import stats
 
-        squares = self._squares + sum(float(np.var(logs)) * len(logs) for logs in self._short.values())
-        freedom = self._freedom + sum(len(logs) - 1 for logs in self._short.values())
+        short = [(float(np.var(logs, ddof=1)), len(logs) - 1) for logs in self._short.values() if len(logs) > 1]
+        variance, freedom = median_variance([*short, *self._full])
         if not freedom:
             return math.inf
-        deviation = max(LEAST_DEVIATION, math.sqrt(squares / freedom))
+        deviation = max(LEAST_DEVIATION, math.sqrt(variance))
         return float(stats.t.ppf(CONFIDENCE, freedom)) * deviation * math.sqrt(sum(1 / count for count in launches))
+
+
+def median_variance(variances: Sequence[tuple[float, int]]) -> tuple[float, float]:
+    """Return the weighted median of variances of normal samples, and its degrees of freedom; both are 0 without any.
+
+    Each variance comes with its degrees of freedom, which are its weight, and is divided by the median of its distribution: so
+    the result estimates a common variance, whatever a few of them are. A median knows about half as much as a mean.
+
+    >>> variance, freedom = median_variance([(1.0, 1), (1.0, 1), (1.0, 1), (100.0, 1)])
+    >>> round(variance, 2), freedom
+    (2.2, 2.0)
+    """
+    from scipy import stats
+
+    if not variances:
+        return 0.0, 0.0
+    ordered = sorted((variance * one / float(stats.chi2.median(one)), one) for variance, one in variances)
+    weights = np.cumsum([one for _, one in ordered])
+    middle = int(np.searchsorted(weights, weights[-1] / 2))
+    return ordered[middle][0], max(1.0, float(weights[-1]) / 2)
