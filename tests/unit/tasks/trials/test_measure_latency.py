@@ -161,6 +161,27 @@ def test_a_run_on_a_busy_machine_times_with_the_threads_that_are_left(
     assert measured.variant is not None and measured.variant.session.threads == 2
 
 
+@pytest.mark.parametrize(
+    ("ratios", "found"), [((1.2, 0.5, 1.1), 1.1), ((1.2, None, 1.1), None)], ids=["one slow launch", "one disturbed"]
+)
+def test_finalists_in_turn_have_the_median_of_three_launches(
+    tiny: Tiny,
+    tmp_path: Path,
+    inventory: Inventory,
+    planted: Callable[..., Calls],
+    ratios: tuple[float | None, ...],
+    found: float | None,
+) -> None:
+    """Each launch is measured by itself, and kept by its index: no result is taken for another's."""
+    disturbed = replace(CLEAN, speedup=Estimate(1.0, None, None), disturbance="a busy machine")
+    calls = planted(*(replace(CLEAN, speedup=Estimate(one, one, one)) if one else disturbed for one in ratios))
+    run, given, trial = run_with(tiny, tmp_path), run_inputs(tiny), trial_of(tiny, tmp_path)
+    assert step.measure_in_turn.fn(run, given, inventory, trial, trial) == found
+    assert len(calls) == (3 if found else 2)
+    if found:
+        assert step.measure_in_turn.fn(run, given, inventory, trial, trial) == found and len(calls) == 3
+
+
 def test_a_request_has_the_sizes_of_its_point(tiny: Tiny) -> None:
     """A dynamic axis is cut, or padded with zeros; samples are repeated where there are too few."""
     samples = run_inputs(tiny).evidence.evaluation

@@ -9,7 +9,16 @@ import pytest
 from scipy import stats
 
 from tasks.measure.latency.ratio import ratio_estimate
-from validators.gates.race_rules import CONFIDENCE, LEAST_DEVIATION, WORTH, Speeds, least_mean, looks_at, run_heats
+from validators.gates.race_rules import (
+    CONFIDENCE,
+    LEAST_DEVIATION,
+    WORTH,
+    Speeds,
+    least_mean,
+    looks_at,
+    median_variance,
+    run_heats,
+)
 from validators.records.measurements import Estimate
 
 
@@ -22,37 +31,52 @@ def probe(speeds: Speeds, name: str, *logs: float) -> None:
         speeds.add_launch(name, Estimate(math.exp(log), math.exp(log), math.exp(log)))
 
 
-def test_the_variance_is_pooled_over_candidates() -> None:
-    """Deviations of 0.02 (one degree of freedom) and of 0.04 (two) give sqrt((0.0004 + 2 * 0.0016) / 3)."""
+# Half of the squares of normal values are below this.
+MEDIAN = float(stats.chi2.median(1))
+
+
+def test_the_variance_is_the_median_of_those_of_the_candidates() -> None:
+    """Of deviations of 0.02, 0.04 and 0.5, each of two launches; with half of their three degrees of freedom."""
     speeds = Speeds()
-    half = 0.02 / math.sqrt(2)
-    add(speeds, "a", 1.0 - half, 1.0 + half)
-    add(speeds, "b", 0.96, 1.0, 1.04)
-    deviation = math.sqrt((0.0004 + 2 * 0.0016) / 3)
-    margin = float(stats.t.ppf(CONFIDENCE, 3)) * deviation / math.sqrt(2)
+    for name, deviation in (("a", 0.02), ("b", 0.5), ("c", 0.04)):
+        half = deviation / math.sqrt(2)
+        add(speeds, name, 1.0 - half, 1.0 + half)
+    margin = float(stats.t.ppf(CONFIDENCE, 1.5)) * 0.04 / math.sqrt(MEDIAN) / math.sqrt(2)
     assert speeds.is_below("a", math.exp(1.0 + margin + 1e-6))
     assert not speeds.is_below("a", math.exp(1.0 + margin - 1e-6))
 
 
+def test_a_few_slow_launches_hardly_changes_the_variance() -> None:
+    """Of 3,000 racers with a deviation of 0.02, one in five has a launch that is slower by a quarter."""
+    rng = np.random.default_rng(5)
+    logs = rng.normal(0.0, 0.02, (3000, 2))
+    clean, _ = median_variance([(float(one.var(ddof=1)), 1) for one in logs])
+    assert clean == pytest.approx(0.0004, rel=0.1)
+    logs[::5, 0] -= math.log(1.25)
+    slowed, freedom = median_variance([(float(one.var(ddof=1)), 1) for one in logs])
+    assert clean < slowed < 2 * clean and freedom == 1500
+    assert logs.var(axis=1, ddof=1).mean() > 10 * clean, "the mean of the variances"
+
+
 @pytest.mark.parametrize(("lead", "behind"), [(-0.01, False), (0.0, True), (0.06, True)])
 def test_a_candidate_that_cannot_be_worth_more_is_behind(lead: float, behind: bool) -> None:
-    """The margin is t(0.99, 10) * 0.01 * sqrt(1/2 + 1/2) = 0.0276; a candidate within log 1.03 = 0.0296 is not worth more."""
+    """The margin is t(0.99, 11) * 0.01 * sqrt(1/2 + 1/2) = 0.0272; a candidate within log 1.03 = 0.0296 is not worth more."""
     speeds = Speeds()
-    for index in range(8):
+    for index in range(20):
         add(speeds, f"other {index}", 0.0, 0.0)
     add(speeds, "slow", 0.0, 0.0)
     add(speeds, "leader", lead, lead)
-    assert float(stats.t.ppf(CONFIDENCE, 10)) * LEAST_DEVIATION == pytest.approx(0.0276, abs=1e-4)
+    assert float(stats.t.ppf(CONFIDENCE, 11)) * LEAST_DEVIATION == pytest.approx(0.0272, abs=1e-4)
     assert speeds.is_behind("slow", "leader") == behind
 
 
-def test_launches_of_short_measurements_are_pooled_and_the_best_decides() -> None:
-    """Deviations of 0.02 * sqrt(2) and of 0.04 * sqrt(2), one degree of freedom each, give sqrt(0.002)."""
+def test_the_better_of_two_short_launches_decides() -> None:
+    """The smaller of two variances, 0.0008, is their median, with one degree of freedom."""
     speeds = Speeds()
     probe(speeds, "a", 0.98, 1.02)
     probe(speeds, "b", 2.96, 3.04)
     assert speeds.value("a") == pytest.approx(math.e)
-    margin = float(stats.t.ppf(CONFIDENCE, 2)) * math.sqrt(0.002)
+    margin = float(stats.t.ppf(CONFIDENCE, 1)) * math.sqrt(0.0008 / MEDIAN)
     best = 1.02 + margin / math.sqrt(2)
     assert speeds.is_below("a", math.exp(best + 1e-6)) and not speeds.is_below("a", math.exp(best - 1e-6))
     # Of the mean of two launches and that of one.
@@ -62,14 +86,27 @@ def test_launches_of_short_measurements_are_pooled_and_the_best_decides() -> Non
         assert speeds.is_behind("a", name) == behind
 
 
+def test_a_ratio_in_turn_is_as_sure_as_the_median_of_three_launches() -> None:
+    speeds = Speeds()
+    for index in range(20):
+        add(speeds, f"other {index}", 0.0, 0.0)
+    margin = float(stats.t.ppf(CONFIDENCE, 10)) * LEAST_DEVIATION * math.sqrt(0.449)
+    assert speeds.is_faster(math.exp(margin + 1e-6)) and not speeds.is_faster(math.exp(margin - 1e-6))
+    edge = math.log(WORTH) - margin
+    assert speeds.is_not_worth(math.exp(edge - 1e-6)) and not speeds.is_not_worth(math.exp(edge + 1e-6))
+    medians = np.median(np.random.default_rng(6).normal(size=(20_000, 3)), axis=1)
+    assert medians.var() == pytest.approx(0.449, abs=0.015)
+
+
 def test_a_launch_that_was_slow_stops_nobody() -> None:
     speeds = Speeds()
     for index in range(8):
         probe(speeds, f"other {index}", 1.0, 1.01)
-    add(speeds, "leader", *[1.1] * 6)
+    add(speeds, "leader", *[1.05] * 6)
     probe(speeds, "slow once", 0.8, 1.1)
+    probe(speeds, "slow", 0.8, 0.81)
     assert speeds.value("slow once") == pytest.approx(math.exp(0.95))
-    assert not speeds.is_behind("slow once", "leader")
+    assert not speeds.is_behind("slow once", "leader") and speeds.is_behind("slow", "leader")
 
 
 def test_a_disturbed_launch_counts_for_order_alone() -> None:
