@@ -134,6 +134,10 @@ class Speeds:
         """Return the latest measured speedup of a candidate, or None if it has none."""
         return math.exp(self._seen[name].mean) if name in self._seen else None
 
+    def short_value(self, name: str) -> float | None:
+        """Return the mean of a candidate's short launches, for comparison with others' of about the same time."""
+        return math.exp(float(np.mean(self._short[name]))) if name in self._short else self.value(name)
+
     def is_below(self, name: str, bound: float) -> bool:
         """Return True if the speedup is below the bound with `CONFIDENCE`."""
         one = self._seen.get(name)

@@ -167,6 +167,17 @@ def test_a_hopeless_drop_is_measured_to_its_end_if_recovery_may_choose_it(
     ]
 
 
+def test_nothing_is_recovered_because_the_machine_was_faster_before(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The winner's full timing is slow; in the short timings both were nearly equal."""
+    rehearsal = Rehearsal(bench, monkeypatch, {NEAR: BAD}, gates={"max_drop": 0.02, "min_speedup": 1.2})
+    monkeypatch.setattr(rehearsal, "timed", lambda trial: replace(trial, latencies=(rehearsal.measured(SLOW),)))
+    monkeypatch.setattr(races, "measure_latency", rehearsal.step("time", lambda trial: rehearsal.timed(trial)))
+    assert outcomes(rehearsal.race((FAST, NEAR))) == {FAST: "passed", NEAR: "failed"}
+    assert f"time {NEAR}" not in rehearsal.asked
+
+
 def test_what_loses_less_is_recovered_rather_than_a_hopeless_drop(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -98,6 +98,16 @@ def test_a_ratio_in_turn_is_as_sure_as_the_median_of_three_launches() -> None:
     assert medians.var() == pytest.approx(0.449, abs=0.015)
 
 
+def test_short_launches_are_compared_with_short_ones() -> None:
+    speeds = Speeds()
+    probe(speeds, "a", 1.0, 1.2)
+    add(speeds, "a", 0.9, 0.9)
+    add(speeds, "b", 0.7, 0.7)
+    assert speeds.value("a") == pytest.approx(math.exp(0.9)) and speeds.short_value("a") == pytest.approx(math.exp(1.1))
+    assert speeds.short_value("b") == pytest.approx(math.exp(0.7)), "which has no short ones"
+    assert speeds.short_value("c") is None
+
+
 def test_a_launch_that_was_slow_stops_nobody() -> None:
     speeds = Speeds()
     for index in range(8):
