@@ -4,10 +4,14 @@ Each part is quantized alone, with all others in float, and the outputs are comp
 up over the parts (Y. Zhou et al., "Adaptive Quantization for Deep Neural Network", AAAI 2018, section 3), so the parts with
 the most noise are the ones to keep. The reverse experiment, one float part in a quantized model, says less: if two parts each
 destroy the output, keeping either one changes nothing.
+
+Some parts are quantized only between integer kernels, such as the residual additions of a convolutional network. For them
+the reverse experiment is the only one: their noise is what is gone when all parts are quantized but this one.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -20,6 +24,7 @@ from numpy.typing import NDArray
 from tasks.ptq.calibrate.outliers import Outliers, find_outliers, has_weight
 from tasks.ptq.graph.edits import initializers, operator_of, scratch
 from tasks.runtimes.ort import open_session, run_batches
+from validators.errors import CandidateRefused
 from validators.records.run import SessionSettings
 from validators.samples.datasets import Arrays, Samples
 
@@ -98,10 +103,12 @@ def rank_parts(
 ) -> tuple[Sensitivity, ...]:
     """Rank the parts by the noise of quantizing each alone, worst first, with their outlier ratios.
 
+    A part that `quantize` refuses alone counts with the noise that is gone if all others are quantized.
+
     `model` is the float graph, `output` the judged output. NaN or Inf where the float output is finite count as infinite noise.
 
     Raises:
-        CandidateRefused: a file with one part quantized cannot be made or run.
+        CandidateRefused: no part can be quantized alone, or a file cannot be made or run.
     """
     nodes = {node for part in parts for node in part.nodes}
     batches = _first_batches(model, samples, output, settings, fixed_batch)
@@ -113,21 +120,52 @@ def rank_parts(
     size = fixed_batch or 1
     seen = islice(samples.batches(size), max(1, SAMPLES // size))
     outliers = find_outliers(model, nodes, seen, settings.libraries)
-    found = []
+
     with scratch() as folder:
         # With the weights in a separate file, a variant beside it stores only those that change.
         float_model = folder / "float.onnx"
         onnx.save_model(onnx.load(model), float_model, save_as_external_data=True, location="float.onnx.data")
-        for part in parts:
-            path = folder / "alone.onnx"
-            quantize(float_model, nodes - set(part.nodes), path)
+
+        def noise_of(quantized: Collection[str]) -> float:
+            path = folder / "quantized.onnx"
+            quantize(float_model, nodes.difference(quantized), path)
             error = _run(path, batches, output, settings)[finite] - reference[finite]
-            noise = (float(np.square(error).mean()) if error.size else 0.0) / power
-            ratios = _largest_ratios([outliers[node] for node in part.nodes if node in outliers])
-            found.append(Sensitivity(part, noise if np.isfinite(noise) else float("inf"), *ratios))
             path.unlink()
             path.with_name(f"{path.name}.data").unlink(missing_ok=True)
+            noise = (float(np.square(error).mean()) if error.size else 0.0) / power
+            return noise if math.isfinite(noise) else math.inf
+
+        noises = _noises(parts, noise_of)
+    found = []
+    for part in parts:
+        ratios = _largest_ratios([outliers[node] for node in part.nodes if node in outliers])
+        found.append(Sensitivity(part, noises[part], *ratios))
     return tuple(sorted(found, key=lambda sensitivity: -sensitivity.noise))
+
+
+def _noises(parts: Sequence[SensitivePart], noise_of: Callable[[Collection[str]], float]) -> dict[SensitivePart, float]:
+    """Return the noise of each part, given the noise of quantizing nodes.
+
+    Raises:
+        CandidateRefused: no part can be quantized alone.
+    """
+    noises: dict[SensitivePart, float] = {}
+    refused: dict[SensitivePart, CandidateRefused] = {}
+    for part in parts:
+        try:
+            noises[part] = noise_of(part.nodes)
+        except CandidateRefused as error:
+            refused[part] = error
+    if refused and not noises:
+        raise next(iter(refused.values()))
+    if refused:
+        nodes = {node for part in parts for node in part.nodes}
+        everything = noise_of(nodes)
+        for part in refused:
+            without = noise_of(nodes.difference(part.nodes))
+            # Noise without bounds that stays comes from others.
+            noises[part] = max(0.0, everything - without) if math.isfinite(without) else 0.0
+    return noises
 
 
 def _largest_ratios(outliers: Sequence[Outliers]) -> tuple[float | None, float | None]:

@@ -131,3 +131,37 @@ def test_masked_logits_leave_the_order_of_parts(
     masked = rank_parts(tmp_path / "masked.onnx", parts, without, samples, "logits", SETTINGS)
     assert all(np.isfinite(one.noise) for one in masked)
     assert [one.part.name for one in masked[:2]] == [one.part.name for one in found[:2]]
+
+
+def test_a_part_that_needs_integer_neighbours_is_quantized_with_the_others(tmp_path: Path) -> None:
+    """A residual addition and what follows between convolutions: no candidate quantizes either alone."""
+    rng = np.random.default_rng(1)
+    nodes = [
+        helper.make_node("Conv", ["x", "w1"], ["a"], name="first"),
+        helper.make_node("Conv", ["a", "w2"], ["b"], name="second"),
+        helper.make_node("Add", ["a", "b"], ["c"], name="residual"),
+        helper.make_node("Sigmoid", ["c"], ["d"], name="gate"),
+        helper.make_node("Conv", ["d", "w3"], ["y"], name="last"),
+    ]
+    shape = ["batch", 4, 3, 3]
+    ends = [[helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)] for name in "xy"]
+    weights = [
+        numpy_helper.from_array(rng.normal(size=(4, 4, 1, 1)).astype(np.float32), f"w{one}") for one in (1, 2, 3)
+    ]
+    graph = helper.make_graph(nodes, "residual", *ends, weights)
+    path = tmp_path / "model.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
+    x = rng.normal(size=(32, 4, 3, 3)).astype(np.float32)
+    # A coarse range of the sum alone, so that what makes it is the noisiest part. Without one of the two, nobody reads it.
+    ranges: dict[str, Range] = dict.fromkeys("xaby", (-12.0, 12.0)) | {"c": (-400.0, 400.0), "d": (0.0, 1.0)}
+
+    def without(model: Path, keep_float: Collection[str], target: Path) -> object:
+        return static_int8(model, ranges, target, keep_float=keep_float, every=True)
+
+    parts = find_parts(graph, [node.name for node in nodes])
+    np.savez(tmp_path / "data.npz", x=x)
+    spec = TensorSpec("x", "float32", tuple(shape))
+    samples = load_samples(tmp_path / "data.npz", (spec,), label="none", role="calibration")
+    found = {one.part.nodes: one.noise for one in rank_parts(path, parts, without, samples, "y", SETTINGS)}
+    assert len(found) == 5
+    assert found["residual",] == found["gate",] > 10 * found["second",] > 0
