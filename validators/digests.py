@@ -46,4 +46,9 @@ def digest_samples(arrays: dict[str, NDArray[Any]]) -> list[str]:
     """Return one sha256 per sample, over its row in all `arrays` (each of shape `(n, ...)`)."""
     rows = len(next(iter(arrays.values())))
     ordered = [np.ascontiguousarray(arrays[name]) for name in sorted(arrays)]
-    return [hashlib.sha256(b"".join(array[row].tobytes() for array in ordered)).hexdigest() for row in range(rows)]
+    return [hashlib.sha256(b"".join(_row_bytes(array[row]) for array in ordered)).hexdigest() for row in range(rows)]
+
+
+def _row_bytes(row: NDArray[Any]) -> bytes:
+    # The width of text depends on the longest text of the file, hence on other samples.
+    return repr(row.tolist()).encode() if row.dtype.kind == "U" else row.tobytes()

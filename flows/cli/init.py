@@ -41,7 +41,7 @@ data:
   calibration: calibration.npz  # CHECK
   evaluation: evaluation.npz  # CHECK
   # groups: patient  # CHECK: the array that assigns samples to a patient, video or document, if any
-{label}
+{label}{inputs}
 # CHECK: {metric_why}
 # Others: accuracy, top5, agreement, f1_macro, f1_binary, auroc; mse, mae, r2; cosine, spearman; perplexity; wer, cer; sqnr.
 metric: {metric}
@@ -82,6 +82,7 @@ def job_skeleton(facts: ModelFacts, target: str, file: str) -> str:
         ),
         signature=facts.signature or "none",
         arrays="\n".join(_array_lines(facts.inputs, labelled=labelled)),
+        inputs=_inputs(facts.inputs),
         label="  label: label  # CHECK: the name of the array that holds the labels\n" if labelled else "",
         metric=metric,
         metric_why=why,
@@ -121,18 +122,74 @@ def suggest_metric(outputs: Sequence[TensorSpec]) -> tuple[str, str]:
     return "sqnr", f"{first} suggests no metric; sqnr needs no labels, but does not measure quality on the task"
 
 
+def _inputs(inputs: Sequence[TensorSpec]) -> str:
+    """Return the settings of inputs that are no arrays with the samples along axis 0; empty if there are none."""
+    lines = []
+    for spec in inputs:
+        axis = _batch_axis(spec, inputs)
+        if axis is None:
+            value = _usual_constant(spec)
+            lines.append(
+                f"  {json.dumps(spec.name)}: {{constant: {value}}}  # CHECK: the value of every request, {spec}"
+            )
+        elif axis:
+            lines.append(
+                f"  {json.dumps(spec.name)}: {{batch_axis: {axis}}}  # CHECK: the axis of the samples in {spec}"
+            )
+    return "\n".join(["", "inputs:", *lines, ""]) if lines else ""
+
+
+def _batch_axis(spec: TensorSpec, inputs: Sequence[TensorSpec]) -> int | None:
+    """Return the axis of the samples: 0, or that with the name of axis 0 of another input; None for one without samples.
+
+    >>> x, state = TensorSpec("x", "float32", ("n", 512)), TensorSpec("state", "float32", (2, "n", 128))
+    >>> [_batch_axis(spec, [x, state]) for spec in (x, state, TensorSpec("sr", "int64", ()), TensorSpec("size", "int64", (2,)))]
+    [0, 1, None, None]
+    """
+    firsts = [other.shape[0] for other in inputs if other.shape]
+    batch = max(firsts, key=firsts.count) if firsts else None
+    found = [axis for axis, size in enumerate(spec.shape) if size == batch]
+    if found and (found[0] == 0 or len(found) == 1):
+        return found[0]
+    return None if all(isinstance(size, int) for size in spec.shape) else 0
+
+
+def _usual_constant(spec: TensorSpec) -> str:
+    """Return a likely value of an input that is the same in every request.
+
+    >>> _usual_constant(TensorSpec("sr", "int64", ())), _usual_constant(TensorSpec("training", "bool", ()))
+    ('16000', 'false')
+    """
+    if spec.dtype == "bool":
+        return "false"
+    if spec.name in ("sr", "sample_rate", "sampling_rate"):
+        return "16000"
+    return '""' if spec.dtype in ("str", "string") else "1"
+
+
 def _array_lines(inputs: Sequence[TensorSpec], *, labelled: bool) -> list[str]:
-    lines = [f"#   {spec.name}  {spec.dtype}  [samples{_rest(spec)}]" for spec in inputs]
+    axes = {spec.name: _batch_axis(spec, inputs) for spec in inputs}
+    lines = [
+        f"#   {spec.name}  {spec.dtype}  [samples{_rest(spec, axis)}]"
+        for spec in inputs
+        if (axis := axes[spec.name]) is not None
+    ]
     return lines + (["#   label  the values that the metric compares with  [samples, ...]"] if labelled else [])
 
 
-def _rest(spec: TensorSpec) -> str:
-    return "".join(f", {'any' if axis is None else axis}" for axis in spec.shape[1:])
+def _rest(spec: TensorSpec, batch_axis: int) -> str:
+    others = [size for axis, size in enumerate(spec.shape) if axis != batch_axis]
+    return "".join(f", {'any' if axis is None else axis}" for axis in others)
 
 
 def _dims(inputs: Sequence[TensorSpec]) -> str:
     """Return the line with a size for each dynamic axis other than the samples'; empty without such axes."""
-    names = dict.fromkeys(axis for spec in inputs for axis in spec.shape[1:] if isinstance(axis, str))
+    names = dict.fromkeys(
+        axis
+        for spec in inputs
+        for place, axis in enumerate(spec.shape)
+        if isinstance(axis, str) and place != _batch_axis(spec, inputs)
+    )
     if not names:
         return ""
     sizes = ", ".join(f"{json.dumps(name)}: {_DIM}" for name in names)

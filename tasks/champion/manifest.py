@@ -91,7 +91,7 @@ def manifest_of(
         "session": {key: value for key, value in asdict(variant.session).items() if key != "libraries"},
         "libraries": [describe_library(library) for library in variant.session.libraries],
         "plugin": plugin.describe_plugin(variant.session.threads) if plugin else None,
-        "inputs": {spec.name: spec.dtype for spec in run_inputs.evidence.inputs},
+        "inputs": {spec.name: spec.dtype for spec in run_inputs.evidence.model_inputs},
         "runtime": runtime,
         "runtime_version": engine.runtime_version if engine else inventory.runtimes[runtime],
         "engine": asdict(engine) if engine else None,

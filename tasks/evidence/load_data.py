@@ -26,6 +26,7 @@ from validators.providers import CPU_PROVIDER
 from validators.records.run import SessionSettings, Source
 from validators.samples.confirmation_split import confirmation_mask
 from validators.samples.datasets import Samples, TensorSpec, check_evaluation, load_samples
+from validators.samples.feeds import Feeds, feeds_of
 from validators.samples.run_inputs import Evidence
 from validators.untrusted.s3_uris import S3Uri
 
@@ -57,17 +58,17 @@ def _load(run: Run, source: Source) -> Evidence:
         CPU_PROVIDER, job.measurement.points[0].threads or usable_cores(), libraries=run.libraries
     )
     with _SourceErrors(source), open_session(source.onnx_path, settings) as session:
-        inputs, output, batch_axis = _describe(job, session)
-        calibration = load_file(run, "calibration", job.data.calibration, inputs)
-        evaluation = load_file(run, "evaluation", job.data.evaluation, inputs)
-        traffic = load_file(run, "traffic", job.data.traffic, inputs) if job.data.traffic else None
+        feeds, output, batch_axis = _describe(job, source, session)
+        calibration = load_file(run, "calibration", job.data.calibration, feeds)
+        evaluation = load_file(run, "evaluation", job.data.evaluation, feeds)
+        traffic = load_file(run, "traffic", job.data.traffic, feeds) if job.data.traffic else None
         _check_fixed_batch(batch_axis, run, calibration, evaluation)
         probe, sample_bytes = _probe(session, output, evaluation, batch_axis)
     metric = job_metric(job)
     labels = metric.expects(output, probe.shape)
     check_evaluation(evaluation, labels, metric=metric.name, label=job.data.label)
     check_bounds_have_units(job, evaluation.labels)
-    _check_axes(job.measurement.dims, inputs)
+    _check_axes(job.measurement.dims, feeds.samples)
     # Load the user's functions early, so that a fault in them does not end the run late.
     job_hooks(job)
     job_step(job)
@@ -85,7 +86,7 @@ def _load(run: Run, source: Source) -> Evidence:
         is_right_or_wrong=metric.is_right_or_wrong,
     )
     log.info("data: %d calibration and %d evaluation samples", len(calibration), len(evaluation))
-    return Evidence(inputs, output, calibration, evaluation, traffic, batch_axis, confirmation, sample_bytes)
+    return Evidence(feeds.samples, output, calibration, evaluation, traffic, batch_axis, confirmation, sample_bytes)
 
 
 def _probe(
@@ -97,31 +98,31 @@ def _probe(
         JobError: batches of several sizes do not give one row per sample.
     """
     batches = [next(evaluation.batches(size)) for size in ((batch_axis,) if batch_axis else PROBE_SAMPLES)]
-    counts = [len(next(iter(batch.values()))) for batch in batches]
+    counts = [batch.rows for batch in batches]
     answers = [session.run([output.name], batch)[0] for batch in batches]
     check_judged(output, list(zip(counts, answers, strict=True)))
     probe = np.asarray(answers[0])
     return probe, (probe.nbytes + sum(array.nbytes for array in batches[0].values())) // counts[0]
 
 
-def describe_source(run: Run, source: Source) -> tuple[tuple[TensorSpec, ...], TensorSpec, int | None]:
-    """Return inputs and judged output of a source, and the size of its batch axis if fixed, else None.
+def describe_source(run: Run, source: Source) -> tuple[Feeds, TensorSpec, int | None]:
+    """Return how samples are fed to a source, its judged output, and the size of its batch axis if fixed, else None.
 
     Raises:
-        JobError: the output does not exist.
+        JobError: the output does not exist, or the job's `inputs` do not fit the source.
         SourceError: the runtime does not load the source.
     """
     settings = SessionSettings(CPU_PROVIDER, 1, libraries=run.libraries)
     with _SourceErrors(source), open_session(source.onnx_path, settings) as session:
-        return _describe(run.job, session)
+        return _describe(run.job, source, session)
 
 
-def _describe(job: Job, session: ort.InferenceSession) -> tuple[tuple[TensorSpec, ...], TensorSpec, int | None]:
-    inputs = describe_inputs(session)
-    return inputs, _judged_output(job.output, describe_outputs(session)), _batch_axis(inputs)
+def _describe(job: Job, source: Source, session: ort.InferenceSession) -> tuple[Feeds, TensorSpec, int | None]:
+    feeds = feeds_of(job.inputs, describe_inputs(session), source.uri)
+    return feeds, _judged_output(job.output, describe_outputs(session)), _batch_axis(feeds.samples)
 
 
-def load_file(run: Run, role: Role, place: Path | S3Uri, inputs: tuple[TensorSpec, ...]) -> Samples:
+def load_file(run: Run, role: Role, place: Path | S3Uri, feeds: Feeds) -> Samples:
     """Load one data file of the job, or a pool of samples, with its slices.
 
     Raises:
@@ -132,7 +133,7 @@ def load_file(run: Run, role: Role, place: Path | S3Uri, inputs: tuple[TensorSpe
     fetched = fetch_data(run.state, place, role) if isinstance(place, S3Uri) else None
     path = fetched.path if fetched else Path(str(place))
     samples = load_samples(
-        path, inputs, label=data.label, role=role, slices=data.slices, groups=data.groups, ignore=data.ignore
+        path, feeds, label=data.label, role=role, slices=data.slices, groups=data.groups, ignore=data.ignore
     )
     if fetched:
         samples = replace(samples, file=replace(samples.file, uri=str(place), version=fetched.version))

@@ -17,6 +17,7 @@ import onnx
 from tasks.evidence.resolve_source import flavors_of, unsupported_flavor
 from tasks.registry.mlflow_registry import MODEL_URI, named_version, registry_call
 from validators.errors import SourceError
+from validators.graph.flat_outputs import flatten_outputs
 from validators.graph.interfaces import dtype_name, spec_of
 from validators.graph.source_graph import check_source_graph
 from validators.samples.datasets import TensorSpec
@@ -153,6 +154,7 @@ def _read_onnx(uri: str, data: str, folder: Path) -> tuple[tuple[TensorSpec, ...
 def _read_graph(path: Path, uri: str) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...], str]:
     try:
         graph = onnx.load(path, load_external_data=False).graph
+        flatten_outputs(graph)
     except Exception as error:  # protobuf raises classes of its own
         raise SourceError(
             found=f"{uri}: {type(error).__name__}: {str(error)[:200]}",

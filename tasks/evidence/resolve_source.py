@@ -24,6 +24,7 @@ from validators.errors import SourceError
 from validators.graph.source_graph import LEAST_OPSET, check_source_graph, opset_of
 from validators.records.run import Source
 from validators.samples.datasets import Arrays, Samples, TensorSpec, load_samples, read_arrays
+from validators.samples.feeds import feeds_of
 from validators.untrusted.bounded_yaml import load_yaml
 from validators.untrusted.external_data import external_files
 from validators.untrusted.operator_allowlist import may_unpickle
@@ -195,8 +196,9 @@ def _gather(run: Run, path: Path, gathered: Path) -> float | None:
     """
 
     def batch(inputs: tuple[TensorSpec, ...]) -> Arrays:
-        fixed = inputs[0].shape[0] if inputs[0].shape else None
-        return next(_parity_samples(run, inputs).batches(fixed if isinstance(fixed, int) else PARITY_SAMPLES))
+        samples = _parity_samples(run, inputs)
+        fixed = (samples.feeds.samples if samples.feeds else inputs)[0].shape[0]
+        return next(samples.batches(fixed if isinstance(fixed, int) else PARITY_SAMPLES))
 
     custom = bool(run.libraries)
     old = opset_of(check_source_graph(path, custom_operators=custom)) < LEAST_OPSET
@@ -232,7 +234,7 @@ def _parity_samples(run: Run, inputs: tuple[TensorSpec, ...]) -> Samples:
     role: Literal["calibration", "evaluation"] = "evaluation" if to_pick else "calibration"
     return load_samples(
         _local(run, role),
-        inputs,
+        feeds_of(run.job.inputs, inputs, run.job.source),
         label=data.label,
         role=role,
         slices=data.slices,

@@ -166,8 +166,9 @@ def _check_parity(
 ) -> float:
     with open_session(onnx_path, SessionSettings("CPUExecutionProvider", usable_cores())) as session:
         inputs, outputs = describe_inputs(session), describe_outputs(session)
-        fixed = inputs[0].shape[0]
-        batch = next(samples(inputs).batches(fixed if isinstance(fixed, int) else PARITY_SAMPLES))
+        found = samples(inputs)
+        fixed = (found.feeds.samples if found.feeds else inputs)[0].shape[0]
+        batch = next(found.batches(fixed if isinstance(fixed, int) else PARITY_SAMPLES))
         ours = session.run(None, batch)
     np.savez(folder / "batch.npz", **batch)  # type: ignore[arg-type]  # its stub: keywords for allow_pickle
     order = {"batch": str(folder / "batch.npz"), "outputs": str(folder / "outputs.npz")}

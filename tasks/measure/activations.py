@@ -147,7 +147,7 @@ class ActivationWatch:
         size, start = fixed_batch or 1, 0
         while start < len(rows):
             chosen = rows[start : start + size]
-            feeds = {name: array[chosen] for name, array in samples.inputs.items()}
+            feeds = samples.feed({name: array[chosen] for name, array in samples.inputs.items()})
             tensors = self._watched.run(feeds)
             yield len(chosen), tensors
             start += len(chosen)

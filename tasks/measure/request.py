@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from validators.job.job_measurement import OperatingPoint
-from validators.samples.datasets import Arrays
+from validators.samples.datasets import Arrays, Feed
 from validators.samples.run_inputs import Evidence
 
 # Bounds of the different requests of one measurement, whose process holds all of them.
@@ -14,12 +14,12 @@ MOST_REQUESTS = 64
 MOST_REQUEST_BYTES = 64 << 20
 
 
-def request_batch(evidence: Evidence, point: OperatingPoint) -> Arrays:
+def request_batch(evidence: Evidence, point: OperatingPoint) -> Feed:
     """Return the first evaluation samples as one request of the point's batch size, repeated when there are fewer."""
     return request_of(evidence, point, np.arange(point.batch_size) % len(evidence.evaluation))
 
 
-def request_of(evidence: Evidence, point: OperatingPoint, rows: NDArray[np.intp]) -> Arrays:
+def request_of(evidence: Evidence, point: OperatingPoint, rows: NDArray[np.intp]) -> Feed:
     """Return these evaluation rows as one request.
 
     Dynamic axes that the point names are cut to, or padded with zeros up to, the given size; others keep the data's.
@@ -34,7 +34,7 @@ def request_of(evidence: Evidence, point: OperatingPoint, rows: NDArray[np.intp]
                 missing = [(0, wanted - array.shape[axis] if index == axis else 0) for index in range(array.ndim)]
                 array = np.pad(array, missing)
         batch[spec.name] = np.ascontiguousarray(array)
-    return batch
+    return evidence.evaluation.feed(batch)
 
 
 def draw_requests(

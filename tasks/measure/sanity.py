@@ -15,7 +15,7 @@ from tasks.measure.metrics.perplexity import WINDOWS_AT_ONCE
 from tasks.runtimes.runner import open_runner
 from validators.records.measurements import Answers, Sanity
 from validators.records.run import SessionSettings, Variant
-from validators.samples.datasets import Arrays, Samples
+from validators.samples.datasets import Feed, Samples
 
 RUNS = 3
 # Enough to tell a constant answer, and a random one; samples of perplexity are whole windows of text.
@@ -32,21 +32,21 @@ class OutputPart:
     rows: int
 
 
-def sanity_batches(samples: Samples, fixed_batch: int | None, *, of_text: bool) -> list[Arrays]:
+def sanity_batches(samples: Samples, fixed_batch: int | None, *, of_text: bool) -> list[Feed]:
     """Return the samples that are asked; with `of_text` each is a window of text."""
     wanted = SANITY_WINDOWS if of_text else SANITY_SAMPLES
     size = fixed_batch or (WINDOWS_AT_ONCE if of_text else wanted)
     return list(islice(samples.batches(size), max(1, wanted // size)))
 
 
-def make_sanity(variant: Variant, batches: Sequence[Arrays], baseline: tuple[Answers, ...] | None, _: Path) -> Sanity:
+def make_sanity(variant: Variant, batches: Sequence[Feed], baseline: tuple[Answers, ...] | None, _: Path) -> Sanity:
     """Ask a variant; `baseline` holds the answers of the baseline, None for the baseline itself."""
     found = ask(variant.loaded, variant.session, batches)
-    samples = sum(len(next(iter(batch.values()))) for batch in batches)
+    samples = sum(batch.rows for batch in batches)
     return Sanity(samples, RUNS, found if baseline is None else baseline, found)
 
 
-def ask(model: Path, settings: SessionSettings, batches: Sequence[Arrays]) -> tuple[Answers, ...]:
+def ask(model: Path, settings: SessionSettings, batches: Sequence[Feed]) -> tuple[Answers, ...]:
     """Return the answers of every output to the samples of `batches`. Each batch runs `RUNS` times.
 
     Raises:
@@ -59,10 +59,9 @@ def ask(model: Path, settings: SessionSettings, batches: Sequence[Arrays]) -> tu
         for batch in batches:
             # Batch by batch: the logits of a language model for all samples do not fit in memory.
             runs = [runner.run(batch, names) for _ in range(RUNS)]
-            rows = len(next(iter(batch.values())))
             parts.append(
                 [
-                    describe(spec.name, spec.dtype, [run[place] for run in runs], rows)
+                    describe(spec.name, spec.dtype, [run[place] for run in runs], batch.rows)
                     for place, spec in enumerate(runner.outputs)
                 ]
             )

@@ -61,6 +61,13 @@ def _engine(
 ) -> Engine:
     """Return the engine from the store, or build it. The log of a failed build becomes a separate entry."""
     job, evidence, points = run.job, run_inputs.evidence, run.job.measurement.points
+    if run.job.inputs:
+        raise CandidateRefused(
+            kind="unsupported",
+            found=f"`inputs` of the job: {', '.join(sorted(run.job.inputs))}",
+            expected="for an engine, inputs that are arrays with the samples along axis 0",
+            fix="use candidates of another target, or export the model so",
+        )
     build = BuildSettings(
         profile_of(evidence.inputs, job.engines, points, _shapes(evidence), accuracy_batch=_most_at_once(run)),
         job.engines.workspace_mb,

@@ -17,6 +17,7 @@ from validators.errors import CandidateRefused, DataError, SourceError
 from validators.records.journal import predecessors
 from validators.records.run import Champion, Source, Variant
 from validators.samples.datasets import Samples, TensorSpec
+from validators.samples.feeds import Feeds
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class WatchedChampion:
 
     lineage: Lineage
     source: Source
-    inputs: tuple[TensorSpec, ...]
+    feeds: Feeds
     output: TensorSpec
     batch_axis: int | None
     variant: Variant | None
@@ -102,7 +103,7 @@ def load_watched(run: Run, lineage: Lineage) -> WatchedChampion:
             expected=f"{champion.source_digest[:12]}, the source of the champion, version {champion.version}",
             fix="restore that version of the model, or promote a variant of the present one",
         )
-    inputs, output, batch_axis = describe_source(run, source)
+    feeds, output, batch_axis = describe_source(run, source)
     fetched = fetch_champion(run, champion)
     manifest: dict[str, Any] = json.loads(fetched.manifest.read_text(encoding="utf-8"))
     notes: list[str] = []
@@ -112,22 +113,22 @@ def load_watched(run: Run, lineage: Lineage) -> WatchedChampion:
     except CandidateRefused as error:
         notes.append(f"agreement is not measured: {error.found}")
     try:
-        calibration = load_calibration(run, lineage, inputs)
+        calibration = load_calibration(run, lineage, feeds)
     except DataError as error:
         notes.append(f"drift is not measured, only saturation of the champion's ranges: {error.found}")
     ranges = {tensor: FixedRange(**ends) for tensor, ends in manifest["ranges"].items()}
     if not ranges:
         notes.append("saturation is not measured: the champion fixes no range")
-    return WatchedChampion(lineage, source, inputs, output, batch_axis, variant, ranges, calibration, tuple(notes))
+    return WatchedChampion(lineage, source, feeds, output, batch_axis, variant, ranges, calibration, tuple(notes))
 
 
-def load_calibration(run: Run, lineage: Lineage, inputs: tuple[TensorSpec, ...]) -> Samples:
+def load_calibration(run: Run, lineage: Lineage, feeds: Feeds) -> Samples:
     """Load the champion's calibration data, which is the job's unless somebody changed it.
 
     Raises:
         DataError: the data is missing, or has changed.
     """
-    samples = load_file(run, "calibration", run.job.data.calibration, inputs)
+    samples = load_file(run, "calibration", run.job.data.calibration, feeds)
     if samples.file.digest != lineage.calibration_digest:
         raise DataError(
             found=f"calibration data {samples.file.path.name} has sha256 {samples.file.digest[:12]}, but the champion was "

@@ -19,7 +19,8 @@ from validators.digests import digest_values
 from validators.errors import DataError, JobError, StorageRefused
 from validators.job.job_watch import Watch
 from validators.records.run import DataFile
-from validators.samples.datasets import Samples, TensorSpec
+from validators.samples.datasets import Samples
+from validators.samples.feeds import Feeds
 from validators.untrusted.s3_uris import S3Uri, parse_s3_uri
 
 SUFFIXES = (".npz", ".parquet")
@@ -77,7 +78,7 @@ class Traffic:
 
 
 def gather_traffic(
-    run: Run, watch: Watch, seen: TrafficMark, inputs: tuple[TensorSpec, ...], batch_axis: int | None, *, draw: int
+    run: Run, watch: Watch, seen: TrafficMark, feeds: Feeds, batch_axis: int | None, *, draw: int
 ) -> Traffic:
     """Gather the newest unseen samples, at most `max_samples`, drawn with the seed `draw` from the files that were read.
 
@@ -91,11 +92,11 @@ def gather_traffic(
     skipped: list[str] = []
     for file in files:
         try:
-            samples = _read(run, file, inputs)
+            samples = _read(run, file, feeds)
         except DataError as error:
             skipped.append(error.found)
             continue
-        if read and any(samples.inputs[spec.name].shape[1:] != read[0].inputs[spec.name].shape[1:] for spec in inputs):
+        if read and any(array.shape[1:] != read[0].inputs[name].shape[1:] for name, array in samples.inputs.items()):
             skipped.append(f"{file.name}: sizes differ from those of the newer {read[0].file.path.name}")
             continue
         read.append(samples)
@@ -158,14 +159,14 @@ def _files_on_s3(place: S3Uri) -> list[TrafficFile]:
     return found
 
 
-def _read(run: Run, file: TrafficFile, inputs: tuple[TensorSpec, ...]) -> Samples:
+def _read(run: Run, file: TrafficFile, feeds: Feeds) -> Samples:
     if file.size_bytes > MAX_FILE_BYTES:
         raise DataError(
             found=f"traffic {file.name} has {file.size_bytes / 1e6:.0f} MB",
             expected=f"files of at most {MAX_FILE_BYTES / 1e6:.0f} MB",
             fix="write traffic in smaller files",
         )
-    return load_file(run, "traffic", file.place, inputs)
+    return load_file(run, "traffic", file.place, feeds)
 
 
 def _draw(read: list[Samples], most: int, batch_axis: int | None, seed: int) -> tuple[Samples | None, int]:
@@ -179,4 +180,5 @@ def _draw(read: list[Samples], most: int, batch_axis: int | None, seed: int) -> 
     if not len(rows):
         return None, int(usable.sum())
     file = DataFile(read[0].file.path, digest_values([one.file.digest for one in read], rows.tolist()), len(rows))
-    return Samples(file, {name: array[rows] for name, array in arrays.items()}, None), int(usable.sum())
+    drawn = {name: array[rows] for name, array in arrays.items()}
+    return Samples(file, drawn, None, feeds=read[0].feeds), int(usable.sum())

@@ -57,14 +57,16 @@ def test_a_supported_interface_passes_the_first_steps(
     name: str, tmp_path: Path, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     evidence = first_steps(tmp_path, WORKING[name], tiny, monkeypatch)
-    assert evidence.output.name == WORKING[name].model.graph.output[0].name
+    batch = next(evidence.evaluation.batches(evidence.batch_axis or 5))
+    assert list(batch) == [value.name for value in WORKING[name].model.graph.input]
+    assert evidence.output.name == WORKING[name].job.get("output", WORKING[name].model.graph.output[0].name)
     assert len(evidence.evaluation) == 999
 
 
 @pytest.mark.slow
 def test_the_command_refuses_an_interface_without_a_traceback(tmp_path: Path, tiny: Tiny) -> None:
     """Through the whole command, those that once ended in a crash."""
-    names = ("zipmap judged", "scalar sr", "no inputs", "bfloat16", "optional input")
+    names = ("sequence of a split", "scalar sr", "no inputs", "bfloat16", "optional input")
     calls: list[dict[str, object]] = []
     for name in names:
         folder = tmp_path / name.replace(" ", "_")
@@ -100,6 +102,24 @@ def test_a_job_for_an_onnx_file_reads_and_names_the_file(tiny: Tiny, tmp_path: P
     assert [str(spec) for spec in facts.inputs] == ["x: float32[batch, 64]"]
     (tmp_path / "job.yaml").write_text(job_skeleton(facts, "ort-cpu", "job.yaml"), encoding="utf-8")
     assert read_job(tmp_path / "job.yaml").source == str(tiny.model)
+
+
+@pytest.mark.parametrize("name", [name for name, case in WORKING.items() if "inputs" in case.job])
+def test_a_skeleton_names_inputs_that_are_no_arrays_of_samples(name: str, tmp_path: Path) -> None:
+    case = WORKING[name]
+    onnx.save(case.model, tmp_path / "model.onnx")
+    facts = describe_file(tmp_path / "model.onnx")
+    (tmp_path / "job.yaml").write_text(job_skeleton(facts, "ort-cpu", "job.yaml"), encoding="utf-8")
+    expected = parse_job(
+        {"source": "m.onnx", "data": {"calibration": "c.npz", "evaluation": "e.npz"}} | case.job, base=tmp_path
+    )
+    found = read_job(tmp_path / "job.yaml").inputs
+    # A value for each sample could as well be an array of the data files.
+    wanted = {name: one for name, one in expected.inputs.items() if name != "rate"}
+    assert {name: one.batch_axis for name, one in found.items()} == {
+        name: one.batch_axis for name, one in wanted.items()
+    }
+    assert all(one.constant is not None or one.batch_axis is not None for one in found.values())
 
 
 PROGRAMS = ("dict_output", "nested_output", "keywords", "dict_input", "with_none")

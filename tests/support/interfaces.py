@@ -146,6 +146,11 @@ def sequence(first: bool) -> onnx.ModelProto:
     return model([X], nodes, [parts, LOGITS] if first else [LOGITS, parts])
 
 
+def split_output() -> onnx.ModelProto:
+    parts = value("parts", helper.make_sequence_type_proto(of_tensor(FLOAT, None)))
+    return model([X], [node("SplitToSequence", ["scores"], ["parts"], axis=0, name="split")], [LOGITS, parts])
+
+
 def map_input() -> onnx.ModelProto:
     kind = helper.make_map_type_proto(INT64, of_tensor(FLOAT, []))
     nodes = [
@@ -313,26 +318,19 @@ def for_batch(size: int) -> dict[str, object]:
     return {"measurement": {"launches": 1, "blocks": 3, "block_seconds": 0.02, "batch_sizes": [size]}}
 
 
+IN_AXIS_1: dict[str, object] = {"inputs": {"state": {"batch_axis": 1}}}
 STATES = with_(state=lambda n: np.zeros((2, n, FEATURES), np.float32))
 NO_BATCH, SIZES = "inputs without a common batch axis", "inputs of different sizes along axis 0"
 
 REFUSED: dict[str, Interface] = {
-    "text input": Interface(text_input(), "input 'code' is text", with_(code=text_codes)),
     "text output judged": Interface(text_output(first=True), "metric 'accuracy' on output 'label' of str"),
-    "zipmap": Interface(zipmap(first=False), "output 'probabilities' is a sequence of maps"),
-    "zipmap judged": Interface(zipmap(first=True), "output 'probabilities' is a sequence of maps"),
-    "sequence": Interface(sequence(first=False), "output 'parts' is a sequence, which is not supported, judged or not"),
-    "sequence judged": Interface(sequence(first=True), "output 'parts' is a sequence"),
     "sequence input": Interface(sequence_input(), "input 'images' is a sequence"),
     "map input": Interface(map_input(), "input 'counts' is a map"),
     "optional input": Interface(optional_input(), "input 'x' is an optional value"),
-    "optional output": Interface(optional_output(), "output 'maybe' is an optional value"),
-    "scalar sr": Interface(scalar("sr", INT64, []), "input sr: int64[] is a scalar", with_(sr=fixed_array(16000))),
-    "scalar training": Interface(
-        scalar("training", TensorProto.BOOL, []),
-        "input training: bool[] is a scalar",
-        with_(training=fixed_array(True)),
+    "sequence of a split": Interface(
+        split_output(), "output 'parts' is a sequence, which is not supported, judged or not"
     ),
+    "scalar sr": Interface(scalar("sr", INT64, []), "input sr: int64[] is a scalar", with_(sr=fixed_array(16000))),
     "orig_size": Interface(scalar("orig_size", INT64, [2]), SIZES, with_(orig_size=fixed_array([1, 1]))),
     "positions without a batch": Interface(
         model([tensor("x", FLOAT, ["batch", "steps"]), tensor("at", INT64, ["steps"])], [], [LOGITS]), NO_BATCH
@@ -341,7 +339,26 @@ REFUSED: dict[str, Interface] = {
         state([2, "batch", FEATURES], 0), "batch, 64] is axis 1 of input state: float32[2, batch, 64]", STATES
     ),
     "state[2, 1, 64]": Interface(state([2, 1, FEATURES], 0, 1), SIZES, STATES, for_batch(1)),
-    "state[2, N, 64] carried": Interface(state([2, "batch", FEATURES], 0, carried=True), NO_BATCH, STATES),
+    "constant of another type": Interface(
+        scalar("sr", INT64, []), "`inputs.sr.constant: 0.5` for sr: int64[]", job={"inputs": {"sr": {"constant": 0.5}}}
+    ),
+    "constant of another size": Interface(
+        scalar("orig_size", INT64, [2]),
+        "`inputs.orig_size.constant` with 3 values",
+        job={"inputs": {"orig_size": {"constant": [1, 2, 3]}}},
+    ),
+    "constant of no input": Interface(
+        scalar("sr", INT64, []), "`inputs` names ['rate']", job={"inputs": {"rate": {"constant": 1}}}
+    ),
+    "constants alone": Interface(
+        fixed(1), "makes every input a constant", job=for_batch(1) | {"inputs": {"x": {"constant": 0}}}
+    ),
+    "batch on an axis that is none": Interface(
+        state([2, "batch", FEATURES], 0),
+        "`inputs.state.batch_axis: 3`",
+        STATES,
+        {"inputs": {"state": {"batch_axis": 3}}},
+    ),
     "own rows judged": Interface(
         own_rows(first=True), "its number of rows is independent of the batch", job={"metric": "mse"}
     ),
@@ -365,7 +382,25 @@ REFUSED: dict[str, Interface] = {
 }
 WORKING: dict[str, Interface] = {
     "text output": Interface(text_output(first=False)),
+    "zipmap": Interface(zipmap(first=False)),
+    "zipmap judged": Interface(zipmap(first=True)),
+    "sequence": Interface(sequence(first=False)),
+    "sequence judged": Interface(sequence(first=True), job={"output": "parts.0"}),
+    "optional output": Interface(optional_output()),
     "state carried": Interface(state(["batch", 2, FEATURES], 1, carried=True), data=with_(state=numbers(2, FEATURES))),
+    "text input": Interface(text_input(), data=with_(code=text_codes)),
+    "scalar sr": Interface(scalar("sr", INT64, []), job={"inputs": {"sr": {"constant": 16000}}}),
+    "scalar training": Interface(
+        scalar("training", TensorProto.BOOL, []), job={"inputs": {"training": {"constant": True}}}
+    ),
+    "orig_size": Interface(scalar("orig_size", INT64, [2]), job={"inputs": {"orig_size": {"constant": [1, 2]}}}),
+    "constant a sample": Interface(scalar("rate", FLOAT, ["batch"]), job={"inputs": {"rate": {"constant": 1}}}),
+    "state[2, N, 64]": Interface(
+        state([2, "batch", FEATURES], 0, carried=True), data=with_(state=numbers(2, FEATURES)), job=IN_AXIS_1
+    ),
+    "state[2, 1, 64]": Interface(
+        state([2, 1, FEATURES], 0, 1), data=with_(state=numbers(2, FEATURES)), job=for_batch(1) | IN_AXIS_1
+    ),
     "own rows": Interface(own_rows(first=False)),
     "boxes": Interface(nms(first=False)),
     "fixed batch 3": Interface(fixed(3), job=for_batch(3)),

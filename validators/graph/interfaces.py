@@ -1,4 +1,4 @@
-"""Checks that a run can feed a model's inputs and judge its outputs: numeric tensors with samples along axis 0."""
+"""Checks that a run can feed a model's inputs and judge its outputs: tensors of numbers or text."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import onnx
 from numpy.typing import NDArray
 
 from validators.errors import JobError, SourceError
+from validators.graph.flat_outputs import can_flatten
 from validators.graph.source_form import declared_shape
 from validators.samples.datasets import TensorSpec
 
@@ -45,8 +46,7 @@ def check_interface(model: onnx.ModelProto, file: str) -> None:
     """Check that a run can feed the inputs of a source and read its outputs; `file` names the source in errors.
 
     Raises:
-        SourceError: the model has no inputs, an input or output is not a tensor of a supported type, or the inputs have no
-            common batch along axis 0.
+        SourceError: the model has no inputs, or an input or output is not a tensor of a supported type.
     """
     constants = {tensor.name for tensor in model.graph.initializer}
     inputs = [value for value in model.graph.input if value.name not in constants]
@@ -59,8 +59,8 @@ def check_interface(model: onnx.ModelProto, file: str) -> None:
     for value in inputs:
         _check_input(value, file)
     for value in model.graph.output:
-        _check_output(value, file)
-    _check_batch([spec_of(value) for value in inputs], file)
+        if not can_flatten(model.graph, value):
+            _check_output(value, file)
 
 
 def check_judged(output: TensorSpec, probes: Sequence[tuple[int, Any]]) -> None:
@@ -101,7 +101,7 @@ def _check_input(value: onnx.ValueInfoProto, file: str) -> None:
     if what:
         raise SourceError(
             found=f"{file}: input {value.name!r} is {what}, which is not supported",
-            expected="inputs that are tensors of numbers",
+            expected="inputs that are tensors of numbers or text",
             fix=f"export the model with a tensor in place of {value.name!r}",
         )
     if not value.type.tensor_type.HasField("shape"):
@@ -114,13 +114,7 @@ def _check_input(value: onnx.ValueInfoProto, file: str) -> None:
             fix="export with the shapes of the inputs, or write them into `graph.input` of the file with onnx",
         )
     spec = spec_of(value)
-    if spec.dtype == "string":
-        raise SourceError(
-            found=f"{file}: input {value.name!r} is text, which is not supported",
-            expected="inputs that are tensors of numbers",
-            fix="encode the text before the model (tokens, category numbers), and export the rest of it as the model",
-        )
-    if spec.dtype not in NUMBERS:
+    if spec.dtype not in NUMBERS | {"string"}:
         raise SourceError(
             found=f"{file}: input {value.name!r} has the type {spec.dtype}, which numpy does not have",
             expected=f"one of {', '.join(sorted(NUMBERS))}",
@@ -137,11 +131,10 @@ def _check_input(value: onnx.ValueInfoProto, file: str) -> None:
 def _check_output(value: onnx.ValueInfoProto, file: str) -> None:
     what = _not_a_tensor(value.type)
     if what:
-        zipmap = "; skl2onnx leaves ZipMap out with options={'zipmap': False}" if "map" in what else ""
         raise SourceError(
             found=f"{file}: output {value.name!r} is {what}, which is not supported, judged or not",
-            expected="outputs that are tensors",
-            fix=f"export the model with tensors in place of {value.name!r}, or without it{zipmap}",
+            expected="outputs that are tensors, or sequences of them that ZipMap or SequenceConstruct makes",
+            fix=f"export the model with tensors in place of {value.name!r}, or without it",
         )
     dtype = spec_of(value).dtype
     # An exporter that declares no type leaves it undefined; it is inferred later.
@@ -166,42 +159,3 @@ def _not_a_tensor(kind: onnx.TypeProto) -> str:
     if which == "sequence_type" and kind.sequence_type.elem_type.WhichOneof("value") == "map_type":
         return "a sequence of maps"
     return NOT_TENSORS.get(str(which), "")
-
-
-def _check_batch(inputs: list[TensorSpec], file: str) -> None:
-    """Refuse inputs that cannot be cut into samples along axis 0."""
-    for spec in inputs:
-        if not spec.shape:
-            raise SourceError(
-                found=f"{file}: input {spec} is a scalar, which is not supported",
-                expected="samples along axis 0 of every input",
-                fix=f"make {spec.name!r} a constant of the model",
-            )
-    shared = _shared_elsewhere(inputs)
-    if shared:
-        raise _no_common_batch(f"{file}: {shared}")
-    first = {spec.shape[0] if isinstance(spec.shape[0], int) else None for spec in inputs}
-    if len(first) > 1:
-        raise _no_common_batch(f"{file}: inputs of different sizes along axis 0: {'; '.join(map(str, inputs))}")
-
-
-def _shared_elsewhere(inputs: list[TensorSpec]) -> str:
-    """Describe an input that has axis 0 of another input on a later axis, by the names of dynamic axes; empty if none."""
-    names = [axis for spec in inputs for axis in set(spec.shape) if isinstance(axis, str)]
-    # If an exporter gives several axes of one input the same name, the names carry no information.
-    if len(names) < sum(isinstance(axis, str) for spec in inputs for axis in spec.shape):
-        return ""
-    for spec in inputs:
-        for other in inputs:
-            if isinstance(spec.shape[0], str) and spec.shape[0] in other.shape[1:]:
-                return f"axis 0 of input {spec} is axis {other.shape.index(spec.shape[0])} of input {other}"
-    return ""
-
-
-def _no_common_batch(found: str) -> SourceError:
-    return SourceError(
-        found=f"{found}; inputs without a common batch axis are not supported",
-        expected="samples along axis 0 of every input",
-        fix="put the batch first in every input, with a Transpose behind it where the model has it elsewhere, and make an input"
-        " without a batch a constant of the model",
-    )

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import onnx
 
+from validators.graph.flat_outputs import flatten_outputs
 from validators.untrusted.external_data import nodes
 
 # The standard domain has two spellings; onnx's checker knows only the first.
@@ -14,8 +15,10 @@ STANDARD, STANDARD_ALIAS = "", "ai.onnx"
 CONSTANTS_APART = 4
 
 
-def normalize(model: onnx.ModelProto) -> None:
+def normalize(model: onnx.ModelProto) -> dict[str, tuple[str, ...]]:
     """Rewrite a model in place so that every reader interprets it alike; a usual model stays unchanged byte for byte.
+
+    Return the outputs that became tensors, with the names of these (`flat_outputs`).
 
     Initializers that are also inputs, as in old files, stop being inputs: a caller could override an input, so the runtime does
     not prepack it and no pass may change it. Negative dimensions become dynamic. `ai.onnx` becomes the empty domain. Duplicate
@@ -32,6 +35,7 @@ def normalize(model: onnx.ModelProto) -> None:
             for dim in value.type.tensor_type.shape.dim:
                 if dim.HasField("dim_value") and dim.dim_value < 0:
                     dim.ClearField("dim_value")
+    return flatten_outputs(model.graph)
 
 
 def undeclared_outputs(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:

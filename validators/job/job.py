@@ -11,7 +11,7 @@ from pydantic import Field, field_validator, model_validator
 from validators.errors import JobError
 from validators.job.candidate_name import TargetName, decode
 from validators.job.job_approval import ApprovalRule
-from validators.job.job_data import CalibrationBounds, Data, OperatorLibrary, TextDecoding
+from validators.job.job_data import CalibrationBounds, Data, InputSettings, OperatorLibrary, TextDecoding
 from validators.job.job_engines import Engines
 from validators.job.job_gates import Gates
 from validators.job.job_measurement import Measurement
@@ -76,6 +76,8 @@ class Job(Settings):
     """Engine, or class of devices, that will run the variants."""
     data: Data
     """The calibration, evaluation and traffic samples."""
+    inputs: dict[str, InputSettings] = Field(default_factory=dict)
+    """Inputs of the model that are no arrays with the samples along axis 0, by name."""
     # The function comes first: the form of Prefect's UI shows a given string as the first string type of a union.
     metric: (
         Annotated[FunctionName, Field(title="typed: a name, or module:function")]

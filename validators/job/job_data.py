@@ -92,6 +92,22 @@ class Data(Settings):
         return () if self.groups is None else (self.groups,)
 
 
+class InputSettings(Settings):
+    """An input of the model that is no array with the samples along axis 0. Give one of the keys."""
+
+    constant: bool | int | float | str | tuple[bool | int | float | str, ...] | None = None
+    """Value of the input in every request, such as a sample rate or a flag: one for all its entries, or a list of all."""
+    batch_axis: Annotated[int, Field(ge=1)] | None = None
+    """Axis of the samples, such as 1 for a recurrent state `[layers, batch, size]`. Data files have them along axis 0:
+    `[samples, layers, size]`."""
+
+    @model_validator(mode="after")
+    def _is_one_of_both(self) -> InputSettings:
+        if (self.constant is None) == (self.batch_axis is None):
+            raise ValueError("give either `constant` or `batch_axis`")
+        return self
+
+
 class TextDecoding(Settings):
     """Decoding of the judged output and the labels into text. Strings are text already; anything else is token ids."""
 

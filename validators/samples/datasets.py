@@ -9,18 +9,31 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from validators.digests import digest_file
+from validators.digests import digest_file, digest_values
 from validators.errors import DataError
 from validators.records.run import DataFile
 from validators.samples.data_advice import dtype_advice, is_cut, kind_of_file, shape_advice
 from validators.samples.labels import LabelSpec, check_labels
 
+if TYPE_CHECKING:
+    from validators.samples.feeds import Feeds
+
 Arrays = dict[str, NDArray[Any]]
+
+
+class Feed(Arrays):
+    """Inputs of a model by name for `rows` samples, which need not lie along axis 0 of each."""
+
+    def __init__(self, arrays: Arrays, *, rows: int) -> None:
+        super().__init__(arrays)
+        self.rows = rows
+
+
 # Smallest size of one value of a column.
 LEAST_BYTES = 1
 # Arrays of at least this size are memory-mapped from a temporary file.
@@ -45,7 +58,8 @@ class Samples:
     """Samples that fit a model: `inputs[name]` has shape `(n, ...)`, `labels` has shape `(n, ...)` or is None.
 
     `slices[name]` (integers, booleans or text of shape `(n,)`) holds each sample's group. `clusters` (same types and shape)
-    holds each sample's cluster key, such as a patient; None if the job names no `data.groups`.
+    holds each sample's cluster key, such as a patient; None if the job names no `data.groups`. `feeds` makes the model's inputs
+    from `inputs`; None if they are the same.
     """
 
     file: DataFile
@@ -53,20 +67,25 @@ class Samples:
     labels: NDArray[Any] | None
     slices: Arrays = field(default_factory=dict)
     clusters: NDArray[Any] | None = None
+    feeds: Feeds | None = None
 
     def __len__(self) -> int:
         return self.file.rows
 
-    def batches(self, size: int, order: Iterable[int] | None = None) -> Iterator[Arrays]:
-        """Yield slices of at most `size` samples along axis 0, in order, or in the `order` of their numbers from 0."""
+    def batches(self, size: int, order: Iterable[int] | None = None) -> Iterator[Feed]:
+        """Yield the model's inputs for at most `size` samples, in order, or in the `order` of their numbers from 0."""
         for number in range(-(-len(self) // size)) if order is None else order:
             start = number * size
-            yield {name: array[start : start + size] for name, array in self.inputs.items()}
+            yield self.feed({name: array[start : start + size] for name, array in self.inputs.items()})
+
+    def feed(self, rows: Arrays) -> Feed:
+        """Return the model's inputs for rows of samples, each array of shape `(rows, ...)`."""
+        return self.feeds.feed(rows) if self.feeds else Feed(rows, rows=len(next(iter(rows.values()))))
 
 
 def load_samples(
     path: Path,
-    inputs: tuple[TensorSpec, ...],
+    model_inputs: tuple[TensorSpec, ...] | Feeds,
     *,
     label: str,
     role: str,
@@ -82,6 +101,8 @@ def load_samples(
     Raises:
         DataError: the file is missing, unreadable or empty, or a name, dtype, shape or length does not fit.
     """
+    feeds = None if isinstance(model_inputs, tuple) or model_inputs.is_plain else model_inputs
+    inputs = model_inputs if isinstance(model_inputs, tuple) else model_inputs.samples
     arrays = {name: array for name, array in read_arrays(path, role).items() if name not in ignore}
     labels = _as_text(arrays.pop(label)) if label in arrays else None
     sorted_by = {name: _as_groups(arrays.pop(name), name, path, role) for name in slices if name in arrays}
@@ -101,6 +122,8 @@ def load_samples(
             "`data.groups`, or remove them from the file",
         )
     for spec in inputs:
+        if spec.dtype == "str":
+            arrays[spec.name] = _as_text(arrays[spec.name])
         _check_array(arrays[spec.name], spec, path, role)
     if labels is not None and labels.ndim == 0:
         raise DataError(
@@ -125,7 +148,9 @@ def load_samples(
             expected="at least one sample",
             fix="write samples into the file",
         )
-    return Samples(DataFile(path, digest_file(path), rows), arrays, labels, sorted_by, clusters)
+    # Results depend on what the model is fed, so every key that has the file's digest must depend on it too.
+    digest = digest_values(digest_file(path), feeds.key) if feeds else digest_file(path)
+    return Samples(DataFile(path, digest, rows), arrays, labels, sorted_by, clusters, feeds)
 
 
 def check_evaluation(samples: Samples, spec: LabelSpec, *, metric: str, label: str) -> None:
@@ -315,7 +340,7 @@ def _as_groups(array: NDArray[Any], name: str, path: Path, role: str) -> NDArray
 
 
 def _check_array(array: NDArray[Any], spec: TensorSpec, path: Path, role: str) -> None:
-    if array.dtype != np.dtype(spec.dtype):
+    if array.dtype.kind != "U" if spec.dtype == "str" else array.dtype != np.dtype(spec.dtype):
         raise DataError(
             found=f"{role} data {path.name}: {spec.name} is {array.dtype}",
             expected=f"{spec}",

@@ -13,7 +13,7 @@ from validators.samples.datasets import Samples, TensorSpec
 
 @dataclass(frozen=True)
 class Evidence:
-    """Samples of a run, with the model's inputs and judged output as its graph describes them.
+    """Samples of a run, with its inputs as data files hold them and the judged output as the graph describes it.
 
     `batch_axis` is the fixed size of the inputs' axis 0, or None when it is dynamic. `confirmation`, shape `(rows,)`, marks the
     evaluation rows that are not used to choose a winner. `sample_bytes` is the size of one sample's inputs and judged output,
@@ -28,6 +28,11 @@ class Evidence:
     batch_axis: int | None
     confirmation: NDArray[np.bool_]
     sample_bytes: int = 0
+
+    @property
+    def model_inputs(self) -> tuple[TensorSpec, ...]:
+        """The inputs as the graph describes them: with constants, and with the batch where the model has it."""
+        return self.evaluation.feeds.model if self.evaluation.feeds else self.inputs
 
     @property
     def reference(self) -> Samples:

@@ -55,7 +55,8 @@ def gather_weights(source: Path, gathered: Path, *, custom_operators: bool = Fal
     check_source_graph(source, custom_operators=custom_operators)
     try:
         model = onnx.load(source)
-        normalize(model)
+        for name, tensors in normalize(model).items():
+            add_note(model, "flattened", f"at its output {name}, now {', '.join(tensors)}")
         save_model(model, gathered)
     except (ValueError, OSError, onnx.checker.ValidationError) as error:
         raise SourceError(

@@ -1,0 +1,194 @@
+"""Conversion of samples, which data files hold along axis 0, to the inputs of a model, which may have them elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from validators.errors import JobError
+from validators.job.job_data import InputSettings
+from validators.samples.datasets import Arrays, Feed, TensorSpec
+
+Constant = bool | int | float | str
+
+
+@dataclass(frozen=True)
+class Feeds:
+    """Inputs of a model in its order, those that are the same in every request, and the batch axes other than 0.
+
+    A constant is an array of the input's dtype: a scalar, which fills the input's shape, or as many values as the input has.
+    """
+
+    model: tuple[TensorSpec, ...]
+    constants: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    batch_axes: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def samples(self) -> tuple[TensorSpec, ...]:
+        """Arrays that a data file must have: samples along axis 0, no constants."""
+        return tuple(
+            TensorSpec(spec.name, spec.dtype, _moved(spec.shape, self.batch_axes.get(spec.name, 0)))
+            for spec in self.model
+            if spec.name not in self.constants
+        )
+
+    @property
+    def is_plain(self) -> bool:
+        """True if the arrays of a data file are the model's inputs as they are."""
+        return not self.constants and not self.batch_axes
+
+    @property
+    def key(self) -> list[object]:
+        """Values that tell the model's inputs apart from those of other settings, for digests."""
+        constants = [(name, str(array.dtype), array.tolist()) for name, array in sorted(self.constants.items())]
+        return [constants, sorted(self.batch_axes.items())]
+
+    def feed(self, rows: Arrays) -> Feed:
+        """Return the inputs of the model for rows of samples, each array of shape `(rows, ...)`."""
+        count = len(next(iter(rows.values())))
+        made: Arrays = {}
+        for spec in self.model:
+            axis = self.batch_axes.get(spec.name, 0)
+            if spec.name in self.constants:
+                made[spec.name] = _filled(self.constants[spec.name], spec.shape, count)
+            else:
+                array = rows[spec.name]
+                made[spec.name] = np.ascontiguousarray(np.moveaxis(array, 0, axis)) if axis else array
+        return Feed(made, rows=count)
+
+
+def feeds_of(settings: Mapping[str, InputSettings], inputs: tuple[TensorSpec, ...], model: str) -> Feeds:
+    """Return how samples are fed to a model with these inputs; `model` names it in errors.
+
+    Raises:
+        JobError: the settings name no input of the model or do not fit it, or inputs have no common batch along axis 0.
+    """
+    known = {spec.name: spec for spec in inputs}
+    unknown = sorted(set(settings) - set(known))
+    if unknown:
+        raise JobError(
+            found=f"`inputs` names {unknown}",
+            expected=f"inputs of {model}: {'; '.join(map(str, inputs))}",
+            fix="correct the names",
+        )
+    constants, axes = {}, {}
+    for name, one in settings.items():
+        if one.constant is not None:
+            constants[name] = _constant(known[name], one.constant)
+        elif one.batch_axis:
+            axes[name] = _batch_axis(known[name], one.batch_axis)
+    feeds = Feeds(inputs, constants, axes)
+    if not feeds.samples:
+        raise JobError(
+            found="`inputs` makes every input a constant",
+            expected="at least one input with samples",
+            fix="remove the `constant` of the inputs that differ from sample to sample",
+        )
+    _check_batch(feeds.samples, model)
+    return feeds
+
+
+def _moved(shape: tuple[int | str | None, ...], axis: int) -> tuple[int | str | None, ...]:
+    """Return a shape with one of its axes moved to the front.
+
+    >>> _moved((2, "batch", 64), 1)
+    ('batch', 2, 64)
+    """
+    return (shape[axis], *shape[:axis], *shape[axis + 1 :]) if shape else shape
+
+
+def _filled(constant: NDArray[Any], shape: tuple[int | str | None, ...], rows: int) -> NDArray[Any]:
+    """Return a constant with the shape of its input, where a dynamic axis 0 has one entry per sample.
+
+    >>> _filled(np.array(3), ("batch", 2), 1)
+    array([[3, 3]])
+    """
+    sizes = tuple(axis if isinstance(axis, int) else rows for axis in shape)
+    return np.full(sizes, constant) if constant.ndim == 0 and shape else constant.reshape(sizes)
+
+
+def _constant(spec: TensorSpec, value: Constant | tuple[Constant, ...]) -> NDArray[Any]:
+    """Return the constant as an array of the input's dtype: a scalar, or the values in the shape of the input."""
+    later = [axis for axis in spec.shape[1:] if not isinstance(axis, int)]
+    first_is_dynamic = bool(spec.shape) and not isinstance(spec.shape[0], int)
+    array = np.array(value)
+    size = int(np.prod([axis for axis in spec.shape if isinstance(axis, int)], dtype=np.int64))
+    if later or (array.ndim and (first_is_dynamic or array.size != size)):
+        raise JobError(
+            found=f"`inputs.{spec.name}.constant` with {array.size} {'value' if array.size == 1 else 'values'} for {spec}",
+            expected="one value for an input of fixed sizes, except axis 0, or as many values as a fixed shape has",
+            fix="correct the values, or write the input into the data files",
+        )
+    wanted = np.dtype(spec.dtype)
+    # Of the numbers, only those that the input's type represents: 0.5 is no int64.
+    fits = array.dtype.kind == "U" if wanted.kind == "U" else array.dtype.kind in "biuf"
+    if not fits or (wanted.kind != "U" and not np.allclose(array.astype(wanted).astype(float), array.astype(float))):
+        raise JobError(
+            found=f"`inputs.{spec.name}.constant: {value}` for {spec}",
+            expected=f"values of the type {spec.dtype}",
+            fix="correct the constant",
+        )
+    made = array.astype(wanted) if wanted.kind != "U" else array
+    return made.reshape(tuple(axis for axis in spec.shape if isinstance(axis, int))) if array.ndim else made
+
+
+def _batch_axis(spec: TensorSpec, axis: int) -> int:
+    if axis >= len(spec.shape):
+        raise JobError(
+            found=f"`inputs.{spec.name}.batch_axis: {axis}` for {spec}",
+            expected=f"an axis from 0 to {len(spec.shape) - 1}",
+            fix="correct the axis",
+        )
+    return axis
+
+
+def _check_batch(inputs: tuple[TensorSpec, ...], model: str) -> None:
+    """Refuse inputs that cannot be cut into samples along axis 0.
+
+    Raises:
+        JobError: an input has no axes, or the inputs have no common batch along axis 0.
+    """
+    for spec in inputs:
+        if not spec.shape:
+            raise JobError(
+                found=f"{model}: input {spec} is a scalar, which no data file can hold for each sample",
+                expected="an array with the samples along axis 0, or a constant",
+                fix=f"add to the job `inputs: {{{spec.name}: {{constant: VALUE}}}}` with the value of production",
+            )
+    shared = _shared_elsewhere(inputs)
+    if shared:
+        raise _no_common_batch(f"{model}: {shared[0]}", shared[1])
+    first = {spec.shape[0] if isinstance(spec.shape[0], int) else None for spec in inputs}
+    if len(first) > 1:
+        found = f"{model}: inputs of different sizes along axis 0: {'; '.join(map(str, inputs))}"
+        raise _no_common_batch(found, "NAME: {batch_axis: 1}")
+
+
+def _shared_elsewhere(inputs: tuple[TensorSpec, ...]) -> tuple[str, str] | None:
+    """Describe an input that has axis 0 of another on a later axis, by the names of dynamic axes, with the setting it needs."""
+    names = [axis for spec in inputs for axis in set(spec.shape) if isinstance(axis, str)]
+    # If an exporter gives several axes of one input the same name, the names carry no information.
+    if len(names) < sum(isinstance(axis, str) for spec in inputs for axis in spec.shape):
+        return None
+    for spec in inputs:
+        for other in inputs:
+            if isinstance(spec.shape[0], str) and spec.shape[0] in other.shape[1:]:
+                axis = other.shape.index(spec.shape[0])
+                return (
+                    f"axis 0 of input {spec} is axis {axis} of input {other}",
+                    f"{other.name}: {{batch_axis: {axis}}}",
+                )
+    return None
+
+
+def _no_common_batch(found: str, setting: str) -> JobError:
+    return JobError(
+        found=f"{found}; the inputs have no common batch axis",
+        expected="samples along axis 0 of every input, or `inputs` in the job that says where they are",
+        fix=f"add to the job `inputs: {{{setting}}}` for an input with the samples on another axis, or"
+        " `inputs: {NAME: {constant: VALUE}}` for one that is the same in every request",
+    )
