@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tasks.evidence.model_facts import ModelFacts
 from validators.job.candidate_name import decode
+from validators.job.job_data import InputSettings
 from validators.job.recipe_words import describe
 from validators.samples.datasets import TensorSpec
+from validators.samples.feeds import unchecked_feeds
+from validators.samples.guess_inputs import guess_inputs
 from validators.targets import facts_of
 
 # A rank-3 output with at least this many values on its last axis is over a vocabulary rather than over tags.
@@ -67,6 +70,8 @@ def job_skeleton(facts: ModelFacts, target: str, file: str) -> str:
     metric, why = suggest_metric(facts.outputs)
     labelled = metric not in ("sqnr", "perplexity")
     several = len(facts.outputs) > 1
+    settings = guess_inputs(facts.inputs, facts.outputs)
+    feeds = unchecked_feeds(settings, facts.inputs)
     return _TEMPLATE.format(
         uri=facts.uri,
         source=json.dumps(facts.uri) if set(facts.uri) & set("#{}[]&*!|>'\"%`,") else facts.uri,
@@ -81,8 +86,8 @@ def job_skeleton(facts: ModelFacts, target: str, file: str) -> str:
             for spec in specs
         ),
         signature=facts.signature or "none",
-        arrays="\n".join(_array_lines(facts.inputs, labelled=labelled)),
-        inputs=_inputs(facts.inputs),
+        arrays="\n".join(_array_lines(feeds.in_files, labelled=labelled)),
+        inputs=_input_lines(settings, facts.inputs),
         label="  label: label  # CHECK: the name of the array that holds the labels\n" if labelled else "",
         metric=metric,
         metric_why=why,
@@ -93,7 +98,7 @@ def job_skeleton(facts: ModelFacts, target: str, file: str) -> str:
         gates="  min_sqnr_db: 30      # CHECK: smallest ratio of signal to quantization noise, in dB"
         if metric == "sqnr"
         else f"  max_drop: 0.02       # CHECK: {_MAX_DROP.get(metric, 'largest allowed drop: 0.02 is 2 points')}",
-        dims=_dims(facts.inputs),
+        dims=_dims(feeds.samples),
     )
 
 
@@ -122,74 +127,33 @@ def suggest_metric(outputs: Sequence[TensorSpec]) -> tuple[str, str]:
     return "sqnr", f"{first} suggests no metric; sqnr needs no labels, but does not measure quality on the task"
 
 
-def _inputs(inputs: Sequence[TensorSpec]) -> str:
-    """Return the settings of inputs that are no arrays with the samples along axis 0; empty if there are none."""
-    lines = []
+def _input_lines(settings: Mapping[str, InputSettings], inputs: Sequence[TensorSpec]) -> str:
+    """Return the lines of the job's `inputs`; empty without settings."""
+    if not settings:
+        return ""
+    lines = ["", "inputs:"]
     for spec in inputs:
-        axis = _batch_axis(spec, inputs)
-        if axis is None:
-            value = _usual_constant(spec)
-            lines.append(
-                f"  {json.dumps(spec.name)}: {{constant: {value}}}  # CHECK: the value of every request, {spec}"
-            )
-        elif axis:
-            lines.append(
-                f"  {json.dumps(spec.name)}: {{batch_axis: {axis}}}  # CHECK: the axis of the samples in {spec}"
-            )
-    return "\n".join(["", "inputs:", *lines, ""]) if lines else ""
+        if spec.name in settings:
+            told = settings[spec.name].model_dump(exclude_none=True)
+            why = "the value of every request" if "constant" in told else "where the samples are"
+            why = "carried from call to call" if "state_from" in told else why
+            keys = ", ".join(f"{key}: {json.dumps(value)}" for key, value in told.items())
+            lines.append(f"  {json.dumps(spec.name)}: {{{keys}}}  # CHECK: {why}, {spec}")
+    return "\n".join([*lines, ""])
 
 
-def _batch_axis(spec: TensorSpec, inputs: Sequence[TensorSpec]) -> int | None:
-    """Return the axis of the samples: 0, or that with the name of axis 0 of another input; None for one without samples.
-
-    >>> x, state = TensorSpec("x", "float32", ("n", 512)), TensorSpec("state", "float32", (2, "n", 128))
-    >>> [_batch_axis(spec, [x, state]) for spec in (x, state, TensorSpec("sr", "int64", ()), TensorSpec("size", "int64", (2,)))]
-    [0, 1, None, None]
-    """
-    firsts = [other.shape[0] for other in inputs if other.shape]
-    batch = max(firsts, key=firsts.count) if firsts else None
-    found = [axis for axis, size in enumerate(spec.shape) if size == batch]
-    if found and (found[0] == 0 or len(found) == 1):
-        return found[0]
-    return None if all(isinstance(size, int) for size in spec.shape) else 0
-
-
-def _usual_constant(spec: TensorSpec) -> str:
-    """Return a likely value of an input that is the same in every request.
-
-    >>> _usual_constant(TensorSpec("sr", "int64", ())), _usual_constant(TensorSpec("training", "bool", ()))
-    ('16000', 'false')
-    """
-    if spec.dtype == "bool":
-        return "false"
-    if spec.name in ("sr", "sample_rate", "sampling_rate"):
-        return "16000"
-    return '""' if spec.dtype in ("str", "string") else "1"
-
-
-def _array_lines(inputs: Sequence[TensorSpec], *, labelled: bool) -> list[str]:
-    axes = {spec.name: _batch_axis(spec, inputs) for spec in inputs}
-    lines = [
-        f"#   {spec.name}  {spec.dtype}  [samples{_rest(spec, axis)}]"
-        for spec in inputs
-        if (axis := axes[spec.name]) is not None
-    ]
+def _array_lines(arrays: Sequence[TensorSpec], *, labelled: bool) -> list[str]:
+    lines = [f"#   {spec.name}  {spec.dtype}  [samples{_rest(spec)}]" for spec in arrays]
     return lines + (["#   label  the values that the metric compares with  [samples, ...]"] if labelled else [])
 
 
-def _rest(spec: TensorSpec, batch_axis: int) -> str:
-    others = [size for axis, size in enumerate(spec.shape) if axis != batch_axis]
-    return "".join(f", {'any' if axis is None else axis}" for axis in others)
+def _rest(spec: TensorSpec) -> str:
+    return "".join(f", {'any' if axis is None else axis}" for axis in spec.shape[1:])
 
 
-def _dims(inputs: Sequence[TensorSpec]) -> str:
+def _dims(samples: Sequence[TensorSpec]) -> str:
     """Return the line with a size for each dynamic axis other than the samples'; empty without such axes."""
-    names = dict.fromkeys(
-        axis
-        for spec in inputs
-        for place, axis in enumerate(spec.shape)
-        if isinstance(axis, str) and place != _batch_axis(spec, inputs)
-    )
+    names = dict.fromkeys(axis for spec in samples for axis in spec.shape[1:] if isinstance(axis, str))
     if not names:
         return ""
     sizes = ", ".join(f"{json.dumps(name)}: {_DIM}" for name in names)

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasks.evidence.fetch_data import fetch_data
+from tasks.evidence.sequences import split_sequences
 from tasks.measure.inventory import usable_cores
 from tasks.run.context import Run, log
 from tasks.run.step import step
@@ -59,9 +60,9 @@ def _load(run: Run, source: Source) -> Evidence:
     )
     with _SourceErrors(source), open_session(source.onnx_path, settings) as session:
         feeds, output, batch_axis = _describe(job, source, session)
-        calibration = load_file(run, "calibration", job.data.calibration, feeds)
-        evaluation = load_file(run, "evaluation", job.data.evaluation, feeds)
-        traffic = load_file(run, "traffic", job.data.traffic, feeds) if job.data.traffic else None
+        calibration = load_file(run, "calibration", job.data.calibration, feeds, source)
+        evaluation = load_file(run, "evaluation", job.data.evaluation, feeds, source)
+        traffic = load_file(run, "traffic", job.data.traffic, feeds, source) if job.data.traffic else None
         _check_fixed_batch(batch_axis, run, calibration, evaluation)
         probe, sample_bytes = _probe(session, output, evaluation, batch_axis)
     metric = job_metric(job)
@@ -118,12 +119,13 @@ def describe_source(run: Run, source: Source) -> tuple[Feeds, TensorSpec, int | 
 
 
 def _describe(job: Job, source: Source, session: ort.InferenceSession) -> tuple[Feeds, TensorSpec, int | None]:
-    feeds = feeds_of(job.inputs, describe_inputs(session), source.uri)
-    return feeds, _judged_output(job.output, describe_outputs(session)), _batch_axis(feeds.samples)
+    outputs = describe_outputs(session)
+    feeds = feeds_of(job.inputs, describe_inputs(session), source.uri, outputs)
+    return feeds, _judged_output(job.output, outputs), _batch_axis(feeds.samples)
 
 
-def load_file(run: Run, role: Role, place: Path | S3Uri, feeds: Feeds) -> Samples:
-    """Load one data file of the job, or a pool of samples, with its slices.
+def load_file(run: Run, role: Role, place: Path | S3Uri, feeds: Feeds, source: Source) -> Samples:
+    """Load one data file of the job, or a pool of samples, with its slices. Sequences become single calls of the source.
 
     Raises:
         DataError: the file is missing or unreadable, does not fit the model, or lacks a slice that the job names.
@@ -147,7 +149,7 @@ def load_file(run: Run, role: Role, place: Path | S3Uri, feeds: Feeds) -> Sample
             expected="an array (or column) for each slice and for the groups in calibration and evaluation data",
             fix="add the arrays, or remove their names from `data.slices` or `data.groups`",
         )
-    return samples
+    return split_sequences(samples, source, run.libraries, role=role) if feeds.states else samples
 
 
 class _SourceErrors:

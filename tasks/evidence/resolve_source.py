@@ -10,6 +10,7 @@ from typing import Any, Literal
 import yaml
 
 from tasks.evidence.fetch_data import fetch_data
+from tasks.evidence.sequences import first_calls
 from tasks.evidence.torch_export import PARITY_SAMPLES, Pickled, export_program
 from tasks.ptq.graph.declare import declare_outputs
 from tasks.ptq.graph.edits import gather_weights, notes_of, scratch
@@ -232,7 +233,7 @@ def _parity_samples(run: Run, inputs: tuple[TensorSpec, ...]) -> Samples:
     # Before a calibration set is picked from a pool, its file does not exist.
     to_pick = isinstance(data.calibration, Path) and not data.calibration.exists()
     role: Literal["calibration", "evaluation"] = "evaluation" if to_pick else "calibration"
-    return load_samples(
+    samples = load_samples(
         _local(run, role),
         feeds_of(run.job.inputs, inputs, run.job.source),
         label=data.label,
@@ -241,6 +242,7 @@ def _parity_samples(run: Run, inputs: tuple[TensorSpec, ...]) -> Samples:
         groups=data.groups,
         ignore=data.ignore,
     )
+    return first_calls(samples)
 
 
 def _local(run: Run, role: Literal["calibration", "evaluation"]) -> Path:

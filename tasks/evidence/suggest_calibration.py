@@ -56,9 +56,9 @@ def suggest_calibration_data(run: Run, source: Source, pool_path: Path, size: in
     """
     _check_target(path)
     feeds, output, batch_axis = describe_source(run, source)
-    pool = load_file(run, "pool", pool_path, feeds)
-    evaluation = load_file(run, "evaluation", run.job.data.evaluation, feeds)
-    traffic = load_file(run, "traffic", run.job.data.traffic, feeds) if run.job.data.traffic else None
+    pool = load_file(run, "pool", pool_path, feeds, source)
+    evaluation = load_file(run, "evaluation", run.job.data.evaluation, feeds, source)
+    traffic = load_file(run, "traffic", run.job.data.traffic, feeds, source) if run.job.data.traffic else None
     eligible, left_out = _find_eligible(pool, evaluation)
     rows = draw_rows(eligible, MAX_POOL_SAMPLES, batch_axis or 1, run.job.seed)
     if len(rows) < size:

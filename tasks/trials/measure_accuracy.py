@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from tasks.evidence.sequences import run_sequences
 from tasks.measure.metrics.metric import Metric, of_each_sample
 from tasks.measure.metrics.perplexity import WINDOWS_AT_ONCE, score_batches
 from tasks.measure.metrics.reduction import KEPT_BYTES, KEPT_SHARE, BatchObserver, Reduced, batch_size, reduce_outputs
@@ -151,8 +152,9 @@ def _within_budget(run: Run, outputs: Iterator[NDArray[Any]], what: str) -> Iter
 
 
 def _size(evidence: Evidence) -> int:
-    """Return the batch size: the model's fixed one, or fewer samples than usual if one sample is large."""
-    return evidence.batch_axis or batch_size(evidence.sample_bytes, EVALUATION_BATCH_SIZE)
+    """Return the batch size: the model's fixed one, or fewer samples than usual if one sample is large; whole sequences."""
+    size = evidence.batch_axis or batch_size(evidence.sample_bytes, EVALUATION_BATCH_SIZE)
+    return size * (evidence.evaluation.steps or 1)
 
 
 def _outputs(
@@ -163,6 +165,9 @@ def _outputs(
     if metric.name == "perplexity":
         batches = samples.batches(evidence.batch_axis or WINDOWS_AT_ONCE)
         yield score_batches((runner.run(batch, [output.name])[0] for batch in batches), samples, output)
+        return
+    if samples.steps:
+        yield from run_sequences(runner, samples, output.name, _size(evidence) // samples.steps)
         return
     for batch in samples.batches(_size(evidence), order):
         yield runner.run(batch, [output.name])[0]

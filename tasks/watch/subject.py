@@ -113,7 +113,7 @@ def load_watched(run: Run, lineage: Lineage) -> WatchedChampion:
     except CandidateRefused as error:
         notes.append(f"agreement is not measured: {error.found}")
     try:
-        calibration = load_calibration(run, lineage, feeds)
+        calibration = load_calibration(run, lineage, feeds, source)
     except DataError as error:
         notes.append(f"drift is not measured, only saturation of the champion's ranges: {error.found}")
     ranges = {tensor: FixedRange(**ends) for tensor, ends in manifest["ranges"].items()}
@@ -122,13 +122,13 @@ def load_watched(run: Run, lineage: Lineage) -> WatchedChampion:
     return WatchedChampion(lineage, source, feeds, output, batch_axis, variant, ranges, calibration, tuple(notes))
 
 
-def load_calibration(run: Run, lineage: Lineage, feeds: Feeds) -> Samples:
+def load_calibration(run: Run, lineage: Lineage, feeds: Feeds, source: Source) -> Samples:
     """Load the champion's calibration data, which is the job's unless somebody changed it.
 
     Raises:
         DataError: the data is missing, or has changed.
     """
-    samples = load_file(run, "calibration", run.job.data.calibration, feeds)
+    samples = load_file(run, "calibration", run.job.data.calibration, feeds, source)
     if samples.file.digest != lineage.calibration_digest:
         raise DataError(
             found=f"calibration data {samples.file.path.name} has sha256 {samples.file.digest[:12]}, but the champion was "

@@ -18,7 +18,7 @@ from validators.calibration.model_view import draw_rows, usable_rows
 from validators.digests import digest_values
 from validators.errors import DataError, JobError, StorageRefused
 from validators.job.job_watch import Watch
-from validators.records.run import DataFile
+from validators.records.run import DataFile, Source
 from validators.samples.datasets import Samples
 from validators.samples.feeds import Feeds
 from validators.untrusted.s3_uris import S3Uri, parse_s3_uri
@@ -78,7 +78,14 @@ class Traffic:
 
 
 def gather_traffic(
-    run: Run, watch: Watch, seen: TrafficMark, feeds: Feeds, batch_axis: int | None, *, draw: int
+    run: Run,
+    watch: Watch,
+    seen: TrafficMark,
+    feeds: Feeds,
+    source: Source,
+    batch_axis: int | None,
+    *,
+    draw: int,
 ) -> Traffic:
     """Gather the newest unseen samples, at most `max_samples`, drawn with the seed `draw` from the files that were read.
 
@@ -92,7 +99,7 @@ def gather_traffic(
     skipped: list[str] = []
     for file in files:
         try:
-            samples = _read(run, file, feeds)
+            samples = _read(run, file, feeds, source)
         except DataError as error:
             skipped.append(error.found)
             continue
@@ -159,14 +166,14 @@ def _files_on_s3(place: S3Uri) -> list[TrafficFile]:
     return found
 
 
-def _read(run: Run, file: TrafficFile, feeds: Feeds) -> Samples:
+def _read(run: Run, file: TrafficFile, feeds: Feeds, source: Source) -> Samples:
     if file.size_bytes > MAX_FILE_BYTES:
         raise DataError(
             found=f"traffic {file.name} has {file.size_bytes / 1e6:.0f} MB",
             expected=f"files of at most {MAX_FILE_BYTES / 1e6:.0f} MB",
             fix="write traffic in smaller files",
         )
-    return load_file(run, "traffic", file.place, feeds)
+    return load_file(run, "traffic", file.place, feeds, source)
 
 
 def _draw(read: list[Samples], most: int, batch_axis: int | None, seed: int) -> tuple[Samples | None, int]:

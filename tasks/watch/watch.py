@@ -73,7 +73,13 @@ def _look(name: str, job: Job) -> Observation:
         trend = open_trend(run, lineage)
         watched = load_watched(run, lineage)
         traffic = gather_traffic(
-            run, watch, trend.seen, watched.feeds, watched.batch_axis, draw=job.seed + trend.memory.looks
+            run,
+            watch,
+            trend.seen,
+            watched.feeds,
+            watched.source,
+            watched.batch_axis,
+            draw=job.seed + trend.memory.looks,
         )
         looked = Observation(
             name, "nothing", "", lineage.champion.version, lineage.champion.candidate, notes=traffic.skipped

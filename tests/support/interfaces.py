@@ -207,6 +207,36 @@ def state(shape: list[Any], axis: int, batch: Any = "batch", carried: bool = Fal
     return model(inputs, nodes, outputs, axes=np.array([axis]))
 
 
+def recurrent() -> onnx.ModelProto:
+    """A state of two layers with its batch on axis 1: features of the calls so far, of which each call halves the weight."""
+    shape = [2, "batch", FEATURES]
+    return model(
+        [X, tensor("h", FLOAT, shape)],
+        [
+            node("ReduceSum", ["h", "axes"], ["before"], keepdims=0, name="before"),
+            node("Add", ["x", "before"], ["both"], name="both"),
+            node("Mul", ["both", "half"], ["features"], name="features"),
+            node("Mul", ["features", "half"], ["layer"], name="layer"),
+            node("Unsqueeze", ["layer", "axes"], ["one"], name="one"),
+            node("Concat", ["one", "one"], ["hn"], axis=0, name="next"),
+        ],
+        [LOGITS, tensor("hn", FLOAT, shape)],
+        axes=np.array([0]),
+        half=np.float32(0.5),
+    )
+
+
+def calls(steps: int) -> Callable[[int, int], Arrays]:
+    """Sequences of calls of one class each: `(n, steps, ...)`."""
+
+    def data(n: int, seed: int) -> Arrays:
+        arrays = tiny_samples(n, seed)
+        noise = np.random.default_rng(seed).normal(size=(n, steps, FEATURES)).astype(np.float32)
+        return {"x": arrays["x"][:, None] + noise, "label": np.repeat(arrays["label"][:, None], steps, axis=1)}
+
+    return data
+
+
 def own_rows(first: bool) -> onnx.ModelProto:
     """Boxes that are left after a choice: as many rows as were chosen."""
     nodes = [node("Greater", ["scores", "least"], ["chosen"], name="chosen")]
@@ -353,6 +383,15 @@ REFUSED: dict[str, Interface] = {
     "constants alone": Interface(
         fixed(1), "makes every input a constant", job=for_batch(1) | {"inputs": {"x": {"constant": 0}}}
     ),
+    "state from no output": Interface(
+        recurrent(), "`inputs.h.state_from: h_n`", calls(3), {"inputs": {"h": {"batch_axis": 1, "state_from": "h_n"}}}
+    ),
+    "one label a sequence": Interface(
+        recurrent(),
+        "npz has arrays of shapes",
+        lambda n, seed: calls(3)(n, seed) | {"label": calls(3)(n, seed)["label"][:, 0]},
+        {"inputs": {"h": {"batch_axis": 1, "state_from": "hn"}}},
+    ),
     "batch on an axis that is none": Interface(
         state([2, "batch", FEATURES], 0),
         "`inputs.state.batch_axis: 3`",
@@ -400,6 +439,9 @@ WORKING: dict[str, Interface] = {
     ),
     "state[2, 1, 64]": Interface(
         state([2, 1, FEATURES], 0, 1), data=with_(state=numbers(2, FEATURES)), job=for_batch(1) | IN_AXIS_1
+    ),
+    "state from call to call": Interface(
+        recurrent(), data=calls(3), job={"inputs": {"h": {"batch_axis": 1, "state_from": "hn"}}}
     ),
     "own rows": Interface(own_rows(first=False)),
     "boxes": Interface(nms(first=False)),

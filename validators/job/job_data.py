@@ -93,18 +93,21 @@ class Data(Settings):
 
 
 class InputSettings(Settings):
-    """An input of the model that is no array with the samples along axis 0. Give one of the keys."""
+    """An input of the model that is no array with the samples along axis 0. A constant has no other key."""
 
     constant: bool | int | float | str | tuple[bool | int | float | str, ...] | None = None
     """Value of the input in every request, such as a sample rate or a flag: one for all its entries, or a list of all."""
     batch_axis: Annotated[int, Field(ge=1)] | None = None
     """Axis of the samples, such as 1 for a recurrent state `[layers, batch, size]`. Data files have them along axis 0:
     `[samples, layers, size]`."""
+    state_from: str | None = None
+    """Output whose value is this input of the next call; the first call gets zeros. A sample is then a sequence of calls: other
+    inputs have one more axis in the data files, `[samples, steps, ...]`, and labels one value a step."""
 
     @model_validator(mode="after")
-    def _is_one_of_both(self) -> InputSettings:
-        if (self.constant is None) == (self.batch_axis is None):
-            raise ValueError("give either `constant` or `batch_axis`")
+    def _is_a_constant_or_not(self) -> InputSettings:
+        if (self.constant is None) == (self.batch_axis is None and self.state_from is None):
+            raise ValueError("give either `constant`, or `batch_axis`, `state_from` or both")
         return self
 
 

@@ -59,7 +59,7 @@ class Samples:
 
     `slices[name]` (integers, booleans or text of shape `(n,)`) holds each sample's group. `clusters` (same types and shape)
     holds each sample's cluster key, such as a patient; None if the job names no `data.groups`. `feeds` makes the model's inputs
-    from `inputs`; None if they are the same.
+    from `inputs`; None if they are the same. `steps` samples in a row are the calls of one sequence; None without sequences.
     """
 
     file: DataFile
@@ -68,6 +68,7 @@ class Samples:
     slices: Arrays = field(default_factory=dict)
     clusters: NDArray[Any] | None = None
     feeds: Feeds | None = None
+    steps: int | None = None
 
     def __len__(self) -> int:
         return self.file.rows
@@ -102,7 +103,7 @@ def load_samples(
         DataError: the file is missing, unreadable or empty, or a name, dtype, shape or length does not fit.
     """
     feeds = None if isinstance(model_inputs, tuple) or model_inputs.is_plain else model_inputs
-    inputs = model_inputs if isinstance(model_inputs, tuple) else model_inputs.samples
+    inputs = model_inputs if isinstance(model_inputs, tuple) else model_inputs.in_files
     arrays = {name: array for name, array in read_arrays(path, role).items() if name not in ignore}
     labels = _as_text(arrays.pop(label)) if label in arrays else None
     sorted_by = {name: _as_groups(arrays.pop(name), name, path, role) for name in slices if name in arrays}

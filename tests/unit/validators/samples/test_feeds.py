@@ -83,7 +83,7 @@ def test_settings_that_do_not_fit_are_refused(
     assert words in caught.value.fix
 
 
-@pytest.mark.parametrize("keys", [{}, {"constant": 1, "batch_axis": 1}])
+@pytest.mark.parametrize("keys", [{}, {"constant": 1, "batch_axis": 1}, {"constant": 1, "state_from": "h"}])
 def test_an_input_has_one_setting(keys: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError, match="give either `constant` or `batch_axis`"):
+    with pytest.raises(ValidationError, match="give either `constant`, or"):
         InputSettings(**keys)
