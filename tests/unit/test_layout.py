@@ -16,7 +16,8 @@ PACKAGES = ("flows", "tasks", "validators")
 ORDER = (
     ("validators",),
     ("validators.records", "validators.untrusted"),
-    ("validators.job", "validators.samples", "tasks.storage"),
+    ("validators.job", "tasks.storage"),
+    ("validators.samples",),
     ("validators.calibration", "validators.gates", "validators.graph"),
     ("tasks.reporting", "tasks.runtimes"),
     ("tasks.ptq", "tasks.serving"),
