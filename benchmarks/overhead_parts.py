@@ -7,8 +7,8 @@
 
 from __future__ import annotations
 
-import atexit
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -19,11 +19,12 @@ from typing import Any
 Work = Callable[[Any, str], AbstractContextManager[None]]
 MOMENTS = {"started": float(sys.argv[1]), "python runs": time.monotonic()}
 WORK: list[tuple[float, float]] = []
+FILE, JOB = Path(sys.argv[2]), sys.argv[3]
 
 
 def main() -> None:
     from flows.cli import run
-    from flows.cli.app import app
+    from flows.cli.app import main as quantgate
     from tasks.run.clock import Clock
 
     MOMENTS["command is imported"] = time.monotonic()
@@ -31,9 +32,11 @@ def main() -> None:
     run.on_server = _on_server(run.on_server)  # type: ignore[assignment]
     run._result_of = _at("flow has ended", run._result_of)  # type: ignore[assignment]  # to be timed
     Clock.work = _noted(Clock.work)  # type: ignore[method-assign]
-    # Registered before all others, so called after them.
-    atexit.register(_write)
-    app(["run", sys.argv[3]])
+    leave = os._exit
+    # The command leaves by this call, after all exit handlers.
+    os._exit = lambda code: (_write(), leave(code))  # type: ignore[assignment,func-returns-value]
+    sys.argv = ["quantgate", "run", JOB]
+    quantgate()
 
 
 def _then(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -83,7 +86,7 @@ def _noted(work: Work) -> Work:
 def _write() -> None:
     MOMENTS["exit handlers are done"] = time.monotonic()
     text = json.dumps({"moments": MOMENTS, "work": WORK})
-    Path(sys.argv[2]).write_text(text, encoding="utf-8")
+    FILE.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -127,6 +127,8 @@ def _head_to_head(state: Path, name: str, fields: dict[str, Any], runs: dict[str
     """How much slower the race's choice is than the full search's: both timed in turn, if they differ."""
     if runs["all"]["chosen"] == runs["race"]["chosen"]:
         return {"slower by": 0.0}
+    if None in (runs["all"]["chosen"], runs["race"]["chosen"]):
+        return {"slower by": None}
     sides = []
     for search in ("all", "race"):
         chosen = _folder_of(state, name, search) / "chosen"

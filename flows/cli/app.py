@@ -5,7 +5,10 @@ Each command is a function that returns a `CommandAnswer` (`validators/records/a
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import logging
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -108,8 +111,23 @@ for group, functions in GROUPS.items():
 
 
 def main() -> None:
-    """Run the console script."""
-    app()
+    """Run the console script, and end the process without taking its objects apart: with torch loaded that takes 1.6 s."""
+    code = 1
+
+    def leave() -> None:
+        # Registered before others are, so called after them; the modules above have registered this one alone.
+        logging.shutdown()
+        with contextlib.suppress(OSError):  # a reader that has gone
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+    atexit.register(leave)
+    try:
+        app()
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        raise
 
 
 if __name__ == "__main__":
