@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -143,7 +143,7 @@ def _offer(
         )
 
 
-def _answers_of(variant: Variant, requests: list[Arrays]) -> list[Arrays]:
+def _answers_of(variant: Variant, requests: Sequence[Arrays]) -> list[Arrays]:
     """Return the judged artifact's outputs for each request, by name."""
     with open_runner(variant.loaded, variant.session) as runner:
         names = [output.name for output in runner.outputs]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from prefect.artifacts import create_link_artifact
 
+from tasks.evidence.sequences import one_call_each
 from tasks.measure.activations import open_tapped, view_samples
 from tasks.measure.inventory import usable_cores
 from tasks.measure.taps import find_taps
@@ -66,9 +67,9 @@ def _judge(run: Run, run_inputs: RunInputs, folder: Path) -> CalibrationVerdict:
     evidence = run_inputs.evidence
     view = _view(run, run_inputs) if run.job.calibration.model_samples else None
     return judge_calibration(
-        evidence.calibration,
-        evidence.evaluation,
-        evidence.traffic,
+        one_call_each(evidence.calibration),
+        one_call_each(evidence.evaluation),
+        one_call_each(evidence.traffic) if evidence.traffic else None,
         view,
         run.job.calibration,
         folder,
@@ -79,7 +80,7 @@ def _judge(run: Run, run_inputs: RunInputs, folder: Path) -> CalibrationVerdict:
 def _view(run: Run, run_inputs: RunInputs) -> ModelView | None:
     """Return the source's view of some calibration and reference samples; None if either side has no usable sample."""
     job, evidence = run.job, run_inputs.evidence
-    calibration, reference = evidence.calibration, evidence.reference
+    calibration, reference = one_call_each(evidence.calibration), one_call_each(evidence.reference)
     settings = SessionSettings(
         CPU_PROVIDER, job.measurement.points[0].threads or usable_cores(), libraries=run.libraries
     )

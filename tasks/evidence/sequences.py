@@ -78,6 +78,29 @@ def first_calls(samples: Samples) -> Samples:
     return replace(samples, inputs=first | samples.feeds.first_states(len(samples)))
 
 
+def one_call_each(samples: Samples) -> Samples:
+    """Return the middle call of each sequence, since tests of distributions need independent samples; others as they are.
+
+    The middle of all, so that a sequence that is in two files is found.
+    """
+    if samples.steps is None:
+        return samples
+    rows = np.arange(samples.steps // 2, len(samples), samples.steps)
+
+    def chosen(array: NDArray[Any] | None) -> NDArray[Any] | None:
+        return None if array is None else array[rows]
+
+    return replace(
+        samples,
+        file=replace(samples.file, rows=len(rows)),
+        inputs={name: array[rows] for name, array in samples.inputs.items()},
+        labels=chosen(samples.labels),
+        slices={name: groups[rows] for name, groups in samples.slices.items()},
+        clusters=chosen(samples.clusters),
+        steps=None,
+    )
+
+
 def run_sequences(runner: Runner, samples: Samples, output: str, at_once: int) -> Iterator[NDArray[Any]]:
     """Yield an output for the calls of `at_once` sequences, `(calls, ...)` in order, with the model's own states.
 
@@ -115,14 +138,14 @@ def _check_steps(samples: Samples, role: str) -> int:
     labels = samples.labels
     if labels is not None:
         shapes["the labels"] = labels.shape
-    steps = {shape[1] if len(shape) > 1 else None for shape in shapes.values()}
-    if len(steps) > 1 or None in steps or 0 in steps:
+    steps: set[int] = {shape[1] if len(shape) > 1 else 0 for shape in shapes.values()}
+    if len(steps) > 1 or 0 in steps:
         raise DataError(
             found=f"{role} data {samples.file.path.name} has arrays of shapes {shapes}",
             expected="sequences `(samples, steps, ...)` with the same number of steps, and one label a step",
             fix="write the inputs and labels of each call along axis 1",
         )
-    return next(step for step in steps if step is not None)
+    return steps.pop()
 
 
 def _feeds(samples: Samples) -> Feeds:

@@ -46,7 +46,7 @@ def sanity_of(run: Run, run_inputs: RunInputs, inventory: Inventory, variant: Va
     baseline = baseline_variant(run, run_inputs, inventory)
     evidence = run_inputs.evidence
     batches = sanity_batches(evidence.evaluation, evidence.batch_axis, of_text=run.job.metric == "perplexity")
-    samples = sum(len(next(iter(batch.values()))) for batch in batches)
+    samples = sum(batch.rows for batch in batches)
 
     def answers(of: Variant, before: Sanity | None) -> tuple[Sanity, bool]:
         beside = baseline.measured_as if before else None

@@ -345,12 +345,13 @@ def apart(name: str, shape: list[Any]) -> onnx.ModelProto:
 
 def for_batch(size: int) -> dict[str, object]:
     """The changes of a job for a model of one batch size."""
-    return {"measurement": {"launches": 1, "blocks": 3, "block_seconds": 0.02, "batch_sizes": [size]}}
+    measurement = {"launches": 1, "blocks": 3, "block_seconds": 0.02, "max_other_load": None, "batch_sizes": [size]}
+    return {"measurement": measurement}
 
 
 IN_AXIS_1: dict[str, object] = {"inputs": {"state": {"batch_axis": 1}}}
 STATES = with_(state=lambda n: np.zeros((2, n, FEATURES), np.float32))
-NO_BATCH, SIZES = "inputs without a common batch axis", "inputs of different sizes along axis 0"
+NO_BATCH, SIZES = "the inputs have no common batch axis", "inputs of different sizes along axis 0"
 
 REFUSED: dict[str, Interface] = {
     "text output judged": Interface(text_output(first=True), "metric 'accuracy' on output 'label' of str"),

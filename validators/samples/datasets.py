@@ -6,7 +6,7 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,11 +27,12 @@ Arrays = dict[str, NDArray[Any]]
 
 
 class Feed(Arrays):
-    """Inputs of a model by name for `rows` samples, which need not lie along axis 0 of each."""
+    """Inputs of a model by name for `rows` samples, along the axis that `axes` has of each input; None for a constant."""
 
-    def __init__(self, arrays: Arrays, *, rows: int) -> None:
+    def __init__(self, arrays: Arrays, *, rows: int, axes: Mapping[str, int | None]) -> None:
         super().__init__(arrays)
         self.rows = rows
+        self.axes = axes
 
 
 # Smallest size of one value of a column.
@@ -81,7 +82,28 @@ class Samples:
 
     def feed(self, rows: Arrays) -> Feed:
         """Return the model's inputs for rows of samples, each array of shape `(rows, ...)`."""
-        return self.feeds.feed(rows) if self.feeds else Feed(rows, rows=len(next(iter(rows.values()))))
+        return self.feeds.feed(rows) if self.feeds else plain_feed(rows)
+
+
+def rows_of(batch: Arrays) -> int:
+    """Return the number of samples in a model's inputs, which lie along axis 0 unless it is a `Feed`."""
+    return batch.rows if isinstance(batch, Feed) else len(next(iter(batch.values())))
+
+
+def part_of(batch: Arrays, start: int, stop: int) -> Arrays:
+    """Return a model's inputs for the samples of a batch from `start` to `stop`."""
+    if not isinstance(batch, Feed):
+        return {name: array[start:stop] for name, array in batch.items()}
+    parts = {
+        name: array if (axis := batch.axes[name]) is None else array[(slice(None),) * axis + (slice(start, stop),)]
+        for name, array in batch.items()
+    }
+    return Feed(parts, rows=min(stop, batch.rows) - start, axes=batch.axes)
+
+
+def plain_feed(arrays: Arrays) -> Feed:
+    """Return inputs that all have the samples along axis 0."""
+    return Feed(arrays, rows=len(next(iter(arrays.values()))), axes=dict.fromkeys(arrays, 0))
 
 
 def load_samples(

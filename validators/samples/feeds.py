@@ -67,14 +67,17 @@ class Feeds:
         """Return the inputs of the model for rows of samples, each array of shape `(rows, ...)`."""
         count = len(next(iter(rows.values())))
         made: Arrays = {}
+        axes: dict[str, int | None] = {}
         for spec in self.model:
             axis = self.batch_axes.get(spec.name, 0)
+            axes[spec.name] = axis
             if spec.name in self.constants:
                 made[spec.name] = _filled(self.constants[spec.name], spec.shape, count)
+                axes[spec.name] = None if not spec.shape or isinstance(spec.shape[0], int) else 0
             else:
                 array = rows[spec.name]
                 made[spec.name] = np.ascontiguousarray(np.moveaxis(array, 0, axis)) if axis else array
-        return Feed(made, rows=count)
+        return Feed(made, rows=count, axes=axes)
 
     def first_states(self, rows: int) -> Arrays:
         """Return the states of the first call of sequences, each of shape `(rows, ...)`: zeros."""

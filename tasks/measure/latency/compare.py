@@ -24,7 +24,7 @@ from tasks.measure.latency.summary import Gathered, save, summarise
 from tasks.runtimes.ort_gpu import device_of
 from validators.job.job_measurement import Measurement
 from validators.records.latencies import Latency
-from validators.samples.datasets import Arrays
+from validators.samples.datasets import Arrays, rows_of
 
 
 def compare_latency(
@@ -42,7 +42,7 @@ def compare_latency(
 ) -> Latency:
     """Measure both on the same requests and return the variant's latency with its speedup over the baseline.
 
-    Each of `requests` maps inputs to arrays with samples along axis 0, all of the same shapes. Every block of either side
+    Each of `requests` holds a model's inputs, all of the same shapes. Every block of either side
     cycles through the first requests in whole rounds, as many as fit a block, so that all blocks hold the same mix. `dims`
     names sizes in the requests for the record. `code` is the folder of the user's functions that the measurement names. While
     there is `patience`, disturbed blocks are measured again; without, three times at most. The processes run at the highest
@@ -68,7 +68,7 @@ def compare_latency(
     save(samples_path, contest.gathered)
     return summarise(
         contest.gathered,
-        batch_size=len(next(iter(requests[0].values()))),
+        batch_size=rows_of(requests[0]),
         dims=dims or {},
         threads=variant.settings.threads,
         confidence=confidence,

@@ -11,10 +11,8 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import onnx
-from numpy.typing import NDArray
 
 from tasks.ptq.calibrate.statistics import BLOCK_VALUES, DEFAULT_BINS, TensorStatistics, add, empty
 from tasks.ptq.calibrate.watched import WatchedSession, open_watched, split_by_memory
@@ -22,10 +20,10 @@ from tasks.ptq.graph.edits import dependent_tensors, initializers, names_read
 from validators.errors import CandidateRefused
 from validators.records.libraries import Libraries
 from validators.records.run import SessionSettings
+from validators.samples.datasets import Arrays, part_of, rows_of
 
-Batch = Mapping[str, NDArray[Any]]
-# Called with a batch size, yields all samples in batches of at most that many, along axis 0 of every array.
-Batches = Callable[[int], Iterator[Batch]]
+# Called with a batch size, yields all samples in batches of at most that many.
+Batches = Callable[[int], Iterator[Arrays]]
 
 MAX_BATCH_SIZE = 8
 
@@ -128,17 +126,17 @@ def _run_pass(
     with open_watched(model, plan.tensors, settings, as_written=True) as watched:
         for batch in batches(plan.fixed_batch or plan.units):
             start = 0
-            while start < _rows(batch):
+            while start < rows_of(batch):
                 stop = start + (plan.fixed_batch or plan.units)
-                piece = {name: array[start:stop] for name, array in batch.items()}
+                piece = part_of(batch, start, stop)
                 held = _add_batch(watched, piece, found)
                 # Sizes may depend on the data: a unit larger than predicted makes later batches smaller.
-                unit = held if plan.fixed_batch else held / _rows(piece)
+                unit = held if plan.fixed_batch else held / rows_of(piece)
                 plan = replace(plan, held=max(plan.held, unit))
                 start = stop
 
 
-def _add_batch(watched: WatchedSession, batch: Batch, found: dict[str, TensorStatistics]) -> int:
+def _add_batch(watched: WatchedSession, batch: Arrays, found: dict[str, TensorStatistics]) -> int:
     """Add the values of one batch and return the bytes of the tensors. No tensor outlives the call."""
     values = watched.run(batch)
     for name, array in values.items():
@@ -146,7 +144,7 @@ def _add_batch(watched: WatchedSession, batch: Batch, found: dict[str, TensorSta
     return sum(array.nbytes for array in values.values())
 
 
-def _measure(model: Path, graph: onnx.GraphProto, batch: Batch, settings: SessionSettings) -> dict[str, int]:
+def _measure(model: Path, graph: onnx.GraphProto, batch: Arrays, settings: SessionSettings) -> dict[str, int]:
     """Return the bytes of each float tensor for one batch.
 
     The run outputs shapes only, so that it takes no more memory than a plain run.
@@ -221,16 +219,16 @@ def _check_names(graph: onnx.GraphProto, tensors: Sequence[str] | None) -> None:
         )
 
 
-def _largest_unit(batches: Batches, fixed_batch: int | None) -> tuple[Batch, int]:
+def _largest_unit(batches: Batches, fixed_batch: int | None) -> tuple[Arrays, int]:
     """Return the sample (or fixed-size batch) whose inputs have the most bytes, and the number of samples.
 
     Raises:
         CandidateRefused: `invalid`: there is no sample.
     """
-    largest: Batch = {}
+    largest: Arrays = {}
     samples, most = 0, -1
     for batch in batches(fixed_batch or 1):
-        samples += _rows(batch)
+        samples += rows_of(batch)
         taken = sum(array.nbytes for array in batch.values())
         if taken > most:
             largest, most = batch, taken
@@ -239,7 +237,3 @@ def _largest_unit(batches: Batches, fixed_batch: int | None) -> tuple[Batch, int
             kind="invalid", found="no calibration samples", expected="at least one", fix="fill the calibration data"
         )
     return largest, samples
-
-
-def _rows(batch: Batch) -> int:
-    return len(next(iter(batch.values())))

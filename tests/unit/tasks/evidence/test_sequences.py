@@ -12,7 +12,7 @@ import pytest
 from interfaces import calls, recurrent
 from numpy.typing import NDArray
 
-from tasks.evidence.sequences import first_calls, run_sequences, split_sequences
+from tasks.evidence.sequences import first_calls, one_call_each, run_sequences, split_sequences
 from tasks.runtimes.ort import open_session
 from tasks.runtimes.runner import SessionRunner
 from validators.errors import DataError
@@ -89,3 +89,12 @@ def test_labels_of_whole_sequences_are_refused(source: Source, loaded: Samples) 
     assert loaded.labels is not None
     with pytest.raises(DataError, match="one label a step"):
         split_sequences(replace(loaded, labels=loaded.labels[:, 0]), source, (), role="evaluation")
+
+
+def test_one_call_of_each_sequence_is_judged(source: Source, loaded: Samples) -> None:
+    samples = split_sequences(loaded, source, (), role="evaluation")
+    found = one_call_each(samples)
+    assert (len(found), found.steps) == (N, None)
+    np.testing.assert_array_equal(found.inputs["x"], loaded.inputs["x"][:, STEPS // 2])
+    assert found.clusters is not None and found.clusters.tolist() == list(range(N))
+    assert one_call_each(found) is found

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from validators.errors import JobError
 from validators.job.job_data import InputSettings
-from validators.samples.datasets import TensorSpec, load_samples
+from validators.samples.datasets import TensorSpec, load_samples, part_of, rows_of
 from validators.samples.feeds import feeds_of
 
 X = TensorSpec("x", "float32", ("batch", 3))
@@ -44,6 +44,11 @@ def test_samples_are_fed_where_the_model_has_them(tmp_path: Path) -> None:
     np.testing.assert_array_equal(last["state"][:, 1], state[4])
     np.testing.assert_array_equal(last["x"], x[3:])
     assert (last["rate"].shape, last["rate"].dtype, last["rate"]) == ((), np.int64, 8000)
+    part = part_of(batches[0], 1, 3)
+    assert rows_of(part) == 2 and list(part) == list(last)
+    np.testing.assert_array_equal(part["state"], batches[0]["state"][:, 1:])
+    np.testing.assert_array_equal(part["x"], x[1:3])
+    assert part["rate"] == 8000 and part["size"].tolist() == [5, 6] and part["each"].shape == (2, 1)
     assert last["size"].tolist() == [5, 6] and last["each"].tolist() == [["de"], ["de"]]
     assert [batch["each"].shape for batch in batches] == [(3, 1), (2, 1)]
 
