@@ -35,7 +35,7 @@ _TEMPLATE = """\
 source: {source}
 target: {target}
 
-# Two files (.npz or .parquet), with one array for each name, samples along axis 0:
+# Two files (.npz, .parquet or .csv) or folders of them, with one array for each name, samples along axis 0:
 {arrays}
 # calibration: a few hundred samples like the traffic, none of them in the evaluation data.
 # evaluation: all that you have; if they are too few to detect a drop, the verdict says how many would be enough.

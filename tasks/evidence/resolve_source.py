@@ -24,8 +24,9 @@ from validators.digests import digest_file, digest_model, digest_values
 from validators.errors import SourceError
 from validators.graph.source_graph import LEAST_OPSET, check_source_graph, opset_of
 from validators.records.run import Source
-from validators.samples.datasets import Arrays, Samples, TensorSpec, load_samples, read_arrays
+from validators.samples.datasets import Arrays, Samples, TensorSpec, load_samples
 from validators.samples.feeds import feeds_of
+from validators.samples.readers import read_arrays
 from validators.untrusted.bounded_yaml import load_yaml
 from validators.untrusted.external_data import external_files
 from validators.untrusted.operator_allowlist import may_unpickle

@@ -20,7 +20,7 @@ from hostile_programs import ATTACKS
 
 from tasks.evidence.torch_export import export_program
 from validators.errors import DataError, SourceError
-from validators.samples.datasets import read_arrays
+from validators.samples.readers import read_arrays
 from validators.untrusted.torch_program import check_program
 
 TESTS = Path(__file__).parents[1] / "support"

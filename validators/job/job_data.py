@@ -52,7 +52,8 @@ class OperatorLibrary(Settings):
 
 
 class Data(Settings):
-    """The samples: `.npz` or `.parquet` files, relative to the job file or at `s3://bucket/key`.
+    """The samples: `.npz`, `.parquet` or `.csv` files, or folders of them, relative to the job file; files also at
+    `s3://bucket/key`.
 
     A file holds one array (or column) for each input of the model, with the input's name and samples along axis 0, and one
     for the label.

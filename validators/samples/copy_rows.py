@@ -1,4 +1,4 @@
-"""Some rows of a data file as a file of the same format."""
+"""Some rows of a data file, or of a folder of them, in the same format."""
 
 from __future__ import annotations
 
@@ -7,14 +7,27 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from validators.samples.readers import read_arrays, shards_of
+
 
 def copy_rows(path: Path, kept: NDArray[np.bool_], folder: Path) -> Path:
-    """Write the rows that `kept`, shape `(rows,)`, marks into a folder under the same file name; return the new file."""
+    """Write the rows that `kept`, shape `(rows,)`, marks into a folder under the same name; return the new file or folder."""
     target = folder / path.name
-    if path.suffix == ".parquet":
+    if path.is_dir():
+        target.mkdir()
+        start = 0
+        for file in shards_of(path, "the"):
+            rows = len(next(iter(read_arrays(file, "the").values())))
+            copy_rows(file, kept[start : start + rows], target)
+            start += rows
+    elif path.suffix == ".parquet":
         from pyarrow import parquet
 
         parquet.write_table(parquet.read_table(path).filter(kept), target)
+    elif path.suffix == ".csv":
+        from pyarrow import csv
+
+        csv.write_csv(csv.read_csv(path).filter(kept), target)
     else:
         with np.load(path, allow_pickle=False) as archive:
             np.savez(target, **{name: archive[name][kept] for name in archive.files})

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import os
-import shutil
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from validators.digests import digest_file, digest_values
+from validators.digests import digest_values
 from validators.errors import DataError
 from validators.records.run import DataFile
-from validators.samples.data_advice import dtype_advice, is_cut, kind_of_file, shape_advice
+from validators.samples.data_advice import dtype_advice, shape_advice
 from validators.samples.labels import LabelSpec, check_labels
+from validators.samples.readers import Arrays as Arrays
+from validators.samples.readers import digest_data, read_arrays
 
 if TYPE_CHECKING:
     from validators.samples.feeds import Feeds
-
-Arrays = dict[str, NDArray[Any]]
 
 
 class Feed(Arrays):
@@ -35,11 +31,9 @@ class Feed(Arrays):
         self.axes = axes
 
 
-# Smallest size of one value of a column.
-LEAST_BYTES = 1
-# Arrays of at least this size are memory-mapped from a temporary file.
-MAPPED_BYTES = 64 * 2**20
-COPIED_BYTES = 2**20
+# Fill of the padding in labels of differing length, and the input that tells padding apart.
+PADDED_LABEL = -100
+MASK = "attention_mask"
 
 
 @dataclass(frozen=True)
@@ -127,7 +121,8 @@ def load_samples(
     feeds = None if isinstance(model_inputs, tuple) or model_inputs.is_plain else model_inputs
     inputs = model_inputs if isinstance(model_inputs, tuple) else model_inputs.in_files
     arrays = {name: array for name, array in read_arrays(path, role).items() if name not in ignore}
-    labels = _as_text(arrays.pop(label)) if label in arrays else None
+    labels = _filled_label(_as_text(arrays.pop(label))) if label in arrays else None
+    _add_mask(arrays, inputs)
     sorted_by = {name: _as_groups(arrays.pop(name), name, path, role) for name in slices if name in arrays}
     clusters = _as_groups(arrays.pop(groups), groups, path, role) if groups in arrays else None
     expected = "; ".join(str(spec) for spec in inputs)
@@ -147,6 +142,8 @@ def load_samples(
     for spec in inputs:
         if spec.dtype == "str":
             arrays[spec.name] = _as_text(arrays[spec.name])
+        elif path.suffix == ".csv":
+            arrays[spec.name] = _typed(arrays[spec.name], spec.dtype)
         _check_array(arrays[spec.name], spec, path, role)
     if labels is not None and labels.ndim == 0:
         raise DataError(
@@ -172,7 +169,7 @@ def load_samples(
             fix="write samples into the file",
         )
     # Results depend on what the model is fed, so every key that has the file's digest must depend on it too.
-    digest = digest_values(digest_file(path), feeds.key) if feeds else digest_file(path)
+    digest = digest_values(digest_data(path), feeds.key) if feeds else digest_data(path)
     return Samples(DataFile(path, digest, rows), arrays, labels, sorted_by, clusters, feeds)
 
 
@@ -205,143 +202,30 @@ def _count_not_finite(array: NDArray[Any]) -> int:
     return sum(not np.isfinite(sample).all() for sample in array) if array.dtype.kind == "f" else 0
 
 
-def read_arrays(path: Path, role: str) -> Arrays:
-    """Read all arrays (or columns) of a data file by name; `role` names the file in errors.
-
-    Raises:
-        DataError: the file is missing or unreadable.
-    """
-    if not path.is_file():
-        raise DataError(
-            found=f"{role} data {path}: {'a folder' if path.is_dir() else 'no such file'}",
-            expected="an .npz or .parquet file",
-            fix="correct the path in `data`",
-        )
-    readers = {".npz": _read_npz, ".parquet": _read_parquet}
-    if path.suffix not in readers:
-        raise DataError(
-            found=f"{role} data {path.name} has the suffix {path.suffix!r}: {kind_of_file(path)}",
-            expected=".npz or .parquet",
-            fix="write the arrays with numpy.savez('data.npz', x=..., label=...), or a table with pandas' to_parquet",
-        )
-    _check_kind(path, role)
-    try:
-        return readers[path.suffix](path)
-    except Exception as error:  # numpy, zipfile, zlib and pyarrow raise a dozen unrelated classes for a damaged file
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise DataError(
-            found=f"{role} data {path.name} cannot be read as {path.suffix[1:]}: {reason}",
-            expected="an intact file of the type that its suffix states, without object arrays",
-            fix="write the file again with numpy.savez or a Parquet writer",
-        ) from error
-
-
-def _check_kind(path: Path, role: str) -> None:
-    """Refuse a file that does not match its suffix: the libraries' own errors speak of pickles and footers."""
-    name, magic = {".npz": ("npz archive", "zip archive"), ".parquet": ("Parquet file", "Parquet file")}[path.suffix]
-    kind = kind_of_file(path)
-    if not kind.endswith(magic):
-        expected = f"a {name}" if name[0] == "P" else f"an {name}"
-        raise DataError(
-            found=f"{role} data {path.name} is {kind}, not {expected}",
-            expected=f"{expected}, as its suffix states",
-            fix="write the file again with numpy.savez or a Parquet writer, or correct its suffix",
-        )
-    if is_cut(path):
-        raise DataError(
-            found=f"{role} data {path.name} is a truncated {name}: its end is missing",
-            expected="a complete file",
-            fix="copy or write the file again",
-        )
-
-
-def _read_npz(path: Path) -> Arrays:
-    # Open the file here: if the archive is damaged, numpy does not close a file that it opened itself.
-    with path.open("rb") as stream:
-        # Pickled object arrays can run code when read; numpy refuses them with allow_pickle=False.
-        archive = np.load(stream, allow_pickle=False)
-        if not isinstance(archive, np.lib.npyio.NpzFile):
-            raise ValueError("it holds a single array, not an archive of named arrays")
-        assert archive.zip is not None  # it is open
-        _check_fits(sum(member.file_size for member in archive.zip.infolist()))
-        arrays = {name: _read_member(archive, name) for name in archive.files}
-    # numpy returns a member that is not an array as bytes.
-    foreign = sorted(name for name, array in arrays.items() if not isinstance(array, np.ndarray))
-    if foreign:
-        raise ValueError(f"it has members that are not arrays: {foreign}")
-    return arrays
-
-
-def _member(archive: Any, name: str) -> Any:
-    """Read one array of an archive; refuse an array of Python objects, because unpickling can run code."""
-    try:
-        return archive[name]
-    except ValueError as error:
-        if "Object arrays cannot be loaded" not in str(error):
-            raise
-        raise ValueError(
-            f"array {name!r} holds Python objects, which are pickled: store text with .astype(str), numbers with a dtype"
-        ) from error
-
-
-def _read_member(archive: np.lib.npyio.NpzFile, name: str) -> NDArray[Any]:
-    """Read an array; unpack a large one into an unnamed temporary file and memory-map it, so that its pages can be dropped.
-
-    The user's own file is not mapped: rewriting it during the run would change the samples or crash the process.
-    """
-    assert archive.zip is not None  # it is open
-    member = f"{name}.npy"
-    size = archive.zip.getinfo(member).file_size if member in archive.zip.namelist() else 0
-    if size < MAPPED_BYTES or shutil.disk_usage(tempfile.gettempdir()).free < size:
-        array: NDArray[Any] = _member(archive, name)
+def _filled_label(array: NDArray[Any]) -> NDArray[Any]:
+    """Return labels with the padding of lists of differing length as -100, or NaN for floats."""
+    if not isinstance(array, np.ma.MaskedArray):
         return array
-    with archive.zip.open(member) as stream, tempfile.TemporaryFile() as file:
-        version = np.lib.format.read_magic(stream)
-        readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-        if version not in readers:
-            return np.asarray(_member(archive, name))
-        shape, is_fortran, dtype = readers[version](stream)
-        if dtype.hasobject or is_fortran:
-            return np.asarray(_member(archive, name))
-        shutil.copyfileobj(stream, file, COPIED_BYTES)
-        if file.tell() != math.prod(shape) * dtype.itemsize:
-            raise ValueError(f"{name!r} has {file.tell()} bytes for {dtype} of shape {shape}")
-        return np.memmap(file, dtype, "r+", shape=shape).view(np.ndarray)
+    fill: Any = np.nan if array.dtype.kind == "f" else PADDED_LABEL
+    return np.asarray(np.ma.filled(array.astype(np.int64 if array.dtype.kind == "u" else array.dtype), fill))
 
 
-def _read_parquet(path: Path) -> Arrays:
-    import pyarrow.parquet  # 0.3 s to import; most jobs use .npz
-
-    with pyarrow.parquet.ParquetFile(path) as file:
-        groups = [file.metadata.row_group(index) for index in range(file.metadata.num_row_groups)]
-        columns = [group.column(index) for group in groups for index in range(group.num_columns)]
-        # Parquet stores repeated values once, but reading expands them.
-        _check_fits(sum(max(column.total_uncompressed_size, column.num_values * LEAST_BYTES) for column in columns))
-    table = pyarrow.parquet.read_table(path)
-    return {name: _column(table.column(name).combine_chunks()) for name in table.column_names}
+def _add_mask(arrays: Arrays, inputs: tuple[TensorSpec, ...]) -> None:
+    """Fill the padding of lists of differing length with zeros, and make the `attention_mask` that the model asks for."""
+    ragged = {name: array for name, array in arrays.items() if isinstance(array, np.ma.MaskedArray)}
+    wanted = next((spec for spec in inputs if spec.name == MASK and spec.name not in arrays), None)
+    if wanted and (rows := next((array for array in ragged.values() if array.ndim == 2), None)) is not None:
+        arrays[MASK] = (~np.ma.getmaskarray(rows)).astype(wanted.dtype)
+    arrays |= {name: np.asarray(np.ma.filled(array, 0)) for name, array in ragged.items()}
 
 
-def _check_fits(declared: int) -> None:
-    """Raise if the declared size in bytes exceeds this machine's memory: a few bytes may unpack to any size."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if declared > memory:
-        raise ValueError(f"{declared / 1e9:.3g} GB when unpacked, and this machine has {memory / 1e9:.3g} GB of memory")
-
-
-def _column(array: Any) -> NDArray[Any]:
-    """Convert an Arrow array to numpy with its own dtype; lists of equal length become further axes."""
-    from pyarrow import compute, types
-
-    if array.null_count:
-        raise ValueError(f"{array.null_count} nulls")
-    kind = array.type
-    if not (types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)):
-        return np.asarray(array.to_numpy(zero_copy_only=False))
-    lengths = compute.list_value_length(array).unique().to_pylist()
-    if len(lengths) > 1:
-        raise ValueError(f"lists of lengths {sorted(lengths)[:5]}")
-    inner = _column(array.flatten())
-    return inner.reshape(len(array), *(lengths or [0]), *inner.shape[1:])
+def _typed(array: NDArray[Any], dtype: str) -> NDArray[Any]:
+    """Return numbers of a text file with the input's dtype, if it represents them; others as they are."""
+    wanted = np.dtype(dtype)
+    if array.dtype.kind not in "biuf" or (array.dtype.kind == "f" and wanted.kind in "iub"):
+        return array
+    typed = array.astype(wanted)
+    return typed if wanted.kind == "f" or np.array_equal(typed, array) else array
 
 
 def _as_text(array: NDArray[Any]) -> NDArray[Any]:

@@ -1,0 +1,164 @@
+"""Data files other than `.npz` and plain `.parquet`: CSV, lists of differing length, folders of files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from validators.errors import DataError
+from validators.samples.copy_rows import copy_rows
+from validators.samples.datasets import TensorSpec, load_samples
+from validators.samples.readers import digest_data, read_arrays
+
+IDS = TensorSpec("input_ids", "int64", ("batch", "length"))
+MASK = TensorSpec("attention_mask", "int32", ("batch", "length"))
+X = TensorSpec("x", "float32", ("batch", 3))
+AGE = TensorSpec("age", "int8", ("batch",))
+CODE = TensorSpec("code", "str", ("batch",))
+
+
+def test_columns_of_a_csv_file_become_typed_arrays(tmp_path: Path) -> None:
+    path = tmp_path / "data.csv"
+    path.write_text("x.0,x.1,x.2,age,code,label\n1,2.5,3,40,de,1\n4,5,6e-1,41,fr,0\n")
+    samples = load_samples(path, (X, AGE, CODE), label="label", role="evaluation")
+    np.testing.assert_array_equal(samples.inputs["x"], np.float32([[1, 2.5, 3], [4, 5, 0.6]]))
+    assert (samples.inputs["x"].dtype, samples.inputs["age"].dtype) == (np.float32, np.int8)
+    assert samples.inputs["code"].tolist() == ["de", "fr"] and samples.labels is not None
+    assert samples.labels.tolist() == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("age\n300\n", "age is int64"),
+        ("age\n1.5\n", "age is float64"),
+        ("age\nold\n", "age is"),
+        ("age\n1\n\n,\n", "cannot be read as csv"),
+        ("age,age\n1,2\n", "two columns are named 'age'"),
+        ("age\n", "no rows"),
+        ("years\n1\n", "missing ['age']"),
+        ("", "an empty file"),
+    ],
+)
+def test_a_csv_file_that_does_not_fit_is_refused(text: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / "data.csv").write_text(text)
+    with pytest.raises(DataError) as caught:
+        load_samples(tmp_path / "data.csv", (AGE,), label="label", role="evaluation")
+    assert words in caught.value.found
+
+
+@pytest.mark.parametrize("content", [b"age\n\xff\xfe1\n", b"PAR1 and more", b"\x00\x01\x02"])
+def test_a_csv_file_of_other_content_is_refused(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "data.csv").write_bytes(content)
+    with pytest.raises(DataError):
+        load_samples(tmp_path / "data.csv", (CODE,), label="label", role="evaluation")
+
+
+def test_lists_of_differing_length_are_padded_and_masked(tmp_path: Path) -> None:
+    table = pd.DataFrame({"input_ids": [[5, 6, 7], [8], [9, 4]], "label": [[1, 2, 3], [1], [0, 2]]})
+    table.to_parquet(tmp_path / "data.parquet")
+    samples = load_samples(tmp_path / "data.parquet", (IDS, MASK), label="label", role="evaluation")
+    assert samples.inputs["input_ids"].tolist() == [[5, 6, 7], [8, 0, 0], [9, 4, 0]]
+    assert samples.inputs["attention_mask"].tolist() == [[1, 1, 1], [1, 0, 0], [1, 1, 0]]
+    assert samples.inputs["attention_mask"].dtype == np.int32
+    assert samples.labels is not None and samples.labels.tolist() == [[1, 2, 3], [1, -100, -100], [0, 2, -100]]
+    assert not any(isinstance(array, np.ma.MaskedArray) for array in (*samples.inputs.values(), samples.labels))
+
+
+def test_lists_of_lists_are_padded_as_labels_of_boxes(tmp_path: Path) -> None:
+    boxes = [[[0.0, 0.0, 1.0, 1.0, 2.0]], [[1.0, 1.0, 2.0, 2.0, 0.0], [0.0, 1.0, 2.0, 3.0, 1.0]], []]
+    pd.DataFrame({"x": [[1.0, 2.0, 3.0]] * 3, "label": boxes}).to_parquet(tmp_path / "data.parquet")
+    found = read_arrays(tmp_path / "data.parquet", "evaluation")["label"]
+    assert isinstance(found, np.ma.MaskedArray) and found.shape == (3, 2, 5)
+    assert np.ma.getmaskarray(found).all(axis=2).tolist() == [[False, True], [False, False], [True, True]]
+    assert found[1, 1].tolist() == [0.0, 1.0, 2.0, 3.0, 1.0]
+
+
+def test_lists_of_text_of_differing_length_are_refused(tmp_path: Path) -> None:
+    pd.DataFrame({"x": [["a", "b"], ["c"]]}).to_parquet(tmp_path / "data.parquet")
+    with pytest.raises(DataError, match="lists of text"):
+        read_arrays(tmp_path / "data.parquet", "evaluation")
+
+
+def test_a_given_mask_is_kept(tmp_path: Path) -> None:
+    table = pd.DataFrame({"input_ids": [[5, 6], [8]], "attention_mask": [[1, 0], [1]]})
+    table.astype({"attention_mask": object}).to_parquet(tmp_path / "data.parquet")
+    spec = TensorSpec("attention_mask", "int64", ("batch", "length"))
+    samples = load_samples(tmp_path / "data.parquet", (IDS, spec), label="label", role="traffic")
+    assert samples.inputs["attention_mask"].tolist() == [[1, 0], [1, 0]]
+
+
+def shards(folder: Path) -> Path:
+    """Two files of three and two samples, and files that are none of them."""
+    folder.mkdir()
+    x = np.arange(15, dtype=np.float32).reshape(5, 3)
+    np.savez(folder / "part-0.npz", x=x[:3], label=np.array([0, 1, 2]))
+    pd.DataFrame({"x": list(x[3:]), "label": [3, 4]}).to_parquet(folder / "part-1.parquet")
+    (folder / "_SUCCESS").write_text("")
+    (folder / ".part-2.npz").write_text("hidden while it is written")
+    (folder / "README.md").write_text("about")
+    return folder
+
+
+def test_the_files_of_a_folder_are_one_data_set(tmp_path: Path) -> None:
+    samples = load_samples(shards(tmp_path / "data"), (X,), label="label", role="evaluation")
+    assert samples.inputs["x"][:, 0].tolist() == [0, 3, 6, 9, 12]
+    assert samples.labels is not None and samples.labels.tolist() == [0, 1, 2, 3, 4]
+    assert samples.file.digest == digest_data(tmp_path / "data")
+    (tmp_path / "data/part-1.parquet").rename(tmp_path / "data/part-3.parquet")
+    assert samples.file.digest != digest_data(tmp_path / "data")
+
+
+def test_large_files_of_a_folder_are_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from validators.samples import readers
+
+    whole = read_arrays(shards(tmp_path / "data"), "evaluation")["x"]
+    monkeypatch.setattr(readers, "MAPPED_BYTES", 16)
+    mapped = read_arrays(tmp_path / "data", "evaluation")["x"]
+    assert isinstance(mapped.base, np.memmap) and not isinstance(whole.base, np.memmap)
+    np.testing.assert_array_equal(mapped, whole)
+
+
+def test_lists_in_several_files_get_one_length(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    for number, rows in enumerate(([[1], [2, 3]], [[4, 5, 6], [7]])):
+        pd.DataFrame({"input_ids": rows}).to_parquet(tmp_path / f"data/{number}.parquet")
+    samples = load_samples(tmp_path / "data", (IDS, MASK), label="label", role="traffic")
+    assert samples.inputs["input_ids"].tolist() == [[1, 0, 0], [2, 3, 0], [4, 5, 6], [7, 0, 0]]
+    assert samples.inputs["attention_mask"].sum(axis=1).tolist() == [1, 2, 3, 1]
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        ({"x": np.zeros((2, 4), np.float32), "label": np.zeros(2)}, "array 'label' is int64"),
+        ({"x": np.zeros((2, 4), np.float32), "label": np.zeros(2, np.int64)}, "float32 of shape (2, 4)"),
+        ({"x": np.zeros((2, 3), np.float32)}, "array 'label' is int64 of shape (3,), and missing"),
+    ],
+)
+def test_files_of_a_folder_that_differ_are_refused(other: dict[str, Any], words: str, tmp_path: Path) -> None:
+    np.savez(shards(tmp_path / "data") / "part-1.npz", **other)
+    with pytest.raises(DataError) as caught:
+        read_arrays(tmp_path / "data", "evaluation")
+    assert words in caught.value.found and "alike" in caught.value.fix
+
+
+def test_a_folder_without_data_files_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="a folder without data files"):
+        read_arrays(tmp_path, "evaluation")
+
+
+@pytest.mark.parametrize("kind", ["csv", "folder"])
+def test_rows_are_copied_in_the_same_format(kind: str, tmp_path: Path) -> None:
+    path = shards(tmp_path / "data")
+    if kind == "csv":
+        path = tmp_path / "data.csv"
+        path.write_text("x,label\n" + "".join(f"{row}.5,{row}\n" for row in range(5)))
+    (tmp_path / "copy").mkdir()
+    copied = copy_rows(path, np.array([True, False, False, True, True]), tmp_path / "copy")
+    assert copied.name == path.name
+    assert read_arrays(copied, "evaluation")["label"].tolist() == [0, 3, 4]
