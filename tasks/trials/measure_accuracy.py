@@ -67,7 +67,7 @@ def measure_accuracy(
         evidence.evaluation.file.digest,
         metric.name,
         metric.version,
-        evidence.output.name,
+        evidence.output_names,
         job.data.label,
         # Integer kernels saturate differently by instruction set, so accuracy depends on the device.
         inventory.device_key,
@@ -125,7 +125,7 @@ def _reduced(
                 beside = _stored(reference.accuracy.outputs_path, _size(evidence), order)
             else:
                 beside = _outputs(opened(reference.variant), evidence, metric, order)
-        what = f"metric {metric.name!r} on output {evidence.output.name!r}"
+        what = f"metric {metric.name!r} on output {', '.join(map(repr, evidence.output_names))}"
         return reduce_outputs(
             metric,
             _within_budget(run, outputs, what),
@@ -165,7 +165,8 @@ def _outputs(
         yield score_batches((runner.run(batch, [output.name])[0] for batch in batches), samples, output)
         return
     for batch in samples.batches(_size(evidence), order):
-        yield runner.run(batch, [output.name])[0]
+        count = len(next(iter(batch.values())))
+        yield metric.joined(runner.run(batch, evidence.output_names), count)
 
 
 def _keeping(outputs: Iterator[NDArray[Any]], path: Path, n: int, most: float) -> Iterator[NDArray[Any]]:
