@@ -36,8 +36,8 @@ def share(hits: int, n: int) -> dict[str, Any]:
     return {"count": hits, "share": hits / n, "interval": interval(hits, n)}
 
 
-def save(folder: Path, name: str, figures: dict[str, Any]) -> None:
-    """Write `<name>.json` with date, machine, load and versions, and print the figures."""
+def save(folder: Path, name: str, figures: dict[str, Any], *, quiet: bool = False) -> None:
+    """Write `<name>.json` with date, machine, load and versions, and print the figures unless `quiet`."""
     runtime, version = installed_runtime()
     where = {
         "date": time.strftime("%Y-%m-%d"),
@@ -49,7 +49,8 @@ def save(folder: Path, name: str, figures: dict[str, Any]) -> None:
     }
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{name}.json").write_text(json.dumps(figures | where, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps(figures, indent=1))
+    if not quiet:
+        print(json.dumps(figures, indent=1))
 
 
 def draw_power(folder: Path, drifts: dict[str, Any]) -> None:

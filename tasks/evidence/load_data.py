@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from tasks.evidence.fetch_data import fetch_data
 from tasks.evidence.sequences import split_sequences
 from tasks.measure.inventory import usable_cores
+from tasks.measure.metrics.metric import Metric
 from tasks.run.context import Run, log
 from tasks.run.step import step
 from tasks.run.user_functions import job_hooks, job_metric, job_step, keeps_noise
@@ -28,6 +29,7 @@ from validators.records.run import SessionSettings, Source
 from validators.samples.confirmation_split import confirmation_mask
 from validators.samples.datasets import Samples, TensorSpec, check_evaluation, load_samples
 from validators.samples.feeds import Feeds, feeds_of
+from validators.samples.labels import LabelSpec
 from validators.samples.run_inputs import Evidence
 from validators.untrusted.s3_uris import S3Uri
 
@@ -64,10 +66,12 @@ def _load(run: Run, source: Source) -> Evidence:
         evaluation = load_file(run, "evaluation", job.data.evaluation, feeds, source)
         traffic = load_file(run, "traffic", job.data.traffic, feeds, source) if job.data.traffic else None
         _check_fixed_batch(batch_axis, run, calibration, evaluation)
-        probe, sample_bytes = _probe(session, output, evaluation, batch_axis)
-    metric = job_metric(job)
+        metric = job_metric(job)
+        others = tuple(_judged_output(name, describe_outputs(session)) for name in job.output_names[1:])
+        probe, sample_bytes = _probe(session, metric, (output, *others), evaluation, batch_axis)
     labels = metric.expects(output, probe.shape)
     check_evaluation(evaluation, labels, metric=metric.name, label=job.data.label)
+    evaluation = _clustered_by(labels, evaluation)
     check_bounds_have_units(job, evaluation.labels)
     _check_axes(job.measurement.dims, feeds.samples)
     # Load the user's functions early, so that a fault in them does not end the run late.
@@ -87,21 +91,49 @@ def _load(run: Run, source: Source) -> Evidence:
         is_right_or_wrong=metric.is_right_or_wrong,
     )
     log.info("data: %d calibration and %d evaluation samples", len(calibration), len(evaluation))
-    return Evidence(feeds.samples, output, calibration, evaluation, traffic, batch_axis, confirmation, sample_bytes)
+    return Evidence(
+        feeds.samples, output, calibration, evaluation, traffic, batch_axis, confirmation, sample_bytes, others
+    )
+
+
+def _clustered_by(labels: LabelSpec, samples: Samples) -> Samples:
+    """Return the samples with their labels as clusters, if labels are groups and the job names no coarser ones.
+
+    Raises:
+        DataError: samples with the same label are in different groups of the job.
+    """
+    if labels.kind != "groups" or samples.labels is None:
+        return samples
+    keys = samples.labels if samples.labels.ndim == 1 else samples.labels[:, 0]
+    if samples.clusters is None:
+        return replace(samples, clusters=keys)
+    both = {*zip(keys.tolist(), samples.clusters.tolist(), strict=True)}
+    if len(both) > len(np.unique(keys)):
+        raise DataError(
+            found=f"evaluation data {samples.file.path.name}: samples with the same label are in different `data.groups`",
+            expected="groups that hold all samples of a label, because these are found by each other",
+            fix="remove `data.groups`, so that each label is a group, or name coarser groups",
+        )
+    return samples
 
 
 def _probe(
-    session: ort.InferenceSession, output: TensorSpec, evaluation: Samples, batch_axis: int | None
+    session: ort.InferenceSession,
+    metric: Metric,
+    judged: tuple[TensorSpec, ...],
+    evaluation: Samples,
+    batch_axis: int | None,
 ) -> tuple[NDArray[Any], int]:
-    """Return the judged output for a small batch, and the bytes of one sample's inputs and judged output.
+    """Return what the metric reads for a small batch, and the bytes of one sample's inputs and judged outputs.
 
     Raises:
         JobError: batches of several sizes do not give one row per sample.
     """
     batches = [next(evaluation.batches(size)) for size in ((batch_axis,) if batch_axis else PROBE_SAMPLES)]
     counts = [batch.rows for batch in batches]
-    answers = [session.run([output.name], batch)[0] for batch in batches]
-    check_judged(output, list(zip(counts, answers, strict=True)))
+    names = [output.name for output in judged]
+    answers = [metric.joined(session.run(names, batch), count) for batch, count in zip(batches, counts, strict=True)]
+    check_judged(judged[0], list(zip(counts, answers, strict=True)))
     probe = np.asarray(answers[0])
     return probe, (probe.nbytes + sum(array.nbytes for array in batches[0].values())) // counts[0]
 
@@ -121,7 +153,14 @@ def describe_source(run: Run, source: Source) -> tuple[Feeds, TensorSpec, int | 
 def _describe(job: Job, source: Source, session: ort.InferenceSession) -> tuple[Feeds, TensorSpec, int | None]:
     outputs = describe_outputs(session)
     feeds = feeds_of(job.inputs, describe_inputs(session), source.uri, outputs)
-    return feeds, _judged_output(job.output, outputs), _batch_axis(feeds.samples)
+    if feeds.states and len(job.output_names) > 1:
+        raise JobError(
+            found="several outputs to judge, and a state that is carried from call to call",
+            expected="one judged output for sequences of calls",
+            fix="name one `output`, or write recorded states into the data files in place of `state_from`",
+        )
+    name = job.output_names[0] if job.output_names else None
+    return feeds, _judged_output(name, outputs), _batch_axis(feeds.samples)
 
 
 def load_file(run: Run, role: Role, place: Path | S3Uri, feeds: Feeds, source: Source) -> Samples:

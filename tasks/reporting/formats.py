@@ -19,7 +19,11 @@ from validators.records.verdicts import Verdict
 
 NO_VALUE = "\N{EN DASH}"
 # Metrics that are shares; their drops are shown in points.
-POINT_METRICS = frozenset({"accuracy", "top5", "agreement", "f1_macro", "f1_binary", "auroc", "wer", "cer"})
+POINT_METRICS = frozenset(
+    {"accuracy", "top5", "agreement", "f1_macro", "f1_binary", "auroc", "wer", "cer"}
+    | {"f1_multilabel", "f1_multilabel_micro", "pr_auc", "ece", "token_accuracy", "pixel_accuracy", "iou", "dice"}
+    | {"exact_match", "bleu", "rouge", "recall_at_k", "ndcg", "mrr", "map", "map50"}
+)
 _SIGNS = {"at_most": "≤", "at_least": "≥"}
 
 

@@ -26,12 +26,13 @@ def job_metric(job: Job) -> Metric:
         return user_metric(
             job.metric, found.function, higher_is_better=higher, version=f"{found.digest} {job.metric_direction}"
         )
-    return named_metric(cast(MetricName, job.metric), Options(job.metric_threshold, make_decoder(job.text)))
+    options = Options(job.metric_threshold, make_decoder(job.text), job.metric_scores, job.metric_k)
+    return named_metric(cast(MetricName, job.metric), options)
 
 
 def keeps_noise(metric: Metric, output: TensorSpec) -> bool:
     """Return True if the noise between the outputs of a variant and the baseline can be measured."""
-    return metric.name != "perplexity" and has_noise(output)
+    return metric.name != "perplexity" and metric.join is None and has_noise(output)
 
 
 def job_hooks(job: Job) -> list[UserFunction]:

@@ -68,7 +68,7 @@ def measure_accuracy(
         evidence.evaluation.file.digest,
         metric.name,
         metric.version,
-        evidence.output.name,
+        evidence.output_names,
         job.data.label,
         # Integer kernels saturate differently by instruction set, so accuracy depends on the device.
         inventory.device_key,
@@ -126,7 +126,7 @@ def _reduced(
                 beside = _stored(reference.accuracy.outputs_path, _size(evidence), order)
             else:
                 beside = _outputs(opened(reference.variant), evidence, metric, order)
-        what = f"metric {metric.name!r} on output {evidence.output.name!r}"
+        what = f"metric {metric.name!r} on output {', '.join(map(repr, evidence.output_names))}"
         return reduce_outputs(
             metric,
             _within_budget(run, outputs, what),
@@ -170,7 +170,7 @@ def _outputs(
         yield from run_sequences(runner, samples, output.name, _size(evidence) // samples.steps)
         return
     for batch in samples.batches(_size(evidence), order):
-        yield runner.run(batch, [output.name])[0]
+        yield metric.joined(runner.run(batch, evidence.output_names), batch.rows)
 
 
 def _keeping(outputs: Iterator[NDArray[Any]], path: Path, n: int, most: float) -> Iterator[NDArray[Any]]:

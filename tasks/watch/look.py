@@ -19,6 +19,7 @@ from tasks.watch.drift import find_drift
 from tasks.watch.evidence import DRIFT_BY_CHANCE, DRIFT_STAKES, Signal, weigh, weigh_columns
 from tasks.watch.subject import WatchedChampion
 from validators.errors import CandidateRefused, DataError
+from validators.job.job import OF_SEVERAL_OUTPUTS
 from validators.job.job_watch import Watch
 from validators.providers import CPU_PROVIDER, TENSORRT
 from validators.records.run import SessionSettings
@@ -129,6 +130,8 @@ def _disagreement(run: Run, watch: Watch, watched: WatchedChampion, traffic: Sam
         return LookFindings(
             (), {}, ("agreement is not measured: the champion is an engine, which the watch does not load",)
         )
+    if run.job.metric in OF_SEVERAL_OUTPUTS:
+        return LookFindings((), {}, (f"agreement is not measured: {run.job.metric} reads boxes, which have no order",))
     output = watched.output.name
     alike = []
     with (

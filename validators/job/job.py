@@ -27,7 +27,16 @@ MetricName = Literal[
     "agreement",
     "f1_macro",
     "f1_binary",
+    "f1_multilabel",
+    "f1_multilabel_micro",
     "auroc",
+    "pr_auc",
+    "log_loss",
+    "ece",
+    "token_accuracy",
+    "pixel_accuracy",
+    "iou",
+    "dice",
     "mse",
     "mae",
     "r2",
@@ -37,7 +46,22 @@ MetricName = Literal[
     "perplexity",
     "wer",
     "cer",
+    "exact_match",
+    "bleu",
+    "rouge",
+    "recall_at_k",
+    "ndcg",
+    "mrr",
+    "map",
+    "map50",
 ]
+
+# Metrics that read a value as yes above `metric_threshold`, and those that need `metric_scores`.
+THRESHOLDED = frozenset({"f1_binary", "f1_multilabel", "f1_multilabel_micro", "pixel_accuracy", "iou", "dice"})
+OF_PROBABILITIES = frozenset({"log_loss", "ece"})
+# Metrics of a ranking, and those that read several outputs.
+OF_RANKINGS = frozenset({"recall_at_k", "ndcg", "mrr"})
+OF_SEVERAL_OUTPUTS = frozenset({"map", "map50"})
 
 
 class Budgets(Settings):
@@ -83,19 +107,38 @@ class Job(Settings):
         Annotated[FunctionName, Field(title="typed: a name, or module:function")]
         | Annotated[MetricName, Field(title="a name from the list")]
     ) = "accuracy"
-    """For class scores: `accuracy`, `top5`, `f1_macro`, `auroc` (for several classes, the mean of one against the rest),
-    `f1_binary` (class 1 is positive), and without labels `agreement` with the baseline's top-1 class. For values: `mse`, `mae`,
-    `r2`, and `spearman`, the rank correlation with the label. For embeddings: `cosine` with the label's embedding, or without
-    labels the baseline's, and `spearman` of the cosine of samples 2i and 2i + 1 with the label of both. For text: `wer`, `cer`,
-    see `text`; `perplexity` of the next token. For any output, without labels: `sqnr`, the signal-to-quantization-noise ratio
-    in dB, which needs `gates.min_sqnr_db` and has no drop. Or `module:function`, your own function of outputs and labels that
-    returns one score per sample or one number for all; see `code` and `metric_direction`."""
+    """For class scores: `accuracy`, `top5`, `f1_macro`, `auroc` and `pr_auc`, the average precision (both for several classes
+    the mean of one against the rest), `f1_binary` (class 1 is positive), `log_loss` in nats and `ece`, the expected
+    calibration error of 15 bins (see `metric_scores`), and without labels `agreement` with the baseline's top-1 class. For
+    several labels per sample: `f1_multilabel`, the mean over labels, and `f1_multilabel_micro`, that of all decisions. For a
+    class per token or pixel: `token_accuracy`, `pixel_accuracy`, and `iou` and `dice`, each of a class over all samples, their
+    mean over the classes that occur. For values: `mse`, `mae`, `r2`, and `spearman`, the rank correlation with the label. For
+    embeddings: `cosine` with the label's embedding, or without labels the baseline's, and `spearman` of the cosine of samples
+    2i and 2i + 1 with the label of both; for retrieval by embeddings `recall_at_k`, `ndcg` and `mrr`, see `metric_k`. For
+    text: `wer`, `cer`, `exact_match`, `bleu` (as sacrebleu's, over 100) and `rouge` (ROUGE-L), see `text`; `perplexity` of the
+    next token. For boxes: `map`, the mean average precision at overlaps of 0.5 to 0.95, and `map50`, see `output`. For any
+    output, without labels: `sqnr`, the signal-to-quantization-noise ratio in dB, which needs `gates.min_sqnr_db` and has no
+    drop. Or `module:function`, your own function of outputs and labels that returns one score per sample or one number for
+    all; see `code` and `metric_direction`."""
     metric_direction: Literal["higher", "lower"] | None = None
     """Better direction of your own metric function: higher or lower values."""
     metric_threshold: float | None = None
-    """Threshold above which `f1_binary` reads a single value per sample as class 1: 0 for a logit, 0.5 for a probability."""
-    output: str | None = None
-    """Name of the output that the metric reads; null for the model's first output."""
+    """Threshold above which a value means yes: 0 for a logit, 0.5 for a probability. `f1_binary` needs it for one value per
+    sample, `pixel_accuracy`, `iou` and `dice` for one per cell (class 1), `f1_multilabel` and `f1_multilabel_micro` always."""
+    metric_scores: Literal["logits", "probabilities"] | None = None
+    """What the class scores are that `log_loss` and `ece` read; both need it."""
+    metric_k: Annotated[int, Field(ge=1)] | None = None
+    """Length of a ranking that `recall_at_k`, which needs it, `ndcg` and `mrr` look at; null for all of it."""
+    output: (
+        Annotated[str, Field(title="a name")]
+        | Annotated[tuple[str, ...], Field(min_length=1, title="names, for map and map50")]
+        | None
+    ) = None
+    """Name of the output that the metric reads; null for the model's first output. For `map` and `map50` also a list, in one of
+    these orders: boxes `(n, m, 4)` of x1, y1, x2, y2, scores `(n, m)`, labels `(n, m)`; boxes, scores `(n, m, classes)`; boxes,
+    scores `(n, classes, m)`, indices `(k, 3)` of NonMaxSuppression; or with a fixed batch of 1 boxes `(k, 4)`, scores `(k)`,
+    labels `(k)`. One output may hold all: `(n, m, 6)` of x1, y1, x2, y2, score, class, or `(k, 7)` of sample, x1, y1, x2, y2,
+    class, score."""
     candidates: (
         Annotated[Literal["default", "wide"], Field(title="the target's list")]
         | Annotated[tuple[str, ...], Field(min_length=1, title="names")]
@@ -149,13 +192,6 @@ class Job(Settings):
                 raise ValueError("a candidate is named twice")
         return value
 
-    @field_validator("output", mode="before")
-    @classmethod
-    def _is_one_output(cls, value: object) -> object:
-        if isinstance(value, list | tuple):
-            raise ValueError("several judged outputs are not supported: name one")
-        return value
-
     @field_validator("operator_libraries")
     @classmethod
     def _names_of_files_differ(cls, value: tuple[OperatorLibrary, ...]) -> tuple[OperatorLibrary, ...]:
@@ -168,8 +204,16 @@ class Job(Settings):
     def _is_complete(self) -> Job:
         if self.metric_is_function != (self.metric_direction is not None):
             raise ValueError("`metric_direction` must be set for a metric `module:function`, and for no other metric")
-        if self.metric_threshold is not None and self.metric != "f1_binary":
-            raise ValueError("`metric_threshold` applies to the metric f1_binary alone")
+        if self.metric_threshold is not None and self.metric not in THRESHOLDED:
+            raise ValueError(f"`metric_threshold` applies to the metrics {', '.join(sorted(THRESHOLDED))} alone")
+        if (self.metric_scores is not None) != (self.metric in OF_PROBABILITIES):
+            raise ValueError("`metric_scores` must be set for the metrics log_loss and ece, and for no other metric")
+        if self.metric_k is not None and self.metric not in OF_RANKINGS:
+            raise ValueError("`metric_k` applies to the metrics recall_at_k, ndcg and mrr alone")
+        if self.metric == "recall_at_k" and self.metric_k is None:
+            raise ValueError("the metric recall_at_k needs `metric_k`, the length of the ranking")
+        if len(self.output_names) > 1 and self.metric not in OF_SEVERAL_OUTPUTS:
+            raise ValueError(f"the metric {self.metric} reads one output: name one (map and map50 read several)")
         if self.gates.logged and self.step is None:
             raise ValueError("`gates.logged` bounds metrics that the job's `step` logs, but the job has no `step`")
         if self.metric == "sqnr" and self.gates.min_sqnr_db is None:
@@ -189,6 +233,11 @@ class Job(Settings):
     def metric_is_function(self) -> bool:
         """True if the metric is the user's own function."""
         return ":" in self.metric
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """Names of the outputs that the metric reads; empty for the model's first output."""
+        return () if self.output is None else (self.output,) if isinstance(self.output, str) else self.output
 
     @property
     def candidate_names(self) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ class Evidence:
 
     `batch_axis` is the fixed size of the inputs' axis 0, or None when it is dynamic. `confirmation`, shape `(rows,)`, marks the
     evaluation rows that are not used to choose a winner. `sample_bytes` is the size of one sample's inputs and judged output,
-    0 if unknown.
+    0 if unknown. `other_outputs` are the outputs that the metric reads beside `output`, in the order of the job.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -28,6 +28,12 @@ class Evidence:
     batch_axis: int | None
     confirmation: NDArray[np.bool_]
     sample_bytes: int = 0
+    other_outputs: tuple[TensorSpec, ...] = ()
+
+    @property
+    def output_names(self) -> list[str]:
+        """Names of the outputs that the metric reads, in order."""
+        return [self.output.name, *(output.name for output in self.other_outputs)]
 
     @property
     def model_inputs(self) -> tuple[TensorSpec, ...]:

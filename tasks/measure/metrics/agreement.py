@@ -10,7 +10,9 @@ from numpy.typing import NDArray
 from tasks.measure.metrics.values import signal_and_noise
 
 # Metrics of class scores, which compare the winning class; the job's schema lists all metrics.
-CLASS_METRICS = frozenset({"accuracy", "top5", "agreement", "f1_macro", "f1_binary", "auroc"})
+CLASS_METRICS = frozenset(
+    {"accuracy", "top5", "agreement", "f1_macro", "f1_binary", "auroc", "pr_auc", "log_loss", "ece"}
+)
 
 Outputs = NDArray[Any]
 

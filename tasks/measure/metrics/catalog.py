@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tasks.measure.metrics import classification, values
+from tasks.measure.metrics.by_task import cells, detection, generated_text, probabilities, retrieval
 from tasks.measure.metrics.metric import Labels, Metric, Outputs, Rows, as_rows, misfit
 from tasks.measure.metrics.perplexity import perplexity
 from tasks.measure.metrics.text_errors import Decoder, error_rate
@@ -16,10 +17,15 @@ from validators.samples.labels import LabelSpec
 
 @dataclass(frozen=True)
 class Options:
-    """Options of some metrics: the threshold for outputs of one value per sample, and the decoder of outputs to text."""
+    """Options of some metrics, from the job.
+
+    They are the threshold of values, the decoder of outputs to text, what class scores are, and the length of a ranking.
+    """
 
     threshold: float | None
     decoder: Decoder
+    scores: probabilities.Scores | None = None
+    k: int | None = None
 
 
 def _losses_of_windows(outputs: Outputs, _: Labels | None, __: Outputs | None) -> Rows:
@@ -46,7 +52,16 @@ _MAKERS: dict[MetricName, Callable[[Options], Metric]] = {
     "agreement": lambda _: classification.AGREEMENT,
     "f1_macro": lambda _: classification.F1_MACRO,
     "f1_binary": lambda options: classification.f1_binary(options.threshold),
+    "f1_multilabel": lambda options: probabilities.f1_multilabel("macro", options.threshold),
+    "f1_multilabel_micro": lambda options: probabilities.f1_multilabel("micro", options.threshold),
     "auroc": lambda _: classification.AUROC,
+    "pr_auc": lambda _: classification.PR_AUC,
+    "log_loss": lambda options: probabilities.log_loss(options.scores),
+    "ece": lambda options: probabilities.calibration_error(options.scores),
+    "token_accuracy": lambda _: cells.cell_accuracy("token_accuracy", None),
+    "pixel_accuracy": lambda options: cells.cell_accuracy("pixel_accuracy", options.threshold),
+    "iou": lambda options: cells.overlap("iou", options.threshold),
+    "dice": lambda options: cells.overlap("dice", options.threshold),
     "mse": lambda _: values.MSE,
     "mae": lambda _: values.MAE,
     "r2": lambda _: values.R2,
@@ -56,6 +71,14 @@ _MAKERS: dict[MetricName, Callable[[Options], Metric]] = {
     "perplexity": lambda _: PERPLEXITY,
     "wer": lambda options: error_rate("wer", options.decoder),
     "cer": lambda options: error_rate("cer", options.decoder),
+    "exact_match": lambda options: generated_text.text_score("exact_match", options.decoder),
+    "bleu": lambda options: generated_text.bleu(options.decoder),
+    "rouge": lambda options: generated_text.text_score("rouge", options.decoder),
+    "recall_at_k": lambda options: retrieval.retrieval("recall_at_k", options.k),
+    "ndcg": lambda options: retrieval.retrieval("ndcg", options.k),
+    "mrr": lambda options: retrieval.retrieval("mrr", options.k),
+    "map": lambda _: detection.mean_average_precision("map"),
+    "map50": lambda _: detection.mean_average_precision("map50"),
 }
 
 

@@ -7,23 +7,26 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from tasks.measure.metrics.metric import Labels, Metric, Rows, Vector, flat
+from validators.samples.labels import IGNORED
 
 # One-sided: 95 % of baselines at chance level get a warning.
 MAX_P_VALUE = 0.05
 # The smallest p-value of this many permutations is 1 in 200.
 PERMUTATIONS = 199
-_BEST_OF = {"accuracy": 1, "top5": 5}
-_PERMUTED = ("f1_macro", "f1_binary", "auroc", "spearman")
+_BEST_OF = {"accuracy": 1, "top5": 5, "exact_match": 1}
+_PERMUTED = ("f1_macro", "f1_binary", "auroc", "pr_auc", "spearman")
 _CONSTANT = ("mse", "mae", "r2")
+_CELLS = ("token_accuracy", "pixel_accuracy")
 
 
 def chance_warning(metric: Metric, rows: Rows, labels: Labels | None, seed: int) -> str:
     """Return a warning if a baseline is no better than answers that ignore the input, else "".
 
     `rows` are the metric's rows, float64 `(n, k)`; `labels` are those of the same samples. The chance level is that of the
-    most frequent classes (exact binomial test), of answers assigned to other samples (permutation test), or of a constant:
-    the mean or median of the labels (Student's test of paired losses). The result is "" for metrics without a chance level,
-    without labels, and for rows that are not finite.
+    most frequent classes (exact binomial test; Student's test of paired samples for cells and for the log-loss, whose constant
+    is the share of each class), of answers assigned to other samples (permutation test), or of a constant: the mean or median
+    of the labels (Student's test of paired losses). The result is "" for metrics without a chance level, without labels, and
+    for rows that are not finite.
 
     >>> from tasks.measure.metrics.classification import ACCURACY
     >>> right = np.array([[1.0]] * 27 + [[0.0]] * 73)
@@ -40,6 +43,12 @@ def chance_warning(metric: Metric, rows: Rows, labels: Labels | None, seed: int)
     elif metric.name in _CONSTANT:
         level, p_value = _constant(metric.name, rows, labels)
         what = f"always answering the {'median' if metric.name == 'mae' else 'mean'} of the labels"
+    elif metric.name in _CELLS:
+        level, p_value = _frequent_cells(rows, labels)
+        what = "always giving the most frequent class"
+    elif metric.name == "log_loss":
+        level, p_value = _shares(rows, labels)
+        what = "always giving the share of each class"
     else:
         return ""
     if p_value <= MAX_P_VALUE:
@@ -53,7 +62,7 @@ def chance_warning(metric: Metric, rows: Rows, labels: Labels | None, seed: int)
 
 def _frequent_classes(rows: Rows, labels: Labels, count: int) -> tuple[float, float, str]:
     """Return level, p-value and description of always giving the `count` most frequent classes."""
-    counts = np.sort(np.unique(labels, return_counts=True)[1])[::-1]
+    counts = np.sort(np.unique(labels, axis=0, return_counts=True)[1])[::-1]
     level = float(counts[:count].sum() / len(labels))
     p_value = float(stats.binom.sf(rows[:, 0].sum() - 1, len(rows), level))
     return (
@@ -61,6 +70,20 @@ def _frequent_classes(rows: Rows, labels: Labels, count: int) -> tuple[float, fl
         p_value,
         f"always giving the {f'{count} ' if count > 1 else ''}most frequent class{'es' * (count > 1)}",
     )
+
+
+def _frequent_cells(rows: Rows, labels: Labels) -> tuple[float, float]:
+    """Return level and p-value of always giving the most frequent class of all cells; samples are the units."""
+    values, counts = np.unique(labels[labels != IGNORED], return_counts=True)
+    right = (labels == values[counts.argmax()]).reshape(len(labels), -1).sum(axis=1)
+    return float(right.sum() / rows[:, 1].sum()), _p_value(rows[:, 0] - right)
+
+
+def _shares(rows: Rows, labels: Labels) -> tuple[float, float]:
+    """Return level and p-value of the log-loss of the shares of the classes."""
+    _, places, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    losses = -np.log(counts / len(labels))[places.reshape(-1)]
+    return float(losses.mean()), _p_value(losses - rows[:, 0])
 
 
 def _permuted(metric: Metric, rows: Rows, rng: np.random.Generator) -> tuple[float, float]:

@@ -138,11 +138,10 @@ def _label_and_order(outputs: Outputs, labels: Labels | None, _: Outputs | None)
     return as_rows(labels, order_codes(scores))
 
 
-def _auroc(rows: Rows) -> float:
-    """Return the area under the ROC curve by the sum of ranks (Hanley and McNeil, Radiology 143, 1982).
+def _one_against_rest(rows: Rows, area: Callable[[NDArray[np.bool_], Vector], float]) -> float:
+    """Return the mean over classes of `area`, each against the rest by its own scores; with one column of scores, of class 1.
 
-    It is the mean over classes, each against the rest by its own scores. Classes that no row or every row has do not count;
-    the result is NaN if no class counts.
+    Classes that no row or every row has do not count; the result is NaN if no class counts.
     """
     if not np.isfinite(rows).all():
         return math.nan
@@ -150,11 +149,34 @@ def _auroc(rows: Rows) -> float:
     areas = []
     for column, index in enumerate(classes, start=1):
         positive = rows[:, 0] == index
-        count = int(positive.sum())
-        if 0 < count < len(rows):
-            total = midranks(rows[:, column])[positive].sum()
-            areas.append((total - count * (count + 1) / 2) / (count * (len(rows) - count)))
+        if 0 < int(positive.sum()) < len(rows):
+            areas.append(area(positive, rows[:, column]))
     return float(np.mean(areas)) if areas else math.nan
+
+
+def _auroc(rows: Rows) -> float:
+    """Return the area under the ROC curve by the sum of ranks (Hanley and McNeil, Radiology 143, 1982)."""
+
+    def area(positive: NDArray[np.bool_], codes: Vector) -> float:
+        count = int(positive.sum())
+        total = float(midranks(codes)[positive].sum())
+        return (total - count * (count + 1) / 2) / (count * (len(rows) - count))
+
+    return _one_against_rest(rows, area)
+
+
+def _average_precision(positive: NDArray[np.bool_], codes: Vector) -> float:
+    """Return the sum of precisions, each weighted by the recall that its score adds, as scikit-learn's."""
+    whole = codes.astype(np.intp)
+    gained, taken = np.bincount(whole, positive)[::-1], np.bincount(whole)[::-1]
+    scored = taken > 0
+    precision = np.cumsum(gained)[scored] / np.cumsum(taken)[scored]
+    return float((gained[scored] * precision).sum() / positive.sum())
+
+
+def _pr_auc(rows: Rows) -> float:
+    """Return the area under the precision-recall curve: average precision, without interpolation."""
+    return _one_against_rest(rows, _average_precision)
 
 
 def _order_lost(rows: Rows) -> Vector:
@@ -165,10 +187,14 @@ def _order_lost(rows: Rows) -> Vector:
     return np.asarray(-rows[np.arange(len(rows)), 1 + label], np.float64)
 
 
-def _ranked(output: TensorSpec, shape: tuple[int, ...]) -> LabelSpec:
-    if len(shape) <= 2 and values_a_sample(shape) == 1:
-        return LabelSpec("classes", classes=2, distinct=2)
-    return _classes("auroc", distinct=2)(output, shape)
+def _ranked(metric: str) -> Callable[[TensorSpec, tuple[int, ...]], LabelSpec]:
+    def expects(output: TensorSpec, shape: tuple[int, ...]) -> LabelSpec:
+        if len(shape) <= 2 and values_a_sample(shape) == 1:
+            return LabelSpec("classes", classes=2, distinct=2)
+        return _classes(metric, distinct=2)(output, shape)
+
+    return expects
 
 
-AUROC = Metric("auroc", _label_and_order, _auroc, _ranked, _order_lost, scope=of_the_set)
+AUROC = Metric("auroc", _label_and_order, _auroc, _ranked("auroc"), _order_lost, scope=of_the_set)
+PR_AUC = Metric("pr_auc", _label_and_order, _pr_auc, _ranked("pr_auc"), _order_lost, scope=of_the_set)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from tasks.measure.metrics.metric import Metric, Rows, are_scores
 from tasks.measure.metrics.values import decibels_of, noise_share
@@ -39,7 +40,14 @@ def estimate_drop(
     def drop_of(before: Rows, after: Rows) -> float:
         return sign * (metric.value(before) - metric.value(after))
 
-    return paired_interval(baseline, variant, drop_of, confidence, seed=seed, clusters=clusters)
+    found, method = paired_interval(baseline, variant, drop_of, confidence, seed=seed, clusters=clusters)
+    if metric.drop_at_most is None or found.high is None or not math.isfinite(found.high):
+        return found, method
+    bound, _ = paired_interval(
+        baseline, variant, metric.drop_at_most(baseline, clusters), confidence, seed=seed, clusters=clusters
+    )
+    high = None if bound.high is None else max(found.high, bound.high)
+    return replace(found, high=high), f"{method}; above, wider of it and of a bound without bias"
 
 
 def count_flips(metric: Metric, baseline: Rows, variant: Rows) -> Flips | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -10,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from validators.errors import JobError
+from validators.gates.intervals import Clusters
 from validators.samples.datasets import TensorSpec
 from validators.samples.labels import LabelSpec
 
@@ -25,6 +27,11 @@ Scope = Literal["sample", "set", "kept"]
 def of_each_sample(_: Outputs, __: Labels | None) -> Scope:
     """Return the scope "sample": the metric's rows can be computed in batches."""
     return "sample"
+
+
+def of_all_samples(_: Outputs, __: Labels | None) -> Scope:
+    """Return the scope "set": a row depends on the outputs of all samples, but does not hold them."""
+    return "set"
 
 
 def of_the_set(_: Outputs, __: Labels | None) -> Scope:
@@ -45,7 +52,10 @@ class Metric:
     rows that are not scores; None if a single row is neither good nor bad. `has_drop` is False for a metric that compares with
     the baseline itself. `version` identifies everything else that decides the rows: the source of a function, a vocabulary.
     `scope(outputs, labels)` tells, from some samples, whether rows may be computed in batches. `reads_reference` is True if
-    rows without labels need `reference`.
+    rows without labels need `reference`. `join(outputs, n)` makes one array `(n, ...)` from the outputs of a batch of `n`
+    samples, in the order in which the job lists them; None for a metric that reads one output. `drop_at_most(baseline rows,
+    clusters)` is for metrics whose value is biased: it returns a function of both models' rows that is at least their drop,
+    and whose estimate is not too small on average.
     """
 
     name: str
@@ -59,6 +69,12 @@ class Metric:
     version: str = ""
     scope: Callable[[Outputs, Labels | None], Scope] = of_each_sample
     reads_reference: bool = False
+    join: Callable[[Sequence[NDArray[Any]], int], Outputs] | None = None
+    drop_at_most: Callable[[Rows, Clusters | None], Callable[[Rows, Rows], float]] | None = None
+
+    def joined(self, outputs: Sequence[NDArray[Any]], n: int) -> Outputs:
+        """Return the array that `rows` reads, from the named outputs of a batch of `n` samples."""
+        return self.join(outputs, n) if self.join else outputs[0]
 
 
 def are_scores(rows: Rows) -> bool:
@@ -82,6 +98,19 @@ def mean_of_scores(rows: Rows) -> float:
     0.5
     """
     return float(rows.mean())
+
+
+def mean_of_ratios(rows: Rows) -> float:
+    """Return the mean over columns of the ratio of sums, from rows of numerators, then denominators, `(n, 2 k)`.
+
+    Columns whose denominators sum to 0 do not count; the result is NaN if none counts.
+
+    >>> mean_of_ratios(np.array([[1.0, 0.0, 2.0, 0.0], [2.0, 0.0, 2.0, 0.0]]))
+    0.75
+    """
+    above, below = np.split(rows.sum(axis=0), 2)
+    counted = below != 0
+    return float((above[counted] / below[counted]).mean()) if counted.any() else math.nan
 
 
 def misfit(metric: str, output: TensorSpec, shape: tuple[int, ...], expected: str) -> JobError:

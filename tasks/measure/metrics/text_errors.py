@@ -104,18 +104,23 @@ def error_rate(name: Literal["wer", "cer"], decoder: Decoder) -> Metric:
 
     def rows(outputs: Outputs, labels: Labels | None, _: Outputs | None) -> Rows:
         assert labels is not None
-        said = [
-            text if isinstance(text, str) else decoder.text_of(decoder.ids_of(text)) if _is_finite(text) else _NOTHING
-            for text in outputs
-        ]
-        meant = [text if isinstance(text, str) else decoder.text_of(text) for text in labels]
-        return np.array([count_errors(*pair, by=name) for pair in zip(meant, said, strict=True)], np.float64)
+        pairs = zip(*texts_of(outputs, labels, decoder), strict=True)
+        return np.array([count_errors(meant, said, by=name) for said, meant in pairs], np.float64)
 
     def expects(output: TensorSpec, shape: tuple[int, ...]) -> LabelSpec:
-        _check_output(name, output, shape, decoder)
+        check_text_output(name, output, shape, decoder)
         return LabelSpec("text", classes=len(decoder.tokens or ()))
 
     return Metric(name, rows, _rate, expects, _errors, higher_is_better=False, version=decoder.digest)
+
+
+def texts_of(outputs: Outputs, labels: Labels, decoder: Decoder) -> tuple[list[str], list[str]]:
+    """Return the texts of outputs and of labels, both with samples along axis 0."""
+    said = [
+        text if isinstance(text, str) else decoder.text_of(decoder.ids_of(text)) if _is_finite(text) else _NOTHING
+        for text in outputs
+    ]
+    return said, [text if isinstance(text, str) else decoder.text_of(text) for text in labels]
 
 
 def count_errors(meant: str, said: str, *, by: Literal["wer", "cer"]) -> tuple[int, int]:
@@ -143,7 +148,8 @@ def _is_finite(output: NDArray[Any]) -> bool:
     return output.dtype.kind != "f" or not (np.isnan(output) | np.isposinf(output)).any()
 
 
-def _check_output(name: str, output: TensorSpec, shape: tuple[int, ...], decoder: Decoder) -> None:
+def check_text_output(name: str, output: TensorSpec, shape: tuple[int, ...], decoder: Decoder) -> None:
+    """Raise JobError if outputs of this shape are neither texts, token ids nor scores of tokens."""
     is_text, is_ids = output.dtype == "str" and len(shape) == 1, "int" in output.dtype and len(shape) == 2
     if not (is_text or is_ids or (output.dtype.startswith("float") and len(shape) == 3)):
         expected = "text (samples,), token ids (samples, tokens) or scores (samples, tokens, vocabulary)"

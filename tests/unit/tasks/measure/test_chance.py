@@ -32,6 +32,13 @@ def classes(count: int) -> Callable[[np.random.Generator, float], tuple[Array, N
     return draw
 
 
+def tokens(rng: np.random.Generator, strength: float) -> tuple[Array, NDArray[np.int64]]:
+    """Twelve tokens a sample, of which some do not count."""
+    labels = rng.integers(0, CLASSES, (N, 12))
+    outputs = rng.normal(size=(N, 12, CLASSES)) + strength * np.eye(CLASSES)[labels]
+    return outputs, np.where(rng.random(labels.shape) < 0.2, -100, labels)
+
+
 def values(rng: np.random.Generator, strength: float) -> tuple[Array, Array]:
     labels = rng.normal(3, 2, N)
     # Without strength the mean and noise, as a model that was never trained gives.
@@ -50,11 +57,16 @@ CASES: dict[
     "mae": (values, 0.7),
     "r2": (values, 0.7),
     "spearman": (values, 0.7),
+    "pr_auc": (classes(2), 1.0),
+    "log_loss": (classes(4), 3.0),
+    "token_accuracy": (tokens, 0.5),
+    "pixel_accuracy": (lambda rng, strength: (np.moveaxis((t := tokens(rng, strength))[0], 2, 1), t[1]), 0.5),
 }
+OPTIONS = Options(None, Decoder(TextDecoding(), None, ""), scores="logits")
 
 
 def warned(name: MetricName, seed: int, strength: float) -> str:
-    metric = named_metric(name, Options(None, Decoder(TextDecoding(), None, "")))
+    metric = named_metric(name, OPTIONS)
     outputs, labels = CASES[name][0](np.random.default_rng(seed), strength)
     return chance_warning(metric, metric.rows(outputs, labels, None), labels, seed)
 
@@ -76,7 +88,7 @@ def test_a_baseline_that_knows_something_is_not_warned_of(name: MetricName) -> N
 def test_chance_of_rare_classes_is_the_most_frequent_one() -> None:
     """Always the frequent class is right on 90 %, and no better than chance by it."""
     labels = np.repeat([0, 1], [270, 30])
-    metric = named_metric("accuracy", Options(None, Decoder(TextDecoding(), None, "")))
+    metric = named_metric("accuracy", OPTIONS)
     same = np.tile([1.0, 0.0], (N, 1))
     assert "not significantly better than 0.9, the accuracy of always giving the most frequent class" in chance_warning(
         metric, metric.rows(same, labels, None), labels, 0
@@ -88,7 +100,7 @@ def test_metrics_without_labels_or_a_chance_level_are_not_warned_of() -> None:
     rng = np.random.default_rng(0)
     outputs = rng.normal(size=(N, CLASSES))
     for name in ("agreement", "cosine", "sqnr"):
-        metric = named_metric(name, Options(None, Decoder(TextDecoding(), None, "")))  # type: ignore[arg-type]  # of a loop
+        metric = named_metric(name, OPTIONS)  # type: ignore[arg-type]  # of a loop
         assert not chance_warning(metric, metric.rows(outputs, None, None), None, 0)
 
 

@@ -27,11 +27,16 @@ RNG = np.random.default_rng(5)
 SCORES = RNG.normal(size=(N, 6)).astype(np.float32)
 NEAR = SCORES + RNG.normal(size=(N, 6)).astype(np.float32) / 4
 CLASSES = RNG.integers(0, 6, N)
+TEXTS = np.array(["abc b", "ab c"] * (N // 2)), np.array(["abd c"] * N)
+MAPS = RNG.normal(size=(N, 4, 3, 5)).astype(np.float32), RNG.integers(0, 4, (N, 3, 5))
+BOXES = np.dstack(
+    [SCORES.reshape(N, 1, 6)[..., :2], SCORES.reshape(N, 1, 6)[..., :2] + 1, np.abs(SCORES[:, None, 2:4]).round()]
+)
 Array = NDArray[Any]
 
 
 def metric_of(name: MetricName) -> Metric:
-    return named_metric(name, Options(0.0, make_decoder(TextDecoding())))
+    return named_metric(name, Options(0.0, make_decoder(TextDecoding()), scores="logits", k=3))
 
 
 # Outputs, labels and the baseline's outputs of each metric.
@@ -51,6 +56,23 @@ CASES: dict[MetricName, tuple[Array, Array | None, Array | None]] = {
     "perplexity": (np.abs(SCORES[:, 0]), None, None),
     "wer": (CLASSES[:, None], np.roll(CLASSES, 1)[:, None], None),
     "cer": (np.array(["abc", "ab"] * (N // 2)), np.array(["abd"] * N), None),
+    "f1_multilabel": (SCORES, (NEAR > 0).astype(int), None),
+    "f1_multilabel_micro": (SCORES, (NEAR > 0).astype(int), None),
+    "pr_auc": (SCORES, CLASSES, None),
+    "log_loss": (SCORES, CLASSES, None),
+    "ece": (SCORES, CLASSES, None),
+    "token_accuracy": (MAPS[0].reshape(N, 5, 12)[..., :4], MAPS[1][:, 0], None),
+    "pixel_accuracy": (*MAPS, None),
+    "iou": (*MAPS, None),
+    "dice": (SCORES.reshape(N, 3, 2), (NEAR > 0).reshape(N, 3, 2).astype(int), None),
+    "exact_match": (*TEXTS, None),
+    "bleu": (*TEXTS, None),
+    "rouge": (*TEXTS, None),
+    "recall_at_k": (SCORES, CLASSES, None),
+    "ndcg": (SCORES, CLASSES, None),
+    "mrr": (SCORES, CLASSES, None),
+    "map": (BOXES, np.dstack([BOXES[..., :4] + 0.1, CLASSES[:, None, None] % 3]), None),
+    "map50": (BOXES, np.dstack([BOXES[..., :4] + 0.1, CLASSES[:, None, None] % 3]), None),
 }
 
 

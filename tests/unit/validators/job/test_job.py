@@ -27,7 +27,13 @@ BAD_JOBS: list[tuple[dict[str, Any], str]] = [
     ({"metric": "own.py:f:g"}, "`metric`: 'own.py:f:g' where module:function was expected"),
     ({"target": "ort-cuad"}, "did you mean 'ort-cuda'?"),
     ({"candidates": "defualt"}, "did you mean 'default'?"),
-    ({"output": ["a", "b"]}, "several judged outputs are not supported: name one"),
+    ({"output": ["a", "b"]}, "the metric accuracy reads one output: name one"),
+    ({"output": []}, "`output"),
+    ({"metric": "log_loss"}, "`metric_scores` must be set"),
+    ({"metric_scores": "logits"}, "`metric_scores` must be set for the metrics log_loss and ece, and for no other"),
+    ({"metric": "recall_at_k"}, "needs `metric_k`"),
+    ({"metric": "mrr", "metric_k": 0}, "`metric_k`"),
+    ({"metric_k": 5}, "`metric_k` applies to"),
     ({"data": DATA | {"label": "y", "ignore": ["y"]}}, "each ignored array need different names"),
     ({"data": DATA | {"labels": "y"}}, "unknown key `data.labels`"),
     ({"measurement": {"dims": {"sequence": 0}}}, "`measurement.dims.sequence.0`"),
@@ -190,6 +196,12 @@ def test_code_and_vocabulary_lie_beside_the_job(tmp_path: Path) -> None:
     assert job.code.resolve() == tmp_path.resolve() and job.text.vocabulary == tmp_path / "tokens.txt"
     assert job.metric_is_function and not read_job(written(tmp_path, WHOLE)).metric_is_function
     assert read_job(written(tmp_path, WHOLE | {"code": "lib"})).code == tmp_path / "lib"
+
+
+def test_outputs_are_a_name_or_several() -> None:
+    """No name is the model's first output."""
+    for given, names in ((None, ()), ("y", ("y",)), (["boxes", "scores"], ("boxes", "scores"))):
+        assert parse_job(WHOLE | {"metric": "map", "output": given}, base=Path()).output_names == names
 
 
 def test_default_candidates_are_those_of_the_target() -> None:

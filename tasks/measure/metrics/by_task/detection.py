@@ -1,0 +1,177 @@
+"""Mean average precision of object detection, as pycocotools computes it for boxes of all sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tasks.measure.metrics.metric import Labels, Metric, Outputs, Rows, Vector, misfit
+from validators.errors import JobError
+from validators.samples.datasets import TensorSpec
+from validators.samples.labels import LabelSpec
+
+# A detection is x1, y1, x2, y2, score, class; padding has class -1.
+COLUMNS, PADDING = 6, -1.0
+# Detections kept per sample, best first, if the model does not fix their number; and of one class, as in pycocotools.
+MOST, MOST_OF_CLASS = 300, 100
+THRESHOLDS = np.linspace(0.5, 0.95, 10)
+RECALLS = np.linspace(0.0, 1.0, 101)
+
+Boxes = NDArray[np.float64]
+
+
+def mean_average_precision(name: Literal["map", "map50"]) -> Metric:
+    """Return the metric `map`, the mean over overlaps of 0.5 to 0.95 in steps of 0.05, or `map50`, at 0.5 alone.
+
+    Labels are `(n, boxes, 5)`: x1, y1, x2, y2, class; padding is NaN. Rows are the number D of detections per sample, then D
+    scores, D classes and D numbers whose bit i tells whether the detection is right at overlap i, then the classes of the true
+    boxes; padding is -1 (T.-Y. Lin et al., "Microsoft COCO", ECCV 2014; the rules are those of pycocotools' COCOeval).
+    """
+    levels = len(THRESHOLDS) if name == "map" else 1
+
+    def rows(outputs: Outputs, labels: Labels | None, _: Outputs | None) -> Rows:
+        assert labels is not None
+        return np.stack([_row(found, true) for found, true in zip(outputs, labels, strict=True)])
+
+    def value(rows: Rows) -> float:
+        return _value(rows, levels)
+
+    return Metric(name, rows, value, _expects, join=join_detections)
+
+
+def _expects(output: TensorSpec, shape: tuple[int, ...]) -> LabelSpec:
+    if len(shape) != 3 or shape[2] != COLUMNS:
+        raise misfit("map", output, shape, f"outputs that `output` lists: {_FORMS}")
+    return LabelSpec("boxes")
+
+
+_FORMS = (
+    "[boxes (n, m, 4), scores (n, m), labels (n, m)]; [boxes (n, m, 4), scores (n, m, classes)]; [boxes (n, m, 4), "
+    "scores (n, classes, m), indices (k, 3)] of NonMaxSuppression; one output (n, m, 6) of x1, y1, x2, y2, score, class; "
+    "one (k, 7) of sample, x1, y1, x2, y2, class, score; or with a fixed batch of 1 [boxes (k, 4), scores (k), labels (k)]"
+)
+
+
+def join_detections(outputs: Sequence[NDArray[Any]], n: int) -> Boxes:
+    """Return the detections of `n` samples from the outputs of one batch, float64 `(n, m, 6)`.
+
+    Outputs with their own number of rows are padded to `MOST` per sample.
+
+    Raises:
+        JobError: the outputs have none of the known forms.
+    """
+    arrays = [np.asarray(array, np.float64) for array in outputs]
+    shapes = [array.shape for array in arrays]
+    match [array.ndim for array in arrays]:
+        case [3] if shapes[0][0] == n and shapes[0][2] == COLUMNS:
+            return arrays[0]
+        case [2] if shapes[0][1] == COLUMNS + 1:
+            sample, box, label, score = np.split(arrays[0], [1, 5, 6], axis=1)
+            return _padded(sample[:, 0], np.hstack([box, score, label]), n)
+        case [3, 3] if shapes[0] == (n, shapes[1][1], 4):
+            best = arrays[1].max(axis=2), arrays[1].argmax(axis=2)
+            return np.dstack([arrays[0], *best])
+        case [3, 3, 2] if shapes[0] == (n, shapes[1][2], 4) and shapes[2][1:] == (3,):
+            sample, label, place = arrays[2].astype(np.intp).T
+            chosen = arrays[0][sample, place], arrays[1][sample, label, place], label
+            return _padded(sample, np.column_stack(chosen), n)
+        case [3, 2 | 3, 2 | 3] if shapes[0][0] == n and shapes[0][2] == 4 and _are_one_a_box(shapes):
+            return np.dstack([arrays[0], *(array.reshape(shapes[0][:2]) for array in arrays[1:])])
+        case [2, 1, 1] if n == 1 and shapes[0][1] == 4 and shapes[1] == shapes[2] == shapes[0][:1]:
+            return _padded(np.zeros(len(arrays[0])), np.column_stack(arrays), n)
+    raise JobError(
+        found=f"outputs of shapes {', '.join(map(str, shapes))} for {n} samples",
+        expected=_FORMS,
+        fix="list boxes, scores and labels in this order in `output`; export a model without sample numbers with "
+        "a fixed batch of 1",
+    )
+
+
+def _are_one_a_box(shapes: Sequence[tuple[int, ...]]) -> bool:
+    return all(shape in (shapes[0][:2], (*shapes[0][:2], 1)) for shape in shapes[1:])
+
+
+def _padded(sample: Vector | NDArray[np.intp], found: Boxes, n: int) -> Boxes:
+    """Return the best detections of each sample; `sample` `(k,)` numbers the sample of each of `found` `(k, 6)`."""
+    padded = np.full((n, MOST, COLUMNS), PADDING)
+    for number in range(n):
+        own = found[sample == number]
+        best = own[np.argsort(-own[:, 4], kind="stable")[:MOST]]
+        padded[number, : len(best)] = best
+    return padded
+
+
+def _row(found: Boxes, true: Boxes) -> Vector:
+    """Return the row of one sample from detections `(m, 6)` and true boxes `(boxes, 5)`."""
+    found = found[np.argsort(-found[:, 4], kind="stable")]
+    score, label, right = found[:, 4].copy(), found[:, 5].copy(), np.zeros(len(found))
+    classes = np.where(np.isnan(true[:, 4]), PADDING, true[:, 4])
+    for one in np.unique(label[label >= 0]):
+        places = np.flatnonzero(label == one)
+        label[places[MOST_OF_CLASS:]] = PADDING
+        places = places[:MOST_OF_CLASS]
+        right[places] = _matches(_overlaps_of(found[places, :4], true[classes == one, :4]))
+    return np.concatenate([[len(found)], score, label, right, classes])
+
+
+def _overlaps_of(found: Boxes, true: Boxes) -> Boxes:
+    """Return the intersection over union of boxes x1, y1, x2, y2, `(m, 4)` and `(g, 4)`, as `(m, g)`."""
+    corners = np.minimum(found[:, None, 2:], true[None, :, 2:]), np.maximum(found[:, None, :2], true[None, :, :2])
+    both = np.clip(corners[0] - corners[1], 0, None).prod(axis=2)
+    areas = [(boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1]) for boxes in (found, true)]
+    either = areas[0][:, None] + areas[1][None, :] - both
+    with np.errstate(invalid="ignore"):
+        return np.asarray(both / np.where(either > 0, either, 1.0), np.float64)
+
+
+def _matches(overlaps: Boxes) -> Vector:
+    """Return for each detection, best first, a number whose bit i is 1 if it matches a true box at overlap `THRESHOLDS[i]`.
+
+    A detection takes the free box with the largest overlap; of equal ones the last.
+    """
+    m, g = overlaps.shape
+    bits = np.zeros(m)
+    free = np.ones((len(THRESHOLDS), g), np.bool_)
+    levels = np.arange(len(THRESHOLDS))
+    for place in np.flatnonzero(overlaps.max(axis=1, initial=0.0) >= THRESHOLDS[0]):
+        open_to = np.where(free & (overlaps[place] >= THRESHOLDS[:, None]), overlaps[place], -1.0)
+        taken = g - 1 - open_to[:, ::-1].argmax(axis=1)
+        matched = open_to[levels, taken] >= 0
+        free[levels[matched], taken[matched]] = False
+        bits[place] = float((2 ** levels[matched]).sum())
+    return bits
+
+
+def _value(rows: Rows, levels: int) -> float:
+    """Return the mean of the average precision over overlaps and over the classes with true boxes; NaN without any."""
+    width = int(rows[0, 0])
+    score, label, right, true = np.split(rows[:, 1:], [width, 2 * width, 3 * width], axis=1)
+    counts = np.bincount(true[true >= 0].astype(np.intp))
+    kept = label >= 0
+    own, bits = label[kept].astype(np.intp), right[kept].astype(np.intp)
+    # Stable: equal scores stay in the order of samples, as in pycocotools.
+    order = np.lexsort((-score[kept], own))
+    own, bits = own[order], bits[order]
+    present = np.flatnonzero(counts)
+    starts, ends = np.searchsorted(own, present), np.searchsorted(own, present, side="right")
+    found = [
+        _average_precision((bits[start:end] >> np.arange(levels)[:, None]) & 1, int(counts[one]))
+        for one, start, end in zip(present, starts, ends, strict=True)
+    ]
+    return float(np.mean(found)) if found else float("nan")
+
+
+def _average_precision(right: NDArray[np.intp], true: int) -> float:
+    """Return the mean interpolated precision at 101 recalls, of detections `(levels, m)`, best first, and `true` boxes."""
+    if not right.shape[1]:
+        return 0.0
+    hits = right.cumsum(axis=1)
+    precision = hits / (np.arange(1, right.shape[1] + 1) + np.spacing(1))
+    best_after = np.zeros((len(right), right.shape[1] + 1))
+    best_after[:, :-1] = np.maximum.accumulate(precision[:, ::-1], axis=1)[:, ::-1]
+    recall = hits / true
+    places = [np.searchsorted(of_level, RECALLS) for of_level in recall]
+    return float(np.mean([one[place] for one, place in zip(best_after, places, strict=True)]))

@@ -1,0 +1,114 @@
+"""Retrieval by embeddings: every query ranks the other samples by cosine, and those with its label are relevant."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tasks.measure.metrics.metric import (
+    Labels,
+    Metric,
+    Outputs,
+    Rows,
+    Vector,
+    as_rows,
+    flat,
+    mean_of_ratios,
+    misfit,
+    of_all_samples,
+)
+from validators.samples.datasets import TensorSpec
+from validators.samples.labels import LabelSpec
+
+RetrievalName = Literal["recall_at_k", "ndcg", "mrr"]
+# Queries whose cosines with all samples are in memory at once.
+QUERIES_AT_ONCE = 128
+# Cosines are equal if they agree to this many decimals: sums in another order differ by less.
+DECIMALS = 12
+
+# Score of a query from the ranks of its relevant samples, from 1 and ascending, and the cutoff (Inf for none).
+Score = Callable[[Vector, float], float]
+
+
+def _recall(ranks: Vector, k: float) -> float:
+    return float((ranks <= k).mean())
+
+
+def _reciprocal_rank(ranks: Vector, k: float) -> float:
+    return float(1 / ranks[0]) if ranks[0] <= k else 0.0
+
+
+def _discounted_gain(ranks: Vector, k: float) -> float:
+    """Return the normalized discounted cumulative gain (K. Järvelin and J. Kekäläinen, ACM TOIS 20, 2002), gains being 0 or
+    1."""
+    best = np.arange(1.0, min(len(ranks), k) + 1)
+    return float((1 / np.log2(ranks[ranks <= k] + 1)).sum() / (1 / np.log2(best + 1)).sum())
+
+
+_SCORES: dict[RetrievalName, Score] = {"recall_at_k": _recall, "ndcg": _discounted_gain, "mrr": _reciprocal_rank}
+
+
+def retrieval(name: RetrievalName, k: int | None) -> Metric:
+    """Return the metric of a ranking of embeddings; only the first `k` of each ranking count, None for all of them.
+
+    Labels are groups `(n,)`: every sample is a query among all others, and the samples of its group are relevant. Or they are
+    pairs (group, role) `(n, 2)`: samples of role 1 are queries, which rank the samples of role 0, the documents. A sample
+    without a relevant one is no query; others still have to be ranked above it.
+
+    Rows are (score of the query, 1), or (0, 0) for a sample that is no query; the metric is the ratio of their sums. Irrelevant
+    samples come before relevant ones of equal cosine, so that a model that answers everything alike has no success.
+    """
+
+    def rows(outputs: Outputs, labels: Labels | None, _: Outputs | None) -> Rows:
+        assert labels is not None
+        scores, counted = np.zeros(len(outputs)), np.zeros(len(outputs))
+        for query, ranks in _ranks(flat(outputs), labels):
+            scores[query] = _SCORES[name](ranks, k or np.inf) if np.isfinite(ranks).all() else np.nan
+            counted[query] = 1
+        return as_rows(scores, counted)
+
+    def expects(output: TensorSpec, shape: tuple[int, ...]) -> LabelSpec:
+        if len(shape) != 2 or shape[1] < 2 or not output.dtype.startswith("float"):
+            raise misfit(name, output, shape, "embeddings of shape (samples, dimensions), 2 dimensions or more")
+        return LabelSpec("groups")
+
+    return Metric(name, rows, mean_of_ratios, expects, _lost, version=str(k), scope=of_all_samples)
+
+
+def _lost(rows: Rows) -> Vector:
+    return -rows[:, 0]
+
+
+def _ranks(embeddings: NDArray[np.float64], labels: Labels) -> Iterator[tuple[int, Vector]]:
+    """Yield each query with the ranks of its relevant samples, from 1 and ascending; NaN if an embedding is not finite."""
+    lengths = np.linalg.norm(embeddings, axis=1, keepdims=True)
+    with np.errstate(invalid="ignore"):  # infinite values give NaN, which fails every gate
+        units = embeddings / np.where(lengths == 0, 1.0, lengths)
+    groups = np.unique(labels if labels.ndim == 1 else labels[:, 0], return_inverse=True)[1].reshape(-1)
+    has_roles = labels.ndim == 2
+    is_query = labels[:, 1] == 1 if has_roles else np.ones(len(labels), np.bool_)
+    documents = np.flatnonzero(~is_query) if has_roles else np.arange(len(labels))
+    queries = np.flatnonzero(is_query)
+    for start in range(0, len(queries), QUERIES_AT_ONCE):
+        part = queries[start : start + QUERIES_AT_ONCE]
+        for query, cosines in zip(part, (units[part] @ units[documents].T).round(DECIMALS), strict=True):
+            other = documents != query
+            relevant = (groups[documents] == groups[query]) & other
+            if relevant.any():
+                yield int(query), _ranks_of(cosines[relevant], cosines[other & ~relevant])
+
+
+def _ranks_of(relevant: Vector, irrelevant: Vector) -> Vector:
+    """Return the ranks of the relevant cosines among all, ascending.
+
+    >>> _ranks_of(np.array([0.5, 0.9]), np.array([0.5, 0.1]))
+    array([1., 3.])
+    """
+    if not (np.isfinite(relevant).all() and np.isfinite(irrelevant).all()):
+        return np.full(1, np.nan)
+    best_first = np.sort(relevant)[::-1]
+    above = len(irrelevant) - np.searchsorted(np.sort(irrelevant), best_first, side="left")
+    return np.asarray(above + np.arange(1, len(best_first) + 1), np.float64)
