@@ -26,7 +26,8 @@ certificates=${SSL_CERT_FILE:-${PIP_CERT:-$(setting cert)}}
 # Compiled once here: where Python may not write bytecode later, each process would compile what it imports, for 10 s.
 uv() { VIRTUAL_ENV=$(realpath "$venv") "$venv/bin/uv" pip install --quiet --compile-bytecode "$@"; }
 
-uv --require-hashes -r requirements/dev.txt
+# The lock is complete but for torch, which some of its packages need: nothing is left to resolve.
+uv --require-hashes --no-deps -r requirements/dev.txt
 if [ -n "${PIP_FIND_LINKS:-}" ]; then
   links=()
   for link in $PIP_FIND_LINKS; do links+=(--find-links "$link"); done

@@ -404,7 +404,7 @@ REFUSED: dict[str, Interface] = {
     ),
     "boxes judged": Interface(nms(first=True), "its number of rows is independent of the batch", job={"metric": "mse"}),
     "several judged": Interface(
-        nms(first=False), "several judged outputs are not supported", job={"output": ["logits", "selected"]}
+        nms(first=False), "the metric accuracy reads one output", job={"output": ["logits", "selected"]}
     ),
     "dynamic rank": Interface(without_shape(), "input 'x' has no shape: its number of axes is dynamic"),
     "bfloat16": typed(TensorProto.BFLOAT16, np.float32, "input 'x' has the type bfloat16"),
