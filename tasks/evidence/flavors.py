@@ -99,14 +99,17 @@ def pickled_torch(uri: str, files: Sequence[str], data: Path | None = None, inpu
     or zeros with a shape to fill in if these are not known.
     """
     name = _name_of(uri)
-    arrays = [f"d[{item!r}][:2]" for item in inputs]
-    is_known = data is not None and data.suffix == ".npz" and arrays
-    load = f"d = numpy.load({str(data)!r})" if is_known else "d = numpy.zeros((2, 64), 'float32')"
-    example = f"[{', '.join(arrays)}]" if is_known else "[d]"
+    is_known = data is not None and data.suffix == ".npz" and bool(inputs)
+    arrays = "{name: array[:2] for name, array in numpy.load(FILE).items() if name in NAMES}"
+    if is_known:
+        arrays = arrays.replace("FILE", repr(str(data))).replace("NAMES", repr(list(inputs)))
+    else:
+        arrays = "{'x': numpy.zeros((2, 64), 'float32')}"
+    # With spaces: "signature=" looks like a part of a presigned address, whose value is redacted.
     line = (
-        f"import mlflow, numpy; m = mlflow.pytorch.load_model({uri!r}).eval(); {load}; "
+        f"import mlflow, numpy; m = mlflow.pytorch.load_model({uri!r}).eval(); x = {arrays}; "
         f"mlflow.pytorch.log_model(m, name={name!r}, registered_model_name={name!r}, serialization_format='pt2', "
-        f"input_example={example})"
+        "input_example=list(x.values()), signature = mlflow.models.infer_signature(x))"
     )
     shapes = "" if is_known else " (with an array for each input, in its dtype and shape, and at least two samples)"
     return SourceError(

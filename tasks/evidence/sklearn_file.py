@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import zipfile
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,9 @@ from validators.untrusted.paths import inside
 
 # Classes of scikit-learn that skops does not trust by default; they hold numbers alone.
 TRUSTED = [f"sklearn.neural_network._stochastic_optimizers.{name}Optimizer" for name in ("Adam", "SGD")]
+
+# Modules of trees in the description of a skops file.
+_TREES = re.compile(rb'"(sklearn\.(?:tree|ensemble)\.[\w.]+)"')
 
 
 def sklearn_file(model: Path, flavor: dict[str, Any], uri: str, *, allowed: bool) -> Path:
@@ -35,6 +40,8 @@ def sklearn_file(model: Path, flavor: dict[str, Any], uri: str, *, allowed: bool
             fix=f'where its author is trusted: python -c "{line}"; or have the operator name the model in '
             "QUANTGATE_ALLOWED_PICKLES",
         )
+    if path.suffix == ".skops":
+        _refuse_trees(path, uri)
     missing = [name for name in ("skl2onnx", "skops") if find_spec(name) is None]
     if missing:
         raise SourceError(
@@ -43,6 +50,22 @@ def sklearn_file(model: Path, flavor: dict[str, Any], uri: str, *, allowed: bool
             fix="pip install 'quantgate[sklearn]'",
         )
     return path
+
+
+def _refuse_trees(path: Path, uri: str) -> None:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            modules = {found.decode() for found in _TREES.findall(archive.read("schema.json"))}
+    except (OSError, KeyError, zipfile.BadZipFile) as error:
+        raise SourceError(
+            found=f"{uri}: {path.name} cannot be read: {error}", expected="a file of skops", fix="log the model again"
+        ) from error
+    if modules:
+        raise SourceError(
+            found=f"{uri} has an ensemble of trees ({', '.join(sorted(modules))})",
+            expected="a model with layers, such as MLPClassifier: trees compare and add, and multiply nothing",
+            fix="leave this model as it is: there is nothing to quantize",
+        )
 
 
 def check_worth(converted: Path, uri: str) -> None:
@@ -58,5 +81,5 @@ def check_worth(converted: Path, uri: str) -> None:
     raise SourceError(
         found=f"{uri} consists of {', '.join(kinds)}: no product of matrices, so that there is nothing to quantize",
         expected="a model with layers, such as MLPClassifier or MLPRegressor",
-        fix="leave this model as it is: trees compare, and a linear model is one product of a row and a column",
+        fix="leave this model as it is: a linear model is one product of a row and a column",
     )

@@ -46,7 +46,7 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 
 def resolve(
-    folder: Path, registry: tuple[Path, str], name: str, monkeypatch: pytest.MonkeyPatch, *, version: int = 1
+    folder: Path, registry: tuple[Path, str], name: str, monkeypatch: pytest.MonkeyPatch, version: int = 1
 ) -> Source:
     monkeypatch.setenv("QUANTGATE_STATE", str(folder / "state"))
     monkeypatch.setenv("MLFLOW_TRACKING_URI", registry[1])
@@ -55,7 +55,7 @@ def resolve(
         if name.startswith("sk"):
             arrays: dict[str, Any] = {"X": rng.normal(size=(n, 8)).astype(np.float32)}
         elif name.startswith("pickled"):
-            arrays = {"x": rng.normal(size=(n, 64)).astype(np.float32)}
+            arrays = {"input": rng.normal(size=(n, 64)).astype(np.float32)}
         elif name == "dictionary":
             arrays = {item: rng.normal(size=(n, 64)).astype(np.float32) for item in ("x", "shift")}
         else:
@@ -98,7 +98,7 @@ def test_a_version_becomes_onnx_and_agrees_with_the_original(
     [
         ("gpt", "generates, GPT2LMHeadModel", "mlflow.onnx.log_model"),
         ("sk-linear", "consists of", "leave this model as it is"),
-        ("sk-trees", "TreeEnsembleClassifier", "leave this model as it is"),
+        ("sk-trees", "an ensemble of trees (sklearn.ensemble._forest", "leave this model as it is"),
         ("sk-pickled", "a pickled scikit-learn model", "mlflow.sklearn.load_model('models:/sk-pickled/1')"),
         ("pickled", "a pickled PyTorch model", "mlflow.pytorch.load_model('models:/pickled/1')"),
     ],
