@@ -7,14 +7,16 @@ import tempfile
 import zipfile
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
 
-from tasks.evidence.resolve_source import flavors_of, unsupported_flavor
+from tasks.evidence.converted_flavors import original_of
+from tasks.evidence.flavors import flavor_of, flavors_of
+from tasks.evidence.torch_export import convert
 from tasks.registry.mlflow_registry import MODEL_URI, named_version, registry_call
 from validators.errors import SourceError
 from validators.graph.flat_outputs import flatten_outputs
@@ -23,7 +25,9 @@ from validators.graph.source_graph import check_source_graph
 from validators.samples.datasets import TensorSpec
 from validators.untrusted.bounded_yaml import load_yaml
 from validators.untrusted.external_data import external_files
+from validators.untrusted.operator_allowlist import may_unpickle
 from validators.untrusted.paths import inside
+from validators.untrusted.torch_program import leaf_names
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -76,12 +80,17 @@ def describe_model(client: MlflowClient, uri: str) -> ModelFacts:
         described = _fetch(f"{exact}/MLmodel", folder)
         flavors = flavors_of(described.parent, exact)
         logged: Mapping[str, Any] = load_yaml(described.read_text(encoding="utf-8"))
-        if "onnx" in flavors:
-            flavor, found = "onnx", _read_onnx(exact, str(flavors["onnx"].get("data")), folder)
-        elif "pytorch" in flavors:
-            flavor, found = "pytorch", _read_program(exact, str(flavors["pytorch"].get("model_data", "data")), folder)
+        flavor = flavor_of(flavors, exact)
+        if flavor == "onnx":
+            found = _read_onnx(exact, str(flavors["onnx"].get("data")), folder)
+        elif flavor == "pytorch":
+            found = _read_program(exact, str(flavors["pytorch"].get("model_data", "data")), folder)
         else:
-            raise unsupported_flavor(exact, flavors)
+            original = original_of(
+                _fetch(exact, folder / "model"), flavor, flavors[flavor], exact, allowed=may_unpickle(name, version)
+            )
+            convert(original, folder / "model.onnx")
+            found = _read_graph(folder / "model.onnx", exact)
     inputs, outputs, precision = found
     signature = _tell_signature(logged.get("signature") or {})
     return ModelFacts(
@@ -187,7 +196,15 @@ def _read_program(uri: str, data: str, folder: Path) -> tuple[tuple[TensorSpec, 
             module = json.loads(archive.read(member))["graph_module"]
         tensors, signature = module["graph"]["tensor_values"], module["signature"]
         inputs = _program_specs((spec.get("user_input") for spec in signature["input_specs"]), tensors)
-        outputs = _program_specs((spec.get("user_output") for spec in signature["output_specs"]), tensors)
+        answers = [spec["user_output"] for spec in signature["output_specs"] if "user_output" in spec]
+        outputs = _program_specs(answers, tensors)
+        keys = leaf_names(
+            json.loads(module["module_call_graph"][0]["signature"]["out_spec"])[1],
+            ["as_tensor" in answer["arg"] for answer in answers],
+            [spec.name for spec in inputs],
+        )
+        if keys:
+            outputs = tuple(replace(spec, name=key) for spec, key in zip(outputs, keys, strict=True))
         kept = [spec["parameter"]["arg"]["name"] for spec in signature["input_specs"] if "parameter" in spec]
         sizes: Counter[str] = Counter()
         for name in kept:

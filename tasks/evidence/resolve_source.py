@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
+from tasks.evidence.converted_flavors import code_of, original_of
 from tasks.evidence.fetch_data import fetch_data
+from tasks.evidence.flavors import flavor_of, flavors_of, pickled_torch
 from tasks.evidence.sequences import first_calls
-from tasks.evidence.torch_export import PARITY_SAMPLES, Pickled, export_program
+from tasks.evidence.sklearn_file import check_worth
+from tasks.evidence.torch_export import PARITY_SAMPLES, Original, convert
 from tasks.ptq.graph.declare import declare_outputs
 from tasks.ptq.graph.edits import gather_weights, notes_of, scratch
 from tasks.ptq.graph.upgrade import upgrade_opset
@@ -23,28 +25,15 @@ from tasks.storage.product import Product
 from validators.digests import digest_file, digest_model, digest_values
 from validators.errors import SourceError
 from validators.graph.source_graph import LEAST_OPSET, check_source_graph, opset_of
-from validators.records.run import Source
+from validators.records.run import Flavor, Source
 from validators.samples.datasets import Arrays, Samples, TensorSpec, load_samples
 from validators.samples.feeds import feeds_of
 from validators.samples.readers import read_arrays
-from validators.untrusted.bounded_yaml import load_yaml
 from validators.untrusted.external_data import external_files
 from validators.untrusted.operator_allowlist import may_unpickle
 from validators.untrusted.paths import inside
 from validators.untrusted.s3_uris import S3Uri
-
-# Tools that convert models of other flavors to ONNX.
-CONVERTERS = {
-    "sklearn": "skl2onnx",
-    "xgboost": "onnxmltools",
-    "lightgbm": "onnxmltools",
-    "catboost": "CatBoost's save_model(..., format='onnx')",
-    "keras": "tf2onnx",
-    "tensorflow": "tf2onnx",
-    "transformers": "`optimum-cli export onnx`",
-    "sentence_transformers": "`optimum-cli export onnx`",
-    "spark": "onnxmltools",
-}
+from validators.untrusted.torch_program import check_program
 
 
 @dataclass(frozen=True)
@@ -128,7 +117,7 @@ def _find_version(run: Run) -> _Version:
 
 
 def _read_model(model: Path, folder: Path, uri: str, version: _Version, run: Run) -> Source:
-    """Find the ONNX file of a downloaded MLflow model, or export its PyTorch program."""
+    """Find the ONNX file of a downloaded MLflow model, or convert the model."""
     flavors = flavors_of(model, uri)
     base = Source(uri, version.name, version.version, "", folder / "model.onnx", "onnx", version.run_id)
     if "onnx" in flavors:
@@ -136,59 +125,35 @@ def _read_model(model: Path, folder: Path, uri: str, version: _Version, run: Run
         parity = _gather(run, path / "model.onnx" if path.is_dir() else path, base.onnx_path)
         shutil.rmtree(model, ignore_errors=True) if model != folder else None
         return replace(base, digest=digest_model(base.onnx_path), parity_max_abs=parity)
-    if "pytorch" in flavors:
-        flavor = flavors["pytorch"]
-        data = inside(model, str(flavor.get("model_data", "data")), said_by="MLmodel")
-        allowed = may_unpickle(version.name, version.version)
-        program = _find_program(data, uri, allowed)
-        pickled = _pickled(run, model, flavor) if program.suffix == ".pth" else None
-        parity = export_program(
-            program, base.onnx_path, lambda inputs: _parity_samples(run, inputs), pickled=pickled, trusted=allowed
-        )
-        shutil.rmtree(model, ignore_errors=True) if model != folder else None
-        return replace(base, flavor="pytorch", digest=digest_model(base.onnx_path), parity_max_abs=parity)
-    raise unsupported_flavor(uri, flavors)
+    flavor = flavor_of(flavors, uri)
+    allowed = may_unpickle(version.name, version.version)
+    original = _original(run, model, flavor, flavors[flavor], uri, allowed)
+    parity = convert(original, base.onnx_path, lambda inputs: _parity_samples(run, inputs))
+    if flavor == "sklearn":
+        check_worth(base.onnx_path, uri)
+    shutil.rmtree(model, ignore_errors=True) if model != folder else None
+    return replace(base, flavor=flavor, digest=digest_model(base.onnx_path), parity_max_abs=parity)
 
 
-def unsupported_flavor(uri: str, flavors: dict[str, dict[str, Any]]) -> SourceError:
-    """Return the error for a version without a supported flavor."""
-    named = sorted(set(flavors) - {"python_function"})
-    converters = [f"{flavor} models are converted by {CONVERTERS[flavor]}" for flavor in named if flavor in CONVERTERS]
-    return SourceError(
-        found=f"{uri} with the MLflow flavors {', '.join(named or sorted(flavors)) or 'none'}, which are not supported",
-        expected="the flavor onnx or pytorch",
-        fix="; ".join(
-            [
-                *converters,
-                "log the model with mlflow.onnx.log_model or mlflow.pytorch.log_model(..., serialization_format='pt2')",
-            ]
-        ),
-    )
+def _original(run: Run, model: Path, flavor: Flavor, told: dict[str, Any], uri: str, allowed: bool) -> Original:
+    """Return what to convert of a downloaded model, checked as far as it can be without running its code."""
+    if flavor != "pytorch":
+        return original_of(model, flavor, told, uri, allowed=allowed)
+    data = inside(model, str(told.get("model_data", "data")), said_by="MLmodel")
+    program = _find_program(data, uri, allowed, lambda: (run.job.data.evaluation, list(_samples(run))))
+    if program.suffix == ".pth":
+        return Original("pickle", program, _samples(run), code_of(model, told))
+    if not allowed:
+        check_program(program)
+    return Original("program", program)
 
 
-def flavors_of(model: Path, uri: str) -> dict[str, dict[str, Any]]:
-    """Return the flavors in a model's `MLmodel` file, by name; empty if there is no such file."""
-    if not (model / "MLmodel").exists():
-        return {}
-    try:
-        flavors = load_yaml((model / "MLmodel").read_text(encoding="utf-8"))["flavors"]
-        if all(isinstance(flavor, dict) for flavor in flavors.values()):
-            return dict(flavors)
-        problem = "a flavor is not a mapping"
-    except (yaml.YAMLError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        problem = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-    raise SourceError(
-        found=f"MLmodel of {uri}: {problem}", expected="an MLmodel file as MLflow writes it", fix="log the model again"
-    )
-
-
-def _pickled(run: Run, model: Path, flavor: dict[str, Any]) -> Pickled:
-    """Return a few samples for tracing the module, and the code that was logged with it."""
-    code = (inside(model, str(flavor["code"]), said_by="MLmodel"),) if flavor.get("code") else ()
+def _samples(run: Run) -> Arrays:
+    """Return a few samples of the model inputs, in the arrays of the evaluation data."""
     data = run.job.data
     arrays = read_arrays(_local(run, "evaluation"), "evaluation")
     skipped = {data.label, *data.slices, *data.group_names, *data.ignore}
-    return Pickled({name: array[:PARITY_SAMPLES] for name, array in arrays.items() if name not in skipped}, code)
+    return {name: array[:PARITY_SAMPLES] for name, array in arrays.items() if name not in skipped}
 
 
 def _gather(run: Run, path: Path, gathered: Path) -> float | None:
@@ -213,19 +178,22 @@ def _gather(run: Run, path: Path, gathered: Path) -> float | None:
         return upgrade_opset(plain, gathered, batch, run.libraries) if old else None
 
 
-def _find_program(data: Path, uri: str, allowed: bool) -> Path:
-    """Return the exported program, or the pickle if the operator allowed it."""
+def _find_program(data: Path, uri: str, allowed: bool, example: Callable[[], tuple[Path | S3Uri, list[str]]]) -> Path:
+    """Return the exported program, or the pickle if the operator allowed it.
+
+    `example` returns the file of the evaluation data and the names of the inputs in it, for the advice of an error.
+    """
     programs = sorted(data.rglob("*.pt2")) + (sorted(data.rglob("*.pth")) if allowed else [])
     if programs:
         return inside(data, str(programs[0].relative_to(data)), said_by=uri)
-    kind: Literal["pickled", "unknown"] = (
-        "pickled" if list(data.rglob("*.pth")) or list(data.rglob("*.pkl")) else "unknown"
-    )
+    files = sorted(file.name for file in data.rglob("*") if file.is_file())
+    if any(file.endswith((".pth", ".pkl")) for file in files):
+        place, inputs = example()
+        raise pickled_torch(uri, files, place if isinstance(place, Path) else None, inputs)
     raise SourceError(
-        found=f"{uri}: a {kind} PyTorch model ({', '.join(sorted(file.name for file in data.rglob('*') if file.is_file()))})",
-        expected="an exported program (.pt2): a pickle can run any code when it is loaded",
-        fix="log it again with mlflow.pytorch.log_model(model, serialization_format='pt2', input_example=...); an operator who "
-        "trusts it may name the model in QUANTGATE_ALLOWED_PICKLES",
+        found=f"{uri}: an unknown PyTorch model ({', '.join(files)})",
+        expected="an exported program (.pt2)",
+        fix="log it again with mlflow.pytorch.log_model(model, serialization_format='pt2', input_example=...)",
     )
 
 

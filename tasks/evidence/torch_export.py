@@ -1,4 +1,4 @@
-"""Export of PyTorch programs to ONNX in a separate process; the outputs of both must agree."""
+"""Conversion of models of other flavors to ONNX in a separate process; the outputs of both must agree."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,14 +51,37 @@ KEPT = (
     "PYTHONPATH",
     "PYTHONWARNINGS",
 )
+OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+
+
+Kind = Literal["program", "pickle", "transformers", "sentence_transformers", "sklearn"]
+# Advice for a model that cannot be converted.
+EXPECTED: dict[Kind, str] = {
+    "program": "an exported program whose operators exist in ONNX",
+    "pickle": "a module that torch.export can trace, and whose operators exist in ONNX",
+    "transformers": "an encoder of tokens, images or a signal that torch.export can trace",
+    "sentence_transformers": "an encoder of tokens that torch.export can trace",
+    "sklearn": "a fitted model of one table of numbers that skl2onnx converts",
+}
 
 
 @dataclass(frozen=True)
-class Pickled:
-    """Additional inputs for a pickled module: a few samples of each model input, and the folders of its code."""
+class Original:
+    """A model to convert: its file or folder, and how to load it.
 
-    samples: Arrays
+    `samples` are a few samples of the inputs of a pickled module. `code` are folders of code that a pickle imports.
+    """
+
+    kind: Kind
+    path: Path
+    samples: Arrays | None = None
     code: tuple[Path, ...] = ()
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of the file, or of all files in the folder."""
+        files = self.path.rglob("*") if self.path.is_dir() else [self.path]
+        return sum(file.stat().st_size for file in files if file.is_file())
 
 
 def export_program(
@@ -66,38 +89,49 @@ def export_program(
     onnx_path: Path,
     samples: Callable[[tuple[TensorSpec, ...]], Samples],
     *,
-    pickled: Pickled | None = None,
     trusted: bool = False,
 ) -> float:
     """Export a `.pt2` program to `onnx_path` and return the largest absolute difference of their outputs.
 
-    `samples(inputs)` returns the samples for the comparison, given the inputs of the export. `pickled` is set if the file is
-    a pickle. `trusted` skips `check_program`; pickles and programs that it would refuse need the operator's permission.
-
-    Raises:
-        SourceError: the program cannot be read or exported, would run code, or the export's outputs differ from the program's.
-        DataError: the samples do not fit the inputs.
-        InfrastructureError: the export process is killed.
+    `trusted` skips `check_program`; programs that it would refuse need the operator's permission. The rest is as in `convert`.
     """
     if not trusted:
         check_program(program)
+    found = convert(Original("program", program), onnx_path, samples)
+    assert found is not None
+    return found
+
+
+def convert(
+    original: Original, onnx_path: Path, samples: Callable[[tuple[TensorSpec, ...]], Samples] | None = None
+) -> float | None:
+    """Write a model as ONNX to `onnx_path`, and return the largest absolute difference of their outputs.
+
+    `samples(inputs)` returns the samples for the comparison, given the inputs of the export; without it nothing is compared.
+
+    Raises:
+        SourceError: the model cannot be read or exported, would run code, or the export's outputs differ from its own.
+        DataError: the samples do not fit the inputs.
+        InfrastructureError: the export process is killed.
+    """
     with tempfile.TemporaryDirectory(prefix="quantgate-") as folder, _exporter(Path(folder)) as process:
-        told = _ask(process, program, _order(program, onnx_path, pickled, Path(folder)))
+        told = _ask(process, original, _order(original, onnx_path, Path(folder)))
         if told["has_network"]:
-            log.info("the kernel does not allow the process that loads %s to drop network access", program.name)
+            log.info("the kernel does not allow the process that loads %s to drop network access", original.path.name)
         check_source_graph(onnx_path)
-        return _check_parity(process, program, onnx_path, samples, Path(folder))
+        return _check_parity(process, original, onnx_path, samples, Path(folder)) if samples else None
 
 
-def _order(program: Path, onnx_path: Path, pickled: Pickled | None, folder: Path) -> dict[str, Any]:
-    if pickled is not None:
-        np.savez(folder / "samples.npz", **pickled.samples)  # type: ignore[arg-type]  # its stub: keywords for allow_pickle
+def _order(original: Original, onnx_path: Path, folder: Path) -> dict[str, Any]:
+    if original.samples is not None:
+        np.savez(folder / "samples.npz", **original.samples)  # type: ignore[arg-type]  # its stub: keywords for allow_pickle
     return {
-        "program": str(program.resolve()),
+        "kind": original.kind,
+        "path": str(original.path.resolve()),
         "onnx": str(onnx_path.resolve()),
-        "samples": str(folder / "samples.npz") if pickled else None,
-        "code": [str(path.resolve()) for path in pickled.code] if pickled else [],
-        "written_bytes": program.stat().st_size * WRITTEN_SIZES + WRITTEN_BYTES,
+        "samples": str(folder / "samples.npz") if original.samples is not None else None,
+        "code": [str(path.resolve()) for path in original.code],
+        "written_bytes": original.size_bytes * WRITTEN_SIZES + WRITTEN_BYTES,
     }
 
 
@@ -114,7 +148,7 @@ def _exporter(folder: Path) -> Iterator[subprocess.Popen[str]]:
             stderr=said,
             text=True,
             cwd=folder,
-            env=kept | {"PYTHONPATH": path, "HOME": str(folder), "TMPDIR": str(folder)},
+            env=kept | OFFLINE | {"PYTHONPATH": path, "HOME": str(folder), "TMPDIR": str(folder)},
             start_new_session=True,
         )
 
@@ -132,7 +166,7 @@ def _exporter(folder: Path) -> Iterator[subprocess.Popen[str]]:
         process.communicate()
 
 
-def _ask(process: subprocess.Popen[str], program: Path, order: dict[str, Any]) -> dict[str, Any]:
+def _ask(process: subprocess.Popen[str], original: Original, order: dict[str, Any]) -> dict[str, Any]:
     """Send one order to the process and return its answer."""
     assert process.stdin is not None and process.stdout is not None
     try:
@@ -143,15 +177,15 @@ def _ask(process: subprocess.Popen[str], program: Path, order: dict[str, Any]) -
         answer = ""
     if not answer:
         raise InfrastructureError(
-            found=f"the process that exports {program.name} ended with exit status {process.wait(60)}",
+            found=f"the process that exports {original.path.name} ended with exit status {process.wait(60)}",
             expected="a process that finishes the export",
             fix="check free memory and disk, and run again; status -9 may be the time limit",
         )
     told: dict[str, Any] = json.loads(answer)
     if "error" in told:
         raise SourceError(
-            found=f"{program.name} cannot be exported to ONNX: {told['error'].splitlines()[0][:300]}",
-            expected="an exported program whose operators exist in ONNX",
+            found=f"{original.path.name} cannot be exported to ONNX: {told['error'].splitlines()[0][:300]}",
+            expected=EXPECTED[original.kind],
             fix="export it to ONNX yourself and log it with mlflow.onnx.log_model",
         )
     return told
@@ -159,7 +193,7 @@ def _ask(process: subprocess.Popen[str], program: Path, order: dict[str, Any]) -
 
 def _check_parity(
     process: subprocess.Popen[str],
-    program: Path,
+    original: Original,
     onnx_path: Path,
     samples: Callable[[tuple[TensorSpec, ...]], Samples],
     folder: Path,
@@ -172,7 +206,7 @@ def _check_parity(
         ours = session.run(None, batch)
     np.savez(folder / "batch.npz", **batch)  # type: ignore[arg-type]  # its stub: keywords for allow_pickle
     order = {"batch": str(folder / "batch.npz"), "outputs": str(folder / "outputs.npz")}
-    _ask(process, program, order | {"names": [spec.name for spec in inputs]})
+    _ask(process, original, order | {"names": [spec.name for spec in inputs]})
     with np.load(folder / "outputs.npz", allow_pickle=False) as archive:
         originals = [archive[name] for name in archive.files]
     return compare_outputs([spec.name for spec in outputs], ours, originals)
@@ -191,7 +225,7 @@ def compare_outputs(names: Sequence[str], ours: Sequence[NDArray[Any]], original
         if difference > PARITY_TOLERANCE * scale:
             how = _tell_difference(mine, original, difference)
             raise SourceError(
-                found=f"output {name!r} of the ONNX export differs from the PyTorch program's {how}",
+                found=f"output {name!r} of the ONNX export differs from the original model's {how}",
                 expected=f"a difference of at most {PARITY_TOLERANCE * scale:.3g} on {len(ours[0])} calibration samples",
                 fix="export it to ONNX yourself, check it, and log it with mlflow.onnx.log_model",
             )

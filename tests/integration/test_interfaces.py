@@ -13,9 +13,10 @@ from driving import run_jobs, write_job
 from interfaces import REFUSED, WORKING, Interface
 
 from flows.cli.init import job_skeleton
+from tasks.evidence.flavors import unsupported_flavor
 from tasks.evidence.load_data import load_data
 from tasks.evidence.model_facts import describe_file
-from tasks.evidence.resolve_source import resolve_source, unsupported_flavor
+from tasks.evidence.resolve_source import resolve_source
 from tasks.evidence.torch_export import export_program
 from tasks.run.context import start_run
 from validators.errors import QuantgateError
@@ -82,19 +83,19 @@ def test_the_command_refuses_an_interface_without_a_traceback(tmp_path: Path, ti
 
 
 @pytest.mark.parametrize(
-    ("flavor", "words"),
+    ("flavor", "reason", "advice"),
     [
-        ("sklearn", "skl2onnx"),
-        ("xgboost", "onnxmltools"),
-        ("keras", "tf2onnx"),
-        ("transformers", "optimum-cli"),
-        ("python_function", "mlflow.onnx.log_model"),
+        ("xgboost", "nothing to quantize", "leave this model as it is"),
+        ("lightgbm", "nothing to quantize", "leave this model as it is"),
+        ("keras", "needs TensorFlow", "python -m tf2onnx.convert --saved-model"),
+        ("python_function", "no converter", "leave this model as it is"),
     ],
 )
-def test_another_flavor_is_refused_with_its_converter(flavor: str, words: str) -> None:
+def test_another_flavor_is_refused_with_the_reason(flavor: str, reason: str, advice: str) -> None:
     error = unsupported_flavor("models:/m/1", {flavor: {}, "python_function": {}})
-    assert f"flavors {flavor}, which are not supported" in error.found
-    assert words in error.fix and error.exit_code == 2
+    assert f"flavors {flavor}, which are not supported" in error.found and reason in error.found
+    assert advice in error.fix and error.exit_code == 2
+    assert ("name='m'" in error.fix) == (flavor == "keras")
 
 
 def test_a_job_for_an_onnx_file_reads_and_names_the_file(tiny: Tiny, tmp_path: Path) -> None:

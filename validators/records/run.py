@@ -18,6 +18,8 @@ from validators.records.verdicts import Verdict
 CandidateOutcome = Literal["passed", "failed", "inconclusive", "refused"]
 # Parses `Inventory.device_key`: processor and instruction sets, cores, GPU with compute capability, driver; runtimes follow.
 _DEVICE_KEY = re.compile(r"(?P<processor>.* \[[^\]]*\]) x\d+; (?:(?P<gpu>.* cc\S+) driver [^;]*; )?")
+# MLflow flavor of the source, or that it is a file.
+Flavor = Literal["onnx", "pytorch", "transformers", "sentence_transformers", "sklearn", "file"]
 # Run on its target; simulated by a runtime without kernels for it; built ahead of time and inspected, never run.
 Proof = Literal["measured", "simulated", "aot-checked"]
 
@@ -31,7 +33,7 @@ class Source:
     version: str | None
     digest: str
     onnx_path: Path
-    flavor: Literal["onnx", "pytorch", "file"]
+    flavor: Flavor
     run_id: str | None = None
     parity_max_abs: float | None = None
 

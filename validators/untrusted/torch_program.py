@@ -18,6 +18,7 @@ import ast
 import json
 import re
 import zipfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,9 @@ _OPERATOR = re.compile(
 )
 _NAME = re.compile(r"[A-Za-z_]?[\w.]*")
 _WORD = re.compile(r"[\w. +*/-]*")
-_CONTAINERS = (None, "builtins.tuple", "builtins.list", "builtins.dict")
+_CONTAINERS = (None, "builtins.tuple", "builtins.list", "builtins.dict", "collections.OrderedDict")
+# Containers of other libraries, such as ModelOutput of transformers. They are read as lists; nothing is imported for them.
+_FOREIGN = re.compile(r"(?!(builtins|collections|torch)\.)[A-Za-z_]\w*(\.\w+)+")
 # Shape functions of sympy and torch.
 _FUNCTION = re.compile(
     r"Symbol|Integer|Rational|Float|Add|Mul|Pow|Mod|Max|Min|Abs|Eq|Ne|Lt|Le|Gt|Ge|Equality|Unequality|And|Or|Not|floor|ceiling"
@@ -147,7 +150,92 @@ def _check_expression(text: str) -> None:
 
 
 def _check_container(spec: Any) -> None:
-    if spec["type"] not in _CONTAINERS or "__enum__" in json.dumps(spec["context"]):
+    known = spec["type"] in _CONTAINERS or _FOREIGN.fullmatch(spec["type"])
+    if not known or "__enum__" in json.dumps(spec["context"]):
         raise _Refused(f"a container of type {spec['type']!r} is not allowed")
     for child in spec["children_spec"]:
         _check_container(child)
+
+
+def container_types(path: Path) -> set[str]:
+    """Return the names of the containers of other libraries in a program's inputs and outputs."""
+    with zipfile.ZipFile(path) as archive:
+        description = _read(archive, "models/model.json")
+    found: set[str] = set()
+
+    def look(spec: Any) -> None:
+        if spec["type"] and _FOREIGN.fullmatch(spec["type"]):
+            found.add(spec["type"])
+        for child in spec["children_spec"]:
+            look(child)
+
+    for text in _specs(description):
+        look(json.loads(text)[1])
+    return found
+
+
+def _specs(value: Any) -> Iterator[str]:
+    """Yield the descriptions of containers in a program's description."""
+    if isinstance(value, dict):
+        for key, part in value.items():
+            if key in ("in_spec", "out_spec", "treespec") and isinstance(part, str) and part:
+                yield part
+            yield from _specs(part)
+    elif isinstance(value, list):
+        for part in value:
+            yield from _specs(part)
+
+
+def leaf_names(spec: Any, is_tensor: Sequence[bool], taken: Sequence[str] = ()) -> list[str]:
+    """Return names for the outputs of a program by the keys of its dictionaries; empty if it has no dictionary.
+
+    `spec` is the description of the container, `is_tensor` tells for each leaf whether it is an output. Keys and positions
+    are joined by dots. A name in `taken`, or one that occurs twice, gets an underscore.
+
+    >>> leaf = {"type": None, "context": None, "children_spec": []}
+    >>> pair = {"type": "builtins.tuple", "context": "null", "children_spec": [leaf, leaf]}
+    >>> keys = {"type": "builtins.dict", "context": '["logits", "states"]', "children_spec": [leaf, pair]}
+    >>> leaf_names(keys, [True, True, False], ["logits"])
+    ['logits_', 'states.0']
+    >>> leaf_names(pair, [True, True])
+    []
+    """
+    has_keys = False
+
+    def walk(part: Any, path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+        nonlocal has_keys
+        if part["type"] is None:
+            yield path
+            return
+        keys = _keys(part)
+        has_keys = has_keys or keys is not None
+        for index, child in enumerate(part["children_spec"]):
+            yield from walk(child, (*path, keys[index] if keys else str(index)))
+
+    names: list[str] = []
+    for path, is_one in zip(list(walk(spec, ())), is_tensor, strict=True):
+        name = ".".join(path)
+        while name in taken or name in names:
+            name += "_"
+        if is_one:
+            names.append(name)
+    return names if has_keys else []
+
+
+def _keys(spec: Any) -> list[str] | None:
+    """Return the keys of a dictionary, or the fields of a class like one; None for a sequence."""
+    context = spec["context"]
+    try:
+        context = json.loads(context) if isinstance(context, str) else context
+    except ValueError:
+        return None
+    # A dataclass lists its fields, and then those that are None.
+    first = context[0] if isinstance(context, list) and context else None
+    for keys in (context, first):
+        if isinstance(keys, list) and 0 < len(keys) == len(spec["children_spec"]) and all(map(_is_text, keys)):
+            return keys
+    return None
+
+
+def _is_text(key: Any) -> bool:
+    return isinstance(key, str)

@@ -47,7 +47,7 @@ def test_export_with_nan_beside_a_difference_is_refused() -> None:
     ours, originals = [np.array([[NAN, 1.0]], np.float32)], [np.array([[NAN, 1.5]], np.float32)]
     with pytest.raises(SourceError) as caught:
         compare_outputs(["y"], ours, originals)
-    assert caught.value.found == "output 'y' of the ONNX export differs from the PyTorch program's by 0.5"
+    assert caught.value.found == "output 'y' of the ONNX export differs from the original model's by 0.5"
 
 
 def test_export_that_is_nan_on_one_side_is_refused() -> None:

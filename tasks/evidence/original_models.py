@@ -1,0 +1,254 @@
+"""Loaders of models of other flavors; they run in the export process alone (`torch_export_process`).
+
+Each writes the model as ONNX and returns a function that runs the original on named arrays.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import logging
+import sys
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tasks.evidence.sklearn_file import TRUSTED
+from validators.untrusted.torch_program import container_types, leaf_names
+
+if TYPE_CHECKING:
+    import torch
+
+# Arrays of one batch by input name -> the outputs, in the order of the ONNX model's.
+Run = Callable[[Mapping[str, NDArray[Any]]], list[NDArray[Any]]]
+
+# The newest opset that all the pinned runtimes read, with its IR version.
+OPSET = 21
+IR_VERSION = 10
+# Batch and length of the tokens, or of the signal, that an encoder is traced on.
+TRACED, TRACED_SIGNAL = (2, 16), (2, 16000)
+TOKENS = ("input_ids", "attention_mask", "token_type_ids")
+# Input of a converted scikit-learn model: float32 [samples, features].
+FEATURES = "X"
+
+
+def from_program(order: dict[str, Any]) -> Run:
+    """Load an exported program (`.pt2`)."""
+    import torch
+    from torch.utils import _pytree as pytree
+
+    _stand_in(container_types(Path(order["path"])))
+    exported = torch.export.load(order["path"])
+    write_program(exported, order["onnx"])
+
+    def run(batch: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
+        tensors = [torch.from_numpy(array) for array in batch.values()]
+        args, kwargs = pytree.tree_unflatten(tensors, exported.call_spec.in_spec)
+        with torch.no_grad():
+            return _arrays_of(exported.module()(*args, **kwargs))
+
+    return run
+
+
+def from_pickle(order: dict[str, Any]) -> Run:
+    """Load a pickled module and trace it on the samples whose names are parameters of `forward`."""
+    import torch
+
+    sys.path[:0] = order["code"]
+    module = torch.load(order["path"], map_location="cpu", weights_only=False)
+    assert isinstance(module, torch.nn.Module), f"the file holds a {type(module).__name__}, not a torch.nn.Module"
+    with np.load(order["samples"], allow_pickle=False) as archive:
+        samples = {name: archive[name] for name in archive.files}
+    taken = list(inspect.signature(module.forward).parameters)
+    names = [name for name in taken if name in samples]
+    assert names, f"`forward` takes {taken}, but the data has {sorted(samples)}: the names must match"
+    return _trace(module.eval(), {name: samples[name] for name in names}, order, axes=1)
+
+
+def from_transformers(order: dict[str, Any]) -> Run:
+    """Load an encoder of transformers from its configuration and safetensors."""
+    import transformers
+
+    config = transformers.AutoConfig.from_pretrained(order["path"], local_files_only=True, trust_remote_code=False)
+    kinds = config.architectures or []
+    kind = getattr(transformers, kinds[0], None) if kinds else transformers.AutoModel
+    assert kind is not None, f"transformers {transformers.__version__} has no {kinds[0]}"
+    config.use_cache = False
+    model = kind.from_pretrained(
+        order["path"],
+        config=config,
+        local_files_only=True,
+        use_safetensors=True,
+        attn_implementation="eager",
+        dtype="float32",
+    )
+    return _trace(model.eval(), _inputs_of(model, config), order)
+
+
+def from_sentence_transformers(order: dict[str, Any]) -> Run:
+    """Load a sentence encoder: its transformer, pooling, and what follows, up to `sentence_embedding`."""
+    import torch
+    from sentence_transformers import SentenceTransformer
+
+    loaded = SentenceTransformer(
+        order["path"],
+        device="cpu",
+        local_files_only=True,
+        trust_remote_code=False,
+        model_kwargs={"use_safetensors": True, "attn_implementation": "eager", "dtype": "float32"},
+    )
+
+    class Encoder(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stages = torch.nn.ModuleList(loaded)
+
+        def forward(self, input_ids: Any, attention_mask: Any, token_type_ids: Any = None) -> Any:
+            features = {"input_ids": input_ids, "attention_mask": attention_mask}
+            features |= {} if token_type_ids is None else {"token_type_ids": token_type_ids}
+            for stage in self.stages:
+                features = stage(features)
+            return {"sentence_embedding": features["sentence_embedding"]}
+
+    encoder = Encoder().eval()
+    first: Any = loaded[0]
+    return _trace(encoder, _inputs_of(encoder, first.auto_model.config), order)
+
+
+def from_sklearn(order: dict[str, Any]) -> Run:
+    """Load a fitted model of scikit-learn, stored by skops or, if the operator allowed it, by pickle."""
+    import onnx
+    from skl2onnx import convert_sklearn
+    from skl2onnx.common.data_types import FloatTensorType
+
+    path = Path(order["path"])
+    if path.suffix == ".skops":
+        import skops.io
+
+        model = skops.io.load(path, trusted=TRUSTED)
+    else:
+        import cloudpickle
+
+        sys.path[:0] = order["code"]
+        model = cloudpickle.loads(path.read_bytes())
+    options = {"zipmap": False} if hasattr(model, "predict_proba") else None
+    kinds = [(FEATURES, FloatTensorType([None, model.n_features_in_]))]
+    converted = convert_sklearn(model, initial_types=kinds, options=options, target_opset={"": 21, "ai.onnx.ml": 3})
+    onnx.save(converted, order["onnx"])
+
+    def run(batch: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
+        (array,) = batch.values()
+        outputs = [model.predict(array)]
+        if hasattr(model, "predict_proba"):
+            return [*outputs, model.predict_proba(array)]
+        return [np.asarray(outputs[0]).reshape(len(array), -1)]
+
+    return run
+
+
+def write_program(exported: torch.export.ExportedProgram, path: str) -> None:
+    """Write a program as ONNX. The keys of dictionaries name its outputs."""
+    import onnx
+    import torch
+    from torch.utils import _pytree as pytree
+
+    # The exporter also logs that torchvision is not installed; no operator here needs it.
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+    spec = json.loads(pytree.treespec_dumps(exported.call_spec.out_spec))[1]
+    inputs = exported.graph_signature.user_inputs
+    names = leaf_names(spec, [isinstance(item, str) for item in exported.graph_signature.user_outputs], inputs)
+    with warnings.catch_warnings():
+        # The exporter warns about its own internals (deprecated calls in its passes), which no user can act on.
+        warnings.simplefilter("ignore")
+        converted = torch.onnx.export(
+            exported, dynamo=True, opset_version=OPSET, verbose=False, output_names=names or None
+        )
+    assert converted is not None
+    model = converted.model_proto
+    model.ir_version = IR_VERSION
+    _name_axes(model.graph)
+    onnx.save(model, path)
+
+
+def _name_axes(graph: Any) -> None:
+    """Name the dynamic axes that the exporter numbered: `batch` for axis 0, `sequence` for axis 1 of the inputs."""
+    names: dict[str, str] = {}
+    for value in graph.input:
+        for axis, name in zip(value.type.tensor_type.shape.dim, ("batch", "sequence"), strict=False):
+            if axis.dim_param and axis.dim_param[0] == "s" and axis.dim_param[1:].isdigit():
+                names.setdefault(axis.dim_param, name)
+    if len(set(names.values())) < len(names):
+        return
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        for axis in value.type.tensor_type.shape.dim:
+            axis.dim_param = names.get(axis.dim_param, axis.dim_param) if axis.dim_param else axis.dim_param
+
+
+def _trace(module: torch.nn.Module, inputs: dict[str, NDArray[Any]], order: dict[str, Any], axes: int = 2) -> Run:
+    """Trace a module on arrays by input name, and write it.
+
+    Axis 0 is dynamic, and with `axes` 2 axis 1 of matrices.
+    """
+    import torch
+
+    tensors = {name: torch.from_numpy(array) for name, array in inputs.items()}
+    dynamic = {name: axes if array.ndim == 2 else 1 for name, array in inputs.items()}
+    shapes = {name: dict.fromkeys(range(count), torch.export.Dim.AUTO) for name, count in dynamic.items()}
+    with torch.no_grad():
+        write_program(torch.export.export(module, (), tensors, dynamic_shapes=shapes), order["onnx"])
+
+    def run(batch: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
+        with torch.no_grad():
+            return _arrays_of(module(**{name: torch.from_numpy(array) for name, array in batch.items()}))
+
+    return run
+
+
+def _inputs_of(module: torch.nn.Module, config: Any) -> dict[str, NDArray[Any]]:
+    """Return inputs to trace an encoder on, by its configuration: tokens, images or a signal."""
+    taken = inspect.signature(module.forward).parameters
+    if "pixel_values" in taken:
+        size = config.image_size if isinstance(config.image_size, Sequence) else [config.image_size] * 2
+        return {"pixel_values": np.zeros((TRACED[0], getattr(config, "num_channels", 3), *size), np.float32)}
+    if "input_values" in taken:
+        return {"input_values": np.zeros(TRACED_SIGNAL, np.float32)}
+    # As tokenizers do: models with one type of token get no types.
+    several = getattr(config, "type_vocab_size", 0) > 1
+    names = [name for name in TOKENS if name in taken and (name != "token_type_ids" or several)]
+    assert "input_ids" in names, f"`forward` takes {', '.join(taken)}: neither tokens nor images nor a signal"
+    return {name: np.ones(TRACED, np.int64) for name in names}
+
+
+def _arrays_of(outputs: Any) -> list[NDArray[Any]]:
+    """Return the tensors in the outputs of a program: containers are flattened as in its export."""
+    import torch
+    from torch.utils import _pytree as pytree
+
+    return [leaf.detach().numpy() for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
+
+
+def _stand_in(names: set[str]) -> None:
+    """Register a list in place of each container of another library, such as ModelOutput, which need not be installed."""
+    from torch.utils import _pytree as pytree
+
+    for name in sorted(names - set(pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE)):
+        made = type(name.rpartition(".")[2], (_StandIn,), {})
+        pytree.register_pytree_node(
+            made,
+            lambda value: (value.leaves, value.context),
+            made,
+            serialized_type_name=name,
+            to_dumpable_context=lambda context: context,
+            from_dumpable_context=lambda context: context,
+        )
+
+
+class _StandIn:
+    """Container of another library: its leaves in order."""
+
+    def __init__(self, leaves: Any, context: Any) -> None:
+        self.leaves, self.context = list(leaves), context
