@@ -35,7 +35,7 @@ def save(
     nodes: list[onnx.NodeProto],
     constants: dict[str, NDArray[Any]],
     outputs: list[str],
-    more: list[Any] = [],
+    more: Sequence[Any] = (),
 ) -> Path:
     """A model of `x` [steps, batch, width] with named nodes."""
     graph = helper.make_graph(
