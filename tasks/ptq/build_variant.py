@@ -120,7 +120,7 @@ def quantize_int8(
     weights = Int8Weights(candidate.granularity == "pc", bits, candidate.weight_method or "rtn")
     if candidate.dynamic:
         return quantize_dynamic(model, path, weights=weights, keep_float=keep_float)
-    return quantize_qdq(
+    report = quantize_qdq(
         model,
         path,
         ranges_for(candidate, materials.statistics(candidate.smooth)),
@@ -130,6 +130,12 @@ def quantize_int8(
         weights=weights,
         keep_float=keep_float,
     )
+    if facts_of(candidate.target).pairs != "ort-cpu":
+        return report
+    # What has no pairs: recurrent layers, and bodies, whose tensors have no calibrated ranges.
+    rest = quantize_dynamic(path, path, weights=weights, keep_float=keep_float, rest=True)
+    left = {name: why for name, why in (report.left | rest.left).items() if name not in rest.quantized}
+    return QdqReport((*report.quantized, *rest.quantized), left)
 
 
 def float_graph(candidate: Candidate, materials: Materials) -> Path:

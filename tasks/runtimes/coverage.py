@@ -95,6 +95,7 @@ def coverage_of(
     for kernel, what in timed:
         by_kernel[what.name] = by_kernel.get(what.name, 0.0) + kernel.microseconds
     unfused = frozenset(find_unfused(graph, provider))
+    without_form = provider_of(provider).without_form
     kernels = {what for _, what in timed}
     return replace(
         _sum_up(counted, events, requests),
@@ -103,6 +104,7 @@ def coverage_of(
         us_by_kernel=by_kernel,
         unfused=tuple(kernel for kernel in ran if kernel.kind in CONVERSIONS and kernel.name in unfused),
         inserted=_inserted(ran, baseline.kernels) if baseline else (),
+        without_form=tuple(sorted({what.name for _, _, what in counted} & without_form)),
     )
 
 
@@ -114,6 +116,7 @@ def _with_work(found: Coverage, plain: Coverage) -> Coverage:
         float_nodes=plain.float_nodes,
         half_nodes=plain.half_nodes,
         products=plain.products,
+        without_form=plain.without_form,
         low_precision=tuple(sorted({*found.low_precision, *plain.low_precision})),
         half_precision=tuple(sorted({*found.half_precision, *plain.half_precision})),
     )

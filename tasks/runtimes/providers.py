@@ -50,13 +50,15 @@ class ExecutionProvider:
     """Provider that runs a model; session settings refer to it by `name`.
 
     `low_precision` are kernels, as ONNX Runtime's profile names them, that multiply 8-bit or 4-bit operands, or weights of
-    such. `is_compiled`: the provider runs what it takes of a graph as one node, so the profile has no kernel types.
+    such; `without_form` are kernels of operators that have no such kernel.
+    `is_compiled`: the provider runs what it takes of a graph as one node, so the profile has no kernel types.
     `plugin` is set for a provider in a package of its own. `opener` returns a `tasks.runtimes.runner.Runner` for a file;
     without it, an ONNX Runtime session is opened.
     """
 
     name: str
     low_precision: frozenset[str] = frozenset()
+    without_form: frozenset[str] = frozenset()
     is_compiled: bool = False
     plugin: Plugin | None = None
     opener: Callable[[Path, SessionSettings], AbstractContextManager[Any]] | None = None
@@ -108,6 +110,8 @@ _CPU_KERNELS = frozenset(
         "QLinearWhere",
     }
 )
+# Operators that its lists have in float alone. Recurrent layers of many units are rewritten (`tasks/ptq/eight_bit/gru.py`).
+_CPU_FLOAT = frozenset({"ConvTranspose", "GRU", "RNN"})
 # It has no QLinearConv and no QLinearMatMul: a Q/DQ file runs there in float, or by another provider.
 _CUDA_KERNELS = frozenset(
     {
@@ -127,7 +131,7 @@ _CUDA_KERNELS = frozenset(
 PROVIDERS: dict[str, ExecutionProvider] = {
     provider.name: provider
     for provider in (
-        ExecutionProvider(CPU_PROVIDER, _CPU_KERNELS),
+        ExecutionProvider(CPU_PROVIDER, _CPU_KERNELS, _CPU_FLOAT),
         ExecutionProvider(OPENVINO_PROVIDER, is_compiled=True, plugin=openvino),
         ExecutionProvider(CUDA_PROVIDER, _CUDA_KERNELS),
         # The profile shows a graph compiled by TensorRT as one kernel, TRTKernel_graph_<number>.

@@ -26,12 +26,16 @@ def judge_coverage(candidate: str, coverage: Coverage, gates: Gates) -> Verdict 
     """Judge the share of multiply-accumulates in low-precision kernels; None for FP32 or if the gate is off.
 
     An INT8 file that runs float kernels fails. If kernels of unknown precision could decide, the outcome is inconclusive.
+    Operators for which the engine has no low-precision kernel do not count, unless there are no others; the verdict names them.
     """
     precision = decode(candidate).precision
     if gates.min_coverage is None or precision == "fp32":
         return None
     share = coverage.half_share if precision == "fp16" else coverage.share
-    most = share + coverage.unknown
+    excluded = "" if precision == "fp16" or not 0 < coverage.possible < 1 else _name_excluded(coverage)
+    if excluded:
+        share = min(share / coverage.possible, 1.0)
+    most = min(share + coverage.unknown / (coverage.possible if excluded else 1), 1.0)
     outcome: Outcome = (
         "pass" if share >= gates.min_coverage else "inconclusive" if most >= gates.min_coverage else "fail"
     )
@@ -45,9 +49,14 @@ def judge_coverage(candidate: str, coverage: Coverage, gates: Gates) -> Verdict 
         direction="at_least",
         low=share if coverage.unknown else None,
         high=most if coverage.unknown else None,
-        method=f"multiply-accumulates by kernel, from {_told_by(coverage)}",
-        reason="" if outcome == "pass" else ran + _told(precision, coverage),
+        method=f"multiply-accumulates by kernel, from {_told_by(coverage)}{excluded}",
+        reason="" if outcome == "pass" else ran + excluded + _told(precision, coverage),
     )
+
+
+def _name_excluded(coverage: Coverage) -> str:
+    nodes = [f"{node.name} ({node.kernel})" for node in coverage.nodes_without_form]
+    return f"; without {1 - coverage.possible:.0%} in operators that have no low-precision kernel: {_name(nodes)}"
 
 
 def judge_time_coverage(candidate: str, coverage: Coverage, gates: Gates) -> Verdict | None:
@@ -109,6 +118,8 @@ def _told(precision: str, coverage: Coverage) -> str:
     back = coverage.float_nodes if precision == "fp16" else (*coverage.float_nodes, *coverage.half_nodes)
     elsewhere = sorted(kernel for kernel in coverage.macs_by_kernel if " on " in kernel)
     parts = []
+    if not coverage.possible:
+        parts.append("the engine has no low-precision kernel for any of its products")
     if back:
         parts.append(f"in float: {_name(back)}")
     if elsewhere:

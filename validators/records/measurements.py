@@ -61,7 +61,8 @@ class Coverage:
     `us_by_kernel` holds microseconds of one request. It is empty if the runtime reports no times; `unfused` and `inserted` are
     then unknown too. `unfused` lists QuantizeLinear and DequantizeLinear nodes that ran although the file intended them to be
     fused, `inserted` the casts, transposes and reorders beyond those of the baseline. `kernels_path` is a JSON list of all
-    kernels with their times. `products` lists the nodes with MACs in execution order.
+    kernels with their times. `products` lists the nodes with MACs in execution order. `without_form` lists the kernels that
+    multiply floats because the provider has none in low precision for their operator.
     """
 
     macs_by_kernel: dict[str, int]
@@ -75,6 +76,7 @@ class Coverage:
     inserted: tuple[KernelTime, ...] = ()
     kernels_path: Path | None = None
     products: tuple[MultipliedNode, ...] = ()
+    without_form: tuple[str, ...] = ()
 
     def precision(self, kernel: str) -> Precision:
         """Return the precision of a kernel, by its name.
@@ -96,6 +98,21 @@ class Coverage:
         0.75
         """
         return _share(self.macs_by_kernel, self.low_precision)
+
+    @property
+    def possible(self) -> float:
+        """Share of MACs, 0 to 1, of operators for which the provider has a low-precision kernel.
+
+        >>> Coverage({"QGemm": 300, "GRU": 100}, ("QGemm",), ("gru",), (), without_form=("GRU",)).possible
+        0.75
+        """
+        return 1 - _share(self.macs_by_kernel, self.without_form)
+
+    @property
+    def nodes_without_form(self) -> tuple[MultipliedNode, ...]:
+        """Nodes that ran in float because the provider has no low-precision kernel for their operator, largest first."""
+        found = [node for node in self.products if node.kernel in self.without_form]
+        return tuple(sorted(found, key=lambda node: -node.macs))
 
     @property
     def half_share(self) -> float:

@@ -7,15 +7,19 @@ MatMul, Gemm        DynamicQuantizeMatMul; MatMulIntegerToFloat where several pr
                     DynamicQuantizeLinear then quantizes once. A constant added to each row becomes their bias.
 Attention (fused)   QAttention
 LSTM                DynamicQuantizeLSTM
+GRU                 DynamicQuantizeMatMul, of all inputs at once and of the state in a Scan (`gru.py`), from 256 units on
 Gather of a table   GatherBlockQuantized: an embedding, quantized in blocks of a row. It saves size only; nothing is
                     computed in INT8.
+
+Bodies of If, Loop and Scan are quantized likewise, but for tables. With `rest`, only they and the recurrent layers are, in a
+file with Q/DQ pairs: there are no calibrated ranges in a body, and no pairs for recurrent layers.
 
 Convolutions stay in float: ConvInteger takes several times as long as Conv (`benchmarks/README.md`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +30,7 @@ from numpy.typing import NDArray
 from onnx.external_data_helper import load_external_data_for_model
 from onnx.helper import make_node, make_opsetid
 
+from tasks.ptq.eight_bit.gru import quantized_gru, why_no_gru
 from tasks.ptq.eight_bit.int8_weights import Int8Weights
 from tasks.ptq.eight_bit.placement import KEPT, GraphView
 from tasks.ptq.eight_bit.qdq import QdqReport
@@ -33,6 +38,7 @@ from tasks.ptq.eight_bit.tied import TABLE_BLOCKS, look_up, store_table
 from tasks.ptq.graph.edits import (
     Names,
     attribute,
+    bodies_of,
     custom_operators,
     drop_unused_initializers,
     from_array,
@@ -44,6 +50,8 @@ from validators.errors import CandidateRefused
 
 DOMAIN = "com.microsoft"
 ATTENTION = f"{DOMAIN}:Attention"
+# Layers that no pairs of Q/DQ quantize.
+RECURRENT = frozenset({"LSTM", "GRU"})
 # Attributes of Attention that QAttention supports.
 ATTENTION_ATTRIBUTES = {"num_heads", "unidirectional", "scale", "mask_filter_value"}
 
@@ -69,45 +77,81 @@ def quantize_dynamic(
     *,
     weights: Int8Weights,
     keep_float: Collection[str] = (),
+    rest: bool = False,
 ) -> QdqReport:
     """Write a dynamically quantized variant of a float model with named nodes.
 
-    Weights are symmetric INT8. The nodes in `keep_float` are unchanged. A variant in the
-    folder of a model with external weights shares the unchanged weights.
+    Weights are symmetric INT8. The nodes in `keep_float` are unchanged. A variant in the folder of a model with external
+    weights shares the unchanged weights. `rest` takes a file with Q/DQ pairs, and quantizes what pairs cannot; the variant is
+    not written if there is nothing of it.
 
     Raises:
-        CandidateRefused: `unsupported`: the model has no node that can be quantized dynamically.
+        CandidateRefused: `unsupported`: the model has no node that can be quantized dynamically (not with `rest`).
     """
     # External weights are read one by one, when they are needed.
     proto = onnx.load(float_model, load_external_data=False)
-    view = GraphView(proto.graph)
-    left = {node.name: why for node in proto.graph.node if (why := _why_left(view, node, keep_float))}
-    chosen = [node for node in proto.graph.node if node.name not in left and _has_form(view, node)]
-    names = {node.name for node in chosen}
-    left |= {name: why for name, why in custom_operators(proto.graph).items() if name not in {*names, *left}}
-    if not chosen:
-        raise _nothing(left)
-    readers: dict[str, int] = {}
-    for node in chosen:
-        if operator_of(node) in ("MatMul", "Gemm", ATTENTION):
-            readers[node.input[0]] = readers.get(node.input[0], 0) + 1
-    work = _DynamicPass(view, float_model.parent, weights, readers, Names(proto.graph))
-    for node in proto.graph.node:
-        if node.name in names:
-            work.nodes.extend(_MAKERS[operator_of(node)](work, node))
-        elif node.name not in work.folded:
-            work.nodes.append(node)
-    nodes = [onnx.NodeProto.FromString(node.SerializeToString()) for node in work.nodes]
-    proto.graph.ClearField("node")
-    proto.graph.node.extend(nodes)
-    drop_unused_initializers(proto.graph)
+    names = Names(proto.graph)
+    report = _quantize_graph(
+        proto.graph, {}, float_model.parent, weights, keep_float, names, RECURRENT if rest else None
+    )
+    if not report.quantized:
+        if rest:
+            return report
+        raise _nothing(report.left)
     if not any(opset.domain == DOMAIN for opset in proto.opset_import):
         proto.opset_import.append(make_opsetid(DOMAIN, 1))
     # In its source's folder, a variant shares the unchanged external weights.
     if variant.parent != float_model.parent:
         load_external_data_for_model(proto, str(float_model.parent))
     save_model(proto, variant)
-    return QdqReport(tuple(node.name for node in chosen), left)
+    return report
+
+
+def _quantize_graph(
+    graph: onnx.GraphProto,
+    outer: Mapping[str, onnx.TensorProto],
+    folder: Path,
+    weights: Int8Weights,
+    keep_float: Collection[str],
+    names: Names,
+    kinds: Collection[str] | None,
+) -> QdqReport:
+    """Quantize a graph and the bodies in it. `outer` are the constants of the graphs around; `kinds` limits the operators."""
+    view = GraphView(graph)
+    own = frozenset(view.constants)
+    computed = {*view.producer, *(value.name for value in graph.input)}
+    view.constants = {name: value for name, value in outer.items() if name not in computed} | view.constants
+    # The runtime's form of a table reads it from the graph that holds the look-up.
+    tables = {node.name for node in graph.node if node.op_type == "Gather" and node.input[0] not in own}
+    quantized: list[str] = []
+    left: dict[str, str] = {}
+    for node in graph.node:
+        for body in bodies_of(node):
+            inner = _quantize_graph(body, view.constants, folder, weights, keep_float, names, None)
+            quantized += inner.quantized
+            left |= inner.left
+    nodes = [node for node in graph.node if kinds is None or operator_of(node) in kinds]
+    left |= {node.name: why for node in nodes if node.name not in tables and (why := _why_left(view, node, keep_float))}
+    chosen = [node for node in nodes if node.name not in {*left, *tables} and _has_form(view, node)]
+    taken = {node.name for node in chosen}
+    left |= {
+        name: why for name, why in custom_operators(graph).items() if name not in {*taken, *left} and kinds is None
+    }
+    readers: dict[str, int] = {}
+    for node in chosen:
+        if operator_of(node) in ("MatMul", "Gemm", ATTENTION):
+            readers[node.input[0]] = readers.get(node.input[0], 0) + 1
+    work = _DynamicPass(view, folder, weights, readers, names)
+    for node in graph.node:
+        if node.name in taken:
+            work.nodes.extend(_MAKERS[operator_of(node)](work, node))
+        elif node.name not in work.folded:
+            work.nodes.append(node)
+    made = [onnx.NodeProto.FromString(node.SerializeToString()) for node in work.nodes]
+    graph.ClearField("node")
+    graph.node.extend(made)
+    drop_unused_initializers(graph)
+    return QdqReport((*quantized, *(node.name for node in chosen)), left)
 
 
 def _has_form(view: GraphView, node: onnx.NodeProto) -> bool:
@@ -120,8 +164,6 @@ def _why_left(view: GraphView, node: onnx.NodeProto, keep_float: Collection[str]
     if node.name in keep_float:
         return KEPT
     kind = operator_of(node)
-    if any(body.node for item in node.attribute for body in (item.g, *item.graphs)):
-        return "bodies of control flow are not looked into"
     if kind in ("Conv", "ConvTranspose"):
         return "convolutions are slower with ranges at run time"
     if kind in ("MatMul", "Gemm"):
@@ -135,6 +177,10 @@ def _why_left(view: GraphView, node: onnx.NodeProto, keep_float: Collection[str]
         fixed = all(weight is not None and weight.data_type == onnx.TensorProto.FLOAT for weight in weights)
         plain = fixed and not any(node.input[7:]) and not attribute(node, "layout", 0)
         return None if plain else "an LSTM in a form that has no quantized one"
+    if kind == "GRU":
+        return why_no_gru(view, node)
+    if kind == "RNN":
+        return "an RNN has no integer kernel"
     if kind == "Gather":
         if not _is_matrix(view, node.input[0]):
             return None
@@ -233,6 +279,12 @@ def _lstm(work: _DynamicPass, node: onnx.NodeProto) -> list[onnx.NodeProto]:
     return [quantized]
 
 
+def _gru(work: _DynamicPass, node: onnx.NodeProto) -> list[onnx.NodeProto]:
+    return quantized_gru(
+        node, work.view, work.settings, work.names, lambda name, array: _constant(work, name, array), work.folder
+    )
+
+
 def _table(work: _DynamicPass, node: onnx.NodeProto) -> list[onnx.NodeProto]:
     constant = work.view.constants[node.input[0]]
     size = _block_of(constant.dims[1])
@@ -279,9 +331,9 @@ def _nothing(left: dict[str, str]) -> CandidateRefused:
     return CandidateRefused(
         kind="unsupported",
         found="nothing to quantize with ranges at run time" + (f" ({but})" if but else ""),
-        expected="a MatMul, Gemm, LSTM, fused Attention or table with constant weights",
+        expected="a MatMul, Gemm, LSTM, GRU, fused Attention or table with constant weights",
         fix="take a candidate of INT8 static",
     )
 
 
-_MAKERS = {"MatMul": _product, "Gemm": _product, ATTENTION: _attention, "LSTM": _lstm, "Gather": _table}
+_MAKERS = {"MatMul": _product, "Gemm": _product, ATTENTION: _attention, "LSTM": _lstm, "GRU": _gru, "Gather": _table}

@@ -62,6 +62,14 @@ PASS_THROUGH = frozenset(
 )
 FOLDED = frozenset({"Relu", "Clip"})
 KEPT = "kept in float as asked"
+# Operators that multiply and have no integer kernel for pairs, by the runtime's list of kernels.
+NO_KERNEL = {
+    "ConvTranspose": "ConvTranspose has no integer kernel",
+    "Einsum": "Einsum has no integer kernel: write it as MatMul",
+    "GRU": "GRU has no integer kernel",
+    "LSTM": "LSTM has no integer kernel for calibrated ranges",
+    "RNN": "RNN has no integer kernel",
+}
 
 
 @dataclass(frozen=True)
@@ -160,6 +168,7 @@ def place(
     """
     view = GraphView(graph)
     left = custom_operators(graph)
+    left |= {node.name: NO_KERNEL[node.op_type] for node in graph.node if not node.domain and node.op_type in NO_KERNEL}
     products = []
     for node in [node for node in graph.node if node.op_type in WEIGHT_INPUT and node.name not in left]:
         reason = why_not(view, node, ranges, target, every_operator, keep_float)

@@ -145,16 +145,30 @@ def attribute(node: onnx.NodeProto, name: str, default: Any) -> Any:
 
 
 def name_nodes(graph: onnx.GraphProto) -> int:
-    """Give every node a unique name; return how many were renamed."""
+    """Give every node, also in bodies, a unique name; return how many were renamed."""
     names = Names(graph)
     seen: set[str] = set()
     renamed = 0
-    for index, node in enumerate(graph.node):
-        if not node.name or node.name in seen:
-            node.name = names.new(f"{node.op_type}_{index}")
-            renamed += 1
-        seen.add(node.name)
+    for part in graphs_of(graph):
+        for index, node in enumerate(part.node):
+            if not node.name or node.name in seen:
+                node.name = names.new(f"{node.op_type}_{index}")
+                renamed += 1
+            seen.add(node.name)
     return renamed
+
+
+def bodies_of(node: onnx.NodeProto) -> list[onnx.GraphProto]:
+    """Return the bodies of an If, a Loop or a Scan; empty for other nodes."""
+    return [body for item in node.attribute for body in (item.g, *item.graphs) if body.node or body.output]
+
+
+def graphs_of(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    """Yield a graph and all bodies in it."""
+    yield graph
+    for node in graph.node:
+        for body in bodies_of(node):
+            yield from graphs_of(body)
 
 
 class Names:
