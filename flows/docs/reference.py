@@ -26,10 +26,11 @@ from validators.job.job_data import TextDecoding
 from validators.job.job_gates import Gates
 from validators.job.recipe_words import describe
 from validators.samples.datasets import TensorSpec
+from validators.samples.labels import LabelKind
 from validators.targets import facts_of, target_names
 
 # Options that every metric can be built with; the pages read only its fixed properties.
-_OPTIONS = Options(threshold=None, decoder=Decoder(TextDecoding(), ("a",) * 50, ""))
+_OPTIONS = Options(threshold=None, decoder=Decoder(TextDecoding(), ("a",) * 50, ""), scores="logits", k=10)
 
 # Example outputs of a model, by the shapes that metrics distinguish.
 _OUTPUTS: dict[str, tuple[str, tuple[int, ...]]] = {
@@ -37,7 +38,21 @@ _OUTPUTS: dict[str, tuple[str, tuple[int, ...]]] = {
     "(n, 2)": ("float32", (8, 2)),
     "(n,)": ("float32", (8,)),
     "(n, tokens, vocabulary)": ("float32", (8, 6, 50)),
+    "(n, classes, h, w)": ("float32", (8, 3, 4, 5)),
+    "(n, boxes, 6)": ("float32", (8, 20, 6)),
     "text": ("str", (8,)),
+}
+
+# Labels in words.
+_KINDS: dict[LabelKind, str] = {
+    "any": "none needed",
+    "classes": "class indices",
+    "numbers": "numbers",
+    "text": "text or ids",
+    "class_maps": "a class index for each cell, -100 for none",
+    "multi_hot": "0 or 1 for each class",
+    "groups": "the group of relevant samples",
+    "boxes": "boxes: x1, y1, x2, y2, class",
 }
 
 
@@ -158,9 +173,7 @@ def _labels(name: MetricName, dtype: str, shape: tuple[int, ...]) -> str:
             continue
         if dtype == "str" and spec.kind != "text":
             return ""
-        kind = {"any": "none needed", "classes": "class indices", "numbers": "numbers", "text": "text or ids"}[
-            spec.kind
-        ]
+        kind = _KINDS[spec.kind]
         pairs = ", one for samples 2i and 2i + 1" if spec.in_pairs else ""
         several = ", one a value" if spec.kind == "numbers" and spec.size > 1 else ""
         return f"{kind}{several}{pairs}{'' if spec.required or spec.kind == 'any' else ', or none'}"

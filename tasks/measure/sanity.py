@@ -15,7 +15,7 @@ from tasks.measure.metrics.perplexity import WINDOWS_AT_ONCE
 from tasks.runtimes.runner import open_runner
 from validators.records.measurements import Answers, Sanity
 from validators.records.run import SessionSettings, Variant
-from validators.samples.datasets import Feed, Samples
+from validators.samples.datasets import Arrays, Feed, Samples, rows_of
 
 RUNS = 3
 # Enough to tell a constant answer, and a random one; samples of perplexity are whole windows of text.
@@ -39,14 +39,14 @@ def sanity_batches(samples: Samples, fixed_batch: int | None, *, of_text: bool) 
     return list(islice(samples.batches(size), max(1, wanted // size)))
 
 
-def make_sanity(variant: Variant, batches: Sequence[Feed], baseline: tuple[Answers, ...] | None, _: Path) -> Sanity:
+def make_sanity(variant: Variant, batches: Sequence[Arrays], baseline: tuple[Answers, ...] | None, _: Path) -> Sanity:
     """Ask a variant; `baseline` holds the answers of the baseline, None for the baseline itself."""
     found = ask(variant.loaded, variant.session, batches)
-    samples = sum(batch.rows for batch in batches)
+    samples = sum(map(rows_of, batches))
     return Sanity(samples, RUNS, found if baseline is None else baseline, found)
 
 
-def ask(model: Path, settings: SessionSettings, batches: Sequence[Feed]) -> tuple[Answers, ...]:
+def ask(model: Path, settings: SessionSettings, batches: Sequence[Arrays]) -> tuple[Answers, ...]:
     """Return the answers of every output to the samples of `batches`. Each batch runs `RUNS` times.
 
     Raises:
@@ -61,7 +61,7 @@ def ask(model: Path, settings: SessionSettings, batches: Sequence[Feed]) -> tupl
             runs = [runner.run(batch, names) for _ in range(RUNS)]
             parts.append(
                 [
-                    describe(spec.name, spec.dtype, [run[place] for run in runs], batch.rows)
+                    describe(spec.name, spec.dtype, [run[place] for run in runs], rows_of(batch))
                     for place, spec in enumerate(runner.outputs)
                 ]
             )

@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from validators.errors import JobError
-from validators.gates.intervals import Clusters
 from validators.samples.datasets import TensorSpec
 from validators.samples.labels import LabelSpec
+
+if TYPE_CHECKING:
+    from validators.gates.intervals import Clusters
 
 Outputs = NDArray[Any]
 Labels = NDArray[Any]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,9 +22,11 @@ from tasks.measure.metrics.metric import (
     misfit,
     values_a_sample,
 )
-from validators.gates.intervals import Clusters
 from validators.samples.datasets import TensorSpec
 from validators.samples.labels import LabelSpec
+
+if TYPE_CHECKING:
+    from validators.gates.intervals import Clusters
 
 Scores = Literal["logits", "probabilities"]
 # As in torchmetrics.
