@@ -1,6 +1,7 @@
 # Two commands are all a new user needs: `make demo` and `make test`. Both set up what they need first.
 VENV := .venv
 READY := $(VENV)/.ready
+FLAVORS := $(VENV)/.flavors
 BIN := $(VENV)/bin
 
 .PHONY: demo demo-all demo-image test test-all test-rest test-faults docs lint format ui serve deploy worker audit gpu-check lock schemas clean
@@ -24,11 +25,11 @@ test: $(READY)
 	@$(PYTEST) -m "golden or not slow"
 
 # All tests. They need Chromium and PostgreSQL, which pip does not install.
-test-all: $(READY)
+test-all: $(FLAVORS)
 	@$(PYTEST)
 
 # What `make test` leaves out.
-test-rest: $(READY)
+test-rest: $(FLAVORS)
 	@$(PYTEST) -m "slow and not golden"
 
 # Every kill at every stage of a run, on real servers: minutes to an hour; docs/faults.md.
@@ -78,8 +79,8 @@ LOCK := $(BIN)/uv pip compile --universal --python-version 3.11 --generate-hashe
 	--custom-compile-command "make lock"
 PROJECT := pyproject.toml requirements/torch-needs.in --override requirements/without-torch.in
 lock: $(READY)
-	@$(LOCK) $(PROJECT) --extra cpu --extra demo --extra server --extra dev --extra tensorrt-aot --extra bleu --extra sklearn \
-		--extra transformers -o requirements/dev.txt
+	@$(LOCK) $(PROJECT) --extra cpu --extra demo --extra server --extra dev --extra tensorrt-aot -o requirements/dev.txt
+	@$(LOCK) $(PROJECT) --extra sklearn --extra transformers -c requirements/dev.txt -o requirements/flavors.txt
 	@$(LOCK) $(PROJECT) --extra cpu --extra server -c requirements/dev.txt -o requirements/cpu.txt
 	@$(LOCK) $(PROJECT) --extra gpu -c requirements/dev.txt -o requirements/gpu.txt
 	@$(LOCK) requirements/uv.in -o requirements/uv.txt
@@ -94,6 +95,10 @@ audit: $(READY)
 
 clean:
 	rm -rf $(VENV) .quantgate build *.egg-info
+
+# Libraries of the MLflow flavors that only slow tests need; with them the set-up would take half a minute longer.
+$(FLAVORS): $(READY) requirements/flavors.txt
+	@infra/setup.sh $(VENV) flavors
 
 $(READY): requirements/dev.txt requirements/torch.txt requirements/uv.txt pyproject.toml infra/setup.sh
 	@infra/setup.sh $(VENV)

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Makes the virtual environment: `infra/setup.sh .venv`. Needs python3 (3.11 or newer) with venv, and a package index.
+# `infra/setup.sh .venv flavors` adds the libraries of MLflow flavors to one that is made.
 set -euo pipefail
 venv=${1:?usage: infra/setup.sh FOLDER}
 python=${PYTHON:-python3}
@@ -26,6 +27,11 @@ certificates=${SSL_CERT_FILE:-${PIP_CERT:-$(setting cert)}}
 # Compiled once here: where Python may not write bytecode later, each process would compile what it imports, for 10 s.
 uv() { VIRTUAL_ENV=$(realpath "$venv") "$venv/bin/uv" pip install --quiet --compile-bytecode "$@"; }
 
+if [ "${2:-}" = flavors ]; then
+  uv --require-hashes --no-deps -r requirements/flavors.txt
+  touch "$venv/.flavors"
+  exit
+fi
 # The lock is complete but for torch, which some of its packages need: nothing is left to resolve.
 uv --require-hashes --no-deps -r requirements/dev.txt
 if [ -n "${PIP_FIND_LINKS:-}" ]; then
