@@ -206,7 +206,7 @@ def test_the_demo_has_one_set_of_figures() -> None:
     ]
     assert len(rows) >= 5
     assert set(rows) <= set(pages()["docs/tutorial.md"].splitlines())
-    for figure in ("2 min 57 s", "0.782", "0.76 points", "3.23x", "3.72x"):
+    for figure in ("2 min 40 s", "0.782", "0.76 points", "4.22x", "4.20x"):
         assert figure in pages()["README.md"] and figure in pages()["docs/tutorial.md"]
 
 
