@@ -46,7 +46,9 @@ data:
   # groups: patient  # CHECK: the array that assigns samples to a patient, video or document, if any
 {label}{inputs}
 # CHECK: {metric_why}
-# Others: accuracy, top5, agreement, f1_macro, f1_binary, auroc; mse, mae, r2; cosine, spearman; perplexity; wer, cer; sqnr.
+# Others: accuracy, top5, agreement, f1_macro, f1_binary, f1_multilabel, auroc, pr_auc, log_loss, ece; token_accuracy;
+# pixel_accuracy, iou, dice; map, map50; mse, mae, r2; cosine, spearman, recall_at_k, ndcg, mrr; perplexity; wer, cer,
+# exact_match, bleu, rouge; sqnr.
 metric: {metric}
 {output}
 candidates:
