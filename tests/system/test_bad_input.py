@@ -118,7 +118,7 @@ def bad_sources(folder: Path, tiny: Tiny) -> dict[str, tuple[Changes, int, str]]
         "not in the registry": ({"source": "models:/nobody/1"}, 2, "no models:/nobody/1 in the registry"),
         "alias not in the registry": ({"source": "models:/tiny@nobody"}, 2, "no models:/tiny@nobody in the registry"),
         "not ready": ({"source": "models:/tiny-pending/1"}, 2, "in state FAILED_REGISTRATION"),
-        "other flavor": ({"source": "models:/tiny-function/1"}, 2, "the flavor onnx or pytorch"),
+        "other flavor": ({"source": "models:/tiny-function/1"}, 2, "one of the flavors onnx, pytorch"),
         "pickled": ({"source": "models:/tiny-pickled/1"}, 2, "serialization_format='pt2'"),
         "malformed URI": ({"source": "models:/tiny"}, 2, "models:/<name>/<version>"),
         "no such file": ({"source": str(folder / "none.onnx")}, 2, "no such file"),
