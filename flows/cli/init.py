@@ -35,7 +35,8 @@ _TEMPLATE = """\
 source: {source}
 target: {target}
 
-# Two files (.npz, .parquet or .csv) or folders of them, with one array for each name, samples along axis 0:
+# Two files (.npz, .parquet, .csv or .arrow) or folders of them, with one array for each name, samples along axis 0
+# (for pictures and sounds see `read` in docs/own-model.md):
 {arrays}
 # calibration: a few hundred samples like the traffic, none of them in the evaluation data.
 # evaluation: all that you have; if they are too few to detect a drop, the verdict says how many would be enough.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.evidence.fetch_data import fetch_data
+from tasks.evidence.fetch_data import load_place
 from tasks.evidence.sequences import split_sequences
 from tasks.measure.inventory import usable_cores
 from tasks.measure.metrics.metric import Metric
@@ -27,7 +27,7 @@ from validators.job.units import check_bounds_have_units
 from validators.providers import CPU_PROVIDER
 from validators.records.run import SessionSettings, Source
 from validators.samples.confirmation_split import confirmation_mask
-from validators.samples.datasets import Samples, TensorSpec, check_evaluation, load_samples
+from validators.samples.datasets import Samples, TensorSpec, check_evaluation
 from validators.samples.feeds import Feeds, feeds_of
 from validators.samples.labels import LabelSpec
 from validators.samples.run_inputs import Evidence
@@ -171,20 +171,14 @@ def load_file(run: Run, role: Role, place: Path | S3Uri, feeds: Feeds, source: S
         InfrastructureError: the S3 server does not answer.
     """
     data = run.job.data
-    fetched = fetch_data(run.state, place, role) if isinstance(place, S3Uri) else None
-    path = fetched.path if fetched else Path(str(place))
-    samples = load_samples(
-        path, feeds, label=data.label, role=role, slices=data.slices, groups=data.groups, ignore=data.ignore
-    )
-    if fetched:
-        samples = replace(samples, file=replace(samples.file, uri=str(place), version=fetched.version))
+    samples = load_place(run, place, feeds, role)
     missing = sorted(set(data.slices) - set(samples.slices))
     if samples.clusters is None:
         missing += data.group_names
     # Recorded requests may lack slices and groups; other checks compare them.
     if missing and role != "traffic":
         raise DataError(
-            found=f"{role} data {path.name} has no {missing}, which `data.slices` or `data.groups` name",
+            found=f"{role} data {samples.file.path.name} has no {missing}, which `data.slices` or `data.groups` name",
             expected="an array (or column) for each slice and for the groups in calibration and evaluation data",
             fix="add the arrays, or remove their names from `data.slices` or `data.groups`",
         )

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tasks.evidence.converted_flavors import code_of, original_of
-from tasks.evidence.fetch_data import fetch_data
+from tasks.evidence.fetch_data import load_place, local_data
 from tasks.evidence.flavors import flavor_of, flavors_of, pickled_torch
 from tasks.evidence.sequences import first_calls
 from tasks.evidence.sklearn_file import check_worth
@@ -26,7 +26,7 @@ from validators.digests import digest_file, digest_model, digest_values
 from validators.errors import SourceError
 from validators.graph.source_graph import LEAST_OPSET, check_source_graph, opset_of
 from validators.records.run import Flavor, Source
-from validators.samples.datasets import Arrays, Samples, TensorSpec, load_samples
+from validators.samples.datasets import Arrays, Samples, TensorSpec
 from validators.samples.feeds import feeds_of
 from validators.samples.readers import read_arrays
 from validators.untrusted.external_data import external_files
@@ -151,7 +151,7 @@ def _original(run: Run, model: Path, flavor: Flavor, told: dict[str, Any], uri: 
 def _samples(run: Run) -> Arrays:
     """Return a few samples of the model inputs, in the arrays of the evaluation data."""
     data = run.job.data
-    arrays = read_arrays(_local(run, "evaluation"), "evaluation")
+    arrays = read_arrays(local_data(run, data.evaluation, "evaluation").path, "evaluation")
     skipped = {data.label, *data.slices, *data.group_names, *data.ignore}
     return {name: array[:PARITY_SAMPLES] for name, array in arrays.items() if name not in skipped}
 
@@ -202,19 +202,5 @@ def _parity_samples(run: Run, inputs: tuple[TensorSpec, ...]) -> Samples:
     # Before a calibration set is picked from a pool, its file does not exist.
     to_pick = isinstance(data.calibration, Path) and not data.calibration.exists()
     role: Literal["calibration", "evaluation"] = "evaluation" if to_pick else "calibration"
-    samples = load_samples(
-        _local(run, role),
-        feeds_of(run.job.inputs, inputs, run.job.source),
-        label=data.label,
-        role=role,
-        slices=data.slices,
-        groups=data.groups,
-        ignore=data.ignore,
-    )
-    return first_calls(samples)
-
-
-def _local(run: Run, role: Literal["calibration", "evaluation"]) -> Path:
-    """Return the path of a data file of the job on this machine, downloaded if it is on S3."""
-    place: Path | S3Uri = getattr(run.job.data, role)
-    return fetch_data(run.state, place, role).path if isinstance(place, S3Uri) else place
+    feeds = feeds_of(run.job.inputs, inputs, run.job.source)
+    return first_calls(load_place(run, getattr(data, role), feeds, role))

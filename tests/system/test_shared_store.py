@@ -375,6 +375,27 @@ def test_renewal_goes_on_after_one_whose_answers_were_lost(
             held.check()
 
 
+def test_a_folder_of_data_is_fetched_once_and_again_when_an_object_changes(tmp_path: Path, where: S3Uri) -> None:
+    """All objects below a prefix, also in sub-folders; a file that was tampered with is fetched anew."""
+    prefix, s3 = where / "pictures", S3()
+    for name, content in (("a.png", b"a"), ("more/b.png", b"b")):
+        s3.write(prefix / name, content)
+    s3.write(where / "pictures-of-others" / "c.png", b"c")
+    first = fetch_data(tmp_path / "state", prefix, "evaluation")
+
+    def held(folder: Path) -> dict[str, bytes]:
+        return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+    assert first.path.name == "pictures" and held(first.path) == {"a.png": b"a", "more/b.png": b"b"}
+    stamp = first.path.stat().st_mtime_ns
+    assert fetch_data(tmp_path / "state", prefix, "evaluation") == first and first.path.stat().st_mtime_ns == stamp
+    (first.path / "a.png").write_bytes(b"tampered")
+    assert held(fetch_data(tmp_path / "state", prefix, "evaluation").path)["a.png"] == b"a"
+    s3.write(prefix / "a.png", b"new")
+    second = fetch_data(tmp_path / "state", prefix, "evaluation")
+    assert second.version != first.version and held(second.path)["a.png"] == b"new"
+
+
 def test_data_is_fetched_once_and_again_when_it_changes(tmp_path: Path, where: S3Uri) -> None:
     """By address and version; a file that was tampered with is fetched anew; what is not there is the job's fault."""
     uri, s3 = where / "evaluation.npz", S3()

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, PlainSerializer, PlainValidator, model_validator
 
 from validators.errors import JobError
-from validators.job.settings_base import Settings
+from validators.job.settings_base import FunctionName, Settings
 from validators.untrusted.s3_uris import SCHEME, S3Uri, parse_s3_uri
 
 
@@ -52,8 +52,8 @@ class OperatorLibrary(Settings):
 
 
 class Data(Settings):
-    """The samples: `.npz`, `.parquet` or `.csv` files, or folders of them, relative to the job file; files also at
-    `s3://bucket/key`.
+    """The samples: `.npz`, `.parquet`, `.csv` or `.arrow` files, or folders of them, relative to the job file or at
+    `s3://bucket/key`. With `read`, also folders of other files.
 
     A file holds one array (or column) for each input of the model, with the input's name and samples along axis 0, and one
     for the label.
@@ -63,6 +63,10 @@ class Data(Settings):
     """Samples that determine quantization ranges. Labels are optional and used to judge coverage."""
     evaluation: DataPlace
     """Samples on which accuracy is measured; never used for anything else."""
+    read: FunctionName | None = None
+    """`module:function` that reads the files of folders, such as pictures or sounds: it gets the path of one file and returns a
+    dictionary with an array for each input, without the axis of samples. Labels are further entries or columns of
+    `metadata.csv` in the folder, which has a column `file_name`. See `code`."""
     traffic: DataPlace | None = None
     """A sample of recent traffic, the reference for the calibration data. Without one, the evaluation inputs are used."""
     label: str = "label"

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from validators.samples.readers import read_arrays, shards_of
+from validators.samples.readers import arrays_of, arrow_table, read_arrays, shards_of
 
 
 def copy_rows(path: Path, kept: NDArray[np.bool_], folder: Path) -> Path:
@@ -15,6 +15,10 @@ def copy_rows(path: Path, kept: NDArray[np.bool_], folder: Path) -> Path:
     target = folder / path.name
     if path.is_dir():
         target.mkdir()
+        for file in arrays_of(path):
+            np.save(target / file.name, np.load(file, mmap_mode="r", allow_pickle=False)[kept])
+        if arrays_of(path):
+            return target
         start = 0
         for file in shards_of(path, "the"):
             rows = len(next(iter(read_arrays(file, "the").values())))
@@ -24,6 +28,12 @@ def copy_rows(path: Path, kept: NDArray[np.bool_], folder: Path) -> Path:
         from pyarrow import parquet
 
         parquet.write_table(parquet.read_table(path).filter(kept), target)
+    elif path.suffix == ".arrow":
+        import pyarrow
+
+        table = arrow_table(path).filter(pyarrow.array(kept))
+        with pyarrow.ipc.new_file(target, table.schema) as written:
+            written.write_table(table)
     elif path.suffix == ".csv":
         from pyarrow import csv
 

@@ -19,6 +19,7 @@ MAGIC = (
     (b"\x89HDF", "an HDF5 file"),
     (b"\x1f\x8b", "a gzip file"),
     (b"ARROW1", "an Arrow file"),
+    (b"\xff\xff\xff\xff", "an Arrow stream"),
     (b"\x80", "a pickle"),
 )
 HEAD_BYTES = 4096

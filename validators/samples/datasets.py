@@ -109,9 +109,11 @@ def load_samples(
     slices: tuple[str, ...] = (),
     groups: str | None = None,
     ignore: tuple[str, ...] = (),
+    digest: str | None = None,
 ) -> Samples:
     """Read a data file and check that its arrays fit the model's inputs.
 
+    `digest` is that of the files which it was made from; None for its own.
     `role` (calibration, evaluation, traffic) names the file in errors. Label, slices and groups are optional here. Arrays
     named in `ignore` are dropped.
 
@@ -169,7 +171,8 @@ def load_samples(
             fix="write samples into the file",
         )
     # Results depend on what the model is fed, so every key that has the file's digest must depend on it too.
-    digest = digest_values(digest_data(path), feeds.key) if feeds else digest_data(path)
+    digest = digest or digest_data(path)
+    digest = digest_values(digest, feeds.key) if feeds else digest
     return Samples(DataFile(path, digest, rows), arrays, labels, sorted_by, clusters, feeds)
 
 

@@ -1,4 +1,4 @@
-"""Data files as arrays by name: `.npz`, `.parquet` and `.csv` files, and folders of them."""
+"""Data files as arrays by name: `.npz`, `.parquet`, `.csv` and `.arrow` files, and folders of them or of `.npy` files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from validators.errors import DataError
 from validators.samples.data_advice import is_cut, kind_of_file
 
 Arrays = dict[str, NDArray[Any]]
-TYPES = ".npz, .parquet or .csv"
+TYPES = ".npz, .parquet, .csv or .arrow"
 # Smallest size of one value of a column.
 LEAST_BYTES = 1
 # Arrays of at least this size are memory-mapped from a temporary file.
@@ -35,6 +35,8 @@ def read_arrays(path: Path, role: str) -> Arrays:
     Raises:
         DataError: a file is missing or unreadable, or the files of a folder do not fit together.
     """
+    if path.is_dir() and (arrays := arrays_of(path)):
+        return {file.stem: _map_array(file, role) for file in arrays}
     if path.is_dir():
         return _join([(file.name, read_arrays(file, role)) for file in shards_of(path, role)], path, role)
     if not path.is_file():
@@ -164,6 +166,19 @@ def _read_csv(path: Path) -> Arrays:
     return _of_table(table)
 
 
+def _read_arrow(path: Path) -> Arrays:
+    return _of_table(arrow_table(path))
+
+
+def arrow_table(path: Path) -> Any:
+    """Return the `pyarrow.Table` of a file as Hugging Face's data sets are saved (a stream), or as feather files are."""
+    import pyarrow
+
+    with pyarrow.OSFile(str(path)) as file:
+        is_stream = kind_of_file(path).endswith("stream")
+        return (pyarrow.ipc.open_stream if is_stream else pyarrow.ipc.open_file)(file).read_all()
+
+
 def _of_table(table: Any) -> Arrays:
     """Return the columns of a table by name; columns `x.0` to `x.9` become one array `x` of shape `(n, 10)`."""
     duplicate = next((name for name, count in Counter(table.column_names).items() if count > 1), None)
@@ -185,6 +200,8 @@ def _column(array: Any) -> NDArray[Any]:
     if array.null_count:
         raise ValueError(f"{array.null_count} nulls")
     kind = array.type
+    if types.is_struct(kind) or types.is_binary(kind) or types.is_large_binary(kind):
+        raise ValueError(f"a column of {str(kind)[:60]}: write arrays of numbers, decoded as the model gets them")
     if not (types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)):
         return np.asarray(array.to_numpy(zero_copy_only=False))
     inner = _column(array.flatten())
@@ -203,13 +220,40 @@ def _column(array: Any) -> NDArray[Any]:
     return np.ma.MaskedArray(padded, mask)
 
 
-READERS: dict[str, Callable[[Path], Arrays]] = {".npz": _read_npz, ".parquet": _read_parquet, ".csv": _read_csv}
+READERS: dict[str, Callable[[Path], Arrays]] = {
+    ".npz": _read_npz,
+    ".parquet": _read_parquet,
+    ".csv": _read_csv,
+    ".arrow": _read_arrow,
+}
 # Name of each type, and the end of what `kind_of_file` says of such a file.
-MAGIC_OF = {
+MAGIC_OF: dict[str, tuple[str, str | tuple[str, ...]]] = {
     ".npz": ("npz archive", "zip archive"),
     ".parquet": ("Parquet file", "Parquet file"),
     ".csv": ("CSV file", "text file"),
+    ".arrow": ("Arrow file", ("Arrow file", "Arrow stream")),
 }
+
+
+def arrays_of(folder: Path) -> list[Path]:
+    """Return the `.npy` files of a folder that holds one for each array, in the order of their names."""
+    return sorted(path for path in folder.glob("*.npy") if path.name[0] not in "._")
+
+
+def _map_array(path: Path, role: str) -> NDArray[Any]:
+    """Map an array into memory; pages that are written stay private, and the file must not change meanwhile."""
+    try:
+        if path.stat().st_size < MAPPED_BYTES:
+            small: NDArray[Any] = np.load(path, allow_pickle=False)
+            return small
+        mapped: NDArray[Any] = np.load(path, mmap_mode="c", allow_pickle=False)
+        return mapped.view(np.ndarray)
+    except (ValueError, EOFError, OSError) as error:
+        raise DataError(
+            found=f"{role} data {path.parent.name}: {path.name} cannot be read: {str(error).splitlines()[0]}",
+            expected="an array of numbers or text as numpy.save writes it",
+            fix="write the file again with numpy.save",
+        ) from error
 
 
 def shards_of(folder: Path, role: str) -> list[Path]:
@@ -220,10 +264,15 @@ def shards_of(folder: Path, role: str) -> list[Path]:
     """
     files = sorted(path for path in folder.iterdir() if path.suffix in READERS and path.name[0] not in "._")
     if not files:
+        # Hugging Face's data sets of several splits have a folder for each.
+        splits = sorted({path.parent.name for path in folder.glob("*/*.arrow")})
         raise DataError(
-            found=f"{role} data {folder}: a folder without data files",
-            expected=f"files of the type {TYPES}",
-            fix="correct the path in `data`, or write the samples there",
+            found=f"{role} data {folder}: a folder without data files"
+            + (f", with the splits {splits}" if splits else ""),
+            expected=f"files of the type {TYPES}, or one .npy file for each array",
+            fix=f"name a split, such as {folder / splits[0]}"
+            if splits
+            else "correct the path in `data`, or name a function in `data.read` that reads the files there",
         )
     return files
 
@@ -232,7 +281,7 @@ def digest_data(path: Path) -> str:
     """Return the digest of a data file, or of the names and contents of a folder's data files."""
     if not path.is_dir():
         return digest_file(path)
-    return digest_values([[file.name, digest_file(file)] for file in shards_of(path, "the")])
+    return digest_values([[file.name, digest_file(file)] for file in arrays_of(path) or shards_of(path, "the")])
 
 
 def _join(parts: list[tuple[str, Arrays]], folder: Path, role: str) -> Arrays:

@@ -162,3 +162,57 @@ def test_rows_are_copied_in_the_same_format(kind: str, tmp_path: Path) -> None:
     copied = copy_rows(path, np.array([True, False, False, True, True]), tmp_path / "copy")
     assert copied.name == path.name
     assert read_arrays(copied, "evaluation")["label"].tolist() == [0, 3, 4]
+
+
+def test_data_sets_as_hugging_face_saves_them(tmp_path: Path) -> None:
+    """Streams in several files, lists padded to one length; several splits are not mixed."""
+    import pyarrow as pa
+
+    folder = tmp_path / "reviews" / "train"
+    folder.mkdir(parents=True)
+    for number, rows in enumerate(([[1, 2, 3]], [[4], [5, 6]])):
+        table = pa.table({"input_ids": rows, "label": [number] * len(rows)})
+        with pa.ipc.new_stream(folder / f"data-0000{number}-of-00002.arrow", table.schema) as stream:
+            stream.write_table(table)
+    (folder / "state.json").write_text("{}")
+    samples = load_samples(folder, (IDS, MASK), label="label", role="evaluation")
+    assert samples.inputs["input_ids"].tolist() == [[1, 2, 3], [4, 0, 0], [5, 6, 0]]
+    assert samples.inputs["attention_mask"].tolist() == [[1, 1, 1], [1, 0, 0], [1, 1, 0]]
+    copied = copy_rows(folder, np.array([False, True, True]), tmp_path)
+    assert read_arrays(copied, "the")["label"].tolist() == [1, 1]
+    with pytest.raises(DataError) as caught:
+        read_arrays(tmp_path / "reviews", "the")
+    assert "splits ['train']" in caught.value.found and str(folder) in caught.value.fix
+
+
+def test_pictures_in_a_table_are_refused_by_the_name_of_their_column(tmp_path: Path) -> None:
+    import pyarrow as pa
+
+    table = pa.table({"image": [{"bytes": b"\x89PNG", "path": "a.png"}]})
+    with pa.ipc.new_stream(tmp_path / "data.arrow", table.schema) as stream:
+        stream.write_table(table)
+    with pytest.raises(DataError, match="decoded as the model gets them"):
+        read_arrays(tmp_path / "data.arrow", "the")
+
+
+def test_a_folder_of_arrays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large ones are mapped; writing to them does not change the file; objects are never unpickled."""
+    monkeypatch.setattr("validators.samples.readers.MAPPED_BYTES", 100)
+    folder = tmp_path / "arrays"
+    folder.mkdir()
+    np.save(folder / "x.npy", np.arange(30, dtype=np.float32).reshape(10, 3))
+    np.save(folder / "label.npy", np.arange(10, dtype=np.int8))
+    digest = digest_data(folder)
+    samples = load_samples(folder, (X,), label="label", role="evaluation")
+    assert isinstance(samples.inputs["x"].base, np.memmap) and samples.labels is not None
+    samples.inputs["x"][0] = 7
+    assert digest_data(folder) == digest == samples.file.digest
+    (tmp_path / "copies").mkdir()
+    copied = read_arrays(copy_rows(folder, np.arange(10) > 7, tmp_path / "copies"), "the")
+    assert copied["x"].tolist() == [[24, 25, 26], [27, 28, 29]] and copied["label"].tolist() == [8, 9]
+    np.save(folder / "label.npy", np.array([{}], dtype=object), allow_pickle=True)
+    with pytest.raises(DataError, match=r"label\.npy cannot be read"):
+        read_arrays(folder, "the")
+    (folder / "label.npy").write_bytes((folder / "x.npy").read_bytes()[:140])
+    with pytest.raises(DataError, match=r"label\.npy cannot be read"):
+        read_arrays(folder, "the")
