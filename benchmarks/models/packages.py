@@ -141,10 +141,14 @@ def _data(folder: Path) -> dict[str, str]:
 
 
 def write_samples(
-    folder: Path, draw: Callable[[int, np.random.Generator], Arrays], *, evaluation: int = EVALUATION
+    folder: Path,
+    draw: Callable[[int, np.random.Generator], Arrays],
+    *,
+    calibration: int = CALIBRATION,
+    evaluation: int = EVALUATION,
 ) -> None:
     rng = np.random.default_rng(SEED)
-    for name, count in (("calibration", CALIBRATION), ("evaluation", evaluation)):
+    for name, count in (("calibration", calibration), ("evaluation", evaluation)):
         arrays = draw(count, rng)
         if not (folder / f"{name}.npz").exists():
             np.savez(folder / f"{name}.npz", **arrays)

@@ -151,7 +151,11 @@ def _voice(state: Path, folder: Path) -> str:
 
 def _speech(state: Path, folder: Path) -> str:
     path = _shipped(state, folder, SPEECH, "speechmos/dnsmos_models/sig_bak_ovr.onnx")
-    write_samples(folder, lambda count, rng: {"input_1": np.stack([sound(rng) for _ in range(count)])}, evaluation=120)
+
+    def draw(count: int, rng: np.random.Generator) -> Arrays:
+        return {"input_1": np.stack([sound(rng) for _ in range(count)])}
+
+    write_samples(folder, draw, calibration=64, evaluation=120)
     return str(path)
 
 

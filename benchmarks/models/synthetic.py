@@ -50,8 +50,8 @@ def _ink(rng: np.random.Generator) -> tuple[int, ...]:
 def line_picture(rng: np.random.Generator, width: int, height: int) -> Floats:
     """Return one line of text, channels first, from -1 to 1."""
     picture = _paper(rng, width, height)
-    font = ImageFont.load_default(float(rng.integers(height // 3, height // 2)))
-    place = int(rng.integers(2, 12)), int(rng.integers(4, height // 3))
+    font = ImageFont.load_default(float(rng.integers(height // 2, 3 * height // 4)))
+    place = int(rng.integers(2, 12)), int(rng.integers(0, height // 6))
     ImageDraw.Draw(picture).text(place, words(rng, 4), fill=_ink(rng), font=font)
     return _noisy(picture, rng) * 2 - 1
 
