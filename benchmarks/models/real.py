@@ -200,7 +200,11 @@ def _table(state: Path, folder: Path) -> str:
     fitted = make_pipeline(StandardScaler(), network).fit(taken, known)
     mlflow.set_tracking_uri(tracking_uri(state))
     info = mlflow.sklearn.log_model(
-        fitted, name="tumours", registered_model_name="tumours", serialization_format="skops"
+        fitted,
+        name="tumours",
+        registered_model_name="tumours",
+        serialization_format="skops",
+        skops_trusted_types=["sklearn.neural_network._stochastic_optimizers.AdamOptimizer"],
     )
     return f"models:/tumours/{info.registered_model_version}"
 
