@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -46,17 +46,17 @@ Fields = dict[str, Any]
 
 def text(state: Path) -> Fields:
     """The demo's sentiment classifier: MiniLM-L6, 48 tokens, 2,000 reviews."""
-    return _demo(state, image=False)
+    return demo_fields(state, image=False)
 
 
 def image(state: Path) -> Fields:
     """The demo's EfficientNet-Lite0 with its digits head."""
-    return _demo(state, image=True)
+    return demo_fields(state, image=True)
 
 
 def embedding(state: Path) -> Fields:
     """The encoder of the text demo: one embedding per review, compared with the source's by cosine."""
-    demo = Path(_demo(state, image=False)["data"]["calibration"]).parent
+    demo = Path(demo_fields(state, image=False)["data"]["calibration"]).parent
     folder = _folder(state, "embedding")
     if not (folder / "model.onnx").exists():
         model = onnx.load(demo / "model.onnx")
@@ -83,7 +83,7 @@ def ocr(state: Path) -> Fields:
     vocabulary = ["<blank>", *characters, SPACE]
     (folder / "vocabulary.txt").write_text("\n".join(vocabulary) + "\n", encoding="utf-8")
     ids = {token: number for number, token in enumerate(vocabulary)}
-    _write(folder, lambda count, rng: _lines(count, rng, ids, found.graph.input[0].name))
+    write_samples(folder, lambda count, rng: lines(count, rng, ids, found.graph.input[0].name))
     return {
         "source": str(model),
         "data": _data(folder) | {"label": "label"},
@@ -98,11 +98,8 @@ def file_types(state: Path) -> Fields:
     model = folder / "model.onnx"
     if not model.exists():
         model.write_bytes(read_wheel(fetch(FILE_TYPES, state), "magika/models/standard_v3_3/model.onnx"))
-    files = [path for path in sorted(Path(sys.prefix).rglob("*")) if path.is_file() and path.stat().st_size > 2048]
-    shuffled = (files[index] for index in np.random.default_rng(SEED).permutation(len(files)))
-    # Some files are there twice, and a calibration sample must not be an evaluation sample, too.
-    remaining = iter({ends.tobytes(): ends for ends in map(_ends, islice(shuffled, 4 * EVALUATION))}.values())
-    _write(folder, lambda count, _: {"bytes": np.stack([next(remaining) for _ in range(count)])})
+    remaining = file_ends()
+    write_samples(folder, lambda count, _: {"bytes": np.stack([next(remaining) for _ in range(count)])})
     return {"source": str(model), "data": _data(folder), "metric": "agreement"}
 
 
@@ -112,7 +109,7 @@ def speech(state: Path) -> Fields:
     model = folder / "model.onnx"
     if not model.exists():
         model.write_bytes(read_wheel(fetch(SPEECH, state), "speechmos/dnsmos_models/sig_bak_ovr.onnx"))
-    _write(folder, lambda count, rng: {"input_1": np.stack([_sound(rng) for _ in range(count)])}, evaluation=120)
+    write_samples(folder, lambda count, rng: {"input_1": np.stack([sound(rng) for _ in range(count)])}, evaluation=120)
     return {"source": str(model), "data": _data(folder), "metric": "cosine"}
 
 
@@ -126,7 +123,7 @@ MODELS: dict[str, Callable[[Path], Fields]] = {
 }
 
 
-def _demo(state: Path, *, image: bool) -> Fields:
+def demo_fields(state: Path, *, image: bool) -> Fields:
     import yaml
 
     fields: Fields = yaml.safe_load(prepare_demo(state, image=image).read_text(encoding="utf-8"))
@@ -143,15 +140,21 @@ def _data(folder: Path) -> dict[str, str]:
     return {name: str(folder / f"{name}.npz") for name in ("calibration", "evaluation")}
 
 
-def _write(folder: Path, draw: Callable[[int, np.random.Generator], Arrays], *, evaluation: int = EVALUATION) -> None:
+def write_samples(
+    folder: Path,
+    draw: Callable[[int, np.random.Generator], Arrays],
+    *,
+    calibration: int = CALIBRATION,
+    evaluation: int = EVALUATION,
+) -> None:
     rng = np.random.default_rng(SEED)
-    for name, count in (("calibration", CALIBRATION), ("evaluation", evaluation)):
+    for name, count in (("calibration", calibration), ("evaluation", evaluation)):
         arrays = draw(count, rng)
         if not (folder / f"{name}.npz").exists():
             np.savez(folder / f"{name}.npz", **arrays)
 
 
-def _lines(count: int, rng: np.random.Generator, ids: dict[str, int], name: str) -> Arrays:
+def lines(count: int, rng: np.random.Generator, ids: dict[str, int], name: str) -> Arrays:
     """Lines of up to 20 small letters, digits and spaces, grey on grey, in many sizes; labels are padded with -100."""
     letters = np.array(list("abcdefghijklmnopqrstuvwxyz0123456789"))
     pixels = np.empty((count, 3, 48, 320), np.float32)
@@ -169,6 +172,14 @@ def _lines(count: int, rng: np.random.Generator, ids: dict[str, int], name: str)
     return {name: pixels, "label": labels}
 
 
+def file_ends() -> Iterator[NDArray[np.int32]]:
+    """Yield the first and last 1,024 bytes of different files of this Python installation."""
+    files = [path for path in sorted(Path(sys.prefix).rglob("*")) if path.is_file() and path.stat().st_size > 2048]
+    shuffled = (files[index] for index in np.random.default_rng(SEED).permutation(len(files)))
+    # Some files are there twice, and a calibration sample must not be an evaluation sample, too.
+    yield from {ends.tobytes(): ends for ends in map(_ends, islice(shuffled, 4 * EVALUATION))}.values()
+
+
 def _ends(path: Path) -> NDArray[np.int32]:
     with path.open("rb") as file:
         first = file.read(1024)
@@ -177,7 +188,7 @@ def _ends(path: Path) -> NDArray[np.int32]:
     return np.frombuffer(first + last, np.uint8).astype(np.int32)
 
 
-def _sound(rng: np.random.Generator) -> NDArray[np.float32]:
+def sound(rng: np.random.Generator) -> NDArray[np.float32]:
     """Nine seconds of syllables, harmonics of a gliding pitch with pauses, in noise of -5 to 40 dB below it."""
     rate, length = 16_000, 144_160
     times = np.arange(length) / rate

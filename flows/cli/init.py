@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
+from flows.cli.suggest_metric import TOKENS, suggest_metric
 from tasks.evidence.model_facts import ModelFacts
 from validators.job.candidate_name import decode
 from validators.job.job_data import InputSettings
@@ -14,9 +15,6 @@ from validators.samples.feeds import unchecked_feeds
 from validators.samples.guess_inputs import guess_inputs
 from validators.targets import facts_of
 
-# A rank-3 output with at least this many values on its last axis is over a vocabulary rather than over tags.
-_VOCABULARY = 1000
-_CLASSES = 2000
 _DIM = 128
 _MAX_DROP = {
     "r2": "2 points of the explained variance; mse and mae need a bound in their own units",
@@ -51,7 +49,7 @@ data:
 # pixel_accuracy, iou, dice; map, map50; mse, mae, r2; cosine, spearman, recall_at_k, ndcg, mrr; perplexity; wer, cer,
 # exact_match, bleu, rouge; sqnr.
 metric: {metric}
-{output}
+{options}{output}
 candidates:
 {candidates}
 
@@ -64,13 +62,13 @@ gates:
 
 # Requests to measure latency for; gates and objective use the first.
 measurement:
-  batch_sizes: [1]
+  batch_sizes: [{batch}]
 {dims}"""
 
 
 def job_skeleton(facts: ModelFacts, target: str, file: str) -> str:
     """Return the text of a job file named `file`."""
-    metric, why = suggest_metric(facts.outputs)
+    metric, why, options = suggest_metric(facts.outputs, facts.inputs, facts.probabilities)
     labelled = metric not in ("sqnr", "perplexity")
     several = len(facts.outputs) > 1
     settings = guess_inputs(facts.inputs, facts.outputs)
@@ -94,6 +92,7 @@ def job_skeleton(facts: ModelFacts, target: str, file: str) -> str:
         label="  label: label  # CHECK: the name of the array that holds the labels\n" if labelled else "",
         metric=metric,
         metric_why=why,
+        options="".join(f"{line}\n" for line in options),
         output=f"output: {json.dumps(facts.outputs[0].name)}  # CHECK: one of {len(facts.outputs)} outputs\n"
         if several
         else "",
@@ -101,33 +100,9 @@ def job_skeleton(facts: ModelFacts, target: str, file: str) -> str:
         gates="  min_sqnr_db: 30      # CHECK: smallest ratio of signal to quantization noise, in dB"
         if metric == "sqnr"
         else f"  max_drop: 0.02       # CHECK: {_MAX_DROP.get(metric, 'largest allowed drop: 0.02 is 2 points')}",
+        batch=next((spec.shape[0] for spec in feeds.samples if spec.shape and isinstance(spec.shape[0], int)), 1),
         dims=_dims(feeds.samples),
     )
-
-
-def suggest_metric(outputs: Sequence[TensorSpec]) -> tuple[str, str]:
-    """Return the metric that the shape of the first output suggests, and the reason.
-
-    >>> suggest_metric([TensorSpec("logits", "float32", ("batch", 4))])[0]
-    'accuracy'
-    >>> suggest_metric([TensorSpec("logits", "float32", ("batch", "length", 32000))])[0]
-    'perplexity'
-    >>> suggest_metric([TensorSpec("score", "float32", ("batch", 1))])[0]
-    'r2'
-    >>> suggest_metric([TensorSpec("mask", "float32", ("batch", 3, 64, 64))])[0]
-    'sqnr'
-    """
-    if not outputs:
-        return "sqnr", "the outputs are unknown; sqnr needs no labels"
-    shape, first = outputs[0].shape, outputs[0]
-    last = shape[-1] if shape else None
-    if len(shape) == 3 and isinstance(last, int) and last >= _VOCABULARY:
-        return "perplexity", f"{first} looks like scores over a vocabulary"
-    if len(shape) == 1 or (len(shape) == 2 and last == 1):
-        return "r2", f"{first} looks like one value per sample; for a yes or no, use f1_binary"
-    if len(shape) == 2 and isinstance(last, int) and last <= _CLASSES:
-        return "accuracy", f"{first} looks like scores of {last} classes; for an embedding, use cosine"
-    return "sqnr", f"{first} suggests no metric; sqnr needs no labels, but does not measure quality on the task"
 
 
 def _input_lines(settings: Mapping[str, InputSettings], inputs: Sequence[TensorSpec]) -> str:
@@ -155,9 +130,15 @@ def _rest(spec: TensorSpec) -> str:
 
 
 def _dims(samples: Sequence[TensorSpec]) -> str:
-    """Return the line with a size for each dynamic axis other than the samples'; empty without such axes."""
+    """Return a line with the sizes of the dynamic axes other than the samples'; empty without such axes.
+
+    Samples of token ids are padded to the longest, so that a typical request is shorter. A picture or a signal has the size
+    of the data, which a run takes without this line.
+    """
     names = dict.fromkeys(axis for spec in samples for axis in spec.shape[1:] if isinstance(axis, str))
     if not names:
         return ""
     sizes = ", ".join(f"{json.dumps(name)}: {_DIM}" for name in names)
-    return f"  dims: {{{sizes}}}  # CHECK: the size of each dynamic axis in a typical request\n"
+    line = f"dims: {{{sizes}}}  # CHECK: the size of each dynamic axis in a typical request"
+    has_tokens = any(spec.dtype in TOKENS for spec in samples)
+    return f"  {line}\n" if has_tokens else f"  # {line}; without this line, the data's\n"

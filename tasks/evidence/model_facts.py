@@ -6,7 +6,7 @@ import json
 import tempfile
 import zipfile
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,12 +47,18 @@ _TORCH_DTYPES = {
 }
 
 
+# Operators that change the shape or the type of probabilities, not their values.
+_KEEPING = ("Identity", "Cast", "Flatten", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
+# Inputs, outputs, precision, and the outputs of a sigmoid.
+_Read = tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...], str, frozenset[str]]
+
+
 @dataclass(frozen=True)
 class ModelFacts:
     """Facts of a model version.
 
     `precision` is the most frequent dtype of the weights, by elements, or empty if unknown. `signature` is MLflow's in one
-    line, or empty. `size_bytes` is the size that MLflow recorded, or 0.
+    line, or empty. `size_bytes` is the size that MLflow recorded, or 0. `probabilities` are the outputs of a sigmoid.
     """
 
     uri: str
@@ -64,6 +70,7 @@ class ModelFacts:
     precision: str
     size_bytes: int
     signature: str
+    probabilities: frozenset[str] = frozenset()
 
 
 def describe_model(client: MlflowClient, uri: str) -> ModelFacts:
@@ -91,10 +98,19 @@ def describe_model(client: MlflowClient, uri: str) -> ModelFacts:
             )
             convert(original, folder / "model.onnx")
             found = _read_graph(folder / "model.onnx", exact)
-    inputs, outputs, precision = found
+    inputs, outputs, precision, probabilities = found
     signature = _tell_signature(logged.get("signature") or {})
     return ModelFacts(
-        uri, name, version, flavor, inputs, outputs, precision, int(logged.get("model_size_bytes") or 0), signature
+        uri,
+        name,
+        version,
+        flavor,
+        inputs,
+        outputs,
+        precision,
+        int(logged.get("model_size_bytes") or 0),
+        signature,
+        probabilities,
     )
 
 
@@ -106,7 +122,8 @@ def describe_file(path: Path) -> ModelFacts:
     """
     check_source_graph(path)
     size = sum(file.stat().st_size for file in (path, *external_files(path)))
-    return ModelFacts(str(path), path.stem, "", "an ONNX file", *_read_graph(path, str(path)), size, "")
+    inputs, outputs, precision, probabilities = _read_graph(path, str(path))
+    return ModelFacts(str(path), path.stem, "", "an ONNX file", inputs, outputs, precision, size, "", probabilities)
 
 
 def _tell_signature(logged: Mapping[str, Any]) -> str:
@@ -153,14 +170,14 @@ def _fetch(uri: str, folder: Path) -> Path:
         ) from error
 
 
-def _read_onnx(uri: str, data: str, folder: Path) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...], str]:
+def _read_onnx(uri: str, data: str, folder: Path) -> _Read:
     """Return inputs, outputs and precision of the graph, without downloading external weights."""
     inside(folder, data, said_by="MLmodel")
     path = _fetch(f"{uri}/{data}" if data.endswith(".onnx") else f"{uri}/{data}/model.onnx", folder)
     return _read_graph(path / "model.onnx" if path.is_dir() else path, uri)
 
 
-def _read_graph(path: Path, uri: str) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...], str]:
+def _read_graph(path: Path, uri: str) -> _Read:
     try:
         graph = onnx.load(path, load_external_data=False).graph
         flatten_outputs(graph)
@@ -172,14 +189,37 @@ def _read_graph(path: Path, uri: str) -> tuple[tuple[TensorSpec, ...], tuple[Ten
         ) from error
     weights = {tensor.name for tensor in graph.initializer}
     sizes: Counter[str] = Counter()
-    for tensor in graph.initializer:
-        dtype = dtype_name(tensor.data_type)
-        sizes[dtype] += int(np.prod(tensor.dims, dtype=np.int64))
+    for tensor in _weights(graph):
+        sizes[dtype_name(tensor.data_type)] += int(np.prod(tensor.dims, dtype=np.int64))
     inputs = tuple(spec_of(value) for value in graph.input if value.name not in weights)
-    return inputs, tuple(spec_of(value) for value in graph.output), sizes.most_common(1)[0][0] if sizes else ""
+    outputs = tuple(spec_of(value) for value in graph.output)
+    return inputs, outputs, sizes.most_common(1)[0][0] if sizes else "", _probabilities(graph)
 
 
-def _read_program(uri: str, data: str, folder: Path) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...], str]:
+def _weights(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    """Yield initializers and the tensors of Constant nodes, where some exporters store weights, also of subgraphs."""
+    yield from graph.initializer
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.HasField("t") and node.op_type == "Constant":
+                yield attribute.t
+            elif attribute.HasField("g"):
+                yield from _weights(attribute.g)
+
+
+def _probabilities(graph: onnx.GraphProto) -> frozenset[str]:
+    """Return the outputs of a graph that are values of a sigmoid."""
+    makers = {name: node for node in graph.node for name in node.output}
+
+    def maker(name: str) -> str:
+        while name in makers and makers[name].op_type in _KEEPING:
+            name = makers[name].input[0]
+        return makers[name].op_type if name in makers else ""
+
+    return frozenset(value.name for value in graph.output if maker(value.name) == "Sigmoid")
+
+
+def _read_program(uri: str, data: str, folder: Path) -> _Read:
     """Return inputs, outputs and precision of an exported PyTorch program, read from its archive without loading it."""
     inside(folder, data, said_by="MLmodel")
     place = _fetch(f"{uri}/{data}", folder)
@@ -216,7 +256,7 @@ def _read_program(uri: str, data: str, folder: Path) -> tuple[tuple[TensorSpec, 
             expected="an exported program as torch.export.save writes it",
             fix="log the model again with the torch version that quantgate uses",
         ) from error
-    return inputs, outputs, sizes.most_common(1)[0][0] if sizes else ""
+    return inputs, outputs, sizes.most_common(1)[0][0] if sizes else "", frozenset()
 
 
 def _program_specs(arguments: Iterable[Any], tensors: Mapping[str, Any]) -> tuple[TensorSpec, ...]:

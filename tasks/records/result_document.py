@@ -161,9 +161,9 @@ def _why_none(trials: tuple[Trial, ...]) -> str:
     if not trials:
         return "no variant wins: the job has no candidates"
     tried = tuple(trial for trial in trials if not trial.is_copy)
-    stopped = sum(trial.is_stopped for trial in tried)
+    stopped = [f"{trial.candidate}: {trial.refusal.reason}" for trial in tried if trial.refusal and trial.is_stopped]
     ways = {way: sum(trial.outcome == way for trial in tried) for way in ("failed", "inconclusive", "refused")}
-    ways |= {"refused": ways["refused"] - stopped, "stopped": stopped}
+    ways |= {"refused": ways["refused"] - len(stopped), "stopped": len(stopped)}
     gates: dict[str, int] = {}
     for trial in trials:
         for verdict in trial.verdicts:
@@ -179,6 +179,7 @@ def _why_none(trials: tuple[Trial, ...]) -> str:
         f"no variant wins: of {counted(len(tried), 'candidate')} {counts}"
         + (f"; {counted(copies, 'further candidate')} made the same artifact as another" if copies else "")
         + (f"; gates not passed: {where}" if where else "")
+        + (f"; first of the stopped: {stopped[0]}" if stopped else "")
         + (f"; refusals: {', '.join(refusals)}" if refusals else "")
     )
 

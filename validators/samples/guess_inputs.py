@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from validators.job.job_data import InputSettings
 from validators.samples.datasets import TensorSpec
 
-# Usual values of constants by the name of the input; any other number is 1.
+# Usual values of constants by the name of the input. Another number is 1, and a float array with several axes, which is most
+# likely a state, 0.
 USUAL = {"sr": 16000, "sample_rate": 16000, "sampling_rate": 16000}
 
 
@@ -62,4 +63,7 @@ def _same_sizes(output: TensorSpec, spec: TensorSpec) -> bool:
 def _usual_constant(spec: TensorSpec) -> bool | int | str:
     if spec.dtype == "bool":
         return False
-    return "" if spec.dtype in ("str", "string") else USUAL.get(spec.name.lower(), 1)
+    if spec.dtype in ("str", "string"):
+        return ""
+    is_state = spec.dtype.startswith("float") and len(spec.shape) > 1
+    return USUAL.get(spec.name.lower(), 0 if is_state else 1)

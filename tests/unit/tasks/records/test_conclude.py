@@ -230,6 +230,13 @@ ENDS: dict[str, tuple[str, Findings, str, str | None, list[str]]] = {
         None,
         ["of 1 candidate 1 failed; 1 further candidate made the same artifact as another; gates not passed: "],
     ),
+    "stopped in the race": (
+        "models:/tiny/3",
+        replace(FINDINGS, trials=(FAILED, replace(REFUSED, refusal=Refusal("stopped", "0.70x, below 1.10x")))),
+        "no_variant",
+        None,
+        ["of 2 candidates 1 failed, 1 stopped; ", f"; first of the stopped: {GONE}: 0.70x, below 1.10x"],
+    ),
     "all refused": (
         "models:/tiny/3",
         replace(FINDINGS, trials=(REFUSED,)),

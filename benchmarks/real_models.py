@@ -1,0 +1,146 @@
+"""Runs of models of packages from the jobs that `quantgate init` writes: minutes, memory, verdict, speedup, changed lines.
+
+    python benchmarks/real_models.py --state ~/quantgate-benchmark
+
+Each model is used as a package ships it. Its data are files in the folder of the job, under the names that `init` writes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+
+from calibration_figures import save  # noqa: E402  # from the folder that the line above adds
+from models.real import MODELS, Change, RealModel  # noqa: E402
+
+RESULTS = HERE / "results"
+MOST_CHANGES = 2
+PROBED = re.compile(r"([0-9.]+)x in a ")
+QUANTGATE = (sys.executable, "-m", "flows.cli.app")
+
+
+def main(
+    state: Annotated[Path, typer.Option(help="Folder of models, data and runs.")],
+    models: Annotated[
+        list[str] | None, typer.Option("--model", help="Models to run, beside figures kept of others.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder of the figures.")] = RESULTS,
+) -> None:
+    """Run each model and write `real_models.json`."""
+    state = state.resolve()
+    os.environ |= {"MLFLOW_TRACKING_URI": f"sqlite:///{state / 'mlflow.db'}", "QUANTGATE_STATE": str(state / "state")}
+    path = out / "real_models.json"
+    found: dict[str, Any] = json.loads(path.read_text())["models"] if models and path.exists() else {}
+    for name in models or list(MODELS):
+        found[name] = _run(state, name, MODELS[name])
+        print(f"{name}: {found[name]}", flush=True)
+        ordered = {one: found[one] for one in MODELS if one in found}
+        save(out, "real_models", {"models": ordered}, quiet=True)
+    print(table(found))
+
+
+def changed(job: str, changes: tuple[Change, ...]) -> str:
+    """Return the text of a job with each change made in one line.
+
+    >>> changed("metric: r2  # CHECK\\nname: a\\n", (("metric:", "metric: mae"), ("", "b: 1")))
+    'metric: mae\\nname: a\\nb: 1\\n'
+    """
+    lines = job.splitlines()
+    for old, new in changes:
+        if not old:
+            lines.append(new)
+            continue
+        (place,) = (number for number, line in enumerate(lines) if line.strip().startswith(old))
+        lines[place] = " " * (len(lines[place]) - len(lines[place].lstrip())) + new
+    return "\n".join(lines) + "\n"
+
+
+def _run(state: Path, name: str, model: RealModel) -> dict[str, Any]:
+    if len(model.changes) > MOST_CHANGES:
+        raise SystemExit(f"{name} changes more than {MOST_CHANGES} lines")
+    folder = state / "real-models" / name.replace(" ", "-")
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(state / "state" / "store", ignore_errors=True)
+    source = model.build(state, folder)
+    # A file is named relative to its job.
+    source = Path(source).name if Path(source).parent == folder else source
+    job = folder / "job.yaml"
+    job.unlink(missing_ok=True)
+    subprocess.run([*QUANTGATE, "init", source, "--out", job.name], cwd=folder, check=True, stdout=subprocess.DEVNULL)
+    job.write_text(changed(job.read_text(encoding="utf-8"), model.changes), encoding="utf-8")
+    result = folder / "result.json"
+    result.unlink(missing_ok=True)
+    started = time.monotonic()
+    with (folder / "log.txt").open("w") as log:
+        command = [*QUANTGATE, "run", job.name, "--result", result.name, "--no-promote"]
+        done = subprocess.run(command, cwd=folder, stdout=log, stderr=log, check=False)
+    minutes = round((time.monotonic() - started) / 60, 1)
+    facts = {"kind": model.kind, "minutes": minutes, "exit": done.returncode}
+    changes = {"changed": [new for _, new in model.changes]}
+    if not result.exists():
+        return facts | {"outcome": "error", "reason": (folder / "log.txt").read_text()[-1000:]} | changes
+    return facts | _figures(json.loads(result.read_text(encoding="utf-8"))) | changes
+
+
+def _figures(result: dict[str, Any]) -> dict[str, Any]:
+    footprint = result["footprint"]
+    chosen = next((one for one in result["candidates"] if one["name"] == result["chosen"]), None)
+    return {
+        "memory_mb": footprint and round(footprint["peak_memory_mb"]),
+        "outcome": result["outcome"],
+        "reason": result["reason"],
+        "chosen": result["chosen"],
+        "speedup": chosen and round(chosen["speedup_p50"]["value"], 2),
+        "fastest": max(map(_speed, result["candidates"]), default=0.0) or None,
+        "candidates": {
+            one["name"]: {
+                "outcome": one["outcome"],
+                "refusal": one["refusal"] and one["refusal"]["reason"],
+                "speedup": one["speedup_p50"] and round(one["speedup_p50"]["value"], 2),
+                "drop": one["metric_drop"] and round(one["metric_drop"]["value"], 4),
+            }
+            for one in result["candidates"]
+        },
+    }
+
+
+def _speed(candidate: dict[str, Any]) -> float:
+    """Return the speedup of a candidate, also of one that a short measurement stopped; 0 if it was not timed."""
+    if candidate["speedup_p50"]:
+        return round(candidate["speedup_p50"]["value"], 2)
+    stopped = candidate["refusal"] and PROBED.match(candidate["refusal"]["reason"])
+    return float(stopped[1]) if stopped else 0.0
+
+
+def table(found: dict[str, Any]) -> str:
+    """Return the figures as a Markdown table."""
+    rows = ["| model | kind | minutes | memory | verdict | speedup | changed lines |", "|---|---|---|---|---|---|---|"]
+    for name, one in found.items():
+        speedup = (
+            f"{one['speedup']:.2f}x"
+            if one.get("speedup")
+            else f"at best {one['fastest']:.2f}x"
+            if one.get("fastest")
+            else ""
+        )
+        changes = "<br>".join(f"`{line}`" for line in one["changed"]) or "none"
+        verdict = f"`{one['chosen']}`" if one.get("chosen") else one["outcome"]
+        memory = f"{one['memory_mb']:,} MB" if one.get("memory_mb") else ""
+        rows.append(f"| {name} | {one['kind']} | {one['minutes']} | {memory} | {verdict} | {speedup} | {changes} |")
+    return "\n".join(rows)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,109 @@
+"""The job that `quantgate init` writes for the interfaces of common models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import yaml
+from onnx import TensorProto, helper, numpy_helper
+
+from flows.cli.init import job_skeleton
+from tasks.evidence.model_facts import ModelFacts, describe_file
+from validators.job.read_job import parse_job
+from validators.samples.datasets import TensorSpec
+
+PICTURES = TensorSpec("x", "float32", ("batch", 3, "height", "width"))
+TOKENS = TensorSpec("ids", "int64", ("batch", "sequence"))
+
+
+def facts(inputs: list[TensorSpec], outputs: list[TensorSpec], *probabilities: str) -> ModelFacts:
+    return ModelFacts(
+        "m.onnx", "m", "", "an ONNX file", tuple(inputs), tuple(outputs), "float32", 1, "", frozenset(probabilities)
+    )
+
+
+def written(found: ModelFacts) -> dict[str, Any]:
+    """Return the fields of the generated job, which must be a valid one."""
+    fields: dict[str, Any] = yaml.safe_load(job_skeleton(found, "ort-cpu", "job.yaml"))
+    parse_job(fields, base=Path("/"))
+    return fields
+
+
+def test_pictures_are_timed_at_the_size_of_the_data() -> None:
+    found = facts([PICTURES], [TensorSpec("scores", "float32", ("batch", 4))])
+    assert "dims" not in written(found)["measurement"]
+    assert '# dims: {"height": 128, "width": 128}' in job_skeleton(found, "ort-cpu", "job.yaml")
+
+
+def test_token_ids_are_timed_at_a_given_length() -> None:
+    found = facts([TOKENS], [TensorSpec("scores", "float32", ("batch", 4))])
+    assert written(found)["measurement"]["dims"] == {"sequence": 128}
+
+
+def test_a_fixed_batch_is_the_measured_one() -> None:
+    found = facts([TensorSpec("x", "float32", (4, 8))], [TensorSpec("scores", "float32", (4, 3))])
+    assert written(found)["measurement"]["batch_sizes"] == [4]
+
+
+def test_scores_over_a_vocabulary_from_pictures_are_read_text() -> None:
+    fields = written(facts([PICTURES], [TensorSpec("scores", "float32", ("batch", "steps", 6625))]))
+    assert fields["metric"] == "cer"
+    assert fields["text"] == {"decoding": "ctc", "vocabulary": "vocabulary.txt", "separator": ""}
+    assert fields["data"]["label"] == "label" and "max_drop" in fields["gates"]
+
+
+def test_scores_over_a_vocabulary_from_tokens_are_a_language_model() -> None:
+    fields = written(facts([TOKENS], [TensorSpec("logits", "float32", ("batch", "sequence", 32000))]))
+    assert fields["metric"] == "perplexity" and "text" not in fields
+
+
+def test_a_map_of_probabilities_is_judged_by_overlap() -> None:
+    mask = TensorSpec("mask", "float32", ("batch", 1, "height", "width"))
+    assert written(facts([PICTURES], [mask], "mask"))["metric"] == "iou"
+    assert written(facts([PICTURES], [mask], "mask"))["metric_threshold"] == 0.5
+    assert written(facts([PICTURES], [mask]))["metric"] == "sqnr"
+
+
+def test_probabilities_of_tags_are_judged_each() -> None:
+    tags = TensorSpec("tags", "float32", ("batch", 20))
+    assert written(facts([PICTURES], [tags], "tags"))["metric"] == "f1_multilabel"
+    assert written(facts([PICTURES], [tags]))["metric"] == "accuracy"
+
+
+def test_a_probability_is_a_yes_or_no() -> None:
+    one = TensorSpec("p", "float32", ("batch", 1))
+    assert written(facts([PICTURES], [one], "p"))["metric"] == "f1_binary"
+
+
+def test_a_state_without_an_output_starts_at_zero() -> None:
+    inputs = [TensorSpec("x", "float32", ("batch", 8)), TensorSpec("h0", "float32", (4, 1, 64))]
+    fields = written(facts(inputs, [TensorSpec("y", "float32", ("batch",))]))
+    assert fields["inputs"] == {"h0": {"constant": 0}}
+
+
+def test_constant_nodes_and_a_reshaped_sigmoid_are_seen(tmp_path: Path) -> None:
+    weight = numpy_helper.from_array(np.ones((3, 4), np.float32), "w")
+    shape = numpy_helper.from_array(np.array([-1, 2, 2], np.int64), "shape")
+    graph = helper.make_graph(
+        [
+            helper.make_node("Constant", [], ["w"], value=weight),
+            helper.make_node("MatMul", ["x", "w"], ["scores"]),
+            helper.make_node("Sigmoid", ["scores"], ["shares"]),
+            helper.make_node("Reshape", ["shares", "shape"], ["tags"]),
+        ],
+        "tags",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3])],
+        [
+            helper.make_tensor_value_info("tags", TensorProto.FLOAT, ["n", 2, 2]),
+            helper.make_tensor_value_info("scores", TensorProto.FLOAT, ["n", 4]),
+        ],
+        [shape],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    onnx.save(model, tmp_path / "model.onnx")
+    found = describe_file(tmp_path / "model.onnx")
+    assert found.precision == "float32"
+    assert found.probabilities == {"tags"}
