@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 from models.packages import (
     CALIBRATION,
+    EVALUATION,
     FILE_TYPES,
     OCR,
     SEED,
@@ -61,6 +62,8 @@ VOICE = Asset(
     "silero_vad-6.2.3-py3-none-any.whl",
     "7b7f5436cfcb02fae583a05b512ea96467fd449fe54cb49a5e4f06c51a1e43b8",
 )
+# Samples of models that take more than some milliseconds a sample.
+HEAVY = {"calibration": 64, "evaluation": 160}
 Change = tuple[str, str]
 
 
@@ -93,13 +96,13 @@ def _reader(state: Path, folder: Path) -> str:
     tokens = ["<blank>", *characters, "\u2581"]
     (folder / "vocabulary.txt").write_text("\n".join(tokens) + "\n", encoding="utf-8")
     ids = {token: number for number, token in enumerate(tokens)}
-    write_samples(folder, lambda count, rng: lines(count, rng, ids, "x"))
+    write_samples(folder, lambda count, rng: lines(count, rng, ids, "x"), **HEAVY)
     return str(path)
 
 
 def _text_areas(state: Path, folder: Path) -> str:
     path = _shipped(state, folder, OCR, "rapidocr_onnxruntime/models/ch_PP-OCRv4_det_infer.onnx")
-    write_samples(folder, lambda count, rng: stacked(count, lambda: page(rng), ("x", "label")), evaluation=300)
+    write_samples(folder, lambda count, rng: stacked(count, lambda: page(rng), ("x", "label")), **HEAVY)
     return str(path)
 
 
@@ -122,7 +125,7 @@ def _orientation(state: Path, folder: Path) -> str:
 
 def _objects(state: Path, folder: Path) -> str:
     path = _shipped(state, folder, DETECTION, "ddddocr/common_det.onnx")
-    write_samples(folder, lambda count, rng: {"images": np.stack([objects(rng) for _ in range(count)])}, evaluation=300)
+    write_samples(folder, lambda count, rng: {"images": np.stack([objects(rng) for _ in range(count)])}, **HEAVY)
     return str(path)
 
 
@@ -132,14 +135,14 @@ def _layout(state: Path, folder: Path) -> str:
     def draw(count: int, rng: np.random.Generator) -> Arrays:
         return {"image": np.stack([page(rng, 608, 800)[0] for _ in range(count)])}
 
-    write_samples(folder, draw, evaluation=120)
+    write_samples(folder, draw, **HEAVY)
     return str(path)
 
 
 def _notes(state: Path, folder: Path) -> str:
     path = _shipped(state, folder, NOTES, "basic_pitch/saved_models/icassp_2022/nmp.onnx")
     name = "serving_default_input_2:0"
-    write_samples(folder, lambda count, rng: {name: np.stack([notes(rng) for _ in range(count)])}, evaluation=300)
+    write_samples(folder, lambda count, rng: {name: np.stack([notes(rng) for _ in range(count)])}, **HEAVY)
     return str(path)
 
 
@@ -155,7 +158,7 @@ def _speech(state: Path, folder: Path) -> str:
     def draw(count: int, rng: np.random.Generator) -> Arrays:
         return {"input_1": np.stack([sound(rng) for _ in range(count)])}
 
-    write_samples(folder, draw, calibration=64, evaluation=120)
+    write_samples(folder, draw, **HEAVY)
     return str(path)
 
 
@@ -177,7 +180,8 @@ def _encoder(state: Path, folder: Path) -> str:
     fields = embedding(state)
     for name in ("calibration", "evaluation"):
         with np.load(fields["data"][name]) as arrays:
-            np.savez(folder / f"{name}.npz", **{key: arrays[key] for key in arrays.files if key != "label"})
+            kept = {key: arrays[key][:EVALUATION] for key in arrays.files if key != "label"}
+            np.savez(folder / f"{name}.npz", **kept)
     return str(fields["source"])
 
 
