@@ -59,11 +59,10 @@ class MetricKind:
     draw: Callable[[np.random.Generator, int], Drawn]
     population: int = POPULATION
     grouped: bool = False
-    # Share of the experiments for each of `SAMPLES`: a value of mAP takes milliseconds, cosines of 2,000 samples 0.1 s.
-    shares: tuple[float, ...] = (1.0, 1.0, 0.5)
 
 
-SLOW, SLOW_RANKS = (0.5, 0.25, 0.1), (1.0, 1.0, 0.25)
+# Share of the experiments for each of `SAMPLES`.
+SHARES = (1.0, 1.0, 0.5)
 KINDS = (
     MetricKind("token_accuracy", metric_of("token_accuracy"), tokens, 50_000),
     MetricKind("pixel_accuracy", metric_of("pixel_accuracy"), maps, 50_000),
@@ -79,15 +78,15 @@ KINDS = (
     MetricKind("ece, overconfident, noise", metric_of("ece", scores="logits"), classes(1.6, 0.7)),
     MetricKind("ece, calibrated", metric_of("ece", scores="logits"), classes(1.0, 0.0, 1.12)),
     MetricKind("ece, calibrated, noise", metric_of("ece", scores="logits"), classes(1.0, 0.5)),
-    MetricKind("recall_at_k, pairs", metric_of("recall_at_k", k=1), embeddings(2, 0.2), 0, True, SLOW_RANKS),
-    MetricKind("recall_at_k, fours", metric_of("recall_at_k", k=4), embeddings(4, 0.2), 0, True, SLOW_RANKS),
-    MetricKind("ndcg", metric_of("ndcg", k=10), embeddings(4, 0.2), 0, True, SLOW_RANKS),
-    MetricKind("mrr", metric_of("mrr"), embeddings(4, 0.2), 0, True, SLOW_RANKS),
+    MetricKind("recall_at_k, pairs", metric_of("recall_at_k", k=1), embeddings(2, 0.2), 0, True),
+    MetricKind("recall_at_k, fours", metric_of("recall_at_k", k=4), embeddings(4, 0.2), 0, True),
+    MetricKind("ndcg", metric_of("ndcg", k=10), embeddings(4, 0.2), 0, True),
+    MetricKind("mrr", metric_of("mrr"), embeddings(4, 0.2), 0, True),
     MetricKind("exact_match", metric_of("exact_match"), texts(0.12), 20_000),
     MetricKind("bleu", metric_of("bleu"), texts(0.12), 20_000),
     MetricKind("rouge", metric_of("rouge"), texts(0.12), 20_000),
-    MetricKind("map50", metric_of("map50"), boxes, 20_000, shares=SLOW),
-    MetricKind("map", metric_of("map"), boxes, 20_000, shares=SLOW),
+    MetricKind("map50", metric_of("map50"), boxes, 20_000),
+    MetricKind("map", metric_of("map"), boxes, 20_000),
 )
 
 
@@ -114,7 +113,7 @@ def _cells(kind: MetricKind, seed: int, experiments: int) -> list[dict[str, Any]
     rng = np.random.default_rng(seed)
     before, after = rows_of(kind.metric, kind.draw(rng, kind.population)) if kind.population else (None, None)
     found = []
-    for n, part in zip(SAMPLES, kind.shares, strict=True):
+    for n, part in zip(SAMPLES, SHARES, strict=True):
         start, count = time.perf_counter(), round(experiments * part)
         drops = []
         for _ in range(count):

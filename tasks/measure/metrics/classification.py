@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from tasks.measure.metrics.left_out.areas import average_precisions_without, roc_areas_without
 from tasks.measure.metrics.metric import (
     Labels,
     Metric,
@@ -154,6 +155,25 @@ def _one_against_rest(rows: Rows, area: Callable[[NDArray[np.bool_], Vector], fl
     return float(np.mean(areas)) if areas else math.nan
 
 
+AreasWithout = Callable[[NDArray[np.bool_], Vector, NDArray[np.intp], int], Vector]
+
+
+def _without(areas: AreasWithout) -> Callable[[Rows, NDArray[np.intp], int], Vector]:
+    """Return the function that computes `_one_against_rest` without each group of rows."""
+
+    def without(rows: Rows, group_of_row: NDArray[np.intp], groups: int) -> Vector:
+        classes = [1] if rows.shape[1] == 2 else range(rows.shape[1] - 1)
+        found = [
+            areas(rows[:, 0] == index, rows[:, column], group_of_row, groups)
+            for column, index in enumerate(classes, start=1)
+            if 0 < np.count_nonzero(rows[:, 0] == index) < len(rows)
+        ]
+        counted = ~np.isnan(found)
+        return np.asarray(np.where(counted, found, 0.0).sum(axis=0) / counted.sum(axis=0), np.float64)
+
+    return without
+
+
 def _auroc(rows: Rows) -> float:
     """Return the area under the ROC curve by the sum of ranks (Hanley and McNeil, Radiology 143, 1982)."""
 
@@ -196,5 +216,21 @@ def _ranked(metric: str) -> Callable[[TensorSpec, tuple[int, ...]], LabelSpec]:
     return expects
 
 
-AUROC = Metric("auroc", _label_and_order, _auroc, _ranked("auroc"), _order_lost, scope=of_the_set)
-PR_AUC = Metric("pr_auc", _label_and_order, _pr_auc, _ranked("pr_auc"), _order_lost, scope=of_the_set)
+AUROC = Metric(
+    "auroc",
+    _label_and_order,
+    _auroc,
+    _ranked("auroc"),
+    _order_lost,
+    scope=of_the_set,
+    without=_without(roc_areas_without),
+)
+PR_AUC = Metric(
+    "pr_auc",
+    _label_and_order,
+    _pr_auc,
+    _ranked("pr_auc"),
+    _order_lost,
+    scope=of_the_set,
+    without=_without(average_precisions_without),
+)

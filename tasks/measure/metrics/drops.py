@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from tasks.measure.metrics.metric import Metric, Rows, are_scores
+from tasks.measure.metrics.metric import Metric, Rows, Vector, are_scores
 from tasks.measure.metrics.values import decibels_of, noise_share
 from validators.gates.clusters import clustered_drop_interval, worth_naming
 from validators.gates.intervals import Clusters, drop_interval, paired_interval
@@ -40,7 +40,19 @@ def estimate_drop(
     def drop_of(before: Rows, after: Rows) -> float:
         return sign * (metric.value(before) - metric.value(after))
 
-    found, method = paired_interval(baseline, variant, drop_of, confidence, seed=seed, clusters=clusters)
+    def drops_without(group_of_row: Clusters, groups: int) -> Vector:
+        assert metric.without is not None
+        return sign * (metric.without(baseline, group_of_row, groups) - metric.without(variant, group_of_row, groups))
+
+    found, method = paired_interval(
+        baseline,
+        variant,
+        drop_of,
+        confidence,
+        seed=seed,
+        clusters=clusters,
+        drops_without=drops_without if metric.without else None,
+    )
     if metric.drop_at_most is None or found.high is None or not math.isfinite(found.high):
         return found, method
     bound, _ = paired_interval(

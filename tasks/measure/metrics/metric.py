@@ -57,7 +57,8 @@ class Metric:
     rows without labels need `reference`. `join(outputs, n)` makes one array `(n, ...)` from the outputs of a batch of `n`
     samples, in the order in which the job lists them; None for a metric that reads one output. `drop_at_most(baseline rows,
     clusters)` is for metrics whose value is biased: it returns a function of both models' rows that is at least their drop,
-    and whose estimate is not too small on average.
+    and whose estimate is not too small on average. `without(rows, group_of_row, groups)` returns the value without each group,
+    `(groups,)`, faster than `value` does one group at a time; rows of a group from `groups` on are never left out.
     """
 
     name: str
@@ -73,6 +74,7 @@ class Metric:
     reads_reference: bool = False
     join: Callable[[Sequence[NDArray[Any]], int], Outputs] | None = None
     drop_at_most: Callable[[Rows, Clusters | None], Callable[[Rows, Rows], float]] | None = None
+    without: Callable[[Rows, NDArray[np.intp], int], Vector] | None = None
 
     def joined(self, outputs: Sequence[NDArray[Any]], n: int) -> Outputs:
         """Return the array that `rows` reads, from the named outputs of a batch of `n` samples."""

@@ -12,6 +12,7 @@ import jiwer
 import numpy as np
 from numpy.typing import NDArray
 
+from tasks.measure.metrics.left_out.sums import ratios_without
 from tasks.measure.metrics.metric import Labels, Metric, Outputs, Rows, Vector, misfit
 from validators.digests import digest_file, digest_values
 from validators.errors import JobError
@@ -111,7 +112,9 @@ def error_rate(name: Literal["wer", "cer"], decoder: Decoder) -> Metric:
         check_text_output(name, output, shape, decoder)
         return LabelSpec("text", classes=len(decoder.tokens or ()))
 
-    return Metric(name, rows, _rate, expects, _errors, higher_is_better=False, version=decoder.digest)
+    return Metric(
+        name, rows, _rate, expects, _errors, higher_is_better=False, version=decoder.digest, without=ratios_without
+    )
 
 
 def texts_of(outputs: Outputs, labels: Labels, decoder: Decoder) -> tuple[list[str], list[str]]:

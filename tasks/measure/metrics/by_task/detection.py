@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tasks.measure.metrics.left_out.boxes import RECALLS, average_precision_without
 from tasks.measure.metrics.metric import Labels, Metric, Outputs, Rows, Vector, misfit
 from validators.errors import JobError
 from validators.samples.datasets import TensorSpec
@@ -18,7 +20,6 @@ COLUMNS, PADDING = 6, -1.0
 # Detections kept per sample, best first, if the model does not fix their number; and of one class, as in pycocotools.
 MOST, MOST_OF_CLASS = 300, 100
 THRESHOLDS = np.linspace(0.5, 0.95, 10)
-RECALLS = np.linspace(0.0, 1.0, 101)
 
 Boxes = NDArray[np.float64]
 
@@ -39,7 +40,10 @@ def mean_average_precision(name: Literal["map", "map50"]) -> Metric:
     def value(rows: Rows) -> float:
         return _value(rows, levels)
 
-    return Metric(name, rows, value, _expects, join=join_detections)
+    def without(rows: Rows, group_of_row: NDArray[np.intp], groups: int) -> Vector:
+        return _without(rows, levels, group_of_row, groups)
+
+    return Metric(name, rows, value, _expects, join=join_detections, without=without)
 
 
 def _expects(output: TensorSpec, shape: tuple[int, ...]) -> LabelSpec:
@@ -145,23 +149,47 @@ def _matches(overlaps: Boxes) -> Vector:
     return bits
 
 
-def _value(rows: Rows, levels: int) -> float:
-    """Return the mean of the average precision over overlaps and over the classes with true boxes; NaN without any."""
+@dataclass(frozen=True)
+class _Detections:
+    """Detections of one class in all samples, best first: the matches as bits and the row; and the true boxes of each row."""
+
+    bits: NDArray[np.intp]
+    row: NDArray[np.intp]
+    true: NDArray[np.int64]
+
+
+def _by_class(rows: Rows) -> Iterator[_Detections]:
+    """Yield the detections of each class that has true boxes."""
     width = int(rows[0, 0])
     score, label, right, true = np.split(rows[:, 1:], [width, 2 * width, 3 * width], axis=1)
-    counts = np.bincount(true[true >= 0].astype(np.intp))
     kept = label >= 0
-    own, bits = label[kept].astype(np.intp), right[kept].astype(np.intp)
+    row, own, bits = np.nonzero(kept)[0], label[kept].astype(np.intp), right[kept].astype(np.intp)
     # Stable: equal scores stay in the order of samples, as in pycocotools.
     order = np.lexsort((-score[kept], own))
-    own, bits = own[order], bits[order]
-    present = np.flatnonzero(counts)
+    row, own, bits = row[order], own[order], bits[order]
+    present = np.unique(true[true >= 0]).astype(np.intp)
     starts, ends = np.searchsorted(own, present), np.searchsorted(own, present, side="right")
+    for one, start, end in zip(present, starts, ends, strict=True):
+        yield _Detections(bits[start:end], row[start:end], (true == one).sum(axis=1))
+
+
+def _value(rows: Rows, levels: int) -> float:
+    """Return the mean of the average precision over overlaps and over the classes with true boxes; NaN without any."""
     found = [
-        _average_precision((bits[start:end] >> np.arange(levels)[:, None]) & 1, int(counts[one]))
-        for one, start, end in zip(present, starts, ends, strict=True)
+        _average_precision((one.bits >> np.arange(levels)[:, None]) & 1, int(one.true.sum())) for one in _by_class(rows)
     ]
     return float(np.mean(found)) if found else float("nan")
+
+
+def _without(rows: Rows, levels: int, group_of_row: NDArray[np.intp], groups: int) -> Vector:
+    """Return `_value` without each group of rows."""
+    found = []
+    for one in _by_class(rows):
+        left_out = np.bincount(group_of_row, one.true, minlength=groups)[:groups].astype(np.int64)
+        group, true = group_of_row[one.row], int(one.true.sum()) - left_out
+        found += [average_precision_without((one.bits >> level) & 1 == 1, group, true) for level in range(levels)]
+    counted = ~np.isnan(found)
+    return np.asarray(np.where(counted, found, 0.0).sum(axis=0) / counted.sum(axis=0), np.float64)
 
 
 def _average_precision(right: NDArray[np.intp], true: int) -> float:

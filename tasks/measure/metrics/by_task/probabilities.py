@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit, log_expit, log_softmax, softmax
 
+from tasks.measure.metrics.left_out.sums import ratios_without
 from tasks.measure.metrics.metric import (
     Labels,
     Metric,
@@ -152,7 +153,7 @@ def f1_multilabel(average: Literal["macro", "micro"], threshold: float | None) -
             raise misfit(name, output, shape, f"values of shape (samples, labels), and {needed}")
         return LabelSpec("multi_hot", classes=shape[1])
 
-    return Metric(name, rows, mean_of_ratios, expects, _wrong_labels, version=str(threshold))
+    return Metric(name, rows, mean_of_ratios, expects, _wrong_labels, version=str(threshold), without=ratios_without)
 
 
 def _wrong_labels(rows: Rows) -> Vector:

@@ -8,6 +8,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from tasks.measure.metrics.left_out.sums import ratios_without
 from tasks.measure.metrics.metric import (
     Labels,
     Metric,
@@ -28,6 +29,8 @@ RetrievalName = Literal["recall_at_k", "ndcg", "mrr"]
 QUERIES_AT_ONCE = 128
 # Cosines are equal if they agree to this many decimals: sums in another order differ by less.
 DECIMALS = 12
+# Up to this many relevant samples, counting the cosines above each is faster than sorting all.
+FEW_RELEVANT = 8
 
 # Score of a query from the ranks of its relevant samples, from 1 and ascending, and the cutoff (Inf for none).
 Score = Callable[[Vector, float], float]
@@ -75,7 +78,9 @@ def retrieval(name: RetrievalName, k: int | None) -> Metric:
             raise misfit(name, output, shape, "embeddings of shape (samples, dimensions), 2 dimensions or more")
         return LabelSpec("groups")
 
-    return Metric(name, rows, mean_of_ratios, expects, _lost, version=str(k), scope=of_all_samples)
+    return Metric(
+        name, rows, mean_of_ratios, expects, _lost, version=str(k), scope=of_all_samples, without=ratios_without
+    )
 
 
 def _lost(rows: Rows) -> Vector:
@@ -91,24 +96,30 @@ def _ranks(embeddings: NDArray[np.float64], labels: Labels) -> Iterator[tuple[in
     has_roles = labels.ndim == 2
     is_query = labels[:, 1] == 1 if has_roles else np.ones(len(labels), np.bool_)
     documents = np.flatnonzero(~is_query) if has_roles else np.arange(len(labels))
-    queries = np.flatnonzero(is_query)
+    queries, groups_of_documents = np.flatnonzero(is_query), groups[documents]
     for start in range(0, len(queries), QUERIES_AT_ONCE):
         part = queries[start : start + QUERIES_AT_ONCE]
-        for query, cosines in zip(part, (units[part] @ units[documents].T).round(DECIMALS), strict=True):
-            other = documents != query
-            relevant = (groups[documents] == groups[query]) & other
-            if relevant.any():
-                yield int(query), _ranks_of(cosines[relevant], cosines[other & ~relevant])
+        cosines = (units[part] @ units[documents].T).round(DECIMALS)
+        is_finite = [bool(np.isfinite(row).all()) for row in cosines]
+        for query, row, is_ranked in zip(part, cosines, is_finite, strict=True):
+            relevant = np.flatnonzero((groups_of_documents == groups[query]) & (documents != query))
+            if len(relevant):
+                # A query is no document of its own: no cosine is below -2.
+                others = row if has_roles else np.where(documents == query, -2.0, row)
+                yield int(query), _ranks_of(others, relevant) if is_ranked else np.full(1, np.nan)
 
 
-def _ranks_of(relevant: Vector, irrelevant: Vector) -> Vector:
-    """Return the ranks of the relevant cosines among all, ascending.
+def _ranks_of(cosines: Vector, relevant: NDArray[np.intp]) -> Vector:
+    """Return the ranks of the relevant cosines, by their indices, among all, ascending.
 
-    >>> _ranks_of(np.array([0.5, 0.9]), np.array([0.5, 0.1]))
+    >>> _ranks_of(np.array([0.5, 0.9, 0.5, 0.1]), np.array([0, 1]))
     array([1., 3.])
     """
-    if not (np.isfinite(relevant).all() and np.isfinite(irrelevant).all()):
-        return np.full(1, np.nan)
-    best_first = np.sort(relevant)[::-1]
-    above = len(irrelevant) - np.searchsorted(np.sort(irrelevant), best_first, side="left")
-    return np.asarray(above + np.arange(1, len(best_first) + 1), np.float64)
+    best_first = np.sort(cosines[relevant])[::-1]
+    if len(relevant) <= FEW_RELEVANT:
+        above = np.array([np.count_nonzero(cosines >= one) for one in best_first])
+    else:
+        above = len(cosines) - np.searchsorted(np.sort(cosines), best_first, side="left")
+    # Relevant cosines that are equal count by their order, irrelevant ones before them.
+    relevant_above = np.searchsorted(-best_first, -best_first, side="right")
+    return np.asarray(above - relevant_above + np.arange(1, len(best_first) + 1), np.float64)

@@ -12,6 +12,7 @@ import pytest
 from numpy.typing import NDArray
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
+from random_boxes import random_case
 
 from tasks.measure.metrics.by_task.detection import MOST, join_detections, mean_average_precision
 from validators.errors import DataError, JobError
@@ -43,21 +44,6 @@ def coco(found: Array, true: Array) -> tuple[float, float]:
         judged.accumulate()
         judged.summarize()
     return float(judged.stats[0]), float(judged.stats[1])
-
-
-def random_case(rng: np.random.Generator, n: int, most: int, m: int) -> tuple[Array, Array]:
-    """Detections `(n, m, 6)` and labels `(n, most, 5)` of whole pixels, so that overlaps and scores may be equal."""
-    corner, size = rng.integers(0, 40, (n, most, 2)), rng.integers(4, 30, (n, most, 2))
-    true = np.concatenate([corner, corner + size, rng.integers(0, 4, (n, most, 1))], axis=2).astype(np.float64)
-    moved = true[:, rng.integers(0, most, m)].copy()
-    moved[..., :4] += rng.integers(-3, 4, (n, m, 4))
-    moved[..., 2:4] = np.maximum(moved[..., 2:4], moved[..., :2] + 1)
-    moved[..., 4] = np.where(rng.random((n, m)) < 0.2, rng.integers(0, 5, (n, m)), moved[..., 4])
-    found = np.concatenate([moved[..., :4], rng.random((n, m, 1)).round(2), moved[..., 4:]], axis=2)
-    found[rng.random((n, m)) < 0.2] = -1
-    true[np.arange(most) >= rng.integers(0, most + 1, n)[:, None]] = np.nan
-    true[0, 0] = [1, 1, 9, 9, 0]
-    return found, true
 
 
 @pytest.mark.parametrize("m", [3, 12, 150])

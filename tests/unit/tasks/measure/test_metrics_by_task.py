@@ -19,6 +19,7 @@ from torchmetrics.functional import classification as tm
 from torchmetrics.functional import retrieval as tm_retrieval
 from torchmetrics.functional.classification.calibration_error import _ce_compute
 
+from tasks.measure.metrics.by_task import retrieval
 from tasks.measure.metrics.by_task.generated_text import rouge_l
 from tasks.measure.metrics.catalog import Options, named_metric
 from tasks.measure.metrics.metric import Metric
@@ -277,6 +278,17 @@ def test_rankings_have_the_librarys_value(case: str) -> None:
         assert metric.value(rows) == pytest.approx(np.mean(expected), abs=EQUAL), seed
         scored = rows[rows[:, 1] == 1]
         assert metric.value(scored[::2]) == pytest.approx(np.mean(expected[::2]), abs=EQUAL)
+
+
+def test_ranks_are_the_same_counted_and_sorted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few and many relevant samples, with equal cosines among relevant and irrelevant ones."""
+    rng = np.random.default_rng(4)
+    labels, embeddings = rng.integers(0, 4, 60), rng.integers(-2, 3, (60, 3)).astype(np.float64)
+    found = []
+    for few in (0, 60):
+        monkeypatch.setattr(retrieval, "FEW_RELEVANT", few)
+        found.append([metric_of(name, k=k).rows(embeddings, labels, None) for name, k, _ in RANKED.values()])
+    np.testing.assert_array_equal(*found)
 
 
 def test_queries_search_documents_alone() -> None:
