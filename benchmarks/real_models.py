@@ -27,6 +27,7 @@ from models.real import MODELS, Change, RealModel  # noqa: E402
 
 RESULTS = HERE / "results"
 MOST_CHANGES = 2
+BUSY: tuple[Change, ...] = (("measurement:", "measurement: {batch_sizes: [1], max_other_load: null}"),)
 PROBED = re.compile(r"([0-9.]+)x in a ")
 QUANTGATE = (sys.executable, "-m", "flows.cli.app")
 
@@ -36,6 +37,9 @@ def main(
     models: Annotated[
         list[str] | None, typer.Option("--model", help="Models to run, beside figures kept of others.")
     ] = None,
+    any_load: Annotated[
+        bool, typer.Option("--any-load", help="Add a line to each job: time it whatever else the machine does.")
+    ] = False,
     out: Annotated[Path, typer.Option(help="Folder of the figures.")] = RESULTS,
 ) -> None:
     """Run each model and write `real_models.json`."""
@@ -44,7 +48,7 @@ def main(
     path = out / "real_models.json"
     found: dict[str, Any] = json.loads(path.read_text())["models"] if models and path.exists() else {}
     for name in models or list(MODELS):
-        found[name] = _run(state, name, MODELS[name])
+        found[name] = _run(state, name, MODELS[name], BUSY if any_load else ())
         print(f"{name}: {found[name]}", flush=True)
         ordered = {one: found[one] for one in MODELS if one in found}
         save(out, "real_models", {"models": ordered}, quiet=True)
@@ -67,8 +71,9 @@ def changed(job: str, changes: tuple[Change, ...]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _run(state: Path, name: str, model: RealModel) -> dict[str, Any]:
-    if len(model.changes) > MOST_CHANGES:
+def _run(state: Path, name: str, model: RealModel, further: tuple[Change, ...]) -> dict[str, Any]:
+    lines = (*model.changes, *further)
+    if len(lines) > MOST_CHANGES:
         raise SystemExit(f"{name} changes more than {MOST_CHANGES} lines")
     folder = state / "real-models" / name.replace(" ", "-")
     folder.mkdir(parents=True, exist_ok=True)
@@ -79,7 +84,7 @@ def _run(state: Path, name: str, model: RealModel) -> dict[str, Any]:
     job = folder / "job.yaml"
     job.unlink(missing_ok=True)
     subprocess.run([*QUANTGATE, "init", source, "--out", job.name], cwd=folder, check=True, stdout=subprocess.DEVNULL)
-    job.write_text(changed(job.read_text(encoding="utf-8"), model.changes), encoding="utf-8")
+    job.write_text(changed(job.read_text(encoding="utf-8"), lines), encoding="utf-8")
     result = folder / "result.json"
     result.unlink(missing_ok=True)
     started = time.monotonic()
@@ -88,7 +93,7 @@ def _run(state: Path, name: str, model: RealModel) -> dict[str, Any]:
         done = subprocess.run(command, cwd=folder, stdout=log, stderr=log, check=False)
     minutes = round((time.monotonic() - started) / 60, 1)
     facts = {"kind": model.kind, "minutes": minutes, "exit": done.returncode}
-    changes = {"changed": [new for _, new in model.changes]}
+    changes = {"changed": [new for _, new in lines]}
     if not result.exists():
         return facts | {"outcome": "error", "reason": (folder / "log.txt").read_text()[-1000:]} | changes
     return facts | _figures(json.loads(result.read_text(encoding="utf-8"))) | changes

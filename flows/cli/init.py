@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-from flows.cli.suggest_metric import TOKENS, suggest_metric
+from flows.cli.suggest_metric import TOKENS, scores_first, suggest_metric
 from tasks.evidence.model_facts import ModelFacts
 from validators.job.candidate_name import decode
 from validators.job.job_data import InputSettings
@@ -68,9 +68,10 @@ measurement:
 
 def job_skeleton(facts: ModelFacts, target: str, file: str) -> str:
     """Return the text of a job file named `file`."""
-    metric, why, options = suggest_metric(facts.outputs, facts.inputs, facts.probabilities)
+    outputs = scores_first(facts.outputs)
+    metric, why, options = suggest_metric(outputs, facts.inputs, facts.probabilities)
     labelled = metric not in ("sqnr", "perplexity")
-    several = len(facts.outputs) > 1
+    several = len(outputs) > 1
     settings = guess_inputs(facts.inputs, facts.outputs)
     feeds = unchecked_feeds(settings, facts.inputs)
     return _TEMPLATE.format(
@@ -93,9 +94,7 @@ def job_skeleton(facts: ModelFacts, target: str, file: str) -> str:
         metric=metric,
         metric_why=why,
         options="".join(f"{line}\n" for line in options),
-        output=f"output: {json.dumps(facts.outputs[0].name)}  # CHECK: one of {len(facts.outputs)} outputs\n"
-        if several
-        else "",
+        output=f"output: {json.dumps(outputs[0].name)}  # CHECK: one of {len(outputs)} outputs\n" if several else "",
         candidates="\n".join(f"  - {name}  # {describe(decode(name))}" for name in facts_of(target).default_candidates),
         gates="  min_sqnr_db: 30      # CHECK: smallest ratio of signal to quantization noise, in dB"
         if metric == "sqnr"

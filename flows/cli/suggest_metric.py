@@ -53,6 +53,15 @@ def suggest_metric(
     return "sqnr", why, ()
 
 
+def scores_first(outputs: Sequence[TensorSpec]) -> list[TensorSpec]:
+    """Return the outputs, those of scores before those of indices: classifiers of tables answer a label and its scores.
+
+    >>> [spec.name for spec in scores_first([TensorSpec("label", "int64", ("n",)), TensorSpec("p", "float32", ("n", 2))])]
+    ['p', 'label']
+    """
+    return sorted(outputs, key=lambda spec: not spec.dtype.startswith("float"))
+
+
 def _of_probabilities(output: TensorSpec) -> Suggestion | None:
     """Return the metric for yes or no: of a sample, of each of its classes, or of each pixel; None for other shapes."""
     shape = output.shape

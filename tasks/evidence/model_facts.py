@@ -47,8 +47,8 @@ _TORCH_DTYPES = {
 }
 
 
-# Operators that change the shape or the type of probabilities, not their values.
-_KEEPING = ("Identity", "Cast", "Flatten", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
+# Operators that keep probabilities what they are.
+_KEEPING = ("Identity", "Cast", "Flatten", "ReduceMean", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
 # Inputs, outputs, precision, and the outputs of a sigmoid.
 _Read = tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...], str, frozenset[str]]
 
@@ -207,16 +207,24 @@ def _weights(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
                 yield from _weights(attribute.g)
 
 
-def _probabilities(graph: onnx.GraphProto) -> frozenset[str]:
-    """Return the outputs of a graph that are values of a sigmoid."""
-    makers = {name: node for node in graph.node for name in node.output}
+def _probabilities(graph: onnx.GraphProto, outer: Mapping[str, onnx.NodeProto] | None = None) -> frozenset[str]:
+    """Return the outputs of a graph that are values of a sigmoid, in every branch of an If.
 
-    def maker(name: str) -> str:
+    `outer` maps names of the graphs around a branch to their nodes.
+    """
+    makers = {**(outer or {})} | {name: node for node in graph.node for name in node.output}
+
+    def is_probability(name: str) -> bool:
         while name in makers and makers[name].op_type in _KEEPING:
             name = makers[name].input[0]
-        return makers[name].op_type if name in makers else ""
+        node = makers.get(name)
+        if node is None or node.op_type != "If":
+            return node is not None and node.op_type == "Sigmoid"
+        place = list(node.output).index(name)
+        bodies = [attribute.g for attribute in node.attribute]
+        return all(body.output[place].name in _probabilities(body, makers) for body in bodies)
 
-    return frozenset(value.name for value in graph.output if maker(value.name) == "Sigmoid")
+    return frozenset(value.name for value in graph.output if is_probability(value.name))
 
 
 def _read_program(uri: str, data: str, folder: Path) -> _Read:

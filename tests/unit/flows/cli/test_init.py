@@ -78,6 +78,12 @@ def test_a_probability_is_a_yes_or_no() -> None:
     assert written(facts([PICTURES], [one], "p"))["metric"] == "f1_binary"
 
 
+def test_scores_are_judged_rather_than_the_label_beside_them() -> None:
+    outputs = [TensorSpec("label", "int64", ("n",)), TensorSpec("probabilities", "float32", ("n", 2))]
+    fields = written(facts([TensorSpec("X", "float32", ("n", 30))], outputs))
+    assert fields["metric"] == "accuracy" and fields["output"] == "probabilities"
+
+
 def test_a_state_without_an_output_starts_at_zero() -> None:
     inputs = [TensorSpec("x", "float32", ("batch", 8)), TensorSpec("h0", "float32", (4, 1, 64))]
     fields = written(facts(inputs, [TensorSpec("y", "float32", ("batch",))]))
@@ -107,3 +113,32 @@ def test_constant_nodes_and_a_reshaped_sigmoid_are_seen(tmp_path: Path) -> None:
     found = describe_file(tmp_path / "model.onnx")
     assert found.precision == "float32"
     assert found.probabilities == {"tags"}
+
+
+def test_a_sigmoid_in_every_branch_is_seen(tmp_path: Path) -> None:
+    def branch(name: str, operator: str) -> onnx.GraphProto:
+        node = helper.make_node(operator, ["scores"], [name])
+        return helper.make_graph([node], name, [], [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 3])])
+
+    def probabilities(outer: str, *operators: str) -> frozenset[str]:
+        then, other = (branch(name, operator) for name, operator in zip("ab", operators, strict=True))
+        graph = helper.make_graph(
+            [
+                helper.make_node(outer, ["x"], ["scores"]),
+                helper.make_node("If", ["flag"], ["one"], then_branch=then, else_branch=other),
+                helper.make_node("Identity", ["one"], ["y"]),
+            ],
+            "branches",
+            [
+                helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3]),
+                helper.make_tensor_value_info("flag", TensorProto.BOOL, []),
+            ],
+            [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 3])],
+        )
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+        onnx.save(model, tmp_path / "model.onnx")
+        return describe_file(tmp_path / "model.onnx").probabilities
+
+    assert probabilities("Relu", "Sigmoid", "Sigmoid") == {"y"}
+    assert probabilities("Sigmoid", "Identity", "Sigmoid") == {"y"}, "made outside of the branch"
+    assert probabilities("Relu", "Sigmoid", "Relu") == frozenset()
