@@ -119,7 +119,9 @@ def candidates(job: JobFile) -> CommandAnswer:
 
 def suggest_calibration(
     job: JobFile,
-    pool: Annotated[Path, typer.Option("--from", metavar="POOL", help="File with the samples: .npz or .parquet.")],
+    pool: Annotated[
+        Path, typer.Option("--from", metavar="POOL", help="File of samples: .npz, .parquet, .csv or .arrow.")
+    ],
     size: Annotated[int, typer.Option(min=2, metavar="N", help="How many samples to pick.")],
     path: Annotated[
         Path | None,

@@ -21,9 +21,10 @@ from validators.job.job_watch import Watch
 from validators.records.run import DataFile, Source
 from validators.samples.datasets import Samples
 from validators.samples.feeds import Feeds
+from validators.samples.readers import READERS, TYPES
 from validators.untrusted.s3_uris import S3Uri, parse_s3_uri
 
-SUFFIXES = (".npz", ".parquet")
+SUFFIXES = tuple(READERS)
 # Limits of one look on the newest traffic: bytes per file, and number of files.
 MAX_FILE_BYTES, MAX_FILES = 1_000_000_000, 200
 
@@ -137,7 +138,7 @@ def _files_of_folder(place: Path) -> list[TrafficFile]:
     if not place.exists():
         raise DataError(
             found=f"traffic {place}: no such file or folder",
-            expected="a folder of .npz or .parquet files, or one such file",
+            expected=f"a folder of {TYPES} files, or one such file",
             fix="correct `watch.traffic`, or write requests there",
         )
     found = []

@@ -17,7 +17,7 @@ class Watch(Settings):
     """Traffic that the watch reads, and bounds for its alarms; see docs/watch.md. `calibration` has the bounds on drift."""
 
     traffic: DataPlace
-    """Path of recent traffic: a folder, a file, or `s3://bucket/prefix`; `.npz` or `.parquet`, as in `data`, relative to the
+    """Path of recent traffic: a folder, a file, or `s3://bucket/prefix`; files of the types of `data`; relative to the
     job file. A look reads only files written since the last one."""
     newest_hours: Annotated[float, Field(gt=0, le=8760)] = 24.0
     """Greatest age of a file, in hours; older files are skipped."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tasks.watch.traffic import _draw
+from tasks.watch.traffic import _draw, newest_files
 from validators.records.run import DataFile
 from validators.samples.datasets import Samples
 
@@ -18,3 +18,10 @@ def test_samples_too_few_for_one_batch_are_still_counted() -> None:
     assert _draw(read, 100, 4, 0) == (None, 3)
     drawn, found = _draw(read, 100, None, 0)
     assert drawn is not None and found == len(drawn.inputs["x"]) == 3
+
+
+def test_every_type_of_data_file_is_listed(tmp_path: Path) -> None:
+    names = {"a.npz", "b.parquet", "c.csv", "d.arrow"}
+    for name in (*names, "notes.txt", ".hidden.npz", "_part.csv"):
+        (tmp_path / name).write_bytes(b"x")
+    assert {file.name for file in newest_files(tmp_path, 1.0)} == names
