@@ -27,7 +27,6 @@ from models.real import MODELS, Change, RealModel  # noqa: E402
 
 RESULTS = HERE / "results"
 MOST_CHANGES = 2
-BUSY: tuple[Change, ...] = (("measurement:", "measurement: {batch_sizes: [1], max_other_load: null}"),)
 PROBED = re.compile(r"([0-9.]+)x in a ")
 QUANTGATE = (sys.executable, "-m", "flows.cli.app")
 
@@ -37,9 +36,6 @@ def main(
     models: Annotated[
         list[str] | None, typer.Option("--model", help="Models to run, beside figures kept of others.")
     ] = None,
-    any_load: Annotated[
-        bool, typer.Option("--any-load", help="Add a line to each job: time it whatever else the machine does.")
-    ] = False,
     out: Annotated[Path, typer.Option(help="Folder of the figures.")] = RESULTS,
 ) -> None:
     """Run each model and write `real_models.json`."""
@@ -48,7 +44,7 @@ def main(
     path = out / "real_models.json"
     found: dict[str, Any] = json.loads(path.read_text())["models"] if models and path.exists() else {}
     for name in models or list(MODELS):
-        found[name] = _run(state, name, MODELS[name], BUSY if any_load else ())
+        found[name] = _run(state, name, MODELS[name])
         print(f"{name}: {found[name]}", flush=True)
         ordered = {one: found[one] for one in MODELS if one in found}
         save(out, "real_models", {"models": ordered}, quiet=True)
@@ -71,8 +67,8 @@ def changed(job: str, changes: tuple[Change, ...]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _run(state: Path, name: str, model: RealModel, further: tuple[Change, ...]) -> dict[str, Any]:
-    lines = (*model.changes, *further)
+def _run(state: Path, name: str, model: RealModel) -> dict[str, Any]:
+    lines = model.changes
     if len(lines) > MOST_CHANGES:
         raise SystemExit(f"{name} changes more than {MOST_CHANGES} lines")
     folder = state / "real-models" / name.replace(" ", "-")
