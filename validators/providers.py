@@ -1,4 +1,4 @@
-"""Names of the providers that run a model: ONNX Runtime's execution providers, and TensorRT itself."""
+"""Names of the providers that run a model: ONNX Runtime's execution providers, and engines of their own."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ CPU_PROVIDER = "CPUExecutionProvider"
 CUDA_PROVIDER = "CUDAExecutionProvider"
 # ONNX Runtime's provider over TensorRT 10; the target `tensorrt` uses TensorRT directly, in another version.
 ORT_TENSORRT_PROVIDER = "TensorrtExecutionProvider"
-OPENVINO_PROVIDER = "OpenVINOExecutionProvider"
 TENSORRT = "TensorRT"
+OPENVINO = "OpenVINO"
 
 GPU_PROVIDERS = frozenset({CUDA_PROVIDER, ORT_TENSORRT_PROVIDER, TENSORRT})

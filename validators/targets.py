@@ -18,7 +18,7 @@ from validators.providers import (
     CPU_PROVIDER,
     CUDA_PROVIDER,
     GPU_PROVIDERS,
-    OPENVINO_PROVIDER,
+    OPENVINO,
     ORT_TENSORRT_PROVIDER,
     TENSORRT,
 )
@@ -47,7 +47,7 @@ class TargetFacts:
     provider: str
     default_candidates: tuple[str, ...]
     libraries: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    pairs: Literal["ort-cpu", "ort-openvino", "tensorrt"] = "ort-cpu"
+    pairs: Literal["ort-cpu", "openvino", "tensorrt"] = "ort-cpu"
     simulated: frozenset[str] = frozenset()
     without: frozenset[str] = frozenset()
     fused_words: str = "the float model after the runtime's transformer fusions"
@@ -83,23 +83,21 @@ BUILT_IN: dict[str, TargetFacts] = {
             ),
         ),
         TargetFacts(
-            name="ort-openvino",
-            provider=OPENVINO_PROVIDER,
-            pairs="ort-openvino",
+            name="openvino",
+            provider=OPENVINO,
+            libraries={"openvino": ("openvino",)},
+            pairs="openvino",
             fused_words="the float model as OpenVINO fuses it when it loads, computed in float32",
             int8_words="INT8 or UINT8",
-            # A worker with the plugin also has the CPU provider, so both compete.
             default_candidates=(
-                "fp32-fused@ort-openvino",
-                "int8-static-minmax-pc@ort-openvino",
-                "int8-static-mse-pc@ort-openvino",
-                "int8-static-mse-pc-all@ort-openvino",
-                "int8-static-mse-pc-smooth@ort-openvino",
-                "int4-g32-gptq@ort-openvino",
-                "int8-static-mse-pc@ort-cpu",
-                "int8-static-mse-pc-all@ort-cpu",
-                "int8-dynamic-pc@ort-cpu",
-                "int8-dynamic-pc+fused@ort-cpu",
+                "fp32-fused@openvino",
+                "bf16@openvino",
+                "int8-static-minmax-pc@openvino",
+                "int8-static-mse-pc@openvino",
+                "int8-static-mse-pc-all@openvino",
+                "int8-static-mse-pc-all-bf16@openvino",
+                "int8-static-mse-pc-smooth@openvino",
+                "int4-g32-gptq@openvino",
             ),
         ),
         TargetFacts(
@@ -155,7 +153,7 @@ def target_names() -> tuple[str, ...]:
         JobError: two packages provide a target with the same name, or a name is not valid in an alias.
 
     >>> target_names()[:2]
-    ('ort-cpu', 'ort-openvino')
+    ('ort-cpu', 'openvino')
     """
     return *BUILT_IN, *installed_targets()
 

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 
 from tasks.measure.inventory import ISA_FLAGS
 from tasks.registry.champion_slot import TAG
 from tasks.run.context import Run
 from tasks.runtimes.libraries import describe_library
-from tasks.runtimes.ort import DISTRIBUTIONS
 from tasks.runtimes.providers import provider_of
 from validators.digests import digest_file, digest_text
 from validators.gates.approval import Approval
@@ -80,9 +80,8 @@ def manifest_of(
 
     `ranges` are to be watched in production: the ends of each fixed range, and the share of values outside it in this run.
     """
-    plugin = provider_of(variant.session.provider).plugin
     engine = variant.engine.manifest if variant.engine else None
-    runtime = engine.runtime if engine else next(name for name in inventory.runtimes if name in DISTRIBUTIONS)
+    runtime = engine.runtime if engine else _runtime_of(inventory, variant)
     return {
         "format": FORMAT,
         "candidate": variant.candidate,
@@ -90,8 +89,8 @@ def manifest_of(
         "files": {path.name: digest_file(path) for path in _artifact_files(variant)},
         "session": {key: value for key, value in asdict(variant.session).items() if key != "libraries"},
         "libraries": [describe_library(library) for library in variant.session.libraries],
-        "plugin": plugin.describe_plugin(variant.session.threads) if plugin else None,
         "inputs": {spec.name: spec.dtype for spec in run_inputs.evidence.model_inputs},
+        "outputs": [value.name for value in onnx.load(variant.path, load_external_data=False).graph.output],
         "runtime": runtime,
         "runtime_version": engine.runtime_version if engine else inventory.runtimes[runtime],
         "engine": asdict(engine) if engine else None,
@@ -105,20 +104,22 @@ def manifest_of(
     }
 
 
+def _runtime_of(inventory: Inventory, variant: Variant) -> str:
+    """Return the distribution that runs a variant, by its name in the inventory."""
+    distributions = provider_of(variant.session.provider).distributions
+    return next(name for name in inventory.runtimes if name in distributions)
+
+
 def runtime_requirements(inventory: Inventory, variant: Variant) -> list[str]:
     if variant.engine:
         built = variant.engine.manifest
         bindings = [f"{name}=={metadata.version(name)}" for name in _ENGINE_REQUIREMENTS]
         return [f"{built.runtime.replace('_', '-')}=={built.runtime_version}", *bindings, f"numpy=={np.__version__}"]
-    runtimes = [f"{name}=={version}" for name, version in inventory.runtimes.items() if name in DISTRIBUTIONS]
-    if plugin := provider_of(variant.session.provider).plugin:
-        told = plugin.describe_plugin(variant.session.threads)
-        distribution = told["distribution"]
-        runtimes.append(f"{distribution}=={inventory.runtimes.get(distribution, told['version'])}")
+    runtime = _runtime_of(inventory, variant)
     packages = [f"{one.distribution}=={one.version}" for one in variant.session.libraries if one.package]
     if variant.session.on_gpu:
         packages.append(f"{_NVML}=={metadata.version(_NVML)}")
-    return [*runtimes, *packages, f"numpy=={np.__version__}"]
+    return [f"{runtime}=={inventory.runtimes[runtime]}", *packages, f"numpy=={np.__version__}"]
 
 
 def signature_of(inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> Any:

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from tasks.measure.latency.cgroup import quota_cores
 from tasks.measure.latency.nvml import open_gpu
-from tasks.runtimes import openvino
 from tasks.runtimes.ort import installed_runtime
 from validators.providers import GPU_PROVIDERS, TENSORRT
 from validators.records.run import Gpu, Inventory
@@ -64,8 +63,6 @@ def take_inventory(target: str, device: int = 0) -> Inventory:
     import onnxruntime as ort
 
     name, version = installed_runtime()
-    # A plugin with which no session can be opened is left out, installed or not.
-    plugin = {} if openvino.why_missing() else {openvino.DISTRIBUTION: openvino.installed_version() or ""}
     cpu = _cpu_info()
     flags = set((cpu.get("flags") or cpu.get("Features") or "").split())
     on_gpu = is_on_gpu(target)
@@ -80,7 +77,6 @@ def take_inventory(target: str, device: int = 0) -> Inventory:
         runtimes={
             name: version,
             "onnx": metadata.version("onnx"),
-            **plugin,
             **_target_libraries(target),
         },
         providers=tuple(ort.get_available_providers()),

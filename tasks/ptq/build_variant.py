@@ -229,7 +229,7 @@ def _in_new_operators(graph: Path, materials: Materials) -> Iterator[Path]:
 
 def ranges_for(candidate: Candidate, statistics: Path) -> dict[str, Range]:
     """Return the range of each activation by the candidate's method; FP8 is symmetric and uses the extremes."""
-    if facts_of(candidate.target).pairs == "ort-openvino":
+    if facts_of(candidate.target).pairs == "openvino":
         return openvino_forms.ranges_for_openvino(statistics, candidate.range_method or "minmax")
     return read_ranges(statistics, candidate.range_method or "minmax", symmetric=candidate.precision == "fp8")
 

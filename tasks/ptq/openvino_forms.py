@@ -1,4 +1,4 @@
-"""Files for the `ort-openvino` target: supported recipes, and the Q/DQ pairs that its INT8 kernels need.
+"""Files for the `openvino` target: supported recipes, and the Q/DQ pairs that its INT8 kernels need.
 
 OpenVINO's low precision transformations make an operator compute in integers when QuantizeLinear and DequantizeLinear stand
 on its inputs; outputs need none (OpenVINO documentation, "Low Precision Transformations"; "Quantized models compute and
@@ -49,7 +49,7 @@ def place_for_openvino(
     left = custom_operators(graph)
     products = []
     for node in [node for node in graph.node if node.op_type in WEIGHT_INPUT and node.name not in left]:
-        reason = why_not(view, node, ranges, "ort-openvino", every_operator, keep_float)
+        reason = why_not(view, node, ranges, "openvino", every_operator, keep_float)
         if reason:
             left[node.name] = reason
         else:

@@ -15,7 +15,6 @@ import onnx
 from tasks.runtimes.kernel_times import WARM_UP, kernel_events, profile, time_kernels
 from tasks.runtimes.kernels import Kernel, kernel_of
 from tasks.runtimes.macs import BLOCKED_DOMAIN, all_graphs, count_macs
-from tasks.runtimes.openvino_kernels import kernels_by_node, products_behind
 from tasks.runtimes.providers import provider_of
 from tasks.runtimes.unfused import CONVERSIONS, find_unfused
 from validators.providers import CPU_PROVIDER
@@ -48,7 +47,10 @@ def measure_coverage(
     Raises:
         CandidateRefused: the runtime does not load or run the model.
     """
-    if provider_of(settings.provider).is_compiled:
+    row = provider_of(settings.provider)
+    if row.coverage is not None:
+        return row.coverage(model, settings, batch, folder)
+    if row.is_compiled:
         return _measure_compiled(model, settings, batch)
     graph, events = _profile(model, settings, batch, PROFILED)
     found = coverage_of(graph, events, settings.provider, PROFILED, baseline)
@@ -167,22 +169,30 @@ def _with_names(model: Path) -> bytes | None:
 
 
 def _measure_compiled(model: Path, settings: SessionSettings, batch: Arrays) -> Coverage:
-    """Return the coverage of a compiling provider, without times: MACs of the original nodes, by the provider's kernels.
+    """Return the coverage of a provider that names no kernels: MACs of the original nodes, of unknown precision, no times.
 
-    OpenVINO names its kernels. TensorRT names none, so all of its products have unknown precision. Nodes left to another
-    provider are counted for that provider.
+    Nodes left to another provider are counted for that provider.
     """
-    on_processor = replace(settings, provider=CPU_PROVIDER, provider_options={}, entries={})
-    written = profile(model, on_processor, batch, as_written=True)
-    graph = onnx.load(model, load_external_data=False).graph
-    counted = [(name, macs) for name, _, macs in count_macs(graph, written)]
+    counted = macs_as_written(model, batch)
     events = profile(model, settings, batch)
-    kernels = kernels_by_node(events, products_behind(graph, {name for name, _ in counted}))
-    for name, _, args in kernel_events(events):
-        if args["provider"] != settings.provider:
-            kernels[name] = kernel_of(args, settings.provider)
+    kernels = {
+        name: kernel_of(args, settings.provider)
+        for name, _, args in kernel_events(events)
+        if args["provider"] != settings.provider
+    }
     unnamed = Kernel(UNNAMED, is_low_precision=False)
     return _sum_up([(name, macs, kernels.get(name, unnamed)) for name, macs in counted], events)
+
+
+def macs_as_written(model: Path, batch: Arrays) -> list[tuple[str, int]]:
+    """Return the multiply-accumulates of the file's own nodes for a request, counted on ONNX Runtime's CPU provider.
+
+    Raises:
+        CandidateRefused: it does not load or run the model.
+    """
+    events = profile(model, SessionSettings(CPU_PROVIDER, 1), batch, as_written=True)
+    graph = onnx.load(model, load_external_data=False).graph
+    return [(name, macs) for name, _, macs in count_macs(graph, events)]
 
 
 def _sum_up(counted: list[tuple[str, int, Kernel]], events: list[dict[str, Any]], requests: int = 1) -> Coverage:

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from tasks.runtimes.assignment import RECORD, assignment, refuse_strays
 from tasks.runtimes.ort_gpu import gpu_providers, load_libraries, why_missing
-from tasks.runtimes.providers import provider_of
 from validators.deadline import check_deadline
 from validators.errors import CandidateRefused, InfrastructureError
 from validators.records.run import SessionSettings
@@ -100,10 +99,6 @@ def open_session(
     providers: Any = [settings.provider]
     if settings.on_gpu:
         providers = gpu_providers(settings, model, content)
-    elif plugin := provider_of(settings.provider).plugin:
-        # A plugin's device is set in the options, and a list of provider names would override it.
-        options.add_provider_for_devices([plugin.find_device()], plugin.provider_options(settings.threads))
-        providers = None
     try:
         for library in settings.libraries:
             options.register_custom_ops_library(str(library.path))

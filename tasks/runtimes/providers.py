@@ -10,39 +10,13 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
-from tasks.runtimes import openvino
-from validators.providers import CPU_PROVIDER, CUDA_PROVIDER, OPENVINO_PROVIDER, ORT_TENSORRT_PROVIDER, TENSORRT
+from validators.providers import CPU_PROVIDER, CUDA_PROVIDER, OPENVINO, ORT_TENSORRT_PROVIDER, TENSORRT
+from validators.records.measurements import Coverage
 from validators.records.run import SessionSettings
+from validators.samples.datasets import Arrays
 from validators.targets import installed_targets, load_target
-
-if TYPE_CHECKING:
-    import onnxruntime as ort
-
-
-class Plugin(Protocol):
-    """A provider in a package of its own, which is registered with ONNX Runtime; a module has these functions."""
-
-    def find_device(self) -> ort.OrtEpDevice:
-        """Register the provider, and return the device that sessions ask for.
-
-        Raises:
-            CandidateRefused: `unsupported`: the package is missing or has no device here.
-        """
-
-    def provider_options(self, threads: int) -> dict[str, str]:
-        """Return the options of a session with this number of threads."""
-
-    def library_path(self) -> str:
-        """Return the library to register.
-
-        Raises:
-            CandidateRefused: `unsupported`: the package is missing.
-        """
-
-    def describe_plugin(self, threads: int) -> dict[str, Any]:
-        """Return what a consumer needs: `distribution`, `version`, `module` and `options`."""
 
 
 @dataclass(frozen=True)
@@ -52,16 +26,18 @@ class ExecutionProvider:
     `low_precision` are kernels, as ONNX Runtime's profile names them, that multiply 8-bit or 4-bit operands, or weights of
     such; `without_form` are kernels of operators that have no such kernel.
     `is_compiled`: the provider runs what it takes of a graph as one node, so the profile has no kernel types.
-    `plugin` is set for a provider in a package of its own. `opener` returns a `tasks.runtimes.runner.Runner` for a file;
-    without it, an ONNX Runtime session is opened.
+    `opener` returns a `tasks.runtimes.runner.Runner` for a file; without it, an ONNX Runtime session is opened. `coverage` reads
+    the coverage of a file under a request, and writes its kernels into a folder; without it, ONNX Runtime's profile is read.
+    `distributions` names the packages of which one runs the models, by their names in the inventory.
     """
 
     name: str
     low_precision: frozenset[str] = frozenset()
     without_form: frozenset[str] = frozenset()
     is_compiled: bool = False
-    plugin: Plugin | None = None
     opener: Callable[[Path, SessionSettings], AbstractContextManager[Any]] | None = None
+    coverage: Callable[[Path, SessionSettings, Arrays, Path | None], Coverage] | None = None
+    distributions: tuple[str, ...] = ("onnxruntime", "onnxruntime-gpu")
 
 
 def provider_of(name: str) -> ExecutionProvider:
@@ -81,6 +57,18 @@ def _open_engine(model: Path, settings: SessionSettings) -> AbstractContextManag
     from tasks.runtimes.engines.runner import open_engine
 
     return open_engine(model, settings)
+
+
+def _open_openvino(model: Path, settings: SessionSettings) -> AbstractContextManager[Any]:
+    from tasks.runtimes.openvino.session import open_model
+
+    return open_model(model, settings)
+
+
+def _openvino_coverage(model: Path, settings: SessionSettings, batch: Arrays, folder: Path | None) -> Coverage:
+    from tasks.runtimes.openvino.coverage import measure_openvino
+
+    return measure_openvino(model, settings, batch, folder)
 
 
 # Integer and low-bit kernels of ONNX Runtime 1.31, from its lists of kernels (OperatorKernels.md). Kernels that do not multiply
@@ -132,7 +120,7 @@ PROVIDERS: dict[str, ExecutionProvider] = {
     provider.name: provider
     for provider in (
         ExecutionProvider(CPU_PROVIDER, _CPU_KERNELS, _CPU_FLOAT),
-        ExecutionProvider(OPENVINO_PROVIDER, is_compiled=True, plugin=openvino),
+        ExecutionProvider(OPENVINO, opener=_open_openvino, coverage=_openvino_coverage, distributions=("openvino",)),
         ExecutionProvider(CUDA_PROVIDER, _CUDA_KERNELS),
         # The profile shows a graph compiled by TensorRT as one kernel, TRTKernel_graph_<number>.
         ExecutionProvider(ORT_TENSORRT_PROVIDER, is_compiled=True),

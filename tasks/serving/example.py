@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from validators.providers import CUDA_PROVIDER, GPU_PROVIDERS, ORT_TENSORRT_PROVIDER
+from validators.providers import CUDA_PROVIDER, GPU_PROVIDERS, OPENVINO, ORT_TENSORRT_PROVIDER
 
 # Folder of the artifact's files, beside the README.
 FOLDER = "variant"
@@ -16,10 +16,14 @@ def example(manifest: Mapping[str, Any], request: Mapping[str, tuple[int, ...]])
 
     `request` holds the shape of each input by name.
     """
+    get_names = "[one.name for one in session.get_outputs()]"
+    answered = "session.run(names, feed)"
     if manifest["engine"]:
-        opened, outputs, answered = _engine(), "session.outputs", "session.run(feed, names)"
+        opened, get_names, answered = _engine(), "[one.name for one in session.outputs]", "session.run(feed, names)"
+    elif manifest["session"]["provider"] == OPENVINO:
+        opened, get_names, answered = _openvino(manifest), repr(manifest["outputs"]), "session(feed).values()"
     else:
-        opened, outputs, answered = _session(manifest), "session.get_outputs()", "session.run(names, feed)"
+        opened = _session(manifest)
     feed = [
         f"    {name!r}: np.zeros({shape!r}, dtype={manifest['inputs'][name]!r}),  # your samples, along axis 0"
         for name, shape in request.items()
@@ -29,7 +33,7 @@ def example(manifest: Mapping[str, Any], request: Mapping[str, tuple[int, ...]])
         "feed = {",
         *feed,
         "}",
-        f"names = [one.name for one in {outputs}]",
+        f"names = {get_names}",
         f"outputs = dict(zip(names, {answered}))",
         "for name, array in outputs.items():",
         "    print(name, array.dtype, array.shape)",
@@ -39,9 +43,9 @@ def example(manifest: Mapping[str, Any], request: Mapping[str, tuple[int, ...]])
 def _session(manifest: Mapping[str, Any]) -> list[str]:
     """Return the lines for ONNX Runtime: `tasks/champion/consumer/consumer.py`, specialized for this version."""
     settings = manifest["session"]
-    provider, plugin = settings["provider"], manifest["plugin"]
+    provider = settings["provider"]
     packages = [library["package"] for library in manifest["libraries"] if "package" in library]
-    imports = [*packages, *([plugin["module"]] if plugin else [])]
+    imports = [*packages]
     if provider == ORT_TENSORRT_PROVIDER:
         imports.append("tensorrt")
     lines = [
@@ -55,21 +59,26 @@ def _session(manifest: Mapping[str, Any]) -> list[str]:
         *(f"options.add_session_config_entry({key!r}, {value!r})" for key, value in settings["entries"].items()),
         *(f"options.register_custom_ops_library({_library(library)})" for library in manifest["libraries"]),
     ]
-    given = f", providers={_providers(settings)!r}"
     if provider in GPU_PROVIDERS:
         lines.append("ort.preload_dlls()")
-    if plugin:
-        lines += [
-            f"ort.register_execution_provider_library({provider!r}, {plugin['module']}.get_library_path())",
-            f"devices = [one for one in ort.get_ep_devices() if one.ep_name == {provider!r}]",
-            "devices = [one for one in devices if one.device.type == ort.OrtHardwareDeviceType.CPU]",
-            f"options.add_provider_for_devices(devices[:1], {plugin['options']!r})",
-        ]
-        given = ""
     return [
         *lines,
-        f'session = ort.InferenceSession("{FOLDER}/model.onnx", options{given})',
+        f'session = ort.InferenceSession("{FOLDER}/model.onnx", options, providers={_providers(settings)!r})',
         f"assert session.get_providers()[0] == {provider!r}, session.get_providers()",
+        "",
+    ]
+
+
+def _openvino(manifest: Mapping[str, Any]) -> list[str]:
+    """Return the lines for OpenVINO."""
+    settings = manifest["session"]
+    options = {**settings["provider_options"], "INFERENCE_NUM_THREADS": str(settings["threads"])}
+    return [
+        "import numpy as np",
+        "import openvino as ov",
+        "",
+        "core = ov.Core()",
+        f'session = core.compile_model(core.read_model("{FOLDER}/model.onnx"), "CPU", {options!r})',
         "",
     ]
 

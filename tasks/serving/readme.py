@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from tasks.serving import sections
 from tasks.serving.example import FOLDER, example
 from tasks.serving.promoted import Promoted
 from tasks.serving.sections import shown
 from validators.plain_text import markdown_table
+from validators.providers import OPENVINO
 from validators.samples.datasets import TensorSpec
 
 
@@ -20,7 +21,7 @@ def version_readme(promoted: Promoted) -> str:
         "What it is": sections.origin(promoted),
         "Approved for": sections.device(promoted),
         "With MLflow": sections.load(promoted),
-        f"With {'TensorRT' if manifest['engine'] else 'ONNX Runtime'} alone": [
+        f"With {_runtime(manifest)} alone": [
             "In this folder, with the versions of `../requirements.txt`:",
             "",
             "```python",
@@ -69,6 +70,13 @@ def _session(promoted: Promoted) -> list[str]:
         ]
         return markdown_table(("Setting", "Value"), rows)
     settings = manifest["session"]
+    if settings["provider"] == OPENVINO:
+        options = {**settings["provider_options"], "INFERENCE_NUM_THREADS": str(settings["threads"])}
+        rows = [
+            ("Runtime", f"openvino {manifest['runtime_version']}"),
+            *((f"Option {shown(key)}", shown(value)) for key, value in options.items()),
+        ]
+        return markdown_table(("Setting", "Value"), rows)
     rows = [
         ("Runtime", f"{manifest['runtime']} {manifest['runtime_version']}"),
         ("Provider", settings["provider"]),
@@ -80,12 +88,16 @@ def _session(promoted: Promoted) -> list[str]:
         ("`graph_optimization_level`", f"`ORT_ENABLE_{settings['optimization'].upper()}`"),
         *((f"Entry {shown(key)}", shown(value)) for key, value in settings["entries"].items()),
     ]
-    if plugin := manifest["plugin"]:
-        rows.append(("Plugin", f"{plugin['distribution']} {plugin['version']}, {shown(json.dumps(plugin['options']))}"))
     for library in manifest["libraries"]:
         told = library.get("file") or f"{library['distribution']} {library['version']}"
         rows.append(("Custom operators", shown(told)))
     return markdown_table(("Setting", "Value"), rows)
+
+
+def _runtime(manifest: Mapping[str, Any]) -> str:
+    if manifest["engine"]:
+        return "TensorRT"
+    return "OpenVINO" if manifest["session"]["provider"] == OPENVINO else "ONNX Runtime"
 
 
 def _range(shapes: dict[str, list[int]]) -> str:

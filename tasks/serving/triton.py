@@ -1,7 +1,7 @@
 """Export of a version for Triton Inference Server: `config.pbtxt`, and the files of the folder `1` beside it.
 
 Fields are those of `model_config.proto` (github.com/triton-inference-server/common). The README and source of
-`onnxruntime_backend` and `tensorrt_backend`, as of July 2026, define which fields each backend reads:
+`onnxruntime_backend`, `openvino_backend` and `tensorrt_backend`, as of July 2026, define which fields each backend reads:
 
 | approved setting | in `config.pbtxt` |
 |---|---|
@@ -9,7 +9,7 @@ Fields are those of `model_config.proto` (github.com/triton-inference-server/com
 | optimization of the graph | `optimization.graph.level`: 0 for all, -1 for basic |
 | session entries | only `session.use_device_allocator_for_initializers`: the backend passes on no other |
 | options of a GPU provider | `gpu_execution_accelerator`; the device number is that of the instance |
-| OpenVINO's plugin | `cpu_execution_accelerator`, without options: it is the provider of Triton's own build |
+| OpenVINO | the backend `openvino`, with threads, streams and hint as `parameters` |
 | a library of custom operators | `model_operations.op_library_filename` |
 
 If inputs and outputs are given, neither backend auto-completes them, and ONNX Runtime's adds no dynamic batching either.
@@ -28,7 +28,7 @@ from tasks.serving.prototext import Fields, Word, prototext
 from validators.errors import JobError
 from validators.graph.source_form import declared_shape
 from validators.plain_text import plain
-from validators.providers import CUDA_PROVIDER, GPU_PROVIDERS, OPENVINO_PROVIDER, ORT_TENSORRT_PROVIDER
+from validators.providers import CUDA_PROVIDER, GPU_PROVIDERS, OPENVINO, ORT_TENSORRT_PROVIDER
 from validators.samples.datasets import TensorSpec
 
 ONNX, ENGINE = "model.onnx", "engine.plan"
@@ -44,7 +44,6 @@ TYPES = {
 # Defaults for keys that manifests of older releases lack.
 ABSENT: dict[str, Any] = {
     "engine": None,
-    "plugin": None,
     "libraries": [],
     "batch_sizes": [],
     "runtime": "onnxruntime",
@@ -52,6 +51,8 @@ ABSENT: dict[str, Any] = {
 }
 # Session entries that the ONNX Runtime backend reads.
 ENTRIES = frozenset({"session.use_device_allocator_for_initializers"})
+# Options of OpenVINO that its backend reads.
+OPENVINO_PARAMETERS = ("INFERENCE_NUM_THREADS", "NUM_STREAMS", "PERFORMANCE_HINT")
 # Options of ONNX Runtime's TensorRT provider with another name in Triton; its boolean precision options share one there.
 RENAMED = {"trt_max_workspace_size": "max_workspace_size_bytes"}
 TENSORRT_OPTIONS = frozenset(
@@ -120,13 +121,14 @@ def triton_model(
     session = manifest["session"]
     on_gpu = session["provider"] in GPU_PROVIDERS
     device = session.get("provider_options", {}).get("device_id", "0")
+    backend = "tensorrt" if engine else "openvino" if session["provider"] == OPENVINO else "onnxruntime"
     kind: Fields = (("count", 1), ("kind", Word("KIND_GPU" if on_gpu else "KIND_CPU")))
     group = (*kind, ("gpus", [int(device)])) if on_gpu else kind
     sides = zip(("input", "output"), tensors, strict=True)
     fields: Fields = (
         ("name", name),
-        ("platform", "tensorrt_plan" if engine else "onnxruntime_onnx"),
-        ("backend", "tensorrt" if engine else "onnxruntime"),
+        *((("platform", "tensorrt_plan" if engine else "onnxruntime_onnx"),) if backend != "openvino" else ()),
+        ("backend", backend),
         ("default_model_filename", "model.plan" if engine else ONNX),
         ("max_batch_size", batch),
         *((side, _tensor(spec, batch)) for side, specs in sides for spec in specs),
@@ -145,7 +147,7 @@ def triton_model(
             )
     else:
         files = {file: file for file in manifest["files"]}
-        settings, unsaid = _session(manifest, place)
+        settings, unsaid = _openvino(session) if backend == "openvino" else _session(manifest, place)
         fields, notes = fields + settings, unsaid + notes
     top = [line for line in (about, *(f"Not carried over: {note}." for note in notes)) if line]
     comments = "".join(f"# {' '.join(plain(line).split())}\n" for line in top)
@@ -228,7 +230,7 @@ def _session(manifest: Mapping[str, Any], place: Path) -> tuple[Fields, tuple[st
         for key, value in settings["entries"].items()
         if key not in ENTRIES
     ]
-    accelerators, more = _accelerators(settings, manifest["plugin"])
+    accelerators, more = _accelerators(settings)
     level = {"all": 0, "basic": -1}[settings["optimization"]]
     parameters = {"intra_op_thread_count": str(settings["threads"]), "execution_mode": "0"}
     parameters |= {key: value for key, value in settings["entries"].items() if key in ENTRIES}
@@ -243,6 +245,22 @@ def _session(manifest: Mapping[str, Any], place: Path) -> tuple[Fields, tuple[st
     return fields, (*notes, *more)
 
 
+def _openvino(settings: Mapping[str, Any]) -> tuple[Fields, tuple[str, ...]]:
+    """Return the approved options as parameters of the OpenVINO backend, and notes on those that it does not read."""
+    options = {**settings["provider_options"], "INFERENCE_NUM_THREADS": str(settings["threads"])}
+    fields: Fields = tuple(
+        ("parameters", (("key", key), ("value", (("string_value", options[key]),))))
+        for key in OPENVINO_PARAMETERS
+        if key in options
+    )
+    notes = [
+        f"the option {key}={value} of OpenVINO: the backend reads no such parameter"
+        for key, value in options.items()
+        if key not in OPENVINO_PARAMETERS
+    ]
+    return fields, tuple(notes)
+
+
 def _library(library: Mapping[str, str], place: Path) -> str:
     if "file" not in library:
         raise JobError(
@@ -253,17 +271,10 @@ def _library(library: Mapping[str, str], place: Path) -> str:
     return str(PurePosixPath(place.absolute()) / "1" / library["file"])
 
 
-def _accelerators(settings: Mapping[str, Any], plugin: Mapping[str, Any] | None) -> tuple[Fields, tuple[str, ...]]:
+def _accelerators(settings: Mapping[str, Any]) -> tuple[Fields, tuple[str, ...]]:
     """Return the fields of a provider that is not the backend's default, with notes."""
     provider = settings["provider"]
     given = {key: value for key, value in settings.get("provider_options", {}).items() if key != "device_id"}
-    if provider == OPENVINO_PROVIDER:
-        told = (
-            f"{plugin['distribution']} {plugin['version']} with {dict(plugin['options'])}" if plugin else "its plugin"
-        )
-        return _accelerator("cpu_execution_accelerator", "openvino", {}), (
-            f"the plugin {told}: Triton has a build of its own with this provider, and hands it no options",
-        )
     if provider == CUDA_PROVIDER:
         taken = {key: value for key, value in given.items() if not key.endswith("_cache_path")}
         return (_accelerator("gpu_execution_accelerator", "cuda", taken) if taken else ()), ()

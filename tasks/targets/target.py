@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import get_args
 
 from tasks.ptq.build_variant import Materials
 from tasks.runtimes.missing import Missing
@@ -36,8 +35,8 @@ class RefusedPrecision:
 class Target:
     """A target.
 
-    `runtime` opens models and reads coverage. `passes` make artifacts by precision; a precision without a pass is in
-    `refused`. `refuse_recipe` raises CandidateRefused for recipes of the other precisions that the target does not support.
+    `runtime` opens models and reads coverage. `passes` make artifacts by precision; any other precision is refused, for
+    the reason in `refused` if it is there. `refuse_recipe` raises CandidateRefused for recipes of the other precisions that the target does not support.
     `keep_caches` adds cache folders below the state folder to the session settings. `check_device` raises CandidateRefused if
     no candidate can be made on this machine. `why_unmeasured` gets the providers that run here, and returns why a variant
     cannot be measured, or None. `availability` gets the providers of the installed ONNX Runtime. `lint_rules` are the rules of
@@ -64,15 +63,15 @@ class Target:
         """Check that the fields are consistent.
 
         Raises:
-            ValueError: the facts name another provider, or a precision is neither made nor refused, or is both.
+            ValueError: the facts name another provider, or a precision is both made and refused.
         """
         if self.facts.provider != self.runtime.name:
             raise ValueError(
                 f"{self.name}: the facts name {self.facts.provider}, and {self.runtime.name} runs its models"
             )
-        wrong = [one for one in get_args(Precision) if (one in self.passes) == (one in self.refused)]
+        wrong = sorted(self.passes.keys() & self.refused.keys())
         if wrong:
-            raise ValueError(f"{self.name}: {', '.join(wrong)} must be either in `passes` or in `refused`")
+            raise ValueError(f"{self.name}: {', '.join(wrong)} in both `passes` and `refused`")
 
     @property
     def name(self) -> str:

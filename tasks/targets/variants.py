@@ -10,6 +10,7 @@ import onnx
 from tasks.ptq.build_variant import Materials
 from tasks.ptq.graph.edits import model_bytes, notes_of
 from tasks.targets.catalog import find_target
+from tasks.targets.target import RefusedPrecision
 from validators.digests import digest_model, digest_values
 from validators.errors import CandidateRefused
 from validators.job.candidate_name import Candidate, decode
@@ -78,10 +79,14 @@ def refuse_other_targets(candidate: Candidate) -> None:
     target = find_target(candidate.target)
     target.refuse_recipe(candidate)
     refused = target.refused.get(candidate.precision)
+    if refused is None and candidate.precision not in target.passes:
+        refused = RefusedPrecision("{precision} for {target}", f"one of {', '.join(target.passes)}")
+    if refused is None and candidate.in_bf16 and "bf16" not in target.passes:
+        refused = RefusedPrecision("bfloat16 for {target}", "a candidate without bf16")
     if refused:
         raise CandidateRefused(
             kind="unsupported",
-            found=refused.found.format(target=target.name),
+            found=refused.found.format(target=target.name, precision=candidate.precision),
             expected=refused.expected,
             fix=refused.fix,
         )

@@ -16,6 +16,7 @@ import onnxruntime as ort
 import pytest
 from conftest import FEATURES, Tiny
 from driving import environment
+from tasks.runtimes.openvino_kernels import kernels_by_node, products_behind
 
 from flows.service.describe import candidate_rows, target_rows
 from tasks.champion.manifest import runtime_requirements
@@ -24,7 +25,6 @@ from tasks.measure.latency.compare import Contestant, compare_latency
 from tasks.ptq.eight_bit.int8_weights import Int8Weights
 from tasks.ptq.eight_bit.qdq import quantize_qdq
 from tasks.runtimes import coverage, openvino
-from tasks.runtimes.openvino_kernels import kernels_by_node, products_behind
 from tasks.runtimes.ort import open_session, run_batches
 from tasks.trials import make_candidate
 from validators.errors import CandidateRefused

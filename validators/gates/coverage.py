@@ -3,7 +3,7 @@
 Rules by precision and proof:
 
 INT8, INT4, FP8    both shares in kernels of 8 bits or fewer; 4-bit or 8-bit weights count, since the kernel reads those
-FP16               both shares in kernels of 16 bits or fewer: on a CPU the runtime silently casts a float16 file to float32
+FP16, BF16         both shares in kernels of 16 bits or fewer: on a CPU ONNX Runtime silently casts a float16 file to float32
 FP32               no coverage gate
 simulated          as its precision, plus `real_kernels`: without a kernel both fail, and nothing is promoted
 aot-checked        as its precision, by the layers of the built engine; `real_kernels` is inconclusive
@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from validators.job.candidate_name import decode
+from validators.job.candidate_name import HALF_PRECISIONS, decode
 from validators.job.job_gates import Gates
-from validators.providers import TENSORRT
+from validators.providers import OPENVINO, TENSORRT
 from validators.records.measurements import Coverage, KernelTime
 from validators.records.run import Variant
 from validators.records.verdicts import Outcome, Verdict
@@ -31,8 +31,8 @@ def judge_coverage(candidate: str, coverage: Coverage, gates: Gates) -> Verdict 
     precision = decode(candidate).precision
     if gates.min_coverage is None or precision == "fp32":
         return None
-    share = coverage.half_share if precision == "fp16" else coverage.share
-    excluded = "" if precision == "fp16" or not 0 < coverage.possible < 1 else _name_excluded(coverage)
+    share = coverage.half_share if precision in HALF_PRECISIONS else coverage.share
+    excluded = "" if precision in HALF_PRECISIONS or not 0 < coverage.possible < 1 else _name_excluded(coverage)
     if excluded:
         share = min(share / coverage.possible, 1.0)
     most = min(share + coverage.unknown / (coverage.possible if excluded else 1), 1.0)
@@ -64,7 +64,7 @@ def judge_time_coverage(candidate: str, coverage: Coverage, gates: Gates) -> Ver
     precision = decode(candidate).precision
     if gates.min_time_coverage is None or precision == "fp32":
         return None
-    share = coverage.half_time_share if precision == "fp16" else coverage.time_share
+    share = coverage.half_time_share if precision in HALF_PRECISIONS else coverage.time_share
     outcome: Outcome = "inconclusive" if share is None else "pass" if share >= gates.min_time_coverage else "fail"
     ran = "the runtime reports no times" if share is None else f"{share:.0%} of kernel time was in {_bits(precision)}"
     return Verdict(
@@ -110,12 +110,18 @@ def name_kernels(kernels: Sequence[KernelTime]) -> str:
 
 
 def _told_by(coverage: Coverage) -> str:
-    return "the engine's layers" if coverage.providers == (TENSORRT,) else "the runtime's profile"
+    return (
+        "the engine's layers"
+        if coverage.providers == (TENSORRT,)
+        else "the graph that ran"
+        if coverage.providers == (OPENVINO,)
+        else "the runtime's profile"
+    )
 
 
 def _told(precision: str, coverage: Coverage) -> str:
     """Name a few of the kernels that ran in float, on another provider, unfused, or inserted by the runtime."""
-    back = coverage.float_nodes if precision == "fp16" else (*coverage.float_nodes, *coverage.half_nodes)
+    back = coverage.float_nodes if precision in HALF_PRECISIONS else (*coverage.float_nodes, *coverage.half_nodes)
     elsewhere = sorted(kernel for kernel in coverage.macs_by_kernel if " on " in kernel)
     parts = []
     if not coverage.possible:
@@ -139,4 +145,4 @@ def _name(names: Sequence[str]) -> str:
 
 
 def _bits(precision: str) -> str:
-    return "16 bits or fewer" if precision == "fp16" else "low precision"
+    return "16 bits or fewer" if precision in HALF_PRECISIONS else "low precision"

@@ -12,7 +12,7 @@ Array = NDArray[np.generic]
 
 # Root mean square of the difference, relative to that of the output; see `tolerance_of`.
 _FLOAT32, _FLOAT16 = 1e-4, 1.5e-2
-_LOW: dict[Precision, float] = {"int8": 1e-1, "int4": 1e-1, "fp8": 2e-1}
+_LOW: dict[Precision, float] = {"bf16": 1e-1, "int8": 1e-1, "int4": 1e-1, "fp8": 2e-1}
 # The largest difference, relative to the peak, may be this multiple of the tolerance. The largest of a million normal errors
 # is five times their root mean square, and the peak of such outputs about four times theirs.
 _PEAK = 3.0
@@ -31,7 +31,7 @@ def tolerance_of(candidate: str) -> float:
     |---|---|---|
     | float32 | 9e-7 | 1e-4 |
     | float16, and float32 on a GPU, where TF32 has the same 11 bits | 3e-3 | 1.5e-2 |
-    | INT8 with float16 between the products | 2.6e-2 | 1e-1 |
+    | INT8 with float16 between the products; bfloat16 has three bits less than float16 | 2.6e-2 | 1e-1 |
     | FP8 (E4M3) with float16 between the products | 5.9e-2 | 2e-1 |
 
     Quantized activations differ that much because a rounding error moves some of them by a whole quantization step, and more

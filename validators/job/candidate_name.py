@@ -2,7 +2,9 @@
 
 fp32-fused@ort-cpu                    the float graph after the runtime's transformer fusions
 fp16@tensorrt                         float16 weights and activations; on ort-cuda and ort-tensorrt too
-int8-static-mse-pc-all@ort-openvino   by the OpenVINO provider: its own placement, activations with zero points of 0
+bf16@openvino                         the float graph computed in bfloat16
+int8-static-mse-pc-all@openvino       by OpenVINO: its own placement, activations with zero points of 0
+int8-static-mse-pc-all-bf16@openvino  the same, and what stays in float is computed in bfloat16
 int8-static-percentile-pc@ort-cpu     calibrated; per channel; UINT8 activations; MatMul, Gemm and Conv only
 int8-static-p99.9-pc@ort-cpu          the same with another percentile: `percentile` is the 99.99th
 int8-static-minmax-pt-all-s8s8@ort-cpu    per tensor, every operator, INT8 activations
@@ -28,7 +30,9 @@ from pydantic_core import PydanticKnownError, core_schema
 from validators.errors import JobError
 from validators.targets import facts_of, target_names
 
-Precision = Literal["fp32", "fp16", "int8", "int4", "fp8"]
+Precision = Literal["fp32", "bf16", "fp16", "int8", "int4", "fp8"]
+# Precisions of 16-bit floats, and the candidates of which the coverage counts kernels in 16 bits.
+HALF_PRECISIONS = frozenset({"bf16", "fp16"})
 RangeMethod = Literal["minmax", "p99.9", "percentile", "p99.999", "entropy", "mse"]
 WeightMethod = Literal["rtn", "hqq", "gptq", "awq"]
 Granularity = Literal["pt", "pc"]
@@ -66,7 +70,7 @@ class Candidate:
     `every_operator` quantizes all operators that the runtime can, not just MatMul, Gemm and Conv with weights;
     `signed_activations` takes INT8 in place of UINT8 activations; `fused` starts from the transformer-fused graph. Of INT8,
     `smooth` starts from the graph after SmoothQuant, and the `kept_parts` most sensitive parts (`tasks.ptq.sensitivity`) stay
-    in float; `bias_corrected`, of INT8 static, shifts biases.
+    in float; `bias_corrected`, of INT8 static, shifts biases. With `bf16_floats` the rest is computed in bfloat16.
     """
 
     precision: Precision
@@ -83,6 +87,7 @@ class Candidate:
     weight_method: WeightMethod | None = None
     asymmetric: bool = False
     fused: bool = False
+    bf16_floats: bool = False
 
     @property
     def name(self) -> str:
@@ -98,6 +103,11 @@ class Candidate:
         words = [recipe.head, *filter(None, (word.write(self) for word in recipe.words))]
         suffix = FUSED if self.fused and "fused" not in recipe.fixed else ""
         return "-".join(words) + suffix + "@" + self.target
+
+    @property
+    def in_bf16(self) -> bool:
+        """True if the runtime is asked for bfloat16 where the file says float32."""
+        return self.precision == "bf16" or self.bf16_floats
 
     @property
     def is_simulated(self) -> bool:
@@ -178,11 +188,13 @@ def _flag(field: str, text: str) -> NameWord:
 
 _GRANULARITY = _one_of("granularity", Granularity)
 _SMOOTH = _flag("smooth", "smooth")
+_BF16 = _flag("bf16_floats", "bf16")
 _KEEP = NameWord("kept_parts", {f"keep{count}": count for count in range(1, 1000)}, optional=True)
 
 # To add a word, add its field to `Candidate` and the word here; `recipe_words.py` describes candidates to people.
 RECIPES: tuple[Recipe, ...] = (
     Recipe("fp32-fused", {"precision": "fp32", "fused": True}),
+    Recipe("bf16", {"precision": "bf16"}),
     Recipe("fp16", {"precision": "fp16"}),
     Recipe(
         "int8-static",
@@ -195,6 +207,7 @@ RECIPES: tuple[Recipe, ...] = (
             _SMOOTH,
             _flag("bias_corrected", "bc"),
             _KEEP,
+            _BF16,
         ),
     ),
     Recipe("int8-dynamic", {"precision": "int8", "dynamic": True}, (_GRANULARITY, _SMOOTH, _KEEP)),
@@ -205,6 +218,7 @@ RECIPES: tuple[Recipe, ...] = (
             NameWord("block_size", {f"g{size}": size for size in BLOCK_SIZES}),
             _one_of("weight_method", WeightMethod),
             _flag("asymmetric", "asym"),
+            _BF16,
         ),
     ),
     Recipe("fp8-amax", {"precision": "fp8"}, (_GRANULARITY,)),

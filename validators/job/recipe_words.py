@@ -13,11 +13,14 @@ def describe(candidate: Candidate) -> str:
     >>> describe(decode("int4-g32-rtn@ort-cpu"))
     'INT4 weights in blocks of 32, symmetric, rounded to nearest'
     """
+    rest = ", the rest in bfloat16" if candidate.bf16_floats else ""
     channels = "per output channel" if candidate.granularity == "pc" else "per tensor"
     graph = ", on the fused graph" if candidate.fused and candidate.precision != "fp32" else ""
     match candidate.precision:
         case "fp32":
             return facts_of(candidate.target).fused_words
+        case "bf16":
+            return "bfloat16 arithmetic on the float model"
         case "fp16":
             return "float16 weights and activations" + graph
         case "int4":
@@ -28,7 +31,7 @@ def describe(candidate: Candidate) -> str:
                 "awq": "by AWQ",
             }[candidate.weight_method or "rtn"]
             symmetry = "asymmetric" if candidate.asymmetric else "symmetric"
-            return f"INT4 weights in blocks of {candidate.block_size}, {symmetry}, {how}{graph}"
+            return f"INT4 weights in blocks of {candidate.block_size}, {symmetry}, {how}{graph}{rest}"
         case "fp8":
             return f"FP8 E4M3 weights {channels}, activations per tensor, scale = amax / 448{graph}"
     steps = (", smoothed" if candidate.smooth else "") + (", biases corrected" if candidate.bias_corrected else "")
@@ -37,6 +40,4 @@ def describe(candidate: Candidate) -> str:
         return f"INT8 weights {channels}, activation ranges at run time{steps}{kept}{graph}"
     activations = "INT8" if candidate.signed_activations else facts_of(candidate.target).int8_words
     scope = "every operator" if candidate.every_operator else "MatMul, Gemm and Conv"
-    return (
-        f"INT8 weights {channels}, {activations} activations by {candidate.range_method}, {scope}{steps}{kept}{graph}"
-    )
+    return f"INT8 weights {channels}, {activations} activations by {candidate.range_method}, {scope}{steps}{kept}{graph}{rest}"

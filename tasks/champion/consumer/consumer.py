@@ -1,7 +1,7 @@
 """Code behind `mlflow.pyfunc.load_model("models:/<name>@champion-<target>").predict({...})` for a consumer.
 
 MLflow copies this file beside the variant and runs it where the model is loaded. It may therefore import mlflow, numpy and
-onnxruntime, but nothing of quantgate.
+the runtime, but nothing of quantgate.
 
 A file that differs from the approved one, or a provider that would not run it, is an error. For a version or device other than
 the approved one, `QUANTGATE_MISMATCH` decides: `warn` (default) or `refuse`. With fewer usable cores than at the approval, the
@@ -15,6 +15,7 @@ import json
 import os
 import platform
 import warnings
+from collections.abc import Callable
 from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
@@ -173,44 +174,9 @@ def _check_device(hardware: dict[str, Any]) -> None:
         _mismatch(f"{cores} cores to compute on", str(hardware["cores"]), f"{capped}; {fix}")
 
 
-def _plugin_device(provider: str, plugin: dict[str, Any]) -> Any:
-    """Register a plugin provider from its package, once per process, and return its processor device.
-
-    Raises:
-        RuntimeError: the package is not installed, does not load, or has no device for this processor.
-    """
-    import onnxruntime as ort
-
-    needed = f"{plugin['distribution']}=={plugin['version']}"
-    try:
-        found = metadata.version(plugin["distribution"])
-        library = import_module(plugin["module"]).get_library_path()
-    except (ImportError, OSError) as error:
-        raise RuntimeError(f"found {error}; the variant runs on {provider} alone; install {needed}") from error
-    if found != plugin["version"]:
-        _mismatch(f"{plugin['distribution']} {found}", plugin["version"], "install that version")
-    try:
-        ort.register_execution_provider_library(provider, library)
-    except Exception as error:  # the bindings raise a dozen unrelated classes; another champion may have registered it
-        if "already registered" not in str(error):
-            raise RuntimeError(f"found {error}; expected a library that loads; install {needed}") from error
-    cpu = ort.OrtHardwareDeviceType.CPU
-    devices = [one for one in ort.get_ep_devices() if one.ep_name == provider and one.device.type == cpu]
-    if not devices:
-        raise RuntimeError(
-            f"found {plugin['distribution']} {found} without a device for this processor; expected a processor "
-            f"of the maker that the variant was approved on ({provider}); load it there, or use the champion of ort-cpu"
-        )
-    return devices[0]
-
-
-def _plugin_options(options: dict[str, str], threads: int) -> dict[str, str]:
-    """Return the approved options with this number of threads, since OpenVINO ignores the session's number."""
-    config = json.loads(options["load_config"])
-    config["CPU"]["INFERENCE_NUM_THREADS"] = str(threads)
-    return options | {"load_config": json.dumps(config)}
-
-
+OPENVINO = "OpenVINO"
+# Returns the outputs by name for arrays by input name.
+Answer = Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]
 # ONNX Runtime's names, and words of which every multiplying operator's name contains one.
 CUDA, TENSORRT = "CUDAExecutionProvider", "TensorrtExecutionProvider"
 GPU_PROVIDERS = (CUDA, TENSORRT)
@@ -272,60 +238,105 @@ def _check_files(folder: Path, files: dict[str, str]) -> None:
             raise RuntimeError(f"found {name} with sha256 {digest}; expected {expected}; download the version again")
 
 
+def _open_onnxruntime(folder: Path, manifest: dict[str, Any], threads: int) -> Answer:
+    """Open a session of ONNX Runtime with the approved settings; return the function that runs it.
+
+    Raises:
+        RuntimeError: another provider would run the model, or a library of custom operators is missing.
+    """
+    import onnxruntime as ort
+
+    if ort.__version__ != manifest["runtime_version"]:
+        _mismatch(f"onnxruntime {ort.__version__}", manifest["runtime_version"], "install that version")
+    settings = manifest["session"]
+    on_gpu = settings["provider"] in GPU_PROVIDERS
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.graph_optimization_level = getattr(
+        ort.GraphOptimizationLevel, f"ORT_ENABLE_{settings['optimization'].upper()}"
+    )
+    for key, value in settings["entries"].items():
+        options.add_session_config_entry(key, value)
+    for library in manifest["libraries"]:
+        options.register_custom_ops_library(_find_library(library, folder, manifest["files"]))
+    providers: Any = [settings["provider"]]
+    if on_gpu:
+        options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+        providers = _gpu_providers(settings["provider"], settings["provider_options"])
+    session = ort.InferenceSession(folder / "model.onnx", options, providers=providers, enable_fallback=not on_gpu)
+    if session.get_providers()[0] != settings["provider"]:
+        raise RuntimeError(f"found providers {session.get_providers()}; expected {settings['provider']} first")
+    if on_gpu:
+        _refuse_strays(session, settings["provider"])
+    names = [output.name for output in session.get_outputs()]
+    return lambda feed: dict(zip(names, session.run(names, feed), strict=True))
+
+
+def _open_openvino(folder: Path, manifest: dict[str, Any], threads: int) -> Answer:
+    """Compile the model with OpenVINO and the approved options; return the function that runs it.
+
+    Raises:
+        RuntimeError: the package is missing, or it computes in another precision than approved.
+    """
+    wanted = f"openvino=={manifest['runtime_version']}"
+    try:
+        import openvino as ov
+    except ImportError as error:
+        raise RuntimeError(
+            f"found no package openvino; expected {wanted}, which runs the variant; install it"
+        ) from error
+    version = metadata.version("openvino")
+    if version != manifest["runtime_version"]:
+        _mismatch(f"openvino {version}", manifest["runtime_version"], "install that version")
+    core = ov.Core()
+    options = manifest["session"]["provider_options"]
+    model = core.compile_model(
+        core.read_model(folder / "model.onnx"), "CPU", {**options, "INFERENCE_NUM_THREADS": str(threads)}
+    )
+    precision = model.get_property("INFERENCE_PRECISION_HINT").to_string()
+    if precision != options["INFERENCE_PRECISION_HINT"]:
+        _mismatch(
+            f"a processor on which OpenVINO computes in {precision}",
+            options["INFERENCE_PRECISION_HINT"],
+            "load it where the processor has it",
+        )
+    names, idle = manifest["outputs"], []
+
+    def answer(feed: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        # A request is run by one thread at a time.
+        request = idle.pop() if idle else model.create_infer_request()
+        request.infer(feed, share_inputs=True)
+        found = [np.array(request.get_output_tensor(index).data) for index in range(len(names))]
+        idle.append(request)
+        return dict(zip(names, found, strict=True))
+
+    return answer
+
+
 class OnnxChampion(mlflow.pyfunc.PythonModel):  # type: ignore[misc,name-defined,unused-ignore]  # mlflow exports it untyped
     """The promoted variant, run with its approved session settings."""
 
     def load_context(self, context: Any) -> None:
-        """Check the files against their manifest and open the session.
+        """Check the files against their manifest and open the model.
 
         Raises:
             RuntimeError: a file differs from the approved one, another provider would run the model, a library of custom
                 operators is missing, or version or device differ from the approval and QUANTGATE_MISMATCH=refuse.
         """
-        import onnxruntime as ort
-
         manifest = json.loads(Path(context.artifacts["manifest"]).read_text(encoding="utf-8"))
         folder = Path(context.artifacts["variant"])
         _check_files(folder, manifest["files"])
         _refuses()  # report a misspelt policy even if there is no mismatch
-        if ort.__version__ != manifest["runtime_version"]:
-            _mismatch(f"onnxruntime {ort.__version__}", manifest["runtime_version"], "install that version")
         _check_device(manifest["hardware"])
-        settings = manifest["session"]
-        on_gpu = settings["provider"] in GPU_PROVIDERS
-        options = ort.SessionOptions()
-        options.intra_op_num_threads = threads = _threads(settings["threads"], manifest["hardware"])
-        options.graph_optimization_level = getattr(
-            ort.GraphOptimizationLevel, f"ORT_ENABLE_{settings['optimization'].upper()}"
-        )
-        for key, value in settings["entries"].items():
-            options.add_session_config_entry(key, value)
-        for library in manifest["libraries"]:
-            options.register_custom_ops_library(_find_library(library, folder, manifest["files"]))
-        providers: Any = [settings["provider"]]
-        if on_gpu:
-            options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
-            providers = _gpu_providers(settings["provider"], settings["provider_options"])
-        if manifest["plugin"]:
-            device = _plugin_device(settings["provider"], manifest["plugin"])
-            options.add_provider_for_devices([device], _plugin_options(manifest["plugin"]["options"], threads))
-            providers = None  # a list of names would override the device
-        self.session = ort.InferenceSession(
-            folder / "model.onnx", options, providers=providers, enable_fallback=not on_gpu
-        )
-        if self.session.get_providers()[0] != settings["provider"]:
-            raise RuntimeError(f"found providers {self.session.get_providers()}; expected {settings['provider']} first")
-        if on_gpu:
-            _refuse_strays(self.session, settings["provider"])
+        opened = _open_openvino if manifest["session"]["provider"] == OPENVINO else _open_onnxruntime
+        self.answer = opened(folder, manifest, _threads(manifest["session"]["threads"], manifest["hardware"]))
         self.dtypes = manifest["inputs"]
 
     # mlflow warns consumers about any other type hint, and about none; most callers pass a dict of arrays.
     def predict(self, context: Any, model_input: np.ndarray, params: Any = None) -> dict[str, np.ndarray]:
         """Return the outputs by name, for a dict of arrays by input name (samples along axis 0), or one array for one input."""
         given: Any = model_input if hasattr(model_input, "keys") else {next(iter(self.dtypes)): model_input}
-        feed = {name: np.asarray(given[name], dtype=dtype) for name, dtype in self.dtypes.items()}
-        names = [output.name for output in self.session.get_outputs()]
-        return dict(zip(names, self.session.run(names, feed), strict=True))
+        return self.answer({name: np.asarray(given[name], dtype=dtype) for name, dtype in self.dtypes.items()})
 
 
 def _find_library(library: dict[str, str], folder: Path, files: dict[str, str]) -> str:

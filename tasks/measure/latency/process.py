@@ -18,7 +18,6 @@ from typing import Any, Literal
 import numpy as np
 
 from tasks.measure.latency.ratio import Samples
-from tasks.runtimes.providers import provider_of
 from validators.errors import CandidateRefused, InfrastructureError
 from validators.job.job_measurement import Measurement
 from validators.records.run import SessionSettings
@@ -189,9 +188,6 @@ class Worker:
 def _config(contestant: Contestant, inputs: Path, measurement: Measurement | None, code: Path) -> dict[str, Any]:
     """Return the configuration of the process, as JSON values."""
     settings = contestant.settings
-    plugin = {}
-    if brought := provider_of(settings.provider).plugin:
-        plugin = {"plugin": {"library": brought.library_path(), "options": brought.provider_options(settings.threads)}}
     return {
         "model": str(contestant.model),
         "inputs": str(inputs),
@@ -201,5 +197,4 @@ def _config(contestant: Contestant, inputs: Path, measurement: Measurement | Non
         "preprocess": measurement.preprocess if measurement else None,
         "postprocess": measurement.postprocess if measurement else None,
         "code": str(code),
-        **plugin,
     }

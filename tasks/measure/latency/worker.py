@@ -1,6 +1,6 @@
 """Measuring process: one session that runs blocks of requests on command and returns raw times.
 
-`process.py` runs it as a script. It imports only numpy and onnxruntime, the user's functions if the job names any, and on a GPU
+`process.py` runs it as a script. It imports only numpy and the runtime, the user's functions if the job names any, and on a GPU
 the code that opens models there: anything else in the process could compute while it measures. Commands are lines of JSON on
 standard input, answers are lines of JSON on standard output.
 """
@@ -20,13 +20,17 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-import onnxruntime as ort
+
+if TYPE_CHECKING:
+    import onnxruntime as ort
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 HOOKS = ("preprocess", "postprocess")
+# As in `validators.providers`, which is not imported here.
+OPENVINO = "OpenVINO"
 HIGHEST_PRIORITY = -20  # setpriority(2)
 RESET_PEAK = "5"  # proc_pid_clear_refs(5): the peak resident size becomes the present one
 Batch = dict[str, np.ndarray]
@@ -40,8 +44,11 @@ class Model(Protocol):
     `most_bound` is the number of requests that may be bound at a time.
     """
 
-    providers: list[str]
-    most_bound: int
+    @property
+    def providers(self) -> Sequence[str]: ...
+
+    @property
+    def most_bound(self) -> int: ...
 
     def run(self, batch: Batch) -> list[Any]: ...
 
@@ -155,8 +162,23 @@ def _measure(
         _answer(answers, {"ns": ns, "peak_memory_kb": _peak_memory_kb() - spare_kb})
 
 
-def _load(config: dict[str, Any]) -> tuple[SessionModel, float]:
-    """Return a session on the processor and its load time in milliseconds."""
+def _load(config: dict[str, Any]) -> tuple[Model, float]:
+    """Return a model on the processor and its load time in milliseconds."""
+    open_model = _openvino(config) if config["provider"] == OPENVINO else _session(config)
+    started = time.perf_counter_ns()
+    model = open_model()
+    return model, (time.perf_counter_ns() - started) / 1e6
+
+
+def _openvino(config: dict[str, Any]) -> Callable[[], Model]:
+    from tasks.runtimes.openvino.model import OpenVinoModel
+
+    return partial(OpenVinoModel, Path(config["model"]), config["threads"], config["provider_options"])
+
+
+def _session(config: dict[str, Any]) -> Callable[[], Model]:
+    import onnxruntime as ort
+
     options = ort.SessionOptions()
     options.intra_op_num_threads = config["threads"]
     options.inter_op_num_threads = 1
@@ -168,22 +190,7 @@ def _load(config: dict[str, Any]) -> tuple[SessionModel, float]:
         options.add_session_config_entry(key, value)
     for library in config["libraries"]:
         options.register_custom_ops_library(library)
-    started = time.perf_counter_ns()
-    if "plugin" in config:
-        _add_plugin(options, config["provider"], **config["plugin"])
-        session = ort.InferenceSession(config["model"], options)
-    else:
-        session = ort.InferenceSession(config["model"], options, providers=[config["provider"]])
-    load_ms = (time.perf_counter_ns() - started) / 1e6
-    return SessionModel(session), load_ms
-
-
-def _add_plugin(so: ort.SessionOptions, provider: str, library: str, options: dict[str, str]) -> None:
-    """Register a plugin provider's library, and add its processor device to the session options."""
-    ort.register_execution_provider_library(provider, library)
-    cpu = ort.OrtHardwareDeviceType.CPU
-    devices = [one for one in ort.get_ep_devices() if one.ep_name == provider and one.device.type == cpu]
-    so.add_provider_for_devices(devices[:1], options)
+    return lambda: SessionModel(ort.InferenceSession(config["model"], options, providers=[config["provider"]]))
 
 
 def _block(requests: Sequence[Request], seconds: float, count: int) -> list[int]:

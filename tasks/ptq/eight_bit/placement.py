@@ -29,7 +29,7 @@ each, version 1.31.1:
 - No range is shared: before a product, the kernel that quantizes a residual sum or concatenation computes it in float, from
   the float outputs of earlier products.
 
-`ort-openvino`: see `openvino_forms.py`.
+`openvino`: see `openvino_forms.py`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from tasks.ptq.graph.edits import (
     to_array,
 )
 
-QdqTarget = Literal["ort-cpu", "ort-openvino", "tensorrt"]
+QdqTarget = Literal["ort-cpu", "openvino", "tensorrt"]
 FLOATS = frozenset({onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16})
 
 # Operators of ONNX Runtime's CPU provider with an integer kernel for any scales, and operators that only move numbers.

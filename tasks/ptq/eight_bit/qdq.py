@@ -74,7 +74,7 @@ def quantize_qdq(
     """Write a Q/DQ form of a float model for one target.
 
     `ranges` maps activations to (low, high). `keep_float` names nodes to leave unchanged. Weights are symmetric INT8.
-    Activations are asymmetric for `ort-cpu` and symmetric for `tensorrt`; for `ort-openvino`, a range that reaches below zero
+    Activations are asymmetric for `ort-cpu` and symmetric for `tensorrt`; for `openvino`, a range that reaches below zero
     gets symmetric INT8 instead of UINT8. With `e4m3` weights and activations are FP8, placed by the rules of `tensorrt` for
     either target: a CPU, which has no FP8 kernels, then reproduces TensorRT's numbers.
 
@@ -91,7 +91,7 @@ def quantize_qdq(
     rules: QdqTarget = "tensorrt" if activation == "e4m3" else target
     if rules == "ort-cpu":
         fuse_bias(proto.graph, ranks, keep_float)
-    if rules == "ort-openvino":
+    if rules == "openvino":
         plan = place_for_openvino(proto.graph, ranges, every_operator=every_operator, keep_float=keep_float)
     else:
         plan = place(proto.graph, ranges, target=rules, every_operator=every_operator, keep_float=keep_float)
@@ -165,8 +165,8 @@ class _Rewriter:
             low, high = self.ranges[tensor]
             least, most = self.view.bounds(tensor)
             low, high = (min(max(end, least), most) for end in (low, high))
-            kind: ActivationType = "int8" if self.target == "ort-openvino" and low < 0 else self.integer
-            symmetric = self.target == "tensorrt" or (self.target == "ort-openvino" and kind == "int8")
+            kind: ActivationType = "int8" if self.target == "openvino" and low < 0 else self.integer
+            symmetric = self.target == "tensorrt" or (self.target == "openvino" and kind == "int8")
             self.affine[tensor] = fit_range(low, high, kind, symmetric=symmetric, dtype=self._float_of(tensor))
         return self.affine[tensor]
 

@@ -1,4 +1,4 @@
-"""The target `ort-openvino`: the OpenVINO provider of ONNX Runtime."""
+"""The target `openvino`: OpenVINO's own runtime, on any processor that it supports."""
 
 from __future__ import annotations
 
@@ -6,21 +6,28 @@ from collections.abc import Collection, Mapping
 
 from tasks.ptq.build_variant import int4_form, int8_form, plain_float_form
 from tasks.ptq.forms import refuse_any
-from tasks.runtimes import openvino
+from tasks.runtimes.openvino import session as openvino
 from tasks.runtimes.providers import provider_of
 from tasks.targets.availability import Availability, describe_missing, install
 from tasks.targets.target import RefusedPrecision, Target
+from validators.errors import CandidateRefused
 from validators.job.candidate_name import Candidate
-from validators.providers import OPENVINO_PROVIDER
+from validators.providers import OPENVINO
 from validators.records.libraries import Libraries
 from validators.records.run import SessionSettings
 from validators.targets import facts_of
 
 
 def _session(
-    _candidate: Candidate, threads: int, libraries: Libraries, _provider_options: Mapping[str, str]
+    candidate: Candidate, threads: int, libraries: Libraries, _provider_options: Mapping[str, str]
 ) -> SessionSettings:
-    return SessionSettings(OPENVINO_PROVIDER, threads, libraries=libraries)
+    options = {
+        "PERFORMANCE_HINT": "LATENCY",
+        "NUM_STREAMS": "1",
+        # Its default is bfloat16 where the processor has it.
+        "INFERENCE_PRECISION_HINT": "bf16" if candidate.in_bf16 else "f32",
+    }
+    return SessionSettings(OPENVINO, threads, libraries=libraries, provider_options=options)
 
 
 def _availability(_providers: Collection[str]) -> Availability:
@@ -28,11 +35,13 @@ def _availability(_providers: Collection[str]) -> Availability:
     if missing:
         mend = missing.fix if openvino.installed_version() else install("openvino")
         return Availability(False, describe_missing(missing), mend)
-    return Availability(True, f"the OpenVINO provider, {openvino.DISTRIBUTION} {openvino.installed_version()}")
+    return Availability(True, f"OpenVINO {openvino.installed_version()}")
 
 
 def _check_device() -> None:
-    openvino.find_device()
+    missing = openvino.why_missing()
+    if missing:
+        raise CandidateRefused(kind="unsupported", found=missing.found, expected=missing.expected, fix=missing.fix)
 
 
 def _refuse_recipe(candidate: Candidate) -> None:
@@ -45,17 +54,24 @@ def _refuse_recipe(candidate: Candidate) -> None:
         "signed activations": (candidate.signed_activations, "no -s8s8: activations have a sign where they need one"),
     }
     refuse_any(candidate.target, wrong)
+    if candidate.in_bf16 and openvino.why_missing() is None and "BF16" not in openvino.capabilities():
+        raise CandidateRefused(
+            kind="unsupported",
+            found="a processor without bfloat16 instructions",
+            expected="one with avx512_bf16 or amx_bf16, by OpenVINO's own list",
+            fix="take the candidate without bf16",
+        )
 
 
 TARGET = Target(
-    facts=facts_of("ort-openvino"),
-    runtime=provider_of(OPENVINO_PROVIDER),
-    passes={"fp32": plain_float_form, "int8": int8_form, "int4": int4_form},
+    facts=facts_of("openvino"),
+    runtime=provider_of(OPENVINO),
+    passes={"fp32": plain_float_form, "bf16": plain_float_form, "int8": int8_form, "int4": int4_form},
     session=_session,
     availability=_availability,
     refused={
         "fp8": RefusedPrecision("FP8 for {target}", "int8: it has no FP8 kernels for a CPU"),
-        "fp16": RefusedPrecision("float16 for {target}", "int8 or fp32-fused: its float kernels are asked for float32"),
+        "fp16": RefusedPrecision("float16 for {target}", "bf16: a CPU computes float16 in float32"),
     },
     refuse_recipe=_refuse_recipe,
     check_device=_check_device,

@@ -1,0 +1,66 @@
+"""Coverage of a model that OpenVINO runs, read from the graph that it executes."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import onnx
+
+from tasks.runtimes.coverage import PROFILED, macs_as_written
+from tasks.runtimes.kernel_times import WARM_UP
+from tasks.runtimes.kernels import Kernel
+from tasks.runtimes.openvino.kernels import executed_steps, kernel_times, kernels_by_node, products_behind
+from tasks.runtimes.openvino.session import open_model
+from validators.providers import OPENVINO
+from validators.records.measurements import UNNAMED, Coverage, MultipliedNode
+from validators.records.run import SessionSettings
+from validators.samples.datasets import Arrays
+
+
+def measure_openvino(model: Path, settings: SessionSettings, batch: Arrays, folder: Path | None) -> Coverage:
+    """Return the coverage of a request: multiply-accumulates of the file's nodes, by the kernel that OpenVINO ran for each.
+
+    A product that no executed step names has unknown precision. Times are those of OpenVINO's counters. The list of all
+    kernels is written into `folder`.
+
+    Raises:
+        CandidateRefused: OpenVINO, or ONNX Runtime, which counts, does not load or run the model.
+    """
+    counted = Counter[str]()
+    for name, macs in macs_as_written(model, batch):
+        counted[name] += macs
+    profiled = replace(settings, provider_options=settings.provider_options | {"PERF_COUNT": "YES"})
+    with open_model(model, profiled) as runner:
+        steps = executed_steps(runner.model, batch, requests=PROFILED - WARM_UP, warm_up=WARM_UP)
+    graph = onnx.load(model, load_external_data=False).graph
+    kernels = kernels_by_node(steps, products_behind(graph, counted))
+    unnamed = Kernel(UNNAMED, is_low_precision=False)
+    found = {name: kernels.get(name, unnamed) for name, macs in counted.most_common() if macs}
+    by_kernel, times = Counter[str](), Counter[str]()
+    for name, kernel in found.items():
+        by_kernel[kernel.name] += counted[name]
+    for step in steps:
+        times[step.kernel.name] += step.microseconds  # type: ignore[assignment]  # a counter of floats
+    ran = [step.kernel for step in steps]
+    path = None
+    if folder is not None:
+        path = folder / "kernels.json"
+        path.write_text(json.dumps([asdict(kernel) for kernel in kernel_times(steps)], indent=1), encoding="utf-8")
+    return Coverage(
+        macs_by_kernel=dict(by_kernel),
+        low_precision=tuple(sorted({kernel.name for kernel in ran if kernel.is_low_precision})),
+        half_precision=tuple(sorted({kernel.name for kernel in ran if kernel.is_half})),
+        float_nodes=tuple(
+            name
+            for name, kernel in found.items()
+            if not (kernel.is_low_precision or kernel.is_half or kernel == unnamed)
+        ),
+        half_nodes=tuple(name for name, kernel in found.items() if kernel.is_half),
+        providers=(OPENVINO,),
+        us_by_kernel=dict(times),
+        kernels_path=path,
+        products=tuple(MultipliedNode(name, kernel.name, counted[name]) for name, kernel in found.items()),
+    )
