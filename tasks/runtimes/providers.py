@@ -26,8 +26,9 @@ class ExecutionProvider:
     `low_precision` are kernels, as ONNX Runtime's profile names them, that multiply 8-bit or 4-bit operands, or weights of
     such; `without_form` are kernels of operators that have no such kernel.
     `is_compiled`: the provider runs what it takes of a graph as one node, so the profile has no kernel types.
-    `opener` returns a `tasks.runtimes.runner.Runner` for a file; without it, an ONNX Runtime session is opened. `coverage` reads
-    the coverage of a file under a request, and writes its kernels into a folder; without it, ONNX Runtime's profile is read.
+    `opener` returns a `tasks.runtimes.runner.Runner` for a file; without it, an ONNX Runtime session is opened. `coverage`
+    reads the coverage of a file under a request, and writes its kernels into a folder; without it, ONNX Runtime's profile is
+    read.
     `distributions` names the packages of which one runs the models, by their names in the inventory.
     """
 

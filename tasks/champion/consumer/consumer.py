@@ -300,7 +300,8 @@ def _open_openvino(folder: Path, manifest: dict[str, Any], threads: int) -> Answ
             options["INFERENCE_PRECISION_HINT"],
             "load it where the processor has it",
         )
-    names, idle = manifest["outputs"], []
+    names = manifest["outputs"]
+    idle: list[Any] = []
 
     def answer(feed: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         # A request is run by one thread at a time.

@@ -105,8 +105,8 @@ class OpenVinoModel:
 def message_of(error: Exception) -> str:
     r"""Return what went wrong, from a message of OpenVINO, without the places in its source code.
 
-    >>> message_of(RuntimeError("Exception from src/core.cpp:84:\nSummary:\n-- No conversion rule found for operations: acme.Foo"))
-    'No conversion rule found for operations: acme.Foo'
+    >>> message_of(RuntimeError("Exception from src/core.cpp:84:\nSummary:\n-- No conversion rule found for acme.Foo"))
+    'No conversion rule found for acme.Foo'
     """
     lines = [line.strip().removeprefix("-- ") for line in str(error).splitlines()]
     told = [line for line in lines if line and not _PLACES.match(line)]
