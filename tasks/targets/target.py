@@ -39,9 +39,10 @@ class Target:
     reason in `refused` if it is there. `refuse_recipe` raises CandidateRefused for recipes of the other precisions that the
     target does not support. `keep_caches` adds cache folders below the state folder to the session settings. `check_device`
     raises CandidateRefused if no candidate can be made on this machine. `why_unmeasured` gets the providers that run here, and
-    returns why a variant cannot be measured, or None. `availability` gets the providers of the installed ONNX Runtime. `lint_rules` are the rules of
-    `quantgate lint`. `builds_engines`: variants run as TensorRT engines. `recovers_parts`: parts of an INT8 candidate may stay
-    in float to recover its accuracy. `loads_anywhere`: a version approved on another device loads here too.
+    returns why a variant cannot be measured, or None. `availability` gets the providers of the installed ONNX Runtime.
+    `lint_rules` are the rules of `quantgate lint`. `builds_engines`: variants run as TensorRT engines. `recovers_parts`: parts
+    of an INT8 candidate may stay in float to recover its accuracy. `loads_anywhere`: a version approved on another device loads
+    here too.
     """
 
     facts: TargetFacts
