@@ -24,6 +24,11 @@ DEVICE = "CPU"
 # Lines of OpenVINO's messages that name places in its source code.
 _PLACES = re.compile(r"^(Exception from |Check '|FrontEnd API failed|Summary:|Model wasn't fully converted)")
 
+# The bindings fill their tables of types when first used. Two threads that do so at once wait for each other for ever, one for
+# the table and one for the interpreter (seen with 2026.4.1), so it is done here, while the module is imported.
+ov.Tensor(np.zeros(1, np.float32)).data.dtype  # noqa: B018
+ov.Type.f32.to_dtype()
+
 
 class OpenVinoModel:
     """A compiled model; `inputs` and `outputs` are its ports, in the order of the ONNX file.
