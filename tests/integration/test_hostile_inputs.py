@@ -1,4 +1,4 @@
-"""Hostile data, models and job files through `quantgate validate`: exit code, no traceback, and an advice that harms nothing."""
+"""Hostile data, models and job files through `quantgate validate`: exit code, no traceback, advice that harms nothing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from validators.digests import digest_file
 
 # What no advice may tell people to do to their data.
 HARM = re.compile(
-    r"\b(delete|remove|drop|truncate|shuffle|reorder|overwrite|pad|fill|cast|clip|rm)\b|allow_pickle=True|nan_to_num",
+    r"\b(delete|truncate|shuffle|reorder|overwrite|pad|fill|cast|clip|rm)\b|\b(drop|remove) (?!the axis of size 1)"
+    r"|allow_pickle=True|nan_to_num",
     re.IGNORECASE,
 )
 LABEL = re.compile(r"^(found|expected|fix): +(\S.*)", re.MULTILINE)
@@ -66,6 +67,7 @@ def test_hostile_input_is_named_and_left_as_it_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("QUANTGATE_STATE", str(tmp_path_factory.mktemp("state")))
+    monkeypatch.setenv("QUANTGATE_ALLOWED_HOOKS", f"reading:*@{tmp_path.resolve()}")
     job = write(hostile, tmp_path, tiny)
     before = digests(tmp_path)
     done = CliRunner().invoke(app, ["validate", str(job)])

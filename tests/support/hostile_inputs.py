@@ -323,7 +323,7 @@ HOSTILE: tuple[Hostile, ...] = (
     Hostile("names of classes", npz(put("label", lambda y: np.array(["cat", "dog", "fox", "owl"])[y])), "label"),
     Hostile("labels on two axes", npz(put("label", lambda y: np.stack([y, y], 1))), "label"),
     # Damaged and dangerous npz files.
-    Hostile("an empty file", raw("evaluation.npz", b""), "evaluation.npz is empty"),
+    Hostile("an empty file", raw("evaluation.npz", b""), "evaluation.npz is an empty file"),
     Hostile("text named npz", raw("evaluation.npz", b"x,label\n1,2\n"), "is a text file, not an npz archive"),
     Hostile("half a file", raw("evaluation.npz", zipped(x=npy(GOOD["x"]))[:-200]), "truncated"),
     Hostile(
