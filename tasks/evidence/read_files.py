@@ -95,7 +95,7 @@ def _list_files(folder: Path, role: str) -> tuple[list[str], Arrays, Path | None
         raise DataError(
             found=f"{role} data {folder.name}: {table.name} names {len(wrong)} missing files, such as {wrong[0]}",
             expected="files in the folder or below it",
-            fix=f"copy the files into the folder, or remove their rows from {table.name}",
+            fix=f"copy the files into the folder, or correct the names in {table.name}",
         )
     return names, columns, table
 
@@ -127,7 +127,7 @@ def _write(target: Path, function: UserFunction, files: list[str], columns: Arra
             raise DataError(
                 found=f"{role} data: {function.name} returns {kinds} for {file.name}",
                 expected=f"the same as for {PurePosixPath(files[0]).name}: {first}",
-                fix="bring all files to one shape and dtype in the function: resize, crop or pad them",
+                fix="return one shape and dtype for all files, by the steps that come before the model when it serves",
             )
         for name, told in texts.items():
             told.append(str(made[name]))

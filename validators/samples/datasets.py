@@ -138,8 +138,14 @@ def load_samples(
             expected=f"one array for each input ({expected}) and {label!r}",
             fix="name the arrays like the model's inputs"
             if missing
-            else f"add `ignore: [{', '.join(extra)}]` to `data`, name labels in `data.label` and groups in `data.slices` or "
-            "`data.groups`, or remove them from the file",
+            else f"name labels in `data.label` (now {label!r}, which is {'there' if labels is not None else 'missing'}) and groups "
+            f"in `data.slices` or `data.groups`, or add `ignore: [{', '.join(extra)}]` to `data`",
+        )
+    if all(array.ndim and not len(array) for array in arrays.values()):
+        raise DataError(
+            found=f"{role} data {path.name} has no samples",
+            expected="at least one sample",
+            fix="write samples into the file",
         )
     for spec in inputs:
         if spec.dtype == "str":
@@ -164,12 +170,6 @@ def load_samples(
             fix="write all arrays from the same samples",
         )
     rows = next(iter(lengths.values()))
-    if rows == 0:
-        raise DataError(
-            found=f"{role} data {path.name} has no samples",
-            expected="at least one sample",
-            fix="write samples into the file",
-        )
     # Results depend on what the model is fed, so every key that has the file's digest must depend on it too.
     digest = digest or digest_data(path)
     digest = digest_values(digest, feeds.key) if feeds else digest
@@ -188,7 +188,7 @@ def check_evaluation(samples: Samples, spec: LabelSpec, *, metric: str, label: s
             raise DataError(
                 found=f"evaluation data {name}: NaN or Inf in input {key!r} of {bad} samples",
                 expected="finite values",
-                fix="drop or repair those samples",
+                fix="find what writes such values, and write these samples again",
             )
     if samples.labels is not None:
         check_labels(samples.labels, spec, data=name, label=label, metric=metric)

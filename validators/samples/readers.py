@@ -68,7 +68,7 @@ def _check_kind(path: Path, role: str) -> None:
     name, magic = MAGIC_OF[path.suffix]
     kind = kind_of_file(path)
     if not kind.endswith(magic):
-        expected = f"an {name}" if name[0] == "n" else f"a {name}"
+        expected = f"an {name}" if name[0] in "nA" else f"a {name}"
         raise DataError(
             found=f"{role} data {path.name} is {kind}, not {expected}",
             expected=f"{expected}, as its suffix states",
@@ -144,7 +144,7 @@ def _read_parquet(path: Path) -> Arrays:
         columns = [group.column(index) for group in groups for index in range(group.num_columns)]
         # Parquet stores repeated values once, but reading expands them.
         _check_fits(sum(max(column.total_uncompressed_size, column.num_values * LEAST_BYTES) for column in columns))
-    return _of_table(pyarrow.parquet.read_table(path))
+        return _of_table(file.read())
 
 
 def _check_fits(declared: int) -> None:
@@ -248,7 +248,7 @@ def _map_array(path: Path, role: str) -> NDArray[Any]:
             return small
         mapped: NDArray[Any] = np.load(path, mmap_mode="c", allow_pickle=False)
         return mapped.view(np.ndarray)
-    except (ValueError, EOFError, OSError) as error:
+    except (ValueError, EOFError, OSError, MemoryError) as error:
         raise DataError(
             found=f"{role} data {path.parent.name}: {path.name} cannot be read: {str(error).splitlines()[0]}",
             expected="an array of numbers or text as numpy.save writes it",

@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -74,7 +75,20 @@ def load_function(name: str, folder: Path, *, key: str) -> UserFunction:
             expected=f"one of {sorted(_functions_of(loaded.module)) or 'its functions, but it has none'}",
             fix="correct the name, or define the function at the top level of the module",
         )
-    return UserFunction(name, function, loaded.digest)
+    return UserFunction(name, _without_exit(function), loaded.digest)
+
+
+def _without_exit(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function so that `sys.exit()` in it is an error: it would end the run, with the exit code of a success."""
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except SystemExit as error:
+            raise RuntimeError(f"SystemExit: {error.code}") from error
+
+    return call
 
 
 def _load(path: Path, name: str, key: str) -> _Loaded:
