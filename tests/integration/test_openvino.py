@@ -1,206 +1,301 @@
-"""The target `ort-openvino`: what is said where it cannot run, what a profile tells of its kernels, and a run where it can."""
+"""The target `openvino`: answers, kernels read from what it executes, and what it says where it cannot run."""
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
-from conftest import FEATURES, Tiny
+from conftest import CLASSES, FEATURES, Tiny, tiny_samples
 from driving import environment
-from tasks.runtimes.openvino_kernels import kernels_by_node, products_behind
+from onnx import TensorProto, helper
+from qdq_models import Part, const, drawn, model, op, pair, product, weight
 
 from flows.service.describe import candidate_rows, target_rows
 from tasks.champion.manifest import runtime_requirements
 from tasks.measure.inventory import take_inventory
-from tasks.measure.latency.compare import Contestant, compare_latency
 from tasks.ptq.eight_bit.int8_weights import Int8Weights
 from tasks.ptq.eight_bit.qdq import quantize_qdq
-from tasks.runtimes import coverage, openvino
-from tasks.runtimes.ort import open_session, run_batches
+from tasks.runtimes.coverage import measure_coverage
+from tasks.runtimes.kernels import Kernel
+from tasks.runtimes.openvino import session as openvino
+from tasks.runtimes.openvino.kernels import Step, kernels_by_node, products_behind
+from tasks.runtimes.openvino.model import message_of
+from tasks.runtimes.runner import open_runner
+from tasks.targets.variants import refuse_other_targets, session_settings
 from tasks.trials import make_candidate
 from validators.errors import CandidateRefused
 from validators.gates.coverage import judge_coverage
 from validators.job.candidate_name import decode
 from validators.job.job_gates import Gates
-from validators.job.job_measurement import Measurement
 from validators.job.read_job import parse_job
 from validators.job.recipe_words import describe
-from validators.providers import OPENVINO_PROVIDER
-from validators.records.measurements import UNNAMED, Coverage
-from validators.records.run import Inventory, SessionSettings, Variant
+from validators.records.run import SessionSettings, Variant
 
 ROOT = Path(__file__).parents[2]
-CPU, OPENVINO = SessionSettings("CPUExecutionProvider", 1), SessionSettings(OPENVINO_PROVIDER, 1)
-CANDIDATE = "int8-static-minmax-pc@ort-openvino"
-MISSING = openvino.why_missing()
-offered = pytest.mark.skipif(
-    MISSING is not None, reason="the OpenVINO provider offers no device here: " + (MISSING.found if MISSING else "")
-)
+FLOAT = np.float32
+CANDIDATE = "int8-static-minmax-pc@openvino"
+CPU = SessionSettings("CPUExecutionProvider", 1)
+OPENVINO = session_settings(decode(CANDIDATE), 1)
+BF16 = session_settings(decode("bf16@openvino"), 1)
+has_bf16 = pytest.mark.skipif("BF16" not in openvino.capabilities(), reason="this processor has no bfloat16")
 
 
 @pytest.fixture
 def uninstalled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(openvino, "MODULE", "no_such_module")
+    monkeypatch.setattr(openvino, "installed_version", lambda: None)
 
 
-@pytest.fixture
-def no_device(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """An installed plugin that offers nothing on a processor of another maker; the libraries that were registered."""
-    registered: list[str] = []
-    cpu = SimpleNamespace(type=ort.OrtHardwareDeviceType.CPU, vendor="AMD", vendor_id=0x1022)
-    monkeypatch.setattr(openvino, "installed_version", lambda: "1.8.1")
-    monkeypatch.setattr(openvino, "library_path", lambda: "/plugin.so")
-    monkeypatch.setattr(ort, "register_execution_provider_library", lambda name, path: registered.append(path))
-    monkeypatch.setattr(ort, "get_ep_devices", lambda: [SimpleNamespace(ep_name=CPU.provider, device=cpu)])
-    return registered
+def quantized(tiny: Tiny, folder: Path, **options: Any) -> Path:
+    path = folder / "variant.onnx"
+    ranges = {"x": (-9.0, 9.0), "hidden": (0.0, 60.0)}
+    given = {"every_operator": False, "activation": "uint8", "weights": Int8Weights()} | options
+    quantize_qdq(tiny.model, path, ranges, target="openvino", **given)
+    return path
 
 
-# What is said where it cannot run
+# Where it cannot run
 
 
 def test_without_the_package_every_use_is_refused(uninstalled: None, tiny: Tiny) -> None:
-    words = "onnxruntime-ep-openvino is not installed"
     uses: list[Callable[[], object]] = [
-        openvino.find_device,
-        lambda: open_session(tiny.model, OPENVINO).__enter__(),
+        lambda: open_runner(tiny.model, OPENVINO).__enter__(),
         lambda: make_candidate._try(*[None] * 3, decode(CANDIDATE)),  # type: ignore[arg-type]  # refused before
     ]
     for use in uses:
-        with pytest.raises(CandidateRefused, match=words) as caught:
+        with pytest.raises(CandidateRefused, match="openvino is not installed") as caught:
             use()
-        assert caught.value.kind == "unsupported"
-        assert "extra `openvino`" in caught.value.fix
-
-
-def test_a_processor_that_the_plugin_does_not_take_is_named(no_device: list[str]) -> None:
-    with pytest.raises(CandidateRefused, match="offers no device for this processor, made by AMD") as caught:
-        openvino.find_device()
-    assert no_device == ["/plugin.so"]
-    assert "Intel" in caught.value.expected and "ort-cpu" in caught.value.fix
-
-
-def test_a_plugin_that_does_not_load_is_refused_with_what_the_runtime_says(
-    no_device: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(name: str, path: str) -> None:
-        raise RuntimeError("undefined symbol: OrtGetApi\nmore")
-
-    monkeypatch.setattr(ort, "register_execution_provider_library", fail)
-    with pytest.raises(CandidateRefused, match=r"does not load .*undefined symbol: OrtGetApi"):
-        openvino.find_device()
-
-
-def test_a_plugin_that_another_registered_is_used(no_device: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    def again(name: str, path: str) -> None:
-        raise RuntimeError("EP library is already registered under " + name)
-
-    monkeypatch.setattr(ort, "register_execution_provider_library", again)
-    with pytest.raises(CandidateRefused, match="offers no device"):
-        openvino.find_device()
-    cpu = SimpleNamespace(type=ort.OrtHardwareDeviceType.CPU)
-    mine = SimpleNamespace(ep_name=OPENVINO_PROVIDER, device=cpu)
-    monkeypatch.setattr(ort, "get_ep_devices", lambda: [SimpleNamespace(ep_name="Other", device=cpu), mine])
-    assert openvino.find_device() is mine
+        assert caught.value.kind == "unsupported" and "extra `openvino`" in caught.value.fix
 
 
 def test_doctor_and_candidates_say_why(uninstalled: None, tiny: Tiny) -> None:
     state = {row[0]: row[1:] for row in target_rows()}
-    assert state["ort-openvino"][0] == "no"
-    assert "onnxruntime-ep-openvino is not installed" in state["ort-openvino"][1]
-    assert state["ort-openvino"][2].endswith(f"install {openvino.DISTRIBUTION}=={openvino.VERSION}")
-    job = parse_job(tiny.job(target="ort-openvino", candidates="default"), base=Path())
+    assert state["openvino"][0] == "no" and "openvino is not installed" in state["openvino"][1]
+    assert "install " in state["openvino"][2] and "openvino" in state["openvino"][2]
+    job = parse_job(tiny.job(target="openvino", candidates="default"), base=Path())
     here = {row[0]: row[2] for row in candidate_rows(job)}
-    assert here["int8-static-mse-pc@ort-openvino"].startswith("refused: onnxruntime-ep-openvino is not installed")
-    assert here["int8-static-mse-pc@ort-cpu"] == "yes"
+    assert here["int8-static-mse-pc@openvino"].startswith("refused: openvino is not installed")
 
 
-def test_doctor_names_a_processor_that_is_not_taken(no_device: list[str]) -> None:
-    (row,) = [row for row in target_rows() if row[0] == "ort-openvino"]
-    assert row[1] == "no" and "made by AMD" in row[2] and "made by Intel" in row[2]
+def test_bfloat16_is_refused_where_the_processor_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(openvino, "capabilities", lambda: ("FP32", "INT8"))
+    for name in ("bf16@openvino", "int8-static-mse-pc-bf16@openvino"):
+        with pytest.raises(CandidateRefused, match="without bfloat16"):
+            refuse_other_targets(decode(name))
+    with pytest.raises(CandidateRefused, match="bfloat16 for ort-cpu"):
+        refuse_other_targets(decode("int8-static-mse-pc-bf16@ort-cpu"))
 
 
-def test_the_inventory_has_the_plugin_where_it_runs_alone(
-    no_device: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its version is part of what an approval is tied to."""
-    without = take_inventory("ort-openvino")
-    assert openvino.DISTRIBUTION not in without.runtimes
-    monkeypatch.setattr(openvino, "why_missing", lambda: None)
-    found = take_inventory("ort-openvino")
-    assert found.runtimes[openvino.DISTRIBUTION] == "1.8.1"
-    assert "onnxruntime-ep-openvino 1.8.1" in found.device_key
+def test_the_version_is_part_of_the_device_of_an_approval() -> None:
+    assert f"openvino {openvino.installed_version()}" in take_inventory("openvino").device_key
+    assert "openvino" not in take_inventory("ort-cpu").device_key
+
+
+def test_consumers_install_openvino_and_no_other_runtime() -> None:
+    variant = Variant(CANDIDATE, Path("m"), "0" * 64, 1, OPENVINO)
+    found = runtime_requirements(take_inventory("openvino"), variant)
+    assert found == [f"openvino=={openvino.installed_version()}", f"numpy=={np.__version__}"]
 
 
 def test_a_candidate_in_words() -> None:
-    assert "INT8 or UINT8 activations by mse" in describe(decode("int8-static-mse-pc@ort-openvino"))
-    assert "as OpenVINO fuses it" in describe(decode("fp32-fused@ort-openvino"))
+    assert "INT8 or UINT8 activations by mse" in describe(decode("int8-static-mse-pc@openvino"))
+    assert "as OpenVINO fuses it" in describe(decode("fp32-fused@openvino"))
+    assert describe(decode("int8-static-mse-pc-all-bf16@openvino")).endswith("every operator, the rest in bfloat16")
 
 
-# How it is asked to compute, and what its consumers need
+# What it answers
 
 
-def test_threads_and_float32_are_asked_for() -> None:
-    config = json.loads(openvino.provider_options(3)["load_config"])["CPU"]
-    assert config == {"INFERENCE_NUM_THREADS": "3", "NUM_STREAMS": "1", "INFERENCE_PRECISION_HINT": "f32"}
+def test_float_answers_are_those_of_onnxruntime(tiny: Tiny) -> None:
+    batch = {"x": tiny_samples(33, 5)["x"]}
+    with open_runner(tiny.model, CPU) as plain, open_runner(tiny.model, OPENVINO) as ours:
+        assert ours.inputs[0].name == "x" and ours.inputs[0].dtype == "float32"
+        assert ours.inputs[0].shape == (None, FEATURES) and ours.outputs[0].shape == (None, CLASSES)
+        (expected,), (found,) = (runner.run(batch, ["logits"]) for runner in (plain, ours))
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(("settings", "count"), [(CPU, 1), (OPENVINO, 2)])
-def test_consumers_install_the_plugin_where_it_is_needed(settings: SessionSettings, count: int) -> None:
-    runtimes = {"onnxruntime": "1.31.1", "onnx": "1.23.2", openvino.DISTRIBUTION: "1.8.1"}
-    inventory = Inventory("ort-openvino", "cpu", (), 2, 1, "Linux", "3.11", runtimes, (), 0.0)
-    variant = Variant(CANDIDATE, Path("m"), "0" * 64, 1, settings)
-    found = [line for line in runtime_requirements(inventory, variant) if line.startswith("onnxruntime")]
-    assert found == ["onnxruntime==1.31.1", "onnxruntime-ep-openvino==1.8.1"][:count]
+@has_bf16
+def test_float32_is_asked_for_and_bfloat16_only_by_name(tiny: Tiny) -> None:
+    """Its own default on such a processor is bfloat16, which is 2,000 times as far from float64."""
+    batch = {"x": tiny_samples(33, 5)["x"]}
+    first, bias, second = (array.astype(np.float64) for array in tiny.weights)
+    exact = np.maximum(batch["x"] @ first + bias, 0) @ second
+    errors = []
+    for settings in (OPENVINO, BF16):
+        with open_runner(tiny.model, settings) as runner:
+            errors.append(np.abs(runner.run(batch, ["logits"])[0] - exact).max())
+    assert errors[0] < 1e-3 < errors[1] / 10
 
 
-CONSUMER = """
-import sys, types, warnings
-warnings.simplefilter("ignore")
-import onnxruntime as ort
-from importlib import metadata, util
-spec = util.spec_from_file_location("consumer", sys.argv[1])
-consumer = util.module_from_spec(spec)
-spec.loader.exec_module(consumer)
-plugin = {"distribution": "no-such-plugin", "version": "1.8.1", "module": "no_such_plugin", "options": {}}
-for installed in (False, True):
-    if installed:
-        sys.modules["no_such_plugin"] = types.SimpleNamespace(get_library_path=lambda: "/plugin.so")
-        metadata.version = lambda name: "1.8.1"
-        ort.register_execution_provider_library = lambda name, path: None
-    try:
-        consumer._plugin_device("OpenVINOExecutionProvider", plugin)
-    except RuntimeError as error:
-        print(error)
-"""
+def test_each_output_keeps_its_name(tmp_path: Path) -> None:
+    """Equal tensors have one port with all their names."""
+    nodes = [helper.make_node("Relu", ["x"], ["inner"]), helper.make_node("Identity", ["inner"], ["y"])]
+    nodes.append(helper.make_node("Neg", ["x"], ["z"]))
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 3]) for name in "xzy"]
+    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), tmp_path / "m.onnx")
+    x = np.array([[-1.0, 2.0, 3.0]], FLOAT)
+    with open_runner(tmp_path / "m.onnx", OPENVINO) as runner:
+        assert [spec.name for spec in runner.outputs] == ["z", "y"]
+        y, z = runner.run({"x": x}, ["y", "z"])
+    assert y.tolist() == [[0, 2, 3]] and z.tolist() == [[1, -2, -3]]
 
 
-def test_a_consumer_says_what_is_missing(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", CONSUMER, str(ROOT / "tasks" / "champion" / "consumer" / "consumer.py")]
-    done = subprocess.run(command, env=environment(tmp_path), capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    absent, refused = done.stdout.splitlines()[-2:]
-    assert "no-such-plugin" in absent and absent.endswith("install no-such-plugin==1.8.1")
-    assert "without a device for this processor" in refused and "ort-cpu" in refused
+def test_threads_share_a_model(tiny: Tiny) -> None:
+    """Two threads in one request of the runtime would be an error."""
+    samples = [{"x": tiny_samples(8, seed)["x"]} for seed in range(4)]
+    answers: dict[int, list[Any]] = {}
+    with open_runner(tiny.model, OPENVINO) as runner:
+        expected = [runner.run(batch, ["logits"])[0] for batch in samples]
+
+        def ask(index: int) -> None:
+            answers[index] = [runner.run(samples[index], ["logits"])[0] for _ in range(50)]
+
+        threads = [threading.Thread(target=ask, args=(index,)) for index in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    for index, found in answers.items():
+        assert len(found) == 50 and all(np.array_equal(one, expected[index]) for one in found)
 
 
-# What a profile tells of kernels
+@pytest.mark.parametrize(
+    ("batch", "words"),
+    [
+        ({"x": np.zeros((2, FEATURES))}, "x is float64"),
+        ({"y": np.zeros((2, FEATURES), FLOAT)}, "no array for the input x"),
+        ({"x": np.zeros((2, 63), FLOAT)}, "fails on the model"),
+    ],
+    ids=["another type", "another name", "another shape"],
+)
+def test_what_does_not_fit_is_refused(batch: dict[str, Any], words: str, tiny: Tiny) -> None:
+    with open_runner(tiny.model, OPENVINO) as runner, pytest.raises(CandidateRefused, match=words):
+        runner.run(batch, ["logits"])
 
 
-def ran(name: str, kind: str, how: str) -> dict[str, Any]:
-    return {"cat": "Kernel", "name": f"OV::{name}", "args": {"ov_node_type": kind, "ov_exec_type": how}}
+def strings() -> onnx.ModelProto:
+    ends = [helper.make_tensor_value_info(name, TensorProto.STRING, ["n"]) for name in "xy"]
+    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "g", ends[:1], ends[1:])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
 
 
-def node_event(provider: str, name: str, kernel: str) -> dict[str, Any]:
-    return {"cat": "Node", "name": f"{name}_kernel_time", "dur": 1, "args": {"provider": provider, "op_name": kernel}}
+BROKEN: dict[str, tuple[Callable[[], onnx.ModelProto], str]] = {
+    "an unknown operator": (lambda: model(op("Swish", "x", "y", domain="acme"), floats=FLOAT), "acme.Swish"),
+    "an operator without importer": (
+        lambda: model(op("Unique", "x", "u") + op("Bernoulli", "x", "y"), floats=FLOAT),
+        "Bernoulli",
+    ),
+    "strings": (strings, "x holds strings"),
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_models_that_it_does_not_compile_are_refused_by_name(kind: str, tmp_path: Path) -> None:
+    make, words = BROKEN[kind]
+    onnx.save(make(), tmp_path / "model.onnx")
+    with pytest.raises(CandidateRefused) as caught, open_runner(tmp_path / "model.onnx", OPENVINO):
+        pass
+    assert caught.value.kind == "invalid" and words in caught.value.found and "src/" not in caught.value.found
+
+
+def test_a_dynamic_rank_is_refused_by_name(tmp_path: Path) -> None:
+    made = model(op("Relu", "x", "y"), floats=FLOAT)
+    made.graph.input[0].type.tensor_type.ClearField("shape")
+    onnx.save(made, tmp_path / "model.onnx")
+    with (
+        pytest.raises(CandidateRefused, match=r"dynamic rank\. Operation name: x"),
+        open_runner(tmp_path / "model.onnx", OPENVINO),
+    ):
+        pass
+
+
+def test_a_message_without_text_is_named_by_its_class() -> None:
+    assert message_of(ValueError()) == "ValueError"
+    assert message_of(RuntimeError("Check 'a' failed at src/x.cpp:1:\n")) == "Check 'a' failed at src/x.cpp:1:"
+
+
+# What it executes
+
+
+def planted(parts: Part, folder: Path, shape: tuple[int | str, ...] = ("n", 64)) -> Path:
+    onnx.save(model(parts, shape, floats=FLOAT), folder / "planted.onnx")
+    return folder / "planted.onnx"
+
+
+PAIR = {"floats": FLOAT, "scale": 0.05}
+WEIGHT = {"floats": FLOAT, "axis": 1}
+PLANTED: dict[str, tuple[Part, bool]] = {
+    "integers on both sides": (pair(**PAIR) + weight(64, 128, **WEIGHT) + product(), True),
+    "a zero point": (pair(**PAIR, zero=5) + weight(64, 128, **WEIGHT) + product(), True),
+    "float": (const(w=drawn(64, 128).astype(FLOAT)) + product("x w"), False),
+    "activations without weights": (pair(**PAIR) + const(w=drawn(64, 128).astype(FLOAT)) + product("xd w"), False),
+    "scales along K": (pair(**PAIR) + weight(64, 128, floats=FLOAT, axis=0) + product(), False),
+    # Of a weight-only form, the kernel reads the integers.
+    "weights alone": (weight(64, 128, **WEIGHT) + product("x wd"), True),
+    "two products of activations": (
+        pair(**PAIR) + op("Transpose", "x", "t", perm=[1, 0]) + pair("t", "td", **PAIR) + product("xd td"),
+        True,
+    ),
+    "one side of two activations": (
+        pair(**PAIR) + op("Transpose", "x", "t", perm=[1, 0]) + product("xd t"),
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", PLANTED)
+def test_coverage_is_that_of_what_ran(kind: str, tmp_path: Path) -> None:
+    parts, is_low = PLANTED[kind]
+    found = measure_coverage(planted(parts, tmp_path), OPENVINO, {"x": np.ones((4, 64), FLOAT)})
+    assert found.unknown == 0 and found.providers == ("OpenVINO",)
+    assert found.share == (1.0 if is_low else 0.0), found.macs_by_kernel
+    assert found.float_nodes == (() if is_low else ("y",))
+    verdict = judge_coverage(CANDIDATE, found, Gates(min_coverage=0.5))
+    assert verdict is not None and verdict.outcome == ("pass" if is_low else "fail")
+
+
+def test_a_float_operator_between_integer_products_leaves_the_second_in_float(tmp_path: Path) -> None:
+    """Of 4 x 64 x 128 and 4 x 128 x 32 multiply-accumulates, two thirds run in integers."""
+    parts = pair(**PAIR) + weight(64, 128, **WEIGHT) + product(output="h") + op("Erf", "h", "e")
+    parts += const(w2=drawn(128, 32).astype(FLOAT)) + product("e w2")
+    found = measure_coverage(planted(parts, tmp_path), OPENVINO, {"x": np.ones((4, 64), FLOAT)}, folder=tmp_path)
+    assert found.share == pytest.approx(2 / 3) and found.float_nodes == ("y",)
+    assert sum(found.macs_by_kernel.values()) == 4 * 64 * 128 + 4 * 128 * 32
+    assert found.time_share is not None and 0 <= found.time_share <= 1
+    assert found.kernels_path is not None and "FullyConnected" in found.kernels_path.read_text()
+
+
+@pytest.mark.parametrize(("axis", "is_low"), [(0, True), (1, False)])
+def test_a_convolution_with_scales_along_its_input_channels_is_float(axis: int, is_low: bool, tmp_path: Path) -> None:
+    """2 samples of 5 x 5 places, 6 channels out, 3 x 3 places of 4 channels in: 2*25*6*9*4."""
+    parts = pair(**PAIR) + weight(6, 4, 3, 3, floats=FLOAT, axis=axis) + product(kind="Conv")
+    path = planted(parts, tmp_path, ("n", 4, 7, 7))
+    found = measure_coverage(path, OPENVINO, {"x": np.ones((2, 4, 7, 7), FLOAT)})
+    assert sum(found.macs_by_kernel.values()) == 2 * 25 * 6 * 9 * 4
+    assert found.share == (1.0 if is_low else 0.0), found.macs_by_kernel
+
+
+@has_bf16
+def test_bfloat16_counts_as_half_precision(tiny: Tiny) -> None:
+    batch = {"x": np.ones((4, FEATURES), FLOAT)}
+    asked, silent = (measure_coverage(tiny.model, settings, batch) for settings in (BF16, OPENVINO))
+    assert asked.half_share == 1 and asked.share == 0
+    assert silent.half_share == 0
+    verdict = judge_coverage("bf16@openvino", silent, Gates(min_coverage=0.5))
+    assert verdict is not None and verdict.outcome == "fail" and "16 bits" in verdict.reason
+
+
+def test_the_form_for_openvino_runs_in_integers(tiny: Tiny, tmp_path: Path) -> None:
+    found = measure_coverage(quantized(tiny, tmp_path), OPENVINO, {"x": np.zeros((3, FEATURES), FLOAT)})
+    assert found.share == 1 and found.unknown == 0
 
 
 def test_products_are_found_behind_what_was_fused_into_them(tiny: Tiny) -> None:
@@ -217,133 +312,50 @@ def test_products_are_found_behind_what_was_fused_into_them(tiny: Tiny) -> None:
     assert "both" not in products_behind(graph, {"first_matmul", "second_matmul"}), "it is of two products"
 
 
+LOW, PLAIN = (
+    Kernel("FullyConnected brgemm_i8", is_low_precision=True),
+    Kernel("FullyConnected gemm_f32", is_low_precision=False),
+)
+
+
 @pytest.mark.parametrize(
-    ("kind", "how", "low"),
+    ("steps", "expected"),
     [
-        ("FullyConnectedQuantizedLegacy", "brgemm_avx512_i8", True),
-        ("GroupConvolution", "brgconv_avx512_dw_I8", True),
-        ("FullyConnectedCompressed", "brgemm_avx512_f32", True),
-        ("FullyConnected", "brgemm_avx512_f32", False),
-        ("Convolution", "brgconv_avx512_bf16", False),
+        ([("Reorder", LOW, ("conv",))], {}),
+        ([("Eltwise", LOW, ("conv",))], {}),
+        ([("Convolution", LOW, ("conv_2/x",))], {}),
+        ([("Convolution", LOW, ("conv/WithoutBiases",))], {"conv": LOW}),
+        # Two steps of one product, one of them in float.
+        ([("FullyConnected", LOW, ("conv",)), ("FullyConnected", PLAIN, ("conv/b",))], {"conv": PLAIN}),
+        # Compiled element by element, from operators behind a product.
+        ([("FullyConnected", PLAIN, ("conv",)), ("Subgraph", LOW, ("add",))], {"conv": PLAIN}),
+        ([("Subgraph", LOW, ("softmax", "conv"))], {"conv": LOW}),
     ],
 )
-def test_kernels_by_the_names_that_the_provider_gives(kind: str, how: str, low: bool) -> None:
-    """As version 1.8.1 named them for models of INT8, INT4 and float."""
-    found = kernels_by_node([ran("a/conv/WithoutBiases", kind, how)], {"a/conv": "a/conv"})
-    assert found["a/conv"].name == f"{kind} {how}"
-    assert found["a/conv"].is_low_precision is low
+def test_steps_are_matched_with_products(steps: list[Any], expected: dict[str, Kernel]) -> None:
+    made = [Step(nodes[0], kernel, kind, nodes, 1.0) for kind, kernel, nodes in steps]
+    assert kernels_by_node(made, {"conv": "conv", "add": "conv"}) == expected
 
 
-def test_steps_that_are_no_products_are_not_kernels_of_one() -> None:
-    events = [ran("conv", "Reorder", "jit_uni_I8"), ran("conv_2/x", "Convolution", "brgconv_I8"), {"cat": "Session"}]
-    assert kernels_by_node(events, {"conv": "conv"}) == {}
+# What consumers get
 
 
-def profiled(monkeypatch: pytest.MonkeyPatch, events: list[dict[str, Any]]) -> None:
-    """Let the profile of the provider be these events; that of the model as written stays what the runtime gives."""
-    real = coverage.profile
-
-    def profile(model: Path, settings: SessionSettings, *rest: Any, **options: Any) -> list[dict[str, Any]]:
-        return events if settings.provider == OPENVINO_PROVIDER else real(model, settings, *rest, **options)
-
-    monkeypatch.setattr(coverage, "profile", profile)
-
-
-def quantized(tiny: Tiny, folder: Path) -> Path:
-    return as_integers(tiny.model, folder, {"x": (-9.0, 9.0), "hidden": (0.0, 60.0)})
-
-
-def as_integers(model: Path, folder: Path, ranges: dict[str, tuple[float, float]]) -> Path:
-    path = folder / "variant.onnx"
-    quantize_qdq(
-        model,
-        path,
-        ranges,
-        target="ort-openvino",
-        every_operator=False,
-        activation="uint8",
-        weights=Int8Weights(),
-    )
-    return path
+CONSUMER = """
+import sys
+from importlib import util
+spec = util.spec_from_file_location("consumer", sys.argv[1])
+consumer = util.module_from_spec(spec)
+spec.loader.exec_module(consumer)
+sys.modules["openvino"] = None
+try:
+    consumer._open_openvino(None, {"runtime_version": "2026.4.1"}, 1)
+except RuntimeError as error:
+    print(error)
+"""
 
 
-def test_coverage_counts_what_is_named_and_says_what_is_not(
-    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of two products, the second is named in turn as an integer one, not at all, and as left to the CPU provider twice."""
-    hidden, classes = tiny.weights[2].shape
-    batch = {"x": np.zeros((3, FEATURES), np.float32)}
-    first, second = 3 * FEATURES * hidden, 3 * hidden * classes
-    integer = [ran("first_matmul", "FullyConnected", "brgemm_avx512_I8"), node_event(OPENVINO.provider, "all", "all")]
-    for more, low, unknown, floats in (
-        ([ran("second_matmul/x", "FullyConnected", "brgemm_avx512_I8")], first + second, 0, ()),
-        ([], first, second, ()),
-        ([node_event(CPU.provider, "second_matmul", "MatMul")], first, 0, ("second_matmul",)),
-        # In integers, and not by the provider that was asked for.
-        ([node_event(CPU.provider, "second_matmul", "MatMulIntegerToFloat")], first, 0, ("second_matmul",)),
-    ):
-        profiled(monkeypatch, integer + more)
-        found = coverage.measure_coverage(quantized(tiny, tmp_path), OPENVINO, batch)
-        monkeypatch.undo()
-        assert sum(found.macs_by_kernel.values()) == first + second
-        assert found.share == low / (first + second)
-        assert found.unknown == unknown / (first + second)
-        assert found.float_nodes == floats
-        assert found.providers[-1] == OPENVINO.provider and len(found.providers) == 1 + len(floats)
-
-
-def test_convolutions_whose_weights_are_stored_as_integers_are_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """2 samples of 5 x 5 places, 6 channels out, 3 x 3 places of 2 channels in (of 4, in two groups): 2*25*6*9*2."""
-    weight = onnx.numpy_helper.from_array(np.ones((6, 2, 3, 3), np.float32), "w")
-    node = onnx.helper.make_node("Conv", ["x", "w"], ["y"], name="conv", group=2)
-    ends = [
-        onnx.helper.make_tensor_value_info(name, 1, ["n", *shape])
-        for name, shape in (("x", (4, 7, 7)), ("y", (6, 5, 5)))
-    ]
-    model = onnx.helper.make_model(
-        onnx.helper.make_graph([node], "g", ends[:1], ends[1:], [weight]),
-        opset_imports=[onnx.helper.make_opsetid("", 21)],
-        ir_version=10,
-    )
-    onnx.save(model, tmp_path / "float.onnx")
-    path = as_integers(tmp_path / "float.onnx", tmp_path, {"x": (-1.0, 1.0)})
-    profiled(monkeypatch, [ran("conv/WithoutBiases", "GroupConvolution", "brgconv_avx512_dw_i8")])
-    found = coverage.measure_coverage(path, OPENVINO, {"x": np.zeros((2, 4, 7, 7), np.float32)})
-    assert found.macs_by_kernel == {"GroupConvolution brgconv_avx512_dw_i8": 2 * 25 * 6 * 9 * 2}
-
-
-@pytest.mark.parametrize(
-    ("low", "unknown", "outcome"),
-    [(50, 50, "pass"), (49, 51, "inconclusive"), (0, 100, "inconclusive"), (0, 49, "fail"), (49, 0, "fail")],
-)
-def test_the_gate_does_not_pass_what_nobody_named(low: int, unknown: int, outcome: str) -> None:
-    """Half is asked for: unknown kernels may be of either kind."""
-    macs = {"FullyConnected brgemm_avx512_I8": low, UNNAMED: unknown, "MatMul": 100 - low - unknown}
-    found = Coverage(macs, ("FullyConnected brgemm_avx512_I8",), ("head",) if macs["MatMul"] else (), ())
-    verdict = judge_coverage(CANDIDATE, found, Gates(min_coverage=0.5))
-    assert verdict is not None and verdict.outcome == outcome
-    assert ("does not name" in verdict.reason) == (outcome != "pass" and unknown > 0)
-    assert ("in float: head" in verdict.reason) == (outcome == "fail")
-
-
-# Where it can run
-
-
-@offered
-def test_the_provider_runs_a_variant_in_integers(tiny: Tiny, tmp_path: Path) -> None:
-    """The numbers of the CPU provider, in integer kernels, in turn with the float model on that."""
-    path = quantized(tiny, tmp_path)
-    batch = {"x": np.load(tiny.evaluation)["x"][:32]}
-    outputs = []
-    for settings in (CPU, OPENVINO):
-        with open_session(path, settings) as session:
-            assert session.get_providers()[0] == settings.provider
-            outputs.append(run_batches(session, [batch], "logits"))
-    assert np.abs(outputs[0] - outputs[1]).max() < 0.02 * np.abs(outputs[0]).max()
-    assert coverage.measure_coverage(path, OPENVINO, batch).share == 1
-    measurement = Measurement(launches=1, blocks=3, block_seconds=0.01, warmup_seconds=0.01, max_other_load=None)
-    sides = (Contestant(tiny.model, CPU), Contestant(path, OPENVINO))
-    latency = compare_latency(*sides, [batch], measurement, confidence=0.95, samples_path=tmp_path / "s.npz")
-    assert latency.pairs == 3 and latency.p50_ms > 0
+def test_a_consumer_without_the_package_is_told_what_to_install(tmp_path: Path) -> None:
+    command = [sys.executable, "-W", "ignore", "-c", CONSUMER, str(ROOT / "tasks/champion/consumer/consumer.py")]
+    done = subprocess.run(command, env=environment(tmp_path), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "found no package openvino; expected openvino==2026.4.1" in done.stdout

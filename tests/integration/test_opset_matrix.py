@@ -24,7 +24,7 @@ CANDIDATES = (
     "int8-static-minmax-pc@ort-cpu",
     "int8-dynamic-pc@ort-cpu",
     "fp8-amax-pc@ort-cpu",
-    "int8-static-minmax-pc@ort-openvino",
+    "int8-static-minmax-pc@openvino",
     "fp16@tensorrt",
     "int8-static-minmax-pc@tensorrt",
     "int4-g64-rtn@tensorrt",

@@ -12,7 +12,7 @@ from conftest import Tiny
 from driving import environment, register_models, run_jobs, write_job
 from test_promotion import driven
 
-from tasks.runtimes import openvino
+from tasks.runtimes.openvino import session as openvino
 
 pytestmark = pytest.mark.golden
 CONSUMER = """
@@ -22,7 +22,7 @@ data = np.load(sys.argv[2])
 answers = mlflow.pyfunc.load_model(sys.argv[1]).predict({"x": data["x"]})["logits"]
 print((answers.argmax(axis=1) == data["label"]).mean())
 """
-TARGETS = ("ort-cpu", "ort-openvino")
+TARGETS = ("ort-cpu", "openvino")
 
 
 def targets_here() -> list[Any]:

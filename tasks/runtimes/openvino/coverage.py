@@ -12,7 +12,13 @@ import onnx
 from tasks.runtimes.coverage import PROFILED, macs_as_written
 from tasks.runtimes.kernel_times import WARM_UP
 from tasks.runtimes.kernels import Kernel
-from tasks.runtimes.openvino.kernels import executed_steps, kernel_times, kernels_by_node, products_behind
+from tasks.runtimes.openvino.kernels import (
+    executed_steps,
+    float_where_integers_were_asked,
+    kernel_times,
+    kernels_by_node,
+    products_behind,
+)
 from tasks.runtimes.openvino.session import open_model
 from validators.providers import OPENVINO
 from validators.records.measurements import UNNAMED, Coverage, MultipliedNode
@@ -36,7 +42,7 @@ def measure_openvino(model: Path, settings: SessionSettings, batch: Arrays, fold
     with open_model(model, profiled) as runner:
         steps = executed_steps(runner.model, batch, requests=PROFILED - WARM_UP, warm_up=WARM_UP)
     graph = onnx.load(model, load_external_data=False).graph
-    kernels = kernels_by_node(steps, products_behind(graph, counted))
+    kernels = float_where_integers_were_asked(graph, kernels_by_node(steps, products_behind(graph, counted)))
     unnamed = Kernel(UNNAMED, is_low_precision=False)
     found = {name: kernels.get(name, unnamed) for name, macs in counted.most_common() if macs}
     by_kernel, times = Counter[str](), Counter[str]()
@@ -44,7 +50,7 @@ def measure_openvino(model: Path, settings: SessionSettings, batch: Arrays, fold
         by_kernel[kernel.name] += counted[name]
     for step in steps:
         times[step.kernel.name] += step.microseconds  # type: ignore[assignment]  # a counter of floats
-    ran = [step.kernel for step in steps]
+    ran = [*(step.kernel for step in steps), *found.values()]
     path = None
     if folder is not None:
         path = folder / "kernels.json"

@@ -1,8 +1,8 @@
 """OpenVINO's kernels by node of the model, read from the graph that it executes.
 
 `CompiledModel.get_runtime_model()` describes each executed step (OpenVINO documentation, "Runtime info"; read from version
-2026.4): `layerType` such as `FullyConnected`, `primitiveType` such as `brgemm_avx512_i8`, `runtimePrecision`, the type that it
-computes in, `execTimeMcs` of the last request, and `originalLayersNames`, the nodes of the file that it stands for. Steps that
+2026.4): `layerType` such as `FullyConnected`, `primitiveType` such as `brgemm_avx512_i8`, which ends with the type that it computes in
+(I8 is UINT8 as well), `execTimeMcs` of the last request, and `originalLayersNames`, the nodes of the file that it stands for. Steps that
 ran before the first request, on constants alone, say `not_executed`.
 
 A product has the name of its node, with a suffix after a slash, or the name of an operator that was fused into it: attention
@@ -12,7 +12,7 @@ becomes one step with the names of its softmax and of one of its products.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
@@ -25,6 +25,8 @@ from validators.samples.datasets import Arrays
 
 INTEGERS = frozenset({"i8", "u8", "i4", "u4", "nf4", "i2", "u2"})
 HALVES = frozenset({"bf16", "f16"})
+# Mark of a kernel that reads stored integers as its weights, and multiplies floats.
+WEIGHTS_ALONE = ", weights in "
 # Steps that multiply. `Subgraph` is compiled on the spot: attention, or element by element.
 PRODUCTS = frozenset(
     {
@@ -77,21 +79,38 @@ def _told(step: Any, key: str) -> str:
 
 
 def _describe(step: Any, microseconds: float) -> Step:
-    kind, precision = _told(step, "layerType"), _told(step, "runtimePrecision")
-    weights = [_short(port.get_element_type()) for port in list(step.inputs())[1:2]]
-    stored = next((one for one in weights if one in INTEGERS), "")
-    # With compressed weights the step computes in the type of the activations, which is float.
-    low = precision in INTEGERS or bool(stored)
-    name = f"{kind} {_told(step, 'primitiveType')}"
-    if stored and precision not in INTEGERS:
-        name += f", weights in {stored}"
+    kind, how = _told(step, "layerType"), _told(step, "primitiveType")
+    # `runtimePrecision` is that of the weights where these are stored in another type.
+    precision = how.rpartition("_")[2].lower()
+    weights = [port.get_element_type().to_string() for port in list(step.inputs())[1:2]]
+    stored = next((one for one in weights if one in INTEGERS and precision not in INTEGERS), "")
+    kernel = Kernel(
+        f"{kind} {how}" + (f"{WEIGHTS_ALONE}{stored}" if stored else ""),
+        is_low_precision=precision in INTEGERS or bool(stored),
+        is_half=precision in HALVES and not stored,
+    )
     nodes = tuple(filter(None, _told(step, "originalLayersNames").split(",")))
-    kernel = Kernel(name, is_low_precision=low, is_half=precision in HALVES and not low)
     return Step(step.get_friendly_name(), kernel, kind, nodes, microseconds)
 
 
-def _short(element_type: Any) -> str:
-    return str(element_type.to_string())
+def float_where_integers_were_asked(graph: onnx.GraphProto, kernels: Mapping[str, Kernel]) -> dict[str, Kernel]:
+    """Return the kernels, of which those that read integer weights alone are float for products with quantized activations.
+
+    Such a product multiplies floats although the file has pairs on both sides, for example with scales along the summed axis.
+    """
+    constants = {tensor.name for tensor in graph.initializer}
+    pairs = {
+        node.output[0]
+        for node in graph.node
+        if node.op_type == "DequantizeLinear" and not node.domain and node.input[0] not in constants
+    }
+    asked = {node.name for node in graph.node if node.input and node.input[0] in pairs}
+    return {
+        name: replace(kernel, name=f"{kernel.name} alone", is_low_precision=False)
+        if name in asked and WEIGHTS_ALONE in kernel.name
+        else kernel
+        for name, kernel in kernels.items()
+    }
 
 
 def kernels_by_node(steps: Iterable[Step], behind: Mapping[str, str]) -> dict[str, Kernel]:

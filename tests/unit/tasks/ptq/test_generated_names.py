@@ -23,7 +23,7 @@ PLAIN = (
     "int8-static-minmax-pc-all@ort-cpu",
     "int8-static-minmax-pc-smooth@ort-cpu",
     "int8-static-minmax-pc-bc@ort-cpu",
-    "int8-static-minmax-pc@ort-openvino",
+    "int8-static-minmax-pc@openvino",
     "int8-static-minmax-pc@tensorrt",
     "int8-dynamic-pc@ort-cpu",
     "int4-g32-rtn@ort-cpu",

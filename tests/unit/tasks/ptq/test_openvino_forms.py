@@ -23,7 +23,7 @@ from tasks.runtimes.ort import open_session, run_batches
 from tasks.targets.variants import refuse_other_targets, session_settings
 from validators.errors import CandidateRefused
 from validators.job.candidate_name import decode
-from validators.providers import OPENVINO_PROVIDER
+from validators.providers import OPENVINO
 from validators.records.run import SessionSettings
 from validators.targets import facts_of
 
@@ -131,7 +131,7 @@ def quantize(model: Path, ranges: Mapping[str, tuple[float, float]], path: Path,
         model,
         path,
         ranges,
-        target="ort-openvino",
+        target="openvino",
         every_operator=every,
         activation="uint8",
         weights=Int8Weights(),
@@ -221,12 +221,12 @@ def test_graphs_keep_their_function(graph: onnx.GraphProto, every: bool, tmp_pat
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("int8-dynamic-pc@ort-openvino", "at run time"),
-        ("int8-static-mse-pc+fused@ort-openvino", "the fused graph"),
-        ("int4-g32-rtn+fused@ort-openvino", "the fused graph"),
-        ("int8-static-mse-pc-s8s8@ort-openvino", "signed activations"),
-        ("fp8-amax-pc@ort-openvino", "FP8"),
-        ("fp16@ort-openvino", "float16"),
+        ("int8-dynamic-pc@openvino", "at run time"),
+        ("int8-static-mse-pc+fused@openvino", "the fused graph"),
+        ("int4-g32-rtn+fused@openvino", "the fused graph"),
+        ("int8-static-mse-pc-s8s8@openvino", "signed activations"),
+        ("fp8-amax-pc@openvino", "FP8"),
+        ("fp16@openvino", "float16"),
     ],
 )
 def test_a_recipe_without_a_form_is_refused(name: str, words: str) -> None:
@@ -237,7 +237,7 @@ def test_a_recipe_without_a_form_is_refused(name: str, words: str) -> None:
 
 def test_the_default_list_has_forms_and_runs_on_both_providers() -> None:
     providers = set()
-    for name in facts_of("ort-openvino").default_candidates:
+    for name in facts_of("openvino").default_candidates:
         refuse_other_targets(decode(name))
         providers.add(session_settings(decode(name), 2).provider)
-    assert providers == {OPENVINO_PROVIDER, "CPUExecutionProvider"}
+    assert providers == {OPENVINO, "CPUExecutionProvider"}

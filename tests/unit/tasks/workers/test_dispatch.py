@@ -304,7 +304,7 @@ def test_what_a_step_raises_is_its_answer(tiny: Tiny, tmp_path: Path, monkeypatc
     ("inventory", "limit", "device", "timing"),
     [
         (INVENTORY, f"cpu-{BOOT_ID}", False, True),
-        (replace(INVENTORY, target="ort-openvino"), f"cpu-{BOOT_ID}", False, True),
+        (replace(INVENTORY, target="openvino"), f"cpu-{BOOT_ID}", False, True),
         # A machine with a GPU that serves the processor's target.
         (replace(INVENTORY, gpu=GPU), f"cpu-{BOOT_ID}", False, True),
         (ON_GPU, "gpu-5F1E0A2B-0000-1111-2222-333344445555", True, False),
