@@ -10,13 +10,15 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from validators.providers import CPU_PROVIDER, CUDA_PROVIDER, OPENVINO, ORT_TENSORRT_PROVIDER, TENSORRT
-from validators.records.measurements import Coverage
 from validators.records.run import SessionSettings
-from validators.samples.datasets import Arrays
 from validators.targets import installed_targets, load_target
+
+if TYPE_CHECKING:
+    from validators.records.measurements import Coverage
+    from validators.samples.datasets import Arrays
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from tasks.ptq.eight_bit.qdq import quantize_qdq
 from tasks.runtimes.coverage import measure_coverage
 from tasks.runtimes.kernels import Kernel
 from tasks.runtimes.openvino import session as openvino
-from tasks.runtimes.openvino.kernels import Step, kernels_by_node, products_behind
+from tasks.runtimes.openvino.kernels import ExecutedStep, kernels_by_node, products_behind
 from tasks.runtimes.openvino.model import message_of
 from tasks.runtimes.runner import open_runner
 from tasks.targets.variants import refuse_other_targets, session_settings
@@ -333,7 +333,7 @@ LOW, PLAIN = (
     ],
 )
 def test_steps_are_matched_with_products(steps: list[Any], expected: dict[str, Kernel]) -> None:
-    made = [Step(nodes[0], kernel, kind, nodes, 1.0) for kind, kernel, nodes in steps]
+    made = [ExecutedStep(nodes[0], kernel, kind, nodes, 1.0) for kind, kernel, nodes in steps]
     assert kernels_by_node(made, {"conv": "conv", "add": "conv"}) == expected
 
 

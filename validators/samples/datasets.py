@@ -138,8 +138,8 @@ def load_samples(
             expected=f"one array for each input ({expected}) and {label!r}",
             fix="name the arrays like the model's inputs"
             if missing
-            else f"name labels in `data.label` (now {label!r}, which is {'there' if labels is not None else 'missing'}) and groups "
-            f"in `data.slices` or `data.groups`, or add `ignore: [{', '.join(extra)}]` to `data`",
+            else f"name labels in `data.label` ({label!r} is {'there' if labels is not None else 'missing'}) and groups in "
+            f"`data.slices` or `data.groups`, or add `ignore: [{', '.join(extra)}]` to `data`",
         )
     if all(array.ndim and not len(array) for array in arrays.values()):
         raise DataError(

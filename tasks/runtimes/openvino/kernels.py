@@ -1,9 +1,9 @@
 """OpenVINO's kernels by node of the model, read from the graph that it executes.
 
 `CompiledModel.get_runtime_model()` describes each executed step (OpenVINO documentation, "Runtime info"; read from version
-2026.4): `layerType` such as `FullyConnected`, `primitiveType` such as `brgemm_avx512_i8`, which ends with the type that it computes in
-(I8 is UINT8 as well), `execTimeMcs` of the last request, and `originalLayersNames`, the nodes of the file that it stands for. Steps that
-ran before the first request, on constants alone, say `not_executed`.
+2026.4): `layerType` such as `FullyConnected`, `primitiveType` such as `brgemm_avx512_i8`, which ends with the type that it
+computes in (I8 is UINT8 as well), `execTimeMcs` of the last request, and `originalLayersNames`, the nodes of the file that it
+stands for. Steps that ran before the first request, on constants alone, say `not_executed`.
 
 A product has the name of its node, with a suffix after a slash, or the name of an operator that was fused into it: attention
 becomes one step with the names of its softmax and of one of its products.
@@ -43,8 +43,8 @@ PRODUCTS = frozenset(
 
 
 @dataclass(frozen=True)
-class Step:
-    """One executed step: its name, kernel, nodes of the file, and the microseconds of a request."""
+class ExecutedStep:
+    """One executed step of a compiled model: its name, kernel, nodes of the file, and the microseconds of a request."""
 
     name: str
     kernel: Kernel
@@ -53,7 +53,7 @@ class Step:
     microseconds: float
 
 
-def executed_steps(model: OpenVinoModel, batch: Arrays, *, requests: int, warm_up: int) -> tuple[Step, ...]:
+def executed_steps(model: OpenVinoModel, batch: Arrays, *, requests: int, warm_up: int) -> tuple[ExecutedStep, ...]:
     """Return the executed steps of a model compiled with `PERF_COUNT`, with the median times of `requests` requests."""
     times: dict[str, list[float]] = {}
     for number in range(warm_up + requests):
@@ -78,7 +78,7 @@ def _told(step: Any, key: str) -> str:
     return str(info[key].astype(str)) if key in info else ""
 
 
-def _describe(step: Any, microseconds: float) -> Step:
+def _describe(step: Any, microseconds: float) -> ExecutedStep:
     kind, how = _told(step, "layerType"), _told(step, "primitiveType")
     # `runtimePrecision` is that of the weights where these are stored in another type.
     precision = how.rpartition("_")[2].lower()
@@ -90,7 +90,7 @@ def _describe(step: Any, microseconds: float) -> Step:
         is_half=precision in HALVES and not stored,
     )
     nodes = tuple(filter(None, _told(step, "originalLayersNames").split(",")))
-    return Step(step.get_friendly_name(), kernel, kind, nodes, microseconds)
+    return ExecutedStep(step.get_friendly_name(), kernel, kind, nodes, microseconds)
 
 
 def float_where_integers_were_asked(graph: onnx.GraphProto, kernels: Mapping[str, Kernel]) -> dict[str, Kernel]:
@@ -113,11 +113,11 @@ def float_where_integers_were_asked(graph: onnx.GraphProto, kernels: Mapping[str
     }
 
 
-def kernels_by_node(steps: Iterable[Step], behind: Mapping[str, str]) -> dict[str, Kernel]:
+def kernels_by_node(steps: Iterable[ExecutedStep], behind: Mapping[str, str]) -> dict[str, Kernel]:
     """Return the kernel of each product; `behind` maps the names of nodes to products.
 
     >>> kernel = Kernel("FullyConnected brgemm_avx512_i8", is_low_precision=True)
-    >>> step = Step("b", kernel, "FullyConnected", ("/product/WithoutBiases", "FakeQuantize_7"), 9.0)
+    >>> step = ExecutedStep("b", kernel, "FullyConnected", ("/product/WithoutBiases", "FakeQuantize_7"), 9.0)
     >>> kernels_by_node([step], {"/product": "/product"})["/product"].name
     'FullyConnected brgemm_avx512_i8'
     """
@@ -141,7 +141,7 @@ def _node_of(name: str, nodes: Collection[str]) -> str:
     return name
 
 
-def kernel_times(steps: Iterable[Step]) -> tuple[KernelTime, ...]:
+def kernel_times(steps: Iterable[ExecutedStep]) -> tuple[KernelTime, ...]:
     """Return the steps as kernels with their times."""
     return tuple(KernelTime(step.name, step.kernel.name, PROVIDER, step.microseconds) for step in steps)
 

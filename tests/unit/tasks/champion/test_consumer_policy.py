@@ -22,7 +22,6 @@ from conftest import Tiny
 from tasks.champion.manifest import hardware_of
 from tasks.measure.inventory import take_inventory
 from tasks.measure.latency.cgroup import quota_cores
-from tasks.runtimes.openvino import provider_options
 from validators.digests import digest_file
 from validators.records.run import Gpu
 
@@ -202,12 +201,6 @@ def test_a_wrong_number_of_threads_is_refused(
     monkeypatch.setenv(consumer.THREADS, told)
     with pytest.raises(RuntimeError, match=f"found QUANTGATE_THREADS={told}; expected an integer above 0"):
         opened(consumer, tmp_path, version)
-
-
-def test_openvino_gets_the_capped_threads_too(consumer: ModuleType) -> None:
-    """It ignores those of the session; its other options stay as approved."""
-    approved = provider_options(16) | {"other": "1"}
-    assert consumer._plugin_options(approved, 2) == provider_options(2) | {"other": "1"}
 
 
 @pytest.mark.parametrize("cgroup", ["0::/\n", "0::/pod/box\n", "0::/../x\n", "4:cpu,cpuacct:/box\n0::/\n", ""])

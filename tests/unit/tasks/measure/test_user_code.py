@@ -78,7 +78,15 @@ def test_an_installed_module(tmp_path: Path) -> None:
     import statistics
 
     found = load_function("statistics:fmean", tmp_path, key="metric")
-    assert found.function is statistics.fmean and len(found.digest) == 64
+    assert found.function([1.0, 2.0]) == 1.5 and found.function.__wrapped__ is statistics.fmean  # type: ignore[attr-defined]
+    assert len(found.digest) == 64
+
+
+def test_exit_in_a_function_is_its_error(tmp_path: Path) -> None:
+    """It would end the run with the exit code of a success."""
+    write(tmp_path / "mine.py", "def score():\n    raise SystemExit(0)\n")
+    with pytest.raises(RuntimeError, match="SystemExit: 0"):
+        load_function("mine:score", tmp_path, key="metric").function()
 
 
 def test_the_digest_is_that_of_file_and_neighbours(tmp_path: Path) -> None:

@@ -263,9 +263,9 @@ def test_options_go_to_the_providers_that_have_them() -> None:
     options = {"device_id": "1"}
     taken = {
         target: session_settings(decode(f"int8-static-minmax-pc@{target}"), 1, (), options).provider_options
-        for target in ("ort-cpu", "openvino", "ort-cuda", "ort-tensorrt", "tensorrt")
+        for target in ("ort-cpu", "ort-cuda", "ort-tensorrt", "tensorrt")
     }
-    assert taken == {"ort-cpu": {}, "openvino": {}, "ort-cuda": options, "ort-tensorrt": options, "tensorrt": {}}
+    assert taken == {"ort-cpu": {}, "ort-cuda": options, "ort-tensorrt": options, "tensorrt": {}}
 
 
 def test_engines_are_kept_in_the_state_folder() -> None:

@@ -160,12 +160,13 @@ def test_providers_on_a_gpu_with_their_options() -> None:
     assert "/mine" not in model.config, "a folder of the machine where it was approved"
 
 
-def test_openvino_is_another_build_and_says_so() -> None:
-    plugin = {"distribution": "onnxruntime-ep-openvino", "version": "1.8.1", "options": {"a": "b"}}
-    config, model = made(manifest("OpenVINOExecutionProvider", plugin=plugin))
-    (accelerator,) = config.optimization.execution_accelerators.cpu_execution_accelerator
-    assert accelerator.name == "openvino" and not accelerator.parameters
-    assert any("onnxruntime-ep-openvino 1.8.1" in note for note in model.notes)
+def test_openvino_has_a_backend_of_its_own() -> None:
+    options = {"PERFORMANCE_HINT": "LATENCY", "NUM_STREAMS": "1", "INFERENCE_PRECISION_HINT": "f32"}
+    config, model = made(manifest("OpenVINO", session={"provider_options": options, "threads": 3}))
+    assert config.backend == "openvino" and config.default_model_filename == "model.onnx" and not config.platform
+    told = {key: value.string_value for key, value in config.parameters.items()}
+    assert told == {"PERFORMANCE_HINT": "LATENCY", "NUM_STREAMS": "1", "INFERENCE_NUM_THREADS": "3"}
+    assert any("INFERENCE_PRECISION_HINT=f32" in note for note in model.notes)
 
 
 def test_custom_operators() -> None:

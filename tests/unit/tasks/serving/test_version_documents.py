@@ -239,13 +239,13 @@ def settings(provider: str, **options: str) -> dict[str, Any]:
         ),
         (
             {
-                "session": settings("OpenVINOExecutionProvider"),
-                "plugin": {"module": "plugin_of", "options": {"a": "b"}, "distribution": "p", "version": "1"},
+                "session": settings("OpenVINO", NUM_STREAMS="1"),
+                "outputs": ["logits"],
             },
             [
-                "import plugin_of",
-                "ort.register_execution_provider_library('OpenVINOExecutionProvider', plugin_of.get_library_path())",
-                "options.add_provider_for_devices(devices[:1], {'a': 'b'})",
+                'session = core.compile_model(core.read_model("variant/model.onnx"), "CPU", '
+                "{'NUM_STREAMS': '1', 'INFERENCE_NUM_THREADS': '2'})",
+                "names = ['logits']",
             ],
         ),
         (
