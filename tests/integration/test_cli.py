@@ -104,7 +104,7 @@ def test_shells_complete_commands_runs_and_targets(tmp_path: Path, shell: str) -
 
     assert "rollback" in completed("quantgate ro") and "retention" not in completed("quantgate ro")
     assert "0123abcd" in completed("quantgate report 01")
-    assert "openvino" in completed("quantgate lint model.onnx --target ort-o")
+    assert "openvino" in completed("quantgate lint model.onnx --target openv")
 
 
 def test_a_bad_job_writes_an_error_document(tmp_path: Path, tiny: Tiny) -> None:

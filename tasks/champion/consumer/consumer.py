@@ -238,8 +238,8 @@ def _check_files(folder: Path, files: dict[str, str]) -> None:
             raise RuntimeError(f"found {name} with sha256 {digest}; expected {expected}; download the version again")
 
 
-def _open_onnxruntime(folder: Path, manifest: dict[str, Any], threads: int) -> Answer:
-    """Open a session of ONNX Runtime with the approved settings; return the function that runs it.
+def _open_onnxruntime(folder: Path, manifest: dict[str, Any], threads: int) -> tuple[Any, Answer]:
+    """Open a session of ONNX Runtime with the approved settings; return it with the function that runs it.
 
     Raises:
         RuntimeError: another provider would run the model, or a library of custom operators is missing.
@@ -269,11 +269,11 @@ def _open_onnxruntime(folder: Path, manifest: dict[str, Any], threads: int) -> A
     if on_gpu:
         _refuse_strays(session, settings["provider"])
     names = [output.name for output in session.get_outputs()]
-    return lambda feed: dict(zip(names, session.run(names, feed), strict=True))
+    return session, lambda feed: dict(zip(names, session.run(names, feed), strict=True))
 
 
-def _open_openvino(folder: Path, manifest: dict[str, Any], threads: int) -> Answer:
-    """Compile the model with OpenVINO and the approved options; return the function that runs it.
+def _open_openvino(folder: Path, manifest: dict[str, Any], threads: int) -> tuple[Any, Answer]:
+    """Compile the model with OpenVINO and the approved options; return it with the function that runs it.
 
     Raises:
         RuntimeError: the package is missing, or it computes in another precision than approved.
@@ -311,7 +311,7 @@ def _open_openvino(folder: Path, manifest: dict[str, Any], threads: int) -> Answ
         idle.append(request)
         return dict(zip(names, found, strict=True))
 
-    return answer
+    return model, answer
 
 
 class OnnxChampion(mlflow.pyfunc.PythonModel):  # type: ignore[misc,name-defined,unused-ignore]  # mlflow exports it untyped
@@ -330,7 +330,8 @@ class OnnxChampion(mlflow.pyfunc.PythonModel):  # type: ignore[misc,name-defined
         _refuses()  # report a misspelt policy even if there is no mismatch
         _check_device(manifest["hardware"])
         opened = _open_openvino if manifest["session"]["provider"] == OPENVINO else _open_onnxruntime
-        self.answer = opened(folder, manifest, _threads(manifest["session"]["threads"], manifest["hardware"]))
+        threads = _threads(manifest["session"]["threads"], manifest["hardware"])
+        self.session, self.answer = opened(folder, manifest, threads)
         self.dtypes = manifest["inputs"]
 
     # mlflow warns consumers about any other type hint, and about none; most callers pass a dict of arrays.
