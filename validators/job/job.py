@@ -16,6 +16,7 @@ from validators.job.job_engines import Engines
 from validators.job.job_gates import Gates
 from validators.job.job_measurement import Measurement
 from validators.job.job_watch import Watch
+from validators.job.library_metrics import our_metric
 from validators.job.settings_base import FunctionName, Settings
 from validators.job.wide_candidates import wide_candidates
 from validators.redact import holds_credentials
@@ -108,18 +109,19 @@ class Job(Settings):
         | Annotated[MetricName, Field(title="a name from the list")]
     ) = "accuracy"
     """For class scores: `accuracy`, `top5`, `f1_macro`, `auroc` and `pr_auc`, the average precision (both for several classes
-    the mean of one against the rest), `f1_binary` (class 1 is positive), `log_loss` in nats and `ece`, the expected
-    calibration error of 15 bins (see `metric_scores`), and without labels `agreement` with the baseline's top-1 class. For
-    several labels per sample: `f1_multilabel`, the mean over labels, and `f1_multilabel_micro`, that of all decisions. For a
-    class per token or pixel: `token_accuracy`, `pixel_accuracy`, and `iou` and `dice`, each of a class over all samples, their
-    mean over the classes that occur. For values: `mse`, `mae`, `r2`, and `spearman`, the rank correlation with the label. For
-    embeddings: `cosine` with the label's embedding, or without labels the baseline's, and `spearman` of the cosine of samples
-    2i and 2i + 1 with the label of both; for retrieval by embeddings `recall_at_k`, `ndcg` and `mrr`, see `metric_k`. For
-    text: `wer`, `cer`, `exact_match`, `bleu` (as sacrebleu's, over 100) and `rouge` (ROUGE-L), see `text`; `perplexity` of the
-    next token. For boxes: `map`, the mean average precision at overlaps of 0.5 to 0.95, and `map50`, see `output`. For any
-    output, without labels: `sqnr`, the signal-to-quantization-noise ratio in dB, which needs `gates.min_sqnr_db` and has no
-    drop. Or `module:function`, your own function of outputs and labels that returns one score per sample or one number for
-    all; see `code` and `metric_direction`."""
+    the mean of one against the rest), `f1_binary` (class 1 is positive), `log_loss` in nats and `ece`, the expected calibration
+    error of 15 bins (see `metric_scores`), and without labels `agreement` with the baseline's top-1 class. For several labels
+    per sample: `f1_multilabel`, the mean over labels, and `f1_multilabel_micro`, that of all decisions. For a class per token
+    or pixel: `token_accuracy`, `pixel_accuracy`, and `iou` and `dice`, each of a class over all samples, their mean over the
+    classes that occur. For values: `mse`, `mae`, `r2`, and `spearman`, the rank correlation with the label. For embeddings:
+    `cosine` with the label's embedding, or without labels the baseline's, and `spearman` of the cosine of samples 2i and 2i + 1
+    with the label of both; for retrieval by embeddings `recall_at_k`, `ndcg` and `mrr`, see `metric_k`. For text: `wer`, `cer`,
+    `exact_match`, `bleu` (as sacrebleu's, over 100) and `rouge` (ROUGE-L), see `text`; `perplexity` of the next token. For
+    boxes: `map`, the mean average precision at overlaps of 0.5 to 0.95, and `map50`, see `output`. For any output, without
+    labels: `sqnr`, the signal-to-quantization-noise ratio in dB, which needs `gates.min_sqnr_db` and has no drop. The dotted
+    name of a metric of scikit-learn, torchmetrics or MLflow becomes ours where the values are equal, see docs/own-metric.md. Or
+    `module:function`, your own function of outputs and labels that returns one score per sample or one number for all; see
+    `code` and `metric_direction`."""
     metric_direction: Literal["higher", "lower"] | None = None
     """Better direction of your own metric function: higher or lower values."""
     metric_threshold: float | None = None
@@ -178,6 +180,11 @@ class Job(Settings):
     step: FunctionName | None = None
     """`module:function`, a step of your own, called with each variant that has passed so far, inside its run in MLflow.
     `gates.logged` can bound the metrics that it logs there. See docs/verdicts.md."""
+
+    @field_validator("metric", mode="before")
+    @classmethod
+    def _metric_is_ours(cls, value: object) -> object:
+        return our_metric(value) if isinstance(value, str) else value
 
     @field_validator("candidates")
     @classmethod
