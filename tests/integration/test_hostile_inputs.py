@@ -1,0 +1,104 @@
+"""Hostile inputs, each through a whole command: the documented exit code, a clear error, and files left as they are.
+
+All calls run in one child process with limits on memory and time, because Prefect's server takes seconds to start.
+"""
+
+from __future__ import annotations
+
+import re
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from driving import Answer, run_jobs
+from hostile_files import good_folder
+from hostile_inputs import BAD, HOSTILE, Hostile
+
+from validators.digests import digest_file
+
+# Address space beyond that of the process, for each call.
+MORE_MB = 1500
+MOST_SECONDS = 10
+# Advice that would change or lose data. A warning against it has "lose", "invent" or "scramble" in its place.
+HARMFUL = re.compile(
+    r"delet|\btruncate\b|\bdrop (the|or|them|those|all)\b|"
+    r"remove (the )?(label|row|sample|file)|remove their|shuffl|reorder|sort the|reshape\(|overwrite|"
+    r"nan_to_num|fillna|fill (in|with)|round\(|\bpad\b|\bclip|astype\('?u?int(8|16|32)|disable|allow_pickle|"
+    r"ignore: \[(label|x\.)"
+)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The answer to a hostile input, and the files that differ afterwards."""
+
+    answer: Answer
+    changed: list[str]
+
+
+def state_of(folder: Path) -> dict[str, str]:
+    """The content of every file below a folder: a digest, or the kind of what is not a regular file."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        mode = path.lstat().st_mode
+        found[str(path.relative_to(folder))] = digest_file(path) if stat.S_ISREG(mode) else oct(mode)
+    return found
+
+
+@pytest.fixture(scope="module")
+def seen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Seen]:
+    """The rows that were selected, by name."""
+    base = tmp_path_factory.mktemp("hostile")
+    items = [item for item in request.session.items if item.path == request.path]
+    chosen = {callspec.params["row"].name for item in items if (callspec := getattr(item, "callspec", None))}
+    calls: list[dict[str, object]] = []
+    before = {}
+    for number, row in enumerate(HOSTILE):
+        if row.name not in chosen:
+            continue
+        folder = base / f"job-{number}"
+        good_folder(folder)
+        row.plant(folder)
+        before[number] = state_of(folder)
+        arguments = {
+            "validate": ["validate", str(folder / "job.yaml")],
+            "init": ["init", str(folder / "model.onnx"), "--out", str(base / f"{number}.yaml")],
+        }
+        allowed = {"QUANTGATE_ALLOWED_HOOKS": f"reader:picture@{folder}"}
+        calls.append({"name": str(number), "arguments": arguments[row.command], "environ": allowed, "more_mb": MORE_MB})
+    answers = run_jobs(base / "state", base / "runs", calls, one_server=True)
+    return {
+        HOSTILE[number].name: Seen(answers[str(number)], differing(files, state_of(base / f"job-{number}")))
+        for number, files in before.items()
+    }
+
+
+def differing(before: dict[str, str], after: dict[str, str]) -> list[str]:
+    """The files that are not in both, or not the same, without what Python keeps of the job's code."""
+    return [name for name, _ in before.items() ^ after.items() if "__pycache__" not in name]
+
+
+@pytest.mark.parametrize("row", HOSTILE, ids=lambda row: row.name)
+def test_hostile_input_is_answered(row: Hostile, seen: dict[str, Seen]) -> None:
+    answer, changed = seen[row.name].answer, seen[row.name].changed
+    assert answer.code == row.code, answer.said
+    assert "Traceback" not in answer.said and "last-error.log" not in answer.said
+    assert not changed
+    assert answer.seconds < MOST_SECONDS
+    if row.code != BAD:
+        assert row.found in answer.said, answer.said
+        return
+    found, expected, fix = (told(answer.said, label) for label in ("found", "expected", "fix"))
+    assert row.found in found and row.fix in fix, answer.said
+    assert expected and fix and len(found) < 2000
+    assert not HARMFUL.search(fix), fix
+
+
+def told(said: str, label: str) -> str:
+    """The text of one part of an error."""
+    return next((line[10:] for line in said.splitlines() if line.startswith(f"{label}:")), "")
+
+
+def test_names_are_unique() -> None:
+    assert len({row.name for row in HOSTILE}) == len(HOSTILE) >= 60
