@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 
 from flows.cli.suggest_metric import TOKENS, scores_first, suggest_metric
@@ -10,12 +11,15 @@ from tasks.evidence.model_facts import ModelFacts
 from validators.job.candidate_name import decode
 from validators.job.job_data import InputSettings
 from validators.job.recipe_words import describe
+from validators.plain_text import plain
 from validators.samples.datasets import TensorSpec
 from validators.samples.feeds import unchecked_feeds
 from validators.samples.guess_inputs import guess_inputs
 from validators.targets import facts_of
 
 _DIM = 128
+# A source that YAML reads as text without quotes.
+_PLAIN = re.compile(r"(models:)?[A-Za-z0-9_./@+-]*[A-Za-z_./@+-][A-Za-z0-9_./@+-]*")
 _MAX_DROP = {
     "r2": "2 points of the explained variance; mse and mae need a bound in their own units",
     "perplexity": "nats per token: exp(0.02) is 2 % more perplexity",
@@ -75,24 +79,24 @@ def job_skeleton(facts: ModelFacts, target: str, file: str) -> str:
     settings = guess_inputs(facts.inputs, facts.outputs)
     feeds = unchecked_feeds(settings, facts.inputs)
     return _TEMPLATE.format(
-        uri=facts.uri,
-        source=json.dumps(facts.uri) if set(facts.uri) & set("#{}[]&*!|>'\"%`,") else facts.uri,
+        uri=_one_line(facts.uri),
+        source=facts.uri if _PLAIN.fullmatch(facts.uri) else json.dumps(facts.uri),
         target=target,
-        file=file,
+        file=_one_line(file),
         flavor=facts.flavor,
         size=f"{facts.size_bytes / 1e6:.1f} MB" if facts.size_bytes else "size not recorded",
         precision=facts.precision or "an unknown type",
         tensors="\n".join(
-            f"#   {side}  {spec}"
+            f"#   {side}  {_one_line(str(spec))}"
             for side, specs in (("input ", facts.inputs), ("output", facts.outputs))
             for spec in specs
         ),
-        signature=facts.signature or "none",
+        signature=_one_line(facts.signature) or "none",
         arrays="\n".join(_array_lines(feeds.in_files, labelled=labelled)),
         inputs=_input_lines(settings, facts.inputs),
         label="  label: label  # CHECK: the name of the array that holds the labels\n" if labelled else "",
         metric=metric,
-        metric_why=why,
+        metric_why=_one_line(why),
         options="".join(f"{line}\n" for line in options),
         output=f"output: {json.dumps(outputs[0].name)}  # CHECK: one of {len(outputs)} outputs\n" if several else "",
         candidates="\n".join(f"  - {name}  # {describe(decode(name))}" for name in facts_of(target).default_candidates),
@@ -102,6 +106,11 @@ def job_skeleton(facts: ModelFacts, target: str, file: str) -> str:
         batch=next((spec.shape[0] for spec in feeds.samples if spec.shape and isinstance(spec.shape[0], int)), 1),
         dims=_dims(feeds.samples),
     )
+
+
+def _one_line(text: str) -> str:
+    """Escape text of a model for a comment: after a line break, it would be a key of the job."""
+    return plain(text).replace("\n", "\\n")
 
 
 def _input_lines(settings: Mapping[str, InputSettings], inputs: Sequence[TensorSpec]) -> str:
@@ -115,12 +124,12 @@ def _input_lines(settings: Mapping[str, InputSettings], inputs: Sequence[TensorS
             why = "the value of every request" if "constant" in told else "where the samples are"
             why = "carried from call to call" if "state_from" in told else why
             keys = ", ".join(f"{key}: {json.dumps(value)}" for key, value in told.items())
-            lines.append(f"  {json.dumps(spec.name)}: {{{keys}}}  # CHECK: {why}, {spec}")
+            lines.append(f"  {json.dumps(spec.name)}: {{{keys}}}  # CHECK: {why}, {_one_line(str(spec))}")
     return "\n".join([*lines, ""])
 
 
 def _array_lines(arrays: Sequence[TensorSpec], *, labelled: bool) -> list[str]:
-    lines = [f"#   {spec.name}  {spec.dtype}  [samples{_rest(spec)}]" for spec in arrays]
+    lines = [_one_line(f"#   {spec.name}  {spec.dtype}  [samples{_rest(spec)}]") for spec in arrays]
     return lines + (["#   label  the values that the metric compares with  [samples, ...]"] if labelled else [])
 
 

@@ -27,7 +27,7 @@ from validators.job.units import check_bounds_have_units
 from validators.providers import CPU_PROVIDER
 from validators.records.run import SessionSettings, Source
 from validators.samples.confirmation_split import confirmation_mask
-from validators.samples.datasets import Samples, TensorSpec, check_evaluation
+from validators.samples.datasets import Samples, TensorSpec, check_calibration_labels, check_evaluation
 from validators.samples.feeds import Feeds, feeds_of
 from validators.samples.labels import LabelSpec
 from validators.samples.run_inputs import Evidence
@@ -71,6 +71,7 @@ def _load(run: Run, source: Source) -> Evidence:
         probe, sample_bytes = _probe(session, metric, (output, *others), evaluation, batch_axis)
     labels = metric.expects(output, probe.shape)
     check_evaluation(evaluation, labels, metric=metric.name, label=job.data.label)
+    check_calibration_labels(calibration, labels, job.data.label)
     evaluation = _clustered_by(labels, evaluation)
     check_bounds_have_units(job, evaluation.labels)
     _check_axes(job.measurement.dims, feeds.samples)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -18,6 +19,7 @@ from tasks.run.context import Run, log
 from validators.digests import digest_file, digest_values
 from validators.errors import DataError, StorageFull
 from validators.samples.readers import Arrays, read_arrays
+from validators.untrusted.paths import is_file
 
 # The table of a folder, by the convention of Hugging Face's image and audio folders, and its column with the file's name.
 TABLES, FILE_NAME = ("metadata.csv", "metadata.parquet"), "file_name"
@@ -72,9 +74,7 @@ def _list_files(folder: Path, role: str) -> tuple[list[str], Arrays, Path | None
     """Return the names of a folder's files in their order, the other columns of its table, and the table if there is one."""
     table = next((folder / name for name in TABLES if (folder / name).is_file()), None)
     if table is None:
-        shown = (file for file in folder.rglob("*") if file.is_file() and not _is_hidden(file.relative_to(folder)))
-        # Names take a tenth of the memory of paths.
-        files = sorted(str(file.relative_to(folder)) for file in shown)
+        files = sorted(_shown(folder))
         if not files:
             raise DataError(
                 found=f"{role} data {folder}: a folder without files",
@@ -90,14 +90,34 @@ def _list_files(folder: Path, role: str) -> tuple[list[str], Arrays, Path | None
             fix=f"rename that column to {FILE_NAME}",
         )
     names = [str(name) for name in columns.pop(FILE_NAME).tolist()]
-    wrong = [name for name in names if ".." in PurePosixPath(name).parts or not (folder / name).is_file()]
+    wrong = [name for name in names if _is_outside(name) or not is_file(folder / name)]
     if wrong:
         raise DataError(
             found=f"{role} data {folder.name}: {table.name} names {len(wrong)} missing files, such as {wrong[0]}",
-            expected="files in the folder or below it",
-            fix=f"copy the files into the folder, or correct the names in {table.name}",
+            expected="files in the folder or below it, by relative paths",
+            fix="copy the files into the folder, and correct their names in the table",
         )
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise DataError(
+            found=f"{role} data {folder.name}: {table.name} names {len(twice)} files several times, such as {twice[0]}",
+            expected="one row for each file",
+            fix=f"correct {table.name}: the rows of one file may contradict each other",
+        )
+    left = len(_shown(folder) - {*names, table.name})
+    if left:
+        log.warning("%s data: %s does not name %d files of %s, which are not read", role, table.name, left, folder.name)
     return names, columns, table
+
+
+def _shown(folder: Path) -> set[str]:
+    """Return the names of all files that are not hidden; they take a tenth of the memory of paths."""
+    found = (file for file in folder.rglob("*") if file.is_file())
+    return {str(name) for file in found if not _is_hidden(name := file.relative_to(folder))}
+
+
+def _is_outside(name: str) -> bool:
+    return ".." in PurePosixPath(name).parts or PurePosixPath(name).is_absolute()
 
 
 def _is_hidden(path: Path) -> bool:
@@ -127,7 +147,7 @@ def _write(target: Path, function: UserFunction, files: list[str], columns: Arra
             raise DataError(
                 found=f"{role} data: {function.name} returns {kinds} for {file.name}",
                 expected=f"the same as for {PurePosixPath(files[0]).name}: {first}",
-                fix="return one shape and dtype for all files, by the steps that come before the model when it serves",
+                fix="bring all files to one shape and dtype in the function, as production does",
             )
         for name, told in texts.items():
             told.append(str(made[name]))

@@ -1,85 +1,104 @@
-"""Hostile data, models and job files through `quantgate validate`: exit code, no traceback, advice that harms nothing."""
+"""Hostile inputs, each through a whole command: the documented exit code, a clear error, and files left as they are.
+
+All calls run in one child process with limits on memory and time, because Prefect's server takes seconds to start.
+"""
 
 from __future__ import annotations
 
-import os
 import re
 import stat
-from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from unittest import mock
 
-import numpy as np
 import pytest
-from conftest import Tiny, tiny_samples
-from driving import write_job
-from hostile_inputs import HOSTILE, ROWS, Hostile
-from typer.testing import CliRunner
+from driving import Answer, run_jobs
+from hostile_files import good_folder
+from hostile_inputs import BAD, HOSTILE, Hostile
 
-from flows.cli.app import app
 from validators.digests import digest_file
 
-# What no advice may tell people to do to their data.
-HARM = re.compile(
-    r"\b(delete|truncate|shuffle|reorder|overwrite|pad|fill|cast|clip|rm)\b|\b(drop|remove) (?!the axis of size 1)"
-    r"|allow_pickle=True|nan_to_num",
-    re.IGNORECASE,
+# Address space beyond that of the process, for each call.
+MORE_MB = 1500
+MOST_SECONDS = 10
+# Advice that would change or lose data. A warning against it has "lose", "invent" or "scramble" in its place.
+HARMFUL = re.compile(
+    r"delet|\btruncate\b|\bdrop (the|or|them|those|all)\b|"
+    r"remove (the )?(label|row|sample|file)|remove their|shuffl|reorder|sort the|reshape\(|overwrite|"
+    r"nan_to_num|fillna|fill (in|with)|round\(|\bpad\b|\bclip|astype\('?u?int(8|16|32)|disable|allow_pickle|"
+    r"ignore: \[(label|x\.)"
 )
-LABEL = re.compile(r"^(found|expected|fix): +(\S.*)", re.MULTILINE)
 
 
-@pytest.fixture(autouse=True)
-def environ() -> Iterator[None]:
-    """What a command sets for Prefect and MLflow holds for one call here."""
-    with mock.patch.dict(os.environ):
-        yield
+@dataclass(frozen=True)
+class Seen:
+    """The answer to a hostile input, and the files that differ afterwards."""
+
+    answer: Answer
+    changed: list[str]
 
 
-def digests(folder: Path) -> dict[str, str]:
-    """The content of each file, by its path."""
-    files = [path for path in folder.rglob("*") if stat.S_ISREG(path.lstat().st_mode)]
-    return {str(path): digest_file(path) for path in files if "__pycache__" not in path.parts}
+def state_of(folder: Path) -> dict[str, str]:
+    """The content of every file below a folder: a digest, or the kind of what is not a regular file."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        mode = path.lstat().st_mode
+        found[str(path.relative_to(folder))] = digest_file(path) if stat.S_ISREG(mode) else oct(mode)
+    return found
 
 
-def write(hostile: Hostile, folder: Path, tiny: Tiny) -> Path:
-    """The files and the job of a row."""
-    np.savez(folder / "calibration.npz", **tiny_samples(128, 11))
-    np.savez(folder / "good.npz", **tiny_samples(ROWS, 12))
-    changes = hostile.write(folder, dict(tiny_samples(ROWS, 12)))
-    content = changes.pop("", None)
-    data = {"calibration": "calibration.npz", "evaluation": "good.npz"}
-    job = write_job(folder / "job.yaml", tiny.job(data=data, gates={"min_speedup": None, "max_drop": 0.3}) | changes)
-    if isinstance(content, bytes):
-        job.write_bytes(content)
-    elif content is not None:
-        job.write_text(content.replace("{}", job.read_text()))
-    return job
+@pytest.fixture(scope="module")
+def seen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Seen]:
+    """The rows that were selected, by name."""
+    base = tmp_path_factory.mktemp("hostile")
+    items = [item for item in request.session.items if item.path == request.path]
+    chosen = {callspec.params["row"].name for item in items if (callspec := getattr(item, "callspec", None))}
+    calls: list[dict[str, object]] = []
+    before = {}
+    for number, row in enumerate(HOSTILE):
+        if row.name not in chosen:
+            continue
+        folder = base / f"job-{number}"
+        good_folder(folder)
+        row.plant(folder)
+        before[number] = state_of(folder)
+        arguments = {
+            "validate": ["validate", str(folder / "job.yaml")],
+            "init": ["init", str(folder / "model.onnx"), "--out", str(base / f"{number}.yaml")],
+        }
+        allowed = {"QUANTGATE_ALLOWED_HOOKS": f"reader:picture@{folder}"}
+        calls.append({"name": str(number), "arguments": arguments[row.command], "environ": allowed, "more_mb": MORE_MB})
+    answers = run_jobs(base / "state", base / "runs", calls, one_server=True)
+    return {
+        HOSTILE[number].name: Seen(answers[str(number)], differing(files, state_of(base / f"job-{number}")))
+        for number, files in before.items()
+    }
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(60)
-@pytest.mark.parametrize("hostile", HOSTILE, ids=lambda one: one.name)
-def test_hostile_input_is_named_and_left_as_it_is(
-    hostile: Hostile,
-    tiny: Tiny,
-    tmp_path: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("QUANTGATE_STATE", str(tmp_path_factory.mktemp("state")))
-    monkeypatch.setenv("QUANTGATE_ALLOWED_HOOKS", f"reading:*@{tmp_path.resolve()}")
-    job = write(hostile, tmp_path, tiny)
-    before = digests(tmp_path)
-    done = CliRunner().invoke(app, ["validate", str(job)])
-    said = done.stderr
-    assert done.exit_code == hostile.code, said[-2000:]
-    assert "Traceback" not in said and not isinstance(done.exception, MemoryError)
-    told = dict(LABEL.findall(said))
-    assert set(told) == {"found", "expected", "fix"}, said[-2000:]
-    assert hostile.words in " ".join(said.split()), said[-2000:]
-    assert not HARM.search(told["fix"]), told["fix"]
-    assert digests(tmp_path) == before
+def differing(before: dict[str, str], after: dict[str, str]) -> list[str]:
+    """The files that are not in both, or not the same, without what Python keeps of the job's code."""
+    return [name for name, _ in before.items() ^ after.items() if "__pycache__" not in name]
 
 
-def test_there_are_enough_kinds_of_hostile_inputs() -> None:
-    assert len({one.name for one in HOSTILE}) == len(HOSTILE) >= 60
+@pytest.mark.parametrize("row", HOSTILE, ids=lambda row: row.name)
+def test_hostile_input_is_answered(row: Hostile, seen: dict[str, Seen]) -> None:
+    answer, changed = seen[row.name].answer, seen[row.name].changed
+    assert answer.code == row.code, answer.said
+    assert "Traceback" not in answer.said and "last-error.log" not in answer.said
+    assert not changed
+    assert answer.seconds < MOST_SECONDS
+    if row.code != BAD:
+        assert row.found in answer.said, answer.said
+        return
+    found, expected, fix = (told(answer.said, label) for label in ("found", "expected", "fix"))
+    assert row.found in found and row.fix in fix, answer.said
+    assert expected and fix and len(found) < 2000
+    assert not HARMFUL.search(fix), fix
+
+
+def told(said: str, label: str) -> str:
+    """The text of one part of an error."""
+    return next((line[10:] for line in said.splitlines() if line.startswith(f"{label}:")), "")
+
+
+def test_names_are_unique() -> None:
+    assert len({row.name for row in HOSTILE}) == len(HOSTILE) >= 60

@@ -24,6 +24,7 @@ class Answer:
     said: str
     result: dict[str, Any] | None
     out: str = ""
+    seconds: float = 0.0
 
 
 def environment(state: Path, **extra: str) -> dict[str, str]:
@@ -49,11 +50,17 @@ def write_job(path: Path, job: dict[str, object]) -> Path:
 
 
 def run_jobs(
-    state: Path, folder: Path, calls: list[dict[str, object]], *, bare: bool = False, **extra: str
+    state: Path,
+    folder: Path,
+    calls: list[dict[str, object]],
+    *,
+    bare: bool = False,
+    one_server: bool = False,
+    **extra: str,
 ) -> dict[str, Answer]:
     """Run jobs in one process; each call has a name, the job's path and what `drive.answer` reads of the rest.
 
-    A `bare` state folder is left without databases.
+    A `bare` state folder is left without databases. With `one_server`, the process connects to Prefect's server once.
     """
     if not bare:
         lend_both(state)
@@ -61,6 +68,7 @@ def run_jobs(
     asked, answers = folder / "calls.json", folder / "answers.json"
     asked.write_text(json.dumps(calls))
     command = [sys.executable, str(TESTS / "drive.py"), str(asked), str(answers)]
+    command += ["--one-server"] if one_server else []
     done = subprocess.run(command, env=environment(state, **extra), capture_output=True, text=True, check=False)
     assert answers.exists(), (done.stdout + done.stderr)[-3000:]
     return {name: Answer(**answer) for name, answer in json.loads(answers.read_text()).items()}

@@ -1,427 +1,506 @@
-"""Hostile inputs of a job, one row each: what is written over good files, what the job says, and what the error must name.
-
-A row's function gets an empty folder and the arrays of good data, and returns the changes of the job. No row is accepted.
-"""
+"""The table of hostile inputs: files over a good job folder, the exit code of the command, and words of its error."""
 
 from __future__ import annotations
 
-import csv
+import datetime
 import io
-import os
-import struct
-import zipfile
+import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
 import pyarrow as pa
-import pyarrow.parquet as pq
-from conftest import FEATURES, tiny_model, tiny_samples, tiny_weights
-from numpy.typing import NDArray
-from onnx import TensorProto, helper
+from hostile_files import (
+    FEATURES,
+    Arrays,
+    Plant,
+    archive,
+    both,
+    csv,
+    csv_text,
+    cut,
+    external,
+    huge_parquet,
+    in_folder,
+    job,
+    link,
+    model,
+    npy,
+    npy_header,
+    npz,
+    pipe,
+    raw,
+    shard,
+    steps,
+    table,
+    yaml_after,
+    zip_bomb,
+)
 from PIL import Image
 
-Arrays = dict[str, NDArray[Any]]
-Changes = dict[str, Any]
-ROWS = 40
+BAD, REFUSED, FINE = 2, 4, 0
+READER = """
+import numpy as np
+from PIL import Image
+
+
+def picture(path):
+    with Image.open(path) as image:
+        return {"x": np.float32(image).reshape(-1, *np.shape(image)[2:]) / 255}
+"""
 
 
 @dataclass(frozen=True)
 class Hostile:
-    """A hostile input: `write(folder, arrays)` plants it; the error has this exit code and these words."""
+    """An input that a command has to survive: words of what it finds, and of its advice."""
 
     name: str
-    write: Callable[[Path, Arrays], Changes]
-    words: str
-    code: int = 2
+    plant: Plant
+    code: int
+    found: str
+    fix: str = ""
+    command: str = "validate"
 
 
-def evaluation(path: Path) -> Changes:
-    return {"data": {"calibration": "calibration.npz", "evaluation": path.name}}
+def floats(array: np.ndarray) -> np.ndarray:
+    """Labels of which one is 1.5."""
+    made = array.astype(np.float64)
+    made[3] = 1.5
+    return made
 
 
-def npz(change: Callable[[Arrays], object], name: str = "evaluation.npz") -> Callable[[Path, Arrays], Changes]:
-    """Plant a change in an npz file of arrays."""
+def poisoned(value: float, dtype: str = "float32") -> Callable[[np.ndarray], np.ndarray]:
+    """An array with one other value."""
 
-    def write(folder: Path, arrays: Arrays) -> Changes:
-        change(arrays)
-        np.savez(folder / name, **arrays)  # type: ignore[arg-type]  # numpy's stub takes any keyword for allow_pickle
-        role = name.partition(".")[0]
-        return {"data": {"calibration": "calibration.npz", "evaluation": "good.npz"} | {role: name}}
-
-    return write
-
-
-def put(key: str, make: Callable[[NDArray[Any]], Any]) -> Callable[[Arrays], object]:
-    """Replace an array by what is made of it."""
-
-    def change(arrays: Arrays) -> None:
-        arrays[key] = make(arrays[key])
+    def change(array: np.ndarray) -> np.ndarray:
+        made = array.astype(dtype)
+        made.flat[5] = value
+        return made
 
     return change
 
 
-def rename(old: str, new: str) -> Callable[[Arrays], object]:
-    return lambda arrays: arrays.update({new: arrays.pop(old)})
+def to(dtype: str) -> Callable[[np.ndarray], np.ndarray]:
+    return lambda array: array.astype(dtype)
 
 
-def table(arrays: Arrays) -> pa.Table:
-    """The arrays as a table with a column of lists."""
-    return pa.table({"x": [row.tolist() for row in arrays["x"]], "label": arrays["label"]}).cast(
-        pa.schema([("x", pa.list_(pa.float32())), ("label", pa.int64())])
-    )
+def objects(array: np.ndarray) -> np.ndarray:
+    return array.astype(object)
 
 
-def parquet(make: Callable[[Arrays], pa.Table]) -> Callable[[Path, Arrays], Changes]:
-    def write(folder: Path, arrays: Arrays) -> Changes:
-        pq.write_table(make(arrays), folder / "evaluation.parquet")
-        return evaluation(folder / "evaluation.parquet")
+def pictures(change: Callable[[Path], object]) -> Plant:
+    """Calibration data as a folder of 12 grey pictures with a table of labels, changed."""
 
-    return write
-
-
-def csv_lines(arrays: Arrays) -> list[list[Any]]:
-    """A table with columns `x.0` to `x.63` and `label`."""
-    head = [*(f"x.{index}" for index in range(FEATURES)), "label"]
-    return [head, *([*row, label] for row, label in zip(arrays["x"].tolist(), arrays["label"].tolist(), strict=True))]
-
-
-def csv_text(lines: list[list[Any]], **options: Any) -> str:
-    stream = io.StringIO()
-    csv.writer(stream, **options).writerows(lines)
-    return stream.getvalue()
-
-
-def csv_file(make: Callable[[list[list[Any]]], str | bytes]) -> Callable[[Path, Arrays], Changes]:
-    def write(folder: Path, arrays: Arrays) -> Changes:
-        made = make(csv_lines(arrays))
-        (folder / "evaluation.csv").write_bytes(made if isinstance(made, bytes) else made.encode())
-        return evaluation(folder / "evaluation.csv")
-
-    return write
-
-
-def cell(row: int, column: int, value: object) -> Callable[[list[list[Any]]], str]:
-    def make(lines: list[list[Any]]) -> str:
-        lines[row][column] = value
-        return csv_text(lines)
-
-    return make
-
-
-def raw(name: str, content: bytes) -> Callable[[Path, Arrays], Changes]:
-    """Plant a file of these bytes as the evaluation data."""
-
-    def write(folder: Path, _: Arrays) -> Changes:
-        (folder / name).write_bytes(content)
-        return evaluation(folder / name)
-
-    return write
-
-
-def npy_header(shape: str, dtype: str = "<f4") -> bytes:
-    """An array file that claims a shape, and has a few bytes."""
-    text = f"{{'descr': '{dtype}', 'fortran_order': False, 'shape': {shape}, }}"
-    text += " " * (63 - (10 + len(text)) % 64) + "\n"
-    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text.encode() + b"\0" * 64
-
-
-def zipped(**members: bytes) -> bytes:
-    stream = io.BytesIO()
-    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, content in members.items():
-            archive.writestr(f"{name}.npy", content)
-    return stream.getvalue()
-
-
-def npy(array: NDArray[Any]) -> bytes:
-    stream = io.BytesIO()
-    np.save(stream, array)
-    return stream.getvalue()
-
-
-def bomb(_: Path, arrays: Arrays) -> bytes:
-    """An archive of a few kilobytes that declares more bytes than any machine has."""
-    content = bytearray(zipped(x=npy_header("(1000000, 64)"), label=npy(arrays["label"])))
-    place = content.find(b"PK\x01\x02")
-    # Uncompressed size of the first member in the central directory (APPNOTE.TXT 4.3.12), in the ZIP64 form's place.
-    content[place + 24 : place + 28] = struct.pack("<I", 0xFFFFFFFE)
-    return bytes(content)
-
-
-def folder_of(**files: Callable[[Arrays], bytes | Arrays]) -> Callable[[Path, Arrays], Changes]:
-    """A folder `evaluation` of data files; names have a double underscore for the dot."""
-
-    def write(folder: Path, arrays: Arrays) -> Changes:
-        place = folder / "evaluation"
+    def plant(folder: Path) -> None:
+        place = folder / "pictures"
         place.mkdir()
-        for name, make in files.items():
-            made = make({key: array.copy() for key, array in arrays.items()})
-            path = place / name.replace("__", ".")
-            if isinstance(made, bytes):
-                path.write_bytes(made)
-            elif path.suffix == ".npz":
-                np.savez(path, **made)  # type: ignore[arg-type]  # see `npz`
-            else:
-                pq.write_table(table(made), path)
-        return evaluation(place)
-
-    return write
-
-
-READ = """
-import numpy as np
-from PIL import Image
-
-def read(path):
-    return {"x": np.asarray(Image.open(path).convert("L").resize((8, 8)), np.float32).reshape(-1) / 255}
-
-def quit(path):
-    raise SystemExit(0)
-
-def uneven(path):
-    return {"x": np.zeros(64 if path.stem == "0" else 63, np.float32)}
-
-def objects(path):
-    return {"x": [object()]}
-
-def nothing(path):
-    return None
-"""
-
-
-def pictures(
-    change: Callable[[Path], object] = lambda _: None, function: str = "read"
-) -> Callable[[Path, Arrays], Changes]:
-    """A folder of pictures with a table of labels, read by a function of the job."""
-
-    def write(folder: Path, arrays: Arrays) -> Changes:
-        (folder / "reading.py").write_text(READ)
-        place = folder / "evaluation"
-        place.mkdir()
-        for index in range(4):
-            Image.new("L", (8, 8), index * 40).save(place / f"{index}.png")
-        lines = ["file_name,label", *(f"{index}.png,{index}" for index in range(4))]
-        (place / "metadata.csv").write_text("\n".join(lines) + "\n")
+        for number in range(12):
+            Image.new("L", (8, 8), number * 20).save(place / f"{number}.png")
+        (place / "metadata.csv").write_text("file_name,label\n" + "".join(f"{n}.png,{n % 4}\n" for n in range(12)))
+        (folder / "reader.py").write_text(READER)
+        job(data={"calibration": "pictures", "read": "reader:picture"})(folder)
         change(place)
-        changes = evaluation(place)
-        changes["data"] |= {"calibration": "evaluation", "read": f"reading:{function}"}
-        return changes
 
-    return write
+    return plant
 
 
-def picture_bomb(place: Path) -> None:
-    """A PNG of a few bytes that declares 60,000 by 60,000 pixels."""
-    content = bytearray((place / "2.png").read_bytes())
-    content[16:24] = struct.pack(">II", 60_000, 60_000)
-    (place / "2.png").write_bytes(bytes(content))
+def picture_header(width: int, height: int) -> bytes:
+    """The begin of a picture that declares a size."""
+    stream = io.BytesIO()
+    Image.new("L", (8, 8)).save(stream, "png")
+    whole = bytearray(stream.getvalue())
+    whole[16:24] = width.to_bytes(4, "big") + height.to_bytes(4, "big")
+    import zlib
+
+    whole[29:33] = zlib.crc32(bytes(whole[12:29])).to_bytes(4, "big")
+    return bytes(whole)
 
 
-def model(change: Callable[[onnx.ModelProto], object]) -> Callable[[Path, Arrays], Changes]:
-    def write(folder: Path, _: Arrays) -> Changes:
-        made = tiny_model(*tiny_weights())
-        change(made)
-        onnx.save(made, folder / "model.onnx")
-        return {"source": "model.onnx"}
-
-    return write
+def all_parts(arrays: Arrays) -> dict[str, Callable[[Arrays], bytes]]:
+    return {f"{name}.npy": lambda found, name=name: npy(found[name]) for name in arrays}  # type: ignore[misc]  # the default binds
 
 
-def source(name: str, content: bytes) -> Callable[[Path, Arrays], Changes]:
-    def write(folder: Path, _: Arrays) -> Changes:
-        (folder / name).write_bytes(content)
-        return {"source": name}
-
-    return write
+def x_of(array: np.ndarray) -> Callable[[Arrays], bytes]:
+    return lambda _: npy(array)
 
 
-def declare(name: str, kind: int, shape: list[Any] | None) -> Callable[[onnx.ModelProto], object]:
-    """Give the model's input another type or shape."""
-    value = helper.make_tensor_value_info(name, kind, shape)
-    return lambda made: made.graph.input[0].CopyFrom(value)
+X, LABEL = (lambda found: npy(found["x"])), (lambda found: npy(found["label"]))
+FIRST, REST = slice(0, 64), slice(64, None)
+STRUCTURE = np.dtype([("a", "f4"), ("b", "i4")])
+BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
+    f"{new}: &{new} [{','.join([f'*{old}'] * 9)}]\n" for old, new in zip("abcdefgh", "bcdefghi", strict=True)
+)
+ROWS = "".join(f"{n}," for n in range(10_000_000))[:50_000_000]
+
+ARCHIVES = [
+    Hostile("float64 in place of float32", npz("calibration", x=to("float64")), BAD, "x is float64"),
+    Hostile("float16 in place of float32", npz("calibration", x=to("float16")), BAD, "x is float16"),
+    Hostile("bytes in place of floats", npz("calibration", x=lambda x: (x * 9).astype("uint8")), BAD, "x is uint8"),
+    Hostile("complex numbers", npz("calibration", x=to("complex64")), BAD, "x is complex64"),
+    Hostile("a structured type", npz("calibration", x=np.zeros((128, FEATURES), STRUCTURE)), BAD, "x is [('a'"),
+    Hostile("dates", npz("calibration", x=lambda x: x.astype("i8").astype("M8[s]")), BAD, "x is datetime64"),
+    Hostile("big-endian numbers", npz("calibration", x=to(">f4")), BAD, "x is >f4"),
+    Hostile("text in place of numbers", npz("calibration", x=to("U8")), BAD, "x is <U8"),
+    Hostile("bytes strings", npz("calibration", x=to("S8")), BAD, "x is |S8"),
+    Hostile("Fortran order", both(x=np.asfortranarray), FINE, "accepted"),
+    Hostile("objects in an archive", npz("calibration", x=objects), BAD, "'x' holds Python objects"),
+    Hostile("a single number", npz("calibration", x=np.float32(3)), BAD, "x has shape ()"),
+    Hostile("a label that is a single number", npz("evaluation", label=np.int64(3)), BAD, "'label' is a single value"),
+    Hostile("too few features", npz("evaluation", x=lambda x: x[:, :60]), BAD, "x has shape (400, 60)"),
+    Hostile("axes swapped", npz("evaluation", x=lambda x: x.T.copy(), label=None), BAD, "x has shape (64, 400)"),
+    Hostile("one axis more", npz("evaluation", x=lambda x: x[:, None]), BAD, "x has shape (400, 1, 64)", "squeeze(1)"),
+    Hostile("no samples", npz("calibration", x=lambda x: x[:0], label=lambda y: y[:0]), BAD, "has no samples"),
+    Hostile("one calibration sample", npz("calibration", x=lambda x: x[:1], label=lambda y: y[:1]), REFUSED, "1 "),
+    Hostile("one evaluation sample", npz("evaluation", x=lambda x: x[:1], label=lambda y: y[:1]), BAD, "1 "),
+    Hostile("NaN in calibration data", npz("calibration", x=poisoned(np.nan)), REFUSED, "finite"),
+    Hostile("infinity in evaluation data", npz("evaluation", x=poisoned(np.inf)), BAD, "NaN or Inf in input 'x'"),
+    Hostile(
+        "values at the end of float32",
+        steps(npz("calibration", x=poisoned(3e38)), job(calibration={})),
+        FINE,
+        "accepted",
+    ),
+    Hostile("another name", npz("calibration", x=None, X=np.zeros((128, FEATURES), "f4")), BAD, "missing ['x']", "'X'"),
+    Hostile("a name from a folder above", npz("calibration", **{"../../x": np.zeros(128)}), BAD, "../../x"),
+    Hostile(
+        "two members of one name",
+        archive([("x.npy", npy(np.zeros((128, 64), "f4")))] * 2),
+        BAD,
+        "several arrays named 'x'",
+    ),
+    Hostile("a member that is no array", archive([("x.npy", npy(np.zeros(3))), ("a.txt", b"hi")]), BAD, "a.txt"),
+    Hostile("an archive in an archive", archive([("x.npz", b"PK\5\6" + bytes(18))]), BAD, "x.npz"),
+    Hostile("a member that is cut", archive([("x.npy", npy(np.zeros((128, 64), "f4"))[:9000])]), BAD, "x"),
+    Hostile("a header of 10^12 rows", archive([("x.npy", npy_header(f"({10**12}, 64)"))]), BAD, "'x'"),
+    Hostile("a header of 10^30 rows", archive([("x.npy", npy_header(f"({10**30}, 64)"))]), BAD, "'x'"),
+    Hostile("a header that is code", archive([("x.npy", npy_header("__import__('os').abort()"))]), BAD, "'x'"),
+    Hostile("an archive of no members", archive([]), BAD, "the archive is empty"),
+    Hostile("an archive bomb", zip_bomb, BAD, "GB when unpacked"),
+    Hostile("a truncated archive", cut("calibration.npz", 0.6), BAD, "calibration.npz is a truncated npz archive"),
+    Hostile("an empty file", raw("calibration.npz", b""), BAD, "calibration.npz is an empty file"),
+    Hostile("a pickle called npz", raw("calibration.npz", pickle.dumps({"x": 1})), BAD, "is a pickle"),
+    Hostile("an array called npz", raw("calibration.npz", npy(np.zeros(3))), BAD, "one array as numpy.save writes it"),
+    Hostile("text called npz", raw("calibration.npz", "x,label\n1,2\n"), BAD, "calibration.npz is a text file"),
+    Hostile("a pipe", pipe("calibration.npz"), BAD, "calibration.npz"),
+    Hostile("a link to itself", link("calibration.npz", "calibration.npz"), BAD, "calibration.npz"),
+    Hostile("a device", link("calibration.npz", "/dev/zero"), BAD, "calibration.npz"),
+    Hostile("the same data twice", job(data={"calibration": "evaluation.npz"}), REFUSED, "evaluation"),
+]
+LABELS = [
+    Hostile("labels that are fractions", npz("evaluation", label=floats), BAD, "1.5"),
+    Hostile("labels that are NaN", npz("evaluation", label=poisoned(np.nan, "f8")), BAD, "NaN"),
+    Hostile("labels that are infinite", npz("evaluation", label=poisoned(np.inf, "f8")), BAD, "inf"),
+    Hostile("whole labels as floats", npz("evaluation", label=to("f8")), BAD, "float64", "astype('int64')"),
+    Hostile("labels from 1", npz("evaluation", label=lambda y: y + 1), BAD, "such as 4", "1 to 4"),
+    Hostile("labels of -1", npz("evaluation", label=poisoned(-1, "i8")), BAD, "such as -1"),
+    Hostile("labels far outside", npz("evaluation", label=poisoned(2**40, "i8")), BAD, "such as 1099511627776"),
+    Hostile("one-hot labels", npz("evaluation", label=lambda y: np.eye(4)[y]), BAD, "(400, 4)", "argmax"),
+    Hostile("labels in a column", npz("evaluation", label=lambda y: y[:, None]), BAD, "(400, 1)", "label[:, 0]"),
+    Hostile("labels as text", npz("evaluation", label=to("U3")), BAD, "<U3"),
+    Hostile("labels as booleans", npz("evaluation", label=lambda y: y > 1), BAD, "bool"),
+    Hostile("fewer labels than samples", npz("evaluation", label=lambda y: y[:-3]), BAD, "'label': 397"),
+    Hostile("no labels", npz("evaluation", label=None), BAD, "has no array 'label'"),
+    Hostile(
+        "labels of another name",
+        npz("evaluation", label=None, labels=np.zeros(400, "i8")),
+        BAD,
+        "labels",
+        "`label: labels`",
+    ),
+    Hostile("text labels in calibration data alone", npz("calibration", label=to("U3")), BAD, "<U3"),
+    Hostile("NaN labels in calibration data", npz("calibration", label=poisoned(np.nan, "f8")), BAD, "NaN"),
+    Hostile("a table of labels in calibration data", npz("calibration", label=lambda y: np.eye(4)[y]), BAD, "(128, 4)"),
+    Hostile("object labels", npz("calibration", label=objects), BAD, "'label' holds Python objects"),
+]
+FOLDERS = [
+    Hostile("objects in a folder", in_folder({"x.npy": lambda a: npy(a["x"].astype(object))}), BAD, "Python objects"),
+    Hostile("an archive called npy", in_folder({"x.npy": shard(FIRST)}), BAD, "x.npy"),
+    Hostile("an array file of 10^12 rows", in_folder({"x.npy": lambda _: npy_header(f"({10**12}, 64)")}), BAD, "x.npy"),
+    Hostile("an array file cut", in_folder({"x.npy": lambda a: npy(a["x"])[:9000]}), BAD, "x.npy"),
+    Hostile("an empty array file", in_folder({"x.npy": lambda _: b""}), BAD, "x.npy"),
+    Hostile("a pipe in a folder", steps(in_folder({"label.npy": LABEL}), pipe("folder/x.npy")), BAD, "x.npy"),
+    Hostile(
+        "a link to itself in a folder",
+        steps(in_folder({"label.npy": LABEL}), link("folder/x.npy", "x.npy")),
+        BAD,
+        "x.npy",
+    ),
+    Hostile("arrays of two lengths", in_folder({"x.npy": X, "label.npy": x_of(np.zeros(9, "i8"))}), BAD, "'label': 9"),
+    Hostile("arrays beside an archive", in_folder({"x.npy": X, "more.npz": shard(FIRST)}), BAD, "more.npz"),
+    Hostile("a folder of nothing", in_folder({}), BAD, "a folder without data files"),
+    Hostile(
+        "a folder of splits",
+        steps(in_folder({}), lambda f: (f / "folder/train").mkdir(), raw("folder/train/a.arrow", "")),
+        BAD,
+        "['train']",
+    ),
+    Hostile(
+        "a shard without labels", in_folder({"a.npz": shard(FIRST), "b.npz": shard(REST, label=None)}), BAD, "'label'"
+    ),
+    Hostile("shards of two types", in_folder({"a.npz": shard(FIRST), "b.npz": shard(REST, x=to("i4"))}), BAD, "'x'"),
+    Hostile(
+        "shards of two precisions",
+        in_folder({"a.npz": shard(FIRST), "b.npz": shard(REST, x=to("f8"))}),
+        BAD,
+        "x is float64",
+    ),
+    Hostile(
+        "shards of two widths",
+        in_folder({"a.npz": shard(FIRST), "b.npz": shard(REST, x=lambda x: x[:, 1:])}),
+        BAD,
+        "'x'",
+    ),
+    Hostile(
+        "shards of single numbers",
+        in_folder({"a.npz": shard(FIRST, n=np.array(1)), "b.npz": shard(REST, n=np.array(1))}),
+        BAD,
+        "'n'",
+    ),
+    Hostile(
+        "an empty shard", in_folder({"a.npz": shard(FIRST), "b.npz": lambda _: b""}), BAD, "b.npz is an empty file"
+    ),
+    Hostile("a text shard", in_folder({"a.npz": shard(FIRST), "b.csv": lambda _: b"hello\nworld\n"}), BAD, "hello"),
+    Hostile("a folder that holds itself", steps(in_folder({}), link("folder/a.npz", ".")), BAD, "a.npz"),
+    Hostile("shards of CSV", in_folder({"a.csv": lambda a: csv_text(a).encode()}), FINE, "accepted"),
+]
+TABLES = [
+    Hostile("CSV with a byte order mark", csv(lambda text: "\ufeff" + text), FINE, "accepted"),
+    Hostile("CSV with semicolons", csv(lambda text: text.replace(",", ";")), BAD, "';'"),
+    Hostile("CSV with tabs", csv(lambda text: text.replace(",", "\t")), BAD, "'\\t'"),
+    Hostile(
+        "CSV in Latin-1",
+        csv(lambda text: text.replace("label", "größe").encode("latin-1")),
+        BAD,
+        "calibration.csv",
+        "UTF-8",
+    ),
+    Hostile(
+        "CSV in Latin-1 far in", csv(lambda text: text.encode() + b"\xfc" + b",1" * 64 + b"\n"), BAD, "calibration.csv"
+    ),
+    Hostile("CSV in UTF-16", csv(lambda text: text.encode("utf-16")), BAD, "UTF-16", "UTF-8"),
+    Hostile(
+        "CSV with a word among numbers",
+        csv(lambda text: text.replace("\n", "\noops,", 1).replace(",", "", 0)),
+        BAD,
+        "calibration.csv",
+    ),
+    Hostile("CSV with text in one column", csv(lambda text: text + "n/e" + ",1" * 64 + "\n"), BAD, "'x.0'"),
+    Hostile("CSV with an empty cell", csv(lambda text: text + ",1" * 64 + "\n"), BAD, "'x.0'"),
+    Hostile("CSV with two columns of one name", csv(lambda text: text.replace("x.1,", "x.0,", 1)), BAD, "'x.0'"),
+    Hostile("CSV without one column", csv(lambda text: text.replace("x.7,", "y,", 1)), BAD, "missing ['x']", "'x.7'"),
+    Hostile(
+        "CSV with columns from 1",
+        csv(lambda text: ",".join(f"x.{n}" for n in range(1, 65)) + ",label\n" + text.partition("\n")[2]),
+        BAD,
+        "missing ['x']",
+        "from 0",
+    ),
+    Hostile("CSV without a header", csv(lambda text: text.partition("\n")[2]), BAD, "calibration.csv"),
+    Hostile("CSV of a header", csv(lambda text: text.partition("\n")[0] + "\n"), BAD, "a header and no rows"),
+    Hostile("CSV that is cut", csv(lambda text: text[:-40]), BAD, "calibration.csv"),
+    Hostile("CSV with an open quote", csv(lambda text: text + '"1' + ",1" * 64 + "\n"), BAD, "calibration.csv"),
+    Hostile("CSV of one line of 50 MB", csv(lambda _: ROWS), BAD, "calibration.csv"),
+    Hostile(
+        "CSV with fractions for labels",
+        csv(lambda text: text.replace("\n", ".5\n").replace("label.5", "label"), "evaluation"),
+        BAD,
+        ".5",
+    ),
+    Hostile(
+        "Parquet called CSV",
+        steps(
+            table(lambda c: c),
+            lambda f: (f / "calibration.parquet").rename(f / "c.csv"),
+            job(data={"calibration": "c.csv"}),
+        ),
+        BAD,
+        "c.csv is a Parquet file",
+    ),
+    Hostile("JSON called CSV", csv(lambda _: '{"x": [1]}'), BAD, "calibration.csv"),
+    Hostile("Parquet with nulls", table(lambda c: c | {"label": pa.array([None, *[1] * 127])}), BAD, "'label'"),
+    Hostile("Parquet of nulls", table(lambda c: c | {"label": pa.nulls(128)}), BAD, "'label'"),
+    Hostile(
+        "Parquet with lists of two lengths",
+        table(lambda c: c | {"x": pa.array([*c["x"].to_pylist()[:-1], [1.0]], pa.list_(pa.float32()))}),
+        BAD,
+        "x",
+    ),
+    Hostile(
+        "Parquet with dictionaries",
+        table(lambda c: c | {"x": pa.array(["a", "b"] * 64).dictionary_encode()}),
+        BAD,
+        "x is",
+    ),
+    Hostile(
+        "Parquet with records", table(lambda c: c | {"x": pa.array([{"bytes": b"1", "path": "a"}] * 128)}), BAD, "'x'"
+    ),
+    Hostile("Parquet with decimals", table(lambda c: c | {"x": pa.array([1] * 128, pa.decimal128(9, 2))}), BAD, "x"),
+    Hostile("Parquet with dates", table(lambda c: c | {"x": pa.array([datetime.date(2024, 1, 1)] * 128)}), BAD, "x"),
+    Hostile(
+        "Parquet with double precision",
+        table(lambda c: c | {"x": c["x"].cast(pa.list_(pa.float64()))}),
+        BAD,
+        "x is float64",
+    ),
+    Hostile("Parquet of 10^12 rows", huge_parquet, BAD, "calibration.parquet"),
+    Hostile(
+        "Parquet that is cut", steps(table(lambda c: c), cut("calibration.parquet", 0.7)), BAD, "truncated Parquet file"
+    ),
+    Hostile(
+        "Parquet with a broken page",
+        steps(table(lambda c: c), lambda f: broken(f / "calibration.parquet")),
+        REFUSED,
+        "NaN or Inf",
+    ),
+    Hostile(
+        "an Arrow stream that is cut",
+        steps(table(lambda c: c, ".arrow"), cut("calibration.arrow", 0.7)),
+        BAD,
+        "calibration.arrow",
+    ),
+    Hostile(
+        "Arrow with a broken schema",
+        steps(table(lambda c: c, ".arrow"), lambda f: broken(f / "calibration.arrow", 40)),
+        BAD,
+        "calibration.arrow",
+    ),
+    Hostile(
+        "a spreadsheet",
+        steps(raw("calibration.xlsx", b"PK\3\4"), job(data={"calibration": "calibration.xlsx"})),
+        BAD,
+        "'.xlsx'",
+    ),
+    Hostile("HDF5", steps(raw("c.h5", b"\x89HDF"), job(data={"calibration": "c.h5"})), BAD, "an HDF5 file"),
+]
+PICTURES = [
+    Hostile("a truncated picture", pictures(lambda p: cut("3.png", 0.6)(p)), BAD, "3.png"),
+    Hostile("a picture bomb", pictures(lambda p: raw("3.png", picture_header(30_000, 30_000))(p)), BAD, "3.png"),
+    Hostile("text called png", pictures(lambda p: raw("3.png", "hello")(p)), BAD, "3.png"),
+    Hostile("a CMYK picture", pictures(lambda p: Image.new("CMYK", (8, 8)).save(p / "3.png", "TIFF")), BAD, "3.png"),
+    Hostile("a larger picture", pictures(lambda p: Image.new("L", (9, 8)).save(p / "3.png")), BAD, "3.png"),
+    Hostile("a missing picture", pictures(lambda p: (p / "3.png").unlink()), BAD, "1 missing files, such as 3.png"),
+    Hostile(
+        "a picture above the folder",
+        pictures(lambda p: raw("metadata.csv", "file_name,label\n../job.yaml,1\n")(p)),
+        BAD,
+        "../job.yaml",
+    ),
+    Hostile(
+        "an absolute path of a picture",
+        pictures(lambda p: raw("metadata.csv", "file_name,label\n/etc/hostname,1\n")(p)),
+        BAD,
+        "/etc/hostname",
+    ),
+    Hostile(
+        "a table without names",
+        pictures(lambda p: raw("metadata.csv", "filename,label\n1.png,1\n")(p)),
+        BAD,
+        "'filename'",
+        "file_name",
+    ),
+    Hostile(
+        "a picture named twice",
+        pictures(lambda p: raw("metadata.csv", "file_name,label\n1.png,1\n1.png,2\n")(p)),
+        BAD,
+        "1.png",
+    ),
+    Hostile(
+        "pictures without labels",
+        pictures(lambda p: raw("metadata.csv", "file_name,label\n1.png,1\n2.png,2\n")(p)),
+        REFUSED,
+        "does not name 10 files of pictures",
+    ),
+    Hostile(
+        "a folder of no pictures",
+        pictures(lambda p: [file.unlink() for file in p.iterdir()]),
+        BAD,
+        "a folder without files",
+    ),
+    Hostile("a pipe among pictures", pictures(lambda p: pipe("3.png")(p)), BAD, "3.png"),
+]
 
 
-def outside(made: onnx.ModelProto) -> None:
-    """Weights in a file that lies elsewhere."""
-    tensor = made.graph.initializer[0]
-    tensor.ClearField("raw_data")
-    tensor.data_location = TensorProto.EXTERNAL
-    tensor.external_data.add(key="location", value="../../../../../../etc/passwd")
+def broken(path: Path, at: int = 300) -> None:
+    """Ones over some bytes."""
+    content = bytearray(path.read_bytes())
+    content[at : at + 200] = b"\xff" * 200
+    path.write_bytes(content)
 
 
-def missing_weights(made: onnx.ModelProto) -> None:
-    outside(made)
-    made.graph.initializer[0].external_data[0].value = "weights.bin"
+def no_shape(made: onnx.ModelProto) -> None:
+    made.graph.input[0].type.tensor_type.ClearField("shape")
+
+
+def huge_weight(made: onnx.ModelProto) -> None:
+    made.graph.initializer[0].dims[0] = 2**50
 
 
 def cycle(made: onnx.ModelProto) -> None:
     made.graph.node[0].input[0] = "hidden"
 
 
-def text(content: str | bytes) -> Callable[[Path, Arrays], Changes]:
-    """A job file of this text, in which `{}` is the good one."""
-    return lambda folder, arrays: {"": content}
+def line_break(made: onnx.ModelProto) -> None:
+    made.graph.input[0].name = made.graph.node[0].input[0] = "x\nsource: /etc/passwd\x1b[2J"
 
 
-def job(**changes: Any) -> Callable[[Path, Arrays], Changes]:
-    return lambda folder, arrays: changes
+def twice(command: str, *rows: tuple[str, Plant, str]) -> list[Hostile]:
+    return [Hostile(f"{name} ({command})", plant, BAD, found, command=command) for name, plant, found in rows]
 
 
-def loop(folder: Path, _: Arrays) -> Changes:
-    place = folder / "evaluation"
-    place.mkdir()
-    (place / "again").symlink_to(place)
-    return evaluation(place)
-
-
-def unreadable(folder: Path, arrays: Arrays) -> Changes:
-    """A file that is a pipe, which would wait for a writer for ever."""
-    os.mkfifo(folder / "evaluation.npz")
-    return evaluation(folder / "evaluation.npz")
-
-
-GOOD = tiny_samples(ROWS, 12)
-YAML_BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "\n".join(
-    f"{chr(98 + i)}: &{chr(98 + i)} [{','.join(['*' + chr(97 + i)] * 9)}]" for i in range(9)
-)
-
-HOSTILE: tuple[Hostile, ...] = (
-    # Types and shapes of arrays.
-    Hostile("double precision", npz(put("x", lambda x: x.astype(np.float64))), "x is float64"),
-    Hostile("whole numbers", npz(put("x", lambda x: (x * 100).astype(np.uint8))), "x is uint8"),
-    Hostile("complex numbers", npz(put("x", lambda x: x.astype(np.complex64))), "x is complex64"),
-    Hostile("big-endian numbers of another size", npz(put("x", lambda x: x.astype(">f8"))), "x is "),
-    Hostile("records", npz(put("x", lambda x: x.view([(f"f{i}", "<f4") for i in range(FEATURES)]))), "x is "),
-    Hostile("text in place of numbers", npz(put("x", lambda x: x.astype(str))), "x is "),
-    Hostile("Python objects", npz(put("x", lambda x: x.astype(object))), "array 'x' holds Python objects"),
-    Hostile("dates", npz(put("x", lambda x: x.astype("datetime64[s]"))), "x is datetime64[s]"),
-    Hostile("one column less", npz(put("x", lambda x: x[:, :-1])), f"x has shape ({ROWS}, 63)"),
-    Hostile("samples on the last axis", npz(put("x", lambda x: x.T.copy())), "x has shape (64, 40)"),
-    Hostile("one axis more", npz(put("x", lambda x: x[:, None])), f"x has shape ({ROWS}, 1, 64)"),
-    Hostile("flat", npz(put("x", lambda x: x.reshape(-1))), "x has shape"),
-    Hostile("a single number", npz(put("x", lambda x: x[0, 0])), "x has "),
-    Hostile("no sample", npz(lambda a: a.update({k: v[:0] for k, v in a.items()})), "has no samples"),
-    Hostile("one sample", npz(lambda a: a.update({k: v[:1] for k, v in a.items()})), "1 "),
-    Hostile("NaN", npz(put("x", lambda x: np.where(x > 3, np.nan, x).astype(np.float32))), "NaN or Inf in input 'x'"),
-    Hostile("infinity", npz(put("x", lambda x: np.where(x > 3, np.inf, x).astype(np.float32))), "NaN or Inf in input"),
-    # Names.
-    Hostile("another name", npz(rename("x", "pixels")), "missing ['x']"),
-    Hostile("another case", npz(rename("x", "X")), "missing ['x']"),
-    Hostile("no label", npz(rename("label", "target")), "label"),
-    Hostile("a name with a line break", npz(rename("x", "x\nlabel: y")), "missing ['x']"),
-    # Labels.
-    Hostile("fewer labels", npz(put("label", lambda y: y[:-3])), "'label': 37"),
-    Hostile("a class too many", npz(put("label", lambda y: np.where(y == 3, 4, y))), "class indices from 0 to 3"),
-    Hostile("classes from 1 to 4", npz(put("label", lambda y: y + 1)), "class indices from 0 to 3"),
-    Hostile("negative classes", npz(put("label", lambda y: y - 1)), "class indices from 0 to 3"),
-    Hostile("halves of classes", npz(put("label", lambda y: y + 0.5)), "label"),
-    Hostile("labels that are not there", npz(put("label", lambda y: np.where(y == 2, np.nan, y))), "label"),
-    Hostile("names of classes", npz(put("label", lambda y: np.array(["cat", "dog", "fox", "owl"])[y])), "label"),
-    Hostile("labels on two axes", npz(put("label", lambda y: np.stack([y, y], 1))), "label"),
-    # Damaged and dangerous npz files.
-    Hostile("an empty file", raw("evaluation.npz", b""), "evaluation.npz is an empty file"),
-    Hostile("text named npz", raw("evaluation.npz", b"x,label\n1,2\n"), "is a text file, not an npz archive"),
-    Hostile("half a file", raw("evaluation.npz", zipped(x=npy(GOOD["x"]))[:-200]), "truncated"),
-    Hostile(
-        "a damaged member", raw("evaluation.npz", zipped(x=npy(GOOD["x"])[:-60], label=npy(GOOD["label"]))), "read"
+_MODELS = [
+    ("a truncated model", cut("model.onnx", 0.5), "model.onnx"),
+    ("an empty model", raw("model.onnx", b""), "model.onnx"),
+    ("text called onnx", raw("model.onnx", "not a model"), "model.onnx"),
+    ("a pickle called onnx", raw("model.onnx", pickle.dumps([1, 2])), "model.onnx"),
+    ("a web page called onnx", raw("model.onnx", "<!DOCTYPE html><html>404</html>"), "model.onnx"),
+    ("an input of any rank", model(no_shape), "its number of axes is dynamic"),
+    ("weights in a missing file", external("none.bin"), "is missing"),
+    ("weights above the folder", external("../weights.bin"), "../weights.bin"),
+    ("weights in a short file", steps(raw("w.bin", b"1234"), external("w.bin", 32768)), "w.bin"),
+    ("weights of 2^50 rows", model(huge_weight), "first"),
+    ("a graph that is a circle", model(cycle), "model.onnx"),
+    (
+        "a folder called onnx",
+        steps(lambda f: (f / "model.onnx").unlink(), lambda f: (f / "model.onnx").mkdir()),
+        "model.onnx",
     ),
-    Hostile("a pickle", raw("evaluation.npz", b"\x80\x04\x95\x0b\x00\x00\x00\x00\x00\x00\x00\x8c\x02os\x94."), "npz"),
-    Hostile("no arrays", raw("evaluation.npz", zipped()), "missing"),
-    Hostile("a header of terabytes", raw("evaluation.npz", zipped(x=npy_header("(4000000000, 64)"))), "evaluation.npz"),
-    Hostile(
-        "a member that is not an array", raw("evaluation.npz", zipped(x=b"hello", label=b"hello")), "evaluation.npz"
-    ),
-    Hostile("an archive bomb", lambda f, a: raw("evaluation.npz", bomb(f, a))(f, a), "evaluation.npz"),
-    Hostile("names of paths", npz(lambda a: a.update({"../../x": a.pop("x")})), "missing ['x']"),
-    Hostile("another suffix", raw("evaluation.json", b"[1, 2]"), "suffix '.json'"),
-    Hostile("a pipe", unreadable, "evaluation.npz"),
-    # Tables.
-    Hostile("nulls", parquet(lambda a: table(a).set_column(1, "label", pa.array([None] * ROWS, pa.int64()))), "nulls"),
-    Hostile("two columns of one name", parquet(lambda a: table(a).append_column("x", table(a)["x"])), "named 'x'"),
-    Hostile(
-        "lists of unequal lengths", parquet(lambda a: pa.table({"x": [[1.0] * (1 + i % 3) for i in range(ROWS)]})), "x"
-    ),
-    Hostile("a column of records", parquet(lambda a: pa.table({"x": [{"a": 1.0}] * ROWS})), "struct"),
-    Hostile("a column of pictures", parquet(lambda a: pa.table({"x": [b"\x89PNG"] * ROWS})), "binary"),
-    Hostile("half a table", raw("evaluation.parquet", b"PAR1" + b"\0" * 100), "truncated"),
-    Hostile("a table of no rows", parquet(lambda a: table(a)[:0]), "has no samples"),
-    Hostile("semicolons", csv_file(lambda lines: csv_text(lines, delimiter=";")), "missing ['x']"),
-    Hostile("no header", csv_file(lambda lines: csv_text(lines[1:])), "evaluation.csv"),
-    Hostile("a word among numbers", csv_file(cell(7, 3, "unknown")), "x"),
-    Hostile("an empty cell", csv_file(cell(7, 3, "")), "nulls"),
-    Hostile("a row that is too long", csv_file(lambda lines: csv_text([*lines, [1] * 99])), "evaluation.csv"),
-    Hostile("Latin-1", csv_file(lambda lines: "x,läbel\n1,ü\n".encode("latin-1")), "evaluation.csv"),
-    Hostile("an open quote", csv_file(lambda lines: csv_text(lines) + '"1,2\n'), "evaluation.csv"),
-    Hostile("a header alone", csv_file(lambda lines: csv_text(lines[:1])), "no rows"),
-    Hostile("a row of 30 MB", csv_file(lambda lines: "x,label\n" + "1" * 30_000_000 + ",1\n"), "evaluation.csv"),
-    Hostile("zero bytes", raw("evaluation.csv", b"x,label\n\0\0\0,1\n"), "evaluation.csv"),
-    Hostile("text named arrow", raw("evaluation.arrow", b"hello"), "not an Arrow file"),
-    Hostile("half an arrow file", raw("evaluation.arrow", b"ARROW1\0\0" + b"\xff\xff\xff\xff" + b"\0" * 40), "arrow"),
-    # Folders.
-    Hostile("an empty folder", folder_of(), "a folder without data files"),
-    Hostile("a folder in itself", loop, "a folder without data files"),
-    Hostile(
-        "shards of other columns",
-        folder_of(a__npz=dict, b__npz=lambda a: {"x": a["x"], "labels": a["label"]}),
-        "missing in one of a.npz and b.npz",
-    ),
-    Hostile(
-        "shards of other types",
-        folder_of(a__npz=dict, b__npz=lambda a: a | {"x": (a["x"] * 9).astype(np.int32)}),
-        "'x' is float32",
-    ),
-    Hostile("a damaged shard", folder_of(a__npz=dict, b__npz=lambda a: b"PK\x03\x04 torn"), "b.npz"),
-    Hostile(
-        "arrays of other lengths",
-        folder_of(x__npy=lambda a: npy(a["x"]), label__npy=lambda a: npy(a["label"][:9])),
-        "9",
-    ),
-    Hostile(
-        "half an array", folder_of(x__npy=lambda a: npy(a["x"])[:-9], label__npy=lambda a: npy(a["label"])), "x.npy"
-    ),
-    Hostile("an array of terabytes", folder_of(x__npy=lambda a: npy_header("(4000000000, 64)")), "x.npy"),
-    Hostile("a pickled array", folder_of(x__npy=lambda a: npy_header("(40,)", "|O")), "x.npy"),
-    # Folders of pictures.
-    Hostile("a torn picture", pictures(lambda p: (p / "2.png").write_bytes((p / "2.png").read_bytes()[:40])), "2.png"),
-    Hostile("a picture of text", pictures(lambda p: (p / "1.png").write_text("hello")), "1.png"),
-    Hostile("a picture that is not there", pictures(lambda p: (p / "3.png").unlink()), "3.png"),
-    Hostile("a picture of 3.6 gigapixels", pictures(picture_bomb), "2.png"),
-    Hostile(
-        "a picture elsewhere",
-        pictures(lambda p: (p / "metadata.csv").write_text("file_name,label\n../../../etc/passwd,1\n")),
-        "/etc/passwd",
-    ),
-    Hostile(
-        "no column of files", pictures(lambda p: (p / "metadata.csv").write_text("name,label\n0.png,1\n")), "file_name"
-    ),
-    Hostile("a reader that ends the process", pictures(function="quit"), "reading:quit"),
-    Hostile("a reader of unequal arrays", pictures(function="uneven"), "reading:uneven"),
-    Hostile("a reader of objects", pictures(function="objects"), "reading:objects"),
-    Hostile("a reader of nothing", pictures(function="nothing"), "reading:nothing"),
-    Hostile("a reader that is not there", pictures(function="reed"), "reed"),
-    # Models.
-    Hostile("an empty model", source("model.onnx", b""), "model.onnx"),
-    Hostile("text named onnx", source("model.onnx", b"hello, this is a model\n"), "model.onnx"),
-    Hostile("a pickled model", source("model.pkl", b"\x80\x04."), "model.pkl"),
-    Hostile("no axes known", model(declare("x", TensorProto.FLOAT, None)), "x"),
-    Hostile("an input of another type", model(declare("x", TensorProto.DOUBLE, ["batch", FEATURES])), "model.onnx"),
-    Hostile("weights elsewhere", model(outside), "etc/passwd"),
-    Hostile("weights that are not there", model(missing_weights), "weights.bin"),
-    Hostile("a graph in a circle", model(cycle), "model.onnx"),
-    Hostile("no output", model(lambda made: made.graph.ClearField("output")), "output"),
-    # Job files.
-    Hostile("a YAML bomb", text(YAML_BOMB), "job.yaml"),
-    Hostile("Python in YAML", text("{}\nname: !!python/object/apply:os.system ['true']\n"), "job.yaml"),
-    Hostile("a key twice", text("{}\nmetric: accuracy\nmetric: top5\n"), "metric"),
-    Hostile("bytes that are no text", text(b"\xff\xfe\x00source"), "job.yaml"),
-    Hostile("an unknown key", job(metrics="accuracy"), "metrics"),
-    Hostile("a number as the metric", job(metric=3), "metric"),
-    Hostile("a negative tolerance", job(gates={"max_drop": -0.1}), "max_drop"),
-    Hostile("a tolerance that is no number", job(gates={"max_drop": float("nan")}), "max_drop"),
-    Hostile("a batch of a million", job(measurement={"batch_sizes": [10**12]}), "batch_sizes"),
-    Hostile("a list as the data", job(data=["calibration.npz"]), "data"),
-)
+    ("a pipe called onnx", pipe("model.onnx"), "model.onnx"),
+]
+MODELS = [
+    *twice("validate", *_MODELS[:1], *_MODELS[6:8]),
+    *twice("init", *_MODELS),
+    Hostile("a name with a line break", model(line_break), FINE, "", command="init"),
+    Hostile("a name with a line break (validate)", model(line_break), BAD, "x"),
+]
+JOBS = [
+    Hostile("a bomb of aliases", yaml_after(BOMB), BAD, "aliases expanded"),
+    Hostile("an alias of itself", yaml_after("extra: &a [*a]\n"), BAD, "inf values"),
+    Hostile("deep nesting", yaml_after(f"extra: {'[' * 5000}\n"), BAD, "job.yaml"),
+    Hostile("a long list", yaml_after(f"extra: [{'[],' * 250_000}]\n"), BAD, "job.yaml"),
+    Hostile("many keys", yaml_after("".join(f"k{n}: 1\n" for n in range(9_000))), BAD, "unknown key `k0`"),
+    Hostile("a file of 2 MB", yaml_after("#" * 2_000_000), BAD, "characters"),
+    Hostile("a tag that runs code", yaml_after("extra: !!python/object/apply:os.abort []\n"), BAD, "python/object"),
+    Hostile("a key that occurs twice", yaml_after("source: other.onnx\n"), BAD, "key 'source' occurs twice"),
+    Hostile("an unknown key", job(metrc="accuracy"), BAD, "unknown key `metrc`", "metrc"),
+    Hostile("an unknown key of the data", job(data={"labels": "y"}), BAD, "did you mean 'label'"),
+    Hostile("an unknown metric", job(metric="acuracy"), BAD, "did you mean 'accuracy'"),
+    Hostile("text for a mapping", job(data="calibration.npz"), BAD, "`data`"),
+    Hostile("nothing for a mapping", job(data=None), BAD, "`data`"),
+    Hostile("a number for a path", job(source=5), BAD, "`source`"),
+    Hostile("a number that is none", job(gates={"max_drop": float("nan")}), BAD, "max_drop"),
+    Hostile("a batch of nothing", job(measurement={"batch_sizes": [0]}), BAD, "batch_sizes"),
+    Hostile("no candidates", job(candidates=[]), BAD, "candidates"),
+    Hostile("a number for a key", yaml_after("1: 2\n"), BAD, "1"),
+    Hostile("two documents", yaml_after("---\nsource: other.onnx\n"), BAD, "job.yaml"),
+    Hostile("tabs", yaml_after("extra:\n\t- 1\n"), BAD, "job.yaml"),
+    Hostile("an empty job", raw("job.yaml", ""), BAD, "job.yaml"),
+    Hostile("an archive as a job", raw("job.yaml", b"PK\3\4\xff\0"), BAD, "not UTF-8 text"),
+    Hostile("a null character", job(data={"calibration": "a\0b.npz"}), BAD, "calibration"),
+    Hostile("a name that is too long", job(data={"calibration": "a" * 5000 + ".npz"}), BAD, "calibration"),
+    Hostile("a model's name that is too long", job(source="a" * 5000 + ".onnx"), BAD, "File name too long"),
+    Hostile("a folder as data", job(data={"calibration": "."}), REFUSED, "no_leakage"),
+    Hostile("data below a file", job(data={"calibration": "model.onnx/a.npz"}), BAD, "no such file"),
+]
+HOSTILE = [*ARCHIVES, *LABELS, *FOLDERS, *TABLES, *PICTURES, *MODELS, *JOBS]

@@ -14,8 +14,7 @@ from validators.errors import DataError
 from validators.job.job_data import CalibrationBounds
 from validators.samples.datasets import Samples
 from validators.samples.drift import Comparison, Vector, compare, count_in_bins, find_signs
-from validators.samples.input_kinds import kind_of
-from validators.samples.sample_statistics import align, measure_samples
+from validators.samples.sample_statistics import align, kind_of, measure_samples
 from validators.samples.token_frequencies import measure_tokens
 
 # More reference samples would cost time and change no verdict: the fewer calibration samples limit the precision.

@@ -16,6 +16,7 @@ from validators.graph.quantized_graph import QuantizedGraph
 from validators.graph.source_form import is_checkable
 from validators.untrusted.external_data import check_external_data, check_sizes, tensors
 from validators.untrusted.external_data import nodes as nodes_in
+from validators.untrusted.paths import is_file, why_no_file
 
 # ONNX Runtime 1.31 reads up to these; onnx's converter upgrades from the oldest opset on.
 NEWEST_OPSET, NEWEST_IR_VERSION = 26, 13
@@ -146,8 +147,10 @@ def _check_valid(path: Path) -> None:
 
 
 def _load(path: Path, *, whole: bool = True) -> onnx.ModelProto:
-    if not path.is_file():
-        raise SourceError(found=f"{path}: no such file", expected="an ONNX file", fix="correct the path")
+    if not is_file(path):
+        raise SourceError(
+            found=f"{str(path)[:300]}: {why_no_file(path)}", expected="an ONNX file", fix="correct the path"
+        )
     try:
         model = onnx.load(path, load_external_data=False)
     except (DecodeError, OSError, ValueError) as error:

@@ -11,6 +11,9 @@ from validators.errors import JobError
 from validators.job.settings_base import FunctionName, Settings
 from validators.untrusted.s3_uris import SCHEME, S3Uri, parse_s3_uri
 
+# Limits of Linux; a longer path raises OSError wherever it is used.
+PATH_BYTES, NAME_BYTES = 4095, 255
+
 
 def read_place(value: object) -> Path | S3Uri:
     """Return a value as a local path or an S3 URI; a `Path` of `s3://...` would lose a slash.
@@ -22,6 +25,8 @@ def read_place(value: object) -> Path | S3Uri:
         return value
     if not isinstance(value, str) or "\0" in value:
         raise ValueError("expected a path or s3://bucket/key")
+    if len(value.encode()) > PATH_BYTES or any(len(name.encode()) > NAME_BYTES for name in value.split("/")):
+        raise ValueError(f"expected a path of at most {PATH_BYTES} bytes, with names of at most {NAME_BYTES}")
     try:
         return parse_s3_uri(value) if value.startswith(SCHEME) else Path(value)
     except JobError as error:

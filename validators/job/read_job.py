@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from difflib import get_close_matches
 from pathlib import Path
@@ -13,6 +14,9 @@ from pydantic import ValidationError
 from validators.errors import JobError
 from validators.job.job import Job
 from validators.untrusted.bounded_yaml import load_yaml
+
+# Faults of a job that an error lists, and characters of a value.
+MOST_FAULTS, MOST_CHARACTERS = 20, 200
 
 
 def read_job(path: Path) -> Job:
@@ -35,8 +39,8 @@ def read_job(path: Path) -> Job:
     except (yaml.YAMLError, ValueError, KeyError, AttributeError, RecursionError) as error:
         raise JobError(
             found=f"job file {path}: {' '.join(str(error).split())}",
-            expected="YAML",
-            fix="correct the syntax there",
+            expected="a YAML file of a job, such as examples/text.yaml",
+            fix="correct the file there",
         ) from error
     return parse_job(raw, base=path.resolve().parent, origin=str(path))
 
@@ -56,10 +60,11 @@ def parse_job(raw: Any, *, base: Path, origin: str = "the job") -> Job:
     try:
         job = Job.model_validate(raw)
     except ValidationError as error:
+        faults = _told(error.errors())
         raise JobError(
-            found=f"{origin}: " + "; ".join(_describe(fault) for fault in _told(error.errors())),
+            found=f"{origin}: {_listed([_describe(fault) for fault in faults], '; ')}",
             expected="the keys and bounds of docs/job.schema.json",
-            fix="correct " + ", ".join(dict.fromkeys(f"`{_place(fault['loc'])}`" for fault in error.errors())),
+            fix="correct " + _listed([*dict.fromkeys(f"`{_place(fault['loc'])}`" for fault in faults)], ", "),
         ) from error
     files = {name: getattr(job.data, name) for name in ("calibration", "evaluation", "traffic")}
     data = job.data.model_copy(update={name: base / path for name, path in files.items() if isinstance(path, Path)})
@@ -102,6 +107,12 @@ def _told(faults: list[Any]) -> list[Any]:
     return [fault for fault in faults if not (_place(fault["loc"]) in listed & functions and unmeant(fault))]
 
 
+def _listed(texts: list[str], mark: str) -> str:
+    """Return the first texts, and the number of the others."""
+    rest = len(texts) - MOST_FAULTS
+    return mark.join(texts[:MOST_FAULTS]) + (f"{mark}{rest} more" if rest > 0 else "")
+
+
 def _suggest(given: object, choices: list[str]) -> str:
     """Return a hint with the closest choice; empty if none is close.
 
@@ -112,6 +123,7 @@ def _suggest(given: object, choices: list[str]) -> str:
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
+@functools.cache
 def _known_keys() -> list[str]:
     schema = Job.model_json_schema()
     return [key for part in (schema, *schema["$defs"].values()) for key in part.get("properties", {})]
@@ -128,5 +140,5 @@ def _describe(fault: Any) -> str:
         return f"`{_place(fault['loc'])}`: {fault['input']!r} where module:function was expected"
     if fault["type"] == "missing":
         return f"no key `{_place(fault['loc'])}`"
-    given = f" (given {fault['input']!r})" if not isinstance(fault["input"], dict) else ""
+    given = f" (given {repr(fault['input'])[:MOST_CHARACTERS]})" if not isinstance(fault["input"], dict) else ""
     return f"`{_place(fault['loc'])}`: {fault['msg']}{given}"

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from validators.samples.readers import arrays_of, arrow_table, read_arrays, shards_of
+from validators.samples.readers import arrays_of, read_arrays, shards_of
+from validators.samples.tables import arrow_table
 
 
 def copy_rows(path: Path, kept: NDArray[np.bool_], folder: Path) -> Path:

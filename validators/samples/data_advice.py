@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import codecs
 import os
+from collections.abc import Sequence
+from difflib import get_close_matches
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -26,6 +29,15 @@ HEAD_BYTES = 4096
 # A zip archive ends with its directory record, followed by a comment of at most 64 KiB.
 END_BYTES = 22
 TAIL_BYTES = (1 << 16) + END_BYTES
+# Limits of lists of names in an error.
+MOST_NAMES, SHOWN_NAMES = 12, 5
+# By the kind of a numpy dtype.
+ADVICE = {
+    "c": "prepare real numbers as for the model in production; .astype would lose the imaginary parts",
+    "V": "write each field as an array of its own",
+    "M": "prepare the dates as for the model in production, as the numbers that it was trained on",
+    "m": "prepare the durations as for the model in production, as the numbers that it was trained on",
+}
 # Limits the search over permutations.
 MOST_AXES = 6
 
@@ -39,9 +51,13 @@ def kind_of_file(path: Path) -> str:
     for magic, kind in MAGIC:
         if head.startswith(magic):
             return kind
+    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "a text file in UTF-16"
     # The end of the head may split a multi-byte character.
     if b"\0" not in head and "\ufffd" not in head.decode("utf-8", errors="replace")[:-1]:
         return "a JSON file" if head.lstrip()[:1] in (b"{", b"[") else "a text file"
+    if not any(byte < 32 and byte not in b"\t\r\n" for byte in head):
+        return "a text file that is not in UTF-8"
     return "a file of an unknown kind"
 
 
@@ -57,6 +73,90 @@ def is_cut(path: Path) -> bool:
     return head.startswith(b"PK") and (end < 0 or len(tail) - end < END_BYTES)
 
 
+def _holds(array: NDArray[Any], dtype: str) -> bool:
+    """Return True if the finite values of an array are inside the range of a dtype."""
+    if not array.size:
+        return True
+    if array.dtype.kind == "f":
+        finite = array[np.isfinite(array)]
+        return not finite.size or float(np.abs(finite).max()) <= float(np.finfo(dtype).max)
+    bounds = np.iinfo(dtype)
+    return int(array.min()) >= bounds.min and int(array.max()) <= bounds.max
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return names as a list; of many, the first and the number of all.
+
+    >>> listed(["a", "b"]), listed([f"x.{number}" for number in range(64)])
+    ("['a', 'b']", "['x.0', 'x.1', 'x.2', 'x.3', 'x.4', ...] (64)")
+    """
+    if len(names) <= MOST_NAMES:
+        return str(list(names))
+    return f"[{', '.join(repr(name) for name in names[:SHOWN_NAMES])}, ...] ({len(names)})"
+
+
+def name_advice(missing: Sequence[str], extra: Sequence[str], label: str | None) -> str:
+    """Return advice on arrays that are missing, or that the model does not have; `label` is the name of missing labels.
+
+    >>> name_advice(["image"], ["images"], None)
+    "rename 'images' to 'image' if it holds that input"
+    >>> name_advice([], ["labels"], "label")
+    'set `label: labels` in `data` if it holds the labels'
+    """
+    for name in missing:
+        numbers = sorted(
+            int(end) for start, _, end in (one.rpartition(".") for one in extra) if start == name and end.isdecimal()
+        )
+        gap = next((number for number in range(len(numbers)) if numbers[number] != number), None)
+        if gap is not None:
+            first = "number the columns from 0" if gap == 0 else f"add the column '{name}.{gap}'"
+            return f"{first}: the columns '{name}.0', '{name}.1', ... without a gap make the array {name!r}"
+    for name in missing:
+        lower = {one.lower(): one for one in extra}
+        close = get_close_matches(name.lower(), lower, 1) or (list(lower) if len(missing) == len(extra) == 1 else [])
+        if close:
+            return f"rename {lower[close[0]]!r} to {name!r} if it holds that input"
+    if missing:
+        return "name the arrays like the model's inputs"
+    found = get_close_matches(label, extra, 1) if label else []
+    if found:
+        return f"set `label: {found[0]}` in `data` if it holds the labels"
+    return (
+        f"add `ignore: [{', '.join(extra[:MOST_NAMES])}]` to `data`, or name labels in `data.label` and groups in "
+        "`data.slices` or `data.groups`"
+    )
+
+
+def class_advice(labels: NDArray[Any], label: str) -> tuple[str, str]:
+    """Return what is wrong with labels that are no class indices, in a few words or none, and advice.
+
+    >>> class_advice(np.array([0.0, 1.5]), "label")[0]
+    ', with values such as 1.5'
+    >>> class_advice(np.array([[0], [1]]), "label")[1]
+    'write the one column as one axis, label[:, 0]'
+    """
+    if labels.ndim == 2 and labels.shape[1] == 1:
+        return "", f"write the one column as one axis, {label}[:, 0]"
+    if labels.ndim == 2 and labels.dtype.kind in "iubf" and _is_one_hot(labels):
+        return ", one-hot", f"write the index of each sample's class, numpy.argmax({label}, axis=1)"
+    if labels.ndim != 1:
+        return "", "write one class index per sample, as a one-dimensional array of integers"
+    if labels.dtype.kind == "f":
+        if unknown := int(np.isnan(labels).sum()):
+            return f", NaN for {unknown} samples", "label these samples; a conversion to integers would invent labels"
+        odd = labels[labels % 1 != 0] if np.isfinite(labels).all() else labels[~np.isfinite(labels)]
+        if len(odd):
+            return f", with values such as {odd[0]}", "correct `data.label` or `metric`: these are no class indices"
+        return ", all whole numbers", "convert the labels with .astype('int64')"
+    if labels.dtype.kind == "b":
+        return "", "convert the labels with .astype('int64') if True is class 1 of the model"
+    return "", "write for each sample the index of its class, in the order of the model's outputs"
+
+
+def _is_one_hot(labels: NDArray[Any]) -> bool:
+    return bool(np.isin(labels, (0, 1)).all() and (labels.sum(axis=1) == 1).all())
+
+
 def dtype_advice(array: NDArray[Any], dtype: str) -> str:
     """Return advice on converting an array to the dtype of an input.
 
@@ -64,8 +164,14 @@ def dtype_advice(array: NDArray[Any], dtype: str) -> str:
     "convert the array with .astype('float32')"
     """
     given, wanted = array.dtype.kind, np.dtype(dtype).kind
+    if given == "O" and not any(isinstance(value, str | bytes) for value in array.flat):
+        return "write the values as numbers, prepared as for the model in production, not as Python objects"
     if given in "USO":
         return "encode the text as for the model in production, with its tokenizer or its category numbers"
+    if given in ADVICE:
+        return ADVICE[given]
+    if given in "iuf" and given == wanted.replace("u", given) and not _holds(array, dtype):
+        return f"prepare the values as for the model in production: some are outside the range of {dtype}"
     if given in "iu" and wanted == "f":
         return (
             "prepare the values as for the model in production (pixels are usually scaled, such as x / 255, and normalized),"

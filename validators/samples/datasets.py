@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from validators.digests import digest_values
 from validators.errors import DataError
 from validators.records.run import DataFile
-from validators.samples.data_advice import dtype_advice, shape_advice
-from validators.samples.labels import LabelSpec, check_labels
+from validators.samples.data_advice import dtype_advice, listed, name_advice, shape_advice
+from validators.samples.labels import LabelSpec, check_class_type, check_labels
 from validators.samples.readers import Arrays as Arrays
-from validators.samples.readers import digest_data, read_arrays
+from validators.samples.readers import digest_data, holds_text_alone, read_arrays
 
 if TYPE_CHECKING:
     from validators.samples.feeds import Feeds
@@ -124,6 +124,7 @@ def load_samples(
     inputs = model_inputs if isinstance(model_inputs, tuple) else model_inputs.in_files
     arrays = {name: array for name, array in read_arrays(path, role).items() if name not in ignore}
     labels = _filled_label(_as_text(arrays.pop(label))) if label in arrays else None
+    _check_lengths(arrays, inputs, path, role)
     _add_mask(arrays, inputs)
     sorted_by = {name: _as_groups(arrays.pop(name), name, path, role) for name in slices if name in arrays}
     clusters = _as_groups(arrays.pop(groups), groups, path, role) if groups in arrays else None
@@ -132,25 +133,17 @@ def load_samples(
     extra = sorted(set(arrays) - {spec.name for spec in inputs})
     if missing or extra:
         raise DataError(
-            found=f"{role} data {path.name} has arrays {sorted(arrays)}"
+            found=f"{role} data {path.name} has arrays {listed(sorted(arrays))}"
             + (f", missing {missing}" if missing else "")
-            + (f", not inputs of the model: {extra}" if extra else ""),
+            + (f", not inputs of the model: {listed(extra)}" if extra else ""),
             expected=f"one array for each input ({expected}) and {label!r}",
-            fix="name the arrays like the model's inputs"
-            if missing
-            else f"name labels in `data.label` ({label!r} is {'there' if labels is not None else 'missing'}) and groups in "
-            f"`data.slices` or `data.groups`, or add `ignore: [{', '.join(extra)}]` to `data`",
+            fix=name_advice(missing, extra, label if labels is None else None),
         )
-    if all(array.ndim and not len(array) for array in arrays.values()):
-        raise DataError(
-            found=f"{role} data {path.name} has no samples",
-            expected="at least one sample",
-            fix="write samples into the file",
-        )
+    is_text = holds_text_alone(path)
     for spec in inputs:
         if spec.dtype == "str":
             arrays[spec.name] = _as_text(arrays[spec.name])
-        elif path.suffix == ".csv":
+        elif is_text:
             arrays[spec.name] = _typed(arrays[spec.name], spec.dtype)
         _check_array(arrays[spec.name], spec, path, role)
     if labels is not None and labels.ndim == 0:
@@ -170,6 +163,12 @@ def load_samples(
             fix="write all arrays from the same samples",
         )
     rows = next(iter(lengths.values()))
+    if rows == 0:
+        raise DataError(
+            found=f"{role} data {path.name} has no samples",
+            expected="at least one sample",
+            fix="write samples into the file",
+        )
     # Results depend on what the model is fed, so every key that has the file's digest must depend on it too.
     digest = digest or digest_data(path)
     digest = digest_values(digest, feeds.key) if feeds else digest
@@ -188,7 +187,7 @@ def check_evaluation(samples: Samples, spec: LabelSpec, *, metric: str, label: s
             raise DataError(
                 found=f"evaluation data {name}: NaN or Inf in input {key!r} of {bad} samples",
                 expected="finite values",
-                fix="find what writes such values, and write these samples again",
+                fix="find out where the values come from, and write those samples again as production sends them",
             )
     if samples.labels is not None:
         check_labels(samples.labels, spec, data=name, label=label, metric=metric)
@@ -198,6 +197,18 @@ def check_evaluation(samples: Samples, spec: LabelSpec, *, metric: str, label: s
             expected=f"labels, which the metric {metric!r} needs",
             fix="add the labels, set `data.label`, or use the metric `agreement` or `sqnr`, which need no labels",
         )
+
+
+def check_calibration_labels(samples: Samples, spec: LabelSpec, label: str) -> None:
+    """Check that labels of calibration data, if there are any, are class indices where those of the evaluation data are.
+
+    Labels of another type would be compared with none, and the check of their coverage skipped.
+
+    Raises:
+        DataError: they have another type or shape.
+    """
+    if samples.labels is not None and spec.kind == "classes":
+        check_class_type(samples.labels, f"calibration data {samples.file.path.name}: {label!r}", label)
 
 
 def _count_not_finite(array: NDArray[Any]) -> int:
@@ -211,6 +222,23 @@ def _filled_label(array: NDArray[Any]) -> NDArray[Any]:
         return array
     fill: Any = np.nan if array.dtype.kind == "f" else PADDED_LABEL
     return np.asarray(np.ma.filled(array.astype(np.int64 if array.dtype.kind == "u" else array.dtype), fill))
+
+
+def _check_lengths(arrays: Arrays, inputs: tuple[TensorSpec, ...], path: Path, role: str) -> None:
+    """Refuse lists of differing length for an axis of fixed size, unless the model can tell padding from values."""
+    if any(spec.name == MASK for spec in inputs):
+        return
+    for spec in inputs:
+        array = arrays.get(spec.name)
+        if not isinstance(array, np.ma.MaskedArray) or len(spec.shape) < 2 or not isinstance(spec.shape[1], int):
+            continue
+        held = ~np.ma.getmaskarray(array).reshape(len(array), array.shape[1], -1).all(axis=2)
+        lengths = held.sum(axis=1)
+        raise DataError(
+            found=f"{role} data {path.name}: {spec.name} has lists of {lengths.min()} to {lengths.max()} values",
+            expected=f"{spec}",
+            fix="write each sample in the length of the input as production does; this model takes padding for values",
+        )
 
 
 def _add_mask(arrays: Arrays, inputs: tuple[TensorSpec, ...]) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from validators.errors import DataError
+from validators.samples.data_advice import class_advice
 
 # Token id to ignore, as in PyTorch's cross_entropy and the language models of Hugging Face.
 IGNORED = -100
@@ -51,7 +52,8 @@ def check_labels(labels: NDArray[Any], spec: LabelSpec, *, data: str, label: str
     """
     where = f"evaluation data {data}: {label!r}"
     if spec.kind == "classes":
-        _check_classes(labels, spec.classes, where)
+        check_class_type(labels, where, label)
+        _check_class_range(labels, spec.classes, where)
     elif spec.kind == "numbers":
         _check_numbers(labels, spec.size, where, metric)
     elif spec.kind == "text":
@@ -79,19 +81,30 @@ def check_labels(labels: NDArray[Any], spec: LabelSpec, *, data: str, label: str
         )
 
 
-def _check_classes(labels: NDArray[Any], classes: int, where: str) -> None:
+def check_class_type(labels: NDArray[Any], where: str, label: str) -> None:
+    """Check that there is one integer per sample; `where` names the file and the array `label` in errors.
+
+    Raises:
+        DataError: the labels have another type or shape.
+    """
     if labels.dtype.kind not in "iu" or labels.ndim != 1:
+        found, fix = class_advice(labels, label)
         raise DataError(
-            found=f"{where} is {labels.dtype} of shape {labels.shape}",
+            found=f"{where} is {labels.dtype} of shape {labels.shape}{found}",
             expected="one integer class index per sample",
-            fix="write class indices as a one-dimensional integer array",
+            fix=fix,
         )
+
+
+def _check_class_range(labels: NDArray[Any], classes: int, where: str) -> None:
     outside = (labels < 0) | (labels >= classes)
     if outside.any():
         raise DataError(
             found=f"{where} has {int(outside.sum())} labels outside the outputs, such as {labels[outside][0]}",
             expected=f"class indices from 0 to {classes - 1}",
-            fix="map the labels to the model's class order",
+            fix=f"subtract 1 if the labels 1 to {classes} are the model's outputs 0 to {classes - 1}, in this order"
+            if labels.min() == 1 and labels.max() == classes
+            else "map the labels to the model's class order",
         )
 
 

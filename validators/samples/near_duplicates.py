@@ -1,7 +1,7 @@
 """Near-duplicate samples: an image with a little noise or another compression, a text with a word changed.
 
 Two samples are near if they are near in every input. Masks carry no information of their own and are ignored unless all inputs
-are masks. For the other kinds (`validators.samples.input_kinds`) near means
+are masks. For the other kinds (`validators.samples.sample_statistics`) near means
 
 - for magnitudes, a root mean square difference of up to 20 % of the standard deviation over `others`. Independent samples
   differ by 141 %; at 20 % they correlate by 1 - 0.2^2 / 2 = 98 % about the mean sample. For the demo's digits, 8 bits, JPEG of
@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from scipy import sparse, stats
 
 from validators.samples.datasets import Arrays
-from validators.samples.input_kinds import Kind, kind_of
+from validators.samples.sample_statistics import Kind, kind_of
 
 MAX_DIFFERENCE = 0.2
 MIN_AFFINITY = 0.85

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from validators.samples.datasets import Arrays
 from validators.samples.drift import Vector
-from validators.samples.input_kinds import kind_of
 
 # Values per block: 1 MB as float64, which fits into a core's cache. Blocks four times as large took four times as long.
 BLOCK_VALUES = 2**17
@@ -19,11 +18,36 @@ RESOLUTION = 1e-5
 MAGNITUDE_STATISTICS = ("mean", "std", "min", "max", "share of zeros")
 COUNT_STATISTICS = ("mean", "share of zeros", "length")
 
+# Kind of an input, guessed from dtype and values: it decides which statistics describe a sample.
+Kind = Literal["magnitude", "index", "mask", "other"]
+
+
+def kind_of(array: NDArray[Any]) -> Kind:
+    """Return the kind of an input (shape `(n, ...)`, any dtype).
+
+    - `magnitude`: floats, and 8-bit integers (pixels or sound): near values have a similar meaning.
+    - `mask`: booleans, and integers that are all 0 or 1: they mark the entries of another input that count.
+    - `index`: other integers, such as tokens or categories: 0 is padding, and the distance of values means nothing.
+    - `other`: values that no model computes with, such as strings.
+
+    >>> import numpy as np
+    >>> kind_of(np.array([[3, 0]], np.uint8)), kind_of(np.array([[3, 0]])), kind_of(np.array([[1, 0]]))
+    ('magnitude', 'index', 'mask')
+    """
+    kind, size = array.dtype.kind, array.dtype.itemsize
+    if kind == "f" or (kind in "iu" and size == 1):
+        return "magnitude"
+    if kind == "b":
+        return "mask"
+    if kind in "iu":
+        return "mask" if not array.size or (array.min() >= 0 and array.max() <= 1) else "index"
+    return "other"
+
 
 def measure_samples(inputs: Arrays, rows: NDArray[np.intp] | None = None) -> dict[str, Vector]:
     """Return statistics of each sample by `input.statistic`: float64 of shape `(n,)`, or `(len(rows),)` if `rows` is given.
 
-    Each input has shape `(n, ...)`. Magnitudes (`validators.samples.input_kinds`) have mean, std (of the population), min, max
+    Each input has shape `(n, ...)`. Magnitudes (`kind_of`) have mean, std (of the population), min, max
     and share of zeros. Indices and masks have mean, share of zeros and length, the number of nonzero entries. Inputs of other
     kinds, or without entries, have none. If a sample holds NaN or Inf, or a statistic overflows, its values are NaN.
 

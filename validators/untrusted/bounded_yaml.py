@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any
 
 import yaml
@@ -12,13 +13,29 @@ MOST_CHARACTERS = 1_000_000
 
 
 class _Loader(yaml.SafeLoader):
-    """Loader that refuses duplicate keys: PyYAML silently keeps the last one."""
+    """Loader that refuses duplicate keys, of which PyYAML silently keeps the last, and stops at too many values."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._composed = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        self._composed += 1
+        if self._composed > MOST_NODES:
+            raise yaml.YAMLError(f"more than {MOST_NODES} values")
+        node: yaml.Node | None = super().compose_node(parent, index)
+        return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value if not key.tag.endswith(":merge")]
-        twice = next((key for index, key in enumerate(keys) if key in keys[:index]), None)
-        if twice is not None:
-            raise yaml.constructor.ConstructorError(None, None, f"key {twice!r} occurs twice", node.start_mark)
+        keys: set[Any] = set()
+        for part, _ in node.value:
+            key = None if part.tag.endswith(":merge") else self.construct_object(part, deep=True)
+            # PyYAML itself refuses a key that is a list or a mapping.
+            if key is None or not isinstance(key, Hashable):
+                continue
+            if key in keys:
+                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} occurs twice", part.start_mark)
+            keys.add(key)
         return super().construct_mapping(node, deep)
 
 

@@ -1,4 +1,4 @@
-"""Paths named by a model: they must stay in the model's own folder."""
+"""Paths named by a model or a job: those of a model must stay in its own folder."""
 
 from __future__ import annotations
 
@@ -22,3 +22,27 @@ def inside(folder: Path, name: str, *, said_by: str) -> Path:
             fix="log or copy the model again with all its files in one folder, links resolved",
         )
     return folder / name
+
+
+def why_no_file(path: Path) -> str:
+    """Return the reason why a path, of a job or a command, cannot be read as a file.
+
+    >>> why_no_file(Path("/dev/null")), why_no_file(Path("/none"))
+    ('neither a regular file nor a folder', 'no such file')
+    """
+    try:
+        if path.is_dir():
+            return "no such file, but a folder"
+        if path.exists():
+            return "neither a regular file nor a folder"
+        return "a link that leads nowhere" if path.is_symlink() else "no such file"
+    except OSError as error:
+        return error.strerror or "no such file"
+
+
+def is_file(path: Path) -> bool:
+    """Return True for a regular file; False also for a path that the system refuses, such as one that is too long."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False

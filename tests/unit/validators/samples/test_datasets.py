@@ -430,7 +430,7 @@ def test_parquet_keeps_every_dtype_and_rank(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("values", "words"),
-    [([[1.0, None, 2.0, 3.0]], "1 nulls"), ([None], "1 nulls")],
+    [([[1.0, None, 2.0, 3.0]], "1 missing values"), ([None], "1 missing values")],
 )
 def test_nulls_are_refused(tmp_path: Path, values: list[Any], words: str) -> None:
     """They are no array."""

@@ -114,10 +114,10 @@ def test_the_files_of_a_folder_are_one_data_set(tmp_path: Path) -> None:
 
 
 def test_large_files_of_a_folder_are_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from validators.samples import readers
+    from validators.samples import array_files
 
     whole = read_arrays(shards(tmp_path / "data"), "evaluation")["x"]
-    monkeypatch.setattr(readers, "MAPPED_BYTES", 16)
+    monkeypatch.setattr(array_files, "MAPPED_BYTES", 16)
     mapped = read_arrays(tmp_path / "data", "evaluation")["x"]
     assert isinstance(mapped.base, np.memmap) and not isinstance(whole.base, np.memmap)
     np.testing.assert_array_equal(mapped, whole)
@@ -197,7 +197,7 @@ def test_pictures_in_a_table_are_refused_by_the_name_of_their_column(tmp_path: P
 
 def test_a_folder_of_arrays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Large ones are mapped; writing to them does not change the file; objects are never unpickled."""
-    monkeypatch.setattr("validators.samples.readers.MAPPED_BYTES", 100)
+    monkeypatch.setattr("validators.samples.array_files.MAPPED_BYTES", 100)
     folder = tmp_path / "arrays"
     folder.mkdir()
     np.save(folder / "x.npy", np.arange(30, dtype=np.float32).reshape(10, 3))
