@@ -1,6 +1,7 @@
 """Hostile inputs, each through a whole command: the documented exit code, a clear error, and files left as they are.
 
-All calls run in one child process with limits on memory and time, because Prefect's server takes seconds to start.
+All calls run in one child process, with limits on memory and time, and without Prefect's engine, which takes a second a call;
+`tests/system/test_bad_input.py` is with it.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def seen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         }
         allowed = {"QUANTGATE_ALLOWED_HOOKS": f"reader:picture@{folder}"}
         calls.append({"name": str(number), "arguments": arguments[row.command], "environ": allowed, "more_mb": MORE_MB})
-    answers = run_jobs(base / "state", base / "runs", calls, one_server=True)
+    answers = run_jobs(base / "state", base / "runs", calls, plain=True)
     return {
         HOSTILE[number].name: Seen(answers[str(number)], differing(files, state_of(base / f"job-{number}")))
         for number, files in before.items()

@@ -55,12 +55,12 @@ def run_jobs(
     calls: list[dict[str, object]],
     *,
     bare: bool = False,
-    one_server: bool = False,
+    plain: bool = False,
     **extra: str,
 ) -> dict[str, Answer]:
     """Run jobs in one process; each call has a name, the job's path and what `drive.answer` reads of the rest.
 
-    A `bare` state folder is left without databases. With `one_server`, the process connects to Prefect's server once.
+    A `bare` state folder is left without databases. `plain` calls run without Prefect's engine.
     """
     if not bare:
         lend_both(state)
@@ -68,7 +68,7 @@ def run_jobs(
     asked, answers = folder / "calls.json", folder / "answers.json"
     asked.write_text(json.dumps(calls))
     command = [sys.executable, str(TESTS / "drive.py"), str(asked), str(answers)]
-    command += ["--one-server"] if one_server else []
+    command += ["--plain"] if plain else []
     done = subprocess.run(command, env=environment(state, **extra), capture_output=True, text=True, check=False)
     assert answers.exists(), (done.stdout + done.stderr)[-3000:]
     return {name: Answer(**answer) for name, answer in json.loads(answers.read_text()).items()}
