@@ -19,7 +19,7 @@ from hostile_inputs import BAD, HOSTILE, Hostile
 from validators.digests import digest_file
 
 # Address space beyond that of the process, for each call.
-MORE_MB = 1500
+MORE_MB = 3000
 MOST_SECONDS = 10
 # Advice that would change or lose data. A warning against it has "lose", "invent" or "scramble" in its place.
 HARMFUL = re.compile(
