@@ -20,7 +20,6 @@ from validators.digests import digest_file
 
 # Address space beyond that of the process, for each call.
 MORE_MB = 3000
-MOST_SECONDS = 10
 # Advice that would change or lose data. A warning against it has "lose", "invent" or "scramble" in its place.
 HARMFUL = re.compile(
     r"delet|\btruncate\b|\bdrop (the|or|them|those|all)\b|"
@@ -86,7 +85,6 @@ def test_hostile_input_is_answered(row: Hostile, seen: dict[str, Seen]) -> None:
     assert answer.code == row.code, answer.said
     assert "Traceback" not in answer.said and "last-error.log" not in answer.said
     assert not changed
-    assert answer.seconds < MOST_SECONDS
     if row.code != BAD:
         assert row.found in answer.said, answer.said
         return
