@@ -40,7 +40,8 @@ class TargetFacts:
     inventory. `pairs` selects the rules that place Q/DQ pairs (`tasks.ptq.eight_bit.placement`). Precisions in `simulated` have
     no kernels there: only their numerics are reproduced, and they are never promoted. `candidates: wide` leaves out
     recipes with a word in `without`, which the target refuses. `fused_words` and `int8_words` describe the
-    candidate `fp32-fused` and the type of INT8 activations for people.
+    candidate `fp32-fused` and the type of INT8 activations for people. A class of devices has `engines`, the targets whose
+    candidates its jobs hold, and none of its own.
     """
 
     name: str
@@ -52,6 +53,7 @@ class TargetFacts:
     without: frozenset[str] = frozenset()
     fused_words: str = "the float model after the runtime's transformer fusions"
     int8_words: str = "UINT8"
+    engines: tuple[str, ...] = ()
 
     @property
     def on_gpu(self) -> bool:
@@ -80,6 +82,27 @@ BUILT_IN: dict[str, TargetFacts] = {
                 "int4-g32-rtn@ort-cpu",
                 "int4-g32-gptq@ort-cpu",
                 "fp8-amax-pc@ort-cpu",
+            ),
+        ),
+        TargetFacts(
+            name="cpu",
+            provider=CPU_PROVIDER,
+            libraries={"openvino": ("openvino",)},
+            engines=("ort-cpu", "openvino"),
+            # Of each engine what won on the models tried; `wide` has the rest.
+            default_candidates=(
+                "fp32-fused@ort-cpu",
+                "int8-static-minmax-pc@ort-cpu",
+                "int8-static-mse-pc-all@ort-cpu",
+                "int8-static-mse-pc-bc@ort-cpu",
+                "int8-dynamic-pc+fused@ort-cpu",
+                "int4-g32-rtn@ort-cpu",
+                "fp32-fused@openvino",
+                "bf16@openvino",
+                "int8-static-mse-pc@openvino",
+                "int8-static-mse-pc-all@openvino",
+                "int8-static-mse-pc-all-bf16@openvino",
+                "int8-static-mse-pc-smooth@openvino",
             ),
         ),
         TargetFacts(

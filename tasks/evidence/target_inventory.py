@@ -21,10 +21,11 @@ def take_target_inventory(run: Run) -> Inventory:
         inventory = take_inventory(run.job.target, device)
     log.info("inventory: %s", inventory.device_key)
     target = find_target(run.job.target)
-    try:
-        target.check_device()
-    except CandidateRefused as missing:
-        log.warning("target %s: %s; expected %s; %s", target.name, missing.found, missing.expected, missing.fix)
+    for engine in target.facts.engines or (target.name,):
+        try:
+            find_target(engine).check_device()
+        except CandidateRefused as missing:
+            log.warning("target %s: %s; expected %s; %s", engine, missing.found, missing.expected, missing.fix)
     if target.facts.on_gpu and inventory.gpu is None:
         ends = "engines are built ahead of time and inspected" if target.builds_engines else "candidates are made"
         log.warning("target %s: the driver reports no NVIDIA GPU; %s, and none is measured", run.job.target, ends)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tasks.targets import openvino, ort_cpu, ort_cuda, ort_tensorrt, tensorrt
+from tasks.targets import cpu, openvino, ort_cpu, ort_cuda, ort_tensorrt, tensorrt
 from tasks.targets.target import Target
 from validators.errors import JobError
 from validators.graph.lint import Finding
@@ -16,6 +16,7 @@ from validators.targets import GROUP, installed_targets, load_target
 
 TARGETS: tuple[Target, ...] = (
     ort_cpu.TARGET,
+    cpu.TARGET,
     openvino.TARGET,
     ort_cuda.TARGET,
     ort_tensorrt.TARGET,

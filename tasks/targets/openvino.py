@@ -41,7 +41,8 @@ def _availability(_providers: Collection[str]) -> Availability:
 def _check_device() -> None:
     missing = openvino.why_missing()
     if missing:
-        raise CandidateRefused(kind="unsupported", found=missing.found, expected=missing.expected, fix=missing.fix)
+        fix = missing.fix if openvino.installed_version() else f"{missing.fix}: {install('openvino')}"
+        raise CandidateRefused(kind="unsupported", found=missing.found, expected=missing.expected, fix=fix)
 
 
 def _refuse_recipe(candidate: Candidate) -> None:
@@ -75,4 +76,5 @@ TARGET = Target(
     },
     refuse_recipe=_refuse_recipe,
     check_device=_check_device,
+    loads_anywhere=True,
 )

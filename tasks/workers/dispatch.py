@@ -13,9 +13,11 @@ from tasks.workers.orders import Order, code_version, keep_arguments, place_mark
 from tasks.workers.steps import CANDIDATE, Step
 from validators.errors import CandidateRefused, InfrastructureError, QuantgateError, StorageFull, WorkLost
 from validators.job.candidate_name import decode
+from validators.job.job import Job
 from validators.records.measurements import Accuracy
 from validators.records.run import Inventory, Refusal, Trial
 from validators.samples.run_inputs import RunInputs
+from validators.targets import facts_of
 
 Outcome = TypeVar("Outcome")
 
@@ -62,9 +64,17 @@ def try_candidates(run: Run, inventory: Inventory, baseline: Accuracy) -> tuple[
     names = run.job.candidate_names
     # Simulations take longest: started last, they would leave the other workers idle.
     by_length = sorted(names, key=lambda name: not decode(name).is_simulated)
-    orders = [(decode(name).target, _order(run, inventory, CANDIDATE, name, (baseline, name))) for name in by_length]
+    orders = [
+        (_pool_of(run.job, name), _order(run, inventory, CANDIDATE, name, (baseline, name))) for name in by_length
+    ]
     answers = dict(zip(by_length, _gathered(run, CANDIDATE, orders), strict=True))
     return tuple(_trial(name, answers[name]) for name in names)
+
+
+def _pool_of(job: Job, candidate: str) -> str:
+    """Return the target whose workers try a candidate: its own engine's, or the job's if that is a class with this engine."""
+    engine = decode(candidate).target
+    return job.target if engine in facts_of(job.target).engines else engine
 
 
 def _order(run: Run, inventory: Inventory, step: Step[Any], label: str, records: tuple[Any, ...]) -> Order:

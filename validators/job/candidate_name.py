@@ -246,6 +246,12 @@ def decode(name: str) -> Candidate:
             "int8-dynamic-pc@ort-cpu, int4-g32-rtn@ort-cpu, fp8-amax-pc@ort-cpu, fp32-fused@ort-cpu, fp16@tensorrt",
             fix="correct the name, or write `candidates: default`",
         )
+    if engines := facts_of(target).engines:
+        raise JobError(
+            found=f"candidate {name!r}, for a class of devices",
+            expected=f"a candidate for one of its engines: {', '.join(engines)}",
+            fix=f"write {recipe}@{engines[0]}, or `candidates: default`",
+        )
     if text != recipe:
         if "fused" in fields:
             raise JobError(found=f"candidate {name!r}", expected=text, fix=f"leave out {FUSED}")
