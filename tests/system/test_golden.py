@@ -13,6 +13,7 @@ from driving import environment, register_models, run_jobs, write_job
 from test_promotion import driven
 
 from tasks.runtimes.openvino import session as openvino
+from validators.targets import facts_of
 
 pytestmark = pytest.mark.golden
 CONSUMER = """
@@ -22,14 +23,15 @@ data = np.load(sys.argv[2])
 answers = mlflow.pyfunc.load_model(sys.argv[1]).predict({"x": data["x"]})["logits"]
 print((answers.argmax(axis=1) == data["label"]).mean())
 """
-TARGETS = ("ort-cpu", "openvino")
+TARGETS = ("ort-cpu", "openvino", "cpu")
 
 
 def targets_here() -> list[Any]:
-    """The CPU targets; OpenVINO's provider takes no processors of other makers than Intel."""
+    """The CPU targets, of which two need the package of OpenVINO."""
     missing = openvino.why_missing()
     why = missing.found if missing else ""
-    return [pytest.param(TARGETS[0]), pytest.param(TARGETS[1], marks=pytest.mark.skipif(bool(missing), reason=why))]
+    needs_openvino = pytest.mark.skipif(bool(missing), reason=why)
+    return [pytest.param(TARGETS[0]), *(pytest.param(target, marks=needs_openvino) for target in TARGETS[1:])]
 
 
 @pytest.mark.parametrize("target", targets_here())
@@ -37,6 +39,8 @@ def test_registered_model_becomes_an_answering_champion(target: str, tiny: Tiny,
     state = tmp_path / "state"
     register_models(state, tiny.model.parent)
     candidates = [f"{name}@{target}" for name in ("int8-static-minmax-pc", "int8-dynamic-pc")]
+    if target == "cpu":
+        candidates = [f"int8-static-minmax-pc@{engine}" for engine in facts_of(target).engines]
     job = tiny.job(source="models:/tiny/1", target=target, candidates=candidates, search="race")
     call: dict[str, object] = {"name": "run", "job": str(write_job(tmp_path / "job.yaml", job))}
     answer = run_jobs(state, tmp_path / "run", [call])["run"]

@@ -79,6 +79,7 @@ def test_a_target_on_a_gpu_has_its_gpu_and_libraries(monkeypatch: pytest.MonkeyP
     cudnn, tensorrt = ("cudnn", "9.15.1"), ("tensorrt", "10.16.1.11")
     assert added == {
         "ort-cpu": set(),
+        "cpu": set(),
         "openvino": set(),
         "ort-cuda": {cudnn},
         "ort-tensorrt": {cudnn, tensorrt},

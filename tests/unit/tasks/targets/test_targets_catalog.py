@@ -68,14 +68,17 @@ def test_the_catalogue_and_the_facts_name_the_same_targets() -> None:
 def test_every_target_has_every_fact(target: Target) -> None:
     """Precisions are made or refused with a reason; the default list decodes and is made; a session names its provider."""
     assert target.runtime is PROVIDERS[target.facts.provider]
-    assert target.passes and not set(target.passes) & set(target.refused)
+    assert bool(target.passes) != bool(target.facts.engines), "a class has the passes of its engines"
+    assert not set(target.passes) & set(target.refused)
     assert set(target.passes) | set(target.refused) <= set(get_args(Precision))
     assert all(refused.expected and refused.fix for refused in target.refused.values())
-    names = [name for name in target.facts.default_candidates if name.endswith(f"@{target.name}")]
+    engines = target.facts.engines or (target.name,)
+    names = [name for name in target.facts.default_candidates if name.endswith(tuple(f"@{one}" for one in engines))]
     assert names and target.facts.fused_words and target.facts.int8_words
     for name in names:
         refuse_other_targets(decode(name))
-        assert session_settings(decode(name), 2).provider == target.facts.provider
+        engine = find_target(decode(name).target)
+        assert session_settings(decode(name), 2).provider == engine.facts.provider
     assert bool(target.facts.libraries) == (target.name != "ort-cpu"), "versions that an approval is tied to"
     found = target.availability(())
     assert found.why and (found.is_here or found.mend)
@@ -185,3 +188,19 @@ def test_a_package_that_breaks_hinders_its_own_target_alone(install: Install) ->
     with pytest.raises(JobError, match="acme of brought_0:TARGET fails to load: ModuleNotFoundError") as caught:
         facts_of("acme")
     assert "uninstall" in caught.value.fix
+
+
+def test_a_candidate_names_an_engine_and_no_class() -> None:
+    with pytest.raises(JobError) as caught:
+        decode("int8-static-mse-pc@cpu")
+    assert "ort-cpu, openvino" in caught.value.expected and "int8-static-mse-pc@ort-cpu" in caught.value.fix
+
+
+def test_an_engine_that_a_class_lacks_is_named_with_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tasks.runtimes.openvino.session.installed_version", lambda: None)
+    found = find_target("cpu").availability(())
+    assert found.is_here and "without openvino: openvino is not installed" in found.why
+    assert "install" in found.mend and "openvino" in found.mend
+    with pytest.raises(CandidateRefused) as caught:
+        find_target("openvino").check_device()
+    assert found.mend in caught.value.fix
