@@ -176,7 +176,7 @@ def target_names() -> tuple[str, ...]:
         JobError: two packages provide a target with the same name, or a name is not valid in an alias.
 
     >>> target_names()[:2]
-    ('ort-cpu', 'openvino')
+    ('ort-cpu', 'cpu')
     """
     return *BUILT_IN, *installed_targets()
 

@@ -106,5 +106,5 @@ def test_without_the_package_its_jobs_are_refused(world: World) -> None:
     """And the error lists what is here."""
     without = world.without
     assert without["run"].code == 2
-    assert "unknown value 'acme-npu' (known: ort-cpu, openvino" in without["run"].said
+    assert "unknown value 'acme-npu' (known: ort-cpu, cpu, openvino" in without["run"].said
     assert without["back"].code == 2
