@@ -148,6 +148,24 @@ def test_each_output_keeps_its_name(tmp_path: Path) -> None:
     assert y.tolist() == [[0, 2, 3]] and z.tolist() == [[1, -2, -3]]
 
 
+def test_arrays_of_any_layout_and_scalars_are_taken(tmp_path: Path) -> None:
+    """Arrays that are read-only, as mapped files are, reversed or in Fortran order; a scalar stays one."""
+    value = helper.make_tensor_value_info
+    ends = [
+        value("x", TensorProto.FLOAT, ["n", 4]),
+        value("c", TensorProto.FLOAT, []),
+        value("y", TensorProto.FLOAT, ["n", 4]),
+    ]
+    graph = helper.make_graph([helper.make_node("Mul", ["x", "c"], ["y"])], "g", ends[:2], ends[2:])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), tmp_path / "m.onnx")
+    x = np.arange(8, dtype=FLOAT).reshape(2, 4)
+    x.flags.writeable = False
+    with open_runner(tmp_path / "m.onnx", OPENVINO) as runner:
+        for array in (x, x[:, ::-1], np.asfortranarray(x)):
+            (found,) = runner.run({"x": array, "c": np.array(3, FLOAT)}, ["y"])
+            np.testing.assert_array_equal(found, array * 3)
+
+
 def test_threads_share_a_model(tiny: Tiny) -> None:
     """Two threads in one request of the runtime would be an error."""
     samples = [{"x": tiny_samples(8, seed)["x"]} for seed in range(4)]

@@ -100,7 +100,8 @@ class OpenVinoModel:
             name = next((name for name in batch if name in port.names), None)
             if name is None:
                 raise RuntimeError(f"no array for the input {port.any_name}")
-            array = np.ascontiguousarray(batch[name])
+            # The bindings share no memory that is read-only.
+            array = np.require(batch[name], requirements=["C", "W"])
             if port.element_type.to_dtype() != array.dtype:
                 raise RuntimeError(f"{name} is {array.dtype}, and the model takes {port.element_type.to_dtype()}")
             tensors[index] = ov.Tensor(array, shared_memory=True)

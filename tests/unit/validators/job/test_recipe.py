@@ -38,7 +38,9 @@ CANDIDATES = st.one_of(
         bias_corrected=st.booleans(),
         kept_parts=st.integers(0, 99),
         fused=st.booleans(),
+        bf16_floats=st.booleans(),
     ),
+    st.builds(Candidate, st.just("bf16"), TARGET),
     st.builds(
         Candidate, st.just("int8"), TARGET, dynamic=st.just(True), granularity=GRANULARITIES, fused=st.booleans()
     ),
@@ -50,6 +52,7 @@ CANDIDATES = st.one_of(
         weight_method=st.sampled_from(get_args(WeightMethod)),
         asymmetric=st.booleans(),
         fused=st.booleans(),
+        bf16_floats=st.booleans(),
     ),
     st.builds(Candidate, st.just("fp8"), TARGET, granularity=GRANULARITIES, fused=st.booleans()),
 )
@@ -57,7 +60,21 @@ CANDIDATES = st.one_of(
 PIECES = st.lists(
     st.sampled_from(
         (
-            *("fp32", "fp16", "int8", "int4", "fp8", "-static", "-dynamic", "-fused", "-minmax", "-entropy", "-pt"),
+            *(
+                "fp32",
+                "fp16",
+                "bf16",
+                "-bf16",
+                "int8",
+                "int4",
+                "fp8",
+                "-static",
+                "-dynamic",
+                "-fused",
+                "-minmax",
+                "-entropy",
+                "-pt",
+            ),
             *(
                 "-pc",
                 "-all",
