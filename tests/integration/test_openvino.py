@@ -275,6 +275,7 @@ def test_coverage_is_that_of_what_ran(kind: str, tmp_path: Path) -> None:
     found = measure_coverage(planted(parts, tmp_path), OPENVINO, {"x": np.ones((4, 64), FLOAT)})
     assert found.unknown == 0 and found.providers == ("OpenVINO",)
     assert found.share == (1.0 if is_low else 0.0), found.macs_by_kernel
+    assert found.time_share is not None and (found.time_share > 0) == is_low
     assert found.float_nodes == (() if is_low else ("y",))
     verdict = judge_coverage(CANDIDATE, found, Gates(min_coverage=0.5))
     assert verdict is not None and verdict.outcome == ("pass" if is_low else "fail")

@@ -13,6 +13,7 @@ from tasks.runtimes.coverage import PROFILED, macs_as_written
 from tasks.runtimes.kernel_times import WARM_UP
 from tasks.runtimes.kernels import Kernel
 from tasks.runtimes.openvino.kernels import (
+    ALONE,
     executed_steps,
     float_where_integers_were_asked,
     kernel_times,
@@ -48,9 +49,11 @@ def measure_openvino(model: Path, settings: SessionSettings, batch: Arrays, fold
     by_kernel, times = Counter[str](), Counter[str]()
     for name, kernel in found.items():
         by_kernel[kernel.name] += counted[name]
-    for step in steps:
-        times[step.kernel.name] += step.microseconds  # type: ignore[assignment]  # a counter of floats
-    ran = [*(step.kernel for step in steps), *found.values()]
+    # The time of a kernel that computed some product in float unasked counts as float.
+    unasked = {kernel.name.removesuffix(ALONE): kernel for kernel in found.values() if kernel.name.endswith(ALONE)}
+    ran = [unasked.get(step.kernel.name, step.kernel) for step in steps] + list(found.values())
+    for step, kernel in zip(steps, ran, strict=False):
+        times[kernel.name] += step.microseconds  # type: ignore[assignment]  # a counter of floats
     path = None
     if folder is not None:
         path = folder / "kernels.json"

@@ -27,6 +27,8 @@ INTEGERS = frozenset({"i8", "u8", "i4", "u4", "nf4", "i2", "u2"})
 HALVES = frozenset({"bf16", "f16"})
 # Mark of a kernel that reads stored integers as its weights, and multiplies floats.
 WEIGHTS_ALONE = ", weights in "
+# Mark of such a kernel where the file asks for integers on both sides.
+ALONE = " alone"
 # Steps that multiply. `Subgraph` is compiled on the spot: attention, or element by element.
 PRODUCTS = frozenset(
     {
@@ -106,7 +108,7 @@ def float_where_integers_were_asked(graph: onnx.GraphProto, kernels: Mapping[str
     }
     asked = {node.name for node in graph.node if node.input and node.input[0] in pairs}
     return {
-        name: replace(kernel, name=f"{kernel.name} alone", is_low_precision=False)
+        name: replace(kernel, name=f"{kernel.name}{ALONE}", is_low_precision=False)
         if name in asked and WEIGHTS_ALONE in kernel.name
         else kernel
         for name, kernel in kernels.items()
