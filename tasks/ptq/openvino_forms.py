@@ -10,8 +10,10 @@ profile, of an encoder and of a CNN.
 - Zero points are 0: UINT8 for what is never negative, INT8 from -127 for the rest. With other zero points the inputs of
   products of two activations are made float again by three operators, and the products run in float.
 - Biases stay float: they are added to the sums in the kernel.
-- `-all`: products of two activations, which then run in integers with the softmax between them; and sums and concatenations of
-  what integer kernels made, for those to come: both inputs of a residual sum, each with a scale of its own.
+- `-all`: products of two activations, such as queries and keys; and sums and concatenations of what integer kernels made, for
+  those to come: both inputs of a residual sum, each with a scale of its own.
+- Products with a softmax stay in float, as NNCF has them for transformers: its small numbers lose most in 8 bits.
+  On MiniLM-L6 (959 samples) accuracy was 0.753 with them, 0.757 without, and 0.758 without any product of two activations.
 - Gelu, SiLU, Sigmoid, Softmax, normalizations, and sums that they read, stay in float.
 - Weights have 7 bits on processors that add pairs of products in 16 bits, as its quantizer has it (NNCF, `OverflowFix`).
 
@@ -33,6 +35,7 @@ from tasks.ptq.graph.edits import WEIGHT_INPUT, custom_operators
 from validators.job.candidate_name import RangeMethod
 
 SUMS = frozenset({"Add", "Concat"})
+SOFTMAX = "it reads a softmax, whose small numbers lose most in 8 bits"
 # Integers pass through these as they are: saturated, or in another place.
 CARRIERS = FOLDED | PASS_THROUGH
 
@@ -49,7 +52,7 @@ def place_for_openvino(
     left = custom_operators(graph)
     products = []
     for node in [node for node in graph.node if node.op_type in WEIGHT_INPUT and node.name not in left]:
-        reason = why_not(view, node, ranges, "openvino", every_operator, keep_float)
+        reason = why_not(view, node, ranges, "openvino", every_operator, keep_float) or _why_float(view, node)
         if reason:
             left[node.name] = reason
         else:
@@ -68,6 +71,17 @@ def place_for_openvino(
         shares={},
         folded=frozenset(),
     )
+
+
+def _why_float(view: GraphView, node: onnx.NodeProto) -> str:
+    """Return why a product stays in float although it could run in integers, or ""."""
+    for index in view.activations(node):
+        maker = view.producer.get(node.input[index])
+        while maker is not None and not maker.domain and maker.op_type in CARRIERS:
+            maker = view.producer.get(maker.input[0])
+        if maker is not None and not maker.domain and maker.op_type == "Softmax":
+            return SOFTMAX
+    return ""
 
 
 def _sums(

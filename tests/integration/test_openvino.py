@@ -302,6 +302,20 @@ def test_a_convolution_with_scales_along_its_input_channels_is_float(axis: int, 
     assert found.share == (1.0 if is_low else 0.0), found.macs_by_kernel
 
 
+def test_a_product_of_floats_beside_one_of_integers_in_attention_counts_as_float(tmp_path: Path) -> None:
+    """Both run in one step, named by the integers of the first. Scores and context have as many multiply-accumulates."""
+    parts = (
+        pair(**PAIR)
+        + op("Transpose", "x", "t", perm=[0, 2, 1])
+        + pair("t", "td", **PAIR)
+        + product("xd td", output="s")
+    )
+    parts += op("Softmax", "s", "p") + product("p x")
+    found = measure_coverage(planted(parts, tmp_path, ("n", 16, 16)), OPENVINO, {"x": np.ones((2, 16, 16), FLOAT)})
+    assert sum(found.macs_by_kernel.values()) == 2 * 2 * 16**3
+    assert found.share == 0.5 and found.float_nodes == ("y",), found.macs_by_kernel
+
+
 @has_bf16
 def test_bfloat16_counts_as_half_precision(tiny: Tiny) -> None:
     batch = {"x": np.ones((4, FEATURES), FLOAT)}

@@ -14,8 +14,8 @@ from tasks.runtimes.kernel_times import WARM_UP
 from tasks.runtimes.kernels import Kernel
 from tasks.runtimes.openvino.kernels import (
     ALONE,
+    as_asked,
     executed_steps,
-    float_where_integers_were_asked,
     kernel_times,
     kernels_by_node,
     products_behind,
@@ -43,7 +43,7 @@ def measure_openvino(model: Path, settings: SessionSettings, batch: Arrays, fold
     with open_model(model, profiled) as runner:
         steps = executed_steps(runner.model, batch, requests=PROFILED - WARM_UP, warm_up=WARM_UP)
     graph = onnx.load(model, load_external_data=False).graph
-    kernels = float_where_integers_were_asked(graph, kernels_by_node(steps, products_behind(graph, counted)))
+    kernels = as_asked(graph, kernels_by_node(steps, products_behind(graph, counted)))
     unnamed = Kernel(UNNAMED, is_low_precision=False)
     found = {name: kernels.get(name, unnamed) for name, macs in counted.most_common() if macs}
     by_kernel, times = Counter[str](), Counter[str]()

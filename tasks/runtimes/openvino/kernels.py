@@ -29,6 +29,8 @@ HALVES = frozenset({"bf16", "f16"})
 WEIGHTS_ALONE = ", weights in "
 # Mark of such a kernel where the file asks for integers on both sides.
 ALONE = " alone"
+# Mark of a product without pairs in a step that is named by the integers of another.
+IN_FLOAT = " of floats"
 # Steps that multiply. `Subgraph` is compiled on the spot: attention, or element by element.
 PRODUCTS = frozenset(
     {
@@ -95,24 +97,29 @@ def _describe(step: Any, microseconds: float) -> ExecutedStep:
     return ExecutedStep(step.get_friendly_name(), kernel, kind, nodes, microseconds)
 
 
-def float_where_integers_were_asked(graph: onnx.GraphProto, kernels: Mapping[str, Kernel]) -> dict[str, Kernel]:
-    """Return the kernels, of which those that read integer weights alone are float for products with quantized activations.
+def as_asked(graph: onnx.GraphProto, kernels: Mapping[str, Kernel]) -> dict[str, Kernel]:
+    """Return the kernels of products, with those as float that are of low precision by the name of their step alone.
 
-    Such a product multiplies floats although the file has pairs on both sides, for example with scales along the summed axis.
+    A step that reads integer weights multiplies floats where the file has pairs on both sides, for example with scales along
+    the summed axis. And a step that computes attention is named by its first inputs: a product without pairs runs in float.
     """
     constants = {tensor.name for tensor in graph.initializer}
-    pairs = {
-        node.output[0]
-        for node in graph.node
-        if node.op_type == "DequantizeLinear" and not node.domain and node.input[0] not in constants
-    }
-    asked = {node.name for node in graph.node if node.input and node.input[0] in pairs}
-    return {
-        name: replace(kernel, name=f"{kernel.name}{ALONE}", is_low_precision=False)
-        if name in asked and WEIGHTS_ALONE in kernel.name
-        else kernel
-        for name, kernel in kernels.items()
-    }
+    stored: set[str] = set()
+    pairs: set[str] = set()
+    for node in graph.node:
+        if node.op_type == "DequantizeLinear" and not node.domain:
+            (stored if node.input[0] in constants else pairs).add(node.output[0])
+    found = dict(kernels)
+    for node in graph.node:
+        kernel = found.get(node.name)
+        if kernel is None or not kernel.is_low_precision:
+            continue
+        if WEIGHTS_ALONE in kernel.name:
+            if node.input[0] in pairs:
+                found[node.name] = replace(kernel, name=f"{kernel.name}{ALONE}", is_low_precision=False)
+        elif node.op_type == "MatMul" and not {*node.input[:2]} <= stored | pairs:
+            found[node.name] = replace(kernel, name=f"{kernel.name}{IN_FLOAT}", is_low_precision=False)
+    return found
 
 
 def kernels_by_node(steps: Iterable[ExecutedStep], behind: Mapping[str, str]) -> dict[str, Kernel]:

@@ -112,8 +112,18 @@ def test_a_sum_with_what_no_integer_kernel_made_stays_float() -> None:
 
 
 def test_products_of_activations_read_integers_with_all() -> None:
-    expected = {("queries", "x"), ("scores", "queries"), ("scores", "keys"), ("y", "weights"), ("y", "x")}
+    """Those of a softmax stay in float."""
+    expected = {("queries", "x"), ("scores", "queries"), ("scores", "keys")}
     assert places(attention(), every_operator=True) == expected
+    plan = place_for_openvino(attention(), known(attention()), every_operator=True)
+    assert plan.left == {"y": "it reads a softmax, whose small numbers lose most in 8 bits"}
+
+
+def test_softmax_behind_other_shapes_stays_float() -> None:
+    nodes = [op("Softmax", "x", "s"), op("Transpose", "s", "t", perm=[0, 2, 1]), op("MatMul", "t x", "y")]
+    assert places(graph_of([op("MatMul", "x w", "z"), *nodes], {"w": draw(8, 8)}, 8, 8), every_operator=True) == {
+        ("z", "x")
+    }
 
 
 def test_what_is_kept_or_has_no_range_stays_float_with_the_reason() -> None:
