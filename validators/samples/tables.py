@@ -43,7 +43,9 @@ def read_csv(path: Path) -> Arrays:
     # Without this option, a quoted line break at the border of two blocks ends a row.
     table = csv.read_csv(path, parse_options=csv.ParseOptions(newlines_in_values=True))
     if all(_is_number(name) for name in table.column_names):
-        raise Unreadable("its first line has numbers in place of names", "write the names of the columns as first line")
+        raise Unreadable(
+            "its first line has numbers in place of names", "add a first line with the names of the columns"
+        )
     # Without rows, the columns have no type that could be checked.
     if not table.num_rows:
         raise ValueError("it has a header and no rows")
