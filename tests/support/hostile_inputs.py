@@ -405,7 +405,7 @@ PICTURES = [
         "an absolute path of a picture",
         pictures(lambda p: raw("metadata.csv", "file_name,label\n/etc/hostname,1\n")(p)),
         BAD,
-        "/etc/hostname",
+        "missing files, such as /etc/hostname",
     ),
     Hostile(
         "a table without names",
@@ -492,7 +492,7 @@ JOBS = [
     Hostile("a bomb of aliases", yaml_after(BOMB), BAD, "aliases expanded"),
     Hostile("an alias of itself", yaml_after("extra: &a [*a]\n"), BAD, "inf values"),
     Hostile("deep nesting", yaml_after(f"extra: {'[' * 5000}\n"), BAD, "job.yaml"),
-    Hostile("a long list", yaml_after(f"extra: [{'[],' * 250_000}]\n"), BAD, "job.yaml"),
+    Hostile("a long list", yaml_after(f"extra: [{'[],' * 250_000}]\n"), BAD, "more than 20000 values"),
     Hostile("many keys", yaml_after("".join(f"k{n}: 1\n" for n in range(9_000))), BAD, "unknown key `k0`"),
     Hostile("a file of 2 MB", yaml_after("#" * 2_000_000), BAD, "characters"),
     Hostile("a tag that runs code", yaml_after("extra: !!python/object/apply:os.abort []\n"), BAD, "python/object"),

@@ -35,13 +35,10 @@ def read_parquet(path: Path) -> Arrays:
 
 def read_csv(path: Path) -> Arrays:
     """Read the columns of a CSV file in UTF-8, separated by commas, with their names in the first line."""
-    from pyarrow import csv
-
     # A number takes two characters or more, and 8 bytes when it is read.
     check_fits(4 * path.stat().st_size)
     _check_separator(path)
-    # Without this option, a quoted line break at the border of two blocks ends a row.
-    table = csv.read_csv(path, parse_options=csv.ParseOptions(newlines_in_values=True))
+    table = csv_table(path)
     if all(_is_number(name) for name in table.column_names):
         raise Unreadable(
             "its first line has numbers in place of names", "add a first line with the names of the columns"
@@ -50,6 +47,14 @@ def read_csv(path: Path) -> Arrays:
     if not table.num_rows:
         raise ValueError("it has a header and no rows")
     return _of_table(table)
+
+
+def csv_table(path: Path) -> Any:
+    """Return the `pyarrow.Table` of a CSV file."""
+    from pyarrow import csv
+
+    # Without this option, a quoted line break at the border of two blocks ends a row.
+    return csv.read_csv(path, parse_options=csv.ParseOptions(newlines_in_values=True))
 
 
 def _check_separator(path: Path) -> None:
