@@ -114,14 +114,18 @@ def without_engine() -> Iterator[None]:
     def step(self: Any, *given: Any, **named: Any) -> Any:
         return self.fn(*given, **named)
 
-    published = ("create_markdown_artifact", "create_table_artifact", "create_link_artifact", "_tag_flow_run")
+    publishing = [
+        "tasks.evidence.judge_calibration.create_link_artifact",
+        *(f"tasks.records.publish_report.create_{kind}_artifact" for kind in ("markdown", "table", "link")),
+        "tasks.records.publish_report._tag_flow_run",
+    ]
     with contextlib.ExitStack() as patches:
         patches.enter_context(mock.patch.object(Flow, "__call__", flow))
         patches.enter_context(mock.patch.object(Task, "__call__", step))
         patches.enter_context(mock.patch("flows.cli.run.on_server", contextlib.nullcontext))
         patches.enter_context(mock.patch("flows.cli.run.start_server"))
-        for name in published:
-            patches.enter_context(mock.patch(f"tasks.records.publish_report.{name}"))
+        for name in publishing:
+            patches.enter_context(mock.patch(name))
         yield
 
 

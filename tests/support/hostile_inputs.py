@@ -118,8 +118,15 @@ def picture_header(width: int, height: int) -> bytes:
     return bytes(whole)
 
 
-def all_parts(arrays: Arrays) -> dict[str, Callable[[Arrays], bytes]]:
-    return {f"{name}.npy": lambda found, name=name: npy(found[name]) for name in arrays}  # type: ignore[misc]  # the default binds
+def quoted_breaks(folder: Path) -> None:
+    """A column of two megabytes of quoted text with line breaks, as captions have them."""
+
+    def noted(text: str) -> str:
+        head, *rows = text.splitlines()
+        return "\n".join([f"note,{head}", *('"' + "a\n" * 8000 + f'",{row}' for row in rows)]) + "\n"
+
+    csv(noted)(folder)
+    job(data={"ignore": ["note"]})(folder)
 
 
 def x_of(array: np.ndarray) -> Callable[[Arrays], bytes]:
@@ -194,7 +201,7 @@ LABELS = [
     Hostile("labels that are infinite", npz("evaluation", label=poisoned(np.inf, "f8")), BAD, "inf"),
     Hostile("whole labels as floats", npz("evaluation", label=to("f8")), BAD, "float64", "astype('int64')"),
     Hostile("labels from 1", npz("evaluation", label=lambda y: y + 1), BAD, "such as 4", "1 to 4"),
-    Hostile("labels of -1", npz("evaluation", label=poisoned(-1, "i8")), BAD, "such as -1"),
+    Hostile("labels of -1", npz("evaluation", label=poisoned(-1, "i8")), BAD, "such as -1", "negative labels"),
     Hostile("labels far outside", npz("evaluation", label=poisoned(2**40, "i8")), BAD, "such as 1099511627776"),
     Hostile("one-hot labels", npz("evaluation", label=lambda y: np.eye(4)[y]), BAD, "(400, 4)", "argmax"),
     Hostile("labels in a column", npz("evaluation", label=lambda y: y[:, None]), BAD, "(400, 1)", "label[:, 0]"),
@@ -263,10 +270,17 @@ FOLDERS = [
     ),
     Hostile("a text shard", in_folder({"a.npz": shard(FIRST), "b.csv": lambda _: b"hello\nworld\n"}), BAD, "hello"),
     Hostile("a folder that holds itself", steps(in_folder({}), link("folder/a.npz", ".")), BAD, "a.npz"),
+    Hostile(
+        "a CSV shard among archives",
+        in_folder({"a.npz": shard(FIRST), "b.csv": lambda a: csv_text(a).encode()}),
+        BAD,
+        "x is float64",
+    ),
     Hostile("shards of CSV", in_folder({"a.csv": lambda a: csv_text(a).encode()}), FINE, "accepted"),
 ]
 TABLES = [
     Hostile("CSV with a byte order mark", csv(lambda text: "\ufeff" + text), FINE, "accepted"),
+    Hostile("CSV with quoted line breaks", quoted_breaks, FINE, "accepted"),
     Hostile("CSV with semicolons", csv(lambda text: text.replace(",", ";")), BAD, "';'"),
     Hostile("CSV with tabs", csv(lambda text: text.replace(",", "\t")), BAD, "'\\t'"),
     Hostile(
@@ -391,7 +405,7 @@ PICTURES = [
         "an absolute path of a picture",
         pictures(lambda p: raw("metadata.csv", "file_name,label\n/etc/hostname,1\n")(p)),
         BAD,
-        "/etc/hostname",
+        "missing files, such as /etc/hostname",
     ),
     Hostile(
         "a table without names",
@@ -471,14 +485,14 @@ _MODELS = [
 MODELS = [
     *twice("validate", *_MODELS[:1], *_MODELS[6:8]),
     *twice("init", *_MODELS),
-    Hostile("a name with a line break", model(line_break), FINE, "", command="init"),
+    Hostile("a name with a line break", model(line_break), FINE, "wrote", command="init"),
     Hostile("a name with a line break (validate)", model(line_break), BAD, "x"),
 ]
 JOBS = [
     Hostile("a bomb of aliases", yaml_after(BOMB), BAD, "aliases expanded"),
     Hostile("an alias of itself", yaml_after("extra: &a [*a]\n"), BAD, "inf values"),
     Hostile("deep nesting", yaml_after(f"extra: {'[' * 5000}\n"), BAD, "job.yaml"),
-    Hostile("a long list", yaml_after(f"extra: [{'[],' * 250_000}]\n"), BAD, "job.yaml"),
+    Hostile("a long list", yaml_after(f"extra: [{'[],' * 250_000}]\n"), BAD, "more than 20000 values"),
     Hostile("many keys", yaml_after("".join(f"k{n}: 1\n" for n in range(9_000))), BAD, "unknown key `k0`"),
     Hostile("a file of 2 MB", yaml_after("#" * 2_000_000), BAD, "characters"),
     Hostile("a tag that runs code", yaml_after("extra: !!python/object/apply:os.abort []\n"), BAD, "python/object"),

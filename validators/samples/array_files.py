@@ -86,12 +86,10 @@ def check_header(stream: IO[bytes], size: int, file: str) -> tuple[tuple[int, ..
     """
     name = file.removesuffix(".npy")
     again = "copy or write the file again: it is truncated or damaged"
-    if size < len(np.lib.format.MAGIC_PREFIX):
-        raise Unreadable(f"{file!r} has {size} bytes, too few for an array", again)
     try:
         version = np.lib.format.read_magic(stream)
     except ValueError:
-        raise Unreadable(f"{file!r} is not an array", "write arrays alone, with numpy.save or numpy.savez") from None
+        raise Unreadable(f"{file!r} is not an array", "write arrays alone, with numpy.savez or numpy.save") from None
     readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
     if version not in readers:
         raise Unreadable(f"array {name!r} has named fields", "write each field as an array of its own")

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from validators.samples.readers import arrays_of, read_arrays, shards_of
-from validators.samples.tables import arrow_table
+from validators.samples.tables import arrow_table, csv_table
 
 
 def copy_rows(path: Path, kept: NDArray[np.bool_], folder: Path) -> Path:
@@ -38,7 +38,7 @@ def copy_rows(path: Path, kept: NDArray[np.bool_], folder: Path) -> Path:
     elif path.suffix == ".csv":
         from pyarrow import csv
 
-        csv.write_csv(csv.read_csv(path).filter(kept), target)
+        csv.write_csv(csv_table(path).filter(kept), target)
     else:
         with np.load(path, allow_pickle=False) as archive:
             np.savez(target, **{name: archive[name][kept] for name in archive.files})

@@ -102,7 +102,9 @@ def _check_class_range(labels: NDArray[Any], classes: int, where: str) -> None:
         raise DataError(
             found=f"{where} has {int(outside.sum())} labels outside the outputs, such as {labels[outside][0]}",
             expected=f"class indices from 0 to {classes - 1}",
-            fix=f"subtract 1 if the labels 1 to {classes} are the model's outputs 0 to {classes - 1}, in this order"
+            fix="label the samples with negative labels, and map the labels to the model's class order"
+            if labels.min() < 0
+            else f"subtract 1 if the labels 1 to {classes} are the model's outputs 0 to {classes - 1}, in this order"
             if labels.min() == 1 and labels.max() == classes
             else "map the labels to the model's class order",
         )

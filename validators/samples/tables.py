@@ -35,19 +35,26 @@ def read_parquet(path: Path) -> Arrays:
 
 def read_csv(path: Path) -> Arrays:
     """Read the columns of a CSV file in UTF-8, separated by commas, with their names in the first line."""
-    from pyarrow import csv
-
     # A number takes two characters or more, and 8 bytes when it is read.
     check_fits(4 * path.stat().st_size)
     _check_separator(path)
-    # Without this option, a quoted line break at the border of two blocks ends a row.
-    table = csv.read_csv(path, parse_options=csv.ParseOptions(newlines_in_values=True))
+    table = csv_table(path)
     if all(_is_number(name) for name in table.column_names):
-        raise Unreadable("its first line has numbers in place of names", "write the names of the columns as first line")
+        raise Unreadable(
+            "its first line has numbers in place of names", "add a first line with the names of the columns"
+        )
     # Without rows, the columns have no type that could be checked.
     if not table.num_rows:
         raise ValueError("it has a header and no rows")
     return _of_table(table)
+
+
+def csv_table(path: Path) -> Any:
+    """Return the `pyarrow.Table` of a CSV file."""
+    from pyarrow import csv
+
+    # Without this option, a quoted line break at the border of two blocks ends a row.
+    return csv.read_csv(path, parse_options=csv.ParseOptions(newlines_in_values=True))
 
 
 def _check_separator(path: Path) -> None:

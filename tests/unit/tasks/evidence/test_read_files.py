@@ -147,7 +147,7 @@ def test_sounds_without_a_table_are_read_by_name(tmp_path: Path, monkeypatch: py
         ("nothing", "returns dict for 4.png", "return {'input': array}"),
         ("climbing", "returns ['../x']", "rename the model's inputs"),
         ("sound", "raises Error on 4.png", "call it on 4.png"),
-        ("growing", "returns {'pixels': 'float64[2]'} for 0.png", "one shape and dtype in the function"),
+        ("growing", "returns {'pixels': 'float64[2]'} for 0.png", "bring all files to one shape"),
     ],
 )
 def test_a_function_that_does_not_fit_is_refused(

@@ -234,7 +234,7 @@ def test_a_gate_may_be_left_out_and_a_job_cannot_be_changed() -> None:
 def test_yaml_that_cannot_be_built_is_refused(tmp_path: Path, text: bytes) -> None:
     """Well-formed text whose scalars have no value, or that is too deep."""
     (tmp_path / "job.yaml").write_bytes(text)
-    assert caught(tmp_path / "job.yaml").expected == "a YAML file of a job, such as examples/text.yaml"
+    assert caught(tmp_path / "job.yaml").expected.startswith("a YAML file")
 
 
 def test_a_key_that_is_there_twice_is_refused(tmp_path: Path) -> None:
