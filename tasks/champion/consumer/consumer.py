@@ -248,6 +248,7 @@ def _open_onnxruntime(folder: Path, manifest: dict[str, Any], threads: int) -> t
 
     if ort.__version__ != manifest["runtime_version"]:
         _mismatch(f"onnxruntime {ort.__version__}", manifest["runtime_version"], "install that version")
+    _check_device(manifest["hardware"])
     settings = manifest["session"]
     on_gpu = settings["provider"] in GPU_PROVIDERS
     options = ort.SessionOptions()
@@ -288,6 +289,7 @@ def _open_openvino(folder: Path, manifest: dict[str, Any], threads: int) -> tupl
     version = metadata.version("openvino")
     if version != manifest["runtime_version"]:
         _mismatch(f"openvino {version}", manifest["runtime_version"], "install that version")
+    _check_device(manifest["hardware"])
     core = ov.Core()
     options = manifest["session"]["provider_options"]
     model = core.compile_model(
@@ -328,7 +330,6 @@ class OnnxChampion(mlflow.pyfunc.PythonModel):  # type: ignore[misc,name-defined
         folder = Path(context.artifacts["variant"])
         _check_files(folder, manifest["files"])
         _refuses()  # report a misspelt policy even if there is no mismatch
-        _check_device(manifest["hardware"])
         opened = _open_openvino if manifest["session"]["provider"] == OPENVINO else _open_onnxruntime
         threads = _threads(manifest["session"]["threads"], manifest["hardware"])
         self.session, self.answer = opened(folder, manifest, threads)
