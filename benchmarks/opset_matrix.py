@@ -49,7 +49,7 @@ from validators.job.read_job import parse_job  # noqa: E402
 from validators.records.run import SessionSettings  # noqa: E402
 from validators.samples.datasets import Arrays, load_samples  # noqa: E402
 from validators.samples.run_inputs import Evidence, RunInputs  # noqa: E402
-from validators.targets import BUILT_IN, facts_of  # noqa: E402
+from validators.targets import built_in_engines, facts_of  # noqa: E402
 
 RESULTS = HERE / "results"
 MODELS: dict[str, Callable[[Path, int], Path]] = {"transformer": transformer, "cnn": cnn, "lstm": lstm}
@@ -212,7 +212,7 @@ def main(
     rows: list[dict[str, Any]] = []
     for model in models or MODELS:
         for opset in opsets or OPSETS:
-            found = cells(model, opset, list(BUILT_IN), can_build and opset in BUILT_OPSETS)
+            found = cells(model, opset, built_in_engines(), can_build and opset in BUILT_OPSETS)
             rows += [{"model": model, "opset": opset, "target": target} | _row(some) for target, some in found.items()]
             wrong = [f"{cell.candidate}: {fault}" for some in found.values() for cell in some for fault in cell.faults]
             made = sum(cell.outcome == "made" for some in found.values() for cell in some)

@@ -183,6 +183,15 @@ def target_names() -> tuple[str, ...]:
     return *BUILT_IN, *installed_targets()
 
 
+def built_in_engines() -> tuple[str, ...]:
+    """Return the built-in targets that are no class of devices.
+
+    >>> built_in_engines()[:2]
+    ('ort-cpu', 'openvino')
+    """
+    return tuple(name for name, facts in BUILT_IN.items() if not facts.engines)
+
+
 def facts_of(name: str) -> TargetFacts:
     """Return the facts of a target.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
@@ -201,8 +201,8 @@ def run_outputs(session: ort.InferenceSession, batch: Arrays, outputs: list[str]
 
 
 @contextmanager
-def failures_refused() -> Iterator[None]:
-    """Convert exceptions of a running runtime to refusals.
+def failures_refused(runtime: str = "the runtime", told: Callable[[Exception], str] | None = None) -> Iterator[None]:
+    """Convert exceptions of a running runtime to refusals; `told` returns the message of one, by default its first line.
 
     Raises:
         CandidateRefused: `invalid`: the block raised.
@@ -214,7 +214,7 @@ def failures_refused() -> Iterator[None]:
     except Exception as error:  # see open_session
         raise CandidateRefused(
             kind="invalid",
-            found=f"the runtime fails on the model: {_first_line(error)}",
+            found=f"{runtime} fails on the model: {(told or _first_line)(error)}",
             expected="a model that runs on every batch",
             fix="check the shapes of the named node against the data",
         ) from error

@@ -69,10 +69,14 @@ def _session(manifest: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def openvino_options(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Return the options with which OpenVINO compiles a version, from the session settings of its manifest."""
+    return {**settings["provider_options"], "INFERENCE_NUM_THREADS": str(settings["threads"])}
+
+
 def _openvino(manifest: Mapping[str, Any]) -> list[str]:
     """Return the lines for OpenVINO."""
-    settings = manifest["session"]
-    options = {**settings["provider_options"], "INFERENCE_NUM_THREADS": str(settings["threads"])}
+    options = openvino_options(manifest["session"])
     return [
         "import numpy as np",
         "import openvino as ov",

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tasks.serving import sections
-from tasks.serving.example import FOLDER, example
+from tasks.serving.example import FOLDER, example, openvino_options
 from tasks.serving.promoted import Promoted
 from tasks.serving.sections import shown
 from validators.plain_text import markdown_table
@@ -71,10 +71,9 @@ def _session(promoted: Promoted) -> list[str]:
         return markdown_table(("Setting", "Value"), rows)
     settings = manifest["session"]
     if settings["provider"] == OPENVINO:
-        options = {**settings["provider_options"], "INFERENCE_NUM_THREADS": str(settings["threads"])}
         rows = [
             ("Runtime", f"openvino {manifest['runtime_version']}"),
-            *((f"Option {shown(key)}", shown(value)) for key, value in options.items()),
+            *((f"Option {shown(key)}", shown(value)) for key, value in openvino_options(settings).items()),
         ]
         return markdown_table(("Setting", "Value"), rows)
     rows = [

@@ -1,7 +1,8 @@
 """Export of a version for Triton Inference Server: `config.pbtxt`, and the files of the folder `1` beside it.
 
 Fields are those of `model_config.proto` (github.com/triton-inference-server/common). The README and source of
-`onnxruntime_backend`, `openvino_backend` and `tensorrt_backend`, as of July 2026, define which fields each backend reads:
+`onnxruntime_backend` and `tensorrt_backend`, as of July 2026, define which fields each backend reads; of `openvino_backend` the
+README alone was read:
 
 | approved setting | in `config.pbtxt` |
 |---|---|
@@ -24,6 +25,7 @@ from typing import Any
 
 import onnx
 
+from tasks.serving.example import openvino_options
 from tasks.serving.prototext import Fields, Word, prototext
 from validators.errors import JobError
 from validators.graph.source_form import declared_shape
@@ -247,7 +249,7 @@ def _session(manifest: Mapping[str, Any], place: Path) -> tuple[Fields, tuple[st
 
 def _openvino(settings: Mapping[str, Any]) -> tuple[Fields, tuple[str, ...]]:
     """Return the approved options as parameters of the OpenVINO backend, and notes on those that it does not read."""
-    options = {**settings["provider_options"], "INFERENCE_NUM_THREADS": str(settings["threads"])}
+    options = openvino_options(settings)
     fields: Fields = tuple(
         ("parameters", (("key", key), ("value", (("string_value", options[key]),))))
         for key in OPENVINO_PARAMETERS

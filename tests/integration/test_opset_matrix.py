@@ -17,7 +17,7 @@ from tasks.ptq.graph.upgrade import upgrade_opset
 from tasks.targets.variants import make_variant
 from validators.errors import CandidateRefused
 from validators.job.candidate_name import decode
-from validators.targets import BUILT_IN
+from validators.targets import built_in_engines
 
 # One of each precision and target that its opset could keep from being made.
 CANDIDATES = (
@@ -67,7 +67,7 @@ def test_an_upgraded_transformer_keeps_its_attention(tmp_path: Path) -> None:
 
 
 def test_the_subset_names_every_target() -> None:
-    assert {decode(name).target for name in CANDIDATES} == set(BUILT_IN)
+    assert {decode(name).target for name in CANDIDATES} == set(built_in_engines())
 
 
 def test_a_graph_that_cannot_be_upgraded_is_refused(

@@ -12,7 +12,6 @@ import os
 import resource
 import signal
 import sys
-import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -136,13 +135,10 @@ def answer_all(calls: Path, answers: Path, given: dict[str, dict[str, Any]]) -> 
         said = io.StringIO()
         out = _Copied(said)
         told = mock.patch.dict(os.environ, call.get("environ", {}))
-        started = time.monotonic()
         with told, limited(call.get("more_mb")), contextlib.redirect_stdout(out), contextlib.redirect_stderr(said):
             code = answer(call, result)
-        seconds = time.monotonic() - started
         document = json.loads(result.read_text()) if result.exists() else None
         given[call["name"]] = {"code": code, "said": said.getvalue(), "out": out.getvalue(), "result": document}
-        given[call["name"]]["seconds"] = seconds
 
 
 if __name__ == "__main__":

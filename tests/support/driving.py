@@ -24,7 +24,6 @@ class Answer:
     said: str
     result: dict[str, Any] | None
     out: str = ""
-    seconds: float = 0.0
 
 
 def environment(state: Path, **extra: str) -> dict[str, str]:

@@ -26,8 +26,7 @@ _PLACES = re.compile(r"^(Exception from |Check '|FrontEnd API failed|Summary:|Mo
 
 # The bindings fill their tables of types when first used. Two threads that do so at once wait for each other for ever, one for
 # the table and one for the interpreter (seen with 2026.4.1), so it is done here, while the module is imported.
-ov.Tensor(np.zeros(1, np.float32)).data.dtype  # noqa: B018
-ov.Type.f32.to_dtype()
+_FILLED = (ov.Tensor(np.zeros(1, np.float32)).data.dtype, ov.Type.f32.to_dtype())
 
 
 class OpenVinoModel:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from importlib import metadata, util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,7 @@ import onnx
 from numpy.typing import NDArray
 
 from tasks.runtimes.missing import Missing
+from tasks.runtimes.ort import failures_refused
 from validators.deadline import check_deadline
 from validators.errors import CandidateRefused
 from validators.records.run import SessionSettings
@@ -75,16 +76,16 @@ class OpenVinoRunner:
         """See `Runner.run`."""
         check_deadline()
         names = [spec.name for spec in self.outputs]
-        with failures_refused():
+        with _failures_refused():
             return self.model.run(batch, [names.index(name) for name in outputs])
 
     def bound(self, batch: Arrays) -> Callable[[], None]:
         """See `Runner.bound`."""
-        with failures_refused():
+        with _failures_refused():
             request = self.model.bound(batch)
 
         def call() -> None:
-            with failures_refused():
+            with _failures_refused():
                 request()
 
         return call
@@ -122,26 +123,10 @@ def open_model(model: Path, settings: SessionSettings) -> Iterator[OpenVinoRunne
     yield OpenVinoRunner(compiled, names)
 
 
-@contextmanager
-def failures_refused() -> Iterator[None]:
-    """Convert exceptions of a running model to refusals.
-
-    Raises:
-        CandidateRefused: `invalid`: the block raised.
-    """
+def _failures_refused() -> AbstractContextManager[None]:
     from tasks.runtimes.openvino.model import message_of
 
-    try:
-        yield
-    except CandidateRefused:
-        raise
-    except Exception as error:  # see open_model
-        raise CandidateRefused(
-            kind="invalid",
-            found=f"OpenVINO fails on the model: {message_of(error)}",
-            expected="a model that runs on every batch",
-            fix="check the shapes of the inputs against the data",
-        ) from error
+    return failures_refused("OpenVINO", message_of)
 
 
 def _spec(port: Any, name: str) -> TensorSpec:

@@ -475,3 +475,10 @@ def test_drops_that_are_not_finite_have_no_interval_and_do_not_pass(bad: float) 
     estimate, method = drop_interval(drops, 0.95)
     assert math.isnan(estimate.value) and "NaN or Inf" in method
     assert judge_drop(estimate, GATES, n=50, method=method).outcome == "fail"
+
+
+@pytest.mark.parametrize(("size", "outcome"), [(1_000_400, "pass"), (1_000_600, "fail")])
+def test_less_than_a_thousandth_of_the_size_is_nothing(size: int, outcome: str) -> None:
+    """Names of nodes make a file of the same weights larger by less."""
+    verdict = judge_size(variant(size), 1_000_000, GATES)
+    assert verdict is not None and verdict.outcome == outcome

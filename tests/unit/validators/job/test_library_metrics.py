@@ -57,7 +57,7 @@ def texts(rng: np.random.Generator) -> tuple[Array, Array]:
     return np.array([" ".join(row) for row in answers]), np.array([" ".join(row) for row in labels])
 
 
-# By the library's name: what is drawn; `best` if the library gets the class of the highest score.
+# Outputs and labels, by the name of our metric.
 DRAWN: dict[str, Callable[[np.random.Generator], tuple[Array, Array]]] = {
     "accuracy": scores,
     "pr_auc": scores,

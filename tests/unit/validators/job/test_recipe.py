@@ -17,10 +17,10 @@ from validators.job.candidate_name import (
     WeightMethod,
     decode,
 )
-from validators.targets import BUILT_IN
+from validators.targets import BUILT_IN, built_in_engines
 
 GRANULARITIES = st.sampled_from(get_args(Granularity))
-TARGET = st.sampled_from([name for name, facts in BUILT_IN.items() if not facts.engines])
+TARGET = st.sampled_from(built_in_engines())
 BLOCK_SIZES = (16, 32, 64, 128, 256)
 
 CANDIDATES = st.one_of(
