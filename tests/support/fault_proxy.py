@@ -43,6 +43,8 @@ class FaultProxy:
     met: Counter[str] = field(default_factory=Counter)
     port: int = 0
     paused: bool = False
+    # The loop itself has weak references alone: a task that waits would be collected.
+    _tasks: set[asyncio.Task[Any] | None] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self._draw = random.Random(self.seed)
@@ -62,6 +64,15 @@ class FaultProxy:
         self._ready.set()
         async with server:
             await self._end.wait()
+        await self._end_all()
+
+    async def _end_all(self) -> None:
+        """Cancel what is under way until nothing is: a connection that was just accepted begins while others are cancelled."""
+        while under_way := asyncio.all_tasks() - {asyncio.current_task()}:
+            for task in under_way:
+                task.cancel()
+            await asyncio.wait(under_way)
+            await asyncio.sleep(0)
 
     def close(self) -> None:
         """Stop listening."""
@@ -79,9 +90,10 @@ class FaultProxy:
         return "none"
 
     async def _client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._tasks.add(asyncio.current_task())
         try:
             with contextlib.suppress(OSError, asyncio.IncompleteReadError):
-                while await self._exchange(reader, writer):
+                while not self._end.is_set() and await self._exchange(reader, writer):
                     pass
         except asyncio.CancelledError:
             # The proxy is closed: what clients have kept open is over.
@@ -134,7 +146,8 @@ class FaultProxy:
         return body[:at] + bytes([body[at] ^ 1 << self._draw.randrange(8)]) + body[at + 1 :]
 
     def _repeat(self, head: bytes, body: bytes) -> None:
-        self._task = asyncio.ensure_future(self._ask(head, body))
+        if not self._end.is_set():
+            self._tasks.add(asyncio.ensure_future(self._ask(head, body)))
 
     async def _ask(self, head: bytes, body: bytes) -> tuple[bytes, bytes]:
         """The server's answer, over a connection of its own."""
