@@ -1,13 +1,15 @@
-"""Models of the flavors `transformers`, `sentence_transformers` and `sklearn`, as the conversion takes them."""
+"""Models of the flavors `transformers`, `sentence_transformers`, `keras` and `sklearn`, as the conversion takes them."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+from tasks.evidence.flavors import need_libraries
 from tasks.evidence.hugging_face import sentence_folder, transformers_folder
 from tasks.evidence.sklearn_file import sklearn_file
 from tasks.evidence.torch_export import Original
+from validators.errors import SourceError
 from validators.records.run import Flavor
 from validators.untrusted.paths import inside
 
@@ -24,7 +26,28 @@ def original_of(model: Path, flavor: Flavor, told: dict[str, Any], uri: str, *, 
         return Original("transformers", transformers_folder(model, told, uri))
     if flavor == "sentence_transformers":
         return Original("sentence_transformers", sentence_folder(model, uri))
+    if flavor == "keras":
+        return Original("keras", keras_file(model, told, uri))
     return Original("sklearn", sklearn_file(model, told, uri, allowed=allowed), code=code_of(model, told))
+
+
+def keras_file(model: Path, told: dict[str, Any], uri: str) -> Path:
+    """Return the `.keras` file of a model: its layers as JSON, and their weights.
+
+    Raises:
+        SourceError: the version has another format, or Keras is not installed.
+    """
+    data = inside(model, str(told.get("data", "data")), said_by="MLmodel")
+    path = data / "model.keras"
+    if not path.is_file():
+        files = sorted(file.name for file in data.rglob("*") if file.is_file())
+        raise SourceError(
+            found=f"{uri}: no model.keras in {data.name} ({', '.join(files) or 'no files'})",
+            expected="a file of Keras 3 (.keras), which holds layers and weights and no code",
+            fix="log the model itself again: mlflow.keras.log_model(model, name=..., save_exported_model=False)",
+        )
+    need_libraries(["keras"], "keras", uri)
+    return path
 
 
 def code_of(model: Path, told: dict[str, Any]) -> tuple[Path, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,9 @@ from validators.errors import SourceError
 from validators.records.run import Flavor
 from validators.untrusted.bounded_yaml import load_yaml
 
-SUPPORTED: tuple[Flavor, ...] = ("onnx", "pytorch", "sentence_transformers", "transformers", "sklearn")
+SUPPORTED: tuple[Flavor, ...] = ("onnx", "pytorch", "sentence_transformers", "transformers", "sklearn", "keras")
 _TREES = "an ensemble of trees compares and adds, and multiplies nothing: there is nothing to quantize"
-_KERAS = (
-    'python -m tf2onnx.convert --saved-model MODEL --output model.onnx, or model.export("model.onnx", format="onnx")'
-)
+_TENSORFLOW = "python -m tf2onnx.convert --saved-model MODEL --output model.onnx"
 _LOG = "mlflow.onnx.log_model(onnx.load('model.onnx'), name='{name}', registered_model_name='{name}')"
 
 
@@ -33,8 +32,7 @@ REFUSED = {
     "xgboost": _Refusal(_TREES),
     "lightgbm": _Refusal(_TREES),
     "catboost": _Refusal(_TREES),
-    "keras": _Refusal("its converter needs TensorFlow, which quantgate does not install", _KERAS),
-    "tensorflow": _Refusal("its converter needs TensorFlow, which quantgate does not install", _KERAS),
+    "tensorflow": _Refusal("its converter needs TensorFlow, which quantgate does not install", _TENSORFLOW),
     "spark": _Refusal(
         "its models run on a Spark cluster", "onnxmltools.convert_sparkml(model, 'model', initial_types)"
     ),
@@ -74,6 +72,21 @@ def unsupported_flavor(uri: str, flavors: dict[str, dict[str, Any]]) -> SourceEr
         expected=f"one of the flavors {', '.join(SUPPORTED)}",
         fix=fix,
     )
+
+
+def need_libraries(libraries: Sequence[str], extra: str, uri: str) -> None:
+    """Raise if a library that loads or converts a model is not installed.
+
+    Raises:
+        SourceError: it names the missing ones, and the extra of quantgate that has them.
+    """
+    missing = [name.replace("_", "-") for name in libraries if find_spec(name) is None]
+    if missing:
+        raise SourceError(
+            found=f"{uri} needs {' and '.join(missing)}, which is not installed",
+            expected=f"the extra `{extra}` of quantgate, where the run's source is resolved",
+            fix=f"pip install 'quantgate[{extra}]'",
+        )
 
 
 def flavors_of(model: Path, uri: str) -> dict[str, dict[str, Any]]:

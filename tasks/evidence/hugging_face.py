@@ -6,10 +6,10 @@ Only weights in safetensors are read, only classes of the two libraries are buil
 from __future__ import annotations
 
 import json
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from tasks.evidence.flavors import need_libraries
 from validators.errors import SourceError
 from validators.untrusted.paths import inside
 
@@ -54,7 +54,7 @@ def transformers_folder(model: Path, flavor: dict[str, Any], uri: str) -> Path:
             "an encoder: a generator needs a cache from step to step, which its conversion does not have",
             "log its encoder alone, or an ONNX file with mlflow.onnx.log_model",
         )
-    _need("transformers", uri)
+    need_libraries(["transformers"], "transformers", uri)
     return folder
 
 
@@ -80,7 +80,7 @@ def sentence_folder(model: Path, uri: str, data: str = "model.sentence_transform
             )
     for place in {folder, *(path.parent for pattern in PICKLES for path in folder.rglob(pattern))}:
         _check_weights(place, uri)
-    _need("sentence_transformers", uri)
+    need_libraries(["sentence_transformers"], "transformers", uri)
     return folder
 
 
@@ -109,15 +109,6 @@ def _check_weights(folder: Path, uri: str) -> None:
         "weights in safetensors: other formats can run any code when they are loaded",
         "save the model with save_pretrained(..., safe_serialization=True), which writes model.safetensors, and log it again",
     )
-
-
-def _need(library: str, uri: str) -> None:
-    if find_spec(library) is None:
-        raise _refused(
-            f"{uri} needs the library {library.replace('_', '-')}, which is not installed",
-            "the extra `transformers` of quantgate, where the run's source is resolved",
-            "pip install 'quantgate[transformers]'",
-        )
 
 
 def _refused(found: str, expected: str, fix: str) -> SourceError:

@@ -19,8 +19,8 @@ from tasks.evidence.flavors import flavor_of, flavors_of
 from tasks.evidence.torch_export import convert
 from tasks.registry.mlflow_registry import MODEL_URI, named_version, registry_call
 from validators.errors import SourceError
-from validators.graph.flat_outputs import flatten_outputs
 from validators.graph.interfaces import dtype_name, spec_of
+from validators.graph.source_form import normalize
 from validators.graph.source_graph import check_source_graph
 from validators.samples.datasets import TensorSpec
 from validators.untrusted.bounded_yaml import load_yaml
@@ -179,8 +179,9 @@ def _read_onnx(uri: str, data: str, folder: Path) -> _Read:
 
 def _read_graph(path: Path, uri: str) -> _Read:
     try:
-        graph = onnx.load(path, load_external_data=False).graph
-        flatten_outputs(graph)
+        model = onnx.load(path, load_external_data=False)
+        normalize(model)
+        graph = model.graph
     except Exception as error:  # protobuf raises classes of its own
         raise SourceError(
             found=f"{uri}: {type(error).__name__}: {str(error)[:200]}",

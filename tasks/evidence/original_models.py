@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import json
 import logging
+import os
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -119,6 +120,42 @@ def from_sentence_transformers(order: dict[str, Any]) -> Run:
     return _trace(encoder, _inputs_of(encoder, first.auto_model.config), order)
 
 
+def from_keras(order: dict[str, Any]) -> Run:
+    """Load a model of Keras 3, whichever backend it was trained on, on torch. Unknown sizes are traced as batch and length."""
+    os.environ["KERAS_BACKEND"] = "torch"
+    import keras
+    import torch
+
+    model = keras.saving.load_model(order["path"], compile=False, safe_mode=True)
+    inputs = list(model.inputs)
+
+    class Flat(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, *arrays: Any) -> Any:
+            # In the model's own structure: one input, a list or a dictionary of inputs.
+            is_plain = isinstance(model, keras.Sequential)
+            given = arrays[0] if is_plain else keras.tree.pack_sequence_as(model.input, list(arrays))
+            return self.model(given, training=False)
+
+    module = Flat().eval()
+    sizes = [[TRACED[min(axis, 1)] if size is None else size for axis, size in enumerate(i.shape)] for i in inputs]
+    tensors = tuple(torch.zeros(size, dtype=getattr(torch, i.dtype)) for size, i in zip(sizes, inputs, strict=True))
+    dynamic = tuple({axis: torch.export.Dim.AUTO for axis, size in enumerate(i.shape) if size is None} for i in inputs)
+    with torch.no_grad():
+        exported = torch.export.export(module, tensors, dynamic_shapes=(dynamic,))
+    outputs = getattr(model, "output_names", None) or [model.layers[-1].name]
+    write_program(exported, order["onnx"], [i.name for i in inputs], outputs)
+
+    def run(batch: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
+        with torch.no_grad():
+            return _arrays_of(module(*(torch.from_numpy(array) for array in batch.values())))
+
+    return run
+
+
 def from_sklearn(order: dict[str, Any]) -> Run:
     """Load a fitted model of scikit-learn, stored by skops or, if the operator allowed it, by pickle."""
     import onnx
@@ -150,8 +187,10 @@ def from_sklearn(order: dict[str, Any]) -> Run:
     return run
 
 
-def write_program(exported: torch.export.ExportedProgram, path: str) -> None:
-    """Write a program as ONNX. The keys of dictionaries name its outputs."""
+def write_program(
+    exported: torch.export.ExportedProgram, path: str, inputs: Sequence[str] = (), outputs: Sequence[str] = ()
+) -> None:
+    """Write a program as ONNX with these names. The keys of dictionaries name its outputs, if it returns any."""
     import onnx
     import torch
     from torch.utils import _pytree as pytree
@@ -159,13 +198,18 @@ def write_program(exported: torch.export.ExportedProgram, path: str) -> None:
     # The exporter also logs that torchvision is not installed; no operator here needs it.
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     spec = json.loads(pytree.treespec_dumps(exported.call_spec.out_spec))[1]
-    inputs = exported.graph_signature.user_inputs
-    names = leaf_names(spec, [isinstance(item, str) for item in exported.graph_signature.user_outputs], inputs)
+    taken = inputs or exported.graph_signature.user_inputs
+    names = leaf_names(spec, [isinstance(item, str) for item in exported.graph_signature.user_outputs], taken)
     with warnings.catch_warnings():
         # The exporter warns about its own internals (deprecated calls in its passes), which no user can act on.
         warnings.simplefilter("ignore")
         converted = torch.onnx.export(
-            exported, dynamo=True, opset_version=OPSET, verbose=False, output_names=names or None
+            exported,
+            dynamo=True,
+            opset_version=OPSET,
+            verbose=False,
+            input_names=inputs or None,
+            output_names=names or outputs or None,
         )
     assert converted is not None
     model = converted.model_proto

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 import zipfile
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import onnx
 
+from tasks.evidence.flavors import need_libraries
 from tasks.ptq.graph.edits import operator_of, weighted_nodes
 from validators.errors import SourceError
 from validators.untrusted.paths import inside
@@ -42,13 +42,7 @@ def sklearn_file(model: Path, flavor: dict[str, Any], uri: str, *, allowed: bool
         )
     if path.suffix == ".skops":
         _refuse_trees(path, uri)
-    missing = [name for name in ("skl2onnx", "skops") if find_spec(name) is None]
-    if missing:
-        raise SourceError(
-            found=f"{uri} needs {' and '.join(missing)}, which is not installed",
-            expected="the extra `sklearn` of quantgate, where the run's source is resolved",
-            fix="pip install 'quantgate[sklearn]'",
-        )
+    need_libraries(["skl2onnx", "skops"], "sklearn", uri)
     return path
 
 

@@ -54,13 +54,14 @@ KEPT = (
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 
 
-Kind = Literal["program", "pickle", "transformers", "sentence_transformers", "sklearn"]
+Kind = Literal["program", "pickle", "transformers", "sentence_transformers", "keras", "sklearn"]
 # Advice for a model that cannot be converted.
 EXPECTED: dict[Kind, str] = {
     "program": "an exported program whose operators exist in ONNX",
     "pickle": "a module that torch.export can trace, and whose operators exist in ONNX",
     "transformers": "an encoder of tokens, images or a signal that torch.export can trace",
     "sentence_transformers": "an encoder of tokens that torch.export can trace",
+    "keras": "layers of Keras 3 itself (no Lambda, no class of your own), which torch.export can trace",
     "sklearn": "a fitted model of one table of numbers that skl2onnx converts",
 }
 

@@ -30,6 +30,7 @@ LOADERS = {
     "pickle": original_models.from_pickle,
     "transformers": original_models.from_transformers,
     "sentence_transformers": original_models.from_sentence_transformers,
+    "keras": original_models.from_keras,
     "sklearn": original_models.from_sklearn,
 }
 

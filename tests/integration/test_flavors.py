@@ -54,7 +54,12 @@ def resolve(
     for role, n in (("calibration", 99), ("evaluation", 200)):
         if name.startswith("sk"):
             arrays: dict[str, Any] = {"X": rng.normal(size=(n, 8)).astype(np.float32)}
-        elif name.startswith("pickled"):
+        elif name == "keras-image":
+            arrays = {"image": rng.normal(size=(n, 16, 16, 3)).astype(np.float32)}
+        elif name == "keras-two":
+            arrays = {"tokens": rng.integers(0, 100, (n, 12), np.int32)}
+            arrays["extra"] = rng.normal(size=(n, 4)).astype(np.float32)
+        elif name.startswith(("pickled", "keras")):
             arrays = {"input": rng.normal(size=(n, 64)).astype(np.float32)}
         elif name == "dictionary":
             arrays = {item: rng.normal(size=(n, 64)).astype(np.float32) for item in ("x", "shift")}
@@ -74,6 +79,8 @@ def resolve(
         ("bert", TOKENS, ["logits"]),
         ("sentences", TOKENS, ["sentence_embedding"]),
         ("sk-mlp", ("X",), ["label", "probabilities"]),
+        ("keras-two", ("extra", "tokens"), ["kind", "size"]),
+        ("keras-image", ("image",), ["scores"]),
         ("dictionary", ("x", "shift"), ["logits", "states.0", "states.1"]),
         ("model_output", TOKENS, ["last_hidden_state", "pooler_output"]),
     ],
@@ -99,6 +106,7 @@ def test_a_version_becomes_onnx_and_agrees_with_the_original(
         ("gpt", "generates, GPT2LMHeadModel", "mlflow.onnx.log_model"),
         ("sk-linear", "consists of", "leave this model as it is"),
         ("sk-trees", "an ensemble of trees (sklearn.ensemble._forest", "leave this model as it is"),
+        ("keras-code", "model.keras cannot be exported", "log it with mlflow.onnx"),
         ("sk-pickled", "a pickled scikit-learn model", "mlflow.sklearn.load_model('models:/sk-pickled/1')"),
         ("pickled", "a pickled PyTorch model", "mlflow.pytorch.load_model('models:/pickled/1')"),
     ],

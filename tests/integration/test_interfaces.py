@@ -67,7 +67,7 @@ def test_a_supported_interface_passes_the_first_steps(
 @pytest.mark.slow
 def test_the_command_refuses_an_interface_without_a_traceback(tmp_path: Path, tiny: Tiny) -> None:
     """Through the whole command, those that once ended in a crash."""
-    names = ("sequence of a split", "scalar sr", "no inputs", "bfloat16", "optional input")
+    names = ("sequence of a split", "scalar sr", "no inputs", "float8", "optional input")
     calls: list[dict[str, object]] = []
     for name in names:
         folder = tmp_path / name.replace(" ", "_")
@@ -87,7 +87,7 @@ def test_the_command_refuses_an_interface_without_a_traceback(tmp_path: Path, ti
     [
         ("xgboost", "nothing to quantize", "leave this model as it is"),
         ("lightgbm", "nothing to quantize", "leave this model as it is"),
-        ("keras", "needs TensorFlow", "python -m tf2onnx.convert --saved-model"),
+        ("tensorflow", "needs TensorFlow", "python -m tf2onnx.convert --saved-model"),
         ("python_function", "no converter", "leave this model as it is"),
     ],
 )
@@ -95,7 +95,7 @@ def test_another_flavor_is_refused_with_the_reason(flavor: str, reason: str, adv
     error = unsupported_flavor("models:/m/1", {flavor: {}, "python_function": {}})
     assert f"flavors {flavor}, which are not supported" in error.found and reason in error.found
     assert advice in error.fix and error.exit_code == 2
-    assert ("name='m'" in error.fix) == (flavor == "keras")
+    assert ("name='m'" in error.fix) == (flavor == "tensorflow")
 
 
 def test_a_job_for_an_onnx_file_reads_and_names_the_file(tiny: Tiny, tmp_path: Path) -> None:

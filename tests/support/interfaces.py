@@ -95,6 +95,17 @@ def typed(kind: int, dtype: Any, words: str | None = None) -> Interface:
     return Interface(model([tensor("x", kind, ["batch", FEATURES])], nodes, [LOGITS]), words, cast(dtype))
 
 
+def bfloat16() -> onnx.ModelProto:
+    """An input and an output of bfloat16, both of which become float32."""
+    kind = TensorProto.BFLOAT16
+    nodes = [
+        node("Cast", ["x"], ["features"], to=FLOAT, name="cast"),
+        node("Cast", ["scores"], ["logits"], to=kind, name="back"),
+    ]
+    outputs = [tensor("logits", kind, ["batch", CLASSES])]
+    return model([tensor("x", kind, ["batch", FEATURES])], nodes, outputs)
+
+
 def value(name: str, kind: onnx.TypeProto) -> onnx.ValueInfoProto:
     return helper.make_value_info(name, kind)
 
@@ -407,7 +418,6 @@ REFUSED: dict[str, Interface] = {
         nms(first=False), "the metric accuracy reads one output", job={"output": ["logits", "selected"]}
     ),
     "dynamic rank": Interface(without_shape(), "input 'x' has no shape: its number of axes is dynamic"),
-    "bfloat16": typed(TensorProto.BFLOAT16, np.float32, "input 'x' has the type bfloat16"),
     "float8": typed(TensorProto.FLOAT8E4M3FN, np.float32, "input 'x' has the type float8e4m3fn"),
     "transposed judged": Interface(transposed(first=True), "its batch is on axis 1"),
     "no inputs": Interface(no_inputs(), "has no inputs", job=for_batch(2)),
@@ -449,6 +459,7 @@ WORKING: dict[str, Interface] = {
     "fixed batch 3": Interface(fixed(3), job=for_batch(3)),
     "fixed batch 1": Interface(fixed(1), job=for_batch(1)),
     "float16": typed(HALF, np.float16),
+    "bfloat16": Interface(bfloat16()),
     "float64": typed(TensorProto.DOUBLE, np.float64),
     "uint8": typed(TensorProto.UINT8, np.uint8),
     "int8": typed(TensorProto.INT8, np.int8),

@@ -10,6 +10,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+os.environ["KERAS_BACKEND"] = "torch"
+
+import keras
 import mlflow
 import numpy as np
 import torch
@@ -129,6 +132,30 @@ def log_sklearn() -> None:
     )
 
 
+def log_keras() -> None:
+    layers = keras.layers
+    tokens, extra = layers.Input((12,), dtype="int32", name="tokens"), layers.Input((4,), name="extra")
+    words = layers.Embedding(100, 32)(tokens)
+    words = layers.LayerNormalization()(layers.MultiHeadAttention(4, 8)(words, words))
+    joined = layers.Concatenate()([layers.GlobalAveragePooling1D()(words), extra])
+    two = keras.Model(
+        {"tokens": tokens, "extra": extra}, {"kind": layers.Dense(3)(joined), "size": layers.Dense(1)(joined)}
+    )
+    image = keras.Sequential(
+        [
+            layers.Input((16, 16, 3), name="image"),
+            layers.Conv2D(8, 3, strides=2, padding="same", activation="relu"),
+            layers.BatchNormalization(),
+            layers.Flatten(),
+            layers.Dropout(0.5),
+            layers.Dense(4, activation="softmax", name="scores"),
+        ]
+    )
+    code = keras.Sequential([layers.Input((4,)), layers.Lambda(lambda x: x * 2)])
+    for name, model in (("keras-two", two), ("keras-image", image), ("keras-code", code)):
+        mlflow.keras.log_model(model, name=name, registered_model_name=name, pip_requirements=["keras"])
+
+
 if __name__ == "__main__":
     os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
     root = Path(sys.argv[1])
@@ -138,4 +165,5 @@ if __name__ == "__main__":
     with mlflow.start_run():
         log_torch()
         log_sklearn()
+        log_keras()
         log_transformers(root)

@@ -18,6 +18,8 @@ NUMPY_NAMES = {"float": "float32", "double": "float64"}
 NUMBERS = frozenset(
     {"bool", "float16", "float32", "float64"} | {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
 )
+# Also accepted of a source: text, and bfloat16, which becomes float32 (`source_form.normalize`).
+ACCEPTED = NUMBERS | {"string", "bfloat16"}
 NOT_TENSORS = {
     "sequence_type": "a sequence",
     "map_type": "a map",
@@ -114,7 +116,7 @@ def _check_input(value: onnx.ValueInfoProto, file: str) -> None:
             fix="export with the shapes of the inputs, or write them into `graph.input` of the file with onnx",
         )
     spec = spec_of(value)
-    if spec.dtype not in NUMBERS | {"string"}:
+    if spec.dtype not in ACCEPTED:
         raise SourceError(
             found=f"{file}: input {value.name!r} has the type {spec.dtype}, which numpy does not have",
             expected=f"one of {', '.join(sorted(NUMBERS))}",
@@ -138,7 +140,7 @@ def _check_output(value: onnx.ValueInfoProto, file: str) -> None:
         )
     dtype = spec_of(value).dtype
     # An exporter that declares no type leaves it undefined; it is inferred later.
-    if dtype not in NUMBERS | {"string", "undefined"}:
+    if dtype not in ACCEPTED | {"undefined"}:
         raise SourceError(
             found=f"{file}: output {value.name!r} has the type {dtype}, which numpy does not have",
             expected=f"one of {', '.join(sorted(NUMBERS))}",

@@ -11,6 +11,7 @@ from validators.untrusted.external_data import nodes
 
 # The standard domain has two spellings; onnx's checker knows only the first.
 STANDARD, STANDARD_ALIAS = "", "ai.onnx"
+BFLOAT16 = onnx.TensorProto.BFLOAT16
 # First IR version in which an initializer need not be an input.
 CONSTANTS_APART = 4
 
@@ -22,7 +23,8 @@ def normalize(model: onnx.ModelProto) -> dict[str, tuple[str, ...]]:
 
     Initializers that are also inputs, as in old files, stop being inputs: a caller could override an input, so the runtime does
     not prepack it and no pass may change it. Negative dimensions become dynamic. `ai.onnx` becomes the empty domain. Duplicate
-    node names within a graph are removed: the runtime refuses them, and a node needs no name.
+    node names within a graph are removed: the runtime refuses them, and a node needs no name. Inputs and outputs of bfloat16,
+    a type that numpy lacks, become float32, with a Cast inside the model.
     """
     constants = {tensor.name for tensor in model.graph.initializer}
     for value in [value for value in model.graph.input if value.name in constants]:
@@ -35,7 +37,9 @@ def normalize(model: onnx.ModelProto) -> dict[str, tuple[str, ...]]:
             for dim in value.type.tensor_type.shape.dim:
                 if dim.HasField("dim_value") and dim.dim_value < 0:
                     dim.ClearField("dim_value")
-    return flatten_outputs(model.graph)
+    changed = flatten_outputs(model.graph)
+    _widen(model.graph)
+    return changed
 
 
 def undeclared_outputs(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
@@ -83,6 +87,32 @@ def _drop_alias(model: onnx.ModelProto) -> None:
     for node in nodes(model):
         if node.domain == STANDARD_ALIAS:
             node.domain = STANDARD
+
+
+def _widen(graph: onnx.GraphProto) -> None:
+    """Make inputs and outputs of bfloat16 float32. Every bfloat16 number is a float32 number, so that outputs stay exact."""
+    inputs, outputs = (
+        [value for value in values if value.type.tensor_type.elem_type == BFLOAT16]
+        for values in (graph.input, graph.output)
+    )
+    inner = {value.name: f"{value.name}_bfloat16" for value in (*inputs, *outputs)}
+    if not inner:
+        return
+    for body in _graphs(graph):
+        for node in body.node:
+            node.input[:] = [inner.get(name, name) for name in node.input]
+            node.output[:] = [inner.get(name, name) for name in node.output]
+    for value in (*inputs, *outputs):
+        value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
+    before = [_cast(value.name, inner[value.name], BFLOAT16) for value in inputs]
+    after = [_cast(inner[value.name], value.name, onnx.TensorProto.FLOAT) for value in outputs]
+    kept = [onnx.NodeProto.FromString(node.SerializeToString()) for node in (*before, *graph.node, *after)]
+    del graph.node[:]
+    graph.node.extend(kept)
+
+
+def _cast(source: str, target: str, element_type: int) -> onnx.NodeProto:
+    return onnx.helper.make_node("Cast", [source], [target], to=element_type, name=f"{target}_cast")
 
 
 def _name_apart(graph: onnx.GraphProto) -> None:

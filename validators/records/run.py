@@ -19,7 +19,7 @@ CandidateOutcome = Literal["passed", "failed", "inconclusive", "refused"]
 # Parses `Inventory.device_key`: processor and instruction sets, cores, GPU with compute capability, driver; runtimes follow.
 _DEVICE_KEY = re.compile(r"(?P<processor>.* \[[^\]]*\]) x\d+; (?:(?P<gpu>.* cc\S+) driver [^;]*; )?")
 # MLflow flavor of the source, or that it is a file.
-Flavor = Literal["onnx", "pytorch", "transformers", "sentence_transformers", "sklearn", "file"]
+Flavor = Literal["onnx", "pytorch", "transformers", "sentence_transformers", "keras", "sklearn", "file"]
 # Run on its target; simulated by a runtime without kernels for it; built ahead of time and inspected, never run.
 Proof = Literal["measured", "simulated", "aot-checked"]
 
