@@ -231,7 +231,7 @@ def tried(run: Run, run_inputs: RunInputs, inventory: Inventory, baseline: Accur
     elif run.job.search == "race":
         raced = race(run, run_inputs, inventory, baseline)
     else:
-        names = run.job.candidate_names
+        names = run.job.candidates_without(inventory.absent)
         raced = Raced(merge_copies(make_candidates(run, run_inputs, inventory, baseline, names)))
     trials = measure_saturation(run, run_inputs, inventory, raced.trials)
     if not hands_to_workers() and run.job.search == "all":

@@ -87,7 +87,6 @@ BUILT_IN: dict[str, TargetFacts] = {
         TargetFacts(
             name="cpu",
             provider=CPU_PROVIDER,
-            libraries={"openvino": ("openvino",)},
             engines=("ort-cpu", "openvino"),
             # Of each engine what won on the models tried; `wide` has the rest.
             default_candidates=(
@@ -167,6 +166,23 @@ BUILT_IN: dict[str, TargetFacts] = {
                 "int4-g64-rtn@tensorrt",
             ),
         ),
+        TargetFacts(
+            name="cuda",
+            provider=CUDA_PROVIDER,
+            # ort-tensorrt needs an older TensorRT than tensorrt: no environment has both.
+            engines=("ort-cuda", "tensorrt"),
+            default_candidates=(
+                "fp32-fused@ort-cuda",
+                "fp16@ort-cuda",
+                "int4-g128-rtn@ort-cuda",
+                "fp16@tensorrt",
+                "int8-static-minmax-pc@tensorrt",
+                "int8-static-entropy-pc@tensorrt",
+                "fp8-amax-pc@tensorrt",
+                "int4-g128-rtn@tensorrt",
+                "int4-g64-rtn@tensorrt",
+            ),
+        ),
     )
 }
 
@@ -199,6 +215,31 @@ def facts_of(name: str) -> TargetFacts:
         JobError: no installed package provides a target with this name, or it fails to load.
     """
     return BUILT_IN[name] if name in BUILT_IN else _facts_in(load_target(name), name)
+
+
+def engines_of(name: str) -> tuple[str, ...]:
+    """Return the engines of a class of devices; any other target is its own engine.
+
+    Raises:
+        JobError: see `facts_of`.
+
+    >>> engines_of("cuda"), engines_of("openvino")
+    (('ort-cuda', 'tensorrt'), ('openvino',))
+    """
+    return facts_of(name).engines or (name,)
+
+
+def baselines_of(name: str) -> tuple[str, ...]:
+    """Return the engines that can run the baseline of a target's jobs, the default first.
+
+    Raises:
+        JobError: see `facts_of`.
+
+    >>> baselines_of("openvino"), baselines_of("cuda")
+    (('ort-cpu', 'openvino'), ('ort-cuda', 'tensorrt'))
+    """
+    engines = engines_of(name)
+    return engines if is_on_gpu(name) else tuple(dict.fromkeys(("ort-cpu", *engines)))
 
 
 def is_on_gpu(name: str) -> bool:

@@ -127,7 +127,7 @@ def demo_fields(state: Path, *, image: bool) -> Fields:
     import yaml
 
     fields: Fields = yaml.safe_load(prepare_demo(state, image=image).read_text(encoding="utf-8"))
-    return {key: value for key, value in fields.items() if key not in ("candidates", "gates")}
+    return {key: value for key, value in fields.items() if key not in ("target", "candidates", "gates")}
 
 
 def _folder(state: Path, name: str) -> Path:

@@ -23,7 +23,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 def prepare_demo(state: Path, *, image: bool, every: bool = False) -> Path:
     """Fetch, build and register what is missing; return the path of the job file to run.
 
-    `every` tries all default candidates of `ort-cpu`, and one for TensorRT that is only built.
+    `every` tries all default candidates of the job's target, and one for TensorRT that is only built.
 
     Raises:
         InfrastructureError: an asset cannot be fetched, or the registry does not answer.
@@ -45,7 +45,7 @@ def prepare_demo(state: Path, *, image: bool, every: bool = False) -> Path:
     job = yaml.safe_load(example.read_text(encoding="utf-8")) | {"source": uri}
     job["data"] |= {"calibration": str(built.calibration_path), "evaluation": str(built.evaluation_path)}
     if every:
-        job["candidates"] = [*facts_of("ort-cpu").default_candidates, BUILT_ONLY]
+        job["candidates"] = [*facts_of(job["target"]).default_candidates, BUILT_ONLY]
     path = state / "demo" / f"{name}.yaml"
     path.write_text(yaml.safe_dump(job, sort_keys=False), encoding="utf-8")
     return path

@@ -15,7 +15,7 @@ from validators.plain_text import plain
 from validators.samples.datasets import TensorSpec
 from validators.samples.feeds import unchecked_feeds
 from validators.samples.guess_inputs import guess_inputs
-from validators.targets import facts_of
+from validators.targets import baselines_of, facts_of
 
 _DIM = 128
 # A source that YAML reads as text without quotes.
@@ -36,7 +36,7 @@ _TEMPLATE = """\
 # MLflow's signature: {signature}
 source: {source}
 target: {target}
-
+{baseline}
 # Two files (.npz, .parquet, .csv or .arrow) or folders of them, with one array for each name, samples along axis 0
 # (for pictures and sounds see `read` in docs/own-model.md):
 {arrays}
@@ -82,6 +82,7 @@ def job_skeleton(facts: ModelFacts, target: str, file: str) -> str:
         uri=_one_line(facts.uri),
         source=facts.uri if _PLAIN.fullmatch(facts.uri) else json.dumps(facts.uri),
         target=target,
+        baseline=_baseline_line(*baselines_of(target)),
         file=_one_line(file),
         flavor=facts.flavor,
         size=f"{facts.size_bytes / 1e6:.1f} MB" if facts.size_bytes else "size not recorded",
@@ -106,6 +107,12 @@ def job_skeleton(facts: ModelFacts, target: str, file: str) -> str:
         batch=next((spec.shape[0] for spec in feeds.samples if spec.shape and isinstance(spec.shape[0], int)), 1),
         dims=_dims(feeds.samples),
     )
+
+
+def _baseline_line(default: str, *others: str) -> str:
+    if not others:
+        return ""
+    return f"# baseline: {others[0]}  # if that runs the model today; otherwise speedups are relative to {default}\n"
 
 
 def _one_line(text: str) -> str:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from tasks.measure.inventory import take_inventory, usable_providers
-from tasks.targets.catalog import all_targets, find_target
+from tasks.targets.catalog import absent_engines, all_targets, find_target
 from tasks.targets.variants import refuse_other_targets
 from validators.errors import CandidateRefused
-from validators.job.candidate_name import decode
+from validators.job.candidate_name import Candidate, decode
 from validators.job.job import Job
 from validators.job.recipe_words import describe
 from validators.records.run import Inventory
@@ -16,23 +16,29 @@ Rows = list[tuple[str, ...]]
 
 def candidate_rows(job: Job) -> Rows:
     """Return one row per candidate of the job: its name, what it is, and whether this version can make it."""
-    rows: Rows = [("Candidate", "What it is", "Here")]
     inventories: dict[str, Inventory] = {}
-    for name in job.candidate_names:
-        candidate = decode(name)
+
+    def inventory_of(target: str) -> Inventory:
+        inventories[target] = inventories.get(target) or take_inventory(target)
+        return inventories[target]
+
+    def here(candidate: Candidate) -> str:
+        if candidate.name not in tried:
+            return str(absent[candidate.target])
         target = find_target(candidate.target)
         try:
             refuse_other_targets(candidate)
             target.check_device()
-            here = "numerics only: never promoted" if candidate.is_simulated else "yes"
-            if target.facts.on_gpu:
-                inventories[target.name] = inventories.get(target.name) or take_inventory(target.name)
-                if target.runtime.name not in usable_providers(inventories[target.name]):
-                    here = "made and checked, not measured: `quantgate doctor` shows what is missing"
         except CandidateRefused as error:
-            here = f"refused: {error.found}; {error.fix}"
-        rows.append((name, describe(candidate), here))
-    return rows
+            return f"refused: {error.found}; {error.fix}"
+        if target.facts.on_gpu and target.runtime.name not in usable_providers(inventory_of(target.name)):
+            return "made and checked, not measured: `quantgate doctor` shows what is missing"
+        return "numerics only: never promoted" if candidate.is_simulated else "yes"
+
+    absent = {one.engine: one for one in absent_engines(inventory_of(job.target))}
+    tried = job.candidates_without(absent.values())
+    candidates = map(decode, job.candidate_names)
+    return [("Candidate", "What it is", "Here"), *((one.name, describe(one), here(one)) for one in candidates)]
 
 
 def target_rows() -> Rows:

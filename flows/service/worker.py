@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -17,6 +18,7 @@ from flows.service.describe import target_rows
 from flows.service.serve import Ready
 from tasks.measure.inventory import take_inventory
 from tasks.run.settings import check_server
+from tasks.targets.catalog import absent_engines
 from validators.errors import InfrastructureError, JobError
 from validators.records.run import Inventory
 from validators.targets import target_names
@@ -112,4 +114,5 @@ def check_worker(target: str) -> Inventory:
             fix="run `quantgate doctor` to see what is missing",
         )
     check_server("that runs hand their work to")
-    return take_inventory(target)
+    inventory = take_inventory(target)
+    return replace(inventory, absent=absent_engines(inventory))

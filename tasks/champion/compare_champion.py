@@ -20,13 +20,18 @@ from tasks.trials.measure_accuracy import Reference, measure_accuracy
 from tasks.trials.measure_baseline import baseline_variant
 from tasks.trials.measure_latency import latency_of, with_threads
 from validators.errors import CandidateRefused, InfrastructureError, VersionUnsound
-from validators.gates.champion import judge_against_champion, judge_broken_champion, judge_champion_device
+from validators.gates.champion import (
+    judge_absent_champion,
+    judge_against_champion,
+    judge_broken_champion,
+    judge_champion_device,
+)
 from validators.gates.clusters import count_units, number_clusters
 from validators.gates.verdict_rules import overall
 from validators.providers import TENSORRT
 from validators.records.libraries import Libraries
 from validators.records.measurements import Accuracy
-from validators.records.run import Champion, Inventory, SessionSettings, Trial, Variant
+from validators.records.run import AbsentEngine, Champion, Inventory, SessionSettings, Trial, Variant
 from validators.samples.run_inputs import RunInputs
 
 
@@ -56,6 +61,12 @@ def judge_device(
     return replace(best, verdicts=verdicts, outcome=overall(verdicts))
 
 
+def _absent_engine(inventory: Inventory, champion: Champion) -> AbsentEngine | None:
+    """Return the champion's engine if it is left out here: then nothing can be said about its speed."""
+    engine = champion.candidate.partition("@")[2]
+    return next((one for one in inventory.absent if one.engine == engine), None)
+
+
 def warn_of_device(inventory: Inventory, champion: Champion | None) -> None:
     """Warn, before anything is measured, that the champion of another device will not be replaced."""
     if champion is None or not champion.device:
@@ -72,11 +83,14 @@ def compare_with_champion(
     """Return the best trial with the verdict against the champion; unchanged if it is the champion or there is none.
 
     Both run on this machine with the job's thread count, whatever the champion was approved with. A champion that no longer
-    loads or runs here loses.
+    loads or runs here loses, unless it runs in an engine of the class that is not installed here.
     """
     assert best.variant is not None and best.accuracy is not None
     if champion is None or champion.digest == best.variant.digest:
         return best
+    if absent := _absent_engine(inventory, champion):
+        verdicts = (*best.verdicts, judge_absent_champion(absent))
+        return replace(best, verdicts=verdicts, outcome=overall(verdicts))
     with run.clock.work("compare with champion"), run.time_for_winner():
         try:
             holder, variant = contestants(run, champion, best.variant)

@@ -9,7 +9,7 @@ from tasks.champion.promote_version import LOCK_WAIT_SECONDS, check_unmoved
 from tasks.champion.readback import check_artifact, load_version
 from tasks.champion.reconcile import reconcile, restore
 from tasks.measure.inventory import take_inventory
-from tasks.registry.champion_slot import DEVICE, VARIANT_DIGEST, ChampionSlot, find_place, number_at, own_versions
+from tasks.registry.champion_slot import DEVICE, TAG, VARIANT_DIGEST, ChampionSlot, find_place, number_at, own_versions
 from tasks.registry.mlflow_registry import connect, registry_call, warn_of_local_locks
 from tasks.run.context import log
 from tasks.run.settings import state_folder, store_place, tracking_uri
@@ -17,7 +17,7 @@ from tasks.run.step import step
 from tasks.storage.locks import HeldLock
 from tasks.storage.places import open_locks
 from tasks.targets.catalog import find_target
-from validators.errors import ChampionMoved, InfrastructureError, JobError, VersionUnsound
+from validators.errors import CandidateRefused, ChampionMoved, InfrastructureError, JobError, VersionUnsound
 from validators.records.journal import ROLLED_BACK, RolledBack, now, predecessors, read_rolled_back, tag_of
 
 if TYPE_CHECKING:
@@ -159,7 +159,8 @@ def _check(place: ChampionSlot, version: Any) -> None:
     """Raise unless a version is as registered and, if it can run here, loads."""
     check_artifact(place, version)
     device = version.tags.get(DEVICE)
-    if _loads_anywhere(place.target) or device == _device_here(place.target):
+    engine = version.tags.get(f"{TAG}candidate", "").partition("@")[2]
+    if _loads_anywhere(engine or place.target) or device == _device_here(place.target):
         load_version(place.uri(str(version.version)))
     else:
         log.warning(
@@ -167,11 +168,13 @@ def _check(place: ChampionSlot, version: Any) -> None:
         )
 
 
-def _loads_anywhere(target: str) -> bool:
+def _loads_anywhere(engine: str) -> bool:
     try:
-        return find_target(target).loads_anywhere
-    except JobError:  # the package that brought the target is not installed here
+        found = find_target(engine)
+        found.check_device()
+    except (CandidateRefused, JobError):  # the engine, or the package that brought it, is not installed here
         return False
+    return found.loads_anywhere
 
 
 def _device_here(target: Any) -> str | None:

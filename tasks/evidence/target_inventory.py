@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tasks.measure.inventory import take_inventory
 from tasks.run.context import Run, log
 from tasks.run.step import step
 from tasks.runtimes.ort_gpu import device_of
-from tasks.targets.catalog import find_target
+from tasks.targets.catalog import absent_engines, find_target
 from tasks.targets.variants import session_settings
 from validators.errors import CandidateRefused
 from validators.job.candidate_name import Candidate
 from validators.records.run import Inventory
+from validators.targets import engines_of, is_on_gpu
 
 
 @step("take inventory")
@@ -19,15 +22,20 @@ def take_target_inventory(run: Run) -> Inventory:
     with run.clock.work("take inventory"):
         device = device_of(session_settings(Candidate("fp16", run.job.target), 1, (), run.job.provider_options))
         inventory = take_inventory(run.job.target, device)
+        inventory = replace(inventory, absent=absent_engines(inventory))
     log.info("inventory: %s", inventory.device_key)
-    target = find_target(run.job.target)
-    for engine in target.facts.engines or (target.name,):
+    for left_out in inventory.absent:
+        log.warning("target %s: %s", run.job.target, left_out)
+    engines = [find_target(engine) for engine in engines_of(run.job.target)]
+    absent = {one.engine for one in inventory.absent}
+    for engine in (one for one in engines if one.name not in absent):
         try:
-            find_target(engine).check_device()
+            engine.check_device()
         except CandidateRefused as missing:
-            log.warning("target %s: %s; expected %s; %s", engine, missing.found, missing.expected, missing.fix)
-    if target.facts.on_gpu and inventory.gpu is None:
-        ends = "engines are built ahead of time and inspected" if target.builds_engines else "candidates are made"
+            log.warning("target %s: %s; expected %s; %s", engine.name, missing.found, missing.expected, missing.fix)
+    if is_on_gpu(run.job.target) and inventory.gpu is None:
+        builds = any(engine.builds_engines for engine in engines)
+        ends = "engines are built ahead of time and inspected" if builds else "candidates are made"
         log.warning("target %s: the driver reports no NVIDIA GPU; %s, and none is measured", run.job.target, ends)
     if inventory.load_average > inventory.cores:
         log.warning(

@@ -13,7 +13,7 @@ from tasks.measure.latency.nvml import open_gpu
 from tasks.runtimes.ort import installed_runtime
 from validators.providers import GPU_PROVIDERS, TENSORRT
 from validators.records.run import Gpu, Inventory
-from validators.targets import facts_of, installed_targets, is_on_gpu
+from validators.targets import engines_of, facts_of, installed_targets, is_on_gpu
 
 # Instruction sets that decide which integer kernels run, spelled as in /proc/cpuinfo.
 ISA_FLAGS = (
@@ -103,9 +103,10 @@ def usable_providers(inventory: Inventory) -> tuple[str, ...]:
 
 
 def _target_libraries(target: str) -> dict[str, str]:
-    """Return the versions of the target's installed libraries, and of the package that brings the target, by name."""
+    """Return the versions of its engines' installed libraries, and of the package that brings the target, by name."""
     found = {}
-    for name, distributions in facts_of(target).libraries.items():
+    libraries = [entry for engine in engines_of(target) for entry in facts_of(engine).libraries.items()]
+    for name, distributions in libraries:
         for distribution in distributions:
             try:
                 found[name] = metadata.version(distribution)

@@ -71,7 +71,7 @@ def conclude(job: Job, findings: Findings, clock: Clock) -> Result:
 def conclude_awaiting(job: Job, findings: Findings, clock: Clock, until: str) -> Result:
     """Return the result of a run whose winner waits for an approval; `until` is its end in words."""
     assert findings.best is not None
-    reason = f"{_tell_gain(findings.best)}; it waits for an approval until {until}"
+    reason = f"{_tell_gain(job, findings, findings.best)}; it waits for an approval until {until}"
     return _document(job, findings, clock, "awaiting_approval", reason).model_copy(
         update={"chosen": findings.best.candidate}
     )
@@ -104,7 +104,7 @@ def _outcome(job: Job, findings: Findings) -> tuple[RunOutcome, str]:
             f"{best.candidate} passes every gate, but the present champion stays "
             f"(version {findings.champion_before.version}, {findings.champion_before.candidate}): {verdict.reason}"
         )
-    gain = _tell_gain(best)
+    gain = _tell_gain(job, findings, best)
     if findings.sign_off and findings.sign_off.decision == "rejected":
         return "rejected", f"{gain}; {findings.sign_off}"
     if findings.champion is None:
@@ -117,15 +117,16 @@ def _outcome(job: Job, findings: Findings) -> tuple[RunOutcome, str]:
     )
 
 
-def _tell_gain(best: Trial) -> str:
+def _tell_gain(job: Job, findings: Findings, best: Trial) -> str:
     """Describe the winner's gain, with the confirmed figures if it was confirmed."""
-    assert best.latency and best.accuracy
+    assert findings.inventory and best.latency and best.accuracy
+    engine = job.baseline_on(findings.inventory)
     confirmed = best.confirmed
     latency = (confirmed and confirmed.latency) or best.latency
     value = confirmed.value if confirmed else best.accuracy.value
     gain = (
-        f"{best.candidate} is {latency.speedup.value:.2f}x as fast as the baseline (p50, batch {latency.batch_size}), "
-        f"{best.accuracy.metric} {value:.4g}"
+        f"{best.candidate} is {latency.speedup.value:.2f}x as fast as the baseline in {engine} "
+        f"(p50, batch {latency.batch_size}), {best.accuracy.metric} {value:.4g}"
     )
     if confirmed is None:
         return gain
@@ -242,7 +243,8 @@ def _tell_recovery(findings: Findings) -> str:
 
 
 def _document(job: Job | None, findings: Findings, clock: Clock, outcome: RunOutcome, reason: str) -> Result:
-    source, calibration, champion = findings.source, findings.calibration, findings.champion
+    source, inventory = findings.source, findings.inventory
+    calibration, champion = findings.calibration, findings.champion
     trials = tuple(
         findings.best if findings.best and trial.candidate == findings.best.candidate else trial
         for trial in findings.trials
@@ -254,7 +256,8 @@ def _document(job: Job | None, findings: Findings, clock: Clock, outcome: RunOut
         if source
         else None,
         target=job.target if job else None,
-        inventory=asdict(findings.inventory) if findings.inventory else None,
+        inventory={key: value for key, value in asdict(inventory).items() if key != "absent"} if inventory else None,
+        absent_engines=list(inventory.absent) if inventory else [],
         calibration=CalibrationResult(
             outcome=calibration.outcome,
             failed_checks=[_check(check) for check in calibration.failed],
@@ -264,7 +267,7 @@ def _document(job: Job | None, findings: Findings, clock: Clock, outcome: RunOut
         )
         if calibration
         else None,
-        baseline=_baseline(findings, trials),
+        baseline=_baseline(job, findings, trials),
         candidates=[conclude_candidate(trial) for trial in trials],
         recovery=findings.recovery,
         sign_off=_sign_off(findings.sign_off),
@@ -289,13 +292,14 @@ def _check(check: Check) -> CheckResult:
     )
 
 
-def _baseline(findings: Findings, trials: tuple[Trial, ...]) -> BaselineResult | None:
+def _baseline(job: Job | None, findings: Findings, trials: tuple[Trial, ...]) -> BaselineResult | None:
     """Return the baseline's entry. Its latency is the median over the candidates, beside each of which it was measured."""
-    if findings.baseline is None:
+    if job is None or findings.inventory is None or findings.baseline is None:
         return None
     p50 = sorted(trial.latency.baseline_p50_ms for trial in trials if trial.latency)
     p95 = sorted(trial.latency.baseline_p95_ms for trial in trials if trial.latency and trial.latency.baseline_p95_ms)
     return BaselineResult(
+        engine=job.baseline_on(findings.inventory),
         metric=findings.baseline.metric,
         value=finite(findings.baseline.value),
         latency_p50_ms=p50[len(p50) // 2] if p50 else None,

@@ -92,7 +92,7 @@ def job_yaml(job: Job, result: Result) -> str:
     An alias, or the list `default`, may change later and give another run.
     """
     document = job.model_dump(mode="json")
-    document["candidates"] = list(job.candidate_names)
+    document["candidates"] = list(job.candidates_without(result.absent_engines))
     if not job.source_is_file and result.source is not None and result.source.version is not None:
         document["source"] = f"models:/{result.source.name}/{result.source.version}"
     text: str = yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=100)
@@ -119,6 +119,7 @@ def _figures(result: Result, trials: Mapping[str, Trial]) -> list[Figure]:
         return []
     metric, told = baseline.metric, chosen.confirmed or chosen
     ratio, drop = told.speedup_p50, told.metric_drop
+    base_ms = _beside(trials.get(chosen.name), baseline.latency_p50_ms)
     return [
         Figure(
             "speedup, p50",
@@ -133,7 +134,7 @@ def _figures(result: Result, trials: Mapping[str, Trial]) -> list[Figure]:
         Figure(
             "latency, p50",
             f"{formats.milliseconds(told.latency_p50_ms)} ms",
-            f"baseline {formats.milliseconds(_beside(trials.get(chosen.name), baseline.latency_p50_ms))} ms",
+            f"baseline {formats.milliseconds(base_ms)} ms in {baseline.engine}",
         ),
         Figure(
             "size",

@@ -99,7 +99,7 @@ def verdict_rows(result: Result, trials: Iterable[Trial] = ()) -> tuple[Row, ...
         size_mb=formats.megabytes(baseline.size_bytes),
         peak_memory_mb=formats.significant(median(memory) if memory else None),
         coverage_percent=formats.NO_VALUE,
-        reason="the source at its own precision",
+        reason=f"the source at its own precision, in {baseline.engine}",
     )
     return first, *rows
 

@@ -130,7 +130,8 @@ def figures(promoted: Promoted, points: int | None = None) -> list[str]:
         rows.append(_latency(f"p50 latency at {shown(label, 60)}", latency))
     if confirmed and confirmed.latency:
         rows.append(_latency("p50 latency, confirmed", confirmed.latency))
-    return markdown_table(("Figure", "This", "Source", "Ratio"), rows)
+    engine = promoted.job.baseline_on(promoted.inventory)
+    return markdown_table(("Figure", "This", f"Source in {engine}", "Ratio"), rows)
 
 
 def _latency(what: str, latency: Latency) -> tuple[str, str, str, str]:

@@ -1,28 +1,32 @@
 """Catalogue of targets: one line per built-in target, plus the targets of installed packages.
 
-To add a target, write a module of this room, add its plain facts to `validators/targets.py`, and add a line here.
+To add a target, write a module of this room, add its plain facts to `validators/targets.py`, and add a line here. A class of
+devices needs its facts alone.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from tasks.targets import cpu, openvino, ort_cpu, ort_cuda, ort_tensorrt, tensorrt
+from tasks.targets import openvino, ort_cpu, ort_cuda, ort_tensorrt, tensorrt
+from tasks.targets.device_class import class_of, find_absent
 from tasks.targets.target import Target
 from validators.errors import JobError
 from validators.graph.lint import Finding
 from validators.graph.source_graph import lint_file
-from validators.targets import GROUP, installed_targets, load_target
+from validators.records.run import AbsentEngine, Inventory
+from validators.targets import BUILT_IN, GROUP, engines_of, installed_targets, load_target
 
-TARGETS: tuple[Target, ...] = (
+ENGINES: tuple[Target, ...] = (
     ort_cpu.TARGET,
-    cpu.TARGET,
     openvino.TARGET,
     ort_cuda.TARGET,
     ort_tensorrt.TARGET,
     tensorrt.TARGET,
 )
-_BY_NAME = {target.name: target for target in TARGETS}
+_ENGINES = {engine.name: engine for engine in ENGINES}
+_BY_NAME = {name: class_of(facts, _ENGINES) if facts.engines else _ENGINES[name] for name, facts in BUILT_IN.items()}
+TARGETS: tuple[Target, ...] = tuple(_BY_NAME.values())
 
 
 def find_target(name: str) -> Target:
@@ -41,6 +45,14 @@ def find_target(name: str) -> Target:
             fix="correct the package that provides it",
         )
     return loaded
+
+
+def absent_engines(inventory: Inventory) -> tuple[AbsentEngine, ...]:
+    """Return the engines of the inventory's target that its candidates are not tried with here; empty if it is no class."""
+    engines = engines_of(inventory.target)
+    if engines == (inventory.target,):
+        return ()
+    return find_absent([find_target(engine) for engine in engines], inventory.providers)
 
 
 def all_targets() -> tuple[Target, ...]:

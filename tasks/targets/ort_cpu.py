@@ -26,6 +26,8 @@ def _session(
     if candidate.is_simulated:
         # At higher levels the CPU provider fuses FP8 Q/DQ into QLinearConv, which does not exist for FP8.
         return SessionSettings(CPU_PROVIDER, threads, optimization="basic", libraries=libraries)
+    if candidate.precision == "fp32" and not candidate.fused:
+        return SessionSettings(CPU_PROVIDER, threads, libraries=libraries)  # the baseline: ONNX Runtime's own defaults
     return SessionSettings(CPU_PROVIDER, threads, entries=dict(SLOW_FUSION), libraries=libraries)
 
 

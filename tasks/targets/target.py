@@ -18,7 +18,8 @@ from validators.targets import TargetFacts
 
 # Writes the candidate's artifact to the path, and returns the counts of changes.
 Pass = Callable[[Candidate, Materials, Path], dict[str, int]]
-# Returns the session settings of a candidate for this number of threads; the mapping is the job's `provider_options`.
+# Returns the session settings of a candidate for this number of threads; the mapping is the job's `provider_options`. The
+# candidate `fp32` without fusions is the source as it is: the baseline.
 Session = Callable[[Candidate, int, Libraries, Mapping[str, str]], SessionSettings]
 
 

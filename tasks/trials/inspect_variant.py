@@ -8,6 +8,7 @@ from functools import partial
 from tasks.measure.coverage import make_coverage, make_kernels
 from tasks.measure.sanity import make_sanity, sanity_batches
 from tasks.run.context import Run
+from tasks.runtimes.providers import provider_of
 from tasks.storage.product import Product
 from tasks.trials.measure_baseline import baseline_variant
 from validators.records.measurements import Coverage, KernelProfile, Sanity
@@ -26,8 +27,9 @@ def coverage_of(run: Run, run_inputs: RunInputs, inventory: Inventory, variant: 
     request = (run_inputs.evidence.evaluation.file.digest, asdict(point), inventory.device_key)
 
     def baseline_kernels() -> KernelProfile | None:
-        # Kernels of two providers cannot be compared.
-        if baseline.session.provider != variant.session.provider:
+        provider = baseline.session.provider
+        # Kernels of two providers cannot be compared, and of one only those in ONNX Runtime's profile.
+        if provider != variant.session.provider or provider_of(provider).coverage is not None:
             return None
         make = partial(make_kernels, baseline, run_inputs.evidence, point)
         return run.store.make(Product("kernels", (baseline.measured_as, *request), KernelProfile, make))[0]

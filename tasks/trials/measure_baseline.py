@@ -18,30 +18,25 @@ from tasks.trials.build_engine import with_engine
 from tasks.trials.measure_accuracy import measure_accuracy, on_selection
 from validators.errors import CandidateRefused, InfrastructureError, SourceError
 from validators.job.candidate_name import Candidate
-from validators.providers import CPU_PROVIDER
 from validators.records.measurements import Accuracy
-from validators.records.run import Inventory, SessionSettings, Variant
+from validators.records.run import Inventory, Variant
 from validators.samples.run_inputs import RunInputs
 
 
 def baseline_variant(run: Run, run_inputs: RunInputs, inventory: Inventory) -> Variant:
-    """Return the source as a variant, so that all measurements accept it: on the target's device if present, else on the CPU.
+    """Return the source as a variant of the baseline's engine, so that all measurements accept it.
 
     Raises:
         CandidateRefused: TensorRT cannot build an engine from the source.
     """
     source = run_inputs.source
     threads = run.job.measurement.points[0].threads or usable_cores()
-    session = SessionSettings(CPU_PROVIDER, threads, libraries=run.libraries)
-    target = find_target(run.job.target)
-    if inventory.gpu and target.facts.on_gpu:
-        # Loaded with the session settings of float variants on this target.
-        half = Candidate("fp16", run.job.target)
-        session = target.session(half, threads, run.libraries, run.job.provider_options)
-        session = target.keep_caches(session, run.state)
+    engine = find_target(run.job.baseline_on(inventory))
+    session = engine.session(Candidate("fp32", engine.name), threads, run.libraries, run.job.provider_options)
+    session = engine.keep_caches(session, run.state)
     size = model_bytes(source.onnx_path)
     variant = Variant("baseline", source.onnx_path, source.digest, size, session)
-    return with_engine(run, run_inputs, inventory, variant) if target.builds_engines and session.on_gpu else variant
+    return with_engine(run, run_inputs, inventory, variant) if engine.builds_engines else variant
 
 
 @step(BASELINE)
@@ -50,9 +45,11 @@ def measure_baseline(run: Run, run_inputs: RunInputs, inventory: Inventory) -> A
 
     Raises:
         JobError: the metric fails on the baseline's outputs.
+        InfrastructureError: the baseline's engine is not installed.
         SourceError: the source does not run on the target, or has NaN or Inf in its outputs for every sample.
     """
     with run.clock.work("measure baseline"), run.time_for_candidates():
+        _check_engine(run.job.baseline_on(inventory))
         try:
             variant = baseline_variant(run, run_inputs, inventory)
             accuracy, _ = measure_accuracy(run, run_inputs.evidence, inventory, variant, None, alone=True)
@@ -71,7 +68,19 @@ def measure_baseline(run: Run, run_inputs: RunInputs, inventory: Inventory) -> A
     every = np.load(accuracy.scores_path)
     warning = chance_warning(job_metric(run.job), every, None if labels is None else labels[::step], run.job.seed)
     accuracy = replace(on_selection(run.job, run_inputs.evidence, accuracy), warning=warning)
-    log.info("baseline: %s %.4f on %d samples", accuracy.metric, accuracy.value, accuracy.n)
+    engine = run.job.baseline_on(inventory)
+    log.info("baseline in %s: %s %.4f on %d samples", engine, accuracy.metric, accuracy.value, accuracy.n)
     if warning:
         log.warning("%s", warning)
     return accuracy
+
+
+def _check_engine(name: str) -> None:
+    try:
+        find_target(name).check_device()
+    except CandidateRefused as missing:
+        raise InfrastructureError(
+            found=f"the baseline's engine {name} does not run here: {missing.found}",
+            expected=missing.expected,
+            fix=f"{missing.fix}; or set another `baseline`",
+        ) from missing

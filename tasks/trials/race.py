@@ -37,7 +37,7 @@ def race(run: Run, run_inputs: RunInputs, inventory: Inventory, baseline: Accura
     each; then, in the order of the job's objective, accuracy and full timing, for which the others of its kind are made. Each
     stage stops candidates by the rules of `race_rules`.
     """
-    trials = {name: Trial(name) for name in run.job.candidate_names}
+    trials = {name: Trial(name) for name in run.job.candidates_without(inventory.absent)}
     field_of = _Race(run, run_inputs, inventory, baseline, judged_data_of(run, run_inputs, baseline), trials)
     field_of.run_all()
     return field_of.result()

@@ -17,7 +17,7 @@ from validators.job.job import Job
 from validators.records.measurements import Accuracy
 from validators.records.run import Inventory, Refusal, Trial
 from validators.samples.run_inputs import RunInputs
-from validators.targets import facts_of
+from validators.targets import engines_of
 
 Outcome = TypeVar("Outcome")
 
@@ -61,7 +61,7 @@ def try_candidates(run: Run, inventory: Inventory, baseline: Accuracy) -> tuple[
     Raises:
         StorageFull: every further candidate would fail the same way.
     """
-    names = run.job.candidate_names
+    names = run.job.candidates_without(inventory.absent)
     # Simulations take longest: started last, they would leave the other workers idle.
     by_length = sorted(names, key=lambda name: not decode(name).is_simulated)
     orders = [
@@ -74,7 +74,7 @@ def try_candidates(run: Run, inventory: Inventory, baseline: Accuracy) -> tuple[
 def _pool_of(job: Job, candidate: str) -> str:
     """Return the target whose workers try a candidate: its own engine's, or the job's if that is a class with this engine."""
     engine = decode(candidate).target
-    return job.target if engine in facts_of(job.target).engines else engine
+    return job.target if engine in engines_of(job.target) else engine
 
 
 def _order(run: Run, inventory: Inventory, step: Step[Any], label: str, records: tuple[Any, ...]) -> Order:

@@ -40,7 +40,8 @@ _CHAMPION = """
         with mlflow.start_run():
             info = mlflow.onnx.log_model(model, name="m", signature=signature, pip_requirements=["onnxruntime"])
         version = mlflow.register_model(info.model_uri, name).version
-        mlflow.MlflowClient().set_registered_model_alias(name, "champion-ort-cpu", version)
+        for target in ("ort-cpu", "cpu"):
+            mlflow.MlflowClient().set_registered_model_alias(name, f"champion-{target}", version)
         return {i: np.ones((3, width), dtype) for i in inputs}
 """
 _TEXT = ("input_ids", "attention_mask")

@@ -171,7 +171,7 @@ CALIBRATION = CalibrationVerdict("accepted_with_warnings", CHECKS, Path("index.h
 JOB = Job(source="models:/text-topics@production", data=Data(calibration=Path("c.npz"), evaluation=Path("e.npz")))
 RESULT = Result(
     outcome="promoted",
-    reason=f"{CHOSEN} is 1.51x as fast as the baseline (p50, batch 1) at a accuracy of 0.763, and is now the champion",
+    reason=f"{CHOSEN} is 1.51x as fast as the baseline in ort-cpu (p50, batch 1), accuracy of 0.763, and is now the champion",
     source=SourceResult(uri="models:/text-topics@production", name="text-topics", version="7", digest="ab" * 32),
     target="ort-cpu",
     inventory=asdict(INVENTORY),

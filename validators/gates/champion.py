@@ -10,7 +10,7 @@ from validators.gates.verdict_rules import BLOCKS, bounded
 from validators.job.job_gates import Gates
 from validators.records.journal import RolledBack
 from validators.records.measurements import Estimate
-from validators.records.run import Champion, device_class
+from validators.records.run import AbsentEngine, Champion, device_class
 from validators.records.verdicts import Verdict
 
 BEATS_CHAMPION, CHAMPION_DEVICE = "beats_champion", "champion_device"
@@ -97,6 +97,24 @@ def judge_champion_device(*, approved_on: str, here: str, replaces: bool) -> Ver
         "at_most",
         method="device class beside the champion's",
         reason=reason if differs else "",
+    )
+
+
+def judge_absent_champion(absent: AbsentEngine) -> Verdict:
+    """Leave the gate `beats_champion` open because the champion's engine is not installed here.
+
+    >>> absent = AbsentEngine("openvino", "openvino is not installed", "pip install openvino")
+    >>> judge_absent_champion(absent).outcome
+    'inconclusive'
+    """
+    return Verdict(
+        BEATS_CHAMPION,
+        "inconclusive",
+        0.0,
+        1.0,
+        "at_least",
+        method=_IN_TURN,
+        reason=f"it runs in an engine that is not here, so nobody knows which is faster: {absent}",
     )
 
 

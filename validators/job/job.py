@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -19,8 +20,9 @@ from validators.job.job_watch import Watch
 from validators.job.library_metrics import our_metric
 from validators.job.settings_base import FunctionName, Settings
 from validators.job.wide_candidates import wide_candidates
+from validators.records.run import AbsentEngine, Inventory
 from validators.redact import holds_credentials
-from validators.targets import facts_of
+from validators.targets import baselines_of, facts_of, is_on_gpu
 
 MetricName = Literal[
     "accuracy",
@@ -99,6 +101,9 @@ class Job(Settings):
     """`models:/name/version`, `models:/name@alias`, or a path to an ONNX file (then nothing is promoted)."""
     target: TargetName = "ort-cpu"
     """Engine, or class of devices, that will run the variants."""
+    baseline: TargetName | None = None
+    """Engine that runs the source as you run it today; speedups are relative to it. It is an engine of the target, or on a
+    processor `ort-cpu`. Null for `ort-cpu` on a processor, and for the target's first engine on a GPU."""
     data: Data
     """The calibration, evaluation and traffic samples."""
     inputs: dict[str, InputSettings] = Field(default_factory=dict)
@@ -228,6 +233,13 @@ class Job(Settings):
         return self
 
     @model_validator(mode="after")
+    def _baseline_is_comparable(self) -> Job:
+        possible = baselines_of(self.target)
+        if self.baseline not in (None, *possible):
+            raise ValueError(f"`baseline` must be one of {', '.join(possible)} for the target {self.target}")
+        return self
+
+    @model_validator(mode="after")
     def _holds_no_credentials(self) -> Job:
         # Jobs become parameters, artifacts and tags, which many people can read.
         if holds_credentials(self.model_dump_json()):
@@ -252,6 +264,18 @@ class Job(Settings):
         if self.candidates == "default":
             return facts_of(self.target).default_candidates
         return wide_candidates(self.target) if self.candidates == "wide" else self.candidates
+
+    def candidates_without(self, absent: Iterable[AbsentEngine]) -> tuple[str, ...]:
+        """Return `candidate_names` without those of the absent engines of a class; those that the job names itself stay."""
+        if not isinstance(self.candidates, str):
+            return self.candidates
+        engines = {one.engine for one in absent}
+        return tuple(name for name in self.candidate_names if decode(name).target not in engines)
+
+    def baseline_on(self, inventory: Inventory) -> str:
+        """Return the engine that runs the baseline on this machine: `ort-cpu` in place of one for a GPU that is not here."""
+        engine = self.baseline or baselines_of(self.target)[0]
+        return "ort-cpu" if is_on_gpu(engine) and inventory.gpu is None else engine
 
     @property
     def source_is_file(self) -> bool:

@@ -46,7 +46,8 @@ class Gates(Settings):
     confidence: Annotated[float, Field(gt=0.5, lt=1)] = 0.95
     """One-sided confidence of every gate that is computed from samples."""
     min_speedup: Ratio | dict[TargetName, Ratio] | None = 1.05
-    """Smallest ratio of the baseline's p50 latency to the variant's, at the first batch size: one number, or one per target."""
+    """Smallest ratio of the p50 latency of the baseline, in the engine of the job's `baseline`, to the variant's, at the first
+    batch size: one number, or one per target."""
     min_speedup_fp16: Ratio | None = None
     """Smallest ratio of the float16 candidate's p50 latency to the variant's, measured in turn on a GPU. The gate does not
     apply to float16 itself, nor to jobs without a float16 candidate."""

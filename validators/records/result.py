@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict
 from validators.errors import RefusalKind
 from validators.records.latencies import Latency
 from validators.records.measurements import Estimate, Flips
-from validators.records.run import CandidateOutcome, Proof
+from validators.records.run import AbsentEngine, CandidateOutcome, Proof
 from validators.records.verdicts import Recovery, Verdict
 
 RunOutcome = Literal[
@@ -53,8 +53,10 @@ class CalibrationResult(_Document):
 
 
 class BaselineResult(_Document):
-    """The source at its own precision on the same target; latencies in milliseconds at the first batch size."""
+    """The source at its own precision on the same device; latencies in milliseconds at the first batch size."""
 
+    engine: str = "ort-cpu"
+    """Engine that ran the source; speedups are relative to it."""
     metric: str
     value: float | None
     """Null where it is not finite: `sqnr` is held against the baseline itself."""
@@ -199,6 +201,8 @@ class Result(_Document):
     source: SourceResult | None = None
     target: str | None = None
     inventory: dict[str, Any] | None = None
+    absent_engines: list[AbsentEngine] = []
+    """Engines of the class of devices that do not run here and were left out, each with the reason and the fix."""
     calibration: CalibrationResult | None = None
     baseline: BaselineResult | None = None
     candidates: list[CandidateResult] = []

@@ -64,10 +64,28 @@ class Gpu:
 
 
 @dataclass(frozen=True)
+class AbsentEngine:
+    """An engine of a class of devices that does not run here: the reason, and the fix, a command where one exists."""
+
+    engine: str
+    reason: str
+    fix: str
+
+    def __str__(self) -> str:
+        """Return the engine with the reason and the fix.
+
+        >>> str(AbsentEngine("openvino", "openvino is not installed", "pip install openvino"))
+        'openvino is left out: openvino is not installed; to add it: pip install openvino'
+        """
+        return f"{self.engine} is left out: {self.reason}; to add it: {self.fix}"
+
+
+@dataclass(frozen=True)
 class Inventory:
     """Hardware and software of a target. Latencies are comparable, and approvals valid, only for an equal `device_key`.
 
-    `cores` is the number of cores that the run uses, `cpu_quota` the CPU quota of its control group in cores, if any.
+    `cores` is the number of cores that the run uses, `cpu_quota` the CPU quota of its control group in cores, if any. `absent`
+    lists the engines of a class of devices that are left out here.
     """
 
     target: str
@@ -82,6 +100,7 @@ class Inventory:
     load_average: float
     gpu: Gpu | None = None
     cpu_quota: float | None = None
+    absent: tuple[AbsentEngine, ...] = ()
 
     @property
     def device_key(self) -> str:

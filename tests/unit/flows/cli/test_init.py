@@ -43,6 +43,16 @@ def test_token_ids_are_timed_at_a_given_length() -> None:
     assert written(found)["measurement"]["dims"] == {"sequence": 128}
 
 
+def test_a_target_with_several_engines_names_another_baseline() -> None:
+    """Without its comment the line is a valid setting."""
+    found = facts([PICTURES], [TensorSpec("scores", "float32", ("batch", 4))])
+    text = job_skeleton(found, "cpu", "job.yaml")
+    assert "# baseline: openvino  # if that runs the model today; otherwise speedups are relative to ort-cpu\n" in text
+    job = parse_job(yaml.safe_load(text.replace("# baseline", "baseline")), base=Path("/"))
+    assert (job.target, job.baseline) == ("cpu", "openvino")
+    assert "baseline:" not in job_skeleton(found, "ort-cpu", "job.yaml")
+
+
 def test_a_fixed_batch_is_the_measured_one() -> None:
     found = facts([TensorSpec("x", "float32", (4, 8))], [TensorSpec("scores", "float32", (4, 3))])
     assert written(found)["measurement"]["batch_sizes"] == [4]

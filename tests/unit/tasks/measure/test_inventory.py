@@ -83,10 +83,11 @@ def test_a_target_on_a_gpu_has_its_gpu_and_libraries(monkeypatch: pytest.MonkeyP
         "openvino": set(),
         "ort-cuda": {cudnn},
         "ort-tensorrt": {cudnn, tensorrt},
+        "cuda": {cudnn, tensorrt, ("tensorrt_rtx", "1.7.1.116")},
         "tensorrt": {tensorrt, ("tensorrt_rtx", "1.7.1.116")},
     }
-    assert {target for target, one in found.items() if one.gpu} == {"ort-cuda", "ort-tensorrt", "tensorrt"}
-    assert asked == [1, 1, 1]
+    assert {target for target, one in found.items() if one.gpu} == {"ort-cuda", "ort-tensorrt", "tensorrt", "cuda"}
+    assert asked == [1, 1, 1, 1]
     assert "NVIDIA H200 cc9.0 driver 580.95.05" in found["ort-cuda"].device_key
 
 

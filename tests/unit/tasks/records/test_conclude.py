@@ -424,6 +424,7 @@ def test_the_baselines_latency_is_the_middle_of_those_measured_beside_candidates
     """Of 1, 2 and 3 ms it is 2; the refused candidate has none."""
     written = document(conclude(make_job(), replace(FINDINGS, best=GOOD), Clock()))
     assert written["baseline"] == {
+        "engine": "ort-cpu",
         "metric": "accuracy",
         "value": 0.77,
         "latency_p50_ms": 2.0,

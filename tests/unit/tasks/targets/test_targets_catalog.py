@@ -6,19 +6,25 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib import metadata
+from pathlib import Path
 from types import ModuleType
 from typing import get_args
 
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
+from tasks.measure.inventory import take_inventory
 from tasks.runtimes.providers import PROVIDERS, ExecutionProvider, provider_of
 from tasks.targets import catalog, ort_cpu
+from tasks.targets.availability import Availability
 from tasks.targets.catalog import TARGETS, all_targets, find_target
+from tasks.targets.device_class import class_of, find_absent
 from tasks.targets.target import RefusedPrecision, Target
 from tasks.targets.variants import refuse_other_targets, session_settings
 from validators.errors import CandidateRefused, JobError
 from validators.job.candidate_name import Candidate, Precision, TargetName, decode
+from validators.job.job import Job
+from validators.job.read_job import parse_job
 from validators.job.recipe_words import describe
 from validators.job.wide_candidates import wide_candidates
 from validators.targets import BUILT_IN, GROUP, facts_of, installed_targets, is_on_gpu, load_target, target_names
@@ -56,6 +62,11 @@ def target_named(name: str, **changes: object) -> Target:
     return replace(ort_cpu.TARGET, facts=facts, **changes)  # type: ignore[arg-type]
 
 
+def job_for(target: str, **changes: object) -> Job:
+    data = {"calibration": "c.npz", "evaluation": "e.npz"}
+    return parse_job({"source": "m.onnx", "data": data, "target": target} | changes, base=Path())
+
+
 # Ours
 
 
@@ -79,7 +90,8 @@ def test_every_target_has_every_fact(target: Target) -> None:
         refuse_other_targets(decode(name))
         engine = find_target(decode(name).target)
         assert session_settings(decode(name), 2).provider == engine.facts.provider
-    assert bool(target.facts.libraries) == (target.name != "ort-cpu"), "versions that an approval is tied to"
+    # Versions that an approval is tied to; a class has those of its engines.
+    assert bool(target.facts.libraries) == (target.name != "ort-cpu" and not target.facts.engines)
     found = target.availability(())
     assert found.why and (found.is_here or found.mend)
 
@@ -204,3 +216,25 @@ def test_an_engine_that_a_class_lacks_is_named_with_its_command(monkeypatch: pyt
     with pytest.raises(CandidateRefused) as caught:
         find_target("openvino").check_device()
     assert found.mend in caught.value.fix
+
+
+def test_a_class_leaves_out_engines_only_beside_one_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without OpenVINO its candidates are left out of the class; without a GPU all of `cuda` are made, and none measured."""
+    monkeypatch.setattr("tasks.runtimes.openvino.session.installed_version", lambda: None)
+    (absent,) = catalog.absent_engines(take_inventory("cpu"))
+    assert absent.engine == "openvino" and "openvino" in absent.fix
+    job = job_for("cpu")
+    assert {decode(name).target for name in job.candidates_without([absent])} == {"ort-cpu"}
+    named = job_for("cpu", candidates=["bf16@openvino", "fp32-fused@ort-cpu"])
+    assert named.candidates_without([absent]) == named.candidates
+    assert catalog.absent_engines(take_inventory("openvino")) == ()
+    assert catalog.absent_engines(take_inventory("cuda")) == ()
+    assert not find_target("cuda").availability(()).is_here
+
+
+def test_with_a_gpu_and_no_tensorrt_the_class_cuda_tries_onnx_runtime() -> None:
+    cuda, tensorrt = (find_target(name) for name in facts_of("cuda").engines)
+    here = replace(cuda, availability=lambda _providers: Availability(True, "a GPU"))
+    (absent,) = find_absent([here, tensorrt], ())
+    assert absent.engine == "tensorrt" and "tensorrt" in absent.fix
+    assert class_of(facts_of("cuda"), {"ort-cuda": here, "tensorrt": tensorrt}).availability(()).is_here

@@ -63,7 +63,7 @@ from validators.errors import (
 from validators.gates.approval import Approval
 from validators.job.read_job import parse_job
 from validators.records.measurements import Accuracy
-from validators.records.run import Champion, Gpu, Inventory, Refusal, SessionSettings, Trial, Variant
+from validators.records.run import AbsentEngine, Champion, Gpu, Inventory, Refusal, SessionSettings, Trial, Variant
 from validators.records.verdicts import Verdict
 
 ROOT = Path(__file__).parents[4]
@@ -220,6 +220,36 @@ def test_full_disk_ends_the_run_wherever_it_is_met(
     with pytest.raises(StorageFull) as caught:
         dispatch.try_candidates(run, INVENTORY, baseline) if in_workers else trial_of("a candidate", FULL)
     assert caught.value.fields == FULL.fields
+
+
+@pytest.mark.parametrize(
+    ("candidates", "absent", "asked"),
+    [
+        (["fp32-fused@ort-cpu", "bf16@openvino", "fp16@tensorrt"], (), ["cpu", "cpu", "tensorrt"]),
+        ("default", (AbsentEngine("openvino", "openvino is not installed", "install it"),), ["cpu"] * 6),
+    ],
+)
+def test_workers_of_a_class_try_the_candidates_of_its_engines(
+    tiny: Tiny,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    candidates: Any,
+    absent: tuple[AbsentEngine, ...],
+    asked: list[str],
+) -> None:
+    """A candidate of another target goes to its own workers; candidates of an engine that is not there go nowhere."""
+    monkeypatch.setenv("QUANTGATE_STATE", str(tmp_path))
+    run = start_run(parse_job(tiny.job(target="cpu", candidates=candidates), base=tmp_path))
+    pools: list[str] = []
+
+    def gather(_run: Any, _step: Any, orders: list[tuple[str, Order]]) -> list[Trial]:
+        pools.extend(pool for pool, _ in orders)
+        return [Trial(order.label) for _, order in orders]
+
+    monkeypatch.setattr(dispatch, "_gathered", gather)
+    baseline = Accuracy("top1", 1.0, 1, tmp_path, tmp_path)
+    trials = dispatch.try_candidates(run, replace(INVENTORY, target="cpu", absent=absent), baseline)
+    assert pools == asked and len(trials) == len(asked)
 
 
 def test_full_disk_is_known_without_room_for_the_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from report_data import INVENTORY
 
 from validators.errors import JobError
 from validators.job.job import Job
 from validators.job.job_gates import Gates
 from validators.job.read_job import parse_job, read_job
+from validators.records.run import Gpu
 from validators.targets import BUILT_IN
 
 ROOT = Path(__file__).parents[4]
 DATA = {"calibration": "calibration.npz", "evaluation": "evaluation.npz"}
 WHOLE: dict[str, Any] = {"source": "model.onnx", "data": DATA}
+GPU = Gpu("NVIDIA H200", "GPU-1", "9.0", "580.95.05", 150_000_000_000)
 NAME = "int8-dynamic-pc@ort-cpu"
 
 # A change to a whole job, and words that the error must hold.
@@ -27,6 +31,9 @@ BAD_JOBS: list[tuple[dict[str, Any], str]] = [
     ({"metric": "own.py:f:g"}, "`metric`: 'own.py:f:g' where module:function was expected"),
     ({"target": "ort-cuad"}, "did you mean 'ort-cuda'?"),
     ({"candidates": "defualt"}, "did you mean 'default'?"),
+    ({"baseline": "openvino"}, "`baseline` must be one of ort-cpu for the target ort-cpu"),
+    ({"target": "cpu", "baseline": "cpu"}, "`baseline` must be one of ort-cpu, openvino"),
+    ({"target": "tensorrt", "baseline": "ort-cpu"}, "`baseline` must be one of tensorrt"),
     ({"output": ["a", "b"]}, "the metric accuracy reads one output: name one"),
     ({"output": []}, "`output"),
     ({"metric": "log_loss"}, "`metric_scores` must be set"),
@@ -210,6 +217,26 @@ def test_default_candidates_are_those_of_the_target() -> None:
         assert parse_job(WHOLE | {"target": target}, base=Path()).candidate_names == facts.default_candidates
     names = ("int4-g32-rtn@ort-cpu", NAME)
     assert parse_job(WHOLE | {"candidates": list(names)}, base=Path()).candidate_names == names
+
+
+@pytest.mark.parametrize(
+    ("target", "baseline", "found"),
+    [
+        ("ort-cpu", None, "ort-cpu"),
+        ("openvino", None, "ort-cpu"),
+        ("openvino", "openvino", "openvino"),
+        ("cpu", None, "ort-cpu"),
+        ("cpu", "openvino", "openvino"),
+        ("ort-cuda", None, "ort-cuda"),
+        ("cuda", None, "ort-cuda"),
+        ("cuda", "tensorrt", "tensorrt"),
+    ],
+)
+def test_the_baseline_runs_in_the_engine_that_the_job_names(target: str, baseline: str | None, found: str) -> None:
+    """On a machine without a GPU the source of a GPU's job runs in ONNX Runtime on the processor."""
+    job = parse_job(WHOLE | {"target": target, "baseline": baseline}, base=Path())
+    assert job.baseline_on(replace(INVENTORY, gpu=GPU)) == found
+    assert job.baseline_on(INVENTORY) == (found if found == "openvino" else "ort-cpu")
 
 
 def test_a_gate_may_be_left_out_and_a_job_cannot_be_changed() -> None:
