@@ -39,7 +39,7 @@ class TargetFacts:
     `provider` runs its variants. An approval is tied to the versions of `libraries`, distributions by their name in the
     inventory. `pairs` selects the rules that place Q/DQ pairs (`tasks.ptq.eight_bit.placement`). Precisions in `simulated` have
     no kernels there: only their numerics are reproduced, and they are never promoted. `candidates: wide` leaves out
-    recipes with a word in `without`, which the target refuses. `fused_words` and `int8_words` describe the
+    recipes with a word in `without` (or `+fused`), which the target refuses. `fused_words` and `int8_words` describe the
     candidate `fp32-fused` and the type of INT8 activations for people. A class of devices has `engines`, the targets whose
     candidates its jobs hold, and none of its own.
     """
@@ -103,6 +103,7 @@ BUILT_IN: dict[str, TargetFacts] = {
                 "int8-static-mse-pc-all-smooth@openvino",
                 "int8-static-mse-pc-all-smooth-bf16@openvino",
                 "int8-static-mse-pc-smooth@openvino",
+                "int8-dynamic-pc@openvino",
             ),
         ),
         TargetFacts(
@@ -112,6 +113,7 @@ BUILT_IN: dict[str, TargetFacts] = {
             pairs="openvino",
             fused_words="the float model as OpenVINO fuses it when it loads, computed in float32",
             int8_words="INT8 or UINT8",
+            without=frozenset({"+fused"}),
             default_candidates=(
                 "fp32-fused@openvino",
                 "bf16@openvino",
@@ -121,6 +123,7 @@ BUILT_IN: dict[str, TargetFacts] = {
                 "int8-static-mse-pc-all-bf16@openvino",
                 "int8-static-mse-pc-smooth@openvino",
                 "int8-static-mse-pc-all-smooth@openvino",
+                "int8-dynamic-pc@openvino",
                 "int4-g32-gptq@openvino",
             ),
         ),

@@ -1,10 +1,12 @@
-"""Export of a registered version, as MLflow's folder or as a model for Triton Inference Server."""
+"""Export of a registered version, as MLflow's folder or for Triton Inference Server or OpenVINO Model Server."""
 
 from __future__ import annotations
 
 import json
 import re
 import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,13 +16,14 @@ from tasks.registry.champion_slot import TAG, VARIANT_DIGEST, ChampionSlot, find
 from tasks.registry.mlflow_registry import connect
 from tasks.run.settings import state_folder, tracking_uri
 from tasks.serving.folder import check_own, write_folder
-from tasks.serving.triton import ONNX, TritonModel, tensors_of, triton_model
+from tasks.serving.openvino import CONFIG, model_server_config
+from tasks.serving.triton import ONNX, tensors_of, triton_model
 from validators.errors import JobError
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-# Characters of registry names that Triton's folder names must not have.
+# Characters of registry names that the folder names of servers must not have.
 _UNFIT = re.compile(r"[^A-Za-z0-9_-]")
 
 
@@ -44,14 +47,10 @@ def export_version(model: str, target: str, folder: Path, version: int | None = 
         InfrastructureError: the registry does not answer, or `folder` cannot be written.
     """
     check_own(folder)
-    with connect(tracking_uri(state_folder())) as client, tempfile.TemporaryDirectory(prefix="quantgate-") as scratch:
-        place, found = _find_version(client, model, target, version)
-        uri = place.uri(str(found.version))
-        root = _fetch(uri, Path(scratch), found).parent
+    with _fetched(model, target, version) as fetched:
+        root = fetched.artifacts.parent
         contents = {str(path.relative_to(root)): path for path in sorted(root.rglob("*")) if path.is_file()}
-        folder.absolute().parent.mkdir(parents=True, exist_ok=True)
-        write_folder(folder, dict(contents), _about(uri, found), folder.absolute().parent)
-    return Exported(uri, _candidate(found), folder, tuple(contents), ())
+        return fetched.write(folder, contents, folder.absolute().parent)
 
 
 def export_triton(
@@ -67,28 +66,84 @@ def export_triton(
         VersionUnsound: the version's files differ from those that were registered.
         InfrastructureError: the registry does not answer, or the folder cannot be written.
     """
-    with connect(tracking_uri(state_folder())) as client, tempfile.TemporaryDirectory(prefix="quantgate-") as scratch:
-        place, found = _find_version(client, model, target, version)
-        name = _UNFIT.sub("_", place.name)
-        folder = repository.absolute() / name
+    with _fetched(model, target, version) as fetched:
+        folder = repository.absolute() / fetched.name
         check_own(folder)
-        uri = place.uri(str(found.version))
-        artifacts = _fetch(uri, Path(scratch), found)
-        made = _as_triton(name, uri, artifacts, folder, found, max_batch)
-        contents: dict[str, Path | str] = {f"1/{new}": artifacts / "variant" / old for new, old in made.files.items()}
+        tensors = tensors_of(fetched.artifacts / "variant" / ONNX)
+        made = triton_model(fetched.name, fetched.manifest, tensors, folder, about=fetched.about, max_batch=max_batch)
+        contents: dict[str, Path | str] = {f"1/{new}": fetched.file(old) for new, old in made.files.items()}
         contents["config.pbtxt"] = made.config
         # Staged outside the repository: a polling server would take a partial folder for a model.
-        beside = repository.absolute().parent
+        return fetched.write(folder, contents, repository.absolute().parent, made.notes)
+
+
+def export_model_server(model: str, target: str, folder: Path, version: int | None = None) -> Exported:
+    """Write the champion, or a version, for OpenVINO Model Server: `config.json`, and the files in `<model>/1` beside it.
+
+    Raises:
+        JobError: no such model or version, no champion, `folder` holds other files, or the version is not of `openvino`.
+        VersionUnsound: the version's files differ from those that were registered.
+        InfrastructureError: the registry does not answer, or the folder cannot be written.
+    """
+    check_own(folder)
+    with _fetched(model, target, version) as fetched:
+        config, notes = model_server_config(fetched.name, fetched.manifest)
+        contents: dict[str, Path | str] = {
+            f"{fetched.name}/1/{file}": fetched.file(file) for file in fetched.manifest["files"]
+        }
+        contents[CONFIG] = config
+        return fetched.write(folder, contents, folder.absolute().parent, notes)
+
+
+@dataclass(frozen=True)
+class _Fetched:
+    """A registered version, with its artifacts, checked, in a folder."""
+
+    uri: str
+    name: str
+    found: Any
+    artifacts: Path
+
+    @property
+    def candidate(self) -> str:
+        return str(self.found.tags.get(f"{TAG}candidate", ""))
+
+    @property
+    def about(self) -> str:
+        """The first line of a configuration."""
+        return f"Written by quantgate: {self.candidate}, {self.uri}, sha256 {self.found.tags[VARIANT_DIGEST]}"
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.artifacts / "manifest.json").read_text(encoding="utf-8"))
+        return found
+
+    def file(self, name: str) -> Path:
+        return self.artifacts / "variant" / name
+
+    def write(
+        self, folder: Path, contents: Mapping[str, Path | str], beside: Path, notes: tuple[str, ...] = ()
+    ) -> Exported:
+        """Write the folder; see `write_folder`."""
+        about: dict[str, object] = {
+            "version": self.uri,
+            "candidate": self.candidate,
+            "variant_sha256": self.found.tags[VARIANT_DIGEST],
+        }
         beside.mkdir(parents=True, exist_ok=True)
-        write_folder(folder, contents, _about(uri, found) | {"not_carried_over": made.notes}, beside)
-    return Exported(uri, _candidate(found), folder, tuple(contents), made.notes)
+        write_folder(folder, contents, about | ({"not_carried_over": notes} if notes else {}), beside)
+        return Exported(self.uri, self.candidate, folder, tuple(contents), notes)
 
 
-def _as_triton(name: str, uri: str, artifacts: Path, folder: Path, found: Any, max_batch: int | None) -> TritonModel:
-    manifest = json.loads((artifacts / "manifest.json").read_text(encoding="utf-8"))
-    about = f"Written by quantgate: {_candidate(found)}, {uri}, sha256 {found.tags[VARIANT_DIGEST]}"
-    tensors = tensors_of(artifacts / "variant" / ONNX)
-    return triton_model(name, manifest, tensors, folder, about=about, max_batch=max_batch)
+@contextmanager
+def _fetched(model: str, target: str, version: int | None) -> Iterator[_Fetched]:
+    """Download a version and check it against its tags and manifest; its files are removed at the end of the block."""
+    with connect(tracking_uri(state_folder())) as client, tempfile.TemporaryDirectory(prefix="quantgate-") as scratch:
+        place, found = _find_version(client, model, target, version)
+        uri = place.uri(str(found.version))
+        artifacts = download_version(uri, Path(scratch))
+        check_folder(uri, artifacts, found.tags)
+        yield _Fetched(uri, _UNFIT.sub("_", place.name), found, artifacts)
 
 
 def _find_version(client: MlflowClient, model: str, target: str, wanted: int | None) -> tuple[ChampionSlot, Any]:
@@ -108,18 +163,3 @@ def _find_version(client: MlflowClient, model: str, target: str, wanted: int | N
             fix="correct the version",
         )
     return place, versions[number]
-
-
-def _fetch(uri: str, folder: Path, found: Any) -> Path:
-    """Return the version's folder of artifacts, checked against its tags and manifest."""
-    artifacts = download_version(uri, folder)
-    check_folder(uri, artifacts, found.tags)
-    return artifacts
-
-
-def _candidate(found: Any) -> str:
-    return str(found.tags.get(f"{TAG}candidate", ""))
-
-
-def _about(uri: str, found: Any) -> dict[str, object]:
-    return {"version": uri, "candidate": _candidate(found), "variant_sha256": found.tags[VARIANT_DIGEST]}

@@ -54,6 +54,13 @@ def adds_pairs_in_16_bits(inventory: Inventory) -> bool:
     return "avx2" in isa and not isa & {"avx512_vnni", "avx_vnni", "amx_int8"}
 
 
+def instruction_sets() -> tuple[str, ...]:
+    """Return those of `ISA_FLAGS` that this processor has."""
+    cpu = _cpu_info()
+    flags = set((cpu.get("flags") or cpu.get("Features") or "").split())
+    return tuple(flag for flag in ISA_FLAGS if flag in flags)
+
+
 def take_inventory(target: str, device: int = 0) -> Inventory:
     """Return the inventory of this machine for a target. For a GPU target, `device` is the CUDA index of the GPU.
 
@@ -64,12 +71,11 @@ def take_inventory(target: str, device: int = 0) -> Inventory:
 
     name, version = installed_runtime()
     cpu = _cpu_info()
-    flags = set((cpu.get("flags") or cpu.get("Features") or "").split())
     on_gpu = is_on_gpu(target)
     return Inventory(
         target=target,
         cpu=cpu.get("model name") or platform.processor() or platform.machine(),
-        isa=tuple(flag for flag in ISA_FLAGS if flag in flags),
+        isa=instruction_sets(),
         cores=usable_cores(),
         memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         platform=f"{platform.system()} {platform.release()} {platform.machine()}",

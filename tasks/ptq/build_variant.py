@@ -118,12 +118,12 @@ def quantize_int8(
     # Sums of two products in 16 bits saturate unless weights use 7 bits.
     bits: WeightBits = 7 if materials.reduced_range else 8
     weights = Int8Weights(candidate.granularity == "pc", bits, candidate.weight_method or "rtn")
-    if candidate.dynamic:
+    if candidate.dynamic and facts_of(candidate.target).pairs != "openvino":
         return quantize_dynamic(model, path, weights=weights, keep_float=keep_float)
     report = quantize_qdq(
         model,
         path,
-        ranges_for(candidate, materials.statistics(candidate.smooth)),
+        None if candidate.dynamic else ranges_for(candidate, materials.statistics(candidate.smooth)),
         target=facts_of(candidate.target).pairs,
         every_operator=candidate.every_operator,
         activation="int8" if candidate.signed_activations else "uint8",

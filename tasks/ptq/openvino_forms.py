@@ -17,8 +17,14 @@ profile, of an encoder and of a CNN.
 - Gelu, SiLU, Sigmoid, Softmax, normalizations, and sums that they read, stay in float.
 - Weights have 7 bits on processors that add pairs of products in 16 bits, as its quantizer has it (NNCF, `OverflowFix`).
 
+INT8 with ranges at run time: the weights of MatMul and Gemm alone are stored as INT8, and OpenVINO quantizes the activations by
+itself, in groups of `DYNAMIC_QUANTIZATION_GROUP_SIZE` channels, on x86 with VNNI (`useDynamicQuantizationImpl` of its CPU
+plugin). Weights of convolutions would become float when the model is loaded.
+
 Not taken: DynamicQuantizeLinear and MatMulInteger, which ran as float products between conversions, slower than the float
-model; the runtime's fused operators, since it fuses attention, sums and normalizations itself.
+model; weights stored in float16, which become float32 when the model is loaded, as its plugin keeps them for language models
+alone: a smaller file, no less memory and no faster; the runtime's fused operators, since it fuses attention, sums and
+normalizations itself.
 """
 
 from __future__ import annotations
@@ -71,6 +77,27 @@ def place_for_openvino(
         shares={},
         folded=frozenset(),
     )
+
+
+def place_weights(graph: onnx.GraphProto, keep_float: Collection[str] = ()) -> Placement:
+    """Return the placement of INT8 weights alone, of each MatMul and Gemm with a constant weight of two axes."""
+    view = GraphView(graph)
+    left = custom_operators(graph)
+    # No range is needed: what has one of no width cannot be left out for lack of it.
+    ranges: dict[str, Range] = {name: (0.0, 0.0) for node in graph.node for name in node.input}
+    products = []
+    for node in [node for node in graph.node if node.op_type in WEIGHT_INPUT and node.name not in left]:
+        weight = view.constants.get(node.input[1])
+        reason = why_not(view, node, ranges, "openvino", False, keep_float)
+        if not reason and node.op_type not in ("MatMul", "Gemm"):
+            reason = f"a {node.op_type} with INT8 weights alone runs in float"
+        if not reason and weight is not None and len(weight.dims) != 2:
+            reason = f"its weight has {len(weight.dims)} axes, and those of 2 alone stay integers"
+        if reason:
+            left[node.name] = reason
+        else:
+            products.append(node.name)
+    return Placement(tuple(products), left, outputs=frozenset(), inputs={}, shares={}, folded=frozenset())
 
 
 def _why_float(view: GraphView, node: onnx.NodeProto) -> str:

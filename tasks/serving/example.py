@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from tasks.serving.openvino import openvino_options
 from validators.providers import CUDA_PROVIDER, GPU_PROVIDERS, OPENVINO, ORT_TENSORRT_PROVIDER
 
 # Folder of the artifact's files, beside the README.
@@ -67,11 +68,6 @@ def _session(manifest: Mapping[str, Any]) -> list[str]:
         f"assert session.get_providers()[0] == {provider!r}, session.get_providers()",
         "",
     ]
-
-
-def openvino_options(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Return the options with which OpenVINO compiles a version, from the session settings of its manifest."""
-    return {**settings["provider_options"], "INFERENCE_NUM_THREADS": str(settings["threads"])}
 
 
 def _openvino(manifest: Mapping[str, Any]) -> list[str]:

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tasks.serving import sections
-from tasks.serving.example import FOLDER, example, openvino_options
+from tasks.serving.example import FOLDER, example
+from tasks.serving.openvino import openvino_options
 from tasks.serving.promoted import Promoted
 from tasks.serving.sections import shown
 from validators.plain_text import markdown_table

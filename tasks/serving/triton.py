@@ -1,8 +1,8 @@
 """Export of a version for Triton Inference Server: `config.pbtxt`, and the files of the folder `1` beside it.
 
 Fields are those of `model_config.proto` (github.com/triton-inference-server/common). The README and source of
-`onnxruntime_backend` and `tensorrt_backend`, as of July 2026, define which fields each backend reads; of `openvino_backend` the
-README alone was read:
+`onnxruntime_backend` and `tensorrt_backend`, as of July 2026, define which fields each backend reads (`openvino.py` for
+`openvino_backend`):
 
 | approved setting | in `config.pbtxt` |
 |---|---|
@@ -10,7 +10,7 @@ README alone was read:
 | optimization of the graph | `optimization.graph.level`: 0 for all, -1 for basic |
 | session entries | only `session.use_device_allocator_for_initializers`: the backend passes on no other |
 | options of a GPU provider | `gpu_execution_accelerator`; the device number is that of the instance |
-| OpenVINO | the backend `openvino`, with threads, streams and hint as `parameters` |
+| OpenVINO | the backend `openvino`, with `parameters` |
 | a library of custom operators | `model_operations.op_library_filename` |
 
 If inputs and outputs are given, neither backend auto-completes them, and ONNX Runtime's adds no dynamic batching either.
@@ -25,7 +25,7 @@ from typing import Any
 
 import onnx
 
-from tasks.serving.example import openvino_options
+from tasks.serving.openvino import check_for_triton, triton_parameters
 from tasks.serving.prototext import Fields, Word, prototext
 from validators.errors import JobError
 from validators.graph.source_form import declared_shape
@@ -53,8 +53,6 @@ ABSENT: dict[str, Any] = {
 }
 # Session entries that the ONNX Runtime backend reads.
 ENTRIES = frozenset({"session.use_device_allocator_for_initializers"})
-# Options of OpenVINO that its backend reads.
-OPENVINO_PARAMETERS = ("INFERENCE_NUM_THREADS", "NUM_STREAMS", "PERFORMANCE_HINT")
 # Options of ONNX Runtime's TensorRT provider with another name in Triton; its boolean precision options share one there.
 RENAMED = {"trt_max_workspace_size": "max_workspace_size_bytes"}
 TENSORRT_OPTIONS = frozenset(
@@ -119,11 +117,11 @@ def triton_model(
     """
     manifest = ABSENT | dict(manifest)
     engine = manifest["engine"]
-    batch, notes = _batch(manifest, tensors, max_batch)
     session = manifest["session"]
+    backend = "tensorrt" if engine else "openvino" if session["provider"] == OPENVINO else "onnxruntime"
+    batch, notes = _batch(manifest, tensors, max_batch)
     on_gpu = session["provider"] in GPU_PROVIDERS
     device = session.get("provider_options", {}).get("device_id", "0")
-    backend = "tensorrt" if engine else "openvino" if session["provider"] == OPENVINO else "onnxruntime"
     kind: Fields = (("count", 1), ("kind", Word("KIND_GPU" if on_gpu else "KIND_CPU")))
     group = (*kind, ("gpus", [int(device)])) if on_gpu else kind
     sides = zip(("input", "output"), tensors, strict=True)
@@ -149,7 +147,11 @@ def triton_model(
             )
     else:
         files = {file: file for file in manifest["files"]}
-        settings, unsaid = _openvino(session) if backend == "openvino" else _session(manifest, place)
+        if backend == "openvino":
+            parameters, unsaid = triton_parameters(session)
+            settings = _parameters(parameters)
+        else:
+            settings, unsaid = _session(manifest, place)
         fields, notes = fields + settings, unsaid + notes
     top = [line for line in (about, *(f"Not carried over: {note}." for note in notes)) if line]
     comments = "".join(f"# {' '.join(plain(line).split())}\n" for line in top)
@@ -184,6 +186,9 @@ def _batch(
     manifest: Mapping[str, Any], tensors: tuple[Sequence[TensorSpec], Sequence[TensorSpec]], asked: int | None
 ) -> tuple[int, tuple[str, ...]]:
     """Return `max_batch_size` with notes; 0 unless every tensor has the same named dynamic axis, the sample axis, as axis 0."""
+    if manifest["session"]["provider"] == OPENVINO:
+        check_for_triton(tensors[0], asked)
+        return 0, ()
     firsts = {spec.shape[0] if spec.shape else None for side in tensors for spec in side}
     shared = len(firsts) == 1 and isinstance(next(iter(firsts)), str)
     profile = manifest["engine"]["build"]["profile"].values() if manifest["engine"] else ()
@@ -238,7 +243,7 @@ def _session(manifest: Mapping[str, Any], place: Path) -> tuple[Fields, tuple[st
     parameters |= {key: value for key, value in settings["entries"].items() if key in ENTRIES}
     fields: Fields = (
         ("optimization", (("graph", (("level", level),)), *accelerators)),
-        *(("parameters", (("key", key), ("value", (("string_value", value),)))) for key, value in parameters.items()),
+        *_parameters(parameters),
     )
     libraries = [_library(library, place) for library in manifest["libraries"]]
     if libraries:
@@ -247,20 +252,8 @@ def _session(manifest: Mapping[str, Any], place: Path) -> tuple[Fields, tuple[st
     return fields, (*notes, *more)
 
 
-def _openvino(settings: Mapping[str, Any]) -> tuple[Fields, tuple[str, ...]]:
-    """Return the approved options as parameters of the OpenVINO backend, and notes on those that it does not read."""
-    options = openvino_options(settings)
-    fields: Fields = tuple(
-        ("parameters", (("key", key), ("value", (("string_value", options[key]),))))
-        for key in OPENVINO_PARAMETERS
-        if key in options
-    )
-    notes = [
-        f"the option {key}={value} of OpenVINO: the backend reads no such parameter"
-        for key, value in options.items()
-        if key not in OPENVINO_PARAMETERS
-    ]
-    return fields, tuple(notes)
+def _parameters(values: Mapping[str, str]) -> Fields:
+    return tuple(("parameters", (("key", key), ("value", (("string_value", value),)))) for key, value in values.items())
 
 
 def _library(library: Mapping[str, str], place: Path) -> str:

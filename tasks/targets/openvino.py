@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+from tasks.measure.inventory import instruction_sets
 from tasks.ptq.build_variant import int4_form, int8_form, plain_float_form
 from tasks.ptq.forms import refuse_any
 from tasks.runtimes.openvino import session as openvino
@@ -17,17 +18,31 @@ from validators.records.libraries import Libraries
 from validators.records.run import SessionSettings
 from validators.targets import facts_of
 
+# Channels of an activation that share a scale where the runtime quantizes it, before products with weights in integers: by its
+# own default 32; 0 is never. With 64 a product of 16 x 1024 x 1024 took three quarters of the time, with the same error.
+GROUP = "DYNAMIC_QUANTIZATION_GROUP_SIZE"
+# Options that belong to the candidate and to `measurement.threads`.
+OWN = frozenset({"INFERENCE_PRECISION_HINT", "INFERENCE_NUM_THREADS", "CACHE_DIR", "PERF_COUNT"})
+
 
 def _session(
-    candidate: Candidate, threads: int, libraries: Libraries, _provider_options: Mapping[str, str]
+    candidate: Candidate, threads: int, libraries: Libraries, provider_options: Mapping[str, str]
 ) -> SessionSettings:
     options = {
         "PERFORMANCE_HINT": "LATENCY",
         "NUM_STREAMS": "1",
         # Its default is bfloat16 where the processor has it.
         "INFERENCE_PRECISION_HINT": "bf16" if candidate.in_bf16 else "f32",
+        GROUP: "64" if candidate.dynamic else "32" if candidate.precision == "int4" else "0",
     }
-    return SessionSettings(OPENVINO, threads, libraries=libraries, provider_options=options)
+    if wrong := sorted(OWN & provider_options.keys()):
+        raise CandidateRefused(
+            kind="unsupported",
+            found=f"{wrong[0]} in `provider_options`",
+            expected="options of OpenVINO other than precision, threads, cache and counters",
+            fix="name a candidate with or without bf16, or set `measurement.threads`",
+        )
+    return SessionSettings(OPENVINO, threads, libraries=libraries, provider_options=options | dict(provider_options))
 
 
 def _availability(_providers: Collection[str]) -> Availability:
@@ -47,7 +62,6 @@ def _check_device() -> None:
 
 def _refuse_recipe(candidate: Candidate) -> None:
     wrong = {
-        "INT8 with ranges at run time": (candidate.dynamic, "int8-static: it computes those operators in float"),
         "the fused graph": (
             candidate.fused and candidate.precision != "fp32",
             "the plain one: it fuses attention, sums and normalizations itself",
@@ -55,6 +69,13 @@ def _refuse_recipe(candidate: Candidate) -> None:
         "signed activations": (candidate.signed_activations, "no -s8s8: activations have a sign where they need one"),
     }
     refuse_any(candidate.target, wrong)
+    if candidate.dynamic and not {"avx512_vnni", "avx_vnni"}.intersection(instruction_sets()):
+        raise CandidateRefused(
+            kind="unsupported",
+            found="a processor without VNNI instructions",
+            expected="one with avx512_vnni or avx_vnni: OpenVINO quantizes activations at run time with them alone",
+            fix="take int8-static",
+        )
     if candidate.in_bf16 and openvino.why_missing() is None and "BF16" not in openvino.capabilities():
         raise CandidateRefused(
             kind="unsupported",
@@ -72,7 +93,10 @@ TARGET = Target(
     availability=_availability,
     refused={
         "fp8": RefusedPrecision("FP8 for {target}", "int8: it has no FP8 kernels for a CPU"),
-        "fp16": RefusedPrecision("float16 for {target}", "bf16: a CPU computes float16 in float32"),
+        "fp16": RefusedPrecision(
+            "float16 for {target}",
+            "bf16: a CPU computes float16 in float32, and OpenVINO would keep the weights in float32 too",
+        ),
     },
     refuse_recipe=_refuse_recipe,
     check_device=_check_device,

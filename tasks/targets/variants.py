@@ -98,7 +98,7 @@ def session_settings(
     libraries: Libraries = (),
     provider_options: Mapping[str, str] | None = None,
 ) -> SessionSettings:
-    """Return how the runtime must load the candidate's artifact; `provider_options` are for providers on a GPU."""
+    """Return how the runtime must load the candidate's artifact; `provider_options` are the job's."""
     return find_target(candidate.target).session(candidate, threads, libraries, provider_options or {})
 
 

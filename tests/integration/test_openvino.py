@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from qdq_models import Part, const, drawn, model, op, pair, product, weight
 
 from flows.service.describe import candidate_rows, target_rows
 from tasks.champion.manifest import runtime_requirements
-from tasks.measure.inventory import take_inventory
+from tasks.measure.inventory import instruction_sets, take_inventory
 from tasks.ptq.eight_bit.int8_weights import Int8Weights
 from tasks.ptq.eight_bit.qdq import quantize_qdq
 from tasks.runtimes.coverage import measure_coverage
@@ -44,6 +45,9 @@ CANDIDATE = "int8-static-minmax-pc@openvino"
 CPU = SessionSettings("CPUExecutionProvider", 1)
 OPENVINO = session_settings(decode(CANDIDATE), 1)
 BF16 = session_settings(decode("bf16@openvino"), 1)
+has_vnni = pytest.mark.skipif(
+    not {"avx512_vnni", "avx_vnni"}.intersection(instruction_sets()), reason="this processor has no VNNI"
+)
 has_bf16 = pytest.mark.skipif("BF16" not in openvino.capabilities(), reason="this processor has no bfloat16")
 
 
@@ -329,6 +333,33 @@ def test_bfloat16_counts_as_half_precision(tiny: Tiny) -> None:
 def test_the_form_for_openvino_runs_in_integers(tiny: Tiny, tmp_path: Path) -> None:
     found = measure_coverage(quantized(tiny, tmp_path), OPENVINO, {"x": np.zeros((3, FEATURES), FLOAT)})
     assert found.share == 1 and found.unknown == 0
+
+
+@has_vnni
+@pytest.mark.parametrize("per_channel", [True, False])
+def test_activations_are_quantized_at_run_time_by_the_named_group(
+    per_channel: bool, tiny: Tiny, tmp_path: Path
+) -> None:
+    """Against float64: the weights' rounding alone without a group, and 8 bits of the activations with one."""
+    path = tmp_path / "dynamic.onnx"
+    weights = Int8Weights(per_channel)
+    quantize_qdq(tiny.model, path, None, target="openvino", every_operator=False, activation="uint8", weights=weights)
+    batch = {"x": tiny_samples(33, 5)["x"]}
+    with open_runner(path, replace(CPU, optimization="basic")) as plain:
+        (exact,) = plain.run(batch, ["logits"])
+    errors = []
+    for settings in (session_settings(decode("int8-dynamic-pc@openvino"), 1), OPENVINO):
+        with open_runner(path, settings) as runner:
+            errors.append(np.abs(runner.run(batch, ["logits"])[0] - exact).max() / np.abs(exact).max())
+    assert errors[1] < 1e-5 and 1e-4 < errors[0] < 0.05
+    found = measure_coverage(path, session_settings(decode("int8-dynamic-pc@openvino"), 1), batch)
+    assert found.share == 1 and found.unknown == 0
+
+
+def test_an_unknown_option_is_refused_by_name(tiny: Tiny) -> None:
+    settings = session_settings(decode("fp32-fused@openvino"), 1, (), {"NUM_STREEMS": "2"})
+    with pytest.raises(CandidateRefused, match="NUM_STREEMS"), open_runner(tiny.model, settings):
+        pass
 
 
 def test_products_are_found_behind_what_was_fused_into_them(tiny: Tiny) -> None:

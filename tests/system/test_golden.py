@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -13,8 +14,10 @@ from driving import environment, register_models, run_jobs, write_job
 from test_promotion import driven
 
 from tasks.runtimes.openvino import session as openvino
+from validators.digests import digest_file
 from validators.targets import facts_of
 
+ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.golden
 CONSUMER = """
 import sys
@@ -50,7 +53,7 @@ def test_registered_model_becomes_an_answering_champion(target: str, tiny: Tiny,
     by_name = {one["name"]: one for one in result["candidates"]}
     winner = by_name.pop(result["chosen"])
     assert winner["outcome"] == "passed"
-    # What is slower may have been stopped; OpenVINO has no dynamic ranges.
+    # What is slower may have been stopped; ranges at run time need VNNI on OpenVINO.
     (other,) = by_name.values()
     assert other["speedup_p50"] or other["refusal"]["kind"] in ("stopped", "unsupported")
     assert {"drop", "confirmed_drop", "coverage", "size_ratio"} <= {one["gate"] for one in winner["verdicts"]}
@@ -63,6 +66,21 @@ def test_registered_model_becomes_an_answering_champion(target: str, tiny: Tiny,
     assert done.returncode == 0, done.stderr[-3000:]
     # The fraction of right answers, which the source has on all samples; a model that guesses has a quarter.
     assert float(done.stdout.splitlines()[-1]) > 0.7
+    if target == "openvino":
+        check_model_server(state, tmp_path / "served")
+
+
+def check_model_server(state: Path, folder: Path) -> None:
+    """`quantgate export --ovms` writes the files that `config.json` names, with the digests of the version."""
+    command = [sys.executable, "-m", "flows.cli.app", "export", "tiny", "--target", "openvino", "--ovms", str(folder)]
+    done = subprocess.run(command, env=environment(state), capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "not carried over: the runtime is the server's own" in done.stdout
+    (config,) = (one["config"] for one in json.loads((folder / "config.json").read_text())["model_config_list"])
+    assert config["plugin_config"]["INFERENCE_PRECISION_HINT"] == "f32"
+    (manifest,) = (state / "mlartifacts").rglob("manifest.json")
+    digest = json.loads(manifest.read_text())["files"]["model.onnx"]
+    assert digest_file(folder / config["base_path"] / "1" / "model.onnx") == digest
 
 
 def test_killed_promotion_is_taken_up_by_the_next_run(tmp_path: Path) -> None:

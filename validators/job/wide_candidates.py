@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from validators.job.candidate_name import FUSED
 from validators.targets import facts_of
 
 _RANGES = ("mse", "minmax", "entropy", "percentile", "p99.9")
@@ -48,5 +49,5 @@ def wide_candidates(target: str) -> tuple[str, ...]:
 
 def _is_sensible(name: str) -> bool:
     recipe, _, engine = name.partition("@")
-    words, facts = recipe.removesuffix("+fused").split("-"), facts_of(engine)
+    words, facts = recipe.replace(FUSED, f"-{FUSED}").split("-"), facts_of(engine)
     return words[0] not in facts.simulated and facts.without.isdisjoint(words)

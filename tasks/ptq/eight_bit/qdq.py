@@ -47,7 +47,7 @@ from tasks.ptq.graph.edits import (
     to_array,
 )
 from tasks.ptq.graph.fuse_bias import fuse_bias
-from tasks.ptq.openvino_forms import place_for_openvino
+from tasks.ptq.openvino_forms import place_for_openvino, place_weights
 
 QuantizedType = Literal["uint8", "int8", "e4m3"]
 
@@ -63,7 +63,7 @@ class QdqReport:
 def quantize_qdq(
     model: Path,
     variant: Path,
-    ranges: Mapping[str, Range],
+    ranges: Mapping[str, Range] | None,
     *,
     target: QdqTarget,
     every_operator: bool,
@@ -73,7 +73,8 @@ def quantize_qdq(
 ) -> QdqReport:
     """Write a Q/DQ form of a float model for one target.
 
-    `ranges` maps activations to (low, high). `keep_float` names nodes to leave unchanged. Weights are symmetric INT8.
+    `ranges` maps activations to (low, high); with None, which `openvino` alone supports, they stay in float and weights alone
+    are stored in INT8. `keep_float` names nodes to leave unchanged. Weights are symmetric INT8.
     Activations are asymmetric for `ort-cpu` and symmetric for `tensorrt`; for `openvino`, a range that reaches below zero
     gets symmetric INT8 instead of UINT8. With `e4m3` weights and activations are FP8, placed by the rules of `tensorrt` for
     either target: a CPU, which has no FP8 kernels, then reproduces TensorRT's numbers.
@@ -91,7 +92,9 @@ def quantize_qdq(
     rules: QdqTarget = "tensorrt" if activation == "e4m3" else target
     if rules == "ort-cpu":
         fuse_bias(proto.graph, ranks, keep_float)
-    if rules == "openvino":
+    if ranges is None:
+        plan = place_weights(proto.graph, keep_float)
+    elif rules == "openvino":
         plan = place_for_openvino(proto.graph, ranges, every_operator=every_operator, keep_float=keep_float)
     else:
         plan = place(proto.graph, ranges, target=rules, every_operator=every_operator, keep_float=keep_float)
@@ -101,7 +104,7 @@ def quantize_qdq(
             ("unsupported", found, "a weighted node with calibrated ranges", "check the export and the calibration")
         )
     view = GraphView(proto.graph)
-    _Rewriter(view, plan, ranges, rules, activation, weights, types, weight_type(view)).rewrite()
+    _Rewriter(view, plan, ranges or {}, rules, activation, weights, types, weight_type(view)).rewrite()
     save_model(proto, variant)
     check_variant(variant, interface)
     return QdqReport(plan.nodes, plan.left)

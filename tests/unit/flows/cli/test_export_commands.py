@@ -14,7 +14,9 @@ from flows.cli.app import app
     ("arguments", "found"),
     [
         ((), "no folder"),
-        (("--triton", "a", "--out", "b"), "both --triton and --out"),
+        (("--triton", "a", "--out", "b"), "--triton and --out"),
+        (("--ovms", "a", "--out", "b"), "--ovms and --out"),
+        (("--ovms", "a", "--max-batch", "4"), "--max-batch with --ovms"),
         (("--out", "b", "--max-batch", "4"), "--max-batch with --out"),
         (("--max-batch", "4"), "no folder"),
     ],

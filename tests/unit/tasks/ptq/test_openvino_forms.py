@@ -18,7 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 from tasks.ptq.calibrate.calibration import read_ranges
 from tasks.ptq.eight_bit.int8_weights import Int8Weights
 from tasks.ptq.eight_bit.qdq import QdqReport, quantize_qdq
-from tasks.ptq.openvino_forms import place_for_openvino, ranges_for_openvino
+from tasks.ptq.openvino_forms import place_for_openvino, place_weights, ranges_for_openvino
 from tasks.runtimes.ort import open_session, run_batches
 from tasks.targets.variants import refuse_other_targets, session_settings
 from validators.errors import CandidateRefused
@@ -228,10 +228,42 @@ def test_graphs_keep_their_function(graph: onnx.GraphProto, every: bool, tmp_pat
     assert 25 < error_db < 60, "8 bits leave some 6 dB a bit, less what several products add"
 
 
+def test_ranges_at_run_time_store_weights_alone(tiny: Tiny, tmp_path: Path) -> None:
+    """Products with constant weights of two axes; the numbers are those of float activations and rounded weights."""
+    report = quantize_qdq(
+        tiny.model,
+        tmp_path / "v.onnx",
+        None,
+        target="openvino",
+        every_operator=False,
+        activation="uint8",
+        weights=Int8Weights(),
+    )
+    assert report.quantized == ("first_matmul", "second_matmul") and not report.left
+    graph = onnx.load(tmp_path / "v.onnx").graph
+    assert [node.op_type for node in graph.node if "uantize" in node.op_type] == ["DequantizeLinear"] * 2
+    first, bias, second = (np.asarray(weight, np.float64) for weight in tiny.weights)
+    x = np.load(tiny.evaluation)["x"][:64]
+    expected = np.maximum(x @ fake_weight(first) + bias, 0) @ fake_weight(second)
+    with open_session(tmp_path / "v.onnx", BASIC) as session:
+        np.testing.assert_allclose(run_batches(session, [{"x": x}], "logits"), expected, rtol=1e-3, atol=1e-3)
+
+
+def test_weights_alone_leave_convolutions_and_stacked_weights_in_float() -> None:
+    assert place_weights(residual()).left["first"] == "a Conv with INT8 weights alone runs in float"
+    plan = place_weights(attention(), ["queries"])
+    assert plan.left == {
+        "queries": "kept in float as asked",
+        **dict.fromkeys(("scores", "y"), "its second input is no constant"),
+    }
+    stacked = graph_of([op("MatMul", "x w", "y")], {"w": draw(5, 8, 8)}, 5, 8)
+    assert "3 axes" in place_weights(stacked).left["y"] and not place_weights(stacked).nodes
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("int8-dynamic-pc@openvino", "at run time"),
+        ("int8-dynamic-pc+fused@openvino", "the fused graph"),
         ("int8-static-mse-pc+fused@openvino", "the fused graph"),
         ("int4-g32-rtn+fused@openvino", "the fused graph"),
         ("int8-static-mse-pc-s8s8@openvino", "signed activations"),
@@ -243,6 +275,31 @@ def test_a_recipe_without_a_form_is_refused(name: str, words: str) -> None:
     with pytest.raises(CandidateRefused, match=words) as caught:
         refuse_other_targets(decode(name))
     assert caught.value.kind == "unsupported" and caught.value.fix
+
+
+def test_ranges_at_run_time_need_vnni(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tasks.targets.openvino.instruction_sets", lambda: ("avx2", "avx512f"))
+    refuse_other_targets(decode("int8-static-mse-pc@openvino"))
+    with pytest.raises(CandidateRefused, match="without VNNI"):
+        refuse_other_targets(decode("int8-dynamic-pc@openvino"))
+
+
+def test_options_that_decide_speed_are_in_the_settings() -> None:
+    """A job may set any but those that its candidates and `measurement` set; the group is never left to the runtime."""
+    group = "DYNAMIC_QUANTIZATION_GROUP_SIZE"
+    groups = {"int8-dynamic-pc": "64", "int4-g32-rtn": "32", "int8-static-mse-pc": "0", "fp32-fused": "0", "bf16": "0"}
+    for name, expected in groups.items():
+        assert session_settings(decode(f"{name}@openvino"), 1).provider_options[group] == expected
+    given = session_settings(decode("fp32-fused@openvino"), 1, (), {"NUM_STREAMS": "2", "ENABLE_CPU_PINNING": "NO"})
+    assert given.provider_options == {
+        "PERFORMANCE_HINT": "LATENCY",
+        "NUM_STREAMS": "2",
+        "INFERENCE_PRECISION_HINT": "f32",
+        "ENABLE_CPU_PINNING": "NO",
+        group: "0",
+    }
+    with pytest.raises(CandidateRefused, match="INFERENCE_PRECISION_HINT in `provider_options`"):
+        session_settings(decode("fp32-fused@openvino"), 1, (), {"INFERENCE_PRECISION_HINT": "bf16"})
 
 
 def test_the_default_list_has_forms() -> None:

@@ -160,15 +160,6 @@ def test_providers_on_a_gpu_with_their_options() -> None:
     assert "/mine" not in model.config, "a folder of the machine where it was approved"
 
 
-def test_openvino_has_a_backend_of_its_own() -> None:
-    options = {"PERFORMANCE_HINT": "LATENCY", "NUM_STREAMS": "1", "INFERENCE_PRECISION_HINT": "f32"}
-    config, model = made(manifest("OpenVINO", session={"provider_options": options, "threads": 3}))
-    assert config.backend == "openvino" and config.default_model_filename == "model.onnx" and not config.platform
-    told = {key: value.string_value for key, value in config.parameters.items()}
-    assert told == {"PERFORMANCE_HINT": "LATENCY", "NUM_STREAMS": "1", "INFERENCE_NUM_THREADS": "3"}
-    assert any("INFERENCE_PRECISION_HINT=f32" in note for note in model.notes)
-
-
 def test_custom_operators() -> None:
     config, model = made(manifest(libraries=[{"file": "ours.so", "sha256": "0"}]))
     assert list(config.model_operations.op_library_filename) == ["/models/m/1/ours.so"]

@@ -1,0 +1,97 @@
+"""A version of the target `openvino` for servers that run OpenVINO themselves: OpenVINO Model Server, and Triton's backend.
+
+Sources, as of August 2026: the JSON schema of `config.json` (github.com/openvinotoolkit/model_server, `src/schema.cpp`) and
+`docs/parameters.md` there; the README and `src/openvino.cc` of github.com/triton-inference-server/openvino_backend. No such
+server has run an exported version.
+
+| approved setting | Model Server | Triton's backend |
+|---|---|---|
+| threads, streams, hint | `plugin_config` | `parameters` of the same names |
+| computed in bfloat16 | `plugin_config` | parameter `HINT_BF16` |
+| computed in float32 | `plugin_config` | none: it computes in bfloat16 where the processor has it |
+| batches of any size | the shapes of the file | `max_batch_size` 0: any other number is the only size that it takes |
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from validators.errors import JobError
+from validators.providers import OPENVINO
+from validators.samples.datasets import TensorSpec
+
+CONFIG = "config.json"
+PRECISION = "INFERENCE_PRECISION_HINT"
+# Options that Triton's backend reads under their own names.
+TRITON_PARAMETERS = ("INFERENCE_NUM_THREADS", "NUM_STREAMS", "PERFORMANCE_HINT")
+
+
+def openvino_options(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Return the options with which OpenVINO compiles a version, from the session settings of its manifest."""
+    return {**settings["provider_options"], "INFERENCE_NUM_THREADS": str(settings["threads"])}
+
+
+def triton_parameters(settings: Mapping[str, Any]) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Return the approved options as parameters of Triton's backend, and notes on those that it does not read."""
+    options = openvino_options(settings)
+    found = {key: options.pop(key) for key in TRITON_PARAMETERS if key in options}
+    if options.get(PRECISION) == "bf16":
+        found["HINT_BF16"] = "YES"
+        del options[PRECISION]
+    notes = [
+        f"the option {key}={value} of OpenVINO: the backend reads no such parameter" for key, value in options.items()
+    ]
+    if PRECISION in options:
+        notes.append("the backend computes in bfloat16 on a processor that has it; the variant was approved without")
+    return found, tuple(notes)
+
+
+def check_for_triton(inputs: Sequence[TensorSpec], max_batch: int | None) -> None:
+    """Check that Triton's backend serves a model with these inputs.
+
+    Raises:
+        JobError: an input is a scalar, or `max_batch` is given.
+    """
+    if max_batch is not None:
+        raise JobError(
+            found=f"--max-batch {max_batch} for OpenVINO",
+            expected="no bound: the backend would take batches of exactly that size",
+            fix="remove --max-batch; batches of any size are taken",
+        )
+    if scalars := [spec.name for spec in inputs if not spec.shape]:
+        raise JobError(
+            found=f"the input {scalars[0]!r} is a scalar",
+            expected="inputs with axes: the OpenVINO backend of Triton takes no scalars",
+            fix="export it with --ovms or --out",
+        )
+
+
+def model_server_config(name: str, manifest: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
+    """Return `config.json` of OpenVINO Model Server for the model `name`, and what it cannot express of the approval.
+
+    The model is in `<name>/1/` beside it.
+
+    Raises:
+        JobError: the variant was approved with another runtime.
+    """
+    settings = manifest["session"]
+    if manifest.get("engine") or settings["provider"] != OPENVINO:
+        raise JobError(
+            found=f"a variant that was approved with {manifest.get('runtime', 'onnxruntime')}",
+            expected="one of the target openvino: OpenVINO Model Server would run it in OpenVINO, where it was never measured",
+            fix="name a champion of openvino, or run a job with `target: openvino`",
+        )
+    config = {
+        "name": name,
+        "base_path": name,
+        # Its default is a GPU where there is one.
+        "target_device": "CPU",
+        "plugin_config": openvino_options(settings),
+    }
+    notes = (
+        f"the runtime is the server's own; the variant was approved with openvino {manifest['runtime_version']}",
+        f"the device is not checked; the variant was approved on {manifest['device']}",
+    )
+    return json.dumps({"model_config_list": [{"config": config}]}, indent=1) + "\n", notes
