@@ -8,6 +8,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
+from threading import Lock
 
 from validators.digests import digest_text, digest_values
 
@@ -96,10 +97,15 @@ class _References:
     is_only_docstring: bool
 
 
+# Python 3.11 counts the depth of the trees that it builds for all threads together, and fails (CPython issue 106905).
+_PARSING = Lock()
+
+
 # Tests read many copies of the project that differ in one file each.
 @cache
 def _references(text: str) -> _References:
-    tree = ast.parse(text)
+    with _PARSING:
+        tree = ast.parse(text)
     imports: set[tuple[int, str, str]] = set()
     pending: list[ast.AST] = [tree]
     while pending:

@@ -202,7 +202,9 @@ def test_figures_are_those_that_were_measured(page: str, rows: list[str]) -> Non
 def test_the_demo_has_one_set_of_figures() -> None:
     """The README shows some rows of the tutorial's table."""
     rows = [
-        line for line in pages()["README.md"].splitlines() if re.match(r"\| (\*\*)?`?[\w+-]+@ort|\| the source", line)
+        line
+        for line in pages()["README.md"].splitlines()
+        if re.match(r"\| (\*\*)?`?[\w+-]+@(ort|openvino)|\| the source", line)
     ]
     assert len(rows) >= 5
     assert set(rows) <= set(pages()["docs/tutorial.md"].splitlines())

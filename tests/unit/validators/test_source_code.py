@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from validators.source_code import OURS, SourceTree
+from validators.source_code import OURS, SourceTree, _references
 
 FILES = {
     "tasks/__init__.py": '"""Steps."""\n',
@@ -90,3 +94,25 @@ def test_processes_started_by_name_are_in_the_closure() -> None:
     assert "tasks.evidence.torch_export_process" in OURS.closure(OURS.modules["tasks.evidence.torch_export"])
     assert "tasks.measure.latency.worker" in OURS.closure(OURS.modules["tasks.measure.latency.process"])
     assert "tasks.runtimes.engines.build_process_child" in OURS.closure(OURS.modules["tasks.runtimes.engines.build"])
+
+
+@pytest.fixture
+def hasty_collector() -> Iterator[None]:
+    """A garbage collector that runs often, and lets other threads run meanwhile, as libraries with callbacks do."""
+
+    def let_others_run(*_: object) -> None:
+        time.sleep(0)
+
+    thresholds = gc.get_threshold()
+    gc.set_threshold(20)
+    gc.callbacks.append(let_others_run)
+    yield
+    gc.callbacks.remove(let_others_run)
+    gc.set_threshold(*thresholds)
+
+
+def test_files_are_parsed_in_several_threads(hasty_collector: None) -> None:
+    """Two candidates at a time ask for the digest of their code."""
+    texts = [f"{Path(__file__).read_text(encoding='utf-8')}# {number}" for number in range(60)]
+    with ThreadPoolExecutor(4) as threads:
+        assert len({references.imports for references in threads.map(_references, texts)}) == 1
