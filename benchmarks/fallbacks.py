@@ -1,6 +1,7 @@
 """Silent fallbacks: what a file's label and its operators say, and what the runtime says.
 
-    python benchmarks/fallbacks.py    # seconds
+    python benchmarks/fallbacks.py              # seconds
+    python benchmarks/fallbacks.py openvino     # the rows of one engine: ort-cpu, openvino or ort-cuda; the others are kept
 
 Prints the table, and writes `benchmarks/results/fallbacks.json` and `fallbacks.md`.
 """
@@ -8,7 +9,9 @@ Prints the table, and writes `benchmarks/results/fallbacks.json` and `fallbacks.
 from __future__ import annotations
 
 import json
+import sys
 import tempfile
+from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -16,12 +19,13 @@ from typing import Any
 import numpy as np
 import onnx
 from fallback_cuda import PLANTED
+from fallback_openvino import OPENVINO_PLANTS
 from fallback_plants import ON_CPU, PLANTS, Plant
 from numpy.typing import NDArray
 
 from tasks.runtimes.coverage import coverage_of, measure_coverage, profile_kernels
 from tasks.runtimes.macs import MAC_RULES
-from tasks.runtimes.ort import open_session
+from tasks.runtimes.runner import open_runner
 from validators.gates.coverage import judge_coverage
 from validators.graph.source_graph import QUANTIZED_OPERATORS
 from validators.job.job_gates import Gates
@@ -34,16 +38,30 @@ SAMPLES = 64
 Row = dict[str, Any]
 
 
-def rows() -> list[Row]:
-    """Each plant by the runtime that is installed, then those of the CUDA provider by a profile that was written by hand."""
+def planted_rows(plants: Sequence[Plant]) -> list[Row]:
+    """Each plant by the runtime that is installed."""
     found = []
-    for plant in PLANTS:
+    for plant in plants:
         with tempfile.TemporaryDirectory() as folder:
             found.append(row(plant, Path(folder)))
+    return found
+
+
+def cuda_rows() -> list[Row]:
+    """Those of the CUDA provider by a profile that was written by hand."""
+    found = []
     for planted in PLANTED:
         coverage = coverage_of(planted.graph, planted.events, "CUDAExecutionProvider", planted.requests)
         found.append(_row(planted.name, planted.label, None, None, planted.counted, coverage))
     return found
+
+
+# The rows by the engine of their label.
+ENGINES: dict[str, Callable[[], list[Row]]] = {
+    "ort-cpu": lambda: planted_rows(PLANTS),
+    "openvino": lambda: planted_rows(OPENVINO_PLANTS),
+    "ort-cuda": cuda_rows,
+}
 
 
 def row(plant: Plant, folder: Path) -> Row:
@@ -86,8 +104,8 @@ def draw_batch(model: Path) -> Arrays:
 
 def answers(model: Path, settings: SessionSettings, batch: Arrays) -> NDArray[np.float64]:
     """The output, `(samples, values)`."""
-    with open_session(model, settings) as session:
-        output: NDArray[np.float64] = session.run(None, batch)[0].astype(np.float64)
+    with open_runner(model, settings) as runner:
+        output: NDArray[np.float64] = runner.run(batch, [runner.outputs[0].name])[0].astype(np.float64)
     return output.reshape(-1, SAMPLES).T if len(output) != SAMPLES else output.reshape(SAMPLES, -1)
 
 
@@ -131,14 +149,20 @@ def table(found: list[Row]) -> str:
     return "\n".join(f"| {line} |" for line in lines)
 
 
-def main() -> None:
-    """The table."""
-    found = rows()
-    document = {"onnxruntime": metadata.version("onnxruntime"), "samples": SAMPLES, "rows": found}
-    (RESULTS / "fallbacks.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+def main(engines: Sequence[str]) -> None:
+    """The table, measured anew for these engines, or for all."""
+    path = RESULTS / "fallbacks.json"
+    before: list[Row] = json.loads(path.read_text(encoding="utf-8"))["rows"]
+    found = []
+    for engine, measure in ENGINES.items():
+        kept = [row for row in before if row["label"].endswith(f"@{engine}")]
+        found += kept if engines and engine not in engines else measure()
+    versions = {name: metadata.version(name) for name in ("onnxruntime", "openvino")}
+    document = {**versions, "samples": SAMPLES, "rows": found}
+    path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     (RESULTS / "fallbacks.md").write_text(table(found) + "\n", encoding="utf-8")
     print(table(found))
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

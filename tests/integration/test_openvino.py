@@ -418,6 +418,52 @@ except RuntimeError as error:
 """
 
 
+CACHED = """
+import sys, warnings
+from importlib import util
+from pathlib import Path
+import numpy as np
+spec = util.spec_from_file_location("consumer", sys.argv[1])
+consumer = util.module_from_spec(spec)
+spec.loader.exec_module(consumer)
+consumer._check_device = lambda hardware: None
+options = {"INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY", "NUM_STREAMS": "1"}
+manifest = {"runtime_version": consumer.metadata.version("openvino"), "hardware": {}, "outputs": ["logits"]}
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    model, answer = consumer._open_openvino(
+        Path(sys.argv[2]), manifest | {"session": {"provider_options": options}}, 1
+    )
+print([str(one.message) for one in caught if "QUANTGATE_CACHE" in str(one.message)])
+print(model.get_property("LOADED_FROM_CACHE"))
+print(float(answer({"x": np.ones((1, 64), np.float32)})["logits"].sum()))
+"""
+
+
+def test_consumers_keep_the_compiled_model_where_they_may_write(tiny: Tiny, tmp_path: Path) -> None:
+    """The second load takes it from the folder and answers alike; where a file is in the way, there is a warning."""
+    (tmp_path / "model.onnx").write_bytes(tiny.model.read_bytes())
+    (tmp_path / "file").write_text("in the way")
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        "-c",
+        CACHED,
+        str(ROOT / "tasks/champion/consumer/consumer.py"),
+        str(tmp_path),
+    ]
+    found = []
+    for folder in ("", "cache", "cache", "file/cache"):
+        where = {"QUANTGATE_CACHE": str(tmp_path / folder)} if folder else {}
+        done = subprocess.run(command, env=environment(tmp_path, **where), capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-2000:]
+        found.append(done.stdout.splitlines())
+    assert [lines[1] for lines in found] == ["False", "False", "True", "False"]
+    assert len({lines[2] for lines in found}) == 1
+    assert [lines[0] == "[]" for lines in found] == [True, True, True, False] and "to write to" in found[3][0]
+
+
 def test_a_consumer_without_the_package_is_told_what_to_install(tmp_path: Path) -> None:
     command = [sys.executable, "-W", "ignore", "-c", CONSUMER, str(ROOT / "tasks/champion/consumer/consumer.py")]
     done = subprocess.run(command, env=environment(tmp_path), capture_output=True, text=True, check=False)

@@ -5,6 +5,7 @@ Rules by precision and proof:
 INT8, INT4, FP8    both shares in kernels of 8 bits or fewer; 4-bit or 8-bit weights count, since the kernel reads those
 FP16, BF16         both shares in kernels of 16 bits or fewer: on a CPU ONNX Runtime silently casts a float16 file to float32
 FP32               no coverage gate
+any, on OpenVINO   nothing in 16 bits unless the candidate asks for bfloat16, which is the runtime's default
 simulated          as its precision, plus `real_kernels`: without a kernel both fail, and nothing is promoted
 aot-checked        as its precision, by the layers of the built engine; `real_kernels` is inconclusive
 """
@@ -25,11 +26,17 @@ from validators.samples.words import SHOWN, and_more
 def judge_coverage(candidate: str, coverage: Coverage, gates: Gates) -> Verdict | None:
     """Judge the share of multiply-accumulates in low-precision kernels; None for FP32 or if the gate is off.
 
+    On OpenVINO what ran in 16 bits unasked fails, of FP32 too.
+
     An INT8 file that runs float kernels fails. If kernels of unknown precision could decide, the outcome is inconclusive.
     Operators for which the engine has no low-precision kernel do not count, unless there are no others; the verdict names them.
     """
     precision = decode(candidate).precision
-    if gates.min_coverage is None or precision == "fp32":
+    if gates.min_coverage is None:
+        return None
+    if coverage.providers == (OPENVINO,) and coverage.half_nodes and not decode(candidate).in_bf16:
+        return _fail_unasked(coverage)
+    if precision == "fp32":
         return None
     share = coverage.half_share if precision in HALF_PRECISIONS else coverage.share
     excluded = "" if precision in HALF_PRECISIONS or not 0 < coverage.possible < 1 else _name_excluded(coverage)
@@ -51,6 +58,19 @@ def judge_coverage(candidate: str, coverage: Coverage, gates: Gates) -> Verdict 
         high=most if coverage.unknown else None,
         method=f"multiply-accumulates by kernel, from {_told_by(coverage)}{excluded}",
         reason="" if outcome == "pass" else ran + excluded + _told(precision, coverage),
+    )
+
+
+def _fail_unasked(coverage: Coverage) -> Verdict:
+    unasked = coverage.half_share - coverage.share
+    return Verdict(
+        gate="coverage",
+        outcome="fail",
+        value=unasked,
+        bound=0.0,
+        direction="at_most",
+        method=f"multiply-accumulates in 16 bits, from {_told_by(coverage)}",
+        reason=f"{unasked:.0%} of multiply-accumulates ran in 16 bits unasked: {_name(coverage.half_nodes)}",
     )
 
 

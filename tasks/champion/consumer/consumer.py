@@ -5,7 +5,8 @@ the runtime, but nothing of quantgate.
 
 A file that differs from the approved one, or a provider that would not run it, is an error. For a version or device other than
 the approved one, `QUANTGATE_MISMATCH` decides: `warn` (default) or `refuse`. With fewer usable cores than at the approval, the
-session gets at most that many threads, or the number in `QUANTGATE_THREADS`.
+session gets at most that many threads, or the number in `QUANTGATE_THREADS`. OpenVINO keeps the compiled model in the folder
+`QUANTGATE_CACHE`, if it is set, and loads it from there the next time.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ import numpy as np
 POLICY = "QUANTGATE_MISMATCH"
 # Environment variable with the session's threads, which overrides the approved number and its cap.
 THREADS = "QUANTGATE_THREADS"
+# Environment variable with a folder for models that OpenVINO compiled. Its files are not checked: nobody else may write to it.
+CACHE = "QUANTGATE_CACHE"
 
 
 def _refuses() -> bool:
@@ -273,6 +276,22 @@ def _open_onnxruntime(folder: Path, manifest: dict[str, Any], threads: int) -> t
     return session, lambda feed: dict(zip(names, session.run(names, feed), strict=True))
 
 
+def _cache_option() -> dict[str, str]:
+    """Return OpenVINO's option of the folder `QUANTGATE_CACHE`; none if it is not set, or cannot be written."""
+    place = os.environ.get(CACHE)
+    if not place:
+        return {}
+    try:
+        Path(place).mkdir(parents=True, exist_ok=True)
+        writable = os.access(place, os.W_OK | os.X_OK)
+    except OSError:
+        writable = False
+    if not writable:
+        warnings.warn(f"found {CACHE}={place}; expected a folder to write to: the model is compiled anew", stacklevel=4)
+        return {}
+    return {"CACHE_DIR": place}
+
+
 def _open_openvino(folder: Path, manifest: dict[str, Any], threads: int) -> tuple[Any, Answer]:
     """Compile the model with OpenVINO and the approved options; return it with the function that runs it.
 
@@ -292,9 +311,8 @@ def _open_openvino(folder: Path, manifest: dict[str, Any], threads: int) -> tupl
     _check_device(manifest["hardware"])
     core = ov.Core()
     options = manifest["session"]["provider_options"]
-    model = core.compile_model(
-        core.read_model(folder / "model.onnx"), "CPU", {**options, "INFERENCE_NUM_THREADS": str(threads)}
-    )
+    given = {**options, "INFERENCE_NUM_THREADS": str(threads), **_cache_option()}
+    model = core.compile_model(folder / "model.onnx", "CPU", given)
     precision = model.get_property("INFERENCE_PRECISION_HINT").to_string()
     if precision != options["INFERENCE_PRECISION_HINT"]:
         _mismatch(

@@ -46,6 +46,10 @@ PRODUCTS = frozenset(
 )
 
 
+# Steps of several products, named by the type of the first.
+SEVERAL = ("Subgraph", "ScaledDotProductAttention")
+
+
 @dataclass(frozen=True)
 class ExecutedStep:
     """One executed step of a compiled model: its name, kernel, nodes of the file, and the microseconds of a request."""
@@ -117,7 +121,7 @@ def as_asked(graph: onnx.GraphProto, kernels: Mapping[str, Kernel]) -> dict[str,
         if WEIGHTS_ALONE in kernel.name:
             if node.input[0] in pairs:
                 found[node.name] = replace(kernel, name=f"{kernel.name}{ALONE}", is_low_precision=False)
-        elif node.op_type == "MatMul" and not {*node.input[:2]} <= stored | pairs:
+        elif kernel.name.startswith(SEVERAL) and not {*node.input[:2]} <= stored | pairs:
             found[node.name] = replace(kernel, name=f"{kernel.name}{IN_FLOAT}", is_low_precision=False)
     return found
 

@@ -7,12 +7,14 @@ from pathlib import Path
 import onnx
 import pytest
 from fallback_cuda import CUDA, PLANTED, Planted
+from fallback_openvino import BF16, OPENVINO_PLANTS, SETTINGS
 from fallback_plants import INT8, PLANTS, Plant
 from fallbacks import answers, count_operators, draw_batch, sqnr_db, table
 from fallbacks import row as row_of
 
 from tasks.runtimes.coverage import coverage_of, measure_coverage
 from tasks.runtimes.kernel_times import time_kernels
+from tasks.runtimes.openvino.session import capabilities
 from validators.gates.coverage import judge_coverage
 from validators.job.job_gates import Gates
 from validators.records.measurements import KernelProfile
@@ -31,6 +33,20 @@ def test_the_gate_sees_what_accuracy_and_operators_do_not(plant: Plant, tmp_path
     assert seen.share == (1.0 if plant.verdict == "pass" else 0.0)
     assert len(seen.float_nodes) == (plant.verdict == "fail")
     assert plant.verdict == "pass" or f"in float: {seen.float_nodes[0]}" in verdict.reason
+
+
+@pytest.mark.parametrize("plant", OPENVINO_PLANTS, ids=lambda plant: plant.name)
+def test_the_gate_sees_what_openvino_ran(plant: Plant, tmp_path: Path) -> None:
+    """All answer like float; a fallback has its product named, and a clean file passes in full."""
+    if (plant.label == BF16 or plant.settings not in SETTINGS.values()) and "BF16" not in capabilities():
+        pytest.skip("this processor has no bfloat16")
+    before, after = plant.save(tmp_path)
+    batch = draw_batch(before)
+    noise = sqnr_db(*(answers(path, plant.settings, batch) for path in (before, after)))
+    assert noise is None or noise > 25, "an accuracy gate would not see it"
+    verdict = judge_coverage(plant.label, measure_coverage(after, plant.settings, batch), Gates())
+    assert verdict is not None and verdict.outcome == plant.verdict
+    assert plant.verdict == "pass" or verdict.reason.partition(": ")[2].startswith("product")
 
 
 UNFUSED = {
