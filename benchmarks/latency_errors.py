@@ -1,6 +1,7 @@
 """How often the latency measurement errs: a model beside itself, a slower one and an INT8 variant, quiet and busy.
 
-Every comparison is appended to `latency_errors.jsonl`, so that an interrupted run goes on where it stopped; `summarise` makes
+ONNX Runtime runs all of these; the model beside itself is compared in the other engines for processors, too (`ENGINES`). Every
+comparison is appended to `latency_errors.jsonl`, so that an interrupted run goes on where it stopped; `summarise` makes
 `latency_errors.json` and the picture of what there is.
 """
 
@@ -13,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,6 +31,7 @@ from tasks.measure.latency.process import Contestant, Worker, save_requests
 from tasks.ptq.eight_bit.dynamic import quantize_dynamic
 from tasks.ptq.eight_bit.int8_weights import Int8Weights
 from validators.job.job_measurement import Measurement
+from validators.providers import CPU_PROVIDER, OPENVINO
 from validators.records.latencies import Latency
 from validators.records.run import SessionSettings
 
@@ -46,6 +49,14 @@ NAIVE_SECONDS, NAIVE_WARMUP_SECONDS, NAIVE_DIFFERENCE = 0.5, 0.2, 0.05
 BURNER = "while True: pass"
 # What one comparison may wait for other processes: a run of twelve candidates has twelve times as much by default.
 PATIENCE_SECONDS = 25.0
+# Session settings of other engines by the kind of their comparisons, in which the model is beside itself.
+ENGINES = {
+    "openvino": SessionSettings(
+        OPENVINO,
+        usable_cores(),
+        provider_options={"PERFORMANCE_HINT": "LATENCY", "NUM_STREAMS": "1", "INFERENCE_PRECISION_HINT": "f32"},
+    )
+}
 
 
 @app.command()
@@ -56,6 +67,7 @@ def run(
         int, typer.Option(help="Comparisons with the slower model, and as many with one core taken.")
     ] = 40,
     faster: Annotated[int, typer.Option(help="Comparisons with the INT8 variant, with one core taken.")] = 50,
+    engines: Annotated[int, typer.Option(help="Comparisons of the model with itself in each other engine.")] = 100,
     out: Out = RESULTS,
 ) -> None:
     """Make the comparisons that are missing, in turn, and summarise."""
@@ -70,6 +82,7 @@ def run(
         "slower_busy": planted,
         "faster_busy": faster,
         "truth": min(planted, 1),
+        **dict.fromkeys(ENGINES, engines),
     }
     order = sorted((index / count, kind, index) for kind, count in wanted.items() for index in range(count))
     with tempfile.TemporaryDirectory(prefix="quantgate-") as folder:
@@ -94,7 +107,7 @@ def summarise(out: Out = RESULTS) -> None:
         "planted_ratio": long and long["ratio"],
         "planted_interval": long and long["interval"],
     }
-    for kind in ("quiet", "busy", "slower", "slower_busy", "faster_busy"):
+    for kind in ("quiet", "busy", "slower", "slower_busy", "faster_busy", *ENGINES):
         if found := [entry for entry in entries if entry["kind"] == kind]:
             figures[kind] = _count(found)
     save(out, "latency_errors", figures)
@@ -106,7 +119,7 @@ class _Bench:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        settings = SessionSettings("CPUExecutionProvider", usable_cores())
+        settings = SessionSettings(CPU_PROVIDER, usable_cores())
         self._model = Contestant(_layers(folder / "model.onnx", LAYERS), settings)
         self._slower = Contestant(_layers(folder / "slower.onnx", MORE_LAYERS), settings)
         quantize_dynamic(self._model.model, folder / "faster.onnx", weights=Int8Weights())
@@ -116,12 +129,13 @@ class _Bench:
     def compare(self, kind: str) -> dict[str, Any]:
         """One comparison by the method, and one by the naive rule right after it, under the same conditions."""
         others = {"slower": self._slower, "truth": self._slower, "faster": self._faster}
-        other = others.get(kind.removesuffix("_busy"), self._model)
+        model = replace(self._model, settings=ENGINES[kind]) if kind in ENGINES else self._model
+        sides = model, others.get(kind.removesuffix("_busy"), model)
         with _burner(kind.endswith("busy")):
             started = time.monotonic()
-            latency = self._measure(other, LONG if kind == "truth" else Measurement())
+            latency = self._measure(sides, LONG if kind == "truth" else Measurement())
             seconds = time.monotonic() - started
-            naive = None if kind == "truth" else self._naive(other)
+            naive = None if kind == "truth" else self._naive(sides)
         interval = None if latency.speedup.low is None else [latency.speedup.low, latency.speedup.high]
         assert latency.conditions is not None
         return {
@@ -133,10 +147,9 @@ class _Bench:
             "naive": naive,
         }
 
-    def _measure(self, other: Contestant, measurement: Measurement) -> Latency:
+    def _measure(self, sides: tuple[Contestant, Contestant], measurement: Measurement) -> Latency:
         return compare_latency(
-            self._model,
-            other,
+            *sides,
             [self._batch],
             measurement,
             confidence=CONFIDENCE,
@@ -144,10 +157,10 @@ class _Bench:
             patience=RunPatience(PATIENCE_SECONDS),
         )
 
-    def _naive(self, other: Contestant) -> float:
+    def _naive(self, sides: tuple[Contestant, Contestant]) -> float:
         inputs = save_requests(self._folder / "naive.npz", [self._batch])
         medians = []
-        for contestant in (self._model, other):
+        for contestant in sides:
             with Worker(contestant, inputs) as worker:
                 worker.block(NAIVE_WARMUP_SECONDS, 3)
                 medians.append(worker.block(NAIVE_SECONDS, 3).value_ms)

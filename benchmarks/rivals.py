@@ -1,54 +1,102 @@
-"""What a user would run in place of quantgate on a CPU: ONNX Runtime's own tools, and the recipe that Hugging Face's optimum
-gives them for AVX512-VNNI. Each takes the source, calibration batches and the path of the file to write.
+"""What a user would run in place of quantgate on a CPU, each by its own tools: ONNX Runtime's quantizers, the recipe that
+Hugging Face's optimum gives them for AVX512-VNNI, OpenVINO with and without NNCF, TorchInductor with and without torchao.
+
+NNCF and torchao, and what they need beyond the development environment, are installed into a folder of their own, which only
+the processes that make rivals see:
+
+    python -m pip install --no-deps --target build/rivals -r benchmarks/rivals.txt
 """
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from onnxruntime.quantization import QuantType, quant_pre_process, quantize_dynamic, quantize_static
-from onnxruntime.quantization.calibrate import CalibrationDataReader
 
+from validators.providers import CPU_PROVIDER, OPENVINO
 from validators.samples.datasets import Arrays
 
 Batches = Sequence[Arrays]
+# The provider of the target `torch-inductor`; without that target its rivals are refused.
+INDUCTOR = "TorchInductor"
+PACKAGES = Path(__file__).parents[1] / "build" / "rivals"
+# In the folder of a rival that could not be made: the reason.
+REFUSED = "refused.txt"
 
 
-class Reader(CalibrationDataReader):  # type: ignore[misc]  # the package has no types
-    """Batches as the calibrators ask for them."""
+@dataclass(frozen=True)
+class Source:
+    """The model that rivals start from: its ONNX file, its kind (text, image, language), calibration samples as `.npz`.
 
-    def __init__(self, batches: Batches) -> None:
-        self._batches: Iterator[Arrays] = iter(batches)
+    `torch_weights` has the weights of the PyTorch module, as `rivals_torch.module` reads them. Calibration takes
+    `batch_size` samples at once.
+    """
 
-    def get_next(self) -> Arrays | None:
-        return next(self._batches, None)
+    onnx: Path
+    kind: str
+    calibration: Path
+    torch_weights: Path | None = None
+    batch_size: int = 16
+
+    def batches(self) -> list[Arrays]:
+        """Return the calibration samples, batch by batch."""
+        with np.load(self.calibration) as archive:
+            arrays = {key: archive[key] for key in archive.files if key != "label"}
+        count = len(next(iter(arrays.values())))
+        starts = range(0, count, self.batch_size)
+        return [{key: array[at : at + self.batch_size] for key, array in arrays.items()} for at in starts]
 
 
-def optimized(source: Path, _batches: Batches, path: Path) -> None:
+@dataclass(frozen=True)
+class Rival:
+    """A way to run the model: how its file is written, and the provider and options that run it.
+
+    Without `recipe` the source's own file is run. Rivals with one recipe share its file.
+    """
+
+    recipe: str | None
+    provider: str = CPU_PROVIDER
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def file_name(self) -> str:
+        """Return the name of its file; the suffix is what its tools expect."""
+        return {CPU_PROVIDER: "model.onnx", OPENVINO: "model.xml", INDUCTOR: "model.pt2"}[self.provider]
+
+
+def optimized(source: Source, path: Path) -> None:
     """`onnxruntime.transformers.optimizer`, float32."""
     from onnxruntime.transformers import optimizer
 
-    model = optimizer.optimize_model(str(source), model_type="bert", num_heads=0, hidden_size=0, opt_level=1)
+    model = optimizer.optimize_model(str(source.onnx), model_type="bert", num_heads=0, hidden_size=0, opt_level=1)
     model.save_model_to_file(str(path))
 
 
-def static_default(source: Path, batches: Batches, path: Path) -> None:
+def static_default(source: Source, path: Path) -> None:
     """`quantize_static(source, path, reader)`: S8S8, per tensor, MinMax."""
-    quantize_static(source, path, Reader(batches))
+    from onnxruntime.quantization import quantize_static
+
+    quantize_static(source.onnx, path, _reader(source))
 
 
-def static_strong(source: Path, batches: Batches, path: Path) -> None:
+def static_strong(source: Source, path: Path) -> None:
     """After `quant_pre_process`: per channel, U8S8, MatMul, Gemm and Conv with constant weights."""
+    from onnxruntime.quantization import QuantType, quant_pre_process, quantize_static
+
     prepared = path.with_name("prepared.onnx")
-    quant_pre_process(source, prepared, skip_symbolic_shape=True)
+    quant_pre_process(source.onnx, prepared, skip_symbolic_shape=True)
     quantize_static(
         prepared,
         path,
-        Reader(batches),
+        _reader(source),
         per_channel=True,
         activation_type=QuantType.QUInt8,
         weight_type=QuantType.QInt8,
@@ -57,20 +105,24 @@ def static_strong(source: Path, batches: Batches, path: Path) -> None:
     )
 
 
-def dynamic(source: Path, _batches: Batches, path: Path) -> None:
+def dynamic(source: Source, path: Path) -> None:
     """`quantize_dynamic`, per channel."""
-    quantize_dynamic(source, path, per_channel=True, weight_type=QuantType.QInt8)
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    quantize_dynamic(source.onnx, path, per_channel=True, weight_type=QuantType.QInt8)
 
 
-def vnni_static(source: Path, batches: Batches, path: Path) -> None:
+def vnni_static(source: Source, path: Path) -> None:
     """optimum-onnx 0.1.0, `AutoQuantizationConfig.avx512_vnni(is_static=True, per_channel=True)`: every operator, U8S8.
 
     Its quantizer calls the one of ONNX Runtime with these arguments.
     """
+    from onnxruntime.quantization import QuantType, quantize_static
+
     quantize_static(
-        source,
+        source.onnx,
         path,
-        Reader(batches),
+        _reader(source),
         per_channel=True,
         activation_type=QuantType.QUInt8,
         weight_type=QuantType.QInt8,
@@ -82,38 +134,144 @@ def vnni_static(source: Path, batches: Batches, path: Path) -> None:
     )
 
 
-RIVALS: dict[str, Callable[[Path, Batches, Path], None]] = {
-    "ORT fp32, transformer-optimized": optimized,
-    "ORT static, defaults": static_default,
-    "ORT static, strong": static_strong,
-    "ORT dynamic": dynamic,
-    "optimum VNNI static": vnni_static,
+def nncf_default(source: Source, path: Path, **options: Any) -> None:
+    """`nncf.quantize(model, dataset)` on all samples, one by one; for transformers with `model_type`, as its guide says."""
+    import nncf
+    import openvino
+
+    batches = replace(source, batch_size=1).batches()
+    model_type = None if source.kind == "image" else nncf.ModelType.TRANSFORMER
+    model = openvino.Core().read_model(source.onnx)
+    quantized = nncf.quantize(model, nncf.Dataset(batches), model_type=model_type, subset_size=len(batches), **options)
+    openvino.save_model(quantized, path, compress_to_fp16=False)
+
+
+def nncf_slow_bias(source: Source, path: Path) -> None:
+    """The same with `fast_bias_correction=False`."""
+    nncf_default(source, path, fast_bias_correction=False)
+
+
+def inductor_float(source: Source, path: Path) -> None:
+    """`torch.export` and `aoti_compile_and_package` with freezing."""
+    _compiler(source).in_float(path)
+
+
+def torchao_static(source: Source, path: Path) -> None:
+    """The same after torchao's `X86InductorQuantizer` with its default configuration."""
+    _compiler(source).in_int8(path, is_dynamic=False)
+
+
+def torchao_dynamic(source: Source, path: Path) -> None:
+    """The same with `is_dynamic=True`."""
+    _compiler(source).in_int8(path, is_dynamic=True)
+
+
+RECIPES: dict[str, Callable[[Source, Path], None]] = {
+    recipe.__name__: recipe
+    for recipe in (
+        optimized,
+        static_default,
+        static_strong,
+        dynamic,
+        vnni_static,
+        nncf_default,
+        nncf_slow_bias,
+        inductor_float,
+        torchao_static,
+        torchao_dynamic,
+    )
+}
+# OpenVINO's own defaults compute what is not quantized in bfloat16 where the processor has it.
+PLAIN: Mapping[str, str] = {}
+IN_F32 = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32"}
+RIVALS = {
+    "ORT fp32, transformer-optimized": Rival("optimized"),
+    "ORT static, defaults": Rival("static_default"),
+    "ORT static, strong": Rival("static_strong"),
+    "ORT dynamic": Rival("dynamic"),
+    "optimum VNNI static": Rival("vnni_static"),
+    "OpenVINO, defaults": Rival(None, OPENVINO, PLAIN),
+    "OpenVINO, f32": Rival(None, OPENVINO, IN_F32),
+    "NNCF in OpenVINO, defaults": Rival("nncf_default", OPENVINO, PLAIN),
+    "NNCF in OpenVINO, f32": Rival("nncf_default", OPENVINO, IN_F32),
+    "NNCF, slow bias correction, defaults": Rival("nncf_slow_bias", OPENVINO, PLAIN),
+    "NNCF, slow bias correction, f32": Rival("nncf_slow_bias", OPENVINO, IN_F32),
+    "TorchInductor, f32": Rival("inductor_float", INDUCTOR),
+    "torchao static in TorchInductor": Rival("torchao_static", INDUCTOR),
+    "torchao dynamic in TorchInductor": Rival("torchao_dynamic", INDUCTOR),
 }
 
 
-def make(name: str, source: Path, calibration: Path, batch_size: int, path: Path) -> str | None:
-    """Write the rival's file, in a process of its own: some take all memory. Return why it could not, if so.
+def make(rival: Rival, source: Source, folder: Path) -> Path | str:
+    """Return the rival's file, made by a process of its own, or the reason why there is none; either is kept in the folder.
 
-    `calibration` is a `.npz` with the model's inputs, samples along axis 0.
+    A process of its own, since some take all memory.
     """
-    command = [sys.executable, __file__, name, str(source), str(calibration), str(batch_size), str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if rival.recipe is None:
+        return source.onnx
+    place = folder / rival.recipe
+    if not place.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        # Whole or absent: an interrupted run goes on where it stopped.
+        with tempfile.TemporaryDirectory(dir=folder, ignore_cleanup_errors=True) as partial:
+            reason = _make(rival, source, Path(partial, rival.file_name))
+            if reason:
+                Path(partial, REFUSED).write_text(reason, encoding="utf-8")
+            Path(partial).rename(place)
+    refused = place / REFUSED
+    return refused.read_text(encoding="utf-8") if refused.exists() else place / rival.file_name
+
+
+def _make(rival: Rival, source: Source, path: Path) -> str | None:
+    """Write the rival's file in a process of its own, and return why it could not, if so."""
+    assert rival.recipe
+    order = {key: str(value) if isinstance(value, Path) else value for key, value in asdict(source).items()}
+    packages = os.pathsep.join(filter(None, [str(PACKAGES), os.environ.get("PYTHONPATH")]))
+    done = subprocess.run(
+        [sys.executable, __file__, rival.recipe, json.dumps(order), str(path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"PYTHONPATH": packages},
+    )
     if done.returncode < 0:
         return f"ended by signal {-done.returncode}"
     lines = done.stderr.strip().splitlines()
     return None if done.returncode == 0 else (lines[-1][:200] if lines else f"exit code {done.returncode}")
 
 
-def main(name: str, source: str, calibration: str, batch_size: str, path: str) -> None:
-    """One rival."""
-    size = int(batch_size)
-    with np.load(calibration) as archive:
-        arrays = {key: archive[key] for key in archive.files if key != "label"}
-    count = len(next(iter(arrays.values())))
-    batches = [{key: array[at : at + size] for key, array in arrays.items()} for at in range(0, count, size)]
+def _compiler(source: Source) -> Any:
+    import onnx
+    import rivals_torch
+
+    graph = onnx.load(source.onnx, load_external_data=False).graph
+    names = (tuple(value.name for value in values) for values in (graph.input, graph.output))
+    return rivals_torch.Compiler(
+        rivals_torch.module_of(source.kind, source.onnx, source.torch_weights), source.batches(), *names
+    )
+
+
+def _reader(source: Source) -> Any:
+    """Return the batches as ONNX Runtime's calibrators ask for them."""
+    from onnxruntime.quantization.calibrate import CalibrationDataReader
+
+    class Reader(CalibrationDataReader):  # type: ignore[misc]  # the package has no types
+        def __init__(self) -> None:
+            self._batches: Iterator[Arrays] = iter(source.batches())
+
+        def get_next(self) -> Arrays | None:
+            return next(self._batches, None)
+
+    return Reader()
+
+
+def main(recipe: str, order: str, path: str) -> None:
+    """Write the file of one recipe."""
+    told = json.loads(order)
+    paths = {key: Path(told[key]) if told[key] else None for key in ("onnx", "calibration", "torch_weights")}
     # The first to go when memory runs out, rather than whoever measures.
     Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
-    RIVALS[name](Path(source), batches, Path(path))
+    RECIPES[recipe](Source(**told | paths), Path(path))
 
 
 if __name__ == "__main__":

@@ -8,103 +8,172 @@ from typing import Any
 
 import numpy as np
 from prefect import flow
-from rivals import RIVALS, make
+from rivals import RIVALS, Rival, Source, make
 from variants_models import Case
 
-from flows.quantize import gather_inputs, made, measured
-from tasks.measure.request import request_batch
+from flows.quantize import gather_inputs, tried
+from tasks.measure.inventory import usable_cores
 from tasks.ptq.graph.edits import model_bytes
-from tasks.run.context import Run, start_run
-from tasks.runtimes.coverage import measure_coverage
+from tasks.run.context import Run, log, start_run
 from tasks.trials.judge import judge_trials, rank_passing
 from tasks.trials.measure_accuracy import Reference, measure_accuracy
 from tasks.trials.measure_baseline import baseline_variant, measure_baseline
 from tasks.trials.measure_latency import latency_of
 from tasks.trials.recover import recover_trials
-from validators.digests import digest_model
+from validators.digests import digest_file, digest_model, digest_values
 from validators.errors import CandidateRefused
-from validators.records.measurements import Accuracy, Estimate
-from validators.records.run import Inventory, Refusal, Trial, Variant
+from validators.job.job import Job
+from validators.records.latencies import Latency
+from validators.records.measurements import Accuracy, Coverage, Estimate
+from validators.records.run import Inventory, Refusal, SessionSettings, Trial, Variant
 from validators.samples.run_inputs import RunInputs
+
+# Rivals that pass are timed in few launches first; only the fastest can be the best one, and take turns with the choice.
+FIRST_LAUNCHES, FINALISTS = 2, 3
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A run whose source, samples and baseline are there."""
+
+    run: Run
+    run_inputs: RunInputs
+    inventory: Inventory
+    baseline: Accuracy
+
+    @property
+    def source(self) -> Variant:
+        """The source, in the baseline's engine."""
+        return baseline_variant(self.run, self.run_inputs, self.inventory)
+
+    def in_turn(self, first: Variant, second: Variant, launches: int | None = None) -> Latency:
+        """Time both in turn; `speedup` is how many times as fast the second is."""
+        measurement = self.run.job.measurement
+        latency, _ = latency_of(
+            self.run,
+            self.run_inputs,
+            self.inventory,
+            first,
+            second,
+            measurement.points[0],
+            measurement=measurement.model_copy(update={"launches": launches}) if launches else None,
+        )
+        return latency
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What was found of one model at one shape: the choice, its ratio to each rival that passes, and the table."""
+    """One model at one shape: the choice, how many times as fast it is as each finalist, and the table.
+
+    `before` is what a run for ONNX Runtime alone chooses, with the choice beside it, where that was asked for.
+    """
 
     choice: Trial | None
     against: dict[str, Estimate]
     rows: list[dict[str, Any]]
+    before: tuple[str, Estimate] | None = None
 
 
 @flow(name="variants on a CPU")
 def compare(case: Case, folder: Path) -> Shape:
     """Candidates and rivals of one model at one shape."""
-    run = start_run(case.job)
-    run_inputs, inventory = gather_inputs(run)
-    baseline = measure_baseline(run, run_inputs, inventory)
-    trials = judge_trials(
-        run, run_inputs, baseline, measured(run, run_inputs, inventory, made(run, run_inputs, inventory, baseline))
-    )
-    recovered = recover_trials(run, run_inputs, inventory, baseline, trials)
-    trials += recovered.trials
-    choice = next(iter(rank_passing(run.job, trials)), None)
-
-    # A rival need be no smaller, and nothing is asked of its kernels: it only has to be right, and fast.
-    gates = run.job.gates.model_copy(update={"min_speedup": None, "min_coverage": None, "max_size_ratio": None})
-    eased = replace(run, job=run.job.model_copy(update={"gates": gates}))
-    rivals = tuple(
-        rival(eased, run_inputs, inventory, baseline, name, folder, case.calibration_batch) for name in RIVALS
-    )
-    rivals = judge_trials(eased, run_inputs, baseline, measured(eased, run_inputs, inventory, rivals))
-    against = {}
+    bench = open_bench(case.job)
+    choice, rows = choose(bench)
+    made = tuple(rival_trial(bench, case, name, one, folder) for name, one in RIVALS.items())
+    rivals = tuple(timed_shortly(bench, trial) for trial in judge_rivals(bench, made))
+    against: dict[str, Estimate] = {}
+    before = None
     if choice is not None and choice.variant is not None:
-        against["fp32"] = versus(run, run_inputs, inventory, baseline_variant(run, run_inputs), choice.variant)
-        for one in rivals:
-            if one.outcome == "passed" and one.variant:
-                against[one.candidate] = versus(run, run_inputs, inventory, one.variant, choice.variant)
-    rows = [row(trial) for trial in (*rivals, *trials)]
-    return Shape(choice, against, rows)
+        against["fp32"] = bench.in_turn(bench.source, choice.variant).speedup
+        for one in finalists(rivals):
+            assert one.variant
+            against[one.candidate] = bench.in_turn(one.variant, choice.variant).speedup
+        before = beside_earlier(bench, case.job_before, choice.variant) if case.job_before else None
+    return Shape(choice, against, [*map(row, rivals), *rows], before)
 
 
-def rival(
-    run: Run,
-    run_inputs: RunInputs,
-    inventory: Inventory,
-    baseline: Accuracy,
-    name: str,
-    folder: Path,
-    calibration_batch: int,
-) -> Trial:
-    """A rival's trial up to its accuracy; its file is made once for all shapes."""
-    place = folder / name.replace(" ", "-").replace(",", "")
-    path = place / "model.onnx"
-    if not path.exists():
-        place.mkdir(parents=True, exist_ok=True)
-        reason = make(name, run_inputs.source.onnx_path, run.job.data.calibration, calibration_batch, path)
-        if reason:
-            return Trial(name, outcome="refused", refusal=Refusal("unsupported", reason))
-    session = baseline_variant(run, run_inputs, inventory).session
-    variant = Variant(name, path, digest_model(path), model_bytes(path), session)
-    batch = request_batch(run_inputs.evidence, run.job.measurement.points[0])
+def open_bench(job: Job) -> Bench:
+    """Load the source and the samples of a job, and judge the baseline."""
+    run = start_run(job)
+    run_inputs, inventory = gather_inputs(run)
+    return Bench(run, run_inputs, inventory, measure_baseline(run, run_inputs, inventory))
+
+
+def choose(bench: Bench) -> tuple[Trial | None, list[dict[str, Any]]]:
+    """Return the trial that a run would choose, if any passes, and a line of the table for each trial."""
+    steps = (bench.run, bench.run_inputs, bench.inventory, bench.baseline)
+    raced = tried(*steps)
+    trials = judge_trials(bench.run, bench.run_inputs, bench.baseline, raced.trials)
+    trials += recover_trials(*steps, trials).trials
+    # Of those that the race stopped there are short measurements.
+    rows = [row(trial) | {"short_speedup": raced.speeds.short_value(trial.candidate)} for trial in trials]
+    return next(iter(rank_passing(bench.run.job, trials)), None), rows
+
+
+def rival_trial(bench: Bench, case: Case, name: str, rival: Rival, folder: Path) -> Trial:
+    """Return a rival's trial up to its accuracy; its file is made once for all shapes."""
+    source = bench.run_inputs.source
+    calibration = bench.run.job.data.calibration
+    assert isinstance(calibration, Path)
+    order = Source(source.onnx_path, case.kind, calibration, case.torch_weights, case.calibration_batch)
+    path = make(rival, order, folder)
+    if isinstance(path, str):
+        log.info("%s cannot be made: %s", name, path)
+        return Trial(name, outcome="refused", refusal=Refusal("unsupported", path))
+    session = SessionSettings(rival.provider, usable_cores(), provider_options=dict(rival.options))
+    variant = Variant(name, path, digest_of(path), size_of(path), session)
+    reference = Reference(bench.baseline, bench.source)
     try:
-        coverage = measure_coverage(path, session, batch)
         accuracy, _ = measure_accuracy(
-            run,
-            run_inputs.evidence,
-            inventory,
-            variant,
-            Reference(baseline, baseline_variant(run, run_inputs, inventory)),
+            bench.run, bench.run_inputs.evidence, bench.inventory, variant, reference, alone=True
         )
     except CandidateRefused as error:
+        log.info("%s does not run: %s", name, error.found)
         return Trial(name, outcome="refused", refusal=Refusal(error.kind, error.found))
-    return Trial(name, variant=variant, coverage=coverage, accuracy=accuracy)
+    # Nothing is asked of a rival's kernels, so none are read.
+    return Trial(name, variant=variant, coverage=Coverage({}, (), (), (rival.provider,)), accuracy=accuracy)
 
 
-def versus(run: Run, run_inputs: RunInputs, inventory: Inventory, rival: Variant, choice: Variant) -> Estimate:
-    """How many times faster the choice is, the two in turn."""
-    latency, _ = latency_of(run, run_inputs, inventory, rival, choice, run.job.measurement.points[0])
-    return latency.speedup
+def judge_rivals(bench: Bench, rivals: tuple[Trial, ...]) -> tuple[Trial, ...]:
+    """Judge accuracy alone: a rival need be no smaller, and nothing is asked of its kernels; it has to be right, and fast."""
+    gates = bench.run.job.gates.model_copy(update={"min_speedup": None, "min_coverage": None, "max_size_ratio": None})
+    eased = replace(bench.run, job=bench.run.job.model_copy(update={"gates": gates}))
+    return judge_trials(eased, bench.run_inputs, bench.baseline, rivals)
+
+
+def timed_shortly(bench: Bench, trial: Trial) -> Trial:
+    """Return a rival with its latency in few launches, if it runs."""
+    if trial.variant is None:
+        return trial
+    return replace(trial, latencies=(bench.in_turn(bench.source, trial.variant, FIRST_LAUNCHES),))
+
+
+def finalists(rivals: tuple[Trial, ...]) -> list[Trial]:
+    """Return the fastest rivals of those that pass."""
+    timed = [one for one in rivals if one.latency and one.outcome == "passed"]
+    return sorted(timed, key=lambda one: -one.latency.speedup.value if one.latency else 0.0)[:FINALISTS]
+
+
+def beside_earlier(bench: Bench, job_before: Job, choice: Variant) -> tuple[str, Estimate] | None:
+    """Return what a run of another job chooses, and how many times as fast the choice is."""
+    before, _ = choose(open_bench(job_before))
+    if before is None or before.variant is None:
+        return None
+    return before.candidate, bench.in_turn(before.variant, choice).speedup
+
+
+def size_of(path: Path) -> int:
+    """Return the bytes of a model; OpenVINO keeps the weights in a file beside the graph's."""
+    if path.suffix == ".onnx":
+        return model_bytes(path)
+    return sum(file.stat().st_size for file in (path, path.with_suffix(".bin")) if file.exists())
+
+
+def digest_of(path: Path) -> str:
+    """Return the digest of a model with its weights."""
+    if path.suffix == ".onnx":
+        return digest_model(path)
+    return digest_values(*(digest_file(file) for file in (path, path.with_suffix(".bin")) if file.exists()))
 
 
 def row(trial: Trial) -> dict[str, Any]:
@@ -114,12 +183,13 @@ def row(trial: Trial) -> dict[str, Any]:
     return {
         "name": trial.candidate,
         "metric": trial.accuracy.value,
-        "drop": _interval(trial.drop),
+        "drop": interval(trial.drop),
         "sqnr_db": sqnr_db(trial.accuracy),
         "size_mb": trial.variant.size_bytes / 1e6,
-        "low_precision_macs": trial.coverage.share if trial.coverage else None,
-        "speedup": _interval(trial.latency.speedup) if trial.latency else None,
+        "low_precision_macs": trial.coverage.share if trial.coverage and trial.coverage.macs_by_kernel else None,
+        "speedup": interval(trial.latency.speedup) if trial.latency else None,
         "p50_ms": trial.latency.p50_ms if trial.latency else None,
+        "disturbance": trial.latency.disturbance if trial.latency else None,
         "outcome": trial.outcome,
         "failed": [verdict.gate for verdict in trial.verdicts if verdict.outcome != "pass"],
     }
@@ -131,8 +201,9 @@ def describe(shape: Shape) -> dict[str, Any]:
     return {
         "choice": shape.choice.candidate if shape.choice else None,
         "best_rival": best,
-        "against_best_rival": _interval(shape.against[best]) if best else None,
-        "against": {name: _interval(ratio) for name, ratio in shape.against.items()},
+        "against_best_rival": interval(shape.against[best]) if best else None,
+        "against": {name: interval(ratio) for name, ratio in shape.against.items()},
+        "choice_before": shape.before and {"choice": shape.before[0], "ratio": interval(shape.before[1])},
         "rows": shape.rows,
     }
 
@@ -145,5 +216,6 @@ def sqnr_db(variant: Accuracy) -> float | None:
     return float(10 * np.log10(signal / noise)) if noise else None
 
 
-def _interval(estimate: Estimate | None) -> dict[str, float | None] | None:
+def interval(estimate: Estimate | None) -> dict[str, float | None] | None:
+    """The JSON of a ratio."""
     return None if estimate is None else {"value": estimate.value, "low": estimate.low, "high": estimate.high}

@@ -154,7 +154,7 @@ def drifts() -> Iterator[str]:
 
 
 def speeds() -> Iterator[str]:
-    found = result("variants_cpu")
+    found = result("variants_ort_cpu")
     at = [("text", "batch 1, 16 tokens"), ("text", "batch 16, 48 tokens"), ("image", "batch 1"), ("image", "batch 16")]
     names = ["fp32-fused", *(f"int8-static-mse-pc{end}" for end in ("", "-all", "-smooth")), "int8-dynamic-pc"]
     for name in [*names, "int4-g32-gptq", "ORT static, defaults"]:

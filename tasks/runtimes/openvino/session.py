@@ -93,7 +93,7 @@ class OpenVinoRunner:
 
 @contextmanager
 def open_model(model: Path, settings: SessionSettings) -> Iterator[OpenVinoRunner]:
-    """Compile an ONNX file with these settings, and release it at the end of the block.
+    """Compile an ONNX file, or OpenVINO's own `.xml`, with these settings, and release it at the end of the block.
 
     Raises:
         CandidateRefused: OpenVINO is missing, or the model has custom operators (`unsupported`); or it does not load the file
@@ -119,8 +119,13 @@ def open_model(model: Path, settings: SessionSettings) -> Iterator[OpenVinoRunne
             expected="a model that OpenVINO compiles",
             fix="use candidates for ort-cpu, or a newer OpenVINO",
         ) from error
-    names = [value.name for value in onnx.load(model, load_external_data=False).graph.output]
-    yield OpenVinoRunner(compiled, names)
+    yield OpenVinoRunner(compiled, _output_names(model, compiled))
+
+
+def _output_names(model: Path, compiled: OpenVinoModel) -> list[str]:
+    if model.suffix != ".onnx":
+        return [port.any_name for port in compiled.outputs]
+    return [value.name for value in onnx.load(model, load_external_data=False).graph.output]
 
 
 def _failures_refused() -> AbstractContextManager[None]:
