@@ -12,6 +12,7 @@ profile, of an encoder and of a CNN.
 - Biases stay float: they are added to the sums in the kernel.
 - `-all`: products of two activations, such as queries and keys; and sums and concatenations of what integer kernels made, for
   those to come: both inputs of a residual sum, each with a scale of its own.
+- Tables of embeddings: INT8 with a scale for each row, read as they are and made float row by row, as NNCF has them.
 - Products with a softmax stay in float, as NNCF has them for transformers: its small numbers lose most in 8 bits.
   On MiniLM-L6 (959 samples) accuracy was 0.753 with them, 0.757 without, and 0.758 without any product of two activations.
 - Gelu, SiLU, Sigmoid, Softmax, normalizations, and sums that they read, stay in float.
@@ -36,8 +37,8 @@ import onnx
 
 from tasks.ptq.calibrate.calibration import read_ranges
 from tasks.ptq.calibrate.range_methods import Range
-from tasks.ptq.eight_bit.placement import FOLDED, KEPT, PASS_THROUGH, GraphView, Placement, read_places, why_not
-from tasks.ptq.graph.edits import WEIGHT_INPUT, custom_operators
+from tasks.ptq.eight_bit.placement import FLOATS, FOLDED, KEPT, PASS_THROUGH, GraphView, Placement, read_places, why_not
+from tasks.ptq.graph.edits import WEIGHT_INPUT, attribute, custom_operators
 from validators.job.candidate_name import RangeMethod
 
 SUMS = frozenset({"Add", "Concat"})
@@ -64,7 +65,7 @@ def place_for_openvino(
         else:
             products.append(node)
     sums = _sums(view, products, ranges, keep_float) if every_operator else []
-    integer = {node.name for node in [*products, *sums]}
+    integer = {node.name for node in [*products, *sums]} | _tables(view, keep_float, bool(products))
     if every_operator:
         for node in graph.node:
             if node.op_type in SUMS and node.name not in integer and node.output[0] in ranges:
@@ -97,7 +98,27 @@ def place_weights(graph: onnx.GraphProto, keep_float: Collection[str] = ()) -> P
             left[node.name] = reason
         else:
             products.append(node.name)
-    return Placement(tuple(products), left, outputs=frozenset(), inputs={}, shares={}, folded=frozenset())
+    integer = _tables(view, keep_float, bool(products)).union(products)
+    nodes = tuple(node.name for node in graph.node if node.name in integer)
+    return Placement(nodes, left, outputs=frozenset(), inputs={}, shares={}, folded=frozenset())
+
+
+def _tables(view: GraphView, keep_float: Collection[str], has_products: bool) -> set[str]:
+    """Return the Gather nodes that look up rows of a constant which nothing else reads; none in a model without products."""
+    found = set()
+    for node in view.graph.node if has_products else ():
+        if node.op_type != "Gather" or node.domain or node.name in keep_float or attribute(node, "axis", 0):
+            continue
+        table = view.constants.get(node.input[0])
+        readers = view.readers.get(node.input[0], [])
+        if (
+            table is not None
+            and table.data_type in FLOATS
+            and len(table.dims) == 2
+            and all(reader.op_type == "Gather" for reader, _ in readers)
+        ):
+            found.add(node.name)
+    return found
 
 
 def _why_float(view: GraphView, node: onnx.NodeProto) -> str:

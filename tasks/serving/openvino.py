@@ -1,7 +1,7 @@
 """A version of the target `openvino` for servers that run OpenVINO themselves: OpenVINO Model Server, and Triton's backend.
 
-Sources, as of August 2026: the JSON schema of `config.json` (github.com/openvinotoolkit/model_server, `src/schema.cpp`) and
-its page of parameters; the README and `src/openvino.cc` of github.com/triton-inference-server/openvino_backend. No such
+Sources, as of August 2026: the JSON schema of `config.json` (github.com/openvinotoolkit/model_server, `src/schema.cpp`) and the
+page on parameters there; the README and `src/openvino.cc` of github.com/triton-inference-server/openvino_backend. No such
 server has run an exported version.
 
 | approved setting | Model Server | Triton's backend |

@@ -182,13 +182,21 @@ class _Rewriter:
         return helper.tensor_dtype_to_np_dtype(self.types.get(tensor, self.default_type))
 
     def _weigh(self, node: onnx.NodeProto) -> None:
-        """Quantize a node's weight and bias, or the constant operands of an Add, Mul or Concat."""
+        """Quantize a node's weight and bias, its table, or the constant operands of an Add, Mul or Concat."""
         constants = [index for index, name in enumerate(node.input) if name in self.view.constants]
         if node.op_type in WEIGHT_INPUT and 1 in constants:
             self._store_weight_and_bias(node)
+        elif node.op_type == "Gather":
+            self._store_table(node)
         elif node.op_type in ("Add", "Mul", "Concat"):
             for index in constants:
                 node.input[index] = self._store_operand(node.input[index])
+
+    def _store_table(self, node: onnx.NodeProto) -> None:
+        name = node.input[0]
+        axis = 0 if self.weights.per_channel else None
+        stored, scales = self.weights.quantize(to_array(self.view.constants[name]), axis)
+        node.input[0] = self._dequantize(name, stored, scales, np.zeros(scales.shape, stored.dtype), axis)
 
     def _store_weight_and_bias(self, node: onnx.NodeProto) -> None:
         weight = self.view.constants[node.input[1]]

@@ -260,6 +260,27 @@ def test_weights_alone_leave_convolutions_and_stacked_weights_in_float() -> None
     assert "3 axes" in place_weights(stacked).left["y"] and not place_weights(stacked).nodes
 
 
+@pytest.mark.parametrize("ranges", [None, {"e": (-4.0, 4.0)}], ids=["dynamic", "static"])
+def test_tables_of_embeddings_become_integers_by_row(ranges: Ranges | None, tmp_path: Path) -> None:
+    """Rows of very different size keep 8 bits each; a table that a product reads too stays as it is."""
+    table = draw(50, 8) * np.logspace(-3, 3, 50, dtype=np.float32)[:, None]
+    nodes = [op("Gather", "table i", "e"), op("MatMul", "e w", "y"), op("Gather", "w i", "z")]
+    graph = graph_of(nodes, {"table": table, "w": draw(8, 8)})
+    del graph.input[:]
+    graph.input.append(helper.make_tensor_value_info("i", TensorProto.INT64, ["n"]))
+    graph.output.append(helper.make_tensor_value_info("z", TensorProto.FLOAT, None))
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    onnx.save(onnx.shape_inference.infer_shapes(model), tmp_path / "m.onnx")
+    options = {"every_operator": False, "activation": "uint8", "weights": Int8Weights()}
+    report = quantize_qdq(tmp_path / "m.onnx", tmp_path / "v.onnx", ranges, target="openvino", **options)
+    assert report.quantized == ("e", "y")
+    made = onnx.load(tmp_path / "v.onnx").graph
+    stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in made.initializer}
+    assert stored["table_quantized"].dtype == np.int8 and "table" not in stored and "w" in stored
+    np.testing.assert_allclose(stored["table_scale"], np.abs(table).max(axis=1) / 127, rtol=1e-6)
+    np.testing.assert_array_equal(stored["table_quantized"], np.rint(table / stored["table_scale"][:, None]))
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [
