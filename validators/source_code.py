@@ -8,12 +8,15 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
+from threading import Lock
 
 from validators.digests import digest_text, digest_values
 
 PACKAGES = ("flows", "tasks", "validators")
 # Fields of a syntax tree that hold statements, or what holds statements.
 _BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
+# Python 3.11 raises SystemError ("AST constructor recursion depth mismatch") where two threads parse at once.
+_PARSING = Lock()
 _QUOTED = re.compile(r"""["'](\w+(?:\.\w+)+)["']""", re.ASCII)
 
 
@@ -99,7 +102,8 @@ class _References:
 # Tests read many copies of the project that differ in one file each.
 @cache
 def _references(text: str) -> _References:
-    tree = ast.parse(text)
+    with _PARSING:
+        tree = ast.parse(text)
     imports: set[tuple[int, str, str]] = set()
     pending: list[ast.AST] = [tree]
     while pending:

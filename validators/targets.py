@@ -18,6 +18,7 @@ from validators.providers import (
     CPU_PROVIDER,
     CUDA_PROVIDER,
     GPU_PROVIDERS,
+    INDUCTOR,
     OPENVINO,
     ORT_TENSORRT_PROVIDER,
     TENSORRT,
@@ -38,8 +39,8 @@ class TargetFacts:
 
     `provider` runs its variants. An approval is tied to the versions of `libraries`, distributions by their name in the
     inventory. `pairs` selects the rules that place Q/DQ pairs (`tasks.ptq.eight_bit.placement`). Precisions in `simulated` have
-    no kernels there: only their numerics are reproduced, and they are never promoted. `candidates: wide` leaves out
-    recipes with a word in `without`, which the target refuses. `fused_words` and `int8_words` describe the
+    no kernels there: only their numerics are reproduced, and they are never promoted. `candidates: wide` leaves out recipes
+    with a word in `without` (`+fused` with its sign), which the target refuses. `fused_words` and `int8_words` describe the
     candidate `fp32-fused` and the type of INT8 activations for people. A class of devices has `engines`, the targets whose
     candidates its jobs hold, and none of its own.
     """
@@ -123,6 +124,20 @@ BUILT_IN: dict[str, TargetFacts] = {
                 "int8-static-mse-pc-smooth@openvino",
                 "int8-static-mse-pc-all-smooth@openvino",
                 "int4-g32-gptq@openvino",
+            ),
+        ),
+        TargetFacts(
+            name="torch-inductor",
+            provider=INDUCTOR,
+            libraries={"torch": ("torch",), "torchao": ("torchao",)},
+            without=frozenset({"pt", "p99.9", "percentile", "entropy", "all", "smooth", "bc", "+fused"}),
+            fused_words="the float model as TorchInductor compiles it",
+            default_candidates=(
+                "fp32-fused@torch-inductor",
+                "bf16@torch-inductor",
+                "int8-static-minmax-pc@torch-inductor",
+                "int8-static-mse-pc@torch-inductor",
+                "int8-dynamic-pc@torch-inductor",
             ),
         ),
         TargetFacts(

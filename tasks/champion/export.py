@@ -14,7 +14,7 @@ from tasks.registry.champion_slot import TAG, VARIANT_DIGEST, ChampionSlot, find
 from tasks.registry.mlflow_registry import connect
 from tasks.run.settings import state_folder, tracking_uri
 from tasks.serving.folder import check_own, write_folder
-from tasks.serving.triton import ONNX, TritonModel, tensors_of, triton_model
+from tasks.serving.triton import ONNX, TritonModel, check_served, tensors_of, triton_model
 from validators.errors import JobError
 
 if TYPE_CHECKING:
@@ -87,6 +87,7 @@ def export_triton(
 def _as_triton(name: str, uri: str, artifacts: Path, folder: Path, found: Any, max_batch: int | None) -> TritonModel:
     manifest = json.loads((artifacts / "manifest.json").read_text(encoding="utf-8"))
     about = f"Written by quantgate: {_candidate(found)}, {uri}, sha256 {found.tags[VARIANT_DIGEST]}"
+    check_served(manifest)
     tensors = tensors_of(artifacts / "variant" / ONNX)
     return triton_model(name, manifest, tensors, folder, about=about, max_batch=max_batch)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tasks.targets import cpu, openvino, ort_cpu, ort_cuda, ort_tensorrt, tensorrt
+from tasks.targets import cpu, openvino, ort_cpu, ort_cuda, ort_tensorrt, tensorrt, torch_inductor
 from tasks.targets.target import Target
 from validators.errors import JobError
 from validators.graph.lint import Finding
@@ -18,6 +18,7 @@ TARGETS: tuple[Target, ...] = (
     ort_cpu.TARGET,
     cpu.TARGET,
     openvino.TARGET,
+    torch_inductor.TARGET,
     ort_cuda.TARGET,
     ort_tensorrt.TARGET,
     tensorrt.TARGET,

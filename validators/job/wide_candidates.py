@@ -48,5 +48,5 @@ def wide_candidates(target: str) -> tuple[str, ...]:
 
 def _is_sensible(name: str) -> bool:
     recipe, _, engine = name.partition("@")
-    words, facts = recipe.removesuffix("+fused").split("-"), facts_of(engine)
+    words, facts = recipe.replace("+", "-+").split("-"), facts_of(engine)
     return words[0] not in facts.simulated and facts.without.isdisjoint(words)
