@@ -339,7 +339,8 @@ def _open_inductor(folder: Path, manifest: dict[str, Any], threads: int) -> tupl
             f"found a processor without {', '.join(lacking)}; expected one with them: the code was compiled for them; "
             "have quantgate approve the model on this one"
         )
-    loader = torch._inductor.aoti_load_package(str(folder / "model.pt2")).loader
+    # `torch._inductor.aoti_load_package` calls it too, after it has compiled a test of the processor's instructions.
+    loader: Any = torch._C._aoti.AOTIModelPackageLoader(str(folder / "model.pt2"), "model", False, 1, -1)
     inputs = json.loads(loader.get_metadata()["quantgate"])["inputs"]
     kept = local()
 

@@ -40,8 +40,9 @@ class InductorModel:
         """
         self._threads = threads
         self._thread = threading.local()
-        # The loader unpacks the library into a temporary folder.
-        self._loader: Any = torch._inductor.aoti_load_package(str(package)).loader
+        # `torch._inductor.aoti_load_package` calls it too, after it has compiled a test of the processor's instructions.
+        # The arguments: model, whether one thread alone calls, runners, device.
+        self._loader: Any = torch._C._aoti.AOTIModelPackageLoader(str(package), "model", False, 1, -1)
         self.about: dict[str, Any] = json.loads(self._loader.get_metadata()[METADATA])
 
     def run(self, batch: Mapping[str, NDArray[Any]], outputs: Sequence[int] | None = None) -> list[NDArray[Any]]:
