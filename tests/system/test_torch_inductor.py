@@ -14,7 +14,11 @@ from tasks.runtimes.inductor import session as inductor
 
 MISSING = inductor.why_missing() or inductor.why_no_int8()
 # Compilers take a minute for a package.
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(MISSING), reason=MISSING.found if MISSING else "")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(1800),
+    pytest.mark.skipif(bool(MISSING), reason=MISSING.found if MISSING else ""),
+]
 CONSUMER = """
 import sys
 import mlflow, numpy as np

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from tasks.runtimes.confined import confine
-from tasks.runtimes.inductor.package import METADATA
 from tasks.runtimes.torch_program import load_program
 
 ANSWER = "answer.json"
@@ -78,6 +77,7 @@ def _package(exported: Any, order: dict[str, Any]) -> None:
     import torch
 
     from tasks.ptq.inductor import programs
+    from tasks.runtimes.inductor.package import METADATA
 
     values = {node.name: node.meta["val"] for node in exported.graph.nodes if node.op == "placeholder"}
     outputs = [node.meta["val"] for node in exported.graph.find_nodes(op="output")[0].args[0]]
