@@ -8,5 +8,6 @@ CUDA_PROVIDER = "CUDAExecutionProvider"
 ORT_TENSORRT_PROVIDER = "TensorrtExecutionProvider"
 TENSORRT = "TensorRT"
 OPENVINO = "OpenVINO"
+INDUCTOR = "TorchInductor"
 
 GPU_PROVIDERS = frozenset({CUDA_PROVIDER, ORT_TENSORRT_PROVIDER, TENSORRT})

@@ -15,6 +15,8 @@ from validators.digests import digest_text, digest_values
 PACKAGES = ("flows", "tasks", "validators")
 # Fields of a syntax tree that hold statements, or what holds statements.
 _BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
+# Python 3.11 raises SystemError ("AST constructor recursion depth mismatch") where two threads parse at once.
+_PARSING = Lock()
 _QUOTED = re.compile(r"""["'](\w+(?:\.\w+)+)["']""", re.ASCII)
 
 

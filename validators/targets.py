@@ -18,6 +18,7 @@ from validators.providers import (
     CPU_PROVIDER,
     CUDA_PROVIDER,
     GPU_PROVIDERS,
+    INDUCTOR,
     OPENVINO,
     ORT_TENSORRT_PROVIDER,
     TENSORRT,
@@ -125,6 +126,20 @@ BUILT_IN: dict[str, TargetFacts] = {
                 "int8-static-mse-pc-all-smooth@openvino",
                 "int8-dynamic-pc@openvino",
                 "int4-g32-gptq@openvino",
+            ),
+        ),
+        TargetFacts(
+            name="torch-inductor",
+            provider=INDUCTOR,
+            libraries={"torch": ("torch",), "torchao": ("torchao",)},
+            without=frozenset({"pt", "p99.9", "percentile", "entropy", "all", "smooth", "bc", "+fused"}),
+            fused_words="the float model as TorchInductor compiles it",
+            default_candidates=(
+                "fp32-fused@torch-inductor",
+                "bf16@torch-inductor",
+                "int8-static-minmax-pc@torch-inductor",
+                "int8-static-mse-pc@torch-inductor",
+                "int8-dynamic-pc@torch-inductor",
             ),
         ),
         TargetFacts(

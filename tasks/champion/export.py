@@ -17,7 +17,7 @@ from tasks.registry.mlflow_registry import connect
 from tasks.run.settings import state_folder, tracking_uri
 from tasks.serving.folder import check_own, write_folder
 from tasks.serving.openvino import CONFIG, model_server_config
-from tasks.serving.triton import ONNX, tensors_of, triton_model
+from tasks.serving.triton import ONNX, check_served, tensors_of, triton_model
 from validators.errors import JobError
 
 if TYPE_CHECKING:
@@ -69,6 +69,7 @@ def export_triton(
     with _fetched(model, target, version) as fetched:
         folder = repository.absolute() / fetched.name
         check_own(folder)
+        check_served(fetched.manifest)
         tensors = tensors_of(fetched.artifacts / "variant" / ONNX)
         made = triton_model(fetched.name, fetched.manifest, tensors, folder, about=fetched.about, max_batch=max_batch)
         contents: dict[str, Path | str] = {f"1/{new}": fetched.file(old) for new, old in made.files.items()}

@@ -47,4 +47,6 @@ def _download(tracking_uri: str, uri: str, tags: Mapping[str, str], folder: Path
         model = Path(registry_call(download_artifacts, artifact_uri=uri, dst_path=str(folder)))
     # Nothing of a version is opened before it is known to be quantgate's own.
     check_folder(uri, model / "artifacts", tags)
-    return FetchedChampion(model / "artifacts" / "variant" / "model.onnx", model / "artifacts" / "manifest.json")
+    variant = model / "artifacts" / "variant"
+    path = next((path for path in variant.glob("model.pt2")), variant / "model.onnx")
+    return FetchedChampion(path, model / "artifacts" / "manifest.json")

@@ -90,9 +90,11 @@ def manifest_of(
         "session": {key: value for key, value in asdict(variant.session).items() if key != "libraries"},
         "libraries": [describe_library(library) for library in variant.session.libraries],
         "inputs": {spec.name: spec.dtype for spec in run_inputs.evidence.model_inputs},
-        "outputs": [value.name for value in onnx.load(variant.path, load_external_data=False).graph.output],
+        "outputs": [
+            value.name for value in onnx.load(run_inputs.source.onnx_path, load_external_data=False).graph.output
+        ],
         "runtime": runtime,
-        "runtime_version": engine.runtime_version if engine else inventory.runtimes[runtime],
+        "runtime_version": engine.runtime_version if engine else _public(inventory.runtimes[runtime]),
         "engine": asdict(engine) if engine else None,
         "device": inventory.device_key,
         "hardware": hardware_of(inventory),
@@ -110,6 +112,11 @@ def _runtime_of(inventory: Inventory, variant: Variant) -> str:
     return next(name for name in inventory.runtimes if name in distributions)
 
 
+def _public(version: str) -> str:
+    """Return a version without its local part, such as torch's build, which no index has."""
+    return version.partition("+")[0]
+
+
 def runtime_requirements(inventory: Inventory, variant: Variant) -> list[str]:
     if variant.engine:
         built = variant.engine.manifest
@@ -119,7 +126,7 @@ def runtime_requirements(inventory: Inventory, variant: Variant) -> list[str]:
     packages = [f"{one.distribution}=={one.version}" for one in variant.session.libraries if one.package]
     if variant.session.on_gpu:
         packages.append(f"{_NVML}=={metadata.version(_NVML)}")
-    return [f"{runtime}=={inventory.runtimes[runtime]}", *packages, f"numpy=={np.__version__}"]
+    return [f"{runtime}=={_public(inventory.runtimes[runtime])}", *packages, f"numpy=={np.__version__}"]
 
 
 def signature_of(inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> Any:

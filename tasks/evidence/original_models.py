@@ -9,6 +9,7 @@ import inspect
 import json
 import logging
 import os
+import shutil
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasks.evidence.sklearn_file import TRUSTED
-from validators.untrusted.torch_program import container_types, leaf_names
+from tasks.runtimes.torch_program import load_program
+from validators.untrusted.torch_program import leaf_names
 
 if TYPE_CHECKING:
     import torch
@@ -42,8 +44,8 @@ def from_program(order: dict[str, Any]) -> Run:
     import torch
     from torch.utils import _pytree as pytree
 
-    _stand_in(container_types(Path(order["path"])))
-    exported = torch.export.load(order["path"])
+    exported = load_program(Path(order["path"]))
+    shutil.copyfile(order["path"], order["program"])
     write_program(exported, order["onnx"])
 
     def run(batch: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
@@ -243,7 +245,9 @@ def _trace(module: torch.nn.Module, inputs: dict[str, NDArray[Any]], order: dict
     dynamic = {name: axes if array.ndim == 2 else 1 for name, array in inputs.items()}
     shapes = {name: dict.fromkeys(range(count), torch.export.Dim.AUTO) for name, count in dynamic.items()}
     with torch.no_grad():
-        write_program(torch.export.export(module, (), tensors, dynamic_shapes=shapes), order["onnx"])
+        exported = torch.export.export(module, (), tensors, dynamic_shapes=shapes)
+    torch.export.save(exported, order["program"])
+    write_program(exported, order["onnx"])
 
     def run(batch: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
         with torch.no_grad():
@@ -273,26 +277,3 @@ def _arrays_of(outputs: Any) -> list[NDArray[Any]]:
     from torch.utils import _pytree as pytree
 
     return [leaf.detach().numpy() for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
-
-
-def _stand_in(names: set[str]) -> None:
-    """Register a list in place of each container of another library, such as ModelOutput, which need not be installed."""
-    from torch.utils import _pytree as pytree
-
-    for name in sorted(names - set(pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE)):
-        made = type(name.rpartition(".")[2], (_StandIn,), {})
-        pytree.register_pytree_node(
-            made,
-            lambda value: (value.leaves, value.context),
-            made,
-            serialized_type_name=name,
-            to_dumpable_context=lambda context: context,
-            from_dumpable_context=lambda context: context,
-        )
-
-
-class _StandIn:
-    """Container of another library: its leaves in order."""
-
-    def __init__(self, leaves: Any, context: Any) -> None:
-        self.leaves, self.context = list(leaves), context

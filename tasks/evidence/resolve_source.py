@@ -13,7 +13,7 @@ from tasks.evidence.fetch_data import load_place, local_data
 from tasks.evidence.flavors import flavor_of, flavors_of, pickled_torch
 from tasks.evidence.sequences import first_calls
 from tasks.evidence.sklearn_file import check_worth
-from tasks.evidence.torch_export import PARITY_SAMPLES, Original, convert
+from tasks.evidence.torch_export import PARITY_SAMPLES, PROGRAM, Original, convert
 from tasks.ptq.graph.declare import declare_outputs
 from tasks.ptq.graph.edits import gather_weights, notes_of, scratch
 from tasks.ptq.graph.upgrade import upgrade_opset
@@ -132,7 +132,9 @@ def _read_model(model: Path, folder: Path, uri: str, version: _Version, run: Run
     if flavor == "sklearn":
         check_worth(base.onnx_path, uri)
     shutil.rmtree(model, ignore_errors=True) if model != folder else None
-    return replace(base, flavor=flavor, digest=digest_model(base.onnx_path), parity_max_abs=parity)
+    program = folder / PROGRAM if (folder / PROGRAM).exists() else None
+    digest = digest_model(base.onnx_path)
+    return replace(base, flavor=flavor, digest=digest, parity_max_abs=parity, program=program)
 
 
 def _original(run: Run, model: Path, flavor: Flavor, told: dict[str, Any], uri: str, allowed: bool) -> Original:

@@ -21,37 +21,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasks.measure.inventory import usable_cores
+from tasks.runtimes.confined import PATIENCE_SECONDS, WRITTEN_BYTES, WRITTEN_SIZES, confined_environment
 from tasks.runtimes.ort import describe_inputs, describe_outputs, open_session
 from tasks.runtimes.parity import largest_difference, largest_magnitude
 from validators.errors import InfrastructureError, SourceError
 from validators.graph.source_graph import check_source_graph
 from validators.records.run import SessionSettings
-from validators.redact import without_secrets
 from validators.samples.datasets import Arrays, Samples, TensorSpec
 from validators.untrusted.torch_program import check_program
 
 log = logging.getLogger("quantgate")
 
-ROOT = Path(__file__).parents[2]
 PARITY_SAMPLES = 16
 # Two float32 implementations of the same sums differ by rounding; a wrong operator differs by far more.
 PARITY_TOLERANCE = 1e-3
-# Longest life of the export process, in seconds.
-PATIENCE_SECONDS = 7200.0
-# The largest file that the process may write: a multiple of the model file's size, plus a constant in bytes.
-WRITTEN_SIZES, WRITTEN_BYTES = 8, 1 << 30
-# Environment variables that Python and the numeric libraries need.
-KEPT = (
-    "PATH",
-    "LANG",
-    "LC_ALL",
-    "LD_LIBRARY_PATH",
-    "OMP_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "PYTHONPATH",
-    "PYTHONWARNINGS",
-)
-OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+# Exported program beside the ONNX file, from which other compilers than ONNX's runtimes start.
+PROGRAM = "program.pt2"
 
 
 Kind = Literal["program", "pickle", "transformers", "sentence_transformers", "keras", "sklearn"]
@@ -108,6 +93,8 @@ def convert(
 ) -> float | None:
     """Write a model as ONNX to `onnx_path`, and return the largest absolute difference of their outputs.
 
+    The exported program of a PyTorch model is kept beside it, as `PROGRAM`.
+
     `samples(inputs)` returns the samples for the comparison, given the inputs of the export; without it nothing is compared.
 
     Raises:
@@ -130,6 +117,7 @@ def _order(original: Original, onnx_path: Path, folder: Path) -> dict[str, Any]:
         "kind": original.kind,
         "path": str(original.path.resolve()),
         "onnx": str(onnx_path.resolve()),
+        "program": str(onnx_path.resolve().with_name(PROGRAM)),
         "samples": str(folder / "samples.npz") if original.samples is not None else None,
         "code": [str(path.resolve()) for path in original.code],
         "written_bytes": original.size_bytes * WRITTEN_SIZES + WRITTEN_BYTES,
@@ -139,8 +127,6 @@ def _order(original: Original, onnx_path: Path, folder: Path) -> dict[str, Any]:
 @contextmanager
 def _exporter(folder: Path) -> Iterator[subprocess.Popen[str]]:
     """Start the export process, with a temporary folder as its home; kill it at the end of the block."""
-    kept = {name: value for name, value in without_secrets(os.environ).items() if name in KEPT}
-    path = os.pathsep.join(filter(None, [str(ROOT), kept.get("PYTHONPATH")]))
     with (folder / "said").open("w") as said:
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "tasks.evidence.torch_export_process"],
@@ -149,7 +135,7 @@ def _exporter(folder: Path) -> Iterator[subprocess.Popen[str]]:
             stderr=said,
             text=True,
             cwd=folder,
-            env=kept | OFFLINE | {"PYTHONPATH": path, "HOME": str(folder), "TMPDIR": str(folder)},
+            env=confined_environment(folder),
             start_new_session=True,
         )
 

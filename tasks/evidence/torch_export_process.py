@@ -1,29 +1,20 @@
 """Process that loads a model of another flavor and writes it as ONNX; `torch_export` runs it with `python -m`.
 
-A loaded model may run code, through a flaw in torch or by a pickle that the operator allowed. So the process has resource
-limits, no secrets in its environment, and no network if the kernel allows dropping it. It has the file access of its user.
+It is confined (`tasks.runtimes.confined`), and has the file access of its user.
 Orders are lines of JSON on standard input, answers are lines of JSON on standard output.
 """
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
-import resource
-import signal
 import sys
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
 from tasks.evidence import original_models
-
-PR_SET_PDEATHSIG, PR_SET_NO_NEW_PRIVS = 1, 38  # linux/prctl.h
-CLONE_NEWUSER, CLONE_NEWNET = 0x10000000, 0x40000000  # linux/sched.h
-PROCESSOR_SECONDS = 3600
-OPEN_FILES = 1024
+from tasks.runtimes.confined import confine
 
 LOADERS = {
     "program": original_models.from_program,
@@ -33,26 +24,6 @@ LOADERS = {
     "keras": original_models.from_keras,
     "sklearn": original_models.from_sklearn,
 }
-
-
-def confine(written_bytes: int) -> bool:
-    """Drop privileges that loading a model does not need, and return True if network access could be dropped too.
-
-    `written_bytes` is the largest file that the process may write.
-    """
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    for limit, value in (
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_CPU, PROCESSOR_SECONDS),
-        (resource.RLIMIT_FSIZE, written_bytes),
-        (resource.RLIMIT_NOFILE, OPEN_FILES),
-    ):
-        with suppress(ValueError, OSError):  # the limit is lower already
-            resource.setrlimit(limit, (value, value))
-    # Root may unshare the network; other users need a new user namespace too, which some systems forbid.
-    return not libc.unshare(CLONE_NEWNET) or not libc.unshare(CLONE_NEWUSER | CLONE_NEWNET)
 
 
 def main() -> None:

@@ -45,7 +45,8 @@ class Materials:
     is true, else of the prepared one. `ranking` returns the parts of the model for an INT8 candidate, most sensitive first.
     `batches` are calibration samples; `grams` are Gram matrices over all of them, for an INT4 candidate and the float graph
     that it starts from. `reduced_range`: the processor adds pairs of products in 16 bits, so weights use 7 bits. `libraries`
-    hold the custom operators of the source.
+    hold the custom operators of the source. `program` is its exported PyTorch program, if it was one; a compiler tunes code for
+    `threads`.
     """
 
     prepared: Callable[[], Path]
@@ -57,6 +58,8 @@ class Materials:
     grams: Callable[[Candidate, Path], Mapping[str, Gram]]
     reduced_range: bool = False
     libraries: Libraries = ()
+    program: Path | None = None
+    threads: int = 1
 
 
 def fused_float_form(_candidate: Candidate, materials: Materials, path: Path) -> dict[str, int]:

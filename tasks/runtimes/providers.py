@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from validators.providers import CPU_PROVIDER, CUDA_PROVIDER, OPENVINO, ORT_TENSORRT_PROVIDER, TENSORRT
+from validators.providers import CPU_PROVIDER, CUDA_PROVIDER, INDUCTOR, OPENVINO, ORT_TENSORRT_PROVIDER, TENSORRT
 from validators.records.run import SessionSettings
 from validators.targets import installed_targets, load_target
 
@@ -74,6 +74,18 @@ def _openvino_coverage(model: Path, settings: SessionSettings, batch: Arrays, fo
     return measure_openvino(model, settings, batch, folder)
 
 
+def _open_inductor(model: Path, settings: SessionSettings) -> AbstractContextManager[Any]:
+    from tasks.runtimes.inductor.session import open_package
+
+    return open_package(model, settings)
+
+
+def _inductor_coverage(model: Path, settings: SessionSettings, batch: Arrays, folder: Path | None) -> Coverage:
+    from tasks.runtimes.inductor.coverage import measure_inductor
+
+    return measure_inductor(model, settings, batch, folder)
+
+
 # Integer and low-bit kernels of ONNX Runtime 1.31, from its lists of kernels (OperatorKernels.md). Kernels that do not multiply
 # compute on integers what a float model computes in float; those that only move integers about (Transpose, MaxPool) are not
 # among them, nor are conversions.
@@ -124,6 +136,7 @@ PROVIDERS: dict[str, ExecutionProvider] = {
     for provider in (
         ExecutionProvider(CPU_PROVIDER, _CPU_KERNELS, _CPU_FLOAT),
         ExecutionProvider(OPENVINO, opener=_open_openvino, coverage=_openvino_coverage, distributions=("openvino",)),
+        ExecutionProvider(INDUCTOR, opener=_open_inductor, coverage=_inductor_coverage, distributions=("torch",)),
         ExecutionProvider(CUDA_PROVIDER, _CUDA_KERNELS),
         # The profile shows a graph compiled by TensorRT as one kernel, TRTKernel_graph_<number>.
         ExecutionProvider(ORT_TENSORRT_PROVIDER, is_compiled=True),

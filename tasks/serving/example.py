@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tasks.serving.openvino import openvino_options
-from validators.providers import CUDA_PROVIDER, GPU_PROVIDERS, OPENVINO, ORT_TENSORRT_PROVIDER
+from validators.providers import CUDA_PROVIDER, GPU_PROVIDERS, INDUCTOR, OPENVINO, ORT_TENSORRT_PROVIDER
 
 # Folder of the artifact's files, beside the README.
 FOLDER = "variant"
@@ -23,6 +23,8 @@ def example(manifest: Mapping[str, Any], request: Mapping[str, tuple[int, ...]])
         opened, get_names, answered = _engine(), "[one.name for one in session.outputs]", "session.run(feed, names)"
     elif manifest["session"]["provider"] == OPENVINO:
         opened, get_names, answered = _openvino(manifest), repr(manifest["outputs"]), "session(feed).values()"
+    elif manifest["session"]["provider"] == INDUCTOR:
+        opened, get_names, answered = _inductor(manifest), repr(manifest["outputs"]), "run(feed)"
     else:
         opened = _session(manifest)
     feed = [
@@ -79,6 +81,26 @@ def _openvino(manifest: Mapping[str, Any]) -> list[str]:
         "",
         "core = ov.Core()",
         f'session = core.compile_model(core.read_model("{FOLDER}/model.onnx"), "CPU", {options!r})',
+        "",
+    ]
+
+
+def _inductor(manifest: Mapping[str, Any]) -> list[str]:
+    """Return the lines for a package of TorchInductor, which runs native code: check its digest first."""
+    return [
+        "import json",
+        "",
+        "import numpy as np",
+        "import torch",
+        "",
+        f"torch.set_num_threads({manifest['session']['threads']})",
+        f'session = torch._inductor.aoti_load_package("{FOLDER}/model.pt2").loader',
+        'inputs = [name for name, _, _ in json.loads(session.get_metadata()["quantgate"])["inputs"]]',
+        "",
+        "",
+        "def run(feed):",
+        "    return [tensor.numpy() for tensor in session.run([torch.from_numpy(feed[name]) for name in inputs])]",
+        "",
         "",
     ]
 

@@ -11,7 +11,7 @@ from tasks.serving.openvino import openvino_options
 from tasks.serving.promoted import Promoted
 from tasks.serving.sections import shown
 from validators.plain_text import markdown_table
-from validators.providers import OPENVINO
+from validators.providers import INDUCTOR, OPENVINO
 from validators.samples.datasets import TensorSpec
 
 
@@ -77,6 +77,13 @@ def _session(promoted: Promoted) -> list[str]:
             *((f"Option {shown(key)}", shown(value)) for key, value in openvino_options(settings).items()),
         ]
         return markdown_table(("Setting", "Value"), rows)
+    if settings["provider"] == INDUCTOR:
+        rows = [
+            ("Runtime", f"torch {manifest['runtime_version']}"),
+            ("Threads", str(settings["threads"])),
+            ("Compiled for", shown(manifest["device"])),
+        ]
+        return markdown_table(("Setting", "Value"), rows)
     rows = [
         ("Runtime", f"{manifest['runtime']} {manifest['runtime_version']}"),
         ("Provider", settings["provider"]),
@@ -97,7 +104,7 @@ def _session(promoted: Promoted) -> list[str]:
 def _runtime(manifest: Mapping[str, Any]) -> str:
     if manifest["engine"]:
         return "TensorRT"
-    return "OpenVINO" if manifest["session"]["provider"] == OPENVINO else "ONNX Runtime"
+    return {OPENVINO: "OpenVINO", INDUCTOR: "torch"}.get(manifest["session"]["provider"], "ONNX Runtime")
 
 
 def _range(shapes: dict[str, list[int]]) -> str:

@@ -30,7 +30,7 @@ from tasks.serving.prototext import Fields, Word, prototext
 from validators.errors import JobError
 from validators.graph.source_form import declared_shape
 from validators.plain_text import plain
-from validators.providers import CUDA_PROVIDER, GPU_PROVIDERS, OPENVINO, ORT_TENSORRT_PROVIDER
+from validators.providers import CUDA_PROVIDER, GPU_PROVIDERS, INDUCTOR, OPENVINO, ORT_TENSORRT_PROVIDER
 from validators.samples.datasets import TensorSpec
 
 ONNX, ENGINE = "model.onnx", "engine.plan"
@@ -156,6 +156,20 @@ def triton_model(
     top = [line for line in (about, *(f"Not carried over: {note}." for note in notes)) if line]
     comments = "".join(f"# {' '.join(plain(line).split())}\n" for line in top)
     return TritonModel(comments + prototext(fields), files, notes)
+
+
+def check_served(manifest: Mapping[str, Any]) -> None:
+    """Check that Triton has a backend for a version.
+
+    Raises:
+        JobError: it has none.
+    """
+    if manifest["session"]["provider"] == INDUCTOR:
+        raise JobError(
+            found="a package that TorchInductor compiled",
+            expected="a model that a backend of Triton reads: ONNX, or an engine",
+            fix="serve the version with MLflow, or promote one for another target",
+        )
 
 
 def tensors_of(path: Path) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tasks.targets import openvino, ort_cpu, ort_cuda, ort_tensorrt, tensorrt
+from tasks.targets import openvino, ort_cpu, ort_cuda, ort_tensorrt, tensorrt, torch_inductor
 from tasks.targets.device_class import class_of, find_absent
 from tasks.targets.target import Target
 from validators.errors import JobError
@@ -20,6 +20,7 @@ from validators.targets import BUILT_IN, GROUP, engines_of, installed_targets, l
 ENGINES: tuple[Target, ...] = (
     ort_cpu.TARGET,
     openvino.TARGET,
+    torch_inductor.TARGET,
     ort_cuda.TARGET,
     ort_tensorrt.TARGET,
     tensorrt.TARGET,

@@ -43,7 +43,7 @@ class Target:
     returns why a variant cannot be measured, or None. `availability` gets the providers of the installed ONNX Runtime.
     `lint_rules` are the rules of `quantgate lint`. `builds_engines`: variants run as TensorRT engines. `recovers_parts`: parts
     of an INT8 candidate may stay in float to recover its accuracy. `loads_anywhere`: a version approved on another device loads
-    here too.
+    here too. `artifact` is the name of the file that its passes write.
     """
 
     facts: TargetFacts
@@ -60,6 +60,7 @@ class Target:
     builds_engines: bool = False
     recovers_parts: bool = False
     loads_anywhere: bool = False
+    artifact: str = "model.onnx"
 
     def __post_init__(self) -> None:
         """Check that the fields are consistent.

@@ -9,6 +9,7 @@ import onnx
 
 from tasks.ptq.build_variant import Materials
 from tasks.ptq.graph.edits import model_bytes, notes_of
+from tasks.ptq.inductor.compile import compile_seconds
 from tasks.targets.catalog import find_target
 from tasks.targets.target import RefusedPrecision
 from validators.digests import digest_model, digest_values
@@ -27,14 +28,38 @@ def make_variant(
     threads: int,
     provider_options: Mapping[str, str] | None = None,
 ) -> Variant:
-    """Make the candidate's artifact, `folder/model.onnx`, check it and describe it; `provider_options` are the job's.
+    """Make the candidate's artifact in `folder`, check it and describe it; `provider_options` are the job's.
 
     Raises:
         CandidateRefused: the target or the model does not allow it, or the pass made an invalid file.
     """
     refuse_other_targets(candidate)
-    path = folder / "model.onnx"
-    changes = find_target(candidate.target).passes[candidate.precision](candidate, materials, path)
+    target = find_target(candidate.target)
+    path = folder / target.artifact
+    changes = target.passes[candidate.precision](candidate, materials, path)
+    is_onnx = path.suffix == ".onnx"
+    if is_onnx:
+        _check_onnx(path)
+    noted = notes_of(path) if is_onnx else {}
+    seconds = compile_seconds(path)
+    return Variant(
+        candidate=candidate.name,
+        path=path,
+        digest=_digest(path, materials.libraries),
+        size_bytes=model_bytes(path),
+        session=session_settings(candidate, threads, materials.libraries, provider_options),
+        proof="simulated" if candidate.is_simulated else "measured",
+        changes=changes,
+        notes=(
+            *_notes(candidate, materials),
+            *(f"{about} {note}" for about, note in noted.items()),
+            *([f"compiled in {seconds:.1f} s"] if seconds else []),
+        ),
+        compile_seconds=seconds,
+    )
+
+
+def _check_onnx(path: Path) -> None:
     try:
         onnx.checker.check_model(str(path))
     except onnx.checker.ValidationError as error:
@@ -44,16 +69,6 @@ def make_variant(
             expected="a file that passes onnx.checker",
             fix="report it with the source model; take another candidate meanwhile",
         ) from error
-    return Variant(
-        candidate=candidate.name,
-        path=path,
-        digest=_digest(path, materials.libraries),
-        size_bytes=model_bytes(path),
-        session=session_settings(candidate, threads, materials.libraries, provider_options),
-        proof="simulated" if candidate.is_simulated else "measured",
-        changes=changes,
-        notes=(*_notes(candidate, materials), *(f"{about} {note}" for about, note in notes_of(path).items())),
-    )
 
 
 def _digest(path: Path, libraries: Libraries) -> str:

@@ -24,6 +24,7 @@ from tasks.ptq.weight_only.sites import tensors_to_collect
 from tasks.run.context import Run
 from tasks.storage.product import Product
 from tasks.targets.variants import make_variant
+from validators.digests import digest_file
 from validators.errors import CandidateRefused
 from validators.job.candidate_name import Candidate
 from validators.providers import CPU_PROVIDER
@@ -64,6 +65,7 @@ def variant_from_store(
         evidence.output.name if candidate.kept_parts else None,
         run.job.seed if candidate.smooth else None,
         *_graph_inputs(run_inputs.source, inventory),
+        digest_file(run_inputs.source.program) if run_inputs.source.program else None,
         evidence.calibration.file.digest,
         threads,
         materials.reduced_range,
@@ -157,6 +159,8 @@ def materials_of(run: Run, run_inputs: RunInputs, inventory: Inventory) -> Mater
         grams,
         reduced,
         libraries=run.libraries,
+        program=source.program,
+        threads=threads,
     )
     return materials
 

@@ -290,6 +290,14 @@ GATES: tuple[Gate, ...] = (
         is_required=_is_set("max_load_ratio"),
     ),
     Gate(
+        "compile_seconds",
+        "Seconds that the compilation of the artifact took, with an empty cache.",
+        "number",
+        judge=lambda found: resource.judge_compilation(found.variant, found.job.gates),
+        key="max_compile_seconds",
+        is_required=_is_set("max_compile_seconds"),
+    ),
+    Gate(
         "real_kernels",
         "The variant was measured on hardware that runs its precision; a simulated or only compiled one is never promoted.",
         "yes or no",

@@ -72,6 +72,25 @@ def judge_memory(latency: Latency, gates: Gates) -> Verdict | None:
     return _exact("memory_ratio", ratio, gates.max_memory_ratio, "memory")
 
 
+def judge_compilation(variant: Variant, gates: Gates) -> Verdict | None:
+    """Judge the seconds that the compilation of the artifact took; 0 for an artifact that is not compiled."""
+    bound = gates.max_compile_seconds
+    if bound is None:
+        return None
+    if variant.engine is not None:
+        return unmeasured("compile_seconds", "the building of engines is not timed", bound, "at_most", None)
+    seconds = variant.compile_seconds or 0.0
+    return Verdict(
+        gate="compile_seconds",
+        outcome="pass" if seconds <= bound else "fail",
+        value=seconds,
+        bound=bound,
+        direction="at_most",
+        method="one compilation with an empty cache",
+        reason="" if seconds <= bound else f"compiled in {seconds:.1f} s",
+    )
+
+
 def judge_size(variant: Variant, baseline_bytes: int, gates: Gates) -> Verdict | None:
     """Judge the bytes on disk, as a ratio to the baseline's."""
     if gates.max_size_ratio is None:

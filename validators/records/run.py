@@ -26,7 +26,10 @@ Proof = Literal["measured", "simulated", "aot-checked"]
 
 @dataclass(frozen=True)
 class Source:
-    """The registered model version or file from which a run starts, as one checked ONNX file."""
+    """The registered model version or file from which a run starts, as one checked ONNX file.
+
+    `program` is the exported program of a PyTorch model, which compilers of such programs take.
+    """
 
     uri: str
     name: str
@@ -36,6 +39,7 @@ class Source:
     flavor: Flavor
     run_id: str | None = None
     parity_max_abs: float | None = None
+    program: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -152,8 +156,9 @@ class SessionSettings:
 class Variant:
     """The artifact that a candidate made from a source.
 
-    `path` is the portable ONNX file; `engine`, if TensorRT runs the variant, was built from it for one device. `proof` says how
-    its numbers were obtained. `changes` counts the edits of the graph pass, by description; `notes` holds remarks for readers.
+    `path` is the portable ONNX file, or a package that was compiled in `compile_seconds`; `engine`, if TensorRT runs the
+    variant, was built from the ONNX file for one device. `proof` says how its numbers were obtained. `changes` counts the edits
+    of the graph pass, by description; `notes` holds remarks for readers.
     """
 
     candidate: str
@@ -165,6 +170,7 @@ class Variant:
     changes: dict[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     engine: Engine | None = None
+    compile_seconds: float | None = None
 
     @property
     def measured_as(self) -> tuple[Any, ...]:

@@ -19,6 +19,7 @@ import warnings
 from collections.abc import Callable
 from importlib import import_module, metadata
 from pathlib import Path
+from threading import local
 from typing import Any
 
 import mlflow
@@ -177,7 +178,7 @@ def _check_device(hardware: dict[str, Any]) -> None:
         _mismatch(f"{cores} cores to compute on", str(hardware["cores"]), f"{capped}; {fix}")
 
 
-OPENVINO = "OpenVINO"
+OPENVINO, INDUCTOR = "OpenVINO", "TorchInductor"
 # Returns the outputs by name for arrays by input name.
 Answer = Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]
 # ONNX Runtime's names, and words of which every multiplying operator's name contains one.
@@ -334,6 +335,67 @@ def _open_openvino(folder: Path, manifest: dict[str, Any], threads: int) -> tupl
     return model, answer
 
 
+def _open_inductor(folder: Path, manifest: dict[str, Any], threads: int) -> tuple[Any, Answer]:
+    """Load the package that TorchInductor compiled; return it with the function that runs it.
+
+    Raises:
+        RuntimeError: torch is missing, or the processor lacks instructions that the package was compiled for.
+    """
+    wanted = f"torch=={manifest['runtime_version']}"
+    try:
+        import torch
+    except ImportError as error:
+        raise RuntimeError(f"found no package torch; expected {wanted}, which runs the variant; install it") from error
+    version = torch.__version__.partition("+")[0]
+    if version != manifest["runtime_version"]:
+        _mismatch(f"torch {version}", manifest["runtime_version"], "install that version")
+    _check_device(manifest["hardware"])
+    flags = _processor_here()[1]
+    lacking = sorted(flag for flag, had in manifest["hardware"]["isa"].items() if had and flag not in flags)
+    if lacking:
+        raise RuntimeError(
+            f"found a processor without {', '.join(lacking)}; expected one with them: the code was compiled for them; "
+            "have quantgate approve the model on this one"
+        )
+    # `torch._inductor.aoti_load_package` calls it too, after it has compiled a test of the processor's instructions.
+    loader: Any = torch._C._aoti.AOTIModelPackageLoader(str(folder / "model.pt2"), "model", False, 1, -1)
+    inputs = json.loads(loader.get_metadata()["quantgate"])["inputs"]
+    kept = local()
+
+    def answer(feed: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        if not getattr(kept, "is_ready", False):
+            # OpenMP keeps the number of threads for each calling thread.
+            torch.set_num_threads(threads)
+            kept.is_ready = True
+        # The code checks no shapes itself.
+        if wrong := _misfit(inputs, feed):
+            raise RuntimeError(wrong)
+        tensors = [torch.from_numpy(np.require(feed[name], requirements=["C", "W"])) for name, _, _ in inputs]
+        found = [np.array(tensor.numpy()) for tensor in loader.run(tensors)]
+        return dict(zip(manifest["outputs"], found, strict=True))
+
+    return loader, answer
+
+
+# Must agree with `tasks/runtimes/inductor/package.py`.
+def _misfit(inputs: list[Any], feed: dict[str, np.ndarray]) -> str:
+    """Return why arrays do not fit a package, empty if they do: dynamic axes of one symbol have one size."""
+    sizes: dict[str, int] = {}
+    for name, dtype, shape in inputs:
+        array = feed[name]
+        axes = zip(shape, array.shape, strict=False)
+        fits = all(
+            axis == size if isinstance(axis, int) else sizes.setdefault(axis, size) == size for axis, size in axes
+        )
+        if str(array.dtype) != dtype or len(shape) != array.ndim or not fits:
+            return f"found {name} with {array.dtype} {list(array.shape)}; expected {dtype} {shape}; correct the array"
+    return ""
+
+
+# How to open a version, by its provider; ONNX Runtime opens the rest.
+OPENERS = {OPENVINO: _open_openvino, INDUCTOR: _open_inductor}
+
+
 class OnnxChampion(mlflow.pyfunc.PythonModel):  # type: ignore[misc,name-defined,unused-ignore]  # mlflow exports it untyped
     """The promoted variant, run with its approved session settings."""
 
@@ -348,7 +410,7 @@ class OnnxChampion(mlflow.pyfunc.PythonModel):  # type: ignore[misc,name-defined
         folder = Path(context.artifacts["variant"])
         _check_files(folder, manifest["files"])
         _refuses()  # report a misspelt policy even if there is no mismatch
-        opened = _open_openvino if manifest["session"]["provider"] == OPENVINO else _open_onnxruntime
+        opened = OPENERS.get(manifest["session"]["provider"], _open_onnxruntime)
         threads = _threads(manifest["session"]["threads"], manifest["hardware"])
         self.session, self.answer = opened(folder, manifest, threads)
         self.dtypes = manifest["inputs"]

@@ -20,6 +20,8 @@ def read_fixed_ranges(model: Path) -> dict[str, tuple[float, float]]:
     ONNX defines QuantizeLinear as q = saturate(round(x / scale) + zero_point). Values are therefore not clipped from
     (q_min - zero_point) * scale - scale / 2 to (q_max - zero_point) * scale + scale / 2.
     """
+    if model.suffix != ".onnx":
+        return {}  # compiled
     graph = onnx.load(model).graph
     constants = initializers(graph)
     found = {}

@@ -29,6 +29,7 @@ EVERY_GATE = {
     "max_size_ratio": 1.0,
     "max_memory_ratio": 1.5,
     "max_load_ratio": 1.5,
+    "max_compile_seconds": 60.0,
 }
 
 

@@ -12,7 +12,7 @@ from tasks.reporting.measured import measured_facts
 from tasks.trials.judge import rank_passing
 from tasks.trials.measure_latency import with_threads
 from validators.gates.champion import judge_against_champion
-from validators.gates.resource import judge_load, judge_memory, judge_speedup, judge_speedup_fp16
+from validators.gates.resource import judge_compilation, judge_load, judge_memory, judge_speedup, judge_speedup_fp16
 from validators.job.job_gates import Gates
 from validators.job.job_measurement import OperatingPoint
 from validators.job.read_job import parse_job
@@ -57,6 +57,18 @@ def test_float16_is_a_second_bar() -> None:
 def test_one_launch_tells_nothing_of_load_times() -> None:
     verdict = judge_load(replace(LATENCY, load_ratio=Estimate(1.0), launches=1), Gates(max_load_ratio=5))
     assert verdict is not None and verdict.outcome == "inconclusive" and "one launch" in verdict.reason
+
+
+def test_compilation_is_judged_by_its_seconds() -> None:
+    """30 s are within 30 and beyond 29; what was not compiled took none."""
+    compiled = Variant("c", Path("m.pt2"), "d", 1, SessionSettings("TorchInductor", 1), compile_seconds=30.0)
+    passed, failed = (judge_compilation(compiled, Gates(max_compile_seconds=bound)) for bound in (30, 29))
+    assert passed is not None and failed is not None
+    assert (passed.outcome, failed.outcome, failed.value) == ("pass", "fail", 30.0)
+    assert failed.reason == "compiled in 30.0 s" and failed.gate == "compile_seconds"
+    plain = judge_compilation(replace(compiled, compile_seconds=None), Gates(max_compile_seconds=1))
+    assert plain is not None and (plain.outcome, plain.value) == ("pass", 0.0)
+    assert judge_compilation(compiled, Gates()) is None
 
 
 def test_memory_is_judged_while_it_answers() -> None:

@@ -1,0 +1,116 @@
+"""Process that quantizes and compiles one exported program; `compile` runs it with `python -m`.
+
+It is confined (`tasks.runtimes.confined`). Inductor's caches, threads and compilers end with it. Its order is JSON on standard
+input, its answer a file, written last.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tasks.runtimes.confined import confine
+from tasks.runtimes.torch_program import load_program
+
+ANSWER = "answer.json"
+
+
+def main(order: dict[str, Any]) -> None:
+    """Compile as ordered, and write the answer to `order["folder"]`."""
+    confine(order["written_bytes"])
+    answer = Path(order["folder"], ANSWER)
+    try:
+        told = _compile(order)
+    except Exception as error:  # torch, torchao, the compiler and the model raise anything
+        told = {"error": f"{type(error).__name__}: {str(error).strip()}"[:2000]}
+    answer.write_text(json.dumps(told), encoding="utf-8")
+
+
+def _compile(order: dict[str, Any]) -> dict[str, Any]:
+    import torch
+
+    from tasks.ptq.inductor import programs
+
+    warnings.simplefilter("ignore")  # of torch about itself
+    torch.set_num_threads(order["threads"])
+    batches = [_tensors(path, order["inputs"]) for path in order["batches"]]
+    program = load_program(Path(order["program"]))
+    axes = programs.dynamic_axes(program)
+    if len(axes) != len(order["inputs"]):
+        raise ValueError(f"the program has {len(axes)} inputs, and its ONNX export {len(order['inputs'])}")
+    changes: dict[str, int] = {}
+    with torch.no_grad():
+        exported = programs.export(programs.Flat(program), batches[0], axes)
+        if order["precision"] != "fp32":
+            module: Any = exported.module(check_guards=False)
+            if order["precision"] == "bf16":
+                changes["products in bfloat16"] = programs.in_bf16(module)
+            else:
+                module = programs.quantize(
+                    module,
+                    batches,
+                    is_dynamic=order["is_dynamic"],
+                    method=order["method"],
+                    weight_bits=order["weight_bits"],
+                )
+            exported = programs.export(module, batches[0], axes)
+        started = time.monotonic()
+        _package(exported, order)
+        return {"seconds": time.monotonic() - started, "changes": changes}
+
+
+def _tensors(path: str, names: list[str]) -> tuple[Any, ...]:
+    import torch
+
+    with np.load(path, allow_pickle=False) as archive:
+        return tuple(torch.from_numpy(archive[name]) for name in names)
+
+
+def _package(exported: Any, order: dict[str, Any]) -> None:
+    """Compile an exported program; the metadata of the package says what it takes, returns and multiplies."""
+    import torch
+
+    from tasks.ptq.inductor import programs
+    from tasks.runtimes.inductor.package import METADATA
+
+    values = {node.name: node.meta["val"] for node in exported.graph.nodes if node.op == "placeholder"}
+    outputs = [node.meta["val"] for node in exported.graph.find_nodes(op="output")[0].args[0]]
+    if len(outputs) != len(order["outputs"]):
+        raise ValueError(f"the program has {len(outputs)} outputs, and its ONNX export {len(order['outputs'])}")
+    inputs = [values[name] for name in exported.graph_signature.user_inputs]
+    about = {
+        "inputs": [_spec(*one) for one in zip(order["inputs"], inputs, strict=True)],
+        "outputs": [_spec(*one) for one in zip(order["outputs"], outputs, strict=True)],
+        "products": programs.products_of(exported),
+    }
+    for node in exported.graph.nodes:
+        node.meta.pop("stack_trace", None)  # paths of the machine, which the generated code would quote
+    torch._inductor.aoti_compile_and_package(
+        exported,
+        package_path=order["package"],
+        inductor_configs={
+            # Weights become constants of the library, in the layout of the kernels.
+            "freezing": True,
+            # The cache is empty: a header that is compiled first is used once.
+            "aot_inductor.precompile_headers": False,
+            # The number of threads is the session's, not the compiler's.
+            "cpp.dynamic_threads": True,
+            "aot_inductor.metadata": {METADATA: json.dumps(about)},
+        },
+    )
+
+
+def _spec(name: str, value: Any) -> tuple[str, str, list[int | str]]:
+    """Return the name, dtype and shape of a tensor, with symbols for dynamic axes."""
+    shape = [axis if isinstance(axis, int) else str(axis) for axis in value.shape]
+    return name, str(value.dtype).removeprefix("torch."), shape
+
+
+if __name__ == "__main__":
+    main(json.load(sys.stdin))

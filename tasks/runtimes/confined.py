@@ -1,0 +1,65 @@
+"""Processes that load models of other people: resource limits, no secrets, no network if the kernel allows dropping it.
+
+A loaded model may run code, through a flaw in torch or by a pickle that the operator allowed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import signal
+from contextlib import suppress
+from pathlib import Path
+
+from validators.redact import without_secrets
+
+ROOT = Path(__file__).parents[2]
+PR_SET_PDEATHSIG, PR_SET_NO_NEW_PRIVS = 1, 38  # linux/prctl.h
+CLONE_NEWUSER, CLONE_NEWNET = 0x10000000, 0x40000000  # linux/sched.h
+PROCESSOR_SECONDS = 3600
+OPEN_FILES = 1024
+# Longest life of such a process, in seconds.
+PATIENCE_SECONDS = 7200.0
+# The largest file that it may write: a multiple of the model file's size, plus a constant in bytes.
+WRITTEN_SIZES, WRITTEN_BYTES = 8, 1 << 30
+# Environment variables that Python, the numeric libraries and a compiler need.
+KEPT = (
+    "PATH",
+    "LANG",
+    "LC_ALL",
+    "LD_LIBRARY_PATH",
+    "CXX",
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "PYTHONPATH",
+    "PYTHONWARNINGS",
+)
+OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+
+
+def confined_environment(folder: Path) -> dict[str, str]:
+    """Return the environment of a process whose home is a temporary folder."""
+    kept = {name: value for name, value in without_secrets(os.environ).items() if name in KEPT}
+    path = os.pathsep.join(filter(None, [str(ROOT), kept.get("PYTHONPATH")]))
+    return kept | OFFLINE | {"PYTHONPATH": path, "HOME": str(folder), "TMPDIR": str(folder)}
+
+
+def confine(written_bytes: int) -> bool:
+    """Drop privileges that loading a model does not need, and return True if network access could be dropped too.
+
+    `written_bytes` is the largest file that the process may write.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    for limit, value in (
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_CPU, PROCESSOR_SECONDS),
+        (resource.RLIMIT_FSIZE, written_bytes),
+        (resource.RLIMIT_NOFILE, OPEN_FILES),
+    ):
+        with suppress(ValueError, OSError):  # the limit is lower already
+            resource.setrlimit(limit, (value, value))
+    # Root may unshare the network; other users need a new user namespace too, which some systems forbid.
+    return not libc.unshare(CLONE_NEWNET) or not libc.unshare(CLONE_NEWUSER | CLONE_NEWNET)

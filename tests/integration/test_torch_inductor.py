@@ -1,0 +1,128 @@
+"""The target `torch-inductor`: coverage of planted fallbacks, and what it says where it cannot compile."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from driving import TESTS, environment
+
+from tasks.ptq.build_variant import Materials
+from tasks.runtimes.confined import confined_environment
+from tasks.runtimes.coverage import measure_coverage
+from tasks.runtimes.inductor import session as inductor
+from tasks.runtimes.runner import open_runner
+from tasks.targets.catalog import find_target
+from tasks.targets.variants import make_variant, refuse_other_targets, session_settings
+from validators.errors import CandidateRefused
+from validators.gates.coverage import judge_coverage
+from validators.job.candidate_name import decode
+from validators.job.job_gates import Gates
+
+MISSING = inductor.why_missing() or inductor.why_no_int8()
+needs_compiler = pytest.mark.skipif(bool(MISSING), reason=MISSING.found if MISSING else "")
+needs_bf16 = pytest.mark.skipif(not inductor.has_bf16(), reason="no bfloat16 instructions")
+INT8, BF16, FP32 = (
+    session_settings(decode(f"{name}@torch-inductor"), 2) for name in ("int8-static-minmax-pc", "bf16", "fp32-fused")
+)
+# Multiply-accumulates of the products of `inductor_faults.py` for five samples.
+SOUND, BETWEEN, ALONE, HALF = (5 * size for size in (64 * 48, 48 * 40, 40 * 32, 32 * 16))
+
+
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("planted")
+    command = [sys.executable, "-W", "ignore", str(TESTS / "inductor_faults.py"), str(folder / "model.pt2")]
+    told = environment(folder) | confined_environment(folder)
+    done = subprocess.run(command, env=told, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return folder / "model.pt2"
+
+
+@needs_compiler
+@needs_bf16
+@pytest.mark.slow
+def test_coverage_names_each_planted_fallback(planted: Path, tmp_path: Path) -> None:
+    batch = {"x": np.random.default_rng(0).normal(size=(5, 64)).astype(np.float32)}
+    coverage = measure_coverage(planted, BF16, batch, folder=tmp_path)
+    # Sums over the file, and over each precision.
+    macs = dict.fromkeys(("low", "half", "float"), 0)
+    for kernel, count in coverage.macs_by_kernel.items():
+        macs[coverage.precision(kernel)] += count
+    assert macs == {"low": SOUND, "half": HALF, "float": BETWEEN + ALONE}
+    kinds = {node.macs: coverage.precision(node.kernel) for node in coverage.products}
+    assert kinds == {SOUND: "low", BETWEEN: "float", ALONE: "float", HALF: "half"}
+    assert len(coverage.float_nodes) == 2 and len(coverage.half_nodes) == 1
+    assert all("vnni" in name or "int8" in name for name in coverage.low_precision)
+    assert coverage.us_by_kernel and coverage.kernels_path and coverage.kernels_path.exists()
+    verdict = judge_coverage("int8-static-minmax-pc@torch-inductor", coverage, Gates(min_coverage=0.5))
+    assert verdict and verdict.outcome == "fail" and coverage.float_nodes[0] in verdict.reason
+
+
+@needs_compiler
+@needs_bf16
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", [INT8, FP32])
+def test_bfloat16_that_was_not_asked_for_is_refused(planted: Path, settings: object) -> None:
+    batch = {"x": np.zeros((5, 64), np.float32)}
+    with pytest.raises(CandidateRefused) as caught:
+        measure_coverage(planted, settings, batch)  # type: ignore[arg-type]
+    assert caught.value.kind == "invalid" and "1 products in 16 bits" in caught.value.found
+
+
+@needs_compiler
+@needs_bf16
+@pytest.mark.slow
+def test_arrays_that_do_not_fit_are_refused(planted: Path) -> None:
+    """The compiled code would read past their ends."""
+    with open_runner(planted, INT8) as runner:
+        assert [(spec.name, spec.dtype, spec.shape) for spec in runner.inputs] == [("x", "float32", (None, 64))]
+        assert runner.run({"x": np.zeros((3, 64), np.float32)}, ["y"])[0].shape == (3, 16)
+        for wrong in (np.zeros((3, 60), np.float32), np.zeros((3, 64)), np.zeros((64,), np.float32)):
+            with pytest.raises(CandidateRefused) as caught:
+                runner.run({"x": wrong}, ["y"])
+            assert "the package takes float32" in caught.value.found
+
+
+def test_source_of_onnx_is_refused_before_anything_is_compiled(tmp_path: Path) -> None:
+    absent = Materials(*[lambda *_: pytest.fail("made a material")] * 7)  # type: ignore[arg-type]
+    with pytest.raises(CandidateRefused) as caught:
+        make_variant(decode("fp32-fused@torch-inductor"), absent, tmp_path, threads=1)
+    assert caught.value.kind == "unsupported" and "TorchInductor compiles no ONNX" in caught.value.expected
+
+
+@pytest.mark.parametrize(
+    ("recipe", "words"),
+    [
+        ("int8-static-entropy-pc", "ranges by entropy"),
+        ("int8-static-p99.9-pc", "ranges by p99.9"),
+        ("int8-static-minmax-pt", "INT8 per tensor"),
+        ("int8-static-minmax-pc-all", "every operator"),
+        ("int8-static-minmax-pc-s8s8", "signed activations"),
+        ("int8-static-mse-pc-smooth", "smoothing"),
+        ("int8-static-mse-pc-bc", "corrected biases"),
+        ("int8-static-mse-pc-keep2", "parts kept in float"),
+        ("int8-static-mse-pc-bf16", "the rest in bfloat16"),
+        ("int8-dynamic-pc+fused", "the fused graph"),
+        ("int4-g32-rtn", "INT4"),
+        ("fp8-amax-pc", "FP8"),
+        ("fp16", "float16"),
+    ],
+)
+def test_recipe_without_a_form_is_refused_by_name(recipe: str, words: str) -> None:
+    with pytest.raises(CandidateRefused) as caught:
+        refuse_other_targets(decode(f"{recipe}@torch-inductor"))
+    assert caught.value.kind == "unsupported" and words in caught.value.found
+
+
+def test_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "/nowhere/c++")
+    target = find_target("torch-inductor")
+    found = target.availability(())
+    assert not found.is_here and "no C++ compiler (/nowhere/c++)" in found.why and "install g++" in found.mend
+    with pytest.raises(CandidateRefused) as caught:
+        target.check_device()
+    assert caught.value.kind == "unsupported" and "C++ compiler" in caught.value.found
