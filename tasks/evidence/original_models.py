@@ -131,7 +131,7 @@ def from_keras(order: dict[str, Any]) -> Run:
     model = keras.saving.load_model(order["path"], compile=False, safe_mode=True)
     inputs = list(model.inputs)
 
-    class Flat(torch.nn.Module):
+    class Positional(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.model = model
@@ -142,7 +142,7 @@ def from_keras(order: dict[str, Any]) -> Run:
             given = arrays[0] if is_plain else keras.tree.pack_sequence_as(model.input, list(arrays))
             return self.model(given, training=False)
 
-    module = Flat().eval()
+    module = Positional().eval()
     sizes = [[TRACED[min(axis, 1)] if size is None else size for axis, size in enumerate(i.shape)] for i in inputs]
     tensors = tuple(torch.zeros(size, dtype=getattr(torch, i.dtype)) for size, i in zip(sizes, inputs, strict=True))
     dynamic = tuple({axis: torch.export.Dim.AUTO for axis, size in enumerate(i.shape) if size is None} for i in inputs)
