@@ -42,7 +42,7 @@ class TargetFacts:
     no kernels there: only their numerics are reproduced, and they are never promoted. `candidates: wide` leaves out
     recipes with a word in `without` (or `+fused`), which the target refuses. `fused_words` and `int8_words` describe the
     candidate `fp32-fused` and the type of INT8 activations for people. A class of devices has `engines`, the targets whose
-    candidates its jobs hold, and none of its own.
+    candidates its jobs hold, and none of its own. `runs_sources`: it opens a source's ONNX file as it is, as a baseline.
     """
 
     name: str
@@ -55,6 +55,7 @@ class TargetFacts:
     fused_words: str = "the float model after the runtime's transformer fusions"
     int8_words: str = "UINT8"
     engines: tuple[str, ...] = ()
+    runs_sources: bool = True
 
     @property
     def on_gpu(self) -> bool:
@@ -134,6 +135,7 @@ BUILT_IN: dict[str, TargetFacts] = {
             libraries={"torch": ("torch",), "torchao": ("torchao",)},
             without=frozenset({"pt", "p99.9", "percentile", "entropy", "all", "smooth", "bc", "+fused"}),
             fused_words="the float model as TorchInductor compiles it",
+            runs_sources=False,
             default_candidates=(
                 "fp32-fused@torch-inductor",
                 "bf16@torch-inductor",
@@ -256,7 +258,7 @@ def baselines_of(name: str) -> tuple[str, ...]:
     >>> baselines_of("openvino"), baselines_of("cuda")
     (('ort-cpu', 'openvino'), ('ort-cuda', 'tensorrt'))
     """
-    engines = engines_of(name)
+    engines = tuple(engine for engine in engines_of(name) if facts_of(engine).runs_sources)
     return engines if is_on_gpu(name) else tuple(dict.fromkeys(("ort-cpu", *engines)))
 
 

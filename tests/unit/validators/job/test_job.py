@@ -33,6 +33,7 @@ BAD_JOBS: list[tuple[dict[str, Any], str]] = [
     ({"candidates": "defualt"}, "did you mean 'default'?"),
     ({"baseline": "openvino"}, "`baseline` must be one of ort-cpu for the target ort-cpu"),
     ({"target": "cpu", "baseline": "cpu"}, "`baseline` must be one of ort-cpu, openvino"),
+    ({"target": "torch-inductor", "baseline": "torch-inductor"}, "`baseline` must be one of ort-cpu for"),
     ({"target": "tensorrt", "baseline": "ort-cpu"}, "`baseline` must be one of tensorrt"),
     ({"output": ["a", "b"]}, "the metric accuracy reads one output: name one"),
     ({"output": []}, "`output"),
