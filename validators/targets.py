@@ -113,6 +113,7 @@ BUILT_IN: dict[str, TargetFacts] = {
             provider=OPENVINO,
             libraries={"openvino": ("openvino",)},
             pairs="openvino",
+            without=frozenset({"fast"}),
             fused_words="the float model as OpenVINO fuses it when it loads, computed in float32",
             int8_words="INT8 or UINT8",
             without=frozenset({"+fused"}),
@@ -163,7 +164,7 @@ BUILT_IN: dict[str, TargetFacts] = {
             provider=ORT_TENSORRT_PROVIDER,
             libraries=_CUDA_LIBRARIES | _TENSORRT_LIBRARIES,
             pairs="tensorrt",
-            without=frozenset({"bc"}),
+            without=frozenset({"bc", "fast"}),
             default_candidates=(
                 "fp16@ort-tensorrt",
                 "int8-static-minmax-pc@ort-tensorrt",
@@ -175,7 +176,7 @@ BUILT_IN: dict[str, TargetFacts] = {
             provider=TENSORRT,
             libraries=_TENSORRT_LIBRARIES | {"tensorrt_rtx": ("tensorrt-rtx",)},
             pairs="tensorrt",
-            without=frozenset({"bc", "g32", "gptq", "awq", "asym"}),
+            without=frozenset({"bc", "fast", "g32", "gptq", "awq", "asym"}),
             default_candidates=(
                 "fp16@tensorrt",
                 "int8-static-minmax-pc@tensorrt",

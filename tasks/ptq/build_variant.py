@@ -25,6 +25,7 @@ from tasks.ptq.forms import count_reasons, weight_changes
 from tasks.ptq.graph.edits import custom_operators, save_model, scratch
 from tasks.ptq.graph.upgrade import OPSET, convert_opset
 from tasks.ptq.sensitivity import Sensitivity
+from tasks.ptq.slow_parts import WORTH, SlowParts
 from tasks.ptq.weight_only.matmul_nbits import Int4Weights, quantize_weights
 from validators.errors import CandidateRefused
 from validators.graph.source_graph import opset_of
@@ -46,7 +47,7 @@ class Materials:
     `batches` are calibration samples; `grams` are Gram matrices over all of them, for an INT4 candidate and the float graph
     that it starts from. `reduced_range`: the processor adds pairs of products in 16 bits, so weights use 7 bits. `libraries`
     hold the custom operators of the source. `program` is its exported PyTorch program, if it was one; a compiler tunes code for
-    `threads`.
+    `threads`. `slow_parts` returns the products that an INT8 candidate makes slower.
     """
 
     prepared: Callable[[], Path]
@@ -60,6 +61,7 @@ class Materials:
     libraries: Libraries = ()
     program: Path | None = None
     threads: int = 1
+    slow_parts: Callable[[Candidate], SlowParts] = lambda _candidate: SlowParts()
 
 
 def fused_float_form(_candidate: Candidate, materials: Materials, path: Path) -> dict[str, int]:
@@ -88,7 +90,8 @@ def int8_form(candidate: Candidate, materials: Materials, path: Path) -> dict[st
         CandidateRefused: the model does not allow it.
     """
     kept = materials.ranking(ranked_form(candidate))[: candidate.kept_parts] if candidate.kept_parts else ()
-    nodes = [node for sensitivity in kept for node in sensitivity.part.nodes]
+    slow = _slow_nodes(candidate, materials) if candidate.fast else ()
+    nodes = [*slow, *(node for sensitivity in kept for node in sensitivity.part.nodes)]
     float_model = float_graph(candidate, materials)
     report = quantize_int8(candidate, materials, float_model, path, keep_float=nodes)
     changes = {"nodes in INT8": len(report.quantized)}
@@ -102,12 +105,25 @@ def int8_form(candidate: Candidate, materials: Materials, path: Path) -> dict[st
     if candidate.bias_corrected:
         corrected = correct_bias(float_model, path, path, materials.batches(), materials.libraries)
         changes["biases corrected"] = len(corrected.largest)
+    changes |= {f"faster in float: {node}": 1 for node in slow}
     return changes | {f"kept in float: {sensitivity.part.name}": len(sensitivity.part.nodes) for sensitivity in kept}
 
 
 def ranked_form(candidate: Candidate) -> Candidate:
     """Return the candidate whose parts are ranked for an INT8 candidate: without bias correction, which takes far longer."""
-    return replace(candidate, kept_parts=0, bias_corrected=False)
+    return replace(candidate, kept_parts=0, bias_corrected=False, fast=False)
+
+
+def _slow_nodes(candidate: Candidate, materials: Materials) -> tuple[str, ...]:
+    found = materials.slow_parts(candidate)
+    if not found.nodes:
+        raise CandidateRefused(
+            kind="unsupported",
+            found="no product without which a request has fewer microseconds in its kernels",
+            expected=f"products that INT8 slows down, and a request that is {WORTH}x as fast with them in float",
+            fix="take the candidate without -fast, which is the same",
+        )
+    return found.nodes
 
 
 def quantize_int8(

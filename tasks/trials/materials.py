@@ -11,7 +11,8 @@ from typing import Any
 import onnx
 
 from tasks.measure.inventory import adds_pairs_in_16_bits, usable_cores
-from tasks.ptq.build_variant import Materials, float_graph, quantize_int8
+from tasks.measure.request import request_batch
+from tasks.ptq.build_variant import Materials, float_graph, quantize_int8, ranked_form
 from tasks.ptq.calibrate.calibration import ONE_AT_A_TIME, make_statistics
 from tasks.ptq.calibrate.grams import Gram, collect_grams
 from tasks.ptq.calibrate.pass_batches import pass_batch_size, pass_batches
@@ -20,10 +21,11 @@ from tasks.ptq.eight_bit.smooth import SmoothedGraph
 from tasks.ptq.eight_bit.smoothed_graph import make_smoothed
 from tasks.ptq.graph.prepare import make_fused, make_prepared
 from tasks.ptq.sensitivity import Sensitivity, find_parts, rank_parts
+from tasks.ptq.slow_parts import SlowParts, find_slow_parts
 from tasks.ptq.weight_only.sites import tensors_to_collect
 from tasks.run.context import Run
 from tasks.storage.product import Product
-from tasks.targets.variants import make_variant
+from tasks.targets.variants import make_variant, refuse_other_targets, session_settings
 from validators.digests import digest_file
 from validators.errors import CandidateRefused
 from validators.job.candidate_name import Candidate
@@ -64,6 +66,8 @@ def variant_from_store(
         # Parts are ranked by what they do to the judged output; smoothing looks at a seeded draw of rows.
         evidence.output.name if candidate.kept_parts else None,
         run.job.seed if candidate.smooth else None,
+        # Another profile may find other products.
+        _slow_nodes(candidate, materials) if candidate.fast else None,
         *_graph_inputs(run_inputs.source, inventory),
         digest_file(run_inputs.source.program) if run_inputs.source.program else None,
         evidence.calibration.file.digest,
@@ -77,6 +81,11 @@ def variant_from_store(
     )
     make = partial(_make_variant, candidate, materials, threads, run.job.provider_options)
     return run.store.make(Product("variant", inputs, MadeVariant, make))
+
+
+def _slow_nodes(candidate: Candidate, materials: Materials) -> tuple[str, ...]:
+    refuse_other_targets(candidate)  # before a profile that would be in vain
+    return materials.slow_parts(candidate).nodes
 
 
 def _make_variant(
@@ -138,6 +147,21 @@ def materials_of(run: Run, run_inputs: RunInputs, inventory: Inventory) -> Mater
         make = partial(_make_ranking, run, run_inputs, materials, candidate)
         return run.store.make(Product("ranking", inputs, _Ranking, make))[0].parts
 
+    def slow_parts(candidate: Candidate) -> SlowParts:
+        plain, point = ranked_form(candidate), run.job.measurement.points[0]
+        inputs = (
+            *_graph_inputs(source, inventory),
+            plain.name,
+            calibration.file.digest,
+            evidence.evaluation.file.digest,
+            seed if candidate.smooth else None,
+            asdict(point),
+            inventory.device_key,
+            [asdict(library) for library in run.libraries],
+        )
+        make = partial(_make_slow_parts, run, run_inputs, materials, plain)
+        return run.store.make(Product("slow-parts", inputs, SlowParts, make))[0]
+
     def grams(candidate: Candidate, float_model: Path) -> Mapping[str, Gram]:
         with ONE_AT_A_TIME:
             return collect_grams(
@@ -161,6 +185,7 @@ def materials_of(run: Run, run_inputs: RunInputs, inventory: Inventory) -> Mater
         libraries=run.libraries,
         program=source.program,
         threads=threads,
+        slow_parts=slow_parts,
     )
     return materials
 
@@ -173,6 +198,19 @@ def prepared_product(run: Run, source: Source, inventory: Inventory) -> Product[
 
 def _graph_inputs(source: Source, inventory: Inventory) -> tuple[Any, ...]:
     return source.digest, sorted(inventory.runtimes.items())
+
+
+def _make_slow_parts(
+    run: Run, run_inputs: RunInputs, materials: Materials, candidate: Candidate, _folder: Path
+) -> SlowParts:
+    def quantize(model: Path, keep_float: Collection[str], path: Path) -> QdqReport:
+        return quantize_int8(candidate, materials, model, path, keep_float=keep_float)
+
+    batch = request_batch(run_inputs.evidence, run.job.measurement.points[0])
+    with run.clock.work("find slow parts"):
+        # Others may compute at the same time: one thread waits for no other.
+        settings = session_settings(candidate, 1, run.libraries).without_spinning()
+        return find_slow_parts(float_graph(candidate, materials), quantize, batch, settings)
 
 
 def _make_ranking(

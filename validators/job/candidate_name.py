@@ -10,6 +10,7 @@ int8-static-p99.9-pc@ort-cpu          the same with another percentile: `percent
 int8-static-minmax-pt-all-s8s8@ort-cpu    per tensor, every operator, INT8 activations
 int8-static-mse-pc-smooth@ort-cpu     large channels of activations handed to the weights first (SmoothQuant)
 int8-static-mse-pc-bc@ort-cpu         biases shifted by what quantization moves the mean of a channel by
+int8-static-mse-pc-all-fast@ort-cpu   products that a profile shows to be slower in INT8 are left in float
 int8-static-minmax-pc-all-keep2@ort-cpu   the two parts of the model that lose most are left in float
 int8-dynamic-pc+fused@ort-cpu         ranges at run time, on the fused graph
 int8-dynamic-pc-smooth-keep4@ort-cpu  the same after SmoothQuant, with the four parts that lose most in float
@@ -70,7 +71,8 @@ class Candidate:
     `every_operator` quantizes all operators that the runtime can, not just MatMul, Gemm and Conv with weights;
     `signed_activations` takes INT8 in place of UINT8 activations; `fused` starts from the transformer-fused graph. Of INT8,
     `smooth` starts from the graph after SmoothQuant, and the `kept_parts` most sensitive parts (`tasks.ptq.sensitivity`) stay
-    in float; `bias_corrected`, of INT8 static, shifts biases. With `bf16_floats` the rest is computed in bfloat16.
+    in float; `bias_corrected`, of INT8 static, shifts biases, and `fast` leaves products in float that INT8 makes
+    slower (`tasks.ptq.slow_parts`). With `bf16_floats` the rest is computed in bfloat16.
     """
 
     precision: Precision
@@ -82,6 +84,7 @@ class Candidate:
     signed_activations: bool = False
     smooth: bool = False
     bias_corrected: bool = False
+    fast: bool = False
     kept_parts: int = 0
     block_size: int | None = None
     weight_method: WeightMethod | None = None
@@ -206,6 +209,7 @@ RECIPES: tuple[Recipe, ...] = (
             _flag("signed_activations", "s8s8"),
             _SMOOTH,
             _flag("bias_corrected", "bc"),
+            _flag("fast", "fast"),
             _KEEP,
             _BF16,
         ),

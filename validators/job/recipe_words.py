@@ -35,6 +35,7 @@ def describe(candidate: Candidate) -> str:
         case "fp8":
             return f"FP8 E4M3 weights {channels}, activations per tensor, scale = amax / 448{graph}"
     steps = (", smoothed" if candidate.smooth else "") + (", biases corrected" if candidate.bias_corrected else "")
+    steps += ", products that it makes slower left in float" if candidate.fast else ""
     kept = f", the {candidate.kept_parts} most sensitive parts left in float" if candidate.kept_parts else ""
     if candidate.dynamic:
         return f"INT8 weights {channels}, activation ranges at run time{steps}{kept}{graph}"

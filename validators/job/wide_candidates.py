@@ -13,7 +13,10 @@ _RECIPES: dict[str, tuple[str, ...]] = {
     "fp16": ("fp16",),
     "int8-static": (
         *(f"int8-static-{ranges}-pc{operators}" for ranges in _RANGES for operators in ("", "-all")),
-        *(f"int8-static-mse-pc{rest}" for rest in ("-smooth", "-bc", "-smooth-bc", "-all-smooth", "-all-bc")),
+        *(
+            f"int8-static-mse-pc{rest}"
+            for rest in ("-smooth", "-bc", "-smooth-bc", "-all-smooth", "-all-bc", "-all-fast")
+        ),
     ),
     "int8-dynamic": (
         *("int8-dynamic-pc", "int8-dynamic-pt", "int8-dynamic-pc-smooth"),
@@ -33,7 +36,7 @@ def wide_candidates(target: str) -> tuple[str, ...]:
     Kinds without kernels, which are never promoted, are left out.
 
     >>> len(wide_candidates("ort-cpu")), wide_candidates("ort-cpu")[-1]
-    (33, 'int4-g32-gptq-asym@ort-cpu')
+    (34, 'int4-g32-gptq-asym@ort-cpu')
     """
     own = facts_of(target).default_candidates
     engines = dict.fromkeys(name.partition("@")[2] for name in own)

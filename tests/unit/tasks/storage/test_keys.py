@@ -15,10 +15,12 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tasks.evidence.resolve_source import _from_file
 from tasks.measure.inventory import take_inventory
+from tasks.ptq.slow_parts import SlowParts
 from tasks.run.clock import Clock
 from tasks.run.context import Run
 from tasks.storage.locks import FolderLocks
 from tasks.storage.store import Store
+from tasks.trials import materials
 from tasks.trials.inspect_variant import coverage_of, sanity_of
 from tasks.trials.materials import variant_from_store
 from tasks.trials.measure_baseline import baseline_variant
@@ -33,6 +35,7 @@ from validators.samples.datasets import TensorSpec, load_samples
 from validators.samples.run_inputs import Evidence, RunInputs
 
 PLAIN, SMOOTH = "int8-static-minmax-pc@ort-cpu", "int8-static-minmax-pc-smooth@ort-cpu"
+FAST = "int8-static-minmax-pc-fast@ort-cpu"
 KEPT, KEPT_SMOOTH = "int8-static-minmax-pc-keep1@ort-cpu", "int8-static-minmax-pc-smooth-keep1@ort-cpu"
 
 
@@ -99,6 +102,24 @@ def test_kept_parts_are_chosen_for_each_judged_output(shop: Shop) -> None:
     assert any("second_matmul" in change or "first_matmul" in change for change in first.changes)
     assert not any(change.startswith("kept in float: second_matmul") for change in second.changes)
     assert shop.variant(KEPT, output="logits")[1]
+
+
+def test_fast_variant_is_made_for_each_finding_of_a_profile(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another device profiles again; its variant is another one only if it finds other products."""
+    prepared = materials.materials_of(shop.run(), shop.run_inputs(), shop.inventory).prepared()
+    graph = onnx.load(prepared).graph
+    nodes = [node.name for node in graph.node if node.op_type in {"MatMul", "Gemm"}]
+    findings = {"one": nodes[0], "same": nodes[0], "other": nodes[1]}
+    plain = shop.inventory
+    seen = {}
+    for device, node in findings.items():
+        monkeypatch.setattr(materials, "find_slow_parts", lambda *_, node=node: SlowParts((node,), 2.0, 1.0))
+        shop.inventory = replace(plain, cpu=device)
+        seen[device] = shop.variant(FAST)
+    assert [was_there for _, was_there in seen.values()] == [False, True, False]
+    assert seen["one"][0].changes[f"faster in float: {nodes[0]}"] == 1
+    assert seen["other"][0].digest != seen["one"][0].digest
+    assert shop.count("slow-parts") == 3
 
 
 def test_plain_variant_is_shared_by_judged_outputs_and_seeds(shop: Shop) -> None:

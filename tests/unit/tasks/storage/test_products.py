@@ -25,6 +25,7 @@ MAKERS = {
     "smoothed": "tasks.ptq.eight_bit.smoothed_graph.make_smoothed",
     "statistics": "tasks.ptq.calibrate.calibration.make_statistics",
     "ranking": "tasks.trials.materials._make_ranking",
+    "slow-parts": "tasks.trials.materials._make_slow_parts",
     "variant": "tasks.trials.materials._make_variant",
     "engine": "tasks.runtimes.engines.build.make_engine",
     "refused-build": "tasks.runtimes.engines.build_process.copy_log",
@@ -40,7 +41,7 @@ MAKERS = {
 }
 REQUESTS = {"coverage", "kernels", "latency", "kernel-times"}
 FROM_PREPARED = {"source", "prepared", "fused"}
-INT8 = {"ranking", "variant"}
+INT8 = {"ranking", "slow-parts", "variant"}
 # Rooms that makers know nothing of: what runs, reports, promotes or cleans up.
 OTHER_ROOMS = (
     *("flows", "tasks.service", "tasks.reporting", "tasks.registry", "tasks.records", "tasks.workers", "tasks.watch"),
@@ -103,7 +104,7 @@ def changed(copy: Path, before: dict[str, str], edits: dict[str, tuple[str, str]
         ("tasks/trials/measure_accuracy.py", "EVALUATION_BATCH_SIZE = 32", "EVALUATION_BATCH_SIZE = 16", {"accuracy"}),
         ("tasks/measure/sanity.py", "SANITY_WINDOWS = 8, 2", "SANITY_WINDOWS = 8, 1", {"sanity"}),
         ("tasks/measure/metrics/perplexity.py", "WINDOWS_AT_ONCE = ", "WINDOWS_AT_ONCE = 1 + ", {"accuracy", "sanity"}),
-        ("tasks/measure/request.py", "MOST_REQUESTS = 64", "MOST_REQUESTS = 32", REQUESTS),
+        ("tasks/measure/request.py", "MOST_REQUESTS = 64", "MOST_REQUESTS = 32", REQUESTS | INT8),
         ("tasks/ptq/graph/prepare.py", "LAYER_NORM_OPSET, ", "_, ", {*FROM_PREPARED, *INT8}),
         ("tasks/ptq/eight_bit/smooth.py", "range(4, 20)", "range(4, 10)", {"smoothed", *INT8}),
         (
@@ -113,6 +114,7 @@ def changed(copy: Path, before: dict[str, str], edits: dict[str, tuple[str, str]
             {"statistics", *INT8},
         ),
         ("tasks/ptq/sensitivity.py", "\nSAMPLES = 16", "\nSAMPLES = 8", INT8),
+        ("tasks/ptq/slow_parts.py", "\nATTEMPTS = 3", "\nATTEMPTS = 2", INT8),
         ("tasks/ptq/weight_only/int4_grid.py", "TOP_CODE = 15", "TOP_CODE = 14", INT8),
         ("tasks/trials/materials.py", "block_size or 32", "block_size or 64", INT8),
         (

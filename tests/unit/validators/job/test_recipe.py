@@ -36,6 +36,7 @@ CANDIDATES = st.one_of(
         signed_activations=st.booleans(),
         smooth=st.booleans(),
         bias_corrected=st.booleans(),
+        fast=st.booleans(),
         kept_parts=st.integers(0, 99),
         fused=st.booleans(),
         bf16_floats=st.booleans(),

@@ -1,0 +1,67 @@
+"""Slow products are found in profiles of ONNX Runtime, of models in which one product was made wide on purpose."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from tasks.ptq.slow_parts import SlowParts, find_slow_parts
+from tasks.targets.variants import refuse_other_targets
+from validators.errors import CandidateRefused
+from validators.job.candidate_name import decode
+from validators.providers import CPU_PROVIDER
+from validators.records.run import SessionSettings
+
+# Columns of a product that takes long, and of one that takes a 64th of that.
+WIDE, NARROW = 4096, 64
+BATCH = {"x": np.ones((64, 64), np.float32)}
+SETTINGS = SessionSettings(CPU_PROVIDER, 1).without_spinning()
+
+
+def write(path: Path, **widths: int) -> Path:
+    """A product of the input for each name, with so many columns."""
+    value = onnx.helper.make_tensor_value_info
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("MatMul", ["x", f"{name}_w"], [f"{name}_y"], name=name) for name in widths],
+        "products",
+        [value("x", onnx.TensorProto.FLOAT, [64, 64])],
+        [value(f"{name}_y", onnx.TensorProto.FLOAT, [64, width]) for name, width in widths.items()],
+        [onnx.numpy_helper.from_array(np.ones((64, width), np.float32), f"{name}_w") for name, width in widths.items()],
+    )
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 21)], ir_version=10), path)
+    return path
+
+
+def find(folder: Path, in_int8: dict[str, int], conversion: int = 0) -> SlowParts:
+    """Of two products that are wide and narrow in float; `conversion` columns are added by each in float among integers."""
+    in_float = {"first": NARROW, "second": WIDE}
+
+    def quantize(_model: Path, keep_float: Collection[str], path: Path) -> None:
+        added = {f"conversion_{name}": conversion for name in keep_float if conversion}
+        write(path, **(in_int8 | added | {name: in_float[name] for name in keep_float}))
+
+    return find_slow_parts(write(folder / "float.onnx", **in_float), quantize, BATCH, SETTINGS)
+
+
+def test_product_that_int8_slows_down_is_found(tmp_path: Path) -> None:
+    found = find(tmp_path, {"first": WIDE, "second": NARROW})
+    assert found.nodes == ("first",)
+    assert found.after_us < found.before_us
+
+
+def test_no_product_is_found_where_int8_gains(tmp_path: Path) -> None:
+    assert find(tmp_path, {"first": NARROW // 8, "second": NARROW}).nodes == ()
+
+
+def test_product_stays_if_conversions_cost_more(tmp_path: Path) -> None:
+    assert find(tmp_path, {"first": WIDE, "second": NARROW}, conversion=4 * WIDE).nodes == ()
+
+
+@pytest.mark.parametrize("target", ["openvino", "tensorrt", "ort-tensorrt"])
+def test_target_without_that_profile_refuses_the_word(target: str) -> None:
+    with pytest.raises(CandidateRefused, match="fast"):
+        refuse_other_targets(decode(f"int8-static-mse-pc-fast@{target}"))
