@@ -7,9 +7,11 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from driving import TESTS, environment
 
+from tasks.evidence.torch_export import Original, convert
 from tasks.ptq.build_variant import Materials
 from tasks.runtimes.confined import confined_environment
 from tasks.runtimes.coverage import measure_coverage
@@ -30,6 +32,69 @@ INT8, BF16, FP32 = (
 )
 # Multiply-accumulates of the products of `inductor_faults.py` for five samples.
 SOUND, BETWEEN, ALONE, HALF = (5 * size for size in (64 * 48, 48 * 40, 40 * 32, 32 * 16))
+
+
+# Writes an exported program, a batch and its answers.
+PROGRAM = """
+import sys
+import numpy as np, torch
+torch.manual_seed(0)
+model = torch.nn.Sequential(
+    torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(512, 32), torch.nn.Linear(32, 4)
+).eval()
+x = torch.randn(6, 3, 8, 8)
+program = torch.export.export(model, (x,), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},))
+torch.export.save(program, sys.argv[1] + "/original.pt2")
+np.savez(sys.argv[1] + "/batch.npz", x=x.numpy(), y=model(x).detach().numpy())
+"""
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a source as a run resolves it, and `batch.npz` with its answers."""
+    folder = tmp_path_factory.mktemp("source")
+    command = [sys.executable, "-W", "ignore", "-c", PROGRAM, str(folder)]
+    done = subprocess.run(command, env=confined_environment(folder), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    convert(Original("program", folder / "original.pt2"), folder / "model.onnx")
+    return folder
+
+
+@needs_compiler
+@needs_bf16
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("recipe", "precisions", "error"),
+    [
+        ("fp32-fused", {"float"}, 1e-5),
+        ("bf16", {"half"}, 0.02),
+        ("int8-static-mse-pc", {"low"}, 0.1),
+        # Inductor has no convolution with ranges at run time.
+        ("int8-dynamic-pc", {"low", "float"}, 0.1),
+    ],
+)
+def test_form_answers_like_its_source(
+    source: Path, tmp_path: Path, recipe: str, precisions: set[str], error: float
+) -> None:
+    """The products run in the precision of the name; the answers differ by its rounding, relative to their deviation."""
+    with np.load(source / "batch.npz") as archive:
+        batch, expected = {"x": archive["x"]}, archive["y"]
+    name = onnx.load(source / "model.onnx").graph.input[0].name
+    # Batches of one sample, which an export without care would take for the only size.
+    samples = [{name: batch["x"][index : index + 1]} for index in range(6)]
+    absent = [lambda *_: pytest.fail("made another material")] * 4
+    materials = Materials(
+        lambda: source / "model.onnx", *absent, lambda: samples, absent[0], program=source / "program.pt2", threads=2
+    )  # type: ignore[arg-type]
+    variant = make_variant(decode(f"{recipe}@torch-inductor"), materials, tmp_path, threads=2)
+    assert variant.path.name == "model.pt2" and variant.compile_seconds
+    assert f"compiled in {variant.compile_seconds:.1f} s" in variant.notes
+    with open_runner(variant.path, variant.session) as runner:
+        (found,) = runner.run({name: batch["x"]}, [runner.outputs[0].name])
+    assert 0 <= np.abs(found - expected).max() / expected.std() < error
+    coverage = measure_coverage(variant.path, variant.session, {name: batch["x"]})
+    assert {coverage.precision(kernel) for kernel in coverage.macs_by_kernel} == precisions
+    assert sum(coverage.macs_by_kernel.values()) == 6 * (64 * 8 * 27 + 512 * 32 + 32 * 4)
 
 
 @pytest.fixture(scope="module")

@@ -26,10 +26,6 @@ data = np.load(sys.argv[2])
 model = mlflow.pyfunc.load_model(sys.argv[1])
 answers = model.predict({"x": data["x"]})["x" if False else "%s"]
 print((answers.argmax(axis=1) == data["label"]).mean())
-try:
-    model.predict({"x": data["x"][:, :8]})
-except RuntimeError as error:
-    print(error)
 print(sorted({"tasks", "torchao", "onnxruntime"} & set(sys.modules)))
 """
 
@@ -72,8 +68,7 @@ def test_pytorch_source_becomes_a_champion_that_torch_runs(tiny: Tiny, tmp_path:
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    right, misfit, loaded = done.stdout.splitlines()[-3:]
+    right, loaded = done.stdout.splitlines()[-2:]
     # The source is right on more than 0.7 of the samples; a model that guesses has a quarter.
     assert float(right) > 0.7
-    assert misfit.startswith("found x with float32 [2000, 8]; expected float32 ['")
     assert loaded == "[]"

@@ -297,3 +297,43 @@ def test_it_looks_at_the_device_as_the_inventory_does(consumer: ModuleType) -> N
     assert {flag for flag, had in told["isa"].items() if had} == flags & set(told["isa"]) == set(here.isa)
     gpu = Gpu("NVIDIA H200", "GPU-1", "9.0", "580.95", 1)
     assert hardware_of(replace(here, gpu=gpu))["gpu"] == H200
+
+
+TOKENS = [["ids", "int64", ["s0", "s1"]], ["mask", "int64", ["s0", "s1"]], ["image", "float32", ["s0", 3, 8]]]
+
+
+@pytest.mark.parametrize(
+    ("name", "array", "fits"),
+    [
+        ("mask", np.zeros((4, 5), np.int64), True),
+        # Axes of one symbol have one size, as the compiled code takes for granted.
+        ("mask", np.zeros((4, 6), np.int64), False),
+        ("mask", np.zeros((3, 5), np.int64), False),
+        ("mask", np.zeros((4, 5), np.int32), False),
+        ("mask", np.zeros((4,), np.int64), False),
+        ("image", np.zeros((4, 3, 7), np.float32), False),
+    ],
+)
+def test_arrays_of_a_compiled_package_are_checked(
+    consumer: ModuleType, name: str, array: np.ndarray, fits: bool
+) -> None:
+    feed = {key: np.zeros((4, 5), np.int64) for key in ("ids", "mask")} | {"image": np.zeros((4, 3, 8), np.float32)}
+    why = consumer._misfit(TOKENS, feed | {name: array})
+    assert (why == "") is fits and (fits or why.startswith(f"found {name} with {array.dtype} {list(array.shape)}"))
+
+
+def test_processor_without_the_instructions_of_a_package_is_refused(
+    consumer: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A warning would be followed by the end of the process."""
+    import torch
+
+    here = hardware_of(take_inventory("ort-cpu"))
+    hardware = here | {"isa": here["isa"] | {"avx2": True}}
+    name, flags, cores = consumer._processor_here()
+    monkeypatch.setattr(consumer, "_processor_here", lambda: (name, flags - {"avx2"}, cores))
+    manifest = {"runtime_version": torch.__version__.partition("+")[0], "hardware": hardware}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(RuntimeError, match="found a processor without avx2; expected one with"):
+            consumer._open_inductor(tmp_path, manifest, 1)
