@@ -1,6 +1,6 @@
 """The figures of `variants_cpu.py` as Markdown, for `README.md`.
 
-    python benchmarks/variants_tables.py [FOLDER OF THE FIGURES]
+python benchmarks/variants_tables.py [FOLDER OF THE FIGURES]
 """
 
 from __future__ import annotations
