@@ -30,6 +30,7 @@ from validators.samples.run_inputs import RunInputs
 
 # Rivals that pass are timed in few launches first; only the fastest can be the best one, and take turns with the choice.
 FIRST_LAUNCHES, FINALISTS = 2, 3
+FLOAT = "fp32-fused@ort-cpu"
 
 
 @dataclass(frozen=True)
@@ -138,7 +139,10 @@ def judge_rivals(bench: Bench, rivals: tuple[Trial, ...]) -> tuple[Trial, ...]:
     """Judge accuracy alone: a rival need be no smaller, and nothing is asked of its kernels; it has to be right, and fast."""
     gates = bench.run.job.gates.model_copy(update={"min_speedup": None, "min_coverage": None, "max_size_ratio": None})
     eased = replace(bench.run, job=bench.run.job.model_copy(update={"gates": gates}))
-    return judge_trials(eased, bench.run_inputs, bench.baseline, rivals)
+    # Gates read the precision from the name; those of float candidates ask for no kernels.
+    named = tuple(replace(trial, candidate=FLOAT) for trial in rivals)
+    judged = judge_trials(eased, bench.run_inputs, bench.baseline, named)
+    return tuple(replace(one, candidate=trial.candidate) for one, trial in zip(judged, rivals, strict=True))
 
 
 def timed_shortly(bench: Bench, trial: Trial) -> Trial:

@@ -41,8 +41,8 @@ def rivals(figures: dict[str, Any]) -> Iterator[str]:
     yield f"| | {' | '.join(titles)} |"
     yield f"|---|{'---|' * len(titles)}"
     for name in RIVALS:
-        told = [next(row for row in shape["rows"] if row["name"] == name) for shape in shapes]
-        yield f"| {name} | {' | '.join(map(_cell, told))} |"
+        told = [{row["name"]: _cell(row) for row in shape["rows"]}.get(name, "") for shape in shapes]
+        yield f"| {name} | {' | '.join(told)} |"
 
 
 def candidates(figures: dict[str, Any]) -> Iterator[str]:

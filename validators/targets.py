@@ -123,7 +123,7 @@ BUILT_IN: dict[str, TargetFacts] = {
                 "int8-static-minmax-pc@openvino",
                 "int8-static-mse-pc@openvino",
                 "int8-static-mse-pc-all@openvino",
-                "int8-static-mse-pc-all-bf16@openvino",
+                "int8-static-mse-pc-all-smooth-bf16@openvino",
                 "int8-static-mse-pc-smooth@openvino",
                 "int8-static-mse-pc-all-smooth@openvino",
                 "int8-dynamic-pc@openvino",

@@ -107,6 +107,17 @@ def test_consumers_install_openvino_and_no_other_runtime() -> None:
     assert found == [f"openvino=={openvino.installed_version()}", f"numpy=={np.__version__}"]
 
 
+def test_openvinos_own_format_answers_as_the_onnx_file(tiny: Tiny, tmp_path: Path) -> None:
+    import openvino as ov
+
+    ov.save_model(ov.Core().read_model(tiny.model), tmp_path / "model.xml", compress_to_fp16=False)
+    with open_runner(tiny.model, OPENVINO) as ours, open_runner(tmp_path / "model.xml", OPENVINO) as own:
+        assert [spec.name for spec in own.outputs] == [spec.name for spec in ours.outputs]
+        batch = {"x": np.ones((3, FEATURES), FLOAT)}
+        names = [spec.name for spec in ours.outputs]
+        assert np.array_equal(own.run(batch, names)[0], ours.run(batch, names)[0])
+
+
 def test_a_candidate_in_words() -> None:
     assert "INT8 or UINT8 activations by mse" in describe(decode("int8-static-mse-pc@openvino"))
     assert "as OpenVINO fuses it" in describe(decode("fp32-fused@openvino"))
