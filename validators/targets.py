@@ -113,10 +113,9 @@ BUILT_IN: dict[str, TargetFacts] = {
             provider=OPENVINO,
             libraries={"openvino": ("openvino",)},
             pairs="openvino",
-            without=frozenset({"fast"}),
+            without=frozenset({"+fused", "fast"}),
             fused_words="the float model as OpenVINO fuses it when it loads, computed in float32",
             int8_words="INT8 or UINT8",
-            without=frozenset({"+fused"}),
             default_candidates=(
                 "fp32-fused@openvino",
                 "bf16@openvino",
