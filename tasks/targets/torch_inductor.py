@@ -55,6 +55,7 @@ def _refuse_recipe(candidate: Candidate) -> None:
             "smoothing": (candidate.smooth, "no -smooth: it rewrites ONNX graphs"),
             "corrected biases": (candidate.bias_corrected, "no -bc: it rewrites ONNX graphs"),
             "parts kept in float": (candidate.kept_parts > 0, "no -keep: parts are ranked in ONNX graphs"),
+            "products left in float": (candidate.fast, "no -fast: slow products are found in profiles of ONNX Runtime"),
             "INT8 with the rest in bfloat16": (
                 candidate.bf16_floats,
                 "bf16, or INT8 with the rest in float32",

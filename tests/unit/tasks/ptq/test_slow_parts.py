@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import pytest
 
+from tasks.ptq import slow_parts
 from tasks.ptq.slow_parts import SlowParts, find_slow_parts
 from tasks.targets.variants import refuse_other_targets
 from validators.errors import CandidateRefused
@@ -61,7 +62,32 @@ def test_product_stays_if_conversions_cost_more(tmp_path: Path) -> None:
     assert find(tmp_path, {"first": WIDE, "second": NARROW}, conversion=4 * WIDE).nodes == ()
 
 
-@pytest.mark.parametrize("target", ["openvino", "tensorrt", "ort-tensorrt"])
+@pytest.mark.parametrize(
+    ("totals", "nodes"),
+    [
+        # Pairs of times before and after: all four slow products in float, two, one.
+        (((100.0, 99.0), (100.0, 98.5), (100.0, 99.9)), ()),
+        (((100.0, 99.0), (100.0, 90.0), (100.0, 95.0)), ("a", "b")),
+        (((100.0, 80.0), (100.0, 90.0), (100.0, 95.0)), ("a", "b", "c", "d")),
+        (((100.0, 120.0), (100.0, 110.0), (100.0, 98.0)), ("a",)),
+    ],
+)
+def test_attempt_that_gains_most_and_enough_is_taken(
+    totals: tuple[tuple[float, float], ...], nodes: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of times by hand: the first profile ranks the products, each further one is of an attempt."""
+    ranked = (
+        slow_parts._Times(dict.fromkeys("abcd", 1.0), 4.0),
+        slow_parts._Times({"a": 5, "b": 4, "c": 3, "d": 2}, 100.0),
+    )
+    told = iter([ranked, *(tuple(slow_parts._Times({}, total) for total in pair) for pair in totals)])
+    monkeypatch.setattr(slow_parts, "_times", lambda *_: next(told))
+    model = write(tmp_path / "float.onnx", a=1, b=1, c=1, d=1)
+    found = find_slow_parts(model, lambda _model, _kept, path: write(path, a=1), BATCH, SETTINGS)
+    assert found.nodes == nodes
+
+
+@pytest.mark.parametrize("target", ["openvino", "torch-inductor", "tensorrt", "ort-tensorrt"])
 def test_target_without_that_profile_refuses_the_word(target: str) -> None:
     with pytest.raises(CandidateRefused, match="fast"):
         refuse_other_targets(decode(f"int8-static-mse-pc-fast@{target}"))
