@@ -15,7 +15,7 @@ from validators.digests import digest_text, digest_values
 PACKAGES = ("flows", "tasks", "validators")
 # Fields of a syntax tree that hold statements, or what holds statements.
 _BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
-# Python 3.11 raises SystemError ("AST constructor recursion depth mismatch") where two threads parse at once.
+# Python 3.11 counts the depth of the trees that it builds for all threads together, and fails (CPython issue 106905).
 _PARSING = Lock()
 _QUOTED = re.compile(r"""["'](\w+(?:\.\w+)+)["']""", re.ASCII)
 
@@ -97,10 +97,6 @@ class _References:
     imports: frozenset[tuple[int, str, str]]
     texts: frozenset[str]
     is_only_docstring: bool
-
-
-# Python 3.11 counts the depth of the trees that it builds for all threads together, and fails (CPython issue 106905).
-_PARSING = Lock()
 
 
 # Tests read many copies of the project that differ in one file each.
