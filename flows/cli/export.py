@@ -23,7 +23,7 @@ def export(
     version: Annotated[int | None, typer.Option(min=1, metavar="N", help="Default: the champion.")] = None,
     max_batch: Annotated[int | None, typer.Option(min=1, metavar="N", help="Default: the largest measured.")] = None,
 ) -> CommandAnswer:
-    """Write a champion to a folder, for Triton, for OpenVINO Model Server, or as files.
+    """Write a champion to a folder, or for a model server.
 
     Replaces a folder that quantgate wrote and nobody changed since; refuses any other with exit code 2.
 

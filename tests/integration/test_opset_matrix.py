@@ -9,7 +9,7 @@ import onnx
 import pytest
 from conftest import Tiny, tiny_model
 from exported_models import LENGTH, TOKENS, transformer
-from opset_matrix import open_bench
+from opset_matrix import ENGINES, open_bench
 
 from tasks.ptq.build_variant import Materials
 from tasks.ptq.graph.prepare import fuse_graph, prepare_graph
@@ -17,7 +17,6 @@ from tasks.ptq.graph.upgrade import upgrade_opset
 from tasks.targets.variants import make_variant
 from validators.errors import CandidateRefused
 from validators.job.candidate_name import decode
-from validators.targets import built_in_engines
 
 # One of each precision and target that its opset could keep from being made.
 CANDIDATES = (
@@ -67,7 +66,7 @@ def test_an_upgraded_transformer_keeps_its_attention(tmp_path: Path) -> None:
 
 
 def test_the_subset_names_every_target() -> None:
-    assert {decode(name).target for name in CANDIDATES} == set(built_in_engines())
+    assert {decode(name).target for name in CANDIDATES} == set(ENGINES)
 
 
 def test_a_graph_that_cannot_be_upgraded_is_refused(

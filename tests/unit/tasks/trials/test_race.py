@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from report_data import INVENTORY
 from test_judge import BASELINE_BYTES, Bench, N, latency, make_job
 
 from tasks.trials import race as races
@@ -124,7 +125,7 @@ class Rehearsal:
         self.changes = changes
         self.run.job = self.run.job.model_copy(update={"candidates": names})
         nothing: Any = None
-        return race(self.run, nothing, nothing, nothing)
+        return race(self.run, nothing, INVENTORY, nothing)
 
 
 def outcomes(raced: Raced) -> dict[str, str]:
@@ -242,7 +243,7 @@ def test_those_behind_are_measured_when_the_leader_does_not_win(bench: Bench, mo
     lost = tuple(replace(trial, outcome="failed") if trial.candidate == FAST else trial for trial in raced.trials)
     nothing: Any = None
     rehearsal.asked.clear()
-    again = resume(rehearsal.run, nothing, nothing, nothing, replace(raced, trials=lost))
+    again = resume(rehearsal.run, nothing, INVENTORY, nothing, replace(raced, trials=lost))
     assert outcomes(again) == {FAST: "failed", MIDDLE: "passed", SLOW: "failed"} and again.behind == ()
     assert rehearsal.asked == [f"evaluate {SLOW}", f"time {MIDDLE}"], "the accuracy of one was known"
 
@@ -252,7 +253,7 @@ def test_those_behind_race_among_themselves(bench: Bench, monkeypatch: pytest.Mo
     raced = rehearsal.race((FAST, MIDDLE, SLOW, SLOW_TWIN))
     lost = tuple(replace(trial, outcome="failed") if trial.candidate == FAST else trial for trial in raced.trials)
     nothing: Any = None
-    again = resume(rehearsal.run, nothing, nothing, nothing, replace(raced, trials=lost))
+    again = resume(rehearsal.run, nothing, INVENTORY, nothing, replace(raced, trials=lost))
     assert outcomes(again) == {FAST: "failed", MIDDLE: "passed", SLOW: "stopped", SLOW_TWIN: "stopped"}
     assert again.behind == (SLOW, SLOW_TWIN) and SLOW_TWIN not in rehearsal.made
 
