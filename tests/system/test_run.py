@@ -141,7 +141,7 @@ def test_progress_compares_the_same_samples(world: tuple[Path, dict[str, Answer]
     assert result is not None
     (n,) = {verdict["n"] for verdict in result["candidates"][0]["verdicts"] if verdict["gate"] == "drop"}
     assert n < 2000
-    assert f"baseline: accuracy {result['baseline']['value']:.4f} on {n} samples" in said
+    assert f"baseline in ort-cpu: accuracy {result['baseline']['value']:.4f} on {n} samples" in said
     for one in (result["candidates"][0], result["candidates"][2]):
         assert f"made {one['name']}: accuracy {one['metric_value']:.4f} on {n} samples, " in said
 
