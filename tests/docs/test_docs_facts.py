@@ -208,7 +208,7 @@ def test_the_demo_has_one_set_of_figures() -> None:
     ]
     assert len(rows) >= 5
     assert set(rows) <= set(pages()["docs/tutorial.md"].splitlines())
-    for figure in ("2 min 40 s", "0.787", "0.21 points", "2.92x", "2.74x"):
+    for figure in ("3 min 28 s", "0.782", "0.76 points", "2.83x", "2.97x"):
         assert figure in pages()["README.md"] and figure in pages()["docs/tutorial.md"]
 
 

@@ -51,11 +51,6 @@ class Point:
     drop: Estimate
 
     @property
-    def label(self) -> str:
-        """Name without the target, which all points share."""
-        return self.name.rpartition("@")[0] or self.name
-
-    @property
     def bars(self) -> tuple[tuple[float, float], tuple[float, float]]:
         """Both ends of the speedup's and the drop's bar; the value itself if an end is missing or not finite."""
         return _ends(self.speedup), _ends(self.drop)
@@ -205,23 +200,34 @@ def _tell(point: Point, metric: str) -> str:
     return f"{point.name} ({point.kind}): {speed}; drop {drop}, {ends[0]} to {ends[1]}"
 
 
+def short_names(names: Sequence[str]) -> list[str]:
+    """Return candidate names without their target if all of them share it; other names stay.
+
+    >>> short_names(["fp32-fused@ort-cpu", "baseline"]), short_names(["bf16@openvino", "fp32-fused@ort-cpu"])
+    (['fp32-fused', 'baseline'], ['bf16@openvino', 'fp32-fused@ort-cpu'])
+    """
+    is_shared = len({target for name in names if (target := name.partition("@")[2])}) <= 1
+    return [name.partition("@")[0] for name in names] if is_shared else list(names)
+
+
 def _labels(points: Sequence[Point], gates: Lines, x: Scale, y: Scale) -> list[Spec]:
     """Return every point's name beside it, with a thin line to the point if it is far away."""
     # Place the chosen candidate first, since it matters most.
     order = sorted(points, key=lambda point: (point.kind != "chosen", point.kind != "passed"))
     centres = [(x.pixel(point.speedup.value), y.pixel(point.drop.value)) for point in order]
-    sizes = [(text_width(point.label), FONT_PIXELS + 1) for point in order]
+    texts = short_names([point.name for point in order])
+    sizes = [(text_width(text), FONT_PIXELS + 1) for text in texts]
     frame = Box(2, 2, WIDTH - 2, HEIGHT - 2)
     boxes = place(centres, sizes, _obstacles(order, gates, x, y), frame)
     words, lines = [], []
-    for point, box, (left, top) in zip(order, boxes, centres, strict=True):
+    for point, text, box, (left, top) in zip(order, texts, boxes, centres, strict=True):
         chosen = point.kind == "chosen"
         colour = LIGHT["accent"] if chosen else LIGHT["ink"] if point.kind == "passed" else LIGHT["muted"]
         # Anchor the text at the side of the point: a reader's font may be narrower than assumed.
         align = "left" if box.x0 >= left else "right" if box.x1 <= left else "center"
         at = {"left": box.x0, "right": box.x1, "center": (box.x0 + box.x1) / 2}[align]
         word = _layer("text", [{"x": at, "y": (box.y0 + box.y1) / 2}], pixels=True, align=align, baseline="middle")
-        word["mark"] |= {"color": colour, "fontWeight": "bold" if chosen else "normal", "text": point.label}
+        word["mark"] |= {"color": colour, "fontWeight": "bold" if chosen else "normal", "text": text}
         words.append(word)
         near_x, near_y = min(max(left, box.x0), box.x1), min(max(top, box.y0), box.y1)
         if math.hypot(near_x - left, near_y - top) > 18:
