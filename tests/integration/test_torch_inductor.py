@@ -85,7 +85,7 @@ def test_form_answers_like_its_source(
     absent = [lambda *_: pytest.fail("made another material")] * 4
     materials = Materials(
         lambda: source / "model.onnx", *absent, lambda: samples, absent[0], program=source / "program.pt2", threads=2
-    )  # type: ignore[arg-type]
+    )  # type: ignore[arg-type]  # one function stands for several materials
     variant = make_variant(decode(f"{recipe}@torch-inductor"), materials, tmp_path, threads=2)
     assert variant.path.name == "model.pt2" and variant.compile_seconds
     assert f"compiled in {variant.compile_seconds:.1f} s" in variant.notes
@@ -134,7 +134,7 @@ def test_coverage_names_each_planted_fallback(planted: Path, tmp_path: Path) -> 
 def test_bfloat16_that_was_not_asked_for_is_refused(planted: Path, settings: object) -> None:
     batch = {"x": np.zeros((5, 64), np.float32)}
     with pytest.raises(CandidateRefused) as caught:
-        measure_coverage(planted, settings, batch)  # type: ignore[arg-type]
+        measure_coverage(planted, settings, batch)  # type: ignore[arg-type]  # parametrized as an object
     assert caught.value.kind == "invalid" and "1 products in 16 bits" in caught.value.found
 
 
@@ -153,7 +153,7 @@ def test_arrays_that_do_not_fit_are_refused(planted: Path) -> None:
 
 
 def test_source_of_onnx_is_refused_before_anything_is_compiled(tmp_path: Path) -> None:
-    absent = Materials(*[lambda *_: pytest.fail("made a material")] * 7)  # type: ignore[arg-type]
+    absent = Materials(*[lambda *_: pytest.fail("made a material")] * 7)  # type: ignore[arg-type]  # none of them may be called
     with pytest.raises(CandidateRefused) as caught:
         make_variant(decode("fp32-fused@torch-inductor"), absent, tmp_path, threads=1)
     assert caught.value.kind == "unsupported" and "TorchInductor compiles no ONNX" in caught.value.expected

@@ -7,6 +7,7 @@ for ran in other kernels of torch, or in code that Inductor generated; they coun
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -58,7 +59,7 @@ def measure_inductor(package: Path, settings: SessionSettings, batch: Arrays, fo
         by_kernel[one.kernel.name] += one.macs
         times[one.kernel.name] += one.microseconds  # type: ignore[assignment]  # a counter of floats
     by_kernel[OTHER] = max(0, sum(macs for _, macs in products) - sum(by_kernel.values()))
-    times[BETWEEN] = max(0.0, total_us - sum(times.values()))  # type: ignore[assignment]
+    times[BETWEEN] = max(0.0, total_us - sum(times.values()))  # type: ignore[assignment]  # likewise
     kinds = {one.kernel.name: one.kernel for one in ran}
     in_float = [node for node in nodes if node.kernel not in kinds or not (kinds[node.kernel].is_low_precision)]
     in_half = [node for node in in_float if node.kernel in kinds and kinds[node.kernel].is_half]
@@ -129,6 +130,7 @@ def _profile(
     package: Path, settings: SessionSettings, batch: Arrays
 ) -> tuple[dict[str, Any], list[list[Primitive]], float]:
     """Return the metadata of a package, the products of each request, and the microseconds of one outside the profile."""
+    modules = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     with tempfile.TemporaryDirectory(prefix="quantgate-") as folder:
         path = Path(folder, "batch.npz")
         np.savez(path, **batch)  # type: ignore[arg-type]  # numpy's stub takes any keyword for allow_pickle
@@ -144,7 +146,7 @@ def _profile(
             capture_output=True,
             text=True,
             errors="replace",
-            env=without_secrets(dict(_environment())),
+            env=without_secrets({**os.environ, "PYTHONPATH": modules}),
             timeout=_PATIENCE_SECONDS,
             check=False,
         )
@@ -162,13 +164,6 @@ def _profile(
     starts = [index for index, line in enumerate(lines) if line == REQUEST]
     requests = [products_in(lines[start:end]) for start, end in zip(starts, [*starts[1:], None], strict=True)]
     return about, requests, float(ended.removeprefix(DONE))
-
-
-def _environment() -> Iterable[tuple[str, str]]:
-    import os
-
-    yield from os.environ.items()
-    yield "PYTHONPATH", os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 
 
 def _names(nodes: Iterable[MultipliedNode]) -> tuple[str, ...]:
