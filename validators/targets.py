@@ -42,7 +42,8 @@ class TargetFacts:
     no kernels there: only their numerics are reproduced, and they are never promoted. `candidates: wide` leaves out
     recipes with a word in `without` (or `+fused`), which the target refuses. `fused_words` and `int8_words` describe the
     candidate `fp32-fused` and the type of INT8 activations for people. A class of devices has `engines`, the targets whose
-    candidates its jobs hold, and none of its own. `runs_sources`: it opens a source's ONNX file as it is, as a baseline.
+    candidates its jobs hold, and none of its own. `runs_sources`: it opens a source's ONNX file as it is, as a baseline; an
+    engine that does not takes PyTorch programs alone.
     """
 
     name: str
@@ -89,8 +90,8 @@ BUILT_IN: dict[str, TargetFacts] = {
         TargetFacts(
             name="cpu",
             provider=CPU_PROVIDER,
-            engines=("ort-cpu", "openvino"),
-            # Of each engine what won on the models tried; `wide` has the rest.
+            engines=("ort-cpu", "openvino", "torch-inductor"),
+            # Of each engine what won on the models tried, and its float form; `wide` has the rest.
             default_candidates=(
                 "fp32-fused@ort-cpu",
                 "int8-static-minmax-pc@ort-cpu",
@@ -104,8 +105,9 @@ BUILT_IN: dict[str, TargetFacts] = {
                 "int8-static-mse-pc-all@openvino",
                 "int8-static-mse-pc-all-smooth@openvino",
                 "int8-static-mse-pc-all-smooth-bf16@openvino",
-                "int8-static-mse-pc-smooth@openvino",
                 "int8-dynamic-pc@openvino",
+                "fp32-fused@torch-inductor",
+                "int8-static-mse-pc@torch-inductor",
             ),
         ),
         TargetFacts(

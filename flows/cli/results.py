@@ -22,7 +22,7 @@ def result_parts(result: Result) -> list[str | Table]:
     parts.append(f"{result.outcome.replace('_', ' ')}: {result.reason}")
     if result.baseline and result.baseline.warning:
         parts.append(f"warning:   {result.baseline.warning}")
-    parts += [f"note:      {absent}" for absent in result.absent_engines]
+    parts += [f"note:      {absent}" for absent in result.absent_engines if not absent.for_source]
     if result.champion:
         uri = f"models:/{result.champion.name}@{result.champion.alias}"
         parts.append(f"champion:  {uri} (version {result.champion.version})")

@@ -64,7 +64,7 @@ def judge_device(
 def _absent_engine(inventory: Inventory, champion: Champion) -> AbsentEngine | None:
     """Return the champion's engine if it is left out here: then nothing can be said about its speed."""
     engine = champion.candidate.partition("@")[2]
-    return next((one for one in inventory.absent if one.engine == engine), None)
+    return next((one for one in inventory.absent if one.engine == engine and not one.for_source), None)
 
 
 def warn_of_device(inventory: Inventory, champion: Champion | None) -> None:

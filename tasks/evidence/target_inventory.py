@@ -24,8 +24,6 @@ def take_target_inventory(run: Run) -> Inventory:
         inventory = take_inventory(run.job.target, device)
         inventory = replace(inventory, absent=absent_engines(inventory))
     log.info("inventory: %s", inventory.device_key)
-    for left_out in inventory.absent:
-        log.warning("target %s: %s", run.job.target, left_out)
     engines = [find_target(engine) for engine in engines_of(run.job.target)]
     absent = {one.engine for one in inventory.absent}
     for engine in (one for one in engines if one.name not in absent):

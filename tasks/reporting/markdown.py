@@ -26,7 +26,7 @@ def verdict_markdown(result: Result) -> str:
     parts = [f"**{as_markdown(result.outcome.replace('_', ' '))}**: {as_markdown(result.reason)}"]
     if result.baseline is not None and result.baseline.warning:
         parts.append(f"**warning**: {as_markdown(result.baseline.warning)}")
-    parts += [f"**left out**: {as_markdown(str(absent))}" for absent in result.absent_engines]
+    parts += [f"**left out**: {as_markdown(str(absent))}" for absent in result.absent_engines if not absent.for_source]
     if result.champion is not None:
         champion = result.champion
         before = f"version {champion.previous}" if champion.previous else "none"

@@ -6,6 +6,7 @@ devices needs its facts alone.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from tasks.targets import openvino, ort_cpu, ort_cuda, ort_tensorrt, tensorrt, torch_inductor
@@ -14,8 +15,8 @@ from tasks.targets.target import Target
 from validators.errors import JobError
 from validators.graph.lint import Finding
 from validators.graph.source_graph import lint_file
-from validators.records.run import AbsentEngine, Inventory
-from validators.targets import BUILT_IN, GROUP, engines_of, installed_targets, load_target
+from validators.records.run import AbsentEngine, Inventory, Source
+from validators.targets import BUILT_IN, GROUP, engines_of, facts_of, installed_targets, load_target
 
 ENGINES: tuple[Target, ...] = (
     ort_cpu.TARGET,
@@ -54,6 +55,25 @@ def absent_engines(inventory: Inventory) -> tuple[AbsentEngine, ...]:
     if engines == (inventory.target,):
         return ()
     return find_absent([find_target(engine) for engine in engines], inventory.providers)
+
+
+def without_engines_for(source: Source, inventory: Inventory) -> Inventory:
+    """Return the inventory of a class with the engines left out that take no such source: none of them need be installed."""
+    engines = engines_of(inventory.target)
+    if source.program is not None or engines == (inventory.target,):
+        return inventory
+    unsuited = tuple(
+        AbsentEngine(
+            engine,
+            "it compiles PyTorch programs, and the source has none",
+            "register the model with a flavor of PyTorch",
+            for_source=True,
+        )
+        for engine in engines
+        if not facts_of(engine).runs_sources
+    )
+    names = {one.engine for one in unsuited}
+    return replace(inventory, absent=(*(one for one in inventory.absent if one.engine not in names), *unsuited))
 
 
 def all_targets() -> tuple[Target, ...]:

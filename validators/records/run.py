@@ -69,11 +69,15 @@ class Gpu:
 
 @dataclass(frozen=True)
 class AbsentEngine:
-    """An engine of a class of devices that does not run here: the reason, and the fix, a command where one exists."""
+    """An engine of a class of devices that is left out: the reason, and the fix, a command where one exists.
+
+    `for_source`: it runs here, but takes no source of this kind.
+    """
 
     engine: str
     reason: str
     fix: str
+    for_source: bool = False
 
     def __str__(self) -> str:
         """Return the engine with the reason and the fix.

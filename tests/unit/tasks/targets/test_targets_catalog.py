@@ -27,6 +27,7 @@ from validators.job.job import Job
 from validators.job.read_job import parse_job
 from validators.job.recipe_words import describe
 from validators.job.wide_candidates import wide_candidates
+from validators.records.run import Source
 from validators.targets import BUILT_IN, GROUP, facts_of, installed_targets, is_on_gpu, load_target, target_names
 
 Install = Callable[..., None]
@@ -224,12 +225,32 @@ def test_a_class_leaves_out_engines_only_beside_one_that_runs(monkeypatch: pytes
     (absent,) = catalog.absent_engines(take_inventory("cpu"))
     assert absent.engine == "openvino" and "openvino" in absent.fix
     job = job_for("cpu")
-    assert {decode(name).target for name in job.candidates_without([absent])} == {"ort-cpu"}
+    assert {decode(name).target for name in job.candidates_without([absent])} == {"ort-cpu", "torch-inductor"}
     named = job_for("cpu", candidates=["bf16@openvino", "fp32-fused@ort-cpu"])
     assert named.candidates_without([absent]) == named.candidates
     assert catalog.absent_engines(take_inventory("openvino")) == ()
     assert catalog.absent_engines(take_inventory("cuda")) == ()
     assert not find_target("cuda").availability(()).is_here
+
+
+def test_a_class_leaves_out_engines_that_do_not_take_the_source(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Without a program nothing is said of a missing compiler either: installing it would not help."""
+    monkeypatch.setattr("tasks.runtimes.inductor.session.compiler", lambda: None)
+    graph = Source("cnn.onnx", "cnn", None, "digest", tmp_path / "cnn.onnx", "onnx")
+    inventory = replace(take_inventory("cpu"), absent=catalog.absent_engines(take_inventory("cpu")))
+    assert [(one.engine, one.for_source) for one in inventory.absent] == [("torch-inductor", False)]
+    unsuited = catalog.without_engines_for(graph, inventory)
+    assert [(one.engine, one.for_source) for one in unsuited.absent] == [("torch-inductor", True)]
+    assert {decode(name).target for name in job_for("cpu").candidates_without(unsuited.absent)} == {
+        "ort-cpu",
+        "openvino",
+    }
+    program = replace(graph, program=tmp_path / "program.pt2")
+    assert catalog.without_engines_for(program, inventory) == inventory
+    alone = take_inventory("torch-inductor")
+    assert catalog.without_engines_for(graph, alone) == alone
 
 
 def test_with_a_gpu_and_no_tensorrt_the_class_cuda_tries_onnx_runtime() -> None:

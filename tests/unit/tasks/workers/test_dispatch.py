@@ -226,7 +226,7 @@ def test_full_disk_ends_the_run_wherever_it_is_met(
     ("candidates", "absent", "asked"),
     [
         (["fp32-fused@ort-cpu", "bf16@openvino", "fp16@tensorrt"], (), ["cpu", "cpu", "tensorrt"]),
-        ("default", (AbsentEngine("openvino", "openvino is not installed", "install it"),), ["cpu"] * 6),
+        ("default", (AbsentEngine("openvino", "openvino is not installed", "install it"),), ["cpu"] * 8),
     ],
 )
 def test_workers_of_a_class_try_the_candidates_of_its_engines(
