@@ -1,7 +1,7 @@
 """Silent fallbacks: what a file's label and its operators say, and what the runtime says.
 
-    python benchmarks/fallbacks.py              # seconds
-    python benchmarks/fallbacks.py openvino     # the rows of one engine: ort-cpu, openvino or ort-cuda; the others are kept
+    python benchmarks/fallbacks.py              # minutes: the programs of torch-inductor are compiled
+    python benchmarks/fallbacks.py openvino     # the rows of one engine; those of the others are kept
 
 Prints the table, and writes `benchmarks/results/fallbacks.json` and `fallbacks.md`.
 """
@@ -9,6 +9,7 @@ Prints the table, and writes `benchmarks/results/fallbacks.json` and `fallbacks.
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -19,6 +20,7 @@ from typing import Any
 import numpy as np
 import onnx
 from fallback_cuda import PLANTED
+from fallback_inductor import ARRAYS, PACKAGE, PROGRAMS, TOLD, Program
 from fallback_openvino import OPENVINO_PLANTS
 from fallback_plants import ON_CPU, PLANTS, Plant
 from numpy.typing import NDArray
@@ -26,8 +28,11 @@ from numpy.typing import NDArray
 from tasks.runtimes.coverage import coverage_of, measure_coverage, profile_kernels
 from tasks.runtimes.macs import MAC_RULES
 from tasks.runtimes.runner import open_runner
+from tasks.targets.variants import session_settings
+from validators.errors import CandidateRefused
 from validators.gates.coverage import judge_coverage
 from validators.graph.source_graph import QUANTIZED_OPERATORS
+from validators.job.candidate_name import decode
 from validators.job.job_gates import Gates
 from validators.records.measurements import Coverage
 from validators.records.run import SessionSettings
@@ -56,10 +61,20 @@ def cuda_rows() -> list[Row]:
     return found
 
 
+def inductor_rows() -> list[Row]:
+    """Each program by the package that TorchInductor makes of it."""
+    found = []
+    for name, program in PROGRAMS.items():
+        with tempfile.TemporaryDirectory() as folder:
+            found.append(inductor_row(name, program, Path(folder)))
+    return found
+
+
 # The rows by the engine of their label.
 ENGINES: dict[str, Callable[[], list[Row]]] = {
     "ort-cpu": lambda: planted_rows(PLANTS),
     "openvino": lambda: planted_rows(OPENVINO_PLANTS),
+    "torch-inductor": inductor_rows,
     "ort-cuda": cuda_rows,
 }
 
@@ -76,15 +91,32 @@ def row(plant: Plant, folder: Path) -> Row:
     return _row(plant.name, plant.label, agreement, sqnr_db(*outputs), counted, coverage)
 
 
+def inductor_row(name: str, program: Program, folder: Path) -> Row:
+    """The same for a program; the float twin is PyTorch's."""
+    script = Path(__file__).with_name("fallback_inductor.py")
+    subprocess.run([sys.executable, "-W", "ignore", str(script), name, str(folder)], check=True)
+    with np.load(folder / ARRAYS) as archive:
+        batch, reference = {"x": archive["x"]}, archive["float"].astype(np.float64).reshape(SAMPLES, -1)
+    settings = session_settings(decode(program.label), 1)
+    outputs = answers(folder / PACKAGE, settings, batch)
+    agreement = float((reference.argmax(axis=1) == outputs.argmax(axis=1)).mean())
+    counted = json.loads((folder / TOLD).read_text(encoding="utf-8"))["operators_counted"]
+    told = (f"TorchInductor: {name}", program.label, agreement, sqnr_db(reference, outputs), counted)
+    try:
+        return _row(*told, measure_coverage(folder / PACKAGE, settings, batch))
+    except CandidateRefused as refusal:
+        # Before the gate: the session of a label in float32 accepts no products in 16 bits.
+        return _claim(*told) | {"coverage_macs": None, "kernels": {}, "verdict": "refused", "reason": refusal.found}
+
+
+def _claim(name: str, label: str, agreement: float | None, sqnr: float | None, counted: float) -> Row:
+    return {"file": name, "label": label, "agreement": agreement, "sqnr_db": sqnr, "operators_counted": counted}
+
+
 def _row(name: str, label: str, agreement: float | None, sqnr: float | None, counted: float, coverage: Coverage) -> Row:
     verdict = judge_coverage(label, coverage, Gates())
     assert verdict is not None
-    return {
-        "file": name,
-        "label": label,
-        "agreement": agreement,
-        "sqnr_db": sqnr,
-        "operators_counted": counted,
+    return _claim(name, label, agreement, sqnr, counted) | {
         "coverage_macs": verdict.value,
         "kernels": coverage.macs_by_kernel,
         "float_nodes": coverage.float_nodes,
@@ -145,7 +177,8 @@ def table(found: list[Row]) -> str:
         )
         kernels = ", ".join(each["kernels"])
         told = [each["file"], f"`{each['label']}`", agrees, f"{each['operators_counted']:.0%}"]
-        lines.append(" | ".join([*told, f"{each['coverage_macs']:.0%}", kernels, each["verdict"]]))
+        measured = "" if each["coverage_macs"] is None else f"{each['coverage_macs']:.0%}"
+        lines.append(" | ".join([*told, measured, kernels, each["verdict"]]))
     return "\n".join(f"| {line} |" for line in lines)
 
 

@@ -14,7 +14,6 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,8 +29,10 @@ from tasks.measure.latency.patience import RunPatience
 from tasks.measure.latency.process import Contestant, Worker, save_requests
 from tasks.ptq.eight_bit.dynamic import quantize_dynamic
 from tasks.ptq.eight_bit.int8_weights import Int8Weights
+from tasks.targets.variants import session_settings
+from validators.job.candidate_name import decode
 from validators.job.job_measurement import Measurement
-from validators.providers import CPU_PROVIDER, OPENVINO
+from validators.providers import CPU_PROVIDER
 from validators.records.latencies import Latency
 from validators.records.run import SessionSettings
 
@@ -49,14 +50,8 @@ NAIVE_SECONDS, NAIVE_WARMUP_SECONDS, NAIVE_DIFFERENCE = 0.5, 0.2, 0.05
 BURNER = "while True: pass"
 # What one comparison may wait for other processes: a run of twelve candidates has twelve times as much by default.
 PATIENCE_SECONDS = 25.0
-# Session settings of other engines by the kind of their comparisons, in which the model is beside itself.
-ENGINES = {
-    "openvino": SessionSettings(
-        OPENVINO,
-        usable_cores(),
-        provider_options={"PERFORMANCE_HINT": "LATENCY", "NUM_STREAMS": "1", "INFERENCE_PRECISION_HINT": "f32"},
-    )
-}
+# Other engines by the kind of their comparisons, in which the model is beside itself.
+ENGINES = ("openvino", "torch-inductor")
 
 
 @app.command()
@@ -124,12 +119,18 @@ class _Bench:
         self._slower = Contestant(_layers(folder / "slower.onnx", MORE_LAYERS), settings)
         quantize_dynamic(self._model.model, folder / "faster.onnx", weights=Int8Weights())
         self._faster = Contestant(folder / "faster.onnx", settings)
+        _compile(self._model.model, folder / "model.pt2")
+        files = (self._model.model, folder / "model.pt2")
+        self._elsewhere = {
+            engine: Contestant(file, session_settings(decode(f"fp32-fused@{engine}"), usable_cores()))
+            for engine, file in zip(ENGINES, files, strict=True)
+        }
         self._batch: dict[str, Any] = {"x": np.random.default_rng(0).normal(size=(ROWS, WIDTH)).astype(np.float32)}
 
     def compare(self, kind: str) -> dict[str, Any]:
         """One comparison by the method, and one by the naive rule right after it, under the same conditions."""
         others = {"slower": self._slower, "truth": self._slower, "faster": self._faster}
-        model = replace(self._model, settings=ENGINES[kind]) if kind in ENGINES else self._model
+        model = self._elsewhere.get(kind, self._model)
         sides = model, others.get(kind.removesuffix("_busy"), model)
         with _burner(kind.endswith("busy")):
             started = time.monotonic()
@@ -181,6 +182,23 @@ def _layers(path: Path, count: int) -> Path:
     graph = helper.make_graph(nodes, "layers", ends[:1], ends[1:], weights)
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), path)
     return path
+
+
+def _compile(model: Path, path: Path) -> None:
+    """Write the package that TorchInductor makes of the same layers."""
+    import torch
+
+    from tasks.ptq.inductor.compile_process import write_package
+
+    weights = [numpy_helper.to_array(weight) for weight in onnx.load(model).graph.initializer]
+    layers = torch.nn.Sequential()
+    for weight in weights:
+        linear = torch.nn.Linear(WIDTH, WIDTH, bias=False)
+        linear.weight.data = torch.from_numpy(weight.T.copy())
+        layers.extend([linear, torch.nn.ReLU()])
+    with torch.no_grad():
+        program = torch.export.export(layers.eval(), (torch.zeros(ROWS, WIDTH),))
+        write_package(program, {"inputs": ["x"], "outputs": ["y"], "package": str(path)})
 
 
 @contextmanager

@@ -28,9 +28,10 @@ from tasks.registry.source_status import SourceOutcome, keep_status
 from tasks.run.context import Run, log, start_run
 from tasks.run.exclusive_run import turn_of
 from tasks.run.log_redaction import shielded
+from tasks.run.progress_events import LEAVE_OUT, stage
 from tasks.run.settings import hands_to_workers
 from tasks.run.spare_threads import count_spare_threads
-from tasks.targets.catalog import without_engines_for
+from tasks.targets.catalog import without_unsuited_engines
 from tasks.trials.confirm import ConfirmedTrials, confirmations_left
 from tasks.trials.gather import merge_copies, trial_of
 from tasks.trials.judge import judge_trials
@@ -128,9 +129,10 @@ def suggest_calibration(job: Job, pool: Path, size: int, target: Path) -> Sugges
 def gather_inputs(run: Run) -> tuple[RunInputs, Inventory]:
     """Load the source, the inventory of the target, and the samples: steps 1 to 3, first half."""
     source = resolve_source(run)
-    inventory = without_engines_for(source, inventory_of_target(run))
+    inventory = without_unsuited_engines(inventory_of_target(run), has_program=source.program is not None)
     for left_out in inventory.absent:
-        (log.info if left_out.for_source else log.warning)("target %s: %s", run.job.target, left_out)
+        with stage(LEAVE_OUT, lambda engine=left_out.engine: engine):
+            (log.info if left_out.for_source else log.warning)("target %s: %s", run.job.target, left_out)
     return RunInputs(source, load_data(run, source)), inventory
 
 

@@ -12,6 +12,7 @@ from validators.job.candidate_name import decode
 from validators.job.job_data import InputSettings
 from validators.job.recipe_words import describe
 from validators.plain_text import plain
+from validators.records.run import AbsentEngine
 from validators.samples.datasets import TensorSpec
 from validators.samples.feeds import unchecked_feeds
 from validators.samples.guess_inputs import guess_inputs
@@ -70,8 +71,8 @@ measurement:
 {dims}"""
 
 
-def job_skeleton(facts: ModelFacts, target: str, file: str) -> str:
-    """Return the text of a job file named `file`."""
+def job_skeleton(facts: ModelFacts, target: str, file: str, absent: Sequence[AbsentEngine] = ()) -> str:
+    """Return the text of a job file named `file`; it has no candidates of the engines that are `absent`, and names these."""
     outputs = scores_first(facts.outputs)
     metric, why, options = suggest_metric(outputs, facts.inputs, facts.probabilities)
     labelled = metric not in ("sqnr", "perplexity")
@@ -100,13 +101,20 @@ def job_skeleton(facts: ModelFacts, target: str, file: str) -> str:
         metric_why=_one_line(why),
         options="".join(f"{line}\n" for line in options),
         output=f"output: {json.dumps(outputs[0].name)}  # CHECK: one of {len(outputs)} outputs\n" if several else "",
-        candidates="\n".join(f"  - {name}  # {describe(decode(name))}" for name in facts_of(target).default_candidates),
+        candidates="\n".join(_candidate_lines(target, absent)),
         gates="  min_sqnr_db: 30      # CHECK: smallest ratio of signal to quantization noise, in dB"
         if metric == "sqnr"
         else f"  max_drop: 0.02       # CHECK: {_MAX_DROP.get(metric, 'largest allowed drop: 0.02 is 2 points')}",
         batch=next((spec.shape[0] for spec in feeds.samples if spec.shape and isinstance(spec.shape[0], int)), 1),
         dims=_dims(feeds.samples),
     )
+
+
+def _candidate_lines(target: str, absent: Sequence[AbsentEngine]) -> list[str]:
+    left_out = {one.engine for one in absent}
+    candidates = map(decode, facts_of(target).default_candidates)
+    lines = [f"  - {one.name}  # {describe(one)}" for one in candidates if one.target not in left_out]
+    return lines + [f"  # {_one_line(str(one))}" for one in absent]
 
 
 def _baseline_line(default: str, *others: str) -> str:

@@ -215,7 +215,10 @@ def init(
     _check_new(path)
     prepared()
     from flows.cli.init import job_skeleton
+    from tasks.evidence.flavors import WITH_PROGRAM
     from tasks.evidence.model_facts import describe_file, describe_model
+    from tasks.measure.inventory import take_inventory
+    from tasks.targets.catalog import absent_engines, without_unsuited_engines
 
     if uri.endswith(".onnx"):
         facts = describe_file(Path(uri))
@@ -224,9 +227,12 @@ def init(
     else:
         with registry() as client:
             facts = describe_model(client, uri)
+    inventory = take_inventory(target)
+    inventory = replace(inventory, absent=absent_engines(inventory))
+    inventory = without_unsuited_engines(inventory, has_program=facts.flavor in WITH_PROGRAM)
     try:
         with path.open("x", encoding="utf-8") as file:
-            file.write(job_skeleton(facts, target, str(path)))
+            file.write(job_skeleton(facts, target, str(path), inventory.absent))
     except FileExistsError:
         _check_new(path)
         raise

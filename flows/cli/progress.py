@@ -12,7 +12,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from rich.console import Console, RenderableType
@@ -21,7 +22,17 @@ from rich.markup import escape
 from rich.spinner import Spinner
 from rich.text import Text
 
-from tasks.run.progress_events import BASELINE, CONFIRM, EVALUATE, MAKE, MEASURE, PROBE, Stage, watch_stages
+from tasks.run.progress_events import (
+    BASELINE,
+    CONFIRM,
+    EVALUATE,
+    LEAVE_OUT,
+    MAKE,
+    MEASURE,
+    PROBE,
+    Stage,
+    watch_stages,
+)
 from validators.gates.race_rules import PROBES
 from validators.job.candidate_name import decode
 from validators.job.job import Job
@@ -40,16 +51,15 @@ _CLOSING_SECONDS = 3.0
 class Progress:
     """Progress of a run, as it looks at any moment.
 
-    `candidates` is their number, `timing_seconds` the expected time to measure the latency of one in full. In a race they are
-    those with different kernels: all of these are timed shortly, and only the finalists in full.
+    `candidates` has their number by engine, `timing_seconds` the expected time to measure the latency of one in full. In a race
+    they are those with different kernels: all of these are timed shortly, and only the finalists in full.
     """
 
-    def __init__(self, candidates: int, timing_seconds: float = 0.0, *, is_race: bool = False) -> None:
-        self._candidates = candidates
+    def __init__(self, candidates: Mapping[str, int], timing_seconds: float = 0.0, *, is_race: bool = False) -> None:
+        self._candidates = dict(candidates)
         self._timing_seconds = timing_seconds
         self._is_race = is_race
         self._stages = _RACE_STAGES if is_race else _CANDIDATE_STAGES
-        self._counts_of = {kind: candidates * (PROBES if kind == PROBE else 1) for kind in self._stages}
         self._started = time.monotonic()
         self._going_on: dict[Stage, float] = {}
         self._done: dict[str, dict[str, float]] = {kind: {} for kind in self._stages}
@@ -68,6 +78,9 @@ class Progress:
         """Record that a stage begins or ends; called from the thread that runs it."""
         now = self.elapsed_seconds
         with self._lock:
+            if stage.kind == LEAVE_OUT:
+                self._candidates.pop(stage.name, None)
+                return
             if begins:
                 self._going_on[stage] = now
                 self._first.setdefault(stage.kind, now)
@@ -79,6 +92,9 @@ class Progress:
             if stage.kind in self._done:
                 self._done[stage.kind][stage.name] = now
                 self._worked[stage.kind] += now - since >= _FROM_STORE_SECONDS
+
+    def _count_of(self, kind: str) -> int:
+        return sum(self._candidates.values()) * (PROBES if kind == PROBE else 1)
 
     def seconds_left(self) -> float | None:
         """Return the estimated time to the end of the run in seconds; None until the baseline is measured.
@@ -106,7 +122,7 @@ class Progress:
 
     def _left(self, kind: str, expected_seconds: float) -> float:
         done = self._done[kind]
-        left = self._counts_of[kind] - len(done)
+        left = self._count_of(kind) - len(done)
         since = self.elapsed_seconds - max(done.values(), default=self._first.get(kind, self.elapsed_seconds))
         if left <= 0 or CONFIRM in self._first:
             return 0.0
@@ -126,7 +142,7 @@ class Progress:
     def _counts(self) -> str:
         parts = [
             # The finals of a race make a few more.
-            f"{len(self._done[kind])} of {max(self._counts_of[kind], len(self._done[kind]))} {past}"
+            f"{len(self._done[kind])} of {max(self._count_of(kind), len(self._done[kind]))} {past}"
             for kind, past in self._stages.items()
             if self._candidates and kind in self._first
         ]
@@ -176,12 +192,13 @@ def show_progress(console: Console, job: Job | None = None) -> Iterator[None]:
     # every library's records.
     logging.getLogger().addHandler(logging.NullHandler())
     logger = logging.getLogger("quantgate")
-    progress = Progress(0)
+    progress = Progress({})
     if job:
         is_race = job.search == "race"
         candidates = [decode(name) for name in job.candidate_names]
-        kinds = {one.kernels for one in candidates if not one.is_simulated} if is_race else candidates
-        progress = Progress(len(kinds), job.measurement.expected_seconds, is_race=is_race)
+        # One of each kind of kernels.
+        kinds = {one.kernels: one for one in candidates if not one.is_simulated}.values() if is_race else candidates
+        progress = Progress(Counter(one.target for one in kinds), job.measurement.expected_seconds, is_race=is_race)
     handler = _Lines(console, progress)
     level = logger.level
     logger.setLevel(logging.INFO)

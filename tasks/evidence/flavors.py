@@ -15,6 +15,8 @@ from validators.records.run import Flavor
 from validators.untrusted.bounded_yaml import load_yaml
 
 SUPPORTED: tuple[Flavor, ...] = ("onnx", "pytorch", "sentence_transformers", "transformers", "sklearn", "keras")
+# A run keeps the exported program of these beside their ONNX file.
+WITH_PROGRAM: frozenset[str] = frozenset({"pytorch", "sentence_transformers", "transformers"})
 _TREES = "an ensemble of trees compares and adds, and multiplies nothing: there is nothing to quantize"
 _TENSORFLOW = "python -m tf2onnx.convert --saved-model MODEL --output model.onnx"
 _LOG = "mlflow.onnx.log_model(onnx.load('model.onnx'), name='{name}', registered_model_name='{name}')"

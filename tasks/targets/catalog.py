@@ -15,7 +15,7 @@ from tasks.targets.target import Target
 from validators.errors import JobError
 from validators.graph.lint import Finding
 from validators.graph.source_graph import lint_file
-from validators.records.run import AbsentEngine, Inventory, Source
+from validators.records.run import AbsentEngine, Inventory
 from validators.targets import BUILT_IN, GROUP, engines_of, facts_of, installed_targets, load_target
 
 ENGINES: tuple[Target, ...] = (
@@ -57,10 +57,13 @@ def absent_engines(inventory: Inventory) -> tuple[AbsentEngine, ...]:
     return find_absent([find_target(engine) for engine in engines], inventory.providers)
 
 
-def without_engines_for(source: Source, inventory: Inventory) -> Inventory:
-    """Return the inventory of a class with the engines left out that take no such source: none of them need be installed."""
+def without_unsuited_engines(inventory: Inventory, *, has_program: bool) -> Inventory:
+    """Return the inventory of a class with the engines left out that take PyTorch programs alone, if the source has none.
+
+    Nothing else is said of these: installing one would not help.
+    """
     engines = engines_of(inventory.target)
-    if source.program is not None or engines == (inventory.target,):
+    if has_program or engines == (inventory.target,):
         return inventory
     unsuited = tuple(
         AbsentEngine(

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torchao.quantization.pt2e.quantize_pt2e  # noqa: F401 - registers the operators of pairs
 
-from tasks.ptq.inductor.compile_process import _package
+from tasks.ptq.inductor.compile_process import write_package
 
 pairs: Any = torch.ops.quantized_decomposed
 
@@ -48,4 +48,4 @@ if __name__ == "__main__":
         program = torch.export.export(
             Planted().eval(), (torch.randn(4, 64),), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},)
         )
-        _package(program, {"inputs": ["x"], "outputs": ["y"], "package": sys.argv[1]})
+        write_package(program, {"inputs": ["x"], "outputs": ["y"], "package": sys.argv[1]})

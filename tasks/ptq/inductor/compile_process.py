@@ -61,7 +61,7 @@ def _compile(order: dict[str, Any]) -> dict[str, Any]:
                 )
             exported = programs.export(module, batches[0], axes)
         started = time.monotonic()
-        _package(exported, order)
+        write_package(exported, order)
         return {"seconds": time.monotonic() - started, "changes": changes}
 
 
@@ -72,7 +72,7 @@ def _tensors(path: str, names: list[str]) -> tuple[Any, ...]:
         return tuple(torch.from_numpy(archive[name]) for name in names)
 
 
-def _package(exported: Any, order: dict[str, Any]) -> None:
+def write_package(exported: Any, order: dict[str, Any]) -> None:
     """Compile an exported program; the metadata of the package says what it takes, returns and multiplies."""
     import torch
 

@@ -18,6 +18,7 @@ from tasks.run.progress_events import (
     BASELINE,
     CONFIRM,
     EVALUATE,
+    LEAVE_OUT,
     MAKE,
     MEASURE,
     PROBE,
@@ -55,7 +56,7 @@ def pass_through(progress: Progress, clock: Clock, kind: str, name: str, seconds
 
 def test_time_left_is_that_of_the_whole_run(clock: Clock) -> None:
     """Four candidates, made two at a time: by hand at each moment. Closing takes 3 s, timing 10 s a candidate."""
-    progress = Progress(4, timing_seconds=10.0)
+    progress = Progress({"ort-cpu": 4}, timing_seconds=10.0)
     assert progress.seconds_left() is None
     pass_through(progress, clock, BASELINE, BASELINE, 8.0)
     assert progress.seconds_left() == pytest.approx(4 * 8 + 4 * 10 + 10 + 3)
@@ -88,7 +89,7 @@ def test_time_left_is_that_of_the_whole_run(clock: Clock) -> None:
 
 def test_time_left_of_a_race(clock: Clock) -> None:
     """Four candidates: 3 s of short timing each, then two finals of 8 s for accuracy and 10 s for timing."""
-    progress = Progress(4, timing_seconds=10.0, is_race=True)
+    progress = Progress({"ort-cpu": 4}, timing_seconds=10.0, is_race=True)
     pass_through(progress, clock, BASELINE, BASELINE, 8.0)
     assert progress.seconds_left() == pytest.approx(4 * 8 + 4 * 3 + 2 * 18 + 10 + 3)
     for name in "abcd":
@@ -109,15 +110,22 @@ def test_time_left_of_a_race(clock: Clock) -> None:
 
 def test_what_was_in_the_store_says_nothing_of_the_others(clock: Clock) -> None:
     """Two cache hits at once, then a candidate of 10 s: the fourth is expected to take 10 s as well."""
-    progress = Progress(4)
+    progress = Progress({"ort-cpu": 4})
     pass_through(progress, clock, BASELINE, BASELINE, 2.0)
     for name, seconds in (("a", 0.1), ("b", 0.1), ("c", 9.8)):
         pass_through(progress, clock, MAKE, name, seconds)
     assert progress.seconds_left() == pytest.approx(10 + 3)
 
 
+def test_candidates_of_an_engine_that_is_left_out_are_not_waited_for(clock: Clock) -> None:
+    progress = Progress({"ort-cpu": 2, "openvino": 3})
+    pass_through(progress, clock, LEAVE_OUT, "openvino", 0.0)
+    pass_through(progress, clock, MAKE, "a", 1.0)
+    assert progress.lines() == ("00:01  1 of 2 made", [])
+
+
 def test_a_step_that_is_tried_again_was_not_done(clock: Clock) -> None:
-    progress = Progress(2)
+    progress = Progress({"ort-cpu": 2})
     for begins in (True, False, True):
         progress.changed(Stage(MEASURE, "measure a"), begins=begins)
     assert progress.lines() == ("00:00  0 of 2 measured", ["measure a  00:00"])

@@ -12,7 +12,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from flows.cli.init import job_skeleton
 from tasks.evidence.model_facts import ModelFacts, describe_file
+from validators.job.candidate_name import decode
 from validators.job.read_job import parse_job
+from validators.records.run import AbsentEngine
 from validators.samples.datasets import TensorSpec
 
 PICTURES = TensorSpec("x", "float32", ("batch", 3, "height", "width"))
@@ -51,6 +53,15 @@ def test_a_target_with_several_engines_names_another_baseline() -> None:
     job = parse_job(yaml.safe_load(text.replace("# baseline", "baseline")), base=Path("/"))
     assert (job.target, job.baseline) == ("cpu", "openvino")
     assert "baseline:" not in job_skeleton(found, "ort-cpu", "job.yaml")
+
+
+def test_engines_that_are_left_out_are_named_beside_the_candidates() -> None:
+    found = facts([PICTURES], [TensorSpec("scores", "float32", ("batch", 4))])
+    absent = AbsentEngine("openvino", "openvino is not installed", "pip install openvino")
+    text = job_skeleton(found, "cpu", "job.yaml", [absent])
+    assert f"  # {absent}\n" in text
+    engines = {decode(name).target for name in yaml.safe_load(text)["candidates"]}
+    assert engines == {"ort-cpu", "torch-inductor"}
 
 
 def test_a_fixed_batch_is_the_measured_one() -> None:

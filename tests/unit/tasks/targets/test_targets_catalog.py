@@ -27,7 +27,6 @@ from validators.job.job import Job
 from validators.job.read_job import parse_job
 from validators.job.recipe_words import describe
 from validators.job.wide_candidates import wide_candidates
-from validators.records.run import Source
 from validators.targets import BUILT_IN, GROUP, facts_of, installed_targets, is_on_gpu, load_target, target_names
 
 Install = Callable[..., None]
@@ -233,24 +232,20 @@ def test_a_class_leaves_out_engines_only_beside_one_that_runs(monkeypatch: pytes
     assert not find_target("cuda").availability(()).is_here
 
 
-def test_a_class_leaves_out_engines_that_do_not_take_the_source(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_class_leaves_out_engines_that_do_not_take_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a program nothing is said of a missing compiler either: installing it would not help."""
     monkeypatch.setattr("tasks.runtimes.inductor.session.compiler", lambda: None)
-    graph = Source("cnn.onnx", "cnn", None, "digest", tmp_path / "cnn.onnx", "onnx")
     inventory = replace(take_inventory("cpu"), absent=catalog.absent_engines(take_inventory("cpu")))
     assert [(one.engine, one.for_source) for one in inventory.absent] == [("torch-inductor", False)]
-    unsuited = catalog.without_engines_for(graph, inventory)
+    unsuited = catalog.without_unsuited_engines(inventory, has_program=False)
     assert [(one.engine, one.for_source) for one in unsuited.absent] == [("torch-inductor", True)]
     assert {decode(name).target for name in job_for("cpu").candidates_without(unsuited.absent)} == {
         "ort-cpu",
         "openvino",
     }
-    program = replace(graph, program=tmp_path / "program.pt2")
-    assert catalog.without_engines_for(program, inventory) == inventory
+    assert catalog.without_unsuited_engines(inventory, has_program=True) == inventory
     alone = take_inventory("torch-inductor")
-    assert catalog.without_engines_for(graph, alone) == alone
+    assert catalog.without_unsuited_engines(alone, has_program=False) == alone
 
 
 def test_with_a_gpu_and_no_tensorrt_the_class_cuda_tries_onnx_runtime() -> None:
