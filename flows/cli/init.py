@@ -12,6 +12,7 @@ from validators.job.candidate_name import decode
 from validators.job.job_data import InputSettings
 from validators.job.recipe_words import describe
 from validators.plain_text import plain
+from validators.records.latencies import NEW_TOKENS, USUAL_NEW_TOKENS
 from validators.records.run import AbsentEngine
 from validators.samples.datasets import TensorSpec
 from validators.samples.feeds import unchecked_feeds
@@ -106,7 +107,7 @@ def job_skeleton(facts: ModelFacts, target: str, file: str, absent: Sequence[Abs
         if metric == "sqnr"
         else f"  max_drop: 0.02       # CHECK: {_MAX_DROP.get(metric, 'largest allowed drop: 0.02 is 2 points')}",
         batch=next((spec.shape[0] for spec in feeds.samples if spec.shape and isinstance(spec.shape[0], int)), 1),
-        dims=_dims(feeds.samples),
+        dims=_dims(feeds.samples, generates=facts_of(target).generates),
     )
 
 
@@ -152,7 +153,7 @@ def _rest(spec: TensorSpec) -> str:
     return "".join(f", {'any' if axis is None else axis}" for axis in spec.shape[1:])
 
 
-def _dims(samples: Sequence[TensorSpec]) -> str:
+def _dims(samples: Sequence[TensorSpec], *, generates: bool) -> str:
     """Return a line with the sizes of the dynamic axes other than the samples'; empty without such axes.
 
     Samples of token ids are padded to the longest, so that a typical request is shorter. A picture or a signal has the size
@@ -162,6 +163,8 @@ def _dims(samples: Sequence[TensorSpec]) -> str:
     if not names:
         return ""
     sizes = ", ".join(f"{json.dumps(name)}: {_DIM}" for name in names)
+    # Answers of this length, and the first token of one alone.
+    sizes += f', "{NEW_TOKENS}": [{USUAL_NEW_TOKENS}, 1]' if generates else ""
     line = f"dims: {{{sizes}}}  # CHECK: the size of each dynamic axis in a typical request"
     has_tokens = any(spec.dtype in TOKENS for spec in samples)
     return f"  {line}\n" if has_tokens else f"  # {line}; without this line, the data's\n"

@@ -219,6 +219,7 @@ def init(
     from tasks.evidence.model_facts import describe_file, describe_model
     from tasks.measure.inventory import take_inventory
     from tasks.targets.catalog import absent_engines, without_unsuited_engines
+    from validators.targets import facts_of
 
     if uri.endswith(".onnx"):
         facts = describe_file(Path(uri))
@@ -226,7 +227,7 @@ def init(
         facts = replace(facts, uri=os.path.relpath(uri, path.parent))
     else:
         with registry() as client:
-            facts = describe_model(client, uri)
+            facts = describe_model(client, uri, generates=facts_of(target).generates)
     inventory = take_inventory(target)
     inventory = replace(inventory, absent=absent_engines(inventory))
     inventory = without_unsuited_engines(inventory, has_program=facts.flavor in WITH_PROGRAM)

@@ -15,10 +15,12 @@ import onnx
 from tasks.measure.inventory import ISA_FLAGS
 from tasks.registry.champion_slot import TAG
 from tasks.run.context import Run
+from tasks.runtimes.decoder_session import PRESENT
 from tasks.runtimes.libraries import describe_library
 from tasks.runtimes.providers import provider_of
 from validators.digests import digest_file, digest_text
 from validators.gates.approval import Approval
+from validators.providers import GENAI
 from validators.records.measurements import Saturation
 from validators.records.run import Inventory, Variant
 from validators.records.verdicts import Verdict
@@ -48,6 +50,8 @@ def _same_disk(path: Path, folder: Path) -> bool:
 
 
 def _artifact_files(variant: Variant) -> list[Path]:
+    if variant.session.provider == GENAI:
+        return sorted(variant.path.parent.iterdir())  # a decoder has a folder of its own
     beside = variant.path.with_name(f"{variant.path.name}.data")
     libraries = [library.path for library in variant.session.libraries if library.package is None]
     engine = variant.engine
@@ -90,9 +94,7 @@ def manifest_of(
         "session": {key: value for key, value in asdict(variant.session).items() if key != "libraries"},
         "libraries": [describe_library(library) for library in variant.session.libraries],
         "inputs": {spec.name: spec.dtype for spec in run_inputs.evidence.model_inputs},
-        "outputs": [
-            value.name for value in onnx.load(run_inputs.source.onnx_path, load_external_data=False).graph.output
-        ],
+        "outputs": [value.name for value in _outputs(run_inputs.source.onnx_path)],
         "runtime": runtime,
         "runtime_version": engine.runtime_version if engine else _public(inventory.runtimes[runtime]),
         "engine": asdict(engine) if engine else None,
@@ -104,6 +106,12 @@ def manifest_of(
             for tensor in (saturation.tensors if saturation else ())
         },
     }
+
+
+def _outputs(model: Path) -> list[onnx.ValueInfoProto]:
+    """Return the outputs of a source, without the caches of a decoder."""
+    graph = onnx.load(model, load_external_data=False).graph
+    return [value for value in graph.output if not value.name.startswith(PRESENT)]
 
 
 def _runtime_of(inventory: Inventory, variant: Variant) -> str:
@@ -126,6 +134,9 @@ def runtime_requirements(inventory: Inventory, variant: Variant) -> list[str]:
     packages = [f"{one.distribution}=={one.version}" for one in variant.session.libraries if one.package]
     if variant.session.on_gpu:
         packages.append(f"{_NVML}=={metadata.version(_NVML)}")
+    if variant.session.provider == GENAI:
+        # The library takes any newer ONNX Runtime, whose kernels compute.
+        packages.append(f"onnxruntime=={inventory.runtimes['onnxruntime']}")
     return [f"{runtime}=={_public(inventory.runtimes[runtime])}", *packages, f"numpy=={np.__version__}"]
 
 

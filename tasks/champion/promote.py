@@ -29,6 +29,7 @@ from tasks.serving.promoted import Promoted
 from tasks.serving.readme import version_readme
 from validators.errors import LockTaken
 from validators.gates.approval import Approval, NotApproved
+from validators.providers import GENAI
 from validators.records.run import Champion, Inventory, Variant
 from validators.samples.datasets import Arrays
 from validators.samples.run_inputs import RunInputs
@@ -170,7 +171,8 @@ def _upload(promoted: Promoted, manifest: str, folder: Path) -> str:
             python_model=str(ENGINE_CONSUMER if variant.engine else CONSUMER),
             code_paths=[str(ENGINE_PACKAGE)] if variant.engine else None,
             artifacts={"variant": str(files)} | {name: str(path) for name, (path, _) in texts.items()},
-            signature=signature_of(promoted.inputs, promoted.outputs),
+            # A decoder takes prompts as well as tokens, which no signature can say.
+            signature=None if variant.session.provider == GENAI else signature_of(promoted.inputs, promoted.outputs),
             pip_requirements=[f"mlflow=={mlflow.__version__}", *requirements],
         )
     return str(logged.model_uri)

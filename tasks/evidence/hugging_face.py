@@ -33,12 +33,31 @@ def transformers_folder(model: Path, flavor: dict[str, Any], uri: str) -> Path:
     Raises:
         SourceError: the version has an adapter or no weights, weights that are not safetensors, or a decoder.
     """
+    folder = weights_folder(model, flavor, uri)
+    config = read_json(folder / "config.json", uri)
+    kinds = [str(kind) for kind in config.get("architectures") or []]
+    if config.get("is_encoder_decoder") or any(kind.endswith(GENERATORS) for kind in kinds):
+        raise refused(
+            f"{uri} is a model that generates, {', '.join(kinds) or config.get('model_type')}",
+            "an encoder: a generator needs a cache from step to step, which its conversion does not have",
+            "set `target: ort-genai`, which runs decoders with their cache, or log an ONNX file with mlflow.onnx.log_model",
+        )
+    need_libraries(["transformers"], "transformers", uri)
+    return folder
+
+
+def weights_folder(model: Path, flavor: dict[str, Any], uri: str) -> Path:
+    """Return the folder with configuration and weights, which are safetensors.
+
+    Raises:
+        SourceError: there is an adapter, or no weights, or other files of weights.
+    """
     if flavor.get("peft_adaptor"):
-        raise _refused(
+        raise refused(
             f"{uri} holds an adapter (PEFT) without its base model", "a whole model", "log model.merge_and_unload()"
         )
     if not flavor.get("model_binary"):
-        raise _refused(
+        raise refused(
             f"{uri} holds no weights, only the name {flavor.get('source_model_name')!r} of a model elsewhere",
             "a version with its weights",
             "log it with mlflow.transformers.log_model(..., save_pretrained=True), or call "
@@ -46,15 +65,6 @@ def transformers_folder(model: Path, flavor: dict[str, Any], uri: str) -> Path:
         )
     folder = inside(model, str(flavor["model_binary"]), said_by="MLmodel")
     _check_weights(folder, uri)
-    config = read_json(folder / "config.json", uri)
-    kinds = [str(kind) for kind in config.get("architectures") or []]
-    if config.get("is_encoder_decoder") or any(kind.endswith(GENERATORS) for kind in kinds):
-        raise _refused(
-            f"{uri} is a model that generates, {', '.join(kinds) or config.get('model_type')}",
-            "an encoder: a generator needs a cache from step to step, which its conversion does not have",
-            "log its encoder alone, or an ONNX file with mlflow.onnx.log_model",
-        )
-    need_libraries(["transformers"], "transformers", uri)
     return folder
 
 
@@ -73,7 +83,7 @@ def sentence_folder(model: Path, uri: str, data: str = "model.sentence_transform
             activation = read_json(place / "config.json", uri).get("activation_function")
         known = activation is None or str(activation).startswith(ACTIVATIONS)
         if not kind.startswith(SENTENCE_MODULES) or not known:
-            raise _refused(
+            raise refused(
                 f"{uri} has a module of the class {kind if known else activation}, whose code quantgate does not run",
                 "modules of sentence_transformers and activations of torch",
                 "log the model as ONNX with mlflow.onnx.log_model",
@@ -93,7 +103,7 @@ def read_json(path: Path, uri: str) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise _refused(
+        raise refused(
             f"{uri}: {path.name} cannot be read: {str(error)[:200]}",
             "the file as the library writes it",
             "log it again",
@@ -104,12 +114,12 @@ def _check_weights(folder: Path, uri: str) -> None:
     if any(folder.glob("*.safetensors")):
         return
     found = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
-    raise _refused(
+    raise refused(
         f"{uri}: {', '.join(found) or 'no weights'} in {folder.name}",
         "weights in safetensors: other formats can run any code when they are loaded",
         "save the model with save_pretrained(..., safe_serialization=True), which writes model.safetensors, and log it again",
     )
 
 
-def _refused(found: str, expected: str, fix: str) -> SourceError:
+def refused(found: str, expected: str, fix: str) -> SourceError:
     return SourceError(found=found, expected=expected, fix=fix)

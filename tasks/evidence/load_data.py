@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -25,12 +24,14 @@ from validators.graph.interfaces import check_judged
 from validators.job.job import Job
 from validators.job.units import check_bounds_have_units
 from validators.providers import CPU_PROVIDER
+from validators.records.latencies import NEW_TOKENS
 from validators.records.run import SessionSettings, Source
 from validators.samples.confirmation_split import confirmation_mask
 from validators.samples.datasets import Samples, TensorSpec, check_calibration_labels, check_evaluation
 from validators.samples.feeds import Feeds, feeds_of
 from validators.samples.labels import LabelSpec
 from validators.samples.run_inputs import Evidence
+from validators.targets import facts_of
 from validators.untrusted.s3_uris import S3Uri
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def _load(run: Run, source: Source) -> Evidence:
     check_calibration_labels(calibration, labels, job.data.label)
     evaluation = _clustered_by(labels, evaluation)
     check_bounds_have_units(job, evaluation.labels)
-    _check_axes(job.measurement.dims, feeds.samples)
+    _check_axes(job, feeds.samples)
     # Load the user's functions early, so that a fault in them does not end the run late.
     job_hooks(job)
     job_step(job)
@@ -249,9 +250,11 @@ def _check_fixed_batch(batch_axis: int | None, run: Run, *files: Samples) -> Non
         )
 
 
-def _check_axes(dims: Collection[str], inputs: tuple[TensorSpec, ...]) -> None:
+def _check_axes(job: Job, inputs: tuple[TensorSpec, ...]) -> None:
     axes = {axis for spec in inputs for axis in spec.shape[1:] if isinstance(axis, str)}
-    unknown = sorted(set(dims) - axes)
+    if facts_of(job.target).generates:
+        axes.add(NEW_TOKENS)
+    unknown = sorted(set(job.measurement.dims) - axes)
     if unknown:
         raise JobError(
             found=f"`measurement.dims` names {unknown}",

@@ -15,9 +15,12 @@ import numpy as np
 import onnx
 
 from tasks.evidence.converted_flavors import original_of
+from tasks.evidence.decoders import decoder_folder, no_decoder
 from tasks.evidence.flavors import flavor_of, flavors_of
+from tasks.evidence.hugging_face import read_json
 from tasks.evidence.torch_export import convert
 from tasks.registry.mlflow_registry import MODEL_URI, named_version, registry_call
+from tasks.runtimes.decoder_session import decoder_specs
 from validators.errors import SourceError
 from validators.graph.interfaces import dtype_name, spec_of
 from validators.graph.source_form import normalize
@@ -73,8 +76,8 @@ class ModelFacts:
     probabilities: frozenset[str] = frozenset()
 
 
-def describe_model(client: MlflowClient, uri: str) -> ModelFacts:
-    """Return the facts of `models:/name/version` or `models:/name@alias`.
+def describe_model(client: MlflowClient, uri: str, *, generates: bool = False) -> ModelFacts:
+    """Return the facts of `models:/name/version` or `models:/name@alias`; `generates` asks for those of a decoder.
 
     Raises:
         SourceError: the URI is malformed, the version does not exist, or quantgate does not support its flavor or format.
@@ -88,7 +91,9 @@ def describe_model(client: MlflowClient, uri: str) -> ModelFacts:
         flavors = flavors_of(described.parent, exact)
         logged: Mapping[str, Any] = load_yaml(described.read_text(encoding="utf-8"))
         flavor = flavor_of(flavors, exact)
-        if flavor == "onnx":
+        if generates:
+            found = _read_decoder(exact, flavors.get("transformers"), folder)
+        elif flavor == "onnx":
             found = _read_onnx(exact, str(flavors["onnx"].get("data")), folder)
         elif flavor == "pytorch":
             found = _read_program(exact, str(flavors["pytorch"].get("model_data", "data")), folder)
@@ -175,6 +180,16 @@ def _read_onnx(uri: str, data: str, folder: Path) -> _Read:
     inside(folder, data, said_by="MLmodel")
     path = _fetch(f"{uri}/{data}" if data.endswith(".onnx") else f"{uri}/{data}/model.onnx", folder)
     return _read_graph(path / "model.onnx" if path.is_dir() else path, uri)
+
+
+def _read_decoder(uri: str, told: dict[str, Any] | None, folder: Path) -> _Read:
+    """Return inputs and outputs as engines that generate have them; the graph is made by a run."""
+    if told is None:
+        raise no_decoder(uri)
+    checked = decoder_folder(_fetch(uri, folder / "model"), told, uri)
+    config = read_json(checked / "config.json", uri)
+    tokens, scores = decoder_specs(int(config.get("vocab_size", 0)) or None)
+    return (tokens,), (scores,), str(config.get("dtype") or config.get("torch_dtype") or ""), frozenset()
 
 
 def _read_graph(path: Path, uri: str) -> _Read:

@@ -92,6 +92,34 @@ def from_transformers(order: dict[str, Any]) -> Run:
     return _trace(model.eval(), _inputs_of(model, config), order)
 
 
+def from_decoder(order: dict[str, Any]) -> Run:
+    """Load a decoder of transformers; onnxruntime-genai's builder writes it in float32, with its cache, and beside the file
+    its configuration and tokenizer.
+    """
+    import torch
+    import transformers
+
+    # The builder imports its parts by names without a package, from a folder that this module adds to the path.
+    from onnxruntime_genai.models import builder
+
+    path, onnx_path = order["path"], Path(order["onnx"])
+    places = ("", path, str(onnx_path.parent), "fp32", "cpu", str(onnx_path.parent / "cache"))
+    options = builder.parse_extra_options(*places, ["hf_token=false", "hf_remote=false"])
+    builder.create_model(*places, **options)
+    shutil.rmtree(onnx_path.parent / "cache", ignore_errors=True)
+    _complete_decoder(onnx_path)
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        path, local_files_only=True, trust_remote_code=False, use_safetensors=True, dtype="float32"
+    ).eval()
+
+    def run(batch: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
+        (tokens,) = batch.values()
+        with torch.no_grad():
+            return [model(torch.from_numpy(tokens), use_cache=False).logits.numpy()]
+
+    return run
+
+
 def from_sentence_transformers(order: dict[str, Any]) -> Run:
     """Load a sentence encoder: its transformer, pooling, and what follows, up to `sentence_embedding`."""
     import torch
@@ -217,6 +245,52 @@ def write_program(
     model = converted.model_proto
     model.ir_version = IR_VERSION
     _name_axes(model.graph)
+    onnx.save(model, path)
+
+
+def _complete_decoder(path: Path) -> None:
+    """Give the caches their size of a head, and write root-mean-square norms in ONNX's own operators (Zhang, Sennrich 2019).
+
+    The builder leaves that size open, and writes the norms as an operator of ONNX Runtime in ONNX's domain, which no checker
+    knows; ONNX Runtime fuses them again when it loads the file.
+    """
+    import onnx
+    from onnx import helper
+
+    model = onnx.load(path, load_external_data=False)
+    config = json.loads(path.with_name("genai_config.json").read_text(encoding="utf-8"))
+    for value in (*model.graph.input, *model.graph.output):
+        if value.name.startswith(("past_key_values.", "present.")):
+            value.type.tensor_type.shape.dim[3].dim_value = config["model"]["decoder"]["head_size"]
+    nodes = []
+    for node in model.graph.node:
+        if node.op_type != "SimplifiedLayerNormalization" or node.domain:
+            nodes.append(node)
+            continue
+        told = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
+        assert told.get("axis", -1) == -1, f"{node.name} normalizes axis {told['axis']}, not the last one"
+        (x, scale), name = node.input, node.name
+        axes, two, least = (f"{name}/{word}" for word in ("axes", "two", "epsilon"))
+        model.graph.initializer.extend(
+            [
+                helper.make_tensor(axes, onnx.TensorProto.INT64, [1], [-1]),
+                helper.make_tensor(two, onnx.TensorProto.FLOAT, [], [2.0]),
+                helper.make_tensor(least, onnx.TensorProto.FLOAT, [], [told["epsilon"]]),
+            ]
+        )
+        square, mean, shifted, root, normal = (
+            f"{name}/{word}" for word in ("square", "mean", "shifted", "root", "normal")
+        )
+        nodes += [
+            helper.make_node("Pow", [x, two], [square], name=square),
+            helper.make_node("ReduceMean", [square, axes], [mean], name=mean, keepdims=1),
+            helper.make_node("Add", [mean, least], [shifted], name=shifted),
+            helper.make_node("Sqrt", [shifted], [root], name=root),
+            helper.make_node("Div", [x, root], [normal], name=normal),
+            helper.make_node("Mul", [normal, scale], [node.output[0]], name=name),
+        ]
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
     onnx.save(model, path)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tasks.evidence.converted_flavors import code_of, original_of
+from tasks.evidence.decoders import DECODER, check_context, decoder_folder, no_decoder
 from tasks.evidence.fetch_data import load_place, local_data
 from tasks.evidence.flavors import flavor_of, flavors_of, pickled_torch
 from tasks.evidence.sequences import first_calls
@@ -29,6 +30,7 @@ from validators.records.run import Flavor, Source
 from validators.samples.datasets import Arrays, Samples, TensorSpec
 from validators.samples.feeds import feeds_of
 from validators.samples.readers import read_arrays
+from validators.targets import facts_of
 from validators.untrusted.external_data import external_files
 from validators.untrusted.operator_allowlist import may_unpickle
 from validators.untrusted.paths import inside
@@ -67,6 +69,8 @@ def resolve_source(run: Run) -> Source:
 
 def _from_file(run: Run) -> Source:
     path = Path(run.job.source)
+    if _generates(run):
+        raise no_decoder(str(path))
     check_source_graph(path, custom_operators=bool(run.libraries))
 
     def gather(folder: Path) -> Source:
@@ -84,7 +88,8 @@ def _from_file(run: Run) -> Source:
 def _from_registry(run: Run) -> Source:
     version = _find_version(run)
     uri = f"models:/{version.name}/{version.version}"
-    inputs = (registry_uri(run.tracking_uri), uri, version.created)
+    # A decoder becomes another graph for an engine that generates.
+    inputs = (registry_uri(run.tracking_uri), uri, version.created, *([DECODER] if _generates(run) else []))
 
     def fetch(folder: Path) -> Source:
         from mlflow.artifacts import download_artifacts
@@ -120,12 +125,14 @@ def _read_model(model: Path, folder: Path, uri: str, version: _Version, run: Run
     """Find the ONNX file of a downloaded MLflow model, or convert the model."""
     flavors = flavors_of(model, uri)
     base = Source(uri, version.name, version.version, "", folder / "model.onnx", "onnx", version.run_id)
-    if "onnx" in flavors:
+    if "onnx" in flavors and not _generates(run):
         path = inside(model, str(flavors["onnx"].get("data")), said_by="MLmodel")
         parity = _gather(run, path / "model.onnx" if path.is_dir() else path, base.onnx_path)
         shutil.rmtree(model, ignore_errors=True) if model != folder else None
         return replace(base, digest=digest_model(base.onnx_path), parity_max_abs=parity)
     flavor = flavor_of(flavors, uri)
+    if _generates(run):
+        return _read_decoder(model, folder, flavors[flavor] if flavor == "transformers" else None, base, run)
     allowed = may_unpickle(version.name, version.version)
     original = _original(run, model, flavor, flavors[flavor], uri, allowed)
     parity = convert(original, base.onnx_path, lambda inputs: _parity_samples(run, inputs))
@@ -135,6 +142,36 @@ def _read_model(model: Path, folder: Path, uri: str, version: _Version, run: Run
     program = folder / PROGRAM if (folder / PROGRAM).exists() else None
     digest = digest_model(base.onnx_path)
     return replace(base, flavor=flavor, digest=digest, parity_max_abs=parity, program=program)
+
+
+def _generates(run: Run) -> bool:
+    return facts_of(run.job.target).generates
+
+
+def _read_decoder(model: Path, folder: Path, told: dict[str, Any] | None, base: Source, run: Run) -> Source:
+    """Convert a decoder; `told` is its part of `MLmodel`, None for another flavor."""
+    if told is None:
+        raise no_decoder(base.uri)
+    place = folder / DECODER
+    place.mkdir()
+
+    def samples(inputs: tuple[TensorSpec, ...]) -> Samples:
+        found = _parity_samples(run, inputs)
+        check_context(run.job, place, found, base.uri)
+        return found
+
+    parity = convert(Original("decoder", decoder_folder(model, told, base.uri)), place / "model.onnx", samples)
+    shutil.rmtree(model, ignore_errors=True) if model != folder else None
+    companions = tuple(sorted(path for path in place.iterdir() if not path.name.startswith("model.onnx")))
+    digest = digest_values(digest_model(place / "model.onnx"), [(path.name, digest_file(path)) for path in companions])
+    return replace(
+        base,
+        onnx_path=place / "model.onnx",
+        flavor="transformers",
+        digest=digest,
+        parity_max_abs=parity,
+        companions=companions,
+    )
 
 
 def _original(run: Run, model: Path, flavor: Flavor, told: dict[str, Any], uri: str, allowed: bool) -> Original:

@@ -39,12 +39,13 @@ PARITY_TOLERANCE = 1e-3
 PROGRAM = "program.pt2"
 
 
-Kind = Literal["program", "pickle", "transformers", "sentence_transformers", "keras", "sklearn"]
+Kind = Literal["program", "pickle", "transformers", "decoder", "sentence_transformers", "keras", "sklearn"]
 # Advice for a model that cannot be converted.
 EXPECTED: dict[Kind, str] = {
     "program": "an exported program whose operators exist in ONNX",
     "pickle": "a module that torch.export can trace, and whose operators exist in ONNX",
     "transformers": "an encoder of tokens, images or a signal that torch.export can trace",
+    "decoder": "a decoder that the model builder of onnxruntime-genai writes",
     "sentence_transformers": "an encoder of tokens that torch.export can trace",
     "keras": "layers of Keras 3 itself (no Lambda, no class of your own), which torch.export can trace",
     "sklearn": "a fitted model of one table of numbers that skl2onnx converts",

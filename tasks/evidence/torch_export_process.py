@@ -20,6 +20,7 @@ LOADERS = {
     "program": original_models.from_program,
     "pickle": original_models.from_pickle,
     "transformers": original_models.from_transformers,
+    "decoder": original_models.from_decoder,
     "sentence_transformers": original_models.from_sentence_transformers,
     "keras": original_models.from_keras,
     "sklearn": original_models.from_sklearn,

@@ -47,7 +47,8 @@ class Materials:
     `batches` are calibration samples; `grams` are Gram matrices over all of them, for an INT4 candidate and the float graph
     that it starts from. `reduced_range`: the processor adds pairs of products in 16 bits, so weights use 7 bits. `libraries`
     hold the custom operators of the source. `program` is its exported PyTorch program, if it was one; a compiler tunes code for
-    `threads`. `slow_parts` returns the products that an INT8 candidate makes slower.
+    `threads`. `slow_parts` returns the products that an INT8 candidate makes slower. `companions` are the files beside a
+    decoder's graph: its configuration and tokenizer.
     """
 
     prepared: Callable[[], Path]
@@ -62,6 +63,7 @@ class Materials:
     program: Path | None = None
     threads: int = 1
     slow_parts: Callable[[Candidate], SlowParts] = lambda _candidate: SlowParts()
+    companions: tuple[Path, ...] = ()
 
 
 def fused_float_form(_candidate: Candidate, materials: Materials, path: Path) -> dict[str, int]:

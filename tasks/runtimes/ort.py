@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasks.runtimes.assignment import RECORD, assignment, refuse_strays
+from tasks.runtimes.decoder_session import hide_caches
 from tasks.runtimes.ort_gpu import gpu_providers, load_libraries, why_missing
 from validators.deadline import check_deadline
 from validators.errors import CandidateRefused, InfrastructureError
@@ -124,7 +125,7 @@ def open_session(
         raise _fallback(f"providers {session.get_providers()}", settings.provider, said)
     if settings.on_gpu:
         refuse_strays(assignment(session), settings.provider)
-    yield session
+    yield hide_caches(session)
 
 
 def _options(settings: SessionSettings, *, as_written: bool) -> ort.SessionOptions:

@@ -12,7 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from validators.providers import CPU_PROVIDER, CUDA_PROVIDER, INDUCTOR, OPENVINO, ORT_TENSORRT_PROVIDER, TENSORRT
+from validators.providers import (
+    CPU_PROVIDER,
+    CUDA_PROVIDER,
+    GENAI,
+    INDUCTOR,
+    OPENVINO,
+    ORT_TENSORRT_PROVIDER,
+    TENSORRT,
+)
 from validators.records.run import SessionSettings
 from validators.targets import installed_targets, load_target
 
@@ -86,6 +94,18 @@ def _inductor_coverage(model: Path, settings: SessionSettings, batch: Arrays, fo
     return measure_inductor(model, settings, batch, folder)
 
 
+def _open_genai(model: Path, settings: SessionSettings) -> AbstractContextManager[Any]:
+    from tasks.runtimes.genai.session import open_decoder
+
+    return open_decoder(model, settings)
+
+
+def _genai_coverage(model: Path, settings: SessionSettings, batch: Arrays, folder: Path | None) -> Coverage:
+    from tasks.runtimes.genai.session import measure_genai
+
+    return measure_genai(model, settings, batch, folder)
+
+
 # Integer and low-bit kernels of ONNX Runtime 1.31, from its lists of kernels (OperatorKernels.md). Kernels that do not multiply
 # compute on integers what a float model computes in float; those that only move integers about (Transpose, MaxPool) are not
 # among them, nor are conversions.
@@ -137,6 +157,15 @@ PROVIDERS: dict[str, ExecutionProvider] = {
         ExecutionProvider(CPU_PROVIDER, _CPU_KERNELS, _CPU_FLOAT),
         ExecutionProvider(OPENVINO, opener=_open_openvino, coverage=_openvino_coverage, distributions=("openvino",)),
         ExecutionProvider(INDUCTOR, opener=_open_inductor, coverage=_inductor_coverage, distributions=("torch",)),
+        # Its kernels are those of ONNX Runtime.
+        ExecutionProvider(
+            GENAI,
+            _CPU_KERNELS,
+            _CPU_FLOAT,
+            opener=_open_genai,
+            coverage=_genai_coverage,
+            distributions=("onnxruntime-genai",),
+        ),
         ExecutionProvider(CUDA_PROVIDER, _CUDA_KERNELS),
         # The profile shows a graph compiled by TensorRT as one kernel, TRTKernel_graph_<number>.
         ExecutionProvider(ORT_TENSORRT_PROVIDER, is_compiled=True),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tasks.serving.openvino import openvino_options
-from validators.providers import CUDA_PROVIDER, GPU_PROVIDERS, INDUCTOR, OPENVINO, ORT_TENSORRT_PROVIDER
+from validators.providers import CUDA_PROVIDER, GENAI, GPU_PROVIDERS, INDUCTOR, OPENVINO, ORT_TENSORRT_PROVIDER
 
 # Folder of the artifact's files, beside the README.
 FOLDER = "variant"
@@ -17,6 +17,8 @@ def example(manifest: Mapping[str, Any], request: Mapping[str, tuple[int, ...]])
 
     `request` holds the shape of each input by name.
     """
+    if manifest["session"]["provider"] == GENAI:
+        return _genai(manifest)
     get_names = "[one.name for one in session.get_outputs()]"
     answered = "session.run(names, feed)"
     if manifest["engine"]:
@@ -82,6 +84,25 @@ def _openvino(manifest: Mapping[str, Any]) -> list[str]:
         "core = ov.Core()",
         f'session = core.compile_model(core.read_model("{FOLDER}/model.onnx"), "CPU", {options!r})',
         "",
+    ]
+
+
+def _genai(manifest: Mapping[str, Any]) -> list[str]:
+    """Return the lines for a decoder: one prompt, and the text that follows."""
+    return [
+        "import onnxruntime_genai as og",
+        "",
+        f'model = og.Model("{FOLDER}")',
+        "tokenizer = og.Tokenizer(model)",
+        'tokens = tokenizer.encode("your prompt")',
+        "parameters = og.GeneratorParams(model)",
+        f"length = len(tokens) + {manifest['session']['provider_options']['new_tokens']}",
+        "parameters.set_search_options(do_sample=False, max_length=length)",
+        "session = og.Generator(model, parameters)",
+        "session.append_tokens(tokens)",
+        "while not session.is_done():",
+        "    session.generate_next_token()",
+        "print(tokenizer.decode(session.get_sequence(0)))",
     ]
 
 

@@ -11,7 +11,7 @@ from tasks.serving.openvino import openvino_options
 from tasks.serving.promoted import Promoted
 from tasks.serving.sections import shown
 from validators.plain_text import markdown_table
-from validators.providers import INDUCTOR, OPENVINO
+from validators.providers import GENAI, INDUCTOR, OPENVINO
 from validators.samples.datasets import TensorSpec
 
 
@@ -84,6 +84,13 @@ def _session(promoted: Promoted) -> list[str]:
             ("Compiled for", shown(manifest["device"])),
         ]
         return markdown_table(("Setting", "Value"), rows)
+    if settings["provider"] == GENAI:
+        rows = [
+            ("Runtime", f"onnxruntime-genai {manifest['runtime_version']}"),
+            ("Threads", str(settings["threads"])),
+            ("Tokens after a prompt", settings["provider_options"]["new_tokens"]),
+        ]
+        return markdown_table(("Setting", "Value"), rows)
     rows = [
         ("Runtime", f"{manifest['runtime']} {manifest['runtime_version']}"),
         ("Provider", settings["provider"]),
@@ -104,7 +111,9 @@ def _session(promoted: Promoted) -> list[str]:
 def _runtime(manifest: Mapping[str, Any]) -> str:
     if manifest["engine"]:
         return "TensorRT"
-    return {OPENVINO: "OpenVINO", INDUCTOR: "torch"}.get(manifest["session"]["provider"], "ONNX Runtime")
+    return {OPENVINO: "OpenVINO", INDUCTOR: "torch", GENAI: "onnxruntime-genai"}.get(
+        manifest["session"]["provider"], "ONNX Runtime"
+    )
 
 
 def _range(shapes: dict[str, list[int]]) -> str:

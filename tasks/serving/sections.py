@@ -13,7 +13,7 @@ from validators.gates.catalog import GATES, LATER_GATES
 from validators.job.candidate_name import decode
 from validators.job.recipe_words import describe
 from validators.plain_text import as_markdown, markdown_table
-from validators.records.latencies import Latency, point_labels
+from validators.records.latencies import Latency, generation_of, point_labels
 from validators.records.run import DataFile
 from validators.records.verdicts import Verdict
 
@@ -130,6 +130,11 @@ def figures(promoted: Promoted, points: int | None = None) -> list[str]:
         rows.append(_latency(f"p50 latency at {shown(label, 60)}", latency))
     if confirmed and confirmed.latency:
         rows.append(_latency("p50 latency, confirmed", confirmed.latency))
+    if answer := generation_of(trial.latencies):
+        firsts = [f"{formats.milliseconds(value)} ms" for value in answer.first_ms]
+        pace = [f"{1000 / value:.3g}" for value in answer.each_ms]
+        rows.append(("time to the first token", *firsts, ""))
+        rows.append((f"tokens a second after it, over {answer.new_tokens}", *pace, ""))
     engine = promoted.job.baseline_on(promoted.inventory)
     return markdown_table(("Figure", "This", f"Source in {engine}", "Ratio"), rows)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from tasks.targets import openvino, ort_cpu, ort_cuda, ort_tensorrt, tensorrt, torch_inductor
+from tasks.targets import openvino, ort_cpu, ort_cuda, ort_genai, ort_tensorrt, tensorrt, torch_inductor
 from tasks.targets.device_class import class_of, find_absent
 from tasks.targets.target import Target
 from validators.errors import JobError
@@ -22,6 +22,7 @@ ENGINES: tuple[Target, ...] = (
     ort_cpu.TARGET,
     openvino.TARGET,
     torch_inductor.TARGET,
+    ort_genai.TARGET,
     ort_cuda.TARGET,
     ort_tensorrt.TARGET,
     tensorrt.TARGET,

@@ -36,6 +36,7 @@ def make_variant(
     refuse_other_targets(candidate)
     target = find_target(candidate.target)
     path = folder / target.artifact
+    path.parent.mkdir(parents=True, exist_ok=True)
     changes = target.passes[candidate.precision](candidate, materials, path)
     is_onnx = path.suffix == ".onnx"
     if is_onnx:

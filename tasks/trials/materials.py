@@ -186,6 +186,7 @@ def materials_of(run: Run, run_inputs: RunInputs, inventory: Inventory) -> Mater
         program=source.program,
         threads=threads,
         slow_parts=slow_parts,
+        companions=source.companions,
     )
     return materials
 

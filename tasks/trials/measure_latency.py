@@ -24,7 +24,8 @@ from validators.digests import digest_values
 from validators.errors import CandidateRefused
 from validators.gates.race_rules import IN_TURN
 from validators.job.job_measurement import Measurement, OperatingPoint
-from validators.records.latencies import Latency
+from validators.providers import GENAI
+from validators.records.latencies import NEW_TOKENS, Latency, generation_of
 from validators.records.run import Inventory, Refusal, Trial, Variant
 from validators.samples.run_inputs import RunInputs
 
@@ -62,6 +63,8 @@ def measure_latency(run: Run, run_inputs: RunInputs, inventory: Inventory, trial
     latencies = tuple(latency for latency, _ in measured)
     first = latencies[0]
     log.info("measured %s: p50 %.3g ms, %.2fx", trial.candidate, first.p50_ms, first.speedup.value)
+    if answer := generation_of(latencies):
+        log.info("%s: %s", trial.candidate, answer)
     return replace(trial, latencies=latencies, cached=trial.cached and all(had for _, had in measured))
 
 
@@ -129,6 +132,14 @@ def with_threads(variant: Variant, point: OperatingPoint) -> Variant:
     return replace(variant, session=replace(variant.session, threads=point.threads or usable_cores()))
 
 
+def _answering(variant: Variant, point: OperatingPoint) -> Variant:
+    """Return a decoder's variant with answers as long as the operating point says; any other as it is."""
+    if variant.session.provider != GENAI or NEW_TOKENS not in point.dims:
+        return variant
+    options = variant.session.provider_options | {NEW_TOKENS: str(point.dims[NEW_TOKENS])}
+    return replace(variant, session=replace(variant.session, provider_options=options))
+
+
 def latency_of(
     run: Run,
     run_inputs: RunInputs,
@@ -160,6 +171,7 @@ def latency_of(
         baseline, variant = (
             with_threads(side, replace(point, threads=run.timed_threads)) for side in (baseline, variant)
         )
+    baseline, variant = _answering(baseline, point), _answering(variant, point)
     rows = draw_requests(run_inputs.evidence, point, job.seed, confirmation=purpose == "confirmation")
     inputs = (
         [side.measured_as for side in (baseline, variant)],

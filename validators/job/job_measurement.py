@@ -45,7 +45,8 @@ class Measurement(Settings):
     """Batch sizes; gates and objective use the first."""
     dims: dict[str, Sizes] = Field(default_factory=dict)
     """Sizes of the model's other dynamic axes by name, such as `sequence: 16` or `sequence: [16, 128]`; any other axis keeps
-    the data's size. All combinations with batch sizes and threads are measured; gates and objective use the first."""
+    the data's size. All combinations with batch sizes and threads are measured; gates and objective use the first. For
+    `ort-genai`, `new_tokens` counts the tokens that a request adds to its prompt; `[64, 1]` also measures the first one."""
     threads: ThreadCounts = (0,)
     """Threads inside an operator, one number or a list; 0 takes the cores that the process may use, by affinity and CPU quota.
     Variants are made and judged for the first."""

@@ -8,6 +8,10 @@ from pathlib import Path
 
 from validators.records.measurements import Estimate
 
+# Among the sizes of an operating point, for targets that generate: the tokens that a request adds to its prompt.
+NEW_TOKENS = "new_tokens"
+USUAL_NEW_TOKENS = 64
+
 
 @dataclass(frozen=True)
 class Conditions:
@@ -125,3 +129,44 @@ def point_labels(latencies: Sequence[Latency]) -> tuple[str, ...]:
         )
         for latency in latencies
     )
+
+
+@dataclass(frozen=True)
+class Generation:
+    """Speed of a decoder at one length of the prompt, of the variant and of the baseline: medians in milliseconds.
+
+    `first_ms` is the time to the first token of an answer, `each_ms` that of each further one of `new_tokens`.
+    """
+
+    new_tokens: int
+    first_ms: tuple[float, float]
+    each_ms: tuple[float, float]
+
+    def __str__(self) -> str:
+        """Return the variant's figures beside the baseline's.
+
+        >>> str(Generation(64, (95.2, 210.0), (11.4, 30.1)))
+        'first token after 95.2 ms (baseline 210), then 87.7 tokens a second (baseline 33.2), over 64 tokens'
+        """
+        first = f"first token after {self.first_ms[0]:.3g} ms (baseline {self.first_ms[1]:.3g})"
+        pace = [f"{1000 / each:.3g}" for each in self.each_ms]
+        return f"{first}, then {pace[0]} tokens a second (baseline {pace[1]}), over {self.new_tokens} tokens"
+
+
+def generation_of(latencies: Sequence[Latency]) -> Generation | None:
+    """Return the speed at the first operating point; None unless its first token was measured alone, too.
+
+    A request of n tokens takes the time of the first one, and n - 1 times that of each further one.
+    """
+    if not latencies or latencies[0].dims.get(NEW_TOKENS, 1) == 1:
+        return None
+    whole = latencies[0]
+    alone = (whole.batch_size, whole.threads, whole.dims | {NEW_TOKENS: 1})
+    first = next((one for one in latencies if (one.batch_size, one.threads, one.dims) == alone), None)
+    if first is None:
+        return None
+    count = whole.dims[NEW_TOKENS]
+    firsts = (first.p50_ms, first.baseline_p50_ms)
+    wholes = (whole.p50_ms, whole.baseline_p50_ms)
+    each = [(long - short) / (count - 1) for long, short in zip(wholes, firsts, strict=True)]
+    return Generation(count, firsts, (each[0], each[1])) if min(each) > 0 else None

@@ -28,7 +28,8 @@ Proof = Literal["measured", "simulated", "aot-checked"]
 class Source:
     """The registered model version or file from which a run starts, as one checked ONNX file.
 
-    `program` is the exported program of a PyTorch model, which compilers of such programs take.
+    `program` is the exported program of a PyTorch model, which compilers of such programs take. `companions` are the files
+    beside the graph of a decoder: its configuration and tokenizer.
     """
 
     uri: str
@@ -40,6 +41,7 @@ class Source:
     run_id: str | None = None
     parity_max_abs: float | None = None
     program: Path | None = None
+    companions: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import json
 import os
 import platform
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import import_module, metadata
 from pathlib import Path
 from threading import local
@@ -178,7 +178,7 @@ def _check_device(hardware: dict[str, Any]) -> None:
         _mismatch(f"{cores} cores to compute on", str(hardware["cores"]), f"{capped}; {fix}")
 
 
-OPENVINO, INDUCTOR = "OpenVINO", "TorchInductor"
+OPENVINO, INDUCTOR, GENAI = "OpenVINO", "TorchInductor", "OnnxRuntimeGenAI"
 # Returns the outputs by name for arrays by input name.
 Answer = Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]
 # ONNX Runtime's names, and words of which every multiplying operator's name contains one.
@@ -392,8 +392,91 @@ def _misfit(inputs: list[Any], feed: dict[str, np.ndarray]) -> str:
     return ""
 
 
+class Decoder:
+    """A decoder in onnxruntime-genai with the approved number of threads."""
+
+    def __init__(self, library: Any, folder: Path, threads: int, new_tokens: int) -> None:
+        """Load the decoder; an answer has `new_tokens` tokens unless a call says otherwise."""
+        self._og, self._new_tokens = library, new_tokens
+        library.disable_telemetry_events()
+        config = library.Config(str(folder))
+        config.overlay(json.dumps({"model": {"decoder": {"session_options": {"intra_op_num_threads": threads}}}}))
+        self._model = library.Model(config)
+        self._tokenizer = library.Tokenizer(self._model)
+        self._context = json.loads((folder / "genai_config.json").read_text(encoding="utf-8"))["model"][
+            "context_length"
+        ]
+
+    def stream(self, prompt: str, new_tokens: int | None = None) -> Iterator[str]:
+        """Yield the text after a prompt, token by token, until the text ends or has `new_tokens` tokens.
+
+        Raises:
+            ValueError: the prompt is empty, or longer than the model's context.
+        """
+        tokens = self._tokenizer.encode(prompt)
+        if not len(tokens) or len(tokens) >= self._context:
+            raise ValueError(
+                f"found a prompt of {len(tokens)} tokens; expected 1 to {self._context - 1}; correct the prompt"
+            )
+        parameters = self._og.GeneratorParams(self._model)
+        length = min(len(tokens) + (new_tokens or self._new_tokens), self._context)
+        parameters.set_search_options(do_sample=False, max_length=length)
+        generator = self._og.Generator(self._model, parameters)
+        generator.append_tokens(tokens)
+        stream = self._tokenizer.create_stream()
+        while not generator.is_done():
+            generator.generate_next_token()
+            yield str(stream.decode(generator.get_next_tokens()[0]))
+
+    def scores(self, tokens: np.ndarray) -> np.ndarray:
+        """Return the logits of windows of tokens `(rows, length)`, float32 `(rows, length, vocabulary)`."""
+        found = []
+        for row in tokens:
+            parameters = self._og.GeneratorParams(self._model)
+            parameters.set_search_options(do_sample=False, max_length=len(row))
+            generator = self._og.Generator(self._model, parameters)
+            generator.append_tokens(row.astype(np.int32))
+            found.append(np.array(generator.get_output("logits"))[0])
+        return np.stack(found)
+
+
+def _open_genai(folder: Path, manifest: dict[str, Any], threads: int) -> tuple[Any, Answer]:
+    """Load a decoder; return it with the function that scores tokens.
+
+    Raises:
+        RuntimeError: the library is missing, or does not load the decoder.
+    """
+    wanted = f"onnxruntime-genai=={manifest['runtime_version']}"
+    try:
+        import onnxruntime_genai as og
+    except ImportError as error:
+        raise RuntimeError(
+            f"found no package onnxruntime-genai; expected {wanted}, which runs the variant; install it"
+        ) from error
+    version = metadata.version("onnxruntime-genai")
+    if version != manifest["runtime_version"]:
+        _mismatch(f"onnxruntime-genai {version}", manifest["runtime_version"], "install that version")
+    _check_device(manifest["hardware"])
+    decoder = Decoder(og, folder, threads, int(manifest["session"]["provider_options"]["new_tokens"]))
+    return decoder, lambda feed: {"logits": decoder.scores(feed["input_ids"])}
+
+
+def _asked(model_input: Any) -> tuple[list[str], int | None]:
+    """Return the prompts in an input, none if it has other values, and how many tokens an answer may have, if it says so."""
+    if isinstance(model_input, str):
+        return [model_input], None
+    new_tokens = None
+    if hasattr(model_input, "columns"):  # a table, as a server makes it of JSON
+        model_input = model_input.iloc[:, 0]
+    elif hasattr(model_input, "keys") and not hasattr(model_input, "iloc"):
+        new_tokens = int(model_input["new_tokens"]) if "new_tokens" in model_input else None
+        model_input = model_input.get("prompt", [])
+    values = np.asarray(model_input, dtype=object).ravel().tolist()
+    return (values if all(isinstance(value, str) for value in values) else []), new_tokens
+
+
 # How to open a version, by its provider; ONNX Runtime opens the rest.
-OPENERS = {OPENVINO: _open_openvino, INDUCTOR: _open_inductor}
+OPENERS = {OPENVINO: _open_openvino, INDUCTOR: _open_inductor, GENAI: _open_genai}
 
 
 class OnnxChampion(mlflow.pyfunc.PythonModel):  # type: ignore[misc,name-defined,unused-ignore]  # mlflow exports it untyped
@@ -417,9 +500,28 @@ class OnnxChampion(mlflow.pyfunc.PythonModel):  # type: ignore[misc,name-defined
 
     # mlflow warns consumers about any other type hint, and about none; most callers pass a dict of arrays.
     def predict(self, context: Any, model_input: np.ndarray, params: Any = None) -> dict[str, np.ndarray]:
-        """Return the outputs by name, for a dict of arrays by input name (samples along axis 0), or one array for one input."""
+        """Return the outputs by name, for a dict of arrays by input name (samples along axis 0), or one array for one input.
+
+        A decoder answers prompts with a list of texts: one text, a list of them, or `{"prompt": [...], "new_tokens": 200}`.
+        """
+        if isinstance(self.session, Decoder) and (asked := _asked(model_input))[0]:
+            texts: Any = ["".join(self.session.stream(prompt, asked[1])) for prompt in asked[0]]
+            return texts  # type: ignore[no-any-return]  # mlflow reads the annotation, which most callers rely on
         given: Any = model_input if hasattr(model_input, "keys") else {next(iter(self.dtypes)): model_input}
         return self.answer({name: np.asarray(given[name], dtype=dtype) for name, dtype in self.dtypes.items()})
+
+    def predict_stream(self, context: Any, model_input: Any, params: Any = None) -> Iterator[str]:
+        """Yield the answer of a decoder to one prompt, token by token; `model_input` is as for `predict`.
+
+        Raises:
+            ValueError: the version is no decoder, or there is not exactly one prompt.
+        """
+        prompts, new_tokens = _asked(model_input)
+        if not isinstance(self.session, Decoder) or len(prompts) != 1:
+            raise ValueError(
+                "found no prompt, several, or a model that does not generate; expected one prompt; use predict"
+            )
+        yield from self.session.stream(prompts[0], new_tokens)
 
 
 def _find_library(library: dict[str, str], folder: Path, files: dict[str, str]) -> str:

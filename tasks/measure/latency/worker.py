@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 HOOKS = ("preprocess", "postprocess")
 # As in `validators.providers`, which is not imported here.
-OPENVINO, INDUCTOR = "OpenVINO", "TorchInductor"
+OPENVINO, INDUCTOR, GENAI = "OpenVINO", "TorchInductor", "OnnxRuntimeGenAI"
 HIGHEST_PRIORITY = -20  # setpriority(2)
 RESET_PEAK = "5"  # proc_pid_clear_refs(5): the peak resident size becomes the present one
 Batch = dict[str, np.ndarray]
@@ -164,7 +164,8 @@ def _measure(
 
 def _load(config: dict[str, Any]) -> tuple[Model, float]:
     """Return a model on the processor and its load time in milliseconds."""
-    open_model = {OPENVINO: _openvino, INDUCTOR: _inductor}.get(config["provider"], _session)(config)
+    openers = {OPENVINO: _openvino, INDUCTOR: _inductor, GENAI: _genai}
+    open_model = openers.get(config["provider"], _session)(config)
     started = time.perf_counter_ns()
     model = open_model()
     return model, (time.perf_counter_ns() - started) / 1e6
@@ -180,6 +181,12 @@ def _inductor(config: dict[str, Any]) -> Callable[[], Model]:
     from tasks.runtimes.inductor.package import InductorModel
 
     return partial(InductorModel, Path(config["model"]), config["threads"])
+
+
+def _genai(config: dict[str, Any]) -> Callable[[], Model]:
+    from tasks.runtimes.genai.model import GenaiModel
+
+    return partial(GenaiModel, Path(config["model"]), config["threads"], config["provider_options"])
 
 
 def _session(config: dict[str, Any]) -> Callable[[], Model]:

@@ -254,3 +254,30 @@ def test_with_a_gpu_and_no_tensorrt_the_class_cuda_tries_onnx_runtime() -> None:
     (absent,) = find_absent([here, tensorrt], ())
     assert absent.engine == "tensorrt" and "tensorrt" in absent.fix
     assert class_of(facts_of("cuda"), {"ort-cuda": here, "tensorrt": tensorrt}).availability(()).is_here
+
+
+@pytest.mark.parametrize(
+    ("recipe", "words"),
+    [
+        ("int8-static-mse-pc", "INT8 with fixed ranges"),
+        ("int8-dynamic-pc+fused", "the fused graph"),
+        ("fp8-amax-pc", "FP8"),
+        ("bf16", "bfloat16"),
+        ("fp16", "float16"),
+    ],
+)
+def test_a_decoder_takes_weights_in_low_precision_alone(recipe: str, words: str) -> None:
+    with pytest.raises(CandidateRefused) as caught:
+        refuse_other_targets(decode(f"{recipe}@ort-genai"))
+    assert words in caught.value.found
+    refuse_other_targets(decode("int4-g32-gptq-asym@ort-genai"))
+
+
+def test_a_library_for_decoders_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tasks.runtimes.genai.session.installed_version", lambda: None)
+    target = find_target("ort-genai")
+    found = target.availability(())
+    assert not found.is_here and "onnxruntime-genai is not installed" in found.why and "genai" in found.mend
+    with pytest.raises(CandidateRefused) as caught:
+        target.check_device()
+    assert found.mend in caught.value.fix

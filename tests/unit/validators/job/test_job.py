@@ -35,6 +35,7 @@ BAD_JOBS: list[tuple[dict[str, Any], str]] = [
     ({"target": "cpu", "baseline": "cpu"}, "`baseline` must be one of ort-cpu, openvino"),
     ({"target": "torch-inductor", "baseline": "torch-inductor"}, "`baseline` must be one of ort-cpu for"),
     ({"target": "tensorrt", "baseline": "ort-cpu"}, "`baseline` must be one of tensorrt"),
+    ({"target": "ort-genai", "baseline": "ort-cpu"}, "`baseline` must be one of ort-genai"),
     ({"output": ["a", "b"]}, "the metric accuracy reads one output: name one"),
     ({"output": []}, "`output"),
     ({"metric": "log_loss"}, "`metric_scores` must be set"),

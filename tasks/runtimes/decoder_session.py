@@ -1,0 +1,77 @@
+"""Sessions of a decoder with a cache of keys and values, seen from outside as a model of token ids alone.
+
+The graph takes `past_key_values.*`, which grow from call to call, and returns `present.*`. Calibration, profiles and
+comparisons run whole windows of tokens: their caches are empty, every token counts, and positions start at 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from validators.samples.datasets import TensorSpec
+
+if TYPE_CHECKING:
+    import onnxruntime as ort
+
+TOKENS, MASK, POSITIONS, LOGITS = "input_ids", "attention_mask", "position_ids", "logits"
+PAST, PRESENT = "past_key_values.", "present."
+_DTYPES = {
+    "tensor(float)": np.float32,
+    "tensor(float16)": np.float16,
+    "tensor(int8)": np.int8,
+    "tensor(uint8)": np.uint8,
+}
+
+
+class DecoderSession:
+    """A session whose caches, mask and positions are filled in; everything else is the session's own."""
+
+    def __init__(self, session: ort.InferenceSession) -> None:
+        self._session = session
+        self._filled = [value for value in session.get_inputs() if value.name != TOKENS]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._session, name)
+
+    def get_inputs(self) -> list[Any]:
+        """Return the input of token ids."""
+        return [value for value in self._session.get_inputs() if value.name == TOKENS]
+
+    def get_outputs(self) -> list[Any]:
+        """Return the outputs without the caches."""
+        return [value for value in self._session.get_outputs() if not value.name.startswith(PRESENT)]
+
+    def run(self, outputs: Sequence[str] | None, batch: Mapping[str, NDArray[Any]], *options: Any) -> list[Any]:
+        """Run the graph on token ids `(batch, sequence)`; without names, return all outputs but the caches."""
+        names = [value.name for value in self.get_outputs()] if outputs is None else list(outputs)
+        tokens = batch[TOKENS]
+        filled = {value.name: _fill(value, *tokens.shape) for value in self._filled}
+        return list(self._session.run(names, {**filled, **batch}, *options))
+
+
+def decoder_specs(vocabulary: int | None) -> tuple[TensorSpec, TensorSpec]:
+    """Return the input and the output of a decoder, as engines that generate have them."""
+    axes = ("batch_size", "sequence_length")
+    return TensorSpec(TOKENS, "int64", axes), TensorSpec(LOGITS, "float32", (*axes, vocabulary))
+
+
+def hide_caches(session: ort.InferenceSession) -> Any:
+    """Return the session, as a `DecoderSession` if its graph has caches of keys and values."""
+    names = {value.name for value in session.get_inputs()}
+    has_caches = TOKENS in names and any(name.startswith(PAST) for name in names)
+    return DecoderSession(session) if has_caches else session
+
+
+def _fill(value: Any, rows: int, length: int) -> NDArray[Any]:
+    """Return what an input holds for whole windows of tokens."""
+    if value.name == MASK:
+        return np.ones((rows, length), np.int64)
+    if value.name == POSITIONS:
+        return np.tile(np.arange(length), (rows, 1))
+    # Axes: batch, heads, tokens of the past, size of a head.
+    sizes = [rows if axis == 0 else size if isinstance(size, int) else 0 for axis, size in enumerate(value.shape)]
+    return np.zeros(sizes, _DTYPES[value.type])

@@ -1,0 +1,134 @@
+"""A decoder of the flavor `transformers` through a run with the target `ort-genai`, up to a version that answers prompts."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from driving import TESTS, Answer, environment, lend_both, run_jobs, write_job
+
+from tasks.runtimes.genai import session as genai
+from tasks.runtimes.runner import open_runner
+from tasks.targets.variants import session_settings
+from validators.job.candidate_name import decode
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+for library in ("transformers", "onnxruntime_genai"):
+    pytest.importorskip(library)
+INT8, INT4 = "int8-dynamic-pc@ort-genai", "int4-g32-gptq@ort-genai"
+CONSUMER = """
+import json, sys
+import mlflow, numpy as np
+model = mlflow.pyfunc.load_model(sys.argv[1])
+both = model.predict(["hello world", "this is"])
+long = model.predict({"prompt": ["hello world"], "new_tokens": 3})
+streamed = list(model.predict_stream("hello world"))
+scores = model.predict({"input_ids": np.ones((2, 5), np.int64)})["logits"]
+try:
+    model.predict([""])
+except ValueError as error:
+    empty = str(error)
+loaded = sorted({"tasks", "torch", "transformers"} & set(sys.modules))
+print(json.dumps([both, long, streamed, list(scores.shape), empty, loaded]))
+"""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with data files and a state folder whose registry has decoders."""
+    folder = tmp_path_factory.mktemp("decoder")
+    lend_both(folder / "state")
+    command = [sys.executable, "-W", "ignore", str(TESTS / "decoder_user.py"), str(folder)]
+    told = environment(folder / "state", HF_HUB_OFFLINE="1")
+    done = subprocess.run(command, env=told, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return folder
+
+
+def run(place: Path, name: str, **changes: Any) -> Answer:
+    job = {
+        "source": f"models:/{name}/1",
+        "target": "ort-genai",
+        "candidates": [INT8, INT4, "int8-static-mse-pc@ort-genai"],
+        "data": {"calibration": "cal.npz", "evaluation": "ev.npz"},
+        "metric": "perplexity",
+        "gates": {"max_drop": 0.5, "min_speedup": None},
+        "confirmation": {"share": 0},
+        "measurement": {
+            "dims": {"sequence_length": 16, "new_tokens": [8, 1]},
+            "launches": 3,
+            "blocks": 1,
+            "block_seconds": 0.02,
+            "max_other_load": None,
+        },
+    } | changes
+    call: dict[str, object] = {"name": "run", "job": str(write_job(place / "job.yaml", job))}
+    return run_jobs(place / "state", place / "run", [call])["run"]
+
+
+def test_decoder_becomes_a_champion_that_answers_prompts(place: Path) -> None:
+    answer = run(place, "lm")
+    assert answer.code == 0 and answer.result is not None, answer.said
+    assert answer.result["outcome"] == "promoted"
+    with np.load(place / "told.npz") as told:
+        assert answer.result["baseline"]["value"] == pytest.approx(float(told["perplexity"]), rel=1e-4)
+        check_source(place, told)
+    by_name = {one["name"]: one for one in answer.result["candidates"]}
+    assert "fixed ranges" in by_name["int8-static-mse-pc@ort-genai"]["refusal"]["reason"]
+    winner = by_name[answer.result["chosen"]]
+    verdicts = {one["gate"]: one for one in winner["verdicts"]}
+    assert verdicts["coverage"]["value"] == 1.0
+    # Rounding shows, and is no other model.
+    assert 0 < abs(verdicts["drop"]["value"]) < 0.5
+    assert [one["dims"] for one in winner["latencies"]] == [
+        {"sequence_length": 16, "new_tokens": count} for count in (8, 1)
+    ]
+    long, first = (one["p50_ms"] for one in winner["latencies"])
+    assert long > first
+
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", CONSUMER, "models:/lm-quantized@champion-ort-genai"],
+        env=environment(place / "state", MLFLOW_TRACKING_URI=f"sqlite:///{place / 'state' / 'mlflow.db'}"),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    both, few, streamed, shape, empty, loaded = json.loads(done.stdout.splitlines()[-1])
+    assert len(both) == 2 and all(both) and both[0].startswith(few[0]) and "".join(streamed) == both[0]
+    assert shape == [2, 5, 300] and "a prompt of 0 tokens" in empty
+    assert loaded == []
+
+
+def check_source(place: Path, told: Any) -> None:
+    """The converted source scores and answers in the engine as transformers does, across the parts of the cache."""
+    (model,) = (place / "state" / "store" / "source").glob("*/decoder/model.onnx")
+    with np.load(place / "ev.npz") as archive:
+        windows = archive["input_ids"]
+    with open_runner(model, session_settings(decode(INT8), 2)) as runner:
+        assert isinstance(runner, genai.GenaiRunner)
+        (scores,) = runner.run({"input_ids": windows[:3]}, ["logits"])
+        np.testing.assert_allclose(scores, told["logits"], atol=1e-3)
+        np.testing.assert_array_equal(runner.model.generate(windows[:3, :16], 8), told["answers"])
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "words"),
+    [
+        ("lm-mute", {}, "has no tokenizer.json"),
+        ("lm-pickled", {}, "pytorch_model.bin"),
+        ("lm-other", {}, "GPT2LMHeadModel"),
+        ("lm", {"target": "ort-cpu", "candidates": "default", "measurement": {}}, "target: ort-genai"),
+        ("lm", {"data": {"calibration": "long.npz", "evaluation": "long.npz"}}, "windows of 129 tokens"),
+        ("lm", {"measurement": {"dims": {"sequence_length": 100, "new_tokens": 64}}}, "100 tokens and 64 that follow"),
+        ("lm", {"provider_options": {"a": "1"}}, "provider_options"),
+    ],
+)
+def test_what_no_decoder_can_be_made_of_is_refused(place: Path, name: str, changes: dict[str, Any], words: str) -> None:
+    answer = run(place, name, **changes)
+    assert answer.code == 2 and words in answer.said, answer.said[-3000:]
