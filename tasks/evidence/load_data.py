@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from tasks.evidence.decoders import check_context
 from tasks.evidence.fetch_data import load_place
 from tasks.evidence.sequences import split_sequences
 from tasks.measure.inventory import usable_cores
@@ -76,6 +77,9 @@ def _load(run: Run, source: Source) -> Evidence:
     evaluation = _clustered_by(labels, evaluation)
     check_bounds_have_units(job, evaluation.labels)
     _check_axes(job, feeds.samples)
+    if facts_of(job.target).generates:
+        for windows in (calibration, evaluation):
+            check_context(job, source.onnx_path.parent, windows, source.uri)
     # Load the user's functions early, so that a fault in them does not end the run late.
     job_hooks(job)
     job_step(job)

@@ -12,7 +12,7 @@ from tasks.runtimes.genai import session as genai
 from tasks.runtimes.providers import provider_of
 from tasks.targets.availability import Availability, describe_missing, install
 from tasks.targets.target import Pass, RefusedPrecision, Target
-from validators.errors import CandidateRefused
+from validators.errors import CandidateRefused, JobError
 from validators.job.candidate_name import Candidate
 from validators.providers import GENAI
 from validators.records.latencies import NEW_TOKENS, USUAL_NEW_TOKENS
@@ -25,8 +25,7 @@ def _session(
     candidate: Candidate, threads: int, _libraries: Libraries, provider_options: Mapping[str, str]
 ) -> SessionSettings:
     if provider_options:
-        raise CandidateRefused(
-            kind="unsupported",
+        raise JobError(
             found=f"`provider_options` for {candidate.target}",
             expected="none: the library has the options of its model builder",
             fix="remove them",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import warnings
 from typing import Any
 
 import numpy as np
@@ -26,5 +27,7 @@ import pytest
     ],
 )
 def test_texts_are_prompts_and_numbers_are_tokens(given: Any, prompts: list[str], new_tokens: int | None) -> None:
-    consumer = importlib.import_module("tasks.champion.consumer.consumer")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of MLflow about itself
+        consumer = importlib.import_module("tasks.champion.consumer.consumer")
     assert consumer._asked(given) == (prompts, new_tokens)
