@@ -131,7 +131,7 @@ def gather_inputs(run: Run) -> tuple[RunInputs, Inventory]:
     source = resolve_source(run)
     inventory = without_unsuited_engines(inventory_of_target(run), has_program=source.program is not None)
     for left_out in inventory.absent:
-        with stage(LEAVE_OUT, lambda engine=left_out.engine: engine):
+        with stage(LEAVE_OUT, partial(str, left_out.engine)):
             (log.info if left_out.for_source else log.warning)("target %s: %s", run.job.target, left_out)
     return RunInputs(source, load_data(run, source)), inventory
 

@@ -6,11 +6,15 @@ Only weights in safetensors are read, only classes of the two libraries are buil
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 from tasks.evidence.flavors import need_libraries
-from validators.errors import SourceError
+from validators.errors import DataError, JobError, SourceError
+from validators.job.job import Job
+from validators.records.latencies import NEW_TOKENS, USUAL_NEW_TOKENS
+from validators.samples.datasets import Samples
 from validators.untrusted.paths import inside
 
 # Weights that torch or another library would unpickle.
@@ -23,6 +27,23 @@ GENERATORS = (
     "ForVision2Seq",
     "ForSeq2SeqLM",
 )
+# Folder of a source's or variant's graph with the files beside it.
+DECODER = "decoder"
+CONFIG = "genai_config.json"
+# Decoders that both the model builder of onnxruntime-genai and transformers know.
+DECODERS = (
+    "LlamaForCausalLM",
+    "MistralForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",
+    "PhiForCausalLM",
+    "Phi3ForCausalLM",
+    "GemmaForCausalLM",
+    "Gemma2ForCausalLM",
+    "Gemma3ForCausalLM",
+    "SmolLM3ForCausalLM",
+)
+TOKENIZER = "tokenizer.json"
 SENTENCE_MODULES = "sentence_transformers."
 ACTIVATIONS = "torch.nn.modules."
 
@@ -33,11 +54,11 @@ def transformers_folder(model: Path, flavor: dict[str, Any], uri: str) -> Path:
     Raises:
         SourceError: the version has an adapter or no weights, weights that are not safetensors, or a decoder.
     """
-    folder = weights_folder(model, flavor, uri)
+    folder = _weights_folder(model, flavor, uri)
     config = read_json(folder / "config.json", uri)
     kinds = [str(kind) for kind in config.get("architectures") or []]
     if config.get("is_encoder_decoder") or any(kind.endswith(GENERATORS) for kind in kinds):
-        raise refused(
+        raise _refused(
             f"{uri} is a model that generates, {', '.join(kinds) or config.get('model_type')}",
             "an encoder: a generator needs a cache from step to step, which its conversion does not have",
             "set `target: ort-genai`, which runs decoders with their cache, or log an ONNX file with mlflow.onnx.log_model",
@@ -46,18 +67,18 @@ def transformers_folder(model: Path, flavor: dict[str, Any], uri: str) -> Path:
     return folder
 
 
-def weights_folder(model: Path, flavor: dict[str, Any], uri: str) -> Path:
+def _weights_folder(model: Path, flavor: dict[str, Any], uri: str) -> Path:
     """Return the folder with configuration and weights, which are safetensors.
 
     Raises:
         SourceError: there is an adapter, or no weights, or other files of weights.
     """
     if flavor.get("peft_adaptor"):
-        raise refused(
+        raise _refused(
             f"{uri} holds an adapter (PEFT) without its base model", "a whole model", "log model.merge_and_unload()"
         )
     if not flavor.get("model_binary"):
-        raise refused(
+        raise _refused(
             f"{uri} holds no weights, only the name {flavor.get('source_model_name')!r} of a model elsewhere",
             "a version with its weights",
             "log it with mlflow.transformers.log_model(..., save_pretrained=True), or call "
@@ -66,6 +87,70 @@ def weights_folder(model: Path, flavor: dict[str, Any], uri: str) -> Path:
     folder = inside(model, str(flavor["model_binary"]), said_by="MLmodel")
     _check_weights(folder, uri)
     return folder
+
+
+def decoder_folder(model: Path, flavor: dict[str, Any], uri: str) -> Path:
+    """Return the folder with configuration, weights and tokenizer of a decoder of the flavor `transformers`.
+
+    Raises:
+        SourceError: the version has an adapter or no weights, weights that are not safetensors, no tokenizer, or another
+            architecture.
+    """
+    folder = _weights_folder(model, flavor, uri)
+    kinds = [str(kind) for kind in read_json(folder / "config.json", uri).get("architectures") or []]
+    if not kinds or kinds[0] not in DECODERS:
+        raise _refused(
+            f"{uri} is a {', '.join(kinds) or 'model without an architecture in config.json'}",
+            f"one of {', '.join(DECODERS)}",
+            "take another target for a model that does not generate",
+        )
+    beside = model / "components" / "tokenizer"
+    for path in sorted(beside.iterdir()) if beside.is_dir() else ():
+        if path.is_file() and not path.is_symlink() and not (folder / path.name).exists():
+            shutil.copyfile(path, folder / path.name)
+    if not (folder / TOKENIZER).is_file():
+        raise _refused(
+            f"{uri} has no {TOKENIZER}",
+            "the tokenizer beside the weights: prompts are text",
+            "log both again, with a fast tokenizer: mlflow.transformers.log_model({'model': ..., 'tokenizer': ...}, ...)",
+        )
+    need_libraries(["transformers", "onnxruntime_genai"], "genai", uri)
+    return folder
+
+
+def no_decoder(uri: str) -> SourceError:
+    """Return the error for a source of another kind."""
+    return _refused(
+        f"{uri} for a target that generates",
+        "a decoder with its tokenizer, of the MLflow flavor transformers",
+        "log it with mlflow.transformers.log_model, or take another target",
+    )
+
+
+def check_context(job: Job, folder: Path, windows: Samples, uri: str) -> None:
+    """Check that the windows, and the measured requests, fit the context of the decoder in a folder.
+
+    Raises:
+        DataError: the windows are longer than the context.
+        JobError: a prompt and the tokens that follow are, or the job names no length of the prompt.
+    """
+    context = json.loads((folder / CONFIG).read_text(encoding="utf-8"))["model"]["context_length"]
+    length = windows.inputs["input_ids"].shape[1]
+    if length > context:
+        raise DataError(
+            found=f"windows of {length} tokens in {windows.file.path.name}",
+            expected=f"at most {context}, the context of {uri}",
+            fix="write shorter windows",
+        )
+    for point in job.measurement.points:
+        new = point.dims.get(NEW_TOKENS, USUAL_NEW_TOKENS)
+        prompt = next((size for name, size in point.dims.items() if name != NEW_TOKENS), length)
+        if prompt + new > context:
+            raise JobError(
+                found=f"a prompt of {prompt} tokens and {new} that follow",
+                expected=f"at most {context} together, the context of {uri}",
+                fix="lower `measurement.dims`",
+            )
 
 
 def sentence_folder(model: Path, uri: str, data: str = "model.sentence_transformer") -> Path:
@@ -83,7 +168,7 @@ def sentence_folder(model: Path, uri: str, data: str = "model.sentence_transform
             activation = read_json(place / "config.json", uri).get("activation_function")
         known = activation is None or str(activation).startswith(ACTIVATIONS)
         if not kind.startswith(SENTENCE_MODULES) or not known:
-            raise refused(
+            raise _refused(
                 f"{uri} has a module of the class {kind if known else activation}, whose code quantgate does not run",
                 "modules of sentence_transformers and activations of torch",
                 "log the model as ONNX with mlflow.onnx.log_model",
@@ -103,7 +188,7 @@ def read_json(path: Path, uri: str) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise refused(
+        raise _refused(
             f"{uri}: {path.name} cannot be read: {str(error)[:200]}",
             "the file as the library writes it",
             "log it again",
@@ -114,12 +199,12 @@ def _check_weights(folder: Path, uri: str) -> None:
     if any(folder.glob("*.safetensors")):
         return
     found = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
-    raise refused(
+    raise _refused(
         f"{uri}: {', '.join(found) or 'no weights'} in {folder.name}",
         "weights in safetensors: other formats can run any code when they are loaded",
         "save the model with save_pretrained(..., safe_serialization=True), which writes model.safetensors, and log it again",
     )
 
 
-def refused(found: str, expected: str, fix: str) -> SourceError:
+def _refused(found: str, expected: str, fix: str) -> SourceError:
     return SourceError(found=found, expected=expected, fix=fix)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.evidence.decoders import check_context
 from tasks.evidence.fetch_data import load_place
+from tasks.evidence.hugging_face import check_context
 from tasks.evidence.sequences import split_sequences
 from tasks.measure.inventory import usable_cores
 from tasks.measure.metrics.metric import Metric
@@ -66,6 +66,9 @@ def _load(run: Run, source: Source) -> Evidence:
         feeds, output, batch_axis = _describe(job, source, session)
         calibration = load_file(run, "calibration", job.data.calibration, feeds, source)
         evaluation = load_file(run, "evaluation", job.data.evaluation, feeds, source)
+        if facts_of(job.target).generates:
+            for windows in (calibration, evaluation):
+                check_context(job, source.onnx_path.parent, windows, source.uri)
         traffic = load_file(run, "traffic", job.data.traffic, feeds, source) if job.data.traffic else None
         _check_fixed_batch(batch_axis, run, calibration, evaluation)
         metric = job_metric(job)
@@ -77,9 +80,6 @@ def _load(run: Run, source: Source) -> Evidence:
     evaluation = _clustered_by(labels, evaluation)
     check_bounds_have_units(job, evaluation.labels)
     _check_axes(job, feeds.samples)
-    if facts_of(job.target).generates:
-        for windows in (calibration, evaluation):
-            check_context(job, source.onnx_path.parent, windows, source.uri)
     # Load the user's functions early, so that a fault in them does not end the run late.
     job_hooks(job)
     job_step(job)

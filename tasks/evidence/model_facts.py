@@ -15,9 +15,8 @@ import numpy as np
 import onnx
 
 from tasks.evidence.converted_flavors import original_of
-from tasks.evidence.decoders import decoder_folder, no_decoder
 from tasks.evidence.flavors import flavor_of, flavors_of
-from tasks.evidence.hugging_face import read_json
+from tasks.evidence.hugging_face import decoder_folder, no_decoder, read_json
 from tasks.evidence.torch_export import convert
 from tasks.registry.mlflow_registry import MODEL_URI, named_version, registry_call
 from tasks.runtimes.decoder_session import decoder_specs

@@ -108,9 +108,10 @@ def from_decoder(order: dict[str, Any]) -> Run:
     builder.create_model(*places, **options)
     shutil.rmtree(onnx_path.parent / "cache", ignore_errors=True)
     _complete_decoder(onnx_path)
-    model = transformers.AutoModelForCausalLM.from_pretrained(
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(
         path, local_files_only=True, trust_remote_code=False, use_safetensors=True, dtype="float32"
-    ).eval()
+    )
+    model.eval()
 
     def run(batch: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
         (tokens,) = batch.values()

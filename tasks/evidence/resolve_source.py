@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tasks.evidence.converted_flavors import code_of, original_of
-from tasks.evidence.decoders import DECODER, check_context, decoder_folder, no_decoder
 from tasks.evidence.fetch_data import load_place, local_data
 from tasks.evidence.flavors import flavor_of, flavors_of, pickled_torch
+from tasks.evidence.hugging_face import DECODER, check_context, decoder_folder, no_decoder
 from tasks.evidence.sequences import first_calls
 from tasks.evidence.sklearn_file import check_worth
 from tasks.evidence.torch_export import PARITY_SAMPLES, PROGRAM, Original, convert

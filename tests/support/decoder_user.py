@@ -40,31 +40,36 @@ def main(folder: Path) -> None:
     state = state_folder()
     mlflow.set_tracking_uri(tracking_uri(state))
     mlflow.set_experiment(experiment_id=mlflow.create_experiment("user", artifact_location(tracking_uri(state))))
-    torch.manual_seed(0)
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES)).eval()
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=trained(), bos_token="<s>", eos_token="</s>")
-    parts = {"model": model, "tokenizer": tokenizer}
-    register("lm", parts)
-    remove(register("lm-mute", parts), "tokenizer.json")
-    weights = next(register("lm-pickled", parts).rglob("model.safetensors"))
+    sound = parts()
+    register("lm", sound)
+    remove(register("lm-mute", sound), "tokenizer.json")
+    weights = next(register("lm-pickled", sound).rglob("model.safetensors"))
     weights.rename(weights.with_name("pytorch_model.bin"))
     other = transformers.GPT2Config(
         vocab_size=VOCABULARY, n_embd=32, n_layer=1, n_head=4, bos_token_id=0, eos_token_id=1
     )
-    register("lm-other", {"model": transformers.GPT2LMHeadModel(other), "tokenizer": tokenizer})
+    register("lm-other", sound | {"model": transformers.GPT2LMHeadModel(other)})
     rng = np.random.default_rng(0)
     windows = {role: rng.integers(2, VOCABULARY, (count, WINDOW)) for role, count in (("cal", 200), ("ev", 100))}
     for role, tokens in windows.items():
         np.savez(folder / f"{role}.npz", input_ids=tokens)
     np.savez(folder / "long.npz", input_ids=rng.integers(2, VOCABULARY, (4, CONTEXT + 1)))
-    np.savez(folder / "told.npz", **told(model, windows["ev"]))
+    np.savez(folder / "told.npz", **told(sound["model"], windows["ev"]))
 
 
-def register(name: str, parts: dict[str, Any]) -> Path:
+def parts() -> dict[str, Any]:
+    """A small Llama with random weights, and its tokenizer."""
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES)).eval()
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=trained(), bos_token="<s>", eos_token="</s>")
+    return {"model": model, "tokenizer": tokenizer}
+
+
+def register(name: str, logged: dict[str, Any]) -> Path:
     """Log and register a model; return its folder of artifacts."""
     with mlflow.start_run():
         info = mlflow.transformers.log_model(
-            parts, name=name, task="text-generation", registered_model_name=name, pip_requirements=["transformers"]
+            logged, name=name, task="text-generation", registered_model_name=name, pip_requirements=["transformers"]
         )
     return Path(str(mlflow.get_logged_model(info.model_id).artifact_location).removeprefix("file://"))
 

@@ -88,6 +88,29 @@ PREPARED: dict[str, tuple[str, str]] = {
     """,
         """assert answers["logits"].shape == (3, 4)""",
     ),
+    "docs/decoders.md": (
+        f"""
+    import sys, warnings
+    warnings.simplefilter("ignore")
+    sys.path.append({str(Path(__file__).parent)!r})
+    import decoder_user, mlflow
+    mlflow.set_tracking_uri("sqlite:///mlflow.db")
+    mlflow.set_experiment(experiment_id=mlflow.create_experiment("user", (Path.cwd() / "artifacts").as_uri()))
+    model, tokenizer = decoder_user.parts().values()
+
+    class Answers(mlflow.pyfunc.PythonModel):
+        def predict(self, context, model_input, params=None):
+            return ["text"]
+
+        def predict_stream(self, context, model_input, params=None):
+            yield "text"
+
+    info = mlflow.pyfunc.log_model(name="m", python_model=Answers(), pip_requirements=[])
+    version = mlflow.register_model(info.model_uri, "assistant-quantized").version
+    mlflow.MlflowClient().set_registered_model_alias("assistant-quantized", "champion-ort-genai", version)
+    """,
+        """assert mlflow.MlflowClient().get_model_version("assistant", "1").status == "READY" and text == "text" """,
+    ),
     "docs/own-metric.md": (
         "",
         """

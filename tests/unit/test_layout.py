@@ -218,6 +218,7 @@ def test_the_measuring_process_imports_little() -> None:
     assert {name for name in ours if not any(other.startswith(f"{name}.") for other in ours)} == {
         "tasks.measure.metrics.user_code.load_function",
         "tasks.measure.latency.gpu.load",
+        "tasks.runtimes.genai.model.GenaiModel",
         "tasks.runtimes.inductor.package.InductorModel",
         "tasks.runtimes.openvino.model.OpenVinoModel",
         "validators.errors.CandidateRefused",

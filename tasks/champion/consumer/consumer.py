@@ -392,7 +392,7 @@ def _misfit(inputs: list[Any], feed: dict[str, np.ndarray]) -> str:
     return ""
 
 
-class Decoder:
+class GenerativeModel:
     """A decoder in onnxruntime-genai with the approved number of threads."""
 
     def __init__(self, library: Any, folder: Path, threads: int, new_tokens: int) -> None:
@@ -457,7 +457,7 @@ def _open_genai(folder: Path, manifest: dict[str, Any], threads: int) -> tuple[A
     if version != manifest["runtime_version"]:
         _mismatch(f"onnxruntime-genai {version}", manifest["runtime_version"], "install that version")
     _check_device(manifest["hardware"])
-    decoder = Decoder(og, folder, threads, int(manifest["session"]["provider_options"]["new_tokens"]))
+    decoder = GenerativeModel(og, folder, threads, int(manifest["session"]["provider_options"]["new_tokens"]))
     return decoder, lambda feed: {"logits": decoder.scores(feed["input_ids"])}
 
 
@@ -504,7 +504,7 @@ class OnnxChampion(mlflow.pyfunc.PythonModel):  # type: ignore[misc,name-defined
 
         A decoder answers prompts with a list of texts: one text, a list of them, or `{"prompt": [...], "new_tokens": 200}`.
         """
-        if isinstance(self.session, Decoder) and (asked := _asked(model_input))[0]:
+        if isinstance(self.session, GenerativeModel) and (asked := _asked(model_input))[0]:
             texts: Any = ["".join(self.session.stream(prompt, asked[1])) for prompt in asked[0]]
             return texts  # type: ignore[no-any-return]  # mlflow reads the annotation, which most callers rely on
         given: Any = model_input if hasattr(model_input, "keys") else {next(iter(self.dtypes)): model_input}
@@ -517,7 +517,7 @@ class OnnxChampion(mlflow.pyfunc.PythonModel):  # type: ignore[misc,name-defined
             ValueError: the version is no decoder, or there is not exactly one prompt.
         """
         prompts, new_tokens = _asked(model_input)
-        if not isinstance(self.session, Decoder) or len(prompts) != 1:
+        if not isinstance(self.session, GenerativeModel) or len(prompts) != 1:
             raise ValueError(
                 "found no prompt, several, or a model that does not generate; expected one prompt; use predict"
             )

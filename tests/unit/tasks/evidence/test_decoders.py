@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tasks.evidence.decoders import CONFIG, DECODERS, check_context, decoder_folder
+from tasks.evidence.hugging_face import CONFIG, DECODERS, check_context, decoder_folder
 from validators.errors import DataError, JobError, QuantgateError, SourceError
 from validators.job.read_job import parse_job
 from validators.records.run import DataFile
@@ -29,7 +29,7 @@ def logged(folder: Path, *, architecture: str = DECODERS[0], weights: str = "mod
 
 
 def test_the_tokenizer_is_put_beside_the_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tasks.evidence.decoders.need_libraries", lambda *_: None)
+    monkeypatch.setattr("tasks.evidence.hugging_face.need_libraries", lambda *_: None)
     folder = decoder_folder(logged(tmp_path), TOLD, "models:/lm/1")
     assert {path.name for path in folder.iterdir()} == {"config.json", "model.safetensors", "tokenizer.json"}
 
