@@ -14,11 +14,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-
-from validators.records.verdicts import Outcome
 
 if TYPE_CHECKING:
     import torch
@@ -37,10 +35,13 @@ PRODUCTS = ("linear", "matmul", "mm", "bmm", "conv2d", "conv_transpose2d")
 
 @dataclass(frozen=True)
 class Program:
-    """A program to compile: `build(draft)` returns the function of one input, of `shape` a sample; `label` is its claim."""
+    """A program to compile: `build(draft)` returns the function of one input, of `shape` a sample.
+
+    `label` is its claim, `verdict` what the gate is expected to say of it: pass or fail, or refused before the gate.
+    """
 
     build: Callable[[Draft], Callable[[Tensor], Tensor]]
-    verdict: Outcome
+    verdict: Literal["pass", "fail", "refused"]
     label: str = STATIC
     shape: tuple[int, ...] = (FEATURES,)
 
@@ -112,13 +113,13 @@ def linear(
     return lambda x: draft.functions.linear(given[activation](x), weight())
 
 
-def convolution(
-    draft: Draft, *, activation: str = "static", axis: int = 0, transposed: bool = False
-) -> Callable[[Tensor], Tensor]:
-    """A convolution with a kernel of three by three, or its transpose."""
+def convolution(draft: Draft, *, activation: str = "static", axis: int = 0) -> Callable[[Tensor], Tensor]:
+    """A convolution with a kernel of three by three.
+
+    Its transpose is no row here: between pairs, which no quantizer sets there, torch 2.13 compiles it to a convolution, and
+    the answers have another shape.
+    """
     weight = draft.weight(CLASSES, CHANNELS, 3, 3, axis=axis)
-    if transposed:
-        return lambda x: draft.functions.conv_transpose2d(draft.pair(x), weight())
     given = {"static": draft.pair, "dynamic": draft.ranged, "none": lambda x: x}
     return lambda x: draft.functions.conv2d(given[activation](x), weight(), padding=1)
 
@@ -149,15 +150,14 @@ PROGRAMS: dict[str, Program] = {
     "Linear, activations only": Program(partial(linear, stored=False), "fail"),
     "Linear, weights only": Program(partial(linear, activation="none"), "fail"),
     "Linear, scales along K": Program(partial(linear, axis=1), "fail"),
-    "Linear, INT16 activations": Program(partial(linear, kind="int16"), "fail"),
+    "Linear, INT16 activations": Program(partial(linear, kind="int16"), "refused"),
     "Conv, weights only": Program(partial(convolution, activation="none"), "fail", shape=IMAGE),
     "Conv, ranges at run time": Program(partial(convolution, activation="dynamic"), "fail", DYNAMIC, IMAGE),
     "Conv, scales along K": Program(partial(convolution, axis=1), "fail", shape=IMAGE),
-    "ConvTranspose": Program(partial(convolution, transposed=True), "fail", shape=IMAGE),
     "product of two activations": Program(attention, "fail", shape=(SIDE, CHANNELS)),
     "a float program": Program(in_float, "fail"),
     "a float program, bfloat16 asked for": Program(in_float, "fail", BF16),
-    "a program in bfloat16, not asked for": Program(in_bfloat16, "fail", FP32),
+    "a program in bfloat16, not asked for": Program(in_bfloat16, "refused", FP32),
 }
 
 

@@ -98,15 +98,18 @@ def inductor_row(name: str, program: Program, folder: Path) -> Row:
     with np.load(folder / ARRAYS) as archive:
         batch, reference = {"x": archive["x"]}, archive["float"].astype(np.float64).reshape(SAMPLES, -1)
     settings = session_settings(decode(program.label), 1)
-    outputs = answers(folder / PACKAGE, settings, batch)
-    agreement = float((reference.argmax(axis=1) == outputs.argmax(axis=1)).mean())
     counted = json.loads((folder / TOLD).read_text(encoding="utf-8"))["operators_counted"]
-    told = (f"TorchInductor: {name}", program.label, agreement, sqnr_db(reference, outputs), counted)
+    agreement = noise = None
     try:
-        return _row(*told, measure_coverage(folder / PACKAGE, settings, batch))
+        outputs = answers(folder / PACKAGE, settings, batch)
+        agreement = float((reference.argmax(axis=1) == outputs.argmax(axis=1)).mean())
+        noise = sqnr_db(reference, outputs)
+        coverage = measure_coverage(folder / PACKAGE, settings, batch)
     except CandidateRefused as refusal:
-        # Before the gate: the session of a label in float32 accepts no products in 16 bits.
-        return _claim(*told) | {"coverage_macs": None, "kernels": {}, "verdict": "refused", "reason": refusal.found}
+        # The package does not run; or, before the gate: a label in float32 accepts no products in 16 bits.
+        claim = _claim(f"TorchInductor: {name}", program.label, agreement, noise, counted)
+        return claim | {"coverage_macs": None, "kernels": {}, "verdict": "refused", "reason": refusal.found}
+    return _row(f"TorchInductor: {name}", program.label, agreement, noise, counted, coverage)
 
 
 def _claim(name: str, label: str, agreement: float | None, sqnr: float | None, counted: float) -> Row:
