@@ -160,7 +160,10 @@ def _read_decoder(model: Path, folder: Path, told: dict[str, Any] | None, base: 
         check_context(run.job, place, found, base.uri)
         return found
 
-    parity = convert(Original("decoder", decoder_folder(model, told, base.uri)), place / "model.onnx", samples)
+    weights = decoder_folder(model, told, base.uri)
+    parity = convert(Original("decoder", weights), place / "model.onnx", samples)
+    # As large as the graph that was made of them.
+    shutil.rmtree(weights, ignore_errors=True)
     shutil.rmtree(model, ignore_errors=True) if model != folder else None
     companions = tuple(sorted(path for path in place.iterdir() if not path.name.startswith("model.onnx")))
     digest = digest_values(digest_model(place / "model.onnx"), [(path.name, digest_file(path)) for path in companions])
