@@ -132,7 +132,7 @@ def check_context(job: Job, folder: Path, windows: Samples, uri: str) -> None:
 
     Raises:
         DataError: the windows are longer than the context.
-        JobError: a prompt and the tokens that follow are, or the job names no length of the prompt.
+        JobError: a prompt and the tokens that follow are.
     """
     context = json.loads((folder / CONFIG).read_text(encoding="utf-8"))["model"]["context_length"]
     length = windows.inputs["input_ids"].shape[1]
