@@ -75,7 +75,9 @@ measurement:
 def job_skeleton(facts: ModelFacts, target: str, file: str, absent: Sequence[AbsentEngine] = ()) -> str:
     """Return the text of a job file named `file`; it has no candidates of the engines that are `absent`, and names these."""
     outputs = scores_first(facts.outputs)
-    metric, why, options = suggest_metric(outputs, facts.inputs, facts.probabilities)
+    generates = facts_of(target).generates
+    suggested = suggest_metric(outputs, facts.inputs, facts.probabilities)
+    metric, why, options = ("perplexity", "a decoder scores the next token", ()) if generates else suggested
     labelled = metric not in ("sqnr", "perplexity")
     several = len(outputs) > 1
     settings = guess_inputs(facts.inputs, facts.outputs)
@@ -107,7 +109,7 @@ def job_skeleton(facts: ModelFacts, target: str, file: str, absent: Sequence[Abs
         if metric == "sqnr"
         else f"  max_drop: 0.02       # CHECK: {_MAX_DROP.get(metric, 'largest allowed drop: 0.02 is 2 points')}",
         batch=next((spec.shape[0] for spec in feeds.samples if spec.shape and isinstance(spec.shape[0], int)), 1),
-        dims=_dims(feeds.samples, generates=facts_of(target).generates),
+        dims=_dims(feeds.samples, generates=generates),
     )
 
 

@@ -64,6 +64,16 @@ def test_engines_that_are_left_out_are_named_beside_the_candidates() -> None:
     assert engines == {"ort-cpu", "torch-inductor"}
 
 
+def test_a_decoder_answers_prompts_and_is_judged_by_perplexity() -> None:
+    """However few words it knows; the first token of an answer is timed alone, too."""
+    found = facts([TOKENS], [TensorSpec("logits", "float32", ("batch", "sequence", 40))])
+    job = parse_job(yaml.safe_load(job_skeleton(found, "ort-genai", "job.yaml")), base=Path("/"))
+    assert job.metric == "perplexity"
+    assert [point.dims for point in job.measurement.points] == [
+        {"sequence": 128, "new_tokens": count} for count in (64, 1)
+    ]
+
+
 def test_a_fixed_batch_is_the_measured_one() -> None:
     found = facts([TensorSpec("x", "float32", (4, 8))], [TensorSpec("scores", "float32", (4, 3))])
     assert written(found)["measurement"]["batch_sizes"] == [4]
