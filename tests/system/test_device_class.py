@@ -107,8 +107,12 @@ def test_an_engine_that_is_not_installed_is_left_out_and_named(world: World) -> 
     result, answer = world.without["default"].result, world.without["default"]
     assert result is not None
     assert {one["name"].partition("@")[2] for one in result["candidates"]} == {"ort-cpu"}
-    (absent,) = result["absent_engines"]
-    assert absent["engine"] == "openvino" and "install" in absent["fix"] and "openvino" in absent["fix"]
+    left_out = {one["engine"]: one for one in result["absent_engines"]}
+    absent = left_out.pop("openvino")
+    assert not absent["for_source"] and "install" in absent["fix"] and "openvino" in absent["fix"]
+    # The source has no PyTorch program: nothing is missing here.
+    assert [(name, one["for_source"]) for name, one in left_out.items()] == [("torch-inductor", True)]
+    assert "note:      torch-inductor" not in answer.out
     assert "note:      openvino is left out: openvino is not installed" in answer.out and absent["fix"] in answer.out
     page = unescape(Path(result["report"]).read_text(encoding="utf-8"))
     assert "openvino is left out" in page and absent["fix"] in page
