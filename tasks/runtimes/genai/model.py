@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime_genai as og
 from numpy.typing import NDArray
 
 PROVIDER = "OnnxRuntimeGenAI"
@@ -20,7 +19,6 @@ TOKENS, LOGITS = "input_ids", "logits"
 NEW_TOKENS = "new_tokens"
 # Tokens that scores take at a time: each part but the first reads the cache that the parts before it filled.
 PART = 64
-og.disable_telemetry_events()
 
 
 class GenaiModel:
@@ -41,6 +39,11 @@ class GenaiModel:
         Raises:
             RuntimeError: the library does not load it.
         """
+        # An extra, which few environments have.
+        import onnxruntime_genai as og
+
+        og.disable_telemetry_events()
+        self._og = og
         self.config: dict[str, Any] = json.loads(model.with_name(CONFIG).read_text(encoding="utf-8"))
         self._new_tokens = int(options[NEW_TOKENS])
         loading = og.Config(str(model.parent))
@@ -99,10 +102,10 @@ class GenaiModel:
         return lambda: self.generate(tokens)
 
     def _generator(self, rows: int, length: int) -> Any:
-        params = og.GeneratorParams(self._model)
+        params = self._og.GeneratorParams(self._model)
         # The cache is allocated for `max_length` tokens.
         params.set_search_options(do_sample=False, batch_size=rows, min_length=length, max_length=length)
-        return og.Generator(self._model, params)
+        return self._og.Generator(self._model, params)
 
     def _check_length(self, length: int) -> None:
         if length > self.context:
