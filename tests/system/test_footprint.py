@@ -133,7 +133,8 @@ def test_runs_hold_their_budgets_and_report_them(tiny: Tiny, tmp_path: Path) -> 
     assert free is not None and no_memory is not None and no_disk is not None
 
     store = tmp_path / "state" / "store"
-    assert size_of(store / "calibration-verdict") < free["footprint"]["disk_mb"] * 1e6 <= size_of(store)
+    # The document rounds to tenths of a megabyte.
+    assert size_of(store / "calibration-verdict") < free["footprint"]["disk_mb"] * 1e6 <= size_of(store) + 0.05e6
     assert free["footprint"]["peak_memory_mb"] > 100
     assert no_memory["error"]["kind"] == "BudgetExceeded" and "`budgets.memory_mb`" in no_memory["error"]["expected"]
     assert answers["no memory"].code == EXIT_BAD_INPUT
