@@ -18,6 +18,7 @@ from tasks.targets.variants import session_settings
 from validators.job.candidate_name import decode
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+# The extra `genai`, which `make test-rest` installs and `make test` does without.
 for library in ("transformers", "onnxruntime_genai"):
     pytest.importorskip(library)
 INT8, INT4 = "int8-dynamic-pc@ort-genai", "int4-g32-gptq@ort-genai"
