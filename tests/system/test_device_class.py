@@ -116,6 +116,7 @@ def test_an_engine_that_is_not_installed_is_left_out_and_named(world: World) -> 
     assert "note:      openvino is left out: openvino is not installed" in answer.out and absent["fix"] in answer.out
     page = unescape(Path(result["report"]).read_text(encoding="utf-8"))
     assert "openvino is left out" in page and absent["fix"] in page
+    assert "torch-inductor is left out" not in page
     rows = {row["candidate"]: row["here"] for row in json.loads(world.without["candidates"].out)}
     assert (
         rows[THEIRS.replace("minmax", "mse")] == f"openvino is left out: {absent['reason']}; to add it: {absent['fix']}"
