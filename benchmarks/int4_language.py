@@ -30,7 +30,7 @@ from tasks.measure.inventory import usable_cores
 from tasks.measure.metrics.perplexity import perplexity
 from tasks.ptq.calibrate.grams import Gram, collect_grams
 from tasks.ptq.eight_bit.tied import TableBits
-from tasks.ptq.weight_only.matmul_nbits import Int4Weights, quantize_weights
+from tasks.ptq.weight_only.matmul_nbits import BlockWeights, quantize_weights
 from tasks.ptq.weight_only.sites import tensors_to_collect
 from validators.job.candidate_name import WeightMethod
 
@@ -138,7 +138,7 @@ def _make(variant: Variant, folder: Path, grams: Mapping[str, Gram]) -> Path:
     if variant.method is None:
         nodes = onnx.load(model, load_external_data=False).graph.node
         excluded = [node.name for node in nodes if node.op_type == "MatMul" and node.name != head]
-    weights = Int4Weights(
+    weights = BlockWeights(
         variant.method or "rtn",
         variant.block_size,
         variant.symmetric,

@@ -156,8 +156,10 @@ BUILT_IN: dict[str, TargetFacts] = {
             without=frozenset({"+fused", "static"}),
             fused_words="the float decoder as the library's model builder writes it",
             generates=True,
+            # INT8 dynamic loses more than blocks of INT8 on decoders, and its file is no smaller; `wide` has it.
             default_candidates=(
-                "int8-dynamic-pc@ort-genai",
+                "int8-g32-rtn@ort-genai",
+                "int8-g32-rtn+kv8@ort-genai",
                 "int4-g32-rtn@ort-genai",
                 "int4-g32-gptq@ort-genai",
                 "int4-g32-gptq-asym@ort-genai",

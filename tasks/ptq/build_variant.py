@@ -26,7 +26,7 @@ from tasks.ptq.graph.edits import custom_operators, save_model, scratch
 from tasks.ptq.graph.upgrade import OPSET, convert_opset
 from tasks.ptq.sensitivity import Sensitivity
 from tasks.ptq.slow_parts import WORTH, SlowParts
-from tasks.ptq.weight_only.matmul_nbits import Int4Weights, quantize_weights
+from tasks.ptq.weight_only.matmul_nbits import BlockWeights, quantize_weights
 from validators.errors import CandidateRefused
 from validators.graph.source_graph import opset_of
 from validators.job.candidate_name import Candidate, Precision
@@ -48,7 +48,7 @@ class Materials:
     that it starts from. `reduced_range`: the processor adds pairs of products in 16 bits, so weights use 7 bits. `libraries`
     hold the custom operators of the source. `program` is its exported PyTorch program, if it was one; a compiler tunes code for
     `threads`. `slow_parts` returns the products that an INT8 candidate makes slower. `companions` are the files beside a
-    decoder's graph: its configuration and tokenizer.
+    decoder's graph: its configuration and tokenizer. `cache_ranges` are the largest magnitudes in its caches.
     """
 
     prepared: Callable[[], Path]
@@ -64,6 +64,7 @@ class Materials:
     threads: int = 1
     slow_parts: Callable[[Candidate], SlowParts] = lambda _candidate: SlowParts()
     companions: tuple[Path, ...] = ()
+    cache_ranges: Callable[[], Path] | None = None
 
 
 def fused_float_form(_candidate: Candidate, materials: Materials, path: Path) -> dict[str, int]:
@@ -184,17 +185,22 @@ def float_graph(candidate: Candidate, materials: Materials) -> Path:
     return materials.fused() if candidate.fused else materials.prepared()
 
 
-def int4_form(candidate: Candidate, materials: Materials, path: Path) -> dict[str, int]:
-    """Write the form with INT4 weights for MatMulNBits; return the counts of changes.
+def weights_form(candidate: Candidate, materials: Materials, path: Path) -> dict[str, int]:
+    """Write the form with INT4 or INT8 weights for MatMulNBits; return the counts of changes.
 
     Raises:
         CandidateRefused: the model does not allow it.
     """
     float_model = float_graph(candidate, materials)
-    weights = Int4Weights(candidate.weight_method or "rtn", candidate.block_size or 32, not candidate.asymmetric)
+    weights = BlockWeights(
+        candidate.weight_method or "rtn",
+        candidate.block_size or 32,
+        not candidate.asymmetric,
+        bits=4 if candidate.precision == "int4" else 8,
+    )
     grams = materials.grams(candidate, float_model) if weights.needs_grams else None
     report = quantize_weights(float_model, path, weights, grams=grams)
-    return weight_changes(report, LEFT)
+    return weight_changes(report, LEFT, "INT4" if weights.bits == 4 else "INT8")
 
 
 def fp8_form(candidate: Candidate, materials: Materials, path: Path) -> dict[str, int]:
@@ -259,6 +265,6 @@ def ranges_for(candidate: Candidate, statistics: Path) -> dict[str, Range]:
 PASSES: Mapping[Precision, Callable[[Candidate, Materials, Path], dict[str, int]]] = {
     "fp32": fused_float_form,
     "int8": int8_form,
-    "int4": int4_form,
+    "int4": weights_form,
     "fp8": fp8_form,
 }

@@ -16,7 +16,7 @@ from tasks.ptq.calibrate.grams import Gram
 from tasks.ptq.float.fp16 import Float16Report, convert_to_float16
 from tasks.ptq.forms import count_reasons, weight_changes
 from tasks.ptq.graph.edits import scratch
-from tasks.ptq.weight_only.matmul_nbits import Int4Weights, quantize_weights
+from tasks.ptq.weight_only.matmul_nbits import BlockWeights, quantize_weights
 from validators.job.candidate_name import Candidate
 
 # matmul_4bits.cu: with another one a single row raises.
@@ -45,7 +45,7 @@ def make_form(
             return changes
         method, block_size = candidate.weight_method or "rtn", candidate.block_size or BLOCK_SIZES[-1]
         # The kernel has no other arithmetic than that of the activations.
-        weights = Int4Weights(method, block_size, not candidate.asymmetric, accuracy_level=0)
+        weights = BlockWeights(method, block_size, not candidate.asymmetric, accuracy_level=0)
         report = quantize_weights(base, path, weights, grams=_carried(half, grams()) if weights.needs_grams else None)
     return changes | weight_changes(report, "MatMul left in float")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from tasks.measure.inventory import instruction_sets
-from tasks.ptq.build_variant import int4_form, int8_form, plain_float_form
+from tasks.ptq.build_variant import int8_form, plain_float_form, weights_form
 from tasks.ptq.forms import refuse_any
 from tasks.runtimes.openvino import session as openvino
 from tasks.runtimes.providers import provider_of
@@ -89,7 +89,7 @@ def _refuse_recipe(candidate: Candidate) -> None:
 TARGET = Target(
     facts=facts_of("openvino"),
     runtime=provider_of(OPENVINO),
-    passes={"fp32": plain_float_form, "bf16": plain_float_form, "int8": int8_form, "int4": int4_form},
+    passes={"fp32": plain_float_form, "bf16": plain_float_form, "int8": int8_form, "int4": weights_form},
     session=_session,
     availability=_availability,
     refused={

@@ -6,8 +6,9 @@ import shutil
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from tasks.ptq.build_variant import Materials, int4_form, int8_form
+from tasks.ptq.build_variant import Materials, int8_form, weights_form
 from tasks.ptq.forms import refuse_any
+from tasks.ptq.kv_cache import quantize_caches
 from tasks.runtimes.genai import session as genai
 from tasks.runtimes.providers import provider_of
 from tasks.targets.availability import Availability, describe_missing, install
@@ -54,11 +55,14 @@ def _refuse_recipe(candidate: Candidate) -> None:
     refuse_any(candidate.target, wrong)
 
 
-def _with_companions(make: Pass) -> Pass:
-    """Return a pass that also copies the files without which the library loads no model."""
+def _for_decoders(make: Pass) -> Pass:
+    """Return a pass that also quantizes the caches, and copies the files without which the library loads no model."""
 
     def form(candidate: Candidate, materials: Materials, path: Path) -> dict[str, int]:
         changes = make(candidate, materials, path)
+        if candidate.cache_bits and materials.cache_ranges:
+            count = quantize_caches(path, materials.cache_ranges(), candidate.cache_bits)
+            changes |= {f"caches of keys and values in INT{candidate.cache_bits}": count}
         for file in materials.companions:
             shutil.copyfile(file, path.with_name(file.name))
         return changes
@@ -69,7 +73,11 @@ def _with_companions(make: Pass) -> Pass:
 TARGET = Target(
     facts=facts_of("ort-genai"),
     runtime=provider_of(GENAI),
-    passes={"int8": _with_companions(int8_form), "int4": _with_companions(int4_form)},
+    passes={
+        "int8": _for_decoders(int8_form),
+        "int8-weights": _for_decoders(weights_form),
+        "int4": _for_decoders(weights_form),
+    },
     session=_session,
     availability=_availability,
     refused={

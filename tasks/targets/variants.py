@@ -97,6 +97,11 @@ def refuse_other_targets(candidate: Candidate) -> None:
     refused = target.refused.get(candidate.precision)
     if refused is None and candidate.precision not in target.passes:
         refused = RefusedPrecision("{precision} for {target}", f"one of {', '.join(target.passes)}")
+    if refused is None and candidate.cache_bits and not target.facts.generates:
+        refused = RefusedPrecision(
+            f"a cache of keys and values in INT{candidate.cache_bits} for {{target}}",
+            "a target that runs decoders with their caches: ort-genai",
+        )
     if refused is None and candidate.in_bf16 and "bf16" not in target.passes:
         refused = RefusedPrecision("bfloat16 for {target}", "a candidate without bf16")
     if refused:

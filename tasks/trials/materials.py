@@ -20,6 +20,7 @@ from tasks.ptq.eight_bit.qdq import QdqReport
 from tasks.ptq.eight_bit.smooth import SmoothedGraph
 from tasks.ptq.eight_bit.smoothed_graph import make_smoothed
 from tasks.ptq.graph.prepare import make_fused, make_prepared
+from tasks.ptq.kv_cache import make_cache_ranges
 from tasks.ptq.sensitivity import Sensitivity, find_parts, rank_parts
 from tasks.ptq.slow_parts import SlowParts, find_slow_parts
 from tasks.ptq.weight_only.sites import tensors_to_collect
@@ -173,6 +174,11 @@ def materials_of(run: Run, run_inputs: RunInputs, inventory: Inventory) -> Mater
                 libraries=run.libraries,
             )
 
+    def cache_ranges() -> Path:
+        make = partial(make_cache_ranges, prepared, calibration, threads, fixed_batch)
+        inputs = (prepared_file, calibration.file.digest, fixed_batch)
+        return run.store.make(Product("cache-ranges", inputs, Path, make))[0]
+
     materials = Materials(
         prepared,
         fused,
@@ -187,6 +193,7 @@ def materials_of(run: Run, run_inputs: RunInputs, inventory: Inventory) -> Mater
         threads=threads,
         slow_parts=slow_parts,
         companions=source.companions,
+        cache_ranges=cache_ranges,
     )
     return materials
 

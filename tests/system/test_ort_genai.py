@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 # The extra `genai`, which `make test-rest` installs and `make test` does without.
 for library in ("transformers", "onnxruntime_genai"):
     pytest.importorskip(library)
-INT8, INT4 = "int8-dynamic-pc@ort-genai", "int4-g32-gptq@ort-genai"
+INT8, INT4 = "int8-g32-rtn+kv8@ort-genai", "int4-g32-gptq+kv4@ort-genai"
 CONSUMER = """
 import json, sys
 import mlflow, numpy as np

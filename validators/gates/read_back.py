@@ -12,7 +12,7 @@ Array = NDArray[np.generic]
 
 # Root mean square of the difference, relative to that of the output; see `tolerance_of`.
 _FLOAT32, _FLOAT16 = 1e-4, 1.5e-2
-_LOW: dict[Precision, float] = {"bf16": 1e-1, "int8": 1e-1, "int4": 1e-1, "fp8": 2e-1}
+_LOW: dict[Precision, float] = {"bf16": 1e-1, "int8": 1e-1, "int8-weights": 1e-1, "int4": 1e-1, "fp8": 2e-1}
 # The largest difference, relative to the peak, may be this multiple of the tolerance. The largest of a million normal errors
 # is five times their root mean square, and the peak of such outputs about four times theirs.
 _PEAK = 3.0

@@ -1,4 +1,4 @@
-"""Candidates and their names: `<precision>-<method>...[+fused]@<target>` decodes mechanically, both ways.
+"""Candidates and their names: `<precision>-<method>...[+fused][+kv<bits>]@<target>` decodes mechanically, both ways.
 
 fp32-fused@ort-cpu                    the float graph after the runtime's transformer fusions
 fp16@tensorrt                         float16 weights and activations; on ort-cuda and ort-tensorrt too
@@ -14,6 +14,8 @@ int8-static-mse-pc-all-fast@ort-cpu   products that a profile shows to be slower
 int8-static-minmax-pc-all-keep2@ort-cpu   the two parts of the model that lose most are left in float
 int8-dynamic-pc+fused@ort-cpu         ranges at run time, on the fused graph
 int8-dynamic-pc-smooth-keep4@ort-cpu  the same after SmoothQuant, with the four parts that lose most in float
+int8-g32-rtn@ort-genai                weight only, INT8 in blocks of 32
+int8-g32-rtn+kv8@ort-genai            the same, with a decoder's cache of keys and values in INT8 (or INT4: +kv4)
 int4-g32-rtn@ort-cpu                  weight only, blocks of 32, round to nearest, symmetric
 int4-g64-gptq-asym@ort-cpu            by GPTQ (or awq, or hqq), with a zero point for each block
 int4-g128-awq@ort-cuda                over the graph in float16, as on every target with a GPU
@@ -31,12 +33,14 @@ from pydantic_core import PydanticKnownError, core_schema
 from validators.errors import JobError
 from validators.targets import facts_of, target_names
 
-Precision = Literal["fp32", "bf16", "fp16", "int8", "int4", "fp8"]
+# `int8` quantizes weights and activations, `int8-weights` the weights alone, as `int4` does.
+Precision = Literal["fp32", "bf16", "fp16", "int8", "int8-weights", "int4", "fp8"]
 # Precisions of 16-bit floats, and the candidates of which the coverage counts kernels in 16 bits.
 HALF_PRECISIONS = frozenset({"bf16", "fp16"})
 RangeMethod = Literal["minmax", "p99.9", "percentile", "p99.999", "entropy", "mse"]
 WeightMethod = Literal["rtn", "hqq", "gptq", "awq"]
 Granularity = Literal["pt", "pc"]
+CacheBits = Literal[8, 4]
 # Block sizes that MatMulNBits supports.
 BLOCK_SIZES = (16, 32, 64, 128, 256)
 
@@ -67,12 +71,13 @@ class Candidate:
     """A recipe for one target.
 
     `range_method` is set for INT8 static, `granularity` for INT8 and FP8, `block_size` (weights along K) and
-    `weight_method` for INT4, `asymmetric` if its blocks have a zero point.
+    `weight_method` for INT4 and INT8 weights, `asymmetric` if blocks of INT4 have a zero point.
     `every_operator` quantizes all operators that the runtime can, not just MatMul, Gemm and Conv with weights;
     `signed_activations` takes INT8 in place of UINT8 activations; `fused` starts from the transformer-fused graph. Of INT8,
     `smooth` starts from the graph after SmoothQuant, and the `kept_parts` most sensitive parts (`tasks.ptq.sensitivity`) stay
     in float; `bias_corrected`, of INT8 static, shifts biases, and `fast` leaves products in float that INT8 makes
-    slower (`tasks.ptq.slow_parts`). With `bf16_floats` the rest is computed in bfloat16.
+    slower (`tasks.ptq.slow_parts`). With `bf16_floats` the rest is computed in bfloat16. `cache_bits` is the width of the keys
+    and values that a decoder caches; None leaves them in float.
     """
 
     precision: Precision
@@ -91,6 +96,7 @@ class Candidate:
     asymmetric: bool = False
     fused: bool = False
     bf16_floats: bool = False
+    cache_bits: CacheBits | None = None
 
     @property
     def name(self) -> str:
@@ -104,8 +110,9 @@ class Candidate:
         """
         recipe = next(one for one in RECIPES if one.makes(self))
         words = [recipe.head, *filter(None, (word.write(self) for word in recipe.words))]
-        suffix = FUSED if self.fused and "fused" not in recipe.fixed else ""
-        return "-".join(words) + suffix + "@" + self.target
+        free = {text: on for text, on in SUFFIXES.items() if on[0] not in recipe.fixed}
+        suffixes = [text for text, (field, value) in free.items() if getattr(self, field) == value]
+        return "-".join(words) + "".join(suffixes) + "@" + self.target
 
     @property
     def in_bf16(self) -> bool:
@@ -129,6 +136,12 @@ class Candidate:
 
 
 FUSED = "+fused"
+# Suffixes of any recipe, in the order of names: the field that each sets, and its value.
+SUFFIXES: Mapping[str, tuple[str, Any]] = {
+    FUSED: ("fused", True),
+    "+kv8": ("cache_bits", 8),
+    "+kv4": ("cache_bits", 4),
+}
 
 
 @dataclass(frozen=True)
@@ -190,6 +203,7 @@ def _flag(field: str, text: str) -> NameWord:
 
 
 _GRANULARITY = _one_of("granularity", Granularity)
+_BLOCK = NameWord("block_size", {f"g{size}": size for size in BLOCK_SIZES})
 _SMOOTH = _flag("smooth", "smooth")
 _BF16 = _flag("bf16_floats", "bf16")
 _KEEP = NameWord("kept_parts", {f"keep{count}": count for count in range(1, 1000)}, optional=True)
@@ -215,11 +229,12 @@ RECIPES: tuple[Recipe, ...] = (
         ),
     ),
     Recipe("int8-dynamic", {"precision": "int8", "dynamic": True}, (_GRANULARITY, _SMOOTH, _KEEP)),
+    Recipe("int8", {"precision": "int8-weights"}, (_BLOCK, NameWord("weight_method", {"rtn": "rtn"}))),
     Recipe(
         "int4",
         {"precision": "int4"},
         (
-            NameWord("block_size", {f"g{size}": size for size in BLOCK_SIZES}),
+            _BLOCK,
             _one_of("weight_method", WeightMethod),
             _flag("asymmetric", "asym"),
             _BF16,
@@ -239,9 +254,14 @@ def decode(name: str) -> Candidate:
     'entropy'
     >>> decode("int8-dynamic-pc+fused@ort-cpu").name
     'int8-dynamic-pc+fused@ort-cpu'
+    >>> decode("int8-g32-rtn+kv8@ort-genai").cache_bits
+    8
     """
     recipe, _, target = name.partition("@")
-    text = recipe.removesuffix(FUSED)
+    text, suffixes = recipe, dict[str, Any]()
+    for suffix, (field, value) in reversed([*SUFFIXES.items()]):
+        if field not in suffixes and text.endswith(suffix):
+            text, suffixes[field] = text.removesuffix(suffix), value
     fields = next((found for one in RECIPES if (found := one.read(text)) is not None), None)
     if fields is None or target not in target_names():
         raise JobError(
@@ -256,8 +276,6 @@ def decode(name: str) -> Candidate:
             expected=f"a candidate for one of its engines: {', '.join(engines)}",
             fix=f"write {recipe}@{engines[0]}, or `candidates: default`",
         )
-    if text != recipe:
-        if "fused" in fields:
-            raise JobError(found=f"candidate {name!r}", expected=text, fix=f"leave out {FUSED}")
-        fields["fused"] = True
-    return Candidate(target=target, **fields)
+    if "fused" in fields and "fused" in suffixes:
+        raise JobError(found=f"candidate {name!r}", expected=text, fix=f"leave out {FUSED}")
+    return Candidate(target=target, **fields | suffixes)

@@ -13,6 +13,7 @@ def describe(candidate: Candidate) -> str:
     >>> describe(decode("int4-g32-rtn@ort-cpu"))
     'INT4 weights in blocks of 32, symmetric, rounded to nearest'
     """
+    cache = f", keys and values cached in INT{candidate.cache_bits}" if candidate.cache_bits else ""
     rest = ", the rest in bfloat16" if candidate.bf16_floats else ""
     channels = "per output channel" if candidate.granularity == "pc" else "per tensor"
     graph = ", on the fused graph" if candidate.fused and candidate.precision != "fp32" else ""
@@ -23,6 +24,8 @@ def describe(candidate: Candidate) -> str:
             return "bfloat16 arithmetic on the float model"
         case "fp16":
             return "float16 weights and activations" + graph
+        case "int8-weights":
+            return f"INT8 weights in blocks of {candidate.block_size}, symmetric, rounded to nearest{graph}{cache}"
         case "int4":
             how = {
                 "rtn": "rounded to nearest",
@@ -31,14 +34,14 @@ def describe(candidate: Candidate) -> str:
                 "awq": "by AWQ",
             }[candidate.weight_method or "rtn"]
             symmetry = "asymmetric" if candidate.asymmetric else "symmetric"
-            return f"INT4 weights in blocks of {candidate.block_size}, {symmetry}, {how}{graph}{rest}"
+            return f"INT4 weights in blocks of {candidate.block_size}, {symmetry}, {how}{graph}{rest}{cache}"
         case "fp8":
             return f"FP8 E4M3 weights {channels}, activations per tensor, scale = amax / 448{graph}"
     steps = (", smoothed" if candidate.smooth else "") + (", biases corrected" if candidate.bias_corrected else "")
     steps += ", products that it makes slower left in float" if candidate.fast else ""
     kept = f", the {candidate.kept_parts} most sensitive parts left in float" if candidate.kept_parts else ""
     if candidate.dynamic:
-        return f"INT8 weights {channels}, activation ranges at run time{steps}{kept}{graph}"
+        return f"INT8 weights {channels}, activation ranges at run time{steps}{kept}{graph}{cache}"
     activations = "INT8" if candidate.signed_activations else facts_of(candidate.target).int8_words
     scope = "every operator" if candidate.every_operator else "MatMul, Gemm and Conv"
     return f"INT8 weights {channels}, {activations} activations by {candidate.range_method}, {scope}{steps}{kept}{graph}{rest}"

@@ -22,6 +22,12 @@ _RECIPES: dict[str, tuple[str, ...]] = {
         *("int8-dynamic-pc", "int8-dynamic-pt", "int8-dynamic-pc-smooth"),
         *("int8-dynamic-pc+fused", "int8-dynamic-pc-smooth+fused"),
     ),
+    # Weights alone in INT8, which targets of decoders take.
+    "int8-g": (
+        *(f"int8-g{size}-rtn" for size in _BLOCKS),
+        *("int8-g32-rtn+kv8", "int8-g32-rtn+kv4", "int4-g32-gptq-asym+kv8", "int4-g32-gptq-asym+kv4"),
+        *("int8-dynamic-pc", "int8-dynamic-pc-smooth"),
+    ),
     "int4": (
         *(f"int4-g{size}-{method}" for size in _BLOCKS for method in ("rtn", "gptq", "awq")),
         *(f"int4-g32-{method}-asym" for method in ("rtn", "hqq", "gptq")),

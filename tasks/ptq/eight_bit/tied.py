@@ -30,6 +30,7 @@ from tasks.ptq.graph.edits import (
     operator_of,
     to_array,
 )
+from tasks.ptq.weight_only.byte_blocks import LARGEST, MIDDLE_BYTE
 
 if TYPE_CHECKING:
     from tasks.ptq.weight_only.sites import Site
@@ -105,9 +106,10 @@ def find_tables(graph: onnx.GraphProto, sites: Sequence[Site], *, block_size: in
 
 
 def round_rows(table: NDArray[Any], *, bits: TableBits, block_size: int) -> Rows:
-    """Round each row's blocks to nearest, with one zero point per block and `2^bits - 1` steps from minimum to maximum.
+    """Round each row's blocks to nearest, on one grid per block.
 
-    `table` is float `[tokens, K]`, K a multiple of `block_size`. Every range contains zero, which is exact.
+    `table` is float `[tokens, K]`, K a multiple of `block_size`. With 4 bits a block has 15 steps from minimum to maximum,
+    zero included and exact. With 8 bits it is symmetric like `round_to_bytes`, and can be exported as llama.cpp's Q8_0.
 
     >>> rows = round_rows(np.array([[-1.0] + [2.0] * 15], np.float32), bits=4, block_size=16)
     >>> rows.codes[0, :2].tolist(), rows.scales.astype(str).tolist(), rows.zero_points.tolist()  # 0 | 15 << 4, 15 | 15 << 4
@@ -125,12 +127,13 @@ def _round(part: NDArray[Any], bits: TableBits, block_size: int) -> Rows:
     top = 2**bits - 1
     blocks = part.reshape(len(part), -1, block_size).astype(np.float64)
     low, high = np.minimum(blocks.min(axis=2), 0), np.maximum(blocks.max(axis=2), 0)
-    scales = ((high - low) / top).astype(part.dtype)
+    widths = np.maximum(high, -low) / LARGEST if bits == 8 else (high - low) / top
+    scales = widths.astype(part.dtype)
     scales[scales == 0] = 1  # a block of zeros, or a scale that underflows float16
     steps = scales.astype(np.float64)
-    zeros = np.clip(np.rint(-low / steps), 0, top)
+    zeros = np.full(steps.shape, MIDDLE_BYTE) if bits == 8 else np.clip(np.rint(-low / steps), 0, top)
     codes = np.clip(np.rint(blocks / steps[..., None]) + zeros[..., None], 0, top)
-    return Rows(_stored(codes.reshape(len(part), -1), bits), scales, _stored(zeros, bits))
+    return Rows(_stored(codes.reshape(len(part), -1), bits), scales, _stored(zeros.astype(np.float64), bits))
 
 
 def _stored(codes: NDArray[np.float64], bits: TableBits) -> Bytes:

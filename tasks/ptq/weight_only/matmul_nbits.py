@@ -1,6 +1,6 @@
-"""INT4 weight-only quantization: MatMul nodes with a constant weight become MatMulNBits, rounded by one of four methods.
+"""Weight-only quantization: MatMul nodes with a constant weight become MatMulNBits, rounded by one of four methods.
 
-rtn    round to nearest: no data, any block
+rtn    round to nearest: no data, any block; INT8 has this alone, which leaves little to gain
 hqq    fractional zero points by half-quadratic splitting: no data, asymmetric
 gptq   error compensation from channel to channel, by the Gram matrix of the activations
 awq    channels scaled and ranges clipped by the Gram matrix; one Mul per activation where factors cannot be folded
@@ -34,6 +34,7 @@ from tasks.ptq.graph.edits import (
     save_model,
 )
 from tasks.ptq.weight_only.awq import AwqLayer, Placed, Scaling, clipped, gram_of, scale_channels, weight_of
+from tasks.ptq.weight_only.byte_blocks import round_to_bytes
 from tasks.ptq.weight_only.gptq import gptq
 from tasks.ptq.weight_only.hqq import hqq
 from tasks.ptq.weight_only.int4_grid import Floats, Packed, QuantizedWeight, pack, round_to_nearest
@@ -46,7 +47,7 @@ DOMAIN = "com.microsoft"
 
 @dataclass(frozen=True)
 class QuantizedNode:
-    """A node quantized to INT4, with the shape of its weight, `[channels_in, channels_out]`.
+    """A quantized node, with the shape of its weight, `[channels_in, channels_out]`.
 
     `factors` of AWQ: `none` (all are 1, or another method), `folded` into the activation's producers, `inserted` as a Mul.
     """
@@ -76,8 +77,8 @@ class WeightOnlyReport:
 
 
 @dataclass(frozen=True)
-class Int4Weights:
-    """Settings of INT4 weights: rounding method, channels in per block, and whether blocks have a zero point.
+class BlockWeights:
+    """Settings of weights in blocks: rounding method, channels in per block, whether blocks have a zero point, and bits.
 
     `accuracy_level` is that of MatMulNBits. Of a tied embedding, the look-up gets `embedding_bits` and the head `head_bits`,
     rounded to nearest; None means float.
@@ -89,6 +90,7 @@ class Int4Weights:
     accuracy_level: int = 4
     embedding_bits: TableBits | None = 8
     head_bits: TableBits | None = 8
+    bits: TableBits = 4
 
     @property
     def needs_grams(self) -> bool:
@@ -99,12 +101,12 @@ class Int4Weights:
 def quantize_weights(
     model: Path,
     variant: Path,
-    weights: Int4Weights,
+    weights: BlockWeights,
     *,
     grams: Mapping[str, Gram] | None = None,
     exclude: Collection[str] = (),
 ) -> WeightOnlyReport:
-    """Write a variant whose MatMul and Gemm nodes with a constant weight multiply in INT4.
+    """Write a variant whose MatMul and Gemm nodes with a constant weight read it from blocks of INT4 or INT8.
 
     `exclude` names nodes that stay in float (a Gemm by its own name). `grams` holds the Gram matrices of the activations that
     `tensors_to_collect` returns. A weight that several nodes read is quantized once, for all their inputs together. A weight
@@ -119,7 +121,7 @@ def quantize_weights(
     proto = onnx.load(model)
     before = _signature(proto)
     retie(proto.graph)
-    plan = find_sites(proto.graph, block_size=weights.block_size, exclude=exclude)
+    plan = find_sites(proto.graph, block_size=weights.block_size, exclude=exclude, bits=weights.bits)
     _check_any(plan)
     tables = find_tables(proto.graph, plan.sites, block_size=weights.block_size)
     heads = {site.node.name for table in tables for site in table.sites}
@@ -165,12 +167,14 @@ def quantize_weights(
     )
 
 
-def _check_settings(weights: Int4Weights) -> None:
+def _check_settings(weights: BlockWeights) -> None:
     wrong = None
     if weights.block_size not in BLOCK_SIZES:
         wrong = f"blocks of {weights.block_size}", f"one of {BLOCK_SIZES}, which the kernel supports"
     elif weights.method == "hqq" and weights.symmetric:
         wrong = "symmetric HQQ", "asymmetric: HQQ chooses zero points, and a symmetric grid has none to choose"
+    elif weights.bits == 8 and (weights.method != "rtn" or not weights.symmetric):
+        wrong = f"INT8 weights by {weights.method}", "symmetric, rounded to nearest"
     if wrong:
         raise CandidateRefused(kind="unsupported", found=wrong[0], expected=wrong[1], fix="take another candidate")
 
@@ -190,8 +194,8 @@ def _check_any(plan: SitePlan) -> None:
         raise CandidateRefused(
             kind="unsupported",
             found="no MatMul or Gemm with a constant weight" + (f" to quantize ({but})" if but else ""),
-            expected="at least one: INT4 weight-only exists for these alone",
-            fix="take an INT8 candidate for this model",
+            expected="at least one: weight-only exists for these alone",
+            fix="take a candidate that quantizes activations too",
         )
 
 
@@ -217,8 +221,15 @@ def _grams_of(sites: Sequence[Site], grams: Mapping[str, Gram]) -> dict[str, Gra
     return {name: grams[name] for name in needed}
 
 
-def _quantize(
-    weight: NDArray[Any], gram: Floats | None, factors: Floats | None, settings: Int4Weights
+def _quantize(weight: NDArray[Any], gram: Floats | None, factors: Floats | None, settings: BlockWeights) -> Packed:
+    """Quantize a weight `[K, N]`."""
+    if settings.bits == 8:
+        return round_to_bytes(weight, block_size=settings.block_size, dtype=weight.dtype)
+    return pack(_in_int4(weight, gram, factors, settings), weight.dtype)
+
+
+def _in_int4(
+    weight: NDArray[Any], gram: Floats | None, factors: Floats | None, settings: BlockWeights
 ) -> QuantizedWeight:
     """Quantize a weight `[K, N]`. With AWQ its rows are first divided by the factors that its activation is multiplied by."""
     size, symmetric, dtype = settings.block_size, settings.symmetric, weight.dtype
@@ -243,7 +254,7 @@ def _replace(
     sites: Sequence[Site],
     seen: Mapping[str, Gram],
     scaling: Scaling,
-    settings: Int4Weights,
+    settings: BlockWeights,
     new: dict[str, list[onnx.NodeProto]],
     names: Names,
 ) -> None:
@@ -259,8 +270,8 @@ def _replace(
         weight = weight_of(constants, site.key)
         if site.key not in weights:
             gram = gram_of(site.key, sites, seen).matrix if seen else None
-            packed = pack(_quantize(weight, gram, scaling.factors.get(site.activation), settings), weight.dtype)
-            weights[site.key] = _add_weight(graph, site, packed, names)
+            packed = _quantize(weight, gram, scaling.factors.get(site.activation), settings)
+            weights[site.key] = _add_weight(graph, site, packed, names, settings.bits)
         activation, made = site.activation, []
         if scaling.placed.get(activation) == "inserted" and activation not in scaled:
             factors = names.new(f"{activation}_factors")
@@ -269,16 +280,16 @@ def _replace(
             name = names.new(f"{site.node.name}_factors")
             made.append(make_node("Mul", [activation, factors], [scaled[activation]], name=name))
         inputs = [scaled.get(activation, activation), *weights[site.key]]
-        new[site.node.name] = [*made, _product(site, inputs, settings.block_size, settings.accuracy_level)]
+        new[site.node.name] = [*made, _product(site, inputs, settings)]
     _set_nodes(graph, [made for node in graph.node for made in new.get(node.name, [node])])
     if not any(opset.domain == DOMAIN for opset in proto.opset_import):
         proto.opset_import.append(make_opsetid(DOMAIN, 1))
 
 
-def _add_weight(graph: onnx.GraphProto, site: Site, packed: Packed, names: Names) -> list[str]:
+def _add_weight(graph: onnx.GraphProto, site: Site, packed: Packed, names: Names, bits: int) -> list[str]:
     """Add the constants of a weight; return their names in the order of the node's inputs."""
     stem = site.constant + ("_transposed" if site.transposed else "")
-    named = {"Q4": packed.codes, "scales": packed.scales}
+    named = {f"Q{bits}": packed.codes, "scales": packed.scales}
     if packed.zero_points is not None:
         named["zero_points"] = packed.zero_points
     made = {names.new(f"{stem}_{part}"): array for part, array in named.items()}
@@ -286,7 +297,7 @@ def _add_weight(graph: onnx.GraphProto, site: Site, packed: Packed, names: Names
     return list(made)
 
 
-def _product(site: Site, inputs: list[str], block_size: int, accuracy_level: int) -> onnx.NodeProto:
+def _product(site: Site, inputs: list[str], settings: BlockWeights) -> onnx.NodeProto:
     rows, columns = site.shape
     return make_node(
         "MatMulNBits",
@@ -296,9 +307,9 @@ def _product(site: Site, inputs: list[str], block_size: int, accuracy_level: int
         domain=DOMAIN,
         K=rows,
         N=columns,
-        bits=4,
-        block_size=block_size,
-        accuracy_level=accuracy_level,
+        bits=settings.bits,
+        block_size=settings.block_size,
+        accuracy_level=settings.accuracy_level,
     )
 
 

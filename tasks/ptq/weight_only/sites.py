@@ -48,8 +48,10 @@ class SitePlan:
     gemm_split: int
 
 
-def find_sites(graph: onnx.GraphProto, *, block_size: int, exclude: Collection[str]) -> SitePlan:
+def find_sites(graph: onnx.GraphProto, *, block_size: int, exclude: Collection[str], bits: int = 4) -> SitePlan:
     """Split Gemm nodes into MatMul and Add, name all nodes, and find the sites. `exclude` names a Gemm by its own name.
+
+    `bits` is the width of a weight: a site takes fewer bytes in blocks than in float.
 
     Raises:
         CandidateRefused: `invalid`: `exclude` has an unknown name.
@@ -73,7 +75,7 @@ def find_sites(graph: onnx.GraphProto, *, block_size: int, exclude: Collection[s
     left = list(custom_operators(graph).items())
     for node in graph.node:
         if operator_of(node) in ("MatMul", "Gemm"):
-            found = "excluded" if node.name in excluded else _site(node, constants, makers, block_size)
+            found = "excluded" if node.name in excluded else _site(node, constants, makers, block_size, bits)
             if isinstance(found, Site):
                 sites.append(found)
             else:
@@ -96,6 +98,7 @@ def _site(
     constants: Mapping[str, onnx.TensorProto],
     makers: Mapping[str, onnx.NodeProto],
     block_size: int,
+    bits: int,
 ) -> Site | str:
     """Return the node's site, or the reason why it is skipped."""
     if node.op_type == "Gemm":
@@ -112,7 +115,7 @@ def _site(
     if weight.data_type not in FLOATS:
         return f"its weight is {onnx.TensorProto.DataType.Name(weight.data_type)}, not FLOAT or FLOAT16"
     rows, columns = reversed(weight.dims) if transposed else weight.dims
-    taken, size = -(-rows // block_size) * (block_size // 2 + 4), rows * to_array(weight).itemsize
+    taken, size = -(-rows // block_size) * (block_size * bits // 8 + 4), rows * to_array(weight).itemsize
     if taken >= size:
         return f"too small: a column of {rows} weights takes {size} bytes, and {taken} in blocks of {block_size}"
     if not np.isfinite(to_array(weight)).all():

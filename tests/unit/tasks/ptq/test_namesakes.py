@@ -26,7 +26,7 @@ from tasks.ptq.eight_bit.tied import find_tables, retie
 from tasks.ptq.graph.edits import custom_operators, split_gemm, weighted_nodes
 from tasks.ptq.graph.pool_means import pool_means
 from tasks.ptq.sensitivity import find_parts
-from tasks.ptq.weight_only.matmul_nbits import Int4Weights, quantize_weights
+from tasks.ptq.weight_only.matmul_nbits import BlockWeights, quantize_weights
 from tasks.ptq.weight_only.sites import find_sites
 from validators.errors import CandidateRefused
 
@@ -137,7 +137,7 @@ def test_factors_of_awq_are_not_folded_through(tmp_path: Path, domain: str) -> N
     for name, width, seed in (("x", 64, 8), ("h", 128, 9)):
         rows = draw(256, width, seed=seed).astype(np.float64) * np.geomspace(1, 300, width)
         grams[name] = Gram(rows.T @ rows, np.abs(rows).mean(axis=0), len(rows))
-    weights = Int4Weights("awq", 32, True)
+    weights = BlockWeights("awq", 32, True)
     report = quantize_weights(tmp_path / "model.onnx", tmp_path / "v.onnx", weights, grams=grams)
     assert {one.name: one.factors for one in report.quantized}["second"] == ("inserted" if domain else "folded")
     assert report.left == ((("between", f"{WHY}Relu"),) if domain else ())
@@ -228,7 +228,7 @@ def test_only_a_transposition_that_nobody_reads_is_taken_away(tmp_path: Path, do
     model.opset_import.append(helper.make_opsetid("acme", 1))
     model.graph.node.append(node("Transpose", ["h"], ["unread"], domain=domain, name="turn"))
     onnx.save(model, tmp_path / "model.onnx")
-    quantize_weights(tmp_path / "model.onnx", tmp_path / "v.onnx", Int4Weights("rtn", 32, True))
+    quantize_weights(tmp_path / "model.onnx", tmp_path / "v.onnx", BlockWeights("rtn", 32, True))
     names = [one.name for one in onnx.load(tmp_path / "v.onnx").graph.node]
     assert ("turn" in names) == bool(domain)
 

@@ -13,13 +13,13 @@ from onnx import helper
 from test_weight_only import K, constants_of, node, normal, operators, run, save
 
 from tasks.ptq.eight_bit.tied import TableBits, retie, round_rows
-from tasks.ptq.weight_only.matmul_nbits import Int4Weights, quantize_weights
+from tasks.ptq.weight_only.matmul_nbits import BlockWeights, quantize_weights
 
 TOKENS, BLOCK = 48, 16
 
 
 def test_bytes_by_hand() -> None:
-    """Steps of 0.5 from -2: codes 0, 4, 15; and of a sixteenth for 8 bits, with -2 at code 0 and zero at 32."""
+    """Steps of 0.5 from -2: codes 0, 4, 15; and of a sixteenth for 8 bits, with zero at 128 and -2 at 96."""
     row = np.zeros((1, 32), np.float32)
     row[0, :3], row[0, 16] = [-2.0, 0.0, 5.5], -1.5
     four = round_rows(row, bits=4, block_size=16)
@@ -27,9 +27,9 @@ def test_bytes_by_hand() -> None:
     assert four.codes.tolist() == [[64, 79, *[68] * 6, 240, *[255] * 7]]
     np.testing.assert_array_equal(four.scales, np.array([[0.5, 0.1]], np.float32))
     assert four.zero_points.tolist() == [[4 | 15 << 4]]
-    row[0, 2] = 255 / 16 - 2
+    row[0, 2] = 127 / 16
     eight = round_rows(row, bits=8, block_size=16)
-    assert eight.codes[0, :4].tolist() == [0, 32, 255, 32] and eight.zero_points.tolist() == [[32, 255]]
+    assert eight.codes[0, :4].tolist() == [96, 128, 255, 128] and eight.zero_points.tolist() == [[128, 128]]
     assert eight.scales[0, 0] == 1 / 16
 
 
@@ -45,8 +45,8 @@ def one_by_one(table: NDArray[Any], bits: int) -> NDArray[np.float64]:
         for start in range(0, K, BLOCK):
             block = table[token, start : start + BLOCK].astype(np.float64)
             low, high = min(block.min(), 0.0), max(block.max(), 0.0)
-            scale = float(np.float32((high - low) / top))
-            zero = round(-low / scale)
+            scale = float(np.float32(max(high, -low) / 127 if bits == 8 else (high - low) / top))
+            zero = 128 if bits == 8 else round(-low / scale)
             codes = [min(max(round(value / scale) + zero, 0), top) for value in block]
             made[token, start : start + BLOCK] = [(code - zero) * scale for code in codes]
     return made
@@ -78,7 +78,7 @@ CHOICES: list[tuple[TableBits | None, TableBits | None]] = [
 @pytest.mark.parametrize(("embedding", "head"), CHOICES)
 def test_look_up_and_head(embedding: TableBits | None, head: TableBits | None, model: Path, tmp_path: Path) -> None:
     """Each in its own bits, or in float."""
-    weights = Int4Weights("rtn", BLOCK, True, accuracy_level=0, embedding_bits=embedding, head_bits=head)
+    weights = BlockWeights("rtn", BLOCK, True, accuracy_level=0, embedding_bits=embedding, head_bits=head)
     report = quantize_weights(model, tmp_path / "v.onnx", weights)
     assert report.tied == ("table",) and report.quantized == () and report.left == ()
     table = normal(TOKENS, K)
@@ -89,7 +89,7 @@ def test_look_up_and_head(embedding: TableBits | None, head: TableBits | None, m
 
 def test_both_read_one_copy(model: Path, tmp_path: Path) -> None:
     """INT8 for both is what happens unasked: no float table is left, and its codes are there once."""
-    quantize_weights(model, tmp_path / "v.onnx", Int4Weights("rtn", BLOCK, True))
+    quantize_weights(model, tmp_path / "v.onnx", BlockWeights("rtn", BLOCK, True))
     made = constants_of(tmp_path / "v.onnx")
     assert operators(tmp_path / "v.onnx") == ["GatherBlockQuantized", "Add", *["Reshape"] * 3, "MatMulNBits"]
     large = {name: array.nbytes for name, array in made.items() if array.nbytes > 64}
@@ -105,7 +105,7 @@ def test_a_copy_of_the_table_is_tied_again(model: Path, tmp_path: Path) -> None:
     table = normal(TOKENS, K)
     save(tmp_path / "folded.onnx", nodes, {"table": table, "copy": table.T.copy(), "ids": np.array([7], np.int64)})
     for path in (model, tmp_path / "folded.onnx"):
-        quantize_weights(path, tmp_path / f"v-{path.name}", Int4Weights("rtn", BLOCK, True))
+        quantize_weights(path, tmp_path / f"v-{path.name}", BlockWeights("rtn", BLOCK, True))
     x = normal(5, K)
     one, two = (run(tmp_path / f"v-{path}", x) for path in ("m.onnx", "folded.onnx"))
     np.testing.assert_array_equal(one, two)
@@ -135,7 +135,7 @@ def test_what_is_no_tied_embedding_is_left_alone(why: str, model: Path, tmp_path
         proto.graph.node.append(helper.make_node("MatMul", ["a", "w"], ["other"], name="other"))
         proto.graph.initializer.append(onnx.numpy_helper.from_array(normal(K, K), "w"))
         onnx.save(proto, model)
-    weights = Int4Weights("rtn", block_size, True)
+    weights = BlockWeights("rtn", block_size, True)
     report = quantize_weights(model, tmp_path / "v.onnx", weights, exclude=exclude)
     assert report.tied == () and "table" in constants_of(tmp_path / "v.onnx")
     assert "Gather" in operators(tmp_path / "v.onnx")

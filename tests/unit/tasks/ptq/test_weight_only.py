@@ -19,7 +19,7 @@ from tasks.ptq.graph.prepare import prepare_graph
 from tasks.ptq.weight_only.awq import AwqLayer, clipped, fold, search_factors
 from tasks.ptq.weight_only.gptq import gptq
 from tasks.ptq.weight_only.int4_grid import round_to_nearest
-from tasks.ptq.weight_only.matmul_nbits import Int4Weights, quantize_weights
+from tasks.ptq.weight_only.matmul_nbits import BlockWeights, quantize_weights
 from tasks.ptq.weight_only.sites import tensors_to_collect
 from validators.errors import CandidateRefused
 from validators.job.candidate_name import WeightMethod
@@ -74,7 +74,7 @@ def quantized(
         tensors = tensors_to_collect(model, block_size=16)
         grams = collect_grams(model, tensors, lambda: [{"x": x}], max_memory_mb=10)
     exclude = options.pop("exclude", ())
-    weights = Int4Weights(method, symmetric=symmetric, **({"block_size": 16, "accuracy_level": 0} | options))
+    weights = BlockWeights(method, symmetric=symmetric, **({"block_size": 16, "accuracy_level": 0} | options))
     variant = model.with_name("variant.onnx")
     report = quantize_weights(model, variant, weights, grams=grams, exclude=exclude)
     return variant, report
@@ -93,7 +93,7 @@ def test_a_whole_model(tiny: Tiny, tmp_path: Path, method: WeightMethod, symmetr
     assert sorted(tensors.values()) == [64, 128]
     grams = collect_grams(tmp_path / "m.onnx", tensors, lambda: [{"x": x[:256]}], max_memory_mb=10)
     variant = tmp_path / "variant.onnx"
-    report = quantize_weights(tmp_path / "m.onnx", variant, Int4Weights(method, 32, symmetric), grams=grams)
+    report = quantize_weights(tmp_path / "m.onnx", variant, BlockWeights(method, 32, symmetric), grams=grams)
     kinds = operators(variant)
     assert kinds.count("MatMulNBits") == len(report.quantized) == 2 and "Gemm" not in kinds and "MatMul" not in kinds
     assert [(seen.channels_in, seen.channels_out) for seen in report.quantized] == [(64, 128), (128, 4)]
@@ -353,7 +353,7 @@ def test_what_cannot_be_done_is_refused(tmp_path: Path, options: dict[str, Any],
     settings: dict[str, Any] = {"block_size": 16, "symmetric": True, "method": "rtn"} | options
     others = {name: settings.pop(name) for name in ("grams", "exclude") if name in settings}
     with pytest.raises(CandidateRefused, match=found) as caught:
-        quantize_weights(model, tmp_path / "variant.onnx", Int4Weights(**settings), **others)
+        quantize_weights(model, tmp_path / "variant.onnx", BlockWeights(**settings), **others)
     assert caught.value.kind == kind and caught.value.fix
     assert not (tmp_path / "variant.onnx").exists()
 

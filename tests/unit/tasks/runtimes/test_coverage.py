@@ -21,7 +21,7 @@ from tasks.ptq.calibrate.range_methods import Range
 from tasks.ptq.eight_bit.dynamic import quantize_dynamic
 from tasks.ptq.eight_bit.int8_weights import Int8Weights
 from tasks.ptq.graph.prepare import prepare_graph
-from tasks.ptq.weight_only.matmul_nbits import Int4Weights, quantize_weights
+from tasks.ptq.weight_only.matmul_nbits import BlockWeights, quantize_weights
 from tasks.runtimes.coverage import coverage_of, measure_coverage, profile_kernels
 from tasks.runtimes.macs import MAC_RULES
 from tasks.runtimes.ort import describe_inputs, describe_outputs, installed_runtime, open_session, run_batches
@@ -195,7 +195,7 @@ def quantized(ready: Ready, name: str, path: Path) -> Path:
     prepared, ranges, _ = ready
     candidate = decode(name)
     if candidate.precision == "int4":
-        quantize_weights(prepared, path, Int4Weights("rtn", 32, True))
+        quantize_weights(prepared, path, BlockWeights("rtn", 32, True))
     elif candidate.dynamic:
         quantize_dynamic(prepared, path, weights=Int8Weights(candidate.granularity == "pc"))
     else:
