@@ -80,6 +80,7 @@ def _load(run: Run, source: Source) -> Evidence:
     evaluation = _clustered_by(labels, evaluation)
     check_bounds_have_units(job, evaluation.labels)
     _check_axes(job, feeds.samples)
+    _check_agreement_gate(job)
     # Load the user's functions early, so that a fault in them does not end the run late.
     job_hooks(job)
     job_step(job)
@@ -264,6 +265,18 @@ def _check_axes(job: Job, inputs: tuple[TensorSpec, ...]) -> None:
             found=f"`measurement.dims` names {unknown}",
             expected=f"dynamic axes of the inputs besides the batch: {sorted(axes) or 'there are none'}",
             fix="correct the names; the inputs are " + "; ".join(str(spec) for spec in inputs),
+        )
+
+
+def _check_agreement_gate(job: Job) -> None:
+    if job.gates.min_agreement is None:
+        return
+    if not facts_of(job.target).generates or not job.measurement.prompts:
+        raise JobError(
+            found=f"`gates.min_agreement: {job.gates.min_agreement}` with the target {job.target} and "
+            f"`measurement.prompts: {job.measurement.prompts}`",
+            expected="a target that answers prompts, such as ort-genai, and at least one prompt",
+            fix="remove `min_agreement`, or set `measurement.prompts`",
         )
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from onnx.helper import make_attribute
 
 from tasks.ptq.calibrate.pass_batches import pass_batch_size
-from tasks.ptq.graph.edits import attribute, from_array, save_model
+from tasks.ptq.graph.edits import from_array, save_model
 from tasks.runtimes.decoder_session import PAST, PRESENT
 from tasks.runtimes.ort import open_session, run_outputs
 from validators.errors import CandidateRefused
@@ -73,7 +73,9 @@ def make_cache_ranges(
 
 
 def quantize_caches(path: Path, ranges: Path, bits: CacheBits) -> int:
-    """Rewrite the graph in `path` with caches of `bits`; return the number of attentions. `ranges` is what `make_cache_ranges` wrote.
+    """Rewrite the graph in `path` with caches of `bits`; return the number of attentions.
+
+    `ranges` is the file of `make_cache_ranges`.
 
     Raises:
         CandidateRefused: `unsupported`: an attention is no GroupQueryAttention, or INT4 does not fit its heads.
@@ -117,9 +119,10 @@ def _rewrite(graph: onnx.GraphProto, node: onnx.NodeProto, scales: list[NDArray[
             node.input[position] = name
         else:
             node.input.append(name)
-        node.attribute.append(make_attribute(f"{kind}_quant_type", "PER_CHANNEL"))
-    if attribute(node, "kv_cache_bit_width", None) is None:
-        node.attribute.append(make_attribute("kv_cache_bit_width", bits))
+    stored = {"k_quant_type": "PER_CHANNEL", "v_quant_type": "PER_CHANNEL", "kv_cache_bit_width": bits}
+    others = [item for item in node.attribute if item.name not in stored]
+    del node.attribute[:]
+    node.attribute.extend([*others, *(make_attribute(name, value) for name, value in stored.items())])
 
 
 def _retype(cache: onnx.ValueInfoProto, stored: CacheType) -> None:

@@ -25,6 +25,7 @@ def conclude_candidate(trial: Trial) -> CandidateResult:
         flips=trial.flips,
         slices=_slices(trial.slices),
         sqnr_db=_finite_estimate(trial.accuracy.sqnr) if trial.accuracy else None,
+        agreement=_finite_estimate(trial.agreement.mean) if trial.agreement else None,
         speedup_p50=latency.speedup if latency else None,
         speedup_fp16=trial.beside_fp16.speedup if trial.beside_fp16 else None,
         latency_p50_ms=latency.p50_ms if latency else None,

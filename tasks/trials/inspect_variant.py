@@ -1,19 +1,26 @@
-"""Step 5, between making and accuracy: the low-precision coverage of a variant, and the sanity of its answers."""
+"""Step 5, beside accuracy: the low-precision coverage of a variant, the sanity of its answers, and a decoder's agreement."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
 from functools import partial
 
+import numpy as np
+
+from tasks.measure.continuations import Continuations, agreement_of, make_continuations
 from tasks.measure.coverage import make_coverage, make_kernels
+from tasks.measure.request import request_of
 from tasks.measure.sanity import make_sanity, sanity_batches
 from tasks.run.context import Run
 from tasks.runtimes.providers import provider_of
 from tasks.storage.product import Product
 from tasks.trials.measure_baseline import baseline_variant
-from validators.records.measurements import Coverage, KernelProfile, Sanity
+from validators.job.candidate_name import decode
+from validators.records.latencies import NEW_TOKENS, USUAL_NEW_TOKENS
+from validators.records.measurements import Agreement, Coverage, KernelProfile, Sanity
 from validators.records.run import Inventory, Variant
 from validators.samples.run_inputs import RunInputs
+from validators.targets import facts_of
 
 
 def coverage_of(run: Run, run_inputs: RunInputs, inventory: Inventory, variant: Variant) -> tuple[Coverage, bool]:
@@ -58,3 +65,31 @@ def sanity_of(run: Run, run_inputs: RunInputs, inventory: Inventory, variant: Va
 
     before, _ = answers(baseline, None)
     return answers(variant, before)
+
+
+def agreement_with_baseline(
+    run: Run, run_inputs: RunInputs, inventory: Inventory, variant: Variant
+) -> tuple[Agreement | None, bool]:
+    """Return how long a decoder's greedy answers equal the baseline's, and True if both were in the store.
+
+    The prompts are the first evaluation windows, at the first operating point. None where the target does not generate, or
+    the job asks for no prompts.
+
+    Raises:
+        CandidateRefused: the runtime does not load or run the variant.
+    """
+    count, point, evidence = run.job.measurement.prompts, run.job.measurement.points[0], run_inputs.evidence
+    if not count or not facts_of(decode(variant.candidate).target).generates:
+        return None, True
+    rows = np.arange(min(count, len(evidence.evaluation)))
+    (prompts,) = request_of(evidence, point, rows).values()
+    new_tokens = point.dims.get(NEW_TOKENS, USUAL_NEW_TOKENS)
+
+    def answers(of: Variant) -> tuple[Continuations, bool]:
+        inputs = (of.measured_as, evidence.evaluation.file.digest, prompts.shape, new_tokens, inventory.device_key)
+        make = partial(make_continuations, of, prompts, new_tokens)
+        return run.store.make(Product("continuations", inputs, Continuations, make))
+
+    before, had_baseline = answers(baseline_variant(run, run_inputs, inventory))
+    found, had_variant = answers(variant)
+    return agreement_of(before, found), had_baseline and had_variant

@@ -11,6 +11,7 @@ from tasks.registry.mlflow_registry import connect
 from tasks.run.context import Run, log
 from tasks.run.step import step
 from tasks.trials.judge_on_samples import JudgedData, figures_of
+from validators.gates.agreement import estimate_agreement
 from validators.gates.catalog import AnswerFigures, Measured, judge_gates
 from validators.gates.verdict_rules import overall
 from validators.job.job import Job
@@ -58,8 +59,12 @@ def judge_trial(judged_data: JudgedData, trial: Trial) -> Trial:
         return trial
     answers = figures_of(judged_data, trial.accuracy, judged_data.selection, judged_data.job.gates.confidence)
     verdicts = _verdicts(judged_data, trial, answers)
+    agreement = trial.agreement
+    if agreement:
+        agreement = replace(agreement, mean=estimate_agreement(agreement, judged_data.job.gates.confidence)[0])
     return replace(
         trial,
+        agreement=agreement,
         accuracy=replace(trial.accuracy, value=answers.value, n=answers.rows, sqnr=answers.sqnr),
         drop=answers.drop,
         flips=answers.flips,
@@ -87,6 +92,7 @@ def _verdicts(judged_data: JudgedData, trial: Trial, answers: AnswerFigures | No
         latency=trial.latency,
         beside_fp16=trial.beside_fp16,
         sanity=trial.sanity,
+        agreement=trial.agreement,
         rolled_back=judged_data.rolled_back.get(trial.variant.digest),
     )
     return judge_gates(measured, point_labels(trial.latencies)[0] if trial.latencies else "")

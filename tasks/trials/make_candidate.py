@@ -17,7 +17,7 @@ from tasks.targets.catalog import find_target
 from tasks.targets.variants import why_unmeasured
 from tasks.trials.build_engine import with_engine
 from tasks.trials.gather import trial_of
-from tasks.trials.inspect_variant import coverage_of, sanity_of
+from tasks.trials.inspect_variant import agreement_with_baseline, coverage_of, sanity_of
 from tasks.trials.judge_on_samples import DropWatch, JudgedData
 from tasks.trials.materials import as_refusal, variant_from_store
 from tasks.trials.measure_accuracy import Reference, measure_accuracy, on_selection
@@ -141,7 +141,9 @@ def _evaluated(
         run, run_inputs.evidence, inventory, trial.variant, reference, watch_of=watch_of
     )
     accuracy = on_selection(run.job, run_inputs.evidence, accuracy)
-    return replace(trial, accuracy=accuracy, cached=trial.cached and had_accuracy)
+    agreement, had_agreement = agreement_with_baseline(run, run_inputs, inventory, trial.variant)
+    cached = trial.cached and had_accuracy and had_agreement
+    return replace(trial, accuracy=accuracy, agreement=agreement, cached=cached)
 
 
 def _summary(trial: Trial) -> str:

@@ -10,13 +10,14 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from validators.gates import accuracy, coverage, resource, sanity, slices
+from validators.gates.agreement import judge_agreement
 from validators.gates.champion import judge_rolled_back
 from validators.job.candidate_name import decode
 from validators.job.job import Job
 from validators.records.artifact_paths import BESIDE_FP16, KERNELS, LATENCY, NOISE, SCORES
 from validators.records.journal import RolledBack
 from validators.records.latencies import Latency
-from validators.records.measurements import Coverage, Estimate, Flips, Sanity, SliceDrop
+from validators.records.measurements import Agreement, Coverage, Estimate, Flips, Sanity, SliceDrop
 from validators.records.run import Variant
 from validators.records.verdicts import Verdict
 from validators.targets import is_on_gpu
@@ -67,6 +68,7 @@ class Measured:
     latency: Latency | None = None
     beside_fp16: Latency | None = None
     sanity: Sanity | None = None
+    agreement: Agreement | None = None
     rolled_back: RolledBack | None = None
 
 
@@ -191,6 +193,15 @@ GATES: tuple[Gate, ...] = (
         evidence=NOISE,
         is_required=_is_set("min_sqnr_db"),
         is_confirmed=True,
+        is_loss=True,
+    ),
+    Gate(
+        "agreement",
+        "A decoder's greedy answers equal the baseline's for this share of their length, on average, by the lower bound.",
+        "share",
+        judge=lambda found: None if found.agreement is None else judge_agreement(found.agreement, found.job.gates),
+        key="min_agreement",
+        is_required=_is_set("min_agreement"),
         is_loss=True,
     ),
     Gate(

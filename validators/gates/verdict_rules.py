@@ -26,10 +26,11 @@ def overall(verdicts: tuple[Verdict, ...]) -> Literal["passed", "failed", "incon
 
 
 # Units that a verdict counts, and the job key that provides more of them if it is not the evaluation data.
-EVALUATION, BLOCKS, LAUNCHES = "evaluation samples", "pairs of blocks", "launches"
+EVALUATION, BLOCKS, LAUNCHES, PROMPTS = "evaluation samples", "pairs of blocks", "launches", "prompts"
 _KEYS = {
     BLOCKS: ": raise `measurement.launches`, or `measurement.blocks`, the pairs of each",
     LAUNCHES: ": raise `measurement.launches`",
+    PROMPTS: ": raise `measurement.prompts`",
 }
 
 

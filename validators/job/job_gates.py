@@ -45,6 +45,8 @@ class Gates(Settings):
     """Smallest signal-to-quantization-noise ratio of the judged output against the baseline's, in decibels."""
     confidence: Annotated[float, Field(gt=0.5, lt=1)] = 0.95
     """One-sided confidence of every gate that is computed from samples."""
+    min_agreement: Annotated[float, Field(gt=0, le=1)] | None = None
+    """For targets of decoders: smallest mean share of a greedy answer before its first token that is not the baseline's."""
     min_speedup: Ratio | dict[TargetName, Ratio] | None = 1.05
     """Smallest ratio of the p50 latency of the baseline, in the engine of the job's `baseline`, to the variant's, at the first
     batch size: one number, or one per target."""

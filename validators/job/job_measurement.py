@@ -47,6 +47,9 @@ class Measurement(Settings):
     """Sizes of the model's other dynamic axes by name, such as `sequence: 16` or `sequence: [16, 128]`; any other axis keeps
     the data's size. All combinations with batch sizes and threads are measured; gates and objective use the first. For
     `ort-genai`, `new_tokens` counts the tokens that a request adds to its prompt; `[64, 1]` also measures the first one."""
+    prompts: Annotated[int, Field(ge=0, le=10000)] = 32
+    """For targets of decoders: evaluation windows that are cut to prompts, and answered greedily by baseline and variant. 0
+    skips the comparison."""
     threads: ThreadCounts = (0,)
     """Threads inside an operator, one number or a list; 0 takes the cores that the process may use, by affinity and CPU quota.
     Variants are made and judged for the first."""

@@ -26,7 +26,6 @@ _RECIPES: dict[str, tuple[str, ...]] = {
     "int8-g": (
         *(f"int8-g{size}-rtn" for size in _BLOCKS),
         *("int8-g32-rtn+kv8", "int8-g32-rtn+kv4", "int4-g32-gptq-asym+kv8", "int4-g32-gptq-asym+kv4"),
-        *("int8-dynamic-pc", "int8-dynamic-pc-smooth"),
     ),
     "int4": (
         *(f"int4-g{size}-{method}" for size in _BLOCKS for method in ("rtn", "gptq", "awq")),

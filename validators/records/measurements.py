@@ -197,6 +197,18 @@ class Sanity:
 
 
 @dataclass(frozen=True)
+class Agreement:
+    """Greedy answers of `new_tokens` tokens beside the baseline's: of each prompt the share before the first other token.
+
+    `mean` is the mean share with a one-sided bound on either side, set when it is judged.
+    """
+
+    new_tokens: int
+    shares: tuple[float, ...]
+    mean: Estimate | None = None
+
+
+@dataclass(frozen=True)
 class Accuracy:
     """A metric over the whole evaluation set, with the rows from which it is computed.
 

@@ -118,6 +118,8 @@ class CandidateResult(_Document):
     """The groups that `data.slices` names, by their upper bounds, worst first."""
     sqnr_db: Estimate | None = None
     """The signal-to-quantization-noise ratio of the judged output against the baseline's; null where it is infinite, too."""
+    agreement: Estimate | None = None
+    """The mean share of a decoder's greedy answer before its first token that is not the baseline's; null without prompts."""
     speedup_p50: Estimate | None
     speedup_fp16: Estimate | None = None
     """Of p50 latency in turn with the float16 candidate, on a GPU and where the job has one."""

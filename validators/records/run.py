@@ -12,7 +12,16 @@ from validators.providers import GPU_PROVIDERS
 from validators.records.engines import Engine
 from validators.records.latencies import Latency
 from validators.records.libraries import Libraries
-from validators.records.measurements import Accuracy, Coverage, Estimate, Flips, Sanity, Saturation, SliceDrop
+from validators.records.measurements import (
+    Accuracy,
+    Agreement,
+    Coverage,
+    Estimate,
+    Flips,
+    Sanity,
+    Saturation,
+    SliceDrop,
+)
 from validators.records.verdicts import Verdict
 
 CandidateOutcome = Literal["passed", "failed", "inconclusive", "refused"]
@@ -270,6 +279,7 @@ class Trial:
     slices: tuple[SliceDrop, ...] = ()
     coverage: Coverage | None = None
     sanity: Sanity | None = None
+    agreement: Agreement | None = None
     saturation: Saturation | None = None
     latencies: tuple[Latency, ...] = ()
     beside_fp16: Latency | None = None

@@ -9,6 +9,7 @@ from importlib import metadata, util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from tasks.runtimes.decoder_session import decoder_specs
@@ -53,6 +54,12 @@ class GenaiRunner:
         with failures_refused(DISTRIBUTION):
             scores = self.model.scores(batch[self.inputs[0].name])
         return [scores for _ in outputs]
+
+    def generate(self, tokens: NDArray[Any], new_tokens: int) -> NDArray[np.int32]:
+        """See `GenaiModel.generate`."""
+        check_deadline()
+        with failures_refused(DISTRIBUTION):
+            return self.model.generate(tokens, new_tokens)
 
     def bound(self, batch: Arrays) -> Callable[[], None]:
         """See `Runner.bound`."""

@@ -45,6 +45,9 @@ def model(tmp_path: Path) -> Path:
             domain="com.microsoft",
             num_heads=HEADS,
             kv_num_heads=CACHED,
+            # As the model builder writes it.
+            k_quant_type="NONE",
+            v_quant_type="NONE",
         ),
     ]
     cache = ["batch", CACHED, None, SIZE]

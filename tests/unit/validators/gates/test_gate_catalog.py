@@ -13,7 +13,7 @@ from validators.gates.approval import Approval, NotApproved
 from validators.gates.catalog import GATES, AnswerFigures, Measured, judge_gates, required_gates
 from validators.gates.champion import champion_gates
 from validators.job.job import Job
-from validators.records.measurements import Answers, Estimate, Sanity, SliceDrop
+from validators.records.measurements import Agreement, Answers, Estimate, Sanity, SliceDrop
 from validators.records.run import Champion, Trial
 
 INT8, FP16 = "int8-static-minmax-pc@ort-cuda", "fp16@ort-cuda"
@@ -22,6 +22,7 @@ EVERY_GATE = {
     "max_drop": 0.02,
     "max_slice_drop": 0.05,
     "min_sqnr_db": 10.0,
+    "min_agreement": 0.9,
     "min_speedup": 1.1,
     "min_speedup_fp16": 1.0,
     "min_coverage": 0.5,
@@ -74,6 +75,7 @@ def measured(job: Job) -> Measured:
         latency=timed,
         beside_fp16=timed,
         sanity=Sanity(8, 3, (answers,), (answers,)),
+        agreement=Agreement(64, (1.0,) * 99 + (0.5,)),
     )
 
 
@@ -102,7 +104,7 @@ def test_gate_without_its_judge_stops_promotion(name: str, monkeypatch: pytest.M
         Approval(trial, "a device", required_gates(job, INT8))
 
 
-@pytest.mark.parametrize("left_out", ["latency", "sanity"])
+@pytest.mark.parametrize("left_out", ["latency", "sanity", "agreement"])
 def test_measurement_left_out_stops_promotion(left_out: str) -> None:
     job = job_of()
     trial = trial_of(replace(measured(job), **{left_out: None}))

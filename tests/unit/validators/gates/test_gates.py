@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from validators.errors import JobError
 from validators.gates.accuracy import check_gates_can_be_met, judge_drop
+from validators.gates.agreement import estimate_agreement, judge_agreement
 from validators.gates.champion import judge_against_champion, judge_champion_device
 from validators.gates.coverage import judge_coverage, judge_simulation, judge_time_coverage
 from validators.gates.intervals import drop_interval, tango_interval
@@ -23,7 +24,7 @@ from validators.gates.verdict_rules import confidence_of_each, overall, samples_
 from validators.job.job import Confirmation
 from validators.job.job_gates import Gates
 from validators.records.latencies import Latency
-from validators.records.measurements import Answers, Coverage, Estimate, KernelTime, Sanity
+from validators.records.measurements import Agreement, Answers, Coverage, Estimate, KernelTime, Sanity
 from validators.records.run import SessionSettings, Variant
 from validators.records.verdicts import Outcome, Verdict
 
@@ -482,3 +483,25 @@ def test_less_than_a_thousandth_of_the_size_is_nothing(size: int, outcome: str) 
     """Names of nodes make a file of the same weights larger by less."""
     verdict = judge_size(variant(size), 1_000_000, GATES)
     assert verdict is not None and verdict.outcome == outcome
+
+
+# Greedy answers
+
+
+def test_agreement_is_judged_by_its_lower_bound() -> None:
+    """100 prompts, of which 20 differ from the middle on: 90 % on average, and no more than 94 % or less than 86 %."""
+    agreement = Agreement(64, (1.0,) * 80 + (0.5,) * 20)
+    estimate, _ = estimate_agreement(agreement, 0.95)
+    assert estimate.low is not None and estimate.high is not None
+    assert estimate.value == pytest.approx(0.9) and 0.86 < estimate.low < 0.9 < estimate.high < 0.94
+    for bound, outcome in ((0.85, "pass"), (0.89, "inconclusive"), (0.95, "fail")):
+        verdict = judge_agreement(agreement, Gates(min_agreement=bound))
+        assert verdict is not None and verdict.outcome == outcome and verdict.n == 100
+        assert ("measurement.prompts" in verdict.reason) == (outcome == "inconclusive")
+    assert judge_agreement(agreement, Gates()) is None
+
+
+def test_few_equal_answers_are_no_proof_of_agreement() -> None:
+    """Of 8 prompts that agree to their end, more could differ than were drawn."""
+    few, many = (judge_agreement(Agreement(64, (1.0,) * count), Gates(min_agreement=0.95)) for count in (8, 100))
+    assert few is not None and few.outcome == "inconclusive" and many is not None and many.outcome == "pass"

@@ -1,0 +1,58 @@
+"""Greedy answers of a decoder to prompts from the evaluation data, and how long they equal the baseline's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tasks.runtimes.runner import open_runner
+from validators.records.measurements import Agreement
+from validators.records.run import Variant
+
+# Prompts of one batch: the library answers them together.
+PROMPTS_AT_ONCE = 8
+
+
+class Generator(Protocol):
+    """A runner of a target that generates."""
+
+    def generate(self, tokens: NDArray[Any], new_tokens: int) -> NDArray[np.int32]:
+        """Return the tokens after prompts `(rows, length)`, chosen greedily, int32 `(rows, new_tokens)`."""
+
+
+@dataclass(frozen=True)
+class Continuations:
+    """Answers to the prompts, in order: the ids of their tokens."""
+
+    tokens: tuple[tuple[int, ...], ...]
+
+
+def make_continuations(variant: Variant, prompts: NDArray[Any], new_tokens: int, _: Path) -> Continuations:
+    """Answer prompts, int64 `(prompts, length)`, with `new_tokens` tokens each, also past the end of the text.
+
+    Raises:
+        CandidateRefused: the runtime does not load or run the model.
+    """
+    # Another candidate's session may run at the same time; spinning threads would compete with its threads.
+    with open_runner(variant.loaded, variant.session.without_spinning()) as runner:
+        generator = cast(Generator, runner)
+        starts = range(0, len(prompts), PROMPTS_AT_ONCE)
+        found = [generator.generate(prompts[start : start + PROMPTS_AT_ONCE], new_tokens) for start in starts]
+    return Continuations(tuple(tuple(map(int, row)) for rows in found for row in rows))
+
+
+def agreement_of(baseline: Continuations, variant: Continuations) -> Agreement:
+    """Return the share of each answer's tokens before the first that is not the baseline's.
+
+    >>> agreement_of(Continuations(((5, 6, 7, 8), (1, 2, 3, 4))), Continuations(((5, 6, 9, 8), (1, 2, 3, 4)))).shares
+    (0.5, 1.0)
+    """
+    ours, theirs = np.array(variant.tokens), np.array(baseline.tokens)
+    # A column of differences at the end: an answer without one agrees to its end.
+    differs = np.pad(ours != theirs, ((0, 0), (0, 1)), constant_values=True)
+    new_tokens = ours.shape[1]
+    return Agreement(new_tokens, tuple(float(first) / new_tokens for first in differs.argmax(axis=1)))
