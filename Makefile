@@ -80,7 +80,7 @@ LOCK := $(BIN)/uv pip compile --universal --python-version 3.11 --generate-hashe
 PROJECT := pyproject.toml requirements/torch-needs.in --override requirements/without-torch.in
 lock: $(READY)
 	@$(LOCK) $(PROJECT) --extra cpu --extra openvino --extra inductor --extra demo --extra server --extra dev --extra tensorrt-aot -o requirements/dev.txt
-	@$(LOCK) $(PROJECT) --extra sklearn --extra keras --extra transformers --extra genai -c requirements/dev.txt -o requirements/flavors.txt
+	@$(LOCK) $(PROJECT) --extra sklearn --extra keras --extra transformers --extra genai --extra receivers -c requirements/dev.txt -o requirements/flavors.txt
 	@$(LOCK) $(PROJECT) --extra cpu --extra openvino --extra server -c requirements/dev.txt -o requirements/cpu.txt
 	@$(LOCK) $(PROJECT) --extra gpu -c requirements/dev.txt -o requirements/gpu.txt
 	@$(LOCK) requirements/uv.in -o requirements/uv.txt

@@ -17,33 +17,41 @@ def export(
     target: Annotated[str, target_option("Target of the champion.")],
     triton: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Triton model repository to write.")] = None,
     ovms: Annotated[Path | None, typer.Option(metavar="FOLDER", help="OpenVINO Model Server folder to write.")] = None,
+    genai: Annotated[Path | None, typer.Option(metavar="FOLDER", help="New folder for onnxruntime-genai.")] = None,
+    gguf: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="New folder for a GGUF file for llama.cpp.")
+    ] = None,
     to: Annotated[
         Path | None, typer.Option("--out", metavar="FOLDER", help="New folder for the files and a README.")
     ] = None,
     version: Annotated[int | None, typer.Option(min=1, metavar="N", help="Default: the champion.")] = None,
     max_batch: Annotated[int | None, typer.Option(min=1, metavar="N", help="Default: the largest measured.")] = None,
 ) -> CommandAnswer:
-    """Write a champion to a folder, or for a model server.
+    """Write a champion to a folder, for a model server, or for a library that generates.
 
     Replaces a folder that quantgate wrote and nobody changed since; refuses any other with exit code 2.
 
     Example: quantgate export fraud --target ort-cpu --triton model-repository
     """
     prepared()
-    from tasks.champion.export import export_model_server, export_triton, export_version
+    from tasks.champion.export import export_genai, export_gguf, export_model_server, export_triton, export_version
 
-    formats = {"--triton": triton, "--ovms": ovms, "--out": to}
+    formats = {"--triton": triton, "--ovms": ovms, "--genai": genai, "--gguf": gguf, "--out": to}
     given = [name for name, folder in formats.items() if folder is not None]
     if len(given) != 1 or (max_batch is not None and triton is None):
         raise JobError(
             found=" and ".join(given) if len(given) > 1 else f"--max-batch with {given[0]}" if given else "no folder",
-            expected="--triton FOLDER (optionally with --max-batch), --ovms FOLDER, or --out FOLDER",
+            expected="--triton FOLDER (optionally with --max-batch), or one of --ovms, --genai, --gguf and --out FOLDER",
             fix="pass one of them",
         )
     if triton is not None:
         done = export_triton(model, target, triton, version, max_batch)
     elif ovms is not None:
         done = export_model_server(model, target, ovms, version)
+    elif genai is not None:
+        done = export_genai(model, target, genai, version)
+    elif gguf is not None:
+        done = export_gguf(model, target, gguf, version)
     elif to is not None:
         done = export_version(model, target, to, version)
     lines = [f"exported {done.candidate} ({done.uri}) to {done.folder}", *(f"  {name}" for name in done.files)]

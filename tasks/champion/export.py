@@ -1,4 +1,4 @@
-"""Export of a registered version, as MLflow's folder or for Triton Inference Server or OpenVINO Model Server."""
+"""Export of a registered version: MLflow's folder, or one for a model server, onnxruntime-genai or llama.cpp."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from tasks.registry.champion_slot import TAG, VARIANT_DIGEST, ChampionSlot, find
 from tasks.registry.mlflow_registry import connect
 from tasks.run.settings import state_folder, tracking_uri
 from tasks.serving.folder import check_own, write_folder
+from tasks.serving.gguf.export import make_gguf
+from tasks.serving.handoff import check_decoder, genai_notes, genai_readme, gguf_notes, gguf_readme
 from tasks.serving.openvino import CONFIG, model_server_config
 from tasks.serving.triton import ONNX, check_served, tensors_of, triton_model
 from validators.errors import JobError
@@ -96,6 +98,43 @@ def export_model_server(model: str, target: str, folder: Path, version: int | No
         return fetched.write(folder, contents, folder.absolute().parent, notes)
 
 
+def export_genai(model: str, target: str, folder: Path, version: int | None = None) -> Exported:
+    """Write the champion, or a version, as a folder that `onnxruntime_genai.Model` opens, with a README.
+
+    Raises:
+        JobError: no such model or version, no champion, `folder` holds other files, or the version is no decoder.
+        VersionUnsound: the version's files differ from those that were registered.
+        InfrastructureError: the registry does not answer, or the folder cannot be written.
+    """
+    check_own(folder)
+    with _fetched(model, target, version) as fetched:
+        check_decoder(fetched.manifest)
+        notes = genai_notes(fetched.manifest)
+        contents: dict[str, Path | str] = {file: fetched.file(file) for file in fetched.manifest["files"]}
+        contents["README.md"] = genai_readme(fetched.name, fetched.origin, notes)
+        return fetched.write(folder, contents, folder.absolute().parent, notes)
+
+
+def export_gguf(model: str, target: str, folder: Path, version: int | None = None) -> Exported:
+    """Write the champion, or a version, as a GGUF file for llama.cpp, with a README.
+
+    Raises:
+        JobError: no such model or version, no champion, `folder` holds other files, or no GGUF file can hold the version with
+            the weights that were judged.
+        VersionUnsound: the version's files differ from those that were registered.
+        InfrastructureError: the registry does not answer, or the folder cannot be written.
+    """
+    check_own(folder)
+    with _fetched(model, target, version) as fetched:
+        check_decoder(fetched.manifest)
+        recipe = fetched.candidate.partition("@")[0]
+        file = fetched.artifacts / f"{fetched.name}-{_UNFIT.sub('_', recipe)}.gguf"
+        made = make_gguf(fetched.artifacts / "variant", file, fetched.name, fetched.origin)
+        notes = gguf_notes(made, fetched.manifest)
+        readme = gguf_readme(fetched.name, fetched.origin, made, notes)
+        return fetched.write(folder, {file.name: file, "README.md": readme}, folder.absolute().parent, notes)
+
+
 @dataclass(frozen=True)
 class _Fetched:
     """A registered version, with its artifacts, checked, in a folder."""
@@ -108,6 +147,15 @@ class _Fetched:
     @property
     def candidate(self) -> str:
         return str(self.found.tags.get(f"{TAG}candidate", ""))
+
+    @property
+    def origin(self) -> dict[str, str]:
+        """The version, its candidate and the digest of its variant."""
+        return {
+            "version": self.uri,
+            "candidate": self.candidate,
+            "variant_sha256": str(self.found.tags[VARIANT_DIGEST]),
+        }
 
     @property
     def about(self) -> str:
@@ -126,13 +174,8 @@ class _Fetched:
         self, folder: Path, contents: Mapping[str, Path | str], beside: Path, notes: tuple[str, ...] = ()
     ) -> Exported:
         """Write the folder; see `write_folder`."""
-        about: dict[str, object] = {
-            "version": self.uri,
-            "candidate": self.candidate,
-            "variant_sha256": self.found.tags[VARIANT_DIGEST],
-        }
         beside.mkdir(parents=True, exist_ok=True)
-        write_folder(folder, contents, about | ({"not_carried_over": notes} if notes else {}), beside)
+        write_folder(folder, contents, {**self.origin, **({"not_carried_over": notes} if notes else {})}, beside)
         return Exported(self.uri, self.candidate, folder, tuple(contents), notes)
 
 
