@@ -91,7 +91,7 @@ def gguf_readme(title: str, about: Mapping[str, str], made: GgufFile, notes: tup
         f"`{name}` has the weights that were judged ({kinds}), tokenizer and chat template included:",
         "",
         "```bash",
-        f'llama-completion -m "{name}" -p "your prompt" -n 64 --temp 0',
+        f'llama-cli -m "{name}" -p "your prompt" -n 64',
         f'llama-server -m "{name}"',
         "```",
         "",

@@ -262,10 +262,10 @@ class _Reader(GraphNodes):
         shifted = self.maker(self.maker(divide.input[1], "Sqrt").input[0], "Add")
         mean = self.maker(shifted.input[0], "ReduceMean")
         square = self.maker(mean.input[0], "Pow")
-        self.epsilons.add(float(self.constant(shifted.input[1])))
+        self.epsilons.add(self.scalar(shifted.input[1]))
         is_plain = (
             square.input[0] == divide.input[0]
-            and float(self.constant(square.input[1])) == 2
+            and self.scalar(square.input[1]) == 2
             and self.constant(mean.input[1]).tolist() == [-1]
         )
         self.check(is_plain, node.output[0], "a root-mean-square norm")

@@ -99,6 +99,11 @@ class GraphNodes:
         self.check(array.ndim == 1 and size in (None, len(array)), name, f"a vector of {size or 'any size'}")
         return array.astype(np.float32, copy=False)
 
+    def scalar(self, name: str) -> float:
+        array = self.constant(name)
+        self.check(array.size == 1, name, "one number")
+        return float(array.reshape(-1)[0])
+
     def check(self, holds: bool, tensor: str, expected: str) -> None:
         if not holds:
             raise refusal(f"{tensor} of the graph is something else", f"{expected}, as in a plain decoder")

@@ -78,8 +78,8 @@ def rotary_base(frequencies: NDArray[np.float64]) -> tuple[float, NDArray[np.flo
 
     >>> rotary_base(500000.0 ** -(np.arange(4) / 4))
     (500000.0, None)
-    >>> rotary_base(500000.0 ** -(np.arange(4) / 4) / [1, 1, 1, 8])[1][3].round(3)
-    np.float32(150.453)
+    >>> rotary_base(10000.0 ** -(np.arange(4) / 4) / [1, 1, 1, 8])
+    (10000.0, array([1., 1., 1., 8.], dtype=float32))
     """
     exponents = np.arange(len(frequencies)) / len(frequencies)
     base = USUAL_BASE if len(frequencies) == 1 else float(frequencies[-1] ** (-1 / exponents[-1]))

@@ -16,6 +16,8 @@ from flows.cli.app import app
         ((), "no folder"),
         (("--triton", "a", "--out", "b"), "--triton and --out"),
         (("--ovms", "a", "--out", "b"), "--ovms and --out"),
+        (("--genai", "a", "--gguf", "b"), "--genai and --gguf"),
+        (("--gguf", "a", "--max-batch", "4"), "--max-batch with --gguf"),
         (("--ovms", "a", "--max-batch", "4"), "--max-batch with --ovms"),
         (("--out", "b", "--max-batch", "4"), "--max-batch with --out"),
         (("--max-batch", "4"), "no folder"),
