@@ -95,8 +95,8 @@ def gguf_readme(title: str, about: Mapping[str, str], made: GgufFile, notes: tup
         f'llama-server -m "{name}"',
         "```",
         "",
-        "The attention cache is a setting of llama.cpp, and no part of the file: float16 unless `--cache-type-k q8_0",
-        "--cache-type-v q8_0` (or another type) says otherwise.",
+        "The attention cache is a setting of llama.cpp, and no part of the file. It is float16 by default;",
+        "`--cache-type-k q8_0 --cache-type-v q8_0` keeps it in 8 bits.",
         *_limits(notes),
     ]
     return "\n".join(lines) + "\n"

@@ -16,6 +16,7 @@ from driving import TESTS, environment, lend_both, run_jobs, write_job
 from llama_cpp import LlamaCpp
 from numpy.typing import NDArray
 
+from tasks.ptq.graph.prepare import make_prepared
 from tasks.ptq.weight_only.matmul_nbits import Int4Weights, quantize_weights
 from tasks.runtimes.genai.model import GenaiModel
 from tasks.serving.gguf.blocks import allowed_difference, encode, kind_of
@@ -111,6 +112,8 @@ def test_the_genai_folder_opens_as_it_is(place: Path) -> None:
 
 
 def test_llama_cpp_runs_the_champion_as_it_was_judged(place: Path) -> None:
+    import gguf
+
     done = export(place, "--gguf", str(place / "gguf"))
     assert done.returncode == 0, done.stderr
     (file,) = (place / "gguf").glob("*.gguf")
@@ -118,6 +121,9 @@ def test_llama_cpp_runs_the_champion_as_it_was_judged(place: Path) -> None:
     assert "not carried over: weights with float16 scales: the largest difference" in done.stdout
     assert "--cache-type-k q8_0" in (place / "gguf" / "README.md").read_text()
     (manifest,) = (place / "state" / "mlartifacts").rglob("manifest.json")
+    fields = gguf.GGUFReader(file).fields
+    assert fields["quantgate.candidate"].contents() == CANDIDATE
+    assert gguf.LlamaFileType(fields["general.file_type"].contents()).name == "MOSTLY_Q4_0"
     llama = LlamaCpp(file, context=CONTEXT)
     windows = windows_of(place, 8)
     wanted = judged(manifest.parent / "variant", windows)
@@ -183,7 +189,9 @@ def test_other_blocks_are_the_judged_ones(
 ) -> None:
     folder = source_folder(place) if source == "lm" else more / source
     shutil.copytree(folder, tmp_path / "variant", ignore=shutil.ignore_patterns("model.onnx*"))
-    quantize_weights(folder / "model.onnx", tmp_path / "variant" / "model.onnx", weights)
+    (tmp_path / "prepared").mkdir()
+    prepared = make_prepared(folder / "model.onnx", (), tmp_path / "prepared")
+    quantize_weights(prepared, tmp_path / "variant" / "model.onnx", weights)
     made = make_gguf(tmp_path / "variant", tmp_path / "lm.gguf", "lm", {})
     assert kind in made.proof.kinds and 0 < made.proof.difference < 1e-3
     windows = windows_of(place, 4)

@@ -137,7 +137,7 @@ class _Reader(GraphNodes):
 
     def layer(self, added: tuple[str, str]) -> tuple[Layer, _Norm]:
         """Return the layer whose two last terms are `added`, and the norm at its start."""
-        (middle, down_product), inner = added, None
+        middle, down_product = added
         product, down = self.product(down_product)
         gated, raised = self.maker(product, "Mul").input
         hidden, gate = self.product(self.silu(gated))
@@ -215,6 +215,8 @@ class _Reader(GraphNodes):
             (hidden, query), *others = (self.biased(tensor) for tensor in tensors)
             self.check(all(one[0] == hidden for one in others), tensors[QUERY], f"products of {hidden}")
             key, value = (one[1] for one in others)
+        rows = [part.matrix.shape[0] for part in (query, key, value)]
+        self.check(rows == sizes, tensors[QUERY], f"products of {sizes} rows")
         return hidden, Projections(query, key, value, query_gain, key_gain)
 
     def cut(self, packed: Projection, sizes: Sequence[int], node: NodeProto) -> list[Projection]:

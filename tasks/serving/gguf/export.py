@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import util
 from pathlib import Path
 
+import numpy as np
+
+from tasks.serving.gguf.blocks import kind_of
 from tasks.serving.gguf.decoder_graph import read_decoder
 from tasks.serving.gguf.graph_nodes import refusal
-from tasks.serving.gguf.llama import architecture_of, metadata_of, tensors_of
+from tasks.serving.gguf.llama import FILE_TYPES, architecture_of, metadata_of, tensors_of
 from tasks.serving.gguf.tokens import tokenizer_metadata
 from tasks.serving.gguf.write import Proof, prove, write_gguf
 
@@ -45,8 +49,12 @@ def make_gguf(variant: Path, path: Path, name: str, about: Mapping[str, str]) ->
     tokens = tokenizer_metadata(variant, decoder.embedding.shape[0], config["model"])
     sizes = metadata_of(decoder, architecture, config)
     tensors = list(tensors_of(decoder, architecture))
+    weights = Counter[str]()
+    for _, matrix in tensors:
+        weights[kind_of(matrix)] += int(np.prod(matrix.shape))
     metadata = {
         "general.name": name,
+        "general.file_type": FILE_TYPES[weights.most_common(1)[0][0]],
         "general.quantization_version": QUANTIZATION_VERSION,
         **sizes,
         **tokens,

@@ -113,6 +113,11 @@ def test_a_float_decoder_is_read_too(tmp_path: Path) -> None:
     assert decoder.head is None and {kind_of(matrix) for _, matrix in tensors_of(decoder, "llama")} == {"F32"}
 
 
+def test_a_cache_in_few_bits_is_no_part_of_the_weights(tmp_path: Path) -> None:
+    decoder = read_decoder(write_decoder(tmp_path / "model.onnx", tiny_weights(), k_quant_type="PER_TENSOR"))
+    assert decoder.layers[0].attention.cache_type == "PER_TENSOR"
+
+
 @pytest.mark.parametrize(
     ("changes", "found"),
     [
