@@ -160,9 +160,9 @@ BUILT_IN: dict[str, TargetFacts] = {
             default_candidates=(
                 "int8-g32-rtn@ort-genai",
                 "int8-g32-rtn+kv8@ort-genai",
-                "int4-g32-rtn@ort-genai",
                 "int4-g32-gptq@ort-genai",
                 "int4-g32-gptq-asym@ort-genai",
+                "int4-g32-gptq-asym-mix25@ort-genai",
             ),
         ),
         TargetFacts(

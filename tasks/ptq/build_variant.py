@@ -197,10 +197,11 @@ def weights_form(candidate: Candidate, materials: Materials, path: Path) -> dict
         candidate.block_size or 32,
         not candidate.asymmetric,
         bits=4 if candidate.precision == "int4" else 8,
+        mixed_percent=candidate.mixed_percent,
     )
     grams = materials.grams(candidate, float_model) if weights.needs_grams else None
     report = quantize_weights(float_model, path, weights, grams=grams)
-    return weight_changes(report, LEFT, "INT4" if weights.bits == 4 else "INT8")
+    return weight_changes(report, LEFT)
 
 
 def fp8_form(candidate: Candidate, materials: Materials, path: Path) -> dict[str, int]:

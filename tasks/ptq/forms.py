@@ -31,10 +31,11 @@ def count_reasons(what: str, reasons: Iterable[str]) -> dict[str, int]:
     return {f"{what}: {reason}": count for reason, count in Counter(reasons).items()}
 
 
-def weight_changes(report: WeightOnlyReport, left: str, into: str = "INT4") -> dict[str, int]:
-    """Count the changes of a weight-only pass `into` a type; `left` prefixes the reasons of the nodes left out."""
+def weight_changes(report: WeightOnlyReport, left: str) -> dict[str, int]:
+    """Count the changes of a weight-only pass; `left` prefixes the reasons of the nodes left out."""
     changes = {"embedding and head as one table in INT8": len(report.tied)} if report.tied else {}
-    changes |= {"Gemm split into MatMul and Add": report.gemm_split, f"MatMul in {into}": len(report.quantized)}
+    changes["Gemm split into MatMul and Add"] = report.gemm_split
+    changes |= {f"MatMul in INT{bits}": count for bits, count in Counter(one.bits for one in report.quantized).items()}
     changes |= count_reasons(left, (reason for _, reason in report.left))
     if report.factors_folded or report.factors_inserted:
         changes |= {"factors folded": report.factors_folded, "factors multiplied in": report.factors_inserted}

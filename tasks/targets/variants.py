@@ -15,6 +15,7 @@ from tasks.targets.target import RefusedPrecision
 from validators.digests import digest_model, digest_values
 from validators.errors import CandidateRefused
 from validators.job.candidate_name import Candidate, decode
+from validators.providers import CPU_PROVIDER, GENAI
 from validators.records.libraries import Libraries
 from validators.records.run import SessionSettings, Variant
 from validators.targets import is_on_gpu
@@ -101,6 +102,10 @@ def refuse_other_targets(candidate: Candidate) -> None:
         refused = RefusedPrecision(
             f"a cache of keys and values in INT{candidate.cache_bits} for {{target}}",
             "a target that runs decoders with their caches: ort-genai",
+        )
+    if refused is None and candidate.mixed_percent and target.facts.provider not in (CPU_PROVIDER, GENAI):
+        refused = RefusedPrecision(
+            "INT4 mixed with INT8 for {target}", "a candidate without mix: its kernels are unproven"
         )
     if refused is None and candidate.in_bf16 and "bf16" not in target.passes:
         refused = RefusedPrecision("bfloat16 for {target}", "a candidate without bf16")

@@ -17,7 +17,7 @@ from llama_cpp import LlamaCpp
 from numpy.typing import NDArray
 
 from tasks.ptq.graph.prepare import make_prepared
-from tasks.ptq.weight_only.matmul_nbits import Int4Weights, quantize_weights
+from tasks.ptq.weight_only.matmul_nbits import BlockWeights, quantize_weights
 from tasks.runtimes.genai.model import GenaiModel
 from tasks.serving.gguf.blocks import allowed_difference, encode, kind_of
 from tasks.serving.gguf.decoder_graph import read_decoder
@@ -178,14 +178,15 @@ def test_other_architectures_give_the_same_probabilities(more: Path, place: Path
 @pytest.mark.parametrize(
     ("source", "weights", "kind"),
     [
-        ("lm", Int4Weights("rtn", 32, symmetric=False), "Q4_1"),
-        ("lm", Int4Weights("hqq", 32, symmetric=False), "Q4_1"),
-        # The tied embedding has 8 bits and zero points.
-        ("llama-scaled", Int4Weights("rtn", 32, symmetric=True), "F16"),
+        ("lm", BlockWeights("rtn", 32, symmetric=False), "Q4_1"),
+        ("lm", BlockWeights("hqq", 32, symmetric=False), "Q4_1"),
+        ("lm", BlockWeights("rtn", 32, symmetric=True, bits=8), "Q8_0"),
+        # The tied embedding has 8 bits.
+        ("llama-scaled", BlockWeights("rtn", 32, symmetric=True), "Q8_0"),
     ],
 )
 def test_other_blocks_are_the_judged_ones(
-    place: Path, more: Path, tmp_path: Path, source: str, weights: Int4Weights, kind: str
+    place: Path, more: Path, tmp_path: Path, source: str, weights: BlockWeights, kind: str
 ) -> None:
     folder = source_folder(place) if source == "lm" else more / source
     shutil.copytree(folder, tmp_path / "variant", ignore=shutil.ignore_patterns("model.onnx*"))

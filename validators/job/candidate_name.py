@@ -18,6 +18,7 @@ int8-g32-rtn@ort-genai                weight only, INT8 in blocks of 32
 int8-g32-rtn+kv8@ort-genai            the same, with a decoder's cache of keys and values in INT8 (or INT4: +kv4)
 int4-g32-rtn@ort-cpu                  weight only, blocks of 32, round to nearest, symmetric
 int4-g64-gptq-asym@ort-cpu            by GPTQ (or awq, or hqq), with a zero point for each block
+int4-g32-gptq-asym-mix25@ort-genai    the same, with the quarter of the weights in INT8 that are noisiest in INT4
 int4-g128-awq@ort-cuda                over the graph in float16, as on every target with a GPU
 fp8-amax-pc@ort-cpu                   E4M3, scale = amax / 448
 """
@@ -71,7 +72,8 @@ class Candidate:
     """A recipe for one target.
 
     `range_method` is set for INT8 static, `granularity` for INT8 and FP8, `block_size` (weights along K) and
-    `weight_method` for INT4 and INT8 weights, `asymmetric` if blocks of INT4 have a zero point.
+    `weight_method` for INT4 and INT8 weights, `asymmetric` if blocks of INT4 have a zero point; of INT4, `mixed_percent` of the
+    numbers stay in INT8.
     `every_operator` quantizes all operators that the runtime can, not just MatMul, Gemm and Conv with weights;
     `signed_activations` takes INT8 in place of UINT8 activations; `fused` starts from the transformer-fused graph. Of INT8,
     `smooth` starts from the graph after SmoothQuant, and the `kept_parts` most sensitive parts (`tasks.ptq.sensitivity`) stay
@@ -94,6 +96,7 @@ class Candidate:
     block_size: int | None = None
     weight_method: WeightMethod | None = None
     asymmetric: bool = False
+    mixed_percent: int = 0
     fused: bool = False
     bf16_floats: bool = False
     cache_bits: CacheBits | None = None
@@ -237,6 +240,7 @@ RECIPES: tuple[Recipe, ...] = (
             _BLOCK,
             _one_of("weight_method", WeightMethod),
             _flag("asymmetric", "asym"),
+            NameWord("mixed_percent", {f"mix{percent}": percent for percent in range(1, 100)}, optional=True),
             _BF16,
         ),
     ),

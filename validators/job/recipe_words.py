@@ -34,7 +34,8 @@ def describe(candidate: Candidate) -> str:
                 "awq": "by AWQ",
             }[candidate.weight_method or "rtn"]
             symmetry = "asymmetric" if candidate.asymmetric else "symmetric"
-            return f"INT4 weights in blocks of {candidate.block_size}, {symmetry}, {how}{graph}{rest}{cache}"
+            mixed = f", {candidate.mixed_percent} % of them in INT8" if candidate.mixed_percent else ""
+            return f"INT4 weights in blocks of {candidate.block_size}, {symmetry}, {how}{mixed}{graph}{rest}{cache}"
         case "fp8":
             return f"FP8 E4M3 weights {channels}, activations per tensor, scale = amax / 448{graph}"
     steps = (", smoothed" if candidate.smooth else "") + (", biases corrected" if candidate.bias_corrected else "")

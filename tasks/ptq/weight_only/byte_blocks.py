@@ -30,4 +30,4 @@ def round_to_bytes(weight: NDArray[Any], *, block_size: int, dtype: DTypeLike) -
         found = np.rint(blocks / steps.astype(np.float64)[:, None])
         codes.append((np.clip(found, -LARGEST, LARGEST) + MIDDLE_BYTE).astype(np.uint8).transpose(2, 0, 1))
         scales.append(steps.T.reshape(-1))
-    return Packed(np.ascontiguousarray(np.concatenate(codes)), np.concatenate(scales), None)
+    return Packed(np.ascontiguousarray(np.concatenate(codes)), np.concatenate(scales), None, bits=8)

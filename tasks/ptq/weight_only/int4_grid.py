@@ -147,14 +147,15 @@ def join_columns(parts: list[QuantizedWeight]) -> QuantizedWeight:
 class Packed:
     """Constants of a MatMulNBits.
 
-    `codes`: uint8 `[N, blocks, block_size / 2]`, the earlier of two codes in the low four bits. `scales`: float
-    `[N * blocks]`. `zero_points`: None (all are 8), or uint8 `[N * ceil(blocks / 2)]`, two per byte with each row of N
-    starting a new byte, or floats of the scales' dtype `[N * blocks]`.
+    `codes`: uint8 `[N, blocks, block_size * bits / 8]`, with 4 bits the earlier of two codes in the low half of a byte.
+    `scales`: float `[N * blocks]`. `zero_points`: None (all are 8, or 128 with 8 bits), or uint8 `[N * ceil(blocks / 2)]`, two
+    per byte with each row of N starting a new byte, or floats of the scales' dtype `[N * blocks]`.
     """
 
     codes: Codes
     scales: NDArray[Any]
     zero_points: NDArray[Any] | None
+    bits: int = 4
 
 
 def pack(weight: QuantizedWeight, dtype: DTypeLike) -> Packed:

@@ -33,11 +33,21 @@ from tasks.ptq.graph.edits import (
     operator_of,
     save_model,
 )
-from tasks.ptq.weight_only.awq import AwqLayer, Placed, Scaling, clipped, gram_of, scale_channels, weight_of
+from tasks.ptq.weight_only.awq import (
+    AwqLayer,
+    Placed,
+    Scaling,
+    clipped,
+    gram_of,
+    output_error,
+    scale_channels,
+    weight_of,
+)
 from tasks.ptq.weight_only.byte_blocks import round_to_bytes
 from tasks.ptq.weight_only.gptq import gptq
 from tasks.ptq.weight_only.hqq import hqq
 from tasks.ptq.weight_only.int4_grid import Floats, Packed, QuantizedWeight, pack, round_to_nearest
+from tasks.ptq.weight_only.mixed import noisiest
 from tasks.ptq.weight_only.sites import Site, SitePlan, find_sites
 from validators.errors import CandidateRefused
 from validators.job.candidate_name import BLOCK_SIZES, WeightMethod
@@ -47,7 +57,7 @@ DOMAIN = "com.microsoft"
 
 @dataclass(frozen=True)
 class QuantizedNode:
-    """A quantized node, with the shape of its weight, `[channels_in, channels_out]`.
+    """A quantized node, with the shape of its weight, `[channels_in, channels_out]`, and the bits of a number.
 
     `factors` of AWQ: `none` (all are 1, or another method), `folded` into the activation's producers, `inserted` as a Mul.
     """
@@ -56,6 +66,7 @@ class QuantizedNode:
     channels_in: int
     channels_out: int
     factors: Placed = "none"
+    bits: int = 4
 
 
 @dataclass(frozen=True)
@@ -80,8 +91,8 @@ class WeightOnlyReport:
 class BlockWeights:
     """Settings of weights in blocks: rounding method, channels in per block, whether blocks have a zero point, and bits.
 
-    `accuracy_level` is that of MatMulNBits. Of a tied embedding, the look-up gets `embedding_bits` and the head `head_bits`,
-    rounded to nearest; None means float.
+    Of INT4, `mixed_percent` of the numbers stay in INT8. `accuracy_level` is that of MatMulNBits. Of a tied embedding, the
+    look-up gets `embedding_bits` and the head `head_bits`, rounded to nearest; None means float.
     """
 
     method: WeightMethod
@@ -91,6 +102,7 @@ class BlockWeights:
     embedding_bits: TableBits | None = 8
     head_bits: TableBits | None = 8
     bits: TableBits = 4
+    mixed_percent: int = 0
 
     @property
     def needs_grams(self) -> bool:
@@ -144,7 +156,7 @@ def quantize_weights(
             block_size=weights.block_size,
             accuracy_level=weights.accuracy_level,
         )
-    _replace(proto, sites, seen, scaling, weights, new, names)
+    bits = _replace(proto, sites, seen, scaling, weights, new, names)
     if _signature(proto) != before:
         raise _invalid(
             "other inputs or outputs after the pass", "the same as before", "report it with the source model"
@@ -152,7 +164,8 @@ def quantize_weights(
     save_model(proto, variant)
     _check_valid(variant, "the variant", "report it with the source model; take another candidate meanwhile")
     nodes = tuple(
-        QuantizedNode(site.node.name, *site.shape, scaling.placed.get(site.activation, "none")) for site in sites
+        QuantizedNode(site.node.name, *site.shape, scaling.placed.get(site.activation, "none"), bits[site.key])
+        for site in sites
     )
     counts = list(scaling.placed.values())
     tied = tuple(table.constant for table in tables if weights.embedding_bits or weights.head_bits)
@@ -175,6 +188,8 @@ def _check_settings(weights: BlockWeights) -> None:
         wrong = "symmetric HQQ", "asymmetric: HQQ chooses zero points, and a symmetric grid has none to choose"
     elif weights.bits == 8 and (weights.method != "rtn" or not weights.symmetric):
         wrong = f"INT8 weights by {weights.method}", "symmetric, rounded to nearest"
+    elif weights.mixed_percent and weights.method != "gptq":
+        wrong = f"INT4 mixed with INT8 by {weights.method}", "gptq, which knows the noise of each weight"
     if wrong:
         raise CandidateRefused(kind="unsupported", found=wrong[0], expected=wrong[1], fix="take another candidate")
 
@@ -221,13 +236,6 @@ def _grams_of(sites: Sequence[Site], grams: Mapping[str, Gram]) -> dict[str, Gra
     return {name: grams[name] for name in needed}
 
 
-def _quantize(weight: NDArray[Any], gram: Floats | None, factors: Floats | None, settings: BlockWeights) -> Packed:
-    """Quantize a weight `[K, N]`."""
-    if settings.bits == 8:
-        return round_to_bytes(weight, block_size=settings.block_size, dtype=weight.dtype)
-    return pack(_in_int4(weight, gram, factors, settings), weight.dtype)
-
-
 def _in_int4(
     weight: NDArray[Any], gram: Floats | None, factors: Floats | None, settings: BlockWeights
 ) -> QuantizedWeight:
@@ -249,6 +257,36 @@ def _in_int4(
         ) from error
 
 
+def _pack_all(
+    constants: Mapping[str, onnx.TensorProto],
+    sites: Sequence[Site],
+    seen: Mapping[str, Gram],
+    scaling: Scaling,
+    settings: BlockWeights,
+) -> dict[tuple[str, bool], Packed]:
+    """Return each weight in blocks; of mixed ones, those with the most noise in INT4 are in INT8."""
+    size = settings.block_size
+    packed: dict[tuple[str, bool], Packed] = {}
+    noises: dict[tuple[str, bool], float] = {}
+    for site in sites:
+        if site.key in packed:
+            continue
+        weight = weight_of(constants, site.key)
+        if settings.bits == 8:
+            packed[site.key] = round_to_bytes(weight, block_size=size, dtype=weight.dtype)
+            continue
+        gram = gram_of(site.key, sites, seen).matrix if seen else None
+        rounded = _in_int4(weight, gram, scaling.factors.get(site.activation), settings)
+        packed[site.key] = pack(rounded, weight.dtype)
+        if settings.mixed_percent and gram is not None:
+            noises[site.key] = float(output_error(rounded.dequantized() - weight, gram).sum())
+    sizes = {site.key: site.shape[0] * site.shape[1] for site in sites}
+    for key in noisiest(noises, sizes, settings.mixed_percent):
+        weight = weight_of(constants, key)
+        packed[key] = round_to_bytes(weight, block_size=size, dtype=weight.dtype)
+    return packed
+
+
 def _replace(
     proto: onnx.ModelProto,
     sites: Sequence[Site],
@@ -257,39 +295,39 @@ def _replace(
     settings: BlockWeights,
     new: dict[str, list[onnx.NodeProto]],
     names: Names,
-) -> None:
+) -> dict[tuple[str, bool], int]:
     """Replace the sites by MatMulNBits, add a Mul where factors must be inserted, and drop unread nodes and constants.
 
-    `new` maps the names of other replaced nodes to their replacements.
+    Return the bits of each weight. `new` maps the names of other replaced nodes to their replacements.
     """
     graph = proto.graph
     constants = initializers(graph)
-    weights: dict[tuple[str, bool], list[str]] = {}
+    packed = _pack_all(constants, sites, seen, scaling, settings)
+    stored = {
+        site.key: _add_weight(graph, site, packed[site.key], names) for site in {one.key: one for one in sites}.values()
+    }
     scaled: dict[str, str] = {}
     for site in sites:
-        weight = weight_of(constants, site.key)
-        if site.key not in weights:
-            gram = gram_of(site.key, sites, seen).matrix if seen else None
-            packed = _quantize(weight, gram, scaling.factors.get(site.activation), settings)
-            weights[site.key] = _add_weight(graph, site, packed, names, settings.bits)
         activation, made = site.activation, []
         if scaling.placed.get(activation) == "inserted" and activation not in scaled:
             factors = names.new(f"{activation}_factors")
-            graph.initializer.append(from_array(scaling.factors[activation].astype(weight.dtype), factors))
+            dtype = packed[site.key].scales.dtype
+            graph.initializer.append(from_array(scaling.factors[activation].astype(dtype), factors))
             scaled[activation] = names.new(f"{activation}_scaled")
             name = names.new(f"{site.node.name}_factors")
             made.append(make_node("Mul", [activation, factors], [scaled[activation]], name=name))
-        inputs = [scaled.get(activation, activation), *weights[site.key]]
-        new[site.node.name] = [*made, _product(site, inputs, settings)]
+        inputs = [scaled.get(activation, activation), *stored[site.key]]
+        new[site.node.name] = [*made, _product(site, inputs, packed[site.key].bits, settings)]
     _set_nodes(graph, [made for node in graph.node for made in new.get(node.name, [node])])
     if not any(opset.domain == DOMAIN for opset in proto.opset_import):
         proto.opset_import.append(make_opsetid(DOMAIN, 1))
+    return {key: one.bits for key, one in packed.items()}
 
 
-def _add_weight(graph: onnx.GraphProto, site: Site, packed: Packed, names: Names, bits: int) -> list[str]:
+def _add_weight(graph: onnx.GraphProto, site: Site, packed: Packed, names: Names) -> list[str]:
     """Add the constants of a weight; return their names in the order of the node's inputs."""
     stem = site.constant + ("_transposed" if site.transposed else "")
-    named = {f"Q{bits}": packed.codes, "scales": packed.scales}
+    named = {f"Q{packed.bits}": packed.codes, "scales": packed.scales}
     if packed.zero_points is not None:
         named["zero_points"] = packed.zero_points
     made = {names.new(f"{stem}_{part}"): array for part, array in named.items()}
@@ -297,7 +335,7 @@ def _add_weight(graph: onnx.GraphProto, site: Site, packed: Packed, names: Names
     return list(made)
 
 
-def _product(site: Site, inputs: list[str], settings: BlockWeights) -> onnx.NodeProto:
+def _product(site: Site, inputs: list[str], bits: int, settings: BlockWeights) -> onnx.NodeProto:
     rows, columns = site.shape
     return make_node(
         "MatMulNBits",
@@ -307,7 +345,7 @@ def _product(site: Site, inputs: list[str], settings: BlockWeights) -> onnx.Node
         domain=DOMAIN,
         K=rows,
         N=columns,
-        bits=settings.bits,
+        bits=bits,
         block_size=settings.block_size,
         accuracy_level=settings.accuracy_level,
     )

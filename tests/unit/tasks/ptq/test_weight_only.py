@@ -367,3 +367,63 @@ def test_an_excluded_gemm_goes_by_its_own_name(tmp_path: Path) -> None:
     variant, report = quantized(model, exclude=["a_Gemm"])
     assert report.left == (("a_Gemm_MatMul", "excluded"),) and len(report.quantized) == 1 and report.gemm_split == 2
     assert sorted(operators(variant)) == ["Add", "MatMul", "MatMulNBits"]
+
+
+def bits_of(path: Path) -> list[int]:
+    """The bits of each product, in the order of the graph."""
+    made = [node for node in onnx.load(path).graph.node if node.op_type == "MatMulNBits"]
+    return [next(item.i for item in node.attribute if item.name == "bits") for node in made]
+
+
+def test_int8_weights_are_the_nearest_of_254_steps(tmp_path: Path) -> None:
+    """Blocks of 16 along K, each in steps of its largest magnitude over 127, one by one."""
+    weight, x = normal(K, 6) * LOUD[:, None], normal(5, K)
+    model = save(tmp_path / "m.onnx", [node("MatMul", "x w", "y")], {"w": weight})
+    variant, report = quantized(model, bits=8)
+    assert [seen.name for seen in report.quantized] == ["y_MatMul"] and bits_of(variant) == [8]
+    rounded = np.empty(weight.shape)
+    for column in range(6):
+        for start in (0, 16):
+            block = weight[start : start + 16, column].astype(np.float64)
+            step = float(np.float32(np.abs(block).max() / 127))
+            rounded[start : start + 16, column] = [round(value / step) * step for value in block]
+    np.testing.assert_allclose(run(variant, x), x @ rounded, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("loud", ["first", "second"])
+def test_of_mixed_weights_the_noisiest_is_in_int8(loud: str, tmp_path: Path) -> None:
+    """Two equal weights, one of which reads inputs ten times as large."""
+    weight, x = normal(K, K), normal(100, K)
+    gains = {"first": np.float32(10.0), "second": np.float32(1.0)}
+    if loud == "second":
+        gains = {"first": np.float32(0.1), "second": np.float32(10.0)}
+    nodes = [
+        node("Mul", "x gain_first", "a"),
+        node("MatMul", "a w", "b"),
+        node("Mul", "x gain_second", "c"),
+        node("MatMul", "c v", "d"),
+        node("Add", "b d", "y"),
+    ]
+    constants = {"w": weight, "v": weight.copy(), **{f"gain_{name}": gain for name, gain in gains.items()}}
+    model = save(tmp_path / "m.onnx", nodes, constants)
+    variant, _ = quantized(model, "gptq", x=x, mixed_percent=50)
+    assert bits_of(variant) == ([8, 4] if loud == "first" else [4, 8])
+    mixed = np.square(run(variant, x) - run(model, x)).mean()
+    plain, _ = quantized(model, "gptq", x=x)
+    assert bits_of(plain) == [4, 4]
+    assert mixed < np.square(run(plain, x) - run(model, x)).mean() / 10
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (BlockWeights("gptq", 16, True, bits=8), "INT8 weights by gptq"),
+        (BlockWeights("rtn", 16, False, bits=8), "INT8 weights by rtn"),
+        (BlockWeights("awq", 16, True, mixed_percent=25), "mixed with INT8 by awq"),
+    ],
+)
+def test_combinations_without_a_form_are_refused(settings: BlockWeights, words: str, tmp_path: Path) -> None:
+    model = save(tmp_path / "m.onnx", [node("MatMul", "x w", "y")], {"w": normal(K, 6)})
+    with pytest.raises(CandidateRefused) as caught:
+        quantize_weights(model, tmp_path / "v.onnx", settings)
+    assert words in caught.value.found

@@ -16,7 +16,7 @@ from tasks.ptq.eight_bit.dynamic import quantize_dynamic
 from tasks.ptq.eight_bit.int8_weights import Int8Weights
 from tasks.ptq.eight_bit.tied import round_rows
 from tasks.ptq.weight_only.int4_grid import round_to_nearest
-from tasks.ptq.weight_only.matmul_nbits import Int4Weights, quantize_weights
+from tasks.ptq.weight_only.matmul_nbits import BlockWeights, quantize_weights
 from tasks.serving.gguf.blocks import allowed_difference, encode, kind_of
 from tasks.serving.gguf.decoder_graph import DecoderWeights, read_decoder
 from tasks.serving.gguf.llama import architecture_of, interleaved, metadata_of, rotary_base, tensors_of
@@ -87,7 +87,7 @@ def test_weights_of_the_graph_are_those_that_were_quantized(tmp_path: Path, symm
 def quantized(folder: Path, weights: Any, *, symmetric: bool = True, size: int = 32, **changes: Any) -> DecoderWeights:
     """The decoder as read from a quantized graph."""
     source = write_decoder(folder / "float.onnx", weights, **changes)
-    quantize_weights(source, folder / "model.onnx", Int4Weights("rtn", size, symmetric))
+    quantize_weights(source, folder / "model.onnx", BlockWeights("rtn", size, symmetric))
     return read_decoder(folder / "model.onnx")
 
 
