@@ -13,15 +13,19 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import typer
 from calibration_figures import save
 
 from tasks.run.settings import prepare_environment, state_folder
+
+if TYPE_CHECKING:
+    from validators.records.latencies import Latency
 
 RESULTS = Path(__file__).parent / "results"
 NAME, WINDOW, WINDOWS, CALIBRATION = "smollm2-135m", 256, 32, 64
@@ -85,7 +89,6 @@ def _shape(state: Path, prompt: int) -> dict[str, Any]:
     from tasks.trials.measure_accuracy import Reference, measure_accuracy
     from tasks.trials.measure_latency import measure_latency
     from validators.job.read_job import parse_job
-    from validators.records.latencies import generation_of
     from validators.records.measurements import Coverage
     from validators.records.run import Trial, Variant
 
@@ -120,13 +123,19 @@ def _shape(state: Path, prompt: int) -> dict[str, Any]:
         )
         trial = Trial(name, variant=variant, coverage=Coverage({}, (), (), (session.provider,)), accuracy=accuracy)
         timed = measure_latency(bench.run, bench.run_inputs, bench.inventory, trial)
-        told = row(replace(timed, outcome="passed")) | {"generation": str(generation_of(timed.latencies))}
+        told = row(replace(timed, outcome="passed")) | {"generation": _told(timed.latencies)}
         if choice and choice.variant:
             told["choice_beside_it"] = bench.in_turn(variant, choice.variant).speedup.value
         found["rows"].append(told)
     if choice:
-        found["generation"] = str(generation_of(choice.latencies))
+        found["generation"] = _told(choice.latencies)
     return found
+
+
+def _told(latencies: Sequence[Latency]) -> str:
+    from validators.records.generation import generations_of
+
+    return "; ".join(map(str, generations_of(latencies)))
 
 
 def _build(source: str, precision: str, folder: Path) -> Path:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from tasks.storage.files import write_whole
 from validators.records.answer import Table
+from validators.records.generation import generations_of
 
 if TYPE_CHECKING:
     from validators.records.result import Result
@@ -20,6 +21,8 @@ def result_parts(result: Result) -> list[str | Table]:
     # Without candidates there are only checks to show.
     parts: list[str | Table] = [Table(terminal_rows(result) or check_rows(result))]
     parts.append(f"{result.outcome.replace('_', ' ')}: {result.reason}")
+    chosen = next((one for one in result.candidates if one.name == result.chosen), None)
+    parts += [f"answers:   {one}" for one in generations_of(chosen.latencies)] if chosen else []
     if result.baseline and result.baseline.warning:
         parts.append(f"warning:   {result.baseline.warning}")
     parts += [f"note:      {absent}" for absent in result.absent_engines if not absent.for_source]

@@ -41,6 +41,7 @@ def conclude_candidate(trial: Trial) -> CandidateResult:
             for verdict in trial.verdicts
         ],
         latencies=list(trial.latencies),
+        decoder=trial.variant.decoder if trial.variant else None,
         confirmed=_confirmed(trial),
         copies=list(trial.copies),
         cached=trial.cached,

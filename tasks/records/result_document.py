@@ -305,5 +305,6 @@ def _baseline(job: Job | None, findings: Findings, trials: tuple[Trial, ...]) ->
         latency_p50_ms=p50[len(p50) // 2] if p50 else None,
         latency_p95_ms=p95[len(p95) // 2] if p95 else None,
         size_bytes=findings.baseline_bytes,
+        decoder=findings.source.decoder if findings.source else None,
         warning=findings.baseline.warning or None,
     )

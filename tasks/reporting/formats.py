@@ -114,6 +114,15 @@ def megabytes(size_bytes: float | None) -> str:
     return significant(None if size_bytes is None else size_bytes / 1e6)
 
 
+def gigabytes(size_bytes: float | None) -> str:
+    """Format bytes as GB of 10^9 bytes, without the unit.
+
+    >>> gigabytes(12_345_000_000), gigabytes(None)
+    ('12.3', '\N{EN DASH}')
+    """
+    return significant(None if size_bytes is None else size_bytes / 1e9)
+
+
 def percent(share: float | None) -> str:
     """Format a share from 0 to 1 as percent with one decimal, without the unit.
 

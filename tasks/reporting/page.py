@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import yaml
 
 from tasks.reporting import formats
+from tasks.reporting.answers import answer_rows, cache_lengths, memory_rows
 from tasks.reporting.confirmation import CONFIRMED_COLUMNS, confirmed_rows, tell_confirmation
 from tasks.reporting.coverage import coverage_facts
 from tasks.reporting.inventory import inventory_facts
@@ -71,6 +72,9 @@ def render_page(
         recovery_told=tell_recovery(result),
         part_columns=PART_COLUMNS,
         parts=part_rows(result.recovery) if result.recovery else (),
+        answers=answer_rows(result),
+        memory=memory_rows(result),
+        cache_lengths=cache_lengths(result),
         headings=headings(result),
         rows=rows,
         anchors={candidate.name: place for place, candidate in enumerate(result.candidates, start=1)},

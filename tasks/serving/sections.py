@@ -13,7 +13,8 @@ from validators.gates.catalog import GATES, LATER_GATES
 from validators.job.candidate_name import decode
 from validators.job.recipe_words import describe
 from validators.plain_text import as_markdown, markdown_table
-from validators.records.latencies import Latency, generation_of, point_labels
+from validators.records.generation import generations_of
+from validators.records.latencies import Latency, point_labels
 from validators.records.run import DataFile
 from validators.records.verdicts import Verdict
 
@@ -130,13 +131,38 @@ def figures(promoted: Promoted, points: int | None = None) -> list[str]:
         rows.append(_latency(f"p50 latency at {shown(label, 60)}", latency))
     if confirmed and confirmed.latency:
         rows.append(_latency("p50 latency, confirmed", confirmed.latency))
-    if answer := generation_of(trial.latencies):
-        firsts = [f"{formats.milliseconds(value)} ms" for value in answer.first_ms]
-        pace = [f"{1000 / value:.3g}" for value in answer.each_ms]
-        rows.append(("time to the first token", *firsts, ""))
-        rows.append((f"tokens a second after it, over {answer.new_tokens}", *pace, ""))
+    rows += _answers(promoted, points)
     engine = promoted.job.baseline_on(promoted.inventory)
     return markdown_table(("Figure", "This", f"Source in {engine}", "Ratio"), rows)
+
+
+def _answers(promoted: Promoted, points: int | None) -> list[tuple[str, ...]]:
+    """Return rows on the answers of a decoder: speed by length of the prompt, bytes read, and memory by length of the cache.
+
+    `points` limits the prompts to the first ones, and leaves memory for the context alone.
+    """
+    ours, theirs = promoted.approval.variant.decoder, promoted.source.decoder
+    answers = generations_of(promoted.approval.trial.latencies)
+    rows: list[tuple[str, ...]] = []
+    for answer in answers[:points]:
+        prompt = "" if answer.prompt is None else f", prompt of {answer.prompt}"
+        firsts, paces = answer.first_ms, answer.tokens_per_s
+        told = [f"{formats.milliseconds(value)} ms" for value in firsts]
+        rows.append((f"time to the first token{prompt}", *told, f"{formats.speedup(firsts[1] / firsts[0])} the speed"))
+        told = [formats.significant(value) for value in paces]
+        faster = f"{formats.speedup(paces[0] / paces[1])} the speed"
+        rows.append((f"tokens a second after it, over {answer.new_tokens}", *told, faster))
+        if ours and theirs and answer.prompt is not None:
+            read = [formats.megabytes(answer.read_per_token(one)) for one in (ours, theirs)]
+            rates = [formats.gigabytes(answer.bandwidth(one, side)) for side, one in enumerate((ours, theirs))]
+            rows.append(("weights and cache read per token", *(f"{size} MB" for size in read), ""))
+            rows.append(("memory bandwidth at that speed", *(f"{rate} GB/s" for rate in rates), ""))
+    if ours and theirs:
+        for length in ours.lengths[-1 if points else 0 :]:
+            sizes = ours.memory(length), theirs.memory(length)
+            cells = (f"{formats.megabytes(size)} MB" for size in sizes)
+            rows.append((f"weights with a cache of {length} tokens", *cells, formats.speedup(sizes[0] / sizes[1])))
+    return rows
 
 
 def _latency(what: str, latency: Latency) -> tuple[str, str, str, str]:

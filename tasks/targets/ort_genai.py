@@ -10,6 +10,7 @@ from tasks.ptq.build_variant import Materials, int8_form, weights_form
 from tasks.ptq.forms import refuse_any
 from tasks.ptq.kv_cache import quantize_caches
 from tasks.runtimes.genai import session as genai
+from tasks.runtimes.genai.graph_bytes import decoder_bytes
 from tasks.runtimes.providers import provider_of
 from tasks.targets.availability import Availability, describe_missing, install
 from tasks.targets.target import Pass, RefusedPrecision, Target
@@ -89,4 +90,5 @@ TARGET = Target(
     check_device=_check_device,
     loads_anywhere=True,
     artifact="decoder/model.onnx",
+    decoder_bytes=decoder_bytes,
 )

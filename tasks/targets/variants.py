@@ -58,6 +58,7 @@ def make_variant(
             *([f"compiled in {seconds:.1f} s"] if seconds else []),
         ),
         compile_seconds=seconds,
+        decoder=target.decoder_bytes(path) if target.decoder_bytes else None,
     )
 
 

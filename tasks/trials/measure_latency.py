@@ -25,7 +25,8 @@ from validators.errors import CandidateRefused
 from validators.gates.race_rules import IN_TURN
 from validators.job.job_measurement import Measurement, OperatingPoint
 from validators.providers import GENAI
-from validators.records.latencies import NEW_TOKENS, Latency, generation_of
+from validators.records.generation import generations_of
+from validators.records.latencies import NEW_TOKENS, Latency
 from validators.records.run import Inventory, Refusal, Trial, Variant
 from validators.samples.run_inputs import RunInputs
 
@@ -63,7 +64,7 @@ def measure_latency(run: Run, run_inputs: RunInputs, inventory: Inventory, trial
     latencies = tuple(latency for latency, _ in measured)
     first = latencies[0]
     log.info("measured %s: p50 %.3g ms, %.2fx", trial.candidate, first.p50_ms, first.speedup.value)
-    if answer := generation_of(latencies):
+    for answer in generations_of(latencies):
         log.info("%s: %s", trial.candidate, answer)
     return replace(trial, latencies=latencies, cached=trial.cached and all(had for _, had in measured))
 

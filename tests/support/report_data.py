@@ -13,6 +13,7 @@ import numpy as np
 from validators.job.job import Job
 from validators.job.job_data import Data
 from validators.records import run as records
+from validators.records.generation import DecoderBytes
 from validators.records.latencies import Latency
 from validators.records.measurements import Estimate, MultipliedNode
 from validators.records.result import (
@@ -212,6 +213,43 @@ NO_VARIANT = RESULT.model_copy(
     update={"outcome": "no_variant", "reason": "no variant wins: of 13 candidates 12 failed", "chosen": None}
     | {"champion": None, "candidates": [c for c in RESULT.candidates if c.outcome != "passed"]}
 )
+
+
+# Of a decoder: perplexity; milliseconds to the first token of 128 and of 512, and of a whole answer of 64; bytes.
+ANSWERS: dict[str, tuple[float, tuple[float, float], float, DecoderBytes]] = {
+    "int8-dynamic-pc": (24.1, (110.0, 460.0), 1270.0, DecoderBytes(165_000_000, 136_000_000, 46_080, 8192)),
+    "int8-g32-rtn+kv8": (20.7, (180.0, 760.0), 1500.0, DecoderBytes(180_000_000, 151_000_000, 11_520, 8192)),
+    "int4-g32-rtn": (23.4, (150.0, 640.0), 900.0, DecoderBytes(197_000_000, 84_000_000, 46_080, 8192)),
+    "int4-g32-gptq": (21.9, (150.0, 640.0), 905.0, DecoderBytes(197_000_000, 84_000_000, 46_080, 8192)),
+}
+SOURCE_BYTES = DecoderBytes(651_000_000, 538_000_000, 46_080, 8192)
+ANSWERED = "int8-g32-rtn+kv8@ort-genai"
+
+
+def answers(stem: str) -> CandidateResult:
+    value, firsts, whole, decoder = ANSWERS[stem]
+    base = {(128, 64): 3200.0, (128, 1): 210.0, (512, 64): 4100.0, (512, 1): 900.0}
+    ours = {(128, 64): whole, (128, 1): firsts[0], (512, 64): whole + firsts[1] - firsts[0], (512, 1): firsts[1]}
+    name = f"{stem}@ort-genai"
+    latencies = [
+        Latency(
+            *(1, ours[point], None, None, 40, base[point], None, None, Estimate(base[point] / ours[point]), 3),
+            *(900.0, 700.0, 900.0, 1200.0, Path("samples.npy")),
+            dims={"sequence_length": point[0], "new_tokens": point[1]},
+        )
+        for point in base
+    ]
+    outcome: Any = "passed" if name == ANSWERED else "failed"
+    return candidate(Trial(name, outcome, latencies=tuple(latencies))).model_copy(
+        update={"metric_value": value, "metric_drop": Estimate(value / 20.6 - 1), "decoder": decoder}
+    )
+
+
+DECODER = RESULT.model_copy(
+    update={"target": "ort-genai", "chosen": ANSWERED, "candidates": [answers(stem) for stem in ANSWERS]}
+    | {"baseline": BaselineResult(engine="ort-genai", metric="perplexity", value=20.6, latency_p50_ms=3200.0,
+       latency_p95_ms=None, size_bytes=651_000_000, decoder=SOURCE_BYTES)}
+)  # fmt: skip
 
 
 class Reader(HTMLParser):

@@ -9,7 +9,19 @@ import pytest
 from browser import browser
 from page_checks import NARROW, WIDE, visit
 from playwright.sync_api import Browser, Page
-from report_data import CALIBRATION, CHOSEN, ERROR, JOB, NAMES, NO_VARIANT, RECOVERED, REFUSED, TRIALS, with_samples
+from report_data import (
+    CALIBRATION,
+    CHOSEN,
+    DECODER,
+    ERROR,
+    JOB,
+    NAMES,
+    NO_VARIANT,
+    RECOVERED,
+    REFUSED,
+    TRIALS,
+    with_samples,
+)
 
 from tasks.reporting.page import render_page
 from tasks.reporting.pictures.run_pictures import draw_pictures
@@ -28,7 +40,13 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A page for each kind of end, each with all that it can show."""
     folder = tmp_path_factory.mktemp("pages")
     trials = with_samples(TRIALS, folder)
-    kinds: dict[str, Result] = {"promoted": RECOVERED, "none": NO_VARIANT, "refused": REFUSED, "error": ERROR}
+    kinds: dict[str, Result] = {
+        "promoted": RECOVERED,
+        "none": NO_VARIANT,
+        "refused": REFUSED,
+        "error": ERROR,
+        "decoder": DECODER,
+    }
     for name, result in kinds.items():
         shown = trials if result.candidates else ()
         text = render_page(result, JOB, shown, CALIBRATION, draw_pictures(result, JOB.gates, shown))
@@ -45,9 +63,9 @@ def test_the_whole_report_is_without_fault(chromium: Browser, pages: dict[str, P
         assert view.faults() == []
 
 
-@pytest.mark.parametrize("kind", ["none", "refused", "error"])
+@pytest.mark.parametrize("kind", ["none", "refused", "error", "decoder"])
 def test_a_report_of_any_other_end_is_without_fault(chromium: Browser, pages: dict[str, Path], kind: str) -> None:
-    """No champion, refused data, an error: narrow, where most can go wrong."""
+    """No champion, refused data, an error, a decoder: narrow, where most can go wrong."""
     with visit(chromium, pages[kind], width=NARROW) as view:
         assert view.faults() == []
 

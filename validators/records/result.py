@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from validators.errors import RefusalKind
+from validators.records.generation import DecoderBytes
 from validators.records.latencies import Latency
 from validators.records.measurements import Estimate, Flips
 from validators.records.run import AbsentEngine, CandidateOutcome, Proof
@@ -63,6 +64,8 @@ class BaselineResult(_Document):
     latency_p50_ms: float | None
     latency_p95_ms: float | None
     size_bytes: int
+    decoder: DecoderBytes | None = None
+    """Bytes of the weights and of the cache; null unless the source is a decoder."""
     warning: str | None = None
     """Why nothing can be concluded from the drops of variants: the baseline is at chance level; null otherwise."""
 
@@ -140,6 +143,8 @@ class CandidateResult(_Document):
     """Changes of the graph by the pass, with counts, including the parts that recovery left in float."""
     latencies: list[Latency] = []
     """Speed, memory and loading at every operating point of the job; the first is the one above."""
+    decoder: DecoderBytes | None = None
+    """Bytes of the weights and of the cache; null unless it is a decoder."""
     verdicts: list[Verdict]
     confirmed: ConfirmedResult | None = None
     """Null for a candidate that was not held against the confirmation samples."""

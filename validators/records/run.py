@@ -10,6 +10,7 @@ from typing import Any, Literal
 from validators.errors import RefusalKind
 from validators.providers import GPU_PROVIDERS
 from validators.records.engines import Engine
+from validators.records.generation import DecoderBytes
 from validators.records.latencies import Latency
 from validators.records.libraries import Libraries
 from validators.records.measurements import (
@@ -38,7 +39,7 @@ class Source:
     """The registered model version or file from which a run starts, as one checked ONNX file.
 
     `program` is the exported program of a PyTorch model, which compilers of such programs take. `companions` are the files
-    beside the graph of a decoder: its configuration and tokenizer.
+    beside the graph of a decoder: its configuration and tokenizer. `decoder` holds the bytes of a decoder.
     """
 
     uri: str
@@ -51,6 +52,7 @@ class Source:
     parity_max_abs: float | None = None
     program: Path | None = None
     companions: tuple[Path, ...] = ()
+    decoder: DecoderBytes | None = None
 
 
 @dataclass(frozen=True)
@@ -173,7 +175,7 @@ class Variant:
 
     `path` is the portable ONNX file, or a package that was compiled in `compile_seconds`; `engine`, if TensorRT runs the
     variant, was built from the ONNX file for one device. `proof` says how its numbers were obtained. `changes` counts the edits
-    of the graph pass, by description; `notes` holds remarks for readers.
+    of the graph pass, by description; `notes` holds remarks for readers. `decoder` holds the bytes of a decoder.
     """
 
     candidate: str
@@ -186,6 +188,7 @@ class Variant:
     notes: tuple[str, ...] = ()
     engine: Engine | None = None
     compile_seconds: float | None = None
+    decoder: DecoderBytes | None = None
 
     @property
     def measured_as(self) -> tuple[Any, ...]:

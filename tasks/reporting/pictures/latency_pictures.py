@@ -49,11 +49,13 @@ def ecdf(samples_ms: NDArray[np.float64]) -> tuple[tuple[float, float], ...]:
 def ecdf_spec(curves: Sequence[Curve]) -> Spec:
     """Return a chart of several distributions, on a logarithmic axis of milliseconds."""
     times = [time for curve in curves for time, _ in curve.points]
-    x = Scale("log", min(times) / 1.05, max(times) * 1.05, WIDTH, tuple(_nice(min(times) / 1.05, max(times) * 1.05)))
+    x = Scale(
+        "log", min(times) / 1.05, max(times) * 1.05, WIDTH, tuple(round_ticks(min(times) / 1.05, max(times) * 1.05))
+    )
     words = {tick: f"{tick:g}" for tick in x.ticks}
     shares = {0.0: "0", 0.25: "25 %", 0.5: "50 %", 0.75: "75 %", 0.95: "95 %"}
     y = Scale("linear", 1.0, 0.0, HEIGHT, tuple(shares))
-    layers = _curves(
+    layers = curve_layers(
         curves,
         x={"title": "latency of a request in milliseconds, logarithmic (← faster)", **x.axis(words)},
         y={"title": "share of requests answered", **y.axis(shares)},
@@ -71,14 +73,14 @@ def batch_spec(curves: Sequence[Curve], labels: Sequence[str]) -> Spec:
     room = 0.12 * max(len(labels) - 1, 1)
     width = WIDTH - 24 - max(text_width(curve.name) for curve in curves)
     x = Scale("linear", -room, len(labels) - 1 + room, width, tuple(map(float, range(len(labels)))))
-    layers = _curves(
+    layers = curve_layers(
         curves,
         x={"title": "operating point: batch size, axes, threads", **x.axis(dict(zip(x.ticks, labels, strict=True)))},
         y={"title": "speedup of p50 (faster →)", **y.axis({tick: f"{tick:g}x" for tick in y.ticks})},
         scales=(x, y),
         interpolate="linear",
     )
-    return picture(layers + _names_at_end(curves, x, y), height=HEIGHT, width=width)
+    return picture(layers + names_at_end(curves, x, y), height=HEIGHT, width=width)
 
 
 def speed_curve(name: str, kind: str, latencies: Sequence[Latency]) -> Curve:
@@ -89,7 +91,7 @@ def speed_curve(name: str, kind: str, latencies: Sequence[Latency]) -> Curve:
     return Curve(name, kind, points, f"{name}: {told}")
 
 
-def _curves(
+def curve_layers(
     curves: Sequence[Curve],
     *,
     x: Spec,
@@ -112,7 +114,7 @@ def _curves(
     return layers
 
 
-def _names_at_end(curves: Sequence[Curve], x: Scale, y: Scale) -> list[Spec]:
+def names_at_end(curves: Sequence[Curve], x: Scale, y: Scale) -> list[Spec]:
     """Return the names at the right ends of the curves, moved down if two would overlap."""
     ends = [(x.pixel(curve.points[-1][0]), y.pixel(curve.points[-1][1]), curve) for curve in curves]
     names, last = [], -math.inf
@@ -142,7 +144,7 @@ def _name(curve: Curve, left: float, top: float, align: str) -> Spec:
     return {"data": {"values": [{"x": left, "y": top}]}, "mark": look, "encoding": in_pixels("x", "y")}
 
 
-def _nice(low: float, high: float) -> list[float]:
+def round_ticks(low: float, high: float) -> list[float]:
     """Return round times between two: 1, 1.5, 2, 3, 5 and 7 of each decade; the two ends if none lies between."""
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     ticks = [digit * 10.0**decade for decade in decades for digit in (1, 1.5, 2, 3, 5, 7)]

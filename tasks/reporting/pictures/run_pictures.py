@@ -9,11 +9,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tasks.reporting import formats
+from tasks.reporting.answers import Answerer, answerers, cache_lengths
 from tasks.reporting.parts import SHOWN_PARTS
+from tasks.reporting.pictures.answer_pictures import PacePoint, first_token_spec, memory_spec, pace_spec
 from tasks.reporting.pictures.bars import noise_spec
 from tasks.reporting.pictures.coverage_map import coverage_spec
 from tasks.reporting.pictures.latency_pictures import Curve, batch_spec, ecdf, ecdf_spec, speed_curve
-from tasks.reporting.pictures.pareto import Lines, Point, pareto_spec
+from tasks.reporting.pictures.pareto import STYLES, Lines, Point, pareto_spec, short_names
 from tasks.reporting.pictures.slice_picture import slices_spec
 from tasks.reporting.pictures.vega import Spec, to_png, to_svg
 from tasks.reporting.rows import metric_of
@@ -51,6 +53,9 @@ class Pictures:
     latencies: Picture | None = None
     batches: Picture | None = None
     slices: Picture | None = None
+    paces: Picture | None = None
+    first_tokens: Picture | None = None
+    memory: Picture | None = None
     coverage: Mapping[str, Picture] = field(default_factory=dict)
 
     def of_run(self, chosen: str | None) -> dict[str, Picture]:
@@ -60,6 +65,9 @@ class Pictures:
             "latencies": self.latencies,
             "batches": self.batches,
             "slices": self.slices,
+            "tokens_per_second": self.paces,
+            "first_tokens": self.first_tokens,
+            "memory": self.memory,
             "noise": self.noise,
             "coverage": self.coverage.get(chosen or ""),
         }
@@ -76,6 +84,9 @@ def draw_pictures(result: Result, gates: Gates, trials: Iterable[Trial] = ()) ->
         latencies=draw_latencies(by_name.get(result.chosen or "")),
         batches=draw_batches(result),
         slices=draw_slices(result, gates),
+        paces=draw_paces(result),
+        first_tokens=draw_first_tokens(result),
+        memory=draw_memory(result),
         coverage={name: picture for name, picture in maps.items() if picture is not None},
     )
 
@@ -158,6 +169,75 @@ def draw_slices(result: Result, gates: Gates) -> Picture | None:
         f"first: {worst.column} {worst.group}."
     )
     return Picture(spec, description)
+
+
+def draw_paces(result: Result) -> Picture | None:
+    """Draw tokens a second against perplexity, for the first length of the prompt; None without two such points."""
+    shown = [one for one in _drawn(result) if one.generations and one.metric is not None]
+    if len(shown) < 2 or metric_of(result) != "perplexity":
+        return None
+    names = short_names([one.name for one in shown])
+    points = [
+        PacePoint(
+            name,
+            _kind(one),
+            pace,
+            one.metric or 0.0,
+            f"{one.name}: {pace:.3g} tokens a second, perplexity {one.metric:.4g}",
+        )
+        for name, one in zip(names, shown, strict=True)
+        for pace in (one.generations[0].tokens_per_s[0],)
+    ]
+    told = "; ".join(point.told for point in points)
+    return Picture(pace_spec(points), f"Tokens a second against perplexity. {told}. The table holds the same numbers.")
+
+
+def draw_first_tokens(result: Result) -> Picture | None:
+    """Draw the time to the first token by length of the prompt; None unless there are several lengths."""
+    curves = []
+    shown = [one for one in _drawn(result) if one.generations]
+    for name, one in zip(short_names([one.name for one in shown]), shown, strict=True):
+        points = {float(found.prompt): found.first_ms[0] for found in reversed(one.generations) if found.prompt}
+        told = ", ".join(f"{ms:.3g} ms after {prompt:.0f}" for prompt, ms in sorted(points.items()))
+        curves.append(Curve(name, _kind(one), tuple(sorted(points.items())), f"{one.name}: {told}"))
+    if not curves or min(len(curve.points) for curve in curves) < 2:
+        return None
+    told = "; ".join(curve.told for curve in curves)
+    return Picture(first_token_spec(curves), f"Time to the first token by tokens of the prompt. {told}.")
+
+
+def draw_memory(result: Result) -> Picture | None:
+    """Draw the memory of weights and cache by length of the cache; None for models without one.
+
+    Candidates whose bytes are the same share a line.
+    """
+    lengths, shown = cache_lengths(result), [one for one in _drawn(result) if one.decoder]
+    # The chosen candidate names the line that it shares.
+    shown.sort(key=lambda one: not one.is_chosen)
+    same = {one.decoder: [other for other in shown if other.decoder == one.decoder] for one in shown}
+    curves = []
+    for decoder, group in same.items():
+        assert decoder
+        name = short_names([one.name for one in shown])[shown.index(group[0])]
+        points = tuple((float(length), decoder.memory(length) / 1e6) for length in (0, *lengths))
+        told = ", ".join(f"{formats.megabytes(decoder.memory(length))} MB at {length}" for length in lengths)
+        names = ", ".join(one.name for one in group)
+        more = f" +{len(group) - 1}" if len(group) > 1 else ""
+        curves.append(Curve(f"{name}{more}", _kind(group[0]), points, f"{names}: {told}"))
+    if not curves:
+        return None
+    told = "; ".join(curve.told for curve in curves)
+    return Picture(
+        memory_spec(curves, lengths), f"Memory by tokens in the cache. {told}. The table holds the same numbers."
+    )
+
+
+def _drawn(result: Result) -> list[Answerer]:
+    return [one for one in answerers(result) if _kind(one) in STYLES]
+
+
+def _kind(one: Answerer) -> str:
+    return "chosen" if one.is_chosen else one.outcome
 
 
 def draw_coverage(name: str, coverage: Coverage) -> Picture | None:

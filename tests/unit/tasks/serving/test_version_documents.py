@@ -18,6 +18,7 @@ from validators.gates.approval import Approval
 from validators.gates.catalog import GATES
 from validators.job.job_gates import Gates
 from validators.job.read_job import parse_job
+from validators.records.generation import DecoderBytes
 from validators.records.latencies import Latency
 from validators.records.measurements import Accuracy, Clipping, Estimate, Saturation, SliceDrop
 from validators.records.run import Confirmed, DataFile, Gpu, Inventory, SessionSettings, Source, Trial, Variant
@@ -159,6 +160,40 @@ def test_the_readme_says_how_it_is_opened() -> None:
     )
     assert "| Provider | CPUExecutionProvider |" in told and "| `intra_op_num_threads` | 2 |" in told
     assert "| Entry key | value |" in told and "| p50 latency at b8 |" in told
+
+
+def test_a_decoder_tells_speed_and_memory_of_its_answers() -> None:
+    """The card has the first prompt and the context, the README all of them."""
+    said = promoted()
+    points = {
+        (128, 64): (730.0, 2200.0),
+        (128, 1): (100.0, 310.0),
+        (512, 64): (1030.0, 3100.0),
+        (512, 1): (400.0, 1210.0),
+    }
+    timed = tuple(
+        latency(p50_ms=ours, baseline_p50_ms=theirs, dims={"sequence_length": prompt, "new_tokens": count})
+        for (prompt, count), (ours, theirs) in points.items()
+    )
+    trial = said.approval.trial
+    variant = replace(said.approval.variant, decoder=DecoderBytes(100_000_000, 80_000_000, 10_000, 8192))
+    source = replace(said.source, decoder=DecoderBytes(400_000_000, 320_000_000, 40_000, 8192))
+    approval = replace(said.approval, trial=replace(trial, latencies=timed, variant=variant))
+    card, readme = (write(replace(said, approval=approval, source=source)) for write in (model_card, version_readme))
+    for line in (
+        "| time to the first token, prompt of 128 | 100 ms | 310 ms | 3.10x the speed |",
+        # (730 - 100) / 63 is 10 ms a token, and (2200 - 310) / 63 is 30.
+        "| tokens a second after it, over 64 | 100 | 33.3 | 3.00x the speed |",
+        # 80 MB and 160 tokens of 10 kB.
+        "| weights and cache read per token | 81.6 MB | 326 MB |  |",
+        "| memory bandwidth at that speed | 8.16 GB/s | 10.9 GB/s |  |",
+        "| weights with a cache of 8192 tokens | 182 MB | 728 MB | 0.25x |",
+    ):
+        assert line in card and line in readme, line
+    longer = "time to the first token, prompt of 512 | 400 ms"
+    assert longer in readme and longer not in card
+    shorter = "weights with a cache of 1024 tokens | 110 MB"
+    assert shorter in readme and shorter not in card
 
 
 def test_speed_that_another_target_must_reach_is_not_asked_for_here() -> None:
