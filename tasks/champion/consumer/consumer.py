@@ -411,8 +411,13 @@ class GenerativeModel:
         """Yield the text after a prompt, token by token, until the text ends or has `new_tokens` tokens.
 
         Raises:
-            ValueError: the prompt is empty, or longer than the model's context.
+            ValueError: the prompt is empty or longer than the model's context, or no token may follow.
         """
+        # A tokenizer may make a start of text even of nothing.
+        if not prompt:
+            raise ValueError("found an empty prompt; expected a text; correct the prompt")
+        if new_tokens is not None and new_tokens < 1:
+            raise ValueError(f"found new_tokens {new_tokens}; expected at least 1; correct new_tokens, or leave it out")
         tokens = self._tokenizer.encode(prompt)
         if not len(tokens) or len(tokens) >= self._context:
             raise ValueError(
@@ -462,7 +467,11 @@ def _open_genai(folder: Path, manifest: dict[str, Any], threads: int) -> tuple[A
 
 
 def _asked(model_input: Any) -> tuple[list[str], int | None]:
-    """Return the prompts in an input, none if it has other values, and how many tokens an answer may have, if it says so."""
+    """Return the prompts in an input, none if it has other values, and how many tokens an answer may have, if it says so.
+
+    Raises:
+        ValueError: the input is an empty list.
+    """
     if isinstance(model_input, str):
         return [model_input], None
     new_tokens = None
@@ -470,8 +479,12 @@ def _asked(model_input: Any) -> tuple[list[str], int | None]:
         model_input = model_input.iloc[:, 0]
     elif hasattr(model_input, "keys") and not hasattr(model_input, "iloc"):
         new_tokens = int(model_input["new_tokens"]) if "new_tokens" in model_input else None
-        model_input = model_input.get("prompt", [])
+        if "prompt" not in model_input:
+            return [], new_tokens
+        model_input = model_input["prompt"]
     values = np.asarray(model_input, dtype=object).ravel().tolist()
+    if not values:
+        raise ValueError("found no prompt; expected at least one text; correct the input")
     return (values if all(isinstance(value, str) for value in values) else []), new_tokens
 
 

@@ -11,6 +11,12 @@ import pandas as pd
 import pytest
 
 
+def load_consumer() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of MLflow about itself
+        return importlib.import_module("tasks.champion.consumer.consumer")
+
+
 @pytest.mark.parametrize(
     ("given", "prompts", "new_tokens"),
     [
@@ -27,7 +33,33 @@ import pytest
     ],
 )
 def test_texts_are_prompts_and_numbers_are_tokens(given: Any, prompts: list[str], new_tokens: int | None) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of MLflow about itself
-        consumer = importlib.import_module("tasks.champion.consumer.consumer")
-    assert consumer._asked(given) == (prompts, new_tokens)
+    assert load_consumer()._asked(given) == (prompts, new_tokens)
+
+
+@pytest.mark.parametrize("given", [[], {"prompt": []}, np.array([], dtype=object), {"prompt": [], "new_tokens": 3}])
+def test_no_prompt_is_refused(given: Any) -> None:
+    with pytest.raises(ValueError, match="found no prompt; expected at least one text"):
+        load_consumer()._asked(given)
+
+
+class OneTokenEach:
+    """Library and tokenizer that make a start of text of any text, and no model."""
+
+    def encode(self, text: str) -> list[int]:
+        return [0, *map(ord, text)]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "new_tokens", "words"),
+    [
+        ("", None, "found an empty prompt; expected a text"),
+        ("one", 0, "found new_tokens 0; expected at least 1"),
+        ("one", -1, "found new_tokens -1; expected at least 1"),
+        ("nine letters", None, "found a prompt of 13 tokens; expected 1 to 7"),
+    ],
+)
+def test_a_prompt_without_an_answer_is_refused(prompt: str, new_tokens: int | None, words: str) -> None:
+    decoder = object.__new__(load_consumer().GenerativeModel)
+    decoder._tokenizer, decoder._context = OneTokenEach(), 8
+    with pytest.raises(ValueError, match=words):
+        next(decoder.stream(prompt, new_tokens))
