@@ -22,6 +22,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 for library in ("transformers", "onnxruntime_genai"):
     pytest.importorskip(library)
 INT8, INT4 = "int8-g32-rtn+kv8@ort-genai", "int4-g32-gptq+kv4@ort-genai"
+MEASUREMENT = {
+    "dims": {"sequence_length": 16, "new_tokens": [8, 1]},
+    "launches": 3,
+    "blocks": 1,
+    "block_seconds": 0.02,
+    "max_other_load": None,
+}
 CONSUMER = """
 import json, sys
 import mlflow, numpy as np
@@ -60,20 +67,15 @@ def run(place: Path, name: str, **changes: Any) -> Answer:
         "metric": "perplexity",
         "gates": {"max_drop": 0.5, "min_speedup": None},
         "confirmation": {"share": 0},
-        "measurement": {
-            "dims": {"sequence_length": 16, "new_tokens": [8, 1]},
-            "launches": 3,
-            "blocks": 1,
-            "block_seconds": 0.02,
-            "max_other_load": None,
-        },
+        "measurement": MEASUREMENT,
     } | changes
     call: dict[str, object] = {"name": "run", "job": str(write_job(place / "job.yaml", job))}
     return run_jobs(place / "state", place / "run", [call])["run"]
 
 
 def test_decoder_becomes_a_champion_that_answers_prompts(place: Path) -> None:
-    answer = run(place, "lm")
+    dims = {"sequence_length": [16, 32], "new_tokens": [8, 1]}
+    answer = run(place, "lm", measurement=MEASUREMENT | {"dims": dims})
     assert answer.code == 0 and answer.result is not None, answer.said
     assert answer.result["outcome"] == "promoted"
     with np.load(place / "told.npz") as told:
@@ -86,11 +88,10 @@ def test_decoder_becomes_a_champion_that_answers_prompts(place: Path) -> None:
     assert verdicts["coverage"]["value"] == 1.0
     # Rounding shows, and is no other model.
     assert 0 < abs(verdicts["drop"]["value"]) < 0.5
-    assert [one["dims"] for one in winner["latencies"]] == [
-        {"sequence_length": 16, "new_tokens": count} for count in (8, 1)
-    ]
-    long, first = (one["p50_ms"] for one in winner["latencies"])
-    assert long > first
+    times = {(one["dims"]["sequence_length"], one["dims"]["new_tokens"]): one["p50_ms"] for one in winner["latencies"]}
+    assert sorted(times) == [(16, 1), (16, 8), (32, 1), (32, 8)] and winner["latency_p50_ms"] == times[16, 8]
+    assert times[16, 8] > times[16, 1] and times[32, 8] > times[32, 1]
+    check_bytes(answer.result, winner)
 
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", CONSUMER, "models:/lm-quantized@champion-ort-genai"],
@@ -104,8 +105,20 @@ def test_decoder_becomes_a_champion_that_answers_prompts(place: Path) -> None:
     # The answer to the second prompt may end at once.
     assert len(both) == 2 and "".join(streamed) == both[0]
     assert few[0] and both[0].startswith(few[0]) and len(few[0]) < len(both[0])
-    assert shape == [2, 5, 300] and "a prompt of 0 tokens" in empty
+    assert shape == [2, 5, 300] and "found an empty prompt" in empty
     assert loaded == []
+
+
+def check_bytes(result: dict[str, Any], winner: dict[str, Any]) -> None:
+    """The graph's bytes are those of the architecture; the report tells speeds of both prompts."""
+    base = result["baseline"]["decoder"]
+    # Two layers of keys and values, in 2 heads of 16 floats.
+    assert base["cache"] == winner["decoder"]["cache"] == 2 * 2 * 2 * 16 * 4 and base["context"] == 128
+    # 300 x 64 floats of the embedding are read by rows, those of the head in full.
+    assert base["weights"] - base["read_weights"] == pytest.approx(300 * 64 * 4 + 2 * 128 * 8 * 4, abs=200)
+    assert winner["decoder"]["weights"] < base["weights"] and base["weights"] <= result["baseline"]["size_bytes"]
+    page = Path(result["report"]).read_text(encoding="utf-8")
+    assert 'id="answers"' in page and ">16 + 8<" in page and ">32 + 8<" in page
 
 
 def check_source(place: Path, told: Any) -> None:
@@ -129,6 +142,7 @@ def check_source(place: Path, told: Any) -> None:
         ("lm", {"target": "ort-cpu", "candidates": "default", "measurement": {}}, "target: ort-genai"),
         ("lm", {"data": {"calibration": "long.npz", "evaluation": "long.npz"}}, "windows of 129 tokens"),
         ("lm", {"measurement": {"dims": {"sequence_length": 100, "new_tokens": 64}}}, "100 tokens and 64 that follow"),
+        ("lm", {"measurement": {"dims": {"new_tokens": 0}}}, "measurement.dims.new_tokens"),
         ("lm", {"provider_options": {"a": "1"}}, "provider_options"),
     ],
 )

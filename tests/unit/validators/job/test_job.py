@@ -46,6 +46,7 @@ BAD_JOBS: list[tuple[dict[str, Any], str]] = [
     ({"data": DATA | {"label": "y", "ignore": ["y"]}}, "each ignored array need different names"),
     ({"data": DATA | {"labels": "y"}}, "unknown key `data.labels`"),
     ({"measurement": {"dims": {"sequence": 0}}}, "`measurement.dims.sequence.0`"),
+    ({"measurement": {"dims": {"new_tokens": [64, 0]}}}, "`measurement.dims.new_tokens.1`"),
     ({"data": DATA | {"slices": ["label"]}}, "need different names"),
     ({"data": DATA | {"slices": ["place", "place"]}}, "need different names"),
     ({"calibration": {"max_saturation": 1.1}}, "`calibration.max_saturation`"),
