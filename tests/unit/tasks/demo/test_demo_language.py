@@ -12,10 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from models import language
-from models.llama import Llama, LlamaShape, exported, fold_gains, halves_apart, load_model, rotary_tables, rotate
 from numpy.typing import NDArray
 from scipy.special import log_softmax, softmax
 
+from tasks.demo.articles import Windows, prose, read_articles, split_articles, spread_windows, windows_of
+from tasks.demo.gguf_file import Floats as Weights
+from tasks.demo.gguf_file import read_gguf, tokenizer_of
+from tasks.demo.llama import Llama, LlamaShape, exported, fold_gains, halves_apart, load_model, rotary_tables, rotate
 from tasks.measure.metrics.perplexity import perplexity
 from validators.errors import SourceError
 
@@ -218,7 +221,7 @@ def test_windows_are_scored_one_at_a_time() -> None:
     windows, scores = rng.integers(0, 6, (3, 5)), rng.normal(size=(3, 5, 6)).astype(np.float32) * 30
     asked: list[list[int]] = []
 
-    def score(ids: language.Windows) -> language.Floats:
+    def score(ids: Windows) -> Weights:
         asked.extend(ids.tolist())
         return scores[len(asked) - 1][None]
 
@@ -272,7 +275,7 @@ GGUF = gguf_file(
 
 
 def test_a_gguf_file_is_read() -> None:
-    file = language.read_gguf(GGUF)
+    file = read_gguf(GGUF)
     assert file.metadata == {
         "general.name": "naïve",
         "count": 7,
@@ -293,7 +296,7 @@ def test_a_gguf_file_is_read() -> None:
 def test_a_truncated_gguf_file_is_refused_wherever_it_ends() -> None:
     for size in range(len(GGUF)):
         with pytest.raises(SourceError, match="more at byte"):
-            language.read_gguf(GGUF[:size])
+            read_gguf(GGUF[:size])
 
 
 @pytest.mark.parametrize(
@@ -308,12 +311,12 @@ def test_a_truncated_gguf_file_is_refused_wherever_it_ends() -> None:
 )
 def test_another_file_is_refused(data: bytes, message: str) -> None:
     with pytest.raises(SourceError, match=message):
-        language.read_gguf(data)
+        read_gguf(data)
 
 
 def test_text_becomes_tokens_by_merges_and_single_digits() -> None:
     words = ["<|end|>", "Ġ", "a", "b", "1", "2", "ab", "Ġab", "Ã", "¯", "12"]
-    tokenizer = language.tokenizer_of({"tokenizer.ggml.tokens": words, "tokenizer.ggml.merges": ["a b", "Ġ ab", "1 2"]})
+    tokenizer = tokenizer_of({"tokenizer.ggml.tokens": words, "tokenizer.ggml.merges": ["a b", "Ġ ab", "1 2"]})
     assert tokenizer.encode("ab ab12ï").tokens == ["ab", "Ġab", "1", "2", "Ã", "¯"]
 
 
@@ -327,7 +330,7 @@ def page(title: str, text: str, namespace: int = 0) -> str:
 def test_articles_are_prose_by_title() -> None:
     xml = page("A &amp; B", f"'''A''' &amp;amp; B is {LONG}") + page("Old", "#REDIRECT [[New]]")
     xml += page("Help", LONG, namespace=4) + page("C", LONG)
-    assert language.read_articles(xml) == {"A & B": f"A & B is {LONG.strip()}", "C": LONG.strip()}
+    assert read_articles(xml) == {"A & B": f"A & B is {LONG.strip()}", "C": LONG.strip()}
 
 
 @pytest.mark.parametrize(
@@ -346,24 +349,37 @@ def test_articles_are_prose_by_title() -> None:
     ],
 )
 def test_prose_is_what_a_reader_sees(markup: str, text: str) -> None:
-    assert language.prose(markup) == (text + LONG).strip()
+    assert prose(markup) == (text + LONG).strip()
 
 
 def test_windows_are_whole_runs_of_one_article() -> None:
     words = ["a", "b"]
-    tokenizer: Any = language.tokenizer_of({"tokenizer.ggml.tokens": words, "tokenizer.ggml.merges": []})
-    windows = language.windows_of(["a" * 1100, "b" * 511, "b" * 512, "ab" * 256], tokenizer, seed=1)
+    tokenizer: Any = tokenizer_of({"tokenizer.ggml.tokens": words, "tokenizer.ggml.merges": []})
+    windows = windows_of(["a" * 1100, "b" * 511, "b" * 512, "ab" * 256], tokenizer, seed=1)
     assert windows.shape == (4, 512) and windows.dtype == np.int64
     assert sorted((int(row.sum()), int(row[0])) for row in windows) == [(0, 0), (0, 0), (256, 0), (512, 1)]
+
+
+def test_windows_are_spread_over_the_articles() -> None:
+    """A long article gives no more than the others, as long as these have windows."""
+    words = ["a", "b", "c", "d"]
+    tokenizer: Any = tokenizer_of({"tokenizer.ggml.tokens": words, "tokenizer.ggml.merges": []})
+    texts = ["a" * 80, "b" * 20, "c" * 9, "d" * 45]
+    windows, articles = spread_windows(texts, tokenizer, length=10, count=8, seed=3)
+    assert windows.shape == (8, 10) and windows.dtype == np.int64
+    # Windows of one word each: that of their article. The third article has none.
+    assert all((row == article).all() for row, article in zip(windows, articles, strict=True))
+    assert sorted(articles[:3]) == [0, 1, 3] and sorted(articles[3:6]) == [0, 1, 3] and sorted(articles[6:]) == [0, 3]
+    assert len(spread_windows(texts, tokenizer, length=10, count=99, seed=3)[0]) == 8 + 2 + 4
 
 
 @given(count=st.integers(5, 60), seed=st.integers(0, 99))
 def test_no_article_is_on_both_sides(count: int, seed: int) -> None:
     articles = {f"title {index}": f"text {index}" for index in range(count)}
-    calibration, evaluation = language.split_articles(articles, seed)
+    calibration, evaluation = split_articles(articles, seed)
     assert sorted(calibration + evaluation) == sorted(articles.values())
     assert abs(len(calibration) - 0.4 * count) <= 0.5
-    assert (calibration, evaluation) == language.split_articles(dict(reversed(articles.items())), seed)
+    assert (calibration, evaluation) == split_articles(dict(reversed(articles.items())), seed)
 
 
 @pytest.mark.slow
