@@ -4,7 +4,7 @@ READY := $(VENV)/.ready
 FLAVORS := $(VENV)/.flavors
 BIN := $(VENV)/bin
 
-.PHONY: demo demo-all demo-image test test-all test-rest test-faults docs lint format ui serve deploy worker audit gpu-check lock schemas clean
+.PHONY: demo demo-all demo-image demo-llm test test-all test-rest test-faults docs lint format ui serve deploy worker audit gpu-check lock schemas clean
 
 demo: $(READY)
 	@$(BIN)/quantgate demo
@@ -15,6 +15,10 @@ demo-all: $(READY)
 
 demo-image: $(READY)
 	@$(BIN)/quantgate demo --image
+
+# A decoder; its libraries are those of the flavors.
+demo-llm: $(FLAVORS)
+	@$(BIN)/quantgate demo --llm
 
 # Two processes, a file of tests at a time; more where there is room: each brings models and servers of its own, up to 4 GB.
 TEST_PROCESSES := 2

@@ -48,7 +48,7 @@ def main() -> None:
     prepare_environment(state_folder())
     from flows.cli.demo import prepare_demo
 
-    model = prepare_demo(state_folder(), image=False).with_name("text") / "model.onnx"
+    model = prepare_demo(state_folder()).with_name("text") / "model.onnx"
     settings = session_settings(decode("fp32-fused@openvino"), 2)
     options = settings.provider_options | {"INFERENCE_NUM_THREADS": str(settings.threads)}
     figures: dict[str, list[tuple[float, float, bool]]] = {"compiled": [], "from the cache": []}

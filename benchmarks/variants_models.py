@@ -48,7 +48,7 @@ class Case:
 
 def text(state: Path) -> Iterator[Case]:
     """The demo's sentence encoder with its sentiment head: 2,000 reviews."""
-    job = read_job(prepare_demo(state, image=False))
+    job = read_job(prepare_demo(state))
     for batch, length in ((1, 16), (1, 64), (16, 16), (16, 64)):
         shaped = _shaped(job, batch, {"sequence": (length,)})
         before = shaped.model_copy(update={"target": "ort-cpu", "candidates": _without_numerics("ort-cpu")})
@@ -62,7 +62,7 @@ def text(state: Path) -> Iterator[Case]:
 
 def image(state: Path) -> Iterator[Case]:
     """The demo's EfficientNet-Lite0 with its digits head."""
-    job = read_job(prepare_demo(state, image=True))
+    job = read_job(prepare_demo(state, "image"))
     for batch in (1, 16):
         # Beside its samples lie the weights of the PyTorch module.
         weights = Path(str(job.data.evaluation)).with_name(MODEL_FILE)

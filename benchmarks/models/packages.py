@@ -126,7 +126,7 @@ MODELS: dict[str, Callable[[Path], Fields]] = {
 def demo_fields(state: Path, *, image: bool) -> Fields:
     import yaml
 
-    fields: Fields = yaml.safe_load(prepare_demo(state, image=image).read_text(encoding="utf-8"))
+    fields: Fields = yaml.safe_load(prepare_demo(state, "image" if image else "text").read_text(encoding="utf-8"))
     return {key: value for key, value in fields.items() if key not in ("target", "candidates", "gates")}
 
 

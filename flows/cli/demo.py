@@ -1,12 +1,13 @@
-"""The two demos: each builds and registers a real model from public assets, and completes its job from `examples/`."""
+"""The demos: each builds and registers a real model from public assets, and completes its job from `examples/`."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import yaml
 
+from tasks.evidence.flavors import need_libraries
 from tasks.run.context import log
 from tasks.run.settings import tracking_uri
 from validators.errors import InfrastructureError
@@ -15,55 +16,64 @@ from validators.targets import facts_of
 if TYPE_CHECKING:
     from tasks.demo.built import Demo
 
+DemoKind = Literal["text", "image", "llm"]
 # Its engine is built ahead of time, without a GPU, and looked at.
 BUILT_ONLY = "int8-static-minmax-pc@tensorrt"
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def prepare_demo(state: Path, *, image: bool, every: bool = False) -> Path:
+def prepare_demo(state: Path, kind: DemoKind = "text", *, every: bool = False) -> Path:
     """Fetch, build and register what is missing; return the path of the job file to run.
 
-    `every` tries all default candidates of the job's target, and one for TensorRT that is only built.
+    `every` tries all default candidates of the job's target, and one for TensorRT that is only built; for the language demo,
+    all sensible recipes.
 
     Raises:
         InfrastructureError: an asset cannot be fetched, or the registry does not answer.
+        SourceError: the language demo's libraries are not installed.
     """
-    name = "image" if image else "text"
-    example = EXAMPLES / f"{name}.yaml"
+    example = EXAMPLES / f"{kind}.yaml"
     if not example.exists():
         raise InfrastructureError(
             found=f"{example} does not exist",
             expected="a checkout of quantgate",
             fix="run the demo from a clone of the repository",
         )
+    if kind == "llm":
+        need_libraries(["transformers", "onnxruntime_genai"], "genai", "the language demo")
     state.mkdir(parents=True, exist_ok=True)
     log.info("demo: fetching assets and building the model (once)")
-    built, uri = _build(state, image=image)
+    built, uri = _build(state, kind)
     figures = ", ".join(f"{key} {value}" for key, value in sorted(built.notes.items()))
     log.info("demo: %s is registered as %s (%s)", built.name, uri, figures)
-    _link(state / "demo" / name, built.calibration_path.parent)
+    _link(state / "demo" / kind, built.calibration_path.parent)
     job = yaml.safe_load(example.read_text(encoding="utf-8")) | {"source": uri}
     job["data"] |= {"calibration": str(built.calibration_path), "evaluation": str(built.evaluation_path)}
     if every:
-        job["candidates"] = [*facts_of(job["target"]).default_candidates, BUILT_ONLY]
-    path = state / "demo" / f"{name}.yaml"
+        job["candidates"] = "wide" if kind == "llm" else [*facts_of(job["target"]).default_candidates, BUILT_ONLY]
+    path = state / "demo" / f"{kind}.yaml"
     path.write_text(yaml.safe_dump(job, sort_keys=False), encoding="utf-8")
     return path
 
 
-def _build(state: Path, *, image: bool) -> tuple[Demo, str]:
-    from tasks.demo.registry import register_image, register_text
+def _build(state: Path, kind: DemoKind) -> tuple[Demo, str]:
+    from tasks.demo import registry
 
     uri = tracking_uri(state)
-    if image:
+    if kind == "llm":
+        from tasks.demo.language import build as build_language
+
+        built = build_language(state)
+        return built, registry.register_language(built, uri)
+    if kind == "image":
         from tasks.demo.image import build as build_image
 
         built = build_image(state)
-        return built, register_image(built, uri)
+        return built, registry.register_image(built, uri)
     from tasks.demo.text import build as build_text
 
     built = build_text(state)
-    return built, register_text(built, uri)
+    return built, registry.register_text(built, uri)
 
 
 def _link(link: Path, folder: Path) -> None:

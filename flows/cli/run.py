@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 
@@ -83,6 +83,9 @@ def validate(job: JobFile, result: ResultFile = None) -> CommandAnswer:
 
 def demo(
     image: Annotated[bool, typer.Option("--image", help="Run the image demo instead of the text demo.")] = False,
+    llm: Annotated[
+        bool, typer.Option("--llm", help="Run the language demo, a decoder; it needs the extra `genai`.")
+    ] = False,
     every: Annotated[
         bool, typer.Option("--all", help="Try every default candidate: ten minutes instead of three.")
     ] = False,
@@ -96,11 +99,14 @@ def demo(
     """
 
     def prepare() -> Job:
+        if image and llm:
+            raise JobError(found="--image with --llm", expected="one demo", fix="leave one of them out")
         prepared()
         with show_progress(err):
             from flows.cli.demo import prepare_demo
 
-            return read_job(prepare_demo(state_folder(), image=image, every=every))
+            kind: Literal["text", "image", "llm"] = "llm" if llm else "image" if image else "text"
+            return read_job(prepare_demo(state_folder(), kind, every=every))
 
     return _follow(prepare, result, partial(_quantize, promote=True))
 

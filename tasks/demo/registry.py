@@ -84,6 +84,36 @@ def register_image(built: Demo, tracking_uri: str) -> str:
     return _register(built, tracking_uri, log)
 
 
+def register_language(built: Demo, tracking_uri: str) -> str:
+    """Register the language demo, a decoder of transformers with its tokenizer; return its URI.
+
+    If a version was registered from the same weights before, that version is returned.
+
+    Raises:
+        InfrastructureError: the registry does not answer.
+    """
+
+    def log() -> str:
+        from tasks.demo.smollm import quiet_transformers
+
+        with quiet_transformers(), quiet_mlflow():
+            import mlflow.transformers
+            import transformers
+
+            library: Any = transformers
+            folder = built.model_path.parent
+            parts = {
+                "model": library.AutoModelForCausalLM.from_pretrained(folder),
+                "tokenizer": library.AutoTokenizer.from_pretrained(folder),
+            }
+            info = mlflow.transformers.log_model(
+                parts, name=built.name, task="text-generation", pip_requirements=_pins("torch", "transformers")
+            )
+        return str(info.model_uri)
+
+    return _register(built, tracking_uri, log)
+
+
 def _register(built: Demo, tracking_uri: str, log: Callable[[], str]) -> str:
     """Register the model that `log` logs, unless a version with the same digest exists; return its URI."""
     import mlflow

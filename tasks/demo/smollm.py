@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import logging
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +27,19 @@ def read_model(state: Path) -> tuple[Llama, Tokenizer, LlamaShape]:
     model = load_model(gguf.metadata, gguf.tensors)
     fold_gains(model)
     return model, tokenizer_of(gguf.metadata), shape_of(gguf.metadata)
+
+
+@contextlib.contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Suppress the progress bars of transformers, and what torch warns of torchao, which transformers imports."""
+    log = logging.getLogger("torch.utils._pytree")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        log.setLevel(level)
 
 
 def hugging_face_model(state: Path) -> tuple[Any, Any]:
