@@ -35,7 +35,7 @@ OTHER_INPUTS = slice(9, 12)
 
 
 @dataclass(frozen=True)
-class Projection:
+class GraphProjection:
     """A product with its bias, float32 `[rows]`, if it has one."""
 
     matrix: Matrix
@@ -60,9 +60,9 @@ class Attention:
 class Projections:
     """The products that make q, k and v, and the gains of norms per head of q and k, if there are any."""
 
-    query: Projection
-    key: Projection
-    value: Projection
+    query: GraphProjection
+    key: GraphProjection
+    value: GraphProjection
     query_gain: NDArray[np.float32] | None = None
     key_gain: NDArray[np.float32] | None = None
 
@@ -219,22 +219,22 @@ class _Reader(GraphNodes):
         self.check(rows == sizes, tensors[QUERY], f"products of {sizes} rows")
         return hidden, Projections(query, key, value, query_gain, key_gain)
 
-    def cut(self, packed: Projection, sizes: Sequence[int], node: NodeProto) -> list[Projection]:
+    def cut(self, packed: GraphProjection, sizes: Sequence[int], node: NodeProto) -> list[GraphProjection]:
         """Return q, k and v of one product."""
         self.check(packed.matrix.shape[0] == sum(sizes), node.input[QUERY], f"{sum(sizes)} rows")
         ends = np.cumsum(sizes)
         parts = [slice(int(end - size), int(end)) for end, size in zip(ends, sizes, strict=True)]
         bias = packed.bias
-        return [Projection(packed.matrix.take(part), None if bias is None else bias[part]) for part in parts]
+        return [GraphProjection(packed.matrix.take(part), None if bias is None else bias[part]) for part in parts]
 
-    def biased(self, tensor: str) -> tuple[str, Projection]:
+    def biased(self, tensor: str) -> tuple[str, GraphProjection]:
         """Return the input of a product with an optional bias, and the product."""
         node = self.makers.get(tensor)
         if node is None or node.op_type != "Add":
             hidden, matrix = self.product(tensor)
-            return hidden, Projection(matrix)
+            return hidden, GraphProjection(matrix)
         hidden, matrix = self.product(node.input[0])
-        return hidden, Projection(matrix, self.vector(node.input[1], matrix.shape[0]))
+        return hidden, GraphProjection(matrix, self.vector(node.input[1], matrix.shape[0]))
 
     def head_norm(self, tensor: str) -> tuple[str, NDArray[np.float32] | None]:
         """Return the tensor before a norm of each head, and the norm's gain; without a norm, the tensor itself."""

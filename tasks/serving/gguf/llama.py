@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.serving.gguf.decoder_graph import Attention, DecoderWeights, Layer, Projection
+from tasks.serving.gguf.decoder_graph import Attention, DecoderWeights, GraphProjection, Layer
 from tasks.serving.gguf.graph_nodes import refusal
 from tasks.serving.gguf.matrices import FloatMatrix, Matrix
 
@@ -123,7 +123,7 @@ def _layer(layer: Layer, *, is_reordered: bool) -> Iterator[tuple[str, Matrix]]:
     yield "ffn_down.weight", layer.down
 
 
-def _projection(name: str, part: Projection, rows: NDArray[np.int64] | None) -> Iterator[tuple[str, Matrix]]:
+def _projection(name: str, part: GraphProjection, rows: NDArray[np.int64] | None) -> Iterator[tuple[str, Matrix]]:
     yield f"{name}.weight", part.matrix if rows is None else part.matrix.take(rows)
     if part.bias is not None:
         yield f"{name}.bias", FloatMatrix(part.bias if rows is None else part.bias[rows])

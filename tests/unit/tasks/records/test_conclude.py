@@ -430,6 +430,7 @@ def test_the_baselines_latency_is_the_middle_of_those_measured_beside_candidates
         "latency_p50_ms": 2.0,
         "latency_p95_ms": 4.0,
         "size_bytes": 1000,
+        "decoder": None,
         "warning": None,
     }
     unmeasured = document(conclude(make_job(), replace(FINDINGS, trials=(REFUSED,)), Clock()))
