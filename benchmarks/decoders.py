@@ -1,20 +1,20 @@
-"""quantgate's choice of a decoder beside what onnxruntime-genai's own model builder writes: perplexity and tokens a second.
+"""quantgate's choice of a decoder beside what its users would run instead: perplexity, tokens a second, memory and size.
 
-    python benchmarks/decoders.py     # 20 minutes and 4 GB, on a machine that does nothing else; --again times anew
+    python benchmarks/decoders.py             # hours, and 8 GB, on a machine that does nothing else; --again times anew
+    python benchmarks/decoders.py --rough     # each path on few windows in minutes: the figures are worth nothing
 
 SmolLM2-135M-Instruct on Wikipedia articles. Its weights were stored in 4 bits: the gains of its norms are folded into them
-first, so that they lie on no grid. All are judged by the same gate through the cache of the library, and the choice answers the
-same prompts in turn with each rival, one process each.
+first, so that they lie on no grid. Rivals (`decoder_rivals.py`) are made of the same logged model. All are judged by the same
+gate through their cache, beside the float32 graph in `onnxruntime-genai`; each then takes turns with the choice on the same
+prompts, one process each: whole answers, and the first token alone.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,18 +25,34 @@ from calibration_figures import save
 from tasks.run.settings import prepare_environment, state_folder
 
 if TYPE_CHECKING:
+    from variants_compare import Bench
+
     from validators.records.latencies import Latency
+    from validators.records.run import Trial, Variant
 
 RESULTS = Path(__file__).parent / "results"
 NAME, WINDOW, WINDOWS, CALIBRATION = "smollm2-135m", 256, 32, 64
-PROMPTS, ANSWER = (128, 512), 128
-# Arguments of the model builder beside its input and output: precision, and its own defaults.
-BUILDS = {"builder, INT4": "int4", "builder, INT8": "int8"}
+PROMPTS, ANSWER, LAUNCHES = (128, 512), 128, 4
+# Of a rough run.
+FEW_WINDOWS, SHORT_ANSWER = 4, 8
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Folder of the state, evaluation data, tokens of an answer, starts of each process, and accepted load of others."""
+
+    state: Path
+    evaluation: str = "evaluation.npz"
+    answer: int = ANSWER
+    launches: int = LAUNCHES
+    blocks: int = 1
+    max_other_load: float | None = 0.15
 
 
 def main(
     results: Annotated[Path, typer.Option(help="Where the figures go.")] = RESULTS,
     again: Annotated[bool, typer.Option(help="Forget earlier latencies.")] = False,
+    rough: Annotated[bool, typer.Option(help="Few windows, short answers, one start, on a busy machine.")] = False,
 ) -> None:
     """Measure, and write `decoders.json`."""
     os.environ.setdefault("QUANTGATE_STATE", str(Path(".quantgate/benchmark-decoders").resolve()))
@@ -46,13 +62,17 @@ def main(
         shutil.rmtree(state / "store" / "latency", ignore_errors=True)
     if not (state / "evaluation.npz").exists():
         _register(state)
+    plan = Plan(state)
+    if rough:
+        np.savez(state / "few.npz", input_ids=np.load(state / "evaluation.npz")["input_ids"][:FEW_WINDOWS])
+        plan = Plan(state, "few.npz", SHORT_ANSWER, launches=1, blocks=3, max_other_load=None)
     # Prefect reads the environment when it is imported.
     from prefect import flow
 
     shape = flow(name="decoders")(_shape)
-    figures: dict[str, Any] = {}
+    figures: dict[str, Any] = {"rough": rough}
     for prompt in PROMPTS:
-        figures[f"prompt {prompt}, answer {ANSWER}"] = shape(state, prompt)
+        figures[f"prompt {prompt}, answer {plan.answer}"] = shape(plan, prompt)
         save(results, "decoders", figures)
 
 
@@ -60,8 +80,8 @@ def _register(state: Path) -> None:
     """Log the model as its users would, and write windows of articles."""
     import mlflow
     from models.language import language_pool
+    from models.smollm import hugging_face_model
 
-    from tasks.demo.smollm import hugging_face_model
     from tasks.run.settings import artifact_location, tracking_uri
 
     model, tokenizer = hugging_face_model(state)
@@ -82,86 +102,95 @@ def _register(state: Path) -> None:
     np.savez(state / "evaluation.npz", input_ids=pool.evaluation[:WINDOWS])
 
 
-def _shape(state: Path, prompt: int) -> dict[str, Any]:
+def _shape(plan: Plan, prompt: int) -> dict[str, Any]:
     """Return the figures of the choice and of the rivals at one length of the prompt."""
-    from variants_compare import choose, open_bench, row
+    from decoder_rivals import RIVALS, know_engines, logged_model
+    from variants_compare import choose, judge_rivals, open_bench
 
-    from tasks.trials.measure_accuracy import Reference, measure_accuracy
-    from tasks.trials.measure_latency import measure_latency
     from validators.job.read_job import parse_job
-    from validators.records.measurements import Coverage
-    from validators.records.run import Trial, Variant
 
+    know_engines()
     job = parse_job(
         {
             "source": f"models:/{NAME}/1",
             "target": "ort-genai",
-            "data": {"calibration": "calibration.npz", "evaluation": "evaluation.npz"},
+            "data": {"calibration": "calibration.npz", "evaluation": plan.evaluation},
             "metric": "perplexity",
             "gates": {"max_drop": 0.05},
             "confirmation": {"share": 0},
             "measurement": {
-                "dims": {"sequence_length": prompt, "new_tokens": [ANSWER, 1]},
-                "launches": 4,
-                "blocks": 1,
+                "dims": {"sequence_length": prompt, "new_tokens": [plan.answer, 1]},
+                "launches": plan.launches,
+                "blocks": plan.blocks,
                 "block_count": 1,
+                "max_other_load": plan.max_other_load,
             },
         },
-        base=state,
+        base=plan.state,
     )
     bench = open_bench(job)
     choice, rows = choose(bench)
-    found: dict[str, Any] = {"choice": choice and choice.candidate, "baseline": bench.baseline.value, "rows": rows}
-    for name, precision in BUILDS.items():
-        path = _build(bench.run_inputs.source.uri, precision, state / "builder")
-        session = bench.source.session
-        size = sum(file.stat().st_size for file in path.parent.glob("model.onnx*"))
-        variant = Variant(name, path, f"{precision} {bench.run_inputs.source.digest}", size, session)
-        reference = Reference(bench.baseline, bench.source)
-        accuracy, _ = measure_accuracy(
-            bench.run, bench.run_inputs.evidence, bench.inventory, variant, reference, alone=True
-        )
-        trial = Trial(name, variant=variant, coverage=Coverage({}, (), (), (session.provider,)), accuracy=accuracy)
-        timed = measure_latency(bench.run, bench.run_inputs, bench.inventory, trial)
-        told = row(replace(timed, outcome="passed")) | {"generation": _told(timed.latencies)}
-        if choice and choice.variant:
-            told["choice_beside_it"] = bench.in_turn(variant, choice.variant).speedup.value
-        found["rows"].append(told)
-    if choice:
-        found["generation"] = _told(choice.latencies)
-    return found
+    if choice is None or choice.variant is None:
+        raise SystemExit(f"no candidate passes: {rows}")
+    own, baseline = _speeds(choice.latencies)
+    folder = plan.state / "rivals"
+    model = logged_model(bench.run_inputs.source.uri, folder / "logged")
+    trials = tuple(_rival_trial(bench, name, model, folder) for name in RIVALS)
+    return {
+        "choice": choice.candidate,
+        "own": own,
+        "baseline": baseline | {"metric": bench.baseline.value, "size_mb": bench.source.size_bytes / 1e6},
+        "rows": rows,
+        "rivals": [_rival_row(bench, choice.variant, trial) for trial in judge_rivals(bench, trials)],
+    }
 
 
-def _told(latencies: Sequence[Latency]) -> str:
+def _rival_trial(bench: Bench, name: str, model: Path, folder: Path) -> Trial:
+    """Return a rival's trial up to its loss."""
+    from decoder_rivals import RIVALS, made, options_of
+    from variants_compare import accuracy_trial, digest_of, size_of
+
+    from tasks.measure.inventory import usable_cores
+    from validators.records.run import SessionSettings, Variant
+
+    path = made(name, model, folder)
+    options = options_of(RIVALS[name], ANSWER)
+    session = SessionSettings(RIVALS[name].provider, usable_cores(), provider_options=options)
+    return accuracy_trial(bench, Variant(name, path, digest_of(path), size_of(path), session))
+
+
+def _rival_row(bench: Bench, leader: Variant, trial: Trial) -> dict[str, Any]:
+    """Return the figures of a judged rival, with its speed in turn with the choice if it is no reference."""
+    from decoder_rivals import RIVALS
+    from variants_compare import interval, row
+
+    told = row(trial)
+    if trial.variant is None or RIVALS[trial.candidate].reference:
+        return told
+    latencies = [bench.in_turn(trial.variant, leader, point=point) for point in (0, 1)]
+    beside, own = _speeds(latencies)
+    return told | own | {"choice_in_turn": beside, "choice_beside_it": interval(latencies[0].speedup)}
+
+
+def _speeds(latencies: Sequence[Latency]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the speed and memory of the measured side, and of the one beside it, from whole answers and first tokens."""
     from validators.records.generation import generations_of
 
-    return "; ".join(map(str, generations_of(latencies)))
-
-
-def _build(source: str, precision: str, folder: Path) -> Path:
-    """Write the model builder's own form of the logged model."""
-    import mlflow
-
-    path = folder / precision / "model.onnx"
-    if not path.exists():
-        model = Path(mlflow.artifacts.download_artifacts(source, dst_path=str(folder / "logged")))
-        weights, tokens = model / "model", model / "components" / "tokenizer"
-        for file in tokens.iterdir():
-            shutil.copy(file, weights)
-        arguments = [
-            "-i",
-            str(weights),
-            "-o",
-            str(path.parent),
-            "-p",
-            precision,
-            "-e",
-            "cpu",
-            "-c",
-            str(folder / "cache"),
-        ]
-        subprocess.run([sys.executable, "-m", "onnxruntime_genai.models.builder", *arguments], check=True)
-    return path
+    answers = next(iter(generations_of(latencies)), None)
+    whole, first = latencies
+    memories = (whole.peak_memory_mb, whole.baseline_peak_memory_mb)
+    wholes, firsts = (whole.p50_ms, whole.baseline_p50_ms), (first.p50_ms, first.baseline_p50_ms)
+    sides = [
+        {
+            "whole_ms": wholes[side],
+            "first_token_ms": firsts[side],
+            "tokens_per_s": answers and 1000 / answers.each_ms[side],
+            "peak_memory_mb": memories[side],
+            "disturbance": whole.disturbance or first.disturbance,
+        }
+        for side in (0, 1)
+    ]
+    return sides[0], sides[1]
 
 
 if __name__ == "__main__":

@@ -47,8 +47,8 @@ class Bench:
         """The source, in the baseline's engine."""
         return baseline_variant(self.run, self.run_inputs, self.inventory)
 
-    def in_turn(self, first: Variant, second: Variant, launches: int | None = None) -> Latency:
-        """Time both in turn; `speedup` is how many times as fast the second is."""
+    def in_turn(self, first: Variant, second: Variant, launches: int | None = None, point: int = 0) -> Latency:
+        """Time both in turn at one of the job's operating points; `speedup` is how many times as fast the second is."""
         measurement = self.run.job.measurement
         latency, _ = latency_of(
             self.run,
@@ -56,7 +56,7 @@ class Bench:
             self.inventory,
             first,
             second,
-            measurement.points[0],
+            measurement.points[point],
             measurement=measurement.model_copy(update={"launches": launches}) if launches else None,
         )
         return latency
@@ -122,8 +122,12 @@ def rival_trial(bench: Bench, case: Case, name: str, rival: Rival, folder: Path)
         log.info("%s cannot be made: %s", name, path)
         return Trial(name, outcome="refused", refusal=Refusal("unsupported", path))
     session = SessionSettings(rival.provider, usable_cores(), provider_options=dict(rival.options))
-    variant = Variant(name, path, digest_of(path), size_of(path), session)
-    reference = Reference(bench.baseline, bench.source)
+    return accuracy_trial(bench, Variant(name, path, digest_of(path), size_of(path), session))
+
+
+def accuracy_trial(bench: Bench, variant: Variant) -> Trial:
+    """Return the trial of a rival's file up to its accuracy."""
+    name, reference = variant.candidate, Reference(bench.baseline, bench.source)
     try:
         accuracy, _ = measure_accuracy(
             bench.run, bench.run_inputs.evidence, bench.inventory, variant, reference, alone=True
@@ -132,7 +136,7 @@ def rival_trial(bench: Bench, case: Case, name: str, rival: Rival, folder: Path)
         log.info("%s does not run: %s", name, error.found)
         return Trial(name, outcome="refused", refusal=Refusal(error.kind, error.found))
     # Nothing is asked of a rival's kernels, so none are read.
-    return Trial(name, variant=variant, coverage=Coverage({}, (), (), (rival.provider,)), accuracy=accuracy)
+    return Trial(name, variant=variant, coverage=Coverage({}, (), (), (variant.session.provider,)), accuracy=accuracy)
 
 
 def judge_rivals(bench: Bench, rivals: tuple[Trial, ...]) -> tuple[Trial, ...]:

@@ -24,7 +24,6 @@ from validators.digests import digest_values
 from validators.errors import CandidateRefused
 from validators.gates.race_rules import IN_TURN
 from validators.job.job_measurement import Measurement, OperatingPoint
-from validators.providers import GENAI
 from validators.records.generation import generations_of
 from validators.records.latencies import NEW_TOKENS, Latency
 from validators.records.run import Inventory, Refusal, Trial, Variant
@@ -134,8 +133,8 @@ def with_threads(variant: Variant, point: OperatingPoint) -> Variant:
 
 
 def _answering(variant: Variant, point: OperatingPoint) -> Variant:
-    """Return a decoder's variant with answers as long as the operating point says; any other as it is."""
-    if variant.session.provider != GENAI or NEW_TOKENS not in point.dims:
+    """Return a variant that generates with answers as long as the operating point says; any other as it is."""
+    if NEW_TOKENS not in variant.session.provider_options or NEW_TOKENS not in point.dims:
         return variant
     options = variant.session.provider_options | {NEW_TOKENS: str(point.dims[NEW_TOKENS])}
     return replace(variant, session=replace(variant.session, provider_options=options))

@@ -164,8 +164,7 @@ def _measure(
 
 def _load(config: dict[str, Any]) -> tuple[Model, float]:
     """Return a model on the processor and its load time in milliseconds."""
-    openers = {OPENVINO: _openvino, INDUCTOR: _inductor, GENAI: _genai}
-    open_model = openers.get(config["provider"], _session)(config)
+    open_model = OPENERS.get(config["provider"], _session)(config)
     started = time.perf_counter_ns()
     model = open_model()
     return model, (time.perf_counter_ns() - started) / 1e6
@@ -187,6 +186,10 @@ def _genai(config: dict[str, Any]) -> Callable[[], Model]:
     from tasks.runtimes.genai.model import GenaiModel
 
     return partial(GenaiModel, Path(config["model"]), config["threads"], config["provider_options"])
+
+
+# Engines by provider; any other is a provider of ONNX Runtime.
+OPENERS = {OPENVINO: _openvino, INDUCTOR: _inductor, GENAI: _genai}
 
 
 def _session(config: dict[str, Any]) -> Callable[[], Model]:
