@@ -20,7 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasks.evidence.sklearn_file import TRUSTED
+from tasks.ptq.graph.edits import save_model
 from tasks.runtimes.torch_program import load_program
+from validators.untrusted.external_data import check_weights
 from validators.untrusted.torch_program import leaf_names
 
 if TYPE_CHECKING:
@@ -221,11 +223,17 @@ def from_sklearn(order: dict[str, Any]) -> Run:
 def write_program(
     exported: torch.export.ExportedProgram, path: str, inputs: Sequence[str] = (), outputs: Sequence[str] = ()
 ) -> None:
-    """Write a program as ONNX with these names. The keys of dictionaries name its outputs, if it returns any."""
-    import onnx
+    """Write a program as ONNX with these names, in two files where one cannot hold the weights.
+
+    The keys of dictionaries name its outputs, if it returns any.
+
+    Raises:
+        SourceError: a weight is too large for an ONNX tensor.
+    """
     import torch
     from torch.utils import _pytree as pytree
 
+    check_weights("the program", {name: weight.nbytes for name, weight in exported.state_dict.items()})
     # The exporter also logs that torchvision is not installed; no operator here needs it.
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     spec = json.loads(pytree.treespec_dumps(exported.call_spec.out_spec))[1]
@@ -246,7 +254,7 @@ def write_program(
     model = converted.model_proto
     model.ir_version = IR_VERSION
     _name_axes(model.graph)
-    onnx.save(model, path)
+    save_model(model, Path(path))
 
 
 def _complete_decoder(path: Path) -> None:

@@ -170,6 +170,8 @@ def _ask(process: subprocess.Popen[str], original: Original, order: dict[str, An
             fix="check free memory and disk, and run again; status -9 may be the time limit",
         )
     told: dict[str, Any] = json.loads(answer)
+    if "refused" in told:
+        raise SourceError(**told["refused"])
     if "error" in told:
         raise SourceError(
             found=f"{original.path.name} cannot be exported to ONNX: {told['error'].splitlines()[0][:300]}",

@@ -15,6 +15,7 @@ import numpy as np
 
 from tasks.evidence import original_models
 from tasks.runtimes.confined import confine
+from validators.errors import SourceError
 
 LOADERS = {
     "program": original_models.from_program,
@@ -45,6 +46,8 @@ def main() -> None:
         with np.load(asked["batch"], allow_pickle=False) as archive:
             np.savez(asked["outputs"], *run({name: archive[name] for name in asked["names"]}))
         answer({})
+    except SourceError as error:
+        answer({"refused": {"found": error.found, "expected": error.expected, "fix": error.fix}})
     except Exception as error:  # the model, the conversion of its operators, or its pickle may raise anything
         answer({"error": f"{type(error).__name__}: {error}"[:2000]})
 

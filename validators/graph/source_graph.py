@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from validators.graph.interfaces import check_interface
 from validators.graph.lint import Finding, Rule, apply_rules
 from validators.graph.quantized_graph import QuantizedGraph
 from validators.graph.source_form import is_checkable
-from validators.untrusted.external_data import check_external_data, check_sizes, tensors
+from validators.untrusted.external_data import check_external_data, check_sizes, check_weights, tensors
 from validators.untrusted.external_data import nodes as nodes_in
 from validators.untrusted.paths import is_file, why_no_file
 
@@ -33,6 +34,13 @@ QUANTIZED_OPERATORS = (
     *("MatMulNBits", "MatMulBnb4", "MatMulFpQ4", "MatMulBlockQuantized", "GatherBlockQuantized", "GemmFloat8"),
     *("QuantizeBFP", "DequantizeBFP", "QuantizeWithOrder", "DequantizeWithOrder"),
 )
+# Bytes of a value.
+_WIDTHS: dict[int, int] = {
+    onnx.TensorProto.FLOAT: 4,
+    onnx.TensorProto.DOUBLE: 8,
+    onnx.TensorProto.FLOAT16: 2,
+    onnx.TensorProto.BFLOAT16: 2,
+}
 # Name prefixes of types used only for quantized weights. INT8 may be data, and half precision is not quantization.
 LOW_BIT_TYPES = ("FLOAT8", "FLOAT4", "INT4", "UINT4", "INT2", "UINT2")
 
@@ -45,13 +53,14 @@ def check_source_graph(path: Path, *, custom_operators: bool = False) -> onnx.Mo
     only after step 1 normalizes them (`validators.graph.source_form`) and calls this function again.
 
     Raises:
-        SourceError: the file is unreadable or truncated, too new or too old, already quantized, uses a custom operator,
-            has unsupported inputs or outputs, or fails `onnx.checker`.
+        SourceError: the file is unreadable or truncated, too new or too old, already quantized, has a weight of more than 2 GB,
+            uses a custom operator, has unsupported inputs or outputs, or fails `onnx.checker`.
     """
     model = _load(path)
     _check_versions(path, model)
     nodes = list(nodes_in(model))
     _check_operators(path, model, nodes)
+    check_weights(path.name, {tensor.name: _bytes_of(tensor) for tensor in model.graph.initializer})
     if not custom_operators:
         _refuse_custom(path, model, nodes)
     check_interface(model, path.name)
@@ -132,6 +141,11 @@ def _refuse_custom(path: Path, model: onnx.ModelProto, nodes: list[onnx.NodeProt
             fix="name the library that has them in `operator_libraries` of the job, export without them, or define them in the"
             " file as functions of standard ones",
         )
+
+
+def _bytes_of(tensor: onnx.TensorProto) -> int:
+    """Return the bytes of a constant's values, wherever they lie; at least so many for types that hold no weights."""
+    return math.prod(tensor.dims) * _WIDTHS.get(tensor.data_type, 1)
 
 
 def _check_valid(path: Path) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import onnx
@@ -17,6 +17,8 @@ from validators.untrusted.paths import inside
 
 # No real weight or constant has more elements; a larger declared shape would exhaust any machine's memory.
 MOST_BYTES = 1 << 38
+# A tensor is a message of protobuf, which is limited to 2 GB, also where its data lies in another file.
+MOST_TENSOR_BYTES = (1 << 31) - 1
 _FILLED = ("ConstantOfShape", "Expand")
 
 
@@ -50,6 +52,21 @@ def check_sizes(path: Path, model: onnx.ModelProto) -> None:
         shape = constants.get(node.input[-1]) if node.op_type in _FILLED and node.input else None
         if shape is not None and shape.data_location != onnx.TensorProto.EXTERNAL:
             _check_shape(path, f"{node.op_type} {node.name!r}", onnx.numpy_helper.to_array(shape).ravel().tolist())
+
+
+def check_weights(where: str, sizes: Mapping[str, int]) -> None:
+    """Check that no weight, given by name with its bytes, is too large for an ONNX tensor.
+
+    Raises:
+        SourceError: a weight is.
+    """
+    for name, size in sizes.items():
+        if size > MOST_TENSOR_BYTES:
+            raise SourceError(
+                found=f"{where}: the weight {name!r} has {size / 1e9:.1f} GB",
+                expected="at most 2.1 GB in a weight, the limit of an ONNX tensor; a model may have several",
+                fix="split the layer, such as a Linear into two of half the outputs each, and log the model again",
+            )
 
 
 def external_files(path: Path) -> list[Path]:

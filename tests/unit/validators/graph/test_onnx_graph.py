@@ -316,6 +316,27 @@ def test_weights_beside_the_model_are_named_and_must_be_there(tiny: Tiny, tmp_pa
     assert "weights.bin" in caught(path).found
 
 
+@pytest.mark.parametrize(("columns", "is_refused"), [(23_169, False), (23_171, True)])
+def test_weight_too_large_for_a_tensor_is_refused(tmp_path: Path, columns: int, is_refused: bool) -> None:
+    """Protobuf ends at 2^31 bytes, which is 23,170.5 columns of as many rows: one fewer passes, wherever the data lies."""
+    weight = TensorProto(name="w", data_type=FLOAT, dims=(23_170, columns), data_location=TensorProto.EXTERNAL)
+    weight.external_data.add(key="location", value="w.bin")
+    with (tmp_path / "w.bin").open("wb") as file:
+        file.truncate(23_170 * columns * 4)  # no block of it is on the disk
+    ends = [helper.make_tensor_value_info(name, FLOAT, ["n", size]) for name, size in (("x", 23_170), ("y", columns))]
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"], name="m")], "g", ends[:1], ends[1:], [weight]
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    path = tmp_path / "large.onnx"
+    onnx.save(model, path)
+    if is_refused:
+        error = caught(path)
+        assert "'w' has 2.1 GB" in error.found and "split" in error.fix
+    else:
+        check_source_graph(path)
+
+
 def test_weights_of_attributes_and_bodies_beside_the_model_are_named(tiny: Tiny, tmp_path: Path) -> None:
     """A file that changes there changes the source."""
     model = tiny_model(*tiny.weights)
