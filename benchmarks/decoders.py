@@ -34,12 +34,12 @@ RESULTS = Path(__file__).parent / "results"
 NAME, WINDOW, WINDOWS, CALIBRATION = "smollm2-135m", 256, 32, 64
 PROMPTS, ANSWER, LAUNCHES = (128, 512), 128, 4
 # Of a rough run.
-FEW_WINDOWS, SHORT_ANSWER = 4, 8
+FEW_WINDOWS, SHORT_ANSWER, ROUGH_CANDIDATES = 8, 8, ("int8-dynamic-pc@ort-genai",)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Folder of the state, evaluation data, tokens of an answer, starts of each process, and accepted load of others."""
+    """Folder of the state, evaluation data, tokens of an answer, starts of a process, accepted load of others, candidates."""
 
     state: Path
     evaluation: str = "evaluation.npz"
@@ -47,6 +47,7 @@ class Plan:
     launches: int = LAUNCHES
     blocks: int = 1
     max_other_load: float | None = 0.15
+    candidates: tuple[str, ...] | None = None
 
 
 def main(
@@ -65,7 +66,7 @@ def main(
     plan = Plan(state)
     if rough:
         np.savez(state / "few.npz", input_ids=np.load(state / "evaluation.npz")["input_ids"][:FEW_WINDOWS])
-        plan = Plan(state, "few.npz", SHORT_ANSWER, launches=1, blocks=3, max_other_load=None)
+        plan = Plan(state, "few.npz", SHORT_ANSWER, 1, blocks=3, max_other_load=None, candidates=ROUGH_CANDIDATES)
     # Prefect reads the environment when it is imported.
     from prefect import flow
 
@@ -110,6 +111,7 @@ def _shape(plan: Plan, prompt: int) -> dict[str, Any]:
     from validators.job.read_job import parse_job
 
     know_engines()
+    chosen_among = {"candidates": list(plan.candidates)} if plan.candidates else {}
     job = parse_job(
         {
             "source": f"models:/{NAME}/1",
@@ -118,6 +120,7 @@ def _shape(plan: Plan, prompt: int) -> dict[str, Any]:
             "metric": "perplexity",
             "gates": {"max_drop": 0.05},
             "confirmation": {"share": 0},
+            **chosen_among,
             "measurement": {
                 "dims": {"sequence_length": prompt, "new_tokens": [plan.answer, 1]},
                 "launches": plan.launches,
@@ -130,18 +133,18 @@ def _shape(plan: Plan, prompt: int) -> dict[str, Any]:
     )
     bench = open_bench(job)
     choice, rows = choose(bench)
-    if choice is None or choice.variant is None:
-        raise SystemExit(f"no candidate passes: {rows}")
-    own, baseline = _speeds(choice.latencies)
+    leader = choice.variant if choice and choice.variant else bench.source
+    own, baseline = _speeds(choice.latencies) if choice else ({}, {})
     folder = plan.state / "rivals"
     model = logged_model(bench.run_inputs.source.uri, folder / "logged")
     trials = tuple(_rival_trial(bench, name, model, folder) for name in RIVALS)
     return {
-        "choice": choice.candidate,
+        "choice": choice and choice.candidate,
+        "leader": leader.candidate,
         "own": own,
         "baseline": baseline | {"metric": bench.baseline.value, "size_mb": bench.source.size_bytes / 1e6},
         "rows": rows,
-        "rivals": [_rival_row(bench, choice.variant, trial) for trial in judge_rivals(bench, trials)],
+        "rivals": [_rival_row(bench, leader, trial) for trial in judge_rivals(bench, trials)],
     }
 
 
@@ -160,7 +163,7 @@ def _rival_trial(bench: Bench, name: str, model: Path, folder: Path) -> Trial:
 
 
 def _rival_row(bench: Bench, leader: Variant, trial: Trial) -> dict[str, Any]:
-    """Return the figures of a judged rival, with its speed in turn with the choice if it is no reference."""
+    """Return the figures of a judged rival, and unless it is a reference its speed in turn with the choice, or the baseline."""
     from decoder_rivals import RIVALS
     from variants_compare import interval, row
 
@@ -169,7 +172,7 @@ def _rival_row(bench: Bench, leader: Variant, trial: Trial) -> dict[str, Any]:
         return told
     latencies = [bench.in_turn(trial.variant, leader, point=point) for point in (0, 1)]
     beside, own = _speeds(latencies)
-    return told | own | {"choice_in_turn": beside, "choice_beside_it": interval(latencies[0].speedup)}
+    return told | own | {"leader_in_turn": beside, "leader_beside_it": interval(latencies[0].speedup)}
 
 
 def _speeds(latencies: Sequence[Latency]) -> tuple[dict[str, Any], dict[str, Any]]:
