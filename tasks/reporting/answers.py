@@ -26,6 +26,7 @@ class Answerer:
     outcome: RowOutcome
     is_chosen: bool
     metric: float | None
+    agreement: float | None
     decoder: DecoderBytes | None
     generations: tuple[Generation, ...]
 
@@ -37,6 +38,7 @@ class AnswerRow:
     name: str
     is_chosen: bool
     metric: str
+    agreement: str
     request: str
     first_ms: str
     tokens_per_s: str
@@ -61,7 +63,7 @@ def answerers(result: Result) -> tuple[Answerer, ...]:
     if not candidates or result.baseline is None:
         return ()
     baseline = Answerer(
-        BASELINE, "baseline", False, result.baseline.value, result.baseline.decoder, _of_baseline(candidates)
+        BASELINE, "baseline", False, result.baseline.value, None, result.baseline.decoder, _of_baseline(candidates)
     )
     return baseline, *(
         Answerer(
@@ -69,6 +71,7 @@ def answerers(result: Result) -> tuple[Answerer, ...]:
             shown_outcome(one),
             one.name == result.chosen,
             one.metric_value,
+            one.agreement.value if one.agreement else None,
             one.decoder,
             generations_of(one.latencies),
         )
@@ -85,6 +88,7 @@ def answer_rows(result: Result) -> tuple[AnswerRow, ...]:
             name=answerer.name,
             is_chosen=answerer.is_chosen,
             metric=formats.metric_value(answerer.metric, metric_of(result)),
+            agreement=formats.percent(answerer.agreement),
             request=_request(one, several=several),
             first_ms=formats.milliseconds(one.first_ms[0]),
             tokens_per_s=formats.significant(one.tokens_per_s[0]),

@@ -242,6 +242,7 @@ def answers(stem: str) -> CandidateResult:
     outcome: Any = "passed" if name == ANSWERED else "failed"
     return candidate(Trial(name, outcome, latencies=tuple(latencies))).model_copy(
         update={"metric_value": value, "metric_drop": Estimate(value / 20.6 - 1), "decoder": decoder}
+        | {"agreement": Estimate(0.625, 0.5, 0.75) if name == ANSWERED else None}
     )
 
 

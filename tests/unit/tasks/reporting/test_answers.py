@@ -20,7 +20,7 @@ def test_speeds_follow_from_the_latencies_and_the_bytes() -> None:
     row = rows[ANSWERED, "128 + 64"]
     # (1500 - 180) / 63 ms a token; 151 MB of weights and 11.52 kB for each of 160 tokens.
     assert (row.first_ms, row.tokens_per_s, row.read_mb, row.bandwidth_gb) == ("180", "47.7", "153", "7.29")
-    assert row.is_chosen and row.metric == "20.7"
+    assert row.is_chosen and row.metric == "20.7" and row.agreement == "62.5"
     base = rows["baseline", "512 + 64"]
     # (4100 - 900) / 63 ms a token; 538 MB and 46.08 kB for each of 544 tokens.
     assert (base.first_ms, base.tokens_per_s, base.read_mb, base.bandwidth_gb) == ("900", "19.7", "563", "11.1")
