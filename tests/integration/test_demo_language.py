@@ -47,7 +47,7 @@ def test_the_language_demo_is_prepared_once(tmp_path: Path, monkeypatch: pytest.
     assert job.source == f"models:/{language.NAME}/1" and job.target == "ort-genai" and job.metric == "perplexity"
     built = language.build(tmp_path)
     windows, articles = [], []
-    for file, count in ((built.calibration_path, 64), (built.evaluation_path, 96)):
+    for file, count in ((built.calibration_path, 64), (built.evaluation_path, 64)):
         with np.load(file) as arrays:
             assert arrays["input_ids"].shape == (count, 128) and arrays["input_ids"].dtype == np.int64
             owners, sizes = np.unique(arrays["article"], return_counts=True)
