@@ -15,21 +15,19 @@ from validators.records.answer import CommandAnswer
 def export(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="Source model, or its variants' model.")],
     target: Annotated[str, target_option("Target of the champion.")],
-    triton: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Triton model repository to write.")] = None,
-    ovms: Annotated[Path | None, typer.Option(metavar="FOLDER", help="OpenVINO Model Server folder to write.")] = None,
-    genai: Annotated[Path | None, typer.Option(metavar="FOLDER", help="New folder for onnxruntime-genai.")] = None,
-    gguf: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="New folder for a GGUF file for llama.cpp.")
-    ] = None,
+    triton: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Triton model repository.")] = None,
+    ovms: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Folder for OpenVINO Model Server.")] = None,
+    genai: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Folder for onnxruntime-genai.")] = None,
+    gguf: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Folder for llama.cpp.")] = None,
     to: Annotated[
         Path | None, typer.Option("--out", metavar="FOLDER", help="New folder for the files and a README.")
     ] = None,
     version: Annotated[int | None, typer.Option(min=1, metavar="N", help="Default: the champion.")] = None,
     max_batch: Annotated[int | None, typer.Option(min=1, metavar="N", help="Default: the largest measured.")] = None,
 ) -> CommandAnswer:
-    """Write a champion to a folder, for a model server, or for a library that generates.
+    """Write a champion for a server or another program.
 
-    Replaces a folder that quantgate wrote and nobody changed since; refuses any other with exit code 2.
+    Only a folder that quantgate wrote, unchanged, is replaced; else exit code 2.
 
     Example: quantgate export fraud --target ort-cpu --triton model-repository
     """
