@@ -9,12 +9,14 @@ evaluation samples, gate and measurement: processes of one session each, in turn
 with the fastest rivals that pass; the smallest of these ratios is the result.
 
 Run it on a quiet machine: blocks during which others compute are measured again. What was made and measured is kept under
-`QUANTGATE_STATE`, so that an interrupted run goes on where it stopped; `--again` times everything anew. The language model is
+`QUANTGATE_STATE`, so that an interrupted run goes on where it stopped; `--again` times everything anew. Figures of models that
+are not named stay as they are. The language model is
 fetched and exported first (120 MB, then 540 MB on disk).
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -27,6 +29,7 @@ from calibration_figures import save
 from tasks.run.settings import prepare_environment, state_folder
 
 RESULTS = Path(__file__).parent / "results"
+MODEL_NAMES = ("text", "image", "language")
 
 app = typer.Typer(add_completion=False, help=__doc__)
 
@@ -37,6 +40,7 @@ def main(
     results: Annotated[Path, typer.Option(help="Where the figures go.")] = RESULTS,
     again: Annotated[bool, typer.Option(help="Forget earlier latencies.")] = False,
     busy: Annotated[bool, typer.Option(help="Measure beside other processes too: rough figures.")] = False,
+    few: Annotated[bool, typer.Option(help="Few samples and launches: each path works; no figures.")] = False,
 ) -> None:
     """Measure, and write `variants_cpu.json`."""
     os.environ.setdefault("QUANTGATE_STATE", str(Path(".quantgate/benchmarks").resolve()))
@@ -46,19 +50,31 @@ def main(
         shutil.rmtree(state / "store" / "latency", ignore_errors=True)
     # Prefect and MLflow read the environment when they are imported.
     from variants_compare import compare, describe
-    from variants_models import MODELS, rough
+    from variants_models import MODELS, cut, rough
 
-    figures: dict[str, Any] = {"busy_machine": busy}
+    figures: dict[str, Any] = {"busy_machine": busy} | _earlier(results, names)
     for name in names:
         for case in MODELS[name](state):
-            shape = compare(rough(case) if busy else case, state / "rivals" / name)
+            measured = rough(case) if busy else case
+            shape = compare(cut(measured) if few else measured, state / ("rivals-few" if few else "rivals") / name)
             figures.setdefault(name, {})[case.label] = describe(shape)
             save(results, "variants_cpu", figures | {"geometric_mean": geometric_mean(figures)})
 
 
+def _earlier(results: Path, names: list[str]) -> dict[str, Any]:
+    """Return the figures of the other models, with the date at which their file was written."""
+    path = results / "variants_cpu.json"
+    if not path.exists():
+        return {}
+    told = json.loads(path.read_text(encoding="utf-8"))
+    kept = {name: told[name] for name in MODEL_NAMES if name in told and name not in names}
+    dates = told.get("dates_of_earlier", {})
+    return kept | {"dates_of_earlier": {name: dates.get(name, told["date"]) for name in kept}} if kept else {}
+
+
 def geometric_mean(figures: dict[str, Any]) -> float | None:
     """Of the ratios to the best rival over all models and shapes that have a choice."""
-    models = [shapes for shapes in figures.values() if isinstance(shapes, dict)]
+    models = [figures[name] for name in MODEL_NAMES if name in figures]
     found = [told["against_best_rival"] for shapes in models for told in shapes.values()]
     ratios = [ratio["value"] for ratio in found if ratio]
     return float(np.exp(np.log(ratios).mean())) if ratios else None

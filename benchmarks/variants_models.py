@@ -27,6 +27,8 @@ LANGUAGE_CANDIDATES = (
     "int8-static-mse-pc-all-smooth@openvino",
     "int8-static-mse-pc-all-smooth-bf16@openvino",
 )
+# Samples of a case that only shows whether all works.
+FEW = 8
 # The shape at which the choice is also compared with that of a run for ONNX Runtime alone.
 BESIDE_BEFORE = (16, 64)
 
@@ -95,6 +97,26 @@ def language(state: Path) -> Iterator[Case]:
 def rough(case: Case) -> Case:
     """Return the case with measurements that accept any load of the machine."""
     return replace(case, job=_rough(case.job), job_before=case.job_before and _rough(case.job_before))
+
+
+def cut(case: Case) -> Case:
+    """Return the case with few samples, launches and candidates, and a wide gate: what it finds are no figures."""
+    job = case.job
+    files = {}
+    for name in ("calibration", "evaluation"):
+        whole = Path(str(getattr(job.data, name)))
+        files[name] = whole.with_name(f"few-{whole.name}")
+        with np.load(whole) as archive:
+            np.savez(files[name], **{key: archive[key][:FEW] for key in archive.files})
+    measurement = job.measurement.model_copy(update={"launches": 1, "blocks": 3, "block_count": 1})
+    changes = {
+        "data": job.data.model_copy(update=files),
+        "gates": job.gates.model_copy(update={"max_drop": 5.0}),
+        "measurement": measurement,
+        # The first of each engine.
+        "candidates": tuple({name.partition("@")[2]: name for name in reversed(job.candidates or ())}.values()),
+    }
+    return replace(case, job=job.model_copy(update=changes), job_before=None)
 
 
 def _rough(job: Job) -> Job:
