@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from flows.cli.app import app
 from flows.cli.demo import EXAMPLES, prepare_demo
 from tasks.demo import language
+from validators.job.candidate_name import decode
 from validators.job.read_job import read_job
 
 
@@ -61,5 +62,6 @@ def test_the_language_demo_is_prepared_once(tmp_path: Path, monkeypatch: pytest.
 
 def test_the_job_of_the_example_is_that_of_the_target() -> None:
     job = yaml.safe_load((EXAMPLES / "llm.yaml").read_text(encoding="utf-8"))
-    assert job["gates"]["max_drop"] == 0.05 and job["candidates"] == "default"
+    assert job["gates"]["max_drop"] == 0.05
+    assert {decode(name).target for name in job["candidates"]} == {job["target"]}
     assert job["measurement"]["dims"]["new_tokens"][-1] == 1
