@@ -92,6 +92,8 @@ def test_decoder_becomes_a_champion_that_answers_prompts(place: Path) -> None:
     assert sorted(times) == [(16, 1), (16, 8), (32, 1), (32, 8)] and winner["latency_p50_ms"] == times[16, 8]
     assert times[16, 8] > times[16, 1] and times[32, 8] > times[32, 1]
     check_bytes(answer.result, winner)
+    # The same tokens as the baseline for a while, and not for ever.
+    assert 0 < winner["agreement"]["value"] < 1
 
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", CONSUMER, "models:/lm-quantized@champion-ort-genai"],
@@ -113,7 +115,9 @@ def check_bytes(result: dict[str, Any], winner: dict[str, Any]) -> None:
     """The graph's bytes are those of the architecture; the report tells speeds of both prompts."""
     base = result["baseline"]["decoder"]
     # Two layers of keys and values, in 2 heads of 16 floats.
-    assert base["cache"] == winner["decoder"]["cache"] == 2 * 2 * 2 * 16 * 4 and base["context"] == 128
+    assert base["cache"] == 2 * 2 * 2 * 16 * 4 and base["context"] == 128
+    # The winner's cache is in INT8 or INT4.
+    assert winner["decoder"]["cache"] == base["cache"] // (4 if winner["name"] == INT8 else 8)
     # 300 x 64 floats of the embedding are read by rows, those of the head in full.
     assert base["weights"] - base["read_weights"] == pytest.approx(300 * 64 * 4 + 2 * 128 * 8 * 4, abs=200)
     assert winner["decoder"]["weights"] < base["weights"] and base["weights"] <= result["baseline"]["size_bytes"]
