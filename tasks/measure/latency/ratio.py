@@ -23,15 +23,19 @@ def ratio_estimate(ratios: Sequence[Sequence[float]], confidence: float) -> Esti
     Student's interval over all blocks errs two to four times as often as stated where launches differ. The bootstrap that draws
     launches and blocks within them (A. Davison and D. Hinkley, Bootstrap Methods and their Application, 1997, section 3.8)
     counts the noise of blocks twice and is up to 1.5 times as wide. With a single launch, the interval is over its blocks and
-    holds for that launch only.
+    holds for that launch only; a single block gives none.
 
     >>> ratio_estimate([[2.0, 2.0], [2.0, 2.0]], 0.95)
     Estimate(value=2.0, low=2.0, high=2.0)
+    >>> ratio_estimate([[2.0]], 0.95)
+    Estimate(value=2.0, low=None, high=None)
     """
     from scipy import stats
 
     logs = _launch_logs(ratios) if len(ratios) > 1 else np.log(ratios[0])
     mean = float(logs.mean())
+    if len(logs) < 2:
+        return Estimate(round(math.exp(mean), 12))
     half = float(stats.t.ppf(confidence, len(logs) - 1) * logs.std(ddof=1) / math.sqrt(len(logs)))
     value, low, high = (round(math.exp(x), 12) for x in (mean, mean - half, mean + half))
     return Estimate(value, low, high)
