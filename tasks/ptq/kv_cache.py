@@ -31,7 +31,7 @@ PAST_INPUTS, PRESENT_OUTPUTS, SCALE_INPUTS = (3, 4), (1, 2), (12, 13)
 
 
 class CacheType(NamedTuple):
-    """How a cache is stored: ONNX element type, the largest code, and values in a byte."""
+    """Storage of a cache: ONNX element type, largest code, and values in a byte."""
 
     element: int
     top: int
@@ -50,9 +50,6 @@ def make_cache_ranges(
     """Write the largest magnitude of each channel of the caches, over the calibration windows; return the file.
 
     The file is an .npz with float32 `(heads, size of a head)` by the name of the cache as an output (`present.0.key`).
-    Of the ranges tried this one lost least: on SmolLM2-135M a cache in INT4 adds 0.045 nats a token, and 0.064 with ranges by
-    squared error.
-
     Raises:
         CandidateRefused: `unsupported`: the model has no caches; `invalid`: it does not run.
     """

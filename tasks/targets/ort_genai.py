@@ -61,7 +61,8 @@ def _for_decoders(make: Pass) -> Pass:
 
     def form(candidate: Candidate, materials: Materials, path: Path) -> dict[str, int]:
         changes = make(candidate, materials, path)
-        if candidate.cache_bits and materials.cache_ranges:
+        if candidate.cache_bits:
+            assert materials.cache_ranges, "the cache of this candidate would stay in float"
             count = quantize_caches(path, materials.cache_ranges(), candidate.cache_bits)
             changes |= {f"caches of keys and values in INT{candidate.cache_bits}": count}
         for file in materials.companions:
