@@ -50,6 +50,7 @@ def make_cache_ranges(
     """Write the largest magnitude of each channel of the caches, over the calibration windows; return the file.
 
     The file is an .npz with float32 `(heads, size of a head)` by the name of the cache as an output (`present.0.key`).
+
     Raises:
         CandidateRefused: `unsupported`: the model has no caches; `invalid`: it does not run.
     """
