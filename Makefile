@@ -88,6 +88,7 @@ lock: $(READY)
 	@$(LOCK) $(PROJECT) --extra cpu --extra openvino --extra server -c requirements/dev.txt -o requirements/cpu.txt
 	@$(LOCK) $(PROJECT) --extra gpu -c requirements/dev.txt -o requirements/gpu.txt
 	@$(LOCK) requirements/uv.in -o requirements/uv.txt
+	@$(LOCK) requirements/vllm.in requirements/torch-needs.in --override requirements/without-torch.in --override requirements/without-media.in -o requirements/vllm.txt
 
 # Known vulnerabilities of what is locked, from a database on the network; what it cannot look up fails too (--strict). No part of
 # what a change must pass: what can be known without a network is in tests/unit/tasks/storage/test_locks.py and tests/docs/test_environment.py.
@@ -100,8 +101,9 @@ audit: $(READY)
 clean:
 	rm -rf $(VENV) .quantgate build *.egg-info
 
-# Libraries of the MLflow flavors that only slow tests need; with them the set-up would take half a minute longer.
-$(FLAVORS): $(READY) requirements/flavors.txt
+# Libraries of the MLflow flavors that only slow tests need, and vLLM in an environment of its own; with them the set-up would take
+# a minute longer.
+$(FLAVORS): $(READY) requirements/flavors.txt requirements/vllm.txt
 	@infra/setup.sh $(VENV) flavors
 
 $(READY): requirements/dev.txt requirements/torch.txt requirements/uv.txt pyproject.toml infra/setup.sh

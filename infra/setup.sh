@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Makes the virtual environment: `infra/setup.sh .venv`. Needs python3 (3.11 or newer) with venv, and a package index.
-# `infra/setup.sh .venv flavors` adds the libraries of MLflow flavors to one that is made.
+# `infra/setup.sh .venv flavors` adds the libraries of MLflow flavors to one that is made, and vLLM, on Linux, in `.venv/vllm`.
 set -euo pipefail
 venv=${1:?usage: infra/setup.sh FOLDER}
 python=${PYTHON:-python3}
@@ -27,23 +27,34 @@ certificates=${SSL_CERT_FILE:-${PIP_CERT:-$(setting cert)}}
 # Compiled once here: where Python may not write bytecode later, each process would compile what it imports, for 10 s.
 uv() { VIRTUAL_ENV=$(realpath "$venv") "$venv/bin/uv" pip install --quiet --compile-bytecode "$@"; }
 
+# `torch uv`, or `torch` and another function that installs.
+torch() {
+  if [ -n "${PIP_FIND_LINKS:-}" ]; then
+    links=()
+    for link in $PIP_FIND_LINKS; do links+=(--find-links "$link"); done
+    "$1" "${links[@]}" -r requirements/torch.txt
+  else
+    # The CPU build where it can be had; else the index's own, which brings CUDA libraries.
+    "$1" --torch-backend cpu -r requirements/torch.txt 2>/dev/null || {
+      echo "no CPU build of torch can be had here: taking the package index's own, with its CUDA libraries (several GB)" >&2
+      "$1" -r requirements/torch.txt
+    }
+  fi
+}
+
 if [ "${2:-}" = flavors ]; then
   uv --require-hashes --no-deps -r requirements/flavors.txt
+  if [ "$(uname -s)" = Linux ]; then
+    "$python" -m venv --without-pip "$venv/vllm"
+    vllm() { VIRTUAL_ENV=$(realpath "$venv/vllm") "$venv/bin/uv" pip install --quiet "$@"; }
+    vllm --require-hashes --no-deps -r requirements/vllm.txt
+    torch vllm
+  fi
   touch "$venv/.flavors"
   exit
 fi
 # The lock is complete but for torch, which some of its packages need: nothing is left to resolve.
 uv --require-hashes --no-deps -r requirements/dev.txt
-if [ -n "${PIP_FIND_LINKS:-}" ]; then
-  links=()
-  for link in $PIP_FIND_LINKS; do links+=(--find-links "$link"); done
-  uv "${links[@]}" -r requirements/torch.txt
-else
-  # The CPU build where it can be had; else the index's own, which brings CUDA libraries.
-  uv --torch-backend cpu -r requirements/torch.txt 2>/dev/null || {
-    echo "no CPU build of torch can be had here: taking the package index's own, with its CUDA libraries (several GB)" >&2
-    uv -r requirements/torch.txt
-  }
-fi
+torch uv
 uv --no-deps --no-build-isolation -e .
 touch "$venv/.ready"

@@ -19,6 +19,10 @@ def export(
     ovms: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Folder for OpenVINO Model Server.")] = None,
     genai: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Folder for onnxruntime-genai.")] = None,
     gguf: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Folder for llama.cpp.")] = None,
+    vllm: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Folder for vLLM.")] = None,
+    tensorrt_llm: Annotated[
+        Path | None, typer.Option("--tensorrt-llm", metavar="FOLDER", help="Folder for TensorRT-LLM, never executed.")
+    ] = None,
     to: Annotated[
         Path | None, typer.Option("--out", metavar="FOLDER", help="New folder for the files and a README.")
     ] = None,
@@ -27,30 +31,41 @@ def export(
 ) -> CommandAnswer:
     """Write a champion for a server or another program.
 
-    Only a folder that quantgate wrote, unchanged, is replaced; else exit code 2.
-
     Example: quantgate export fraud --target ort-cpu --triton model-repository
     """
     prepared()
-    from tasks.champion.export import export_genai, export_gguf, export_model_server, export_triton, export_version
+    from tasks.champion import export as exports
 
-    formats = {"--triton": triton, "--ovms": ovms, "--genai": genai, "--gguf": gguf, "--out": to}
-    given = [name for name, folder in formats.items() if folder is not None]
+    folders = {
+        "--triton": triton,
+        "--ovms": ovms,
+        "--genai": genai,
+        "--gguf": gguf,
+        "--vllm": vllm,
+        "--tensorrt-llm": tensorrt_llm,
+        "--out": to,
+    }
+    given = [(name, folder) for name, folder in folders.items() if folder is not None]
     if len(given) != 1 or (max_batch is not None and triton is None):
+        names = " and ".join(name for name, _ in given)
+        *others, last = (name for name in folders if name != "--triton")
         raise JobError(
-            found=" and ".join(given) if len(given) > 1 else f"--max-batch with {given[0]}" if given else "no folder",
-            expected="--triton FOLDER (optionally with --max-batch), or one of --ovms, --genai, --gguf and --out FOLDER",
+            found=names if len(given) > 1 else f"--max-batch with {names}" if given else "no folder",
+            expected=f"--triton FOLDER (optionally with --max-batch), or one of {', '.join(others)} and {last} FOLDER",
             fix="pass one of them",
         )
-    if triton is not None:
-        done = export_triton(model, target, triton, version, max_batch)
-    elif ovms is not None:
-        done = export_model_server(model, target, ovms, version)
-    elif genai is not None:
-        done = export_genai(model, target, genai, version)
-    elif gguf is not None:
-        done = export_gguf(model, target, gguf, version)
-    elif to is not None:
-        done = export_version(model, target, to, version)
+    ((name, folder),) = given
+    if name == "--triton":
+        done = exports.export_triton(model, target, folder, version, max_batch)
+    else:
+        write = {
+            "--ovms": exports.export_model_server,
+            "--genai": exports.export_genai,
+            "--gguf": exports.export_gguf,
+            "--vllm": exports.export_vllm,
+            "--tensorrt-llm": exports.export_tensorrt_llm,
+            "--out": exports.export_version,
+        }[name]
+        done = write(model, target, folder, version)
     lines = [f"exported {done.candidate} ({done.uri}) to {done.folder}", *(f"  {name}" for name in done.files)]
     return CommandAnswer(done, (*lines, *(f"not carried over: {note}" for note in done.notes)))

@@ -1,11 +1,11 @@
-"""Export of a registered version: MLflow's folder, or one for a model server, onnxruntime-genai or llama.cpp."""
+"""Export of a registered version: MLflow's folder, or one for a model server or another program that runs decoders."""
 
 from __future__ import annotations
 
 import json
 import re
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +15,23 @@ from tasks.champion.readback import check_folder, download_version
 from tasks.registry.champion_slot import TAG, VARIANT_DIGEST, ChampionSlot, find_place, number_at, own_versions
 from tasks.registry.mlflow_registry import connect
 from tasks.run.settings import state_folder, tracking_uri
+from tasks.serving.checkpoint.compressed_tensors import CompressedTensors
+from tasks.serving.checkpoint.export import WrittenCheckpoint, make_checkpoint
+from tasks.serving.checkpoint.formats import CheckpointFormat
+from tasks.serving.checkpoint.modelopt import ModelOpt
 from tasks.serving.folder import check_own, write_folder
 from tasks.serving.gguf.export import make_gguf
-from tasks.serving.handoff import check_decoder, genai_notes, genai_readme, gguf_notes, gguf_readme
+from tasks.serving.handoff import (
+    check_decoder,
+    genai_notes,
+    genai_readme,
+    gguf_notes,
+    gguf_readme,
+    tensorrt_llm_notes,
+    tensorrt_llm_readme,
+    vllm_notes,
+    vllm_readme,
+)
 from tasks.serving.openvino import CONFIG, model_server_config
 from tasks.serving.triton import ONNX, check_served, tensors_of, triton_model
 from validators.errors import JobError
@@ -133,6 +147,45 @@ def export_gguf(model: str, target: str, folder: Path, version: int | None = Non
         notes = gguf_notes(made, fetched.manifest)
         readme = gguf_readme(fetched.name, fetched.origin, made, notes)
         return fetched.write(folder, {file.name: file, "README.md": readme}, folder.absolute().parent, notes)
+
+
+def export_vllm(model: str, target: str, folder: Path, version: int | None = None) -> Exported:
+    """Write the champion, or a version, as a checkpoint of compressed-tensors for vLLM, with a README.
+
+    Raises:
+        JobError: no such model or version, no champion, `folder` holds other files, or no such checkpoint can hold the version
+            with the weights that were judged.
+        VersionUnsound: the version's files differ from those that were registered.
+        InfrastructureError: the registry does not answer, or the folder cannot be written.
+    """
+    return _export_checkpoint(model, target, folder, version, CompressedTensors(), vllm_notes, vllm_readme)
+
+
+def export_tensorrt_llm(model: str, target: str, folder: Path, version: int | None = None) -> Exported:
+    """Write the champion, or a version, as a checkpoint of ModelOpt for TensorRT-LLM, which was never executed, with a README.
+
+    Raises:
+        JobError, VersionUnsound, InfrastructureError: see `export_vllm`.
+    """
+    return _export_checkpoint(model, target, folder, version, ModelOpt(), tensorrt_llm_notes, tensorrt_llm_readme)
+
+
+def _export_checkpoint(
+    model: str,
+    target: str,
+    folder: Path,
+    version: int | None,
+    form: CheckpointFormat,
+    notes_of: Callable[[WrittenCheckpoint, Mapping[str, Any]], tuple[str, ...]],
+    readme_of: Callable[[str, Mapping[str, str], WrittenCheckpoint, tuple[str, ...]], str],
+) -> Exported:
+    check_own(folder)
+    with _fetched(model, target, version) as fetched:
+        check_decoder(fetched.manifest)
+        made = make_checkpoint(fetched.artifacts / "variant", fetched.artifacts / "checkpoint", fetched.origin, form)
+        notes = notes_of(made, fetched.manifest)
+        readme = readme_of(fetched.name, fetched.origin, made, notes)
+        return fetched.write(folder, {**made.files, "README.md": readme}, folder.absolute().parent, notes)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""READMEs of folders that hand a decoder to another program: onnxruntime-genai by itself, and llama.cpp."""
+"""READMEs of folders that hand a decoder to another program: onnxruntime-genai by itself, llama.cpp, vLLM, TensorRT-LLM."""
 
 from __future__ import annotations
 
@@ -11,7 +11,12 @@ from validators.providers import GENAI
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from tasks.serving.checkpoint.export import WrittenCheckpoint
+    from tasks.serving.decoder.proof import Proof
     from tasks.serving.gguf.export import GgufFile
+
+
+NEVER_EXECUTED = "a run: this folder was written, and never executed by TensorRT-LLM"
 
 
 def check_decoder(manifest: Mapping[str, Any]) -> None:
@@ -65,30 +70,86 @@ def genai_readme(title: str, about: Mapping[str, str], notes: tuple[str, ...]) -
 
 def gguf_notes(made: GgufFile, manifest: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the parts of an approval that a GGUF file does not hold."""
-    proof = made.proof
-    notes = [
-        f"quality and speed were measured in onnxruntime-genai {manifest['runtime_version']}, and not in llama.cpp",
-        f"the device is not checked; the variant was approved on {manifest['device']}",
-    ]
-    if proof.difference:
-        notes.insert(
-            0,
-            f"weights with float16 scales: the largest difference from a judged weight is {proof.difference:.2g}, in "
-            f"{proof.tensor}, whose largest weight is {proof.largest:.2g}",
-        )
+    notes = [*_differences("weights with float16 scales", made.proof), *_elsewhere("llama.cpp", manifest)]
     if made.has_small_cache:
         notes.append("the attention cache in few bits: set --cache-type-k and --cache-type-v in llama.cpp")
     return tuple(notes)
 
 
-def gguf_readme(title: str, about: Mapping[str, str], made: GgufFile, notes: tuple[str, ...]) -> str:
-    """Render the README of a folder with a GGUF file."""
-    name = made.path.name
-    kinds = ", ".join(f"{count} in {kind}" for kind, count in sorted(made.proof.kinds.items()))
+def vllm_notes(made: WrittenCheckpoint, manifest: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the parts of an approval that a checkpoint for vLLM does not hold."""
+    notes = [
+        *_differences("tables of tokens in float16", made.proof),
+        "scales are those that were judged; vLLM rounds them, and all activations, to the type that it computes in",
+        *_elsewhere("vLLM", manifest),
+    ]
+    if 8 in made.bits:
+        notes.append("weights of 8 bits need a GPU: vLLM has kernels for those of 4 bits alone on a CPU")
+    if made.has_small_cache:
+        notes.append("the attention cache in few bits: set --kv-cache-dtype in vLLM")
+    return tuple(notes)
+
+
+def tensorrt_llm_notes(made: WrittenCheckpoint, manifest: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the parts of an approval that a checkpoint for TensorRT-LLM does not hold."""
+    notes = [
+        NEVER_EXECUTED,
+        *_differences("tables of tokens in float16", made.proof),
+        "scales are those that were judged; TensorRT-LLM rounds them, and all activations, to the type that it computes in",
+        *_elsewhere("TensorRT-LLM", manifest),
+    ]
+    if made.has_small_cache:
+        notes.append("the attention cache in few bits")
+    return tuple(notes)
+
+
+def vllm_readme(title: str, about: Mapping[str, str], made: WrittenCheckpoint, notes: tuple[str, ...]) -> str:
+    """Render the README of a folder that vLLM opens."""
     lines = [
         *_head(title, about),
         "",
-        f"`{name}` has the weights that were judged ({kinds}), tokenizer and chat template included:",
+        f"A checkpoint in the format compressed-tensors, with the weights that were judged ({_kinds(made.proof)}), tokenizer",
+        "included. vLLM and transformers open this folder as it is:",
+        "",
+        "```bash",
+        "vllm serve .",
+        "```",
+        "",
+        "```python",
+        "from vllm import LLM, SamplingParams",
+        "",
+        'engine = LLM(".")',
+        'print(engine.generate("your prompt", SamplingParams(temperature=0, max_tokens=64))[0].outputs[0].text)',
+        "```",
+        *_limits(notes),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def tensorrt_llm_readme(title: str, about: Mapping[str, str], made: WrittenCheckpoint, notes: tuple[str, ...]) -> str:
+    """Render the README of a folder for TensorRT-LLM."""
+    lines = [
+        *_head(title, about),
+        "",
+        "**Written, never executed**: no part of quantgate's tests runs TensorRT-LLM, which needs an NVIDIA GPU.",
+        "",
+        f"A unified checkpoint of ModelOpt with the weights that were judged ({_kinds(made.proof)}), tokenizer included:",
+        "",
+        "```bash",
+        "trtllm-serve .",
+        "```",
+        *_limits(notes),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def gguf_readme(title: str, about: Mapping[str, str], made: GgufFile, notes: tuple[str, ...]) -> str:
+    """Render the README of a folder with a GGUF file."""
+    name = made.path.name
+    lines = [
+        *_head(title, about),
+        "",
+        f"`{name}` has the weights that were judged ({_kinds(made.proof)}), tokenizer and chat template included:",
         "",
         "```bash",
         f'llama-cli -m "{name}" -p "your prompt" -n 64',
@@ -100,6 +161,26 @@ def gguf_readme(title: str, about: Mapping[str, str], made: GgufFile, notes: tup
         *_limits(notes),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _kinds(proof: Proof) -> str:
+    return ", ".join(f"{count} in {kind}" for kind, count in sorted(proof.kinds.items()))
+
+
+def _differences(name: str, proof: Proof) -> list[str]:
+    if not proof.difference:
+        return []
+    return [
+        f"{name}: the largest difference from a judged weight is {proof.difference:.2g}, in {proof.tensor}, whose largest "
+        f"weight is {proof.largest:.2g}"
+    ]
+
+
+def _elsewhere(program: str, manifest: Mapping[str, Any]) -> list[str]:
+    return [
+        f"quality and speed were measured in onnxruntime-genai {manifest['runtime_version']}, and not in {program}",
+        f"the device is not checked; the variant was approved on {manifest['device']}",
+    ]
 
 
 def _head(title: str, about: Mapping[str, str]) -> list[str]:

@@ -24,10 +24,12 @@ WINDOW, PROMPTS = 80, 3
 SIZES: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 64,
-    "intermediate_size": 96,
+    "intermediate_size": 128,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
+    # vLLM has attention on a CPU for no less.
+    "head_dim": 32,
     "max_position_embeddings": CONTEXT,
     "bos_token_id": 0,
     "eos_token_id": 1,

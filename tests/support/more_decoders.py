@@ -15,7 +15,6 @@ from decoder_user import SIZES, trained
 
 from tasks.evidence.original_models import from_decoder
 
-HEAD = {"head_dim": 16}
 # Angles as of Llama 3.1.
 SCALED = {
     "rope_type": "llama3",
@@ -27,9 +26,9 @@ SCALED = {
 }
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-scaled": ("Llama", {"rope_parameters": SCALED, "tie_word_embeddings": True}),
-    "mistral": ("Mistral", {"sliding_window": None, **HEAD}),
-    "qwen2": ("Qwen2", {}),
-    "qwen3": ("Qwen3", HEAD),
+    "mistral": ("Mistral", {"sliding_window": None}),
+    "qwen2": ("Qwen2", {"num_attention_heads": 2, "num_key_value_heads": 1}),
+    "qwen3": ("Qwen3", {}),
 }
 
 

@@ -18,12 +18,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.serving.gguf.matrices import BLOCK, BlockMatrix, Matrix, spread
+from tasks.serving.decoder.matrices import BlockMatrix, Matrix, spread
+from tasks.serving.decoder.proof import float16_rounding
 
-# Rounding to float16: relative, and absolute below its smallest normal number.
-RELATIVE, ABSOLUTE = 2.0**-11, 2.0**-25
-# Sums in float32 come on top.
-SLACK = 1.01
+# Values of a block of GGUF; larger blocks are cut.
+BLOCK = 32
 
 
 @dataclass(frozen=True)
@@ -39,8 +38,8 @@ def kind_of(matrix: Matrix) -> str:
     if not isinstance(matrix, BlockMatrix):
         return "F32"
     if matrix.bits == 4:
-        return "Q4_0" if (matrix.zero_points == 8).all() else "Q4_1"
-    return "Q8_0" if (matrix.zero_points == 128).all() else "F16"
+        return "Q4_0" if matrix.symmetric else "Q4_1"
+    return "Q8_0" if matrix.symmetric else "F16"
 
 
 def encode(matrix: Matrix, kind: str) -> Encoded:
@@ -54,6 +53,7 @@ def encode(matrix: Matrix, kind: str) -> Encoded:
     """
     if not isinstance(matrix, BlockMatrix):
         return Encoded(kind, np.ascontiguousarray(matrix.array, np.float32))
+    matrix = matrix.in_blocks_of(BLOCK)
     # What does not fit is infinite, and fails the proof.
     with np.errstate(over="ignore"):
         if kind == "F16":
@@ -78,5 +78,5 @@ def allowed_difference(matrix: Matrix, kind: str) -> NDArray[np.float64]:
     most = 1 if kind == "F16" else 2**matrix.bits
     size = np.abs(matrix.values())
     if kind == "Q4_1":
-        size = size + spread(np.abs(matrix.zero_points * matrix.scales))
-    return SLACK * (RELATIVE * size + most * ABSOLUTE)
+        size = size + spread(np.abs(matrix.zero_points * matrix.scales), matrix.block)
+    return float16_rounding(size, most)

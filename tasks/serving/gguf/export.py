@@ -11,12 +11,13 @@ from pathlib import Path
 
 import numpy as np
 
+from tasks.serving.decoder.decoder_graph import read_decoder
+from tasks.serving.decoder.graph_nodes import refusal
+from tasks.serving.decoder.proof import Proof
 from tasks.serving.gguf.blocks import kind_of
-from tasks.serving.gguf.decoder_graph import read_decoder
-from tasks.serving.gguf.graph_nodes import refusal
 from tasks.serving.gguf.llama import FILE_TYPES, architecture_of, metadata_of, tensors_of
 from tasks.serving.gguf.tokens import tokenizer_metadata
-from tasks.serving.gguf.write import Proof, prove, write_gguf
+from tasks.serving.gguf.write import prove, write_gguf
 
 MODEL, CONFIG = "model.onnx", "genai_config.json"
 # `general.quantization_version` of the block types.

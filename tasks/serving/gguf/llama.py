@@ -12,17 +12,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.serving.gguf.decoder_graph import Attention, DecoderWeights, GraphProjection, Layer
-from tasks.serving.gguf.graph_nodes import refusal
-from tasks.serving.gguf.matrices import FloatMatrix, Matrix
+from tasks.serving.decoder.decoder_graph import DecoderWeights, GraphProjection, Layer
+from tasks.serving.decoder.graph_nodes import refusal
+from tasks.serving.decoder.matrices import FloatMatrix, Matrix
+from tasks.serving.decoder.rotary import rotary_base
 
 # The architecture in llama.cpp, by `type` in `genai_config.json`.
 ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
 # `general.file_type` by the type of most weights.
 FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7}
-# The base that is written where angles are no powers of one base.
-USUAL_BASE = 10000.0
-TOLERANCE = 1e-5
 
 
 def architecture_of(config: Mapping[str, Any]) -> str:
@@ -43,12 +41,9 @@ def metadata_of(decoder: DecoderWeights, architecture: str, config: Mapping[str,
     """Return the sizes and settings of a decoder, by key.
 
     Raises:
-        JobError: the architecture has no rotary angles such as the decoder's, or the layers differ in them.
+        JobError: the architecture has no rotary angles such as the decoder's.
     """
     attention = decoder.layers[0].attention
-    for layer in decoder.layers:
-        if _sizes(layer.attention) != _sizes(attention) or layer.gate.shape != decoder.layers[0].gate.shape:
-            raise refusal("layers of different sizes", "equal ones")
     base, factors = rotary_base(attention.frequencies)
     if factors is not None and architecture != "llama":
         raise refusal(
@@ -71,22 +66,6 @@ def metadata_of(decoder: DecoderWeights, architecture: str, config: Mapping[str,
         "rope.freq_base": base,
     }
     return {f"{architecture}.{key}": value for key, value in named.items()}
-
-
-def rotary_base(frequencies: NDArray[np.float64]) -> tuple[float, NDArray[np.float32] | None]:
-    """Return the base of which the angles per position are powers, and None; or a base, and the divisors of its powers.
-
-    >>> rotary_base(500000.0 ** -(np.arange(4) / 4))
-    (500000.0, None)
-    >>> rotary_base(10000.0 ** -(np.arange(4) / 4) / [1, 1, 1, 8])
-    (10000.0, array([1., 1., 1., 8.], dtype=float32))
-    """
-    exponents = np.arange(len(frequencies)) / len(frequencies)
-    base = USUAL_BASE if len(frequencies) == 1 else float(frequencies[-1] ** (-1 / exponents[-1]))
-    base = float(round(base)) if abs(round(base) - base) < TOLERANCE * base else base
-    if np.allclose(base**-exponents, frequencies, rtol=TOLERANCE, atol=0):
-        return base, None
-    return USUAL_BASE, (USUAL_BASE**-exponents / frequencies).astype(np.float32)
 
 
 def tensors_of(decoder: DecoderWeights, architecture: str) -> Iterator[tuple[str, Matrix]]:
@@ -136,7 +115,3 @@ def interleaved(heads: int, width: int) -> NDArray[np.int64]:
     [0, 2, 1, 3, 4, 6, 5, 7]
     """
     return np.arange(heads * width).reshape(heads, 2, width // 2).swapaxes(1, 2).reshape(-1)
-
-
-def _sizes(attention: Attention) -> tuple[Any, ...]:
-    return attention.heads, attention.kv_heads, attention.head_width, attention.frequencies.tobytes()

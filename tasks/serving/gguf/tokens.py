@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tasks.serving.gguf.graph_nodes import refusal
+from tasks.serving.decoder.graph_nodes import refusal
 from validators.errors import JobError
 
 FILE, SETTINGS, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"

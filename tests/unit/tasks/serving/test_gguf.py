@@ -17,10 +17,10 @@ from tasks.ptq.eight_bit.int8_weights import Int8Weights
 from tasks.ptq.eight_bit.tied import round_rows
 from tasks.ptq.weight_only.int4_grid import round_to_nearest
 from tasks.ptq.weight_only.matmul_nbits import BlockWeights, quantize_weights
+from tasks.serving.decoder.decoder_graph import DecoderWeights, read_decoder
+from tasks.serving.decoder.matrices import BlockMatrix, FloatMatrix
 from tasks.serving.gguf.blocks import allowed_difference, encode, kind_of
-from tasks.serving.gguf.decoder_graph import DecoderWeights, read_decoder
 from tasks.serving.gguf.llama import architecture_of, interleaved, metadata_of, rotary_base, tensors_of
-from tasks.serving.gguf.matrices import BlockMatrix, FloatMatrix
 from tasks.serving.gguf.tokens import tokenizer_metadata
 from validators.errors import JobError
 
@@ -60,6 +60,19 @@ def test_eight_bits_with_other_zero_points_become_float16() -> None:
     assert kind_of(matrix) == "F16"
     values = encode(matrix, "F16").data
     assert values.dtype == np.float16 and values[0, :3].tolist() == [63.0, -0.75, 0.0]
+
+
+@pytest.mark.parametrize(("bits", "zero"), [(4, 8), (4, 3), (8, 128)])
+def test_larger_blocks_are_cut_and_repeat_their_scale(bits: int, zero: float) -> None:
+    """The oracle is the same weight in blocks of 32 from the start."""
+    rng = np.random.default_rng(0)
+    codes = rng.integers(0, 2**bits, (3, 128), dtype=np.uint8)
+    scales = rng.uniform(0.1, 1, (3, 2)).astype(np.float32)
+    large = BlockMatrix(bits, codes, scales, np.full((3, 2), zero, np.float32))
+    small = BlockMatrix(bits, codes, np.repeat(scales, 2, axis=1), np.full((3, 4), zero, np.float32))
+    np.testing.assert_array_equal(large.values(), small.values())
+    assert kind_of(large) == kind_of(small)
+    np.testing.assert_array_equal(encode(large, kind_of(large)).data, encode(small, kind_of(small)).data)
 
 
 @pytest.mark.parametrize("symmetric", [True, False])

@@ -1,4 +1,4 @@
-"""A promoted decoder for other programs: `quantgate export --genai` and `--gguf`, loaded by the library and by llama.cpp."""
+"""A promoted decoder for other programs: `quantgate export --genai`, `--gguf` and `--vllm`, each loaded by its receiver."""
 
 from __future__ import annotations
 
@@ -19,18 +19,21 @@ from numpy.typing import NDArray
 from tasks.ptq.graph.prepare import make_prepared
 from tasks.ptq.weight_only.matmul_nbits import BlockWeights, quantize_weights
 from tasks.runtimes.genai.model import GenaiModel
+from tasks.serving.checkpoint.compressed_tensors import CompressedTensors
+from tasks.serving.checkpoint.export import make_checkpoint
+from tasks.serving.checkpoint.names import checkpoint_of
+from tasks.serving.decoder.decoder_graph import read_decoder
+from tasks.serving.decoder.matrices import BlockMatrix
 from tasks.serving.gguf.blocks import allowed_difference, encode, kind_of
-from tasks.serving.gguf.decoder_graph import read_decoder
 from tasks.serving.gguf.export import make_gguf
 from tasks.serving.gguf.llama import tensors_of
-from tasks.serving.gguf.matrices import BlockMatrix
 from tasks.serving.gguf.write import prove
 from validators.digests import digest_file
 from validators.errors import JobError
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 # The extras `genai` and `receivers`, which `make test-rest` installs and `make test` does without.
-for library in ("transformers", "onnxruntime_genai", "gguf", "xllamacpp"):
+for library in ("transformers", "onnxruntime_genai", "gguf", "xllamacpp", "safetensors"):
     pytest.importorskip(library, reason="the extras genai and receivers are not installed")
 CANDIDATE, VOCABULARY, CONTEXT = "int4-g32-gptq@ort-genai", 300, 128
 # Words, numbers, marks, other scripts, spaces and lines.
@@ -273,6 +276,107 @@ def test_gguf_dequantizes_blocks_to_the_judged_weights(bits: int, zero: float) -
 def test_refusals_end_with_code_2(place: Path) -> None:
     (place / "taken").mkdir(exist_ok=True)
     (place / "taken" / "file").touch()
-    for option in ("--genai", "--gguf"):
+    for option in ("--genai", "--gguf", "--vllm", "--tensorrt-llm"):
         done = export(place, option, str(place / "taken"))
         assert done.returncode == 2 and "was not written by quantgate" in done.stderr
+
+
+VLLM = Path(sys.prefix) / "vllm" / "bin" / "python"
+# Checkpoints by name: the decoder, its weights (None: as they are), the type in which vLLM computes (None: transformers alone).
+CHECKPOINTS: dict[str, tuple[str, BlockWeights | None, str | None]] = {
+    "float": ("mistral", None, "float32"),
+    # Biases; vLLM's kernel for 4 bits computes in 16.
+    "symmetric": ("qwen2", BlockWeights("rtn", 32, symmetric=True), "bfloat16"),
+    # Zero points, and norms of heads.
+    "zero-points": ("qwen3", BlockWeights("rtn", 32, symmetric=False), "bfloat16"),
+    # Scaled angles and a tied table.
+    "larger-blocks": ("llama-scaled", BlockWeights("rtn", 64, symmetric=True), "bfloat16"),
+    "eight-bits": ("mistral", BlockWeights("rtn", 32, symmetric=True, bits=8), None),
+}
+
+
+@pytest.fixture(scope="module")
+def checkpoints(place: Path, more: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the export of the champion, `promoted`, checkpoints of other decoders, and what vLLM answers of each."""
+    if not VLLM.exists():
+        pytest.skip("vLLM is not installed: infra/setup.sh .venv flavors, on Linux")
+    folder = tmp_path_factory.mktemp("checkpoints")
+    done = export(place, "--vllm", str(folder / "promoted"))
+    assert done.returncode == 0, done.stderr
+    assert "not carried over: scales are those that were judged" in done.stdout
+    for name, (source, weights, _) in CHECKPOINTS.items():
+        variant = folder / f"{name}-variant"
+        shutil.copytree(more / source, variant)
+        if weights:
+            prepared = folder / f"{name}-prepared"
+            prepared.mkdir()
+            quantize_weights(make_prepared(more / source / "model.onnx", (), prepared), variant / "model.onnx", weights)
+        made = make_checkpoint(variant, folder / name, {}, CompressedTensors())
+        assert made.bits == ((weights.bits,) if weights else ())
+    np.savez(folder / "windows.npz", input_ids=windows_of(place, 8))
+    dtypes = {name: dtype for name, (_, _, dtype) in CHECKPOINTS.items() if dtype} | {"promoted": "bfloat16"}
+    request = {
+        "runs": [(str(folder / name), dtype) for name, dtype in dtypes.items()],
+        "weights": [str(folder / name) for name, (_, weights, _) in CHECKPOINTS.items() if weights],
+        "windows": str(folder / "windows.npz"),
+        "vocabulary": VOCABULARY,
+        "new_tokens": 8,
+    }
+    (folder / "request.json").write_text(json.dumps(request))
+    command = [str(VLLM), "-W", "ignore", str(TESTS / "vllm_answers.py"), str(folder / "request.json")]
+    ran = subprocess.run(command, env=environment(folder), capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    return folder
+
+
+def answers_of(checkpoints: Path, name: str, dtype: str) -> dict[str, NDArray[Any]]:
+    with np.load(checkpoints / f"{name}.{dtype}.npz") as archive:
+        return dict(archive)
+
+
+def test_vllm_runs_the_champion_as_it_was_judged(place: Path, checkpoints: Path) -> None:
+    told, windows = answers_of(checkpoints, "promoted", "bfloat16"), windows_of(place, 8)
+    (manifest,) = (place / "state" / "mlartifacts").rglob("manifest.json")
+    wanted = judged(manifest.parent / "variant", windows)
+    perplexities = [float(np.exp(-mean_of(found, windows))) for found in (padded(told["scores"]), wanted)]
+    assert perplexities[0] == pytest.approx(perplexities[1], rel=0.005)
+    # vLLM computes in bfloat16, and the judged engine rounds activations to 8 bits.
+    assert np.abs(told["scores"] - wanted[:, :-1]).mean() < 0.06
+    assert told["answers"].shape == (8, 8) and str(told["text"])
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(checkpoints / "promoted" / "tokenizer.json"))
+    assert told["prompt"].tolist() == tokenizer.encode("hello world").ids
+    assert "vllm serve ." in (checkpoints / "promoted" / "README.md").read_text()
+
+
+def padded(scores: NDArray[np.float64]) -> NDArray[np.float64]:
+    """With a row for the last token, which vLLM does not score."""
+    return np.concatenate([scores, np.zeros_like(scores[:, :1])], axis=1)
+
+
+def test_vllm_gives_the_probabilities_and_texts_of_a_float_decoder(place: Path, more: Path, checkpoints: Path) -> None:
+    told, windows = answers_of(checkpoints, "float", "float32"), windows_of(place, 8)
+    np.testing.assert_allclose(told["scores"], judged(more / "mistral", windows)[:, :-1], atol=1e-3)
+
+
+@pytest.mark.parametrize("name", [name for name, (_, weights, dtype) in CHECKPOINTS.items() if weights and dtype])
+def test_vllm_runs_other_decoders_and_blocks(place: Path, checkpoints: Path, name: str) -> None:
+    told = answers_of(checkpoints, name, "bfloat16")
+    wanted = judged(checkpoints / f"{name}-variant", windows_of(place, 8))
+    assert np.abs(told["scores"] - wanted[:, :-1]).mean() < 0.06
+
+
+@pytest.mark.parametrize("name", [name for name, (_, weights, _) in CHECKPOINTS.items() if weights])
+def test_compressed_tensors_dequantizes_the_judged_weights(place: Path, checkpoints: Path, name: str) -> None:
+    """The oracle is the library of the format; in float32 it also gives the probabilities, with sizes, angles and biases."""
+    told = answers_of(checkpoints, name, "weights")
+    decoder = checkpoint_of(read_decoder(checkpoints / f"{name}-variant" / "model.onnx"))
+    assert any(product.scheme for product in decoder.products)
+    for product in decoder.products:
+        found = told[f"{product.name}.weight"]
+        np.testing.assert_allclose(found, product.matrix.values(), rtol=1e-6, atol=1e-9, err_msg=product.name)
+    for vector, matrix in decoder.vectors.items():
+        np.testing.assert_array_equal(told[vector], matrix.array)
+    wanted = judged(checkpoints / f"{name}-variant", windows_of(place, 8))
+    assert np.abs(told["scores"] - wanted[:, :-1]).mean() < 0.06

@@ -10,14 +10,14 @@ import onnx
 from numpy.typing import NDArray
 from onnx import NodeProto, numpy_helper
 
-from tasks.serving.gguf.matrices import BLOCK, BlockMatrix, FloatMatrix, Matrix, unpacked
+from tasks.serving.decoder.matrices import BLOCKS, BlockMatrix, FloatMatrix, Matrix, unpacked
 from validators.errors import JobError
 
 TOKENS = "input_ids"
 
 
 def refusal(found: str, expected: str, fix: str = "promote an int4-g32 candidate of rtn or gptq") -> JobError:
-    """Return the error for a variant that no GGUF file can hold."""
+    """Return the error for a variant that a format cannot hold."""
     return JobError(found=found, expected=expected, fix=fix)
 
 
@@ -54,11 +54,11 @@ class GraphNodes:
 
     def blocks(self, node: NodeProto, names: Sequence[str], bits: int, shape: tuple[int, int]) -> BlockMatrix:
         """Read codes, scales and zero points; `shape` is that of the weight, rows and columns."""
-        size, (rows, columns) = attribute(node, "block_size", BLOCK), shape
-        if size != BLOCK or bits not in (4, 8) or columns % BLOCK:
+        size, (rows, columns) = attribute(node, "block_size", 32), shape
+        if size not in BLOCKS or bits not in (4, 8) or columns % size:
             raise refusal(
                 f"{node.name} has weights of {bits} bits in blocks of {size}, {columns} in a row",
-                f"4 or 8 bits in blocks of {BLOCK}, and whole blocks",
+                f"4 or 8 bits in blocks of {', '.join(map(str, BLOCKS))}, and whole blocks",
             )
         codes = unpacked(self.constant(names[0]).reshape(rows, -1), bits, columns)
         scales = self.constant(names[1]).astype(np.float32).reshape(rows, -1)

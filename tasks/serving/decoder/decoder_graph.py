@@ -21,8 +21,8 @@ import onnx
 from numpy.typing import NDArray
 from onnx import NodeProto
 
-from tasks.serving.gguf.graph_nodes import GraphNodes, attribute, refusal
-from tasks.serving.gguf.matrices import BlockMatrix, FloatMatrix, Matrix
+from tasks.serving.decoder.graph_nodes import GraphNodes, attribute, refusal
+from tasks.serving.decoder.matrices import BlockMatrix, FloatMatrix, Matrix
 
 LOGITS = "logits"
 # Of INT8 candidates, whose weights have one scale a channel.
@@ -132,6 +132,10 @@ class _Reader(GraphNodes):
             raise refusal(
                 f"{len(layers)} layers, and norms with the epsilons {self.epsilons}", "layers with equal ones"
             )
+        first = layers[0]
+        for layer in layers:
+            if _sizes(layer) != _sizes(first):
+                raise refusal("layers of different sizes or rotary angles", "equal ones")
         tied = type(head) is type(embedding) and head.shape == embedding.shape and _equal(head, embedding)
         return DecoderWeights(embedding, tuple(layers), last.gain, None if tied else head, self.epsilons.pop())
 
@@ -280,3 +284,9 @@ def _equal(one: Matrix, other: Matrix) -> bool:
     assert isinstance(one, BlockMatrix) and isinstance(other, BlockMatrix)
     parts = ("codes", "scales", "zero_points")
     return one.bits == other.bits and all(np.array_equal(getattr(one, part), getattr(other, part)) for part in parts)
+
+
+def _sizes(layer: Layer) -> tuple[object, ...]:
+    attention = layer.attention
+    heads = attention.heads, attention.kv_heads, attention.head_width
+    return *heads, attention.frequencies.tobytes(), layer.gate.shape
