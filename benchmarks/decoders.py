@@ -81,8 +81,8 @@ def _register(state: Path) -> None:
     """Log the model as its users would, and write windows of articles."""
     import mlflow
     from models.language import language_pool
-    from models.smollm import hugging_face_model
 
+    from tasks.demo.smollm import hugging_face_model
     from tasks.run.settings import artifact_location, tracking_uri
 
     model, tokenizer = hugging_face_model(state)

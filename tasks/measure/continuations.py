@@ -31,6 +31,15 @@ class Continuations:
     tokens: tuple[tuple[int, ...], ...]
 
 
+def prompt_rows(confirmation: NDArray[np.bool_], count: int) -> NDArray[np.intp]:
+    """Return the rows of the first `count` evaluation windows, without those kept for confirmation: a gate reads the answers.
+
+    >>> prompt_rows(np.array([True, False, False, True, False]), 2).tolist()
+    [1, 2]
+    """
+    return np.flatnonzero(~confirmation)[:count]
+
+
 def make_continuations(variant: Variant, prompts: NDArray[Any], new_tokens: int, _: Path) -> Continuations:
     """Answer prompts, int64 `(prompts, length)`, with `new_tokens` tokens each, also past the end of the text.
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from functools import partial
 
-import numpy as np
-
-from tasks.measure.continuations import Continuations, agreement_of, make_continuations
+from tasks.measure.continuations import Continuations, agreement_of, make_continuations, prompt_rows
 from tasks.measure.coverage import make_coverage, make_kernels
 from tasks.measure.request import request_of
 from tasks.measure.sanity import make_sanity, sanity_batches
@@ -72,8 +70,8 @@ def agreement_with_baseline(
 ) -> tuple[Agreement | None, bool]:
     """Return how long a decoder's greedy answers equal the baseline's, and True if both were in the store.
 
-    The prompts are the first evaluation windows, at the first operating point. None where the target does not generate, or
-    the job asks for no prompts.
+    The prompts are cut to the length of the first operating point. None where the target does not generate, or the job asks
+    for no prompts.
 
     Raises:
         CandidateRefused: the runtime does not load or run the variant.
@@ -81,12 +79,13 @@ def agreement_with_baseline(
     count, point, evidence = run.job.measurement.prompts, run.job.measurement.points[0], run_inputs.evidence
     if not count or not facts_of(decode(variant.candidate).target).generates:
         return None, True
-    rows = np.arange(min(count, len(evidence.evaluation)))
+    rows = prompt_rows(evidence.confirmation, count)
     (prompts,) = request_of(evidence, point, rows).values()
     new_tokens = point.dims.get(NEW_TOKENS, USUAL_NEW_TOKENS)
 
     def answers(of: Variant) -> tuple[Continuations, bool]:
-        inputs = (of.measured_as, evidence.evaluation.file.digest, prompts.shape, new_tokens, inventory.device_key)
+        data = (evidence.evaluation.file.digest, rows.tolist(), prompts.shape)
+        inputs = (of.measured_as, *data, new_tokens, inventory.device_key)
         make = partial(make_continuations, of, prompts, new_tokens)
         return run.store.make(Product("continuations", inputs, Continuations, make))
 
