@@ -52,8 +52,8 @@ data:
 {label}{inputs}
 # CHECK: {metric_why}
 # Others: accuracy, top5, agreement, f1_macro, f1_binary, f1_multilabel, auroc, pr_auc, log_loss, ece; token_accuracy;
-# pixel_accuracy, iou, dice; map, map50; mse, mae, r2; cosine, spearman, recall_at_k, ndcg, mrr; perplexity; wer, cer,
-# exact_match, bleu, rouge; sqnr.
+# pixel_accuracy, iou, dice; map, map50; mse, mae, r2; cosine, spearman, recall_at_k, ndcg, mrr; perplexity, greedy_match;
+# wer, cer, exact_match, bleu, rouge; sqnr.
 metric: {metric}
 {options}{output}
 candidates:

@@ -284,6 +284,6 @@ def _check_noise_gate(job: Job, has_noise: bool) -> None:
     if job.gates.min_sqnr_db is not None and not has_noise:
         raise JobError(
             found=f"`gates.min_sqnr_db: {job.gates.min_sqnr_db}` with the metric {job.metric!r}",
-            expected="a floating-point output that the run keeps; the logits behind `perplexity` are not kept",
+            expected="a floating-point output that the run keeps; the logits of language models are not kept",
             fix="remove `min_sqnr_db`, or use another `metric` or `output`",
         )

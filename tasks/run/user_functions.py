@@ -32,7 +32,7 @@ def job_metric(job: Job) -> Metric:
 
 def keeps_noise(metric: Metric, output: TensorSpec) -> bool:
     """Return True if the noise between the outputs of a variant and the baseline can be measured."""
-    return metric.name != "perplexity" and metric.join is None and has_noise(output)
+    return metric.of_windows is None and metric.join is None and has_noise(output)
 
 
 def job_hooks(job: Job) -> list[UserFunction]:

@@ -23,6 +23,7 @@ from tasks.targets.ort_tensorrt import AS_WRITTEN
 from tasks.trials.measure_accuracy import EVALUATION_BATCH_SIZE
 from validators.digests import digest_file
 from validators.errors import CandidateRefused
+from validators.job.job import WINDOW_METRICS
 from validators.providers import CPU_PROVIDER
 from validators.records.engines import BuildSettings, Engine
 from validators.records.run import Inventory, SessionSettings, Variant
@@ -113,7 +114,7 @@ def _shapes(evidence: Evidence) -> dict[str, list[tuple[int, ...]]]:
 
 
 def _most_at_once(run: Run) -> int:
-    return WINDOWS_AT_ONCE if run.job.metric == "perplexity" else EVALUATION_BATCH_SIZE
+    return WINDOWS_AT_ONCE if run.job.metric in WINDOW_METRICS else EVALUATION_BATCH_SIZE
 
 
 def _linted(variant: Variant) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from tasks.runtimes.providers import provider_of
 from tasks.storage.product import Product
 from tasks.trials.measure_baseline import baseline_variant
 from validators.job.candidate_name import decode
+from validators.job.job import WINDOW_METRICS
 from validators.records.latencies import NEW_TOKENS, USUAL_NEW_TOKENS
 from validators.records.measurements import Agreement, Coverage, KernelProfile, Sanity
 from validators.records.run import Inventory, Variant
@@ -52,7 +53,7 @@ def sanity_of(run: Run, run_inputs: RunInputs, inventory: Inventory, variant: Va
     """
     baseline = baseline_variant(run, run_inputs, inventory)
     evidence = run_inputs.evidence
-    batches = sanity_batches(evidence.evaluation, evidence.batch_axis, of_text=run.job.metric == "perplexity")
+    batches = sanity_batches(evidence.evaluation, evidence.batch_axis, of_text=run.job.metric in WINDOW_METRICS)
     samples = sum(batch.rows for batch in batches)
 
     def answers(of: Variant, before: Sanity | None) -> tuple[Sanity, bool]:

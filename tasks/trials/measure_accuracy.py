@@ -57,7 +57,7 @@ def measure_accuracy(
     Raises:
         CandidateRefused: the runtime does not load or run the variant, or the metric fails on the variant's outputs; `stopped`
             by the observer.
-        DataError: the samples have no targets for the metric `perplexity`.
+        DataError: the samples have no targets for a metric of language models.
         JobError: the metric fails on the baseline's outputs.
         BudgetExceeded: the run exceeds its budget of memory or disk.
     """
@@ -141,8 +141,8 @@ def _reduced(
 
 
 def _is_watchable(metric: Metric) -> bool:
-    """Return True if the metric's rows are known batch by batch; those of perplexity come at the end."""
-    return metric.has_drop and metric.scope is of_each_sample and metric.name != "perplexity"
+    """Return True if the metric's rows are known batch by batch; those of language models come at the end."""
+    return metric.has_drop and metric.scope is of_each_sample and metric.of_windows is None
 
 
 def _within_budget(run: Run, outputs: Iterator[NDArray[Any]], what: str) -> Iterator[NDArray[Any]]:
@@ -160,11 +160,12 @@ def _size(evidence: Evidence) -> int:
 def _outputs(
     runner: Runner, evidence: Evidence, metric: Metric, order: NDArray[np.intp] | None
 ) -> Iterator[NDArray[Any]]:
-    """Yield the judged output batch by batch; for perplexity, the losses of all windows, since the logits are too large."""
+    """Yield the judged output batch by batch; of a language model, the figures of all windows: the logits are too large."""
     samples, output = evidence.evaluation, evidence.output
-    if metric.name == "perplexity":
+    if metric.of_windows:
         batches = samples.batches(evidence.batch_axis or WINDOWS_AT_ONCE)
-        yield score_batches((runner.run(batch, [output.name])[0] for batch in batches), samples, output)
+        logits = (runner.run(batch, [output.name])[0] for batch in batches)
+        yield score_batches(logits, samples, output, metric.of_windows)
         return
     if samples.steps:
         yield from run_sequences(runner, samples, output.name, _size(evidence) // samples.steps)

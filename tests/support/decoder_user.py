@@ -57,11 +57,14 @@ def main(folder: Path) -> None:
         np.savez(folder / f"{role}.npz", input_ids=tokens)
     np.savez(folder / "long.npz", input_ids=rng.integers(2, VOCABULARY, (4, CONTEXT + 1)))
     np.savez(folder / "told.npz", **told(sound["model"], windows["ev"]))
+    for role, tokens in windows.items():
+        np.savez(folder / f"greedy-{role}.npz", **greedy(sound["model"], tokens))
 
 
 def parts() -> dict[str, Any]:
     """A small Llama with random weights, and its tokenizer."""
-    torch.manual_seed(0)
+    # Weights whose first answers are letters, and not parts of characters.
+    torch.manual_seed(3)
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES)).eval()
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=trained(), bos_token="<s>", eos_token="</s>")
     return {"model": model, "tokenizer": tokenizer}
@@ -90,6 +93,18 @@ def trained() -> Tokenizer:
     trainer = trainers.BpeTrainer(vocab_size=VOCABULARY, special_tokens=["<s>", "</s>"], initial_alphabet=alphabet)
     tokenizer.train_from_iterator(["hello world, this is the text of a test"] * 10, trainer)
     return tokenizer
+
+
+def greedy(model: Any, windows: Any) -> dict[str, Any]:
+    """Prompts with the tokens that transformers finds most probable, one by one; every fourth label has another last token."""
+    found = torch.from_numpy(windows[:, :16])
+    labels = torch.full((len(windows), 16 + NEW_TOKENS), -100)
+    with torch.no_grad():
+        for at in range(16, 16 + NEW_TOKENS):
+            labels[:, at] = model(found).logits[:, -1].argmax(dim=-1)
+            found = torch.cat([found, labels[:, at : at + 1]], dim=1)
+    labels[::4, -1] = (labels[::4, -1] + 1) % VOCABULARY
+    return {"input_ids": found.numpy(), "label": labels.numpy()}
 
 
 def told(model: Any, windows: Any) -> dict[str, Any]:

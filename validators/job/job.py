@@ -47,6 +47,7 @@ MetricName = Literal[
     "spearman",
     "sqnr",
     "perplexity",
+    "greedy_match",
     "wer",
     "cer",
     "exact_match",
@@ -58,6 +59,8 @@ MetricName = Literal[
     "map",
     "map50",
 ]
+# Metrics of a language model's logits, which are scored window by window and not kept.
+WINDOW_METRICS: frozenset[str] = frozenset({"perplexity", "greedy_match"})
 
 # Metrics that read a value as yes above `metric_threshold`, and those that need `metric_scores`.
 THRESHOLDED = frozenset({"f1_binary", "f1_multilabel", "f1_multilabel_micro", "pixel_accuracy", "iou", "dice"})
@@ -121,10 +124,11 @@ class Job(Settings):
     classes that occur. For values: `mse`, `mae`, `r2`, and `spearman`, the rank correlation with the label. For embeddings:
     `cosine` with the label's embedding, or without labels the baseline's, and `spearman` of the cosine of samples 2i and 2i + 1
     with the label of both; for retrieval by embeddings `recall_at_k`, `ndcg` and `mrr`, see `metric_k`. For text: `wer`, `cer`,
-    `exact_match`, `bleu` (as sacrebleu's, over 100) and `rouge` (ROUGE-L), see `text`; `perplexity` of the next token. For
-    boxes: `map`, the mean average precision at overlaps of 0.5 to 0.95, and `map50`, see `output`. For any output, without
-    labels: `sqnr`, the signal-to-quantization-noise ratio in dB, which needs `gates.min_sqnr_db` and has no drop. The dotted
-    name of a metric of scikit-learn, torchmetrics or MLflow becomes ours where the values are equal, see docs/own-metric.md. Or
+    `exact_match`, `bleu` (as sacrebleu's, over 100) and `rouge` (ROUGE-L), see `text`; `perplexity` of the next token, and
+    `greedy_match`, the share of windows whose labelled tokens are what the model answers greedily. For boxes: `map`, the
+    mean average precision at overlaps of 0.5 to 0.95, and `map50`, see `output`. For any output, without labels: `sqnr`,
+    the signal-to-quantization-noise ratio in dB, which needs `gates.min_sqnr_db` and has no drop. The dotted name of a
+    metric of scikit-learn, torchmetrics or MLflow becomes ours where the values are equal, see docs/own-metric.md. Or
     `module:function`, your own function of outputs and labels that returns one score per sample or one number for all; see
     `code` and `metric_direction`."""
     metric_direction: Literal["higher", "lower"] | None = None

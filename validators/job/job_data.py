@@ -76,8 +76,8 @@ class Data(Settings):
     """A sample of recent traffic, the reference for the calibration data. Without one, the evaluation inputs are used."""
     label: str = "label"
     """Name of the array or column that holds the label: a class index; for `mse`, `mae` and `r2` target values; for `cosine` an
-    embedding; for `spearman` a number; for `wer` and `cer` the text or its token ids; for `perplexity` the token ids of the
-    window itself, with -100 for tokens that do not count."""
+    embedding; for `spearman` a number; for `wer` and `cer` the text or its token ids; for `perplexity` and `greedy_match`
+    the token ids of the window itself, with -100 for tokens that do not count."""
     slices: tuple[str, ...] = ()
     """Names of arrays or columns that divide samples into slices, such as language or customer: integers or text. Calibration
     data must cover each slice of the reference."""

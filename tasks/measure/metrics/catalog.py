@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from tasks.measure.metrics import classification, values
 from tasks.measure.metrics.by_task import cells, detection, generated_text, probabilities, retrieval
-from tasks.measure.metrics.metric import Labels, Metric, Outputs, Rows, as_rows, misfit
-from tasks.measure.metrics.perplexity import perplexity
+from tasks.measure.metrics.metric import Labels, Metric, Outputs, Rows, as_rows, mean_of_scores, misfit
+from tasks.measure.metrics.perplexity import match_windows, perplexity, score_windows
 from tasks.measure.metrics.text_errors import Decoder, error_rate
 from validators.job.job import MetricName
 from validators.samples.datasets import TensorSpec
@@ -28,8 +28,8 @@ class Options:
     k: int | None = None
 
 
-def _losses_of_windows(outputs: Outputs, _: Labels | None, __: Outputs | None) -> Rows:
-    """Return the losses of a language model as rows; its logits of all samples are never held (see `perplexity`)."""
+def _of_windows(outputs: Outputs, _: Labels | None, __: Outputs | None) -> Rows:
+    """Return the figures of windows as rows; the logits of all samples are never held (see `perplexity`)."""
     return as_rows(outputs)
 
 
@@ -38,13 +38,24 @@ def _perplexity(rows: Rows) -> float:
 
 
 def _windows(output: TensorSpec, shape: tuple[int, ...]) -> LabelSpec:
+    return _labelled("perplexity", output, shape, required=False)
+
+
+def _answers(output: TensorSpec, shape: tuple[int, ...]) -> LabelSpec:
+    return _labelled("greedy_match", output, shape, required=True)
+
+
+def _labelled(name: MetricName, output: TensorSpec, shape: tuple[int, ...], *, required: bool) -> LabelSpec:
     if len(shape) != 3 or shape[1] < 2 or shape[2] < 2:
-        raise misfit("perplexity", output, shape, "logits of shape (samples, tokens, vocabulary), 2 tokens or more")
+        raise misfit(name, output, shape, "logits of shape (samples, tokens, vocabulary), 2 tokens or more")
     # `targets_of` checks labels against the logits, and falls back to the input's tokens.
-    return LabelSpec("any", required=False)
+    return LabelSpec("any", required=required)
 
 
-PERPLEXITY = Metric("perplexity", _losses_of_windows, _perplexity, _windows, higher_is_better=False)
+PERPLEXITY = Metric("perplexity", _of_windows, _perplexity, _windows, higher_is_better=False, of_windows=score_windows)
+GREEDY_MATCH = Metric(
+    "greedy_match", _of_windows, mean_of_scores, _answers, is_right_or_wrong=True, of_windows=match_windows
+)
 
 _MAKERS: dict[MetricName, Callable[[Options], Metric]] = {
     "accuracy": lambda _: classification.ACCURACY,
@@ -69,6 +80,7 @@ _MAKERS: dict[MetricName, Callable[[Options], Metric]] = {
     "spearman": lambda _: values.SPEARMAN,
     "sqnr": lambda _: values.SQNR,
     "perplexity": lambda _: PERPLEXITY,
+    "greedy_match": lambda _: GREEDY_MATCH,
     "wer": lambda options: error_rate("wer", options.decoder),
     "cer": lambda options: error_rate("cer", options.decoder),
     "exact_match": lambda options: generated_text.text_score("exact_match", options.decoder),

@@ -58,7 +58,9 @@ class Metric:
     samples, in the order in which the job lists them; None for a metric that reads one output. `drop_at_most(baseline rows,
     clusters)` is for metrics whose value is biased: it returns a function of both models' rows that is at least their drop,
     and whose estimate is not too small on average. `without(rows, group_of_row, groups)` returns the value without each group,
-    `(groups,)`, faster than `value` does one group at a time; rows of a group from `groups` on are never left out.
+    `(groups,)`, faster than `value` does one group at a time; rows of a group from `groups` on are never left out. `of_windows`
+    is for language models, whose logits of all samples are too large: it returns the row of each window, `(n,)`, from logits
+    `(n, tokens, vocabulary)` and targets `(n, tokens)`, and `rows` gets these.
     """
 
     name: str
@@ -74,6 +76,7 @@ class Metric:
     reads_reference: bool = False
     join: Callable[[Sequence[NDArray[Any]], int], Outputs] | None = None
     drop_at_most: Callable[[Rows, Clusters | None], Callable[[Rows, Rows], float]] | None = None
+    of_windows: Callable[[NDArray[Any], NDArray[np.int64]], Vector] | None = None
     without: Callable[[Rows, NDArray[np.intp], int], Vector] | None = None
 
     def joined(self, outputs: Sequence[NDArray[Any]], n: int) -> Outputs:

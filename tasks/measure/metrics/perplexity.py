@@ -1,8 +1,8 @@
-"""Perplexity from the mean negative log-likelihood of each window's next tokens, one figure per window for paired tests."""
+"""Perplexity and greedy answers of language models: one figure per window, for paired tests."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,6 +36,25 @@ def score_windows(logits: NDArray[Any], targets: Targets) -> Losses:
     return losses
 
 
+def match_windows(logits: NDArray[Any], targets: Targets) -> NDArray[np.float64]:
+    """Return 1 for each window whose targets are the tokens that the model would answer greedily, else 0: float64 `[n]`.
+
+    A greedy answer repeats a text exactly if each of its tokens has the highest score after all tokens before it, so that one
+    pass over the window tells (`is_greedy` in EleutherAI's lm-evaluation-harness). Shapes are those of `score_windows`. Of
+    equal scores the first counts; a score that is not a number matches nothing.
+
+    >>> match_windows(np.eye(3, dtype=np.float32)[None, [1, 2, 0]], np.array([[IGNORED, 1, 2]]))
+    array([1.])
+    """
+    found = np.empty(len(logits))
+    for row, (scores, following) in enumerate(zip(logits[:, :-1], targets[:, 1:], strict=True)):
+        counted = following != IGNORED
+        of_targets = scores[counted]
+        matches = of_targets.argmax(axis=-1) == following[counted]
+        found[row] = bool(matches.all()) and not np.isnan(of_targets).any()
+    return found
+
+
 def _negative_log_likelihood(scores: NDArray[Any], targets: Targets) -> Losses:
     """Return `-ln softmax(scores)[target]` of each row; sums are float64, powers float32 to limit memory."""
     highest = scores.max(axis=-1, keepdims=True).astype(np.float32)
@@ -45,8 +64,13 @@ def _negative_log_likelihood(scores: NDArray[Any], targets: Targets) -> Losses:
         return np.asarray(log_total - scores[np.arange(len(scores)), targets], np.float64)
 
 
-def score_batches(logits: Iterable[NDArray[Any]], samples: Samples, output: TensorSpec) -> Losses:
-    """Return `score_windows` of all samples, float64 `[n]`, from logits that arrive batch by batch, in order.
+def score_batches(
+    logits: Iterable[NDArray[Any]],
+    samples: Samples,
+    output: TensorSpec,
+    score: Callable[[NDArray[Any], Targets], NDArray[np.float64]] = score_windows,
+) -> NDArray[np.float64]:
+    """Return `score` of all samples, float64 `[n]`, from logits that arrive batch by batch, in order.
 
     Only one batch of logits is held at a time.
 
@@ -58,7 +82,7 @@ def score_batches(logits: Iterable[NDArray[Any]], samples: Samples, output: Tens
     for batch in logits:
         if not parts:
             targets = targets_of(samples, output, batch.shape)
-        parts.append(score_windows(batch, targets[start : start + len(batch)]))
+        parts.append(score(batch, targets[start : start + len(batch)]))
         start += len(batch)
         del batch  # free it before the next batch is computed
     return np.concatenate(parts)
@@ -84,7 +108,7 @@ def targets_of(samples: Samples, output: TensorSpec, logits_shape: Sequence[int]
     if found is None:
         raise DataError(
             found=f"evaluation data {name} has neither labels nor an array {TOKENS!r}",
-            expected="the target tokens of the metric 'perplexity'",
+            expected="the tokens that the model should predict",
             fix=f"name the tokens {TOKENS!r}, or write labels: token ids along the sequence, {IGNORED} for ignored positions",
         )
     if found.dtype.kind not in "iu" or found.shape != (len(samples), logits_shape[1]):

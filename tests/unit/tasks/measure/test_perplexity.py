@@ -16,15 +16,22 @@ from onnx import TensorProto, helper, numpy_helper
 from scipy.special import log_softmax
 
 from tasks.measure.inventory import take_inventory
-from tasks.measure.metrics.catalog import PERPLEXITY
+from tasks.measure.metrics.catalog import GREEDY_MATCH, PERPLEXITY
 from tasks.measure.metrics.drops import estimate_drop
-from tasks.measure.metrics.perplexity import WINDOWS_AT_ONCE, perplexity, score_batches, score_windows, targets_of
+from tasks.measure.metrics.perplexity import (
+    WINDOWS_AT_ONCE,
+    match_windows,
+    perplexity,
+    score_batches,
+    score_windows,
+    targets_of,
+)
 from tasks.run.clock import Clock
 from tasks.run.context import Run
 from tasks.storage.locks import FolderLocks
 from tasks.storage.store import Store
 from tasks.trials.measure_accuracy import Reference, measure_accuracy
-from validators.errors import DataError
+from validators.errors import DataError, JobError
 from validators.gates.accuracy import judge_drop
 from validators.job.job_gates import Gates
 from validators.job.read_job import parse_job
@@ -51,6 +58,39 @@ def test_losses_worked_out_by_hand() -> None:
     np.testing.assert_allclose(score_windows(logits, targets), expected, rtol=1e-7)
     targets[0, 1] = IGNORED
     np.testing.assert_allclose(score_windows(logits, targets), [math.log(2), expected[1]], rtol=1e-7)
+
+
+def test_a_greedy_match_repeats_every_token_of_the_answer() -> None:
+    """The oracle generates: a model that follows each token by one next token, so that its answer to a prompt is known."""
+    following = np.array([3, 0, 5, 6, 1, 4, 2])
+
+    def answered(prompt: list[int], count: int) -> list[int]:
+        tokens = list(prompt)
+        for _ in range(count):
+            tokens.append(int(following[tokens[-1]]))
+        return tokens[len(prompt) :]
+
+    prompt, answer = [1, 5], answered([1, 5], 4)
+    window = np.array([*prompt, *answer, 0, 0])
+    targets = np.array([IGNORED] * 2 + answer + [IGNORED] * 2)
+    logits = np.eye(VOCABULARY, dtype=np.float32)[following[window]]
+    wrong = targets.copy()
+    wrong[5] = (wrong[5] + 1) % VOCABULARY
+    # The last token of the answer has NaN among its scores, which are those after the token before it.
+    broken = logits.copy()
+    broken[4, 0] = np.nan
+    found = match_windows(np.stack([logits, logits, broken]), np.stack([targets, wrong, targets]))
+    assert found.tolist() == [1.0, 0.0, 0.0]
+    # Without labels of the answer alone, tokens of the prompt count too; the second does not follow the first.
+    assert match_windows(logits[None], window[None]).tolist() == [0.0]
+
+
+def test_greedy_match_needs_labels_and_is_right_or_wrong() -> None:
+    metric = GREEDY_MATCH
+    assert metric.is_right_or_wrong and metric.higher_is_better
+    assert metric.expects(LOGITS, SHAPE).required and not PERPLEXITY.expects(LOGITS, SHAPE).required
+    with pytest.raises(JobError, match="logits of shape"):
+        metric.expects(LOGITS, (1, SEQUENCE))
 
 
 @settings(max_examples=30)

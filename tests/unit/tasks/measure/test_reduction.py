@@ -54,6 +54,7 @@ CASES: dict[MetricName, tuple[Array, Array | None, Array | None]] = {
     "spearman": (SCORES, np.repeat(CLASSES[::2], 2), None),
     "sqnr": (SCORES.reshape(N, 3, 2), None, NEAR.reshape(N, 3, 2)),
     "perplexity": (np.abs(SCORES[:, 0]), None, None),
+    "greedy_match": ((SCORES[:, 0] > 0).astype(float), None, None),
     "wer": (CLASSES[:, None], np.roll(CLASSES, 1)[:, None], None),
     "cer": (np.array(["abc", "ab"] * (N // 2)), np.array(["abd"] * N), None),
     "f1_multilabel": (SCORES, (NEAR > 0).astype(int), None),
