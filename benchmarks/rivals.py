@@ -34,7 +34,7 @@ REFUSED = "refused.txt"
 
 @dataclass(frozen=True)
 class Source:
-    """The model that rivals start from: its ONNX file, its kind (text, image, language), calibration samples as `.npz`.
+    """The model that rivals start from: its ONNX file, its kind (text, image), calibration samples as `.npz`.
 
     `torch_weights` has the weights of the PyTorch module, as `rivals_torch.module` reads them. Calibration takes
     `batch_size` samples at once.

@@ -116,7 +116,7 @@ def rival_trial(bench: Bench, case: Case, name: str, rival: Rival, folder: Path)
     source = bench.run_inputs.source
     calibration = bench.run.job.data.calibration
     assert isinstance(calibration, Path)
-    order = Source(source.onnx_path, case.kind, calibration, case.torch_weights, case.calibration_batch)
+    order = Source(source.onnx_path, case.kind, calibration, case.torch_weights)
     path = make(rival, order, folder)
     if isinstance(path, str):
         log.info("%s cannot be made: %s", name, path)

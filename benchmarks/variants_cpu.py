@@ -1,7 +1,7 @@
-"""quantgate's choice on a CPU beside what a user would pick instead, on three real models, at several shapes of a request.
+"""quantgate's choice on a CPU beside what a user would pick instead, on two real models, at several shapes of a request.
 
     python -m pip install --no-deps --target build/rivals -r benchmarks/rivals.txt
-    python benchmarks/variants_cpu.py text image language
+    python benchmarks/variants_cpu.py text image
 
 For each model and shape, the default candidates of the class `cpu` go through the steps of a run (`flows/quantize.py`), which
 chooses the fastest that passes the gate on accuracy. The rivals (`rivals.py`) get the same source, calibration samples,
@@ -10,8 +10,7 @@ with the fastest rivals that pass; the smallest of these ratios is the result.
 
 Run it on a quiet machine: blocks during which others compute are measured again. What was made and measured is kept under
 `QUANTGATE_STATE`, so that an interrupted run goes on where it stopped; `--again` times everything anew. Figures of models that
-are not named stay as they are. The language model is
-fetched and exported first (120 MB, then 540 MB on disk).
+are not named stay as they are. Decoders, with the cache that they are served with, are compared in `decoders.py`.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ from calibration_figures import save
 from tasks.run.settings import prepare_environment, state_folder
 
 RESULTS = Path(__file__).parent / "results"
-MODEL_NAMES = ("text", "image", "language")
+MODEL_NAMES = ("text", "image")
 
 app = typer.Typer(add_completion=False, help=__doc__)
 
 
 @app.command()
 def main(
-    names: Annotated[list[str], typer.Argument(help="Of text, image, language.")],
+    names: Annotated[list[str], typer.Argument(help="Of text, image.")],
     results: Annotated[Path, typer.Option(help="Where the figures go.")] = RESULTS,
     again: Annotated[bool, typer.Option(help="Forget earlier latencies.")] = False,
     busy: Annotated[bool, typer.Option(help="Measure beside other processes too: rough figures.")] = False,

@@ -14,7 +14,7 @@ from typing import Any
 from rivals import RIVALS
 
 RESULTS = Path(__file__).parent / "results"
-MODELS = {"text": "MiniLM-L6", "image": "EfficientNet-Lite0", "language": "SmolLM2-135M"}
+MODELS = {"text": "MiniLM-L6", "image": "EfficientNet-Lite0"}
 
 
 def cells(figures: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
