@@ -159,10 +159,12 @@ BUILT_IN: dict[str, TargetFacts] = {
             # Without INT8 dynamic: blocks of INT8 lose far less on decoders, in as many bytes.
             default_candidates=(
                 "int8-g32-rtn@ort-genai",
-                "int8-g32-rtn+kv8@ort-genai",
-                "int4-g32-gptq@ort-genai",
+                # Half as many scales to read, which shows where memory bounds the speed.
+                "int8-g64-rtn@ort-genai",
+                "int8-g64-rtn+kv8@ort-genai",
                 "int4-g32-gptq-asym@ort-genai",
                 "int4-g32-gptq-asym-mix25@ort-genai",
+                "int4-g32-gptq-asym-mix50@ort-genai",
             ),
         ),
         TargetFacts(
