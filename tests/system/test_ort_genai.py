@@ -117,13 +117,20 @@ def test_decoder_becomes_a_champion_that_answers_prompts(place: Path) -> None:
 def test_greedy_match_judges_answers_that_are_known(place: Path) -> None:
     """Labels are what transformers answers, but for every fourth, whose last token is another."""
     data = {"calibration": "greedy-cal.npz", "evaluation": "greedy-ev.npz"}
-    answer = run(place, "lm", candidates=[INT8], data=data, metric="greedy_match", gates=LOOSE)
+    measurement = MEASUREMENT | {"batch_sizes": [1, 3]}
+    changes = {"candidates": [INT8], "data": data, "metric": "greedy_match", "gates": LOOSE}
+    answer = run(place, "lm", measurement=measurement, **changes)
     assert answer.result is not None, answer.said
     assert answer.result["baseline"]["value"] == 0.75
     (found,) = answer.result["candidates"]
     (drop,) = [one for one in found["verdicts"] if one["gate"] == "drop"]
     # INT8 of a small random model changes some answers, and not all.
     assert 0 < drop["value"] < 0.75
+    # Several prompts at a time are a request of their own.
+    points = {(one["batch_size"], one["dims"]["new_tokens"]) for one in found["latencies"]}
+    assert points == {(1, 8), (1, 1), (3, 8), (3, 1)}
+    page = Path(answer.result["report"]).read_text(encoding="utf-8")
+    assert ">16 + 8, batch 3, " in page and ">16 + 8, batch 1, " in page
 
 
 def check_bytes(result: dict[str, Any], winner: dict[str, Any]) -> None:
