@@ -136,7 +136,7 @@ def tokenizer_of(metadata: Mapping[str, Any]) -> Tokenizer:
 
     Each digit is a separate token, as in the tokenizer of SmolLM2 (`smollm` in llama.cpp's llama-vocab.cpp).
     """
-    from tokenizers import Tokenizer, models, pre_tokenizers
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     vocabulary = {token: index for index, token in enumerate(metadata["tokenizer.ggml.tokens"])}
     merges = [tuple(merge.split(" ")) for merge in metadata["tokenizer.ggml.merges"]]
@@ -144,4 +144,5 @@ def tokenizer_of(metadata: Mapping[str, Any]) -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
+    tokenizer.decoder = decoders.ByteLevel()
     return tokenizer

@@ -317,7 +317,9 @@ def test_another_file_is_refused(data: bytes, message: str) -> None:
 def test_text_becomes_tokens_by_merges_and_single_digits() -> None:
     words = ["<|end|>", "Ġ", "a", "b", "1", "2", "ab", "Ġab", "Ã", "¯", "12"]
     tokenizer = tokenizer_of({"tokenizer.ggml.tokens": words, "tokenizer.ggml.merges": ["a b", "Ġ ab", "1 2"]})
-    assert tokenizer.encode("ab ab12ï").tokens == ["ab", "Ġab", "1", "2", "Ã", "¯"]
+    encoded = tokenizer.encode("ab ab12ï")
+    assert encoded.tokens == ["ab", "Ġab", "1", "2", "Ã", "¯"]
+    assert tokenizer.decode(encoded.ids) == "ab ab12ï"
 
 
 LONG = "long enough to be a paragraph of prose and no caption, label, or leftover of a table " * 2
