@@ -78,11 +78,7 @@ def gguf_notes(made: GgufFile, manifest: Mapping[str, Any]) -> tuple[str, ...]:
 
 def vllm_notes(made: WrittenCheckpoint, manifest: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the parts of an approval that a checkpoint for vLLM does not hold."""
-    notes = [
-        *_differences("tables of tokens in float16", made.proof),
-        "scales are those that were judged; vLLM rounds them, and all activations, to the type that it computes in",
-        *_elsewhere("vLLM", manifest),
-    ]
+    notes = _checkpoint_notes("vLLM", made, manifest)
     if 8 in made.bits:
         notes.append("weights of 8 bits need a GPU: vLLM has kernels for those of 4 bits alone on a CPU")
     if made.has_small_cache:
@@ -92,12 +88,7 @@ def vllm_notes(made: WrittenCheckpoint, manifest: Mapping[str, Any]) -> tuple[st
 
 def tensorrt_llm_notes(made: WrittenCheckpoint, manifest: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the parts of an approval that a checkpoint for TensorRT-LLM does not hold."""
-    notes = [
-        NEVER_EXECUTED,
-        *_differences("tables of tokens in float16", made.proof),
-        "scales are those that were judged; TensorRT-LLM rounds them, and all activations, to the type that it computes in",
-        *_elsewhere("TensorRT-LLM", manifest),
-    ]
+    notes = [NEVER_EXECUTED, *_checkpoint_notes("TensorRT-LLM", made, manifest)]
     if made.has_small_cache:
         notes.append("the attention cache in few bits")
     return tuple(notes)
@@ -173,6 +164,14 @@ def _differences(name: str, proof: Proof) -> list[str]:
     return [
         f"{name}: the largest difference from a judged weight is {proof.difference:.2g}, in {proof.tensor}, whose largest "
         f"weight is {proof.largest:.2g}"
+    ]
+
+
+def _checkpoint_notes(program: str, made: WrittenCheckpoint, manifest: Mapping[str, Any]) -> list[str]:
+    return [
+        *_differences("tables of tokens in float16", made.proof),
+        f"scales are those that were judged; {program} rounds them, and all activations, to the type that it computes in",
+        *_elsewhere(program, manifest),
     ]
 
 

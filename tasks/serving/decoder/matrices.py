@@ -63,7 +63,7 @@ class BlockMatrix:
 
     @property
     def symmetric(self) -> bool:
-        """Whether every zero point is the middle code."""
+        """Return True if every zero point is the middle code."""
         return bool((self.zero_points == 2 ** (self.bits - 1)).all())
 
     def take(self, rows: Rows) -> BlockMatrix:
