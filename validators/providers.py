@@ -11,5 +11,8 @@ OPENVINO = "OpenVINO"
 INDUCTOR = "TorchInductor"
 # ONNX Runtime's library for decoders, with the cache, the sampling and the tokenizer.
 GENAI = "OnnxRuntimeGenAI"
+OPENVINO_DECODER = "OpenVINODecoder"
 
+# A request is a prompt with the tokens that follow.
+GENERATORS = frozenset({GENAI, OPENVINO_DECODER})
 GPU_PROVIDERS = frozenset({CUDA_PROVIDER, ORT_TENSORRT_PROVIDER, TENSORRT})

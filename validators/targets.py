@@ -21,6 +21,7 @@ from validators.providers import (
     GPU_PROVIDERS,
     INDUCTOR,
     OPENVINO,
+    OPENVINO_DECODER,
     ORT_TENSORRT_PROVIDER,
     TENSORRT,
 )
@@ -165,6 +166,24 @@ BUILT_IN: dict[str, TargetFacts] = {
                 "int4-g32-gptq-asym@ort-genai",
                 "int4-g32-gptq-asym-mix25@ort-genai",
                 "int4-g32-gptq-asym-mix50@ort-genai",
+            ),
+        ),
+        TargetFacts(
+            name="openvino-decoder",
+            provider=OPENVINO_DECODER,
+            libraries={"openvino": ("openvino",)},
+            pairs="openvino",
+            without=frozenset({"+fused", "static"}),
+            fused_words="the float decoder as OpenVINO fuses it when it loads, computed in float32",
+            generates=True,
+            default_candidates=(
+                "bf16@openvino-decoder",
+                "int8-dynamic-pc@openvino-decoder",
+                "int8-g32-rtn@openvino-decoder",
+                "int8-g64-rtn@openvino-decoder",
+                "int8-g64-rtn+kv8@openvino-decoder",
+                "int4-g32-gptq-asym@openvino-decoder",
+                "int4-g32-gptq-asym-mix50@openvino-decoder",
             ),
         ),
         TargetFacts(

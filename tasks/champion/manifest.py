@@ -20,7 +20,7 @@ from tasks.runtimes.libraries import describe_library
 from tasks.runtimes.providers import provider_of
 from validators.digests import digest_file, digest_text
 from validators.gates.approval import Approval
-from validators.providers import GENAI
+from validators.providers import GENAI, GENERATORS, OPENVINO_DECODER
 from validators.records.measurements import Saturation
 from validators.records.run import Inventory, Variant
 from validators.records.verdicts import Verdict
@@ -30,6 +30,8 @@ from validators.samples.run_inputs import RunInputs
 FORMAT = 2
 # Distribution with which a consumer identifies the GPU.
 _NVML = "nvidia-ml-py"
+# Distribution with which a consumer of a decoder in OpenVINO reads and writes text.
+_TOKENIZERS = "tokenizers"
 # Requirements of a consumer of an engine, besides TensorRT.
 _ENGINE_REQUIREMENTS = ("cuda-bindings", _NVML)
 
@@ -50,7 +52,7 @@ def _same_disk(path: Path, folder: Path) -> bool:
 
 
 def _artifact_files(variant: Variant) -> list[Path]:
-    if variant.session.provider == GENAI:
+    if variant.session.provider in GENERATORS:
         return sorted(variant.path.parent.iterdir())  # a decoder has a folder of its own
     beside = variant.path.with_name(f"{variant.path.name}.data")
     libraries = [library.path for library in variant.session.libraries if library.package is None]
@@ -137,6 +139,8 @@ def runtime_requirements(inventory: Inventory, variant: Variant) -> list[str]:
     if variant.session.provider == GENAI:
         # The library takes any newer ONNX Runtime, whose kernels compute.
         packages.append(f"onnxruntime=={inventory.runtimes['onnxruntime']}")
+    if variant.session.provider == OPENVINO_DECODER:
+        packages.append(f"{_TOKENIZERS}=={metadata.version(_TOKENIZERS)}")
     return [f"{runtime}=={_public(inventory.runtimes[runtime])}", *packages, f"numpy=={np.__version__}"]
 
 

@@ -29,7 +29,7 @@ from tasks.serving.promoted import Promoted
 from tasks.serving.readme import version_readme
 from validators.errors import LockTaken
 from validators.gates.approval import Approval, NotApproved
-from validators.providers import GENAI
+from validators.providers import GENERATORS, OPENVINO_DECODER
 from validators.records.run import Champion, Inventory, Variant
 from validators.samples.datasets import Arrays
 from validators.samples.run_inputs import RunInputs
@@ -39,7 +39,9 @@ CONSUMER = Path(__file__).with_name("consumer") / "consumer.py"
 READ_BACK_SAMPLES = 8
 # Consumer of an engine, and the package that MLflow ships with it.
 ENGINE_CONSUMER = Path(__file__).with_name("consumer") / "consumer_tensorrt.py"
-ENGINE_PACKAGE = Path(__file__).parents[1] / "runtimes" / "trt_engine"
+# Packages that consumers get with a version.
+RUNTIMES = Path(__file__).parents[1] / "runtimes"
+ENGINE_PACKAGE, DECODER_PACKAGE = RUNTIMES / "trt_engine", RUNTIMES / "openvino_decoder"
 
 
 def champion_place(run: Run, run_inputs: RunInputs) -> ChampionSlot:
@@ -151,6 +153,13 @@ def _answers_of(variant: Variant, requests: Sequence[Arrays]) -> list[Arrays]:
         return [dict(zip(names, runner.run(request, names), strict=True)) for request in requests]
 
 
+def _packages(variant: Variant) -> list[str] | None:
+    """Return the folders of the packages that open a variant in the consumer."""
+    if variant.engine:
+        return [str(ENGINE_PACKAGE)]
+    return [str(DECODER_PACKAGE)] if variant.session.provider == OPENVINO_DECODER else None
+
+
 def _upload(promoted: Promoted, manifest: str, folder: Path) -> str:
     """Log the variant as a model that consumers load without quantgate; return the URI of the logged model."""
     import mlflow
@@ -169,10 +178,12 @@ def _upload(promoted: Promoted, manifest: str, folder: Path) -> str:
             mlflow.pyfunc.log_model,
             name="variant",
             python_model=str(ENGINE_CONSUMER if variant.engine else CONSUMER),
-            code_paths=[str(ENGINE_PACKAGE)] if variant.engine else None,
+            code_paths=_packages(variant),
             artifacts={"variant": str(files)} | {name: str(path) for name, (path, _) in texts.items()},
             # A decoder takes prompts as well as tokens, which no signature can say.
-            signature=None if variant.session.provider == GENAI else signature_of(promoted.inputs, promoted.outputs),
+            signature=None
+            if variant.session.provider in GENERATORS
+            else signature_of(promoted.inputs, promoted.outputs),
             pip_requirements=[f"mlflow=={mlflow.__version__}", *requirements],
         )
     return str(logged.model_uri)

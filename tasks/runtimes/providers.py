@@ -18,6 +18,7 @@ from validators.providers import (
     GENAI,
     INDUCTOR,
     OPENVINO,
+    OPENVINO_DECODER,
     ORT_TENSORRT_PROVIDER,
     TENSORRT,
 )
@@ -80,6 +81,19 @@ def _openvino_coverage(model: Path, settings: SessionSettings, batch: Arrays, fo
     from tasks.runtimes.openvino.coverage import measure_openvino
 
     return measure_openvino(model, settings, batch, folder)
+
+
+def _open_openvino_decoder(model: Path, settings: SessionSettings) -> AbstractContextManager[Any]:
+    from tasks.runtimes.openvino.decoders import open_decoder
+
+    return open_decoder(model, settings)
+
+
+def _openvino_decoder_coverage(model: Path, settings: SessionSettings, batch: Arrays, folder: Path | None) -> Coverage:
+    from tasks.runtimes.openvino.coverage import measure_openvino
+    from tasks.runtimes.openvino.decoders import open_decoder
+
+    return measure_openvino(model, settings, batch, folder, open_decoder)
 
 
 def _open_inductor(model: Path, settings: SessionSettings) -> AbstractContextManager[Any]:
@@ -156,6 +170,12 @@ PROVIDERS: dict[str, ExecutionProvider] = {
     for provider in (
         ExecutionProvider(CPU_PROVIDER, _CPU_KERNELS, _CPU_FLOAT),
         ExecutionProvider(OPENVINO, opener=_open_openvino, coverage=_openvino_coverage, distributions=("openvino",)),
+        ExecutionProvider(
+            OPENVINO_DECODER,
+            opener=_open_openvino_decoder,
+            coverage=_openvino_decoder_coverage,
+            distributions=("openvino",),
+        ),
         ExecutionProvider(INDUCTOR, opener=_open_inductor, coverage=_inductor_coverage, distributions=("torch",)),
         # Its kernels are those of ONNX Runtime.
         ExecutionProvider(

@@ -6,7 +6,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from tasks.serving.openvino import openvino_options
-from validators.providers import CUDA_PROVIDER, GENAI, GPU_PROVIDERS, INDUCTOR, OPENVINO, ORT_TENSORRT_PROVIDER
+from validators.providers import (
+    CUDA_PROVIDER,
+    GENAI,
+    GPU_PROVIDERS,
+    INDUCTOR,
+    OPENVINO,
+    OPENVINO_DECODER,
+    ORT_TENSORRT_PROVIDER,
+)
 
 # Folder of the artifact's files, beside the README.
 FOLDER = "variant"
@@ -19,6 +27,8 @@ def example(manifest: Mapping[str, Any], request: Mapping[str, tuple[int, ...]])
     """
     if manifest["session"]["provider"] == GENAI:
         return _genai(manifest)
+    if manifest["session"]["provider"] == OPENVINO_DECODER:
+        return _openvino_decoder(manifest)
     get_names = "[one.name for one in session.get_outputs()]"
     answered = "session.run(names, feed)"
     if manifest["engine"]:
@@ -103,6 +113,27 @@ def _genai(manifest: Mapping[str, Any]) -> list[str]:
         "while not session.is_done():",
         "    session.generate_next_token()",
         "print(tokenizer.decode(session.get_sequence(0)))",
+    ]
+
+
+def _openvino_decoder(manifest: Mapping[str, Any]) -> list[str]:
+    """Return the lines for a decoder in OpenVINO, which use the package that MLflow stores beside the artifacts."""
+    settings = manifest["session"]
+    return [
+        "import sys",
+        "from pathlib import Path",
+        "",
+        "import numpy as np",
+        "from tokenizers import Tokenizer",
+        "",
+        'sys.path.insert(0, "../code")  # of the same version',
+        "from openvino_decoder.model import OpenVinoDecoder",
+        "",
+        f"options = {dict(settings['provider_options'])!r}",
+        f'session = OpenVinoDecoder(Path("{FOLDER}/model.onnx"), {settings["threads"]}, options)',
+        f'tokenizer = Tokenizer.from_file("{FOLDER}/tokenizer.json")',
+        'tokens = np.array([tokenizer.encode("your prompt").ids])',
+        "print(tokenizer.decode(session.generate(tokens)[0]))",
     ]
 
 

@@ -11,7 +11,8 @@ from tasks.serving.openvino import openvino_options
 from tasks.serving.promoted import Promoted
 from tasks.serving.sections import shown
 from validators.plain_text import markdown_table
-from validators.providers import GENAI, INDUCTOR, OPENVINO
+from validators.providers import GENAI, GENERATORS, INDUCTOR, OPENVINO, OPENVINO_DECODER
+from validators.records.latencies import NEW_TOKENS
 from validators.samples.datasets import TensorSpec
 
 
@@ -84,11 +85,16 @@ def _session(promoted: Promoted) -> list[str]:
             ("Compiled for", shown(manifest["device"])),
         ]
         return markdown_table(("Setting", "Value"), rows)
-    if settings["provider"] == GENAI:
+    if settings["provider"] in GENERATORS:
         rows = [
-            ("Runtime", f"onnxruntime-genai {manifest['runtime_version']}"),
+            ("Runtime", f"{manifest['runtime']} {manifest['runtime_version']}"),
             ("Threads", str(settings["threads"])),
-            ("Tokens after a prompt", settings["provider_options"]["new_tokens"]),
+            ("Tokens after a prompt", settings["provider_options"][NEW_TOKENS]),
+            *(
+                (f"Option {shown(key)}", shown(value))
+                for key, value in settings["provider_options"].items()
+                if key != NEW_TOKENS
+            ),
         ]
         return markdown_table(("Setting", "Value"), rows)
     rows = [
@@ -111,7 +117,7 @@ def _session(promoted: Promoted) -> list[str]:
 def _runtime(manifest: Mapping[str, Any]) -> str:
     if manifest["engine"]:
         return "TensorRT"
-    return {OPENVINO: "OpenVINO", INDUCTOR: "torch", GENAI: "onnxruntime-genai"}.get(
+    return {OPENVINO: "OpenVINO", INDUCTOR: "torch", GENAI: "onnxruntime-genai", OPENVINO_DECODER: "OpenVINO"}.get(
         manifest["session"]["provider"], "ONNX Runtime"
     )
 

@@ -9,7 +9,16 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from tasks.targets import openvino, ort_cpu, ort_cuda, ort_genai, ort_tensorrt, tensorrt, torch_inductor
+from tasks.targets import (
+    openvino,
+    openvino_decoder,
+    ort_cpu,
+    ort_cuda,
+    ort_genai,
+    ort_tensorrt,
+    tensorrt,
+    torch_inductor,
+)
 from tasks.targets.device_class import class_of, find_absent
 from tasks.targets.target import Target
 from validators.errors import JobError
@@ -23,6 +32,7 @@ ENGINES: tuple[Target, ...] = (
     openvino.TARGET,
     torch_inductor.TARGET,
     ort_genai.TARGET,
+    openvino_decoder.TARGET,
     ort_cuda.TARGET,
     ort_tensorrt.TARGET,
     tensorrt.TARGET,

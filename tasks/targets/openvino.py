@@ -25,9 +25,14 @@ GROUP = "DYNAMIC_QUANTIZATION_GROUP_SIZE"
 OWN = frozenset({"INFERENCE_PRECISION_HINT", "INFERENCE_NUM_THREADS", "CACHE_DIR", "PERF_COUNT"})
 
 
-def _session(
+def session(
     candidate: Candidate, threads: int, libraries: Libraries, provider_options: Mapping[str, str]
 ) -> SessionSettings:
+    """Return the session settings of a candidate; see `tasks.targets.target.Session`.
+
+    Raises:
+        CandidateRefused: `unsupported`: `provider_options` has an option that belongs to the candidate or to the job.
+    """
     options = {
         "PERFORMANCE_HINT": "LATENCY",
         "NUM_STREAMS": "1",
@@ -60,7 +65,12 @@ def _check_device() -> None:
         raise CandidateRefused(kind="unsupported", found=missing.found, expected=missing.expected, fix=fix)
 
 
-def _refuse_recipe(candidate: Candidate) -> None:
+def refuse_recipe(candidate: Candidate) -> None:
+    """Refuse a recipe that OpenVINO does not support, or does not support on this processor.
+
+    Raises:
+        CandidateRefused: `unsupported`.
+    """
     wrong = {
         "the fused graph": (
             candidate.fused and candidate.precision != "fp32",
@@ -90,7 +100,7 @@ TARGET = Target(
     facts=facts_of("openvino"),
     runtime=provider_of(OPENVINO),
     passes={"fp32": plain_float_form, "bf16": plain_float_form, "int8": int8_form, "int4": weights_form},
-    session=_session,
+    session=session,
     availability=_availability,
     refused={
         "fp8": RefusedPrecision("FP8 for {target}", "int8: it has no FP8 kernels for a CPU"),
@@ -99,7 +109,7 @@ TARGET = Target(
             "bf16: a CPU computes float16 in float32, and OpenVINO would keep the weights in float32 too",
         ),
     },
-    refuse_recipe=_refuse_recipe,
+    refuse_recipe=refuse_recipe,
     check_device=_check_device,
     loads_anywhere=True,
 )

@@ -91,5 +91,5 @@ TARGET = Target(
     check_device=_check_device,
     loads_anywhere=True,
     artifact="decoder/model.onnx",
-    decoder_bytes=decoder_bytes,
+    decoder_bytes=lambda _candidate, path: decoder_bytes(path),
 )

@@ -44,8 +44,8 @@ class Target:
     returns why a variant cannot be measured, or None. `availability` gets the providers of the installed ONNX Runtime.
     `lint_rules` are the rules of `quantgate lint`. `builds_engines`: variants run as TensorRT engines. `recovers_parts`: parts
     of an INT8 candidate may stay in float to recover its accuracy. `loads_anywhere`: a version approved on another device loads
-    here too. `artifact` is the name of the file that its passes write. `decoder_bytes` reads the bytes of a decoder from its
-    artifact.
+    here too. `artifact` is the name of the file that its passes write. `decoder_bytes` reads the bytes of a candidate's
+    decoder from its artifact.
     """
 
     facts: TargetFacts
@@ -63,7 +63,7 @@ class Target:
     recovers_parts: bool = False
     loads_anywhere: bool = False
     artifact: str = "model.onnx"
-    decoder_bytes: Callable[[Path], DecoderBytes] | None = None
+    decoder_bytes: Callable[[Candidate, Path], DecoderBytes] | None = None
 
     def __post_init__(self) -> None:
         """Check that the fields are consistent.

@@ -15,7 +15,7 @@ from tasks.targets.target import RefusedPrecision
 from validators.digests import digest_model, digest_values
 from validators.errors import CandidateRefused
 from validators.job.candidate_name import Candidate, decode
-from validators.providers import CPU_PROVIDER, GENAI
+from validators.providers import CPU_PROVIDER, GENERATORS
 from validators.records.libraries import Libraries
 from validators.records.run import SessionSettings, Variant
 from validators.targets import is_on_gpu
@@ -58,7 +58,7 @@ def make_variant(
             *([f"compiled in {seconds:.1f} s"] if seconds else []),
         ),
         compile_seconds=seconds,
-        decoder=target.decoder_bytes(path) if target.decoder_bytes else None,
+        decoder=target.decoder_bytes(candidate, path) if target.decoder_bytes else None,
     )
 
 
@@ -102,9 +102,9 @@ def refuse_other_targets(candidate: Candidate) -> None:
     if refused is None and candidate.cache_bits and not target.facts.generates:
         refused = RefusedPrecision(
             f"a cache of keys and values in INT{candidate.cache_bits} for {{target}}",
-            "a target that runs decoders with their caches: ort-genai",
+            "a target that runs decoders with their caches: ort-genai or openvino-decoder",
         )
-    if refused is None and candidate.mixed_percent and target.facts.provider not in (CPU_PROVIDER, GENAI):
+    if refused is None and candidate.mixed_percent and target.facts.provider not in {CPU_PROVIDER, *GENERATORS}:
         refused = RefusedPrecision(
             "INT4 mixed with INT8 for {target}", "a candidate without mix: its kernels are unproven"
         )

@@ -221,6 +221,7 @@ def test_the_measuring_process_imports_little() -> None:
         "tasks.runtimes.genai.model.GenaiModel",
         "tasks.runtimes.inductor.package.InductorModel",
         "tasks.runtimes.openvino.model.OpenVinoModel",
+        "tasks.runtimes.openvino_decoder.model.OpenVinoDecoder",
         "validators.errors.CandidateRefused",
     }
     worker = ast.parse((ROOT / "tasks" / "measure" / "latency" / "worker.py").read_text(encoding="utf-8"))

@@ -61,6 +61,13 @@ def _mismatch(found: str, approved: str, fix: str) -> None:
     )
 
 
+def _check_version(package: str, manifest: dict[str, Any]) -> None:
+    """Warn, or refuse by policy, if another version of the runtime is installed than the variant was approved with."""
+    version = metadata.version(package)
+    if version != manifest["runtime_version"]:
+        _mismatch(f"{package} {version}", manifest["runtime_version"], "install that version")
+
+
 # Must agree with `tasks/measure/inventory.py`, which records the device of an approval.
 def _processor_here() -> tuple[str, set[str], int]:
     """Return the name and instruction sets of the processor, and the number of cores that this process may use."""
@@ -178,7 +185,7 @@ def _check_device(hardware: dict[str, Any]) -> None:
         _mismatch(f"{cores} cores to compute on", str(hardware["cores"]), f"{capped}; {fix}")
 
 
-OPENVINO, INDUCTOR, GENAI = "OpenVINO", "TorchInductor", "OnnxRuntimeGenAI"
+OPENVINO, INDUCTOR, GENAI, OPENVINO_DECODER = "OpenVINO", "TorchInductor", "OnnxRuntimeGenAI", "OpenVINODecoder"
 # Returns the outputs by name for arrays by input name.
 Answer = Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]
 # ONNX Runtime's names, and words of which every multiplying operator's name contains one.
@@ -306,9 +313,7 @@ def _open_openvino(folder: Path, manifest: dict[str, Any], threads: int) -> tupl
         raise RuntimeError(
             f"found no package openvino; expected {wanted}, which runs the variant; install it"
         ) from error
-    version = metadata.version("openvino")
-    if version != manifest["runtime_version"]:
-        _mismatch(f"openvino {version}", manifest["runtime_version"], "install that version")
+    _check_version("openvino", manifest)
     _check_device(manifest["hardware"])
     core = ov.Core()
     options = manifest["session"]["provider_options"]
@@ -393,19 +398,11 @@ def _misfit(inputs: list[Any], feed: dict[str, np.ndarray]) -> str:
 
 
 class GenerativeModel:
-    """A decoder in onnxruntime-genai with the approved number of threads."""
+    """A decoder that answers prompts; an answer has `new_tokens` tokens unless a call says otherwise."""
 
-    def __init__(self, library: Any, folder: Path, threads: int, new_tokens: int) -> None:
-        """Load the decoder; an answer has `new_tokens` tokens unless a call says otherwise."""
-        self._og, self._new_tokens = library, new_tokens
-        library.disable_telemetry_events()
-        config = library.Config(str(folder))
-        config.overlay(json.dumps({"model": {"decoder": {"session_options": {"intra_op_num_threads": threads}}}}))
-        self._model = library.Model(config)
-        self._tokenizer = library.Tokenizer(self._model)
-        self._context = json.loads((folder / "genai_config.json").read_text(encoding="utf-8"))["model"][
-            "context_length"
-        ]
+    def __init__(self, folder: Path, new_tokens: int) -> None:
+        self.config = json.loads((folder / "genai_config.json").read_text(encoding="utf-8"))["model"]
+        self._new_tokens, self._context = new_tokens, self.config["context_length"]
 
     def stream(self, prompt: str, new_tokens: int | None = None) -> Iterator[str]:
         """Yield the text after a prompt, token by token, until the text ends or has `new_tokens` tokens.
@@ -418,14 +415,44 @@ class GenerativeModel:
             raise ValueError("found an empty prompt; expected a text; correct the prompt")
         if new_tokens is not None and new_tokens < 1:
             raise ValueError(f"found new_tokens {new_tokens}; expected at least 1; correct new_tokens, or leave it out")
-        tokens = self._tokenizer.encode(prompt)
+        tokens = self._encode(prompt)
         if not len(tokens) or len(tokens) >= self._context:
             raise ValueError(
                 f"found a prompt of {len(tokens)} tokens; expected 1 to {self._context - 1}; correct the prompt"
             )
+        yield from self._follow(tokens, min(new_tokens or self._new_tokens, self._context - len(tokens)))
+
+    def scores(self, tokens: np.ndarray) -> np.ndarray:
+        """Return the logits of windows of tokens `(rows, length)`, float32 `(rows, length, vocabulary)`."""
+        raise NotImplementedError
+
+    def _encode(self, prompt: str) -> Any:
+        """Return the tokens of a prompt."""
+        raise NotImplementedError
+
+    def _follow(self, tokens: Any, count: int) -> Iterator[str]:
+        """Yield the text after the tokens of a prompt, until it ends or has `count` tokens."""
+        raise NotImplementedError
+
+
+class GenaiGenerator(GenerativeModel):
+    """A decoder in onnxruntime-genai with the approved number of threads."""
+
+    def __init__(self, library: Any, folder: Path, threads: int, new_tokens: int) -> None:
+        super().__init__(folder, new_tokens)
+        self._og = library
+        library.disable_telemetry_events()
+        config = library.Config(str(folder))
+        config.overlay(json.dumps({"model": {"decoder": {"session_options": {"intra_op_num_threads": threads}}}}))
+        self._model = library.Model(config)
+        self._tokenizer = library.Tokenizer(self._model)
+
+    def _encode(self, prompt: str) -> Any:
+        return self._tokenizer.encode(prompt)
+
+    def _follow(self, tokens: Any, count: int) -> Iterator[str]:
         parameters = self._og.GeneratorParams(self._model)
-        length = min(len(tokens) + (new_tokens or self._new_tokens), self._context)
-        parameters.set_search_options(do_sample=False, max_length=length)
+        parameters.set_search_options(do_sample=False, max_length=len(tokens) + count)
         generator = self._og.Generator(self._model, parameters)
         generator.append_tokens(tokens)
         stream = self._tokenizer.create_stream()
@@ -458,12 +485,65 @@ def _open_genai(folder: Path, manifest: dict[str, Any], threads: int) -> tuple[A
         raise RuntimeError(
             f"found no package onnxruntime-genai; expected {wanted}, which runs the variant; install it"
         ) from error
-    version = metadata.version("onnxruntime-genai")
-    if version != manifest["runtime_version"]:
-        _mismatch(f"onnxruntime-genai {version}", manifest["runtime_version"], "install that version")
+    _check_version("onnxruntime-genai", manifest)
     _check_device(manifest["hardware"])
-    decoder = GenerativeModel(og, folder, threads, int(manifest["session"]["provider_options"]["new_tokens"]))
+    decoder = GenaiGenerator(og, folder, threads, int(manifest["session"]["provider_options"]["new_tokens"]))
     return decoder, lambda feed: {"logits": decoder.scores(feed["input_ids"])}
+
+
+class OpenVinoGenerator(GenerativeModel):
+    """A decoder in OpenVINO, by the package that comes with the version."""
+
+    def __init__(self, decoder: Any, folder: Path, new_tokens: int) -> None:
+        super().__init__(folder, new_tokens)
+        from tokenizers import Tokenizer
+
+        self._decoder, self._tokenizer = decoder, Tokenizer.from_file(str(folder / "tokenizer.json"))
+        self._ends = {*np.ravel(self.config["eos_token_id"]).tolist()}
+
+    def scores(self, tokens: np.ndarray) -> np.ndarray:
+        """Return the logits of windows of tokens `(rows, length)`, float32 `(rows, length, vocabulary)`."""
+        return np.asarray(self._decoder.scores(tokens))
+
+    def _encode(self, prompt: str) -> Any:
+        return self._tokenizer.encode(prompt).ids
+
+    def _follow(self, tokens: Any, count: int) -> Iterator[str]:
+        from tokenizers.decoders import DecodeStream
+
+        stream = DecodeStream(skip_special_tokens=True)
+        for (token,) in self._decoder.follow(np.array([tokens]), count):
+            if int(token) in self._ends:
+                return
+            # None until the bytes of a character are complete.
+            yield stream.step(self._tokenizer, int(token)) or ""
+
+
+def _open_openvino_decoder(folder: Path, manifest: dict[str, Any], threads: int) -> tuple[Any, Answer]:
+    """Load a decoder; return it with the function that scores tokens.
+
+    Raises:
+        RuntimeError: a package is missing, or OpenVINO does not load the decoder.
+    """
+    wanted = f"openvino=={manifest['runtime_version']}"
+    try:
+        import openvino as ov
+        import tokenizers  # noqa: F401  # a missing package is told here
+        from openvino_decoder.model import OpenVinoDecoder  # type: ignore[import-not-found,unused-ignore]
+    except ImportError as error:
+        raise RuntimeError(
+            f"found no package {error.name}; expected {wanted} and tokenizers, which run the variant; install them"
+        ) from error
+    _check_version("openvino", manifest)
+    _check_device(manifest["hardware"])
+    options = manifest["session"]["provider_options"]
+    precision = "INFERENCE_PRECISION_HINT"
+    if options[precision] == "bf16" and "BF16" not in ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
+        _mismatch("a processor without bfloat16", "bf16", "load it where the processor has it")
+        options = options | {precision: "f32"}
+    decoder = OpenVinoDecoder(folder / "model.onnx", threads, options | _cache_option())
+    generator = OpenVinoGenerator(decoder, folder, int(options["new_tokens"]))
+    return generator, lambda feed: {"logits": generator.scores(feed["input_ids"])}
 
 
 def _asked(model_input: Any) -> tuple[list[str], int | None]:
@@ -489,7 +569,12 @@ def _asked(model_input: Any) -> tuple[list[str], int | None]:
 
 
 # How to open a version, by its provider; ONNX Runtime opens the rest.
-OPENERS = {OPENVINO: _open_openvino, INDUCTOR: _open_inductor, GENAI: _open_genai}
+OPENERS = {
+    OPENVINO: _open_openvino,
+    INDUCTOR: _open_inductor,
+    GENAI: _open_genai,
+    OPENVINO_DECODER: _open_openvino_decoder,
+}
 
 
 class OnnxChampion(mlflow.pyfunc.PythonModel):  # type: ignore[misc,name-defined,unused-ignore]  # mlflow exports it untyped

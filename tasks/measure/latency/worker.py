@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 HOOKS = ("preprocess", "postprocess")
 # As in `validators.providers`, which is not imported here.
-OPENVINO, INDUCTOR, GENAI = "OpenVINO", "TorchInductor", "OnnxRuntimeGenAI"
+OPENVINO, INDUCTOR, GENAI, OPENVINO_DECODER = "OpenVINO", "TorchInductor", "OnnxRuntimeGenAI", "OpenVINODecoder"
 HIGHEST_PRIORITY = -20  # setpriority(2)
 RESET_PEAK = "5"  # proc_pid_clear_refs(5): the peak resident size becomes the present one
 Batch = dict[str, np.ndarray]
@@ -188,8 +188,14 @@ def _genai(config: dict[str, Any]) -> Callable[[], Model]:
     return partial(GenaiModel, Path(config["model"]), config["threads"], config["provider_options"])
 
 
+def _openvino_decoder(config: dict[str, Any]) -> Callable[[], Model]:
+    from tasks.runtimes.openvino_decoder.model import OpenVinoDecoder
+
+    return partial(OpenVinoDecoder, Path(config["model"]), config["threads"], config["provider_options"])
+
+
 # Engines by provider; any other is a provider of ONNX Runtime.
-OPENERS = {OPENVINO: _openvino, INDUCTOR: _inductor, GENAI: _genai}
+OPENERS = {OPENVINO: _openvino, INDUCTOR: _inductor, GENAI: _genai, OPENVINO_DECODER: _openvino_decoder}
 
 
 def _session(config: dict[str, Any]) -> Callable[[], Model]:

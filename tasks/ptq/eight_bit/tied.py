@@ -28,6 +28,7 @@ from tasks.ptq.graph.edits import (
     initializers,
     names_read,
     operator_of,
+    save_model,
     to_array,
 )
 from tasks.ptq.weight_only.byte_blocks import LARGEST, MIDDLE_BYTE
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 TableBits = Literal[4, 8]
 DOMAIN = "com.microsoft"
+HEAD = f"{DOMAIN}:MatMulNBits"
 # Rows of the table rounded at once: float64 of 49,152 tokens would take 226 MB.
 ROWS_AT_ONCE = 4096
 # Block sizes to choose from when a table shares its bytes with no head: larger ones take fewer bytes and lose more accuracy.
@@ -88,6 +90,27 @@ def retie(graph: onnx.GraphProto) -> int:
                 made += 1
                 break
     drop_unused_initializers(graph)
+    return made
+
+
+def untie(model: Path) -> int:
+    """Store what Reshape nodes make of constants for MatMulNBits, in a file without external data; return how many.
+
+    OpenVINO reads blocks of weights from constants alone. A tied table is then stored twice.
+    """
+    proto = onnx.load(model)
+    constants = initializers(proto.graph)
+    weights = {name for node in proto.graph.node if operator_of(node) == HEAD for name in node.input[1:]}
+    made = 0
+    for node in list(proto.graph.node):
+        if operator_of(node) == "Reshape" and node.input[0] in constants and node.output[0] in weights:
+            array, shape = (to_array(constants[name]) for name in node.input)
+            proto.graph.initializer.append(from_array(array.reshape(shape), node.output[0]))
+            proto.graph.node.remove(node)
+            made += 1
+    if made:
+        drop_unused_initializers(proto.graph)
+        save_model(proto, model)
     return made
 
 

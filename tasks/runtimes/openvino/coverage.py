@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 import onnx
@@ -12,6 +15,7 @@ import onnx
 from tasks.runtimes.coverage import PROFILED, macs_as_written
 from tasks.runtimes.kernel_times import WARM_UP
 from tasks.runtimes.kernels import Kernel
+from tasks.runtimes.openvino.decoders import DecoderRunner
 from tasks.runtimes.openvino.kernels import (
     ALONE,
     as_asked,
@@ -20,14 +24,19 @@ from tasks.runtimes.openvino.kernels import (
     kernels_by_node,
     products_behind,
 )
-from tasks.runtimes.openvino.session import open_model
-from validators.providers import OPENVINO
+from tasks.runtimes.openvino.session import OpenVinoRunner, open_model
 from validators.records.measurements import UNNAMED, Coverage, MultipliedNode
 from validators.records.run import SessionSettings
 from validators.samples.datasets import Arrays
 
 
-def measure_openvino(model: Path, settings: SessionSettings, batch: Arrays, folder: Path | None) -> Coverage:
+def measure_openvino(
+    model: Path,
+    settings: SessionSettings,
+    batch: Arrays,
+    folder: Path | None,
+    open_it: Callable[[Path, SessionSettings], AbstractContextManager[OpenVinoRunner | DecoderRunner]] = open_model,
+) -> Coverage:
     """Return the coverage of a request: multiply-accumulates of the file's nodes, by the kernel that OpenVINO ran for each.
 
     A product that no executed step names has unknown precision. Times are those of OpenVINO's counters. The list of all
@@ -40,8 +49,10 @@ def measure_openvino(model: Path, settings: SessionSettings, batch: Arrays, fold
     for name, macs in macs_as_written(model, batch):
         counted[name] += macs
     profiled = replace(settings, provider_options=settings.provider_options | {"PERF_COUNT": "YES"})
-    with open_model(model, profiled) as runner:
-        steps = executed_steps(runner.model, batch, requests=PROFILED - WARM_UP, warm_up=WARM_UP)
+    with open_it(model, profiled) as runner:
+        names = [output.name for output in runner.outputs]
+        request = partial(runner.run, batch, names)
+        steps = executed_steps(runner.model.compiled, request, requests=PROFILED - WARM_UP, warm_up=WARM_UP)
     graph = onnx.load(model, load_external_data=False).graph
     kernels = as_asked(graph, kernels_by_node(steps, products_behind(graph, counted)))
     unnamed = Kernel(UNNAMED, is_low_precision=False)
@@ -68,7 +79,7 @@ def measure_openvino(model: Path, settings: SessionSettings, batch: Arrays, fold
             if not (kernel.is_low_precision or kernel.is_half or kernel == unnamed)
         ),
         half_nodes=tuple(name for name, kernel in found.items() if kernel.is_half),
-        providers=(OPENVINO,),
+        providers=(settings.provider,),
         us_by_kernel=dict(times),
         kernels_path=path,
         products=tuple(MultipliedNode(name, kernel.name, counted[name]) for name, kernel in found.items()),

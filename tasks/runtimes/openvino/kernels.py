@@ -11,7 +11,7 @@ becomes one step with the names of its softmax and of one of its products.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
@@ -19,9 +19,8 @@ from typing import Any
 import onnx
 
 from tasks.runtimes.kernels import Kernel
-from tasks.runtimes.openvino.model import PROVIDER, OpenVinoModel
+from tasks.runtimes.openvino.model import PROVIDER
 from validators.records.measurements import KernelTime
-from validators.samples.datasets import Arrays
 
 INTEGERS = frozenset({"i8", "u8", "i4", "u4", "nf4", "i2", "u2"})
 HALVES = frozenset({"bf16", "f16"})
@@ -38,6 +37,7 @@ PRODUCTS = frozenset(
         "MatMul",
         "Convolution",
         "Deconvolution",
+        "ScaledDotProductAttention",
         "ScaledDotProductAttentionWithKVCache",
         "Subgraph",
         "GatherMatmul",
@@ -61,17 +61,18 @@ class ExecutedStep:
     microseconds: float
 
 
-def executed_steps(model: OpenVinoModel, batch: Arrays, *, requests: int, warm_up: int) -> tuple[ExecutedStep, ...]:
+def executed_steps(
+    compiled: Any, request: Callable[[], object], *, requests: int, warm_up: int
+) -> tuple[ExecutedStep, ...]:
     """Return the executed steps of a model compiled with `PERF_COUNT`, with the median times of `requests` requests."""
     times: dict[str, list[float]] = {}
     for number in range(warm_up + requests):
-        model.run(batch)
+        request()
         if number >= warm_up:
-            for step in _executed(model.compiled.get_runtime_model()):
+            for step in _executed(compiled.get_runtime_model()):
                 times.setdefault(step.get_friendly_name(), []).append(float(_told(step, "execTimeMcs")))
     return tuple(
-        _describe(step, median(times[step.get_friendly_name()]))
-        for step in _executed(model.compiled.get_runtime_model())
+        _describe(step, median(times[step.get_friendly_name()])) for step in _executed(compiled.get_runtime_model())
     )
 
 

@@ -76,16 +76,16 @@ class OpenVinoRunner:
         """See `Runner.run`."""
         check_deadline()
         names = [spec.name for spec in self.outputs]
-        with _failures_refused():
+        with failures_refused_here():
             return self.model.run(batch, [names.index(name) for name in outputs])
 
     def bound(self, batch: Arrays) -> Callable[[], None]:
         """See `Runner.bound`."""
-        with _failures_refused():
+        with failures_refused_here():
             request = self.model.bound(batch)
 
         def call() -> None:
-            with _failures_refused():
+            with failures_refused_here():
                 request()
 
         return call
@@ -128,7 +128,8 @@ def _output_names(model: Path, compiled: OpenVinoModel) -> list[str]:
     return [value.name for value in onnx.load(model, load_external_data=False).graph.output]
 
 
-def _failures_refused() -> AbstractContextManager[None]:
+def failures_refused_here() -> AbstractContextManager[None]:
+    """Return a block in which failures of OpenVINO are raised as CandidateRefused."""
     from tasks.runtimes.openvino.model import message_of
 
     return failures_refused("OpenVINO", message_of)

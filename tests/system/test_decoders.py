@@ -1,4 +1,4 @@
-"""A decoder of the flavor `transformers` through a run with the target `ort-genai`, up to a version that answers prompts."""
+"""A decoder of the flavor `transformers` through a run with each target for decoders, up to a version that answers prompts."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 from driving import TESTS, Answer, environment, lend_both, run_jobs, write_job
 
-from tasks.runtimes.genai import session as genai
+from tasks.measure.continuations import Generator
 from tasks.runtimes.runner import open_runner
 from tasks.targets.variants import session_settings
 from validators.job.candidate_name import decode
@@ -21,7 +21,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 # The extra `genai`, which `make test-rest` installs and `make test` does without.
 for library in ("transformers", "onnxruntime_genai"):
     pytest.importorskip(library)
-INT8, INT4 = "int8-g32-rtn+kv8@ort-genai", "int4-g32-gptq+kv4@ort-genai"
+TARGETS = ("ort-genai", "openvino-decoder")
+INT8, INT4 = "int8-g32-rtn+kv8", "int4-g32-gptq+kv4"
 MEASUREMENT = {
     "dims": {"sequence_length": 16, "new_tokens": [8, 1]},
     "launches": 3,
@@ -61,11 +62,11 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 LOOSE = {"max_drop": 0.9, "min_speedup": None}
 
 
-def run(place: Path, name: str, **changes: Any) -> Answer:
+def run(place: Path, name: str, target: str = "ort-genai", **changes: Any) -> Answer:
     job = {
         "source": f"models:/{name}/1",
-        "target": "ort-genai",
-        "candidates": [INT8, INT4, "int8-static-mse-pc@ort-genai"],
+        "target": target,
+        "candidates": [f"{recipe}@{target}" for recipe in (INT8, INT4, "int8-static-mse-pc")],
         "data": {"calibration": "cal.npz", "evaluation": "ev.npz"},
         "metric": "perplexity",
         "gates": {"max_drop": 0.5, "min_speedup": None},
@@ -76,16 +77,17 @@ def run(place: Path, name: str, **changes: Any) -> Answer:
     return run_jobs(place / "state", place / "run", [call])["run"]
 
 
-def test_decoder_becomes_a_champion_that_answers_prompts(place: Path) -> None:
+@pytest.mark.parametrize("target", TARGETS)
+def test_decoder_becomes_a_champion_that_answers_prompts(place: Path, target: str) -> None:
     dims = {"sequence_length": [16, 32], "new_tokens": [8, 1]}
-    answer = run(place, "lm", measurement=MEASUREMENT | {"dims": dims})
+    answer = run(place, "lm", target, measurement=MEASUREMENT | {"dims": dims})
     assert answer.code == 0 and answer.result is not None, answer.said
     assert answer.result["outcome"] == "promoted"
     with np.load(place / "told.npz") as told:
         assert answer.result["baseline"]["value"] == pytest.approx(float(told["perplexity"]), rel=1e-4)
-        check_source(place, told)
+        check_source(place, target, told)
     by_name = {one["name"]: one for one in answer.result["candidates"]}
-    assert "fixed ranges" in by_name["int8-static-mse-pc@ort-genai"]["refusal"]["reason"]
+    assert "fixed ranges" in by_name[f"int8-static-mse-pc@{target}"]["refusal"]["reason"]
     winner = by_name[answer.result["chosen"]]
     verdicts = {one["gate"]: one for one in winner["verdicts"]}
     assert verdicts["coverage"]["value"] == 1.0
@@ -99,7 +101,7 @@ def test_decoder_becomes_a_champion_that_answers_prompts(place: Path) -> None:
     assert 0 < winner["agreement"]["value"] < 1
 
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", CONSUMER, "models:/lm-quantized@champion-ort-genai"],
+        [sys.executable, "-W", "ignore", "-c", CONSUMER, f"models:/lm-quantized@champion-{target}"],
         env=environment(place / "state", MLFLOW_TRACKING_URI=f"sqlite:///{place / 'state' / 'mlflow.db'}"),
         capture_output=True,
         text=True,
@@ -118,7 +120,7 @@ def test_greedy_match_judges_answers_that_are_known(place: Path) -> None:
     """Labels are what transformers answers, but for every fourth, whose last token is another."""
     data = {"calibration": "greedy-cal.npz", "evaluation": "greedy-ev.npz"}
     measurement = MEASUREMENT | {"batch_sizes": [1, 3]}
-    changes = {"candidates": [INT8], "data": data, "metric": "greedy_match", "gates": LOOSE}
+    changes = {"candidates": [f"{INT8}@ort-genai"], "data": data, "metric": "greedy_match", "gates": LOOSE}
     answer = run(place, "lm", measurement=measurement, **changes)
     assert answer.result is not None, answer.said
     assert answer.result["baseline"]["value"] == 0.75
@@ -139,7 +141,7 @@ def check_bytes(result: dict[str, Any], winner: dict[str, Any]) -> None:
     # Two layers of keys and values, in 2 heads of 32 floats.
     assert base["cache"] == 2 * 2 * 2 * 32 * 4 and base["context"] == 128
     # The winner's cache is in INT8 or INT4.
-    assert winner["decoder"]["cache"] == base["cache"] // (4 if winner["name"] == INT8 else 8)
+    assert winner["decoder"]["cache"] == base["cache"] // (4 if winner["name"].startswith(INT8) else 8)
     # 300 x 64 floats of the embedding are read by rows, those of the head in full.
     assert base["weights"] - base["read_weights"] == pytest.approx(300 * 64 * 4 + 2 * 128 * 16 * 4, abs=200)
     assert winner["decoder"]["weights"] < base["weights"] and base["weights"] <= result["baseline"]["size_bytes"]
@@ -147,16 +149,15 @@ def check_bytes(result: dict[str, Any], winner: dict[str, Any]) -> None:
     assert 'id="answers"' in page and ">16 + 8<" in page and ">32 + 8<" in page
 
 
-def check_source(place: Path, told: Any) -> None:
+def check_source(place: Path, target: str, told: Any) -> None:
     """The converted source scores and answers in the engine as transformers does, across the parts of the cache."""
     (model,) = (place / "state" / "store" / "source").glob("*/decoder/model.onnx")
     with np.load(place / "ev.npz") as archive:
         windows = archive["input_ids"]
-    with open_runner(model, session_settings(decode(INT8), 2)) as runner:
-        assert isinstance(runner, genai.GenaiRunner)
+    with open_runner(model, session_settings(decode(f"int8-g32-rtn@{target}"), 2)) as runner:
         (scores,) = runner.run({"input_ids": windows[:3]}, ["logits"])
         np.testing.assert_allclose(scores, told["logits"], atol=1e-3)
-        np.testing.assert_array_equal(runner.model.generate(windows[:3, :16], 8), told["answers"])
+        np.testing.assert_array_equal(cast(Generator, runner).generate(windows[:3, :16], 8), told["answers"])
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,105 @@
+"""Decoders opened in OpenVINO with exactly the requested settings, or refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from tasks.runtimes.decoder_session import decoder_specs
+from tasks.runtimes.openvino.session import failures_refused_here, installed_version, why_missing
+from validators.deadline import check_deadline
+from validators.errors import CandidateRefused
+from validators.records.run import SessionSettings
+from validators.samples.datasets import Arrays
+
+if TYPE_CHECKING:
+    from tasks.runtimes.openvino_decoder.model import OpenVinoDecoder
+
+ATTENTION = "GroupQueryAttention"
+# Its first input that no decoder here has, of the positions; those after it are a bias, a sink and scales of caches.
+FIRST_OTHER = 9
+
+
+class DecoderRunner:
+    """A decoder that OpenVINO compiled; see `tasks.runtimes.runner.Runner`. `run` scores windows, `bound` generates."""
+
+    def __init__(self, model: OpenVinoDecoder) -> None:
+        self.model = model
+        tokens, scores = decoder_specs(model.config["vocab_size"])
+        self.inputs, self.outputs = (tokens,), (scores,)
+
+    def run(self, batch: Arrays, outputs: Sequence[str]) -> list[NDArray[Any]]:
+        """See `Runner.run`."""
+        check_deadline()
+        with failures_refused_here():
+            scores = self.model.scores(batch[self.inputs[0].name])
+        return [scores for _ in outputs]
+
+    def generate(self, tokens: NDArray[Any], new_tokens: int) -> NDArray[np.int32]:
+        """See `OpenVinoDecoder.generate`."""
+        check_deadline()
+        with failures_refused_here():
+            return self.model.generate(tokens, new_tokens)
+
+    def bound(self, batch: Arrays) -> Callable[[], None]:
+        """See `Runner.bound`."""
+        request = self.model.bound(batch)
+
+        def call() -> None:
+            with failures_refused_here():
+                request()
+
+        return call
+
+
+@contextmanager
+def open_decoder(model: Path, settings: SessionSettings) -> Iterator[DecoderRunner]:
+    """Compile a decoder with these settings, and release it at the end of the block.
+
+    Raises:
+        CandidateRefused: `unsupported`: OpenVINO is missing, or has no such attention; `invalid`: it does not load the file.
+    """
+    if missing := why_missing():
+        raise CandidateRefused(kind="unsupported", found=missing.found, expected=missing.expected, fix=missing.fix)
+    from tasks.runtimes.openvino.model import message_of
+    from tasks.runtimes.openvino_decoder.model import OpenVinoDecoder
+
+    refuse_attention(onnx.load(model, load_external_data=False).graph)
+    try:
+        compiled = OpenVinoDecoder(model, settings.threads, settings.provider_options)
+    except Exception as error:  # the bindings raise RuntimeError, TypeError and ValueError alike
+        raise CandidateRefused(
+            kind="invalid",
+            found=f"OpenVINO {installed_version()} does not load {model.name}: {message_of(error)}",
+            expected="a decoder that OpenVINO compiles",
+            fix="use the target ort-genai, or a newer OpenVINO",
+        ) from error
+    yield DecoderRunner(compiled)
+
+
+def refuse_attention(graph: onnx.GraphProto) -> None:
+    """Refuse attention that OpenVINO would compute without saying that it leaves something out.
+
+    Raises:
+        CandidateRefused: `unsupported`.
+    """
+    for node in graph.node:
+        if node.op_type != ATTENTION:
+            continue
+        softcap = next((one.f for one in node.attribute if one.name == "softcap"), 0.0)
+        found = f"a soft cap of {softcap:g} on the scores" if softcap else ""
+        if any(node.input[FIRST_OTHER:]):
+            found = "positions, a bias, a sink or scales of caches as inputs"
+        if found:
+            raise CandidateRefused(
+                kind="unsupported",
+                found=f"{found} in {node.name or ATTENTION} for OpenVINO",
+                expected="attention with rotary embedding, caches and a window at most",
+                fix="use the target ort-genai",
+            )
