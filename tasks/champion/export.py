@@ -27,14 +27,17 @@ from tasks.serving.handoff import (
     genai_readme,
     gguf_notes,
     gguf_readme,
+    openvino_genai_readme,
     tensorrt_llm_notes,
     tensorrt_llm_readme,
     vllm_notes,
     vllm_readme,
 )
 from tasks.serving.openvino import CONFIG, model_server_config
+from tasks.serving.openvino_genai import make_openvino_genai
 from tasks.serving.triton import ONNX, check_served, tensors_of, triton_model
 from validators.errors import JobError
+from validators.providers import GENERATORS, OPENVINO_DECODER
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -113,19 +116,26 @@ def export_model_server(model: str, target: str, folder: Path, version: int | No
 
 
 def export_genai(model: str, target: str, folder: Path, version: int | None = None) -> Exported:
-    """Write the champion, or a version, as a folder that `onnxruntime_genai.Model` opens, with a README.
+    """Write the champion, or a version, as a folder that onnxruntime-genai or OpenVINO GenAI opens, as approved, with a README.
 
     Raises:
-        JobError: no such model or version, no champion, `folder` holds other files, or the version is no decoder.
+        JobError: no such model or version, no champion, `folder` holds other files, the version is no decoder, or OpenVINO's
+            form of it cannot be made.
         VersionUnsound: the version's files differ from those that were registered.
         InfrastructureError: the registry does not answer, or the folder cannot be written.
     """
     check_own(folder)
     with _fetched(model, target, version) as fetched:
-        check_decoder(fetched.manifest)
-        notes = genai_notes(fetched.manifest)
-        contents: dict[str, Path | str] = {file: fetched.file(file) for file in fetched.manifest["files"]}
-        contents["README.md"] = genai_readme(fetched.name, fetched.origin, notes)
+        check_decoder(fetched.manifest, GENERATORS)
+        notes, contents = genai_notes(fetched.manifest), dict[str, Path | str]()
+        if fetched.manifest["session"]["provider"] == OPENVINO_DECODER:
+            made = fetched.artifacts / "openvino-genai"
+            make_openvino_genai(fetched.artifacts / "variant", made, fetched.manifest["session"]["provider_options"])
+            contents |= {path.name: path for path in sorted(made.iterdir())}
+            contents["README.md"] = openvino_genai_readme(fetched.name, fetched.origin, fetched.manifest, notes)
+        else:
+            contents |= {file: fetched.file(file) for file in fetched.manifest["files"]}
+            contents["README.md"] = genai_readme(fetched.name, fetched.origin, notes)
         return fetched.write(folder, contents, folder.absolute().parent, notes)
 
 

@@ -1,4 +1,4 @@
-"""READMEs of folders that hand a decoder to another program: onnxruntime-genai by itself, llama.cpp, vLLM, TensorRT-LLM."""
+"""READMEs of folders that hand a decoder to a program: onnxruntime-genai, OpenVINO GenAI, llama.cpp, vLLM, TensorRT-LLM."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from tasks.serving.sections import shown
 from validators.errors import JobError
-from validators.providers import GENAI
+from validators.providers import GENAI, GENERATORS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from tasks.serving.checkpoint.export import WrittenCheckpoint
     from tasks.serving.decoder.proof import Proof
@@ -19,25 +19,26 @@ if TYPE_CHECKING:
 NEVER_EXECUTED = "a run: this folder was written, and never executed by TensorRT-LLM"
 
 
-def check_decoder(manifest: Mapping[str, Any]) -> None:
-    """Check that a version is a decoder.
+def check_decoder(manifest: Mapping[str, Any], providers: Collection[str] = (GENAI,)) -> None:
+    """Check that a version is a decoder that one of `providers` runs.
 
     Raises:
         JobError: it was approved with another runtime.
     """
-    if manifest["session"]["provider"] != GENAI:
+    if (provider := manifest["session"]["provider"]) not in providers:
         raise JobError(
             found=f"a variant that was approved with {manifest.get('runtime', 'onnxruntime')}",
             expected="a decoder of the target ort-genai",
-            fix="export it with --out or --triton",
+            fix="export it with --genai" if provider in GENERATORS else "export it with --out or --triton",
         )
 
 
 def genai_notes(manifest: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the parts of an approval that a folder for onnxruntime-genai does not hold."""
+    """Return the parts of an approval that a folder for the runtime itself does not hold."""
+    runtime = f"{manifest['runtime']} {manifest['runtime_version']}"
     return (
         f"the number of threads: the variant was approved with {manifest['session']['threads'] or 'all'}",
-        f"the runtime is that of the program; the variant was approved with onnxruntime-genai {manifest['runtime_version']}",
+        f"the runtime is that of the program; the variant was approved with {runtime}",
         f"the device is not checked; the variant was approved on {manifest['device']}",
     )
 
@@ -62,6 +63,28 @@ def genai_readme(title: str, about: Mapping[str, str], notes: tuple[str, ...]) -
         "while not session.is_done():",
         "    session.generate_next_token()",
         "print(tokenizer.decode(session.get_sequence(0)))",
+        "```",
+        *_limits(notes),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def openvino_genai_readme(
+    title: str, about: Mapping[str, str], manifest: Mapping[str, Any], notes: tuple[str, ...]
+) -> str:
+    """Render the README of a folder that `openvino_genai.LLMPipeline` opens."""
+    precision = manifest["session"]["provider_options"]["INFERENCE_PRECISION_HINT"]
+    lines = [
+        *_head(title, about),
+        "",
+        "OpenVINO GenAI opens this folder as it is. The type of the cache is a setting of the graph; name the type to compute",
+        f"in, `{precision}`, since the default depends on the processor:",
+        "",
+        "```python",
+        "import openvino_genai",
+        "",
+        f'pipeline = openvino_genai.LLMPipeline(".", "CPU", INFERENCE_PRECISION_HINT="{precision}")',
+        'print(pipeline.generate("your prompt", max_new_tokens=64, do_sample=False, apply_chat_template=False))',
         "```",
         *_limits(notes),
     ]

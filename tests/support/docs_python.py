@@ -107,7 +107,7 @@ PREPARED: dict[str, tuple[str, str]] = {
 
     info = mlflow.pyfunc.log_model(name="m", python_model=Answers(), pip_requirements=[])
     version = mlflow.register_model(info.model_uri, "assistant-quantized").version
-    mlflow.MlflowClient().set_registered_model_alias("assistant-quantized", "champion-ort-genai", version)
+    mlflow.MlflowClient().set_registered_model_alias("assistant-quantized", "champion-cpu-decoder", version)
     """,
         """assert mlflow.MlflowClient().get_model_version("assistant", "1").status == "READY" and text == "text" """,
     ),

@@ -11,6 +11,8 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from driving import TESTS, Answer, environment, lend_both, run_jobs, write_job
+from scipy.special import logsumexp
+from tokenizers import Tokenizer
 
 from tasks.measure.continuations import Generator
 from tasks.runtimes.runner import open_runner
@@ -176,3 +178,72 @@ def check_source(place: Path, target: str, told: Any) -> None:
 def test_what_no_decoder_can_be_made_of_is_refused(place: Path, name: str, changes: dict[str, Any], words: str) -> None:
     answer = run(place, name, **changes)
     assert answer.code == 2 and words in answer.said, answer.said[-3000:]
+
+
+RECEIVER = """
+import contextlib, io, json, sys
+from pathlib import Path
+import numpy as np, openvino as ov, openvino_genai as og
+folder, windows = Path(sys.argv[1]), np.load(sys.argv[2])
+code = (folder / "README.md").read_text().split("```python")[1].split("```")[0]
+said = io.StringIO()
+with contextlib.redirect_stdout(said):
+    exec(code.replace('"."', "str(folder)").replace("your prompt", "this is"))
+options = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": "1"}
+scoring = og.ContinuousBatchingPipeline(str(folder), og.SchedulerConfig(), "CPU", options)
+config = og.GenerationConfig()
+config.max_new_tokens, config.echo, config.logprobs, config.do_sample = 1, True, 1, False
+told = []
+for number, row in enumerate(windows):
+    handle = scoring.add_request(number, ov.Tensor(np.ascontiguousarray(row[None])), config)
+    while scoring.has_non_finished_requests():
+        scoring.step()
+    # The first token is not predicted, and the last one is the answer's.
+    told.append(next(iter(handle.read_all())).generated_log_probs[1 : len(row)])
+print(json.dumps([float(np.exp(-np.mean(told))), said.getvalue()]))
+"""
+
+
+def test_openvino_genai_runs_the_champion_as_it_was_judged(place: Path) -> None:
+    pytest.importorskip("openvino_genai", reason="the extra receivers is not installed")
+    name = f"{INT8}@openvino-decoder"
+    answer = run(place, "lm", "openvino-decoder", candidates=[name])
+    assert answer.code == 0, answer.said[-3000:]
+    # Its graph is not the one that the other formats are read from.
+    refused = export(place, "--gguf", str(place / "openvino"))
+    assert refused.returncode == 2 and "a decoder of the target ort-genai" in refused.stderr
+    exported = export(place, "--genai", str(place / "openvino"))
+    assert exported.returncode == 0, exported.stderr
+    assert f"exported {name}" in exported.stdout and "the number of threads" in exported.stdout
+    with np.load(place / "ev.npz") as archive:
+        windows = archive["input_ids"][:8]
+    np.save(place / "windows.npy", windows)
+    command = [sys.executable, "-c", RECEIVER, str(place / "openvino"), str(place / "windows.npy")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    perplexity, text = json.loads(done.stdout.splitlines()[-1])
+    variant = judged_by(place, name)
+    tokenizer = Tokenizer.from_file(str(variant.with_name("tokenizer.json")))
+    prompt = np.array([tokenizer.encode("this is").ids])
+    with open_runner(variant, session_settings(decode(name), 1)) as runner:
+        (scores,) = runner.run({"input_ids": windows}, ["logits"])
+        answered = cast(Generator, runner).generate(prompt, 4)
+    likelihoods = scores - logsumexp(scores.astype(np.float64), axis=2, keepdims=True)
+    told = np.take_along_axis(likelihoods[:, :-1], windows[:, 1:, None], axis=2)
+    assert perplexity == pytest.approx(float(np.exp(-told.mean())), rel=0.005)
+    assert text.startswith(tokenizer.decode(answered[0]))
+
+
+def export(place: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "flows.cli.app", "export", "lm", "--target", "openvino-decoder", *arguments]
+    return subprocess.run(
+        command, env=environment(place / "state"), cwd=TESTS.parents[1], capture_output=True, text=True, check=False
+    )
+
+
+def judged_by(place: Path, name: str) -> Path:
+    """The graph of a promoted version in the registry."""
+    for manifest in (place / "state" / "mlartifacts").rglob("manifest.json"):
+        if json.loads(manifest.read_text())["candidate"] == name:
+            return manifest.with_name("variant") / "model.onnx"
+    raise AssertionError(f"no version of {name}")

@@ -46,6 +46,8 @@ PURE = (
     "tasks/targets",
     "validators",
 )
+# Folders of tasks/runtimes that go with versions, and the packages that each imports.
+SHIPPED = {"trt_engine": {"numpy"}, "openvino_decoder": {"numpy", "openvino"}}
 # Modules of a package, without those of packages inside it; entries of tasks/ and of validators/.
 MOST_MODULES, MOST_ENTRIES = 16, 18
 
@@ -64,10 +66,10 @@ def imports(path: Path) -> set[str]:
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            # Consumers get this folder alone, whatever it is called there.
-            relative = path.parent.name == "trt_engine" and node.level == 1
+            # Consumers get these folders alone, whatever they are called there.
+            relative = path.parent.name in SHIPPED and node.level == 1
             assert node.module and (node.level == 0 or relative), f"{path}: imports are absolute"
-            module = f"tasks.runtimes.trt_engine.{node.module}" if relative else node.module
+            module = f"tasks.runtimes.{path.parent.name}.{node.module}" if relative else node.module
             names |= {module} | {f"{module}.{alias.name}" for alias in node.names}
     return {name.rsplit(".", depth)[0] for name in names for depth in range(name.count(".") + 1)}
 
@@ -159,12 +161,16 @@ def test_class_names_are_unique() -> None:
     assert {name: homes for name, homes in names.items() if len(homes) > 1} == {}
 
 
-def test_what_consumers_get_needs_nothing_of_ours() -> None:
-    """Of the folder that goes with engines: the standard library, numpy and itself; TensorRT and CUDA are loaded by name."""
-    shipped = "tasks.runtimes.trt_engine"
-    found = {name for path in modules("tasks/runtimes/trt_engine") for name in imports(path)}
+@pytest.mark.parametrize("folder", SHIPPED)
+def test_what_consumers_get_needs_nothing_of_ours(folder: str) -> None:
+    """The standard library, numpy, itself, and the runtime; TensorRT and CUDA are loaded by name."""
+    shipped = f"tasks.runtimes.{folder}"
+    found = {name for path in modules(f"tasks/runtimes/{folder}") for name in imports(path)}
     outside = {name for name in found if not name.startswith(shipped) and not shipped.startswith(name)}
-    assert {name.partition(".")[0] for name in outside} - sys.stdlib_module_names == {"numpy"}
+    assert {name.partition(".")[0] for name in outside} - sys.stdlib_module_names == SHIPPED[folder]
+
+
+def test_the_consumer_of_engines_imports_its_package_alone() -> None:
     names = {
         name.partition(".")[0] for name in imports(ROOT / "tasks" / "champion" / "consumer" / "consumer_tensorrt.py")
     }

@@ -46,7 +46,7 @@ class Measurement(Settings):
     dims: dict[str, Sizes] = Field(default_factory=dict)
     """Sizes of the model's other dynamic axes by name, such as `sequence: 16` or `sequence: [16, 128]`; any other axis keeps
     the data's size. All combinations with batch sizes and threads are measured; gates and objective use the first. For
-    `ort-genai`, `new_tokens` counts the tokens that a request adds to its prompt; `[64, 1]` also measures the first one."""
+    decoders, `new_tokens` counts the tokens that a request adds to its prompt; `[64, 1]` also measures the first one."""
     prompts: Annotated[int, Field(ge=0, le=10000)] = 32
     """For targets of decoders: evaluation windows that are cut to prompts, and answered greedily by baseline and variant. 0
     skips the comparison."""

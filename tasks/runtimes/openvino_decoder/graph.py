@@ -23,12 +23,13 @@ _MASKED = -65504.0
 _END = np.iinfo(np.int64).max
 
 
-def with_states(model: ov.Model) -> ov.Model:
+def with_states(model: ov.Model, *, cut: bool = True) -> ov.Model:
     """Return a decoder whose caches are states.
 
     Its inputs are token ids, mask and positions, int64 `(rows, length)`, `(rows, past + length)` and `(rows, length)`; the row
     of the states that each row continues, int32 `(rows,)`; and the index of the first token whose logits are computed, int64
-    `(1,)`. Its output is float32 `(rows, tokens, vocabulary)`.
+    `(1,)`. Its output is float32 `(rows, tokens, vocabulary)`. Without `cut` that last input is left out, as OpenVINO GenAI
+    expects, and the logits of all tokens are computed.
 
     Raises:
         RuntimeError: the model has no attention with caches, or attention that is not supported; see `_attend`.
@@ -44,9 +45,11 @@ def with_states(model: ov.Model) -> ov.Model:
         node.output(0).replace(attended.output(0))
         states += own
     logits = next(result for result in model.get_results() if LOGITS in result.input(0).get_tensor().get_names())
-    first = _new_parameter(FIRST, [1], np.int64)
-    _cut(logits, first)
-    inputs = [tokens, shared.mask, shared.positions, shared.beams, first]
+    inputs = [tokens, shared.mask, shared.positions, shared.beams]
+    if cut:
+        first = _new_parameter(FIRST, [1], np.int64)
+        _cut(logits, first)
+        inputs.append(first)
     return ov.Model([logits], states, inputs, "decoder")
 
 

@@ -83,6 +83,8 @@ def test_a_target_on_a_gpu_has_its_gpu_and_libraries(monkeypatch: pytest.MonkeyP
         "openvino": set(),
         "torch-inductor": set(),
         "ort-genai": set(),
+        "openvino-decoder": set(),
+        "cpu-decoder": set(),
         "ort-cuda": {cudnn},
         "ort-tensorrt": {cudnn, tensorrt},
         "cuda": {cudnn, tensorrt, ("tensorrt_rtx", "1.7.1.116")},

@@ -259,18 +259,38 @@ def test_with_a_gpu_and_no_tensorrt_the_class_cuda_tries_onnx_runtime() -> None:
 @pytest.mark.parametrize(
     ("recipe", "words"),
     [
-        ("int8-static-mse-pc", "INT8 with fixed ranges"),
-        ("int8-dynamic-pc+fused", "the fused graph"),
-        ("fp8-amax-pc", "FP8"),
-        ("bf16", "bfloat16"),
-        ("fp16", "float16"),
+        ("int8-static-mse-pc@ort-genai", "INT8 with fixed ranges"),
+        ("int8-dynamic-pc+fused@ort-genai", "the fused graph"),
+        ("fp8-amax-pc@ort-genai", "FP8"),
+        ("bf16@ort-genai", "bfloat16"),
+        ("fp16@ort-genai", "float16"),
+        ("int8-static-mse-pc@openvino-decoder", "INT8 with fixed ranges"),
+        ("int8-dynamic-pc-smooth@openvino-decoder", "smoothing"),
+        ("fp32-fused@openvino-decoder", "float32"),
+        ("fp8-amax-pc@openvino-decoder", "FP8"),
+        ("int4-g32-rtn+kv8@openvino", "a cache of keys and values in INT8"),
     ],
 )
-def test_a_decoder_takes_weights_in_low_precision_alone(recipe: str, words: str) -> None:
+def test_a_target_refuses_recipes_that_it_has_no_kernels_for(recipe: str, words: str) -> None:
     with pytest.raises(CandidateRefused) as caught:
-        refuse_other_targets(decode(f"{recipe}@ort-genai"))
+        refuse_other_targets(decode(recipe))
     assert words in caught.value.found
-    refuse_other_targets(decode("int4-g32-gptq-asym@ort-genai"))
+
+
+@pytest.mark.parametrize("target", ["ort-genai", "openvino-decoder", "cpu-decoder"])
+def test_a_target_for_decoders_makes_its_own_defaults(target: str) -> None:
+    for name in facts_of(target).default_candidates:
+        refuse_other_targets(decode(name))
+
+
+def test_the_bits_of_a_cache_in_openvino_are_those_of_the_candidate() -> None:
+    kinds = [
+        session_settings(decode(f"int8-g32-rtn{cache}@openvino-decoder"), 2).provider_options["KV_CACHE_PRECISION"]
+        for cache in ("", "+kv8", "+kv4")
+    ]
+    assert kinds == ["f32", "u8", "u4"]
+    with pytest.raises(CandidateRefused, match="KV_CACHE_PRECISION"):
+        session_settings(decode("int8-g32-rtn@openvino-decoder"), 2, (), {"KV_CACHE_PRECISION": "u8"})
 
 
 def test_a_library_for_decoders_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
