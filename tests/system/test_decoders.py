@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -116,6 +117,14 @@ def test_decoder_becomes_a_champion_that_answers_prompts(place: Path, target: st
     assert few[0] and both[0].startswith(few[0]) and len(few[0]) < len(both[0])
     assert shape == [2, 5, 300] and "found an empty prompt" in empty
     assert loaded == []
+    # The program of the version's own page, where its files are.
+    page = promoted(place, winner["name"]).parents[1] / "README.md"
+    programs = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    (program,) = [text for text in programs if "mlflow" not in text]
+    code = program.replace("your prompt", "this is")
+    ran = subprocess.run([sys.executable, "-c", code], cwd=page.parent, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    assert both[0][:5] in ran.stdout
 
 
 def test_greedy_match_judges_answers_that_are_known(place: Path) -> None:
@@ -222,7 +231,7 @@ def test_openvino_genai_runs_the_champion_as_it_was_judged(place: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     perplexity, text = json.loads(done.stdout.splitlines()[-1])
-    variant = judged_by(place, name)
+    variant = promoted(place, name)
     tokenizer = Tokenizer.from_file(str(variant.with_name("tokenizer.json")))
     prompt = np.array([tokenizer.encode("this is").ids])
     with open_runner(variant, session_settings(decode(name), 1)) as runner:
@@ -241,7 +250,7 @@ def export(place: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def judged_by(place: Path, name: str) -> Path:
+def promoted(place: Path, name: str) -> Path:
     """The graph of a promoted version in the registry."""
     for manifest in (place / "state" / "mlartifacts").rglob("manifest.json"):
         if json.loads(manifest.read_text())["candidate"] == name:
