@@ -32,7 +32,7 @@ from validators.job.job_gates import Gates
 from validators.providers import (
     CPU_PROVIDER,
     CUDA_PROVIDER,
-    GENAI,
+    GENERATORS,
     GPU_PROVIDERS,
     INDUCTOR,
     OPENVINO,
@@ -237,7 +237,7 @@ def test_a_batch_that_does_not_fit_is_refused(tiny: Tiny) -> None:
 
 
 def test_every_provider_has_its_runner(tiny: Tiny) -> None:
-    assert set(PROVIDERS) == {CPU_PROVIDER, GENAI, INDUCTOR, OPENVINO} | GPU_PROVIDERS
+    assert set(PROVIDERS) == {CPU_PROVIDER, INDUCTOR, OPENVINO} | GENERATORS | GPU_PROVIDERS
     x = np.load(tiny.evaluation)["x"][:5]
     with open_runner(tiny.model, SETTINGS) as runner:
         assert not isinstance(runner, GpuSessionRunner)
