@@ -54,12 +54,17 @@ PY
   else
     from=()
   fi
+  # ONNX Runtime's CUDA provider is linked with CUDA 13; a PyTorch for another version brings other libraries.
+  case $("$python" -c 'import torch; print(torch.version.cuda or "")') in
+    "" | 13.*) libraries=() ;;
+    *) libraries=("onnxruntime-gpu[cuda,cudnn]") ;;
+  esac
   "$python" -m pip --disable-pip-version-check --python "$venv/bin/python" install --quiet "${from[@]}" \
-    -r benchmarks/gpu/requirements.txt
+    -r benchmarks/gpu/requirements.txt "${libraries[@]}"
   touch "$venv/.ready"
 fi
-# ONNX Runtime's CUDA provider is linked with CUDA's libraries, which PyTorch brings.
-for folder in "$venv"/shared/nvidia/*/lib; do
+# ONNX Runtime finds the libraries that PyTorch brings or, before them, those of its own.
+for folder in "$venv"/shared/nvidia/*/lib "$venv"/lib/python*/site-packages/nvidia/*/lib; do
   [ ! -d "$folder" ] || LD_LIBRARY_PATH="$folder${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
 done
 export LD_LIBRARY_PATH=${LD_LIBRARY_PATH:-}

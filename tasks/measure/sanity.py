@@ -73,7 +73,7 @@ def describe(name: str, dtype: str, runs: Sequence[Any], rows: int) -> OutputPar
 
     >>> runs = [np.array([[1.0, 2.0], [1.0, 2.0]]), np.array([[1.0, 2.5], [1.0, 2.0]])]
     >>> describe("y", "float64", runs, 2).answers
-    Answers(name='y', dtype='float64', shape=(2, 2), is_constant=True, spread=0.5, bad_samples=())
+    Answers(name='y', dtype='float64', shape=(2, 2), is_constant=True, spread=0.5, peak=2.0, bad_samples=())
     """
     if not all(isinstance(value, np.ndarray) and value.dtype.kind in _NUMBERS for value in runs):
         return OutputPart(Answers(name, dtype), None, rows)
@@ -86,6 +86,7 @@ def describe(name: str, dtype: str, runs: Sequence[Any], rows: int) -> OutputPar
         first.shape,
         by_row and all(_same(row, first[0]) for row in first[1:]),
         max(_apart(run, first) for run in runs),
+        float(np.abs(first[np.isfinite(first)].astype(np.float64)).max(initial=0.0)),
         tuple(sorted(bad)),
     )
     return OutputPart(answers, first[0].copy() if by_row else None, rows)
@@ -108,6 +109,7 @@ def merge(parts: Sequence[OutputPart]) -> Answers:
         (rows, *head.answers.shape[1:]) if by_row else head.answers.shape,
         by_row and rows > 1 and all(part.answers.is_constant and _same(part.first, head.first) for part in parts),
         max(part.answers.spread for part in parts),
+        max(part.answers.peak for part in parts),
         tuple(int(start) + row for start, part in zip(starts, parts, strict=False) for row in part.answers.bad_samples),
     )
 

@@ -196,6 +196,58 @@ def test_without_a_timing_cache_it_is_built_without_one(
     assert builder.asked[0]["timing_cache"] is None
 
 
+def test_an_engine_that_was_rebuilt_is_kept_for_the_next_start(
+    tmp_path: Path, fakes: Fakes, builder: Builder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For this machine and these settings alone; a damaged file is built again."""
+    cache, version = tmp_path / "cache", tmp_path / "version"
+    version.mkdir()
+    manifest = write_version(version)
+    monkeypatch.setenv(load.CACHE, str(cache))
+    monkeypatch.setattr(load, "gpu_here", lambda: GPU | {"driver": "581"})
+    with pytest.warns(UserWarning, match=r"stale: driver 581, .*; it is rebuilt from model.onnx"):
+        load.open_version(version, manifest)
+    with pytest.warns(UserWarning, match=f"stale: driver 581, .*; one that was built here before is in {load.CACHE}"):
+        engine = load.open_version(version, manifest)
+    assert len(builder.asked) == 1 and engine.inputs[0].shape == (-1, 3)
+    (file,) = cache.iterdir()
+    for change in ({"driver": "582"}, {"gpu": "NVIDIA H100"}):
+        monkeypatch.setattr(load, "gpu_here", lambda change=change: GPU | {"driver": "581"} | change)
+        with pytest.warns(UserWarning, match="it is rebuilt"):
+            load.open_version(version, manifest)
+    monkeypatch.setattr(load, "gpu_here", lambda: GPU | {"driver": "581"})
+    other = manifest | {"engine": manifest["engine"] | {"build": manifest["engine"]["build"] | {"tf32": True}}}
+    with pytest.warns(UserWarning, match="it is rebuilt"):
+        load.open_version(version, other)
+    assert len(builder.asked) == 4
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.warns(UserWarning, match="it is rebuilt"):
+        load.open_version(version, manifest)
+    assert len(builder.asked) == 5
+
+
+def test_an_engine_that_cannot_be_kept_is_used(
+    tmp_path: Path, fakes: Fakes, builder: Builder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    version = tmp_path / "version"
+    version.mkdir()
+    manifest = write_version(version)
+    (tmp_path / "file").touch()
+    monkeypatch.setenv(load.CACHE, str(tmp_path / "file" / "cache"))
+    monkeypatch.setattr(load, "gpu_here", lambda: GPU | {"driver": "581"})
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        engine = load.open_version(version, manifest)
+    assert engine.inputs[0].shape == (-1, 3)
+    assert [str(one.message).partition(":")[0] for one in said] == [
+        "the engine is stale",
+        "the rebuilt engine is not kept",
+    ]
+    monkeypatch.delenv(load.CACHE)
+    with pytest.warns(UserWarning, match=f"at each start, unless {load.CACHE} names a folder"):
+        load.open_version(version, manifest)
+
+
 def test_what_cannot_be_built_says_why(
     tmp_path: Path, fakes: Fakes, builder: Builder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

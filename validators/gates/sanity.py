@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from validators.records.measurements import Answers, Sanity
 from validators.records.verdicts import Verdict
@@ -13,8 +14,10 @@ SPREAD_SLACK = 2.0
 Pair = tuple[Answers, Answers]
 
 
-def judge_sanity(sanity: Sanity) -> tuple[Verdict, ...]:
+def judge_sanity(sanity: Sanity, waver: float = 0.0) -> tuple[Verdict, ...]:
     """Judge all outputs by four gates: `same_outputs`, `not_constant`, `deterministic`, `finite_outputs`.
+
+    A variant may differ from run to run by `waver` of its largest value, and by as much as the baseline does.
 
     The value of each verdict is the number of faults. Only `same_outputs` reports a missing output; the other gates skip it.
     """
@@ -24,7 +27,9 @@ def judge_sanity(sanity: Sanity) -> tuple[Verdict, ...]:
     return (
         _verdict("same_outputs", _other_outputs(sanity), "names, dtypes and shapes of all outputs", sanity),
         _verdict("not_constant", _faults(both, _constant), f"different answers to {batch.split(',')[0]}", sanity),
-        _verdict("deterministic", _faults(both, _unsteady), f"the same batch again: {batch}", sanity),
+        _verdict(
+            "deterministic", _faults(both, partial(_unsteady, waver=waver)), f"the same batch again: {batch}", sanity
+        ),
         _verdict("finite_outputs", _faults(both, _not_finite), f"NaN and Inf in {batch}", sanity),
     )
 
@@ -77,10 +82,13 @@ def _constant(baseline: Answers, variant: Answers) -> str:
     return "gives every sample the same answer" if variant.is_constant and not baseline.is_constant else ""
 
 
-def _unsteady(baseline: Answers, variant: Answers) -> str:
-    if variant.spread <= SPREAD_SLACK * baseline.spread:
+def _unsteady(baseline: Answers, variant: Answers, waver: float) -> str:
+    # Integers, such as classes, have no rounding.
+    allowed = waver * variant.peak if "float" in variant.dtype else 0.0
+    if variant.spread <= max(SPREAD_SLACK * baseline.spread, allowed):
         return ""
     beside = f", the baseline's by {baseline.spread:.3g}" if baseline.spread else ""
+    beside += f"; {allowed:.3g} is rounding" if allowed else ""
     return f"differs from run to run by {variant.spread:.3g}{beside}"
 
 

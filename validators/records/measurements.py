@@ -174,8 +174,9 @@ class Answers:
 
     `shape` is that of the batch; None for an output that is not a numeric tensor, whose other fields keep their defaults.
     `is_constant` means that all samples got the same answer (False if axis 0 is not the sample axis). `spread` is the largest
-    absolute difference between two runs: 0 if all are bitwise equal, infinite if they are finite at different positions.
-    `bad_samples` are those with NaN or Inf in any run; an output without a sample axis counts as one sample.
+    absolute difference between two runs: 0 if all are bitwise equal, infinite if they are finite at different positions. `peak`
+    is the largest finite magnitude of the first run. `bad_samples` are those with NaN or Inf in any run; an output without a
+    sample axis counts as one sample.
     """
 
     name: str
@@ -183,6 +184,7 @@ class Answers:
     shape: tuple[int, ...] | None = None
     is_constant: bool = False
     spread: float = 0.0
+    peak: float = 0.0
     bad_samples: tuple[int, ...] = ()
 
 

@@ -196,7 +196,7 @@ DOMAINS = ("", "ai.onnx", "com.microsoft")
 
 
 def _gpu_providers(provider: str, options: dict[str, str]) -> list[tuple[str, dict[str, str]]]:
-    """Return the providers with the approved options, without the folders of the approving machine."""
+    """Return the providers with the approved options; engines are kept in `QUANTGATE_CACHE` alone."""
     import onnxruntime as ort
 
     ort.preload_dlls()
@@ -204,6 +204,10 @@ def _gpu_providers(provider: str, options: dict[str, str]) -> list[tuple[str, di
     if provider == CUDA:
         return [(CUDA, given)]
     import_module("tensorrt")  # loads its libraries, which may be on no search path
+    if place := _cache_folder("the engine is built"):
+        # The provider names files by model, GPU and version of TensorRT.
+        for cache in ("trt_engine_cache", "trt_timing_cache"):
+            given |= {f"{cache}_enable": "1", f"{cache}_path": place}
     return [(TENSORRT, given), (CUDA, {"device_id": options.get("device_id", "0")})]
 
 
@@ -286,18 +290,24 @@ def _open_onnxruntime(folder: Path, manifest: dict[str, Any], threads: int) -> t
 
 def _cache_option() -> dict[str, str]:
     """Return OpenVINO's option of the folder `QUANTGATE_CACHE`; none if it is not set, or cannot be written."""
-    place = os.environ.get(CACHE)
+    place = _cache_folder("the model is compiled")
+    return {"CACHE_DIR": place} if place else {}
+
+
+def _cache_folder(otherwise: str) -> str:
+    """Return the folder `QUANTGATE_CACHE`; empty if it is not set or, with a warning, if it cannot be written."""
+    place = os.environ.get(CACHE, "")
     if not place:
-        return {}
+        return ""
     try:
         Path(place).mkdir(parents=True, exist_ok=True)
         writable = os.access(place, os.W_OK | os.X_OK)
     except OSError:
         writable = False
     if not writable:
-        warnings.warn(f"found {CACHE}={place}; expected a folder to write to: the model is compiled anew", stacklevel=4)
-        return {}
-    return {"CACHE_DIR": place}
+        warnings.warn(f"found {CACHE}={place}; expected a folder to write to: {otherwise} anew", stacklevel=5)
+        return ""
+    return place
 
 
 def _open_openvino(folder: Path, manifest: dict[str, Any], threads: int) -> tuple[Any, Answer]:

@@ -1,7 +1,9 @@
-"""Check of a registered version's files against its manifest."""
+"""Files of a registered version, checked against its manifest, and of engines that were built here."""
 
 from __future__ import annotations
 
+import hashlib
+import tempfile
 from pathlib import Path
 
 from .stale import digest_file
@@ -26,3 +28,26 @@ def check_files(folder: Path, files: dict[str, str]) -> None:
         digest = digest_file(found[name])
         if digest != expected:
             raise RuntimeError(f"found {name} with sha256 {digest}; expected {expected}; download the version again")
+
+
+def keep(path: Path, content: bytes) -> str:
+    """Write a file as its digest and its content, all at once; return why it could not be written, empty if it was."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+            file.write(hashlib.sha256(content).digest() + content)
+        # Another process may read or write the file at the same time.
+        Path(file.name).replace(path)
+    except OSError as error:
+        return str(error)
+    return ""
+
+
+def read_kept(path: Path) -> bytes | None:
+    """Return the content that `keep` wrote; None if there is no file, or its digest is another."""
+    try:
+        whole = path.read_bytes()
+    except OSError:
+        return None
+    digest, content = whole[:32], whole[32:]
+    return content if hashlib.sha256(content).digest() == digest else None

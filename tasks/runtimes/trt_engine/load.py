@@ -11,6 +11,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import warnings
 from pathlib import Path
@@ -20,7 +22,7 @@ from typing import Any
 from .api import load_api, runtime_of
 from .build import build_plan
 from .cuda import gpu_here
-from .files import check_files
+from .files import check_files, keep, read_kept
 from .run import EngineRunner
 from .stale import digest_file, digest_onnx, same_machine, why_stale
 
@@ -28,12 +30,16 @@ ONNX, ENGINE, TIMING_CACHE = "model.onnx", "engine.plan", "timing.cache"
 # Environment variable for a stale engine: "warn" (default) rebuilds it, "refuse" raises. The same variable applies in
 # `tasks/champion/consumer/consumer.py` to every mismatch between a version and the machine that loads it.
 POLICY = "QUANTGATE_MISMATCH"
+# Environment variable: a folder where engines that were rebuilt here are kept.
+CACHE = "QUANTGATE_CACHE"
 # Former name of that variable. Setting it is an error, since its "refuse" must not be ignored silently.
 FORMER = "QUANTGATE_STALE_ENGINE"
 
 
 def open_version(folder: Path, manifest: dict[str, Any]) -> EngineRunner:
     """Load the engine in a version's folder if it fits this machine; otherwise build one here from the ONNX file.
+
+    An engine that was built here is kept in the folder `QUANTGATE_CACHE`, if it is set, and loaded from there the next time.
 
     Raises:
         RuntimeError: a file differs from the approved one, there is no GPU, the engine is stale and
@@ -57,12 +63,34 @@ def open_version(folder: Path, manifest: dict[str, Any]) -> EngineRunner:
         raise RuntimeError(
             f"found a stale engine: {why}; expected the machine that it was approved on; load it there, or set {POLICY}=warn"
         )
+    kept = _kept(engine, here)
+    built = read_kept(kept) if kept else None
+    how = f"one that was built here before is in {CACHE}" if built else f"it is rebuilt from {ONNX}"
+    if kept is None:
+        how += f" at each start, unless {CACHE} names a folder to keep it in"
     warnings.warn(
-        f"the engine is stale: {why}; it is rebuilt from {ONNX}. Speed and accuracy were approved elsewhere and may "
+        f"the engine is stale: {why}; {how}. Speed and accuracy were approved elsewhere and may "
         "differ; run quantgate on such a machine",
         stacklevel=3,
     )
-    return EngineRunner(_rebuild(folder, manifest, here), api)
+    if built is None:
+        built = _rebuild(folder, manifest, here)
+        if kept and (failed := keep(kept, built)):
+            warnings.warn(f"the rebuilt engine is not kept: {failed}", stacklevel=3)
+    return EngineRunner(built, api)
+
+
+def _kept(engine: dict[str, Any], here: dict[str, str]) -> Path | None:
+    """Return the file of the engine that was rebuilt for this machine; None without `QUANTGATE_CACHE`.
+
+    Its name is a digest of what the build depends on: the ONNX file, the settings, the runtime, the GPU and its driver.
+    """
+    place = os.environ.get(CACHE)
+    if not place:
+        return None
+    depends = [engine["onnx_digest"], engine["build"], {name: here[name] for name in sorted(here) if name != "uuid"}]
+    text = json.dumps(depends, sort_keys=True, default=list)
+    return Path(place) / f"{hashlib.sha256(text.encode()).hexdigest()}.plan"
 
 
 def _refuses() -> bool:

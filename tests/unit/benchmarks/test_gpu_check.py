@@ -310,3 +310,31 @@ def test_the_script_says_what_it_lacks(given: list[str], tmp_path: Path) -> None
     assert run.returncode == 2 and run.stderr.startswith("found: no models in ") and "fix: " in run.stderr
     assert ("/absent;" if given == ["absent"] else "/.quantgate/gpu-check/bundle;") in run.stderr
     assert not (tmp_path / ".quantgate").exists()
+
+
+# In the place of Python: tells the CUDA of its PyTorch, and writes down what pip is to install.
+PYTHON = """#!/bin/bash
+case "$*" in
+  *torch.version.cuda*) echo "$CUDA" ;;
+  "-m venv"*) mkdir -p "${@: -1}" ;;
+  "-m pip"*) echo "$*" > "$ASKED"; exit 9 ;;
+  -\\ *) cat > /dev/null ;;
+esac
+"""
+
+
+@pytest.mark.parametrize(("cuda", "brings"), [("12.8", True), ("13.0", False), ("", False)])
+def test_libraries_of_cuda_13_are_installed_beside_another_pytorch(cuda: str, brings: bool, tmp_path: Path) -> None:
+    """ONNX Runtime is linked with them: without, each of its cells would be refused."""
+    python, asked = tmp_path / "python", tmp_path / "asked"
+    python.write_text(PYTHON, encoding="utf-8")
+    python.chmod(0o755)
+    (tmp_path / "models.zip").touch()
+    told = {"PYTHON": str(python), "VENV": str(tmp_path / "venv"), "CUDA": cuda, "ASKED": str(asked)}
+    script = ROOT / "infra" / "gpu_check.sh"
+    run = subprocess.run(
+        [str(script), str(tmp_path)], env=os.environ | told, capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 9, run.stderr
+    words = asked.read_text(encoding="utf-8").split()
+    assert "benchmarks/gpu/requirements.txt" in words and ("onnxruntime-gpu[cuda,cudnn]" in words) == brings

@@ -261,7 +261,33 @@ def test_a_consumer_asks_for_what_was_approved(consumer: ModuleType, monkeypatch
     monkeypatch.setitem(sys.modules, "tensorrt", ModuleType("tensorrt"))
     given = {"device_id": "1", "trt_engine_cache_path": "/state/engines"}
     expected = [(ORT_TENSORRT_PROVIDER, {"device_id": "1"}), (CUDA_PROVIDER, {"device_id": "1"})]
+    monkeypatch.delenv(consumer.CACHE, raising=False)
     assert consumer._gpu_providers(ORT_TENSORRT_PROVIDER, given) == expected
+
+
+def test_a_consumer_keeps_engines_of_tensorrt_in_its_own_folder(
+    consumer: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else each start of a service would tune them again."""
+    monkeypatch.setitem(sys.modules, "tensorrt", ModuleType("tensorrt"))
+    monkeypatch.setenv(consumer.CACHE, str(tmp_path / "engines"))
+    given = {"device_id": "1", "trt_engine_cache_path": "/state/engines", "trt_timing_cache_path": "/state"}
+    (_, options), _ = consumer._gpu_providers(ORT_TENSORRT_PROVIDER, given)
+    place = str(tmp_path / "engines")
+    assert options == {
+        "device_id": "1",
+        "trt_engine_cache_enable": "1",
+        "trt_engine_cache_path": place,
+        "trt_timing_cache_enable": "1",
+        "trt_timing_cache_path": place,
+    }
+    # Options of CUDA's provider name no folder.
+    assert consumer._gpu_providers(CUDA_PROVIDER, {"device_id": "1"}) == [(CUDA_PROVIDER, {"device_id": "1"})]
+    (tmp_path / "file").touch()
+    monkeypatch.setenv(consumer.CACHE, str(tmp_path / "file"))
+    with pytest.warns(UserWarning, match="expected a folder to write to: the engine is built anew"):
+        ((_, options), _) = consumer._gpu_providers(ORT_TENSORRT_PROVIDER, given)
+    assert options == {"device_id": "1"}
 
 
 def test_a_consumer_refuses_products_on_another_provider(consumer: ModuleType, tiny: Tiny) -> None:

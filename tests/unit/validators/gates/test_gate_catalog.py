@@ -176,3 +176,25 @@ def test_evidence_is_named_with_its_place() -> None:
 def test_names_are_unique_and_every_gate_has_words() -> None:
     names = [gate.name for gate in (*GATES, *catalog.LATER_GATES)]
     assert len(set(names)) == len(names) and all(gate.about.endswith(".") for gate in GATES)
+
+
+@pytest.mark.parametrize(
+    ("candidate", "dtype", "outcome"),
+    [
+        # float32 on a GPU computes in TF32, whose sums differ by 1.5 % of the peak at most: here by 1 %.
+        ("fp32-fused@ort-cuda", "float32", "pass"),
+        ("fp16@tensorrt", "float16", "pass"),
+        ("int8-static-minmax-pc@tensorrt", "float32", "pass"),
+        ("fp32-fused@ort-cpu", "float32", "fail"),
+        ("int8-dynamic-pc@ort-cpu", "float32", "fail"),
+        ("fp16@tensorrt", "int64", "fail"),
+    ],
+)
+def test_on_a_gpu_sums_may_differ_from_run_to_run_by_rounding(candidate: str, dtype: str, outcome: str) -> None:
+    """Also beside a baseline whose bits are equal each time, which says nothing of other kernels."""
+    steady = Answers("y", dtype, (2, 3), peak=10.0)
+    for spread, expected in ((0.1, outcome), (3.0, "fail"), (float("inf"), "fail")):
+        sanity = Sanity(2, 3, (steady,), (replace(steady, spread=spread),))
+        (gate,) = [gate for gate in GATES if gate.name == "deterministic"]
+        verdict = gate.judge(replace(measured(job_of()), candidate=candidate, sanity=sanity))
+        assert verdict is not None and verdict.outcome == expected, (spread, verdict.reason)
