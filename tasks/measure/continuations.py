@@ -20,8 +20,11 @@ PROMPTS_AT_ONCE = 8
 class Generator(Protocol):
     """A runner of a target that generates."""
 
-    def generate(self, tokens: NDArray[Any], new_tokens: int) -> NDArray[np.int32]:
-        """Return the tokens after prompts `(rows, length)`, chosen greedily, int32 `(rows, new_tokens)`."""
+    def generate(self, tokens: NDArray[Any], new_tokens: int, *, past_end: bool = True) -> NDArray[np.int32]:
+        """Return the tokens after prompts `(rows, length)`, chosen greedily, int32 `(rows, new_tokens)`.
+
+        Without `past_end`, what follows a token that ends the text is no answer, and there may be fewer tokens.
+        """
 
 
 @dataclass(frozen=True)

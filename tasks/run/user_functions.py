@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import cast
 
 from tasks.measure.metrics.catalog import Options, named_metric
@@ -11,7 +12,9 @@ from tasks.measure.metrics.user_code import UserFunction, load_function
 from tasks.measure.metrics.user_metric import user_metric
 from tasks.measure.metrics.values import has_noise
 from validators.job.job import Job, MetricName
+from validators.records.latencies import NEW_TOKENS, USUAL_NEW_TOKENS
 from validators.samples.datasets import TensorSpec
+from validators.targets import facts_of
 
 
 def job_metric(job: Job) -> Metric:
@@ -23,16 +26,22 @@ def job_metric(job: Job) -> Metric:
     if job.metric_is_function:
         found = load_function(job.metric, job.code, key="metric")
         higher = job.metric_direction == "higher"
-        return user_metric(
-            job.metric, found.function, higher_is_better=higher, version=f"{found.digest} {job.metric_direction}"
-        )
+        of_answers = _answer_tokens(job) if facts_of(job.target).generates else 0
+        version = " ".join([found.digest, str(job.metric_direction), *([str(of_answers)] if of_answers else [])])
+        metric = user_metric(job.metric, found.function, higher_is_better=higher, version=version)
+        return replace(metric, of_answers=of_answers)
     options = Options(job.metric_threshold, make_decoder(job.text), job.metric_scores, job.metric_k)
     return named_metric(cast(MetricName, job.metric), options)
 
 
+def _answer_tokens(job: Job) -> int:
+    """Return the most tokens of an answer that a function judges: those of the request that gates judge."""
+    return job.measurement.points[0].dims.get(NEW_TOKENS, USUAL_NEW_TOKENS)
+
+
 def keeps_noise(metric: Metric, output: TensorSpec) -> bool:
     """Return True if the noise between the outputs of a variant and the baseline can be measured."""
-    return metric.of_windows is None and metric.join is None and has_noise(output)
+    return metric.of_windows is None and not metric.of_answers and metric.join is None and has_noise(output)
 
 
 def job_hooks(job: Job) -> list[UserFunction]:

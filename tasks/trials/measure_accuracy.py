@@ -6,12 +6,14 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tasks.evidence.sequences import run_sequences
+from tasks.measure.answers import answer_windows, expected_texts, read_tokenizer
+from tasks.measure.continuations import Generator
 from tasks.measure.metrics.metric import Metric, of_each_sample
 from tasks.measure.metrics.perplexity import WINDOWS_AT_ONCE, score_batches
 from tasks.measure.metrics.reduction import KEPT_BYTES, KEPT_SHARE, BatchObserver, Reduced, batch_size, reduce_outputs
@@ -116,7 +118,10 @@ def _reduced(
         def opened(of: Variant) -> Runner:
             return stack.enter_context(open_runner(of.loaded, _considerate(of.session, threads=threads)))
 
-        outputs = _outputs(opened(variant), evidence, metric, order)
+        if metric.of_answers:
+            outputs = _answers(opened(variant), evidence, metric, variant)
+        else:
+            outputs = _outputs(opened(variant), evidence, metric, order)
         beside: Iterator[NDArray[Any]] | None = None
         if noise or metric.reads_reference:
             if reference is None:
@@ -130,7 +135,7 @@ def _reduced(
         return reduce_outputs(
             metric,
             _within_budget(run, outputs, what),
-            samples.labels,
+            _labels(metric, evidence, variant),
             beside,
             len(samples),
             keeps_noise=noise,
@@ -172,6 +177,20 @@ def _outputs(
         return
     for batch in samples.batches(_size(evidence), order):
         yield metric.joined(runner.run(batch, evidence.output_names), batch.rows)
+
+
+def _answers(runner: Runner, evidence: Evidence, metric: Metric, variant: Variant) -> Iterator[NDArray[Any]]:
+    """Yield the texts that a language model answers to the prompts of all windows."""
+    reader = read_tokenizer(variant.path.parent)
+    return answer_windows(cast(Generator, runner), evidence.evaluation, reader, metric.of_answers)
+
+
+def _labels(metric: Metric, evidence: Evidence, variant: Variant) -> NDArray[Any] | None:
+    """Return the labels that the metric reads: of answers, the expected texts."""
+    labels = evidence.evaluation.labels
+    if metric.of_answers and labels is not None:
+        return expected_texts(labels, read_tokenizer(variant.path.parent))
+    return labels
 
 
 def _keeping(outputs: Iterator[NDArray[Any]], path: Path, n: int, most: float) -> Iterator[NDArray[Any]]:

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, cast
 
@@ -77,7 +78,8 @@ def run(place: Path, name: str, target: str = "ort-genai", **changes: Any) -> An
         "measurement": MEASUREMENT,
     } | changes
     call: dict[str, object] = {"name": "run", "job": str(write_job(place / "job.yaml", job))}
-    return run_jobs(place / "state", place / "run", [call])["run"]
+    allowed = {"QUANTGATE_ALLOWED_HOOKS": f"judging:*@{place}"}
+    return run_jobs(place / "state", place / "run", [call], **allowed)["run"]
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -144,6 +146,42 @@ def test_greedy_match_judges_answers_that_are_known(place: Path) -> None:
     assert points == {(1, 8), (1, 1), (3, 8), (3, 1)}
     page = Path(answer.result["report"]).read_text(encoding="utf-8")
     assert ">16 + 8, batch 3, " in page and ">16 + 8, batch 1, " in page
+
+
+FUNCTIONS = """
+def same(outputs, labels):
+    return [float(told == wanted) for told, wanted in zip(outputs, labels, strict=True)]
+"""
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_function_of_the_user_judges_answers_as_texts(place: Path, target: str) -> None:
+    """Of transformers' own answers, whose labels differ in every fourth, as far as that shows in the text."""
+    (place / "judging.py").write_text(FUNCTIONS, encoding="utf-8")
+    answer = run(
+        place,
+        "lm",
+        target,
+        candidates=[f"{INT8}@{target}"],
+        data={"calibration": "greedy-cal.npz", "evaluation": "greedy-ev.npz"},
+        gates=LOOSE,
+        metric="judging:same",
+        metric_direction="higher",
+        code=str(place),
+    )
+    assert answer.result is not None, answer.said
+    source = next((place / "state" / "store" / "source").glob("*/decoder/tokenizer.json"))
+    tokenizer, end = Tokenizer.from_file(str(source)), 1
+    with np.load(place / "greedy-ev.npz") as archive:
+        sides = archive["input_ids"][:, 16:], archive["label"][:, 16:]
+    told, wanted = (
+        [tokenizer.decode(list(takewhile(lambda token: token != end, row))) for row in side.tolist()] for side in sides
+    )
+    same = np.mean([ours == theirs for ours, theirs in zip(told, wanted, strict=True)])
+    assert 0.75 <= same < 1 and answer.result["baseline"]["value"] == pytest.approx(same)
+    (found,) = answer.result["candidates"]
+    (drop,) = [one for one in found["verdicts"] if one["gate"] == "drop"]
+    assert 0 < drop["value"] < 0.9
 
 
 def check_bytes(result: dict[str, Any], winner: dict[str, Any]) -> None:

@@ -60,7 +60,8 @@ class Metric:
     and whose estimate is not too small on average. `without(rows, group_of_row, groups)` returns the value without each group,
     `(groups,)`, faster than `value` does one group at a time; rows of a group from `groups` on are never left out. `of_windows`
     is for language models, whose logits of all samples are too large: it returns the row of each window, `(n,)`, from logits
-    `(n, tokens, vocabulary)` and targets `(n, tokens)`, and `rows` gets these.
+    `(n, tokens, vocabulary)` and targets `(n, tokens)`, and `rows` gets these. With `of_answers`, the outputs are texts `(n,)`
+    that a language model answers with so many tokens, and the labels are the expected texts.
     """
 
     name: str
@@ -78,6 +79,7 @@ class Metric:
     drop_at_most: Callable[[Rows, Clusters | None], Callable[[Rows, Rows], float]] | None = None
     of_windows: Callable[[NDArray[Any], NDArray[np.int64]], Vector] | None = None
     without: Callable[[Rows, NDArray[np.intp], int], Vector] | None = None
+    of_answers: int = 0
 
     def joined(self, outputs: Sequence[NDArray[Any]], n: int) -> Outputs:
         """Return the array that `rows` reads, from the named outputs of a batch of `n` samples."""

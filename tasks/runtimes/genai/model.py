@@ -76,8 +76,13 @@ class GenaiModel:
             found.append(np.concatenate(parts, axis=1))
         return np.concatenate(found).astype(np.float32, copy=False)
 
-    def generate(self, tokens: NDArray[Any], new_tokens: int | None = None) -> NDArray[np.int32]:
+    def generate(
+        self, tokens: NDArray[Any], new_tokens: int | None = None, *, past_end: bool = True
+    ) -> NDArray[np.int32]:
         """Return the tokens after each prompt, int32 `(rows, new_tokens)`; `tokens` is `(rows, length)`.
+
+        With `past_end` no token ends the text: the library never chooses one that would. Without it there may be fewer tokens,
+        and those of a row that ended are followed by padding.
 
         Raises:
             RuntimeError: the library fails, or prompt and answer are longer than the model's context.
@@ -86,9 +91,9 @@ class GenaiModel:
         prompts = tokens.astype(np.int32)
         rows, length = prompts.shape
         self._check_length(length + count)
-        generator = self._generator(rows, length + count)
+        generator = self._generator(rows, length + count, past_end=past_end)
         generator.append_tokens(prompts)
-        for _ in range(count):
+        while not generator.is_done():
             generator.generate_next_token()
         return np.array([generator.get_sequence(row)[length:] for row in range(rows)], np.int32)
 
@@ -101,10 +106,11 @@ class GenaiModel:
         tokens = np.ascontiguousarray(batch[TOKENS])
         return lambda: self.generate(tokens)
 
-    def _generator(self, rows: int, length: int) -> Any:
+    def _generator(self, rows: int, length: int, *, past_end: bool = True) -> Any:
         params = self._og.GeneratorParams(self._model)
+        least = length if past_end else 0
         # The cache is allocated for `max_length` tokens.
-        params.set_search_options(do_sample=False, batch_size=rows, min_length=length, max_length=length)
+        params.set_search_options(do_sample=False, batch_size=rows, min_length=least, max_length=length)
         return self._og.Generator(self._model, params)
 
     def _check_length(self, length: int) -> None:

@@ -55,11 +55,11 @@ class GenaiRunner:
             scores = self.model.scores(batch[self.inputs[0].name])
         return [scores for _ in outputs]
 
-    def generate(self, tokens: NDArray[Any], new_tokens: int) -> NDArray[np.int32]:
+    def generate(self, tokens: NDArray[Any], new_tokens: int, *, past_end: bool = True) -> NDArray[np.int32]:
         """See `GenaiModel.generate`."""
         check_deadline()
         with failures_refused(DISTRIBUTION):
-            return self.model.generate(tokens, new_tokens)
+            return self.model.generate(tokens, new_tokens, past_end=past_end)
 
     def bound(self, batch: Arrays) -> Callable[[], None]:
         """See `Runner.bound`."""

@@ -41,8 +41,8 @@ class DecoderRunner:
             scores = self.model.scores(batch[self.inputs[0].name])
         return [scores for _ in outputs]
 
-    def generate(self, tokens: NDArray[Any], new_tokens: int) -> NDArray[np.int32]:
-        """See `OpenVinoDecoder.generate`."""
+    def generate(self, tokens: NDArray[Any], new_tokens: int, *, past_end: bool = True) -> NDArray[np.int32]:  # noqa: ARG002
+        """See `Generator.generate`. Tokens after the end of a text are always there."""
         check_deadline()
         with failures_refused_here():
             return self.model.generate(tokens, new_tokens)
