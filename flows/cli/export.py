@@ -17,9 +17,7 @@ def export(
     target: Annotated[str, target_option("Target of the champion.")],
     triton: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Triton model repository.")] = None,
     ovms: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Folder for OpenVINO Model Server.")] = None,
-    genai: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Folder for onnxruntime-genai or OpenVINO GenAI.")
-    ] = None,
+    genai: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Folder for the engine's GenAI library.")] = None,
     gguf: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Folder for llama.cpp.")] = None,
     vllm: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Folder for vLLM.")] = None,
     tensorrt_llm: Annotated[
