@@ -13,7 +13,7 @@ from pathlib import Path
 from tasks.measure.metrics.perplexity import WINDOWS_AT_ONCE
 from tasks.measure.request import request_batch
 from tasks.run.context import Run
-from tasks.runtimes.engines.build import available, make_engine, profile_of
+from tasks.runtimes.engines.build import available, make_engine, profile_of, values_of
 from tasks.runtimes.engines.build_process import copy_log, read_log
 from tasks.runtimes.engines.coverage import coverage_of_layers, kernels_of_nodes
 from tasks.runtimes.engines.errors import notes_in
@@ -74,6 +74,7 @@ def _engine(
         job.engines.workspace_mb,
         job.engines.tf32,
         compute_capabilities,
+        values_of(evidence.inputs, evidence.evaluation.inputs),
     )
     inputs = (
         variant.digest,

@@ -22,7 +22,8 @@ from validators.records.engines import BuildSettings, EngineManifest, ShapeRange
 
 ROOT = Path(__file__).parents[2]
 GPU = {"gpu": "NVIDIA H200", "uuid": "GPU-1", "compute_capability": "9.0", "driver": "580.95.05"}
-BUILD = BuildSettings({"x": ShapeRange((0, 3), (2, 3), (4, 3))}, workspace_mb=512, tf32=False)
+VALUES = {"n": ShapeRange((1,), (2,), (3,))}
+BUILD = BuildSettings({"x": ShapeRange((0, 3), (2, 3), (4, 3))}, workspace_mb=512, tf32=False, values=VALUES)
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 
 
@@ -107,6 +108,7 @@ def test_on_another_machine_it_is_built_again(
         {
             "onnx": str(tmp_path / "model.onnx"),
             "profile": {"x": ((0, 3), (2, 3), (4, 3))},
+            "values": {"n": ((1,), (2,), (3,))},
             "workspace_mb": 512,
             "tf32": False,
             "timing_cache": b"times" if same_times else None,

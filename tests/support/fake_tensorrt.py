@@ -80,7 +80,7 @@ class Builder:
         self.logger = logger
 
     def create_network(self, flags: int) -> SimpleNamespace:
-        tensor = SimpleNamespace(name="x", shape=(-1, 32))
+        tensor = SimpleNamespace(name="x", shape=(-1, 32), is_shape_tensor=False)
         return SimpleNamespace(num_inputs=1, get_input=lambda index: tensor, file="")
 
     def create_builder_config(self) -> Config:

@@ -29,13 +29,15 @@ class BuildSettings:
 
     `workspace_mb` limits the scratch memory of a layer on the device; None for all of it. `tf32` allows TF32 for float32
     products, TensorRT's default. `compute_capabilities`, such as "8.9", are the targets of an ahead-of-time build by
-    `tensorrt_rtx`; empty for the GPU of this machine.
+    `tensorrt_rtx`; empty for the GPU of this machine. `values` are ranges of the integers in inputs, by name, which TensorRT
+    reads where they decide shapes.
     """
 
     profile: dict[str, ShapeRange] = field(default_factory=dict)
     workspace_mb: int | None = None
     tf32: bool = True
     compute_capabilities: tuple[str, ...] = ()
+    values: dict[str, ShapeRange] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,9 @@ from importlib import metadata, util
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tasks.runtimes.engines.build_process import read_log, run_builder
 from tasks.runtimes.engines.build_process_child import ANSWER, ENGINE, LAYERS, LOG, TIMING_CACHE
 from tasks.runtimes.engines.errors import refusal_of, refused_warning
@@ -143,11 +146,15 @@ def _choose(here: Available, build: BuildSettings, gpu: Gpu | None) -> Runtime:
 
 
 def _orders(onnx: Path, build: BuildSettings, folder: Path, shared_cache: Path | None) -> dict[str, Any]:
-    profile = {name: (shape.minimum, shape.optimum, shape.maximum) for name, shape in build.profile.items()}
+    profile, values = (
+        {name: (ends.minimum, ends.optimum, ends.maximum) for name, ends in ranges.items()}
+        for ranges in (build.profile, build.values)
+    )
     return {
         "onnx": str(onnx.resolve()),
         "folder": str(folder.resolve()),
         "profile": profile,
+        "values": values,
         "workspace_mb": build.workspace_mb,
         "tf32": build.tf32,
         "compute_capabilities": build.compute_capabilities,
@@ -229,6 +236,23 @@ def profile_of(
     _, best, high = ranges[BATCH]
     ranges[BATCH] = (1, best, max(high, accuracy_batch))
     return {spec.name: _shapes(spec, ranges) for spec in inputs}
+
+
+def values_of(inputs: Sequence[TensorSpec], data: Mapping[str, NDArray[Any]]) -> dict[str, ShapeRange]:
+    """Return the range of each integer input of one fixed axis, which may decide shapes; the first sample is the optimum.
+
+    `data` holds arrays with the samples along axis 0. An input of another form is no shape tensor of TensorRT.
+
+    >>> values_of([TensorSpec("n", "int64", (1,))], {"n": np.array([3, 2, 5])})["n"]
+    ShapeRange(minimum=(2,), optimum=(3,), maximum=(5,))
+    """
+    found = {}
+    for spec in inputs:
+        if spec.dtype in ("int32", "int64") and len(spec.shape) == 1 and isinstance(spec.shape[0], int):
+            requests = np.reshape(data[spec.name], (-1, spec.shape[0]))
+            ends = requests.min(axis=0), requests[0], requests.max(axis=0)
+            found[spec.name] = ShapeRange(*(tuple(map(int, end)) for end in ends))
+    return found
 
 
 def _range(axis: str, sizes: Sequence[int], wanted: AxisRange | None) -> tuple[int, int, int]:

@@ -31,6 +31,7 @@ def main(orders: dict[str, Any]) -> None:
         plan = build_plan(
             orders["onnx"],
             profile={name: _shapes(*shapes) for name, shapes in orders["profile"].items()},
+            values={name: _shapes(*values) for name, values in orders["values"].items()},
             workspace_mb=orders["workspace_mb"],
             tf32=orders["tf32"],
             compute_capabilities=tuple(orders["compute_capabilities"]),

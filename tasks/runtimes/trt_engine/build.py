@@ -56,12 +56,14 @@ def build_plan(
     workspace_mb: int | None = None,
     tf32: bool = True,
     compute_capabilities: tuple[str, ...] = (),
+    values: dict[str, Shapes] | None = None,
     timing_cache: bytes | None = None,
     on_message: Callable[[str, str], None] | None = None,
 ) -> Plan:
     """Parse a file with its external data, and build its engine for this machine's GPU or for compute capabilities.
 
-    `profile` gives the shape range of each input, `timing_cache` the content of an earlier timing cache. `on_message` receives
+    `profile` gives the shape range of each input. `values` gives the range of the integers in an input, element by element,
+    where these decide shapes (shape tensors). `timing_cache` is the content of an earlier timing cache. `on_message` receives
     every message immediately, so that the messages survive a crash of the builder.
 
     Raises:
@@ -83,7 +85,8 @@ def build_plan(
         network = builder.create_network(0)
         parser = api.OnnxParser(network, logger)
         if parser.parse_from_file(onnx):
-            config = _configure(api, builder, network, profile, workspace_mb, tf32, compute_capabilities)
+            config = _configure(api, builder, workspace_mb, tf32, compute_capabilities)
+            _add_profile(builder, network, config, profile, values or {})
             timed = _TimingCache(api, config, timing_cache)
             built = builder.build_serialized_network(network, config)
             engine, cache = (bytes(built), timed.serialized()) if built is not None else (None, None)
@@ -116,8 +119,6 @@ def merge_timing_caches(first: bytes, second: bytes) -> bytes:
 def _configure(
     api: ModuleType,
     builder: Any,
-    network: Any,
-    profile: dict[str, Shapes],
     workspace_mb: int | None,
     tf32: bool,
     compute_capabilities: tuple[str, ...],
@@ -132,14 +133,24 @@ def _configure(
         config.num_compute_capabilities = len(compute_capabilities)
         for index, name in enumerate(compute_capabilities):
             config.set_compute_capability(getattr(api.ComputeCapability, f"SM{name.replace('.', '')}"), index)
-    inputs = [network.get_input(index) for index in range(network.num_inputs)]
-    if any(-1 in tuple(tensor.shape) for tensor in inputs):
-        shapes = builder.create_optimization_profile()
-        for tensor in inputs:
-            if tensor.name in profile:
-                shapes.set_shape(tensor.name, *profile[tensor.name])
-        config.add_optimization_profile(shapes)
     return config
+
+
+def _add_profile(
+    builder: Any, network: Any, config: Any, profile: dict[str, Shapes], values: dict[str, Shapes]
+) -> None:
+    """Add the optimization profile that dynamic shapes and shape tensors need; without either there is none."""
+    inputs = [network.get_input(index) for index in range(network.num_inputs)]
+    if not any(tensor.is_shape_tensor or -1 in tuple(tensor.shape) for tensor in inputs):
+        return
+    shapes = builder.create_optimization_profile()
+    for tensor in inputs:
+        if tensor.is_shape_tensor:
+            if tensor.name in values:
+                shapes.set_shape_input(tensor.name, *values[tensor.name])
+        elif tensor.name in profile:
+            shapes.set_shape(tensor.name, *profile[tensor.name])
+    config.add_optimization_profile(shapes)
 
 
 class _TimingCache:

@@ -129,13 +129,18 @@ def _rebuild(folder: Path, manifest: dict[str, Any], here: dict[str, str]) -> by
     timed = None
     if TIMING_CACHE in manifest["files"] and same_machine(engine, here):
         timed = (folder / TIMING_CACHE).read_bytes()
-    profile = {
-        name: (tuple(shapes["minimum"]), tuple(shapes["optimum"]), tuple(shapes["maximum"]))
-        for name, shapes in settings["profile"].items()
-    }
+    # Manifests of earlier versions have no values.
+    profile, values = (
+        {
+            name: (tuple(ends["minimum"]), tuple(ends["optimum"]), tuple(ends["maximum"]))
+            for name, ends in settings.get(key, {}).items()
+        }
+        for key in ("profile", "values")
+    )
     plan = build_plan(
         str(folder / ONNX),
         profile=profile,
+        values=values,
         workspace_mb=settings["workspace_mb"],
         tf32=settings["tf32"],
         timing_cache=timed,

@@ -216,3 +216,17 @@ def test_many_nodes_are_counted_and_unknown_words_are_passed_on() -> None:
         "TensorRT at n0 (Conv), n1 (Conv), n2 (Conv) and 2 more: never heard of; likely cause: unknown"
     )
     assert refusal_of([], []).found == "TensorRT: nothing; likely cause: unknown"
+
+
+def test_an_input_whose_values_decide_shapes_is_built_for_a_range_of_them(tmp_path: Path) -> None:
+    """`n` says how many copies of the product there are: a shape tensor, of which TensorRT wants to know the values."""
+    path = save(tmp_path / "tiled.onnx", [PRODUCT], W)
+    model = onnx.load(path)
+    model.graph.node[0].output[0] = "product"
+    model.graph.node.extend([op("Concat", "one n", "copies", axis=0), op("Tile", "product copies", "o")])
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([1]), "one"))
+    model.graph.input.append(onnx.helper.make_tensor_value_info("n", TensorProto.INT64, [1]))
+    onnx.save(model, path)
+    refused = build(path)
+    assert refused.engine is None and any("values for shape input tensor n" in text for _, text in refused.messages)
+    assert build(path, values={"n": ((1,), (2,), (4,))}).engine
