@@ -42,13 +42,13 @@ def make_openvino_genai(variant: Path, folder: Path, options: Mapping[str, str])
 
     from tasks.runtimes.openvino_decoder.graph import with_states
 
-    graph = with_states(ov.Core().read_model(variant / "model.onnx"), cut=False)
+    config = json.loads((variant / CONFIG).read_text(encoding="utf-8"))["model"]
+    graph = with_states(ov.Core().read_model(variant / "model.onnx"), config, cut=False)
     for name in OPTIONS:
         graph.set_rt_info(options[name], ["runtime_options", name])
     folder.mkdir()
     # Weights stay in the type that was judged.
     ov.save_model(graph, folder / GRAPH, compress_to_fp16=False)
-    config = json.loads((variant / CONFIG).read_text(encoding="utf-8"))["model"]
     _prove(variant, folder, config["vocab_size"], options)
     _write_tokenizer(variant, folder)
     text = json.dumps(generation_config_of(config), indent=1) + "\n"

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from tasks.ptq.graph.prepare import make_prepared
 from tasks.ptq.weight_only.matmul_nbits import BlockWeights, quantize_weights
 from tasks.runtimes.genai.model import GenaiModel
+from tasks.runtimes.openvino_decoder.model import OpenVinoDecoder
 from tasks.serving.checkpoint.compressed_tensors import CompressedTensors
 from tasks.serving.checkpoint.export import make_checkpoint
 from tasks.serving.checkpoint.names import checkpoint_of
@@ -176,6 +177,13 @@ def test_other_architectures_give_the_same_probabilities(more: Path, place: Path
     windows = windows_of(place, 1)
     found = llama.log_probabilities(windows[0], VOCABULARY)
     np.testing.assert_allclose(found, judged(more / kind, windows)[0], atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["llama-scaled", "mistral", "qwen2", "qwen3"])
+def test_other_architectures_have_the_same_scores_in_openvino(more: Path, place: Path, kind: str) -> None:
+    options = {"new_tokens": "8", "INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
+    found = OpenVinoDecoder(more / kind / "model.onnx", 1, options).scores(windows_of(place, 2))
+    np.testing.assert_allclose(found, engine(more / kind).scores(windows_of(place, 2)), atol=1e-4)
 
 
 @pytest.mark.parametrize(

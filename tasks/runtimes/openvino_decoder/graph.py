@@ -8,6 +8,7 @@ append to the cache in place and may store it in 8 or 4 bits (`KV_CACHE_PRECISIO
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -23,8 +24,8 @@ _MASKED = -65504.0
 _END = np.iinfo(np.int64).max
 
 
-def with_states(model: ov.Model, *, cut: bool = True) -> ov.Model:
-    """Return a decoder whose caches are states.
+def with_states(model: ov.Model, config: Mapping[str, Any], *, cut: bool = True) -> ov.Model:
+    """Return a decoder whose caches are states; `config` is the part `model` of its `genai_config.json`.
 
     Its inputs are token ids, mask and positions, int64 `(rows, length)`, `(rows, past + length)` and `(rows, length)`; the row
     of the states that each row continues, int32 `(rows,)`; and the index of the first token whose logits are computed, int64
@@ -40,8 +41,8 @@ def with_states(model: ov.Model, *, cut: bool = True) -> ov.Model:
     tokens = _parameter(model, TOKENS)
     shared = _Shared(tokens, _find(model, POSITIONS) or _new_parameter(POSITIONS, [-1, -1], np.int64))
     states: list[ov.Node] = []
-    for node in nodes:
-        attended, own = _attend(node, shared)
+    for layer, node in enumerate(nodes):
+        attended, own = _attend(node, shared, _window_of(config, layer))
         node.output(0).replace(attended.output(0))
         states += own
     logits = next(result for result in model.get_results() if LOGITS in result.input(0).get_tensor().get_names())
@@ -93,8 +94,20 @@ class _Shared:
         return self._angles[key]
 
 
-def _attend(node: ov.Node, shared: _Shared) -> tuple[ov.Node, list[ov.Node]]:
+def _window_of(config: Mapping[str, Any], layer: int) -> int:
+    """Return the number of tokens that a layer reads back, by the configuration; 0 for all.
+
+    onnxruntime-genai keeps no more of them in its caches, so that its model builder writes no window into the graph.
+    """
+    sliding = config.get("decoder", {}).get("sliding_window") or {}
+    layers = sliding.get("layers") or []
+    return int(sliding.get("window_size", 0)) if not layers or layer in layers else 0
+
+
+def _attend(node: ov.Node, shared: _Shared, window: int) -> tuple[ov.Node, list[ov.Node]]:
     """Return the output of an attention, `(rows, length, heads * size)`, and the nodes that write its states.
+
+    `window` counts the tokens that it reads back, if the node itself has no such window; 0 for all.
 
     Raises:
         RuntimeError: its rotary embedding turns neighbours, its softmax has a sink, or its caches are quantized.
@@ -122,7 +135,8 @@ def _attend(node: ov.Node, shared: _Shared) -> tuple[ov.Node, list[ov.Node]]:
         writes.append(ops.assign(whole, cache.get_any_name()))
         read.append(_repeat(whole, heads, kv_heads, size))
     scale = _float(told["scale"] or size**-0.5)
-    scores = shared.scores(told["local_window_size"])
+    own = told["local_window_size"]
+    scores = shared.scores(own if own > 0 else window)
     attended = ops.scaled_dot_product_attention(query, *read, scores, scale, causal=False)
     joined = ops.reshape(ops.transpose(attended, _ints(0, 2, 1, 3)), _ints(0, 0, heads * size), True)
     # The new nodes keep names of their own: coverage would take a step with the name of this one for a product before it.

@@ -50,7 +50,7 @@ class OpenVinoDecoder:
         properties = {name: value for name, value in options.items() if name != NEW_TOKENS}
         self.new_tokens = int(options[NEW_TOKENS])
         core = ov.Core()
-        graph = with_states(core.read_model(model))
+        graph = with_states(core.read_model(model), self.config)
         self.compiled = core.compile_model(graph, DEVICE, {**properties, "INFERENCE_NUM_THREADS": str(threads)})
         precision = self.compiled.get_property(PRECISION).to_string()
         if precision != properties.get(PRECISION, precision):

@@ -42,8 +42,8 @@ def written(folder: Path, **attention: Any) -> Path:
     return configured(path)
 
 
-def configured(path: Path) -> Path:
-    config = {"model": {"context_length": CONTEXT, "vocab_size": TOKENS}}
+def configured(path: Path, **decoder: Any) -> Path:
+    config = {"model": {"context_length": CONTEXT, "vocab_size": TOKENS, "decoder": decoder}}
     path.with_name("genai_config.json").write_text(json.dumps(config), encoding="utf-8")
     return path
 
@@ -82,6 +82,23 @@ def test_scores_through_the_cache_are_those_of_onnx_runtime(
         (found,) = runner.run({"input_ids": tokens}, ["logits"])
     assert found.dtype == np.float32 and found.shape == (3, 20, TOKENS)
     np.testing.assert_allclose(found, expected(path, tokens), atol=2e-4)
+
+
+@pytest.mark.parametrize(("layers", "windows_at"), [([], [0, 1]), ([1], [1])])
+def test_a_window_of_the_configuration_is_one_of_the_graph(
+    tmp_path: Path, layers: list[int], windows_at: list[int]
+) -> None:
+    """onnxruntime-genai slides its caches, so that the graph of its model builder says nothing of the window."""
+    tokens = windows(2, 20)
+    path = configured(written(tmp_path), sliding_window={"window_size": 5, "layers": layers})
+    proto = onnx.load(path)
+    nodes = [node for node in proto.graph.node if node.op_type == "GroupQueryAttention"]
+    for layer in windows_at:
+        nodes[layer].attribute.append(onnx.helper.make_attribute("local_window_size", 5))
+    onnx.save(proto, tmp_path / "windowed.onnx")
+    found = OpenVinoDecoder(path, 1, OPTIONS).scores(tokens)
+    np.testing.assert_allclose(found, expected(tmp_path / "windowed.onnx", tokens), atol=2e-4)
+    assert np.abs(found - expected(path, tokens)).max() > 0.1
 
 
 def greedy(path: Path, tokens: NDArray[np.int64], count: int) -> NDArray[np.int64]:
