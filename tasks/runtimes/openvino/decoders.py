@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tasks.runtimes.openvino_decoder.model import OpenVinoDecoder
 
 ATTENTION = "GroupQueryAttention"
-# Its first input that no decoder here has, of the positions; those after it are a bias, a sink and scales of caches.
+# Index of its first input that is refused: positions; then come a bias, a sink, and scales of caches.
 FIRST_OTHER = 9
 
 

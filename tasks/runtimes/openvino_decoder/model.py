@@ -109,7 +109,10 @@ class OpenVinoDecoder:
     @contextmanager
     def _sequences(self, rows: int, length: int) -> Iterator[_Sequences]:
         """Yield empty sequences of at most `length` tokens, and keep their request from other threads until the end."""
-        request = self._idle.pop() if self._idle else self.compiled.create_infer_request()
+        try:
+            request = self._idle.pop()
+        except IndexError:
+            request = self.compiled.create_infer_request()
         request.reset_state()
         yield _Sequences(request, rows, length)
         self._idle.append(request)
