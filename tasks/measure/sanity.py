@@ -86,7 +86,7 @@ def describe(name: str, dtype: str, runs: Sequence[Any], rows: int) -> OutputPar
         first.shape,
         by_row and all(_same(row, first[0]) for row in first[1:]),
         max(_apart(run, first) for run in runs),
-        float(np.abs(first[np.isfinite(first)].astype(np.float64)).max(initial=0.0)),
+        _peak(first),
         tuple(sorted(bad)),
     )
     return OutputPart(answers, first[0].copy() if by_row else None, rows)
@@ -112,6 +112,13 @@ def merge(parts: Sequence[OutputPart]) -> Answers:
         max(part.answers.peak for part in parts),
         tuple(int(start) + row for start, part in zip(starts, parts, strict=False) for row in part.answers.bad_samples),
     )
+
+
+def _peak(values: NDArray[Any]) -> float:
+    """Return the largest finite magnitude, without a copy of the values; 0 if there is none."""
+    finite = np.isfinite(values)
+    high, low = (float(end(where=finite, initial=0)) for end in (values.max, values.min))
+    return max(high, -low)
 
 
 def _same(row: NDArray[Any] | None, other: NDArray[Any] | None) -> bool:

@@ -118,8 +118,12 @@ def _reduced(
         def opened(of: Variant) -> Runner:
             return stack.enter_context(open_runner(of.loaded, _considerate(of.session, threads=threads)))
 
+        labels = samples.labels
         if metric.of_answers:
-            outputs = _answers(opened(variant), evidence, metric, variant)
+            reader = read_tokenizer(variant.path.parent)
+            generator = cast(Generator, opened(variant))
+            outputs: Iterator[NDArray[Any]] = answer_windows(generator, samples, reader, metric.of_answers)
+            labels = None if labels is None else expected_texts(labels, reader)
         else:
             outputs = _outputs(opened(variant), evidence, metric, order)
         beside: Iterator[NDArray[Any]] | None = None
@@ -135,7 +139,7 @@ def _reduced(
         return reduce_outputs(
             metric,
             _within_budget(run, outputs, what),
-            _labels(metric, evidence, variant),
+            labels,
             beside,
             len(samples),
             keeps_noise=noise,
@@ -177,20 +181,6 @@ def _outputs(
         return
     for batch in samples.batches(_size(evidence), order):
         yield metric.joined(runner.run(batch, evidence.output_names), batch.rows)
-
-
-def _answers(runner: Runner, evidence: Evidence, metric: Metric, variant: Variant) -> Iterator[NDArray[Any]]:
-    """Yield the texts that a language model answers to the prompts of all windows."""
-    reader = read_tokenizer(variant.path.parent)
-    return answer_windows(cast(Generator, runner), evidence.evaluation, reader, metric.of_answers)
-
-
-def _labels(metric: Metric, evidence: Evidence, variant: Variant) -> NDArray[Any] | None:
-    """Return the labels that the metric reads: of answers, the expected texts."""
-    labels = evidence.evaluation.labels
-    if metric.of_answers and labels is not None:
-        return expected_texts(labels, read_tokenizer(variant.path.parent))
-    return labels
 
 
 def _keeping(outputs: Iterator[NDArray[Any]], path: Path, n: int, most: float) -> Iterator[NDArray[Any]]:

@@ -25,7 +25,7 @@ TOKENS = ("input_ids", "attention_mask", "token_type_ids")
 # The extras of these flavors, and the slow start of their libraries.
 pytestmark = pytest.mark.slow
 for library in ("transformers", "sentence_transformers", "skl2onnx", "skops"):
-    pytest.importorskip(library)
+    pytest.importorskip(library, reason="the libraries of flavors are not installed")
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ from validators.job.candidate_name import decode
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 # The extra `genai`, which `make test-rest` installs and `make test` does without.
 for library in ("transformers", "onnxruntime_genai"):
-    pytest.importorskip(library)
+    pytest.importorskip(library, reason="the extra genai is not installed")
 TARGETS = ("ort-genai", "openvino-decoder")
 INT8, INT4 = "int8-g32-rtn+kv8", "int4-g32-gptq+kv4"
 MEASUREMENT = {

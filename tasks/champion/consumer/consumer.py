@@ -539,7 +539,7 @@ def _open_openvino_decoder(folder: Path, manifest: dict[str, Any], threads: int)
     try:
         import openvino as ov
         import tokenizers  # noqa: F401  # a missing package is told here
-        from openvino_decoder.model import OpenVinoDecoder  # type: ignore[import-not-found,unused-ignore]
+        from openvino_decoder.model import OpenVinoDecoder  # type: ignore[import-not-found,unused-ignore]  # beside the version
     except ImportError as error:
         raise RuntimeError(
             f"found no package {error.name}; expected {wanted} and tokenizers, which run the variant; install them"

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from importlib import metadata, util
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
-
-from tasks.runtimes.decoder_session import decoder_specs
+from tasks.runtimes.decoder_session import DecoderRunner
 from tasks.runtimes.missing import Missing
 from tasks.runtimes.ort import failures_refused
-from validators.deadline import check_deadline
 from validators.errors import CandidateRefused
 from validators.providers import CPU_PROVIDER
 from validators.records.run import SessionSettings
 from validators.samples.datasets import Arrays
 
 if TYPE_CHECKING:
-    from tasks.runtimes.genai.model import GenaiModel
     from validators.records.measurements import Coverage
 
 DISTRIBUTION, MODULE = "onnxruntime-genai", "onnxruntime_genai"
@@ -40,40 +36,8 @@ def why_missing() -> Missing | None:
     return None
 
 
-class GenaiRunner:
-    """A decoder on the processor; see `tasks.runtimes.runner.Runner`. `run` scores windows, `bound` generates."""
-
-    def __init__(self, model: GenaiModel) -> None:
-        self.model = model
-        tokens, scores = decoder_specs(model.config["model"]["vocab_size"])
-        self.inputs, self.outputs = (tokens,), (scores,)
-
-    def run(self, batch: Arrays, outputs: Sequence[str]) -> list[NDArray[Any]]:
-        """See `Runner.run`."""
-        check_deadline()
-        with failures_refused(DISTRIBUTION):
-            scores = self.model.scores(batch[self.inputs[0].name])
-        return [scores for _ in outputs]
-
-    def generate(self, tokens: NDArray[Any], new_tokens: int, *, past_end: bool = True) -> NDArray[np.int32]:
-        """See `GenaiModel.generate`."""
-        check_deadline()
-        with failures_refused(DISTRIBUTION):
-            return self.model.generate(tokens, new_tokens, past_end=past_end)
-
-    def bound(self, batch: Arrays) -> Callable[[], None]:
-        """See `Runner.bound`."""
-        request = self.model.bound(batch)
-
-        def call() -> None:
-            with failures_refused(DISTRIBUTION):
-                request()
-
-        return call
-
-
 @contextmanager
-def open_decoder(model: Path, settings: SessionSettings) -> Iterator[GenaiRunner]:
+def open_decoder(model: Path, settings: SessionSettings) -> Iterator[DecoderRunner]:
     """Load the decoder in the folder of a model file.
 
     Raises:
@@ -92,7 +56,7 @@ def open_decoder(model: Path, settings: SessionSettings) -> Iterator[GenaiRunner
             expected="a decoder with its genai_config.json and tokenizer",
             fix="take another candidate, or another version of the library",
         ) from error
-    yield GenaiRunner(loaded)
+    yield DecoderRunner(loaded, loaded.config["model"]["vocab_size"], partial(failures_refused, DISTRIBUTION))
 
 
 def measure_genai(model: Path, settings: SessionSettings, batch: Arrays, folder: Path | None) -> Coverage:

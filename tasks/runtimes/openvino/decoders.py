@@ -2,60 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import onnx
-from numpy.typing import NDArray
 
-from tasks.runtimes.decoder_session import decoder_specs
+from tasks.runtimes.decoder_session import DecoderRunner
 from tasks.runtimes.openvino.session import failures_refused_here, installed_version, why_missing
-from validators.deadline import check_deadline
 from validators.errors import CandidateRefused
 from validators.records.run import SessionSettings
-from validators.samples.datasets import Arrays
-
-if TYPE_CHECKING:
-    from tasks.runtimes.openvino_decoder.model import OpenVinoDecoder
 
 ATTENTION = "GroupQueryAttention"
 # Index of its first input that is refused: positions; then come a bias, a sink, and scales of caches.
 FIRST_OTHER = 9
-
-
-class DecoderRunner:
-    """A decoder that OpenVINO compiled; see `tasks.runtimes.runner.Runner`. `run` scores windows, `bound` generates."""
-
-    def __init__(self, model: OpenVinoDecoder) -> None:
-        self.model = model
-        tokens, scores = decoder_specs(model.config["vocab_size"])
-        self.inputs, self.outputs = (tokens,), (scores,)
-
-    def run(self, batch: Arrays, outputs: Sequence[str]) -> list[NDArray[Any]]:
-        """See `Runner.run`."""
-        check_deadline()
-        with failures_refused_here():
-            scores = self.model.scores(batch[self.inputs[0].name])
-        return [scores for _ in outputs]
-
-    def generate(self, tokens: NDArray[Any], new_tokens: int, *, past_end: bool = True) -> NDArray[np.int32]:  # noqa: ARG002
-        """See `Generator.generate`. Tokens after the end of a text are always there."""
-        check_deadline()
-        with failures_refused_here():
-            return self.model.generate(tokens, new_tokens)
-
-    def bound(self, batch: Arrays) -> Callable[[], None]:
-        """See `Runner.bound`."""
-        request = self.model.bound(batch)
-
-        def call() -> None:
-            with failures_refused_here():
-                request()
-
-        return call
 
 
 @contextmanager
@@ -80,7 +40,7 @@ def open_decoder(model: Path, settings: SessionSettings) -> Iterator[DecoderRunn
             expected="a decoder that OpenVINO compiles",
             fix="use the target ort-genai, or a newer OpenVINO",
         ) from error
-    yield DecoderRunner(compiled)
+    yield DecoderRunner(compiled, compiled.config["vocab_size"], failures_refused_here)
 
 
 def refuse_attention(graph: onnx.GraphProto) -> None:

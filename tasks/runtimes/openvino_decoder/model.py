@@ -92,10 +92,22 @@ class OpenVinoDecoder:
                 yield chosen
                 tokens = chosen[:, None]
 
-    def generate(self, tokens: NDArray[Any], new_tokens: int | None = None) -> NDArray[np.int32]:
-        """Return the tokens after each prompt, int32 `(rows, new_tokens)`; see `follow`."""
+    def generate(
+        self, tokens: NDArray[Any], new_tokens: int | None = None, *, past_end: bool = True
+    ) -> NDArray[np.int32]:
+        """Return the tokens after each prompt, int32 `(rows, new_tokens)`; see `follow`.
+
+        Without `past_end` there are fewer where all texts end before.
+        """
         count = self.new_tokens if new_tokens is None else new_tokens
-        return np.stack([*self.follow(tokens, count)], axis=1).astype(np.int32)
+        found, ended = [], np.zeros(len(tokens), bool)
+        for chosen in self.follow(tokens, count):
+            found.append(chosen)
+            if not past_end:
+                ended |= np.isin(chosen, self.config["eos_token_id"])
+                if ended.all():
+                    break
+        return np.stack(found, axis=1).astype(np.int32)
 
     def run(self, batch: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
         """Answer one request."""

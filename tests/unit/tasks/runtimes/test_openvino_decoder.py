@@ -115,6 +115,11 @@ def test_answers_are_the_likeliest_tokens_of_each_row(tmp_path: Path) -> None:
     found = decoder.generate(prompts)
     assert found.dtype == np.int32 and found.shape == (4, 6)
     np.testing.assert_array_equal(found, greedy(path, prompts, 6))
+    # Without what follows an end, it stops where the last text ends.
+    decoder.config["eos_token_id"] = found[:, 1].tolist()
+    ended = decoder.generate(prompts, past_end=False)
+    assert ended.shape[1] < 6 and np.isin(ended, found[:, 1]).any(axis=1).all()
+    np.testing.assert_array_equal(ended, found[:, : ended.shape[1]])
     # Other prompts in the same request find an empty cache.
     np.testing.assert_array_equal(decoder.generate(prompts[:1, :4], 3), greedy(path, prompts[:1, :4], 3))
 
